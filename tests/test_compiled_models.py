@@ -155,7 +155,9 @@ def test_what_a_rung_does_only_while_training_is_the_same_compiled(rung, how):
 @pytest.mark.parametrize("rung", ["r20", "r38", "r42"])  # Muon, of Polar Express, NorMuon
 def test_compiled_stacks_of_muon_are_the_plain_ones(rung, monkeypatch):
     compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **how: compile_(function, backend=Backend(), **how))
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **how: compile_(function, backend=Backend(), fullgraph=True, **how)
+    )
     moves = {}
     for batched in ("eager", "compiled"):
         config = compose.compose([f"experiment={rung}", f"optim.groups.matrices.batched={batched}"])

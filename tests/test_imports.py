@@ -51,6 +51,7 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "training/step_log.py",
     "training/run.py",
     "training/side_effects.py",
+    "training/rehearsal/watch.py",
     "training/trainer.py",
     "training/weights.py",
 }

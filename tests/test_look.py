@@ -148,19 +148,33 @@ def test_what_ends_the_ranks_in_the_look_is_a_warning_unless_it_speaks_of_the_ru
     assert after_race.spared(measured("recorded"), stop) is stop
 
 
-def test_a_run_interrupted_in_its_look_stays_complete(tmp_path):
-    (tmp_path / "net.py").write_text(ENDING.format(end="print('looking', flush=True), time.sleep(60)"))
+def ended_in_its_look(folder, number):
+    """A run whose launcher gets that signal in the look -> (record, what it printed, folder)."""
+    (folder / "net.py").write_text(ENDING.format(end="print('looking', flush=True), time.sleep(60)"))
     words = [*real_runs.SHORT, "model.arch=net.py:Net", "look=on"]
-    process = real_runs.started(tmp_path / "results", "run", *words, SPEEDRUN_CWD=str(tmp_path))
+    process = real_runs.started(folder / "results", "run", *words, SPEEDRUN_CWD=str(folder))
     until_s = time.monotonic() + 120
-    while "looking" not in real_runs.logs(tmp_path / "results") and time.monotonic() < until_s:
+    while "looking" not in real_runs.logs(folder / "results") and time.monotonic() < until_s:
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     text, _ = process.communicate(timeout=60)
-    (folder,) = real_runs.folders(tmp_path / "results")
-    run = real_runs.run_json(folder)
+    (run_of,) = real_runs.folders(folder / "results")
+    real_runs.wait_for(lambda: real_runs.run_json(run_of)["status"] != "running")
+    return real_runs.run_json(run_of), text, run_of
+
+
+def test_a_run_interrupted_in_its_look_stays_complete(tmp_path):
+    run, text, folder = ended_in_its_look(tmp_path, signal.SIGINT)
     assert (run["status"], run["look"]["interrupted_by"]) == ("complete", "SIGINT"), text
     assert len(losses(folder)) == 7
+
+
+def test_a_launcher_killed_in_the_look_leaves_what_was_measured_and_no_complete_run(tmp_path):
+    run, _, folder = ended_in_its_look(tmp_path, signal.SIGKILL)
+    assert (run["status"], run["validity"], run["failure"]["kind"]) == ("aborted", "invalid", "launcher_killed")
+    assert "in the look after the race: what was measured is kept" in run["failure"]["message"]
+    assert run["metrics"]["val_loss"] == float(losses(folder)[-1][2]) and run["metrics"]["train_s"] > 0
+    assert "look" not in run and real_runs.wait_for(lambda: not list(folder.glob(".*.tmp")))
 
 
 @pytest.mark.parametrize(

@@ -386,10 +386,15 @@ def test_srun_gives_its_tasks_the_key(monkeypatch, exported, wanted):
 @pytest.mark.parametrize("of_node", [1, 2])
 def test_two_nodes_make_one_record_with_the_losses_of_one(pair, ranks_run, of_node):
     for host in (0, 1):
-        pair.start(host, *words(pair, 2 * of_node, "seed=5"))
+        pair.start(host, *words(pair, 2 * of_node, "seed=5", "look=on"))
     (code, out), (other, said) = pair.end(0), pair.end(1)
     assert (code, other) == (0, 0), out + said
     folder, run = only_record(pair)
+    look = run["look"]
+    assert look["status"] == "recorded" and look["next"] and run["warnings"] == []
+    assert all((folder / file).is_file() for file in look["files"])
+    traces = {f"traces/look_rank{rank}.pt.trace.json.gz" for rank in range(2 * of_node)}
+    assert traces <= set(look["files"]) and f"memory/look_rank{2 * of_node - 1}.html" in look["files"]
     assert real_runs.losses(folder) == real_runs.losses(ranks_run(2 * of_node))
     assert run["world_size"] == 2 * of_node and run["launched_by"] == {"by": "nodes", "job_id": None}
     first, second = run["nodes"]

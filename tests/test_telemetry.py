@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import real_runs
+import stand_in
 
 from bench.launch.console import Bars
 from bench.launch.progress import Progress
@@ -27,40 +27,20 @@ from bench.training.instruments import registry
 from bench.training.instruments.base import Context, InstrumentSet
 
 S = 10**9
-USUAL = {
-    "power_mw": 500_000,
-    "energy_mj": 9_000_000_123,
-    "clock_mhz": 1755,
-    "temp_c": 61,
-    "reasons": 0,
-    "limit_mw": 700_000,
-    "lost": 0,
-    "denied": 0,
-    "slow_ms": 0,
-    "unsupported": 0,
-    "num_processes": 1,
-}
-
-
-def compiled(folder, *flags):
-    """Folder of the stand-in for libnvidia-ml.so.1."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None or not sys.platform.startswith("linux"):
-        pytest.skip("a stand-in for NVIDIA's library needs Linux and a C compiler")
-    source = Path(__file__).parent / "fake_nvml.c"
-    subprocess.run([compiler, *flags, "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", source], check=True)
-    return folder
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory):
-    return compiled(tmp_path_factory.mktemp("nvml"))
+def library():
+    return stand_in.compiled("nvml.c").parent
 
 
 @pytest.fixture(scope="session")
-def old_library(tmp_path_factory):
+def old_library():
     """Of a driver that lacks the functions' newest versions and names."""
-    return compiled(tmp_path_factory.mktemp("old_nvml"), "-DOLD_DRIVER")
+    return stand_in.compiled("nvml.c", "-DOLD_DRIVER").parent
+
+
+PROBED = {"num_processes": 1, "links": 0, "others_mib": 2048}
 
 
 class Sampling:
@@ -68,7 +48,7 @@ class Sampling:
 
     def __init__(self, folder, library, gpus, uuids=None, interval_ms=20, **env):
         self.path, self.scenario = folder / "telemetry.csv", folder / "gpus.txt"
-        self.gpus = {uuid: USUAL | changed for uuid, changed in gpus.items()}
+        self.gpus = {uuid: PROBED | changed for uuid, changed in gpus.items()}
         self.write()
         uuids = list(gpus) if uuids is None else uuids
         paces = {"interval_ms": interval_ms, "host_interval_ms": interval_ms}
@@ -80,15 +60,12 @@ class Sampling:
             bufsize=1,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(self.scenario)} | env,
+            env=os.environ | {"LD_LIBRARY_PATH": str(library), "STAND_IN_GPUS": str(self.scenario)} | env,
         )
         assert self.answer() == {"ready": True}
 
     def write(self):
-        text = "".join(f"{uuid} {' '.join(map(str, gpu.values()))}\n" for uuid, gpu in self.gpus.items())
-        new = self.scenario.with_suffix(".new")
-        new.write_text(text)
-        new.replace(self.scenario)
+        stand_in.write(self.scenario, self.gpus)
 
     def answer(self):
         return json.loads(self.process.stdout.readline())
@@ -136,7 +113,7 @@ def test_what_the_library_says_is_in_the_rows_in_their_units(tmp_path, library):
     assert (row["ecc_corrected"], row["ecc_uncorrected"], row["remapped_rows"], row["mem_util_pct"]) == (3, 0, 2, 40)
     assert row["cpu_util_pct"] is None and row["num_processes"] == 1
     assert summary["source"] == "nvml" and summary["limits"]["gpu0"]["max_sm_clock_mhz"] == 1980
-    assert summary["unsupported"] == {"gpu0": ["set_sm_clock_mhz", "nvlink_tx_mib_s", "nvlink_rx_mib_s"]}
+    assert summary["unsupported"] == {"gpu0": ["nvlink_tx_mib_s", "nvlink_rx_mib_s"]}
     assert summary["energy_from"] == "counter" and summary["energy_agrees"] is True
     assert summary["mean_power_w"] == pytest.approx(500, rel=0.1)  # a busy machine reads the counter late
 
@@ -153,7 +130,7 @@ def test_counters_become_rates_also_where_they_run_over(tmp_path, library):
     ("what", "column"), [("TotalEnergyConsumption", "energy_j"), ("82", "mem_temp_c"), ("MemoryInfo", "mem_gib")]
 )
 def test_what_a_gpu_does_not_support_is_empty_in_every_row_and_named_once(tmp_path, library, what, column):
-    rows, summary = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=25, FAKE_NVML_UNSUPPORTED=f",{what},")
+    rows, summary = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=25, STAND_IN_UNSUPPORTED=f",{what},")
     assert all(row[column] is None and row["power_w"] == 500 for row in rows)
     assert summary["unsupported"]["gpu0"].count(column) == 1
     assert summary["energy_from"] == ("power" if column == "energy_j" else "counter")
@@ -161,9 +138,9 @@ def test_what_a_gpu_does_not_support_is_empty_in_every_row_and_named_once(tmp_pa
 
 
 def test_a_board_without_instant_power_gives_its_usage(tmp_path, library):
-    rows, summary = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=3, FAKE_NVML_UNSUPPORTED=",186,")
+    rows, summary = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=3, STAND_IN_UNSUPPORTED=",186,")
     assert {row["power_w"] for row in rows} == {500} and "power_w" not in summary["unsupported"]["gpu0"]
-    rows, summary = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=3, FAKE_NVML_UNSUPPORTED=",186,PowerUsage,")
+    rows, summary = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=3, STAND_IN_UNSUPPORTED=",186,PowerUsage,")
     assert {row["power_w"] for row in rows} == {None} and summary["unsupported"]["gpu0"].count("power_w") == 1
     assert (
         summary["energy_j"] is None and summary["run_energy_j"] > 0
@@ -178,7 +155,7 @@ def test_an_old_driver_without_the_newest_names_is_asked_by_the_older_ones(tmp_p
     }
     assert summary["foreign_processes"] == {"gpu0": 1}
     assert "power_average_w" in summary["unsupported"]["gpu0"] and summary["warnings"] == []
-    env = os.environ | {"LD_LIBRARY_PATH": str(old_library), "FAKE_NVML": str(tmp_path / "gpus.txt")}
+    env = os.environ | {"LD_LIBRARY_PATH": str(old_library), "STAND_IN_GPUS": str(tmp_path / "gpus.txt")}
     code = (
         "from bench.machine import gpus; gpu, = gpus.nvml_facts()['gpus'];"
         "print(gpu['num_compute_processes'], gpu['clocks_event_reasons'])"
@@ -189,7 +166,7 @@ def test_an_old_driver_without_the_newest_names_is_asked_by_the_older_ones(tmp_p
 
 @pytest.mark.parametrize("rest", ["", "PowerUsage,"])
 def test_without_any_field_values_power_comes_from_the_older_call_and_each_is_named_once(tmp_path, library, rest):
-    rows, summary = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=5, FAKE_NVML_UNSUPPORTED=f",FieldValues,{rest}")
+    rows, summary = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=5, STAND_IN_UNSUPPORTED=f",FieldValues,{rest}")
     assert {row["power_w"] is None for row in rows} == {bool(rest)}
     assert all(row["power_average_w"] is None for row in rows)
     names = summary["unsupported"]["gpu0"]
@@ -266,7 +243,7 @@ def test_a_power_limit_changed_in_the_run_is_a_doubt_and_rounding_is_none():
 
 
 def test_without_a_driver_the_host_is_sampled_and_the_record_says_so(tmp_path, library):
-    rows, summary = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=3, FAKE_NVML_NO_DRIVER="1")
+    rows, summary = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=3, STAND_IN_NO_DRIVER="1")
     assert summary["source"] == "host" and summary["warnings"] == ["NVML: Driver Not Loaded"]
     assert {row["device"] for row in rows} == {"cpu"} and rows[-1]["rss_gib"] > 0
 
@@ -503,10 +480,8 @@ def seen(tmp_path, library, monkeypatch):
 
     def make(gpus, interval_ms=20):
         scenario = tmp_path / "gpus.txt"
-        scenario.write_text(
-            "".join(f"{uuid} {' '.join(map(str, (USUAL | one).values()))}\n" for uuid, one in gpus.items())
-        )
-        for name, value in (("LD_LIBRARY_PATH", library), ("FAKE_NVML", scenario)):
+        stand_in.write(scenario, {uuid: PROBED | gpu for uuid, gpu in gpus.items()})
+        for name, value in (("LD_LIBRARY_PATH", library), ("STAND_IN_GPUS", scenario)):
             monkeypatch.setenv(name, str(value))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         context = Context(tmp_path, 0, len(gpus), "cuda", 4, HostMarks())
@@ -558,11 +533,7 @@ def test_a_lost_gpu_is_a_warning_of_the_record_and_the_run_goes_on(seen, tmp_pat
 
     def lose(step):
         if step == 1:
-            gone = " ".join(map(str, (USUAL | {"lost": 1}).values()))
-            (tmp_path / "new").write_text(
-                scenario.read_text().replace(f"GPU-a {' '.join(map(str, USUAL.values()))}", f"GPU-a {gone}")
-            )
-            (tmp_path / "new").replace(scenario)
+            stand_in.write(scenario, {"GPU-a": PROBED | {"lost": 1}, "GPU-b": PROBED})
 
     train(watch, context, after_step=lose)
     assert watch.instruments == [telemetry]
@@ -570,6 +541,21 @@ def test_a_lost_gpu_is_a_warning_of_the_record_and_the_run_goes_on(seen, tmp_pat
     assert (warning["instrument"], warning["edge"]) == ("telemetry", "run")
     assert warning["error"].startswith("gpu0 was lost")
     assert telemetry.summary()["run_energy_j"] is None or telemetry.summary()["energy_from"] == "power"
+
+
+def test_an_xid_is_noted_at_once_and_warned_of_once(seen, tmp_path):
+    watch, telemetry, context = seen({"GPU-a": {}, "GPU-b": {}})
+    (tmp_path / "logs").mkdir()
+
+    def fail(step):
+        if step == 1:
+            stand_in.write(tmp_path / "gpus.txt", {"GPU-a": PROBED, "GPU-b": PROBED | {"xid": 63}})
+            real_runs.wait_for(lambda: (tmp_path / "logs" / "gpus.log").exists(), timeout_s=20)
+
+    train(watch, context, after_step=fail)
+    assert (tmp_path / "logs" / "gpus.log").read_text() == "gpu1 had Xid 63\n"
+    assert [warning["error"] for warning in watch.warnings] == ["gpu1 had Xid 63"]
+    assert watch.instruments == [telemetry]
 
 
 def test_a_sampler_that_hangs_costs_its_counters_and_not_the_record(seen, monkeypatch):
@@ -613,8 +599,8 @@ def test_a_sampler_that_takes_the_cpu_from_its_run_makes_it_suspect(tmp_path, de
 def test_a_run_is_the_same_to_the_bit_with_telemetry_and_without(tmp_path, library, bare_run):
     """A run on the CPU stays one where NVML shows GPUs that torch does not see."""
     scenario = tmp_path / "gpus.txt"
-    scenario.write_text("".join(f"GPU-{name} {' '.join(map(str, USUAL.values()))}\n" for name in "ab"))
-    more = {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(scenario)}
+    stand_in.write(scenario, {f"GPU-{name}": PROBED for name in "ab"})
+    more = {"LD_LIBRARY_PATH": str(library), "STAND_IN_GPUS": str(scenario)}
     seen = real_runs.run(
         tmp_path, "seed=5", "instruments=[regions,telemetry]", "instruments.telemetry.host_interval_ms=10", **more
     )

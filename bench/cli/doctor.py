@@ -3,6 +3,7 @@
 Makes the quick checks of every run (bench/machine/preflight.py), and then slower ones: it starts processes as in a run,
 which sum a tensor over all of them within a timeout and report torch, CUDA and NCCL (bench/launch/probe.py).
 --passport instead measures this machine's peak FLOP/s and bandwidth, keeps and compares them (bench/machine/passport/).
+--rehearse-gpu [MODEL ...] instead compiles models for an H100 that need not be there (bench/launch/rehearse.py).
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any
 from bench.base.paths import REPO, results_root
 from bench.cli import arguments
 from bench.config import compose, resolve, schema
-from bench.launch import probe
+from bench.launch import probe, rehearse
 from bench.machine import code_state, environment, gpus, preflight
 from bench.machine.passport import kept
 from bench.machine.passport import report as judged
@@ -26,6 +27,11 @@ WIDTH = len("power limit")  # the longest name
 def main(argv: list[str]) -> int:
     """Exit codes: 0 fit, perhaps with warnings; 1 a check failed, or nothing could be measured; 2 usage error."""
     args = _parser().parse_intermixed_args(argv)
+    if args.rehearse_gpu is not None:
+        words = [*args.rehearse_gpu, *args.overrides]
+        settings = [word for word in words if "=" in word]
+        names = [word for word in words if word not in settings]
+        return rehearsal(names, settings, args.gpu, 0 if args.full else rehearse.NUM_LAYERS, args.json)
     if not args.timeout_s > 0:
         raise ValueError(f"--timeout-s={args.timeout_s:g}: use a number of seconds above 0")
     machine = schema.Machine(gpus.num_visible(), environment.usable_cpus())
@@ -75,6 +81,26 @@ def passport(hardware: schema.HardwareConfig, env: dict[str, Any], as_json: bool
     return 0
 
 
+def rehearsal(names: list[str], overrides: list[str], gpu: str, num_layers: int, as_json: bool) -> int:
+    """Exit code 0: each of these models, or of all, compiles for a GPU as a run needs it; 1: something was found."""
+    asked = {name: rehearse.overrides_of(name) for name in names or rehearse.choices()}
+    answers, checks = {}, []
+    for name, own in asked.items():
+        answers[name] = rehearse.rehearse([*own, *overrides], gpu, num_layers)
+        rows = rehearse.judge(name, answers[name])
+        checks += rows
+        if not as_json:
+            print(preflight.report(rows, WIDTH), flush=True)
+    failed = sorted({check.name for check in checks if check.status == "fail"})
+    if as_json:
+        rows_as_json = [vars(check) for check in checks]
+        print(json.dumps({"fit": not failed, "checks": rows_as_json, "rehearsals": answers}, indent=1))
+    else:
+        print(f"{len(asked) - len(failed)} of {len(asked)} compile for {gpu.upper()} as they are")
+        print(rehearse.NOT_FOUND)
+    return 1 if failed else 0
+
+
 def _say(line: str) -> None:
     """Progress: one line that changes on a terminal, else every tenth."""
     if sys.stderr.isatty():
@@ -111,6 +137,19 @@ def _parser() -> arguments.Parser:
     parser.flag(
         "--passport",
         help="measure this machine's peak rates: products, memory, collectives, launches, clocks; under 3 minutes",
+    )
+    parser.add_argument(
+        "--rehearse-gpu",
+        nargs="*",
+        metavar="MODEL",
+        help="compile experiments and models for a GPU without one; needs a C++ compiler, and triton for the kernels",
+    )
+    parser.add_argument(
+        "--gpu", choices=("h100", "a100"), default="h100", help="of --rehearse-gpu (default %(default)s)"
+    )
+    parser.flag(
+        "--full",
+        help=f"--rehearse-gpu with all layers, in place of {rehearse.NUM_LAYERS}, which have every kind of them",
     )
     parser.add_argument(
         "--timeout-s",

@@ -214,7 +214,7 @@ def largest_micro_batch(config: schema.Config, seq_len: int, rank_seqs: int, mem
     memory_gib: of the smallest GPU, None where it is unknown.  At least 1, also where the estimate says that none fits:
     resolve() refuses to train on such sequences.
     """
-    fixed_gib, seq_gib = _estimated_gib(config, seq_len)
+    fixed_gib, seq_gib = estimated_gib(config, seq_len)
     room = (USABLE_FRAC * (memory_gib or UNKNOWN_GIB) - fixed_gib) / seq_gib
     if rank_seqs <= room:
         return rank_seqs
@@ -222,7 +222,7 @@ def largest_micro_batch(config: schema.Config, seq_len: int, rank_seqs: int, mem
     return max(fits, default=1)
 
 
-def _estimated_gib(config: schema.Config, seq_len: int) -> tuple[float, float]:
+def estimated_gib(config: schema.Config, seq_len: int) -> tuple[float, float]:
     """What a rank needs whatever its micro-batch, and what each of its sequences of seq_len tokens adds to that."""
     model, hardware = config.model, config.hardware
     assert model is not None and model.vocab_size is not None  # of no script, and resolved
@@ -247,7 +247,7 @@ def _refuse_what_never_fits(config: schema.Config, memory_gib: float) -> None:
         f"stages[{index}].seq_len": stage.seq_len or data.seq_len for index, stage in enumerate(config.stages or ())
     }
     where, seq_len = max((lengths or {"data.seq_len": data.seq_len}).items(), key=lambda item: item[1])
-    fixed_gib, seq_gib = _estimated_gib(config, seq_len)
+    fixed_gib, seq_gib = estimated_gib(config, seq_len)
     usable_gib = USABLE_FRAC * memory_gib
     if fixed_gib + seq_gib <= usable_gib:
         return

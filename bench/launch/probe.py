@@ -55,7 +55,8 @@ class Answers:
             first = min(self.failed, key=lambda failure: failure["failed_at_s"])
             why, hint = f"rank {first['rank']}: {first['message'][:300]}", first["hint"]
         else:
-            lines = [line.strip() for line in self.output.splitlines() if line.strip()]
+            lines = [line.strip() for line in self.output.splitlines()]
+            lines = [line for line in lines if line and not line.startswith('File "')]  # a frame of a stack
             last = next(filter(ERROR_LINE.search, lines), lines[-1] if lines else "they printed nothing")
             ended = "did not end in time" if self.exit_code is None else f"ended with exit code {self.exit_code}"
             why = f"the processes {ended}: {last[:300]}"

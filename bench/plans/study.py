@@ -11,6 +11,7 @@ import json
 import math
 import re
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -182,7 +183,8 @@ def go(folder: Path, budget_s: float | None, runs: Points, results: Path) -> Rac
     if study["num_trials"] is None:
         assert budget_s is not None
         _search(folder, study, runs, 1)
-        number = num_trials(study, f"{budget_s:.0f}s", budget_s / _walls_s(folder)[0] / len(study["arms"]))
+        mean_s = sum(walls_s := _walls_s(folder)) / len(walls_s)
+        number = num_trials(study, f"{budget_s:.0f}s", budget_s / mean_s / len(study["arms"]))
         study["num_trials"] = min(map(len, _search(folder, study, runs, number, budget_s).values()))
         atomic.write_json(folder / sweep.STUDY, study)
     tried = _search(folder, study, runs, study["num_trials"] or 0)
@@ -215,12 +217,13 @@ def _search(
         return tried
     each = f"{counted(number, 'trial')} of each arm, {study['tokens']:,} tokens each"
     say("study", f"{each}, by {study['tune']}; then a race with {study['n']} fresh seeds of the best of each")
+    before_s, began_s = sum(_walls_s(folder)), time.monotonic()
     with runs.searching(num_left):
         while (fewest := min(map(len, tried.values()))) < number:
             todo = [name for name, losses in tried.items() if len(losses) == fewest]
             if budget_s is not None and len(todo) == num_arms:
-                mean_s, spent_s = _walls_s(folder)
-                if spent_s + mean_s * num_arms * (study["n"] + 2) > budget_s:
+                spent_s = max(before_s + time.monotonic() - began_s, sum(_walls_s(folder)))  # with the runs' launches
+                if spent_s * (1 + (study["n"] + 2) / fewest) > budget_s:  # for one more trial of each arm and the race
                     break
             points = [_point(study, name, tried[name]) for name in todo]
             runs.all(points, len(sweep.points(folder)), {"parallel": None, "stop_above_nats": None})
@@ -228,10 +231,9 @@ def _search(
     return tried
 
 
-def _walls_s(folder: Path) -> tuple[float, float]:
-    """(seconds from start to end of a trial on average, of all together)."""
-    walls_s = [row_of(run_folder.read(point.folder))["wall_s"] or 0.0 for point in sweep.points(folder) if point.folder]
-    return sum(walls_s) / len(walls_s), sum(walls_s)
+def _walls_s(folder: Path) -> list[float]:
+    """Seconds from start to end of each trial."""
+    return [row_of(run_folder.read(point.folder))["wall_s"] or 0.0 for point in sweep.points(folder) if point.folder]
 
 
 def _point(study: sweep.Study, name: str, tried: Mapping[float, float]) -> list[str]:

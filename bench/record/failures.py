@@ -18,6 +18,7 @@ from bench.base.paths import REPO
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.record import run_folder, step_files
+from bench.record.metrics import metrics
 from bench.record.shape import Facts, Section
 
 KILLED = (
@@ -39,6 +40,10 @@ HINTS = {  # what to do
     "rank_crashed": "read the end of the rank's log: native code crashed, and says there what it can",
     "collective_timeout": "read the other ranks' logs: one of them stalled or died; "
     "raise hardware.collective_timeout_s if steps are long",
+    "gpu_error": "look into the kernel log (dmesg) for an Xid, and at nvidia-smi -q: reset a GPU that is lost or has "
+    "uncorrected ECC errors, or leave it out with CUDA_VISIBLE_DEVICES; else CUDA_LAUNCH_BLOCKING=1 finds the call",
+    "nccl_error": "read the other ranks' logs: one of them may have ended first; NCCL_DEBUG=INFO says more, and "
+    "./run.sh doctor tries the connections",
     "stalled": "look where it hung: logs/ has each rank's stack; raise hardware.stall_timeout_s if it had to wait",
     "wall_timeout": "raise hardware.wall_timeout_s or train fewer steps",
     "launcher_killed": "start it again, in a terminal or job that outlives it: its launcher was killed from outside",
@@ -50,8 +55,13 @@ HINTS = {  # what to do
     "docs/SCRIPTS.md",
     "exception": "read the traceback at the end of the rank's log",
 }
-BY_CHANGED_DATA = ("rank_crashed", "exception", "bad_setting", "non_finite_loss")  # kinds that changed data look like
+# Kinds that changed data look like.
+BY_CHANGED_DATA = ("rank_crashed", "exception", "gpu_error", "bad_setting", "non_finite_loss")
 WINDOW_ENDED = "the profiler's window ended (profile.stop_after_window=true)"
+GPU_ERROR = re.compile(r"^AcceleratorError|CUDA error|CUDNN_STATUS_|CUBLAS_STATUS_|CUDA driver error")
+GPU_FAULTS = "gpus.log"  # in logs/: what telemetry's sampler saw of a GPU that failed, a sentence a line
+GPU_SEEN_S = 1.0  # within which the sampler, which ends with rank 0, has read every GPU again
+BY_GPU = ("exception", "gpu_error", "nccl_error", "collective_timeout", "rank_crashed")  # what it leads to
 OWN_KINDS = {"NonFiniteLoss": "non_finite_loss", "NotCausal": "not_causal"}  # of the trainer's exceptions
 KILL_SEEN_WITHIN_S = 5.0  # torchrun looks every half second and stamps whole seconds
 OUT_OF_MEMORY = re.compile(
@@ -134,24 +144,38 @@ def kind_of(error: BaseException) -> str:
         return "folder_removed"
     if isinstance(error, ValueError):
         return "bad_data" if ".bin" in text else "bad_setting"
-    return "collective_timeout" if re.search("timed out|timeout", text, re.I) else "exception"
+    if re.search("timed out|timeout", text, re.I):
+        return "collective_timeout"
+    if name == "DistBackendError":
+        return "nccl_error"
+    return "gpu_error" if GPU_ERROR.search(f"{name}: {text}") else "exception"
 
 
 def classify(folder: Path, exit_code: int | None) -> Section | None:
     """What the folder says of a worker group that ended with exit_code: a failure, or None for a good end."""
+    found = _of_ranks(folder, exit_code)
+    faults = "; ".join(dict.fromkeys(_log(folder, GPU_FAULTS).splitlines()))
+    if found is None or not faults or found["kind"] not in BY_GPU:
+        return found
+    return found | {"kind": "gpu_error", "message": f"{faults}; then: {found['message']}", "hint": HINTS["gpu_error"]}
+
+
+def _of_ranks(folder: Path, exit_code: int | None) -> Section | None:
     reported = [atomic.read_json(path) for path in sorted((folder / "logs").glob("rank*.failure.json"))]
     reported = [rank for rank in reported if rank and "kind" in rank]
     ended = atomic.read_json(folder / "logs" / "agent.json", {"failures": []})["failures"]
     if exit_code == 0 and not reported:
         return None
-    follows = [rank["kind"] == "exception" and FOLLOWS_ANOTHER.search(rank["message"]) for rank in reported]
+    follows = [
+        rank["kind"] in ("exception", "nccl_error") and FOLLOWS_ANOTHER.search(rank["message"]) for rank in reported
+    ]
     first_cause = [rank for rank, is_later in zip(reported, follows, strict=True) if not is_later]
     killed = [rank for rank in ended if rank["exit_code"] < 0 and -rank["exit_code"] != signal.SIGTERM]
     if first_cause:
         cause = min(first_cause, key=lambda rank: rank["failed_at_s"])
         # A kill that the agent saw long after is its own: it ends what does not end on its own.
         killed = [rank for rank in killed if rank["failed_at_s"] <= cause["failed_at_s"] + KILL_SEEN_WITHIN_S]
-        if not (killed and cause["kind"] in ("exception", "collective_timeout")):
+        if not (killed and cause["kind"] in ("exception", "nccl_error", "collective_timeout")):
             return _without_private(cause)
     if killed:
         return _killed(folder, min(killed, key=lambda rank: rank["failed_at_s"]))
@@ -204,10 +228,20 @@ def last_step(folder: Path) -> int | None:
 
 
 def write_launcher_killed(folder: Path | str, message: str = "the launcher ended before its workers") -> None:
-    """Finish the record where the launcher is gone, and all that the run has started."""
+    """Finish the record where the launcher is gone, and all that the run has started.
+
+    In a look after the race, what was measured before is kept.  The run is aborted all the same: its second clock and
+    the last checks were the launcher's, and a contestant could end it there to be rid of them.
+    """
     folder = Path(folder)
     run = run_folder.read_raw(folder)
     if run["status"] == "running":
+        left = atomic.read_json(folder / run_folder.RESULT, {})
+        if "look" in left:
+            message += ", in the look after the race: what was measured is kept, and nobody has checked it"
+            run["measured"] = private.redact_all(left["measured"], REPO)
+            run["model"], run["environment"] = left.get("model", run["model"]), run["environment"] | left["torch_facts"]
+            run["metrics"] = metrics(run, step_files.read(folder))
         run["status"] = "aborted"
         run["ended_at"] = utc.now()
         run["failure"] = failure("launcher_killed", message, step=last_step(folder))

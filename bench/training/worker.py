@@ -54,8 +54,11 @@ def main(path: str) -> None:
         run.train()
     except BaseException as error:
         step = rows[-1]["step"] if rows else 0
-        if failures.write(folder, rank, step, error) in ("collective_timeout", "exception"):
+        kind = failures.write(folder, rank, step, error)
+        if kind in failures.BY_GPU:
             flight_recorder.dump(folder, rank)
+        if kind == "gpu_error":
+            time.sleep(failures.GPU_SEEN_S)
         raise
 
 

@@ -1,6 +1,6 @@
 """What sampling costs: the share of a core that the sampler's process takes, .
 
-Eight GPUs of a stand-in for the driver's library (tests/fake_nvml.c; its calls cost next to nothing, a real driver's
+Eight GPUs of a stand-in for the driver's library (tests/stand_in/nvml.c; its calls cost nothing, a real driver's
 come on top), this machine's own GPUs where it has some, and its host.
 """
 
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent.parent
-GPU = "500000 9000000000 1755 61 4 700000 0 0 0 0 1"  # as the head of the C file has it
+GPU = "power_mw=500000 energy_mj=9000000000 clock_mhz=1755 temp_c=61 reasons=4 limit_mw=700000 num_processes=1"
 TARGET_PCT = 3
 
 
@@ -55,10 +55,10 @@ def measure(num_fake=8, interval_ms=100, host_interval_ms=1000, seconds=8.0):
 
 def _stand_in(folder, compiler, num_gpus):
     """Environment variables that put a library of so many GPUs in the driver's place."""
-    source = REPO / "tests" / "fake_nvml.c"
+    source = REPO / "tests" / "stand_in" / "nvml.c"
     subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", source], check=True)
     (folder / "gpus.txt").write_text("".join(f"GPU-{num} {GPU}\n" for num in range(num_gpus)))
-    return {"LD_LIBRARY_PATH": str(folder), "FAKE_NVML": str(folder / "gpus.txt")}
+    return {"LD_LIBRARY_PATH": str(folder), "STAND_IN_GPUS": str(folder / "gpus.txt")}
 
 
 def _cpu_pct(folder, uuids, num_devices, interval_ms, seconds, env=()):

@@ -4,6 +4,8 @@ Devices are matched by UUID: CUDA counts them in its own order, NVML by PCI addr
 not used because it blocks for 20 ms a call (nvml.h); the field values' byte counters cost nothing.
 """
 
+import contextlib
+import ctypes
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +16,7 @@ from bench.machine.gpus import call, over, reason_names, requested_devices, visi
 Row = dict[str, Any]  # {column of telemetry.csv: value}
 ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink field value: the sum over the links (nvml.h)
 SLOW_S = 1.0  # between two readings of what hardly changes in a run
+MOST_XIDS = 16  # read at once: a broken GPU may repeat them without end
 RETURNS_OF_LOSS = ("GPU_IS_LOST", "UNINITIALIZED", "RESET_REQUIRED")
 
 
@@ -162,6 +165,36 @@ class Gpu:
         size = 1024 if column.startswith("nvlink") else 1  # KiB, or bytes
         moved = (count - before) % (1 << num_bits)  # a counter that is full wraps around
         return moved * size / MIB / ((now_ns - before_ns) / 1e9) if now_ns > before_ns else None
+
+
+class Xids:
+    """Critical errors that the driver reports of these GPUs (Xid) since this was made."""
+
+    def __init__(self, gpus: Sequence[Gpu]):
+        self._gpus, self._events = gpus, None
+        if gpus:
+            nvml = gpus[0].nvml
+            with contextlib.suppress(nvml.NVMLError):  # a driver without events, or a MIG slice, which has none
+                events = nvml.nvmlEventSetCreate()
+                for gpu in gpus:
+                    nvml.nvmlDeviceRegisterEvents(gpu.handle, nvml.nvmlEventTypeXidCriticalError, events)
+                self._events = events
+
+    def new(self) -> list[str]:
+        """A sentence for each since the last call; nothing is waited for."""
+        found: list[str] = []
+        if self._events is not None:
+            nvml = self._gpus[0].nvml
+            with contextlib.suppress(nvml.NVMLError):  # a timeout: there are no more
+                while len(found) < MOST_XIDS:
+                    event = nvml.nvmlEventSetWait_v2(self._events, 0)
+                    names = [gpu.name for gpu in self._gpus if _address(gpu.handle) == _address(event.device)]
+                    found += [f"{name} had Xid {event.eventData}" for name in names]
+        return found
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
 
 
 def _number(nvml: Any, value: Any) -> tuple[Any, int]:

@@ -16,6 +16,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -29,6 +30,7 @@ NICE = 10
 FOREIGN_EVERY_S = 1.0
 PARENT_EVERY_S = 1.0
 CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
+FAULTS = "logs/gpus.log"  # beside telemetry.csv; bench/record/failures.py reads it
 FAMILY_S = 10.0  # a search for processes reads a file of each one on the machine: some 10 ms on a large one
 
 
@@ -142,6 +144,8 @@ class Sampler:
         self._strangers: set[int] = set()  # pids that are known not to be of the run
         self._cpu_before_s = self._foreign_at_s = 0.0
         self._file: int | None = None
+        self._xids, self._faults = nvml.Xids(self.gpus), Path(path).parent / FAULTS
+        self.faults: dict[str, None] = {}  # sentences, in order
         self._write(",".join(FIELDS) + "\n", path)
 
     def tick(self) -> None:
@@ -153,6 +157,7 @@ class Sampler:
                 self.num_samples[device.name] += 1
                 text += line(row)
         self._write(text)
+        self._note_faults()
         if self.gpus and time.monotonic() - self._foreign_at_s >= FOREIGN_EVERY_S:
             self._foreign_at_s = time.monotonic()
             self._count_foreign()
@@ -169,6 +174,15 @@ class Sampler:
             self.warnings.append(f"telemetry.csv ends early: {error.strerror}")
             self._file = None
 
+    def _note_faults(self) -> None:
+        """Lost GPUs and Xids, at once into the run's logs: a rank whose GPU fails takes this process along."""
+        seen = [f"{gpu.name} was lost: {gpu.lost}" for gpu in self.gpus if gpu.lost] + self._xids.new()
+        for sentence in seen:
+            if sentence not in self.faults:
+                self.faults[sentence] = None
+                with contextlib.suppress(OSError), open(self._faults, "a") as file:
+                    file.write(sentence + "\n")
+
     def _count_foreign(self) -> None:
         for gpu in self.gpus:
             if gpu.pids and not gpu.lost:
@@ -184,9 +198,9 @@ class Sampler:
 
     def report(self) -> dict[str, Any]:
         """What telemetry.csv does not say, for the record."""
+        self._note_faults()
+        self.warnings += self.faults
         for gpu in self.gpus:
-            if gpu.lost:
-                self.warnings.append(f"{gpu.name} was lost: {gpu.lost}")
             if gpu.denied:
                 self.warnings.append(f"{gpu.name}: no permission to read {', '.join(gpu.denied)}")
             if gpu.num_failed_calls:

@@ -1,0 +1,139 @@
+"""Models rehearsed for a GPU, one after another, each in a process of its own, and what was found in words.
+
+bench/training/rehearsal/ says what a rehearsal does.  Nothing of it is part of a run.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.base.paths import CODE
+from bench.config import groups
+from bench.machine.preflight import Check
+
+NUM_LAYERS = 4  # as many as it takes for every kind of layer in models/ladder, which a test compares with 12
+MODULE = "bench.training.rehearsal.rehearse"
+TIMEOUT_S = 3600.0  # of one model; r53 takes the longest
+NOT_EXPERIMENTS = ("smoke", "stages")  # of a CPU
+USABLE_FRAC = 0.9  # as in config/resolve.py
+NOT_FOUND = (
+    "not found by a rehearsal: wrong numbers, slow kernels, what cuBLAS, cuDNN and NCCL do, DDP's own reducer, memory "
+    "of libraries and fragments, errors of a driver"
+)
+OPTIMIZERS = {  # with models/gpt2.py; the ladder's are in its experiments
+    "adamw": ["optim=adamw"],
+    "muon": ["optim=muon"],
+    "muon-batched": ["optim=muon", "optim.muon_batched=compiled"],
+    "shard": ["optim=muon", "hardware.reducer=shard"],
+}
+
+
+def choices() -> list[str]:
+    """All that can be rehearsed by name: every experiment made for GPUs, other models, optimizers and reducers."""
+    experiments = [name for name in groups.choices("experiment") if name not in NOT_EXPERIMENTS]
+    return [*experiments, *(name for name in groups.choices("model") if name not in experiments), *OPTIMIZERS]
+
+
+def overrides_of(name: str) -> list[str]:
+    """A choice, as a run is asked for it.  ValueError: there is none of that name."""
+    if name not in choices():
+        raise ValueError(f"doctor --rehearse-gpu {name}: unknown; choose from {', '.join(choices())}")
+    if name in groups.choices("experiment"):
+        return [f"experiment={name}"]
+    return [
+        "track=gpt2_small",
+        *([f"model={name}"] if name in groups.choices("model") else ["model=gpt2", *OPTIMIZERS[name]]),
+    ]
+
+
+def rehearse(overrides: list[str], gpu: str = "h100", num_layers: int = NUM_LAYERS) -> dict[str, Any]:
+    """What the process printed; {"error"} where it printed nothing or took more than TIMEOUT_S.
+
+    num_layers: at most so many of the model's, 0 for all.  A kernel that was compiled once is kept for the next model.
+    """
+    folder = Path(tempfile.gettempdir()) / f"speedrun-rehearsal-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    environ = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")} | os.environ
+    command = [sys.executable, "-m", MODULE, gpu, str(num_layers), *overrides]
+    try:
+        done = subprocess.run(
+            command, cwd=CODE, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"it took more than {TIMEOUT_S:.0f} s"}
+    lines = done.stdout.strip().splitlines()
+    try:
+        found: dict[str, Any] = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        return {"error": f"exit code {done.returncode}: {done.stderr.strip()[-500:]}"}
+    return found
+
+
+def judge(name: str, found: dict[str, Any]) -> list[Check]:
+    """One row for what is fine and one for each finding."""
+    for failure in ("unavailable", "error"):
+        if failure in found:
+            remedy = "see the message; the rehearsal knows torch 2.13 and Triton 3.7"
+            return [Check(name, "fail", str(found[failure]).strip().splitlines()[0][:300], remedy)]
+    findings = list(_findings(name, found))
+    return findings or [Check(name, "ok", _summary(found))]
+
+
+def _summary(found: dict[str, Any]) -> str:
+    per_step = [row["triton_kernels"] + row["other_operators"] for row in found["per_step"].values()]
+    launches = f"{min(per_step)}" if min(per_step) == max(per_step) else f"{min(per_step)} to {max(per_step)}"
+    shared_kib = found["largest_shared_bytes"] / 1024
+    kernels = f"{found['num_kernels']} Triton kernels, of shared memory at most {shared_kib:.0f} KiB"
+    if not found["has_triton"]:
+        kernels = "kernels not compiled: pip install triton"
+    peak_gib, estimate = max(found["peak_gib"].values()), f"{found['estimated_gib']:.1f} estimated"
+    peak = f"peak {peak_gib:.1f} GiB ({estimate}) with {found['num_layers']} layers"
+    steps = f"{found['num_graphs']} graphs, {launches} launches a step"
+    return f"{steps}, {found['collectives']} collectives, {kernels}, {peak}"
+
+
+def _findings(name: str, found: dict[str, Any]) -> Iterator[Check]:
+    for reason in found["graph_breaks"]:
+        yield Check(name, "fail", f"graph break: {reason}", "write that part so that dynamo can trace it")
+    after = [*found["graphs_after_warmup"], *found["recompiles_after_warmup"]]
+    if after:
+        why = found["recompiles_after_warmup"][0][1] if found["recompiles_after_warmup"] else "a new function"
+        remedy = "make what changes a tensor, or a shape that the warm-up sees"
+        yield Check(
+            name, "fail", f"{len(found['graphs_after_warmup'])} graphs compiled after the warm-up: {why}", remedy
+        )
+    for operator in found["without_kernel"]:
+        yield Check(name, "fail", f"{operator} has no kernel for this GPU", "use an operator that has one")
+    for kernel in found["too_large"]:
+        limit_kib, shared_kib = (found["shared_limit_bytes"] / 1024, kernel.get("shared_bytes", 0) / 1024)
+        what = kernel.get("error") or f"{shared_kib:.0f} KiB of shared memory, of {limit_kib:.0f} a block may have"
+        yield Check(name, "fail", f"{kernel['name']} ({kernel['config']}): {what}", "use smaller blocks")
+    if found["num_maskless"]:
+        what = (
+            f"{found['num_maskless']} of {found['num_flex']} calls of FlexAttention see every token: their mask is lost"
+        )
+        yield Check(name, "fail", what, "make the BlockMask where dynamo sees it made, not in a method that assigns it")
+    for phase, what, count in found["syncs"]:
+        if phase == "step":
+            yield Check(
+                name, "warn", f"the host waits for the GPU in a step: {what}, {count} times", "keep it on the GPU"
+            )
+    if found["out_of_order"]:
+        yield Check(name, "fail", found["out_of_order"], "let every rank call the same collectives in one order")
+    for operator, count in found["one_by_one"].items():
+        what = f"the optimizer calls {operator} {count} times a step, once or more for every tensor"
+        yield Check(name, "warn", what, f"use torch._foreach_{operator}, or foreach=True")
+    peak_gib, phase = max((num_gib, phase) for phase, num_gib in found["peak_gib"].items())
+    if not found["has_triton"]:
+        return  # operators one by one keep what a kernel of inductor's never writes
+    if peak_gib > found["memory_gib"]:
+        what = f"{peak_gib:.1f} GiB live in the {phase}, of {found['memory_gib']:.1f} that a GPU has"
+        yield Check(name, "fail", what, "lower hardware.micro_batch_seqs")
+    elif peak_gib > USABLE_FRAC * found["memory_gib"]:
+        what = f"{peak_gib:.1f} GiB live in the {phase}: above the {USABLE_FRAC:.0%} of memory that the estimate fills"
+        yield Check(name, "warn", what, "lower hardware.micro_batch_seqs")

@@ -1,0 +1,304 @@
+"""One run as a GPU would do it, on FakeTensors.  python -m bench.training.rehearsal.rehearse GPU LAYERS OVERRIDES
+
+GPU: of device.GPUS; LAYERS: at most so many of the model's, 0 for all.  Prints one JSON object.  Model, optimizer,
+stages, step and validation are the trainer's own, of rank 0 of eight and then, in eager mode, of the last one, whose
+collectives must be the same; batches are FakeTensors, so that no number is computed; inductor's kernels are compiled.
+"""
+
+import json
+import sys
+import time
+import traceback
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from bench.training.rehearsal import device
+
+NUM_GPUS = 8
+MEMORY_GIB = 79.6  # of an 80 GB GPU as the driver says it
+EOS_VOCAB = 50257  # GPT-2's, where the data source does not say
+
+
+def main(gpu: str, num_layers: str, *overrides: str) -> int:
+    started_s = time.monotonic()
+    found: dict[str, Any] = {"gpu": gpu, "overrides": overrides}
+    try:
+        device.load()
+        found |= rehearse(gpu, int(num_layers), list(overrides))
+    except device.Unavailable as error:
+        found["unavailable"] = str(error)
+    except Exception as error:
+        found["error"] = f"{type(error).__name__}: {error}"[:600]
+        found["stack"] = "".join(traceback.format_tb(error.__traceback__))[-3000:]
+    found |= {"rehearsal_s": time.monotonic() - started_s, "cpu_s": time.process_time()}
+    print(json.dumps(found))
+    return 0 if "error" not in found and "unavailable" not in found else 1
+
+
+def rehearse(gpu: str, num_layers: int, overrides: list[str]) -> dict[str, Any]:
+    """What the run of these overrides would do on that GPU: see watch.Watch, and facts()."""
+    from bench.config import compose, resolve, schema
+    from bench.data.sources import datasets
+
+    machine = schema.Machine(NUM_GPUS, 16, MEMORY_GIB)
+    config = compose.compose(overrides, machine)
+    vocab_size = datasets.chosen(config.data).vocab_size or EOS_VOCAB
+    config = resolve.resolve(config, machine, vocab_size)  # micro-batches are those of the whole model
+    assert config.model is not None  # no script has a name here
+    if num_layers:
+        config.model.num_layers = min(config.model.num_layers, num_layers)
+    device.install(device.GPUS[gpu])
+    from bench.training.rehearsal.watch import Watch
+
+    watch = Watch(device.GPUS[gpu], device.has_triton())
+    watch.install()
+    with watch.mode:
+        trainer = build(config, watch)
+        played = play(trainer, watch) | facts(trainer, watch)
+        del trainer
+        watch.rank, config.hardware.compile = NUM_GPUS - 1, False  # in eager mode gradients arrive in another order
+        play(build(config, watch), watch)
+    return played | {"collectives": len(watch.collectives.get(0, ())), "out_of_order": watch.out_of_order()}
+
+
+def build(config: Any, watch: Any) -> Any:
+    """The trainer of rank watch.rank, its weights on the made-up device, its batches made up."""
+    import torch
+
+    from bench.training import distributed, reducer
+    from bench.training import trainer as training
+    from bench.training.model import choose_kernels
+
+    watch.at("build")
+    choose_kernels(config.hardware)
+    ranks = _join(watch.rank)
+    with (
+        mock.patch.object(torch.nn.Module, "to", _to_device),
+        mock.patch.multiple(training, Loader=Batches, val_rows=Rows),
+        mock.patch.object(reducer, "Ddp", _ddp()),
+    ):
+        trainer = training.Trainer(config, ranks, [], [])
+    everyone: Any = distributed
+    everyone.from_first = lambda numbers: _first_order(trainer.reducer, watch)
+    observer: Any = _Observer(watch)
+    trainer.attach(observer, observer)
+    return trainer
+
+
+def _join(rank: int) -> Any:
+    """That rank of a process group that takes collectives and sends nothing; torch takes it for NCCL's."""
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from bench.training import distributed
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("fake", rank=rank, world_size=NUM_GPUS, store=FakeStore())
+    everyone: Any = distributed
+    everyone._mean_op = lambda: dist.ReduceOp.AVG
+    everyone.gather = lambda value: [value] * NUM_GPUS  # it pickles, and FakeTensors have no bytes
+    return distributed.Ranks(rank, NUM_GPUS, torch.device("cuda", 0))
+
+
+def _first_order(shard: Any, watch: Any) -> Any:
+    """What rank 0 broadcasts in the first step of hardware.reducer=shard: a FakeTensor would have lost the numbers."""
+    if watch.rank == 0:
+        watch.first_order = [shard._order.index(bucket) for bucket in shard._filled]
+    return SimpleNamespace(tolist=lambda: watch.first_order)
+
+
+def _ddp() -> Any:
+    """In place of torch's, whose C++ takes no FakeTensors: its cuts, its buckets reduced after the backward pass."""
+    import torch
+    import torch.distributed as dist
+
+    from bench.training import distributed, reducer
+
+    class Ddp(reducer.Ddp):
+        def __init__(self, config: Any, model: Any, optimizer: Any, ranks: Any) -> None:
+            reducer.Alone.__init__(self, config, model, optimizer)
+            self._world_size = ranks.world_size
+            self._late = [model.get_parameter(name) for name in getattr(model, "late_parameters", ())]
+            for tensor in self._late:
+                tensor._ddp_ignored = True
+            late = {id(tensor) for tensor in self._late}
+            reduced = [tensor for tensor in model.parameters() if tensor.requires_grad and id(tensor) not in late]
+            limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, reducer.BUCKET_BYTES]
+            places, _ = dist._compute_bucket_assignment_by_size(reduced, limits)
+            self._buckets = [[reduced[index] for index in bucket] for bucket in reversed(places)]
+
+        def micro_step(self, is_last: bool) -> Any:
+            return reducer.Alone.micro_step(self, is_last)
+
+        def clip(self, most_norm: float | None) -> None:
+            for bucket in self._buckets:
+                num_elements = sum(tensor.numel() for tensor in bucket)
+                distributed.all_sum(torch.empty(num_elements, dtype=bucket[0].dtype, device="cuda:0"))
+            super().clip(most_norm)
+
+        def _compiled(self, model: Any) -> Any:
+            return torch.compile(model, dynamic=False, backend=reducer.cut_at(reducer.BUCKET_BYTES))
+
+    return Ddp
+
+
+def play(trainer: Any, watch: Any) -> dict[str, Any]:
+    """The warm-up as a run does it, and then two steps of every portion of the run: what those compile is a finding."""
+    trainer._is_warming_up = True
+    for portion in trainer._distinct():
+        _step(trainer, watch, portion.first_step, "warm-up")
+        _step(trainer, watch, portion.first_step + (portion.num_steps > 1), "warm-up")
+    trainer._steps_done = trainer.config.goal.num_steps
+    _validate(trainer, watch, "warm-up validation")
+    trainer._is_warming_up = False
+    num_graphs, num_recompiles = len(watch.graphs), len(watch.recompiles)
+    shapes: dict[Any, Any] = {}
+    for portion in trainer.timeline.portions:
+        shapes.setdefault((portion.shape, portion.window_tokens), portion)
+    per_step: dict[int, dict[str, int]] = {}
+    single: dict[str, int] = {}
+    num_tensors = len(list(trainer.model.parameters()))
+    for portion in shapes.values():
+        calls, launches = watch.calls.copy(), watch.launches.total()
+        _step(trainer, watch, portion.first_step, "step", validates=False)
+        calls = watch.calls - calls
+        per_step[portion.first_step] = {
+            "triton_kernels": watch.launches.total() - launches,
+            "other_operators": calls.total(),
+        }
+        single |= {name: count for name, count in watch.one_by_one(calls).items() if count >= num_tensors}
+        _step(trainer, watch, portion.first_step + portion.num_steps - 1, "step")
+    return {
+        "num_graphs": num_graphs,
+        "graphs_after_warmup": watch.graphs[num_graphs:],
+        "recompiles_in_warmup": watch.recompiles[:num_recompiles],
+        "recompiles_after_warmup": watch.recompiles[num_recompiles:],
+        "per_step": per_step,
+        "one_by_one": single,
+    }
+
+
+def facts(trainer: Any, watch: Any) -> dict[str, Any]:
+    """What is known once all has been seen."""
+    from bench.base.units import GIB
+    from bench.config import resolve
+
+    config, stages = trainer.config, [portion.stage for portion in trainer._distinct()]
+    estimates = [resolve.estimated_gib(config, stage.seq_len) for stage in stages]
+    compiled = [one for configs in watch.kernels.values() for one in configs]
+    return {
+        "arch": trainer.arch,
+        "num_layers": config.model.num_layers,
+        "micro_batch_seqs": [stage.micro_batch_seqs for stage in stages],
+        "seq_len": [stage.seq_len for stage in stages],
+        "graph_breaks": watch.graph_breaks(),
+        "without_kernel": watch.without_kernel(),
+        "has_triton": watch.with_kernels,
+        "num_kernels": len(watch.kernels),
+        "num_compiled": len([one for one in compiled if "error" not in one]),
+        "largest_shared_bytes": max((one.get("shared_bytes", 0) for one in compiled), default=0),
+        "shared_limit_bytes": watch.gpu.shared_memory_per_block_optin,
+        "too_large": watch.too_large(),
+        "num_flex": watch.num_flex,
+        "num_maskless": watch.num_maskless,
+        "syncs": [[*where, count] for where, count in watch.syncs.items()],
+        "peak_gib": {phase: num_bytes / GIB for phase, num_bytes in watch.peaks.items()},
+        "estimated_gib": max(
+            fixed + stage.micro_batch_seqs * seq for (fixed, seq), stage in zip(estimates, stages, strict=True)
+        ),
+        "memory_gib": MEMORY_GIB,
+        "dtype": config.hardware.dtype,
+        "reducer": trainer.reducer.name,
+    }
+
+
+def _step(trainer: Any, watch: Any, step: int, phase: str, validates: bool = True) -> None:
+    trainer._steps_done = step
+    if validates:
+        _validate(trainer, watch, f"{phase} validation")
+    watch.at(phase)
+    trainer.loader.stage = trainer.timeline.at(step).stage
+    trainer.step(step)
+
+
+def _validate(trainer: Any, watch: Any, phase: str) -> None:
+    import torch
+
+    watch.at(phase)
+    with trainer.validating() as forward, torch.no_grad():
+        for tokens_BT, targets_BT in trainer.val_rows.at([0]):
+            forward(tokens_BT, targets_BT)
+
+
+def _to_device(model: Any, target: Any) -> Any:
+    """Module.to(), which leaves a tensor that two modules share in two when its tensors are FakeTensors."""
+    import torch
+
+    moved: dict[int, Any] = {}
+    with torch.no_grad():
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    if id(parameter) not in moved:
+                        value = torch.nn.Parameter(parameter.detach().to(target), parameter.requires_grad)
+                        moved[id(parameter)] = parameter, value
+                    module._parameters[name] = moved[id(parameter)][1]
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    if id(buffer) not in moved:
+                        moved[id(buffer)] = buffer, buffer.to(target)
+                    module._buffers[name] = moved[id(buffer)][1]
+    return model
+
+
+class Batches:
+    """In place of the loader: tokens that have a shape and no values."""
+
+    def __init__(self, shards: Any, shapes: Any, rank: int, world_size: int, target: Any, eos_token: Any = None):
+        self.stage: Any = None  # of the step that comes
+
+    def next(self) -> tuple[Any, Any]:
+        return _batch(self.stage.micro_batch_seqs, self.stage.seq_len)
+
+
+class Rows:
+    """In place of the validation's rows: one batch."""
+
+    def __init__(self, config: Any, shards: Any, rank: int, world_size: int, target: Any):
+        from bench.config.stages import val_seq_len
+
+        seq_len, tokens = val_seq_len(config), config.hardware.micro_batch_seqs * config.data.seq_len
+        rank_seqs = config.goal.val_tokens // (seq_len * (config.hardware.num_processes or 1))
+        most = max(1, tokens // seq_len)
+        num_seqs = next(num for num in range(max(1, min(most, rank_seqs)), 0, -1) if rank_seqs % num == 0)
+        self.shape_BT = num_seqs, seq_len
+
+    def at(self, places: Any) -> Any:
+        return [_batch(*self.shape_BT) for _ in places]
+
+
+def _batch(num_seqs: int, seq_len: int) -> tuple[Any, Any]:
+    import torch
+
+    tokens_BT, targets_BT = (torch.zeros(num_seqs, seq_len, dtype=torch.int64, device="cuda:0") for _ in range(2))
+    return tokens_BT, targets_BT
+
+
+class _Observer:
+    """Instruments and step log, of which only the parts of a step are kept."""
+
+    def __init__(self, watch: Any) -> None:
+        self._watch = watch
+
+    def on_phase(self, part: str) -> None:
+        self._watch.part = part
+
+    def add_loss(self, step: int, loss: Any) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,312 @@
+"""What happens while a rehearsal runs: graphs, breaks and their reasons, kernels, live bytes, collectives.
+
+install() comes after device.install(); then everything runs inside `with watch.mode:`.
+"""
+
+import functools
+import importlib
+import itertools
+import logging
+import re
+import weakref
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch._inductor.compile_fx
+import torch.distributed._tools.fake_collectives  # gives collectives a rule for FakeTensors
+from torch._dynamo.utils import counters
+from torch._guards import TracingContext
+from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+ROUND_BYTES = 512  # what CUDA's caching allocator rounds to
+SINCE = {"aten::_scaled_mm": (8, 9)}  # compute capability that an operator needs, whatever torch was built with
+ALLOCATIONS = ("aten::empty_strided", "aten::empty", "aten::detach", "aten::empty_like")  # which launch nothing
+KERNEL_OF = ("CUDA", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+
+
+class Watch:
+    """Everything that was seen; the rehearsal sets .phase, which every finding names, and .part and .rank.
+
+    gpu: device.GPUS' properties; with_kernels: False stops at AOTAutograd's graphs.
+    """
+
+    def __init__(self, gpu: SimpleNamespace, with_kernels: bool) -> None:
+        self.gpu, self.with_kernels = gpu, with_kernels
+        self.phase, self.part, self.rank = "", "", 0
+        self.graphs: list[tuple[str, str]] = []  # (phase, forward, backward or inference)
+        self.recompiles: list[tuple[str, str]] = []  # (phase, why)
+        self.syncs: Counter[tuple[str, str]] = Counter()  # (phase, operator)
+        self.launches: Counter[str] = Counter()  # of Triton's kernels, by phase
+        self.calls: Counter[tuple[str, str]] = (
+            Counter()
+        )  # of what a library or torch computes: (part of a step, operator)
+        self.operators: set[Any] = set()
+        self.first_order: list[int] = []  # of the buckets of hardware.reducer=shard, on rank 0
+        self.collectives: dict[int, list[str]] = {}  # in order, of each rank that was played
+        self.kernels: dict[str, list[dict[str, Any]]] = {}  # {source's hash: of each configuration}
+        self.num_flex = self.num_maskless = 0  # FlexAttention in graphs, and those whose mask hides nothing
+        self.live_bytes, self.peaks = 0, Counter[str]()
+        self.mode = _Mode(self)
+
+    def at(self, phase: str) -> None:
+        """What follows belongs to that phase."""
+        self.phase = phase
+        self.peaks[phase] = max(self.peaks[phase], self.live_bytes)
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Count a tensor's storage as long as it lives."""
+        storage = tensor.untyped_storage()
+        if tensor.device.type != "cuda" or getattr(storage, "is_counted", False):
+            return
+        storage.is_counted = True
+        size = -(-storage.nbytes() // ROUND_BYTES) * ROUND_BYTES
+        self.live_bytes += size
+        self.peaks[self.phase] = max(self.peaks[self.phase], self.live_bytes)
+        weakref.finalize(storage, self._free, size).atexit = False
+
+    def _free(self, size: int) -> None:
+        self.live_bytes -= size
+
+    def install(self) -> None:
+        """For the rest of this process."""
+        for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # else they go one by one
+            foreach: Any = importlib.import_module(module)
+            foreach._foreach_supported_types.append(FakeTensor)
+        self._watch_recompiles()
+        for operator in (flex_attention, flex_attention_backward):  # they look their rule up by the mode's class
+            operator.python_key_table[_Mode] = operator.python_key_table[FakeTensorMode]
+        if self.with_kernels:
+            self._watch_graphs()
+            self._compile_kernels()
+        else:
+            self._compile_without_inductor()
+
+    def graph_breaks(self) -> list[str]:
+        """Why each was, once."""
+        return [re.sub(r"\s+", " ", reason)[:300] for reason in counters["graph_break"]]
+
+    def without_kernel(self) -> list[str]:
+        """Operators that ran on the device and have no kernel for this GPU, so far as that is known here."""
+        known, capability = _native_functions(), (self.gpu.major, self.gpu.minor)
+        return sorted(
+            str(operator)
+            for operator in self.operators
+            if not _has_kernel(operator, known) or SINCE.get(operator._schema.name, (0, 0)) > capability
+        )
+
+    def one_by_one(self, calls: Counter[tuple[str, str]]) -> dict[str, int]:
+        """Of calls, those by the optimizer of operators that take a list of tensors at once elsewhere (foreach)."""
+        aten = torch.ops.aten
+        return {
+            name: count
+            for (part, name), count in calls.items()
+            if part == "optimizer" and not name.startswith("_") and hasattr(aten, f"_foreach_{name}")
+        }
+
+    def out_of_order(self) -> str | None:
+        """The first collective in which two ranks differ; None: they call the same ones."""
+        if len(self.collectives) < 2:
+            return None
+        (first, ours), (other, theirs) = self.collectives.items()
+        for number, (one, another) in enumerate(itertools.zip_longest(ours, theirs, fillvalue="none"), 1):
+            if one != another:
+                return f"collective {number} is {one} on rank {first} and {another} on rank {other}"
+        return None
+
+    def too_large(self) -> list[dict[str, Any]]:
+        """Kernels of which no configuration fits into a block's shared memory, or compiles."""
+        tried = self.kernels.values()
+        return [configs[-1] for configs in tried if not any(self._fits(config) for config in configs)]
+
+    def _fits(self, config: dict[str, Any]) -> bool:
+        return "error" not in config and config["shared_bytes"] <= self.gpu.shared_memory_per_block_optin
+
+    def _watch_recompiles(self) -> None:
+        watch = self
+
+        class Reasons(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                watch.recompiles.append((watch.phase, re.sub(r"\s+", " ", record.getMessage())[:400]))
+
+        torch._logging.set_logs(recompiles=True)
+        logger = logging.getLogger("torch._dynamo.guards.__recompiles")
+        logger.handlers, logger.propagate = [Reasons()], False
+
+    def _watch_graphs(self) -> None:
+        from torch._inductor.graph import GraphLowering
+
+        lowering: Any = GraphLowering
+        compiled = lowering.compile_to_module
+
+        @functools.wraps(compiled)
+        def counted(graph: Any, *args: Any, **more: Any) -> Any:
+            kind = "backward" if graph.is_backward else "inference" if graph.is_inference else "forward"
+            self._saw_graph(kind, graph.module)
+            return compiled(graph, *args, **more)
+
+        lowering.compile_to_module = counted
+
+    def _saw_graph(self, kind: str, module: Any) -> None:
+        self.graphs.append((self.phase, kind))
+        for node in module.graph.nodes if kind != "backward" else ():
+            if getattr(node.target, "__name__", "") == "flex_attention":
+                self.num_flex += 1
+                self.num_maskless += _hides_nothing(module, node.args[4][-1])
+
+    def _compile_without_inductor(self) -> None:
+        """Without Triton: as far as AOTAutograd's graphs, of which every operator is then called on its own."""
+        from torch._dynamo.backends.common import aot_autograd
+
+        def made(kind: str) -> Any:
+            def compiler(module: Any, inputs: Any) -> Any:
+                self._saw_graph(kind, module)
+
+                def called(args: Any) -> Any:
+                    found = module(*args)
+                    args.clear()
+                    return found
+
+                run: Any = called
+                run._boxed_call = True
+                return run
+
+            return compiler
+
+        backend: Any = aot_autograd(
+            fw_compiler=made("forward"), bw_compiler=made("backward"), inference_compiler=made("inference")
+        )
+        inductor: Any = torch._inductor.compile_fx
+        inductor.compile_fx = lambda module, inputs, **options: backend(module, inputs)
+
+    def _compile_kernels(self) -> None:
+        from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+        tuner: Any = CachingAutotuner
+        compile_one = tuner._precompile_config
+
+        def precompile(kernel: Any, *args: Any, **more: Any) -> None:
+            tried = self.kernels.setdefault(kernel.fn.src, [])
+            for config in kernel.configs if not tried else ():  # a GPU times all that fit; here the first one will do
+                tried.append(_compiled(compile_one, kernel, config))
+                if self._fits(tried[-1]):
+                    break
+
+        def run(kernel: Any, *args: Any, **more: Any) -> None:
+            self.launches[self.phase] += 1
+
+        tuner.precompile, tuner.run = precompile, run
+
+
+def _compiled(compile_one: Any, kernel: Any, config: Any) -> dict[str, Any]:
+    """One configuration of a kernel, to machine code."""
+    facts = {"name": kernel.inductor_meta.get("kernel_name") or kernel.fn.__name__, "config": str(config)}
+    try:
+        binary = compile_one(kernel, config).kernel
+    except Exception as error:  # Triton's and ptxas' errors have no type in common
+        return facts | {"error": f"{type(error).__name__}: {str(error).strip()[-300:]}"}
+    return facts | {"shared_bytes": binary.metadata.shared, "cubin_bytes": len(binary.asm["cubin"])}
+
+
+class _Mode(FakeTensorMode):
+    """FakeTensors whose storages are counted, and whose numbers, which do not exist, are 1."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self._watch = watch
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if TracingContext.try_get() is not None:  # dynamo, AOTAutograd and inductor trace with this mode too
+            return super().dispatch(func, types, args, kwargs or {})
+        watch = self._watch
+        if func is torch.ops.aten._local_scalar_dense.default:
+            if args[0].device.type == "cuda":
+                watch.syncs[watch.phase, "item()"] += 1
+            return 1.0 if args[0].dtype.is_floating_point else 1
+        found = self._rule(func, types, args, kwargs or {})
+        if getattr(func, "namespace", "") == "c10d":
+            sizes = ", ".join(str(arg.numel()) for arg in _flat(args) if isinstance(arg, torch.Tensor))
+            watch.collectives.setdefault(watch.rank, []).append(f"{func._schema.name.removeprefix('c10d::')}({sizes})")
+            return found
+        outputs = [found] if isinstance(found, torch.Tensor) else found if isinstance(found, (list, tuple)) else []
+        on_device = [out for out in outputs if isinstance(out, torch.Tensor) and out.device.type == "cuda"]
+        for out in on_device:
+            watch.hold(out)
+        takes = any(isinstance(arg, torch.Tensor) and arg.device.type == "cuda" for arg in _flat(args))
+        if not isinstance(func, torch._ops.OpOverload):  # FlexAttention, which inductor makes kernels of
+            watch.calls[watch.part, str(func)] += 1
+        elif (on_device or takes) and not func.is_view and func.namespace != "prim":
+            watch.operators.add(func)
+            if func._schema.name not in ALLOCATIONS:
+                watch.calls[watch.part, func._schema.name.removeprefix("aten::")] += 1
+        if takes and any(isinstance(out, torch.Tensor) and out.device.type == "cpu" for out in outputs):
+            watch.syncs[watch.phase, str(func)] += 1
+        return found
+
+    def _rule(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What a call gives: FakeTensors.  NotImplementedError: torch has no rule for that operator."""
+        try:
+            return super().dispatch(func, types, args, kwargs)
+        except NotImplementedError as error:
+            if getattr(func, "_overloadname", "") != "out":
+                raise NotImplementedError(f"{func} in {self._watch.phase}: {str(error)[:200]}") from None
+        into = kwargs.pop("out")  # an out variant without a rule of its own (_scaled_mm) has that of the plain one
+        super().dispatch(func.overloadpacket.default, types, args, kwargs)
+        return into
+
+
+def _hides_nothing(module: Any, mask_mod: Any) -> bool:
+    """Whether what FlexAttention asks about a pair of tokens looks at nothing: at no position and no document."""
+    graph = getattr(module, mask_mod.target).graph
+    todo, seen = [node for node in graph.nodes if node.op == "output"], set()
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            todo += node.all_input_nodes if "new_ones" not in str(node.target) else []
+    return not any(node.op in ("placeholder", "get_attr") for node in seen)
+
+
+def _flat(args: Any) -> Any:
+    for arg in args:
+        if isinstance(arg, (list, tuple)):
+            yield from arg
+        else:
+            yield arg
+
+
+@functools.cache
+def _native_functions() -> dict[str, str] | None:
+    """{aten operator: the keys that torch's own table lists for it}; None: this torch has no such table."""
+    import yaml
+
+    try:
+        torchgen: Any = importlib.import_module("torchgen")
+
+        path = Path(torchgen.__path__[0]) / "packaged/ATen/native/native_functions.yaml"
+        rows = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (ImportError, OSError):
+        return None
+    found: dict[str, str] = {}
+    for row in rows:
+        name, dispatch = row["func"].partition("(")[0], row.get("dispatch")
+        keys = "CompositeImplicitAutograd" if dispatch is None else ", ".join(dispatch)
+        keys += ", CUDA" * ("ufunc_inner_loop" in row)  # generated for CPU and CUDA
+        found[name] = row.get("structured_delegate", keys)
+    return found
+
+
+def _has_kernel(operator: Any, known: dict[str, str] | None) -> bool:
+    """From torch's table for its own operators, a few of which are derived from others; else what is registered."""
+    name, overload = operator._schema.name, operator._schema.overload_name
+    if name.startswith("aten::") and known is not None:
+        row = known.get(name.removeprefix("aten::") + (f".{overload}" if overload else ""))
+        if row is None:  # generated from another (functional and out variants)
+            return True
+        row = known.get(row, row)  # of the operator that it delegates to
+        return any(key in re.split(r"[,\s]+", row) for key in KERNEL_OF)
+    full = f"{name}.{overload}" if overload else name
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(full, key) for key in KERNEL_OF)

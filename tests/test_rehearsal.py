@@ -1,0 +1,252 @@
+"""A rehearsal for a GPU finds the faults that only a GPU would show, planted one by one.
+
+Each is a process: the made-up device must be there before torch is.  Without Triton it goes as far as AOTAutograd.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import models
+from bench.cli import doctor
+from bench.config import groups
+from bench.launch import rehearse
+from bench.training.rehearsal import device
+
+REPO = Path(__file__).resolve().parent.parent
+VERSION = importlib.metadata.version("torch")
+KNOWN = VERSION.startswith("2.13") and VERSION.endswith("+cpu") and shutil.which("g++") is not None
+needs_device = pytest.mark.skipif(not KNOWN, reason="needs a CPU build of torch 2.13 and g++")
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, as in .ci/run")
+SMALL = ["model/size=nano", "data.batch_tokens=16384", "data.seq_len=512", "goal.val_tokens=16384", "goal.num_steps=4"]
+RUN = """
+import json, sys
+from bench.training.rehearsal import device
+has_triton, gpu = {triton}, "{gpu}"
+device.has_triton = lambda: has_triton
+device.load()
+import torch
+{plant}
+from bench.training.rehearsal import rehearse
+print(json.dumps(rehearse.rehearse(gpu, 0, sys.argv[1:])))
+"""
+LOST_MASK = """
+from models import masked_attention
+def fast(self, q_BHTK, k_BHTK, v_BHTK):  # as when dynamo reads None for the mask
+    return masked_attention.flex_attention(q_BHTK, k_BHTK, v_BHTK, block_mask=None, scale=self.scale)
+masked_attention.Visible.fast = fast
+"""
+NEW_GRAPH_EVERY_STEP = """
+from models.gpt2 import GPT2 as Model
+plain_forward = Model.forward
+def forward(self, tokens_BT, targets_BT):
+    if self.training:
+        self.num_calls = getattr(self, "num_calls", 0) + 1
+        return plain_forward(self, tokens_BT, targets_BT) * self.num_calls
+    return plain_forward(self, tokens_BT, targets_BT)
+Model.forward = forward
+"""
+NO_KERNEL = """
+from models.gpt2 import GPT2 as Model
+@torch.library.custom_op("planted::halved", mutates_args=(), device_types="cpu")
+def halved(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+halved.register_fake(torch.empty_like)
+halved.register_autograd(lambda context, grad: grad / 2)
+plain = Model.logits
+Model.logits = lambda self, tokens_BT: halved(plain(self, tokens_BT))
+"""
+HOST_WAITS = """
+from models.gpt2 import GPT2 as Model
+plain_logits = Model.logits
+def logits(self, tokens_BT):
+    logits_BTV = plain_logits(self, tokens_BT)
+    return logits_BTV * (2 if logits_BTV.sum().item() > 0 else 1)
+Model.logits = logits
+"""
+
+
+ONE_BY_ONE = """
+plain_init = torch.optim.AdamW.__init__
+def init(self, *args, **options):
+    plain_init(self, *args, **options | {"foreach": False, "fused": False})
+torch.optim.AdamW.__init__ = init
+"""
+OUT_OF_ORDER = """
+from bench.training import distributed
+from bench.training.trainer import Trainer
+plain_update = Trainer.update
+def update(self, step):
+    if self.ranks.rank > 0:
+        distributed.all_sum(torch.zeros(3, device="cuda"))
+    plain_update(self, step)
+Trainer.update = update
+"""
+GRAPH_A_WINDOW = """
+from models.masked_attention import Visible
+from models.windowed import Windowed
+def mix(self, tokens_BT):
+    near_tokens = torch.full_like(self.near_tokens, self.window_tokens)
+    return Visible(tokens_BT, self.eos_token, near_tokens, self.near_blocks, None)
+Windowed.windows_are_data, Windowed.mix = True, mix
+"""
+WINDOWS = "stages=[{until_step:1,window_tokens:128},{until_step:2,window_tokens:256},{window_tokens:512}]"
+TOO_MUCH_SHARED = """
+from models import masked_attention
+def fast(self, q, k, v):
+    options = {"num_stages": 16, "BLOCK_M": 128, "BLOCK_N": 128}
+    mask, scale = self._block_mask, self.scale
+    return masked_attention.flex_attention(q, k, v, block_mask=mask, scale=scale, kernel_options=options)
+masked_attention.Visible.fast = fast
+"""
+
+
+def rehearsed(model, plant="", *overrides, gpu="h100", triton=False):
+    """What a process found, and what the command says about it."""
+    program = RUN.format(plant=plant, gpu=gpu, triton=triton)
+    done = subprocess.run(
+        [sys.executable, "-c", program, "track=gpt2_small", f"model={model}", *SMALL, *overrides],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    return found, rehearse.judge(model, found)
+
+
+@needs_device
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "overrides", "step_of_collectives"),
+    [
+        ("windowed", [], 3),  # two buckets of gradients, then Muon's updates
+        ("gpt2", ["hardware.reducer=shard"], 6),  # three buckets scattered; two of weights gathered, and Muon's updates
+        ("gpt2", ["optim.muon_batched=compiled"], 3),
+    ],
+)
+def test_a_model_as_it_is_has_no_fault(model, overrides, step_of_collectives):
+    found, (row,) = rehearsed(model, "", *overrides)
+    assert row.status == "ok", row
+    assert found["num_flex"] == (8 if model == "windowed" else 0)  # of 4 layers, in two graphs
+    assert found["micro_batch_seqs"] == [4]  # 16,384 tokens / 8 GPUs / 512
+    assert found["collectives"] == 4 * step_of_collectives  # of two steps of warm-up and two others
+    assert "kernels not compiled" in row.found
+
+
+@needs_device
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "plant", "overrides", "findings"),
+    [
+        ("windowed", LOST_MASK, [], ["FlexAttention see every token"]),
+        ("windowed", GRAPH_A_WINDOW, [WINDOWS], ["graphs compiled after the warm-up"]),
+        ("gpt2", NEW_GRAPH_EVERY_STEP + HOST_WAITS, [], ["graphs compiled after the warm-up", "graph break"]),
+        (
+            "gpt2",
+            NO_KERNEL + ONE_BY_ONE + OUT_OF_ORDER,
+            ["optim=adamw"],
+            [
+                "planted.halved.default has no kernel for this GPU",
+                "the optimizer calls addcdiv_",
+                "allreduce_(3) on rank 7",
+            ],
+        ),
+    ],
+    ids=["mask", "window", "recompiles", "calls"],
+)
+def test_a_planted_fault_is_found(model, plant, overrides, findings):
+    _, rows = rehearsed(model, plant, *overrides)
+    for finding in findings:
+        assert any(row.status != "ok" and finding in row.found for row in rows), rows
+
+
+@needs_device
+@pytest.mark.slow
+def test_an_older_gpu_has_no_product_in_8_bits():
+    _, rows = rehearsed("r20", "", "optim=groups", "model.args.fp8_head=true", gpu="a100")
+    assert any("aten._scaled_mm.default has no kernel for this GPU" in row.found for row in rows), rows
+
+
+@needs_device
+@needs_triton
+@pytest.mark.slow
+def test_a_kernel_with_too_much_shared_memory_is_found():
+    _, rows = rehearsed("windowed", TOO_MUCH_SHARED, triton=True)
+    assert any("KiB of shared memory, of 227 a block may have" in row.found for row in rows), rows
+
+
+@needs_device
+@needs_triton
+@pytest.mark.slow
+def test_more_memory_than_a_gpu_has_is_found():
+    tokens = 8 * 512 * 2048  # 2,048 sequences of 512 tokens at once: their logits alone are 98 GiB in bfloat16
+    overrides = [f"data.batch_tokens={tokens}", f"goal.val_tokens={tokens}", "hardware.micro_batch_seqs=2048"]
+    _, rows = rehearsed("gpt2", "", *overrides, triton=True)
+    assert any("GiB live in the" in row.found and "of 79.6 that a GPU has" in row.found for row in rows), rows
+
+
+def kinds_of_layers(arch, num_layers):
+    """What layers of a model have and lack, one set for each property."""
+    model = models.load(arch)(vocab_size=64, seq_len=256, num_layers=num_layers, num_heads=2, width=64)
+    blocks = model.blocks
+    properties = [{(type(block.attention), type(block.mlp)) for block in blocks}]
+    if hasattr(model, "has_long_window"):
+        properties.append({model.has_long_window(index) for index in range(num_layers)})
+    if hasattr(model, "values") and getattr(model, "value_embeddings", None) is not None:
+        values = model.values(torch.zeros(1, 256, dtype=torch.int64))
+        properties.append({value is None for value in values})
+    return properties
+
+
+def test_the_layers_rehearsed_are_of_every_kind():
+    for arch in (name for name in groups.choices("model") if name.startswith("r")):
+        assert kinds_of_layers(arch, rehearse.NUM_LAYERS) == kinds_of_layers(arch, 12), arch
+
+
+def test_what_a_kernel_takes_too_much_of_is_a_finding():
+    fine = {"graph_breaks": [], "graphs_after_warmup": [], "recompiles_after_warmup": [], "without_kernel": []}
+    fine |= {"too_large": [], "num_maskless": 0, "num_flex": 0, "syncs": [], "memory_gib": 79.6, "has_triton": True}
+    fine |= {"peak_gib": {"step": 60.0}, "num_graphs": 3, "num_kernels": 50, "largest_shared_bytes": 65536}
+    fine |= {"collectives": 28, "out_of_order": None, "one_by_one": {}, "estimated_gib": 23.5, "num_layers": 4}
+    fine["shared_limit_bytes"] = 227 * 1024
+    fine["per_step"] = {"0": {"triton_kernels": 200, "other_operators": 100}}
+    (row,) = rehearse.judge("gpt2", fine)
+    assert row.found == (
+        "3 graphs, 300 launches a step, 28 collectives, 50 Triton kernels, of shared memory at most 64 KiB, "
+        "peak 60.0 GiB (23.5 estimated) with 4 layers"
+    )
+    kernel = {"name": "triton_tem_0", "config": "BLOCK_M: 256", "shared_bytes": 256 * 1024}
+    (row,) = rehearse.judge("gpt2", fine | {"too_large": [kernel]})
+    assert row.status == "fail" and "256 KiB of shared memory, of 227" in row.found
+    (row,) = rehearse.judge("gpt2", fine | {"peak_gib": {"step": 90.0}})
+    assert row.status == "fail" and "90.0 GiB live in the step" in row.found
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "message"),
+    [
+        ("2.13.0+cu130", "'13.0'", "torch 2.13.0\\+cu130 is a build for GPUs"),
+        ("2.12.1+cpu", "None", "torch 2.12.1\\+cpu is untried, the rehearsal is made for torch 2.13"),
+    ],
+)
+def test_other_builds_of_torch_are_refused_in_a_sentence(version, cuda, message):
+    with pytest.raises(device.Unavailable, match=message):
+        device.refuse_unknown(f"__version__ = '{version}'\ncuda: Optional[str] = {cuda}\n")
+    device.refuse_unknown("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n")
+
+
+def test_names_are_experiments_and_models_and_others_are_refused():
+    assert rehearse.overrides_of("r53") == ["experiment=r53"]
+    assert rehearse.overrides_of("gpt2") == ["track=gpt2_small", "model=gpt2"]
+    assert rehearse.overrides_of("shard") == ["track=gpt2_small", "model=gpt2", "optim=muon", "hardware.reducer=shard"]
+    with pytest.raises(ValueError, match="doctor --rehearse-gpu r99: unknown; choose from r01"):
+        doctor.main(["--rehearse-gpu", "r99"])
