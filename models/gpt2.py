@@ -38,7 +38,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, num_heads: int, width: int, gelu: str) -> None:
+    def __init__(self, num_heads: int, width: int, gelu: str = "tanh") -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width)
         self.attention = Attention(num_heads, width)
