@@ -13,7 +13,7 @@ import scripted
 
 from bench.cli import main as program
 from bench.config import compose, user_code
-from bench.launch.script import output, revision
+from bench.launch.script import output, revision, script, work_folder
 from bench.machine import code_state
 from bench.plans.race import plan
 from bench.record import step_files, verification
@@ -201,3 +201,14 @@ def test_two_revisions_of_a_program_race(tmp_path, repository):
     assert done.returncode == 0, done.stdout + done.stderr
     against = json.loads(done.stdout)["result"]["against"]["B"]
     assert against["comparable"] and against["val_loss"]["change_nats"] == pytest.approx(-0.1)
+
+
+def test_code_that_runs_from_the_root_itself_is_doubted(tmp_path):
+    root = tmp_path / "mine"
+    shutil.copytree(PACKAGE, root)
+    shutil.copytree(PACKAGE, tmp_path / "work")
+    config = compose.compose([f"script.root={root}", *STARTS["module"], "hardware=cpu"])
+    its = script.from_config(config, [])
+    assert work_folder.doubts(its, tmp_path / "work", [str(tmp_path / "work" / "engine" / "steps.py")]) == []
+    (doubt,) = work_folder.doubts(its, tmp_path / "work", [str(root / "engine" / "steps.py")])
+    assert doubt.startswith("it ran engine/steps.py of script.root itself")

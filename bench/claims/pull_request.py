@@ -184,6 +184,7 @@ def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
         found += [f"judge refuses: {pull_requests.shortly(text) if len(text) > 300 else text}" for text in failed]
     if not pull.candidate.sources:
         found.append("the source: let the script write itself into its log, as train_gpt.py does")
+    found.append("what runs outside the clock, in seconds: ./run.sh audit RACE --only clock, after that race")
     return found
 
 

@@ -6,28 +6,40 @@ The contestant, a model or an unmodified training script, runs again, untimed, o
   few_tokens       the same with 8 tokens of the vocabulary, which slow learners learn as well.
   random_training  train on random tokens only, which teach nothing about the validation data.
   held_out         validate on a slice of the validation shards that no run is given.  The loss must match the claim.
+  clock            only if asked for: what a script does outside its clock, by phase and source line, on its own data.
+                   The first contestant is the baseline of the others.  Exit code 1: one does more there.
 Records of models already hold what the referee computed from their logits at the end of the run.
 In a race, one run of each contestant is audited.  The outcome is written to audit.json beside the record;
 docs/HONESTY.md explains what each audit detects, what it misses, and the arithmetic.
 """
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
 
+from bench.base import text_table
 from bench.base.text_table import counted
+from bench.base.units import MIB
 from bench.cli import arguments
 from bench.launch import console
 from bench.launch.console import say
-from bench.plans.audit import auditing, counterfactual
-from bench.record import certificates, named, run_folder
+from bench.plans.audit import auditing, clock, counterfactual
+from bench.record import certificates, named, off_clock, run_folder
+from bench.record.clock_lines import UNTIMED
 
+KINDS = (*counterfactual.KINDS, clock.KIND)
+MAX_LINES, MAX_CHARS = 8, 70
 CODES = {certificates.PASSED: 0, certificates.DOUBTED: 0, certificates.FAILED: 1, certificates.NOT_POSSIBLE: 2}
 
 
 def main(argv: list[str]) -> int:
     """Exit codes: 0 no audit failed, 1 an audit failed, 2 usage error, or a run cannot be audited."""
     args = _parser().parse_args(argv)
+    if clock.KIND in (args.only or ()):
+        if len(args.only) > 1:
+            raise ValueError(f"--only {clock.KIND}: audits nothing else: ask for {args.only[-1]} by a second command")
+        return _clock(args)
     found: list[Any] = []
     num_refused = 0
     with console.output(args.quiet, args.json):
@@ -47,6 +59,43 @@ def main(argv: list[str]) -> int:
         print(json.dumps(found, indent=1))
     codes = [CODES[audited["outcome"]] for audited in found] + [2] * num_refused
     return 1 if 1 in codes else max(codes, default=2)
+
+
+def _clock(args: argparse.Namespace) -> int:
+    """Every contestant, and what each does outside its clock beyond the first."""
+    accounts: dict[str, off_clock.Account] = {}
+    more: dict[str, list[str]] = {}
+    with console.output(args.quiet, args.json):
+        for folder in auditing.contestants(named.runs(args.runs)):
+            accounts[folder.name] = found = clock.audit(folder, say)
+            more[folder.name] = off_clock.beyond(found, next(iter(accounts.values())))
+            say(
+                "clock",
+                f"{folder.name}: phases by {found['by']}" + (f": {found['doubt']}" if found["doubt"] else ""),
+                always=True,
+            )
+            heads = ("", "wall, s", "CPU, s", "CPU of others, s", "read, MiB", "line")
+            lines = [each for each in found["lines"] if each["phase"] in UNTIMED][:MAX_LINES]
+            rows = [[each["phase"], *_numbers(each), ""] for each in found["phases"]]
+            rows += [
+                [each["phase"], *_numbers(each), text_table.middle(off_clock.place_of(each), MAX_CHARS)]
+                for each in lines
+            ]
+            print(text_table.render(heads, rows, [False, True, True, True, True, False]), flush=True)
+            for sentence in more[folder.name]:
+                say("clock", sentence, always=True)
+        if len(accounts) == 1:
+            say("clock", "nothing to compare with: name a baseline's run first, or a race", always=True)
+        elif not any(more.values()):
+            say("clock", f"no contestant does more outside its clock than {next(iter(accounts))}", always=True)
+    if args.json:
+        print(json.dumps({"accounts": accounts, "beyond": more}, indent=1))
+    return 1 if any(more.values()) else 0
+
+
+def _numbers(used: off_clock.Used) -> list[str]:
+    seconds = (used["wall_s"], used["cpu_s"], used["others_cpu_s"])
+    return [*(f"{s:.2f}" for s in seconds), f"{used['bytes_read'] / MIB:.1f}"]
 
 
 def _show_own(folder: Path) -> None:
@@ -70,13 +119,9 @@ def _show_own(folder: Path) -> None:
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh audit", main=main)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, run ids, a race or RACE:ARM")
-    kinds = ", ".join(counterfactual.KINDS)
+    kinds = ", ".join(KINDS)
     parser.add_argument(
-        "--only",
-        action="append",
-        choices=counterfactual.KINDS,
-        metavar="KIND",
-        help=f"run only this audit; may be repeated: {kinds}",
+        "--only", action="append", choices=KINDS, metavar="KIND", help=f"run only this audit; may be repeated: {kinds}"
     )
     console.add_options(parser, "a list of what was found")
     return parser

@@ -75,13 +75,15 @@ def rehearse(overrides: list[str], gpu: str = "h100", num_layers: int = NUM_LAYE
 
 
 def judge(name: str, found: dict[str, Any]) -> list[Check]:
-    """One row for what is fine and one for each finding."""
+    """A row for each finding; where none is a fault, after one that sums up what was seen."""
     for failure in ("unavailable", "error"):
         if failure in found:
             remedy = "see the message; the rehearsal knows torch 2.13 and Triton 3.7"
             return [Check(name, "fail", str(found[failure]).strip().splitlines()[0][:300], remedy)]
     findings = list(_findings(name, found))
-    return findings or [Check(name, "ok", _summary(found))]
+    if any(finding.status == "fail" for finding in findings):
+        return findings
+    return [Check(name, "ok", _summary(found)), *findings]
 
 
 def _summary(found: dict[str, Any]) -> str:
@@ -137,3 +139,7 @@ def _findings(name: str, found: dict[str, Any]) -> Iterator[Check]:
     elif peak_gib > USABLE_FRAC * found["memory_gib"]:
         what = f"{peak_gib:.1f} GiB live in the {phase}: above the {USABLE_FRAC:.0%} of memory that the estimate fills"
         yield Check(name, "warn", what, "lower hardware.micro_batch_seqs")
+    step_gib = max(num_gib for phase, num_gib in found["peak_gib"].items() if "validation" not in phase)
+    if step_gib > found["estimated_gib"]:
+        what = f"{step_gib:.1f} GiB live in a step, above the {found['estimated_gib']:.1f} that choose micro-batches"
+        yield Check(name, "warn", what, "give hardware.micro_batch_seqs on GPUs of less memory")

@@ -6,6 +6,7 @@ source each statement of the script's main part is therefore before the clock's 
 its last stop.  A function runs where its name is used, and what that function uses with it.
 
 A reader's aid and no proof: what a script calls by getattr, in a subprocess or from a compiled extension is not seen.
+./run.sh audit --only clock runs the script and measures it (off_clock.py).
 """
 
 import ast
@@ -27,6 +28,7 @@ class Line(NamedTuple):
     number: int  # of its first line, from 1
     text: str  # as Python writes it, whatever its layout
     definition: str  # the function or class that it is in; "" for the main part
+    main: str  # the function that the main part is; <module> where it is the file itself
 
 
 def lines_of(source: str) -> list[Line] | None:
@@ -40,24 +42,24 @@ def lines_of(source: str) -> list[Line] | None:
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    main = [
-        body for body in (tree.body, *_mains(tree)) if _edges(each for each in _flat(body) if not hasattr(each, "body"))
-    ]
-    if not main:
+    parts = [("<module>", tree.body), *((node.name, node.body) for node in tree.body if isinstance(node, DEFINED[:2]))]
+    keeping = [(name, body) for name, body in parts if _edges(_simple(_flat(body)))]
+    if not keeping:
         return None
-    statements, definitions = list(_flat(main[-1])), _definitions(tree)
-    if main[-1] is not tree.body:  # what stands at the top of the file runs before its main function does
+    main, body = keeping[-1]
+    statements, definitions = list(_flat(body)), _definitions(tree)
+    if body is not tree.body:  # what stands at the top of the file runs before its main function does
         statements = [*_flat(tree.body), *statements]
     phases = _phases(statements)
     reached: dict[str, set[str]] = {}
     for statement, phase in zip(statements, phases, strict=True):
         _reach(_names(statement), phase, definitions, reached)
-    found = [Line(phase, each.lineno, _text(each), "") for each, phase in zip(statements, phases, strict=True)]
+    found = [Line(phase, each.lineno, _text(each), "", main) for each, phase in zip(statements, phases, strict=True)]
     for name, nodes in definitions.items():
         of_name = reached.get(name, {TIMED})
         phase = next(phase for phase in (TIMED, PAUSE, BEFORE, AFTER) if phase in of_name)
-        inside = (each for node in nodes if node.body is not main[-1] for each in _flat(node.body, DEFINED))
-        found += [Line(phase, each.lineno, _text(each), name) for each in inside]
+        inside = (each for node in nodes if node.body is not body for each in _flat(node.body, DEFINED))
+        found += [Line(phase, each.lineno, _text(each), name, main) for each in inside]
     return sorted((line for line in found if line.text), key=lambda line: line.number)
 
 
@@ -72,19 +74,8 @@ def newly_untimed(candidate: Sequence[Line], baseline: Sequence[Line]) -> list[t
     return [(line, line.text in timed) for line in new]
 
 
-def edges_of(source: str) -> tuple[set[int], set[int]]:
-    """(the lines that start the clock, those that stop it), of the whole file."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
-    edges = _edges(each for each in statements if not hasattr(each, "body"))
-    return {line for line, is_start in edges.items() if is_start}, {
-        line for line, is_start in edges.items() if not is_start
-    }
-
-
-def _mains(tree: ast.Module) -> list[list[ast.stmt]]:
-    return [node.body for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+def _simple(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    return (each for each in statements if not hasattr(each, "body"))
 
 
 def _definitions(tree: ast.Module) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
@@ -180,7 +171,7 @@ def _is_reading(node: ast.AST) -> bool:
 
 def _phases(statements: Sequence[ast.stmt]) -> list[str]:
     """The phase of each statement, in the order of the source; a loop's body is taken once."""
-    edges = _edges(each for each in statements if not hasattr(each, "body"))
+    edges = _edges(_simple(statements))
     last = max((line for line, is_start in edges.items() if not is_start), default=0)
     ends = (
         each.end_lineno or 0 for each in statements if isinstance(each, (ast.For, ast.While)) and each.lineno < last

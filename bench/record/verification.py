@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.base import private
+from bench.base import metric, private
 from bench.base.paths import REPO
 from bench.base.reading import damage, plain_file
 from bench.config import schema, stages
@@ -235,11 +235,13 @@ def tokens_are_counted(files: RunFiles, run: Record) -> tuple[bool, str]:
 def losses_are_finite(files: RunFiles, run: Record) -> tuple[bool, str]:
     """Every loss is a number, and the last row has been validated."""
     rows = files.steps
-    losses = [(row["step"], row[name]) for row in rows for name in ("train_loss", "val_loss") if row[name] is not None]
+    its = metric.of_goal(run.get("goal")).name
+    names = dict.fromkeys(("train_loss", "val_loss", its))
+    losses = [(row["step"], row[name]) for row in rows for name in names if row.get(name) is not None]
     wrong = [step for step, loss in losses if not math.isfinite(loss)]
     if wrong:
         return False, f"not finite at steps {wrong[:5]}"
-    return rows[-1]["val_loss"] is not None, f"{len(losses)} losses, the last val_loss {rows[-1]['val_loss']}"
+    return rows[-1].get(its) is not None, f"{len(losses)} losses, the last {its} {rows[-1].get(its)}"
 
 
 def steps_fit_into_the_time(files: RunFiles, run: Record) -> tuple[bool, str]:
@@ -321,7 +323,8 @@ def printed_times_are_accounted_for(files: RunFiles, run: Record) -> tuple[bool,
 
 def the_last_step_was_validated(files: RunFiles, run: Record) -> tuple[bool, str]:
     """The last validation is of the last step, or before it (nanoGPT counts one iteration more); or it is doubted."""
-    last = max(row["step"] for row in files.steps if row["val_loss"] is not None)
+    its = metric.of_goal(run.get("goal")).name
+    last = max(row["step"] for row in files.steps if row.get(its) is not None)
     evidence = f"step {last} of {run['metrics']['num_steps']}"
     return last >= run["metrics"]["num_steps"] - 1 or _is_doubted(run), evidence
 

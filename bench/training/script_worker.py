@@ -59,6 +59,7 @@ def main(folder: str) -> None:
         runpy.run_path(profiler)["install"](folder, rank, script["profile"])
     flags = runpy.run_path(os.path.join(HERE, "compile_flags.py"))
     flags["watch"]()
+    end_sampling = sampling(script["work"], launch["launcher_pid"], rank)
     exit_code = 0
     try:
         run(script)
@@ -71,8 +72,19 @@ def main(folder: str) -> None:
         # what the interpreter does at its end: threads, then exit functions
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
+    end_sampling()
     flush()
     os._exit(exit_code)  # DDP over gloo aborts in its static destructors in about 1 exit of 20
+
+
+def sampling(work: str, launcher_pid: int, rank: int) -> Callable[[], None]:
+    """Begins to sample rank 0 where an audit of the clock wants it -> what ends that."""
+    sampler = runpy.run_path(os.path.join(HERE, "line_sampler.py"))
+    folder = os.environ.pop(sampler["VARIABLE"], None)
+    if folder is None or rank:
+        return lambda: None
+    end: Callable[[], None] = sampler["start"](os.path.join(folder, sampler["FILE"]), work, launcher_pid)
+    return end
 
 
 def run(script: dict[str, Any]) -> None:

@@ -4,10 +4,7 @@ Called by the launcher once the ranks have ended: the script's lines with their 
 and how it ended (training/script_worker.py).
 """
 
-import contextlib
-import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,11 +12,12 @@ from typing import Any, NotRequired, TypedDict, cast
 
 from bench.base import atomic, private, utc
 from bench.base.paths import REPO
-from bench.base.reading import json_file, plain_file
+from bench.base.reading import json_file
 from bench.base.reading.damage import Damaged
 from bench.base.units import ms_from_ns, s_from_ms
 from bench.launch.prepare import Job
 from bench.launch.script import trace_files, work_folder
+from bench.launch.script.opened_files import OpenedFiles, noted
 from bench.launch.script.output import Output
 from bench.launch.script.script import TIMING_PROTOCOL, WALL_PROTOCOL, Script
 from bench.record import failures, outside_clock, printed_times, run_folder, step_files, validity
@@ -29,7 +27,6 @@ from bench.record.importers.modded_nanogpt import MEANINGS
 from bench.record.importers.records import PRINTED_METRICS, Run, rows_of
 from bench.record.shape import Section
 from bench.record.step_files import StepRow
-from bench.training import script_worker
 
 OWN_DATA: Section = {
     "source": "script",
@@ -43,13 +40,7 @@ NO_LINES = "the script printed no line that {} reads"
 NO_VALIDATION = "the script printed no {}, which the goal is of"
 TWO_PATTERNS = "both patterns of {} match the line {!r}: make one of them more exact, ^ and $ hold the line's ends"
 NO_STEPS = "the script printed no step after step 0"
-# Where programs keep what they have compiled, and what is installed.  Not ~/.cache: it may hold weights and data.
-CACHES = (".triton", "torchinductor", "site-packages", "dist-packages")
-DATA = script_worker.DATA  # how the names of data files end
-MAX_SHOWN = 200
 MORE_COLUMNS = ("train_time_at_val_ms", "grad_norm", *PRINTED_METRICS)
-READER_LATE_TIMES = 3.0  # how late a reader says it was is an estimate (assumed; 1.0 accused one run in 94)
-PRINTED_LATE_S = 0.1  # a line that another thread of the script prints (assumed)
 
 
 class Facts(TypedDict):
@@ -61,15 +52,6 @@ class Facts(TypedDict):
     torch: NotRequired[dict[str, Any]]
     compile_flags: NotRequired[dict[str, Any]]
     packages: NotRequired[dict[str, str | None]]
-
-
-class Opened(TypedDict):
-    """A file that a script opened, as its worker noted it; the script can write there too."""
-
-    path: str  # as the script named it
-    real: str  # without links
-    writes: bool
-    t_ns: NotRequired[int]  # time.perf_counter_ns
 
 
 def write(
@@ -90,7 +72,7 @@ def write(
     dialect = script.dialect or dialects.detect(text for _, text in output.lines)
     shown = dialect if dialect is None or dialect in dialects.NAMES else private.redact(dialect, REPO)
     facts = [_facts(folder / f".rank{rank}.facts.tmp") for rank in range(num_ranks)]
-    opened = OpenedFiles(folder, job, [file for rank in range(num_ranks) for file in _opened(folder, rank)])
+    opened = OpenedFiles(folder, job, [file for rank in range(num_ranks) for file in noted(folder, rank)])
     used = work_folder.keep_used(folder, script, opened.read)
     run["script"] |= {"dialect": shown, "num_unkept_lines": output.num_unkept_lines, "opened": opened.names()}
     run["script"] |= {"used": used}
@@ -133,7 +115,7 @@ def write(
     doubts += _doubts_of_lines(foreign, runs, rows, run["data"]["vocab_size"])
     doubts += opened.doubts()
     doubts += opened.while_training(rows, outside["reader_late_s"])
-    doubts += [f"{name} changed while it ran" for name in work_folder.changed(script, folder / work_folder.WORK)]
+    doubts += work_folder.doubts(script, folder / work_folder.WORK, opened.read)
     _write_steps(folder, rows, goal.of.name)
     _write_result(folder, facts, measured, doubts, telemetry, {"clock": outside})
     if foreign.diverged_step is not None:
@@ -160,14 +142,6 @@ def _facts(path: Path) -> Facts:
         return cast(Facts, json_file.read(path, Facts))
     except Damaged:
         return {}
-
-
-def _opened(folder: Path, rank: int) -> Iterator[Opened]:
-    path = folder / f".rank{rank}.opened.tmp"
-    with contextlib.suppress(Damaged), plain_file.lines(path) as lines:
-        for line in lines:
-            with contextlib.suppress(Damaged):  # a line that a killed rank left unfinished
-                yield json_file.parsed(line, path, Opened)
 
 
 # ---- what it printed
@@ -248,109 +222,6 @@ def _doubts_of_lines(foreign: Run, runs: Sequence[Run], rows: list[StepRow], voc
     first_loss = rows[0].get("val_loss") if rows[0]["step"] == 0 else None
     if first_loss is not None and vocab_size is not None and validity.is_trained(first_loss, vocab_size):
         yield validity.start_doubt(first_loss, vocab_size)
-
-
-# ---- what it opened
-
-
-class OpenedFiles:
-    """What data a script really opened, and whether those are the track's."""
-
-    def __init__(self, folder: Path, job: Job, opened: Sequence[Opened]):
-        self._job, self._script, self._work = job, _script(job), (folder / work_folder.WORK).absolute()
-        self._opened = opened
-        self._data = [file for file in opened if file["path"].endswith(DATA) or file["real"].endswith(DATA)]
-        self._real = {file["real"] for file in self._data}
-        self._ours = {split: self._files_of_split(split) for split in ("train", "val")}
-        self.read = [file["real"] for file in opened if not file["writes"]]
-        # whether its track fixes no data, and it opened none of what it was given
-        is_fixed = any(key.split(".")[0] == "data" for key in job.config.track.fixed)
-        self.are_own_data = not is_fixed and not self._real & (self._ours["train"] | self._ours["val"])
-
-    def _files_of_split(self, split: str) -> set[str]:
-        """True paths of the shards, and of what was made of them."""
-        paths = {os.path.realpath(shard.path) for shard in getattr(self._job.dataset, split)}
-        data = self._work / self._script.data / f"{split}.bin"
-        return paths | ({os.path.realpath(data)} if self._script.raw_data and data.is_symlink() else set())
-
-    def names(self) -> list[str]:
-        """Data files, each once, as the record names them."""
-        names = {file["path"].replace(str(self._work), "work") for file in self._data}
-        return sorted(private.redact(name, REPO) for name in names)[:MAX_SHOWN]
-
-    def doubts(self) -> list[str]:
-        """Sentences: it read other data than the track's, never the track's, or code that its identity lacks.
-
-        Where the track fixes no data (are_own_data) a script's own are as good: only the code matters.
-        """
-        written = {file["real"] for file in self._opened if file["writes"]}
-        doubts = []
-        if not self.are_own_data:
-            others = self._real - self._ours["train"] - self._ours["val"] - written
-            if foreign := sorted(path for path in others if not _is_cache(path)):
-                more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-                doubts.append(f"it opened data that are not the track's: {self._short(foreign[0])}{more}")
-            for split, so in (
-                ("train", "it trained on others (track=free allows that)"),
-                ("val", "its val_loss is not of the track's tokens"),
-            ):
-                if not self._real & self._ours[split]:
-                    doubts.append(f"it never opened the track's {split} shards: {so}, or opened them unseen")
-        if overwritten := sorted(written & (self._ours["train"] | self._ours["val"])):
-            doubts.append(f"it opened the track's data for writing: {Path(overwritten[0]).name}")
-        homes = (self._work, self._script.root)  # of copies, and of the sources themselves
-        names = [name.removeprefix("script/") for name in self._script.sources]
-        known = {os.path.realpath(home / name) for home in homes for name in names}
-        unknown = {file["real"] for file in self._opened if file["path"].endswith(script_worker.SOURCES)} - known
-        unknown = {path for path in unknown & set(self.read) - written if not path.endswith(DATA)}
-        if foreign := sorted(path for path in unknown if not _is_cache(path)):
-            doubts.append(f"it read a source that its identity lacks: {self._short(foreign[0])}")
-        return doubts
-
-    def validation_at_start_s(self, rows: list[StepRow]) -> float | None:
-        """From the first time that it opened a validation shard to the line of its validation at step 0; None: not
-        seen."""
-        opens_ns, line_ns = self._validation_opens_ns(), rows[0].get("val_line_t_ns")
-        if rows[0]["step"] or not line_ns or not opens_ns or opens_ns[0] >= line_ns:
-            return None
-        return float(line_ns - opens_ns[0]) / 1e9
-
-    def while_training(self, rows: list[StepRow], reader_late_s: float) -> list[str]:
-        """A sentence where a rank opened a validation shard while the script trained.
-
-        Between two lines of steps, and earlier than the last line of a step before the next validation's: no rank is a
-        whole step ahead of the first.  That line may have come earlier than its stamp, by what its reader estimates and
-        a few times that on a starved machine, or have been printed late by another thread of the script.
-        """
-        steps = sorted((row["line_t_ns"], row["step"]) for row in rows if row["line_t_ns"] is not None)
-        validated_ns = sorted(row["val_line_t_ns"] for row in rows if row["val_line_t_ns"] is not None)
-        early_ns, found = round(1e9 * (READER_LATE_TIMES * reader_late_s + PRINTED_LATE_S)), []
-        for open_ns in self._validation_opens_ns():
-            next_ns = next((t_ns for t_ns in validated_ns if t_ns > open_ns), None)
-            before_ns = [t_ns for t_ns, _ in steps if next_ns is not None and t_ns <= next_ns]
-            if steps and before_ns and steps[0][0] < open_ns < before_ns[-1] - early_ns:
-                found.append(next(step for t_ns, step in steps if t_ns > open_ns))
-        if not found:
-            return []
-        where = f"at {len(set(found))} steps, first at step {found[0]}"
-        return [f"it opened the track's validation shards while it trained, {where}"]
-
-    def _validation_opens_ns(self) -> list[int]:
-        ours = self._ours["val"] - self._ours["train"]
-        reads = [file for file in self._opened if file["real"] in ours and not file["writes"]]
-        return sorted(file["t_ns"] for file in reads if file.get("t_ns"))
-
-    def _short(self, path: str) -> str:
-        beside = os.path.realpath(self._script.root)
-        for folder, name in ((str(self._work), "work"), (beside, "beside the script")):
-            if path.startswith(folder + os.sep):
-                return f"{name}/{path[len(folder) + 1 :]}"
-        return path
-
-
-def _is_cache(path: str) -> bool:
-    parts = Path(path).parts
-    return path.startswith((sys.prefix, sys.base_prefix)) or any(part.startswith(CACHES) for part in parts)
 
 
 # ---- what is written

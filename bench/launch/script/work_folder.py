@@ -105,6 +105,18 @@ def changed(script: Script, work: Path) -> list[str]:
     )
 
 
+def doubts(script: Script, work: Path, opened: Iterable[str]) -> list[str]:
+    """Sentences: a source changed, or what ran was not its copy.  opened: as of keep_used()."""
+    found = [f"{name} changed while it ran" for name in changed(script, work)]
+    root = os.path.realpath(script.root)
+    names = {os.path.relpath(path, root) for path in opened if path.startswith(root + os.sep)}
+    names = {name for name in names if name.endswith(".py") and f"script/{name}" in script.sources}
+    if script.is_rooted and names:
+        installed = "as where it is installed in place (pip install -e): no copy of the run's own"
+        found.append(f"it ran {min(names)} of script.root itself, {installed}")
+    return found
+
+
 def _sha256(path: Path) -> str | None:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()

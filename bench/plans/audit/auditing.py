@@ -32,8 +32,8 @@ Say = Callable[[str, str], None]
 def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
     """Audit a complete run -> what audit.json says, which is written.  ValueError: it cannot be audited."""
     run = cast(Run, run_folder.read(folder))
-    _refuse(folder, run)
-    job = _job(folder, run, say)
+    refuse(folder, run)
+    job = job_of(folder, run, say)
     found = list[Any]()
     for kind in kinds:
         looks = job.script is not None and "look=off" not in job.overrides and not any(one["run"] for one in found)
@@ -64,20 +64,21 @@ def outcome_of(outcomes: Sequence[str]) -> str:
     return PASSED if all(outcome in (PASSED, NOT_POSSIBLE) for outcome in outcomes) else DOUBTED
 
 
-def _refuse(folder: Path, run: Run) -> None:
+def refuse(folder: Path, run: Run, own_data_too: bool = False) -> None:
+    """ValueError: it cannot run again here; own_data_too: scripts that bring their own data can."""
     if run.get("imported"):
         raise ValueError(f"{folder.name}: was imported from a log, so there is nothing to run again")
     if run["status"] != "complete":
         raise ValueError(f"{folder.name}: its status is {run['status']}: only a complete run can be audited")
     if run.get("audit"):
         raise ValueError(f"{folder.name}: is itself an audit run: audit {run['audit']['run']} instead")
-    if run["data"]["source"] == "script":
+    if run["data"]["source"] == "script" and not own_data_too:
         raise ValueError(f"{folder.name}: cannot be audited: it brings its own data, which an audit cannot replace")
     if run["hardware"].get("nodes"):
         raise ValueError(f"{folder.name}: cannot be audited: it ran on several nodes; audit a run on one node")
 
 
-def _job(folder: Path, run: Run, say: Say) -> Job:
+def job_of(folder: Path, run: Run, say: Say) -> Job:
     """The run as it would be started now.  ValueError: its settings or its code are not here."""
     path, hardware = folder / "overrides.yaml", run["hardware"]
     typed = yaml_file.parsed(plain_file.text(path, yaml_file.MAX_BYTES), path) or []

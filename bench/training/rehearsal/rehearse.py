@@ -190,7 +190,6 @@ def facts(trainer: Any, watch: Any) -> dict[str, Any]:
     estimates = [resolve.estimated_gib(config, stage.seq_len) for stage in stages]
     compiled = [one for configs in watch.kernels.values() for one in configs]
     return {
-        "arch": trainer.arch,
         "num_layers": config.model.num_layers,
         "micro_batch_seqs": [stage.micro_batch_seqs for stage in stages],
         "seq_len": [stage.seq_len for stage in stages],
@@ -198,7 +197,6 @@ def facts(trainer: Any, watch: Any) -> dict[str, Any]:
         "without_kernel": watch.without_kernel(),
         "has_triton": watch.with_kernels,
         "num_kernels": len(watch.kernels),
-        "num_compiled": len([one for one in compiled if "error" not in one]),
         "largest_shared_bytes": max((one.get("shared_bytes", 0) for one in compiled), default=0),
         "shared_limit_bytes": watch.gpu.shared_memory_per_block_optin,
         "too_large": watch.too_large(),
@@ -210,7 +208,6 @@ def facts(trainer: Any, watch: Any) -> dict[str, Any]:
             fixed + stage.micro_batch_seqs * seq for (fixed, seq), stage in zip(estimates, stages, strict=True)
         ),
         "memory_gib": MEMORY_GIB,
-        "dtype": config.hardware.dtype,
         "reducer": trainer.reducer.name,
     }
 

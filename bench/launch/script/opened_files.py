@@ -1,0 +1,143 @@
+"""What data and sources a script opened, by what its workers noted of each rank, and every reason to doubt that."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NotRequired, TypedDict
+
+from bench.base import private
+from bench.base.paths import REPO
+from bench.base.reading import json_file, plain_file
+from bench.base.reading.damage import Damaged
+from bench.launch.prepare import Job
+from bench.launch.script import work_folder
+from bench.record.step_files import StepRow
+from bench.training import script_worker
+
+# Where programs keep what they have compiled, and what is installed.  Not ~/.cache: it may hold weights and data.
+CACHES = (".triton", "torchinductor", "site-packages", "dist-packages")
+DATA = script_worker.DATA  # how the names of data files end
+MAX_SHOWN = 200
+READER_LATE_TIMES = 3.0  # how late a reader says it was is an estimate (assumed; 1.0 accused one run in 94)
+PRINTED_LATE_S = 0.1  # a line that another thread of the script prints (assumed)
+
+
+class Opened(TypedDict):
+    """A file that a script opened, as its worker noted it; the script can write there too."""
+
+    path: str  # as the script named it
+    real: str  # without links
+    writes: bool
+    t_ns: NotRequired[int]  # time.perf_counter_ns
+
+
+def noted(folder: Path, rank: int) -> Iterator[Opened]:
+    """What the worker of a rank noted."""
+    path = folder / f".rank{rank}.opened.tmp"
+    with contextlib.suppress(Damaged), plain_file.lines(path) as lines:
+        for line in lines:
+            with contextlib.suppress(Damaged):  # a line that a killed rank left unfinished
+                yield json_file.parsed(line, path, Opened)
+
+
+class OpenedFiles:
+    """What data a script really opened, and whether those are the track's."""
+
+    def __init__(self, folder: Path, job: Job, opened: Sequence[Opened]):
+        assert job.script is not None
+        self._job, self._script, self._work = job, job.script, (folder / work_folder.WORK).absolute()
+        self._opened = opened
+        self._data = [file for file in opened if file["path"].endswith(DATA) or file["real"].endswith(DATA)]
+        self._real = {file["real"] for file in self._data}
+        self._ours = {split: self._files_of_split(split) for split in ("train", "val")}
+        self.read = [file["real"] for file in opened if not file["writes"]]
+        # whether its track fixes no data, and it opened none of what it was given
+        is_fixed = any(key.split(".")[0] == "data" for key in job.config.track.fixed)
+        self.are_own_data = not is_fixed and not self._real & (self._ours["train"] | self._ours["val"])
+
+    def _files_of_split(self, split: str) -> set[str]:
+        """True paths of the shards, and of what was made of them."""
+        paths = {os.path.realpath(shard.path) for shard in getattr(self._job.dataset, split)}
+        data = self._work / self._script.data / f"{split}.bin"
+        return paths | ({os.path.realpath(data)} if self._script.raw_data and data.is_symlink() else set())
+
+    def names(self) -> list[str]:
+        """Data files, each once, as the record names them."""
+        names = {file["path"].replace(str(self._work), "work") for file in self._data}
+        return sorted(private.redact(name, REPO) for name in names)[:MAX_SHOWN]
+
+    def doubts(self) -> list[str]:
+        """Sentences: it read other data than the track's, never the track's, or code that its identity lacks.
+
+        Where the track fixes no data (are_own_data) a script's own are as good: only the code matters.
+        """
+        written = {file["real"] for file in self._opened if file["writes"]}
+        doubts = []
+        if not self.are_own_data:
+            others = self._real - self._ours["train"] - self._ours["val"] - written
+            if foreign := sorted(path for path in others if not _is_cache(path)):
+                more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+                doubts.append(f"it opened data that are not the track's: {self._short(foreign[0])}{more}")
+            for split, so in (
+                ("train", "it trained on others (track=free allows that)"),
+                ("val", "its val_loss is not of the track's tokens"),
+            ):
+                if not self._real & self._ours[split]:
+                    doubts.append(f"it never opened the track's {split} shards: {so}, or opened them unseen")
+        if overwritten := sorted(written & (self._ours["train"] | self._ours["val"])):
+            doubts.append(f"it opened the track's data for writing: {Path(overwritten[0]).name}")
+        homes = (self._work, self._script.root)  # of copies, and of the sources themselves
+        names = [name.removeprefix("script/") for name in self._script.sources]
+        known = {os.path.realpath(home / name) for home in homes for name in names}
+        unknown = {file["real"] for file in self._opened if file["path"].endswith(script_worker.SOURCES)} - known
+        unknown = {path for path in unknown & set(self.read) - written if not path.endswith(DATA)}
+        if foreign := sorted(path for path in unknown if not _is_cache(path)):
+            doubts.append(f"it read a source that its identity lacks: {self._short(foreign[0])}")
+        return doubts
+
+    def validation_at_start_s(self, rows: list[StepRow]) -> float | None:
+        """From the first time that it opened a validation shard to the line of its validation at step 0; None: not
+        seen."""
+        opens_ns, line_ns = self._validation_opens_ns(), rows[0].get("val_line_t_ns")
+        if rows[0]["step"] or not line_ns or not opens_ns or opens_ns[0] >= line_ns:
+            return None
+        return float(line_ns - opens_ns[0]) / 1e9
+
+    def while_training(self, rows: list[StepRow], reader_late_s: float) -> list[str]:
+        """A sentence where a rank opened a validation shard while the script trained.
+
+        Between two lines of steps, and earlier than the last line of a step before the next validation's: no rank is a
+        whole step ahead of the first.  That line may have come earlier than its stamp, by what its reader estimates and
+        a few times that on a starved machine, or have been printed late by another thread of the script.
+        """
+        steps = sorted((row["line_t_ns"], row["step"]) for row in rows if row["line_t_ns"] is not None)
+        validated_ns = sorted(row["val_line_t_ns"] for row in rows if row["val_line_t_ns"] is not None)
+        early_ns, found = round(1e9 * (READER_LATE_TIMES * reader_late_s + PRINTED_LATE_S)), []
+        for open_ns in self._validation_opens_ns():
+            next_ns = next((t_ns for t_ns in validated_ns if t_ns > open_ns), None)
+            before_ns = [t_ns for t_ns, _ in steps if next_ns is not None and t_ns <= next_ns]
+            if steps and before_ns and steps[0][0] < open_ns < before_ns[-1] - early_ns:
+                found.append(next(step for t_ns, step in steps if t_ns > open_ns))
+        if not found:
+            return []
+        where = f"at {len(set(found))} steps, first at step {found[0]}"
+        return [f"it opened the track's validation shards while it trained, {where}"]
+
+    def _validation_opens_ns(self) -> list[int]:
+        ours = self._ours["val"] - self._ours["train"]
+        reads = [file for file in self._opened if file["real"] in ours and not file["writes"]]
+        return sorted(file["t_ns"] for file in reads if file.get("t_ns"))
+
+    def _short(self, path: str) -> str:
+        beside = os.path.realpath(self._script.root)
+        for folder, name in ((str(self._work), "work"), (beside, "beside the script")):
+            if path.startswith(folder + os.sep):
+                return f"{name}/{path[len(folder) + 1 :]}"
+        return path
+
+
+def _is_cache(path: str) -> bool:
+    parts = Path(path).parts
+    return path.startswith((sys.prefix, sys.base_prefix)) or any(part.startswith(CACHES) for part in parts)

@@ -1,0 +1,217 @@
+"""What a script does outside its own clock: CPU time, wall time and bytes read, by phase and source line.  Pure.
+
+From the samples of bench/training/line_sampler.py and the phases of clock_lines.py: where the main part of the script
+is when a sample is taken gives the phase, its innermost line the place.  What the phases say is held against the time
+that the script prints; where they do not agree, or the source keeps no clock, the printed lines' stamps are the phases.
+"""
+
+import bisect
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypedDict
+
+from bench.base.units import MIB
+from bench.record import clock_lines
+from bench.record.clock_lines import AFTER, BEFORE, PAUSE, TIMED, UNTIMED
+
+MIN_S, MIN_FRAC = 0.05, 0.25  # of CPU time at a line, more than the baseline's there: below it is noise (assumed)
+MIN_BYTES = 16 * MIB
+TOLERANCE_S, TOLERANCE_FRAC = 0.2, 0.01  # between the timed samples and the time that is printed (assumed)
+MAX_UNSEEN_S = 2.0  # from the last sample to the last line that it printed
+Frame = tuple[str, int, str]  # file, line, function
+Chain = Sequence[Frame]  # of a stack, the innermost first
+Key = tuple[str, tuple[str, int], tuple[str, int]]  # phase, line of the main part, innermost line
+NOWHERE = ("", 0)
+
+
+class Used(TypedDict):
+    """In one phase, at one line or at all."""
+
+    phase: str
+    file: str  # "" of a whole phase, and where no line of the script was on the stack
+    line: int
+    text: str
+    inside: str  # FILE:LINE TEXT of the innermost line of the script; "" for the same
+    wall_s: float
+    cpu_s: float  # of the process without the sampler, all its threads
+    others_cpu_s: float  # of processes that it started
+    bytes_read: int
+
+
+class Account(TypedDict):
+    """What an audit of the clock found."""
+
+    phases: list[Used]
+    lines: list[Used]  # the most CPU time first
+    by: str  # what the phases are by: the source, or the printed lines
+    doubt: str | None  # why not by the source
+
+
+def account(
+    samples: Iterable[str],
+    file: str,
+    sources: Mapping[str, str],
+    stamps_ns: Sequence[tuple[int, bool]],
+    train_s: float | None,
+) -> Account:
+    """samples: lines of line_sampler; file: of the script; sources: {file: text}.
+
+    stamps_ns: [(when a line of it came, whether it is of a validation)] in order; train_s: as it prints it.
+    ValueError: the samples do not reach its end.
+    """
+    taken, chains = _read(samples)
+    if stamps_ns and stamps_ns[-1][0] - taken[-1][0] > MAX_UNSEEN_S * 1e9:
+        raise ValueError("it printed lines after its last sample: it ended its sampler, or replaced its process")
+    lines = clock_lines.lines_of(sources.get(file, "")) or []
+    main = [line for line in lines if not line.definition]
+    by_source = _phases_by_source(taken, chains, file, main)
+    timed_s = sum(spent[0] for spent, phase in zip(_spent(taken), by_source) if phase == TIMED) / 1e9
+    doubt = None
+    if not main:
+        doubt = f"{file} starts no clock that can be read in its main part"
+    elif train_s is not None and abs(timed_s - train_s) > TOLERANCE_S + TOLERANCE_FRAC * train_s:
+        doubt = (
+            f"the lines inside its clock took {timed_s:.2f} s, it prints {train_s:.2f} s: not the clock that it prints"
+        )
+    phases = by_source if doubt is None else _phases_by_stamps(taken, stamps_ns)
+    totals: dict[Key, list[int]] = {}
+    for spent, phase, sample in zip(_spent(taken), phases, taken[1:]):
+        chain = chains[sample[4]]
+        place = _of_main(chain, file, main)
+        for key in ((phase, NOWHERE, NOWHERE), *([(phase, place[:2], chain[0][:2])] if place else [])):
+            totals[key] = [one + more for one, more in zip(totals.get(key, [0] * 4), spent)]
+    texts = {name: text.splitlines() for name, text in sources.items()}
+    used = [_used(key, total, texts) for key, total in totals.items()]
+    at_lines = [each for each in used if each["file"]]
+    order = (BEFORE, TIMED, PAUSE, AFTER)
+    return {
+        "phases": sorted((each for each in used if not each["file"]), key=lambda each: order.index(each["phase"])),
+        "lines": sorted(at_lines, key=cpu_s, reverse=True),
+        "by": "the source" if doubt is None else "the printed lines",
+        "doubt": doubt,
+    }
+
+
+def cpu_s(used: Used) -> float:
+    """Of the process and of what it started."""
+    return used["cpu_s"] + used["others_cpu_s"]
+
+
+def beyond(candidate: Account, baseline: Account) -> list[str]:
+    """A sentence for each line, and phase, outside the clock that uses more than in the baseline; lines are by text.
+
+    The largest first.  What a line does more of by less than MIN_S and MIN_FRAC is not told from noise.
+    """
+    own, theirs = _by_text(candidate), _by_text(baseline)
+    found, in_lines = list[tuple[float, str]](), dict.fromkeys(UNTIMED, 0.0)
+    for (phase, text, inside), (s, num_bytes, at) in own.items():
+        if phase == TIMED:
+            continue
+        old_s, old_bytes, _ = theirs.get((phase, text, inside), (0.0, 0, at))
+        more_s, more_bytes = s - old_s, num_bytes - old_bytes
+        if more_s > MIN_S + MIN_FRAC * old_s or more_bytes > MIN_BYTES + MIN_FRAC * old_bytes:
+            timed_s = [each.get((TIMED, text, inside), (0.0, 0, at))[0] for each in (theirs, own)]
+            is_moved = more_s > MIN_S and timed_s[0] - timed_s[1] > more_s / 2
+            how = f"moved out of the timed region (now {phase})" if is_moved else f"more {phase}"
+            read = f" and {more_bytes / MIB:.0f} MiB read" if more_bytes > MIB else ""
+            found.append((more_s, f"{max(0.0, more_s):.2f} s of CPU time{read} {how}: {place_of(at)}"))
+            in_lines[phase] += more_s
+    for phase in UNTIMED:
+        all_s = [
+            sum(cpu_s(used) for used in each["phases"] if used["phase"] == phase) for each in (candidate, baseline)
+        ]
+        more_s = all_s[0] - all_s[1] - in_lines[phase]
+        if more_s > 2 * MIN_S + MIN_FRAC * all_s[1]:
+            found.append((more_s, f"{more_s:.2f} s of CPU time more {phase}, at no single line"))
+    return [sentence for _, sentence in sorted(found, reverse=True)]
+
+
+def place_of(used: Used) -> str:
+    """FILE:LINE and its text, and the innermost line below it."""
+    return f"{used['file']}:{used['line']} {used['text']}" + (f" (in {used['inside']})" if used["inside"] else "")
+
+
+def _by_text(found: Account) -> dict[tuple[str, str, str], tuple[float, int, Used]]:
+    """{(phase, text, innermost text): (CPU s, bytes read, the first such line)}: what a line is in two sources."""
+    totals: dict[tuple[str, str, str], tuple[float, int, Used]] = {}
+    for used in found["lines"]:
+        key = used["phase"], used["text"], used["inside"].partition(" ")[2]
+        s, num_bytes, at = totals.get(key, (0.0, 0, used))
+        totals[key] = s + cpu_s(used), num_bytes + used["bytes_read"], at
+    return totals
+
+
+def _read(samples: Iterable[str]) -> tuple[list[list[int]], list[Chain]]:
+    """(samples, chains); a line that a killed process left unfinished is skipped."""
+    taken: list[list[int]] = []
+    chains: list[Chain] = []
+    for text in samples:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if len(line) == 1:
+            chains.append([(file, number, name) for file, number, name in line[0]])
+        else:
+            taken.append(line)
+    if len(taken) < 2:
+        raise ValueError("the script was not sampled: it replaced its process, or ended before its first line")
+    return sorted(taken), chains
+
+
+def _spent(taken: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Between two samples, at the place of the second: [wall ns, CPU ns, CPU ns of others, bytes]."""
+    return [[max(0, new - old) for old, new in zip(a[:4], b[:4])] for a, b in zip(taken, taken[1:])]
+
+
+def _of_main(chain: Chain, file: str, main: Sequence[clock_lines.Line]) -> Frame | None:
+    """Where the script's main part is, or, where that is not on the stack, its outermost line; None: no line is."""
+    of_main = [frame for frame in chain if main and frame[0] == file and frame[2] == main[0].main]
+    return next(reversed(of_main or chain), None)
+
+
+def _phases_by_source(
+    taken: Sequence[Sequence[int]], chains: Sequence[Chain], file: str, main: Sequence[clock_lines.Line]
+) -> list[str]:
+    """A sample without a line of the main part is in the phase before it, the last one after the clock."""
+    numbers, found, phase = [line.number for line in main], [], BEFORE
+    for sample in taken[1:]:
+        frame = _of_main(chains[sample[4]], file, main)
+        if frame and main and frame[2] == main[0].main and (number := bisect.bisect(numbers, frame[1])):
+            phase = main[number - 1].phase
+        found.append(phase if frame or sample is not taken[-1] else AFTER)
+    return found
+
+
+def _phases_by_stamps(taken: Sequence[Sequence[int]], stamps_ns: Sequence[tuple[int, bool]]) -> list[str]:
+    """Before its first line, after its last, up to a line of a validation from the line before, else timed."""
+    times = [t_ns for t_ns, _ in stamps_ns]
+    found = []
+    for sample in taken[1:]:
+        number = bisect.bisect_left(times, sample[0])
+        is_edge = number in (0, len(times))
+        found.append(
+            (BEFORE if number == 0 and times else AFTER) if is_edge else PAUSE if stamps_ns[number][1] else TIMED
+        )
+    return found
+
+
+def _used(key: Key, total: Sequence[int], texts: Mapping[str, Sequence[str]]) -> Used:
+    phase, (file, line), inner = key
+    inside = "" if inner == (file, line) else f"{inner[0]}:{inner[1]} {_text(texts, *inner)}"
+    return {
+        "phase": phase,
+        "file": file,
+        "line": line,
+        "text": _text(texts, file, line),
+        "inside": inside,
+        "wall_s": total[0] / 1e9,
+        "cpu_s": total[1] / 1e9,
+        "others_cpu_s": total[2] / 1e9,
+        "bytes_read": total[3],
+    }
+
+
+def _text(texts: Mapping[str, Sequence[str]], file: str, line: int) -> str:
+    lines = texts.get(file, ())
+    return lines[line - 1].partition("  #")[0].strip() if 0 < line <= len(lines) else ""

@@ -1,0 +1,163 @@
+"""./run.sh audit --only clock: work that a script moves out of its clock is found, wherever it hides."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+import real_runs
+import scripted
+
+from bench.record import off_clock
+from bench.record.clock_lines import AFTER, BEFORE, PAUSE, TIMED
+
+SCRIPT = scripted.SCRIPTS / "clock" / "train.py"
+SAMPLER = real_runs.REPO / "bench" / "training" / "line_sampler.py"
+TABLE = "rows = table(0.3)"
+TEXT = SCRIPT.read_text()
+WITHOUT = TEXT.replace(f"{TABLE}  # TIMED\n", "")
+DRIVER = """
+import os, runpy, sys
+samples, sampler, script = sys.argv[1:]
+end = runpy.run_path(sampler)["start"](samples, os.path.dirname(script), os.getppid())
+sys.argv[:] = [script]
+runpy.run_path(script, run_name="__main__")
+end()
+"""
+DAEMON = """pid = os.fork()
+if pid == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    table(0.4)
+    os._exit(0)
+os.waitpid(pid, 0)
+time.sleep(2)"""
+
+
+def sampled(folder, text):
+    """The account of a script that runs under the sampler, by a process that stamps its lines."""
+    folder.mkdir()
+    (folder / "train.py").write_text(text)
+    words = [sys.executable, "-c", DRIVER, folder / "samples", SAMPLER, folder / "train.py"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        lines = [(time.perf_counter_ns(), line) for line in process.stdout]
+    assert process.returncode == 0
+    stamps_ns = [(t_ns, "val_loss" in line) for t_ns, line in lines]
+    train_s = int(re.findall(r"val_loss:\S+ train_time:(\d+)ms", "".join(line for _, line in lines))[-1]) / 1e3
+    samples = (folder / "samples").read_text().splitlines()
+    return off_clock.account(samples, "train.py", {"train.py": text}, stamps_ns, train_s)
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory):
+    return sampled(tmp_path_factory.mktemp("base") / "run", TEXT)
+
+
+def test_the_phases_add_up_to_what_the_script_prints(baseline):
+    seconds = {used["phase"]: used["cpu_s"] for used in baseline["phases"]}
+    assert (baseline["by"], baseline["doubt"]) == ("the source", None)
+    assert seconds[TIMED] == pytest.approx(0.38, abs=0.08) and seconds[PAUSE] == pytest.approx(0.09, abs=0.05)
+    assert off_clock.beyond(baseline, baseline) == []
+
+
+@pytest.mark.parametrize(
+    ("where", "text", "phase", "line"),
+    [
+        ("before the start", WITHOUT.replace("# BEFORE", TABLE), BEFORE, TABLE),
+        ("in validations", WITHOUT.replace("# PAUSE", "rows = table(0.1)"), PAUSE, "rows = table(0.1)"),
+        ("after the last step", WITHOUT.replace("# AFTER", TABLE), AFTER, TABLE),
+        (
+            "in a thread",
+            WITHOUT.replace("# BEFORE", "w = threading.Thread(target=table, args=(0.3,))\nw.start()\nw.join()"),
+            BEFORE,
+            "w.join()",
+        ),
+        (
+            "in a subprocess",
+            WITHOUT.replace("# BEFORE", "subprocess.run([sys.executable, '-c', 'sum(range(20_000_000))'])"),
+            BEFORE,
+            "subprocess.run(",
+        ),
+        ("in C", WITHOUT.replace("# BEFORE", "rows = sum(range(20_000_000))"), BEFORE, "rows = sum("),
+        (
+            "under another clock",
+            WITHOUT.replace("# BEFORE", f"a = time.perf_counter()\n{TABLE}\nspent = time.perf_counter() - a"),
+            BEFORE,
+            TABLE,
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and len(value) < 20 and " " in value else "",
+)
+def test_a_table_outside_the_clock_is_found_with_its_line(baseline, tmp_path, where, text, phase, line):
+    found = sampled(tmp_path / "run", text)
+    (first, *_) = off_clock.beyond(found, baseline)
+    number = next(number for number, each in enumerate(text.splitlines(), 1) if each.strip().startswith(line))
+    assert phase in first and f"train.py:{number} {line}" in first, first
+    assert float(first.split()[0]) > 0.1
+    assert ("moved out of the timed region" in first) == (line == TABLE), first
+    assert (found["by"] == "the printed lines") == (where == "under another clock")
+
+
+def test_bytes_that_are_read_before_the_clock_are_counted(baseline, tmp_path):
+    (tmp_path / "big.bin").write_bytes(bytes(40 * 2**20))
+    found = sampled(
+        tmp_path / "run", TEXT.replace("# BEFORE", f"data = open({str(tmp_path / 'big.bin')!r}, 'rb').read()")
+    )
+    sentences = off_clock.beyond(found, baseline)
+    assert any("40 MiB read more before the clock starts" in sentence for sentence in sentences), sentences
+
+
+# ---- the account, of made samples
+
+MADE = "import time\nt0 = time.time()\nwork()\ntotal = time.time() - t0\nprint(total)\n"
+
+
+def made(*places, every_s=0.1):
+    """Samples at lines of MADE, 0.1 s of wall and CPU time each."""
+    numbers = sorted({*places})
+    chains = [json.dumps([[]]), *(json.dumps([[["train.py", number, "<module>"]]]) for number in numbers)]
+    rows = [[round(1e9 * every_s * n), round(1e9 * every_s * n), 0, 0] for n in range(len(places) + 1)]
+    return chains + [
+        json.dumps([*row, 0 if n == 0 else 1 + numbers.index(places[n - 1])]) for n, row in enumerate(rows)
+    ]
+
+
+def test_a_clock_that_is_not_the_one_printed_is_no_clock():
+    found = off_clock.account(
+        made(3, 3, 3, 5), "train.py", {"train.py": MADE}, [(10**8, False), (3 * 10**8, False)], 0.3
+    )
+    assert found["by"] == "the source" and [used["cpu_s"] for used in found["phases"]] == pytest.approx([0.3, 0.1])
+    found = off_clock.account(made(*[3] * 9), "train.py", {"train.py": MADE}, [(10**8, False), (3 * 10**8, False)], 0.3)
+    assert found["by"] == "the printed lines" and "took 0.90 s, it prints 0.30 s" in found["doubt"]
+    assert {used["phase"]: round(used["cpu_s"], 1) for used in found["phases"]} == {BEFORE: 0.1, TIMED: 0.2, AFTER: 0.6}
+
+
+def test_samples_that_end_before_the_script_does_are_refused():
+    for samples, why in ((made(3, 3), "it ended its sampler"), ([], "was not sampled")):
+        with pytest.raises(ValueError, match=why):
+            off_clock.account(samples, "train.py", {"train.py": MADE}, [(10**10, False)], 0.3)
+
+
+@pytest.mark.slow
+def test_the_audit_of_records_names_the_baseline_first_and_finds_a_daemon(tmp_path):
+    folders = []
+    for name, text in (
+        ("base", TEXT),
+        ("before", WITHOUT.replace("# BEFORE", TABLE)),
+        ("daemon", WITHOUT.replace("# BEFORE", DAEMON)),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text(text)
+        folders.append(scripted.run(tmp_path / "results", tmp_path / name / "train.py", "track=free"))
+    done = real_runs.bench(tmp_path / "results", "audit", *map(str, folders), "--only", "clock")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert (
+        "s of CPU time moved out of the timed region (now before the clock starts): train.py:19 rows = table(0.3)"
+        in done.stdout
+    )
+    assert re.search(r"0\.\d\d s of CPU time more before the clock starts: train\.py:\d+ time\.sleep\(2\)", done.stdout)
+    alone = real_runs.bench(tmp_path / "results", "audit", str(folders[0]), "--only", "clock", "--only", "held_out")
+    assert alone.returncode == 2 and "audits nothing else" in alone.stderr

