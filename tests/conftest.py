@@ -30,8 +30,11 @@ fork_server.install()
 OTHER_PROFILERS = {"window", "stages", "nsys"}  # than trace; the last needs a GPU too
 
 # Files of many runs, the longest first.
-LONGEST = "wheel scripts slurm nodes ends rainy_days bisect races sweep_runs replay ladder_race profiling_runs run own "
-LONGEST = [f"test_{name}" for name in (LONGEST + "adopted stages worker_by_hand telemetry cli fuzz_records").split()]
+LONGEST = "stand_in wheel scripts slurm nodes ends rainy_days bisect races sweep_runs replay ladder_race "
+LONGEST = [
+    f"test_{name}"
+    for name in (LONGEST + "profiling_runs run own adopted stages worker_by_hand telemetry cli fuzz_records").split()
+]
 
 # Files whose outcome hangs on rounding: goldens, replays, the same losses another way.  CI runs them on lesser
 # instruction sets too (.ci/run).

@@ -48,6 +48,8 @@ def test_ranks_that_do_not_answer_are_a_failure_with_a_remedy(tmp_path):
     check = probe.Answers(2, [], [], -6, output).why_missing(30.0)
     assert "exit code -6: ncclUnhandledCudaError" in check.found
     assert "NCCL_DEBUG=INFO" in check.remedy
+    frames = 'File "/x/torch/distributed/elastic/multiprocessing/errors/__init__.py", line 361 in wrapper\nTerminated\n'
+    assert probe.Answers(2, [], [], None, frames).why_missing(30.0).found.endswith("did not end in time: Terminated")
     assert "did not end in time: they printed nothing" in probe.Answers(2, [], [], None, "").why_missing(30.0).found
 
 

@@ -157,7 +157,11 @@ class Facts:
 
     def of(self, shard: Shard, say: Callable[[str], None] = lambda text: None) -> tuple[str, int]:
         """(sha256, largest token) of the file as it is now."""
-        return self.sha256(shard.path, say), self._fact(shard.path, "max_token", lambda: max_token(shard))
+        digest = self.sha256(shard.path, say)
+        known = self._known.setdefault(digest, {})  # of these bytes, wherever they lie
+        if not isinstance(known.get("max_token"), int):
+            known["max_token"], self._new = max_token(shard), True
+        return digest, known["max_token"]
 
     def _fact(
         self, path: Path, kind: str, find: Callable[[], Any], say: Callable[[str], None] = lambda text: None

@@ -227,6 +227,8 @@ class GcPolicy:
         return (self.each_step,) if self._policy == "manual" else ()
 
     def before_training(self) -> None:
+        if self._policy == "on":
+            gc.unfreeze()  # what the worker froze: its imports
         gc.collect()
         if self._policy != "on":
             gc.freeze()

@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -87,11 +88,16 @@ def device():
 
     if torch.version.cuda is not None:
         pytest.skip("this torch is a build for GPUs, which have no stand-in")
-    home, version = Path(torch.__file__).parent, torch.__version__
+    home = Path(torch.__file__).parent
     includes = [f"-I{home}/include", f"-I{home}/include/torch/csrc/api/include"]
-    links = [f"-L{home}/lib", f"-Wl,-rpath,{home}/lib", "-lc10", "-ltorch_cpu", f"-DTORCH=_{version.replace('.', '_')}"]
-    links[-1] = links[-1].replace("+", "_")
-    return compiled("device.cpp", "-std=c++20", "-O1", *includes, *links, compiler=("g++", "c++"))
+    links = [f"-L{home}/lib", f"-Wl,-rpath,{home}/lib", "-lc10", "-ltorch_cpu"]
+    made_for = f"-DTORCH_{re.sub(r'[^0-9a-z]', '_', torch.__version__)}"  # another torch is another library
+    try:
+        return compiled("device.cpp", "-std=c++20", "-O1", made_for, *includes, *links, compiler=("g++", "c++"))
+    except subprocess.CalledProcessError:
+        if torch.__version__.startswith("2.13."):
+            raise
+        pytest.skip(f"device.cpp is made for torch 2.13 and does not compile against {torch.__version__}")
 
 
 class Gpus:
