@@ -249,7 +249,7 @@ class Judge:
         arms, runs_of = (below[1], above[1]), (below[2], above[2])
         rows_of: list[Any] = [arm.rows for arm in arms]
         if self.goal is not None:  # as of runs that ended at the target, which is what is compared
-            way = {"target_val_loss": self.goal, "stop_at_target": True, "target_reached": True}
+            way = {"target": self.goal, "stop_at_target": True, "target_reached": True}
             rows_of = [[row | way for row in rows] for rows in rows_of]
         answer = eligibility.judge(rows_of[0], rows_of[1], (below[0], above[0]))
         designed = design.of_rows(rows_of[0], rows_of[1], self.plan)
