@@ -125,7 +125,7 @@ def test_a_run_that_breaks_a_rule_says_which():
     assert "data.source: markov instead of pysource" in found
 
 
-@pytest.mark.parametrize("track", compose.choices("track"))
+@pytest.mark.parametrize("track", [track for track in compose.choices("track") if track != "nanochat"])
 @pytest.mark.parametrize("model", ["gpt2", "modern"])
 @pytest.mark.parametrize("optim", ["adamw", "muon"])
 def test_every_track_takes_every_model_and_optimizer(track, model, optim):

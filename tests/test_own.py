@@ -152,7 +152,7 @@ def test_the_arguments_of_a_model_are_free_and_part_of_the_config_id(project):
     with pytest.raises(ValueError, match=r"unknown setting model\.argz\.x=1"):
         compose.compose(["model.argz.x=1"])
     with pytest.raises(
-        ValueError, match="model.arch=gpt2 cannot be trained:\n  - model.args.x: its __init__ takes no more"
+        ValueError, match="model.arch=gpt2 cannot be trained:\n  - model.args.x: its __init__ takes gelu"
     ):
         own_model.check(compose.compose(["model.args.x=1"]))
 

@@ -50,6 +50,7 @@ def log(source, time_s, loss, minute, num_gpus=8):
     lines = [f"step:{step}/10 val_loss:{value:.4f} train_time:{1000 * time_s * step / 10:.0f}ms step_avg:1ms"
              for step, value in ((0, 10.8), (5, 4 + time_s % 1), (10, loss))]  # fmt: skip
     head = f"Running PyTorch 2.10.0 compiled for CUDA 12.8\nMon Feb  2 03:{minute:02}:00 2026\n{smi}"
+    head = f"Using seed=7\n{head}" if "# prints its seed" in source else head
     return "\n".join([source, "=" * 100, head, "=" * 100, *lines, ""])
 
 
@@ -75,6 +76,7 @@ def answers(folder, capsys, *options):
 
 
 CHANGED = SCRIPT.replace("model[0] += 1", "model[0] += 2")
+CHANGED_SEED = f"{CHANGED}# prints its seed\n"
 
 
 def test_a_pull_request_with_its_baseline_meets_the_rules(planted, capsys):
@@ -106,6 +108,13 @@ def test_the_verdict_is_the_first_line_below_the_title_and_what_is_missing_has_a
         ("no faster", {"times": SLOWER}, "same_hardware", "not shown", "71.10 s to 71.10 s, +0.00 %"),
         ("no baseline", {"baseline": ""}, "same_hardware", "not shown", "no logs of a baseline"),
         ("one run", {"losses": LOSSES[:1]}, "mean_loss", "not shown", "one run has no spread"),
+        (
+            "one seed, printed",
+            {"candidate": CHANGED_SEED},
+            "mean_loss",
+            "not shown",
+            "5 runs count as 1 by their seeds",
+        ),
         ("over the target", {"losses": [3.281, 3.2812, 3.2809, 3.2811, 3.281]}, "loss_buffer", "reader", "ABOVE 3.28"),
         (
             "another stream",
@@ -177,6 +186,8 @@ def test_the_baseline_may_be_named_and_what_fits_no_glob_is_refused(planted, cap
     folder = planted(CHANGED, folders=("one", "two"))
     code, words, found = answers(folder, capsys, "--baseline", "one/*")
     assert (code, found["candidate"], found["baseline"]) == (0, "two", "one/*")
+    code, words, found = answers(folder, capsys, "--candidate", "*/*")
+    assert (code, words["mean_loss"]) == (1, "not shown") and "no repeats" in found["answers"]["mean_loss"][1]
     with pytest.raises(ValueError, match="three/.*: no complete log of the pull request fits it"):
         pr.main([str(folder), "--baseline", "three/*"])
     with pytest.raises(ValueError, match="it holds no log of a complete run|it holds no log"):

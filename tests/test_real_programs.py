@@ -28,7 +28,7 @@ NANOGPT = (
 )
 NANOCHAT = (
     "--depth=2 --aspect-ratio=32 --head-dim=32 --window-pattern=L --max-seq-len=128 --device-batch-size=2 "
-    "--total-batch-size=256 --num-iterations=14 --eval-every=7 --eval-tokens=1024 --core-metric-every=-1 "
+    "--total-batch-size=256 --num-iterations=32 --eval-every=16 --eval-tokens=1024 --core-metric-every=-1 "
     "--sample-every=-1 --device-type=cpu"
 )
 LLM_C = (

@@ -49,8 +49,9 @@ def test_the_steps_track_keeps_batch_and_architecture(word):
 
 
 def test_every_track_composes_unchanged():
-    for track in compose.choices("track"):
+    for track in [track for track in compose.choices("track") if track != "nanochat"]:  # only scripts print CORE
         assert deviations_of(asked(f"track={track}")) == [], track
+    assert deviations_of(compose.compose(["track=nanochat"])) == []
 
 
 def test_the_published_runs_keep_their_id_and_division():
@@ -75,7 +76,8 @@ def test_a_record_takes_as_many_runs_as_speedrun_makes():
     for track in compose.choices("track"):
         found = yaml.safe_load((REPO / f"conf/track/{track}.yaml").read_text())["track"]
         assert "num_runs" not in found.get("rules", {})
-        assert found["repeats"] >= (1 if found.get("rules", {}).get("statistic") == "z" else 3)
+        asks_one = found.get("rules", {}).get("statistic") == "z" or track == "nanochat"  # upstream's own rules
+        assert found["repeats"] >= (1 if asks_one else 3)
     assert [claims.track_rules(track).repeats for track in ("gpt2_small", "cpu_nano", "steps")] == [10, 3, 1]
 
 

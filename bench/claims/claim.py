@@ -6,15 +6,15 @@ Reads run folders and races, and the ledger once; bench/claims/rules/ decides wh
 import contextlib
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from bench.base.metric import of_goal
+from bench.base.metric import goal_facts, of_goal
 from bench.compare import target
 from bench.config import compose, groups, schema
 from bench.plans.race import state
-from bench.record import ledger, race_folder, run_folder, step_files
+from bench.record import ledger, metrics, race_folder, run_folder, step_files
 from bench.record.rows import Row, row_of
 from bench.record.shape import Record
 
@@ -22,6 +22,7 @@ Kind = tuple[str | None, str | None]  # (config_id, source_sha256)
 # of a rule: (passed, evidence); passed None: it does not apply, or, where the evidence begins so, it is NOT_KNOWN
 Judged = tuple[bool | None, str]
 NOT_KNOWN = "not known from a log"
+GOAL_FACTS = ("metric", "target", "budget")  # of run.json["goal"], where it is not val_loss at the end
 MIN_SHARED = 2  # validations, without that before the first step, in which two logs of one run agree
 AVERAGED = "val_ema_loss"  # of averaged weights: a log that prints it goes by it
 
@@ -39,6 +40,20 @@ class Run:
     def read(cls, book: ledger.Ledger, folder: Path) -> "Run":
         name, record = ledger.name_of(book.results, folder), run_folder.read(folder)
         return cls(name, folder, record, record.get("provenance") == "imported" and name not in book.runs)
+
+    def of_goal(self, goal: schema.GoalConfig) -> "Run":
+        """A log, which does not say its goal, as a run with this one."""
+        kept = {name: value for name, value in (self.record.get("goal") or {}).items() if name not in GOAL_FACTS}
+        facts = kept | goal_facts(goal.of, goal.target, goal.budget)
+        facts |= {
+            "stop_at_target": goal.stop_at_target,
+            "target_val_loss": goal.target_val_loss,
+            "target_gap_nats": goal.target_gap_nats,
+        }
+        record = cast(Record, {**self.record, "goal": facts})
+        if facts.keys() & set(GOAL_FACTS) or (self.record.get("goal") or {}).keys() & set(GOAL_FACTS):
+            record["metrics"] = metrics.metrics(record, step_files.read(self.folder))
+        return replace(self, record=record)
 
     @property
     def race_id(self) -> str | None:
@@ -120,9 +135,8 @@ class Claim:
 
     @property
     def rows(self) -> list[Row]:
-        """Of the claimed runs.  The target of a log is the track's."""
-        goal = {"target": standard(self.track).goal.target_value} if self.is_of_logs else {}
-        return [cast(Row, {**row_of(run.record), **goal}) for run in self.runs]
+        """Of the claimed runs."""
+        return [row_of(run.record) for run in self.runs]
 
     @functools.cached_property
     def decision(self) -> target.Decision:
@@ -228,6 +242,7 @@ def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = Non
     track = found.pop()
     if of_logs == {True} and track not in (known := groups.choices("track")):
         raise ValueError(f"a log does not name its track: add --track and one of {', '.join(known)}")
+    runs = [run.of_goal(standard(track).goal) if run.is_log else run for run in runs]
     claim = Claim(track, track_rules(track), runs, book, copies=copies)
     for race_id, arm in dict.fromkeys((run.race_id, run.arm) for run in runs if run.race_id):
         _add_race(claim, race_id, arm)

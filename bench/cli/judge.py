@@ -4,8 +4,9 @@ RUN...: run folders, folders of them, or run ids, claimed together.  For a race,
 prints pass or FAIL with its evidence.  --claim FOLDER also makes a folder with everything that is needed to judge the
 claim elsewhere.
 
-./run.sh judge --track NAME LOG... judges logs of modded-nanogpt, files or folders, imported or not.  What a log cannot
-show is "not known from a log": neither pass nor FAIL.  --against RUN... also asks track 3's rule for two results.
+./run.sh judge --track NAME LOG... judges logs of modded-nanogpt, or of the program that the track names, files or
+folders, imported or not.  What a log cannot show is "not known from a log": neither pass nor FAIL.  --against RUN...
+also asks the track's rule for two results.
 """
 
 import argparse
@@ -78,10 +79,10 @@ def _claims(
         if claim_folder.lacks_claim(chosen.paths[0]):
             remedy = "its README.md has a claim's table, but claim.yaml is missing: restore it"
             raise ValueError(f"{chosen.paths[0]}: {remedy}")
-    return [(" ".join(names), claims.from_folders(_folders(names, folder), track=track))]
+    return [(" ".join(names), claims.from_folders(_folders(names, folder, track), track=track))]
 
 
-def _folders(names: Sequence[str], folder: Path | None) -> list[Path]:
+def _folders(names: Sequence[str], folder: Path | None, track: str | None) -> list[Path]:
     """The run folders that these words mean; where they mean files or folders without a record, of logs in them."""
     try:
         return named.runs(names)
@@ -92,8 +93,9 @@ def _folders(names: Sequence[str], folder: Path | None) -> list[Path]:
         from bench.cli import import_logs  # numpy, which a judge of records does not need
         from bench.record.importers import dialects
 
+        form = (claims.track_rules(track).rules.logs if track else None) or "modded-nanogpt"
         for path, part_of in dialects.files_of(found):
-            for run, rows in dialects.read_file(path, part_of=part_of)[0]:
+            for run, rows in dialects.read_file(path, form, part_of)[0]:
                 import_logs.write(run, rows, folder)
         if not (folders := list(run_folder.find_runs([folder]))):
             raise

@@ -234,8 +234,12 @@ class TrackRules:
     compile_flags: list[str] | None = None
     max_interrupted: int | None = None  # runs of a claim's races that were interrupted and raced again; null: any
     implausible_val_loss: float | None = None  # a run whose val_loss is below it is invalid; null: no such bound
-    # what makes a record: least time, or fewest steps whatever their time
-    judged: Annotated[str, one_of("time", "steps")] = "time"
+    # what makes a record: least time, fewest steps whatever their time, or the best value of the goal's metric
+    judged: Annotated[str, one_of("time", "steps", "metric")] = "time"
+    logs: str | None = None  # the dialect of its logs, as ./run.sh import names it; null: modded-nanogpt
+    max_artifact_bytes: PositiveInt | None = None  # of the model and its code, as a script prints it; null: any size
+    # by how much a result must be better than another (judge --against), in nats a token, at p_value; null: by no rule
+    min_gain_nats: Positive | None = None
     compilations: AtLeast1 = 1  # the fewest fresh compilations of each arm in a claim's races
     # how the losses are held against the target: t, a one-sided t test of the last ones at p_value; z, modded-nanogpt's
     # rule of track 3, at the first step at which the mean of all runs is z_margin_nats / sqrt(runs) below the target

@@ -12,6 +12,7 @@ from bench.machine import peak_rates
 from bench.record.shape import Facts, Section
 from bench.record.step_files import StepRow
 
+MAX_UNTIMED_FRAC = 0.01  # of a run's time that the times of its steps may lack, and still say when each was
 # by which a budget may be overrun: programs look at their clock after a step, and one of 600 s ends at 600.1 s
 BUDGET_SLACK_FRAC = {"time_s": 1e-3, "tokens": 0.0, "flops": 1e-9}
 
@@ -207,17 +208,25 @@ def last_val_loss(steps: Sequence[StepRow]) -> float | None:
 
 
 def _best_within(run: Facts, steps: Sequence[StepRow]) -> float | None:
-    """The best value of the goal's metric among the validations within its budget; None of none."""
-    goal = run["goal"]
+    """The best value of the goal's metric among the validations within its budget; None of none.
+
+    A validation is at its row's train_s; without that at the printed time of training so far, or the steps' so far.
+    The last one is at the run's whole time; where only that is known, no other counts.
+    """
+    goal, train_s = run["goal"], max(run["measured"].get("train_s_by_rank") or (), default=None)
     found, budget, spent_s = metric.of_goal(goal), goal["budget"], 0.0
     most = {unit: amount * (1 + BUDGET_SLACK_FRAC[unit]) for unit, amount in budget.items()}
     values = []
-    for row in steps:
-        spent_s += s_from_ms(row.get("step_ms") or 0.0)
+    timed_ms = [0.0 if "untimed" in (row.get("flags") or "") else row.get("step_ms") or 0.0 for row in steps]
+    is_whole = train_s is None or abs(s_from_ms(sum(timed_ms)) - train_s) <= MAX_UNTIMED_FRAC * train_s
+    for row, step_ms in zip(steps, timed_ms, strict=True):
+        spent_s += s_from_ms(step_ms)
         printed_ms = row.get("train_time_at_val_ms") or row.get("train_time_ms")
         tokens = tokens_in_steps(run["measured"], row["step"])
         flops = (tokens or 0) * (run["model"].get("flops_per_token") or 0)
-        own_s = spent_s if printed_ms is None else s_from_ms(printed_ms)
+        own_s = s_from_ms(printed_ms) if printed_ms is not None else spent_s if is_whole else math.inf
+        if row is steps[-1] and train_s is not None:
+            own_s = train_s
         used = {"time_s": own_s if row.get("train_s") is None else row["train_s"], "tokens": tokens, "flops": flops}
         value = row.get(found.name)
         if value is not None and math.isfinite(value) and all((used[unit] or 0.0) <= most[unit] for unit in budget):

@@ -110,11 +110,13 @@ def streams(pull: PullRequest) -> Answer:
 
 
 def mean_loss(pull: PullRequest) -> Answer:
-    """The mean val_loss is below the target, by the track's own test."""
-    found = next(rule for rule in pull.judged if rule["rule"] == "the target is reached")
-    if found["passed"]:
-        return PASS, found["evidence"]
-    return NOT_SHOWN, found["evidence"]
+    """The mean val_loss is below the target, by the track's own test, of runs that are repeats of one code."""
+    results = {rule["rule"]: rule for rule in pull.judged}
+    found = results["the target is reached"]
+    shares_code = results["the runs share config and code"]
+    if found["passed"] and shares_code["passed"] is False:
+        return NOT_SHOWN, f"{found['evidence']}; but the runs are no repeats: {shares_code['evidence']}"
+    return (PASS if found["passed"] else NOT_SHOWN), found["evidence"]
 
 
 def systems_waiver(pull: PullRequest) -> Answer:

@@ -132,7 +132,7 @@ def few_runs_were_interrupted(claim: Claim) -> Judged:
 def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
     """Each race's verdict, computed again from its runs, is the one in race.json, and says faster.
 
-    Where the track judges steps, it has fewer of them instead.
+    Where the track judges steps, it has fewer of them instead; where it judges its metric, a better one.
     """
     evidence = []
     for race, known in _known(claim):
@@ -149,7 +149,7 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
         if again["verdict"] != reported["verdict"] or again["time"]["change_pct"] != reported["time"]["change_pct"]:
             in_race_json = wording.standalone_verdict(reported)
             return False, f"{race.race_id}: race.json says {in_race_json}; the runs say {sentence}"
-        is_better = again["verdict"] == "faster"
+        is_better = again["verdict"] == ("better" if claim.track_rules.rules.judged == "metric" else "faster")
         if claim.track_rules.rules.judged == "steps":
             theirs, ours = again["steps"]
             is_better = theirs is not None and ours is not None and ours < theirs

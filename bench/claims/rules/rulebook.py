@@ -39,6 +39,8 @@ RULES: list[Callable[[Claim], Judged]] = [
     runs.all_claimed_runs_are_present,
     runs.no_run_was_left_out,
     runs.the_target_is_reached,
+    runs.every_run_has_a_score_within_its_budget,
+    runs.the_artifact_is_small_enough,
     races.the_plan_was_made_first,
     races.the_plan_is_as_strict_as_the_track,
     races.the_runs_follow_the_plan,

@@ -7,6 +7,8 @@ import collections
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+from bench.base import stats
+from bench.base.metric import ARTIFACT_BYTES, VAL_LOSS
 from bench.base.text_table import counted, some
 from bench.claims.claim import NOT_KNOWN, Claim, Judged, Kind, Run, has_target, standard
 from bench.claims.rules.records import judge_each
@@ -15,7 +17,7 @@ from bench.config import schema
 from bench.config.resolve import deviations_of
 from bench.machine import code_state
 from bench.record import metrics, step_files
-from bench.record.rows import row_of
+from bench.record.rows import metric_of, row_of
 from bench.training.instruments import registry
 
 MAX_FILES = 8  # named of each other code
@@ -191,9 +193,64 @@ def the_target_is_reached(claim: Claim) -> Judged:
     return claim.decision["passed"], claim.decision["words"]
 
 
+def every_run_has_a_score_within_its_budget(claim: Claim) -> Judged:
+    """Where the track has a budget, each run was validated within it."""
+    if not (budget := standard(claim.track).goal.budget):
+        return None, f"track {claim.track} has no budget"
+    words = ", ".join(f"{amount:g} {unit.replace('time_', '')}" for unit, amount in budget.items())
+
+    def fault_of(run: Run) -> str | None:
+        return None if row_of(run.record)["score"] is not None else f"it was not validated within {words}"
+
+    scores = [f"{row['score']:.5f}" for row in claim.rows if row["score"] is not None]
+    return judge_each(claim.runs, fault_of, f"{metric_of(claim.rows).name} {some(scores, MAX_RUNS)} within {words}")
+
+
+def the_artifact_is_small_enough(claim: Claim) -> Judged:
+    """The model and its code, as the runs print their size, are within the track's bytes."""
+    if (most := claim.track_rules.rules.max_artifact_bytes) is None:
+        return None, f"track {claim.track} limits no artifact"
+    sizes = {run.name: step_files.validations(run.folder, ARTIFACT_BYTES.name) for run in claim.runs}
+    last = {name: max(found.values()) for name, found in sizes.items() if found}
+
+    def fault_of(run: Run) -> str | None:
+        size = last.get(run.name)
+        return "it prints no size" if size is None else f"{size:,.0f} bytes" if size > most else None
+
+    return judge_each(claim.runs, fault_of, f"at most {max(last.values(), default=0):,.0f} of {most:,} bytes")
+
+
+def _gain(claim: Claim, other: Claim, min_gain_nats: float) -> Judged:
+    """One-sided Welch test that the metric is better by min_gain_nats; of val_bpb by as many bits per byte.
+
+    Nats a token are bits per byte in the ratio of the claim's own val_loss and val_bpb: that of its tokenizer.
+    """
+    metric, p_value = metric_of(claim.rows), claim.track_rules.p_value
+    old, new = (target.mean_losses(target.independent(side.rows)) for side in (other, claim))
+    losses = [row["val_loss"] for row in claim.rows if row["val_loss"] is not None]
+    if not old or not new or (metric != VAL_LOSS and not losses):
+        return False, "one of both results has no score"
+    margin = min_gain_nats if metric == VAL_LOSS else min_gain_nats * stats.mean(new) / stats.mean(losses)
+    test = stats.welch([metric.sign * score for score in old], [metric.sign * score for score in new])
+    p = stats.non_inferiority_p(test, -margin)
+    numbers = f"mean {metric.name} {stats.mean(new):.5f} (n={len(new)}) against {stats.mean(old):.5f} (n={len(old)})"
+    needed = f"{min_gain_nats:g} nats a token" + f", {margin:.5f} {metric.unit} here," * (metric != VAL_LOSS)
+    if p is None:
+        return (
+            False,
+            f"{numbers}: without a spread on both sides nothing is shown; needed are {needed} at p < {p_value}",
+        )
+    return p < p_value, f"{numbers}: p = {p:.2g} that it is better by {needed} needed p < {p_value}"
+
+
 def it_is_better_than_the_other(claim: Claim) -> Judged:
-    """With --against: modded-nanogpt's pairwise rule, a saved step being worth as many nats as the track says."""
+    """With --against: the track's rule for two results.
+
+    modded-nanogpt's pairwise rule, a saved step being worth as many nats as the track says; or min_gain_nats.
+    """
     rules, steps = claim.track_rules.rules, []
+    if rules.min_gain_nats is not None and claim.against is not None:
+        return _gain(claim, claim.against, rules.min_gain_nats)
     if rules.statistic != "z" or claim.against is None:
         return False, f"track {claim.track} has no rule for two results: race them, ./run.sh race A=... B=..."
     for name, found in (("this", claim.decision), ("the other", claim.against.decision)):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PACKAGES = {"hydra": "hydra-core==1.3.8", "omegaconf": "omegaconf==2.3.1", "antlr4": "antlr4-python3-runtime==4.9.3"}
 DOCUMENT = 256  # the token before each document
 MIN_VAL_TOKENS = 131073  # 2**17 targets and the token before the first
-INSTALL = "install them as requirements.lock says: pip install -r requirements.lock"
+INSTALL = "install them as requirements.lock says: pip install --no-deps -r requirements.lock"
 
 
 class PySource(Made):

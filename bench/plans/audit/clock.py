@@ -11,8 +11,6 @@ from typing import cast
 
 from bench.base import atomic
 from bench.base.paths import results_root, variables
-from bench.base.reading import json_file
-from bench.base.reading.damage import Damaged
 from bench.launch import launcher
 from bench.plans.audit import auditing
 from bench.record import off_clock, printed_times, run_folder, step_files
@@ -54,11 +52,3 @@ def audit(folder: Path, say: Callable[[str, str], None]) -> off_clock.Account:
         raise ValueError(f"{folder.name}: {error}") from None
     atomic.write_json(folder / FILE, found)
     return found
-
-
-def read(folder: Path) -> off_clock.Account | None:
-    """What an earlier audit of the clock found; None: there was none, or its file cannot be read."""
-    try:
-        return cast(off_clock.Account, json_file.read(folder / FILE, off_clock.Account))
-    except Damaged:
-        return None

@@ -9,7 +9,11 @@ from typing import Any
 from bench.compare.eligibility import AMOUNTS
 from bench.compare.questions import QUESTIONS
 
-OF_TRACK = {"time": ("time", "time_to_target"), "steps": ("steps_to_target",)}  # that answer what a track judges
+OF_TRACK = {
+    "time": ("time", "time_to_target"),
+    "steps": ("steps_to_target",),
+    "metric": ("loss",),
+}  # that answer what a track judges
 Facts = Mapping[str, Mapping[str, Any]]
 
 
@@ -23,6 +27,8 @@ def chosen(facts: Facts, judged: str) -> tuple[str, str]:
     """(one of QUESTIONS, why) where on= names none.  judged: by the track, time or steps."""
     if judged == "steps":
         return "steps_to_target", "the track judges steps"
+    if judged == "metric":
+        return "loss", "the track judges its metric"
     if any((known.get("row") or {}).get("budget") for known in facts.values()):
         return "loss", "every run has the same budget"
     first, *others = [known.get("changes_losses") or {} for known in facts.values()]  # {}: an older revision's
