@@ -131,7 +131,7 @@ RACED = (
     "bench/launch/script/output.py", "bench/launch/script/script_run.py", "bench/machine/meters.py",
     "bench/machine/environment.py", "bench/machine/gpus.py", "bench/machine/processes.py",
     "bench/machine/stamped_pipes.py", "bench/record/step_files.py", "bench/base/units.py",
-    "bench/machine/lazy_dynamo.py", "bench/__init__.py",
+    "bench/machine/lazy_dynamo.py", "bench/base/metric.py", "bench/__init__.py",
 )  # fmt: skip
 OTHER_SOURCES = user_code.KERNELS
 SUFFIXES = (".py", ".yaml", ".toml", ".sh", *OTHER_SOURCES)  # of what git may not know
