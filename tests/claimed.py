@@ -20,7 +20,7 @@ import yaml
 from bench.base import atomic, utc
 from bench.claims.rules import rulebook
 from bench.cli import judge, race
-from bench.config import compose, resolve, schema, stages
+from bench.config import compose, near, resolve, schema, stages
 from bench.config.resolve import deviations_of
 from bench.machine import environment
 from bench.machine.signals import Interrupted
@@ -157,7 +157,7 @@ class Results:
         if change:
             change(run)
         run["comparability_id"] = environment.comparability_id(run)
-        run["ledger_sha256"] = self._ledger(ledger.started, at(minute), folder, run, schema.shape(of_run))
+        run["ledger_sha256"] = self._ledger(ledger.started, at(minute), folder, run, near.shape(of_run))
         if status == "killed":
             return folder
         losses = losses or {0: 5.6, 60: 3.2, NUM_STEPS: val_loss}

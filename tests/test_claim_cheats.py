@@ -13,7 +13,7 @@ from bench.base import utc
 from bench.claims import claim
 from bench.claims.rules import records
 from bench.cli import judge
-from bench.config import schema
+from bench.config import near, schema
 from bench.plans.race import plan, planning
 from bench.record import ledger
 
@@ -232,13 +232,13 @@ def test_tries_of_another_day_and_of_other_code_are_others(results):
 
 
 def test_of_an_older_ledger_the_folders_say_what_was_tried_and_without_them_it_is_unknown(results, monkeypatch, capsys):
-    monkeypatch.setattr(schema, "shape", lambda config, shape=schema.shape: {})
-    near = results.add(1, val_loss=3.4, overrides=["optim.eps=1.001e-8"])
+    monkeypatch.setattr(near, "shape", lambda config, shape=near.shape: {})
+    tried = results.add(1, val_loss=3.4, overrides=["optim.eps=1.001e-8"])
     folders = three(results)
     monkeypatch.undo()
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(results.folder))
     assert list(failed(*folders)) == [DROPPED]
-    shutil.rmtree(near)
+    shutil.rmtree(tried)
     assert judge.main([str(folder) for folder in folders]) == 0
     assert "of this code and day, with settings that are no longer known: cpu_nano/" in capsys.readouterr().out
 

@@ -8,7 +8,7 @@ import torch
 from profiled import Spy, names, outside_of_steps, read, step_names, train_under, watch_of
 
 from bench.cli import analyze
-from bench.config.resolve import refusals_of_ranks
+from bench.config.refusals import refusals_of_ranks
 from bench.config.windows import Options
 from bench.training.clock import StepMarks
 from bench.training.instruments.trace import Profiling, cost

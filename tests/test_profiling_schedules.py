@@ -369,7 +369,7 @@ def test_a_window_by_the_clock_that_cannot_be_is_refused(words, message):
 
 def test_a_script_has_no_window_by_the_clock():
     from bench.config import schema
-    from bench.config.resolve import _refusals_of_clocks
+    from bench.config.refusals import _refusals_of_clocks
 
     chosen = composed("profile.every=60s")
     assert (chosen["trace"]["first_s"], chosen["trace"]["every_s"]) == (60, 60)

@@ -35,9 +35,7 @@ CONFIG_ID_CHARS = 8
 # found where one that it names is not installed.  Telemetry's are paces of a separate process.
 UNTIMED = {"telemetry": {"interval_ms": 100, "host_interval_ms": None}}
 UNHASHED = ("name", "seed", "exporters", "profile", "look", "checkpoint")  # they change no step that a run makes
-NEAR_FRAC = 0.01  # of a setting: configs that differ by no more are tries of the same thing (assumed)
 metric_name = Range(lambda name: bool(re.fullmatch(r"[a-z]\w*", name)), "a name of small letters, digits and _")
-FLOAT = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?(?![\w.])")  # within a word
 REPEATS = 3  # hashed instead of track.repeats, which changes no run: what every track had when ids began
 GONE_RULES = ("forbidden_instruments", "num_runs")  # of track.rules in older records; num_runs is track.repeats now
 
@@ -357,7 +355,12 @@ def config_id(config: Config) -> str:
 
 def config_ids(config: Config) -> list[str]:
     """config_id() of today and those that earlier versions gave the same config, the newest first."""
-    return list(dict.fromkeys(_hash(_hashed(copy.deepcopy(settings))) for settings in _settings(config)))
+    return list(dict.fromkeys(hash_of(_hashed(copy.deepcopy(settings))) for settings in _settings(config)))
+
+
+def hashed(config: Config) -> dict[str, Any]:
+    """The settings that config_id() hashes, a copy."""
+    return _hashed(copy.deepcopy(_settings(config)[0]))
 
 
 def _settings(config: Config) -> tuple[dict[str, Any], ...]:
@@ -367,41 +370,6 @@ def _settings(config: Config) -> tuple[dict[str, Any], ...]:
         "instruments": {name: chosen | UNTIMED.get(name, {}) for name, chosen in config.instruments.items()}
     }
     return untimed | {"track": as_asked["track"] | {"repeats": REPEATS}}, untimed, as_asked
-
-
-def shape(config: Config) -> dict[str, Any]:
-    """{"shape_id", "floats"}: config_id without the floats, and these in the order of their settings' names.
-
-    Configs of one shape differ in floats alone; a number within a script's arguments is one too, and how long is
-    waited for something is none.
-    """
-    floats: dict[str, float] = {}
-    values = _without_floats(_hashed(copy.deepcopy(_settings(config)[0])), "", floats)
-    return {"shape_id": _hash(values), "floats": [floats[key] for key in sorted(floats)]}
-
-
-def are_near(shape: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two of shape() differ in floats alone, each by no more than NEAR_FRAC of the larger."""
-    if shape["shape_id"] != other["shape_id"] or len(shape["floats"]) != len(other["floats"]):
-        return False
-    return all(abs(a - b) <= NEAR_FRAC * max(abs(a), abs(b)) for a, b in zip(shape["floats"], other["floats"]))
-
-
-def _without_floats(value: Any, path: str, floats: dict[str, float]) -> Any:
-    """The value with None for every float in it, which goes to floats under its path."""
-    if isinstance(value, dict):
-        kept = {key: inner for key, inner in value.items() if not key.endswith("_timeout_s")}
-        return {key: _without_floats(inner, f"{path}.{key}", floats) for key, inner in kept.items()}
-    if isinstance(value, list):
-        return [_without_floats(inner, f"{path}.{number:04}", floats) for number, inner in enumerate(value)]
-    if isinstance(value, str):
-        for number, found in enumerate(FLOAT.findall(value)):
-            floats[f"{path}.{number:04}"] = float(found)
-        return FLOAT.sub("", value)
-    if isinstance(value, float):
-        floats[path] = value
-        return None
-    return value
 
 
 def _hashed(values: dict[str, Any]) -> dict[str, Any]:
@@ -422,6 +390,7 @@ def _hashed(values: dict[str, Any]) -> dict[str, Any]:
     return {key: without_none(value) for key, value in values.items() if value is not None}
 
 
-def _hash(values: dict[str, Any]) -> str:
+def hash_of(values: dict[str, Any]) -> str:
+    """As a config_id is made of hashed() settings."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:CONFIG_ID_CHARS]
