@@ -106,7 +106,7 @@ def test_a_fork_answers_as_the_program_does(results):
 def test_help_and_the_composed_config_show_the_choices(results):
     text = real_runs.bench(results, "run", "--help").stdout
     assert "model=gpt2 | modern" in text
-    assert "track=cpu_floor | cpu_nano | free | gpt2_medium | gpt2_short | gpt2_small" in " ".join(text.split())
+    assert "track=autoresearch | cpu_floor | cpu_nano | free | gpt2_medium | gpt2_short |" in " ".join(text.split())
     text = real_runs.bench(results, "run", "--cfg", "job", "track=cpu_nano", "model=modern").stdout
     assert "arch: modern" in text and "num_layers: 4" in text
 

@@ -95,7 +95,9 @@ def test_a_table_outside_the_clock_is_found_with_its_line(baseline, tmp_path, wh
     found = sampled(tmp_path / "run", text)
     (first, *_) = off_clock.beyond(found, baseline)
     number = next(number for number, each in enumerate(text.splitlines(), 1) if each.strip().startswith(line))
-    assert phase in first and f"train.py:{number} {line}" in first, first
+    # C holds the interpreter's lock until it returns, so that a sample may fall on one of the next lines
+    near = [each for each in range(number, number + 1 + 2 * (where == "in C")) if f"train.py:{each} " in first]
+    assert phase in first and near and (near[0] != number or line in first), first
     assert float(first.split()[0]) > 0.1
     assert ("moved out of the timed region" in first) == (line == TABLE), first
     assert (found["by"] == "the printed lines") == (where == "under another clock")
