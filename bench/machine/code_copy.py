@@ -87,11 +87,6 @@ def is_copy(folder: Path) -> bool:
     return COPY_NAME.fullmatch(folder.name) is not None
 
 
-def raced_path(folder: Path, version: int | str) -> Path:
-    """Where code_state.raced_files() of a copy are kept: beside it, in a file for each version of the hashes."""
-    return folder.with_name(f"{folder.name}.raced{version}.json")
-
-
 def is_whole(folder: Path) -> bool:
     """Whether a copy still holds what its name says."""
     stored = _stored(folder)
@@ -261,8 +256,6 @@ def _prune(root: Path) -> None:
             if not _flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 continue
             _remove(root / path.stem)
-            for kept in root.glob(raced_path(root / path.stem, "*").name):
-                kept.unlink()
             path.unlink()
 
 

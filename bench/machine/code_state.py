@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from bench.base import atomic, credentials, private
 from bench.base.paths import CODE, INSTALLED, REPO
 from bench.base.units import MIB
@@ -144,22 +142,10 @@ MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 
 
 def raced_files(repo: Path | str = CODE, own: Mapping[str, Path] = NONE_OWN) -> dict[str, str]:
-    """{path from repo: sha256 of what counts of the file} of RACED and of own (a run's user_code.sources()), sorted.
-
-    Those of a copy are kept beside it, because a copy never changes and parsing all takes 0.3 CPU s.
-    """
-    kept = code_copy.raced_path(Path(repo), IDENTITY_VERSION) if code_copy.is_copy(Path(repo)) else None
-    files: dict[str, str] | None = None
-    if kept is not None:
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            files = msgspec.json.decode(kept.read_bytes(), type=dict[str, str])
-    if files is None:
-        paths = [path for name in RACED for path in _sources(Path(repo, name))]
-        files = {path.relative_to(repo).as_posix(): file_sha256(path) for path in paths}
-        if kept is not None:
-            with contextlib.suppress(OSError):
-                atomic.write_json(kept, files, durable=False)
-    return dict(sorted((files | {name: file_sha256(path) for name, path in own.items()}).items()))
+    """{path from repo: sha256 of what counts of the file} of RACED and of own (a run's user_code.sources()), sorted."""
+    paths = [path for name in RACED for path in _sources(Path(repo, name))]
+    sources = {path.relative_to(repo).as_posix(): path for path in paths} | dict(own)
+    return {name: file_sha256(path) for name, path in sorted(sources.items())}
 
 
 def file_sha256(path: Path) -> str:
