@@ -1,13 +1,11 @@
 """Rows of runs or of groups as text: as many columns as a terminal has room for, Markdown, CSV, JSON."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.base import text_table
+from bench.base import escape, text_table
 from bench.base.metric import VAL_LOSS
-from bench.base.reading import damage
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -151,14 +149,9 @@ def as_json(rows: Rows, columns: Sequence[str]) -> str:
 
 def print_csv(rows: Rows, columns: Sequence[str]) -> None:
     """Rows as csv with a head on standard output, unrounded; a list is its words, None an empty cell."""
-    import csv
-
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        values = [row[name] for name in columns]
-        values = [" ".join(map(str, value)) if isinstance(value, list) else value for value in values]
-        writer.writerow([damage.one_line(value) if isinstance(value, str) else value for value in values])
+    values = ([row[name] for name in columns] for row in rows)
+    cells = ([" ".join(map(str, cell)) if isinstance(cell, list) else cell for cell in row] for row in values)
+    print(escape.csv_text([columns, *cells]), end="")
 
 
 def number_words(column: str, value: float, more: int = 0) -> str:

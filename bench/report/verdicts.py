@@ -4,8 +4,6 @@ Everything said is in the Comparisons already.  The document of a race (race_pag
 everywhere, is {name of the candidate: bench.compare.verdict.Comparison}, as race.json has it, also of an older race.
 """
 
-import csv
-import io
 import json
 import re
 from collections import Counter
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.analysis.diagnosis import between_runs
-from bench.base import text_table
+from bench.base import escape, text_table
 from bench.base.metric import VAL_LOSS
 from bench.base.text_table import counted
 from bench.compare import questions, wording
@@ -340,14 +338,12 @@ def diagnosis(against: Against, options: Options) -> Section | Columns:
 
 def as_csv(results: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     """[(name of B, Comparison)] -> CSV with a head line; the unit of change is per cent, of val_loss nats."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
+    rows: list[Sequence[object]] = [CSV_COLUMNS]
     for name, compared in results:
         verdicts = {"time": compared["answers"]["time"]["verdict"], "val_loss": compared["val_loss"]["verdict"]}
         for key, (metric, mean_key, *_) in wording.MEASURES.items():
             measure, (end, unit, _) = compared[key], wording.unit_of(key)
             numbers = [*measure[mean_key], measure[f"change_{end}"], unit.strip() or end]
             numbers += [*(measure[f"ci95_{end}"] or ("", "")), measure["p"], measure.get("p_holm"), *measure["n"]]
-            writer.writerow([name, metric, verdicts.get(key, ""), *numbers, measure.get("mde_pct"), *compared["arms"]])
-    return out.getvalue()
+            rows.append([name, metric, verdicts.get(key, ""), *numbers, measure.get("mde_pct"), *compared["arms"]])
+    return escape.csv_text(rows)
