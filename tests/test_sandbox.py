@@ -10,7 +10,6 @@ import pytest
 from bench.machine import sandbox
 from bench.machine.sandbox import BUBBLEWRAP, NAMESPACES, Limits
 
-
 NO_LIMITS = Limits()
 
 
