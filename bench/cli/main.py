@@ -56,8 +56,8 @@ HELP = """usage: ./run.sh [verb] [...]
 
 {verbs}
 
---config-dir DIR, with any verb, adds the models, tracks and so on of a folder of your own (docs/OWN.md);
---config-name NAME (-cn) begins a run with NAME.yaml of it in place of conf/config.yaml (docs/SWEEPS.md).
+--config-dir DIR, with any verb, adds the models, tracks and so on of a folder of your own (docs/own.md);
+--config-name NAME (-cn) begins a run with NAME.yaml of it in place of conf/config.yaml (docs/race.md).
 ./run.sh VERB --help says more; ./run.sh run --help lists models, data, tracks and the rest.
 ./run.sh run --help optim.lr explains a setting, run --help optim a group of them.
 ./run.sh --version, with commit, Python and torch.

@@ -141,7 +141,7 @@ def _rows(
     for index, (name, tried) in enumerate(trials.items()):
         losses = [row["val_loss"] for _, row in arms[name] if row["val_loss"] is not None]
         loss, times = (against.get(name) or {}).get("val_loss") or {}, same.get(name) or next(iter(same.values()), None)
-        low, high = loss.get("ci95_nats") or (None, None)
+        low, high = loss.get("ci95") or (None, None)
         steps, seconds = (times["mean_steps"][index > 0], times["mean_s"][index > 0]) if times else (None, None)
 
         def shown(form: str, value: float | None) -> str | None:
@@ -151,7 +151,7 @@ def _rows(
             [
                 *(name, f"{study['tune']}={sweep.best_of(tried):g}", f"{min(tried):g} to {max(tried):g}"),
                 *(str(len(tried)), str(len(losses)), shown(".4f", stats.mean(losses) if losses else None)),
-                *(shown(".4f", stats.sd(losses)), shown("+.4f", loss.get("change_nats"))),
+                *(shown(".4f", stats.sd(losses)), shown("+.4f", loss.get("change"))),
                 None if low is None else f"{low:+.4f} to {high:+.4f}",
                 shown(".2g", loss.get("p") if loss.get("p_holm") is None else loss["p_holm"]),
                 *(shown(".0f", steps), shown(".2f", seconds)),

@@ -26,7 +26,7 @@ DECIMALS = {
     "score": 5, "val_loss": 4, "gap_nats": 4, "train_s": 2, "wall_s": 2, "compile_s": 2, "step_avg_ms": 2,
     "step_ms_p50": 2, "step_ms_p95": 2, "tokens_per_s": 0, "tokens_per_s_per_gpu": 0, "mfu": 3, "mfu_causal": 3,
     "peak_mem_gib": 2, "goodput_frac": 2, "epochs": 2, "energy_j": 0, "mean_power_w": 1, "num_steps": 0,
-    "train_s_change_pct": 2, "train_s_ci95_pct": 2, "val_loss_change_nats": 4, "val_loss_ci95_nats": 4,
+    "train_s_change_pct": 2, "train_s_ci95_pct": 2, "score_change": 4, "score_ci95": 4,
 }
 HEADLINE = ("score", "score_mean", "val_loss", "val_loss_mean", "n")  # gives way after other numbers and settings
 
@@ -135,8 +135,8 @@ def _cell(row: Mapping[str, Any], column: str) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         digits = _decimals(column)
-        return f"[{value[0]:+.{digits}f}, {value[1]:+.{digits}f}]" if "_ci95_" in column else " ".join(map(str, value))
-    if column.endswith(("_change_pct", "_change_nats")):
+        return f"[{value[0]:+.{digits}f}, {value[1]:+.{digits}f}]" if "_ci95" in column else " ".join(map(str, value))
+    if column.endswith(("_change_pct", "_change")):
         return f"{value:+.{_decimals(column)}f}"
     return number_words(column, value) if isinstance(value, float) else str(value)
 
