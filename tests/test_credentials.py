@@ -132,5 +132,5 @@ def test_any_text_can_be_searched():
 
 @pytest.mark.parametrize("text", [HEX[:20] + "\n" + HEX[20:], "d2FuZGJfYXBpX2tleT1odW50ZXIyMg==", "colour=hunter22"])
 def test_a_secret_in_two_lines_encoded_or_under_a_harmless_name_is_not_found(text):
-    """The limit that docs/SECURITY.md states."""
+    """The limit that docs/reference/guarantees.md states."""
     assert credentials.found(text) == []

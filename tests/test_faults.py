@@ -1,4 +1,4 @@
-"""Faults that once got through, each injected for real: docs/FAULTS.md names the test of every one."""
+"""Faults that once got through, each injected for real: docs/reference/faults.md names the test of every one."""
 
 import json
 import os

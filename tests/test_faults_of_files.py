@@ -73,16 +73,16 @@ def test_data_show_waits_for_no_pipe(tmp_path):
 # ---- what docs/ promises has a test
 
 
-@pytest.mark.parametrize("page", ["SECURITY.md", "FAULTS.md"])
+@pytest.mark.parametrize("page", ["guarantees.md", "faults.md"])
 def test_every_test_that_a_page_names_is_there(page):
-    names = re.findall(r"`(test_\w+\.py)::(\w+)`", (real_runs.REPO / "docs" / page).read_text())
+    names = re.findall(r"`(test_\w+\.py)::(\w+)`", (real_runs.REPO / "docs/reference" / page).read_text())
     assert len(names) >= 20
     for file, name in names:
         assert f"\ndef {name}(" in (real_runs.REPO / "tests" / file).read_text(), f"{file}::{name}"
 
 
 def test_every_one_of_the_fifty_faults_has_its_row():
-    rows = re.findall(r"^\| ([0-9b, to]+) \|", (real_runs.REPO / "docs" / "FAULTS.md").read_text(), re.M)
+    rows = re.findall(r"^\| ([0-9b, to]+) \|", (real_runs.REPO / "docs/reference/faults.md").read_text(), re.M)
     numbers = set()
     for row in rows:
         for part in row.split(", "):

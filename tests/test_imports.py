@@ -250,7 +250,7 @@ def _returns(function):
 
 
 def test_every_file_of_bench_that_the_documentation_names_is_there():
-    pages = [*REPO.glob("*.md"), *(REPO / "docs").glob("*.md")]
+    pages = [*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md")]
     named = {
         (page.name, path)
         for page in pages

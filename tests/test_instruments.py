@@ -210,10 +210,10 @@ def test_every_instrument_has_a_yaml_and_every_yaml_an_instrument(repo):
 
 @pytest.mark.parametrize("name", compose.choices("instruments"))
 def test_an_instrument_that_works_while_the_clock_runs_says_at_what(name, repo):
-    """And docs/COMPARING.md says it to the reader."""
+    """And docs/race.md says it to the reader."""
     kind = registry.kind(name)
     assert kind.is_in_timed_region() == bool(kind.in_timed_region)
-    assert f"| `{name}` | {kind.in_timed_region} |" in (repo / "docs" / "COMPARING.md").read_text()
+    assert f"| `{name}` | {kind.in_timed_region} |" in (repo / "docs/race.md").read_text()
 
 
 def test_only_what_works_while_the_clock_runs_is_part_of_the_timing_protocol(monkeypatch):

@@ -115,4 +115,4 @@ def test_the_kind_is_on_the_races_page_and_in_its_markdown_and_an_old_race_has_n
 def test_every_kind_is_in_the_docs(name):
     from bench.base.paths import REPO
 
-    assert f"`{name}`" in (REPO / "docs/COMPARING.md").read_text()
+    assert f"`{name}`" in (REPO / "docs/race.md").read_text()

@@ -1,4 +1,4 @@
-"""docs/records.md: the public records of modded-nanogpt, judged from what is kept of their logs.
+"""docs/reference/public-records.md: the public records of modded-nanogpt, judged from what is kept of their logs.
 
 With SPEEDRUN_RECORDS_CLONE=FOLDER, a clone at the page's commit, what is kept is read again and compared.
 """

@@ -213,7 +213,7 @@ def test_a_search_goes_on_where_it_stood(tmp_path):
 )
 def test_a_plugin_of_hydra_makes_runs_with_records_of_their_own(package, words, tmp_path):
     if not has({"optuna": "optuna"}.get(package, f"hydra_plugins.hydra_{package}_launcher")):
-        pytest.skip(f"{package} is not installed: docs/SWEEPS.md")
+        pytest.skip(f"{package} is not installed: docs/race.md")
     done = real_runs.bench(tmp_path, "run", "-m", *real_runs.SHORT, *words, "--json", "--anyway")
     assert done.returncode == 0, done.stderr
     assert [run["status"] for run in json.loads(done.stdout)] == ["complete"] * 2
@@ -225,7 +225,7 @@ def test_a_plugin_of_hydra_makes_runs_with_records_of_their_own(package, words, 
         assert run["sweep"]["sweep_id"] == folder.name and run["status"] == "complete"
 
 
-needs_joblib = pytest.mark.skipif(not has("joblib"), reason="joblib is not installed: docs/SWEEPS.md")
+needs_joblib = pytest.mark.skipif(not has("joblib"), reason="joblib is not installed: docs/race.md")
 
 
 @contextlib.contextmanager

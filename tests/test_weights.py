@@ -84,7 +84,7 @@ def test_a_run_saves_its_weights_off_the_clock_and_its_record_has_their_hash(sav
 
 
 def test_the_example_of_the_docs_gives_the_recorded_val_loss(saved, tmp_path):
-    text = (real_runs.REPO / "docs" / "WEIGHTS.md").read_text()
+    text = (real_runs.REPO / "docs/record.md").read_text()
     (example, read_only) = re.findall(r"```python\n(.*?)```", text, re.S)
     (tmp_path / "example.py").write_text(f"import torch\ntorch.set_num_threads(1)\n{example}")
     env = real_runs.environment(saved.parents[1], PYTHONPATH=str(real_runs.REPO))

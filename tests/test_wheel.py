@@ -83,7 +83,7 @@ def run(installed):
 def test_the_wheel_holds_every_file_of_its_folders_and_no_other_package(wheel):
     sources = [path for room in ROOMS for path in (real_runs.REPO / room).rglob("*") if path.is_file()]
     wanted = {f"{PACKAGE}/{path.relative_to(real_runs.REPO)}" for path in sources if path.suffix != ".pyc"}
-    wanted = wanted - {f"{PACKAGE}/bench/cli/wheel.py"} | {f"{PACKAGE}/__init__.py", f"{PACKAGE}/docs/OWN.md"}
+    wanted = wanted - {f"{PACKAGE}/bench/cli/wheel.py"} | {f"{PACKAGE}/__init__.py", f"{PACKAGE}/docs/own.md"}
     names = zipfile.ZipFile(wheel).namelist()
     assert {name for name in names if ".dist-info/" not in name} == wanted
     assert {name.split("/")[0] for name in names} == {PACKAGE, "-".join(wheel.name.split("-")[:2]) + ".dist-info"}
@@ -148,8 +148,8 @@ def test_revisions_are_refused(installed):
 
 
 def test_the_snippets_of_profiling_work_in_a_program_of_the_users(installed, tmp_path):
-    """PROFILING.md's own loops, with the wheel's name of the package."""
-    page = (real_runs.REPO / "PROFILING.md").read_text()
+    """docs/profiling.md's own loops, with the wheel's name of the package."""
+    page = (real_runs.REPO / "docs/profiling.md").read_text()
     blocks = re.findall(r"```python\n((?:import torch\n\n)?from bench\..*?)```", page, re.S)
     timers, profiler = (block.replace("from bench.", "from speedrun_bench.") for block in blocks)
     given = "model, micro_batches, batch, train = float, [1, 2], 0, lambda batch: None\n"
@@ -167,7 +167,7 @@ def test_a_module_of_the_users_that_is_in_the_way_is_named(installed, tmp_path):
 
 def test_docs_own_md_holds_word_by_word(installed, tmp_path):
     """Its files are written and its commands are run, in its order, by a shell that finds the installed command."""
-    page = (installed.site / PACKAGE / "docs/OWN.md").read_text()
+    page = (installed.site / PACKAGE / "docs/own.md").read_text()
     folder, path = tmp_path, f"{installed.python.parent}:{os.environ['PATH']}"
     num_commands = 0
     for kind, more, text in re.findall(r"^```(\w*) ?([^\n]*)\n(.*?)^```$", page, re.S | re.M):

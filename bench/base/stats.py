@@ -380,7 +380,7 @@ def log_e_value(nats_of_p: float, nats: float, num_tokens: int) -> float:
 
     The tokens are drawn from a known distribution p, and nats_of_p is the mean of -ln p over those that were drawn; for
     tokens uniform over a vocabulary of V it is ln V.  By Markov's inequality, for every N, without a standard error or
-    an assumption about the model: docs/HONESTY.md, "The arithmetic of random tokens".
+    an assumption about the model: docs/record.md, "The arithmetic of random tokens".
     """
     return num_tokens * (nats_of_p - nats)
 

@@ -10,7 +10,7 @@ The contestant, a model or an unmodified training script, runs again, untimed, o
                    The first contestant is the baseline of the others.  Exit code 1: one does more there.
 Records of models already hold what the referee computed from their logits at the end of the run.
 In a race, one run of each contestant is audited.  The outcome is written to audit.json beside the record;
-docs/HONESTY.md explains what each audit detects, what it misses, and the arithmetic.
+docs/record.md explains what each audit detects, what it misses, and the arithmetic.
 """
 
 import argparse

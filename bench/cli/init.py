@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, folder / name)
         print(f"   wrote  {name}")
-    print(NEXT.format(guide=REPO / "docs" / "OWN.md"))
+    print(NEXT.format(guide=REPO / "docs" / "own.md"))
     return 0
 
 

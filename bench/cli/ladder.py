@@ -8,7 +8,7 @@
 
 A rung is an experiment whose source is a record of the speedrun (conf/experiment/r01.yaml ...).  The rungs are the arms
 of one race (./run.sh race): one session, a warm-up each, a random order planned up front, nothing shown before the end.
-The result is a staircase: time and steps to the target by rung, each change vs the rung below.  docs/LADDER.md
+The result is a staircase: time and steps to the target by rung, each vs the rung below.  docs/reference/ladder.md
 """
 
 import argparse

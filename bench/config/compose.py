@@ -130,7 +130,7 @@ def refusals(arguments: list[str]) -> Iterator[None]:
         text = one_line(error)
         for choice, package in PLUGINS.items():
             if f"'{choice}'" in text:
-                remedy = f"pip install {package} (docs/SWEEPS.md)"
+                remedy = f"pip install {package} (docs/race.md)"
                 raise ValueError(f"{'='.join(choice.rsplit('/', 1))}: it is not installed here: {remedy}") from None
         if "Could not override 'optim/schedule'" in text:
             raise ValueError(f"optim/schedule: {NO_SCHEDULE}") from None

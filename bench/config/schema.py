@@ -281,7 +281,7 @@ class Config:
     optim: optimizers.Config | None  # how weights are updated; null: a script's own way
     goal: GoalConfig  # when a run ends and what it should reach
     # what changes in the course of a run, each from the end of the one before, [{until_frac:0.5,batch_tokens:512},{}]:
-    # docs/STAGES.md; null: nothing does
+    # docs/own.md; null: nothing does
     stages: list[Stage] | None = None
     hardware: HardwareConfig = field(default_factory=HardwareConfig)  # where and how it runs
     track: TrackConfig  # the rules that a run keeps

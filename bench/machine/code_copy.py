@@ -7,7 +7,7 @@ checkout's sources again.  Editing them while a run starts, trains or is raced c
 Copies lie in a cache folder of the user's (paths.copy_roots()): one for each state of the code, shared by all runs of
 it.  A copy is hashed whenever a run takes it, made again where it is not what its name says, and hashed once more as
 the run ends, with the bytecode that was imported (bench/training/imported.py).  A program that runs as the same user
-and puts everything back in between is not seen: docs/SECURITY.md.
+and puts everything back in between is not seen: docs/reference/guarantees.md.
 """
 
 import contextlib

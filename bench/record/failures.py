@@ -52,7 +52,7 @@ HINTS = {  # what to do
     "bad_data": "check every file: ./run.sh data show NAME",
     "bad_setting": "change the setting that the message names; ./run.sh run --help KEY says what it takes",
     "no_metric_lines": "read what it printed, logs/rank0.log; script.dialect=FILE.yaml names its patterns, see "
-    "docs/SCRIPTS.md",
+    "docs/scripts.md",
     "exception": "read the traceback at the end of the rank's log",
 }
 # Kinds that changed data look like.

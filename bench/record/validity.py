@@ -1,7 +1,7 @@
 """Whether a finished run counts: valid, suspect or invalid, and why.
 
 What the referee's own loss (bench/training/referee_loss.py) says of a run is recomputed by ./run.sh verify from
-run.json["referee"]["loss"]; docs/HONESTY.md has the arithmetic.
+run.json["referee"]["loss"]; docs/record.md has the arithmetic.
 """
 
 import math

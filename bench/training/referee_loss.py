@@ -4,7 +4,7 @@ A model's forward() says what its loss is, and a mistake or a lie there would wi
 is given no target, is asked for the tokens of the validation before the first step and of the last one, and at the end
 of the run for two validations more: of tokens drawn uniformly at random, and of a held-out slice, tokens of the
 validation shards beyond goal.val_tokens, which no run is given.  There logits() is asked first, so that forward() has
-not yet seen the targets.  bench/record/validity.py says what follows from the numbers; docs/HONESTY.md is the guide.
+not yet seen the targets.  bench/record/validity.py says what follows from the numbers; docs/record.md is the guide.
 
 Each run draws the batches that it checks from the system's random numbers: the model cannot foresee it, and
 the run's own random state is not touched.

@@ -4,7 +4,7 @@ The format (github.com/huggingface/safetensors, README, "Format"): the header's 
 first; the header, JSON, {name: {"dtype", "shape", "data_offsets": [begin, end]}} and strings in "__metadata__", and
 spaces; then each tensor's bytes, row-major and little-endian, one after the other without gaps.
 
-docs/WEIGHTS.md says what to do with them.  The code of the model is today's, not the record's: a model whose code
+docs/record.md says what to do with them.  The code of the model is today's, not the record's: a model whose code
 changed since is refused where its weights do not fit.
 """
 

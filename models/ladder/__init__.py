@@ -55,7 +55,7 @@ single idea out of it or change it.  A rung has the model.args of those before i
 
 From r12 on a token sees its own document and a window (models/masked_attention.py): FlexAttention where
 hardware.compile compiles for a GPU, else the same through a mask.  set_window() changes the window, a multiple of
-window_block, as the stages of conf/experiment/r12.yaml to r53.yaml say (docs/STAGES.md).
+window_block, as the stages of conf/experiment/r12.yaml to r53.yaml say (docs/own.md).
 """
 
 # a file: the rungs whose models are its classes, R02 and so on; simple.py, and what you add, has a MODEL instead

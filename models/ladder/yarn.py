@@ -72,7 +72,7 @@ class R29(R28):
     A token sees itself and exactly `window` tokens before it, wherever blocks end; short windows are half the blocks,
     and whole ones.  Here FlexAttention does it where compiled for a GPU, FlashAttention 3 being a package for Hopper
     alone.  The record's loader keeps the first 2,048 tokens of each document: ours keeps documents whole
-    (docs/LADDER.md).
+    (docs/reference/ladder.md).
     """
 
     def limits(self, window_tokens: int) -> tuple[int, int]:

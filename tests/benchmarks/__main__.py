@@ -5,7 +5,7 @@ PART: import_logs, results, telemetry, harness (the default ones), slope (table 
 Alone: gpu [--rehearse] [--json] races the harness against plain loops on a GPU; a rehearsal is nano-sized (gpu.py).
 Alone: contestants cheats | honest [NUM_RUNS] (contestants.py), and
 faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]] fails file operations and kills processes (faults.py).
-Alone: records [CLONE] makes docs/records.md, the public records of modded-nanogpt judged (public_records.py).
+Alone: records [CLONE] makes docs/reference/public-records.md (public_records.py).
 Alone: leaks [NUM_TOKENS ...]: how small a leak an audit on random tokens finds (leaks.py).
 Alone: nanogpt CLONE [NUM_THREADS ...]: the harness beside nanoGPT's own model and loop on a CPU (nanogpt.py).
 Alone: rounding FOLDER trains at other instruction sets what bench/plans/replay/rounding.json is made of (rounding.py).

@@ -1,4 +1,4 @@
-"""The public records of modded-nanogpt, judged from their logs -> docs/records.md.
+"""The public records of modded-nanogpt, judged from their logs -> docs/reference/public-records.md.
 
 .venv/bin/python tests/benchmarks records CLONE      reads all logs of a clone (10 s), keeps what is needed of them
 .venv/bin/python tests/benchmarks records            makes the page again from what was kept, as the tests do
@@ -23,7 +23,7 @@ from bench.record.importers import dialects
 
 HERE = Path(__file__).resolve().parent
 FACTS, REMARKS = HERE / "public_records.json", HERE / "public_records.yaml"
-PAGE = HERE.parent.parent / "docs" / "records.md"
+PAGE = HERE.parent.parent / "docs/reference/public-records.md"
 TRACK_3 = "track_3_optimization"
 KEPT = (  # columns of a row that comparisons count with; the others are None in logs, or not needed here
     *("started_at", "train_s", "score", "num_steps", "source_sha256", "setting", "status", "validity"),

@@ -1,4 +1,4 @@
-"""What public_records.py keeps -> docs/records.md: numbers and verdicts are the harness's own, made here.
+"""What public_records.py keeps -> docs/reference/public-records.md: numbers and verdicts are made here.
 
 The words around the tables are public_records.md, those about single records public_records.yaml.
 """
@@ -115,7 +115,7 @@ def against(a_rows, b_rows, **options):
 
 
 def page(facts, remarks):
-    """The Markdown of docs/records.md."""
+    """The Markdown of docs/reference/public-records.md."""
     given = remarks["records"]
     one, two = (
         [

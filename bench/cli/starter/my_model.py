@@ -1,7 +1,7 @@
 """A model of your own: GPT-2's blocks with an MLP of another width.  Change it, or write your own from here.
 
 LanguageModel brings the loss, the FLOPs and the matrices for Muon; it needs what is marked below.  `models` is the
-harness's package, which is on the path while it runs this file (docs/OWN.md says how to import it elsewhere).
+harness's package, which is on the path while it runs this file (docs/own.md says how to import it elsewhere).
 """
 
 import torch.nn.functional as F

@@ -1,7 +1,7 @@
 """An optimizer of your own: the sign of a momentum, as in Lion.  Change it, or write your own from here.
 
 `optim=mine` (conf/optim/mine.yaml) is the class Config below; its fields are settings: optim.beta_mean=0.95.
-`models` is the harness's package, which is on the path while it runs this file (docs/OWN.md).
+`models` is the harness's package, which is on the path while it runs this file (docs/own.md).
 """
 
 from dataclasses import dataclass

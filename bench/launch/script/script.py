@@ -1,6 +1,6 @@
 """Somebody's own training program as a run: its settings, checked; the environment it gets; what its record says.
 
-./run.sh run script=train_gpt.py      docs/SCRIPTS.md is the guide
+./run.sh run script=train_gpt.py      docs/scripts.md is the guide
 ./run.sh run script.root=nanochat script.module=scripts.base_train script.torchrun=false
 """
 

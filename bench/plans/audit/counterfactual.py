@@ -10,7 +10,7 @@ random_training  training tokens are one token A a quarter of the time and else 
                  validates, or validates on its first tokens alone, shows here.
 held_out         training tokens are the track's; validation tokens are those of its shards beyond goal.val_tokens.
 
-Documents end as often as in the training data.  Files keep their names and sizes.  docs/HONESTY.md says what each
+Documents end as often as in the training data.  Files keep their names and sizes.  docs/record.md says what each
 shows and what it does not.
 """
 

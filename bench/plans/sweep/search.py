@@ -35,7 +35,7 @@ SAMPLERS = {  # what hydra.sweeper.sampler may be: its class in optuna.samplers
 }
 PRUNERS = {None: "NopPruner", "median": "MedianPruner", "hyperband": "HyperbandPruner"}  # in optuna.pruners
 PRUNERS["successive_halving"] = "SuccessiveHalvingPruner"
-ABSENT = "hydra/sweeper=optuna: it is not installed here: pip install optuna (docs/SWEEPS.md)"
+ABSENT = "hydra/sweeper=optuna: it is not installed here: pip install optuna (docs/race.md)"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Numbers:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """hydra.sweeper.*: meanings in docs/SWEEPS.md."""
+    """hydra.sweeper.*: meanings in docs/race.md."""
 
     objective: str
     n_trials: int

@@ -26,7 +26,7 @@ OUR_LAUNCHER = "hydra_plugins.speedrun.Processes"
 
 @dataclass
 class ProcessesConf:
-    """Settings hydra.launcher.*; meanings in docs/SWEEPS.md."""
+    """Settings hydra.launcher.*; meanings in docs/race.md."""
 
     _target_: str = OUR_LAUNCHER
     parallel: Any = None
@@ -58,7 +58,7 @@ class Processes(Launcher):
 
 @dataclass
 class OptunaConf:
-    """Settings hydra.sweeper.*; meanings in docs/SWEEPS.md."""
+    """Settings hydra.sweeper.*; meanings in docs/race.md."""
 
     _target_: str = "hydra_plugins.speedrun.Optuna"
     objective: str = "val_loss"
