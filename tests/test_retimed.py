@@ -4,6 +4,8 @@ A made-up machine runs a program of kernels on streams, event waits, copies that
 The program is traced, one thing in it is made faster, and it runs again: the second run says what the gain is.
 """
 
+import gzip
+import json
 import random
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -12,9 +14,10 @@ import numpy as np
 import pytest
 from traces import SHARED, event, step, write
 
-from bench.analysis.explain import device_steps, retimed
+from bench.analysis.explain import account, device_steps, perfetto, retimed
 from bench.analysis.explain.parts import Change
 from bench.analysis.trace import categories, load, skew
+from bench.cli import explain as verb
 
 CALL_US, LATENCY_US = 4, 5
 H100 = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
@@ -151,3 +154,34 @@ def test_an_unchanged_graph_gives_the_recorded_steps_to_the_nanosecond(name):
     assert graph.ends_ns([{}])[:, 0].tolist() == [end for _, end in spans.values()]
     nothing_left = [{number: [Change(row, 10**12) for row in device.ends] for number, device in graph.devices.items()}]
     assert graph.saved_ns(nothing_left).sum() > 0
+
+
+def test_an_annotated_trace_keeps_every_event_and_its_account_tiles_each_step(tmp_path):
+    trace = next((SHARED / "files" / "tl_h100_qwen").glob("*.json.gz"))
+    assert verb.main([str(trace), "--perfetto", str(tmp_path)]) == 0
+    [path] = tmp_path.iterdir()
+    before, after = (json.loads(gzip.decompress(file.read_bytes())) for file in (trace, path))
+    assert after["traceEvents"][: len(before["traceEvents"])] == before["traceEvents"]
+    assert {key: before[key] for key in before if key != "traceEvents"} == {
+        key: after[key] for key in after if key != "traceEvents"
+    }
+    added = after["traceEvents"][len(before["traceEvents"]) :]
+    slices = [event for event in added if event.get("tid") == perfetto.ACCOUNT]
+    assert sum(event["dur"] for event in slices) == pytest.approx(35_183.362)  # of the one step
+    ends = [event["ts"] + event["dur"] for event in slices]
+    assert all(begin["ts"] == pytest.approx(end, abs=0.01) for begin, end in zip(slices[1:], ends))
+    path_us = sum(event["dur"] for event in added if event.get("tid") == perfetto.PATH)
+    assert 0.95 * 35_183 < path_us <= 35_184
+    rows = {(event["pid"], event["tid"]) for event in before["traceEvents"] if event.get("cat") == "kernel"}
+    arrows = [event for event in added if event["ph"] in "sf"]
+    assert arrows and {(event["pid"], event["tid"]) for event in arrows} <= rows
+    first, again = (account.explain_ranks(load.load_all([file])) for file in (trace, path))
+    assert first["parts"] == again["parts"] and first["next"] == again["next"]
+
+
+def test_an_annotated_trace_never_takes_the_place_of_the_trace(tmp_path):
+    write(tmp_path / "rank0.json.gz", [step(1, 0, 100), event("kernel", "k", 10, 20, correlation=1)])
+    before = (tmp_path / "rank0.json.gz").read_bytes()
+    with pytest.raises(ValueError, match="name another folder"):
+        verb.main([str(tmp_path / "rank0.json.gz"), "--perfetto", str(tmp_path)])
+    assert (tmp_path / "rank0.json.gz").read_bytes() == before

@@ -1,4 +1,4 @@
-"""./run.sh explain RUN|TRACE... [--json] [--html FILE] [--passport FILE] [--rules FILE] [--include-last-step]
+"""./run.sh explain RUN|TRACE... [--json] [--html FILE] [--perfetto DIR] [--passport FILE] [--include-last-step]
 
 Shows one step as a waterfall: roofline time, then overhead by cause, in parts that add up exactly to the measured step;
 for several ranks who delays whom; and where the next millisecond can be saved.  For two runs, two folders of traces, or
@@ -25,7 +25,10 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     rules = categories.load_rules(user_path(args.rules)) if args.rules else categories.RULES
     passport = user_path(args.passport) if args.passport else None
+    annotated = user_path(args.perfetto) if args.perfetto else None
     jobs = _jobs(args.path)
+    if annotated and len(jobs) == 2:
+        raise ValueError("--perfetto annotates the traces of one job: name one run, or the traces of one run")
     if len(jobs) == 2:
         sides = (_side(names, paths, rules, args.include_last_step, passport, jobs) for names, paths in jobs)
         (a_title, a), (b_title, b) = sides
@@ -33,7 +36,8 @@ def main(argv: list[str]) -> int:
     else:
         answers: dict[str, dict[str, Any]] = {}
         for names, paths in jobs:
-            answers |= explained.explain_paths(", ".join(names), paths, rules, args.include_last_step, passport)
+            of_job = paths, rules, args.include_last_step, passport, annotated
+            answers |= explained.explain_paths(", ".join(names), *of_job)
         answer = document.from_accounts(answers)
     if args.html:
         path = user_path(args.html)
@@ -73,6 +77,8 @@ def _side(
 def _parser() -> arguments.Parser:
     parser = analyze.trace_parser("explain", main)
     parser.add_argument("--html", metavar="FILE", help="write a page instead")
+    help_ = "write the traces again with the account as tracks, for ui.perfetto.dev"
+    parser.add_argument("--perfetto", metavar="DIR", help=help_)
     help_ = "measured limits to use instead of those kept for the run's machine"
     parser.add_argument("--passport", metavar="FILE", help=help_)
     return parser

@@ -50,9 +50,20 @@ def explain_ranks(
     include_last_step: bool = False,
     measured_of: Callable[[int, str | None], kept.Ceilings | None] = lambda rank, device: None,
 ) -> dict[str, Any]:
-    """Ranks of load.load_all() or load.by_window().  ValueError where none of them recorded anything that has time.
+    """The answer of accounts_of() alone."""
+    return accounts_of(ranks, rules, include_last_step, measured_of)[1]
 
-    measured_of: what the device of a rank, by the trace's name of it, reached by its passport, or None.
+
+def accounts_of(
+    ranks: Iterable[Rank],
+    rules: tuple[categories.Rule, ...] = categories.RULES,
+    include_last_step: bool = False,
+    measured_of: Callable[[int, str | None], kept.Ceilings | None] = lambda rank, device: None,
+) -> tuple[dict[int, Account], dict[str, Any]]:
+    """Ranks of load.load_all() or load.by_window() -> the account of each, and the answer of all.
+
+    ValueError where none of them recorded anything that has time.  measured_of: what the device of a rank, by the
+    trace's name of it, reached by its passport, or None.
     """
     ranks = [rank for rank in ranks if len(rank.ts)]
     on_device = [rank for rank in ranks if len(rank.device_rows())]
@@ -73,14 +84,11 @@ def explain_ranks(
     if not accounts:
         raise ValueError("the trace holds no kernel and no operator: record one with profile=window")
     if not on_device:
-        return answer(accounts, "host")
-    spans_ns = {number: (steps[0][1], steps[-1][2]) for number, steps in _steps_of(accounts)}
+        return accounts, answer(accounts, "host")
+    steps_of = {number: account.pieces.steps for number, account in accounts.items()}
+    spans_ns = {number: (steps[0][1], steps[-1][2]) for number, steps in steps_of.items()}
     timed = [rank for rank in on_device if rank.rank in spans_ns]
-    return answer(accounts, "device", retimed.of(timed, spans_ns, collectives))
-
-
-def _steps_of(accounts: Accounts) -> list[tuple[int, Sequence[parts.Step]]]:
-    return [(number, account.pieces.steps) for number, account in accounts.items()]
+    return accounts, answer(accounts, "device", retimed.of(timed, spans_ns, collectives))
 
 
 def _waits(

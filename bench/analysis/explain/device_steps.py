@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from bench.analysis.explain import parts
-from bench.analysis.explain.ceilings import Ceilings, Operators
+from bench.analysis.explain.ceilings import Ceilings, Operators, label
 from bench.analysis.explain.host import Thread, main_track
 from bench.analysis.trace import attribution, categories, device_time, events, operators, window
 from bench.analysis.trace.device_time import KERNEL_WAIT_BELOW_NS
@@ -22,6 +22,7 @@ LAUNCH_BELOW_NS = 200_000  # after its call has returned, a kernel that has not 
 TEMPLATE = "at::native::"  # of kernels such as elementwise_kernel<128, 4, ...>
 Wait = tuple[int, int, int]  # of a device row: ns that it waited, late rank, call
 Waits = dict[int, Wait]  # by device row
+BOUNDED = "computation with a bound"  # in the timeline: what of it is roofline time is known for all its calls together
 PART_OF_LAYER = {device_time.COMMUNICATION: parts.EXPOSED, device_time.MEMORY: parts.COPIES}
 
 
@@ -110,12 +111,14 @@ def pieces(device: Device, counted: Sequence[parts.Step], ceilings: Ceilings) ->
         ranges = _ranges(device, begin, end)
         seen = set()
         for low, high, owner in owners([entry[:3] for entry in ranges], begin, end):
+            pieces.at_ns = low
             if owner < 0:
                 _idle(device, threads, pieces, index, (low, high), ceilings)
                 continue
             _, _, layer, number, wait = ranges[owner]
             _running(device, known, pieces, index, (layer, number, wait), high - low, int(owner not in seen))
             seen.add(owner)
+    pieces.at_ns = None
     known.into(pieces)
     return pieces
 
@@ -159,6 +162,7 @@ def _running(
         pieces.add(index, parts.Piece(PART_OF_LAYER[layer], device.name(number), where), ns - wire_ns, count, change)
     elif operator >= 0 and known.has(operator, device.name(number)):
         known.add(index, operator, where, ns, change)
+        pieces.passed(parts.Piece(BOUNDED, label(known.facts(operator)), where), ns)
     else:
         part = parts.OPTIMIZER if device.is_optimizer(number) else parts.UNBOUND
         pieces.add(index, parts.Piece(part, device.title(number), where), ns, count, change)

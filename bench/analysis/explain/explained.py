@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.analysis.diagnosis import stalls
-from bench.analysis.explain import account, parts
+from bench.analysis.explain import account, parts, perfetto
 from bench.analysis.explain.ceilings import Ceilings
 from bench.analysis.explain.host import COLLECTION, COMPILATION, main_track
 from bench.analysis.trace import categories, events, load
@@ -36,17 +36,19 @@ def explain_paths(
     rules: tuple[categories.Rule, ...] = categories.RULES,
     include_last_step: bool = False,
     passport: Path | None = None,
+    annotated: Path | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Paths of one job -> {title: answer of account.explain_ranks()}, one for each window of its traces.
 
     A run without a trace is explained by its record.  passport: a file, in place of the one that fits the run.
+    annotated: the folder in which each trace is written again, with its account as tracks.
     Raises NoTrace, a ValueError: nothing was recorded.
     """
     run = paths[0] if len(paths) == 1 and (paths[0] / "run.json").is_file() else None
     try:
         files = [file for path in paths for file in load.find(path)]
     except NoTrace:
-        if run is None:
+        if run is None or annotated is not None:
             raise
         return {title: explain_record(run, passport)}
     windows, answers = load.by_window(files), {}
@@ -61,7 +63,10 @@ def explain_paths(
         if run:
             add_recorded_events(ranks, run)
         label = title + (f", window {name}" if len(windows) > 1 else "")
-        answers[label] = account.explain_ranks(ranks, rules, include_last_step, measured_of)
+        accounts, answers[label] = account.accounts_of(ranks, rules, include_last_step, measured_of)
+        for of_rank in accounts.values():
+            if annotated is not None and of_rank.rank is not None:
+                perfetto.write(annotated, of_rank.rank, of_rank.pieces, answers[label]["next"])
     return answers
 
 

@@ -74,7 +74,9 @@ Step = tuple[int | None, int, int]  # number, begin ns, end ns
 class Pieces:
     """add() each piece of each step; .ns[step index][Piece] and .count[Piece] hold them, in integer nanoseconds.
 
-    .changes[Piece]: what would have to go for the piece to be zero, where that is known.
+    .changes[Piece]: what would have to go for the piece to be zero, where that is known.  .timeline: (begin ns, end ns,
+    Piece) of what is added or passed while .at_ns is set, which then moves on; time that is divided later by a bound is
+    a piece of its own there.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
@@ -82,14 +84,23 @@ class Pieces:
         self.ns: list[collections.Counter[Piece]] = [collections.Counter() for _ in steps]
         self.count: collections.Counter[Piece] = collections.Counter()
         self.changes: dict[Piece, list[Change]] = collections.defaultdict(list)
+        self.timeline: list[tuple[int, int, Piece]] = []
+        self.at_ns: int | None = None
 
     def add(self, step: int, piece: Piece, ns: int, count: int = 1, change: Change | None = None) -> None:
         """Does nothing for 0 ns, so that nothing is listed that took no time.  change: its ns are the piece's."""
         if ns > 0:
+            self.passed(piece, ns)
             if change is not None:
                 self.changes[piece].append(change._replace(ns=int(ns)))
             self.ns[step][piece] += int(ns)
             self.count[piece] += count
+
+    def passed(self, piece: Piece, ns: int) -> None:
+        """The timeline goes on by ns."""
+        if self.at_ns is not None:
+            self.timeline.append((self.at_ns, self.at_ns + ns, piece))
+            self.at_ns += ns
 
     @property
     def sum_ns(self) -> int:

@@ -40,14 +40,14 @@ def path(rank: Rank, rows: np.ndarray, kinds: np.ndarray, launched: np.ndarray |
     if not len(rows):
         return {f"{kind}_us": None for kind in KINDS} | {"span_us": None, "num_links": 0}
     spent, num_links = [0] * len(KINDS), 0
-    for kind, begin, end, row in _walk(rank, rows, kinds, launched):
+    for kind, begin, end, row in walk(rank, rows, kinds, launched):
         spent[kind] += end - begin
         num_links += row is not None
     times_us = {f"{kind}_us": ns / US for kind, ns in zip(KINDS, spent)}
     return times_us | {"span_us": int(rank.end[rows].max() - rank.ts[rows].min()) / US, "num_links": num_links}
 
 
-def _walk(
+def walk(
     rank: Rank, rows: np.ndarray, kinds: np.ndarray, launched: np.ndarray | None = None
 ) -> Iterator[tuple[int, int, int, int | None]]:
     """Yields the links, the last one first: (index into KINDS, start ns, end ns, row, None between rows)."""
@@ -112,7 +112,7 @@ def links(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict[str, Any] | N
     of_steps = _rows_of_steps(rank, rows, kinds) or [whole]
     number, chosen = max(of_steps, key=lambda item: rank.end[item[1][0]].max() - rank.ts[item[1][0]].min())
     low, high = int(rank.ts[chosen[0]].min()), int(rank.end[chosen[0]].max())
-    found = sorted((begin, end, kind, row) for kind, begin, end, row in _walk(rank, *chosen) if end > begin)
+    found = sorted((begin, end, kind, row) for kind, begin, end, row in walk(rank, *chosen) if end > begin)
     picture = Picture(high - low)
     names = (KINDS[kind] if row is None else rank.names[rank.name[row]] for _, _, kind, row in found)
     bars = picture.bars([(*item[:3], name) for item, name in zip(found, names)], low)

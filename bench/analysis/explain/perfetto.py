@@ -1,0 +1,104 @@
+"""A trace with its account as tracks of their own, for ui.perfetto.dev and chrome://tracing.
+
+    ./run.sh explain rank0.json.gz --perfetto annotated/
+
+Added, as processes above the trace's own: the parts of each step, one after the other; where communication was exposed
+or waited for; a track for each of the first lines of the ranking, where their time lies; and the critical path, whose
+links are joined by arrows from what they waited for.  Every event of the trace stays as it was, in its place.
+"""
+
+import gzip
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.analysis.explain import parts
+from bench.analysis.trace import critical, device_time
+from bench.analysis.trace.columns import US
+from bench.analysis.trace.rank import Rank
+from bench.analysis.trace.source import Source
+
+PID = "speedrun"  # of the tracks: no process has this one
+CATEGORY = "speedrun"  # of the events: an analysis of the new file ignores them
+NUM_RANKED = 8  # lines of the ranking that have a track
+ACCOUNT, COMMUNICATION, PATH = "1 parts of the step", "2 exposed communication", "3 critical path"
+MAX_TRACK_CHARS = 120
+COMMUNICATES = (parts.WAITING, parts.WIRE, parts.EXPOSED)
+
+
+def write(folder: Path, rank: Rank, pieces: parts.Pieces, ranked: Sequence[dict[str, Any]]) -> Path:
+    """The trace of a rank, with tracks, as a file of its name in folder.  OSError where it cannot be written.
+
+    ranked: the account's "next".
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / (rank.path.name.removesuffix(".gz") + ".gz")
+    if path.exists() and path.samefile(rank.path):
+        raise ValueError(f"--perfetto {folder}: it holds the trace itself, {path.name}; name another folder")
+    source, added = Source(rank.path), [json.dumps(event).encode() for event in events(rank, pieces, ranked)]
+    with gzip.open(path, "wb", compresslevel=3) as file:
+        first = True
+        for chunk in itertools.chain(source.chunks(), [b",".join(added)]):
+            if first:
+                file.write((source.head or b"{") + b'"traceEvents": [')
+            elif chunk.strip():
+                file.write(b",\n")
+            file.write(chunk.rstrip().rstrip(b","))
+            first = first and not chunk.strip()
+        file.write(b"]" + (source.tail if source.head and source.tail.strip() else b"}"))
+    return path
+
+
+def events(rank: Rank, pieces: parts.Pieces, ranked: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The added events.  Stamps are microseconds on the trace's own clock."""
+    yield {"ph": "M", "pid": PID, "name": "process_name", "args": {"name": "speedrun: where the step's time goes"}}
+    yield {"ph": "M", "pid": PID, "name": "process_sort_index", "args": {"sort_index": -1}}
+    for begin, end, piece in pieces.timeline:
+        yield _slice(ACCOUNT, begin, end, piece.part, piece)
+        if piece.part in COMMUNICATES:
+            yield _slice(COMMUNICATION, begin, end, piece.part, piece)
+    for number, line in enumerate(ranked[:NUM_RANKED], start=1):
+        track = f"4 ranking, {number}: {line['gain_ms']:.3f} ms, {line['part']}: {line['what'] or ''}"[:MAX_TRACK_CHARS]
+        for begin, end, piece in pieces.timeline:
+            if piece.late_rank == line["rank"] if line["part"] == parts.WAITING else piece.what == line["what"]:
+                yield _slice(track, begin, end, piece.part, piece)
+    yield from _path(rank, pieces.steps)
+
+
+def _slice(track: str, begin_ns: int, end_ns: int, name: str, piece: parts.Piece | None = None) -> dict[str, Any]:
+    event: dict[str, Any] = {"ph": "X", "cat": CATEGORY, "pid": PID, "tid": track, "name": name}
+    event |= {"ts": begin_ns / US, "dur": (end_ns - begin_ns) / US}
+    if piece is not None:
+        event["args"] = {key: value for key, value in piece._asdict().items() if value is not None}
+    return event
+
+
+def _path(rank: Rank, steps: Sequence[parts.Step]) -> Iterator[dict[str, Any]]:
+    """The chain of work that ends with the last row of each step, and arrows along the rows in it."""
+    rows = rank.device_rows()
+    launched_in = [(begin, end) for _, begin, end in steps]
+    number = 0
+    for begin, end in launched_in:
+        mine = rows[(rank.ts[rows] >= begin) & (rank.end[rows] <= end)]
+        if not len(mine):
+            continue
+        links = sorted(critical.walk(rank, mine, device_time.types(rank, mine)))
+        previous: int | None = None
+        for kind, low, high, row in sorted(links, key=lambda link: link[1]):
+            name = critical.KINDS[kind] if row is None else rank.names[rank.name[row]]
+            yield _slice(PATH, low, high, name)
+            if row is None:
+                continue
+            if previous is not None:
+                number += 1
+                yield _arrow("s", number, rank, previous, int(rank.end[previous]) - 1)
+                yield _arrow("f", number, rank, row, int(rank.ts[row]))
+            previous = row
+
+
+def _arrow(phase: str, number: int, rank: Rank, row: int, at_ns: int) -> dict[str, Any]:
+    _, device, stream = rank.tracks[rank.track[row]]
+    event = {"ph": phase, "id": f"speedrun{number}", "cat": CATEGORY, "name": "critical path", "ts": at_ns / US}
+    return event | {"pid": device, "tid": stream} | ({"bp": "e"} if phase == "f" else {})
