@@ -5,6 +5,7 @@ import math
 import comparing
 import pytest
 import real_runs
+import scripted
 import torch
 
 from bench.base import metric
@@ -303,6 +304,30 @@ def test_the_best_validation_within_the_budget_counts():
     assert score(time_s=0.5) is None
     printed = [row | {"train_time_ms": row["step"] * 500.0} for row in rows]
     assert metrics._best_within(run | {"goal": NOTHING | {"budget": {"time_s": 15.0}}}, printed) == 2.9
+
+
+def test_what_a_run_used_must_be_known_to_count_and_the_first_step_past_the_budget_is_named():
+    rows = [{"step": step, "val_loss": 5.0 - step, "train_time_ms": 1e3 * step} for step in range(1, 4)]
+    run = {"measured": {}, "model": {}, "goal": NOTHING | {"budget": {"time_s": 2.0}}}
+    assert (metrics.step_past_budget(run, rows), metrics.step_past_budget(run, rows[:2])) == (3, None)
+    of_tokens = run | {"goal": NOTHING | {"budget": {"tokens": 1000}}}
+    assert (metrics._best_within(of_tokens, rows), metrics.step_past_budget(of_tokens, rows)) == (None, None)
+    assert metrics.step_past_budget(of_tokens | {"measured": {"batch_tokens": 400}}, rows) == 3
+
+
+def test_a_script_that_trains_on_past_its_budget_is_ended_and_its_run_is_whole(tmp_path):
+    words = ["goal=budget", "goal.target_val_loss=null", "script.dialect=modded-nanogpt"]
+    run = scripted.odd(tmp_path, "goes_on", *words, "goal.time_budget_s=1")
+    rows, at_step = step_files.read(run["folder"]), run["script"]["ended_at_step"]
+    assert run["status"] == "complete" and 1e3 < rows[-1]["train_time_ms"] < 5e3 and rows[-1]["step"] == at_step
+    assert 5 < metrics.step_past_budget(run, rows) < at_step and run["metrics"]["score"] == 3.6
+    assert not [doubt for doubt in run["doubts"] if doubt["instrument"] == "script"]
+    assert run["environment"]["python"]  # what it knew of itself when it was ended
+    assert [rule for rule in verification.report(run["folder"])["rules"] if not rule["passed"]] == []
+    short = scripted.odd(tmp_path, "well", *words, "goal.time_budget_s=100")  # ends itself
+    assert short["status"] == "complete" and "ended_at_step" not in short["script"]
+    of_tokens = scripted.odd(tmp_path, "well", *words, "goal.token_budget=10000", expect=1)
+    assert of_tokens["failure"]["message"].startswith("the script does not print how many tokens a step has")
 
 
 def test_runs_of_one_budget_are_compared_by_what_they_reached_in_it():

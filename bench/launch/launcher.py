@@ -213,6 +213,8 @@ class _Launch:
                     self._watched.tick()
                     if self._watched.has_seen_its_windows():
                         return None, failures.failure("stopped", failures.WINDOW_ENDED, step=self._watched.step)
+                    if self._watched.trains_past_its_budget():
+                        return 0, None  # a whole run: what it reached within the budget counts
                 progress.show()
                 if self._stop and len(progress.validations) > num_asked:
                     num_asked = len(progress.validations)

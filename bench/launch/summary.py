@@ -42,7 +42,9 @@ def last_words(run: Mapping[str, Any]) -> str:
         times = f", {_times(run)}{doubt}"
         if run.get("beside") and run["validity"] == "suspect":  # only for its times, which its sweep has reported
             times = ""
-        ended = f"complete: {score_words(run)}{times}"
+        at_step = (run.get("script") or {}).get("ended_at_step")
+        past = "" if at_step is None else f", ended at step {at_step}, past its budget"
+        ended = f"complete: {score_words(run)}{past}{times}"
     elif run["status"] == "stopped":
         ended = f"stopped at step {run['failure']['step']}: {run['failure']['message']}"
     else:

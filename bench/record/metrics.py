@@ -4,7 +4,7 @@ None where a fact is missing: a run that did not finish, a device whose peak is 
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from bench.base import metric, stats
 from bench.base.units import ms_from_s, s_from_ms
@@ -208,30 +208,41 @@ def last_val_loss(steps: Sequence[StepRow]) -> float | None:
 
 
 def _best_within(run: Facts, steps: Sequence[StepRow]) -> float | None:
-    """The best value of the goal's metric among the validations within its budget; None of none.
+    """The best value of the goal's metric among the validations within its budget; None of none."""
+    found = metric.of_goal(run["goal"])
+    values = [row.get(found.name) if is_within else None for row, is_within in within_budget(run, steps)]
+    return found.best([value for value in values if value is not None and math.isfinite(value)])
 
-    A validation is at its row's train_s; without that at the printed time of training so far, or the steps' so far.
-    The last one is at the run's whole time; where only that is known, no other counts.
+
+def step_past_budget(run: Facts, steps: Sequence[StepRow]) -> int | None:
+    """The first step that is known to lie past the goal's budget; None: there is none, or no budget."""
+    known = within_budget(run, steps) if (run.get("goal") or {}).get("budget") else ()
+    return next((row["step"] for row, is_within in known if is_within is False), None)
+
+
+def within_budget(run: Facts, steps: Sequence[StepRow]) -> Iterator[tuple[StepRow, bool | None]]:
+    """(row, whether it lies within the goal's budget; None: what it had used is not known).
+
+    A row is at its train_s; without that at the printed time of training so far, or the steps' so far.  The last one is
+    at the run's whole time; where only that is known, no other counts.
     """
-    goal, train_s = run["goal"], max(run["measured"].get("train_s_by_rank") or (), default=None)
-    found, budget, spent_s = metric.of_goal(goal), goal["budget"], 0.0
+    budget, spent_s = run["goal"]["budget"], 0.0
+    train_s = max(run["measured"].get("train_s_by_rank") or (), default=None)
     most = {unit: amount * (1 + BUDGET_SLACK_FRAC[unit]) for unit, amount in budget.items()}
-    values = []
     timed_ms = [0.0 if "untimed" in (row.get("flags") or "") else row.get("step_ms") or 0.0 for row in steps]
     is_whole = train_s is None or abs(s_from_ms(sum(timed_ms)) - train_s) <= MAX_UNTIMED_FRAC * train_s
     for row, step_ms in zip(steps, timed_ms, strict=True):
         spent_s += s_from_ms(step_ms)
         printed_ms = row.get("train_time_at_val_ms") or row.get("train_time_ms")
         tokens = tokens_in_steps(run["measured"], row["step"])
-        flops = (tokens or 0) * (run["model"].get("flops_per_token") or 0)
-        own_s = s_from_ms(printed_ms) if printed_ms is not None else spent_s if is_whole else math.inf
+        flops_each = run["model"].get("flops_per_token")
+        flops = None if tokens is None or flops_each is None else tokens * flops_each
+        own_s = s_from_ms(printed_ms) if printed_ms is not None else spent_s if is_whole else None
         if row is steps[-1] and train_s is not None:
             own_s = train_s
         used = {"time_s": own_s if row.get("train_s") is None else row["train_s"], "tokens": tokens, "flops": flops}
-        value = row.get(found.name)
-        if value is not None and math.isfinite(value) and all((used[unit] or 0.0) <= most[unit] for unit in budget):
-            values.append(value)
-    return found.best(values)
+        known = [amount <= most[unit] for unit in budget if (amount := used[unit]) is not None]
+        yield row, all(known) if len(known) == len(budget) else None
 
 
 def _last(steps: Sequence[StepRow], name: str) -> float | None:

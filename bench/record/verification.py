@@ -16,7 +16,7 @@ from bench.base.paths import REPO
 from bench.base.reading import damage, plain_file
 from bench.config import schema, stages
 from bench.record import outside_clock, printed_times, run_folder, shape, step_files, validity
-from bench.record.metrics import metrics
+from bench.record.metrics import metrics, step_past_budget
 from bench.record.shape import Record, Section
 
 Passed = TypeVar("Passed", bool, bool | None)  # None: the rule does not apply
@@ -322,10 +322,15 @@ def printed_times_are_accounted_for(files: RunFiles, run: Record) -> tuple[bool,
 
 
 def the_last_step_was_validated(files: RunFiles, run: Record) -> tuple[bool, str]:
-    """The last validation is of the last step, or before it (nanoGPT counts one iteration more); or it is doubted."""
+    """The last validation is of the last step, or before it (nanoGPT counts one iteration more); or it is doubted.
+
+    A script that was ended at its budget could not validate at its end.
+    """
     its = metric.of_goal(run.get("goal")).name
     last = max(row["step"] for row in files.steps if row.get(its) is not None)
-    evidence = f"step {last} of {run['metrics']['num_steps']}"
+    evidence, past = f"step {last} of {run['metrics']['num_steps']}", step_past_budget(run, files.steps)
+    if past is not None and "ended_at_step" in (run.get("script") or {}):
+        return True, f"{evidence}, which was ended as step {past} was past its budget"
     return last >= run["metrics"]["num_steps"] - 1 or _is_doubted(run), evidence
 
 

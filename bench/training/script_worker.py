@@ -49,6 +49,14 @@ def main(folder: str) -> None:
     script = launch["script"]
     redirect(script["pipes"][rank])
     faulthandler.enable(all_threads=True)
+    flags = runpy.run_path(os.path.join(HERE, "compile_flags.py"))
+
+    def end(number: int, frame: object) -> None:  # after faulthandler, which calls what was set before it
+        write_facts(os.path.join(folder, f".rank{rank}.facts.tmp"), rank, flags["changed"])
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, end)
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)  # a rank that is ended leaves its stacks
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
         os.environ[name] = os.path.join(folder, "logs", "flight_rank")
@@ -57,7 +65,6 @@ def main(folder: str) -> None:
     if script["profile"]:
         profiler = os.path.join(HERE, "script_profiler.py")
         runpy.run_path(profiler)["install"](folder, rank, script["profile"])
-    flags = runpy.run_path(os.path.join(HERE, "compile_flags.py"))
     flags["watch"]()
     end_sampling = sampling(script["work"], launch["launcher_pid"], rank)
     exit_code = 0

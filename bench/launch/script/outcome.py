@@ -8,19 +8,20 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NamedTuple, NotRequired, TypedDict, cast
 
 from bench.base import atomic, private, utc
 from bench.base.paths import REPO
 from bench.base.reading import json_file
 from bench.base.reading.damage import Damaged
 from bench.base.units import ms_from_ns, s_from_ms
+from bench.config.schema import GoalConfig
 from bench.launch.prepare import Job
 from bench.launch.script import trace_files, work_folder
 from bench.launch.script.opened_files import OpenedFiles, noted
 from bench.launch.script.output import Output
 from bench.launch.script.script import TIMING_PROTOCOL, WALL_PROTOCOL, Script
-from bench.record import failures, outside_clock, printed_times, run_folder, step_files, validity
+from bench.record import failures, metrics, outside_clock, printed_times, run_folder, step_files, validity
 from bench.record.importers import dialects
 from bench.record.importers.consoles import MAX_LINE_CHARS, VALIDATED, Form, as_number
 from bench.record.importers.modded_nanogpt import MEANINGS
@@ -40,6 +41,8 @@ NO_LINES = "the script printed no line that {} reads"
 NO_VALIDATION = "the script printed no {}, which the goal is of"
 TWO_PATTERNS = "both patterns of {} match the line {!r}: make one of them more exact, ^ and $ hold the line's ends"
 NO_STEPS = "the script printed no step after step 0"
+NO_TOKENS = "the script does not print how many tokens a step has, of which goal.token_budget={} is"
+BY_TIME = "give goal.time_budget_s in its place"
 MORE_COLUMNS = ("train_time_at_val_ms", "grad_norm", *PRINTED_METRICS)
 
 
@@ -76,27 +79,20 @@ def write(
     used = work_folder.keep_used(folder, script, opened.read)
     run["script"] |= {"dialect": shown, "num_unkept_lines": output.num_unkept_lines, "opened": opened.names()}
     run["script"] |= {"used": used}
-    runs, of_file = dialects.read(dialect, [text for _, text in output.lines]) if dialect else ([], {})
-    if not runs or dialect is None:
+    printed = read(dialect, output.lines, goal)
+    if printed is None:
         _write_result(folder, facts, {}, [], telemetry_of([]), {})
         which = shown or f"a dialect ({', '.join(dialects.NAMES)})"
         return failures.failure("no_metric_lines", NO_LINES.format(which))
-    foreign = runs[-1]
-    reader = dialects.reader_of(dialect)
-    rows = stamped(rows_of(foreign), output.lines, reader)
-    if goal.metric_pattern is not None:
-        _add_own_metric(rows, output.lines, dialects.reader_of(dialect), goal.of.name, goal.metric_pattern)
+    foreign, rows, is_wall = printed.runs[-1], printed.rows, printed.is_wall
     telemetry = telemetry_of(rows)
     telemetry["profiles"] = trace_files.conclude(folder, job.config.instruments, num_ranks, rows)
-    telemetry["doubts"] = [*telemetry["doubts"], *unmatched(of_file, shown)]
-    is_wall = foreign.train_time_ms is None
-    if is_wall:
-        count_wall(rows)
+    telemetry["doubts"] = [*telemetry["doubts"], *unmatched(printed.of_file, shown)]
     protocol = WALL_PROTOCOL if is_wall else TIMING_PROTOCOL
     if any(row.get("flags") == "validation" for row in rows):  # nanoGPT's clock runs on in them
         protocol = protocol | {"excluded": [what for what in protocol["excluded"] if what != "validation"]}
     run["timing_protocol"] = protocol | {"instruments": run["timing_protocol"]["instruments"]}
-    measured = _measured(foreign, rows, is_wall)
+    measured = printed.measured()
     num_untimed = measured["num_untimed_steps"]
     meaning = MEANINGS[1] if num_untimed and not is_wall else foreign.step_avg_meaning
     run["script"] |= {"step_avg_meaning": meaning, "printed_step_avg_ms": foreign.step_avg_ms}
@@ -112,7 +108,9 @@ def write(
         ]
     if opened.are_own_data:
         run["data"] = dict(OWN_DATA)
-    doubts += _doubts_of_lines(foreign, runs, rows, run["data"]["vocab_size"])
+    ended_at_step = printed.ended_at_step(goal)
+    run["script"] |= {} if ended_at_step is None else {"ended_at_step": ended_at_step}
+    doubts += _doubts_of_lines(printed, run["data"]["vocab_size"], ended_at_step is not None)
     doubts += opened.doubts()
     doubts += opened.while_training(rows, outside["reader_late_s"])
     doubts += work_folder.doubts(script, folder / work_folder.WORK, opened.read)
@@ -121,14 +119,16 @@ def write(
     if foreign.diverged_step is not None:
         why = f"the script printed a loss that is not a number at step {foreign.diverged_step}"
         return failures.failure("non_finite_loss", why, None, foreign.diverged_step) | {"hint": LOWER}
-    if (line := getattr(reader, "ambiguous", None)) is not None:
+    if (line := getattr(printed.reader, "ambiguous", None)) is not None:
         return failures.failure("no_metric_lines", TWO_PATTERNS.format(shown, line[:80]))
     if not rows[-1]["step"]:
         return failures.failure("no_metric_lines", NO_STEPS)
+    if goal.token_budget is not None and foreign.batch_tokens is None:
+        return failures.failure("no_metric_lines", NO_TOKENS.format(goal.token_budget)) | {"hint": BY_TIME}
     if any(row.get(goal.of.name) is not None for row in rows):
         return None
-    printed = [name for name in VALIDATED if any(row.get(name) is not None for row in rows)]
-    remedy = f"; it printed {' and '.join(printed)}: give goal.metric={printed[0]}" if printed else ""
+    names = [name for name in VALIDATED if any(row.get(name) is not None for row in rows)]
+    remedy = f"; it printed {' and '.join(names)}: give goal.metric={names[0]}" if names else ""
     return failures.failure("no_metric_lines", NO_VALIDATION.format(goal.of.name) + remedy)
 
 
@@ -145,6 +145,44 @@ def _facts(path: Path) -> Facts:
 
 
 # ---- what it printed
+
+
+class Printed(NamedTuple):
+    """All that a script has printed so far: the last of its runs, with the rows that steps.csv gets."""
+
+    runs: list[Run]
+    of_file: dict[str, Any]  # as dialects.read() has it
+    reader: dialects.Modded | Form  # that has read every line
+    rows: list[StepRow]
+    is_wall: bool  # the script prints no total of its own: the time of its rows is that of their lines
+
+    def measured(self) -> dict[str, Any]:
+        """Of run.json["measured"] what the lines say."""
+        return _measured(self.runs[-1], self.rows, self.is_wall)
+
+    def ended_at_step(self, goal: GoalConfig) -> int | None:
+        """The last step of a script that trained on past the goal's budget, where it is ended; None: it did not.
+
+        One line past the budget may be its last step, whose validation is still to come; a later step is not.
+        """
+        facts: dict[str, Any] = {"measured": self.measured(), "goal": {"budget": goal.budget}, "model": {}}
+        past, last = metrics.step_past_budget(facts, self.rows), self.rows[-1]["step"]
+        return last if past is not None and last > past else None
+
+
+def read(dialect: str | None, lines: Sequence[tuple[int, str]], goal: GoalConfig) -> Printed | None:
+    """lines: Output.lines; None: none of them is of a step."""
+    runs, of_file = dialects.read(dialect, [text for _, text in lines]) if dialect else ([], {})
+    if not runs or dialect is None:
+        return None
+    reader = dialects.reader_of(dialect)
+    rows = stamped(rows_of(runs[-1]), lines, reader)
+    if goal.metric_pattern is not None:
+        _add_own_metric(rows, lines, dialects.reader_of(dialect), goal.of.name, goal.metric_pattern)
+    is_wall = runs[-1].train_time_ms is None
+    if is_wall:
+        count_wall(rows)
+    return Printed(runs, of_file, reader, rows, is_wall)
 
 
 def stamped(rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: dialects.Modded | Form) -> list[StepRow]:
@@ -212,12 +250,13 @@ def unmatched(of_file: Mapping[str, Any], dialect: str | None) -> Iterator[Secti
         yield {"rank": 0, "instrument": "import", "doubt": f"{what}: {text[:80]!r}"}
 
 
-def _doubts_of_lines(foreign: Run, runs: Sequence[Run], rows: list[StepRow], vocab_size: int | None) -> Iterator[str]:
-    """Doubts that the lines themselves give."""
+def _doubts_of_lines(printed: Printed, vocab_size: int | None, was_ended: bool) -> Iterator[str]:
+    """Doubts that the lines themselves give.  was_ended: at its budget, so that it could not validate at its end."""
+    runs, rows, foreign = printed.runs, printed.rows, printed.runs[-1]
     if len(runs) > 1:
         yield f"its lines are of {len(runs)} runs (steps or their number went back): the last one is recorded"
     last = foreign.declared_steps or foreign.num_steps
-    if not foreign.complete and foreign.diverged_step is None:
+    if not foreign.complete and foreign.diverged_step is None and not was_ended:
         yield f"its last validation is of step {foreign.val_step}, and its last step is {max(last, foreign.num_steps)}"
     first_loss = rows[0].get("val_loss") if rows[0]["step"] == 0 else None
     if first_loss is not None and vocab_size is not None and validity.is_trained(first_loss, vocab_size):

@@ -25,6 +25,7 @@ from bench.record.importers.consoles import Form
 from bench.record.shape import Section
 from bench.record.step_files import StepRow
 
+LOOK_S = 1.0  # between two readings of all that was printed, once the budget may be spent
 WORKER = "bench/training/script_worker.py"
 NO_TELEMETRY: Section = {"summary": {}, "doubts": [], "warnings": []}
 
@@ -50,6 +51,9 @@ class Watched:
         self._guard_pid = os.getpid()
         self._waits_ns: list[tuple[int, int]] = []  # as in printed_times.clock()
         self.look: Section | None = None  # of script_look.py, as .result.tmp has it
+        self._began_s = time.monotonic()
+        self._may_be_spent_s = job.config.goal.time_budget_s or 0.0  # after the start, and not before
+        self._was_ended = False  # at its budget
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -129,8 +133,25 @@ class Watched:
             self._folder, config.instruments, self._num_ranks
         )
 
+    def trains_past_its_budget(self) -> bool:
+        """Whether the script makes steps although its budget is spent, by its record's clock: it is ended then."""
+        goal, since_s = self._job.config.goal, time.monotonic() - self._began_s
+        if not goal.budget or self._reader is None or since_s < self._may_be_spent_s:
+            return False  # no clock that counts what passed has reached the budget
+        name = self._script.dialect or dialects.detect(text for _, text in self._output.lines)
+        printed = outcome.read(name, list(self._output.lines), goal)
+        if printed is None:
+            return False
+        self._was_ended = printed.ended_at_step(goal) is not None
+        left_s = (goal.time_budget_s or 0.0) - max(printed.measured().get("train_s_by_rank") or (0.0,))
+        self._may_be_spent_s = since_s + max(LOOK_S, left_s)
+        return self._was_ended
+
     def conclude(self, run: Section, exit_code: int | None, failure: Section | None) -> Section | None:
         """The run's half of the record, as bench/training/ leaves it for our own.  Returns the failure, or None."""
+        if self._was_ended:  # what a rank says of SIGTERM is no failure
+            for path in (self._folder / "logs").glob("rank*.failure.json"):
+                path.unlink(missing_ok=True)
         failure = failure or failures.classify(self._folder, exit_code)
         try:
             self._new_rows()  # what it printed while it was ended

@@ -24,14 +24,14 @@ def say(step, train_s, val_loss=None):
     )
 
 
-def train(step_s=STEP_S, counted_frac=1.0, validate_s=0.05, first_loss=6.0, offset_s=0.0):
+def train(step_s=STEP_S, counted_frac=1.0, validate_s=0.05, first_loss=6.0, offset_s=0.0, num_steps=NUM_STEPS):
     """Steps that take step_s, of which counted_frac is counted; validations are not counted."""
     train_s = offset_s
-    for step in range(NUM_STEPS + 1):
+    for step in range(num_steps + 1):
         if step % VAL_EVERY == 0:
             time.sleep(validate_s)
-            say(step, train_s, first_loss - 0.4 * step)
-        if step < NUM_STEPS:
+            say(step, train_s, first_loss - 0.4 * min(step, NUM_STEPS))
+        if step < num_steps:
             started_s = time.perf_counter()
             time.sleep(step_s)
             train_s += counted_frac * (time.perf_counter() - started_s)
@@ -170,6 +170,8 @@ def main():
         for _ in range(64):
             sys.stdout.write(line * 1000)
         train()
+    elif WHAT == "goes_on":  # and stays a while when it is asked to end
+        train(num_steps=600)
     elif WHAT == "own_words":
         for number in range(NUM_STEPS):
             if number % 3 == 0:
