@@ -1,9 +1,9 @@
 """How often is a verdict wrong?  Simulated races, judged by the real rules.     .venv/bin/python tests/verdicts.py
 
-Prints the tables of docs/reference/statistics.md, in some minutes.  A run's time is log-normal; B's true effect on it, the spread
-between runs, what the machine does meanwhile, the number of runs, the planned looks and the floor are known here and
-not to the verdict.  Wrong is faster for what is not faster, slower for what is not slower, and equivalent for an effect
-of the margin or more.  Seeded: the same tables each time.
+Prints the tables of docs/reference/statistics.md, in some minutes.  A run's time is log-normal; B's true effect on
+it, the spread between runs, what the machine does meanwhile, the number of runs, the planned looks and the floor are
+known here and not to the verdict.  Wrong is faster for what is not faster, slower for what is not slower, and
+equivalent for an effect of the margin or more.  Seeded: the same tables each time.
 """
 
 import functools

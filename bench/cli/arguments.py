@@ -13,7 +13,7 @@ Main = Callable[[list[str]], int]  # of a verb: its arguments -> exit code
 CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 UNKNOWN = "unrecognized arguments: "
 LACKS = "the following arguments are required: "
-NEAR = 0.7  # of difflib's likeness: --fast and --passport have 0.63, tabel and table 0.8
+NEAR = 0.65  # of difflib's likeness: --fast and --passport have 0.63, rnu and run 0.67
 MEANT = {"--format": "--json", "--fast": "--quick", "--verbose": "--why", "--output": "--out"}  # others' names of ours
 
 

@@ -42,22 +42,8 @@ for name in NAMES
 end
 """,
 }
-OF_RUNS = (
-    "compare",
-    "report",
-    "explain",
-    "analyze",
-    "memory",
-    "judge",
-    "audit",
-    "replay",
-    "verify",
-    "table",
-    "publish",
-)
-OF_RUNS += ("export", "dashboard", "bisect")
 OF_SETTINGS = ("run", "speedrun", "race", "study", "ladder", "calibrate", "doctor")
-ARM = re.compile(r"(?:[A-Z]\w*=)?['\"]?(?=[^=]*(=|$))")  # what may stand before a setting: B=optim=muon
+ARM = re.compile(r"[A-Z]\w*=['\"]?")  # what may stand before a setting: B=optim=muon
 FOLDER = re.compile(r"\d{8}T\d{6}Z-.+|sweep-\w+|study-.+")
 
 
@@ -90,9 +76,9 @@ def candidates(line: str) -> list[str]:
     else:
         positional = next((action for action in parser._actions if not action.option_strings), None)
         found = set(positional.choices or () if positional else ())
-        found |= set(_ids()) if verb in OF_RUNS else set()
+        found |= set() if verb in OF_SETTINGS and before[-1][:2] != "--" else set(_ids())
     if verb in OF_SETTINGS and not word.startswith("-"):
-        arm = ARM.match(word)[0] if re.match("[A-Z]", word) else ""  # type: ignore[index]
+        arm = match[0] if (match := ARM.match(word)) else ""
         found |= {arm + setting for setting in _settings(word.removeprefix(arm))}
     return sorted(name for name in found if name.startswith(word))
 
@@ -111,10 +97,9 @@ def _settings(word: str) -> Iterator[str]:
     if key in groups.GROUPS:
         yield from (f"{key}={choice}" for choice in groups.choices(key))
     elif equals:
-        allowed = meanings.settings()[key].allowed if key in meanings.settings() else "a"
-        words = (
-            () if re.match("an? ", allowed + " ") else re.split(",? or |, ", allowed)
-        )  # "on, off or manual, or null"
+        allowed = meanings.settings()[key].allowed if key in meanings.settings() else "a word"
+        is_free = re.match("an? ", allowed)  # a number; else "on, off or manual, or null"
+        words = () if is_free else re.split(",? or |, ", allowed)
         yield from (f"{key}={word}" for word in words)
     else:
         yield from (f"{key}=" for key in (*groups.GROUPS, *meanings.settings()))

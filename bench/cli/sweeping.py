@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.paths import results_root
+from bench.base.units import format_about_s
 from bench.config import compose, multirun, overrides
 from bench.launch import console, summary
 from bench.launch.console import say
@@ -61,11 +62,13 @@ def forecast(args: argparse.Namespace, points: list[list[str]] | None) -> list[d
     complete = complete_before(jobs) if args.multirun else {}
     known_s = earlier_s({job.config.track.name for job in jobs}, [job.config_id for job in jobs])
     for number, job in enumerate(jobs):
-        what = f"{' '.join(job.overrides)}: " if args.multirun else ""
+        about = known_s.get(job.config_id)
         if run := complete.get(number):
-            say("run", f"{what}complete: {run['run_id']}")
+            say("run", f"{' '.join(job.overrides)}: complete, {run['run_id']}")
             continue
-        say("run", f"{what}{summary.first_words(job, known_s.get(job.config_id))}, config {job.config_id}")
+        its_own = f"{' '.join(job.overrides)}{'' if about is None else f', {format_about_s(about)}'}"
+        what = its_own if args.multirun else summary.first_words(job, about)
+        say("run", f"{what}, config {job.config_id}")
         for deviation in job.deviations:
             say("track", f"open division, because {deviation}")
     todo = [job.config_id for number, job in enumerate(jobs) if number not in complete]

@@ -89,7 +89,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     initials = "".join(part[:1] for part in last.split("_"))  # learning_rate: lr
     near = [key for key in known if key.split(".")[-1] in (last, initials)]
     near = near or [key for key in known if f"_{last}_" in f"_{key.split('.')[-1]}_"]  # steps: num_steps
-    near = near or difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+    near = near or difflib.get_close_matches(word, known, n=1)
     return f"did you mean {near[0]}? " if near else ""
 
 
