@@ -306,7 +306,7 @@ def test_losses_against_the_target_and_against_each_other():
     """1.0 nats apart with a spread of 0.01: worse, and only A is below the target of 4.5."""
     a_losses, b_losses = [4.24, 4.25, 4.26, 4.25, 4.24], [5.24, 5.25, 5.26, 5.25, 5.24]
     found = compared(FAST, FAST, changes={"a_losses": a_losses, "b_losses": b_losses})["val_loss"]
-    assert found["change_nats"] == pytest.approx(1.0)
+    assert found["change"] == pytest.approx(1.0)
     assert found["target"] == 4.5
     assert found["below_target"] == [True, False]
     assert found["verdict"] == "worse"
@@ -318,8 +318,7 @@ def test_not_worse_is_shown_only_where_the_margin_is_excluded():
     assert compared(FAST, FAST, changes=changes)["val_loss"]["verdict"] == "not_worse"
     assert compared(FAST, FAST, changes=changes, loss_margin_nats=0.0005)["val_loss"]["verdict"] == "worse"
     assert (
-        compared(FAST, FAST, changes=changes, plan={"n": 5, "loss_margin_nats": 0.001})["val_loss"]["margin_nats"]
-        == 0.001
+        compared(FAST, FAST, changes=changes, plan={"n": 5, "loss_margin_nats": 0.001})["val_loss"]["margin"] == 0.001
     )
     changes = {"a_losses": [4.2, 4.3, 4.25, 4.22, 4.28], "b_losses": [4.21, 4.3, 4.25, 4.22, 4.28]}
     assert compared(FAST, FAST, changes=changes)["val_loss"]["verdict"] == "inconclusive"
@@ -345,7 +344,7 @@ def test_losses_over_other_validation_data_are_not_compared():
     b = [run | {"goal": run["goal"] | {"val_tokens": 4096}} for run in b]
     found = compare(a, b)
     assert found["comparable"] is True
-    assert found["val_loss"]["change_nats"] is None
+    assert found["val_loss"]["change"] is None
     assert found["val_loss"]["reasons"] == ["numbers of validation tokens differ"]
 
 
@@ -447,7 +446,7 @@ def test_runs_with_the_same_training_losses_are_one_run_whatever_their_seeds_and
     assert found["n"] == [1, 3] and found["mean"][0] == pytest.approx(4.25)
     sentence = "3 runs of A have bit-identical training losses: they count as one loss, "
     assert found["remarks"] == [f"{sentence}whatever their seeds"]
-    assert found["remarks"][0] in wording.loss_sentences(compare(a, b)["val_loss"] | {"change_nats": 0.0}, ["A", "B"])
+    assert found["remarks"][0] in wording.loss_sentences(compare(a, b)["val_loss"] | {"change": 0.0}, ["A", "B"])
     assert (found["p"], found["verdict"]) == (None, "unknown")
 
 

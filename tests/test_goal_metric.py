@@ -96,7 +96,7 @@ def test_where_higher_is_better_more_wins_and_less_loses():
     found, turned = (comparing.compare(*raced(*scores, **of_goal), on="loss") for scores in ((low, high), (high, low)))
     assert (found["verdict"], turned["verdict"]) == ("better", "worse")
     assert found["val_loss"]["below_target"] == [False, True] and found["val_loss"]["verdict"] == "not_worse"
-    assert found["val_loss"]["change_nats"] == pytest.approx(0.02) and found["val_loss"]["ci95_nats"][0] > 0.018
+    assert found["val_loss"]["change"] == pytest.approx(0.02) and found["val_loss"]["ci95"][0] > 0.018
     assert turned["val_loss"]["verdict"] == "worse"
     _, rows = found, [comparing.row_of(run) for run in raced(low, high, **of_goal)[1]]
     decision = target.decide(rows, 0.01)

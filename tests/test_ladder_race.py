@@ -247,7 +247,7 @@ def test_the_staircase_is_what_a_hand_works_out(raced, tmp_path):
     assert r04["levels"]["val_loss"]["mean"] == pytest.approx(3.05)
     assert r04["step"]["to_target"]["change_pct"] == pytest.approx(100 * ((8 * 8.4 / 12 / 13) ** 0.5 - 1))  # -34.4
     assert r04["step"]["steps"]["change_pct"] == pytest.approx(-100 / 3)
-    assert r04["step"]["val_loss"]["change_nats"] == pytest.approx(3.05 - 3.25)
+    assert r04["step"]["val_loss"]["change"] == pytest.approx(3.05 - 3.25)
     assert r11["step"]["step_ms"]["change_pct"] == pytest.approx(100 * ((24 * 24.6 / 12 / 12.6) ** 0.5 - 1))  # +97.6
     assert r04["step"]["record_pct"] == pytest.approx(100 * (22.3 / 45 - 1))
     assert r11["step"]["record_pct"] == pytest.approx(100 * (7.2 / 22.3 - 1))
@@ -292,7 +292,7 @@ def test_a_rung_of_which_one_run_misses_the_target_has_no_time_to_it(raced, tmp_
     assert r04["step"]["verdict"] == r11["step"]["verdict"] == "not_comparable"
     assert r04["step"]["why"] == r11["step"]["why"] == ["1 of 2 runs of r04 do not reach the target"]
     assert r11["levels"]["to_target_s"]["n"] == 2  # its own way is known all the same
-    assert r04["step"]["val_loss"]["change_nats"] is not None and r04["step"]["step_ms"]["change_pct"] is not None
+    assert r04["step"]["val_loss"]["change"] is not None and r04["step"]["step_ms"]["change_pct"] is not None
     out = capsys.readouterr().out
     assert "1 of 2 runs reach it" in out and "r04: 1 of 2 runs of r04 do not reach the target" in out
 

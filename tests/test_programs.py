@@ -141,7 +141,7 @@ def test_a_program_races_an_edited_copy_of_its_root(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     against = json.loads(done.stdout)["result"]["against"]["B"]
     assert against["comparable"], against
-    assert against["time"]["change_pct"] < -20 and against["val_loss"]["change_nats"] == pytest.approx(-0.1)
+    assert against["time"]["change_pct"] < -20 and against["val_loss"]["change"] == pytest.approx(-0.1)
 
 
 def test_a_line_that_is_overwritten_has_the_time_at_which_it_came(tmp_path):
@@ -200,7 +200,7 @@ def test_two_revisions_of_a_program_race(tmp_path, repository):
     done = real_runs.bench(tmp_path / "results", "race", *words, "--anyway", timeout_s=600)
     assert done.returncode == 0, done.stdout + done.stderr
     against = json.loads(done.stdout)["result"]["against"]["B"]
-    assert against["comparable"] and against["val_loss"]["change_nats"] == pytest.approx(-0.1)
+    assert against["comparable"] and against["val_loss"]["change"] == pytest.approx(-0.1)
 
 
 def test_code_that_runs_from_the_root_itself_is_doubted(tmp_path):

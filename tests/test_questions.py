@@ -58,7 +58,7 @@ def test_the_verdict_on_losses(b_losses, margin_nats, verdict):
     loss = found["val_loss"]
     assert (found["verdict"], found["answers"]["loss"]["verdict"]) == (verdict, verdict)
     expected = stats.welch(A_LOSSES, b_losses)
-    assert (loss["change_nats"], loss["p"]) == pytest.approx((expected.difference, expected.p))
+    assert (loss["change"], loss["p"]) == pytest.approx((expected.difference, expected.p))
     assert loss["p_equivalent"] == pytest.approx(stats.equivalence_p(expected, -margin_nats, margin_nats))
     if verdict in ("better", "worse"):
         assert found["words"].startswith(f"B is {verdict} than A: {expected.difference:+.5f} nats of val_loss (95 %")
@@ -67,7 +67,7 @@ def test_the_verdict_on_losses(b_losses, margin_nats, verdict):
 
 
 def loss(**changes):
-    known = {"verdict": "inconclusive", "reasons": [], "change_nats": -0.1, "p": 0.001, "p_equivalent": 0.9}
+    known = {"verdict": "inconclusive", "reasons": [], "change": -0.1, "p": 0.001, "p_equivalent": 0.9}
     return known | changes
 
 
@@ -75,18 +75,18 @@ def loss(**changes):
     ("found", "verdict"),
     [
         (loss(), "better"),
-        (loss(change_nats=0.1), "worse"),
+        (loss(change=0.1), "worse"),
         (loss(p=0.05), "inconclusive"),  # p must be below alpha
         (loss(p_equivalent=0.04), "equivalent"),
         (loss(p_holm=0.2), "inconclusive"),
         (loss(p=0.2, p_holm=0.001), "better"),
         (loss(p_equivalent=0.04, p_equivalent_holm=0.08), "better"),
         (loss(p_holm=None, p_equivalent_holm=None), "better"),
-        (loss(verdict="waived", change_nats=0.0, p=None), "equivalent"),
+        (loss(verdict="waived", change=0.0, p=None), "equivalent"),
         (loss(verdict="unknown"), "inconclusive"),
         (loss(verdict="unknown", reasons=["validation data differ"]), "not_comparable"),
         (loss(p=None), "inconclusive"),
-        (loss(change_nats=None), "inconclusive"),
+        (loss(change=None), "inconclusive"),
         (loss(p_equivalent=None), "better"),
     ],
 )

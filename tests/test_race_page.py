@@ -37,7 +37,7 @@ def candidate(**changes):
         "flags": ["uncalibrated", "verdict-hangs-on-runs-left-out"],  # as it was called first
         "differences": [DIFFERENCE],
         "time": TIME,
-        "val_loss": LOSS,
+        "val_loss": dict(LOSS),  # its keys are called change, ci95 and margin today, whatever the metric's unit
         "memory": MEMORY | {"mean_gib": [1.0, 0.97]},
         "left_out": [EXCLUDED],  # this too, and "peeked" below
     } | changes

@@ -127,7 +127,7 @@ def test_nanogpts_train_py_races_an_edit_of_its_shakespeare_config(tmp_path):
     subprocess.run([sys.executable, "data/shakespeare_char/prepare.py"], cwd=root, check=True, capture_output=True)
     mine = edited(root, "config/train_shakespeare_char.py", "learning_rate = 1e-3", "learning_rate = 4e-3")
     against = raced(tmp_path, root, mine, "script=train.py", BARE, f"script.args={NANOGPT}")
-    assert against["val_loss"]["change_nats"] != 0
+    assert against["val_loss"]["change"] != 0
 
 
 def test_nanochats_base_train_races_an_edit_of_its_optimizer_in_bits_per_byte(tmp_path):
@@ -172,7 +172,7 @@ def test_llm_cs_train_gpt2_py_races_an_edit_of_its_betas(tmp_path):
         (data / f"tiny_shakespeare_{split}.bin").write_bytes(header.tobytes() + tokens.tobytes())
     mine = edited(root, "train_gpt2.py", "betas=(0.9, 0.95)", "betas=(0.8, 0.95)")
     words = ["script=train_gpt2.py", BARE, f"script.args={LLM_C}", f"script.env={{TIKTOKEN_CACHE_DIR:{cache}}}"]
-    assert raced(tmp_path, root, mine, *words)["val_loss"]["change_nats"] != 0
+    assert raced(tmp_path, root, mine, *words)["val_loss"]["change"] != 0
 
 
 def test_kempnerforge_stops_at_set_device_and_races_where_that_does_nothing(tmp_path):
@@ -188,7 +188,7 @@ def test_kempnerforge_stops_at_set_device_and_races_where_that_does_nothing(tmp_
     (shim / "sitecustomize.py").write_text(NO_GPU)
     mine = edited(root, "configs/train/debug.toml", "warmup_steps = 10", "warmup_steps = 1")
     against = raced(tmp_path, root, mine, *words, f"script.env={{PYTHONPATH:{shim}}}")
-    assert against["val_loss"]["change_nats"] < 0
+    assert against["val_loss"]["change"] < 0
 
 
 def test_autoresearch_and_modded_nanogpts_track_3_stop_where_they_ask_for_a_gpu(tmp_path):

@@ -209,7 +209,7 @@ def test_other_columns_say_size_epochs_power_and_throttling(results, capsys):
 def test_a_baseline_run_gives_each_change_without_an_interval(grid, capsys):
     found = rows(capsys, "--baseline", "20261121T050000Z", "--where", "seed=0")
     assert [row["train_s_change_pct"] for row in found] == [None, pytest.approx(100.0), 0.0, pytest.approx(100.0)]
-    assert [row["val_loss_change_nats"] for row in found] == [None, *map(pytest.approx, (0.3, -0.2, 0.5))]
+    assert [row["score_change"] for row in found] == [None, *map(pytest.approx, (0.3, -0.2, 0.5))]
     assert {row["train_s_ci95_pct"] for row in found} == {None}
 
 
@@ -217,10 +217,10 @@ def test_a_baseline_of_repeats_gives_the_interval_of_compare(grid, capsys):
     """val_loss 4.0, 4.2 against 3.8, 4.0: -0.2, se sqrt(0.02/2 + 0.02/2) = 0.1414, df 2, t(0.975, 2) = 4.3027."""
     found = rows(capsys, "--group", "--baseline", "optim.lr=0.001", "model.num_layers=2")
     (other,) = [row for row in found if (row["optim.lr"], row["model.num_layers"]) == (0.003, 2)]
-    assert found[0]["val_loss_change_nats"] is None and found[0]["optim.lr"] == 0.001
-    assert other["val_loss_change_nats"] == pytest.approx(-0.2)
+    assert found[0]["score_change"] is None and found[0]["optim.lr"] == 0.001
+    assert other["score_change"] == pytest.approx(-0.2)
     half_width = 4.302652729696142 * 0.02**0.5
-    assert other["val_loss_ci95_nats"] == pytest.approx([-0.2 - half_width, -0.2 + half_width])
+    assert other["score_ci95"] == pytest.approx([-0.2 - half_width, -0.2 + half_width])
     assert (other["n"], other["train_s_change_pct"]) == (2, pytest.approx(0.0))
     assert "[-0.8085, +0.4085]" in shown(capsys, "--group", "--baseline", "optim.lr=0.001", "model.num_layers=2")
 

@@ -6,12 +6,12 @@ have to be folded to fit; all others are joined here, 10,000 rows in a tenth of 
 
 import itertools
 import os
-import re
 import sys
 import textwrap
-import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from bench.base import escape
 
 COLOURS = {  # of a cell that consists of this word, in any case
     "faster": "green",
@@ -37,7 +37,6 @@ COLOURS = {  # of a cell that consists of this word, in any case
 MAX_DRAWN_ROWS = 500  # by rich, 0.7 ms each
 GAP = 2  # spaces between columns
 MIN_WORDS_WIDTH = 12  # of a column that is folded
-CONTROL = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # of Unicode's categories
 MARK_WIDTH = 8  # of the word before a line, as in progress lines
 
 Rows = list[Sequence[str]]
@@ -49,14 +48,14 @@ def render(
     """columns: names, none for rows without a header; cells: rows of strings; right: columns of numbers, aligned right.
 
     form: simple, which fits into the terminal's width; wide, which does not; or github.
-    No rows: just the header.  Cells may be texts of a foreign record: see line().
+    No rows: just the header.  Cells may be texts of a foreign record: see bench/base/escape.py.
     """
     is_md = form == "github"
     rows: Rows = []
     for row in map(tuple, (columns, *cells)):
         if row:
             is_plain = not is_md and all(map(str.isprintable, row))
-            rows.append(row if is_plain else [line(cell, is_md) for cell in row])
+            rows.append(row if is_plain else [escape.escaped(cell, is_md) for cell in row])
     widths = [max(map(len, column)) for column in zip(*rows)]
     right = right or [False] * len(widths)
     if form != "simple" or len(rows) > MAX_DRAWN_ROWS or not (_is_too_wide(widths) or _has_colours(rows)):
@@ -142,20 +141,6 @@ def middle(text: str, max_chars: int) -> str:
         return text
     num_first = max_chars // 2
     return f"{text[:num_first]}…{text[len(text) - (max_chars - num_first - 1) :]}"
-
-
-def printable(text: str) -> str:
-    """Without control characters: a terminal would obey an escape sequence in a foreign record."""
-    if text.isprintable():
-        return text
-    spaced = re.sub(r"[\n\r\t]", " ", text)
-    return "".join(char for char in spaced if unicodedata.category(char) not in CONTROL)
-
-
-def line(text: str, is_md: bool = False) -> str:
-    """Foreign text as a part of our own: printable(); is_md: for Markdown, it ends no cell, begins no link or HTML."""
-    text = printable(text)
-    return re.sub(r"([\\|`*\[\]<>])", r"\\\1", text) if is_md else text
 
 
 # ---- the terminal

@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 
 import yaml
 
-from bench.base import stats, text_table
+from bench.base import escape, stats, text_table
 from bench.base.reading import json_file, plain_file, yaml_file
 from bench.base.reading.damage import Damaged
 from bench.claims import claim as claims
@@ -110,11 +110,11 @@ def summary(claim: claims.Claim) -> str:
         if rows:
             cells = [[_cell(row[column]) for column in COLUMNS] for row in rows]
             table = text_table.render(COLUMNS, cells, [False, False] + [True] * 4, "github")
-            parts += [f"{part}, {len(rows)} runs: {_means(rows)}", table]
+            parts += [f"{escape.markdown(part)}, {len(rows)} runs: {_means(rows)}", table]
     for race in claim.races:
         against = race_folder.verdicts_of(race.race_json or {})
         if race.arm in against:
-            parts.append(text_table.line(f"{race.race_id}: {wording.standalone_verdict(against[race.arm])}", True))
+            parts.append(escape.markdown(f"{race.race_id}: {wording.standalone_verdict(against[race.arm])}"))
     return "\n\n".join(parts)
 
 

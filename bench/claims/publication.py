@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from bench.base import credentials, private
+from bench.base import credentials, escape, private
 from bench.base.paths import PUBLISHED, REPO, published_root, shown
 from bench.base.reading import plain_file
 from bench.config import user_code
@@ -133,7 +134,8 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
         printed = markdown_blocks.printed(shlex.join(["table", "--md", str(copied)]), table)
         command = shlex.join(["table", "--md", f"results/{PUBLISHED}/{name}"])
         parts = [f"# {name}", "What these runs show: (to be written)", "By: (to be written)"]
-        parts += [f"- [race {race_id}](races/{race_id}/race.md)" for race_id in content.race_ids]
+        races = [(escape.markdown(race_id), quote(race_id)) for race_id in content.race_ids]
+        parts += [f"- [race {race}](races/{path}/race.md)" for race, path in races]
         parts += certificate_links(content.results, content.runs)
         return {"README.md": "\n\n".join([*parts, markdown_blocks.block(command, printed)]) + "\n"}
 
@@ -144,7 +146,8 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
 def certificate_links(results: Path, names: Sequence[str]) -> list[str]:
     """A line of Markdown for each of these runs, "<track>/<run_id>", that was replayed: what came out, and where."""
     sentences = ((name, certificates.sentence(results / name)) for name in names)
-    return [f"- [certificate of {name}]({name}/{certificates.FILE}): {text}" for name, text in sentences if text]
+    links = ((escape.markdown(name), quote(name), escape.markdown(text)) for name, text in sentences if text)
+    return [f"- [certificate of {name}]({path}/{certificates.FILE}): {text}" for name, path, text in links]
 
 
 def _refuse_unfinished(content: Content) -> None:

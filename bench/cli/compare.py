@@ -94,10 +94,12 @@ def _failure(compared: Comparison, kind: str, limit_pct: float | None, shown: bo
         return wording.standalone_verdict(compared) if compared["verdict"] == kind else None
     verdict: str
     if kind == "loss":
-        verdict, edges = loss["verdict"], wording.interval(loss["ci95_nats"], 5, " nats")
+        metric = wording.metric_of(loss)
+        way = "rise" if metric.sign > 0 else "fall"
+        verdict, edges = loss["verdict"], wording.interval(loss["ci95"], 5, f" {metric.unit}".rstrip())
         is_open = verdict not in ("waived", "not_worse") or NOT_COUNTED in compared["flags"]
         failed = verdict == "worse" if shown else is_open
-        what = f"a rise of {b}'s val_loss" + ("" if shown else f" by {loss['margin_nats']:g} nats")
+        what = f"a {way} of {b}'s {metric.name}" + ("" if shown else f" by {loss['margin']:g} {metric.unit}".rstrip())
     else:
         limit_pct = time["margin_pct"] if limit_pct is None else limit_pct
         verdict, (low, high) = compared["answers"]["time"]["verdict"], _widest(time)

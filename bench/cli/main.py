@@ -5,11 +5,11 @@ import importlib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, TextIO
 
-from bench.base import paths
+from bench.base import escape, paths
 from bench.config import groups
 
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # purpose: {verb: (module in bench/cli/, what it does)}
@@ -62,6 +62,7 @@ INTRODUCED = ("run", "speedrun", "race", "study", "ladder", "calibrate")  # say 
 # nothing that ranks can do together
 SEVERAL_RUNS = ("speedrun", "race", "study", "ladder", "calibrate", "bench-self", "doctor")
 SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
+PRINTED = ("compare", "table", "analyze", "explain", "export")  # nothing is done where it is not printed
 _interrupts: list[int] = []  # numbers of signals, as they came
 HELP = """usage: ./run.sh COMMAND [...]
 
@@ -77,7 +78,19 @@ Exit codes: 0 success, 1 a check failed or a target was missed, 2 usage error or
 
 
 def main(argv: list[str]) -> int:
-    """Exit code.  A ValueError is the user's and becomes one line; anything else is ours and keeps its traceback."""
+    """Exit code, that of the work, whoever reads what is printed: it is mute from where that fails.
+
+    A ValueError is the user's and becomes one line; anything else is ours and keeps its traceback.
+    """
+    with escape.doors(renamed=paths.INSTALLED) as out:
+        code = _go(argv)
+    if out.error is None or out.error.errno == errno.EPIPE:  # a reader that has seen enough
+        return code
+    print(f"standard output: {out.error.strerror}: the rest was not printed", file=sys.stderr)
+    return code or int(bool({*argv[:1]} & {*PRINTED}))
+
+
+def _go(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(HELP.format(verbs="\n".join(_help_of_verbs())))
         return 0
@@ -111,14 +124,10 @@ def main(argv: list[str]) -> int:
             if introduction:
                 print(f"    conf  {introduction}", file=sys.stderr)
         return module.main(rest)
-    except BrokenPipeError:
-        raise
     except ValueError as error:
         if _interrupts:  # the interrupted wait failed, not the verb
             raise KeyboardInterrupt from None
-        from bench.base.reading.damage import one_line
-
-        print(f"{verb}: " + "\n".join(map(one_line, str(error).split("\n"))), file=sys.stderr)
+        print(f"{verb}: {error}", file=sys.stderr)
         return 2
     except OSError as error:
         if error.errno not in NOT_OURS or not isinstance(error.filename, str):
@@ -179,31 +188,14 @@ def version_text() -> str:
     return f"speedrun {__version__}{of_commit}, Python {python_version()}, torch {torch}"
 
 
-class Renaming:
-    """A text stream where ./run.sh is called speedrun, as its user types it; all but write() is the stream's own."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        return self._stream.write(text.replace("./run.sh", "speedrun").replace("./speedrun.sh", "speedrun speedrun"))
-
-
 def run() -> None:
-    """main() to this process's exit code, and quiet when the reader of a pipe has seen enough."""
+    """main() to this process's exit code."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _note_interrupt)
-    if paths.INSTALLED:
-        sys.stdout, sys.stderr = Renaming(sys.stdout), Renaming(sys.stderr)
+    escape.open_closed()
+    sys.excepthook = lambda *error: escape.Door(sys.stderr).writelines(traceback.format_exception(*error))
     try:
         code = main(sys.argv[1:])
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains once more at its end
-        code = 0
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = 1

@@ -9,7 +9,7 @@ names; if one is found, nothing is published.  --dry-run only lists and searches
 import os
 from collections.abc import Sequence
 
-from bench.base import text_table
+from bench.base import escape
 from bench.base.paths import project_folder
 from bench.base.text_table import counted
 from bench.claims import claim_folder, publication
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
 def show_leaving(leaving: Sequence[publication.Leaving]) -> None:
     """The files that leave this machine, a line each."""
     for line in publication.listing(leaving):
-        say("file", text_table.printable(line))
+        say("file", escape.line(line))
 
 
 def _parser() -> arguments.Parser:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.base import text_table
+from bench.base import escape, text_table
 from bench.base.text_table import counted
 from bench.cli import arguments
 from bench.record import named, verification
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
 
 def checked(what: str, rules: Rules, mark: str, verdict: str = "") -> str:
     """The verdict, what was checked and how many rules passed; then each rule with its evidence, failed ones first."""
-    head = mark, f"{verdict}{text_table.printable(what)}: {_count(rules)}"
+    head = mark, f"{verdict}{escape.line(what)}: {_count(rules)}"
     ordered = sorted(rules, key=lambda rule: rule["passed"] is not False)
     marks = (MARKS[rule["passed"]] if rule.get("known", True) else "?" for rule in ordered)
     return text_table.marked(

@@ -73,15 +73,15 @@ class Time(Change):
 
 
 class Loss(TypedDict):
-    """The goal's metric at the end, val_loss in nats a token or another in its unit, one value a seed."""
+    """The goal's metric at the end, one value a seed; change, ci95, mean, sd, target and margin are in its unit."""
 
     metric: NotRequired[list[str]]  # its name, unit and direction; missing: val_loss
 
     p_holm: NotRequired[float | None]  # p adjusted among several candidates, as the next; missing: there is one
     p_equivalent_holm: NotRequired[float | None]
 
-    change_nats: float | None
-    ci95_nats: list[float] | None
+    change: float | None
+    ci95: list[float] | None
     p: float | None
     n: list[int]
     mean: list[float | None]
@@ -90,7 +90,7 @@ class Loss(TypedDict):
     target_p_value: float  # that p_target must be below
     p_target: list[float | None]
     below_target: list[bool | None]
-    margin_nats: float
+    margin: float
     p_not_worse: float | None
     identical: bool | None  # all trajectories, bit for bit; None: unknown
     verdict: str  # waived, not_worse, worse, inconclusive, unknown: whether B is shown to be no worse
@@ -270,8 +270,8 @@ def val_loss(
     ]
     return {
         "metric": [metric.name, metric.unit, metric.direction],
-        "change_nats": metric.sign * test.difference if test else None,
-        "ci95_nats": sorted(metric.sign * edge for edge in edges) if edges and math.isfinite(edges[1]) else None,
+        "change": metric.sign * test.difference if test else None,
+        "ci95": sorted(metric.sign * edge for edge in edges) if edges and math.isfinite(edges[1]) else None,
         "p": test.p if test else None,
         "n": [loss_test["n"] for loss_test in judged],
         "mean": [loss_test["mean"] for loss_test in judged],
@@ -280,7 +280,7 @@ def val_loss(
         "target_p_value": p_value,
         "p_target": [loss_test["p"] for loss_test in judged],
         "below_target": [loss_test["below"] for loss_test in judged],
-        "margin_nats": margin_nats,
+        "margin": margin_nats,
         "p_not_worse": p_margin,
         "identical": identical,
         "verdict": "unknown" if unjudged else _loss_verdict(edges, p_margin, identical),

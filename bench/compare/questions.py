@@ -76,7 +76,7 @@ def of_loss(loss: effects.Loss, alpha: float, is_at_a_look: bool) -> str:
         return "not_comparable"
     if loss["verdict"] == "waived":
         return "equivalent"
-    if loss["verdict"] == "unknown" or loss["p"] is None or loss["change_nats"] is None or not is_at_a_look:
+    if loss["verdict"] == "unknown" or loss["p"] is None or loss["change"] is None or not is_at_a_look:
         return "inconclusive"
     p, p_equivalent = (
         loss.get("p_holm") if loss.get("p_holm") is not None else loss["p"],
@@ -85,7 +85,7 @@ def of_loss(loss: effects.Loss, alpha: float, is_at_a_look: bool) -> str:
     if p_equivalent is not None and p_equivalent < alpha:
         return "equivalent"
     if p is not None and p < alpha:
-        return "better" if named(*loss.get("metric", ())).sign * loss["change_nats"] < 0 else "worse"
+        return "better" if named(*loss.get("metric", ())).sign * loss["change"] < 0 else "worse"
     return "inconclusive"
 
 

@@ -264,7 +264,7 @@ def _decide(comparison: Comparison) -> None:
     loss, time_all = comparison["val_loss"], comparison["time_all"]
     of_steps = questions.of_steps(comparison["steps_to_target"], _is_at_a_look(comparison))
     is_lower = (
-        named(*loss.get("metric", ())).sign * (loss["change_nats"] or 0.0) < 0
+        named(*loss.get("metric", ())).sign * (loss["change"] or 0.0) < 0
         or loss["below_target"] == [False, True]
         or of_steps == "better"
     )

@@ -54,7 +54,7 @@ HEAD = ("change", "95 % interval", "p", "n", "CV %", "MDE (80 % power)")
 
 def unit_of(key: str) -> tuple[str, str, int]:
     """(end of the keys of its change, the change's unit, decimals)."""
-    return ("nats", "", 5) if key == "val_loss" else ("pct", " %", 2)
+    return ("", "", 5) if key == "val_loss" else ("_pct", " %", 2)
 
 
 def metric_of(comparison: Mapping[str, Any]) -> Metric:
@@ -77,14 +77,14 @@ def cells(comparison: Mapping[str, Any], key: str) -> list[str]:
     """The means of both arms, then those of HEAD; "" for what is unknown.  p is Holm's where there is one."""
     _, mean_key, unit, decimals = MEASURES[key]
     measure, (end, sign, digits) = comparison[key], unit_of(key)
-    change, cvs_pct = measure.get(f"change_{end}"), measure.get("cv_pct")
+    change, cvs_pct = measure.get(f"change{end}"), measure.get("cv_pct")
     if not cvs_pct:  # of losses
         spreads = zip(measure["sd"], measure["mean"], strict=True)
         cvs_pct = [None if sd is None or not mean else 100 * sd / mean for sd, mean in spreads]
     return [
         *("" if mean is None else f"{mean:,.{decimals}f} {unit}".rstrip() for mean in measure[mean_key]),
         "" if change is None else f"{change:+.{digits}f}{sign}",
-        interval(measure.get(f"ci95_{end}"), digits, sign),
+        interval(measure.get(f"ci95{end}"), digits, sign),
         p_words(measure.get("p") if measure.get("p_holm") is None else measure["p_holm"]),
         ", ".join(map(str, measure["n"])),
         ", ".join("-" if cv is None else f"{cv:.2f}" for cv in cvs_pct),
@@ -118,7 +118,7 @@ def p_sentence(p: float | None) -> str:
 def loss_sentences(loss: Mapping[str, Any], arms: Sequence[str]) -> list[str]:
     """What is shown of the losses against the target and against the margin, or why they are not compared."""
     metric = metric_of(loss)
-    if loss.get("change_nats") is None:
+    if loss.get("change") is None:
         return [f"{metric.name} is not compared: {' and '.join(loss['reasons'])}"] if loss.get("reasons") else []
     lines = []
     if loss.get("target") is not None and any(p is not None for p in loss["p_target"]):
@@ -131,7 +131,7 @@ def loss_sentences(loss: Mapping[str, Any], arms: Sequence[str]) -> list[str]:
             f"mean {metric.name} {metric.better} {loss['target']:g}, one-sided t, {needed}: {', '.join(tests)}"
         )
     way = "rise" if metric.sign > 0 else "fall"
-    rise, p = f"a {way} of {loss['margin_nats']:g} {metric.unit}".rstrip(), p_sentence(loss.get("p_not_worse"))
+    rise, p = f"a {way} of {loss['margin']:g} {metric.unit}".rstrip(), p_sentence(loss.get("p_not_worse"))
     sentences = {
         "waived": "the losses of both arms are the same bit for bit: there is nothing to test",
         "not_worse": f"{arms[1]}'s {metric.name} is not worse: {rise} is excluded ({p})",
@@ -184,13 +184,13 @@ def _sentence_of_losses(comparison: Mapping[str, Any], verdict: str) -> str:
     p = f"p = {loss['p']:.2g}" + ("" if loss.get("p_holm") is None else f", {loss['p_holm']:.2g} after Holm")
     metric = metric_of(loss)
     unit = f" {metric.unit}" if metric.unit else ""
-    edges = interval(loss["ci95_nats"], 5, unit) or "unbounded"
+    edges = interval(loss["ci95"], 5, unit) or "unbounded"
     numbers = f"95 % interval {edges}, {p}, n = {loss['n'][0]} and {loss['n'][1]}"
-    change = f"{loss['change_nats']:+.5f}{unit} of {metric.name}"
+    change = f"{loss['change']:+.5f}{unit} of {metric.name}"
     if verdict in ("better", "worse"):
         return f"{b} is {verdict} than {a}: {change} ({numbers})"
     if verdict == "equivalent":
-        return f"{b} is as good as {a}: {change} is inside the margin of {loss['margin_nats']:g}{unit} ({numbers})"
+        return f"{b} is as good as {a}: {change} is inside the margin of {loss['margin']:g}{unit} ({numbers})"
     return f"{b} against {a}: {change} ({numbers})"
 
 
@@ -329,5 +329,5 @@ def _words_of_losses(comparison: Mapping[str, Any]) -> str:
     if loss["verdict"] not in of_losses:
         return why
     metric = metric_of(loss)
-    change = "" if loss["change_nats"] is None else f"{loss['change_nats']:+.5f} {metric.unit}".rstrip() + ", "
-    return f"time: {why}; {metric.name}: {of_losses[loss['verdict']]} ({change}margin {loss['margin_nats']:g})"
+    change = "" if loss["change"] is None else f"{loss['change']:+.5f} {metric.unit}".rstrip() + ", "
+    return f"time: {why}; {metric.name}: {of_losses[loss['verdict']]} ({change}margin {loss['margin']:g})"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.base import atomic
+from bench.base import atomic, escape
 from bench.base.paths import REPO, results_root, shown, working_folder
 from bench.config import overrides
 from bench.launch.console import Bars, say, show
@@ -78,12 +78,13 @@ def script_of(verb: str, want: Request, log: Path) -> str:
     lines = [f"#SBATCH {option}" for option in [*options, *want.options]]
     kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     kept |= {"SPEEDRUN_RESULTS": str(results_root().absolute()), "SPEEDRUN_CWD": working_folder()}
+    typed = shlex.join(["./run.sh", verb, *want.arguments])
     command = shlex.join([sys.executable, "-m", "bench", verb, *want.arguments])
     return "\n".join(
         [
             "#!/bin/bash",
             *lines,
-            f"# {shlex.join(['./run.sh', verb, *want.arguments])}, as a job: sbatch THIS_FILE submits it again",
+            f"# {escape.line(typed)}, as a job: sbatch THIS_FILE submits it again",
             "# SIGTERM, of scancel or a preemption, reaches the launcher, which ends its ranks and writes the record",
             *(f"export {name}={shlex.quote(value)}" for name, value in kept.items()),
             f"cd {shlex.quote(str(REPO))}",

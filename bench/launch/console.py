@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Self
 
-from bench.base import text_table
+from bench.base import escape, text_table
+from bench.base.escape import Door
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -84,6 +85,7 @@ class Bars:
             self._progress = _progress()
             self._progress.start()
             self._progress.console.show_cursor(True)  # a killed program could not bring it back
+            sys.stdout, sys.stderr = Door(sys.stdout), Door(sys.stderr)  # rich obeys what it is given to print
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -116,7 +118,8 @@ def _progress() -> "Progress":
         TextColumn("{task.description:>8} ", markup=False, table_column=Column(no_wrap=True)),
         BarColumn(BAR_CHARS, table_column=Column(no_wrap=True)),
         Words(),
-        console=Console(soft_wrap=True, highlight=False, markup=False, emoji=False),  # printed lines stay whole
+        # printed lines stay whole
+        console=Console(file=escape.raw(sys.stdout), soft_wrap=True, highlight=False, markup=False, emoji=False),
         auto_refresh=False,
         transient=True,
         redirect_stderr=sys.stderr.isatty(),

@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.base import escape
 from bench.base.paths import REPO, published_root, race_roots, results_root, shown, working_folder
-from bench.base.reading import damage
 from bench.record import certificates, index, race_folder, rows, run_folder, sweep
 
 CLAIM = "claim.yaml"  # what makes a folder a claim
@@ -227,7 +227,7 @@ def _runs_below(root: Path) -> dict[str, str]:
 
 def report_excluded(verb: str, message: str) -> None:
     """Says on standard error that a verb goes on without a record, and why, in one line."""
-    print(f"{verb}: excluded: {damage.one_line(message)}", file=sys.stderr)
+    print(f"{verb}: excluded: {escape.line(message)}", file=sys.stderr)
 
 
 def rows_of_words(words: Iterable[str]) -> list[rows.ListedRow]:

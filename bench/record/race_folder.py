@@ -99,6 +99,8 @@ def read(folder: Path | str) -> Race:
         _rename(race, "peeked", "unplanned_look")
         for name, comparison in against.items():
             _rename(comparison, "left_out", "excluded")
+            for name_of_loss in ("change", "ci95", "margin"):  # of any metric, whatever its unit
+                _rename(comparison.get("val_loss") or {}, f"{name_of_loss}_nats", name_of_loss)
             _name_arms(comparison, race["result"]["baseline"], name)
             comparison["flags"] = [TODAYS_FLAGS.get(flag, flag) for flag in comparison.get("flags") or ()]
     return cast(Race, race)

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from bench.analysis.memory import page as memory_page
 from bench.analysis.memory import pickles
-from bench.base import text_table
+from bench.base import escape, text_table
 from bench.base.reading.damage import reading_record
 from bench.record import race_folder, run_folder, step_files
 from bench.record.metrics import score_words, target_of
@@ -136,7 +136,7 @@ def _block(folder: Path | str) -> str:
     env, source = run["environment"], run["code"].get("source_sha256")
     machine = f"{run_facts.device(env) or 'unknown machine'}, torch {env.get('torch') or 'unknown'}"
     facts = (run["name"], run["track"], sentence(run), run["run_id"], machine)
-    name, track, how, run_id, where = (text_table.line(str(fact), True) for fact in facts)
+    name, track, how, run_id, where = (escape.markdown(str(fact)) for fact in facts)
     seed = "" if run["seed"] is None else f", seed {run['seed']}"
     lines = [f"**{name}**{seed}, track {track}: {how}", ""]
     if metrics := _metrics(run):

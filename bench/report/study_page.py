@@ -3,8 +3,6 @@
 Reads study.json, the trials and the race of ./run.sh study; writes study.html, study.md, study.tex and study.csv.
 """
 
-import csv
-import io
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from bench.base import atomic, stats
+from bench.base import atomic, escape, stats
 from bench.compare import same_loss
 from bench.compare.same_loss import SameLoss
 from bench.record import race_folder, run_folder, sweep
@@ -24,7 +22,6 @@ from bench.web.document import Block, Chart, Columns, Document, Lines, Section, 
 
 NAME = "study.html"
 HEADS = ("arm", "setting", "tried", "trials", "n", "val_loss", "sd", "change", "95 % interval", "p", "steps", "time, s")
-LATEX = str.maketrans({char: f"\\{char}" for char in "&%$#_{}"})
 Runs = Mapping[str, Sequence[tuple[Path, Row]]]  # {arm: folder and row of its complete runs in the race}
 
 
@@ -32,11 +29,9 @@ def write(folder: Path | str) -> Document:
     """The files of a study whose race has ended -> its answer."""
     answer, folder = document(folder), Path(folder)
     rows = [list(HEADS), *([cell or "" for cell in row] for row in answer.data["table"])]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    first, *others = [" & ".join(cell.translate(LATEX) for cell in row) + r" \\" for row in rows]
+    first, *others = [" & ".join(map(escape.latex, row)) + r" \\" for row in rows]
     tabular = [rf"\begin{{tabular}}{{lll{'r' * (len(HEADS) - 3)}}}", r"\hline", first, r"\hline", *others, r"\hline"]
-    files = {"study.csv": text.getvalue(), "study.tex": "\n".join([*tabular, r"\end{tabular}", ""])}
+    files = {"study.csv": escape.csv_text(rows), "study.tex": "\n".join([*tabular, r"\end{tabular}", ""])}
     for name, content in (files | {"study.md": answer.markdown() + "\n", NAME: answer.html()}).items():
         atomic.write_text(folder / name, content, durable=False)
     return answer
@@ -146,7 +141,7 @@ def _rows(
     for index, (name, tried) in enumerate(trials.items()):
         losses = [row["val_loss"] for _, row in arms[name] if row["val_loss"] is not None]
         loss, times = (against.get(name) or {}).get("val_loss") or {}, same.get(name) or next(iter(same.values()), None)
-        low, high = loss.get("ci95_nats") or (None, None)
+        low, high = loss.get("ci95") or (None, None)
         steps, seconds = (times["mean_steps"][index > 0], times["mean_s"][index > 0]) if times else (None, None)
 
         def shown(form: str, value: float | None) -> str | None:
@@ -156,7 +151,7 @@ def _rows(
             [
                 *(name, f"{study['tune']}={sweep.best_of(tried):g}", f"{min(tried):g} to {max(tried):g}"),
                 *(str(len(tried)), str(len(losses)), shown(".4f", stats.mean(losses) if losses else None)),
-                *(shown(".4f", stats.sd(losses)), shown("+.4f", loss.get("change_nats"))),
+                *(shown(".4f", stats.sd(losses)), shown("+.4f", loss.get("change"))),
                 None if low is None else f"{low:+.4f} to {high:+.4f}",
                 shown(".2g", loss.get("p") if loss.get("p_holm") is None else loss["p_holm"]),
                 *(shown(".0f", steps), shown(".2f", seconds)),

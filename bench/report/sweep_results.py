@@ -24,7 +24,7 @@ SEED = "seed"
 LOST = ("failed", "aborted", "stopped")  # statuses
 MAX_CONFIGS = 20  # of the table; ./run.sh table --sweep has all
 MAX_LOST = 10  # runs that failed or did not begin, by name
-LOSSES = ("val_loss_mean", "val_loss_sd", "val_loss_change_nats", "val_loss_ci95_nats")
+LOSSES = ("val_loss_mean", "val_loss_sd", "score_change", "score_ci95")
 TIMES = ("train_s_mean", "train_s_sd", "step_avg_ms_mean")
 
 
@@ -158,7 +158,7 @@ def table(results: Results) -> list[str]:
     all_suspect = all(group["num_suspect"] == group["n"] for group in groups)
     all_beside = all_suspect and all(_record(results, row).get("beside") for row in complete)
     shown = [group | {"num_suspect": 0} for group in groups] if all_suspect else groups  # said once, below
-    about = f"{len(results.ranked)} configs, least mean val_loss first; val_loss_change_nats: above the first one's"
+    about = f"{len(results.ranked)} configs, least mean val_loss first; score_change: above the first one's"
     times = () if all_beside else TIMES  # such times are not eligible
     of_each = results.facts["points"]
     common = [word for word in of_each[0] if all(word in words for words in of_each)] if of_each else []
@@ -210,7 +210,7 @@ def _ahead(results: Results, first: TableRow, second: TableRow) -> str:
     """By how much the best is ahead of the next, and whether repeats tell the two apart."""
     pair = [dict(first), dict(second)]
     table_groups.add_changes(pair, pair[0])
-    nats, interval = pair[1]["val_loss_change_nats"], pair[1]["val_loss_ci95_nats"]
+    nats, interval = pair[1]["score_change"], pair[1]["score_ci95"]
     if nats is None:
         nats = second["val_loss_mean"] - first["val_loss_mean"]
     by = f"{nats:.4f} nats ahead of {values(results, second)}"

@@ -32,7 +32,7 @@ GROUP_COLUMNS = (
     "certificate", "source_sha256", "comparability_id", "run_ids",
 )
 # fmt: on
-CHANGE_COLUMNS = ("train_s_change_pct", "train_s_ci95_pct", "val_loss_change_nats", "val_loss_ci95_nats")
+CHANGE_COLUMNS = ("train_s_change_pct", "train_s_ci95_pct", "score_change", "score_ci95")
 NAMES = ("run_id", "config_id", "name")  # by which a baseline may be called, part of the first two
 LOWER = (  # is better
     *("val_loss", "gap_nats", "train_s", "wall_s", "compile_s", "step_avg_ms", "step_ms_p50", "step_ms_p95"),
@@ -133,7 +133,7 @@ def add_changes(rows: Sequence[TableRow], baseline: TableRow) -> list[str]:
             continue
         compared = verdict.compare_rows(*(one.get("members") or [one] for one in (baseline, row)))
         time, loss = compared["time"], compared["val_loss"]
-        changes = time["change_pct"], time["ci95_pct"], loss["change_nats"], loss["ci95_nats"]
+        changes = time["change_pct"], time["ci95_pct"], loss["change"], loss["ci95"]
         row.update(zip(CHANGE_COLUMNS, changes, strict=True))
         if not compared["comparable"]:
             reasons[compared["reasons"][0]] += 1

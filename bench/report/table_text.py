@@ -1,13 +1,11 @@
 """Rows of runs or of groups as text: as many columns as a terminal has room for, Markdown, CSV, JSON."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.base import text_table
+from bench.base import escape, text_table
 from bench.base.metric import VAL_LOSS
-from bench.base.reading import damage
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -28,7 +26,7 @@ DECIMALS = {
     "score": 5, "val_loss": 4, "gap_nats": 4, "train_s": 2, "wall_s": 2, "compile_s": 2, "step_avg_ms": 2,
     "step_ms_p50": 2, "step_ms_p95": 2, "tokens_per_s": 0, "tokens_per_s_per_gpu": 0, "mfu": 3, "mfu_causal": 3,
     "peak_mem_gib": 2, "goodput_frac": 2, "epochs": 2, "energy_j": 0, "mean_power_w": 1, "num_steps": 0,
-    "train_s_change_pct": 2, "train_s_ci95_pct": 2, "val_loss_change_nats": 4, "val_loss_ci95_nats": 4,
+    "train_s_change_pct": 2, "train_s_ci95_pct": 2, "score_change": 4, "score_ci95": 4,
 }
 HEADLINE = ("score", "score_mean", "val_loss", "val_loss_mean", "n")  # gives way after other numbers and settings
 
@@ -137,8 +135,8 @@ def _cell(row: Mapping[str, Any], column: str) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         digits = _decimals(column)
-        return f"[{value[0]:+.{digits}f}, {value[1]:+.{digits}f}]" if "_ci95_" in column else " ".join(map(str, value))
-    if column.endswith(("_change_pct", "_change_nats")):
+        return f"[{value[0]:+.{digits}f}, {value[1]:+.{digits}f}]" if "_ci95" in column else " ".join(map(str, value))
+    if column.endswith(("_change_pct", "_change")):
         return f"{value:+.{_decimals(column)}f}"
     return number_words(column, value) if isinstance(value, float) else str(value)
 
@@ -151,14 +149,9 @@ def as_json(rows: Rows, columns: Sequence[str]) -> str:
 
 def print_csv(rows: Rows, columns: Sequence[str]) -> None:
     """Rows as csv with a head on standard output, unrounded; a list is its words, None an empty cell."""
-    import csv
-
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        values = [row[name] for name in columns]
-        values = [" ".join(map(str, value)) if isinstance(value, list) else value for value in values]
-        writer.writerow([damage.one_line(value) if isinstance(value, str) else value for value in values])
+    values = ([row[name] for name in columns] for row in rows)
+    cells = ([" ".join(map(str, cell)) if isinstance(cell, list) else cell for cell in row] for row in values)
+    print(escape.csv_text([columns, *cells]), end="")
 
 
 def number_words(column: str, value: float, more: int = 0) -> str:

@@ -4,8 +4,6 @@ Everything said is in the Comparisons already.  The document of a race (race_pag
 everywhere, is {name of the candidate: bench.compare.verdict.Comparison}, as race.json has it, also of an older race.
 """
 
-import csv
-import io
 import json
 import re
 from collections import Counter
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.analysis.diagnosis import between_runs
-from bench.base import text_table
+from bench.base import escape, text_table
 from bench.base.metric import VAL_LOSS
 from bench.base.text_table import counted
 from bench.compare import questions, wording
@@ -194,15 +192,15 @@ def panels(against: Against, names: Sequence[str]) -> list[forest.Panel]:
 
 def _panel(key: str, title: str, ways: tuple[str, str], against: Against, names: Sequence[str]) -> forest.Panel:
     is_loss = key == "val_loss"
-    end: str = "nats" if is_loss else "pct"
+    end = "" if is_loss else "_pct"
     rows = []
     for name, comparison in against.items():
         measure = comparison.get(key) or {}
-        if (change := measure.get(f"change_{end}")) is not None:
-            low, high = measure.get(f"ci95_{end}") or (None, None)
+        if (change := measure.get(f"change{end}")) is not None:
+            low, high = measure.get(f"ci95{end}") or (None, None)
             rows.append(forest.Row(name, change, low, high, names.index(name)))
     first = next(iter(against.values()), {}).get(key) or {}
-    margin = first.get("margin_nats" if is_loss else "margin_pct")
+    margin = first.get("margin" if is_loss else "margin_pct")
     metric = wording.metric_of(first if is_loss else {})
     edges = None if margin is None else sorted((0.0, metric.sign * margin)) if is_loss else [-margin, margin]
     unit = "%" if not is_loss else "nats per token" if metric == VAL_LOSS else metric.unit
@@ -340,14 +338,12 @@ def diagnosis(against: Against, options: Options) -> Section | Columns:
 
 def as_csv(results: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     """[(name of B, Comparison)] -> CSV with a head line; the unit of change is per cent, of val_loss nats."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
+    rows: list[Sequence[object]] = [CSV_COLUMNS]
     for name, compared in results:
         verdicts = {"time": compared["answers"]["time"]["verdict"], "val_loss": compared["val_loss"]["verdict"]}
         for key, (metric, mean_key, *_) in wording.MEASURES.items():
             measure, (end, unit, _) = compared[key], wording.unit_of(key)
-            numbers = [*measure[mean_key], measure[f"change_{end}"], unit.strip() or end]
-            numbers += [*(measure[f"ci95_{end}"] or ("", "")), measure["p"], measure.get("p_holm"), *measure["n"]]
-            writer.writerow([name, metric, verdicts.get(key, ""), *numbers, measure.get("mde_pct"), *compared["arms"]])
-    return out.getvalue()
+            numbers = [*measure[mean_key], measure[f"change{end}"], unit.strip() or wording.metric_of(compared).unit]
+            numbers += [*(measure[f"ci95{end}"] or ("", "")), measure["p"], measure.get("p_holm"), *measure["n"]]
+            rows.append([name, metric, verdicts.get(key, ""), *numbers, measure.get("mde_pct"), *compared["arms"]])
+    return escape.csv_text(rows)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from bench.base import text_table
+from bench.base import escape, text_table
 from bench.web.chart import Spec
 from bench.web.page import REPORT_STYLES, Safe, details, figure, join, page, soft, table, tag
 from bench.web.page import text as escaped
@@ -112,17 +112,17 @@ class Verdict:
     badges: Sequence[Shown] = ()  # before a sentence without a word
 
     def text(self, is_md: bool) -> str:
-        sentence = text_table.line(self.sentence, is_md)
+        sentence = escape.escaped(self.sentence, is_md)
         if not self.word:
-            whom = "" if is_md or not self.about else f"{text_table.printable(self.about)}: "
+            whom = "" if is_md or not self.about else f"{escape.line(self.about)}: "
             state = f"{', '.join(self.badges)}: " if self.badges else ""
             return Lines([f"{whom}{state}{self.sentence}", *(f"  {line}" for line in self.more)]).text(is_md)
-        word = text_table.line(badge(self.word).upper(), is_md)
-        whom = text_table.line(self._whom(), is_md)
+        word = escape.escaped(badge(self.word).upper(), is_md)
+        whom = escape.escaped(self._whom(), is_md)
         if sentence.startswith(NO_VERDICT):
             word, sentence = "NO VERDICT", sentence.removeprefix(NO_VERDICT)
         first = f"verdict: {f'**{word}**' if is_md else text_table.coloured(word)}  {whom}{sentence}"
-        return "\n".join([first, *(f"{' ' * len('verdict: ')}{text_table.line(line, is_md)}" for line in self.more)])
+        return "\n".join([first, *(f"{' ' * len('verdict: ')}{escape.escaped(line, is_md)}" for line in self.more)])
 
     def html(self) -> Safe:
         if not self.word:
@@ -148,7 +148,7 @@ class Lines:
     is_soft: bool = False
 
     def text(self, is_md: bool) -> str:
-        return ("  \n" if is_md else "\n").join(text_table.line("".join(line), is_md) for line in self.lines)
+        return ("  \n" if is_md else "\n").join(escape.escaped("".join(line), is_md) for line in self.lines)
 
     def html(self) -> Safe:
         lines = list(map(_whole, self.lines))
@@ -162,7 +162,7 @@ class Bullets:
     items: Sequence[str | Sequence[str]]
 
     def text(self, is_md: bool) -> str:
-        return "\n".join(f"{'-' if is_md else '  -'} {text_table.line(''.join(item), is_md)}" for item in self.items)
+        return "\n".join(f"{'-' if is_md else '  -'} {escape.escaped(''.join(item), is_md)}" for item in self.items)
 
     def html(self) -> Safe:
         return tag("ul", *(tag("li", _whole(item)) for item in self.items)) if self.items else Safe("")
@@ -209,8 +209,8 @@ class Table:
         cells = [["" if cell is None else str(getattr(cell, "short", cell)) for cell in row] for row in shown]
         drawn = text_table.render(self.heads, cells, self.right, "github" if is_md else "simple")
         num_more = len(self.rows) - len(cells)
-        lines = [f"{text_table.line(self.caption, is_md)}:\n"] * bool(self.caption) + [drawn]
-        return "\n".join(lines + [f"and {num_more:,} more{text_table.line(self.more, is_md)}"] * (num_more > 0))
+        lines = [f"{escape.escaped(self.caption, is_md)}:\n"] * bool(self.caption) + [drawn]
+        return "\n".join(lines + [f"and {num_more:,} more{escape.escaped(self.more, is_md)}"] * (num_more > 0))
 
     def html(self) -> Safe:
         rows = [[marked_up(cell) for cell in row] for row in self.rows]
@@ -260,7 +260,7 @@ class Hint:
     message: str
 
     def text(self, is_md: bool) -> str:
-        return "" if is_md else text_table.printable(self.message)
+        return "" if is_md else escape.line(self.message)
 
     def html(self) -> Safe:
         return Safe("")
@@ -274,7 +274,7 @@ class Verbatim:
     language: str = ""
 
     def text(self, is_md: bool) -> str:
-        printable = "\n".join(text_table.printable(line.replace("\t", "    ")) for line in self.content.split("\n"))
+        printable = "\n".join(escape.line(line.replace("\t", "    ")) for line in self.content.split("\n"))
         end = "" if printable.endswith("\n") else "\n"
         return f"````{self.language}\n{printable.replace('````', '')}{end}````" if is_md else printable
 
@@ -293,7 +293,7 @@ class Section:
 
     def text(self, is_md: bool) -> str:
         body = "" if self.is_page_only else texts(self.blocks, is_md)
-        return f"{'## ' if is_md else ''}{text_table.line(self.title, is_md)}\n\n{body}" if body else ""
+        return f"{'## ' if is_md else ''}{escape.escaped(self.title, is_md)}\n\n{body}" if body else ""
 
     def html(self) -> Safe:
         return self._html("h2")
@@ -345,11 +345,11 @@ class Document:
 
     def markdown(self) -> str:
         """For a pull request or a file; no line break at its end."""
-        title = f"# {text_table.line(self.title, True)}"
+        title = f"# {escape.markdown(self.title)}"
         return self._text(title, "\n\n".join(verdict.text(True) for verdict in self.verdicts), True)
 
     def _text(self, title: str, verdicts: str, is_md: bool) -> str:
-        about = text_table.line("; ".join(self.about), is_md)
+        about = escape.escaped("; ".join(self.about), is_md)
         return "\n\n".join(filter(None, [title, verdicts, about, texts(self.blocks, is_md)]))
 
     def html(self, assets: str | None = None) -> str:

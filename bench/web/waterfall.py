@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.base import text_table
+from bench.base import escape, text_table
 from bench.web.page import Safe, tag
 
 MIN_PCT = 0.3  # of the width: what is smaller is still seen
@@ -54,7 +54,7 @@ class Waterfall:
             cells = [(number, signs, label) for label, number, signs in cells]
         right = [self.has_sentences, not self.has_sentences, False]
         drawn = text_table.render(("",) * 3 * is_md, cells, right, "github" if is_md else "simple")
-        return f"{text_table.line(f'{self.title} {self.about}'.strip(), is_md)}\n\n{drawn}"
+        return f"{escape.escaped(f'{self.title} {self.about}'.strip(), is_md)}\n\n{drawn}"
 
     def html(self) -> Safe:
         return self.markup if self.bars else Safe("")

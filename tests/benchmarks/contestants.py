@@ -150,15 +150,15 @@ def refused_win(found):
     """
     from bench.compare import effects
 
-    time, change_nats = found["time"], found["val_loss"]["change_nats"] or 0.0
+    time, change = found["time"], found["val_loss"]["change"] or 0.0
     if found["verdict"] == "faster" or not effects.spends_more_outside(time):
         return None
-    if change_nats < 0 and effects.NOT_COUNTED not in found["flags"]:
+    if change < 0 and effects.NOT_COUNTED not in found["flags"]:
         return None
     outside = time["outside"]
     clocks = f"{time['change_pct']:+.2f} % by its own clock, {outside['change_pct']:+.2f} % by the launcher's"
     extra = f"{outside['extra_s']:.3f} s more outside its own (p = {outside['extra_p']:.1g})"
-    loss = f", loss {change_nats:+.3f} nats{' not counted' * (change_nats < 0)}"
+    loss = f", loss {change:+.3f} nats{' not counted' * (change < 0)}"
     return f"race: {found['verdict']}: {clocks}, {extra}{loss}"
 
 

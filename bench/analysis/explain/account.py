@@ -1,6 +1,7 @@
 """Ranks of one job -> the account of their steps: the --json answer of ./run.sh explain.  And of two, what differs.
 
-    {"of": "device" | "host", "step_ms", "num_steps", "parts": [line], "ranks": {"0": {...}}, "lateness", "next": [...]}
+    {"of": "device" | "host", "step_ms", "num_steps", "parts": [line], "ranks": {"0": {...}}, "lateness",
+     "is_retimed": whether gains were timed again through the graph of dependencies, "next": [...]}
 
 step_ms is the mean over the counted steps and ranks.  A line of parts is {"part", "meaning", "is_limit", "ms", "pct",
 "source"}, mean over the same, source: where a limit's rates are from, None where it is not a limit; a rank's own has
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from bench.analysis.explain import device_steps, host, parts, ranking
+from bench.analysis.explain import device_steps, host, parts, ranking, retimed
 from bench.analysis.explain.ceilings import Ceilings
 from bench.analysis.explain.parts import Piece, Pieces
 from bench.analysis.trace import categories, skew, window
@@ -55,7 +56,7 @@ def explain_ranks(
     """
     ranks = [rank for rank in ranks if len(rank.ts)]
     on_device = [rank for rank in ranks if len(rank.device_rows())]
-    waits, accounts = _waits(on_device, rules, include_last_step), {}
+    (waits, collectives), accounts = _waits(on_device, rules, include_last_step), {}
     for rank in on_device or ranks:
         spans = device_steps.spans if on_device else host.host_spans
         steps, name = spans(rank, include_last_step), device_name(rank)
@@ -71,23 +72,32 @@ def explain_ranks(
         accounts[rank.rank] = Account(rank, pieces, ceilings, host_ms)
     if not accounts:
         raise ValueError("the trace holds no kernel and no operator: record one with profile=window")
-    return answer(accounts, "device" if on_device else "host")
+    if not on_device:
+        return answer(accounts, "host")
+    spans_ns = {number: (steps[0][1], steps[-1][2]) for number, steps in _steps_of(accounts)}
+    timed = [rank for rank in on_device if rank.rank in spans_ns]
+    return answer(accounts, "device", retimed.of(timed, spans_ns, collectives))
+
+
+def _steps_of(accounts: Accounts) -> list[tuple[int, Sequence[parts.Step]]]:
+    return [(number, account.pieces.steps) for number, account in accounts.items()]
 
 
 def _waits(
     ranks: Sequence[Rank], rules: tuple[categories.Rule, ...], include_last_step: bool
-) -> dict[int, device_steps.Waits]:
-    """{rank: {device row: (ns, late rank, call)}} of the collectives that all ranks share."""
+) -> tuple[dict[int, device_steps.Waits], list[dict[str, Any]]]:
+    """{rank: {device row: (ns, late rank, call)}} of the collectives that all ranks share, and the collectives."""
     rows = {rank.rank: device_steps.counted_rows(rank, rules, include_last_step) for rank in ranks}
     waits: dict[int, device_steps.Waits] = {number: {} for number in rows}
-    for line in skew.waits(rows)[0]:
+    collectives = skew.waits(rows)[0]
+    for line in collectives:
         for number, row, wait_ns in zip(rows, line["rows"], line["wait_ns"]):
             waits[number][row] = (wait_ns, line["late_rank"], line["call"])
-    return waits
+    return waits, collectives
 
 
-def answer(accounts: Accounts, of: str) -> dict[str, Any]:
-    """of: what was measured: device, host or record."""
+def answer(accounts: Accounts, of: str, graph: retimed.Graph | None = None) -> dict[str, Any]:
+    """of: what was measured: device, host or record.  graph: of the device's rows, where gains can be timed again."""
     by_rank = {str(number): _rank_facts(account) for number, account in accounts.items()}
     step_ms = _mean(rank["step_ms"] for rank in by_rank.values())
     lines, ns_by_part = [], {number: account.pieces.by_part() for number, account in accounts.items()}
@@ -104,7 +114,8 @@ def answer(accounts: Accounts, of: str) -> dict[str, Any]:
         "parts": lines,
         "ranks": by_rank,
         "lateness": _lateness(accounts),
-        "next": ranking.of({number: account.pieces for number, account in accounts.items()}, step_ms),
+        "is_retimed": graph is not None,
+        "next": ranking.of({number: account.pieces for number, account in accounts.items()}, step_ms, graph),
     }
 
 

@@ -162,6 +162,7 @@ class Operators:
         self._is_leaf = operators.leaves_with_flops(rank)
         # (step index, row of the operator): ns that it has in the account
         self._ns: collections.Counter[tuple[int, int]] = collections.Counter()
+        self._changes: dict[tuple[int, int], list[parts.Change]] = collections.defaultdict(list)
         self._where: dict[int, str | None] = {}
 
     def facts(self, row: int, kernel: str | None = None) -> dict[str, Any]:
@@ -182,9 +183,11 @@ class Operators:
             return bool(self._is_leaf[row])
         return bool(facts["moved_bytes"] and self.ceilings.bytes_per_s(facts["moved_bytes"]))
 
-    def add(self, step: int, row: int, where: str | None, ns: int) -> None:
-        """ns of a step that belong to an operator for which has() holds."""
+    def add(self, step: int, row: int, where: str | None, ns: int, change: parts.Change | None = None) -> None:
+        """ns of a step that belong to an operator for which has() holds.  change: of Pieces.add()."""
         self._ns[step, row] += ns
+        if change is not None:
+            self._changes[step, row].append(change._replace(ns=ns))
         self._where[row] = where
 
     def into(self, pieces: parts.Pieces) -> None:
@@ -208,14 +211,18 @@ class Operators:
         self, pieces: parts.Pieces, what: str, calls: list[tuple[int, int, int]], call_s: float, bound: Bound | None
     ) -> None:
         for step, row, ns in calls:
-            where = self._where[row]
-            if bound is None:
-                pieces.add(step, parts.Piece(parts.UNBOUND, what, where), ns)
-                continue
-            limit_ns, shape_ns = (round(ns * min(1.0, spent_s / call_s)) for spent_s in (bound.limit_s, bound.shape_s))
-            pieces.add(step, parts.Piece(bound.part, what, where), limit_ns)
-            pieces.add(step, parts.Piece(parts.SHAPE, what, where), shape_ns - limit_ns)
-            pieces.add(step, parts.Piece(parts.SLOWER, what, where), ns - shape_ns)
+            where, limit_ns, shape_ns = self._where[row], 0, 0
+            if bound is not None:
+                of_parts = (bound.limit_s, bound.shape_s)
+                limit_ns, shape_ns = (round(ns * min(1.0, spent_s / call_s)) for spent_s in of_parts)
+                pieces.add(step, parts.Piece(bound.part, what, where), limit_ns)
+            rest = parts.SLOWER if bound else parts.UNBOUND
+            for part, of_part in ((parts.SHAPE, shape_ns - limit_ns), (rest, ns - shape_ns)):
+                piece = parts.Piece(part, what, where)
+                pieces.add(step, piece, of_part)
+                if of_part > 0:
+                    changes = self._changes.get((step, row), ())
+                    pieces.changes[piece] += [change._replace(ns=change.ns * of_part // ns) for change in changes]
 
 
 def label(facts: dict[str, Any]) -> str:

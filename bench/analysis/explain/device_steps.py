@@ -146,18 +146,22 @@ def _running(
     count: int,
 ) -> None:
     layer, number, wait = device_row
-    operator, where = int(device.operators[number]), device.where[number]
+    operator, where, change = (
+        int(device.operators[number]),
+        device.where[number],
+        parts.Change(int(device.rows[number]), 0),
+    )
     if wait is not None:
         pieces.add(index, parts.Piece(parts.WAITING, device.name(number), where, wait[1]), ns, count)
     elif layer in PART_OF_LAYER:
         wire_ns = round(ns * device.wire_frac(number, known.ceilings)) if layer == device_time.COMMUNICATION else 0
-        pieces.add(index, parts.Piece(parts.WIRE, device.name(number), where), wire_ns, count)
-        pieces.add(index, parts.Piece(PART_OF_LAYER[layer], device.name(number), where), ns - wire_ns, count)
+        pieces.add(index, parts.Piece(parts.WIRE, device.name(number), where), wire_ns, count, change)
+        pieces.add(index, parts.Piece(PART_OF_LAYER[layer], device.name(number), where), ns - wire_ns, count, change)
     elif operator >= 0 and known.has(operator, device.name(number)):
-        known.add(index, operator, where, ns)
+        known.add(index, operator, where, ns, change)
     else:
         part = parts.OPTIMIZER if device.is_optimizer(number) else parts.UNBOUND
-        pieces.add(index, parts.Piece(part, device.title(number), where), ns, count)
+        pieces.add(index, parts.Piece(part, device.title(number), where), ns, count, change)
 
 
 class _Threads:
@@ -167,11 +171,15 @@ class _Threads:
         self._rank, self.main = rank, main_track(rank)
         self._made: dict[int, Thread] = {}
 
-    def explain(self, track: int, low: int, high: int) -> Iterator[tuple[parts.Piece, int]]:
-        """(Piece, ns): what a thread was doing; where it did nothing, what the main thread was."""
+    def explain(self, track: int, low: int, high: int) -> Iterator[tuple[parts.Piece, int, parts.Change]]:
+        """(Piece, ns, where it was): what a thread was doing; where it did nothing, what the main thread was."""
         for begin, end, row in self._of(track).segments(low, high):
             if row >= 0 or track == self.main or self.main is None:
-                yield self._of(track).explained(row, begin), end - begin
+                yield (
+                    self._of(track).explained(row, begin),
+                    end - begin,
+                    parts.Change(None, end - begin, begin_ns=begin),
+                )
             else:
                 yield from self.explain(self.main, begin, end)
 
@@ -196,8 +204,8 @@ def _idle(
         pieces.add(index, parts.Piece(parts.UNKNOWN, what, None), high - low)
         return
     called = high if number is None else min(max(int(rank.ts[call]), low), high)
-    for piece, ns in threads.explain(track, low, called):
-        pieces.add(index, piece, ns)
+    for piece, ns, change in threads.explain(track, low, called):
+        pieces.add(index, piece, ns, change=change)
     if number is not None and called < high:
         is_short = high - low < KERNEL_WAIT_BELOW_NS
         part = parts.LAUNCH if called > low else parts.BETWEEN if is_short else parts.DEPENDENCY
@@ -206,11 +214,12 @@ def _idle(
         if part == parts.LAUNCH:
             until = min(high, max(called, int(rank.end[call])) + LAUNCH_BELOW_NS)
         needed_ns = min(ceilings.launch_ns(), until - called) if part == parts.LAUNCH else 0
-        pieces.add(index, parts.Piece(parts.LATENCY, *names), needed_ns)
-        pieces.add(index, parts.Piece(part, *names), until - called - needed_ns)
-        for piece, ns in threads.explain(track, until, high) if until < high else ():
+        change = parts.Change(int(device.rows[number]), 0, is_start=True)
+        pieces.add(index, parts.Piece(parts.LATENCY, *names), needed_ns, change=change)
+        pieces.add(index, parts.Piece(part, *names), until - called - needed_ns, change=change)
+        for piece, ns, _ in threads.explain(track, until, high) if until < high else ():
             is_wait = piece.part == parts.SYNC  # for what the device was doing, which is not recorded
-            pieces.add(index, piece if is_wait else parts.Piece(parts.DEPENDENCY, *names), ns)
+            pieces.add(index, piece if is_wait else parts.Piece(parts.DEPENDENCY, *names), ns, change=change)
 
 
 def owners(ranges: Sequence[tuple[int, int, int]], low: int, high: int) -> list[tuple[int, int, int]]:

@@ -136,10 +136,11 @@ def _next(answer: dict[str, Any]) -> list[Block]:
     others = [line for line in answer["next"] if line["part"] in parts.NO_BOUND]
     hints = dict.fromkeys(f"{line['part']}: {line['advice']}" for line in known + others)
     records = ranking.legend(known + others)
+    again = " of its own: what else then holds the step up is counted" if answer.get("is_retimed") else ""
     about = Lines(["Records of models/ladder that gained at such a place; their names stand at the lines above."], True)
     return [
-        _ranked("Where the next millisecond is:", "what each could give at most, ms", known, "above"),
-        _ranked("Whose bound is not known:", "the time of each, of which it could give a part, ms", others, "unknown"),
+        _ranked("Where the next millisecond is:", f"what each could give at most, ms{again}", known, "above"),
+        _ranked("Whose bound is not known:", f"the time that each could give in part, ms{again}", others, "unknown"),
         Section("What may help", [Bullets(list(hints))] if hints else [], is_folded=True),
         Section("What people did about it", [about, Bullets(records)] if records else [], is_folded=True),
     ]
@@ -149,7 +150,9 @@ def _ranked(title: str, about: str, lines: Sequence[dict[str, Any]], kind: Kind)
     bars = []
     for line in lines:
         records = f" ({', '.join(line['ladder'])})" if line["ladder"] else ""
-        gain, count = f"{line['gain_ms']:.3f} ({line['gain_pct']:.1f} %)", f"{line['count']:.1f} a step"
+        gain, alone = f"{line['gain_ms']:.3f}", f"{line['most_ms']:.3f}"
+        gain, count = (gain if gain == alone else f"{gain} of {alone}"), f"{line['count']:.1f} a step"
+        gain = f"{gain} ({line['gain_pct']:.1f} %)"
         bars.append(Bar(evidence(line) + records, 0.0, line["gain_ms"], gain, kind, count))
     return Waterfall(title, about, bars, has_sentences=True)
 

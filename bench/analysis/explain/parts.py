@@ -58,20 +58,36 @@ class Piece(NamedTuple):
     late_rank: int | None = None
 
 
+class Change(NamedTuple):
+    """Time that a step could do without: of a device row's duration, with is_start of what the row waited after the
+    last thing that it needed; with row None, of the host's time from begin_ns on."""
+
+    row: int | None
+    ns: int
+    is_start: bool = False
+    begin_ns: int = 0
+
+
 Step = tuple[int | None, int, int]  # number, begin ns, end ns
 
 
 class Pieces:
-    """add() each piece of each step; .ns[step index][Piece] and .count[Piece] hold them, in integer nanoseconds."""
+    """add() each piece of each step; .ns[step index][Piece] and .count[Piece] hold them, in integer nanoseconds.
+
+    .changes[Piece]: what would have to go for the piece to be zero, where that is known.
+    """
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = steps
         self.ns: list[collections.Counter[Piece]] = [collections.Counter() for _ in steps]
         self.count: collections.Counter[Piece] = collections.Counter()
+        self.changes: dict[Piece, list[Change]] = collections.defaultdict(list)
 
-    def add(self, step: int, piece: Piece, ns: int, count: int = 1) -> None:
-        """Does nothing for 0 ns, so that nothing is listed that took no time."""
+    def add(self, step: int, piece: Piece, ns: int, count: int = 1, change: Change | None = None) -> None:
+        """Does nothing for 0 ns, so that nothing is listed that took no time.  change: its ns are the piece's."""
         if ns > 0:
+            if change is not None:
+                self.changes[piece].append(change._replace(ns=int(ns)))
             self.ns[step][piece] += int(ns)
             self.count[piece] += count
 

@@ -3,11 +3,12 @@
     ms     what                                       records
     1.712  no bound known: flash_attn ...             r12 r13 r20 r29
 
-A gain is an upper bound: what the step would lose if that time were zero and nothing else took its place.  It is the
-mean over the ranks, of waiting that of the ranks that wait.  Lines of one origin are one: kernels of a name, gaps at a
-line of Python, waiting for a rank; what a product's shape costs and what lies above that; a collective at its
-bandwidth, which could be hidden, and what lies above.  Those whose bound is not known come last, as most of their time
-may be needed.
+A gain is an upper bound: what the step would lose if that time were zero.  On a device the graph of dependencies
+(bench/analysis/explain/retimed.py) says what then takes its place; elsewhere, and of waiting for a late rank, it is all
+of that time.  It is the mean over the ranks, of waiting that of the ranks that wait.  Lines of one origin are one:
+kernels of a name, gaps at a line of Python, waiting for a rank; what a product's shape costs and what lies above that;
+a collective at its bandwidth, which could be hidden, and what lies above.  Those whose bound is not known come last, as
+most of their time may be needed.
 
 The records are those of models/ladder/ that gained at such a place, named as models/ladder/__init__.py lists them: by
 the part of the account and what the name of its kernel or operator says.  No record is named of one rank that shared
@@ -17,11 +18,13 @@ its work among several.
 import collections
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.analysis.explain import parts
+from bench.analysis.explain.retimed import Graph
 from bench.analysis.trace import categories, operators
+from bench.base.units import ms_from_ns
 from models import ladder
 
 RUNG = re.compile(r"^  (r\d\d) +([\d.]+ min) +(.*)$", re.M)
@@ -55,24 +58,37 @@ ADVICE = {
 }
 
 
-def of(pieces_by_rank: Mapping[int, parts.Pieces], step_ms: float) -> list[dict[str, Any]]:
-    """Pieces of each rank and the mean step -> [{"part", "what", "where", "rank", "gain_ms", "gain_pct", "count",
-    "advice", "ladder"}], the largest gain first.
+def of(pieces_by_rank: Mapping[int, parts.Pieces], step_ms: float, graph: Graph | None = None) -> list[dict[str, Any]]:
+    """Pieces of each rank and the mean step -> [{"part", "what", "where", "rank", "gain_ms", "gain_pct", "most_ms",
+    "count", "advice", "ladder"}], the largest gain first.
 
-    rank: for whom it waits, or where alone it is, else None; count: how often a step, mean; ladder: the records
-    that gained at such a place.
+    most_ms: its time, mean over the ranks; gain_ms: by how much the graph's step is shorter without it, most_ms where
+    there is no graph; rank: for whom it waits, or where alone it is, else None; count: how often a step, mean; ladder:
+    the records that gained at such a place.
     """
     origins: dict[tuple[Any, ...], _Origin] = {}
     for number, pieces in pieces_by_rank.items():
         for piece, ns in pieces.total().items():
             if piece.part not in NO_GAIN:
                 origin = origins.setdefault(origin_of(piece), _Origin())
-                origin.add(number, piece, pieces.mean_ms(ns), pieces.count[piece] / len(pieces.steps))
-    lines = [_line(key, origin, len(pieces_by_rank), step_ms) for key, origin in origins.items()]
-    lines.sort(key=lambda line: -line["gain_ms"])
-    bounded = [line for line in lines if line["part"] not in parts.NO_BOUND]
-    unbounded = [line for line in lines if line["part"] in parts.NO_BOUND]
-    return bounded[:NUM_LINES] + unbounded[:NUM_LINES]
+                count = pieces.count[piece] / len(pieces.steps)
+                origin.add(number, piece, pieces.mean_ms(ns), count, pieces.changes[piece])
+    lines = [(_line(key, origin, len(pieces_by_rank)), origin.changes) for key, origin in origins.items()]
+    lines.sort(key=lambda item: -item[0]["most_ms"])
+    bounded = [item for item in lines if item[0]["part"] not in parts.NO_BOUND]
+    unbounded = [item for item in lines if item[0]["part"] in parts.NO_BOUND]
+    ranked = []
+    for some in (bounded[: 2 * NUM_LINES], unbounded[: 2 * NUM_LINES]):
+        if graph is not None and some:
+            num_steps = [len(pieces.steps) for pieces in pieces_by_rank.values()]
+            all_saved_ns = graph.saved_ns([changes for _, changes in some]).T.tolist()
+            for (line, _), saved_ns in zip(some, all_saved_ns):
+                if line["part"] != parts.WAITING:  # nothing in the graph says how a rank would be as fast as the others
+                    line["gain_ms"] = sum(ms_from_ns(ns) / num for ns, num in zip(saved_ns, num_steps)) / len(num_steps)
+        ranked += sorted((line for line, _ in some), key=lambda line: -line["gain_ms"])[:NUM_LINES]
+    for line in ranked:
+        line["gain_pct"] = 100 * line["gain_ms"] / step_ms if step_ms else 0.0
+    return ranked
 
 
 class _Origin:
@@ -83,27 +99,30 @@ class _Origin:
         self.what = collections.defaultdict[str | None, float](float)
         self.where = collections.defaultdict[str | None, float](float)
         self.counts = collections.defaultdict[str, float](float)
+        self.changes = collections.defaultdict[int, list[parts.Change]](list)
 
-    def add(self, rank: int, piece: parts.Piece, ms: float, count: float) -> None:
+    def add(self, rank: int, piece: parts.Piece, ms: float, count: float, changes: Sequence[parts.Change]) -> None:
         self.by_rank[rank] += ms
         self.what[piece.what] += ms
         self.where[piece.where] += ms
         self.counts[piece.part] += count
+        self.changes[rank] += changes
 
 
-def _line(key: tuple[str, str | None, int | None], origin: _Origin, num_ranks: int, step_ms: float) -> dict[str, Any]:
+def _line(key: tuple[str, str | None, int | None], origin: _Origin, num_ranks: int) -> dict[str, Any]:
     part, _, late = key
     what = max(origin.what, key=lambda name: origin.what[name])
     places = sorted(origin.where, key=lambda name: -origin.where[name])
     alone = next(iter(origin.by_rank)) if len(origin.by_rank) == 1 and num_ranks > 1 else None
-    gain_ms = sum(origin.by_rank.values()) / (max(1, num_ranks - 1) if part == parts.WAITING else num_ranks)
+    most_ms = sum(origin.by_rank.values()) / (max(1, num_ranks - 1) if part == parts.WAITING else num_ranks)
     return {
         "part": part,
         "what": what,
         "where": next((name for name in places if name not in (None, what)), None),
         "rank": alone if late is None else late,
-        "gain_ms": gain_ms,
-        "gain_pct": 100 * gain_ms / step_ms if step_ms else 0.0,
+        "gain_ms": most_ms,
+        "gain_pct": 0.0,
+        "most_ms": most_ms,
         "count": max(origin.counts.values()) / num_ranks,
         "advice": ADVICE[part],
         "ladder": records_for(part, what, num_ranks),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bench.base import text_table
+from bench.base import escape, text_table
 from bench.base.units import MIB
 from bench.web.document import Block, Bullets, Document, Lines, Section, Table, Verdict
 
@@ -23,7 +23,7 @@ BOILERPLATE = re.compile(r"^void |at::native::|at::cuda::|c10::|\(anonymous name
 
 def plain(value: object, limit: int = MAX_NAME_CHARS) -> str:
     """Words from outside: without control characters, and of bounded length with both ends."""
-    text = text_table.printable("" if value is None else str(value))
+    text = escape.line("" if value is None else str(value))
     return text_table.middle(text, limit)
 
 

@@ -16,14 +16,6 @@ class Missing(Damaged):
     """There is no such file."""
 
 
-def one_line(text: object) -> str:
-    """With control characters, including line ends, escaped as \\x1b, so that a terminal does not obey them."""
-    text = str(text)
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
-
-
 @contextlib.contextmanager
 def reading_record(where: object) -> Iterator[None]:
     """with reading_record(folder): ...   Turns errors that a damaged record causes inside into a Damaged that names it.

@@ -124,11 +124,11 @@ def systems_waiver(pull: PullRequest) -> Answer:
     if mean_loss(pull)[0] == PASS:
         return PASS, "not needed"
     loss, steps = (pull.compared or {}).get("val_loss") or {}, (pull.compared or {}).get("steps")
-    if not loss.get("ci95_nats") or not steps:
+    if not loss.get("ci95") or not steps:
         return NOT_SHOWN, "there is no baseline whose losses and steps could be compared"
     if steps[0] != steps[1] or None in steps:
         return FAIL, f"{steps[1]} steps, the baseline {steps[0]}: the ML was touched"
-    low, high = loss["ci95_nats"]
+    low, high = loss["ci95"]
     if low > 0:
         return FAIL, f"its losses are higher than the baseline's: {wording.interval([low, high], 5, ' nats')}"
     return READER, f"equal steps, and losses within {wording.interval([low, high], 5, ' nats')} of the baseline's: " + (
@@ -194,12 +194,12 @@ def loss_buffer(pull: PullRequest) -> Answer:
     if goal is None:
         return PASS, "the track has no target"
     left = f"{abs(goal - mean):.5f} nats {'below' if mean <= goal else 'ABOVE'} {goal:g}"
-    if loss.get("change_nats") is None:
+    if loss.get("change") is None:
         return READER, f"{left}; what the baseline leaves is not known"
-    spent, edges = loss["change_nats"], loss["ci95_nats"]
+    spent, edges = loss["change"], loss["ci95"]
     text = f"{left}, the baseline {goal - loss['mean'][0]:+.5f}: {'spends' if spent > 0 else 'gains'} {abs(spent):.5f}"
     for side, other in pull.controls:
-        time_pct, nats = other["time"]["change_pct"], other["val_loss"]["change_nats"]
+        time_pct, nats = other["time"]["change_pct"], other["val_loss"]["change"]
         if time_pct is not None and nats is not None:
             text += f"; against {side.name} {time_pct:+.2f} % at {nats:+.5f} nats"
     is_spent = edges is not None and edges[0] > 0 and spent > pull.track.rules.loss_buffer_nats / 2

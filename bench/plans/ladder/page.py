@@ -36,18 +36,18 @@ PANELS = (  # of a rung, title, unit, form of the text, axis of bench/web/stairs
     ("val_loss", "val_loss at the end", "nats per token", ".4f", "fit"),
 )
 FOREST = (  # of a step, title, unit, end of its keys, of its change below and above zero
-    ("to_target", "Time to the target", "%", "pct", ("faster", "slower")),
-    ("steps", "Steps to the target", "%", "pct", ("fewer", "more")),
-    ("step_ms", "A step", "%", "pct", ("faster", "slower")),
-    ("val_loss", "val_loss at the end", "nats per token", "nats", ("better", "worse")),
+    ("to_target", "Time to the target", "%", "_pct", ("faster", "slower")),
+    ("steps", "Steps to the target", "%", "_pct", ("fewer", "more")),
+    ("step_ms", "A step", "%", "_pct", ("faster", "slower")),
+    ("val_loss", "val_loss at the end", "nats per token", "", ("better", "worse")),
 )
 LEVELS = ("rung", "steps to the target", "time to it, s", "val_loss", "ms a step", "8x H100, min")
 CHANGED = ("rung", "time to the target", "verdict", "steps to it", "val_loss", "ms a step", "8x H100")
 CHANGES = {  # column of a level: (key of the Step, end of the keys of its change)
-    "steps_to_target": ("steps", "pct"),
-    "to_target_s": ("to_target", "pct"),
-    "val_loss": ("val_loss", "nats"),
-    "step_ms": ("step_ms", "pct"),
+    "steps_to_target": ("steps", "_pct"),
+    "to_target_s": ("to_target", "_pct"),
+    "val_loss": ("val_loss", ""),
+    "step_ms": ("step_ms", "_pct"),
 }
 ABOUT = (
     "Means of times and steps are geometric; intervals are of 95 %; the verdict is of the time to the target, its p "
@@ -148,10 +148,10 @@ def _changes(rungs: Sequence[Rung], names: Sequence[str]) -> list[forest.Panel]:
         for number, rung in enumerate(rungs):
             step: Mapping[str, Any] = rung["step"] or {}
             numbers = step.get(key, {})
-            if numbers.get(f"change_{end}") is not None:
-                low, high = numbers[f"ci95_{end}"] or (None, None)
-                rows.append(forest.Row(names[number], numbers[f"change_{end}"], low, high, number))
-        panels.append(forest.Panel(title, unit, rows, directions=ways, decimals=4 if end == "nats" else 1))
+            if numbers.get(f"change{end}") is not None:
+                low, high = numbers[f"ci95{end}"] or (None, None)
+                rows.append(forest.Row(names[number], numbers[f"change{end}"], low, high, number))
+        panels.append(forest.Panel(title, unit, rows, directions=ways, decimals=4 if not end else 1))
     return panels
 
 
@@ -206,22 +206,22 @@ def _changed(rung: Rung, step: Step) -> list[str | None]:
     """Cells of CHANGED."""
     return [
         named(rung["rung"]["name"]),
-        _change(step["to_target"], "pct"),
+        _change(step["to_target"], "_pct"),
         badge(step["verdict"]),
-        _change(step["steps"], "pct"),
-        _change(step["val_loss"], "nats"),
-        _change(step["step_ms"], "pct"),
+        _change(step["steps"], "_pct"),
+        _change(step["val_loss"], ""),
+        _change(step["step_ms"], "_pct"),
         None if step["record_pct"] is None else f"{step['record_pct']:+.1f} %",
     ]
 
 
 def _change(numbers: Mapping[str, Any], end: str) -> str | None:
-    """A Change, Time or Loss -> "-25.0 % [-30.1, -19.6]"; end: pct or nats; None where nothing is known."""
-    size, edges = numbers[f"change_{end}"], numbers[f"ci95_{end}"]
+    """A Change, Time or Loss -> "-25.0 % [-30.1, -19.6]"; end: of its keys; None where nothing is known."""
+    size, edges = numbers[f"change{end}"], numbers[f"ci95{end}"]
     if size is None:
         return None
-    _, unit, _ = wording.unit_of("val_loss" if end == "nats" else "time")
-    digits = 4 if end == "nats" else 1
+    _, unit, _ = wording.unit_of("time" if end else "val_loss")
+    digits = 4 if not end else 1
     interval = "" if edges is None else f" [{edges[0]:+.{digits}f}, {edges[1]:+.{digits}f}]"
     return f"{size:+.{digits}f}{unit}{interval}"
 
@@ -230,7 +230,7 @@ def _change(numbers: Mapping[str, Any], end: str) -> str | None:
 
 
 def csv_rows(staircase: Staircase) -> list[dict[str, Any]]:
-    """A row a rung, unrounded; changes against the rung below: per cent, of val_loss nats."""
+    """A row a rung, unrounded; changes against the rung below: per cent (_pct), of val_loss nats."""
     rows = []
     for rung in staircase["rungs"]:
         known, step = rung["rung"], cast(Mapping[str, Any] | None, rung["step"])
@@ -240,9 +240,9 @@ def csv_rows(staircase: Staircase) -> list[dict[str, Any]]:
         for key, (of_step, end) in CHANGES.items():
             level, numbers = rung["levels"][key], step[of_step] if step else {}
             low, high = level["ci95"] or (None, None)
-            change_low, change_high = numbers.get(f"ci95_{end}") or (None, None)
+            change_low, change_high = numbers.get(f"ci95{end}") or (None, None)
             row |= {key: level["mean"], f"{key}_low": low, f"{key}_high": high}
-            row |= {f"{key}_change_{end}": numbers.get(f"change_{end}")}
+            row |= {f"{key}_change{end}": numbers.get(f"change{end}")}
             row |= {f"{key}_change_low": change_low, f"{key}_change_high": change_high}
         row["to_target_p_holm"] = step["to_target"]["p_holm"] if step else None
         row["target_val_loss"] = staircase["target_val_loss"]

@@ -16,7 +16,7 @@ from bench.record import race_folder
 
 MEASURES = {  # what --on may be: (a verdict's part, its change, its 95 % interval, unit); larger is worse
     "step_avg_ms": ("time", "change_pct", "ci95_pct", "%"),
-    "val_loss": ("val_loss", "change_nats", "ci95_nats", "nats"),
+    "val_loss": ("val_loss", "change", "ci95", "nats"),
 }
 GOOD, BAD, UNDECIDED = "good", "bad", "skip"  # as git bisect has them
 FIRST_BAD = "is the first bad commit"

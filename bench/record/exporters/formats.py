@@ -1,7 +1,5 @@
 """Runs, or their steps, for other programs: csv, parquet, MLPerf's log lines, a log as modded-nanogpt writes it."""
 
-import csv
-import io
 import json
 import math
 import os
@@ -9,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.base import utc
+from bench.base import escape, utc
 from bench.base.paths import shown
-from bench.base.reading import damage, plain_file, yaml_file
+from bench.base.reading import plain_file, yaml_file
 from bench.base.reading.damage import Damaged, reading_record
 from bench.base.units import ms_from_s
 from bench.record import named, run_folder, step_files
@@ -51,13 +49,10 @@ def export_each(folders: Iterable[Path | str], make: Callable[[Any], T]) -> Sequ
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows, whose keys may differ -> csv with a head; None is an empty cell, a list or dict is JSON in its own."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, _columns(rows), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        cells = {key: json.dumps(value) if isinstance(value, (list, dict)) else value for key, value in row.items()}
-        writer.writerow({key: damage.one_line(cell) if isinstance(cell, str) else cell for key, cell in cells.items()})
-    return out.getvalue()
+    columns = _columns(rows)
+    cells = ((row.get(column) for column in columns) for row in rows)
+    lines = ([json.dumps(cell) if isinstance(cell, (list, dict)) else cell for cell in row] for row in cells)
+    return escape.csv_text([columns, *lines])
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -170,9 +165,7 @@ def modded_nanogpt_log(folder: Path) -> str:
     if peaks := [gib for gib in peaks_gib if gib is not None]:
         lines.append(f"peak memory allocated: {max(peaks) * 1024:.0f} MiB")
     whole = "\n".join([*code, RULE, *_environment(run), RULE, *lines]) + "\n"
-    if whole.replace("\n", "").replace("\t", "").isprintable():
-        return whole
-    return "\n".join("\t".join(map(damage.one_line, line.split("\t"))) for line in whole.split("\n"))
+    return escape.CONTROL.sub(escape.shown, whole)
 
 
 def _environment(run: Record) -> Iterator[str]:

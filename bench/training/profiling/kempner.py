@@ -18,7 +18,7 @@ import torch
 from torch.autograd import DeviceType
 
 from bench.analysis.trace import categories
-from bench.base import atomic, text_table
+from bench.base import atomic, escape
 from bench.machine import peak_rates
 
 V0_WORDS = {  # KempnerForge's table, in its order: the first that is part of the lower-case name
@@ -144,7 +144,7 @@ def _top_table(rows: Sequence[Any], what: str, device: str, time_key: str) -> li
         time_us, gflop = getattr(row, time_key), f"{row.flops / 1e9:.1f}" if row.flops else "—"
         name = row.key if len(row.key) <= MAX_NAME_CHARS else row.key[: MAX_NAME_CHARS - 3] + "..."
         times = f"{time_us / 1e3:.1f}", f"{100 * time_us / total_us:.1f}"
-        cells.append((text_table.line(name, True), *times, str(row.count), gflop))  # without its own markup
+        cells.append((escape.markdown(name), *times, str(row.count), gflop))  # without its own markup
     return _table((what, f"{device} (ms)", "%", "Calls", "GFLOPS"), cells)
 
 

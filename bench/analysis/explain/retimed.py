@@ -1,0 +1,288 @@
+"""What a step would take if some of its work were faster: the trace's graph of dependencies, timed again.
+
+Nodes are moments: a call of the host begins, a call that waits for the device returns, a device row starts or ends.  A
+moment comes when the last of those it needs has come, each with a delay:
+
+- a call begins as long after the host's moment before it as it did, on whatever thread that was;
+- a call that waits for the device returns when the row has ended that was the last to end before it returned; a launch
+  for which there was no room in the device's queue, when the row has started that was the last to start before that;
+- a row starts after the row before it on its stream, after its launch, and after rows of other streams: those that were
+  launched before a wait for an event that stands between the two launches on its own, and the one whose end it followed
+  where nothing else explains why it started so late;
+- a collective ends for every rank after the last of them has started it.
+
+By how much a moment came later than all of these is added to the delay of the latest.  So an unchanged graph gives the
+recorded times to the nanosecond.  A dependency that held nothing up is not in a trace, unless an event was waited for:
+a gain is too large by whatever such a one would have held up.
+"""
+
+import bisect
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bench.analysis.explain.host import WAITS_FOR_DEVICE
+from bench.analysis.explain.parts import Change
+from bench.analysis.trace import events, window
+from bench.analysis.trace.rank import Rank
+
+SLACK_NS = 1_000  # a row that starts so much later than all that it is known to need follows another stream's
+FULL_QUEUE = 1_000  # launches that wait for the device, from which on a further one waits too: 1,029 to 1,041 were seen
+LAUNCH_NS = 5_000  # from the beginning of a launching call to its row, where nothing else holds it up; assumed
+BLOCKED_NS = 100_000  # a launch that takes so long with a full queue was waiting
+MAX_ROWS = 100_000  # of all ranks: beyond it nothing is timed again, as that would take longer than the account itself
+Needs = list[tuple[int, int]]  # (node, delay ns): the one that was latest comes first
+
+
+class _Device:
+    """The nodes of one rank.  starts, ends: of its rows; moments: (ns, node) of its host, by time; last: of its end."""
+
+    def __init__(self) -> None:
+        self.starts: dict[int, int] = {}
+        self.ends: dict[int, int] = {}
+        self.moments: list[tuple[int, int]] = []
+        self.last = -1
+
+
+class Graph:
+    """The dependencies of all ranks of a job.  spans: {rank: (begin ns, end ns)} of the steps that count."""
+
+    def __init__(
+        self, ranks: Sequence[Rank], spans: Mapping[int, tuple[int, int]], collectives: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self.at_ns: list[int] = []
+        self.needs: list[Needs] = []
+        self.begin_of_return: dict[int, int] = {}  # node of a call that returned: node where it began
+        self.is_end: set[int] = set()
+        self.devices = {rank.rank: self._device(rank, spans[rank.rank][1]) for rank in ranks}
+        self._meet([rank.rank for rank in ranks], collectives)
+        for node in range(len(self.needs)):
+            self._settle(node)
+        self.order = self._sorted()
+
+    def _node(self, at_ns: int, needs: Needs | None = None) -> int:
+        self.at_ns.append(at_ns)
+        self.needs.append(needs or [])
+        return len(self.at_ns) - 1
+
+    def _after(self, node: int, at_ns: int) -> tuple[int, int]:
+        """A need that holds at_ns back as it was."""
+        return node, at_ns - self.at_ns[node]
+
+    def _settle(self, node: int) -> None:
+        needs, at_ns = self.needs[node], self.at_ns
+        if needs:
+            latest = max(needs, key=lambda need: at_ns[need[0]] + need[1])
+            needs.remove(latest)
+            needs.insert(0, self._after(latest[0], at_ns[node]))
+
+    def _device(self, rank: Rank, until_ns: int) -> _Device:
+        device, rows = _Device(), rank.device_rows()
+        rows = rows[rank.ts[rows] < until_ns]
+        rows = rows[np.argsort(rank.ts[rows], kind="stable")]
+        calls = window.launches(rank, rows).tolist()
+        starts, ends = rank.ts[rows].tolist(), rank.end[rows].tolist()
+        for row, start, end in zip(rows.tolist(), starts, ends):
+            device.starts[row] = self._node(start)
+            device.ends[row] = self._node(end, [(device.starts[row], end - start)])
+            self.is_end.add(device.ends[row])
+        waits_ns = self._host(rank, device, rows.tolist(), calls, until_ns)
+        self._streams(rank, device, rows, calls, waits_ns)
+        last_of_track = dict(zip(rank.track[rows].tolist(), rows.tolist()))
+        needs = [(device.ends[row], 0) for row in last_of_track.values() if rank.end[row] <= until_ns]
+        if device.moments:
+            needs.append((device.moments[-1][1], 0))
+        device.last = self._node(until_ns, needs)
+        return device
+
+    def _host(self, rank: Rank, device: _Device, rows: list[int], calls: list[int], until_ns: int) -> list[int]:
+        """The moments of the host, and what launches and waits mean for rows.  When streams were made to wait, ns."""
+        runtime = np.flatnonzero(rank.is_kind(events.RUNTIME) & (rank.ts < until_ns))
+        waiting = set(runtime[rank.is_named(WAITS_FOR_DEVICE.search, runtime)].tolist())
+        blocked = self._blocked(rank, rows, calls)
+        launched = collections.defaultdict(list)
+        for row, call in zip(rows, calls):
+            if call >= 0:
+                launched[call].append(row)
+        moments = [(int(rank.ts[call]), False, call) for call in waiting | set(launched)]
+        moments += [(int(rank.end[call]), True, call) for call in waiting | set(blocked) if rank.end[call] < until_ns]
+        moments += [(end, False, -1) for _, _, end in window.steps(rank, include_last_step=True) if end <= until_ns]
+        begun: dict[int, int] = {}
+        ended: list[tuple[int, int]] = []  # (end ns, row) of rows launched so far
+        previous: int | None = None
+        for at_ns, is_return, call in sorted(moments):
+            if is_return:
+                found = bisect.bisect_right(ended, at_ns, key=lambda entry: entry[0])
+                node = self._node(at_ns, [(begun[call], 0)])
+                if call in blocked:
+                    self.needs[node].append((device.starts[blocked[call]], 0))
+                elif found:
+                    self.needs[node].append((device.ends[ended[found - 1][1]], 0))
+                self.begin_of_return[node] = begun[call]
+            else:
+                node = self._node(at_ns)
+                if previous is not None:
+                    self.needs[node].append(self._after(previous, at_ns))
+                begun[call] = node
+                for row in launched.get(call, ()):
+                    self.needs[device.starts[row]].append((node, min(LAUNCH_NS, int(rank.ts[row]) - at_ns)))
+                    bisect.insort(ended, (int(rank.end[row]), row))
+            device.moments.append((at_ns, node))
+            previous = node
+        waits = runtime[rank.is_named(lambda name: "StreamWaitEvent" in name, runtime)]
+        return sorted(rank.ts[waits].tolist())
+
+    def _blocked(self, rank: Rank, rows: list[int], calls: list[int]) -> dict[int, int]:
+        """{launching call that found the queue full: the last row that had started when it returned}"""
+        known = np.array([(row, call) for row, call in zip(rows, calls) if call >= 0], np.int64).reshape(-1, 2)
+        long = np.unique(known[rank.dur[known[:, 1]] > BLOCKED_NS, 1])
+        called, started = np.sort(rank.ts[known[:, 1]]), rank.ts[known[:, 0]]  # rows are by start
+        has_started = np.searchsorted(started, rank.end[long], side="right")
+        is_full = np.searchsorted(called, rank.ts[long]) - np.searchsorted(started, rank.ts[long]) >= FULL_QUEUE
+        return {
+            call: int(known[count - 1, 0])
+            for call, count in zip(long[is_full].tolist(), has_started[is_full].tolist())
+            if count
+        }
+
+    def _streams(self, rank: Rank, device: _Device, rows: np.ndarray, calls: list[int], waits_ns: list[int]) -> None:
+        tracks = rank.track[rows]
+        on_track = {track: rows[tracks == track] for track in np.unique(tracks).tolist()}
+        call_of = dict(zip(rows.tolist(), calls))
+        launched_ns = {row: int(rank.ts[call]) if call >= 0 else None for row, call in call_of.items()}
+        stamps = {
+            track: (
+                mine.tolist(),
+                np.maximum.accumulate([launched_ns[row] or 0 for row in mine.tolist()]).tolist(),
+                np.maximum.accumulate(rank.end[mine]).tolist(),
+            )
+            for track, mine in on_track.items()
+        }
+        for track, mine in on_track.items():
+            previous = None
+            for row in mine.tolist():
+                node, start, called = device.starts[row], int(rank.ts[row]), launched_ns[row]
+                needs = self.needs[node]
+                if previous is not None:
+                    needs.append((device.ends[previous], min(0, start - int(rank.end[previous]))))
+                before: int | None = None if previous is None else launched_ns[previous]
+                others = [entry for other, entry in stamps.items() if other != track]
+                if called is not None and others:
+                    waited = bisect.bisect_left(waits_ns, called) - 1
+                    if waited >= 0 and (before is None or waits_ns[waited] > before):
+                        for rows_there, launches, ends in others:
+                            index = bisect.bisect_left(launches, waits_ns[waited]) - 1
+                            while index >= 0 and ends[index] > start:
+                                index -= 1
+                            if index >= 0:
+                                needs.append((device.ends[rows_there[index]], 0))
+                known = max((self.at_ns[need] + delay for need, delay in needs), default=None)
+                if known is None or start - known > SLACK_NS:
+                    fits = [
+                        (ends[index], rows_there[index])
+                        for rows_there, _, ends in others
+                        if (index := bisect.bisect_right(ends, start) - 1) >= 0
+                    ]
+                    if fits and (known is None or max(fits)[0] > known):
+                        needs.append((device.ends[max(fits)[1]], 0))
+                previous = row
+
+    def _meet(self, numbers: Sequence[int], collectives: Sequence[Mapping[str, Any]]) -> None:
+        """A collective that ranks share ends after the last of them has started it.
+
+        Clocks of ranks are not compared: they are set so that collectives end for all at once, in the median.
+        """
+        if not collectives:
+            return
+        ends = [self.devices[number].ends for number in numbers]
+        shared = [
+            [of_rank[row] for of_rank, row in zip(ends, line["rows"])]
+            for line in collectives
+            if all(row in of_rank for of_rank, row in zip(ends, line["rows"]))
+        ]
+        if not shared:
+            return
+        ends_ns = np.array([[self.at_ns[node] for node in nodes] for nodes in shared])
+        offsets_ns = np.median(ends_ns - ends_ns[:, :1], axis=0).astype(np.int64).tolist()
+        for nodes in shared:
+            starts = [self.needs[node][0][0] for node in nodes]
+            come_ns = max(self.at_ns[start] - offset for start, offset in zip(starts, offsets_ns))
+            for node, offset in zip(nodes, offsets_ns):
+                own_ns = self.at_ns[node] - offset - come_ns
+                self.needs[node] = [(start, own_ns + offset - theirs) for start, theirs in zip(starts, offsets_ns)]
+
+    def _sorted(self) -> list[int] | None:
+        """Every node after those that it needs; None where the ranks' collectives contradict each other."""
+        num_needed = [len(needs) for needs in self.needs]
+        followers: list[list[int]] = [[] for _ in self.needs]
+        for node, needs in enumerate(self.needs):
+            for need, _ in needs:
+                followers[need].append(node)
+        order = [node for node, count in enumerate(num_needed) if not count]
+        for node in order:
+            for follower in followers[node]:
+                num_needed[follower] -= 1
+                if not num_needed[follower]:
+                    order.append(follower)
+        return order if len(order) == len(self.needs) else None
+
+    def ends_ns(self, changes: Sequence[Mapping[int, Iterable[Change]]]) -> np.ndarray:
+        """When the steps of each rank end with each of these sets of changes, by rank: int64 ns [rank, set]."""
+        taken: dict[int, np.ndarray] = collections.defaultdict(lambda: np.zeros(len(changes), np.int64))
+        for column, of_set in enumerate(changes):
+            for number, of_rank in of_set.items():
+                for change in of_rank:
+                    node = self._changed(self.devices[number], change)
+                    if node is not None:
+                        taken[node][column] += change.ns
+        assert self.order is not None
+        times = np.zeros((len(self.needs), len(changes)), np.int64)
+        for node in self.order:
+            needs = self.needs[node]
+            if not needs:
+                times[node] = self.at_ns[node]
+                continue
+            (first, delay), less = needs[0], taken.get(node)
+            moment = times[first] + delay
+            if less is None:
+                for need, delay in needs[1:]:
+                    np.maximum(moment, times[need] + delay, out=moment)
+            elif node in self.begin_of_return:  # the call no longer waits as long, whatever for
+                for need, delay in needs[1:]:
+                    np.maximum(moment, times[need] + delay, out=moment)
+                begin = self.begin_of_return[node]
+                alone = times[begin] + np.maximum(0, self.at_ns[node] - self.at_ns[begin] - less)
+                moment = np.where(less > 0, np.minimum(moment, alone), moment)
+            else:
+                moment -= less
+                for need, delay in needs[1:]:
+                    np.maximum(moment, times[need] + delay - (less if node in self.is_end else 0), out=moment)
+            times[node] = moment
+        return times[[device.last for device in self.devices.values()]]
+
+    def saved_ns(self, changes: Sequence[Mapping[int, Iterable[Change]]]) -> np.ndarray:
+        """How much earlier the steps of each rank end with each set of changes: int64 ns [rank, set]."""
+        ends_ns = self.ends_ns([{}, *changes])
+        return ends_ns[:, :1] - ends_ns[:, 1:]
+
+    def _changed(self, device: _Device, change: Change) -> int | None:
+        """The node that comes earlier."""
+        if change.row is not None:
+            return (device.starts if change.is_start else device.ends).get(change.row)
+        index = bisect.bisect_left(device.moments, (change.begin_ns + change.ns, -1))
+        return device.moments[index][1] if index < len(device.moments) else None
+
+
+def of(
+    ranks: Sequence[Rank], spans_ns: Mapping[int, tuple[int, int]], collectives: Sequence[Mapping[str, Any]]
+) -> Graph | None:
+    """The graph of all ranks; None where there are more than MAX_ROWS rows, or where collectives contradict each other.
+
+    spans_ns: {rank: (begin, end)} of the steps that count; collectives: of skew.waits().
+    """
+    if sum(len(rank.device_rows()) for rank in ranks) > MAX_ROWS:
+        return None
+    graph = Graph(ranks, spans_ns, collectives)
+    return graph if graph.order is not None else None

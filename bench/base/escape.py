@@ -1,0 +1,147 @@
+"""What leaves the program: how text from outside is escaped, one function a medium, and the door of standard output.
+
+terminal   Door: whatever is printed passes it; line(): foreign text within a line of ours
+Markdown   markdown()          csv    csv_text()          LaTeX   latex()
+HTML       text() and tag() of bench/web/page.py          YAML    yaml.safe_dump       shell   shlex.join, .quote
+"""
+
+import contextlib
+import csv
+import io
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO
+
+# What no text needs and a terminal or reader obeys or hides: controls, directions, invisible and lone surrogates.
+HIDDEN = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
+    "\ufdd0-\ufdef\ufeff\ufff9-\uffff\U000e0000-\U000e007f"
+)
+CONTROL = re.compile(f"[{HIDDEN}]")
+COLOUR = re.compile(rf"\x1b\[(?:[01]|3[123])m|[{HIDDEN}]")  # or what text_table.coloured() makes
+MARKED = re.compile(r"([\\|`*\[\]<>&])")
+NO_SPACE = "&#8203;"  # GitHub makes a mention, a reference or a link of what is written without a gap, escaped or not
+LINKED = re.compile(r"@(?=\w)|(?<=[#])(?=\d)|(?<=\bGH-)(?=\d)|(?<=:)(?=//)|(?<=\bwww)(?=\.)", re.I)
+FORMULA = re.compile(r"[=+\-@]")
+NUMBER = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+)?(?: ?[%\w]+)?", re.I)
+LATEX = str.maketrans({char: f"\\{char}" for char in "&%$#_{}"} | {"\\": r"\textbackslash{}"})
+LATEX |= str.maketrans({"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"})
+
+
+def shown(match: re.Match[str]) -> str:
+    """A control character that CONTROL matched, as \\x1b."""
+    is_colour = len(match[0]) > 1
+    return match[0] if is_colour else match[0].encode("unicode_escape").decode()
+
+
+def line(text: object) -> str:
+    """Any text within a line: control characters are shown, as \\x1b; ends of lines and tabs become spaces."""
+    text = str(text)
+    if text.isprintable():
+        return text
+    return CONTROL.sub(shown, text.replace("\r\n", " ").translate({10: " ", 13: " ", 9: " "}))
+
+
+def markdown(text: object) -> str:
+    """line() for Markdown: it ends no cell, begins no link or HTML, and mentions nobody."""
+    return LINKED.sub(lambda match: match[0] + NO_SPACE, MARKED.sub(r"\\\1", line(text)))
+
+
+def escaped(text: object, is_md: bool) -> str:
+    """markdown() or line()."""
+    return markdown(text) if is_md else line(text)
+
+
+def latex(text: object) -> str:
+    """line() for LaTeX."""
+    return line(text).translate(LATEX)
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Rows as csv: None is an empty cell, and no text is a formula where a spreadsheet opens it."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
+    return out.getvalue()
+
+
+def _cell(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    text = line(value)
+    return f"'{text}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else text
+
+
+class Door:
+    """A text stream that the work never waits for and never fails by, and that passes no control character.
+
+    The first error (nobody reads, the disk is full) mutes it: the rest goes nowhere, and error has it.
+    is_ours: what is written is rich's, and passes as it is; renamed: ./run.sh is called speedrun, as its user types it.
+    """
+
+    def __init__(self, stream: TextIO, is_ours: bool = False, renamed: bool = False) -> None:
+        self._stream, self._is_ours, self._renamed = stream, is_ours, renamed
+        self._hidden = COLOUR if stream.isatty() else CONTROL
+        self.error: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        passed = text if self._is_ours else self._hidden.sub(shown, text)
+        if self._renamed:
+            passed = passed.replace("./run.sh", "speedrun").replace("./speedrun.sh", "speedrun speedrun")
+        with self._muted_by_errors():
+            try:
+                self._stream.write(passed)
+            except UnicodeEncodeError:  # a terminal that knows only ASCII
+                encoding = self._stream.encoding
+                self._stream.write(passed.encode(encoding, "backslashreplace").decode(encoding))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for text in lines:
+            self.write(text)
+
+    def flush(self) -> None:
+        with self._muted_by_errors():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _muted_by_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.error = self.error or error
+            with contextlib.suppress(OSError, ValueError):
+                nothing = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nothing, self._stream.fileno())
+                os.close(nothing)
+
+
+@contextlib.contextmanager
+def doors(renamed: bool = False) -> Iterator[Door]:
+    """Standard output and standard error through doors, in this block -> that of standard output."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = out, _ = [Door(stream, renamed=renamed) for stream in before]
+    try:
+        yield out
+        out.flush()
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def open_closed() -> None:
+    """Gives this process /dev/null for standard streams that it was started without (>&-), or else a file takes their
+    number and what is printed ends in it."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: its own
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - as long as the process
+
+
+def raw(stream: TextIO) -> Any:
+    """A door to the same stream, for what rich draws."""
+    return Door(stream._stream if isinstance(stream, Door) else stream, is_ours=True)
