@@ -105,6 +105,14 @@ def test_wrong_use_is_one_clear_line_and_exit_code_2(words, message, tmp_path, m
     assert list(tmp_path.iterdir()) == []  # nothing was started
 
 
+def test_a_run_without_torch_is_refused_before_it_begins(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+    monkeypatch.setattr("bench.launch.prepare.find_spec", lambda name: None)
+    assert program.main(["run", "track=free", "experiment=smoke"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("run: torch: ") and "pip install torch" in said and list(tmp_path.iterdir()) == []
+
+
 def test_without_a_word_the_program_shows_its_commands_by_purpose(capsys):
     assert program.main([]) == 0
     said = capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import fnmatch
 import importlib
+import importlib.util
 import os
 import re
 import shlex
@@ -42,6 +43,35 @@ def test_a_command_prints_what_the_documentation_shows(page, block, tmp_path):
     assert done.returncode == 0, done.stderr
     wanted = "\n".join("*" if line == "..." else glob(line) for line in shown)
     assert fnmatch.fnmatchcase("\n".join(map(str.rstrip, done.stdout.splitlines())), wanted), done.stdout
+
+
+def hatch_metadata():
+    pytest.importorskip("hatchling")
+    spec = importlib.util.spec_from_file_location("hatch_metadata", REPO / ".ci/hatch_metadata.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("git@github.com:owner/name.git", "https://github.com/owner/name"),
+        ("https://user:secret@github.com/owner/name", "https://github.com/owner/name"),
+        ("/srv/git/name", None),
+    ],
+)
+def test_a_wheels_page_links_to_the_repository_and_never_tells_a_password(remote, address, monkeypatch):
+    metadata = hatch_metadata()
+    monkeypatch.setenv("SPEEDRUN_URL", remote)
+    assert metadata.repository(REPO) == address
+    text = metadata.readme("![a](docs/a.png) [Start](docs/start.md) [x](https://x.org)", address)
+    if address:
+        assert (
+            text == f"![a]({address}/raw/HEAD/docs/a.png) [Start]({address}/blob/HEAD/docs/start.md) [x](https://x.org)"
+        )
+    else:
+        assert text == " Start (`docs/start.md`) [x](https://x.org)"
 
 
 def glob(line):

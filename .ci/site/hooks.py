@@ -7,6 +7,7 @@ from mkdocs.structure.files import File
 
 TOP = Path(__file__).resolve().parents[2]
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
+WIDE = ".md-grid { max-width: 84rem } .md-typeset pre > code { white-space: pre-wrap }"
 OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)+(?!CHANGELOG|docs/)([^)\s]+)\)")  # of a page, to a file that is no page
 
 
@@ -17,6 +18,7 @@ def on_files(files, config):
             text = text.replace(f"]({top})", f"]({page})")
         text = re.sub(r"\[([^\]]*)\]\((CITATION\.cff|LICENSE|AGENTS\.md)\)", r"`\2`", text)
         files.append(File.generated(config, name, content=text))
+    files.append(File.generated(config, "wide.css", content=WIDE))
     return files
 
 
