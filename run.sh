@@ -218,7 +218,8 @@ if not (3, 11) <= tuple(sys.version_info[:2]) <= (3, 13):
 import importlib.metadata, re, shlex, tomllib
 with open("pyproject.toml", "rb") as file:
     project = tomllib.load(file)["project"]
-wanted = project["dependencies"] + (project["optional-dependencies"]["test"] if verb in ("test", "lint") else [])
+extras = project["optional-dependencies"]
+wanted = extras["cpu"] + project["dependencies"] + (extras["test"] if verb in ("test", "lint") else [])
 def numbers(version):
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 def fits(found, sign, bound):

@@ -1,3 +1,3 @@
 """The referee of NanoGPT speedruns.  python -m bench --help"""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -52,7 +52,7 @@ def results(tmp_path_factory):
         ),
         (["run", "model.arch=base"], "model.arch=base: unknown model; choose from gpt2, modern"),
         (["run", "instruments=[regions,wandb]"], "wandb is an exporter, not an instrument: write exporters=[wandb]"),
-        (["run", "-m", "seed=range(0,"], "run: seed=range(0,: no viable alternative at input 'range(0,'"),
+        (["run", "-m", "seed=range(0,"], "run: seed=range(0,: a bracket is not closed"),
         (["run", "-m", "optim.lr=interval(0.001,0.002)"], "name the values, optim.lr=0.001,0.002, or give a step"),
         (["run", "-m", "model=glob(z*)"], "run: model=glob(z*): it matches none of gpt2, modern"),
         (["run", "-m", "optim.lr=glob(*)"], "optim.lr is not a group"),
@@ -77,7 +77,7 @@ def results(tmp_path_factory):
         ),
         (["export", "x", "--to", "cvs"], "export: --to cvs: did you mean csv? choose from csv, parquet, mllog, modded"),
         (["dashboard", "x", "--to", "wanb"], "dashboard: --to wanb: did you mean wandb? choose from csv"),
-        (["rnu"], "rnu: unknown verb; did you mean run? choose from run, speedrun, "),
+        (["rnu"], "rnu: unknown command; did you mean run? choose from run, speedrun, "),
         (["run", "track=cpu_nano", "track.fixed=[]"], "track.fixed=[]: track cpu_nano says ['data', 'goal']"),
         (["run", "track=free", "track.name=cpu_nano"], "track.about=no rules, nothing fixed: track cpu_nano says"),
         (["run", "track=free", "track.name=../../out"], "track.name=../../out: unknown track"),
@@ -86,6 +86,15 @@ def results(tmp_path_factory):
         (["run", "instruments.regions=5"], "instruments.regions=5"),
         (["run", "track=free", "--anyway"], "--anyway: one run warns of a busy machine and never asks"),
         (["bench-self", "speed"], "bench-self speed: choose from loop"),
+        (["compare", "a", "b", "--format", "json"], "compare: --format: did you mean --json?"),
+        (["table", "--html"], "table: --html: ./run.sh report writes pages"),
+        (["doctor", "--fast"], "doctor: --fast: did you mean --quick?"),
+        (["run", "experiment=r03"], "there is no experiment 'r03'; not every record is a rung of the ladder"),
+        (["run", "-model=gpt2"], "run: -model=gpt2: settings are key=value, not flags: write model=VALUE"),
+        (["run", "script=README.md", "track=free"], "script=README.md: is not a Python program: give a .py file"),
+        (["table", "--where", "optim.lr<"], "table: --where optim.lr<: a value must follow <"),
+        (["run", "-m", "optim.lr=interval(1,2)", "hydra/sweeper=optuna", "--dry-run"], "run: "),
+        (["race", "A=", "B=", "--dry-run", "track=cpu_nano"], "race: A and B are the same config"),
     ],
 )
 def test_wrong_use_is_one_clear_line_and_exit_code_2(words, message, tmp_path, monkeypatch, capsys):
@@ -94,6 +103,38 @@ def test_wrong_use_is_one_clear_line_and_exit_code_2(words, message, tmp_path, m
     said = capsys.readouterr().err
     assert message in said and "Traceback" not in said and len(said.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []  # nothing was started
+
+
+def test_a_run_without_torch_is_refused_before_it_begins(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+    monkeypatch.setattr("bench.launch.prepare.find_spec", lambda name: None)
+    assert program.main(["run", "track=free", "experiment=smoke"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("run: torch: ") and "pip install torch" in said and list(tmp_path.iterdir()) == []
+
+
+def test_without_a_word_the_program_shows_its_commands_by_purpose(capsys):
+    assert program.main([]) == 0
+    said = capsys.readouterr().out
+    places = [said.index(f"\n{purpose}:\n") for purpose in program.GROUPS]
+    assert places == sorted(places)
+    assert {line.split()[0] for line in said.splitlines() if line.startswith("  ")} >= set(program.VERBS)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "track=cpu_nano", "hardware=cpu", "goal.num_steps=7"], "7 steps on cpu"),
+        (["run", "-m", "track=cpu_nano", "hardware=cpu", "seed=0,1", "optim.lr=0.001,0.002"], "plan  4 runs, "),
+        (["race", "A=", "B=optim=muon", "n=3", "track=cpu_nano", "hardware=cpu"], "plan  8 runs, "),
+    ],
+)
+def test_a_dry_run_says_what_would_run_and_writes_nothing(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+    assert program.main([*words, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert message in said and said.endswith("a dry run: nothing was started or written\n")
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".checked.json"] == []
 
 
 def test_a_fork_answers_as_the_program_does(results):

@@ -559,7 +559,7 @@ def test_a_track_that_judges_steps_asks_for_steps_and_another_code_for_time():
 
 def test_a_race_says_what_it_asks_why_and_what_a_claim_would_need(results, real_facts, capsys):
     folder = planning.begin(plan.parse_request(["A=", "B=optim=muon"]), results.folder)
-    runner._introduce(state.read(folder, results.folder))
+    runner.introduce(state.read(folder, results.folder).plan)
     out = capsys.readouterr().out
     assert "the question: loss, at equal steps, because the arms differ in optim; on=time asks another" in out
     assert "./run.sh judge refuses a claim: it asks for loss: track cpu_nano judges time (on=time)" in out

@@ -152,7 +152,7 @@ def test_no_kind_of_verdict_is_wrong_more_often_than_its_level_whatever_the_nois
 def test_the_table_of_wrong_verdicts_in_the_docs_is_what_the_simulation_says(deciding_alone):
     """One block of it: all of them take minutes."""
     found = verdicts.simulated(verdicts.NUM_RACES, sds_pct := (0.2,))
-    docs = {cells_of(line) for line in (REPO / "docs/race.md").read_text().splitlines()}
+    docs = {cells_of(line) for line in (REPO / "docs/reference/statistics.md").read_text().splitlines()}
     rows = verdicts.table(found, sds_pct).splitlines()[2:]
     assert len(rows) == 4 and {cells_of(row) for row in rows} <= docs
     slack = 3 * math.sqrt(0.05 * 0.95 / verdicts.NUM_RACES)
@@ -184,7 +184,7 @@ def test_the_launchers_clock_costs_an_honest_race_little_power(deciding_alone):
 
 @pytest.mark.slow
 def test_the_table_of_both_clocks_in_the_docs_is_what_the_simulation_says(deciding_alone):
-    docs = {cells_of(line) for line in (REPO / "docs/race.md").read_text().splitlines()}
+    docs = {cells_of(line) for line in (REPO / "docs/reference/statistics.md").read_text().splitlines()}
     assert {cells_of(row) for row in verdicts.clock_table().splitlines()[2:]} <= docs
 
 

@@ -66,7 +66,7 @@ def test_a_shuffle_has_every_value_once():
         (["model=sort(glob(*))"], "while evaluating 'sort"),
         (["name=str(range(1,3))"], "Range can only be cast to int or float"),
         (["seed=jsn(1)"], "Unknown function 'jsn', Available: bool,choice,float,glob,int,interval,range"),
-        (["optim.lr=choice(0.1,0.2"], "no viable alternative"),
+        (["optim.lr=choice(0.1,0.2"], "a bracket is not closed"),
         (
             ["hydra.run.dir=x", "seed=0,1"],
             "hydra.run.dir=x: of Hydra's settings a sweep takes only hydra.launcher, hydra.sweeper",

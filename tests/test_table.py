@@ -234,11 +234,11 @@ def test_where_chooses_rows(results, capsys, where, seeds):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--where", "speed=1"], "there is no column speed; choose from run_id, track"),
+        (["--where", "speed=1"], "there is no column speed; did you mean seed? choose from run_id, track"),
         (["--where", "seed"], "use KEY=VALUE"),
         (["--where", "val_loss<low"], "val_loss is a number"),
         (["--where", "target_reached=maybe"], "target_reached is yes or no"),
-        (["--sort", "speed"], "there is no column speed; choose from run_id, track"),
+        (["--sort", "speed"], "there is no column speed; did you mean seed? choose from run_id, track"),
         (["--group", "--sort", "seed"], "there is no column seed; choose from track"),
         (["/no/such/folder"], "is not a path, a glob"),
     ],

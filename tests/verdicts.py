@@ -1,9 +1,9 @@
 """How often is a verdict wrong?  Simulated races, judged by the real rules.     .venv/bin/python tests/verdicts.py
 
-Prints the tables of docs/race.md, in some minutes.  A run's time is log-normal; B's true effect on it, the spread
-between runs, what the machine does meanwhile, the number of runs, the planned looks and the floor are known here and
-not to the verdict.  Wrong is faster for what is not faster, slower for what is not slower, and equivalent for an effect
-of the margin or more.  Seeded: the same tables each time.
+Prints the tables of docs/reference/statistics.md, in some minutes.  A run's time is log-normal; B's true effect on
+it, the spread between runs, what the machine does meanwhile, the number of runs, the planned looks and the floor are
+known here and not to the verdict.  Wrong is faster for what is not faster, slower for what is not slower, and
+equivalent for an effect of the margin or more.  Seeded: the same tables each time.
 """
 
 import functools
@@ -21,7 +21,7 @@ from bench.compare import design, effects, verdict
 from bench.compare.questions import FIRM
 from bench.plans.race import plan
 
-NUM_RACES = 1000  # of each sd, effect, plan and floor in the tables of docs/race.md
+NUM_RACES = 1000  # of each sd, effect, plan and floor in the tables of docs/reference/statistics.md
 MARGIN_PCT = 0.5
 SDS_PCT = (0.05, 0.2, 1.0, 20.0)  # between runs of one arm
 FLOORS_PCT = (0.1, 0.3, 1.0, 77.0)  # 0.1: not calibrated
@@ -178,7 +178,7 @@ def outliers(rng, slots):
     return 5.0 * (rng.random(len(slots)) < 0.05)
 
 
-WORLDS = {  # what docs/race.md calls it: what it adds to each slot's time, in %
+WORLDS = {  # what docs/reference/statistics.md calls it: what it adds to each slot's time, in %
     "nothing": quiet,
     "a drift of 2 % over the race": drift,
     "correlated noise, AR(0.9)": correlated,

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
+from bench.base import paths
+
 # What no text needs and a terminal or reader obeys or hides: controls, directions, invisible and lone surrogates.
 HIDDEN = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
@@ -24,6 +26,7 @@ COLOUR = re.compile(rf"\x1b\[(?:[01]|3[123])m|[{HIDDEN}]")  # or what text_table
 MARKED = re.compile(r"([\\|`*\[\]<>&])")
 NO_SPACE = "&#8203;"  # GitHub makes a mention, a reference or a link of what is written without a gap, escaped or not
 LINKED = re.compile(r"@(?=\w)|(?<=[#])(?=\d)|(?<=\bGH-)(?=\d)|(?<=:)(?=//)|(?<=\bwww)(?=\.)", re.I)
+PAGE = re.compile(r"(?<![\w/])docs/(?=(?:reference/)?[\w-]+\.md)")  # of the documentation, in a message
 FORMULA = re.compile(r"[=+\-@]")
 NUMBER = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+)?(?: ?[%\w]+)?", re.I)
 LATEX = str.maketrans({char: f"\\{char}" for char in "&%$#_{}"} | {"\\": r"\textbackslash{}"})
@@ -73,6 +76,12 @@ def _cell(value: object) -> object:
     return f"'{text}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else text
 
 
+def installed(text: str) -> str:
+    """Text with the names that the user of a wheel types and finds: speedrun for ./run.sh, pages where they lie."""
+    text = text.replace("./run.sh", "speedrun").replace("./speedrun.sh", "speedrun speedrun")
+    return PAGE.sub(f"{paths.REPO}/docs/", text)
+
+
 class Door:
     """A text stream that the work never waits for and never fails by, and that passes no control character.
 
@@ -91,7 +100,7 @@ class Door:
     def write(self, text: str) -> int:
         passed = text if self._is_ours else self._hidden.sub(shown, text)
         if self._renamed:
-            passed = passed.replace("./run.sh", "speedrun").replace("./speedrun.sh", "speedrun speedrun")
+            passed = installed(passed)
         with self._muted_by_errors():
             try:
                 self._stream.write(passed)

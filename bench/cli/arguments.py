@@ -13,6 +13,8 @@ Main = Callable[[list[str]], int]  # of a verb: its arguments -> exit code
 CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 UNKNOWN = "unrecognized arguments: "
 LACKS = "the following arguments are required: "
+NEAR = 0.65  # of difflib's likeness: --fast and --passport have 0.63, rnu and run 0.67
+MEANT = {"--format": "--json", "--fast": "--quick", "--verbose": "--why", "--output": "--out"}  # others' names of ours
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,6 +49,9 @@ class Parser(argparse.ArgumentParser):
             raise ValueError(f"{what} {value}: {guess(value, names)}choose from {', '.join(names)}")
         if message.startswith(UNKNOWN):
             raise ValueError(self._unknown(message.removeprefix(UNKNOWN).split()[0]))
+        if "ignored explicit argument" in message:  # -model=gpt2 is taken for -m
+            word = next(word for word in self._given if re.match(r"-\w+[^=]*=", word))
+            raise ValueError(self._unknown(word))
         raise ValueError(f"{message.removeprefix('argument ')}; {self.prog} --help says more")
 
     def _first_unknown(self) -> str | None:
@@ -66,6 +71,10 @@ class Parser(argparse.ArgumentParser):
         if word.startswith("-") and (is_named or ("key=value" in self.format_usage() and _is_setting(key))):
             return f"{word}: settings are key=value, not flags: write {key}=VALUE"
         options = re.findall(r"--[a-z][\w-]+", self.format_help())
+        if word.startswith("--html") and "--html" not in options:
+            return f"{word}: ./run.sh report writes pages, of a run, a race, a sweep or all results"
+        if (meant := MEANT.get(word.partition("=")[0])) in options:
+            return f"{word}: did you mean {meant}? {self.prog} --help says more"
         return f"{word}: there is no such option; {guess(word, options)}{self.prog} --help says more"
 
 
@@ -82,7 +91,10 @@ def count_up(done: int, total: int, unit: str) -> None:
 
 def guess(word: str, names: Iterable[str]) -> str:
     """The question whether a near name was meant, and a space; nothing where none is near."""
-    near = difflib.get_close_matches(word, names, n=1) or [name for name in names if word and name.startswith(word)][:1]
+    near = (
+        difflib.get_close_matches(word, names, n=1, cutoff=NEAR)
+        or [name for name in names if word and name.startswith(word)][:1]
+    )
     return f"did you mean {near[0]}? " if near else ""
 
 

@@ -1,62 +1,120 @@
-"""Completion of verbs, options, config groups and their choices.  source <(./run.sh completion bash)
+"""Tab completion.  source <(./run.sh completion bash)      (or zsh; fish: ./run.sh completion fish | source)
 
-Completes run.sh in a checkout, and speedrun where it is installed.  The choices are those at the time of printing.
+Completes commands, their options, settings with their values, and ids of runs and races, as they are when Tab is
+pressed: the shell asks the program with --line.
 """
 
 import argparse
 import importlib
-from typing import Any
+import os
+import re
+from collections.abc import Iterator
 
-from bench.base.paths import INSTALLED
+from bench.base.paths import INSTALLED, results_root
 from bench.cli import arguments
 from bench.cli.main import CHECKOUT_VERBS, VERBS
 
-OVERRIDING = ("run", "speedrun", "calibrate", "doctor")  # verbs whose arguments are Hydra overrides
-# bash ends a word at "=", so that of model=gpt2 the part behind it is what is completed
-BASH = """
-_speedrun_overrides() {
-  local word=${COMP_LINE:0:COMP_POINT}
-  word=${word##* }
-  if [[ $word == *=* ]]; then compgen -W "%s" -- "$word" | sed "s/^[^=]*=//"; else compgen -W "%s" -- "$word"; fi
+SHELLS = {
+    "bash": """\
+_speedrun() {
+  local line=${COMP_LINE:0:COMP_POINT}
+  mapfile -t COMPREPLY < <("$1" completion --line "$line" 2>/dev/null)
+  local word=${line##* }
+  [[ $word == *=* ]] && COMPREPLY=("${COMPREPLY[@]#"${word%=*}="}") # bash ends a word at "="
+  [[ ${COMPREPLY[*]} == *= ]] && compopt -o nospace
 }
-"""
+complete -o default -F _speedrun NAMES
+""",
+    "zsh": """\
+#compdef NAMES
+_speedrun() {
+  local -a found
+  found=("${(@f)$(${(Q)words[1]} completion --line "$LBUFFER" 2>/dev/null)}")
+  compadd -Q -S '' -- ${(M)found:#*=}
+  compadd -Q -- ${found:#*=}
+  (( ${#found} )) || _files
+}
+compdef _speedrun NAMES
+""",
+    "fish": """\
+for name in NAMES
+  complete -c $name -a '((commandline -opc)[1] completion --line (commandline -cp) 2>/dev/null)'
+end
+""",
+}
+OF_SETTINGS = ("run", "speedrun", "race", "study", "ladder", "calibrate", "doctor")
+ARM = re.compile(r"[A-Z]\w*=['\"]?")  # what may stand before a setting: B=optim=muon
+FOLDER = re.compile(r"\d{8}T\d{6}Z-.+|sweep-\w+|study-.+")
 
 
 def main(argv: list[str]) -> int:
     """Exit codes: 0 printed, 2 usage error."""
     args = _parser().parse_args(argv)
-    import shtab
-
-    candidates = " ".join(_overrides())
-    print(shtab.complete(_whole(shtab), shell=args.shell, preamble={"bash": BASH % (candidates, candidates)}))
+    if args.line is not None:
+        print("\n".join(candidates(args.line)))
+    elif args.shell:
+        print(SHELLS[args.shell].replace("NAMES", "speedrun" if INSTALLED else "run.sh"), end="")
+    else:
+        raise ValueError(f"name the shell: {', '.join(SHELLS)}")
     return 0
 
 
-def _whole(shtab: Any) -> argparse.ArgumentParser:
-    """One parser of all verbs, for shtab to read."""
-    whole = argparse.ArgumentParser(prog="speedrun" if INSTALLED else "run.sh")
-    whole.add_argument("--version", action="store_true", help="the version and its environment")
-    verbs = whole.add_subparsers()
-    overrides = {"bash": "_speedrun_overrides", "zsh": f"({' '.join(_overrides())})"}
-    for verb, (module, about) in VERBS.items():
-        parser = importlib.import_module(f"bench.cli.{module}")._parser()
-        child = verbs.add_parser(verb, help=about, parents=[parser], add_help=False)
-        actions: list[Any] = child._actions  # shtab reads an attribute that argparse has not
-        for action in actions:
-            if not action.option_strings and not action.choices:
-                action.complete = overrides if verb in OVERRIDING else shtab.FILE
-    for verb, about in ({} if INSTALLED else CHECKOUT_VERBS).items():
-        verbs.add_parser(verb, help=about)
-    return whole
+def candidates(line: str) -> list[str]:
+    """What may stand in place of the last word of a command line that ends at the cursor, sorted."""
+    _, *before, word = line.split(" ")
+    if not before:
+        found = {*VERBS, *(() if INSTALLED else CHECKOUT_VERBS), "--help", "--version"}
+        return sorted(name for name in found if name.startswith(word))
+    verb = before[0]
+    if verb not in VERBS:
+        return []
+    parser = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")._parser()
+    if choices := _choices(parser, before[-1]):
+        found = set(choices)
+    elif word.startswith("-"):
+        found = {option for action in parser._actions for option in action.option_strings}
+    else:
+        positional = next((action for action in parser._actions if not action.option_strings), None)
+        found = set(positional.choices or () if positional else ())
+        found |= set() if verb in OF_SETTINGS and before[-1][:2] != "--" else set(_ids())
+    if verb in OF_SETTINGS and not word.startswith("-"):
+        arm = match[0] if (match := ARM.match(word)) else ""
+        found |= {arm + setting for setting in _settings(word.removeprefix(arm))}
+    return sorted(name for name in found if name.startswith(word))
 
 
-def _overrides() -> list[str]:
-    from bench.config import groups
+def _choices(parser: argparse.ArgumentParser, option: str) -> list[str]:
+    """The values of an option; [] for what is none, or takes any."""
+    action = parser._option_string_actions.get(option)
+    return [str(choice) for choice in action.choices or ()] if action and action.nargs != 0 else []
 
-    return [f"{group}={choice}" for group in groups.GROUPS for choice in groups.choices(group)]
+
+def _settings(word: str) -> Iterator[str]:
+    """Groups with their choices and settings as key=; of one whose = is typed, its values."""
+    from bench.config import groups, meanings
+
+    key, equals, _ = word.partition("=")
+    if key in groups.GROUPS:
+        yield from (f"{key}={choice}" for choice in groups.choices(key))
+    elif equals:
+        allowed = meanings.settings()[key].allowed if key in meanings.settings() else "a word"
+        is_free = re.match("an? ", allowed)  # a number; else "on, off or manual, or null"
+        words = () if is_free else re.split(",? or |, ", allowed)
+        yield from (f"{key}={word}" for word in words)
+    else:
+        yield from (f"{key}=" for key in (*groups.GROUPS, *meanings.settings()))
+
+
+def _ids() -> Iterator[str]:
+    """Ids of the runs, races and sweeps of the results folder."""
+    root = results_root()
+    folders = [root, *(path for path in root.glob("*") if path.is_dir() and not path.name.startswith("."))]
+    for folder in folders:
+        yield from (name for name in os.listdir(folder) if FOLDER.fullmatch(name)) if folder.is_dir() else ()
 
 
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh completion", main=main)
-    parser.add_argument("shell", choices=("bash", "zsh"))
+    parser.add_argument("shell", nargs="?", choices=SHELLS)
+    parser.add_argument("--line", metavar="TEXT", help="print what completes this command line, as the shells ask it")
     return parser

@@ -3,10 +3,10 @@
 Writes conf/, my_model.py and my_optim.py into the current folder; existing files are not changed.
 """
 
-import shutil
 from pathlib import Path
 
-from bench.base.paths import REPO, working_folder
+from bench.base import escape
+from bench.base.paths import INSTALLED, REPO, working_folder
 from bench.cli import arguments
 
 STARTER = Path(__file__).with_name("starter")
@@ -31,7 +31,8 @@ def main(argv: list[str]) -> int:
             print(f"    kept  {name}, which was there")
             continue
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, folder / name)
+        text = source.read_text()
+        (folder / name).write_text(escape.installed(text) if INSTALLED else text)
         print(f"   wrote  {name}")
     print(NEXT.format(guide=REPO / "docs" / "own.md"))
     return 0

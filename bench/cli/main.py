@@ -6,43 +6,55 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from types import FrameType
 
 from bench.base import escape, paths
 from bench.config import groups
 
-VERBS = {  # verb: (module in bench/cli/, what it does)
-    "run": ("run", "run once, or a sweep with -m (the default verb)"),
-    "speedrun": ("speedrun", "data, preflight, the track's repeats, table, verdict"),
-    "race": ("race", "which of several is faster? planned, interleaved, judged"),
-    "study": ("study", "which optimizer or model is better, tuned with equal budgets?"),
-    "ladder": ("ladder", "what did each record gain? the speedrun's records raced as a staircase"),
-    "compare": ("compare", "is B faster than A? runs, races or logs"),
-    "calibrate": ("calibrate", "the smallest difference this machine can measure"),
-    "table": ("table", "the results table"),
-    "analyze": ("analyze", "Kineto traces: time, kernels, gaps, ranks, and what changed"),
-    "explain": ("explain", "why a step takes so long, and where the next millisecond can be saved"),
-    "report": ("report", "pages and images of a run, a race or all results"),
-    "memory": ("memory", "what used the memory: a page for each memory snapshot"),
-    "dashboard": ("export", "send finished runs to TensorBoard, Weights & Biases or MLflow"),
-    "judge": ("judge", "does a claim hold by the rules of its track?"),
-    "pr": ("pr", "judge a record's pull request: Markdown for its thread"),
-    "audit": ("audit", "check a run for leaks and false losses by rerunning it on random and held-out tokens"),
-    "replay": ("replay", "rerun a record from its own folder, and certify whether it was reproduced"),
-    "bisect": ("bisect", "which commit made it slower, or worse?"),
-    "publish": ("publish", "copy runs, a race or a claim to results/published/, to be committed"),
-    "import": ("import_logs", "import logs of modded-nanogpt, nanochat, nanogpt, kempnerforge or llm.c"),
-    "export": ("export", "export records as csv, parquet, MLPerf log lines or a modded-nanogpt log"),
-    "verify": ("verify", "check a run folder against its own record"),
-    "data": ("data", "fetch, make or show data"),
-    "doctor": ("doctor", "is this machine ready to benchmark?"),
-    "init": ("init", "make this folder a project, with a model, optimizer, experiment and track to start from"),
-    "bench-self": ("bench_self", "measure the overhead of this harness"),
-    "completion": ("completion", "shell completion: source <(./run.sh completion bash)"),
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # purpose: {verb: (module in bench/cli/, what it does)}
+    "measure": {
+        "run": ("run", "train once, or sweep with -m"),
+        "speedrun": ("speedrun", "data, checks, the track's repeats, table and verdict"),
+        "race": ("race", "which of several is faster, or better? planned, interleaved, judged"),
+        "study": ("study", "which optimizer or model is better, tuned with equal budgets?"),
+        "ladder": ("ladder", "what did each record of the speedrun gain?"),
+        "bisect": ("bisect", "which commit made it slower, or worse?"),
+        "calibrate": ("calibrate", "the smallest difference that this machine can show"),
+    },
+    "judge": {
+        "compare": ("compare", "is B faster than A? of runs, races or logs that exist"),
+        "judge": ("judge", "does a claim hold by the rules of its track?"),
+        "pr": ("pr", "judge a record's pull request: Markdown for its thread"),
+        "audit": ("audit", "is a reported loss honest? rerun on random and held-out tokens"),
+        "replay": ("replay", "rerun a record from its own folder: is it reproduced?"),
+        "verify": ("verify", "is a run folder consistent with its own record?"),
+    },
+    "look": {
+        "table": ("table", "results as a table"),
+        "report": ("report", "a run, a race, a sweep or all results as a page"),
+        "explain": ("explain", "why a step takes so long, and where the next millisecond is"),
+        "analyze": ("analyze", "traces of any PyTorch program: time, kernels, gaps, ranks"),
+        "memory": ("memory", "a memory snapshot as a page"),
+    },
+    "share": {
+        "publish": ("publish", "copy runs, a race or a claim to results/published/, for git"),
+        "import": ("import_logs", "logs of modded-nanogpt, nanochat, nanogpt and others as runs"),
+        "export": ("export", "records as csv, parquet, MLPerf log lines or a modded-nanogpt log"),
+        "dashboard": ("export", "records to TensorBoard, Weights & Biases or MLflow"),
+    },
+    "set up": {
+        "init": ("init", "make this folder a project, with a model, an optimizer and a track"),
+        "data": ("data", "fetch, make or show data"),
+        "doctor": ("doctor", "is this machine ready to benchmark, and how fast is it?"),
+        "bench-self": ("bench_self", "the overhead of this harness"),
+        "completion": ("completion", "tab completion: source <(./run.sh completion bash)"),
+    },
 }
+VERBS = {verb: entry for verbs in GROUPS.values() for verb, entry in verbs.items()}
 CHECKOUT_VERBS = {  # run.sh's own
-    "test": "run the tests (./run.sh test [--all] [pytest arguments])",
-    "lint": "check the style and the types of the code, as CI does",
+    "test": "the tests: ./run.sh test [--all] [pytest arguments]",
+    "lint": "style and types of the code, as CI checks them",
 }
 # of a file: a sentence is enough
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENAMETOOLONG)
@@ -52,16 +64,17 @@ SEVERAL_RUNS = ("speedrun", "race", "study", "ladder", "calibrate", "bench-self"
 SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
 PRINTED = ("compare", "table", "analyze", "explain", "export")  # nothing is done where it is not printed
 _interrupts: list[int] = []  # numbers of signals, as they came
-HELP = """usage: ./run.sh [verb] [...]
+HELP = """usage: ./run.sh COMMAND [...]
 
 {verbs}
 
---config-dir DIR, with any verb, adds the models, tracks and so on of a folder of your own (docs/own.md);
+To begin: ./run.sh run track=free experiment=smoke (5 s), then ./run.sh race A= B=optim=muon n=3 (docs/start.md).
+./run.sh COMMAND --help explains a command, ./run.sh run --help optim.lr a setting, run --help optim a group of them;
+./run.sh run --help lists models, data, tracks and the other groups.  Settings alone, ./run.sh seed=3, are a run's.
+--config-dir DIR, with any command, adds the models, tracks and so on of a folder of yours (docs/own.md);
 --config-name NAME (-cn) begins a run with NAME.yaml of it in place of conf/config.yaml (docs/race.md).
-./run.sh VERB --help says more; ./run.sh run --help lists models, data, tracks and the rest.
-./run.sh run --help optim.lr explains a setting, run --help optim a group of them.
-./run.sh --version, with commit, Python and torch.
-Exit codes: 0 fine, 1 a check failed or a target was missed, 2 usage error or not comparable."""
+./run.sh --version prints version, commit, Python and torch.
+Exit codes: 0 success, 1 a check failed or a target was missed, 2 usage error or not comparable."""
 
 
 def main(argv: list[str]) -> int:
@@ -78,19 +91,18 @@ def main(argv: list[str]) -> int:
 
 
 def _go(argv: list[str]) -> int:
-    if argv and argv[0] in ("-h", "--help", "help"):
-        about = {verb: what for verb, (_, what) in VERBS.items()} | ({} if paths.INSTALLED else CHECKOUT_VERBS)
-        print(HELP.format(verbs="\n".join(f"  {verb:<11} {what}" for verb, what in about.items())))
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(HELP.format(verbs="\n".join(_help_of_verbs())))
         return 0
-    if argv[:1] in (["--version"], ["-V"]):
+    if argv[0] in ("--version", "-V", "version"):
         print(version_text())
         return 0
-    verb, rest = (argv[0], argv[1:]) if argv and argv[0] in VERBS else ("run", argv)
-    if rest is argv and argv and "=" not in argv[0] and not argv[0].startswith("-"):
+    verb, rest = (argv[0], argv[1:]) if argv[0] in VERBS else ("run", argv)
+    if rest is argv and "=" not in argv[0] and not argv[0].startswith("-"):
         from bench.cli.arguments import guess
 
         known = [*VERBS, *(() if paths.INSTALLED else CHECKOUT_VERBS)]
-        print(f"{argv[0]}: unknown verb; {guess(argv[0], known)}choose from {', '.join(known)}", file=sys.stderr)
+        print(f"{argv[0]}: unknown command; {guess(argv[0], known)}choose from {', '.join(known)}", file=sys.stderr)
         return 2
     module = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")
     try:
@@ -98,7 +110,7 @@ def _go(argv: list[str]) -> int:
             from bench.launch import cluster
 
             if want := cluster.request_from(rest):
-                if not any(word.startswith(("--cfg", "--info")) for word in rest):
+                if not any(word.startswith(("--cfg", "--info", "--dry-run")) for word in rest):
                     module.check(_use_config(want.arguments))
                     return cluster.go(verb, want)
                 rest = want.arguments
@@ -122,6 +134,15 @@ def _go(argv: list[str]) -> int:
             raise
         print(f"{verb}: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
+
+
+def _help_of_verbs() -> Iterator[str]:
+    """Lines of the help: the verbs by purpose, with what each does."""
+    for purpose, verbs in GROUPS.items():
+        yield f"{purpose}:"
+        checkout = {} if paths.INSTALLED or purpose != "set up" else CHECKOUT_VERBS
+        about = {verb: what for verb, (_, what) in verbs.items()} | checkout
+        yield from (f"  {verb:<11} {what}" for verb, what in about.items())
 
 
 def _note_interrupt(number: int, frame: FrameType | None) -> None:

@@ -33,6 +33,10 @@ def main(argv: list[str]) -> int:
     with console.output(args.quiet, args.json):
         if args.look is not None:
             interim = runner.look(_chosen(results, args.look), results)
+        elif args.dry_run:
+            made, _ = planning.planned(plan.parse_request(_requested(args)), results, args.anyway)
+            runner.introduce(made)
+            console.say("plan", f"{runner.series_of(made).forecast()}; a dry run: nothing was started or written")
         else:
             folder, race = _raced(args, results)
     if args.look is not None:
@@ -40,6 +44,9 @@ def main(argv: list[str]) -> int:
 
         comparisons = list((interim["against"] or {}).values())
         print(json.dumps(interim, indent=1) if args.json else verdicts.document_of((), comparisons).terminal())
+        return 0
+    if args.dry_run:
+        print(json.dumps(made, indent=1) if args.json else "", end="\n" * args.json)
         return 0
     if args.json:
         print(json.dumps(race, indent=1))
@@ -173,6 +180,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--config-dir", **groups.OPTION)
     fails = "exit code 1 where a condition of ./run.sh compare --fail-on holds: slower:0.5%%, worse, inconclusive, ..."
     parser.add_argument("--fail-on", action="append", default=[], metavar="CONDITION", help=fails)
+    parser.flag("--dry-run", help="print the plan and how long it would take; run and write nothing")
     parser.flag("--show", help="show every run's numbers as they arrive, which is an unplanned look")
     parser.flag("--anyway", help=ready.ANYWAY)
     form = console.add_options(parser, "print race.json, of an interrupted race as far as it has come")

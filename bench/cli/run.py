@@ -39,6 +39,13 @@ def main(argv: list[str]) -> int:
 
         return sweeping.beside(args)
     stored = _is_sweep(args)
+    if args.dry_run:
+        from bench.cli import sweeping
+
+        with console.output(args.quiet, args.json):
+            forecast = sweeping.forecast(args, _points(args))
+        print(json.dumps(forecast, indent=1) if args.json else "", end="\n" * args.json)
+        return 0
     if args.multirun:
         joining.refuse("run -m", args.overrides)
     started_by = None if args.multirun else joining.started_by("run")
@@ -193,6 +200,7 @@ def _parser() -> arguments.Parser:
         help="for a sweep: start no run that would end later than this after the first began (90s, 45m, 1h30m); the "
         "same command continues",
     )
+    parser.flag("--dry-run", help="check every run, print what is left to do and how long it would take; run nothing")
     parser.flag("--anyway", help=f"for a sweep: {ready.ANYWAY}")
     console.add_options(parser, "print run_id, folder, status, validity, metrics ... as JSON, with -m a list of them")
     parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, JSON: bench/plans/race/runner.py

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.paths import results_root
+from bench.base.units import format_about_s
 from bench.config import compose, multirun, overrides
 from bench.launch import console, summary
 from bench.launch.console import say
-from bench.launch.prepare import requested_config, this_machine
+from bench.launch.prepare import prepare, requested_config, this_machine
+from bench.launch.series import Series, earlier_s
 from bench.machine.signals import Interrupted
 from bench.plans.sweep import packing
 from bench.plans.sweep.elsewhere import Unfinished
-from bench.plans.sweep.points import Points, source_sha256
+from bench.plans.sweep.points import Points, complete_before, source_sha256
 from bench.record import run_folder, sweep
 from bench.report import sweep_page, sweep_results
 
@@ -47,6 +49,34 @@ def go(args: argparse.Namespace, argv: list[str]) -> list[dict[str, Any]]:
             raise
         why = str(error)
     return _end(folder, why)
+
+
+def forecast(args: argparse.Namespace, points: list[list[str]] | None) -> list[dict[str, Any]]:
+    """Says what --dry-run asks: each run, whether it is complete already, and how long the others take.
+
+    points: the overrides of each; None, where a search chooses them, is refused.  Returns what --json prints.
+    """
+    if points is None:
+        raise ValueError("--dry-run: a search chooses its points as it goes: give values, optim.lr=0.001,0.002")
+    jobs = [prepare(point, say=lambda text: say("data", text)) for point in points]
+    complete = complete_before(jobs) if args.multirun else {}
+    known_s = earlier_s({job.config.track.name for job in jobs}, [job.config_id for job in jobs])
+    for number, job in enumerate(jobs):
+        about = known_s.get(job.config_id)
+        if run := complete.get(number):
+            say("run", f"{' '.join(job.overrides)}: complete, {run['run_id']}")
+            continue
+        its_own = f"{' '.join(job.overrides)}{'' if about is None else f', {format_about_s(about)}'}"
+        what = its_own if args.multirun else summary.first_words(job, about)
+        say("run", f"{what}, config {job.config_id}")
+        for deviation in job.deviations:
+            say("track", f"open division, because {deviation}")
+    todo = [job.config_id for number, job in enumerate(jobs) if number not in complete]
+    say("plan", f"{Series(todo, known_s, live=False).forecast()}; a dry run: nothing was started or written")
+    return [
+        {"overrides": point, "config_id": job.config_id, "complete": complete.get(number, {}).get("run_id")}
+        for number, (point, job) in enumerate(zip(points, jobs))
+    ]
 
 
 def _end(folder: Path, why: str | None) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ mistake in an override becomes a ValueError that says what, the value, and what 
 import contextlib
 import copy
 import functools
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -210,6 +211,8 @@ def _check_group(override: Any) -> None:
         if group == "instruments" and name in choices("exporters"):
             raise ValueError(f"{word}: {name} is an exporter, not an instrument: write exporters=[{name}]")
         near, kind = did_you_mean(str(name), choices(group)), group[:-1] if group in LISTS else group
+        if group == "experiment" and re.fullmatch(r"r\d\d", str(name)):
+            near = "not every record is a rung of the ladder (docs/reference/ladder.md); "
         raise ValueError(f"{word}: there is no {kind} {name!r}; {near}choose from {', '.join(choices(group))}")
 
 

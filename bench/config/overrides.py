@@ -152,6 +152,8 @@ def _parsed(word: str) -> Any:
     try:
         return OverridesParser.create().parse_override(_quoted(word))
     except HydraException as error:
+        if any(word.count(opening) > word.count(closing) for opening, closing in ("()", "[]", "{}")):
+            raise ValueError(f"{word}: a bracket is not closed; quote the word for the shell: '{word}...'") from None
         second = HIDDEN_SECOND.search(word)
         if second:
             first = word[: second.start()]

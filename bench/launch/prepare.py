@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +148,8 @@ def prepare(
     """
     config = requested_config(overrides, machine)
     its_script = script.from_config(config, overrides)
+    if its_script is None and find_spec("torch") is None:
+        raise ValueError(f"torch: {sys.executable} has none: pip install torch, or speedrun-bench[cpu] or [cuda]")
     if check_own and its_script is None:
         own_model.check(config)
     data = config.data

@@ -76,9 +76,9 @@ class Columns:
         if GLOB.search(word) and (names := fnmatch.filter(known, word)):
             return names
         near = [name for name in known if name.endswith(f".{word}")] or difflib.get_close_matches(word, known, n=1)
-        guess = f"; did you mean {' or '.join(near[:3])}?" if near else ""
+        guess = f"did you mean {' or '.join(near[:3])}? " if near else ""
         every = f"{', '.join(self._fixed)}, or a setting such as optim.lr"
-        raise ValueError(f"{option}: there is no column {word}; choose from {every}{guess}")
+        raise ValueError(f"{option}: there is no column {word}; {guess}choose from {every}")
 
     def varied(self) -> list[str]:
         """The settings in which the rows differ, at most MAX_VARIED; they are in every row afterwards."""
@@ -98,6 +98,8 @@ class Columns:
         if not match:
             raise ValueError(f"--where {words}: use KEY=VALUE, or one of != < <= > >= instead of =")
         key, sign, wanted = match.groups()
+        if not wanted and sign not in ("=", "!="):
+            raise ValueError(f"--where {words}: a value must follow {sign}")
         key, *_ = self.named([key], option or f"--where {words}")
         return Condition(words, key, sign, None if wanted in ("", "null") else wanted)
 

@@ -174,6 +174,9 @@ def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
         if not path.is_file():
             remedy = "give the training script, e.g. train_gpt.py"
             raise ValueError(f"script={settings.path}: there is no such file: {remedy}")
+        if path.suffix not in (".py", ""):
+            remedy = "give a .py file; script.root=DIR script.command='bash train.sh' starts anything else"
+            raise ValueError(f"script={settings.path}: is not a Python program: {remedy}")
         return settings.path, f"{settings.path}{user_code.SCRIPT_MAIN}"
     root = Path(os.path.normpath(user_path(settings.root).absolute()))
     if not root.is_dir():

@@ -24,10 +24,31 @@ MEASURED = {"target": 0.0, "score": 0.0}  # which all reach; how much it is does
 
 
 def begin(request: dict[str, Any], results: Path, anyway: bool = False) -> Path:
-    """Check every arm, write the plan, put its hash into the ledger.  Returns the race's folder; no run has started.
+    """Write a plan() and put its hash into the ledger.  Returns the race's folder; no run has started.
+
+    anyway: on a busy machine too, and even without hope of a verdict.  ValueError: also what cannot be written.
+    """
+    made, facts = planned(request, results, anyway)
+    agree_on_machine(facts, anyway)
+    folder = race_folder.of(results, made["race_id"])
+    try:
+        folder.mkdir(parents=True)
+        atomic.write_json(folder / "plan.json", made)
+        ledger.append(results, "plan", **_facts_of(made))
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        why = f"no race can be written there ({error.strerror}): free space, or set SPEEDRUN_RESULTS=/path"
+        raise ValueError(f"{results}: {why}") from None
+    return folder
+
+
+def planned(
+    request: dict[str, Any], results: Path, anyway: bool = False
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Check every arm by its own code -> (the plan, {arm: arm_process.facts()}); nothing is written.
 
     request: of plan.parse_request(); "arms" is taken out of it.  anyway: even without hope of a verdict.
-    ValueError: what cannot be raced, planned or written.
+    ValueError: what cannot be raced or planned.
     """
     commits = check(request)
     wanted = request.pop("arms")
@@ -49,18 +70,7 @@ def begin(request: dict[str, Any], results: Path, anyway: bool = False) -> Path:
         if "ladder" not in settings:
             question.refuse_unanswerable(settings["on"], facts)
     settings = _as_the_arms_suggest(facts, settings, results) | settings
-    agree_on_machine(facts, anyway)
-    made = plan.make(arms, made_at=utc.now(), **settings)
-    folder = race_folder.of(results, made["race_id"])
-    try:
-        folder.mkdir(parents=True)
-        atomic.write_json(folder / "plan.json", made)
-        ledger.append(results, "plan", **_facts_of(made))
-    except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        why = f"no race can be written there ({error.strerror}): free space, or set SPEEDRUN_RESULTS=/path"
-        raise ValueError(f"{results}: {why}") from None
-    return folder
+    return plan.make(arms, made_at=utc.now(), **settings), facts
 
 
 def _as_the_arms_suggest(

@@ -37,7 +37,7 @@ def go(folder: Path, results: Path, show: bool = False, anyway: bool = False, is
         race = state.read(folder, results)
         if race.has_ended:
             raise ValueError(f"{folder.name}: the race has ended: ./run.sh compare {folder.name} shows it")
-        _introduce(race)
+        introduce(race.plan)
         commits = {name: arm["commit"] for name, arm in race.plan["arms"].items() if arm["rev"] is not None}
         try:
             with (
@@ -59,8 +59,8 @@ def go(folder: Path, results: Path, show: bool = False, anyway: bool = False, is
         return finish(folder, results, status, why)
 
 
-def _introduce(race: State) -> None:
-    known = race.plan
+def introduce(known: Mapping[str, Any]) -> None:
+    """Says what a plan is going to race, how often, and what would keep its result from being claimed."""
     if common := race_folder.shared(known["arms"]):
         say("race", f"every arm: {' '.join(common)}")
     abouts = race_folder.about(known["arms"])
@@ -69,7 +69,7 @@ def _introduce(race: State) -> None:
         say("race", f"{name}: {text_table.middle(abouts[name], MAX_CHARS)}{commit}, config {arm['config_id']}")
         for deviation in arm["deviations"]:
             say("track", f"{name} is in the open division, because {deviation}")
-    say("plan", f"{race.race_id}: {_about_plan(known)}; results stay hidden until it has ended")
+    say("plan", f"{known['race_id']}: {_about_plan(known)}; results stay hidden until it has ended")
     if "on" in known:
         say("plan", f"the question: {question.sentence(known)}")
     for why in _in_the_way_of_a_claim(known):
@@ -122,14 +122,19 @@ def _refuse_changes(race: State, folders: Mapping[str, Path]) -> dict[str, dict[
     return all_facts
 
 
+def series_of(known: Mapping[str, Any], num_done: int = 0, live: bool = True) -> Series:
+    """The runs of a plan, of one kind: an arm's own time is not to be seen."""
+    ids = [arm["config_id"] for arm in known["arms"].values()]
+    known_s = list(earlier_s([known["track"]], ids).values())
+    mean_s = {"run": sum(known_s) / len(known_s)} if known_s else {}
+    fewest = len(ids) * (known["looks"][0] + 1)
+    return Series(["run"] * len(known["order"]), mean_s, num_done, live=live, fewest=fewest)
+
+
 def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str, str | None]:
     """Returns (status, why): complete, stopped_early or abandoned."""
-    ids = [arm["config_id"] for arm in race.plan["arms"].values()]
-    known_s = list(earlier_s([race.plan["track"]], ids).values())
-    mean_s = {"run": sum(known_s) / len(known_s)} if known_s else {}  # of one kind: an arm's own time is not to be seen
     num_done = sum(slot.is_done for slot in race.slots)
-    fewest = (len(race.slots) // (race.plan["n"] + 1)) * (race.plan["looks"][0] + 1)
-    with Series(["run"] * len(race.slots), mean_s, num_done, live=not show, fewest=fewest) as series:
+    with series_of(race.plan, num_done, live=not show) as series:
         while (slot := race.next_slot()) is not None:
             arm, num_attempts = race.plan["arms"][slot.arm], len(slot.attempts)
             if num_attempts >= plan.MAX_ATTEMPTS:
