@@ -23,8 +23,8 @@ TIME = {
     "mean_s": [5.15, 5.15],
     "floor_pct": 0.2,
 }
-LOSS = {"change_nats": 0.25, "ci95_nats": [0.1, 0.4], "p": 0.01, "n": [2, 2], "mean": [4.0, 4.25], "sd": [0.1, 0.1]}
-LOSS |= {"margin_nats": 0.002, "verdict": "worse", "reasons": []}
+LOSS = {"change": 0.25, "ci95": [0.1, 0.4], "p": 0.01, "n": [2, 2], "mean": [4.0, 4.25], "sd": [0.1, 0.1]}
+LOSS |= {"margin": 0.002, "verdict": "worse", "reasons": []}
 MEMORY = {"change_pct": -3.0, "ci95_pct": [-4.0, -2.0], "p": 0.01, "n": [2, 2], "cv_pct": [1.0, 1.0], "mde_pct": 2.0}
 DIFFERENCE = {"kind": "config", "what": "optim.name", "a": ["adamw"], "b": [EVIL]}
 EXCLUDED = {"arm": "A", "run_id": "an-excluded-run", "reasons": ["the GPU was throttled"]}
@@ -37,7 +37,7 @@ def candidate(**changes):
         "flags": ["uncalibrated", "verdict-hangs-on-runs-left-out"],  # as it was called first
         "differences": [DIFFERENCE],
         "time": TIME,
-        "val_loss": dict(LOSS),  # its keys are called change, ci95 and margin today, whatever the metric's unit
+        "val_loss": dict(LOSS),
         "memory": MEMORY | {"mean_gib": [1.0, 0.97]},
         "left_out": [EXCLUDED],  # this too, and "peeked" below
     } | changes
@@ -50,6 +50,7 @@ def race(tmp_path):
     shutil.copytree(RECORDS, results / "cpu_nano")
     runs = [add(results, seed, metrics={"train_s": 5.0 + seed / 10, "val_loss": 4.0}) for seed in range(7)]
     names = [f"cpu_nano/{run.name}" for run in runs]
+    of_nats = {name + "_nats" * (name in ("change", "ci95", "margin")): value for name, value in LOSS.items()}  # once
     found = {
         "race_id": EVIL,
         "status": "complete",
@@ -67,7 +68,10 @@ def race(tmp_path):
         },
         "result": {
             "baseline": "A",
-            "against": {"B": candidate(), "C": candidate(verdict="inconclusive", words="inconclusive: C +5 %")},
+            "against": {
+                "B": candidate(val_loss=of_nats),
+                "C": candidate(verdict="inconclusive", words="inconclusive: C +5 %"),
+            },
         },
     }
     folder = results / "races" / "some-race"
@@ -101,6 +105,7 @@ def test_it_begins_with_the_verdict_then_the_arms_and_the_picture(race):
     assert "with the excluded runs the verdict would be different" in html  # each flag with its meaning
     assert "All arms: <code>goal.num_steps=4</code>" in html  # what all share is said once
     assert "inconclusive</span>C +5 %" in html  # the word once
+    assert html.count("+0.25000") == 2  # of both losses
     assert html.count("an-excluded-run") == 1  # of the baseline: excluded from both comparisons
 
 
