@@ -63,7 +63,8 @@ def explain_paths(
         if run:
             add_recorded_events(ranks, run)
         label = title + (f", window {name}" if len(windows) > 1 else "")
-        accounts, answers[label] = account.accounts_of(ranks, rules, include_last_step, measured_of)
+        with load.uncollected():
+            accounts, answers[label] = account.accounts_of(ranks, rules, include_last_step, measured_of)
         for of_rank in accounts.values():
             if annotated is not None and of_rank.rank is not None:
                 perfetto.write(annotated, of_rank.rank, of_rank.pieces, answers[label]["next"])

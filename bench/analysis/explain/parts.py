@@ -90,9 +90,10 @@ class Pieces:
     def add(self, step: int, piece: Piece, ns: int, count: int = 1, change: Change | None = None) -> None:
         """Does nothing for 0 ns, so that nothing is listed that took no time.  change: its ns are the piece's."""
         if ns > 0:
-            self.passed(piece, ns)
+            if self.at_ns is not None:
+                self.passed(piece, ns)
             if change is not None:
-                self.changes[piece].append(change._replace(ns=int(ns)))
+                self.changes[piece].append(change if change.ns == ns else change._replace(ns=int(ns)))
             self.ns[step][piece] += int(ns)
             self.count[piece] += count
 

@@ -1,6 +1,7 @@
 """Trace files -> Ranks.  A large file is read by several processes, a folder of ranks by one process a file."""
 
 import concurrent.futures
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -135,16 +136,23 @@ def _pool(size: int) -> concurrent.futures.ProcessPoolExecutor:
     return concurrent.futures.ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
 
 
-def _read(path: str | Path, part: int = 0, num_parts: int = 1) -> dict[str, Any]:
-    source, collector = Source(path), Collector()
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Without garbage collection: a chunk, or an account, is a hundred thousand objects in no circle."""
     collects = gc.isenabled()
-    gc.disable()  # a chunk is a hundred thousand objects in no circle
+    gc.disable()
     try:
-        for chunk in source.chunks(part, num_parts):
-            collector.add(chunk)
+        yield
     finally:
         if collects:
             gc.enable()
+
+
+def _read(path: str | Path, part: int = 0, num_parts: int = 1) -> dict[str, Any]:
+    source, collector = Source(path), Collector()
+    with uncollected():
+        for chunk in source.chunks(part, num_parts):
+            collector.add(chunk)
     return collector.finish() | {"head": source.head, "tail": source.tail, "cut": source.cut}
 
 
