@@ -40,7 +40,7 @@ NOT_RACED = {
     "bench/base/stats.py": "counts with records",
     "bench/analysis/trace": "reads traces after the run",
     "bench/web": "pages of what was recorded",
-    "bench/base/text_table.py": "how wide a terminal is, and tables of what was recorded",
+    "bench/base/escape.py": "how foreign text is shown",
 }
 SAMPLE = b'''"""Doc."""
 import os, sys as s

@@ -100,11 +100,11 @@ def test_a_users_own_module_of_that_name_is_not_shadowed(installed, tmp_path, na
 
 def test_help_and_messages_name_the_command(installed):
     done = installed.speedrun("--help")
-    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: speedrun [verb]")
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: speedrun COMMAND")
     assert "run.sh" not in done.stdout and "  test " not in done.stdout
     assert installed.speedrun("table", "--help").stdout.startswith("usage: speedrun table [-h]")
     unknown = installed.speedrun("tset")
-    assert unknown.returncode == 2 and "unknown verb" in unknown.stderr and "test" not in unknown.stderr[4:]
+    assert unknown.returncode == 2 and "unknown command" in unknown.stderr and "test" not in unknown.stderr[4:]
 
 
 def test_a_run_is_recorded_in_the_users_folder_and_verified(installed, run):

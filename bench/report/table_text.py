@@ -105,7 +105,7 @@ def _column(rows: Rows, name: str) -> list[str]:
     form = "{:.10g}".format if "." in name else f"{{:,.{_decimals(name)}f}}".format  # of a setting: as it was given
     return [
         form(value)
-        if (kind := type(value := row[name])) is float and "_change_" not in name
+        if (kind := type(value := row[name])) is float and "_change" not in name
         else value
         if kind is str
         else _cell(row, name)
