@@ -6,14 +6,13 @@ moment comes when the last of those it needs has come, each with a delay:
 - a call begins as long after the host's moment before it as it did, on whatever thread that was;
 - a call that waits for the device returns when the row has ended that was the last to end before it returned; a launch
   for which there was no room in the device's queue, when the row has started that was the last to start before that;
-- a row starts after the row before it on its stream, after its launch, and after rows of other streams: those that were
-  launched before a wait for an event that stands between the two launches on its own, and the one whose end it followed
-  where nothing else explains why it started so late;
+- a row starts after the row before it on its stream, after its launch, and, where neither explains why it started so
+  late, after the row of another stream whose end it followed;
 - a collective ends for every rank after the last of them has started it.
 
 By how much a moment came later than all of these is added to the delay of the latest.  So an unchanged graph gives the
-recorded times to the nanosecond.  A dependency that held nothing up is not in a trace, unless an event was waited for:
-a gain is too large by whatever such a one would have held up.
+recorded times to the nanosecond.  A dependency that held nothing up cannot be told from a trace, whose waits for events
+do not say for which: a gain is too large by whatever such a one would have held up.
 """
 
 import bisect
@@ -88,8 +87,8 @@ class Graph:
             device.starts[row] = self._node(start)
             device.ends[row] = self._node(end, [(device.starts[row], end - start)])
             self.is_end.add(device.ends[row])
-        waits_ns = self._host(rank, device, rows.tolist(), calls, until_ns)
-        self._streams(rank, device, rows, calls, waits_ns)
+        self._host(rank, device, rows.tolist(), calls, until_ns)
+        self._streams(rank, device, rows)
         last_of_track = dict(zip(rank.track[rows].tolist(), rows.tolist()))
         needs = [(device.ends[row], 0) for row in last_of_track.values() if rank.end[row] <= until_ns]
         if device.moments:
@@ -97,8 +96,8 @@ class Graph:
         device.last = self._node(until_ns, needs)
         return device
 
-    def _host(self, rank: Rank, device: _Device, rows: list[int], calls: list[int], until_ns: int) -> list[int]:
-        """The moments of the host, and what launches and waits mean for rows.  When streams were made to wait, ns."""
+    def _host(self, rank: Rank, device: _Device, rows: list[int], calls: list[int], until_ns: int) -> None:
+        """The moments of the host, and what launches and waits mean for rows."""
         runtime = np.flatnonzero(rank.is_kind(events.RUNTIME) & (rank.ts < until_ns))
         waiting = set(runtime[rank.is_named(WAITS_FOR_DEVICE.search, runtime)].tolist())
         blocked = self._blocked(rank, rows, calls)
@@ -131,8 +130,6 @@ class Graph:
                     bisect.insort(ended, (int(rank.end[row]), row))
             device.moments.append((at_ns, node))
             previous = node
-        waits = runtime[rank.is_named(lambda name: "StreamWaitEvent" in name, runtime)]
-        return sorted(rank.ts[waits].tolist())
 
     def _blocked(self, rank: Rank, rows: list[int], calls: list[int]) -> dict[int, int]:
         """{launching call that found the queue full: the last row that had started when it returned}"""
@@ -147,42 +144,25 @@ class Graph:
             if count
         }
 
-    def _streams(self, rank: Rank, device: _Device, rows: np.ndarray, calls: list[int], waits_ns: list[int]) -> None:
+    def _streams(self, rank: Rank, device: _Device, rows: np.ndarray) -> None:
         tracks = rank.track[rows]
         on_track = {track: rows[tracks == track] for track in np.unique(tracks).tolist()}
-        call_of = dict(zip(rows.tolist(), calls))
-        launched_ns = {row: int(rank.ts[call]) if call >= 0 else None for row, call in call_of.items()}
         stamps = {
-            track: (
-                mine.tolist(),
-                np.maximum.accumulate([launched_ns[row] or 0 for row in mine.tolist()]).tolist(),
-                np.maximum.accumulate(rank.end[mine]).tolist(),
-            )
-            for track, mine in on_track.items()
+            track: (mine.tolist(), np.maximum.accumulate(rank.end[mine]).tolist()) for track, mine in on_track.items()
         }
         for track, mine in on_track.items():
-            previous = None
+            previous: int | None = None
             for row in mine.tolist():
-                node, start, called = device.starts[row], int(rank.ts[row]), launched_ns[row]
+                node, start = device.starts[row], int(rank.ts[row])
                 needs = self.needs[node]
                 if previous is not None:
                     needs.append((device.ends[previous], min(0, start - int(rank.end[previous]))))
-                before: int | None = None if previous is None else launched_ns[previous]
                 others = [entry for other, entry in stamps.items() if other != track]
-                if called is not None and others:
-                    waited = bisect.bisect_left(waits_ns, called) - 1
-                    if waited >= 0 and (before is None or waits_ns[waited] > before):
-                        for rows_there, launches, ends in others:
-                            index = bisect.bisect_left(launches, waits_ns[waited]) - 1
-                            while index >= 0 and ends[index] > start:
-                                index -= 1
-                            if index >= 0:
-                                needs.append((device.ends[rows_there[index]], 0))
                 known = max((self.at_ns[need] + delay for need, delay in needs), default=None)
                 if known is None or start - known > SLACK_NS:
                     fits = [
                         (ends[index], rows_there[index])
-                        for rows_there, _, ends in others
+                        for rows_there, ends in others
                         if (index := bisect.bisect_right(ends, start) - 1) >= 0
                     ]
                     if fits and (known is None or max(fits)[0] > known):
