@@ -127,8 +127,9 @@ def folders(results):
 
 
 def logs(results):
+    """The end of each rank's log; of the stacks at its end the calls that it was in come first, so they are long."""
     return "".join(
-        f"\n== {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in Path(results).rglob("logs/*.log")
+        f"\n== {path.name}\n{path.read_text(errors='replace')[-9000:]}" for path in Path(results).rglob("logs/*.log")
     )
 
 
