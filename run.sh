@@ -134,6 +134,7 @@ build_venv() {
     fi
     : >.venv/incomplete
     install_pins "$build" || fail "pip"
+    echo "$PWD/bench/api/importable" >"$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/speedrun.pth"
     stamp "$BUILD" >.venv/stamp.new
     rm .venv/incomplete
     mv .venv/stamp.new .venv/stamp # last: the stamp alone means done

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bench.api import judging
 from bench.base import atomic, utc
 from bench.claims.rules import rulebook
-from bench.cli import judge, race
+from bench.cli import race
 from bench.config import compose, near, resolve, schema, stages
 from bench.config.resolve import deviations_of
 from bench.machine import environment
@@ -41,7 +42,7 @@ def at(minute, seconds=0.0):
 
 def failed(*words):
     """{rule: evidence} of judge's rules that fail."""
-    ((_, claim),) = judge._claims([str(word) for word in words])
+    ((_, claim),) = judging.claims_of([str(word) for word in words])
     return {rule["rule"]: rule["evidence"] for rule in rulebook.check(claim) if rule["passed"] is False}
 
 

@@ -50,7 +50,7 @@ def model():
 
 
 def train_under(watch, num_steps=12, num_micro_steps=2, fail_at=None, stop_after=None):
-    """The edges in the order of bench/training/run.py and bench/training/trainer.py.  Returns the losses.
+    """The edges in the order of bench/training/loop.py and bench/training/trainer.py.  Returns the losses.
 
     fail_at: row whose backward raises.  stop_after: row after which the target is reached.
     """

@@ -128,9 +128,8 @@ def folders(results):
 
 def logs(results):
     """The end of each rank's log; of the stacks at its end the calls that it was in come first, so they are long."""
-    return "".join(
-        f"\n== {path.name}\n{path.read_text(errors='replace')[-9000:]}" for path in Path(results).rglob("logs/*.log")
-    )
+    paths = [path for path in Path(results).glob("*/*/logs/*.log") if path.is_file() and path.stat().st_size < 2**30]
+    return "".join(f"\n== {path.name}\n{path.read_text(errors='replace')[-9000:]}" for path in paths)
 
 
 def run_json(folder):

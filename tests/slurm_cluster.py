@@ -44,7 +44,10 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=2000
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=2000
-PartitionName=p Nodes=n1,n2 Default=YES State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=p Nodes=n1,n2 Default=YES State=UP PriorityTier=2 PreemptMode=OFF
+PartitionName=low Nodes=n1,n2 State=UP PriorityTier=1 GraceTime=40
 """
 # cred_expire is also how long a requeued job waits before it may start again: 120 s if nobody says otherwise
 CGROUP = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"  # without it steps hang at launch

@@ -17,9 +17,10 @@ from claimed import Results
 from real_runs import git
 from test_environment import commit
 
+from bench.api import judging
 from bench.base import paths
 from bench.claims.rules import rulebook
-from bench.cli import judge, verify
+from bench.cli import verify
 from bench.config import user_code
 from bench.machine import code_copy, code_state, preflight
 from bench.machine import git as git_program
@@ -400,7 +401,7 @@ def test_a_run_whose_git_failed_cannot_be_claimed(tmp_path):
         run["code"] |= {"git_failure": "git diff: dubious ownership", "dirty": None}
 
     folders = [results.add(seed, val_loss=2.74 + 0.01 * seed, change=unknown) for seed in range(3)]
-    ((_, claim),) = judge._claims([str(folder) for folder in folders])
+    ((_, claim),) = judging.claims_of([str(folder) for folder in folders])
     rule = next(rule for rule in rulebook.check(claim) if rule["rule"] == "git identified the code of every run")
     assert rule["passed"] is False and "dubious ownership" in rule["evidence"]
 

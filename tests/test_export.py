@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli import export, import_logs
+from bench.cli import export
 from bench.record import run_folder, step_files
 from bench.record.exporters import formats
-from bench.record.importers import dialects, modded_nanogpt
+from bench.record.importers import dialects, modded_nanogpt, records
 
 REPO = Path(__file__).resolve().parent.parent
 COMPLETE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -136,7 +136,7 @@ def test_a_log_imported_exported_and_imported_again_says_the_same(name, tmp_path
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
     (tmp_path / "a.txt").write_text(log_of(LOGS[name]))
     ((first, rows),), _ = dialects.read_file(tmp_path / "a.txt")
-    import_logs.write(first, rows, tmp_path / "results")
+    records.write(first, rows, tmp_path / "results")
     (folder,) = run_folder.find_runs([tmp_path / "results"])
     (tmp_path / "b.txt").write_text(formats.modded_nanogpt_log(folder))
     ((again, rows_again),), facts = dialects.read_file(tmp_path / "b.txt")

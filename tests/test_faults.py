@@ -59,12 +59,13 @@ def _too_large(folder):
     [
         (_overwritten, r"train.bin: was changed while the run lasted: sha256 \w+, and was \w+ when it began$"),
         (lambda folder: os.truncate(folder / "train.bin", 2048), "train.bin: was changed.*; then: rank 0 .*SIGBUS"),
+        (lambda folder: os.truncate(folder / "train.bin", 2**42), "train.bin: was changed.*it has 4,398,046,511,104 b"),
         pytest.param(
             lambda folder: os.truncate(folder / "val.bin", 2048), "val.bin: was changed.*; then: .*", marks=slow
         ),
         pytest.param(_too_large, "train.bin: was changed.*; then: IndexError", marks=slow),
     ],
-    ids=["overwritten", "cut", "val cut", "tokens too large"],
+    ids=["overwritten", "cut", "holes", "val cut", "tokens too large"],
 )
 def test_a_shard_that_is_written_over_while_it_is_trained_on_makes_no_complete_run(tmp_path, hurt, message):
     code, out, run = _disturbed(tmp_path, hurt)

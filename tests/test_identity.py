@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import claimed
 import pytest
 
+from bench.api import judging
 from bench.base.paths import REPO
 from bench.claims.rules import rulebook
 from bench.claims.rules import runs as run_rules
-from bench.cli import judge, race
+from bench.cli import race
 from bench.compare import comparison, eligibility
 from bench.launch import prepare
 from bench.machine import code_copy, code_state
@@ -29,6 +30,7 @@ NOT_RACED = {
     "bench/record/shape.py": "the types of a record's fields",
     "bench/base/utc.py": "writes times of day",
     "bench/record/run_folder.py": "writes and reads records, lists and removes their files",
+    "bench/record/checkpoints.py": "finds, names and removes checkpoints",
     "bench/record/failures.py": "records how a rank failed",
     "bench/base/private.py": "hides private words in records",
     "bench/base/credentials.py": "hides credentials in records",
@@ -100,7 +102,7 @@ def statement(code, name="models/schedules/cosine.py"):
 
 def no_run_was_left_out(folders):
     """(passed, evidence) of the rule, and what else fails."""
-    ((_, claim),) = judge._claims([str(folder) for folder in folders])
+    ((_, claim),) = judging.claims_of([str(folder) for folder in folders])
     checked = {rule["rule"]: rule for rule in rulebook.check(claim)}
     rule = checked.pop("no run was left out")
     assert [name for name, other in checked.items() if other["passed"] is False] == []
@@ -309,7 +311,7 @@ def test_of_another_identity_version_it_is_unknown_whether_the_code_is_the_same(
 
 def test_a_claim_of_two_identity_versions_is_refused_because_it_is_unknown_whether_the_code_is_the_same(results, code):
     folders = [results.add(0), add(results, code, 1), add(results, code, 2)]
-    ((_, claim),) = judge._claims([str(folder) for folder in folders])
+    ((_, claim),) = judging.claims_of([str(folder) for folder in folders])
     passed, evidence = run_rules.the_runs_share_config_and_code(claim)
     assert not passed and evidence.endswith("identity versions 1, 2: whether the code is the same is unknown")
 

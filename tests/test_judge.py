@@ -10,6 +10,7 @@ import pytest
 import yaml
 from claimed import failed
 
+from bench.api import judging
 from bench.base import atomic
 from bench.base.reading import plain_file
 from bench.claims import claim as claims
@@ -324,7 +325,7 @@ def test_a_missing_run_is_refused(results, won):
 
 
 def test_a_run_of_the_plan_cannot_be_left_out_by_naming_the_others(results, won):
-    ((_, claim),) = judge._claims([str(run) for run in runs_of(results, won)[:2]])
+    ((_, claim),) = judging.claims_of([str(run) for run in runs_of(results, won)[:2]])
     assert len(claim.runs) == 3
 
 

@@ -13,6 +13,8 @@ import pytest
 import real_runs
 import scripted
 
+from bench.base.paths import REPO
+from bench.base.reading import yaml_file
 from bench.config import compose, schema
 from bench.launch import after_race, prepare
 from bench.launch.script import script_look, trace_files
@@ -305,3 +307,20 @@ def test_the_memory_of_a_trace_is_that_of_the_profile():
     for name in ("peak_bytes", "start_bytes", "at_peak"):
         assert getattr(by_trace, name) == getattr(by_profile, name), name
     assert [alive for _, alive in by_trace.points] == [alive for _, alive in by_profile.points]
+
+
+def test_of_a_script_only_the_trace_that_lies_where_the_profiler_writes_it_is_taken(tmp_path):
+    """A note that names another file, and a link in the trace's place: neither file is read or removed."""
+    victim, settings = tmp_path / "victim", yaml_file.read(REPO / "conf/instruments/trace.yaml")["trace"]
+    victim.write_text('{"traceEvents": []}')
+    folder = tmp_path / "run"
+    (folder / "traces").mkdir(parents=True)
+    noted = [{"name": "trace", "raw": str(victim), "disturbed": [11, 13]}]
+    (folder / ".rank0.profiled.tmp").write_text(json.dumps(noted))
+    for _ in range(2):
+        rows = [{"step": step, "flags": ""} for step in range(1, 21)]
+        summaries = trace_files.conclude(folder, {"trace": settings}, 1, rows)
+        assert summaries["trace"]["trace"]["status"] == "not reached" and not any((folder / "traces").iterdir())
+        assert victim.exists()
+        (folder / ".trace_rank0.raw.tmp").unlink(missing_ok=True)
+        (folder / ".trace_rank0.raw.tmp").symlink_to(victim)

@@ -2,7 +2,7 @@
 
 import contextlib
 
-from bench.training.run import train
+from bench.training.loop import train
 
 
 class FakeClock:

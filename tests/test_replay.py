@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import types
 import typing
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from bench.claims.rules import rulebook
 from bench.cli import main as program
 from bench.compare import comparison, selection
 from bench.machine import code_state, environment, git
-from bench.plans.replay import certificate, outcomes, recorded, repeats, replaying
+from bench.plans.replay import certificate, outcomes, rebuilding, recorded, repeats, replaying
 from bench.record import certificates, ledger, metrics, named, run_folder, step_files, verification
 from bench.record.rows import row_of
 from bench.report import run_page, table_groups, verdicts
@@ -430,6 +431,20 @@ def test_a_record_that_verify_refuses_gets_no_certificate_and_changed_code_is_re
     atomic.write_json(folder / "run.json", run)
     (found,), _ = replayed(tmp_path / "b", folder, "--trust", expect=2)
     assert found["outcome"] == "impossible here" and "the record was changed or is incomplete" in found["why"]
+
+
+def test_links_in_the_code_of_a_record_are_not_followed(tmp_path):
+    own, secret = tmp_path / "run" / "code" / "own", tmp_path / "secret"
+    own.mkdir(parents=True)
+    secret.mkdir()
+    (secret / "key").write_text("secret")
+    (own / "model.py").write_text("")
+    (own / "key").symlink_to(secret / "key")
+    (own / "folder").symlink_to(secret)
+    code = {"commit": git.run(real_runs.REPO, "rev-parse", "HEAD").strip(), "diff_sha256": None}
+    run = types.SimpleNamespace(folder=tmp_path / "run", name="free/theirs", run={"run_id": "theirs", "code": code})
+    with rebuilding.checkout(run) as made:
+        assert [path.name for path in made.own.iterdir()] == ["model.py"]
 
 
 def test_a_strangers_code_runs_only_when_it_is_trusted_and_gets_no_tokens(finished_run, tmp_path):

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import signal
 import statistics
+import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -211,6 +212,55 @@ def test_a_script_that_fails_leaves_a_failed_record_that_says_why(tmp_path, what
     if what == "raises":
         assert 'raise KeyError("planted")' in (run["folder"] / "logs" / "rank0.log").read_text()
     assert not [path for path in run["folder"].iterdir() if path.name.startswith(".")]
+
+
+@pytest.fixture
+def removed_after(tmp_path):
+    """A folder that rm(1) removes: pytest does not get out of 1,500 folders within each other."""
+    yield tmp_path
+    subprocess.run(["rm", "-rf", str(tmp_path)], check=True)
+
+
+def test_what_no_record_can_hold_is_named_and_the_run_is_complete(removed_after):
+    run = scripted.odd(removed_after, "leaves_what_no_record_can_hold")  # 8 TiB to hash, a pipe to write to
+    not_kept = run["not_kept"]
+    deep = max(not_kept, key=len)
+    assert deep == "work" + "/deep" * 63  # 64 folders
+    assert set(not_kept) == {"work/holes.bin", "logs/holes.log", "work/not_\\xff.txt", deep}
+    assert not_kept["work/holes.bin"] == "it has 4,398,046,511,104 bytes, most of which are a hole"
+    assert not_kept["work/not_\\xff.txt"] == "its name is not UTF-8"
+    assert not_kept[deep] == "it has more than 64 folders within each other"
+    warned = [warning["error"] for warning in run["warnings"] if warning["instrument"] == "launcher"]
+    assert [f"{name}: {why}" for name, why in not_kept.items()] == warned
+    assert (run["status"], of_script(run), faults(run["folder"])) == ("complete", [], [])
+    for words in (["report", str(run["folder"])], ["table"]):
+        done = real_runs.bench(removed_after, *words)
+        assert done.returncode == 0 and "damaged" not in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+def test_a_pipe_in_the_place_of_a_records_file_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "events.jsonl")
+    with pytest.raises(OSError, match="events.jsonl"):
+        step_files.append_event(tmp_path, {"t_ns": 0, "event": "planted"})
+
+
+def test_the_reading_of_its_files_is_ended_by_a_signal_that_the_record_names(tmp_path):
+    words = ["run", *scripted.TRACK, f"script={scripted.ODD}", "script.args=[leaves_much]"]
+    changed = {"bench.record.run_folder.BLOCK_BYTES": 1, "bench.machine.signals.PATIENCE_S": 0.2}
+    process = real_runs.started(tmp_path, *words, changed=changed)
+    much = real_runs.wait_for(lambda: list(tmp_path.glob("*/*/work/much.bin")))[0]
+    real_runs.wait_for(lambda: not (much.parent / "train.py").exists())  # tidied: its files are read next
+    process.terminate()
+    out, _ = process.communicate(timeout=60)
+    run = real_runs.run_json(much.parents[1])
+    assert (process.returncode, run["status"], run["failure"]["kind"]) == (1, "aborted", "interrupted"), out
+    assert run["failure"]["message"] == "the launcher got SIGTERM while it read the run's files for its record"
+    assert run["not_kept"]["work/much.bin"] == "SIGTERM came before it was read"
+
+
+def test_a_failure_file_of_the_scripts_own_is_no_traceback(tmp_path):
+    run = scripted.odd(tmp_path, "lies_of_its_failure", expect=1)
+    assert (run["status"], run["failure"]["kind"], run["failure"]["signal"]) == ("failed", "rank_killed", "SIGKILL")
 
 
 def test_a_script_that_fills_a_gpu_leaves_a_snapshot_of_its_memory(tmp_path):

@@ -122,6 +122,28 @@ def test_a_requeued_job_leaves_the_run_that_it_lost_and_the_one_that_it_made(req
     assert first["launched_by"]["job_id"] == second["launched_by"]["job_id"] == job_id
 
 
+def test_a_preempted_job_writes_a_checkpoint_is_requeued_and_ends_as_one_record(slurm, tmp_path):
+    """With GraceTime, in which SLURM sends SIGTERM; by itself the job would end as failed and not start again."""
+    words = ["goal.num_steps=6000", "goal.val_every_steps=2000", "resume=auto"]
+    script = tmp_path / "job.sh"
+    command = [sys.executable, "-m", "bench", "run", *real_runs.ENDLESS, *words]
+    script.write_text(f"#!/bin/bash\ncd {real_runs.REPO}\nexec {' '.join(command)}\n")
+    results = real_runs.environment(tmp_path)["SPEEDRUN_RESULTS"]
+    options = ["--partition=low", "--requeue", "--exclusive", "--open-mode=append", f"--output={tmp_path}/log"]
+    job_id = slurm.run("sbatch", "--parsable", *options, str(script), SPEEDRUN_RESULTS=results).stdout.strip()
+    real_runs.wait_for(lambda: list(tmp_path.glob("*/*/.progress.tmp")))
+    slurm.run("srun", "--partition=p", "-N2", "--exclusive", "sleep", "1", timeout_s=120)
+    real_runs.wait_for(lambda: [run["status"] for run in records(tmp_path)] == ["complete"], timeout_s=240)
+    (run,) = records(tmp_path)
+    first, second = run["segments"]
+    assert first["status"] == "preempted" and first["reason"].startswith("the run got SIGTERM: SLURM ended job")
+    assert "(preempted)" in first["reason"]
+    assert [part["launched_by"] for part in (first, second)] == [
+        {"by": "slurm", "job_id": job_id, "num_restarts": restarts} for restarts in (0, 1)
+    ]
+    assert "is to start again, and goes on with" in (tmp_path / "log").read_text()
+
+
 # ---- Hydra's launcher
 
 

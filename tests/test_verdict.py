@@ -4,8 +4,9 @@ import claimed
 import pytest
 from comparing import COMPLETE
 
+from bench.api import judging
 from bench.claims.rules import runs as run_rules
-from bench.cli import judge, speedrun
+from bench.cli import speedrun
 from bench.compare import effects, target
 from bench.config import groups
 from bench.data.sources.markov import floor_slack_nats
@@ -159,7 +160,7 @@ def test_a_speedrun_says_that_a_claim_is_judged_by_more_runs_than_its_own(tmp_pa
     number, words = speedrun._judged(ended(3, 4, 5))
     assert number == 6 and words.startswith("a claim is judged by all 6 runs of this config and code, not by these 3")
     assert words.endswith(f"./run.sh judge {first[0]['config_id']}")
-    ((_, claim),) = judge._claims([run["folder"] for run in first])
+    ((_, claim),) = judging.claims_of([run["folder"] for run in first])
     assert run_rules.no_run_was_left_out(claim)[0] is False  # judge says so, too
     results.add(9, source="42")
     number, words = speedrun._judged(first)

@@ -128,13 +128,15 @@ def _redact_each(values: Any, repo: Path | str) -> Any:
 
 
 def redact_logs(folder: Path, repo: Path | str) -> None:
-    """Redact the text files in a run folder's logs/ in place, except what cannot be read (a pipe) or written.
+    """Redact the text files in a run folder's logs/ in place, except what cannot be read (a pipe, holes) or written.
 
     Binary files, such as NCCL's dumps, are not changed.  Memory is bounded by a block, however long a log is.
     """
     for path in (folder / "logs").glob("*"):
         with contextlib.suppress(OSError, Damaged), plain_file.opened(path) as file:
             is_private = False
+            if plain_file.is_mostly_holes(file):
+                continue
             for block in _blocks(file):
                 if b"\0" in block:
                     break

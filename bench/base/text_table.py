@@ -26,6 +26,7 @@ COLOURS = {  # of a cell that consists of this word, in any case
     "invalid": "red",
     "aborted": "red",
     "stopped": "yellow",
+    "preempted": "yellow",
     "inconclusive": "yellow",
     "equivalent": "yellow",
     "not comparable": "yellow",

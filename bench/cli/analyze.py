@@ -11,12 +11,13 @@ torch.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.analysis.trace import analysis, categories, diff, load
+from bench.analysis.trace import categories, diff, load
 from bench.analysis.trace import text as trace_text
+from bench.api import traces
 from bench.base import atomic
 from bench.base.paths import shown, user_path
 from bench.cli import arguments
@@ -33,8 +34,8 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     rules = categories.load_rules(user_path(args.rules)) if args.rules else categories.RULES
     answers: Answers = {}
-    for names, paths in jobs(args.path):
-        answers |= _answer(", ".join(names), paths, rules, args)
+    for title, paths in traces.jobs(args.path):
+        answers |= _answer(title, paths, rules, args)
     if args.json:
         print(json.dumps(answers if len(answers) > 1 else next(iter(answers.values())), indent=1))
     from bench.report import trace_page
@@ -71,14 +72,10 @@ def _prints_words(args: argparse.Namespace) -> bool:
 
 def _answer(whole: str, paths: list[Path], rules: tuple[categories.Rule, ...], args: argparse.Namespace) -> Answers:
     """Paths of one job -> {title: analysis}, one for each window."""
-    files = [file for path in paths for file in load.find(path)]
-    by_window = analysis.analyze_files(files, rules, args.include_last_step)
-    answers = {}
-    for name, answer in by_window.items():
-        title = whole + (f", window {name}" if len(by_window) > 1 else "")
-        answers[title] = answer
-        if _prints_words(args):
-            print(trace_text.document(answer, title).terminal())
+    by_window = traces.analyses(paths, rules, args.include_last_step)
+    answers = traces.titled(whole, by_window)
+    for title, answer in answers.items() if _prints_words(args) else ():
+        print(trace_text.document(answer, title).terminal())
     if (paths[0] / "run.json").is_file():
         _keep(paths[0], paths[0].name, next(iter(answers.values())))
         for name, answer in by_window.items() if len(by_window) > 1 else ():
@@ -132,17 +129,6 @@ def _one_rank(word: str, number: int | None) -> Any:
         if number is None or rank.rank == number:
             return rank
     raise ValueError(f"--rank {number}: {word} has ranks {', '.join(str(rank.rank) for rank in ranks)}")
-
-
-def jobs(names: Iterable[str]) -> list[tuple[list[str], list[Path]]]:
-    """(names, paths) of each job: all files are the ranks of one, each folder is one.  ValueError: unknown name."""
-    files: list[tuple[str, Path]] = []
-    folders: list[tuple[str, Path]] = []
-    for word in names:
-        for path in named.find([word])[0].holders:
-            (files if path.is_file() else folders).append((word, path))
-    grouped = [files] * bool(files) + [[folder] for folder in folders]
-    return [(list(dict.fromkeys(word for word, _ in job)), [path for _, path in job]) for job in grouped]
 
 
 def trace_parser(verb: str, main: arguments.Main) -> arguments.Parser:

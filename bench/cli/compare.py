@@ -4,19 +4,18 @@ Prints the verdict first, then whether the runs are comparable and what differs,
 time went.
 """
 
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bench.api import comparing
 from bench.base import atomic
 from bench.base.paths import shown, user_path
 from bench.cli import arguments
-from bench.compare import comparison, questions, selection, wording
+from bench.compare import questions, wording
 from bench.compare.effects import LOSS_MARGIN_NATS, NOT_COUNTED
 from bench.compare.verdict import Comparison
-from bench.record import named
 from bench.report import verdicts
 
 Condition = tuple[str, float | None]  # of --fail-on: slower, loss or a verdict; its per cent
@@ -27,39 +26,26 @@ FAILURES = ("slower", "loss", "faster", "better", "worse", "equivalent", "inconc
 def main(argv: list[str]) -> int:
     """Exit codes: 0 compared, 1 a --fail-on condition holds, 2 usage error or not comparable."""
     args = _parser().parse_args(argv)
-    for option, value in (("--margin", args.margin), ("--target", args.target)):
-        if value is not None and not 0 <= value < math.inf:
-            raise ValueError(f"{option} {value:g}: use a number of nats, 0 or more")
     fail_on = conditions(args.fail_on)
-    arms = selection.arms_from_words(args.runs, lambda message: named.report_excluded("compare", message))
     if args.fail_if and not fail_on:
         raise ValueError(f"--fail-if {args.fail_if}: it chooses how --fail-on is read: give --fail-on slower:0.5% too")
-    for arm in arms:
-        for race_id in selection.open_races(arm):  # looking is a declared act, which a race's ledger keeps
-            raise ValueError(
-                f"{arm.name}: holds runs of the race {race_id}, which has not ended: ./run.sh race --look {race_id} "
-                f"shows them, and the ledger keeps the look; --abandon {race_id} ends it without a verdict"
-            )
-    options: dict[str, Any] = {"force": args.force, "target_val_loss": args.target, "loss_margin_nats": args.margin}
-    options |= {"on": args.on} if args.on else {}
-    against = comparison.compare_arms(arms, diagnose=not args.no_diagnosis, **options)
-    for message in dict.fromkeys(message for arm in arms for message in arm.damaged.values()):
-        named.report_excluded("compare", f"the steps of a run: {message}")
-    results = [compared for _, compared in against]
+    for option, value in (("--margin", args.margin), ("--target", args.target)):
+        comparing.check_nats(option, value)
+    options: dict[str, Any] = {"on": args.on, "margin_nats": args.margin, "target_val_loss": args.target}
+    compared = comparing.compare(*args.runs, **options, force=args.force, diagnose=not args.no_diagnosis)
     if args.json:
-        answers = [{"names": [arms[0].name, name]} | compared for name, compared in against]
-        print(json.dumps(answers[0] if len(answers) == 1 else answers, indent=1))
+        print(compared.to_json())
     elif args.html:
         path = user_path(args.html)
-        answer = verdicts.document_of(arms, results, path.parent, verdicts.Options(patch=True, why=True))
-        atomic.write_out(path, answer.html(), "--html")
+        page = compared.document(path.parent, verdicts.Options(patch=True, why=True)).html()
+        atomic.write_out(path, page, "--html")
         print(shown(path))
     elif args.csv:
-        print(verdicts.as_csv(against), end="")
+        print(verdicts.as_csv([*compared.against.items()]), end="")
     else:
-        answer = verdicts.document_of(arms, results, None, verdicts.Options(args.diff, args.why))
-        print(answer.markdown() if args.md else answer.terminal())
-    return max(exit_code(compared, fail_on, args.fail_if == "shown") for _, compared in against)
+        document = compared.document(None, verdicts.Options(args.diff, args.why))
+        print(document.markdown() if args.md else document.terminal())
+    return max(exit_code(facts, fail_on, args.fail_if == "shown") for facts in compared.against.values())
 
 
 def exit_code(compared: Comparison, fail_on: Sequence[Condition] = (), shown: bool = False) -> int:

@@ -50,6 +50,7 @@ def main(argv: list[str]) -> int:
         if out is None:
             raise ValueError("--to parquet: it is binary: name a file with --out FILE.parquet")
         formats.write_parquet(formats.rows_of(folders, args.steps), out)
+        print(shown(out))
     elif out is None:
         sys.stdout.write(_text(args.to, folders, args.steps))
     else:

@@ -7,17 +7,15 @@ not be parsed is shown with its number, and the runs of its file are marked susp
 
 import json
 import re
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.base import atomic, text_table
+from bench.base import text_table
 from bench.base.paths import results_root, user_path
 from bench.cli import arguments
-from bench.record import run_folder, step_files
-from bench.record.importers import dialects
+from bench.record.importers import dialects, records
 from bench.record.shape import Record
 from bench.record.step_files import StepRow
 
@@ -53,7 +51,7 @@ def main(argv: list[str]) -> int:
         summary = {name: summary[name] + number for name, number in zip(COUNTS, new, strict=True)}
         _report(report, path, runs, facts, {} if is_duplicate else file_of)
         if not args.dry_run and not is_duplicate:
-            num_written += sum(write(run, rows, results_root()) for run, rows in runs)
+            num_written += sum(records.write(run, rows, results_root()) for run, rows in runs)
         seen.add(facts["sha256"])
     if len(report["unread"]) == len(files):
         raise ValueError(report["unread"][0])
@@ -115,22 +113,6 @@ def _why_no_run(path: Path, unmatched: Sequence[Any], form: str) -> str:
     foreign = next((line for line in lines if all(word.search(line) for word in FOREIGN)), None)
     theirs = f" of {form}; it has lines of another program: {foreign.decode('utf-8', 'replace')!r}" if foreign else ""
     return f"no run: it has no step lines{theirs}"
-
-
-def write(run: Record, rows: list[StepRow], results: Path | str) -> bool:
-    """One record -> results/<track>/<run_id>/; False if it is there already.  A killed import leaves no half folder."""
-    folder = Path(results) / run["track"] / run["run_id"]
-    if (folder / "run.json").exists():
-        return False
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        folder.mkdir(parents=True)
-        step_files.write(folder, rows)
-        atomic.write_json(folder / "run.json", run | {"artifacts": run_folder.listed(folder)}, durable=False)
-    except OSError as error:
-        hint = "free space, or name another folder with SPEEDRUN_RESULTS"
-        raise ValueError(f"{folder}: cannot be written ({error.strerror}); {hint}") from None
-    return True
 
 
 def _parser() -> arguments.Parser:

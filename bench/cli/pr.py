@@ -24,12 +24,12 @@ from bench.claims import claim as claims
 from bench.claims import pull_request
 from bench.claims.rules import pull_requests, rulebook
 from bench.claims.rules.pull_requests import Log, PullRequest, Side
-from bench.cli import arguments, import_logs
+from bench.cli import arguments
 from bench.compare import comparison
 from bench.config import groups
 from bench.machine import git
 from bench.record import metrics, run_folder
-from bench.record.importers import dialects, modded_nanogpt
+from bench.record.importers import dialects, modded_nanogpt, records
 from bench.record.rows import Row
 
 NUM_EARLIER = 12  # earlier records whose code may be the baseline's
@@ -158,7 +158,7 @@ def _earlier(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
 
 def _folders_of(side: Side, results: Path) -> list[Path]:
     for log in side.logs:
-        import_logs.write(log.record, log.steps, results)
+        records.write(log.record, log.steps, results)
     return list(run_folder.find_runs([results]))
 
 

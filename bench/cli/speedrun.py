@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     rows = [row_of(run_folder.read(run["folder"])) for run in runs]
     answer: dict[str, Any] | None = None
     judged = ""
-    if len(runs) == job.config.track.repeats and runs[-1]["status"] != "aborted":
+    if len(runs) == job.config.track.repeats and runs[-1]["status"] not in ("aborted", "preempted"):
         losses_ids = [step_files.losses_id_of(run["folder"]) for run in runs]
         num_ever_started, judged = _judged(runs)
         name = job.config.goal.of.name

@@ -15,7 +15,7 @@ from bench.record.rows import Row, metric_of
 
 NOT_INTERLEAVED = {"order-unknown", "order-confounded", "runs-overlap"}  # flags of arms that get no firm verdict
 SESSION_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one session (assumed)
-BESIDE = '"beside":'  # in a row's setting
+BESIDE, BROKEN = '"beside":', '"broken_time":'  # in a row's setting
 OF_SCRIPTS = "script"  # the source of data that a script brought itself, which no record describes
 CHANGE_LOSSES = ("train_data", "world_size", "torch", "cuda", "gpus")  # by more than rounding: the first two
 MAX_EARLIER_FRAC = 0.15  # how far from 1/2 the share of pairs may be in which A's run came first (assumed)
@@ -37,6 +37,7 @@ SETTINGS = {  # that must be alike for times to be comparable: their names for a
     "world_size": "world size",
     "compile_flags": "flags of torch.compile",
     "beside": "runs at a time",
+    "broken_time": "breaks of the clock",
 }
 SINGULAR = {"cpu_model", "driver", "cuda", "nccl", "torch", "timing_protocol", "world_size"}  # differs; the rest differ
 OF_ANY = ("compile_flags",)  # part of what is raced, whatever trains; a track may forbid them
@@ -137,6 +138,11 @@ def _disturbed(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
         if beside:
             why = "ran beside others of their sweep: their times do not count"
             yield "of time", f"{counted(len(beside), 'run')} of {name} {why}; race them alone: ./run.sh race"
+
+        broken = [row for row in rows if BROKEN in row["setting"]]
+        if broken:
+            why = "trained in segments or with checkpoints in between: their times do not count"
+            yield "of time", f"{counted(len(broken), 'run')} of {name} {why}; race them without checkpoint.every_min"
 
 
 def _validated(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:

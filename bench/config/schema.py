@@ -34,7 +34,15 @@ CONFIG_ID_CHARS = 8
 # All other settings of instruments are hashed.  Not read from the instruments' classes, because a record's id must be
 # found where one that it names is not installed.  Telemetry's are paces of a separate process.
 UNTIMED = {"telemetry": {"interval_ms": 100, "host_interval_ms": None}}
-UNHASHED = ("name", "seed", "exporters", "profile", "look", "checkpoint")  # they change no step that a run makes
+UNHASHED = (
+    "name",
+    "seed",
+    "exporters",
+    "profile",
+    "look",
+    "checkpoint",
+    "resume",
+)  # they change no step that a run makes
 metric_name = Range(lambda name: bool(re.fullmatch(r"[a-z]\w*", name)), "a name of small letters, digits and _")
 REPEATS = 3  # hashed instead of track.repeats, which changes no run: what every track had when ids began
 GONE_RULES = ("forbidden_instruments", "num_runs")  # of track.rules in older records; num_runs is track.repeats now
@@ -218,6 +226,9 @@ class LookConfig:
 @dataclass(kw_only=True)
 class CheckpointConfig:
     save: bool = False  # write the final weights to weights.safetensors, after the clock has stopped
+    # write the whole state so often, the clock paused, and at a warning (SIGTERM, SIGUSR1, SIGUSR2), so that resume=
+    # can go on from it; null: with resume= at a warning only, else never
+    every_min: Positive | None = None
 
 
 @dataclass(kw_only=True)
@@ -231,6 +242,8 @@ class TrackRules:
     # flags of torch.compile that a contestant may set, patterns of bench/training/compile_flags.py's names; null: any
     compile_flags: list[str] | None = None
     max_interrupted: int | None = None  # runs of a claim's races that were interrupted and raced again; null: any
+    # whether a run whose clock was paused for checkpoints, or which went on from one, has a time that counts; null: no
+    may_resume: bool | None = None
     implausible_val_loss: float | None = None  # a run whose val_loss is below it is invalid; null: no such bound
     # what makes a record: least time, fewest steps whatever their time, or the best value of the goal's metric
     judged: Annotated[str, one_of("time", "steps", "metric")] = "time"
@@ -290,6 +303,9 @@ class Config:
     profile: ProfileConfig = field(default_factory=ProfileConfig)  # how far a profiled run goes; no part of config_id
     look: LookConfig = field(default_factory=LookConfig)  # what is recorded after the race; no part of config_id
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)  # what is kept; no part of config_id
+    # auto: go on with the newest run of this config and seed that ended with a checkpoint, if there is one; or the
+    # run_id of one; null: begin a new run.  No part of config_id
+    resume: str | None = None
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,20 @@ Ranks that others start (torch.distributed.run, srun(1), Open MPI's mpirun(1)) s
 where torchrun within srun is torchrun.
 """
 
+import contextlib
 import hashlib
 import os
 import re
+import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 ASK_S = 5.0  # for scontrol, while the job has KillWait to end, 30 s where nobody set it
+PREEMPTED_EVERY_S = 10.0  # the least that a GraceTime is good for is some of these
 WHY = {  # by the state of a job that SLURM is ending, or while that is COMPLETING by its reason
     "NODE_FAIL": "because a node of it failed",
     "NodeDown": "because a node of it failed",
@@ -45,10 +49,12 @@ class Allocation:
     job_id: str
     num_nodes: int
     num_restarts: int  # how often the job was requeued
+    array: tuple[str, int] | None = None  # the job id of its array, and which task of it this is
 
     def facts(self) -> dict[str, Any]:
         """run.json["launched_by"]."""
-        return {"by": "slurm", "job_id": self.job_id, "num_restarts": self.num_restarts}
+        of_array = {"array_job_id": self.array[0], "array_task_id": self.array[1]} if self.array else {}
+        return {"by": "slurm", "job_id": self.job_id, "num_restarts": self.num_restarts, **of_array}
 
 
 def found(environ: Mapping[str, str] = os.environ) -> Allocation | None:
@@ -56,7 +62,10 @@ def found(environ: Mapping[str, str] = os.environ) -> Allocation | None:
     if "SLURM_JOB_ID" not in environ:
         return None
     num_nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
-    return Allocation(environ["SLURM_JOB_ID"], int(num_nodes), int(environ.get("SLURM_RESTART_COUNT", "0")))
+    array = None
+    if environ.get("SLURM_ARRAY_TASK_ID", "").isdigit():
+        array = environ.get("SLURM_ARRAY_JOB_ID", environ["SLURM_JOB_ID"]), int(environ["SLURM_ARRAY_TASK_ID"])
+    return Allocation(environ["SLURM_JOB_ID"], int(num_nodes), int(environ.get("SLURM_RESTART_COUNT", "0")), array)
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,8 @@ class Ending:
 
     is_requeued: bool  # SLURM starts it again
     why: str  # why it ends, behind a signal's name; "" where that is not known, as after scancel
+    can_requeue: bool = False  # it still runs, and SLURM would start it again if asked
+    is_preempted: bool = False
 
 
 def ending(environ: Mapping[str, str] = os.environ) -> Ending:
@@ -72,11 +83,45 @@ def ending(environ: Mapping[str, str] = os.environ) -> Ending:
     job = found(environ)
     if job is None:
         return Ending(False, "")
-    facts = dict(re.findall(r"(JobState|Reason|Restarts)=(\S+)", _scontrol("job", job.job_id)))
+    facts = dict(
+        re.findall(r"\b(JobState|Reason|Restarts|PreemptTime|Requeue|BatchFlag)=(\S+)", _scontrol("job", job.job_id))
+    )
     if int(facts.get("Restarts", "0")) > job.num_restarts:
         return Ending(True, f": SLURM starts job {job.job_id} again (a lost node, a preemption or scontrol requeue)")
-    why = WHY.get(facts.get("JobState", "")) or WHY.get(facts.get("Reason", ""))
-    return Ending(False, f": SLURM ended job {job.job_id}, {why}" if why else "")
+    is_preempted = facts.get("PreemptTime", "None") not in ("None", "Unknown", "N/A")
+    why = WHY.get(facts.get("JobState", "")) or WHY.get(facts.get("Reason", "")) or is_preempted and WHY["PREEMPTED"]
+    can_requeue = [facts.get(name) for name in ("JobState", "Requeue", "BatchFlag")] == ["RUNNING", "1", "1"]
+    return Ending(False, f": SLURM ended job {job.job_id}, {why}" if why else "", can_requeue, is_preempted)
+
+
+def requeue(job: Allocation) -> str | None:
+    """Have SLURM start this job again, which ends it; why it does not, or None."""
+    try:
+        done = subprocess.run(["scontrol", "requeue", job.job_id], capture_output=True, text=True, timeout=ASK_S)
+        return done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+
+
+@contextlib.contextmanager
+def signalled_when_preempted() -> Iterator[None]:
+    """In this block a job of SLURM's whose PreemptTime is set gets SIGTERM, once: SLURM tells its steps alone, and not
+    what the batch script started itself."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(PREEMPTED_EVERY_S):
+            if ending().is_preempted:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    thread = threading.Thread(target=watch, name="preemption", daemon=True)
+    if found():
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def first_hostname(word: str) -> str | None:

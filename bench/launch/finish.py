@@ -11,22 +11,23 @@ from typing import cast
 
 from bench.analysis.diagnosis import stalls as diagnosis_stalls
 from bench.analysis.diagnosis.stalls import UNEXPLAINED
-from bench.base import atomic, private, utc
+from bench.base import atomic, private, text_table, utc
 from bench.base.paths import REPO
 from bench.base.reading.damage import Damaged
 from bench.launch import after_race
 from bench.launch.progress import EdgePipe
 from bench.machine import environment, meters
 from bench.machine.meters import RunClock
-from bench.record import failures, ledger, outside_clock, run_folder, step_files, validity
+from bench.record import checkpoints, failures, ledger, outside_clock, run_folder, step_files, validity
 from bench.record.metrics import metrics
 from bench.record.shape import Record, Section
 
 Run = Section  # run.json on its way to a shape.Record
 MIN_STOOD_S, MAX_STOOD_FRAC = 1.0, 0.1  # of train_s, in stalls without a known cause (assumed)
+MAX_MESSAGE_CHARS = 4000
 
 # kind of a failure that is none of the run's own: status
-ENDED_BY = {"interrupted": "aborted", "node_lost": "aborted", "stopped": "stopped"}
+ENDED_BY = {"interrupted": "aborted", "node_lost": "aborted", "stopped": "stopped", "preempted": "preempted"}
 
 
 def finish(
@@ -36,16 +37,18 @@ def finish(
     failure: Section | None,
     clock: RunClock,
     edges: EdgePipe | None = None,
+    ended_by: Callable[[], str | None] = lambda: None,
 ) -> None:
     """Complete run, the record as it was while the run lasted, and write it.
 
     exit_code: of the ranks, None if the launcher ended it; failure: why it did (failures.failure), else None.
-    clock: RunClock, begun with the run; edges: EdgePipe of a run of our own.
+    clock: RunClock, begun with the run; edges: EdgePipe of a run of our own; ended_by(): the signal that ends the
+    reading of its files, None as long as there is none.
     """
     try:
-        _finish(folder, run, exit_code, failure, clock, edges)
+        _finish(folder, run, exit_code, failure, clock, edges, ended_by)
     except OSError as error:
-        _merge(run, {}, _unfinished(folder, error, "the record could not be finished"), clock, None)
+        _merge(folder, run, {}, _unfinished(folder, error, "the record could not be finished"), clock, None)
         run["metrics"] = metrics(run, [])
         run["validity"], run["validity_reasons"] = validity.validity(run)
         _write(folder, run)
@@ -59,7 +62,13 @@ def _unfinished(folder: Path, error: OSError, what: str) -> Section:
 
 
 def _finish(
-    folder: Path, run: Run, exit_code: int | None, failure: Section | None, clock: RunClock, edges: EdgePipe | None
+    folder: Path,
+    run: Run,
+    exit_code: int | None,
+    failure: Section | None,
+    clock: RunClock,
+    edges: EdgePipe | None,
+    ended_by: Callable[[], str | None],
 ) -> None:
     failure = failure or failures.classify(folder, exit_code)
     if not folder.is_dir():
@@ -70,10 +79,12 @@ def _finish(
         failure = failures.failure("exception", "the workers ended well but left no result")
     if failure is None and measured.get("stopped_at"):
         failure = failures.failure("stopped", failures.WINDOW_ENDED, step=measured["stopped_at"])
-    _merge(run, measured, failure, clock, edges)
+    _merge(folder, run, measured, failure, clock, edges)
     if failure is None and run.get("look"):
         after_race.explain(folder, run)
     rows = step_files.read(folder)
+    if failure is None and run.get("segments"):
+        run["segments"][-1]["to_step"] = rows[-1]["step"]
     stalls = _diagnose(folder, run, rows)
     for warning in run["warnings"]:
         warning["error"] = private.redact(warning["error"], REPO)
@@ -87,15 +98,32 @@ def _finish(
     run["validity"], run["validity_reasons"] = validity.validity(run)
     private.redact_logs(folder, REPO)
     atomic.release(folder)
-    run["artifacts"] = run_folder.listed(folder)
+    if failure is None:
+        checkpoints.remove(folder)
+    _keep(folder, run, ended_by)
     _write(folder, run)
     run_folder.remove_temporary(folder)
 
 
-def _merge(run: Run, measured: Run, failure: Section | None, clock: RunClock, edges: EdgePipe | None) -> None:
+def _keep(folder: Path, run: Run, ended_by: Callable[[], str | None]) -> None:
+    """The run's files, and what of them the record cannot hold; a signal that ends the reading ends the run."""
+    run["artifacts"], not_kept = run_folder.kept(folder, ended_by)
+    for name, why in not_kept.items():
+        run["warnings"].append({"rank": None, "instrument": "launcher", "edge": "run end", "error": f"{name}: {why}"})
+    if not_kept:
+        run["not_kept"] = not_kept
+    if run["failure"] is None and (signal_name := ended_by()):
+        why = f"the launcher got {signal_name} while it read the run's files for its record"
+        run["status"], run["failure"] = "aborted", failures.failure("interrupted", why, signal_name=signal_name)
+        run["validity"], run["validity_reasons"] = validity.validity(run)
+
+
+def _merge(
+    folder: Path, run: Run, measured: Run, failure: Section | None, clock: RunClock, edges: EdgePipe | None
+) -> None:
     """What the workers measured, and how they ended, into the record."""
     if failure:
-        failure["message"] = private.redact(failure["message"], REPO)
+        failure["message"] = text_table.middle(private.redact(failure["message"], REPO), MAX_MESSAGE_CHARS)
     run["status"] = "complete" if failure is None else ENDED_BY.get(failure["kind"], "failed")
     run["failure"] = failure
     run["ended_at"] = run["heartbeat_at"] = utc.now()
@@ -105,11 +133,19 @@ def _merge(run: Run, measured: Run, failure: Section | None, clock: RunClock, ed
     if look := measured.pop("look", None):
         own["wall_s"] -= time.monotonic() - look.pop("began_s")
         run["look"] = look
+    earlier = (run.get("segments") or [])[:-1]
+    own["wall_s"] += sum(segment["wall_s"] for segment in earlier)
     run["measured"] = private.redact_all(measured.get("measured", {}), REPO) | own
     run["instrument_summaries"] = measured.get("instrument_summaries", {})
     run["referee"] = run.get("referee", {}) | private.redact_all(measured.get("referee", {}), REPO)
-    if edges and failure is None:
-        run["referee"]["clock"] = edges.clock((run["measured"].get("train_s_by_rank") or [None])[0])
+    state = checkpoints.newest_state(folder) if failure and failure["kind"] == "preempted" else {}
+    if edges and (failure is None or state):
+        by_rank = run["measured"].get("train_s_by_rank")
+        before_s = sum(segment["train_s"] for segment in earlier)
+        clock_s = (by_rank[0] if by_rank else state.get("train_s", before_s)) - before_s
+        run["referee"]["clock"] = edges.clock(clock_s)
+    if earlier and failure is None:
+        _close(run, earlier)
     of_clock = [("clock", doubt) for doubt in clock.doubts()]
     if failure is None and "clock" in run["referee"]:
         of_clock += outside_clock.doubts(run["referee"]["clock"], validity.is_busy(run))
@@ -117,6 +153,17 @@ def _merge(run: Run, measured: Run, failure: Section | None, clock: RunClock, ed
     run["doubts"] += [{"rank": None, "instrument": name, "doubt": doubt} for name, doubt in of_clock]
     run["warnings"] += measured.get("warnings", [])
     run["comparability_id"] = environment.comparability_id(run)
+
+
+def _close(run: Run, earlier: Sequence[Section]) -> None:
+    """The last segment of a run that is complete, and one clock for all of them."""
+    train_s = max(run["measured"]["train_s_by_rank"]) - sum(segment["train_s"] for segment in earlier)
+    last = run["segments"][-1] | {"train_s": train_s, "ended_at": run["ended_at"], "status": "complete"}
+    last["wall_s"] = run["measured"]["wall_s"] - sum(segment["wall_s"] for segment in earlier)
+    last |= {"session_id": run["session_id"], "launched_by": run.get("launched_by")}
+    run["segments"] = [*earlier, last | {"clock": run["referee"].get("clock"), "reason": None}]
+    clocks, claimed_s = [segment.get("clock") for segment in run["segments"]], run["measured"]["train_s_by_rank"][0]
+    run["referee"]["clock"] = outside_clock.joined(clocks, claimed_s)
 
 
 def _diagnose(folder: Path, run: Run, rows: list[step_files.StepRow]) -> list[Section]:

@@ -1,8 +1,8 @@
 """The guard of a run's processes, their ancestor, which ends them all:  python -m bench.launch.guard FOLDER [member]
 
 The launcher starts it, and gives it on its standard input, a pipe that only the launcher holds, a line of JSON: what to
-start, {"words", "env", "log"} (ranks.py).  Whatever loses its parent below it, a daemon with its own session
-and environment too, becomes its child (PR_SET_CHILD_SUBREAPER), so that nothing the run starts gets away.
+start, {"words", "env", "log", "survives"} (ranks.py).  Whatever loses its parent below it, a daemon with its own
+session and environment too, becomes its child (PR_SET_CHILD_SUBREAPER), so that nothing the run starts gets away.
 
 When what it started has ended, it kills what is left and answers with a line, {"exit_code", "left": pids that the
 kernel does not let go}.  Then it waits for GOODBYE.  STOP ends the run's processes.  The end of the pipe without
@@ -34,6 +34,7 @@ def main(folder: str, member: str | None = None) -> None:
     line = orders.line()
     if line:
         started = json.loads(line)
+        orders.survives = started["survives"]
         log = os.open(started["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, 2)
         exit_code = _run(started["words"], started["env"], orders)
@@ -56,8 +57,9 @@ class _Orders:
         self._woken, wakes = os.pipe()
         os.set_blocking(wakes, False)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGTERM):
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda *args: None)
+        self.survives = False  # a warning is the ranks' and the launcher's, who end the run
 
     def line(self) -> bytes:
         """The first line, as soon as it is here; b"" where GOODBYE or the end of the pipe came in its place."""
@@ -74,7 +76,7 @@ class _Orders:
         watched = [self._woken, *([0] if self.is_open else [])]
         ready = select.select(watched, [], [], timeout_s)[0]
         if self._woken in ready:
-            self.is_stop |= signal.SIGTERM in os.read(self._woken, 1 << 12)
+            self.is_stop |= signal.SIGTERM in os.read(self._woken, 1 << 12) and not self.survives
         if 0 in ready:
             orders = os.read(0, 1 << 12)
             self.is_open = bool(orders)

@@ -103,6 +103,7 @@ def record_of(job: Job, env: dict[str, Any], command: Sequence[str]) -> dict[str
             "stop_at_target": config.goal.stop_at_target and not job.script,  # a script ends when it does
             "val_tokens": config.goal.val_tokens,
             "implausible_val_loss": config.track.rules.implausible_val_loss,
+            **({"may_resume": True} if config.track.rules.may_resume else {}),
         },
         "hardware": schema.to_dict(config.hardware) | {"rendezvous": None},  # an address, and no part of the run
         "instruments": config.instruments,
@@ -161,27 +162,19 @@ def write_inputs(
     code: dict[str, Any],
     pipes: Sequence[str] = (),
     edge_pipe: str | None = None,
+    survival: dict[str, Any] | None = None,
+    goes_on: bool = False,
 ) -> None:
     """What the run was given: config, overrides, environment, code; and for the workers alone, the launch file.
 
     started_s: when the launcher began, by time.monotonic().  code: record_of()["code"].  pipes: of a script's ranks,
-    into which they print; edge_pipe: into which rank 0 of our own runs reports its clock.  The shards' true paths stand
-    only in the launch file, which the end of the run removes: run.json holds no private path.
+    into which they print; edge_pipe: into which rank 0 of our own runs reports its clock; survival: resume.survival();
+    goes_on: the folder has an earlier segment's.  The shards' true paths stand only in the launch file, which the end
+    of the run removes: run.json holds no private path.
     """
-    (folder / "logs").mkdir()
-    config = schema.to_dict(job.config)
-    config["exporters"] = private.redact_all(config["exporters"], REPO)
-    config["hardware"]["rendezvous"] = None
-    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    typed = [word for word in job.overrides if not word.startswith("hardware.rendezvous=")]
-    overrides = [_public(override, job) for override in typed]
-    (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
     atomic.write_json(folder / "environment.json", env)
-    own = job.own_sources
-    if job.script:  # of its sources those that it uses as far as their texts say
-        sources = job.script.sources
-        own = {name: sources[name] for name in user_code.used_by_script(job.script.starts, sources)}
-    code_state.write(job.code, folder / "code", own, code, REPO)
+    if not goes_on:
+        _write_settings(folder, job, code)
     paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     launched: dict[str, Any] = {
         "folder": str(folder.resolve()),
@@ -190,6 +183,7 @@ def write_inputs(
         "shards": paths,
     }
     launched |= secrets_of(job) | ({"edge_pipe": edge_pipe} if edge_pipe else {})
+    launched |= {"survival": survival} if survival else {}
     if job.own_folder:
         launched["own"] = job.own_folder
     if job.config.hardware.nodes:
@@ -202,3 +196,19 @@ def write_inputs(
         launched["script"] = script.dumped(job.script, work, job.config.seed, list(pipes), profile)
     atomic.write_json(folder / run_folder.LAUNCH, launched, durable=False)
     step_files.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": "init_start"})
+
+
+def _write_settings(folder: Path, job: Job, code: dict[str, Any]) -> None:
+    (folder / "logs").mkdir()
+    config = schema.to_dict(job.config)
+    config["exporters"] = private.redact_all(config["exporters"], REPO)
+    config["hardware"]["rendezvous"] = None
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    typed = [word for word in job.overrides if not word.startswith("hardware.rendezvous=")]
+    overrides = [_public(override, job) for override in typed]
+    (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
+    own = job.own_sources
+    if job.script:  # of its sources those that it uses as far as their texts say
+        sources = job.script.sources
+        own = {name: sources[name] for name in user_code.used_by_script(job.script.starts, sources)}
+    code_state.write(job.code, folder / "code", own, code, REPO)

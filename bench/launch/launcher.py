@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bench.base import atomic, private, utc
 from bench.base.paths import REPO, results_root
 from bench.data.sources import datasets
-from bench.launch import allocation, finish, initial_record, ranks, ready, summary
+from bench.launch import allocation, finish, initial_record, ranks, ready, resume, summary
 from bench.launch.console import Bars, say
 from bench.launch.nodes import carried
 from bench.launch.nodes.joining import leader_of_allocation
@@ -29,7 +29,7 @@ from bench.launch.series import Series, earlier_s
 from bench.machine import environment, processes
 from bench.machine.meters import CpuMeter, RunClock
 from bench.machine.signals import Interrupted, Signals, held, raise_interrupted
-from bench.record import failures
+from bench.record import checkpoints, failures, run_folder
 from bench.record.exporters import dashboards
 from bench.record.shape import Section
 from bench.training.instruments import registry
@@ -138,6 +138,9 @@ class _Launch:
         self._guard: ranks.Guard | None = None
         self._watched: Watched | None = None
         self._edges: EdgePipe | None = None
+        self._survival: Section | None = None  # resume.survival()
+        self._saved: resume.Watch | None = None  # of a run that survives
+        self._warned_by: str | None = None
 
     def go(self) -> Run:
         """The whole journey -> the record."""
@@ -152,23 +155,24 @@ class _Launch:
                 with self._edges or contextlib.nullcontext():
                     exit_code, failure = self._train(signals)
                 signals.check()
+                failure = failure or self._preempted(exit_code)
                 if self._watched and self._job.config.look.enabled and exit_code == 0 and failure is None:
                     self._look(self._watched, signals)
             except Interrupted as error:
                 if self._run["run_id"] is None:  # there is no folder yet
                     raise
                 name = str(error)
-                of_submitit = name in ("SIGUSR1", "SIGUSR2")
-                why = ", submitit's word for a time limit or a preemption" if of_submitit else allocation.ending().why
                 step = failures.last_step(self._folder)
-                failure = failures.failure("interrupted", f"the launcher got {name}{why}", None, step, name)
+                failure = failures.failure("interrupted", f"the launcher got {name}{_why(name)}", None, step, name)
             except OSError as error:
                 is_start = error.errno == errno.EMFILE or isinstance(error, ranks.CannotStart)
                 kind = "not_started" if is_start else failures.kind_of(error)
                 failure = failures.failure(kind, str(error))
             signals()  # the record is being finished, and once is enough
-            self._finish(exit_code, failure)
-        if self._run["status"] != "aborted":
+            self._finish(exit_code, failure, signals)
+        if self._run["status"] == "preempted":
+            self._ask_for_requeue()
+        elif self._run["status"] != "aborted":
             dashboards.after_run(self._folder, self._job.config.exporters)
         return self._run | {"folder": str(self._folder.absolute())}
 
@@ -176,7 +180,15 @@ class _Launch:
         """The folder, the guard of all that is going to be started, what the ranks read, the preflight."""
         job, run = self._job, self._run
         with held():  # no signal leaves a folder whose run nobody ends
-            self._folder = folder = initial_record.folder_of(job.config, run, results_root())
+            survives = not {"race", "audit"} & run.keys()  # those are made from the start
+            going_on = resume.go_on(job, run, results_root()) if survives and job.config.resume else None
+            earlier = None
+            if going_on:
+                earlier, self._run = going_on
+                run, self._folder = self._run, earlier.folder
+            else:
+                self._folder = initial_record.folder_of(job.config, run, results_root())
+        folder = self._folder
         foreign_cores = self._meter.foreign_cpu_cores()
         self._guard = stack.enter_context(ranks.Guard(folder, job.code))
         if job.script:
@@ -187,7 +199,11 @@ class _Launch:
             self._edges = EdgePipe(folder)
         pipes = self._watched.pipes if self._watched else []
         edge_pipe = self._edges.path if self._edges else None
-        initial_record.write_inputs(folder, job, self._env, self._clock.started_s, run["code"], pipes, edge_pipe)
+        if survives and (survival := resume.survival(job.config, earlier)):
+            self._survival = survival
+            self._saved = resume.Watch(folder, results_root())
+        facts = self._env, self._clock.started_s, run["code"], pipes, edge_pipe, self._survival
+        initial_record.write_inputs(folder, job, *facts, goes_on=earlier is not None)
         checks = ready.checks(job, self._env, foreign_cores, run["code"])
         if self._series is None:  # else they were shown before the first
             ready.show_odd(checks)
@@ -199,6 +215,7 @@ class _Launch:
         assert guard is not None
         with (
             self._watched.watching() if self._watched else contextlib.nullcontext(),
+            allocation.signalled_when_preempted() if self._saved else contextlib.nullcontext(),
             self._started(guard) as group,
             contextlib.nullcontext(series.bars) if series else Bars() as bars,
             Progress(self._folder, config.goal.num_steps, bars, brief=series is not None) as progress,
@@ -206,9 +223,10 @@ class _Launch:
             if self._watched:
                 self._watched.started(guard.pid)
             limits = Limits(config.hardware, guard.cpu_s)
+            if self._run.get("segments"):
+                progress.read()
             num_asked, beat_s = 0, time.monotonic()
-            while not group.has_ended(TICK_S):
-                signals.check()
+            while not self._has_ended(group, signals):
                 if self._watched:
                     self._watched.tick()
                     if self._watched.has_seen_its_windows():
@@ -228,6 +246,46 @@ class _Launch:
                     return None, failure
             ranks.write_failures(self._folder, group.failures)
             return group.exit_code(), group.failure
+
+    def _has_ended(self, group: ranks.Group | Leader, signals: Signals) -> bool:
+        """Whether the ranks have ended, after at most TICK_S.  A warning is handed on to those that survive it."""
+        try:
+            has_ended = group.has_ended(TICK_S)
+            if self._saved:
+                self._saved.tick()
+            if not has_ended:
+                signals.check()
+            return has_ended
+        except Interrupted as error:
+            if not self._saved or str(error) not in resume.WARNING_SIGNALS:
+                raise
+            self._warned_by = str(error)
+            signals.heed()
+            (self._folder / checkpoints.WARNED).write_text(str(error))
+            say("run", f"{error}: the ranks are to write a checkpoint and end", always=True)
+            return False
+
+    def _preempted(self, exit_code: int | None) -> Section | None:
+        """How a run ended that was warned; None: it was not, or it came to its end before it could heed that."""
+        saved, name = self._saved, self._warned_by
+        if saved is None or atomic.read_json(self._folder / run_folder.RESULT, {}):
+            return None
+        if saved.ended_by:
+            name = name or saved.ended_by
+            what = f"the run got {name}{_why(name)}, and wrote a checkpoint after step {saved.step}"
+            return failures.failure("preempted", what, None, saved.step, name)
+        if name and exit_code is not None:  # before its ranks could hear it
+            return failures.failure("interrupted", f"the launcher got {name}{_why(name)}", None, None, name)
+        return None
+
+    def _ask_for_requeue(self) -> None:
+        """A job that SLURM preempts or warns would end as failed, and not be started again, if nobody asked."""
+        own, ending, signal_name = allocation.found(), allocation.ending(), self._run["failure"]["signal"]
+        warned = ending.is_preempted or signal_name in ("SIGUSR1", "SIGUSR2")
+        if own and warned and ending.can_requeue and self._job.config.resume == resume.AUTO:
+            say("slurm", f"job {own.job_id} is to start again, and goes on with {self._run['run_id']}", always=True)
+            if why := allocation.requeue(own):
+                say("slurm", f"job {own.job_id} does not start again by itself: {why}", always=True)
 
     def _beat(self, beat_s: float) -> float:
         """Refresh the heartbeat where it is due; beat_s: when that was done last, by time.monotonic() -> the same."""
@@ -261,9 +319,10 @@ class _Launch:
         env = env | ({processes.WITHIN: around[0]} if around else {})
         is_bare = self._job.script is not None and not self._job.script.torchrun
         num_ranks = config.hardware.num_processes or 1
-        return ranks.started(guard, num_ranks, self._folder, env, (*around, *program), is_bare)
+        survives = self._survival is not None
+        return ranks.started(guard, num_ranks, self._folder, env, (*around, *program), is_bare, survives)
 
-    def _finish(self, exit_code: int | None, failure: Section | None) -> None:
+    def _finish(self, exit_code: int | None, failure: Section | None, signals: Signals) -> None:
         """The record, with what is known only now."""
         folder, run = self._folder, self._run
         if self._leader:
@@ -277,4 +336,12 @@ class _Launch:
         may_be_of_data = failure is None or failure["kind"] in failures.BY_CHANGED_DATA
         if may_be_of_data and (changed := datasets.changed(self._job.dataset, gone_too=failure is not None)):
             failure = failures.bad_data(changed, failure)
-        finish.finish(folder, run, exit_code, failure, self._clock, self._edges)
+        finish.finish(folder, run, exit_code, failure, self._clock, self._edges, signals.late)
+
+
+def _why(signal_name: str) -> str:
+    """What SLURM says of a signal, behind its name."""
+    if signal_name in ("SIGUSR1", "SIGUSR2"):
+        before = ", as sbatch --signal and submitit send it before a time limit or a preemption"
+        return allocation.ending().why or before
+    return allocation.ending().why

@@ -169,6 +169,7 @@ def prepare(
     config = resolve.resolve(config, machine or this_machine(), dataset.vocab_size)
     registry.program(config.instruments, Path(), config.hardware.device)
     _resolve_look(config)
+    _check_survival(config)
     config, secrets = _recorded(config)
     return Job(config, dataset, list(overrides), deviations_of(config), its_script, secrets=secrets)
 
@@ -181,6 +182,21 @@ def _resolve_look(config: schema.Config) -> None:
     if config.look.enabled is None:
         # of a script it is a second start: in its audit, or where it is asked for
         config.look.enabled = config.hardware.device == "cuda" and not why and config.script is None
+
+
+def _check_survival(config: schema.Config) -> None:
+    """ValueError where a run that shall go on after its end cannot."""
+    survives = {"checkpoint.every_min": config.checkpoint.every_min, "resume": config.resume}
+    for name, value in survives.items():
+        if value is None:
+            continue
+        if config.script is not None:
+            raise ValueError(f"{name}={value}: a script saves and resumes by itself: remove it")
+        if config.hardware.nodes:
+            what = f"hardware.nodes={config.hardware.nodes}, each of which has the checkpoints of its own ranks"
+            raise ValueError(f"{name}={value}: {what}: runs of one node go on; remove it")
+        if flagging := registry.flagging(config.instruments):
+            raise ValueError(f"{name}={value}: instruments.{flagging[0]} disturbs the run: use one or the other")
 
 
 def _hinders_look(config: schema.Config) -> str | None:

@@ -67,12 +67,16 @@ class Progress:
             self._seen = time.monotonic(), self.step
             self._first = self._first or self._seen
         if not self._blind:
-            lines = self._new_lines()
-            matches = filter(None, map(VALIDATION.match, lines))
-            self.validations += [(int(match[1]), float(match[2])) for match in matches]
-            show(list(self._chosen(lines)))
+            show(list(self._chosen(self.read())))
         if self._bars.are_live:
             self._draw(progress)
+
+    def read(self) -> list[str]:
+        """The lines that rank 0 has printed since; those of a run's earlier segments are read and not shown."""
+        lines = self._new_lines()
+        matches = filter(None, map(VALIDATION.match, lines))
+        self.validations += [(int(match[1]), float(match[2])) for match in matches]
+        return lines
 
     def whole_s(self) -> float | None:
         """Seconds from launch to the last step at this run's own pace; None until it has some steps behind it."""

@@ -38,7 +38,9 @@ IN_RUN = "SPEEDRUN_IN_RUN"  # of ranks: what they start is not a run
 LOG, LEFT = "agent.log", ".torchrun.tmp"  # what torchrun prints, and a rank before it has a log; what it writes
 LOOPBACK, LOOPBACK_S = "127.0.0.1", 3.0
 MONITOR_S = 0.5  # torchrun's look at its ranks
-TORCHRUN_GRACE_S = "5"  # for the other ranks once one has failed, from SIGTERM to SIGKILL
+TORCHRUN_GRACE_S = 5  # for the other ranks once one has failed, from SIGTERM to SIGKILL
+SURVIVAL_S = 60  # the same where SIGTERM is a warning, after which ranks write a checkpoint and end
+WARNED_BY = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # what torchrun then hands on to them
 HUNG_S = 8.0  # so late after its failure that bench/record/failures.py takes the end of a rank for the launcher's own
 GUARD_S = guard.GRACE_S + 2 * guard.GONE_WITHIN_S + 10.0
 FAILURE = re.compile(  # of torchrun's report: torch.distributed.elastic.multiprocessing.errors.ChildFailedError
@@ -83,6 +85,7 @@ class Place:
     master: tuple[str, int] | None = None  # where torch's process group meets; None: the environment says it
     by_torchrun: bool = False
     is_bare: bool = False  # one process that learns nothing of ranks
+    survives: bool = False  # signals that warn of the run's end do not end its ranks
 
     def command(self, program: Sequence[str], folder: Path) -> list[str]:
         """The command that is started; its last argument is the folder."""
@@ -93,6 +96,7 @@ class Place:
         where += [f"--master-addr={self.master[0]}", f"--master-port={self.master[1]}"]
         how = ["--max-restarts=0", "--rdzv-backend=static", f"--monitor-interval={MONITOR_S}"]
         how += [f"--log-dir={folder / LEFT}", "--no-python"]
+        how += [f"--signals-to-handle={WARNED_BY}"] if self.survives else []
         return [sys.executable, "-m", "torch.distributed.run", *where, *how, *own]
 
     def variables(self) -> dict[str, str]:
@@ -170,9 +174,9 @@ class Guard:
         """The ancestor of the run's processes."""
         return self._process.pid
 
-    def start(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        """Start this program; log: for what it prints."""
-        order = {"words": list(command), "env": dict(env), "log": str(log.absolute())}
+    def start(self, command: Sequence[str], env: Mapping[str, str], log: Path, survives: bool = False) -> None:
+        """Start this program; log: for what it prints; survives: a signal to the guard does not end it."""
+        order = {"words": list(command), "env": dict(env), "log": str(log.absolute()), "survives": survives}
         self._tell(json.dumps(order).encode() + b"\n")
 
     def has_ended(self, within_s: float) -> bool:
@@ -224,12 +228,13 @@ class Group:
         self._command, self._env = place.command(program, folder), {**env, **place.variables(), IN_RUN: "1"}
         if place.by_torchrun:  # it takes options from there that would start ranks again, or elsewhere
             self._env = {name: value for name, value in self._env.items() if not name.startswith("PET_")}
-            self._env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = TORCHRUN_GRACE_S  # before HUNG_S, or its report is lost
+            grace_s = SURVIVAL_S if place.survives else TORCHRUN_GRACE_S  # before HUNG_S, or its report is lost
+            self._env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(grace_s)
         self._failed_s: float | None = None
         self.failures: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
-        self._guard.start(self._command, self._env, self._log)
+        self._guard.start(self._command, self._env, self._log, self._place.survives)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -290,8 +295,9 @@ def started(
     env: Mapping[str, str],
     program: Sequence[str] = WORKER,
     is_bare: bool = False,
+    survives: bool = False,
 ) -> Iterator[Group]:
-    """A context that yields all ranks of a run on this machine alone.  is_bare: as of Place.
+    """A context that yields all ranks of a run on this machine alone.  is_bare, survives: as of Place.
 
     CannotStart: so also where this machine cannot reach itself, for which torch would try for minutes, and say no more.
     """
@@ -302,7 +308,8 @@ def started(
         why = error.strerror or error
         raise CannotStart(error.errno, f"{LOOPBACK} cannot be reached, where ranks meet: {why}") from None
     with reserved_port(LOOPBACK) as port:
-        place = Place(num_ranks, num_ranks, master=(LOOPBACK, port), by_torchrun=num_ranks > 1, is_bare=is_bare)
+        how = {"by_torchrun": num_ranks > 1, "is_bare": is_bare, "survives": survives}
+        place = Place(num_ranks, num_ranks, master=(LOOPBACK, port), **how)
         with Group(guarded, place, folder, env, program) as group:
             yield group
 

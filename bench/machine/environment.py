@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from bench.base import credentials, private
 from bench.base.paths import CHECKOUT, REPO
 from bench.base.units import GIB, KIB, gib_from_bytes
-from bench.config.schema import HardwareConfig
 from bench.machine import gpus
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
+
+    from bench.config.schema import HardwareConfig
 
 # fmt: off
 ENV_PREFIXES = (
@@ -61,7 +62,7 @@ def environment() -> Facts:
     }
 
 
-def summary(env: Facts, hardware: HardwareConfig | SimpleNamespace) -> Facts:
+def summary(env: Facts, hardware: "HardwareConfig | SimpleNamespace") -> Facts:
     """env: of environment(); hardware: resolved, or of a record -> run.json["environment"], what the run used."""
     used = gpus.used_by_run(env["gpus"], hardware) if hardware.device == "cuda" else []
     keys = ("memory_gib", "power_limit_w", "max_sm_clock_mhz", "uuid_hash")

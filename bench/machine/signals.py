@@ -7,11 +7,16 @@ nothing is raised where signals are held(); and loops that wait call check(), wh
 
 import contextlib
 import signal
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-OF_CALLERS = (signal.SIGUSR1, signal.SIGUSR2)  # where Python handles one: submitit's, at a job's limit or preemption
+# As SLURM sends them where sbatch --signal=USR1@60 asks for it, and submitit: before a time limit or a preemption
+WARNING = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+PATIENCE_S = 3.0  # in which an end is brought about that is no longer interrupted
 
 
 class Interrupted(BaseException):
@@ -26,21 +31,35 @@ class Signals:
         self._first = first
         self._name: str | None = None  # of the first
         self._num_held = 0
-        self._are_ignored = False
+        self._ignored_s: float | None = None  # since when, by time.monotonic()
+        self._has_heeded = False
 
     def __call__(self) -> None:
-        self._are_ignored = True
+        if self._ignored_s is None:
+            self._name, self._ignored_s = None, time.monotonic()
+
+    def late(self) -> str | None:
+        """The name of one that came since they are ignored, once that has lasted PATIENCE_S: for what may take long."""
+        is_short = self._ignored_s is None or time.monotonic() - self._ignored_s < PATIENCE_S
+        return None if is_short else self._name
+
+    def heed(self) -> None:
+        """What came was a warning, and has been passed on: the next signal that is none raises again."""
+        self._name, self._has_heeded = None, True
 
     def check(self) -> None:
         """Raise Interrupted where a signal came and nobody acted upon it.  For loops that wait."""
-        if self._name is not None and not self._are_ignored and not self._num_held:
+        if self._name is not None and self._ignored_s is None and not self._num_held:
             raise Interrupted(self._name)
 
     def _came(self, number: int, frame: FrameType | None) -> None:
+        if self._has_heeded and number in (signal.SIGTERM, *WARNING):
+            return
         if self._name is None:  # later ones say nothing new
             self._name = signal.Signals(number).name
-            self._first()
-            self.check()
+            if self._ignored_s is None:
+                self._first()
+                self.check()
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
@@ -64,8 +83,8 @@ def raise_interrupted(first: Callable[[], object] = lambda: None) -> Iterator[Si
     here get none of it: a handler ends with exec, where SIG_IGN would stay.
     """
     block = Signals(first)
-    before = {number: signal.getsignal(number) for number in (*ENDING, *OF_CALLERS)}
-    before = {n: old for n, old in before.items() if callable(old) or n in ENDING and old == signal.SIG_DFL}
+    before = {number: signal.getsignal(number) for number in (*ENDING, *WARNING)}
+    before = {number: old for number, old in before.items() if callable(old) or old == signal.SIG_DFL}
     _blocks.append(block)
     try:
         for number in before:
@@ -77,6 +96,14 @@ def raise_interrupted(first: Callable[[], object] = lambda: None) -> Iterator[Si
         for number, old in before.items():
             signal.signal(number, old)
         _blocks.remove(block)
+
+
+def kept() -> list[str]:
+    """From now on the names of warnings, SIGTERM among them, are appended to the list that this returns."""
+    names: list[str] = []
+    for number in (signal.SIGTERM, *WARNING):
+        signal.signal(number, lambda number, frame: names.append(signal.Signals(number).name))
+    return names
 
 
 def held() -> contextlib.AbstractContextManager[None]:

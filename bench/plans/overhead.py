@@ -24,7 +24,7 @@ from bench.training import distributed
 from bench.training.clock import Clock, marks_for
 from bench.training.instruments.base import PHASES, Context, InstrumentSet
 from bench.training.instruments.registry import load
-from bench.training.run import train
+from bench.training.loop import train
 from bench.training.step_log import StepLog
 from bench.training.trainer import Trainer
 

@@ -12,10 +12,11 @@ import signal
 import time
 import traceback
 from pathlib import Path
+from typing import TypedDict
 
 from bench.base import atomic, private, utc
 from bench.base.paths import REPO
-from bench.base.reading import plain_file
+from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Damaged
 from bench.record import run_folder, step_files
 from bench.record.metrics import metrics
@@ -48,6 +49,7 @@ HINTS = {  # what to do
     "wall_timeout": "raise hardware.wall_timeout_s or train fewer steps",
     "launcher_killed": "start it again, in a terminal or job that outlives it: its launcher was killed from outside",
     "interrupted": "start it again; a sweep skips what is complete",
+    "preempted": "start it again with resume=auto, which goes on from its checkpoint",
     "stopped": "start it alone, without profile.stop_after_window, if you want its end: ./run.sh run",
     "bad_data": "check every file: ./run.sh data show NAME",
     "bad_setting": "change the setting that the message names; ./run.sh run --help KEY says what it takes",
@@ -75,6 +77,31 @@ NCCL_TIMEOUT = "Watchdog caught collective operation timeout"  # in the log of a
 FOLLOWS_ANOTHER = re.compile(r"connection (reset|closed|refused)|broken pipe|peer|recvbytes|remote process", re.I)
 
 
+class Reported(TypedDict):
+    """logs/rankN.failure.json: failure(), and when."""
+
+    kind: str
+    message: str
+    hint: str
+    rank: int | None
+    step: int | None
+    signal: str | None
+    exit_code: int | None
+    failed_at_s: float
+
+
+class Ended(TypedDict):
+    rank: int
+    exit_code: int
+    failed_at_s: float
+
+
+class AgentsFacts(TypedDict):
+    """logs/agent.json."""
+
+    failures: list[Ended]
+
+
 def failure(
     kind: str,
     message: str,
@@ -99,7 +126,7 @@ def bad_data(changed: list[str], led_to: Section | None) -> Section:
 
 def is_interrupt(failure_of_run: Section | None) -> bool:
     """Whether a run ended because somebody ended it, so that those after it are not wanted either."""
-    return failure_of_run is not None and failure_of_run["kind"] == "interrupted"
+    return failure_of_run is not None and failure_of_run["kind"] in ("interrupted", "preempted")
 
 
 def interrupted_by(run: Facts) -> str | None:
@@ -161,9 +188,9 @@ def classify(folder: Path, exit_code: int | None) -> Section | None:
 
 
 def _of_ranks(folder: Path, exit_code: int | None) -> Section | None:
-    reported = [atomic.read_json(path) for path in sorted((folder / "logs").glob("rank*.failure.json"))]
-    reported = [rank for rank in reported if rank and "kind" in rank]
-    ended = atomic.read_json(folder / "logs" / "agent.json", {"failures": []})["failures"]
+    found = [_facts(path, Reported) for path in sorted((folder / "logs").glob("rank*.failure.json"))]
+    reported = [rank for rank in found if rank and rank["kind"] in HINTS]
+    ended = (_facts(folder / "logs" / "agent.json", AgentsFacts) or {"failures": []})["failures"]
     if exit_code == 0 and not reported:
         return None
     follows = [
@@ -188,6 +215,13 @@ def _of_ranks(folder: Path, exit_code: int | None) -> Section | None:
         message = "the launching agent was ended by SIGKILL"
         return failure("agent_killed", message, None, last_step(folder), "SIGKILL", exit_code)
     return _not_started(folder, exit_code)
+
+
+def _facts(path: Path, kind: type) -> Section | None:
+    """Facts of a process that failed, where it wrote them whole: whatever it trains can write there too."""
+    with contextlib.suppress(Damaged):
+        return json_file.read(path, kind)
+    return None
 
 
 def _not_started(folder: Path, exit_code: int | None) -> Section:
@@ -248,7 +282,9 @@ def write_launcher_killed(folder: Path | str, message: str = "the launcher ended
         run["validity"], run["validity_reasons"] = "invalid", ["the run did not complete"]
         atomic.release(folder)
         private.redact_logs(folder, REPO)
-        run["artifacts"] = run_folder.listed(folder)
+        run["artifacts"], not_kept = run_folder.kept(folder)
+        if not_kept:
+            run["not_kept"] = not_kept
         atomic.write_json(folder / "run.json", run)
         run_folder.remove_temporary(folder)
 

@@ -6,6 +6,7 @@ results/ledger.jsonl, a JSON object a line, only ever appended to:
     start  run ("<track>/<run_id>"), config_id, seed, source_sha256, identity_version (not there: 1), deviations,
            race (None: in no race), shape_id and floats (bench.config.near.shape; not there: of an older ledger)
     end    run, status, validity, run_json_sha256, failure (its kind; not there: none, or of an older ledger)
+    checkpoint  run, step, checkpoint_sha256      resume  the same, segment: the run goes on from it, and has no end yet
     plan   race_id, plan_sha256, baseline, arms     look  race_id, started, planned
     race_end  race_id, status, race_json_sha256
 
@@ -85,6 +86,9 @@ class Line(TypedDict):
     failure: NotRequired[str | None]
     planned: NotRequired[bool]
     run_json_sha256: NotRequired[str | None]
+    step: NotRequired[int]
+    checkpoint_sha256: NotRequired[str]
+    segment: NotRequired[int]
     race_json_sha256: NotRequired[str]
     plan_sha256: NotRequired[str]
     baseline: NotRequired[str]
@@ -331,6 +335,8 @@ def runs_of(lines: Iterable[Line]) -> dict[str, StartedRun]:
             runs[line["run"]] = {"start": {"config_id": None, "source_sha256": None, "race": None, **line}, "end": None}
         elif line["event"] == "end" and line.get("run", "") in runs:
             runs[line["run"]]["end"] = {"status": "aborted", **line}
+        elif line["event"] == "resume" and line.get("run", "") in runs:
+            runs[line["run"]]["end"] = None
     return runs
 
 

@@ -154,6 +154,7 @@ def mfu_at_clock(flops_per_token: float | None, rate: float | None, run: Facts, 
 def energy(run: Facts, num_steps: int | None) -> dict[str, float | None]:
     """Joules of the run's GPUs together while the run's clock ran, all steps in it, flagged ones too."""
     summary = _telemetry(run)
+    summary = {} if run.get("segments") else summary  # it is of the last of them
     energy_j, num_tokens = summary.get("energy_j"), tokens_in_steps(run["measured"], num_steps or 0)
     return {
         "energy_j": energy_j,

@@ -10,9 +10,10 @@ says of its own lateness.  A late reader, or one that did not run at all, is the
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 START, PAUSE, GO, STOP = "start", "pause", "go", "stop"  # the edges of our own runs
+SAVE = "save"  # a pause for a checkpoint
 TOLERANCE_S, TOLERANCE_FRAC = 0.05, 0.001  # of what is claimed; a record of 74 s is beaten by 0.3 s
 EDGE_S = 0.001  # between a clock's reading and its word or line, for each validation (assumed)
 FROZEN_FRAC = 0.01  # of the timed region, in which the launcher should have run and did not
@@ -46,6 +47,7 @@ def clock_from_edges(
     edges: Sequence[tuple[int, int, str]], gaps_ns: Iterable[tuple[int, int]], claimed_train_s: float | None
 ) -> Clock:
     """edges: [(t_ns, late_ns, word)] as they came; gaps_ns: of the reader.  The last pause ends with the clock."""
+    saves_s, edges = _without_saves(edges)
     kinds = [word for _, _, word in edges]
     num_pauses = kinds.count(PAUSE)
     series = [START, *[PAUSE, GO] * num_pauses]
@@ -55,7 +57,37 @@ def clock_from_edges(
     times_ns = [t_ns for t_ns, _, _ in edges[1:]]  # from the first pause on
     pauses_s = [(end - begin) / 1e9 for begin, end in zip(times_ns[0 : 2 * num_pauses : 2], times_ns[1::2])]
     at_start_s = pauses_s[0] if pauses_s else None
-    return clock_from_times([edge[:2] for edge in edges], gaps_ns, sum(pauses_s), pauses_s, at_start_s, claimed_train_s)
+    stamps = [edge[:2] for edge in edges]
+    clock = clock_from_times(stamps, gaps_ns, sum(pauses_s), pauses_s, at_start_s, claimed_train_s)
+    assert clock["outside_train_s"] is not None
+    return {**clock, "outside_train_s": clock["outside_train_s"] - saves_s}
+
+
+def _without_saves(edges: Sequence[tuple[int, int, str]]) -> tuple[float, list[tuple[int, int, str]]]:
+    """(seconds in pauses for checkpoints, the other edges)."""
+    kept, saves_ns = [], 0
+    since_ns: int | None = None
+    for edge in edges:
+        if since_ns is not None:
+            saves_ns += edge[0] - since_ns
+        if edge[2] != SAVE and (since_ns is None or edge[2] != GO):
+            kept.append(edge)
+        since_ns = edge[0] if edge[2] == SAVE else None
+    return saves_ns / 1e9, kept
+
+
+def joined(clocks: Sequence[Clock | None], claimed_train_s: float) -> Clock:
+    """Of a run in segments, in their order; None: nobody kept the clock of that one."""
+    for number, clock in enumerate(clocks, 1):
+        if clock is None or clock["unknown"]:
+            why = clock["unknown"] if clock else "its launcher was killed, or its ranks ended without a checkpoint"
+            return unknown("edges", f"segment {number} has no second clock: {why}", claimed_train_s)
+    known = cast(Sequence[dict[str, Any]], clocks)
+    names = ("outside_s", "outside_train_s", "outside_validations_s", "frozen_s")
+    sums = {name: sum(clock[name] for clock in known) for name in names}
+    both = {"claimed_train_s": claimed_train_s, "reader_late_s": max(clock["reader_late_s"] for clock in known)}
+    validations_s = [second for clock in known for second in clock["validations_s"]]
+    return cast(Clock, {**known[0], **sums, **both, "validations_s": validations_s})
 
 
 def clock_from_times(

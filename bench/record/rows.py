@@ -264,4 +264,5 @@ def setting(run: Record) -> Section:
         "world_size": run.get("world_size"),
         **({"compile_flags": flags} if (flags := run["measured"].get("compile_flags")) is not None else {}),
         **({"beside": beside["num_slots"]} if (beside := run.get("beside")) else {}),
+        **({"broken_time": True} if validity.broken_time(run) else {}),
     }

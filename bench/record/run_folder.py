@@ -22,8 +22,9 @@ from typing import Any, cast
 
 from bench.base import atomic, utc
 from bench.base.paths import PUBLISHED
-from bench.base.reading import json_file
+from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Damaged, reading_record
+from bench.base.units import MIB
 from bench.machine import processes
 from bench.record import shape, validity
 from bench.record.shape import Record, Section
@@ -35,6 +36,8 @@ UPGRADERS: dict[
 # Temporary files between launcher and workers while a run lasts; named so that they are not artifacts.
 LAUNCH, PROGRESS, RESULT = ".launch.tmp", ".progress.tmp", ".result.tmp"
 STALE_HEARTBEAT_S = 60.0  # six heartbeats of the launcher
+MAX_NOT_KEPT = 100  # that are named each
+BLOCK_BYTES = MIB
 MAX_CLOCK_SKEW_S = 600.0  # between two machines that share a results folder (assumed)
 ROLES = {  # what each file is for
     "config.yaml": "config",
@@ -105,16 +108,20 @@ def walk(path: str, on_error: Callable[[str], object] | None = None) -> Iterator
         return
     try:
         with os.scandir(path) as entries:
-            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+            folders = [entry for entry in entries if entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):  # just removed, or a log
         return
     except OSError as error:
         if on_error:
             on_error(f"{path}: cannot be read ({error.strerror})")
         return
-    for name in names:
-        if not name.startswith(".") and name != PUBLISHED:
-            yield from walk(f"{path}/{name}", on_error)
+    for entry in folders:
+        if entry.name.startswith(".") or entry.name == PUBLISHED:
+            continue
+        if not entry.is_symlink():
+            yield from walk(entry.path, on_error)
+        elif on_error and os.path.exists(f"{entry.path}/run.json"):
+            on_error(f"{entry.path}: is a link, which is not followed: name it, or move the run here")
 
 
 # ---- run.json
@@ -221,13 +228,51 @@ def progress(folder: Path | str) -> dict[str, Any]:
 
 def listed(folder: Path | str) -> list[Section]:
     """All files of the folder but run.json and temporary ones: [{"path", "sha256", "num_bytes", "role"}]."""
-    artifacts = []
-    for path in files(folder):
-        with open(Path(folder) / path, "rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        num_bytes = (Path(folder) / path).stat().st_size
-        artifacts.append({"path": path, "sha256": sha256, "num_bytes": num_bytes, "role": _role(path)})
-    return artifacts
+    return kept(folder)[0]
+
+
+def kept(folder: Path | str, ended_by: Callable[[], str | None] = lambda: None) -> tuple[list[Section], dict[str, str]]:
+    """listed(), and {file or folder: why it is not among them}.
+
+    ended_by(): the signal that ends the reading, None as long as there is none.
+    """
+    artifacts, not_kept = list[Section](), dict[str, str]()
+    for path in files(folder, not_kept.__setitem__):
+        try:
+            artifacts.append({"path": path, **_read_whole(folder, path, ended_by), "role": _role(path)})
+        except _NotKeptError as error:
+            not_kept[plain_file.name_in_utf8(path)] = str(error)
+        except OSError as error:
+            if error.errno not in plain_file.UNREADABLE:
+                raise
+            not_kept[path] = os.strerror(error.errno)
+    if len(not_kept) > MAX_NOT_KEPT:
+        first, tops = next(iter(not_kept.values())), dict[str, int]()
+        for name in not_kept:
+            top = name.partition("/")[0]
+            tops[top] = tops.get(top, 0) + 1
+        not_kept = {top: f"{count} of its files, the first because {first}" for top, count in tops.items()}
+    return artifacts, not_kept
+
+
+class _NotKeptError(Exception):
+    """Why a file is no artifact."""
+
+
+def _read_whole(folder: Path | str, path: str, ended_by: Callable[[], str | None]) -> Section:
+    """The sha256 and num_bytes of a file."""
+    if plain_file.name_in_utf8(path) != path:
+        raise _NotKeptError("its name is not UTF-8")
+    with open(os.path.join(folder, path), "rb", buffering=0, opener=plain_file.open_now) as file:
+        if plain_file.is_mostly_holes(file):
+            raise _NotKeptError(f"it has {os.fstat(file.fileno()).st_size:,} bytes, most of which are a hole")
+        sha256, block, num_bytes = hashlib.sha256(), memoryview(bytearray(BLOCK_BYTES)), 0
+        while count := file.readinto(block):
+            if signal_name := ended_by():
+                raise _NotKeptError(f"{signal_name} came before it was read")
+            sha256.update(block[:count])
+            num_bytes += count
+    return {"sha256": sha256.hexdigest(), "num_bytes": num_bytes}
 
 
 def _role(path: str) -> str:
@@ -235,11 +280,12 @@ def _role(path: str) -> str:
     return ROLES.get(name, ROLES.get(name.partition("/")[0], "other"))
 
 
-def files(folder: Path | str) -> list[str]:
-    """Sorted paths, relative and with "/", of what belongs into artifacts."""
-    paths = (path.relative_to(folder) for path in Path(folder).rglob("*") if path.is_file())
-    names = sorted(path.as_posix() for path in paths if not any(map(_is_temporary, path.parts)))
-    return [name for name in names if name != "run.json"]
+def files(folder: Path | str, missed: Callable[[str, str], object] = lambda path, why: None) -> list[str]:
+    """Sorted paths, relative and with "/", of what belongs into artifacts.  missed: as of plain_file.entries_below."""
+    start = len(os.path.join(folder, ""))
+    entries = plain_file.entries_below(folder, lambda path, why: missed(plain_file.name_in_utf8(path[start:]), why))
+    names = sorted(entry.path[start:] for entry in entries if entry.is_file())
+    return [name for name in names if name != "run.json" and not any(map(_is_temporary, name.split("/")))]
 
 
 def remove_outputs(folder: Path | str) -> None:

@@ -26,7 +26,7 @@ class Record(TypedDict):
     name: str
     track: str
     deviations: list[str]
-    status: Literal["running", "complete", "failed", "aborted", "stopped"]
+    status: Literal["running", "complete", "failed", "aborted", "stopped", "preempted"]
     validity: Literal["valid", "suspect", "invalid"]
     validity_reasons: list[str]
     failure: Section | None
@@ -61,11 +61,13 @@ class Record(TypedDict):
     preflight: NotRequired[list[Section] | None]
     audit: NotRequired[Section | None]
     redacted: NotRequired[list[str] | None]
+    not_kept: NotRequired[dict[str, str] | None]
     referee: NotRequired[Section | None]
     look: NotRequired[Section | None]
     costs: NotRequired[Section | None]
     skew: NotRequired[Section | None]
     beside: NotRequired[Section | None]
+    segments: NotRequired[list[Section] | None]
     race: NotRequired[Section | None]
     sweep: NotRequired[Section | None]
     ledger_sha256: NotRequired[str | None]

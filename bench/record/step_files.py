@@ -51,7 +51,7 @@ def append(folder: Path | str, rows: Sequence[StepRow], columns: Sequence[str] =
 def _append(path: Path, text: str) -> None:
     """All of it in one write, so that lines of two writers never mix, or OSError and none of it."""
     data = text.encode()
-    with open(path, "ab", buffering=0) as file:
+    with open(path, "ab", buffering=0, opener=plain_file.open_now) as file:
         whole = file.tell()
         if file.write(data) < len(data):
             file.truncate(whole)

@@ -131,7 +131,7 @@ def trials(folder: Path | str, study: Study) -> dict[str, dict[float, float]]:
     for point in points(folder):
         name = next(name for name, words in study["arms"].items() if set(words) <= set(point.overrides))
         run = point.folder and run_folder.read(point.folder)
-        if not run or run["status"] in ("aborted", "running"):
+        if not run or run["status"] in ("aborted", "preempted", "running"):
             continue
         failure, loss = run["failure"] or {}, run["metrics"].get("val_loss")
         if failure.get("kind") == "non_finite_loss":

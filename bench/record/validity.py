@@ -56,12 +56,27 @@ def validity(run: Facts) -> tuple[str, list[str]]:
         others = beside["num_slots"] - 1
         what = f"up to {others} other run{'s' * (others > 1)} of its sweep ran beside it"
         doubts.append(f"{what}: its loss counts, its times are not those of a machine of its own")
+    if why := broken_time(run):
+        doubts.append(why)
     if is_busy(run):
         foreign = run["measured"]["foreign_cpu_cores"]
         doubts.append(f"other programs used {foreign:.2f} CPU cores during the run (limit {MAX_FOREIGN_CPU_CORES})")
     elif run["hardware"]["device"] == "cpu" and run["measured"].get("foreign_cpu_cores") is None:
         doubts.append("how busy other programs kept the CPU is unknown: the system does not say")
     return ("suspect", doubts) if doubts else ("valid", [])
+
+
+def broken_time(run: Facts) -> str | None:
+    """Why the time of a complete run is not one of training without a break, where its track does not allow that."""
+    segments, num_checkpoints = run.get("segments") or (), run["measured"].get("num_checkpoints") or 0
+    if (run.get("goal") or {}).get("may_resume") or not (segments or num_checkpoints):
+        return None
+    what = (
+        f"it was trained in {len(segments)} segments"
+        if segments
+        else f"its clock paused for {num_checkpoints} checkpoints"
+    )
+    return f"{what}: its loss counts, its time is not one without a break (track.rules.may_resume)"
 
 
 def is_busy(run: Facts) -> bool:

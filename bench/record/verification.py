@@ -163,9 +163,14 @@ def nothing_is_unrecorded(files: RunFiles, run: Record) -> tuple[bool, str]:
     listed = {artifact["path"] for artifact in run["artifacts"]}
     needed = {"config.yaml", "steps.csv"} if run["status"] == "complete" else {"config.yaml"}  # it may have had no step
     missing = needed - listed
-    unlisted = [path for path in run_folder.files(files.folder) if path not in listed and not DERIVED.fullmatch(path)]
+    not_kept = tuple(run.get("not_kept") or ())
+    known = [path for path in run_folder.files(files.folder) if path not in listed and not DERIVED.fullmatch(path)]
+    names = map(plain_file.name_in_utf8, known)
+    unlisted = [name for name in names if not any(name == of or name.startswith(f"{of}/") for of in not_kept)]
     sentences = [f"{path} is not listed" for path in unlisted + sorted(missing)]
-    return not sentences, "; ".join(sentences) or f"{len(listed)} listed"
+    return not sentences, "; ".join(sentences) or f"{len(listed)} listed" + (
+        f", {len(not_kept)} could not be kept" if not_kept else ""
+    )
 
 
 def metrics_follow_from_the_facts(files: RunFiles, run: Record) -> tuple[bool, str]:

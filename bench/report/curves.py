@@ -163,10 +163,10 @@ def arm_charts(arms: Mapping[str, Sequence[Path | str]]) -> list[Spec]:
     return charts_of(runs_by_arm)
 
 
-def charts_of(arms: Mapping[str, Sequence[Curves]]) -> list[Spec]:
-    """{arm: curves_of_run() of its runs} -> the specs of arm_charts()."""
+def charts_of(arms: Mapping[str, Sequence[Curves]], wanted: Sequence[tuple[str, str, str]] = ARM_CHARTS) -> list[Spec]:
+    """{arm: curves_of_run() of its runs} -> the specs of arm_charts(), or of other charts: (title, y, x) each."""
     charts = []
-    for title, y, x in ARM_CHARTS:
+    for title, y, x in wanted:
         drawn: list[Spec] = [{"name": name, "runs": []} for name in arms]
         for arm, runs in zip(drawn, arms.values()):
             for run in runs:

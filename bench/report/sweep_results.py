@@ -21,7 +21,7 @@ from bench.report.table_text import number_words, value_words
 from bench.web.document import Table
 
 SEED = "seed"
-LOST = ("failed", "aborted", "stopped")  # statuses
+LOST = ("failed", "aborted", "stopped", "preempted")  # statuses
 MAX_CONFIGS = 20  # of the table; ./run.sh table --sweep has all
 MAX_LOST = 10  # runs that failed or did not begin, by name
 LOSSES = ("val_loss_mean", "val_loss_sd", "score_change", "score_ci95")

@@ -88,7 +88,7 @@ def _group(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     group |= {"n": len(used), "run_ids": [row["run_id"] for row in members]}
     group["num_suspect"] = sum(row["validity"] == "suspect" for row in used)
     group["num_invalid"] = sum(row["validity"] == "invalid" for row in complete)
-    for status in ("failed", "aborted", "stopped", "running"):
+    for status in ("failed", "aborted", "stopped", "preempted", "running"):
         group[f"num_{status}"] = sum(row["status"] == status for row in members)
     group["certificate"] = certificates.summarized(row.get("certificate") for row in complete)
     for name in GROUPED:

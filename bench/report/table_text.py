@@ -55,7 +55,7 @@ def fit(rows: Rows, columns: Sequence[str], asked: Sequence[str] = (), varied: S
     after the numbers but HEADLINE.  Long ids are shortened in the middle before a column goes.
     """
     columns = filled(rows, [*columns, *(name for name in asked if name not in columns)])
-    cells, limit = {name: _column(rows, name) for name in columns}, text_table.screen_width()
+    cells, limit = {name: column(rows, name) for name in columns}, text_table.screen_width()
     if limit is not None:
         _shorten_names(cells, limit, MIN_ID_CHARS, MAX_ID_CHARS)
         late = [*columns[: columns.index(varied[0])], *HEADLINE] if varied else []  # give way after the settings
@@ -93,12 +93,12 @@ def render(rows: Rows, columns: Sequence[str], form: str, cells: Sequence[Sequen
     """A table in text; "" without columns.  form: as of text_table; cells: by column, if they were made already."""
     if not columns:
         return ""
-    cells = cells or [_column(rows, name) for name in columns]
+    cells = cells or [column(rows, name) for name in columns]
     numeric = [any(isinstance(row[name], (int, float)) for row in rows) for name in columns]
     return text_table.render(columns, list(zip(*cells, strict=True)), numeric, form)
 
 
-def _column(rows: Rows, name: str) -> list[str]:
+def column(rows: Rows, name: str) -> list[str]:
     """The cells of a column; what most cells hold, a float or a word, without asking further."""
     if name in ("track", "status", "n"):
         return [_cell(row, name) for row in rows]
@@ -127,7 +127,7 @@ def _cell(row: Mapping[str, Any], column: str) -> str:
             return "warm-up"
         return row["validity"] if value == "complete" and row["validity"] != "valid" else value
     if column == "n":
-        kinds = ("suspect", "invalid", "failed", "aborted", "stopped", "running")  # n has the first
+        kinds = ("suspect", "invalid", "failed", "aborted", "stopped", "preempted", "running")  # n has the first
         return ", ".join([str(value), *(f"{row[f'num_{kind}']} {kind}" for kind in kinds if row[f"num_{kind}"])])
     if value is None:
         return ""

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from bench.record.outside_clock import GO, PAUSE, START, STOP
+from bench.record.outside_clock import GO, PAUSE, SAVE, START, STOP
 
 TIMING_PROTOCOL = {
     "id": "tp-1",  # a change of anything below needs a new id: runs timed differently are not comparable
@@ -62,7 +62,7 @@ def reporter(path: str | None) -> Callable[[str], None]:
 class Clock:
     """clock.start(); ...; with clock.paused("validation"): ...; clock.stop().  sync() waits for the device.
 
-    report(word): called at each edge, while the clock stands still.
+    report(word): called at each edge, while the clock stands still; train_s: of the run's earlier segments.
     """
 
     def __init__(
@@ -71,15 +71,17 @@ class Clock:
         barrier: Callable[[], None],
         now_ns: Callable[[], int] = time.perf_counter_ns,
         report: Callable[[str], None] = lambda word: None,
+        train_s: float = 0.0,
     ):
         self._sync, self._barrier, self._now_ns, self._report = sync, barrier, now_ns, report
         self._running_since_ns: int | None = None
-        self._train_ns, self._has_stopped = 0, False
+        self._train_ns, self._has_started, self._has_stopped = round(train_s * 1e9), False, False
         self.paused_ns: dict[str, int] = {}  # by reason
         self.num_pauses: dict[str, int] = {}
 
     def start(self) -> None:
-        assert self._running_since_ns is None and self._train_ns == 0, "a clock is started once"
+        assert not self._has_started, "a clock is started once"
+        self._has_started = True
         self._barrier()
         self._sync()
         self._report(START)
@@ -92,7 +94,7 @@ class Clock:
         stopped_ns = self._now_ns()
         self._train_ns += stopped_ns - self._running_since_ns
         self._running_since_ns = None
-        self._report(PAUSE)
+        self._report(PAUSE if reason == "validation" else SAVE)
         yield
         if not self._has_stopped:
             self._barrier()  # what one rank did longer than the others in its pause is not training time

@@ -33,7 +33,7 @@ class FinishLine:
     ):
         self._goal, self._slowest_s, self._on_horizon = goal, slowest_s, on_horizon
         self.num_steps = goal.num_steps
-        self._last: tuple[int, float] = (0, 0.0)  # of the last validation: steps done, train_s
+        self.last: tuple[int, float] = (0, 0.0)  # of the last validation: steps done, train_s
         if goal.flop_budget is not None:
             step_flops = flops_per_token * batch_tokens
             fitting = math.floor(goal.flop_budget / step_flops)
@@ -55,8 +55,8 @@ class FinishLine:
         if not steps_done:
             return 1
         train_s = self._slowest_s(train_s)
-        before, before_s = self._last
-        self._last = steps_done, train_s
+        before, before_s = self.last
+        self.last = steps_done, train_s
         left = (self._goal.time_budget_s - train_s) * (steps_done - before) / (train_s - before_s)
         fitting = math.floor(FITTING_FRAC * left)
         if steps_done == 1 and left < 0:

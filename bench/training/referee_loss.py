@@ -98,6 +98,13 @@ class RefereeLoss:
             self.val_bpb = self._bits_per_byte(nats, self.val_bytes)
         return nats
 
+    def state(self) -> dict[str, Any]:
+        """What was kept of the run's first validation, for a checkpoint."""
+        return {"first": self._first, "val_loss_at_start": self._val_loss_at_start}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._first, self._val_loss_at_start = state["first"], state["val_loss_at_start"]
+
     def at_end(self, num_steps: int) -> dict[str, Any]:
         """run.json["referee"]["loss"]; the model is in the state of the last validation."""
         started_s, hardware = time.perf_counter(), self._trainer.config.hardware

@@ -3,7 +3,7 @@
     read config.yaml, join the other ranks           Run.__init__
     build model, optimizer, loader                   _build            trainer.py, model.py, reducer.py
     run every graph once, and undo it                _warm_up          trainer.py, causality.py
-    train by the clock until the goal                _train, train()   clock.py, step_log.py, step_writer.py
+    train by the clock until the goal                _train, loop.py   clock.py, step_log.py, step_writer.py
     hold the model that came of it to the rules      _check_model      causality.py, side_effects.py, referee_loss.py
     put together what all ranks measured             _write_record     gather_result.py
     look at a few more steps with the profiler       _look             look.py
@@ -12,10 +12,10 @@ worker.py is the process around this; what it leaves becomes run.json at the lau
 """
 
 import contextlib
+import functools
 import gc
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,22 @@ from bench.data.shards import check as check_shard
 from bench.data.sources import datasets
 from bench.machine.meters import CpuMeter
 from bench.record import metrics, run_folder
-from bench.training import causality, compile_flags, distributed, gather_result, imported, look, side_effects, weights
+from bench.training import (
+    causality,
+    checkpoint,
+    compile_flags,
+    distributed,
+    gather_result,
+    imported,
+    look,
+    side_effects,
+    weights,
+)
 from bench.training.clock import Clock, GcPolicy, marks_for, reporter
 from bench.training.finish_line import FinishLine
 from bench.training.instruments.base import Context, InstrumentSet, warning
 from bench.training.instruments.registry import last_step, load
+from bench.training.loop import train
 from bench.training.memory import peaks_for
 from bench.training.model import choose_kernels, kernel_facts, stage_facts
 from bench.training.referee_loss import RefereeLoss
@@ -45,10 +56,17 @@ class Run:
     """Run(...).train(): rank 0 leaves steps.csv, events.jsonl and .result.tmp in folder.
 
     launch: worker.py's; started_s: when this process began, by time.monotonic(); rows: a list that receives this rank's
-    rows (StepLog) as they become known.
+    rows (StepLog) as they become known; warnings: one that receives the names of signals that warn of the run's end.
     """
 
-    def __init__(self, folder: Path, launch: dict[str, Any] | None, started_s: float, rows: list[dict[str, Any]]):
+    def __init__(
+        self,
+        folder: Path,
+        launch: dict[str, Any] | None,
+        started_s: float,
+        rows: list[dict[str, Any]],
+        warnings: list[str] | None = None,
+    ):
         launch = launch or {}
         launched_s = launch.get("started_s")  # by another machine's clock: absent
         launch_s = None if launched_s is None else started_s - launched_s
@@ -71,6 +89,8 @@ class Run:
         self._edge_pipe = launch.get("edge_pipe")
         self._t_offset_ns = launch.get("t_offset_ns", 0)  # of node 0's clock, from this node's
         self._stopped_at: int | None = None  # the step after which profile.stop_after_window ended the run
+        self._survival, self._warnings = launch.get("survival"), warnings if warnings is not None else []
+        self._earlier: dict[str, Any] = {}  # of the run's earlier segments: what _save_state() wrote
         self.events = RankEvents(self.ranks.rank)
         self.marks = marks_for(self.ranks.device.type)
         self.peaks = peaks_for(self.ranks.device.type, self.ranks.device)
@@ -81,20 +101,23 @@ class Run:
         try:
             self._build()
             self._warm_up()
+            self._resume()
             measured = self._train()
-            self._check_model()
+            if measured is not None:
+                self._check_model()
         except BaseException as error:
             self.instruments.on_failure(error)
             self.events.write(self.folder)
             raise
         finally:
             self.instruments.close()
-        if self.config.checkpoint.save and self.ranks.is_first and self._stopped_at is None:
-            self._save_weights(measured.rows[-1])
-        self._write_record(measured)
-        distributed.barrier()  # no rank leaves while another may still need it, or risks a step before it is written
-        if self._is_looking():
-            self._look(len(measured.rows))
+        if measured is not None:  # else a warning ended it, and its last checkpoint has all
+            if self.config.checkpoint.save and self.ranks.is_first and self._stopped_at is None:
+                self._save_weights(measured.rows[-1])
+            self._write_record(measured)
+            distributed.barrier()  # no rank leaves while another may still need it, or risks a step too early
+            if self._is_looking():
+                self._look(len(measured.rows))
         self._trainer.close()
         del self._trainer
         gc.collect()
@@ -126,9 +149,39 @@ class Run:
         self.peaks.reset()
         distributed.set_timeout(self.config.hardware.collective_timeout_s)
 
-    def _train(self) -> gather_result.RankResult:
-        """The timed part, and what this rank measured of it."""
+    def _resume(self) -> None:
+        """Go on where the run's earlier segments ended, if there are any."""
+        if self._survival and self._survival["checkpoint"]:
+            self._earlier = checkpoint.load(Path(self._survival["checkpoint"]), self.ranks)
+            self._trainer.restore(self._earlier["trainer"])
+            self._referee_loss.restore(self._earlier["referee_loss"])
+            self.rows.extend(self._earlier["rows"])
+
+    def _save_state(self, step: int, stop: int, log: StepLog, clock: Clock, finish_line: FinishLine) -> bool:
+        """A checkpoint, in a pause of the clock -> whether the run ends with it."""
+        log.on_checkpoint(clock.train_s)
+        slowest_s = max(distributed.gather(clock.train_s))
+        state = {
+            "loop": [step, stop],
+            "train_s": slowest_s,
+            "paused": [clock.paused_ns.get("validation", 0), clock.num_pauses.get("validation", 0)],
+            "last": finish_line.last,
+            "rows": log.rows,
+            "first_row": log.first_row or self._earlier.get("first_row"),
+            "trainer": self._trainer.state(),
+            "referee_loss": self._referee_loss.state(),
+        }
+        ends, why = self._checkpoints.save(step, slowest_s, state)
+        if why and self.ranks.is_first:
+            self.instruments.warnings.append({"instrument": "checkpoint", "edge": f"step {step}", "error": why})
+        if self._writer:
+            self._writer.event("checkpoint", step=step, train_s=clock.train_s, **({"error": why} if why else {}))
+        return ends
+
+    def _train(self) -> gather_result.RankResult | None:
+        """The timed part, and what this rank measured of it; None: a warning ended it with a checkpoint."""
         goal, hardware, trainer, instruments = self.config.goal, self.config.hardware, self._trainer, self.instruments
+        earlier = {"loop": None, "train_s": 0.0, "paused": (0, 0), "last": (0, 0.0)} | self._earlier
         self._facts = self._known_facts()
         self._writer = writer = self._step_writer() if self.ranks.is_first else None
         log = StepLog(
@@ -138,6 +191,7 @@ class Run:
             on_row=writer.row if writer else None,
             rows=self.rows,
             metrics=self._metrics,
+            train_s=earlier["train_s"],
         )
         finish_line = FinishLine(
             goal,
@@ -146,12 +200,16 @@ class Run:
             lambda train_s: max(distributed.gather(train_s)),
             trainer.set_horizon,
         )
+        finish_line.last = tuple(earlier["last"])
         policy = GcPolicy(hardware.gc, hardware.gc_every_steps)
         instruments.attach(log)
         trainer.attach(instruments, log, checks=(*((writer.check,) if writer else ()), *policy.checks))
         stop_after = last_step(self.config.instruments) if self.config.profile.stop_after_window else None
         report = reporter(self._edge_pipe if self.ranks.is_first else None)
-        clock = Clock(lambda: distributed.sync(self.ranks.device), distributed.barrier, report=report)
+        sync = functools.partial(distributed.sync, self.ranks.device)
+        clock = Clock(sync, distributed.barrier, report=report, train_s=earlier["train_s"])
+        clock.paused_ns["validation"], clock.num_pauses["validation"] = earlier["paused"]
+        save = None
         with contextlib.ExitStack() as stack:
             if writer:
                 stack.enter_context(writer)
@@ -163,7 +221,12 @@ class Run:
                 writer.event("warmup_stop", **{name: self.times[name] for name in names})
                 writer.event("run_start")
             instruments.on_run_start()
-            num_steps, _ = train(
+            if self._survival:
+                warned = self.folder, self.ranks, self._survival["every_min"], self._warnings
+                self._checkpoints = checkpoint.Checkpoints(*warned)
+                stack.callback(self._checkpoints.close)
+                save = functools.partial(self._save_state, log=log, clock=clock, finish_line=finish_line)
+            num_steps, val_loss = train(
                 trainer.step,
                 self._referee_loss.evaluate,
                 self._reached,
@@ -173,13 +236,19 @@ class Run:
                 instruments,
                 stop_after,
                 finish_line.next_stop if goal.time_budget_s is not None else None,
+                None if save is None else (self._checkpoints.is_due, save),
+                earlier["loop"],
             )
+            if val_loss is None:
+                return None
             self._stopped_at = num_steps if num_steps == stop_after and num_steps < goal.num_steps else None
             own_cpu_s = self.ranks.node, meter.own_cpu_s()
             policy.after_training()
             instruments.on_run_end()
             node_cpu_s = sum(cpu_s for node, cpu_s in distributed.gather(own_cpu_s) if node == self.ranks.node)
             foreign_cpu_cores = meter.foreign_cpu_cores(node_cpu_s)
+            if num_saved := clock.num_pauses.get("checkpoint"):
+                self.times["num_checkpoints"] = num_saved
             if writer:
                 writer.event("run_stop", step=num_steps, train_s=clock.train_s)
             observed = {what: instruments.collect(what) for what in ("columns", "flags", "summary", "doubts")}
@@ -317,6 +386,7 @@ class Run:
                 *(name for name in (goal_metric.VAL_BPB.name,) if self.config.goal.metric == name),
                 *["train_s"] * (self.config.goal.time_budget_s is not None),
             ],
+            earlier=[self._earlier["first_row"], *self.rows] if self._earlier else [],
         )
 
     def _reached(self, val_loss: float) -> bool:
@@ -328,47 +398,3 @@ class Run:
             return goal.of.reaches(self._metrics().get(goal.of.name) or val_loss, goal.target_value)
         assert goal.target_gap_nats is not None  # else there is no target to stop at
         return bool(val_loss - self.record["data"]["floor_nats"] <= goal.target_gap_nats)
-
-
-def train(
-    step: Callable[[int], None],
-    evaluate: Callable[[], float],
-    reached: Callable[[float], bool],
-    num_steps: int,
-    val_every_steps: int,
-    clock: Clock,
-    instruments: Any,
-    stop_after: int | None = None,
-    next_stop: Callable[[int, float], int | None] | None = None,
-) -> tuple[int, float]:
-    """Train until reached(val_loss) or num_steps.  Returns (steps done, last val_loss in nats per token).
-
-    stop_after: end right after so many steps, fewer than num_steps, without a last validation; None: do not.
-    next_stop: (steps done, train_s) -> the steps after which to validate next, None: the run is over.
-
-    step(k) does optimizer step k, k from 0.  evaluate() gives nats per token; it runs before the first step, then every
-    val_every_steps and at the end, while the clock stands still.  instruments see every edge (instruments/base.py).
-    """
-    clock.start()
-    steps_done, stop = 0, 0
-    while True:
-        is_last = steps_done == num_steps
-        if is_last or (steps_done % val_every_steps == 0 if next_stop is None else steps_done == stop):
-            with clock.paused("validation"):  # syncs first: the steps before it are in train_s, validation is not
-                instruments.on_phase("validation")
-                val_loss = evaluate()
-                instruments.on_validation(steps_done, val_loss, clock.train_s)
-                following = None if next_stop is None else next_stop(steps_done, clock.train_s)
-                is_over = is_last or reached(val_loss) or (next_stop is not None and following is None)
-                stop = following or 0
-                if is_over:
-                    clock.stop()
-            if is_over:
-                return steps_done, val_loss
-        instruments.on_step_start(steps_done)
-        step(steps_done)
-        instruments.on_step_end(steps_done)
-        steps_done += 1
-        if steps_done == stop_after and steps_done < num_steps:
-            clock.stop()
-            return steps_done, val_loss

@@ -29,7 +29,8 @@ class StepLog:
     step: the row of steps.csv, 1 after the first optimizer step.  t_ns: the host's clock when the step began (on a GPU:
     began to be submitted).  train_s: the run's clock at the end of the step.  train_loss: this rank's, mean over its
     micro-steps.  val_loss: None where there was no validation; metrics(): what else it measured.
-    The validation before the first step is row 0, which has no step and is not in .rows.
+    The validation before the first step is row 0, which has no step and is not in .rows but in .first_row.
+    rows, train_s: of the run's earlier segments, where it goes on from a checkpoint.
     """
 
     def __init__(
@@ -41,16 +42,16 @@ class StepLog:
         now_ns: Callable[[], int] = time.perf_counter_ns,
         rows: list[dict[str, Any]] | None = None,
         metrics: Callable[[], dict[str, float | None]] = dict,
+        train_s: float = 0.0,
     ):
         self._marks, self._now_ns, self._on_row, self._metrics = marks, now_ns, on_row, metrics
         on_gpu = device.type == "cuda"
         self._losses = torch.zeros(num_steps, device=device)
         self._host_losses = torch.zeros(num_steps, pin_memory=True) if on_gpu else self._losses
         self._unread: list[tuple[int, int, Any, Any]] = []  # [(step, host's clock, start mark, end mark)], oldest first
-        self._segment: tuple[float, Any] = (
-            0.0,
-            None,
-        )  # train_s at the last validation, and the mark of the first step after it
+        # train_s when the clock last stood still, and the mark of the first step after it
+        self._segment: tuple[float, Any] = (train_s, None)
+        self.first_row: dict[str, Any] | None = None  # row 0
         self._start: Any = None  # a mark
         self._start_ns = 0
         self.rows = [] if rows is None else rows
@@ -80,7 +81,17 @@ class StepLog:
             self._read(val_loss, train_s)
         else:
             before = {"step": steps_done, "t_ns": None, "step_ms": None, "train_loss": None}
-            self._hand_on(before | {"train_s": train_s, "val_loss": val_loss, **self._metrics()})
+            self.first_row = before | {"train_s": train_s, "val_loss": val_loss, **self._metrics()}
+            self._hand_on(self.first_row)
+        self._begin_segment(train_s)
+
+    def on_checkpoint(self, train_s: float) -> None:
+        """The device has been waited for: as on_validation(), without one."""
+        while self._unread:
+            self._read(train_s=train_s if len(self._unread) == 1 else None)
+        self._begin_segment(train_s)
+
+    def _begin_segment(self, train_s: float) -> None:
         if self._segment[1] is not None:
             self._marks.free(self._segment[1])
         self._segment = (train_s, None)

@@ -42,7 +42,8 @@ class StepWriter:
 
     tokens: number of steps -> the tokens that they train on.  lr: index of an optimizer step -> its learning rate.
     speed: (train_s, num_steps) -> the numbers of progress (bench/record/metrics.py).  out: where step lines go, a
-    function of text; None: standard output.  metrics: columns of validations beside val_loss.
+    function of text; None: standard output.  metrics: columns of validations beside val_loss.  earlier: rows of the
+    run's earlier segments, as row() got them.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class StepWriter:
         speed: Callable[[float, int], dict[str, Any]],
         out: Callable[[str], object] | None = None,
         metrics: Sequence[str] = (),
+        earlier: Sequence[dict[str, Any]] = (),
     ):
         self._folder, self._num_steps, self._tokens = folder, num_steps, tokens
         self._lr, self._speed = lr, speed
@@ -61,9 +63,9 @@ class StepWriter:
         self._new: collections.deque[tuple[str, dict[str, Any]]] = collections.deque()
         self._stop = threading.Event()
         self._error: Exception | None = None
-        self.rows: list[dict[str, Any]] = []  # of steps.csv, rank 0's
         self._columns = (*step_files.RUN_COLUMNS, *metrics)
-        step_files.write(folder, [], self._columns)
+        self.rows = [self._with_facts(row) for row in earlier]  # of steps.csv, rank 0's
+        step_files.write(folder, self.rows, self._columns)
         self._thread = threading.Thread(target=self._run, name="step-writer", daemon=True)
 
     def __enter__(self) -> Self:
@@ -105,10 +107,8 @@ class StepWriter:
         new = [self._new.popleft() for _ in range(len(self._new))]
         rows = [row for kind, row in new if kind == "row"]
         if rows:
-            for row in rows:
-                step = row["step"]
-                facts = {"flags": "", "tokens": self._tokens(step), "lr": self._lr(step - 1) if step else None}
-                self.rows.append(facts | {name: row[name] for name in self._columns if name in row})
+            step = rows[-1]["step"]
+            self.rows += map(self._with_facts, rows)
             step_files.append(self._folder, self.rows[-len(rows) :], self._columns)
             self._out("".join(f"{line}\n" for row in rows for line in step_lines(row, self._num_steps)))
             progress = {"step": step, "num_steps": self._num_steps}
@@ -117,6 +117,11 @@ class StepWriter:
         for kind, event in new:
             if kind == "event":
                 step_files.append_event(self._folder, event)
+
+    def _with_facts(self, row: dict[str, Any]) -> dict[str, Any]:
+        step = row["step"]
+        facts = {"flags": "", "tokens": self._tokens(step), "lr": self._lr(step - 1) if step else None}
+        return facts | {name: row[name] for name in self._columns if name in row}
 
 
 class RankEvents:

@@ -20,7 +20,7 @@ from bench.config.stages import num_micro_steps
 from bench.data.loader import Loader
 from bench.data.shards import Shard
 from bench.data.sources import datasets
-from bench.training import causality, distributed, side_effects
+from bench.training import causality, checkpoint, distributed, side_effects
 from bench.training.instruments.base import InstrumentSet
 from bench.training.model import StagedModel, autocast, batch_shapes, build_model, evaluate, timeline_of, val_rows
 from bench.training.reducer import reducer_for
@@ -29,7 +29,7 @@ from models.stages import Portion
 
 
 class Trainer:
-    """Build, warm_up(), then hand step and evaluate to run.train().  config is resolved, shards are checked."""
+    """Build, warm_up(), then hand step and evaluate to loop.py.  config is resolved, shards are checked."""
 
     def __init__(
         self, config: Config, ranks: distributed.Ranks, train_shards: Sequence[Shard], val_shards: Sequence[Shard]
@@ -215,6 +215,37 @@ class Trainer:
             "compile_cache": compile_cache,
             "causality": causal,
         }
+
+    def state(self) -> dict[str, Any]:
+        """All that the next step depends on but the random state; its tensors are the live ones."""
+        self._staged.at(self._steps_done)  # as the next step begins
+        grads = {name: tensor.grad for name, tensor in self.model.named_parameters() if tensor.grad is not None}
+        return {
+            "tensors": {name: tensor.detach() for name, tensor in self._tensors()},
+            "grads": grads,  # of parts that a stage does not update in every step
+            "optimizer": self.optimizer.state_dict(),
+            "loader": self.loader.state_dict(),
+            "horizons": self._horizons,
+            "steps_done": self._steps_done,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state() after warm_up().  ValueError: it is of another model or optimizer."""
+        self._steps_done, self._horizons = state["steps_done"], [(step, num) for step, num in state["horizons"]]
+        self._staged.at(self._steps_done)
+        tensors = dict(self._tensors())
+        if tensors.keys() != state["tensors"].keys():
+            raise ValueError("model: the checkpoint is of another one")
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                tensor.copy_(state["tensors"][name])
+            if user_code.is_import_path(self._optim.name):
+                self.optimizer.load_state_dict(state["optimizer"])
+            else:
+                checkpoint.copy_into(self.optimizer.state_dict(), state["optimizer"])
+        for name, grad in state["grads"].items():
+            self.model.get_parameter(name).grad = grad
+        self.loader.load_state_dict(state["loader"])
 
     def check_at_end(self) -> dict[str, Any]:
         """{"causality", "evaluation"} of the model that the run ends with, right after its last validation.

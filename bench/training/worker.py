@@ -20,7 +20,7 @@ from typing import Any  # noqa: E402
 
 from bench.base.paths import REPO, results_root  # noqa: E402
 from bench.config import user_code  # noqa: E402
-from bench.machine import processes  # noqa: E402
+from bench.machine import processes, signals  # noqa: E402
 from bench.record import failures, run_folder  # noqa: E402
 from bench.training import flight_recorder  # noqa: E402
 
@@ -43,13 +43,14 @@ def main(path: str) -> None:
         _prepare_by_hand(folder, rank)
     _end_with_launcher(launch)
     flight_recorder.enable_stack_dumps(folder)
+    warnings = signals.kept() if launch and launch.get("survival") else []  # else a signal ends this rank
     rows: list[dict[str, Any]] = []
     try:
         gc.disable()  # imports leave no garbage, and looking for it is a tenth of their time
         from bench.training.run import Run  # imports torch
 
         gc.freeze()  # a collection need not look at all of torch either: 0.13 CPU s each
-        run = Run(folder, launch, STARTED_S, rows)
+        run = Run(folder, launch, STARTED_S, rows, warnings)
         gc.enable()
         run.train()
     except BaseException as error:

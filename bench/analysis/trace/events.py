@@ -46,7 +46,7 @@ EXACT_BELOW = 2**42  # microseconds: below, a double keeps the nanoseconds exact
 NO_NUMBER = -1
 BAD = np.iinfo(np.int64).min  # what is not a moment
 DECIMALS = 3
-MAX_DIGITS = 18  # that fit into 64 bits
+MAX_DIGITS = 19  # of nanoseconds that fit into 64 bits where the first is below 4
 
 
 class Args(msgspec.Struct, gc=False):
@@ -116,19 +116,17 @@ def nanoseconds(values: list[Any]) -> np.ndarray:
 
 def _exact(values: list[Any]) -> np.ndarray:
     """Stamps as JSON text -> int64 nanoseconds; those that all have as many digits, as Kineto's, or few, at once."""
-    texts = np.array([bytes(value) for value in values])
-    width = texts.dtype.itemsize
-    digits = texts.view(np.uint8).reshape(len(texts), width)
-    if DECIMALS + 1 < width <= MAX_DIGITS + 1 and (digits[:, -DECIMALS - 1] == ord(".")).all():
-        digits = np.delete(digits, width - DECIMALS - 1, axis=1) - ord("0")  # what is not a digit wraps to over 9
-        if digits.max() <= 9:
-            return digits.astype(np.int64) @ 10 ** np.arange(width - 2, -1, -1)
-    with contextlib.suppress(ValueError, OverflowError):  # of decimals
-        whole_us = texts.astype(np.int64)
-        if whole_us.max() < LARGEST_US and whole_us.min() > -LARGEST_US:
-            return whole_us * 1000
+    widths = set(map(len, values))
+    if len(widths) == 1 and 0 < (width := widths.pop()) <= MAX_DIGITS + 1:
+        digits, unit_ns = np.frombuffer(b"".join(values), np.uint8).reshape(len(values), width), 1000
+        if width > DECIMALS + 1 and (digits[:, -DECIMALS - 1] == ord(".")).all():
+            digits, unit_ns = np.delete(digits, width - DECIMALS - 1, axis=1), 1
+        digits = digits - ord("0")  # what is not a digit wraps to over 9
+        num_spare = MAX_DIGITS - digits.shape[1] - (DECIMALS if unit_ns > 1 else 0)
+        if digits.max() <= 9 and (num_spare > 0 or num_spare == 0 and digits[:, 0].max() < 4):
+            return digits.astype(np.int64) @ 10 ** np.arange(digits.shape[1] - 1, -1, -1) * unit_ns
     with contextlib.suppress(ValueError):  # of a word, or of none
-        stamps_us = texts.astype(np.float64)
+        stamps_us = np.array([bytes(value) for value in values]).astype(np.float64)
         if (np.abs(stamps_us) < EXACT_BELOW).all():
             return np.rint(stamps_us * 1000).astype(np.int64)
     return np.array([_one_ns(value) for value in values], np.int64)

@@ -1,20 +1,22 @@
 """Trace files -> Ranks.  A large file is read by several processes, a folder of ranks by one process a file."""
 
-import concurrent.futures
 import contextlib
 import gc
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bench.analysis.trace.rank import Collector, Rank
 from bench.analysis.trace.source import NoTrace, Source
+from bench.base.reading import plain_file
 from bench.machine.environment import usable_cpus
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 PARALLEL_BYTES = 100 * 2**20  # of JSON; below, starting a process costs more than it saves
 PART_BYTES = PARALLEL_BYTES // 2  # of one file, at least
@@ -117,8 +119,9 @@ def find(word: str | Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise NoTrace(f"{word}: no such file or folder")
-    for folder in (path, path / "traces"):
-        files = sorted(file for file in folder.rglob("*") if file.name.endswith(SUFFIXES) and _looks_like_a_trace(file))
+    for folder in filter(os.path.isdir, (path, path / "traces")):
+        found = (Path(entry.path) for entry in plain_file.entries_below(folder) if entry.name.endswith(SUFFIXES))
+        files = sorted(file for file in found if _looks_like_a_trace(file))
         if files:
             return files
     raise NoTrace(f"{word}: it holds no trace (.json, .json.gz); a run records traces with profile=window")
@@ -132,7 +135,10 @@ def _looks_like_a_trace(path: Path) -> bool:
     return True
 
 
-def _pool(size: int) -> concurrent.futures.ProcessPoolExecutor:
+def _pool(size: int) -> "ProcessPoolExecutor":
+    import concurrent.futures
+    import multiprocessing
+
     return concurrent.futures.ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
 
 

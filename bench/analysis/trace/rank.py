@@ -144,11 +144,12 @@ class Collector:
         return self._tracks.setdefault(track, len(self._tracks))
 
     def _extra(self, args: Args) -> int:
-        dims = "" if args.dims is msgspec.UNSET else bytes(args.dims)
-        types = "" if args.types is msgspec.UNSET else bytes(args.types)
-        num_bytes = args.bytes if args.allocated is None else args.allocated
-        message = args.collective, args.nelems, args.group
-        fact = (num_bytes, dims, types, *message, args.device_type, args.group_size, args.dtype)
+        fact = (
+            args.bytes if args.allocated is None else args.allocated,
+            "" if args.dims is msgspec.UNSET else bytes(args.dims),
+            "" if args.types is msgspec.UNSET else bytes(args.types),
+            *(args.collective, args.nelems, args.group, args.device_type, args.group_size, args.dtype),
+        )
         return self._extras.setdefault(fact, len(self._extras))
 
     def _number_kernels(self) -> None:

@@ -6,15 +6,17 @@ import io
 import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from bench.base.reading.damage import Damaged, Missing
-from bench.base.units import MIB
+from bench.base.units import GIB, MIB
 
 MAX_BYTES = 16 * MIB  # of a file of facts: a record, a race, a plan.  The largest of ours is 0.1 MiB
 MAX_LINES_BYTES = 512 * MIB  # of a file with a line a step or a sample
+MAX_FOLDERS = 64  # within each other
+UNREADABLE = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)  # of a file, not of its disk
 MAX_LINE_CHARS = 100_000  # of a table: csv takes no cell that is longer
 
 
@@ -24,7 +26,7 @@ def opened(path: Path | str, max_bytes: float = math.inf, buffering: int = -1) -
     Raises Missing or Damaged, also for more than max_bytes.  buffering: as of open().
     """
     try:
-        file = open(path, "rb", buffering, opener=_open_now)  # noqa: SIM115 - the caller's to close
+        file = open(path, "rb", buffering, opener=open_now)  # noqa: SIM115 - the caller's to close
     except (FileNotFoundError, NotADirectoryError) as error:
         raise Missing(f"{path}: cannot be read ({error.strerror}): is the path right?") from None
     except OSError as error:
@@ -38,13 +40,51 @@ def opened(path: Path | str, max_bytes: float = math.inf, buffering: int = -1) -
     return file
 
 
-def _open_now(path: str, flags: int) -> int:
-    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+def open_now(path: str, flags: int) -> int:
+    """An opener for open(): a regular file alone, never waiting for the other end of a pipe."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     mode = os.fstat(fd).st_mode
     if stat.S_ISREG(mode):
         return fd
     os.close(fd)
     raise OSError(errno.EINVAL, "it is a folder" if stat.S_ISDIR(mode) else "it is not a regular file")
+
+
+def entries_below(
+    folder: Path | str, missed: Callable[[str, str], object] = lambda path, why: None
+) -> Iterator[os.DirEntry[str]]:
+    """What lies in a folder and below, a folder before what is in it; links are not followed, and nothing recurses.
+
+    missed(path, why): a folder that cannot be read, or lies too deep.  An OSError of the disk itself is raised.
+    """
+    waiting = [(os.fspath(folder), 0)]
+    while waiting:
+        path, depth = waiting.pop()
+        try:
+            with os.scandir(path) as entries:
+                found = list(entries)
+        except OSError as error:
+            if error.errno not in UNREADABLE:
+                raise
+            missed(path, os.strerror(error.errno))
+            continue
+        yield from found
+        folders = [entry.path for entry in found if entry.is_dir(follow_symlinks=False)]
+        if folders and depth == MAX_FOLDERS:
+            missed(path, f"it has more than {MAX_FOLDERS} folders within each other")
+        else:
+            waiting += [(inner, depth + 1) for inner in folders]
+
+
+def is_mostly_holes(file: BinaryIO) -> bool:
+    """Of an open file of over a GiB, such as np.memmap makes: it takes hours to read and has no such content."""
+    status = os.fstat(file.fileno())
+    return status.st_size > GIB and status.st_blocks * 512 < status.st_size // 2
+
+
+def name_in_utf8(path: str) -> str:
+    """A path with the bytes that are not UTF-8 shown, as \\xff."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def is_own(file: BinaryIO) -> bool:

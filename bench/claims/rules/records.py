@@ -203,9 +203,20 @@ def every_record_matches_the_ledger(claim: Claim) -> Judged:
             return "its end is not in the ledger"
         if ledger.sha256_of(run.folder / "run.json") != known["end"]["run_json_sha256"]:
             return "run.json was changed after the run"
+        if _segments(run.record) != [
+            line["checkpoint_sha256"]
+            for line in claim.ledger.lines
+            if line["event"] == "resume" and line.get("run") == run.name
+        ]:
+            return "its segments are not those of the ledger"
         return _times_fault(run.record, known["start"].get("at"), known["end"].get("at"))
 
     return judge_each(claim.all_runs, fault_of, f"start and end of {counted(len(claim.all_runs), 'run')}")
+
+
+def _segments(run: Record) -> list[str]:
+    """The checkpoints from which it went on, in their order."""
+    return [str(segment.get("checkpoint_sha256")) for segment in (run.get("segments") or [])[1:]]
 
 
 def _times_fault(run: Record, start: str | None, end: str | None) -> str | None:

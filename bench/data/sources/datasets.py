@@ -119,9 +119,11 @@ def changed(dataset: Dataset, gone_too: bool = False) -> list[str]:
         if gone_too and not file.path.exists():
             changes.append(f"{file.path.name}: was removed while the run lasted")
         with contextlib.suppress(OSError):
-            if file.stamp is not None and shards.stamp_of(file.path) != file.stamp:
-                digest, what = shards.sha256(file.path), f"{file.path.name}: was changed while the run lasted"
-                if digest != file.sha256:
+            if file.stamp is not None and (stamp := shards.stamp_of(file.path)) != file.stamp:
+                what = f"{file.path.name}: was changed while the run lasted"
+                if stamp[0] != file.stamp[0]:  # without reading it: it may have become a file of holes
+                    changes.append(f"{what}: it has {stamp[0]:,} bytes, and had {file.stamp[0]:,} when it began")
+                elif (digest := shards.sha256(file.path)) != file.sha256:
                     changes.append(f"{what}: sha256 {digest}, and was {file.sha256} when it began")
     return changes
 

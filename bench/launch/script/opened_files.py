@@ -66,7 +66,7 @@ class OpenedFiles:
     def names(self) -> list[str]:
         """Data files, each once, as the record names them."""
         names = {file["path"].replace(str(self._work), "work") for file in self._data}
-        return sorted(private.redact(name, REPO) for name in names)[:MAX_SHOWN]
+        return sorted(private.redact(plain_file.name_in_utf8(name), REPO) for name in names)[:MAX_SHOWN]
 
     def doubts(self) -> list[str]:
         """Sentences: it read other data than the track's, never the track's, or code that its identity lacks.

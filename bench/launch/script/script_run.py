@@ -164,7 +164,7 @@ class Watched:
             of_lines = failures.failure(failures.kind_of(error), str(error))
         except Exception as error:  # of lines that nobody has thought of: the record says so, and is kept
             with contextlib.suppress(OSError):
-                (self._folder / "logs" / "reading.log").write_text(traceback.format_exc())
+                atomic.write_text(self._folder / "logs" / "reading.log", traceback.format_exc(), durable=False)
             why = f"what the script printed cannot be read: {type(error).__name__}: {error}"
             of_lines = failures.failure("exception", why)
         if failure and failure["step"] is None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,7 +33,6 @@ class Noted(TypedDict):
     """What a worker noted of a recorded window."""
 
     name: str
-    raw: NotRequired[str | None]  # the trace
     disturbed: NotRequired[list[int]]  # first and last step
 
 
@@ -70,12 +68,12 @@ def step_done(line: str, patterns: Sequence[tuple[str, int]]) -> int | None:
 class _Written:
     """A trace that another process has exported, as a profile; work: the script's folder, "" in what is written."""
 
-    raw: str
+    raw: Path
     work: Path
 
     def export_chrome_trace(self, path: str) -> None:
-        Path(path).write_bytes(Path(self.raw).read_bytes().replace(f"{self.work}/".encode(), b""))
-        Path(self.raw).unlink()
+        Path(path).write_bytes(self.raw.read_bytes().replace(f"{self.work}/".encode(), b""))
+        self.raw.unlink()
 
 
 def conclude(folder: Path, chosen: Mapping[str, Section], num_ranks: int, rows: list[StepRow]) -> dict[str, Section]:
@@ -88,8 +86,8 @@ def conclude(folder: Path, chosen: Mapping[str, Section], num_ranks: int, rows: 
             facts: Section = {"status": "not reached", "steps_asked": [window.first_step, window.last_step]}
             for rank, of_rank in enumerate(noted):
                 recorded = of_rank.get(window.name)
-                raw = recorded and recorded.get("raw")
-                if not recorded or not raw or not os.path.exists(raw):
+                raw = folder / f".{window.name}_rank{rank}.raw.tmp"  # not what the script's process says
+                if not recorded or raw.is_symlink() or not raw.is_file():
                     continue
                 suffix = ".pt.trace.json.gz" if window.gzip else ".pt.trace.json"
                 path = folder / "traces" / f"{window.name}_rank{rank}{suffix}"

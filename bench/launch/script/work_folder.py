@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from bench.base import atomic
+from bench.base.reading import plain_file
 from bench.config import user_code
 from bench.data.sources.datasets import Dataset
 from bench.launch.script.script import Script
@@ -129,12 +130,17 @@ def tidy(script: Script, work: Path) -> list[str]:
     kept = {name.removeprefix("script/") for name in changed(script, work)}
     for name in script.sha256_by_name:
         if name.removeprefix("script/") not in kept:
-            (work / name.removeprefix("script/")).unlink(missing_ok=True)
-    for parent, folders, names in os.walk(work, topdown=False):
-        for name in (*names, *folders):
-            path = Path(parent, name)
-            if path.is_symlink():
-                path.unlink()
-        with contextlib.suppress(OSError):  # not empty
-            Path(parent).rmdir()
-    return sorted(path.relative_to(work).as_posix() for path in work.rglob("*") if path.is_file())
+            with contextlib.suppress(OSError):  # the script made it immutable
+                (work / name.removeprefix("script/")).unlink(missing_ok=True)
+    entries = list(plain_file.entries_below(work))
+    for entry in reversed(entries):
+        with contextlib.suppress(OSError):  # not empty, or immutable
+            if entry.is_symlink():
+                os.unlink(entry.path)
+            elif entry.is_dir():
+                os.rmdir(entry.path)
+    with contextlib.suppress(OSError):
+        work.rmdir()
+    start = len(os.path.join(work, ""))
+    kept_files = (entry.path[start:] for entry in entries if entry.is_file(follow_symlinks=False))
+    return sorted(plain_file.name_in_utf8(path) for path in kept_files if os.path.lexists(work / path))

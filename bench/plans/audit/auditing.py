@@ -24,7 +24,17 @@ from bench.plans.audit.counterfactual import NotPossible
 from bench.record import certificates, failures, run_folder, step_files
 from bench.record.certificates import AUDITS_FOLDER, DOUBTED, FAILED, NOT_POSSIBLE, PASSED
 
-LEFT_OUT = ("seed=", "exporters", "checkpoint", "profile", "script=", "script.path=", "script.root=", "+script")
+LEFT_OUT = (
+    "seed=",
+    "exporters",
+    "checkpoint",
+    "resume=",
+    "profile",
+    "script=",
+    "script.path=",
+    "script.root=",
+    "+script",
+)
 Run = dict[str, Any]  # a record; of a complete one no section is None
 Say = Callable[[str, str], None]
 

@@ -6,6 +6,7 @@ All arms are started alike, with this Python, this data folder and this results 
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -230,7 +231,11 @@ def run_to_end(
                 tick()
             process.wait()
         hidden.seek(0)
-        return "\n".join(hidden.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
+        tail = hidden.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
+        if process.returncode < 0:
+            ended = f"its launcher was ended by {signal.Signals(-process.returncode).name} from outside"
+            tail.append(f"{ended}: look into the kernel log (dmesg) for its out-of-memory killer")
+        return "\n".join(tail)
 
 
 def record_of(results: Path | str, run: str) -> Any:

@@ -43,16 +43,21 @@ def checkout(recorded: Recorded) -> Iterator[Checkout]:
     code, name = recorded.run["code"], _worktree_name(recorded.run["run_id"])
     temporary = tempfile.TemporaryDirectory
     with worktrees.checked_out(REPO, {name: code["commit"]}) as paths, temporary() as own, temporary() as temp:
+        kept = recorded.folder / "code"
+        for source, target in ((kept / "untracked", paths[name]), (kept / "own", own), (kept / "script", own)):
+            if source.is_dir():
+                shutil.copytree(source, target, dirs_exist_ok=True, ignore=_links)  # before the patch can make links
         if code["diff_sha256"]:
             try:
                 git.run(paths[name], "apply", "--binary", "--whitespace=nowarn", "-", given=recorded.patch())
             except git.Failed as error:
                 raise ValueError(f"{recorded.name}: code/diff.patch does not apply to its commit: {error}") from None
-        kept = recorded.folder / "code"
-        for source, target in ((kept / "untracked", paths[name]), (kept / "own", own), (kept / "script", own)):
-            if source.is_dir():
-                shutil.copytree(source, target, dirs_exist_ok=True)
         yield Checkout(paths[name], Path(own), Path(temp))
+
+
+def _links(folder: str, names: list[str]) -> list[str]:
+    """Those of the names that are links, through which a copy would read or write elsewhere."""
+    return [name for name in names if os.path.islink(os.path.join(folder, name))]
 
 
 def _worktree_name(run_id: str) -> str:
@@ -106,7 +111,9 @@ def overrides_of(recorded: Recorded, own: Path) -> list[str]:
             word = f"script={own / Path(value).name}"
         elif is_set and key == "script.root":
             word = f"script.root={own}"
-        if not word.startswith(("seed=", "exporters", "script.rev=")):  # the replay is nobody's result
+        if not word.startswith(
+            ("seed=", "exporters", "script.rev=", "checkpoint", "resume=")
+        ):  # the replay is nobody's result
             kept.append(word)
     pinned: dict[str, Any] = {f"hardware.{key}": hardware.get(key) for key in OF_THE_MACHINE}
     pinned = {key: value for key, value in pinned.items() if value is not None and key not in given}

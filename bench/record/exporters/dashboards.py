@@ -36,7 +36,13 @@ NAMES = {"train_loss": "loss/train", "val_loss": "loss/val", "lr": "optim/lr", "
 NOT_EXPORTED = ("step", "flags", "t_ns")
 WANDB_MODES = ("offline", "online")
 MLFLOW_BATCH = 500  # metrics in one call; MLflow takes 1000, and 100 settings
-MLFLOW_STATUS = {"complete": "FINISHED", "failed": "FAILED", "aborted": "KILLED", "stopped": "KILLED"}
+MLFLOW_STATUS = {
+    "complete": "FINISHED",
+    "failed": "FAILED",
+    "aborted": "KILLED",
+    "stopped": "KILLED",
+    "preempted": "KILLED",
+}
 MAX_TEXT = 250  # characters of a setting's value: what all three take
 
 

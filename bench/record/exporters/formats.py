@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bench.base import escape, utc
-from bench.base.paths import shown
 from bench.base.reading import plain_file, yaml_file
 from bench.base.reading.damage import Damaged, reading_record
 from bench.base.units import ms_from_s
@@ -60,7 +59,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def write_parquet(rows: Sequence[Mapping[str, Any]], out: Path | str) -> None:
-    """The same as a parquet file; prints its path.  ValueError without pyarrow, or where out cannot be written."""
+    """The same as a parquet file.  ValueError without pyarrow, or where out cannot be written."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -76,7 +75,6 @@ def write_parquet(rows: Sequence[Mapping[str, Any]], out: Path | str) -> None:
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else error
         raise ValueError(f"--out {out}: cannot be written ({why})") from None
-    print(shown(out))
 
 
 def mllog(folder: Path | str) -> str:

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import re
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -10,12 +11,12 @@ from typing import Any, cast
 import numpy as np
 import yaml
 
-from bench.base import metric
+from bench.base import atomic, metric
 from bench.base.units import MIB, gib_from_bytes, s_from_ms
 from bench.config import groups
+from bench.record import run_folder, step_files
 from bench.record.importers.lines import Columns
 from bench.record.metrics import metrics
-from bench.record.run_folder import SCHEMA_VERSION
 from bench.record.shape import Record, Section
 from bench.record.step_files import StepRow
 
@@ -82,7 +83,7 @@ def record_of(
         "artifacts": [],
         "optim": "unknown",
         "data": {"source": "unknown", "vocab_size": None, "floor_nats": None, "train": [], "val": []},
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": run_folder.SCHEMA_VERSION,
         "run_id": f"{stamp}-{name[:80]}-{facts['sha256'][:8]}-r{run.number}",
         "provenance": "imported",
         "imported": _imported(run, form, facts, shown),
@@ -239,3 +240,19 @@ def _target_of(track: str) -> float | None:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "log"
+
+
+def write(run: Record, rows: list[StepRow], results: Path | str) -> bool:
+    """One record -> results/<track>/<run_id>/; False if it is there already.  A killed import leaves no half folder."""
+    folder = Path(results) / run["track"] / run["run_id"]
+    if (folder / "run.json").exists():
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir(parents=True)
+        step_files.write(folder, rows)
+        atomic.write_json(folder / "run.json", run | {"artifacts": run_folder.listed(folder)}, durable=False)
+    except OSError as error:
+        hint = "free space, or name another folder with SPEEDRUN_RESULTS"
+        raise ValueError(f"{folder}: cannot be written ({error.strerror}); {hint}") from None
+    return True

@@ -87,6 +87,22 @@ def untimed_first_steps():
             print(f"step:{step + 1}/30 train_time:{1e3 * train_s:.0f}ms step_avg:{average}ms")
 
 
+def leave_what_no_record_can_hold():
+    """Beside its lines: holes of 4 TiB, pipes, folders without end, a name that is not UTF-8, a device."""
+    for name in ("work/holes.bin", "logs/holes.log"):
+        with open(f"../{name}", "wb") as file:
+            file.truncate(2**42)
+    os.mkfifo("../logs/pipe.log")
+    os.symlink("/dev/zero", "zero.bin")
+    with open(b"not_\xff.txt", "w") as file:
+        file.write("kept by nobody")
+    top = os.getcwd()
+    for _ in range(1500):
+        os.mkdir("deep")
+        os.chdir("deep")
+    os.chdir(top)
+
+
 def main():
     if WHAT == "silent":
         return
@@ -172,6 +188,17 @@ def main():
         train()
     elif WHAT == "goes_on":  # and stays a while when it is asked to end
         train(num_steps=600)
+    elif WHAT == "leaves_what_no_record_can_hold":
+        train()
+        leave_what_no_record_can_hold()
+    elif WHAT == "leaves_much":
+        train()
+        with open("much.bin", "wb") as file:
+            file.write(bytes(2**23))
+    elif WHAT == "lies_of_its_failure":
+        with open("../logs/rank0.failure.json", "w") as file:
+            file.write('{"kind": 7, "failed_at_s": "y", "message": []}')
+        os.kill(os.getpid(), 9)
     elif WHAT == "own_words":
         for number in range(NUM_STEPS):
             if number % 3 == 0:

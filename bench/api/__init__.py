@@ -1,0 +1,48 @@
+"""The harness from Python: `import speedrun`.
+
+    import speedrun
+
+    runs = speedrun.load("results/*/*-s?")                                # run folders, globs, parts of run ids
+    runs.to_pandas().groupby("optim.lr")["val_loss"].mean()
+    speedrun.compare("results/a/*", "results/b/*").verdict                # "faster"
+    race = speedrun.race("goal.num_steps=100", A="", B="optim=muon", n=4) # trains; the rules of ./run.sh race
+    speedrun.explain(runs[0]).plot()                                      # needs matplotlib
+
+Every answer prints as its command prints it, shows as a page in a notebook, and has to_dict(), to_markdown(),
+to_html() and plot().  ValueError names a user's mistake and the remedy, as on the command line.
+
+What is named here follows semantic versioning: it is removed or changed only with a new major version (before 1.0 a
+minor one) and a line in the changelog.  Other modules may change in any version.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from bench import __version__
+
+if TYPE_CHECKING:
+    from bench.api.answers import Answer
+    from bench.api.comparing import Comparison, compare
+    from bench.api.judging import Judgement, judge
+    from bench.api.racing import Race, race
+    from bench.api.runs import Run, Runs, load
+    from bench.api.traces import Account, Trace, explain, trace
+
+__all__ = [
+    "Account", "Answer", "Comparison", "Judgement", "Race", "Run", "Runs", "Trace",
+    "__version__", "compare", "explain", "judge", "load", "race", "trace",
+]  # fmt: skip
+_MODULES = {  # name: where it is; loaded when it is used, as a command needs one of them
+    **dict.fromkeys(("Comparison", "compare"), "comparing"),
+    **dict.fromkeys(("Judgement", "judge"), "judging"),
+    **dict.fromkeys(("Race", "race"), "racing"),
+    **dict.fromkeys(("Run", "Runs", "load"), "runs"),
+    **dict.fromkeys(("Account", "Trace", "explain", "trace"), "traces"),
+    "Answer": "answers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module speedrun has no {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"bench.api.{_MODULES[name]}"), name)

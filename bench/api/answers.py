@@ -1,0 +1,72 @@
+"""An answer of the harness as a Python object, and how a program names runs."""
+
+import html
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.api import plotting
+from bench.api.runs import Run, Runs
+from bench.base import atomic
+from bench.base.paths import user_path
+from bench.web.document import Document
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Named = str | Path | Run | Runs | Sequence["str | Path | Run"]  # what a function takes for runs
+PAGE_PX = 640  # height of a page in a notebook
+
+
+class Answer:
+    """What a command answers: print() shows it as in a terminal, a notebook as the page."""
+
+    def __init__(self, document: Document, data: Any = None) -> None:
+        self._document, self._data = document, document.data if data is None else data
+
+    def to_dict(self) -> Any:
+        """What the command prints with --json: dicts and lists of plain values, numbers not rounded."""
+        return self._data
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1)
+
+    def to_markdown(self) -> str:
+        """For a pull request."""
+        return self._document.markdown()
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """A page that opens offline, also written to path if there is one."""
+        page = self._page().html()
+        if path is not None:
+            atomic.write_out(user_path(path), page)
+        return page
+
+    def plot(self) -> "Figure":
+        """The charts of the page, below each other.  ImportError without matplotlib; ValueError where it has none."""
+        return plotting.figure(self._page().charts)
+
+    def _page(self) -> Document:
+        """With what only a page shows."""
+        return self._document
+
+    def __str__(self) -> str:
+        return self._document.terminal()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._document.title}>"
+
+    def _repr_html_(self) -> str:
+        style = f"width:100%;height:{PAGE_PX}px;border:0"
+        return f'<iframe style="{style}" srcdoc="{html.escape(self._page().html())}"></iframe>'
+
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
+
+
+def names_of(arm: Named) -> list[str]:
+    parts = [arm] if isinstance(arm, (str, Path, Run)) else [*arm]
+    if not parts:
+        raise ValueError("an arm without a run: give a name, a Run, or Runs with at least one")
+    return [str(part.folder) if isinstance(part, Run) else str(part) for part in parts]

@@ -1,0 +1,122 @@
+"""Comparisons of runs that exist."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.api import plotting
+from bench.api.answers import Answer, Named, names_of
+from bench.compare import comparison, selection
+from bench.compare import verdict as compare_verdict
+from bench.record import named
+from bench.report import verdicts
+from bench.web.document import Document
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Comparison(Answer):
+    """B vs A, or several candidates vs A.  against: {candidate: all facts, typed}."""
+
+    def __init__(self, arms: Sequence[selection.Arm], compared: Sequence[tuple[str, compare_verdict.Comparison]]):
+        self.arms = arms
+        self.against = dict(compared)
+        answers = [{"names": [arms[0].name, name]} | facts for name, facts in compared]
+        self._options = verdicts.Options(patch=True, why=True)
+        short = verdicts.document_of(arms, [*self.against.values()])
+        super().__init__(short, answers[0] if len(answers) == 1 else answers)
+
+    @property
+    def verdict(self) -> str:
+        """faster, slower, better, worse, equivalent, inconclusive, not_interleaved or not_comparable."""
+        return self._only["verdict"]
+
+    @property
+    def sentence(self) -> str:
+        """The verdict as a sentence."""
+        return self._only["words"]
+
+    @property
+    def change_pct(self) -> float | None:
+        """The change of the train time, negative is faster; None: one of them has no time."""
+        return self._only["time"]["change_pct"]
+
+    @property
+    def ci95_pct(self) -> list[float] | None:
+        """The 95 % interval of change_pct; None: too few runs."""
+        return self._only["time"]["ci95_pct"]
+
+    @property
+    def change_of_loss(self) -> float | None:
+        """The change of the goal's metric, in its own unit: of val_loss nats per token."""
+        return self._only["val_loss"]["change"]
+
+    @property
+    def _only(self) -> compare_verdict.Comparison:
+        (facts, *others) = self.against.values()
+        if others:
+            names = ", ".join(self.against)
+            raise ValueError(f"{len(self.against)} candidates, {names}: read .against[NAME], a dict for each of them")
+        return facts
+
+    def plot(self) -> "Figure":
+        """The changes with their 95 % intervals, and the curves of the arms.  ImportError without matplotlib."""
+        names = [arm.name for arm in self.arms]
+        return plotting.figure(self._page().charts, verdicts.panels(self.against, names))
+
+    def _page(self) -> Document:
+        return self.document(Path(), self._options)
+
+    def document(self, at: Path | None = None, options: verdicts.Options = verdicts.SHORT) -> Document:
+        """The answer with what is asked for; at: the folder of its page, None: without what only a page shows."""
+        return verdicts.document_of(self.arms, [*self.against.values()], at, options)
+
+
+def compare(
+    *arms: Named,
+    on: str | None = None,
+    margin_nats: float | None = None,
+    target_val_loss: float | None = None,
+    force: bool = False,
+    diagnose: bool = True,
+    on_error: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Is B faster, or better, than A?  The baseline first; one name of a race compares all its arms.
+
+    Each arm is a name as ./run.sh compare takes it, a Run, Runs, or a list of these.  on: the question, of
+    bench/compare/questions.py; None: that of the race's plan, else time.  margin_nats: the largest rise of val_loss
+    that counts as not worse; target_val_loss: None is the runs' own; force: numbers also where arms are not
+    comparable, without a verdict; diagnose: with where the time went; on_error(message): called for each record that
+    is left out, None says it on standard error.  ValueError: nothing can be compared, or a race is still open.
+    """
+    check_nats("margin_nats", margin_nats)
+    check_nats("target_val_loss", target_val_loss)
+    report = on_error or (lambda message: named.report_excluded("compare", message))
+    found = selection.arms_from_words(_words_of(arms), report)
+    for arm in found:
+        for race_id in selection.open_races(arm):  # looking is a declared act, which a race's ledger keeps
+            raise ValueError(
+                f"{arm.name}: holds runs of the race {race_id}, which has not ended: ./run.sh race --look {race_id} "
+                f"shows them, and the ledger keeps the look; --abandon {race_id} ends it without a verdict"
+            )
+    options: dict[str, Any] = {"force": force, "target_val_loss": target_val_loss, "loss_margin_nats": margin_nats}
+    options |= {"on": on} if on else {}
+    compared = comparison.compare_arms(found, diagnose=diagnose, **options)
+    for message in dict.fromkeys(message for arm in found for message in arm.damaged.values()):
+        report(f"the steps of a run: {message}")
+    return Comparison(found, compared)
+
+
+def check_nats(name: str, value: float | None) -> None:
+    """ValueError for a number that is no loss and no margin of one; None is fine."""
+    if value is not None and not 0 <= value < float("inf"):
+        raise ValueError(f"{name} {value:g}: use a number of nats, 0 or more")
+
+
+def _words_of(arms: Sequence[Named]) -> list[str]:
+    """Arms -> the words of ./run.sh compare."""
+    sides = [names_of(arm) for arm in arms]
+    if all(len(side) == 1 for side in sides):
+        return [side[0] for side in sides]
+    return [word for side in sides for word in (selection.SEPARATOR, *side)][1:]

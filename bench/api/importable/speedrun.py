@@ -1,0 +1,27 @@
+"""`import speedrun`, in a checkout and with the wheel: the names of bench/api.
+
+This folder is on the path of a checkout's .venv, and of an environment with `pip install -e .`; the wheel installs the
+file beside its package.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+
+_CHECKOUT = Path(__file__).resolve().parents[2].parent  # meaningless in a wheel
+if Path(__file__).resolve().parent == _CHECKOUT / "bench" / "api" / "importable":
+    sys.path.append(str(_CHECKOUT))  # last: a module of the user's called bench stays theirs
+    _bench = importlib.import_module("bench")
+    if not Path(str(_bench.__file__)).is_relative_to(_CHECKOUT):
+        remedy = "rename it, or start Python in another folder"
+        raise ImportError(
+            f"the harness needs its package bench, and a module of yours has that name: {remedy}: {_bench.__file__}"
+        )
+    _api = importlib.import_module("bench.api")
+else:
+    _api = importlib.import_module("speedrun_bench.api")
+__doc__, __all__ = _api.__doc__, _api.__all__
+
+
+def __getattr__(name):
+    return getattr(_api, name)

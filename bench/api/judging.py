@@ -1,0 +1,120 @@
+"""Claims: what a user names as one, and whether it holds by the rules of its track."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.api.answers import Answer, Named, names_of
+from bench.claims import claim as claims
+from bench.claims import claim_folder
+from bench.claims.rules import rulebook
+from bench.plans.race import state
+from bench.record import ledger, named, run_folder
+from bench.web import document
+from bench.web.document import Document
+
+MARKS = {True: ("pass", "good"), None: ("-", "soft"), False: ("FAIL", "bad")}
+
+
+class Judgement(Answer):
+    """Whether a claim holds by its track's rules.  accepted: None where it is of logs and nothing is against it."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self.accepted: bool | None = facts["accepted"]
+        self.rules: list[dict[str, Any]] = facts["rules"]  # rule, passed (None: does not apply), evidence
+        state = {True: "accepted", False: "refused", None: "not refused"}[self.accepted]
+        colour = {True: "good", False: "bad", None: "doubt"}[self.accepted]
+        about = f"{facts['claim']} on track {facts['track']}, {facts['n']} runs"
+        rows = [
+            [document.coloured(*MARKS[rule["passed"]]), rule["rule"], rule["evidence"]]
+            for rule in sorted(self.rules, key=lambda rule: rule["passed"] is not False)
+        ]
+        verdict = document.Verdict(about, "", badges=[document.coloured(state, f"badge {colour}")])
+        table = document.Table(("", "rule", "evidence"), rows)
+        super().__init__(Document(f"Claim: {about}", [verdict], [table], dict(facts)))
+
+
+def judge(*runs: Named, track: str | None = None, against: Named | None = None, replayed: bool = False) -> Judgement:
+    """Does the claim that these runs make together hold?  ./run.sh judge
+
+    runs: run folders, a race of two arms, RACE:ARM, a claim's folder, or with track also logs.  against: the runs of
+    the record that stands, for the rule on two results; replayed: ask for a replay of each run too.
+    ValueError: nothing can be claimed, or a race has several candidates.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        names = [name for part in runs for name in names_of(part)]
+        others = names_of(against) if against is not None else []
+        (judged, *more) = judgements(names, track, others, replayed, Path(folder))
+    if more:
+        raise ValueError(f"{names[0]}: a race of {1 + len(more)} candidates: judge one of them, RACE:ARM")
+    return Judgement(judged[1])
+
+
+def judgements(
+    names: Sequence[str], track: str | None, against: Sequence[str], replayed: bool, folder: Path
+) -> list[tuple[claims.Claim, dict[str, Any]]]:
+    """[(claim, {"claim", "track", "n", "accepted", "rules"})]: one, or of a race one a candidate.
+
+    folder: an empty one, which must stay as long as the claims are used: logs become records there.
+    """
+    judged = []
+    for name, claim in claims_of(names, track, folder / "runs"):
+        if track not in (None, claim.track):
+            raise ValueError(f"--track {track}: {name} is on track {claim.track}, and was made to its rules")
+        if against:
+            (_, claim.against), *others = claims_of(against, claim.track, folder / "against")
+            if others:
+                raise ValueError(f"--against {against[0]}: a race of several candidates; name one, RACE:B")
+        rules = rulebook.check(claim, replayed)
+        accepted = None if claim.is_of_logs else True
+        if any(rule["passed"] is False for rule in rules):
+            accepted = False
+        about = {"claim": name, "track": claim.track, "n": len(claim.runs)}
+        judged.append((claim, about | {"accepted": accepted, "rules": rules}))
+    return judged
+
+
+def claims_of(
+    names: Sequence[str], track: str | None = None, folder: Path | None = None
+) -> list[tuple[str, claims.Claim]]:
+    """Words of the user -> [(name, Claim)].  folder: where runs of logs are to be written; None: nowhere."""
+    if len(names) == 1 and len(found := named.find(names)) == 1:
+        chosen = found[0]
+        if chosen.race:
+            return _of_race(chosen.race, chosen.arm)
+        if chosen.claim:
+            return [(names[0], claim_folder.read(chosen.claim))]
+        if claim_folder.lacks_claim(chosen.paths[0]):
+            remedy = "its README.md has a claim's table, but claim.yaml is missing: restore it"
+            raise ValueError(f"{chosen.paths[0]}: {remedy}")
+    return [(" ".join(names), claims.from_folders(_folders(names, folder, track), track=track))]
+
+
+def _folders(names: Sequence[str], folder: Path | None, track: str | None) -> list[Path]:
+    """The run folders that these words mean; where they mean files or folders without a record, of logs in them."""
+    try:
+        return named.runs(names)
+    except ValueError:
+        found = [path for word in named.find(names) for path in word.holders]
+        if folder is None or next(run_folder.find_runs(path for path in found if path.is_dir()), None):
+            raise
+        from bench.record.importers import dialects, records  # numpy, which a judge of records does not need
+
+        form = (claims.track_rules(track).rules.logs if track else None) or "modded-nanogpt"
+        for path, part_of in dialects.files_of(found):
+            for run, rows in dialects.read_file(path, form, part_of)[0]:
+                records.write(run, rows, folder)
+        if not (folders := list(run_folder.find_runs([folder]))):
+            raise
+        return folders
+
+
+def _of_race(folder: Path, arm: str | None) -> list[tuple[str, claims.Claim]]:
+    """[(name, Claim)] of one arm, or without one of every arm that was raced against the baseline."""
+    book = ledger.read(folder.parent.parent)
+    race = state.read(folder, book=book)
+    if arm is not None and arm not in race.plan["arms"]:
+        raise ValueError(f"{folder.name}:{arm}: not an arm of this race; choose from {', '.join(race.plan['arms'])}")
+    arms = [arm] if arm else [name for name in race.plan["arms"] if name != race.plan["baseline"]]
+    return [(f"{folder.name}:{name}", claims.from_race(race, name, book)) for name in arms]

@@ -1,0 +1,65 @@
+"""Races: runs that are trained to be compared."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.api import plotting
+from bench.api.answers import Answer
+from bench.base.paths import results_root
+from bench.launch import console
+from bench.plans.race import plan, planning, runner
+from bench.record import race_folder
+from bench.report import race_page, verdicts
+from bench.web.document import Document
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Race(Answer):
+    """A race that has ended, or was interrupted.  against: {candidate: all facts}; {} without a verdict."""
+
+    def __init__(self, folder: Path, race: race_folder.Race) -> None:
+        self.folder = folder
+        self.status = str(race["status"])
+        self.against = dict(race_folder.verdicts_of(race))
+        super().__init__(race_page.document_of(race), race)
+
+    @property
+    def id(self) -> str:
+        return self.folder.name
+
+    @property
+    def verdict(self) -> str | None:
+        """Of two arms the verdict, as Comparison has it; None: the race has none.  ValueError: there are more arms."""
+        if len(self.against) > 1:
+            raise ValueError(f"{len(self.against)} candidates, {', '.join(self.against)}: read .against[NAME]")
+        return next((str(facts["verdict"]) for facts in self.against.values()), None)
+
+    def plot(self) -> "Figure":
+        """As Comparison.plot()."""
+        panels = verdicts.panels(self.against, [*self._data["arms"]]) if self.against else ()
+        return plotting.figure(self._page().charts, panels)
+
+    def _page(self) -> Document:
+        return race_page.document(self.folder) if self.status != "interrupted" else self._document
+
+
+def race(*settings: str, quiet: bool = False, anyway: bool = False, **arms_and_plan: Any) -> Race:
+    """Train the arms in turn, by a plan that is made first, and judge them: ./run.sh race.
+
+    settings: overrides of every arm, "goal.num_steps=100".  Arms are keywords that begin with a capital, A="",
+    B="optim=muon"; the others are of the plan, n=5, looks=[3, 5], alpha, margin, seed, name, on, compilations.  quiet:
+    print nothing; anyway: race on a busy machine too.  What is printed meanwhile never shows a result: they stay hidden
+    until the race has ended.  An interrupt ends it with status "interrupted"; ./run.sh race --resume goes on.
+    ValueError: the arms or the plan cannot be raced.
+    """
+    words = [f"{name}={_word(value)}" for name, value in arms_and_plan.items()]
+    results = results_root().absolute()
+    with console.output(quiet):
+        folder = planning.begin(plan.parse_request([*settings, *words]), results, anyway)
+        return Race(folder, runner.go(folder, results, anyway=anyway, is_new=True))
+
+
+def _word(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -1,0 +1,169 @@
+"""Runs as Python objects: what the table shows, each run's record and steps, and tables for other libraries."""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from bench.api import plotting
+from bench.base.paths import user_path
+from bench.record import configs, named, run_folder, step_files
+from bench.record.exporters import formats
+from bench.record.rows import ListedRow
+from bench.record.shape import Record
+from bench.report import curves, table_text
+from bench.web.page import Safe, table, text
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    from matplotlib.figure import Figure
+
+SHOWN_IN_NOTEBOOKS = 50  # rows
+
+
+class Run:
+    """One training.  Equal to every Run of the same folder.
+
+    id: the run id; folder: where its files lie; metrics such as val_loss are keys, run["val_loss"], as are the other
+    columns of ./run.sh table and every setting by its dotted name, run["optim.lr"].  None is off, unknown or not
+    measured.
+    """
+
+    def __init__(self, row: ListedRow) -> None:
+        self._row = row
+
+    @property
+    def id(self) -> str:
+        return self._row["run_id"]
+
+    @property
+    def folder(self) -> Path:
+        return user_path(self._row["folder"])
+
+    def __getitem__(self, name: str) -> Any:
+        """A column or a setting.  KeyError: it has neither."""
+        values = self.to_dict()
+        if name not in values:
+            raise KeyError(f"{name}: is no column and no setting of {self.id}")
+        return values[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Columns and settings, {"run_id": ..., "val_loss": ..., "optim.lr": ...}."""
+        columns = {name: value for name, value in self._row.items() if name not in ("config", "setting")}
+        return columns | self.settings
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Any]:
+        """{dotted name: value} of config.yaml; {} of an imported log."""
+        return configs.settings(self._row["config"])
+
+    @functools.cached_property
+    def record(self) -> Record:
+        """run.json, upgraded to the newest version.  ValueError: it is damaged."""
+        return run_folder.read(self.folder)
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Rows of steps.csv in order of step: step, train_loss and val_loss (nats per token), step_ms, ...
+
+        None is an empty cell.
+        """
+        return step_files.read(self.folder)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and self.folder == other.folder
+
+    def __hash__(self) -> int:
+        return hash(self.folder)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.id}: {self._row['status']}, val_loss {self._row['val_loss']}>"
+
+
+class Runs(Sequence[Run]):
+    """Runs in the order of the table: by track, then by time.  A slice and filter() are Runs too."""
+
+    def __init__(self, runs: Iterable[Run]) -> None:
+        self._runs = list(runs)
+
+    @overload
+    def __getitem__(self, index: int) -> Run: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Runs": ...
+    def __getitem__(self, index: int | slice) -> "Run | Runs":
+        return Runs(self._runs[index]) if isinstance(index, slice) else self._runs[index]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs)
+
+    def filter(self, keep: Callable[[Run], object]) -> "Runs":
+        """The runs of which keep(run) is true: runs.filter(lambda run: run["optim.lr"] > 1e-3)."""
+        return Runs(run for run in self._runs if keep(run))
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Run.to_dict() of each."""
+        return [run.to_dict() for run in self._runs]
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Rows of the steps of all runs, each with its run_id."""
+        return [{"run_id": run.id} | row for run in self._runs for row in run.steps()]
+
+    def to_pandas(self, steps: bool = False) -> "pandas.DataFrame":
+        """A row a run, with every setting as a column; steps=True: a row a step.  ImportError without pandas."""
+        import pandas
+
+        return pandas.DataFrame(self._rows(steps))
+
+    def to_polars(self, steps: bool = False) -> "polars.DataFrame":
+        """As to_pandas().  ImportError without polars."""
+        import polars
+
+        return polars.DataFrame(self._rows(steps), infer_schema_length=None, strict=False)
+
+    def to_parquet(self, path: str | Path, steps: bool = False) -> None:
+        """The rows of to_pandas() as a parquet file.  ValueError without pyarrow, or where path cannot be written."""
+        formats.write_parquet(self._rows(steps), user_path(path))
+
+    def _rows(self, steps: bool) -> list[dict[str, Any]]:
+        """Rows that all have the same columns."""
+        rows = self.steps() if steps else self.to_dicts()
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        return [{name: _cell(row.get(name)) for name in names} for row in rows]
+
+    def plot(self, y: str = "val_loss", x: str = "step") -> "Figure":
+        """A curve a run.  y: val_loss, train_loss or step_ms; x: step, train_s or tokens.  Needs matplotlib."""
+        if y not in curves.PART or x not in curves.X_LABELS:
+            known = f"y is {', '.join(curves.PART)}; x is {', '.join(curves.X_LABELS)}"
+            raise ValueError(f"plot(y={y!r}, x={x!r}): {known}")
+        drawn = {run.id: [curves.curves_of_run(run.folder)] for run in self._runs}
+        return plotting.figure(curves.charts_of(drawn, [(f"{y} by {x}", y, x)]))
+
+    def __str__(self) -> str:
+        return table_text.of_runs([dict(run._row) for run in self._runs]) if self._runs else "no runs"
+
+    def __repr__(self) -> str:
+        return f"<Runs: {len(self._runs)}>"
+
+    def _repr_html_(self) -> str:
+        rows = [dict(run._row) for run in self._runs[:SHOWN_IN_NOTEBOOKS]]
+        names = table_text.filled(rows, table_text.with_metric(rows, table_text.SHOWN))
+        cells = zip(*(table_text.column(rows, name) for name in names), strict=True)
+        more = len(self._runs) - len(rows)
+        return str(table(names, cells)) + (text(f"and {more} more") if more > 0 else Safe(""))
+
+
+def _cell(value: object) -> Any:
+    """Lists and dicts as text: a column of another library has one type."""
+    return str(value) if isinstance(value, (list, dict, tuple)) else value
+
+
+def load(*names: str | Path) -> Runs:
+    """The runs that these names mean; without a name all of results/.
+
+    names: run folders, folders of them, quoted globs, (parts of) run ids, races, RACE:ARM, sweeps, as ./run.sh table
+    takes them.  What cannot be read is left out and named on standard error.  ValueError: a name means nothing.
+    """
+    return Runs(Run(row) for row in named.rows_of_words([str(name) for name in names]))

@@ -1,0 +1,138 @@
+"""What traces say: accounts of a step, and analyses."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from bench.analysis.explain import account
+from bench.analysis.explain import document as explain_document
+from bench.analysis.explain.explained import are_of_one_job, explain_paths, explain_record, has_trace
+from bench.analysis.trace import analysis, categories, load
+from bench.api import plotting
+from bench.api.answers import Answer, Named, names_of
+from bench.base.paths import user_path
+from bench.record import named
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Job = tuple[str, list[Path]]  # the title of what is explained, and its trace files or folders
+
+
+class Account(Answer):
+    """Where a step goes: parts that add up to the measured step, and where the next millisecond is."""
+
+    @property
+    def step_ms(self) -> float:
+        """Of the only account.  ValueError: it is a difference, or of several windows: read to_dict()."""
+        return float(self._account["step_ms"])
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """Of the only account: {"part": ..., "ms": ..., ...} each; they add up to step_ms."""
+        return list(self._account["parts"])
+
+    @property
+    def _account(self) -> dict[str, Any]:
+        if not isinstance(self._data, dict) or "parts" not in self._data:
+            raise ValueError(f"{self._document.title}: it is not the account of one step: read to_dict()")
+        return self._data
+
+    def plot(self) -> "Figure":
+        """The parts of the step as a bar each.  ImportError without matplotlib."""
+        return plotting.bars("Where the step goes", [(line["part"], line["ms"]) for line in self.parts], "ms a step")
+
+
+def explain(
+    *what: Named,
+    rules: Sequence[categories.Rule] = categories.RULES,
+    include_last_step: bool = False,
+    passport: str | Path | None = None,
+    annotated: str | Path | None = None,
+) -> Account:
+    """Why a step takes so long: ./run.sh explain, of a run, of traces, or of the difference of two of them.
+
+    what: runs, Kineto traces (files of the ranks of one job) or folders of them.  passport: measured limits in place of
+    those kept for the run's machine; annotated: the folder to write the traces to with the account as tracks.
+    ValueError: nothing is there to be explained.
+    """
+    names = [name for part in what for name in names_of(part)]
+    machine = user_path(passport) if passport else None
+    annotated = user_path(annotated) if annotated else None
+    found = _jobs_to_explain(names)
+    options = tuple(rules), include_last_step, machine
+    if len(found) == 2:
+        if annotated:
+            raise ValueError("--perfetto annotates the traces of one job: name one run, or the traces of one run")
+        (a_title, a), (b_title, b) = (_side(job, found, options) for job in found)
+        return Account(explain_document.from_differences({f"{a_title} -> {b_title}": account.difference(a, b)}))
+    answers: dict[str, dict[str, Any]] = {}
+    for title, paths in found:
+        answers |= explain_paths(title, paths, *options, annotated)
+    return Account(explain_document.from_accounts(answers))
+
+
+def _jobs_to_explain(names: list[str]) -> list[Job]:
+    """As jobs(), but two files are A and B, unless they say that they are different ranks of one job."""
+    found = jobs(names)
+    if len(names) == 2 and len(found) == 1 and len(found[0][1]) == 2:
+        files = found[0][1]
+        if all(path.is_file() for path in files) and not are_of_one_job(files):
+            return [(name, [path]) for name, path in zip(names, files)]
+    return found
+
+
+def _side(
+    job: Job, of: Sequence[Job], options: tuple[tuple[categories.Rule, ...], bool, Path | None]
+) -> tuple[str, dict[str, Any]]:
+    """The account of a side of a difference: its first window; of its record where the other side has no trace."""
+    title, paths = job
+    is_run = len(paths) == 1 and (paths[0] / "run.json").is_file()
+    if is_run and not all(has_trace(files) for _, files in of):
+        return title, explain_record(paths[0], options[2])
+    return next(iter(explain_paths(title, paths, *options).items()))
+
+
+class Trace(Answer):
+    """What traces say, {what was analysed: its analysis} in to_dict() where it is more than one."""
+
+    @classmethod
+    def of(cls, answers: Mapping[str, dict[str, Any]]) -> Self:
+        from bench.report import trace_page
+
+        return cls(trace_page.document(answers), next(iter(answers.values())) if len(answers) == 1 else dict(answers))
+
+
+def trace(*paths: Named, rules: Sequence[categories.Rule] = categories.RULES, include_last_step: bool = False) -> Trace:
+    """Steps, kernels, gaps and ranks of Kineto traces, of any PyTorch program: ./run.sh analyze.  Writes nothing.
+
+    paths: runs, trace files (the ranks of one job), folders of them.  ValueError: no trace is there.
+    """
+    answers: dict[str, dict[str, Any]] = {}
+    for title, of_job in jobs([name for part in paths for name in names_of(part)]):
+        answers |= titled(title, analyses(of_job, rules, include_last_step))
+    return Trace.of(answers)
+
+
+def analyses(
+    paths: Iterable[Path], rules: Sequence[categories.Rule], include_last_step: bool
+) -> dict[str | None, dict[str, Any]]:
+    """{window, None for the only one: analysis} of the traces of one job."""
+    files = [file for path in paths for file in load.find(path)]
+    return analysis.analyze_files(files, tuple(rules), include_last_step)
+
+
+def titled(title: str, windows: Mapping[str | None, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """{title, with its window where there are several: analysis}."""
+    return {title + (f", window {name}" if len(windows) > 1 else ""): facts for name, facts in windows.items()}
+
+
+def jobs(names: Iterable[str]) -> list[Job]:
+    """All files are the ranks of one job, each folder is one of its own.  ValueError: a name means nothing."""
+    files: list[tuple[str, Path]] = []
+    folders: list[tuple[str, Path]] = []
+    for name in names:
+        for path in named.find([name])[0].holders:
+            (files if path.is_file() else folders).append((name, path))
+    grouped = [files] * bool(files) + [[folder] for folder in folders]
+    return [(", ".join(dict.fromkeys(name for name, _ in job)), [path for _, path in job]) for job in grouped]

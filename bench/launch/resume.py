@@ -1,0 +1,212 @@
+"""Runs that go on where they ended: resume=auto, resume=RUN_ID, and the ledger's lines of their checkpoints.
+
+A run that goes on is one record in segments, run.json["segments"].  It goes on from a checkpoint that the ledger knows
+by its sha256, under the same config, seed, code, data and kind of machine: else it is refused (RUN_ID), or another run
+begins (auto).  A checkpoint that was changed since it was written is refused in either case.
+"""
+
+import contextlib
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.base import atomic, utc
+from bench.config import schema
+from bench.launch import allocation
+from bench.launch.console import say
+from bench.launch.prepare import Job
+from bench.record import checkpoints, ledger, run_folder
+from bench.record.shape import Section
+
+AUTO = "auto"
+TURN = ".resume.turn"
+GOES_ON = ("preempted", "aborted")
+# Failures that are not the contestant's, after which the same steps may end well
+OF_MACHINE = ("rank_killed", "agent_killed", "collective_timeout", "gpu_error", "nccl_error", "disk_full", "disk_error")
+KEPT = ("run_id", "name", "started_at", "command", "ledger_sha256", "sweep")  # of the first segment's record
+SAME = ("python", "torch", "cpu_model", "gpus")  # of run.json["environment"]
+WARNING_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2")
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What a run goes on from."""
+
+    folder: Path
+    run: dict[str, Any]  # run.json as the last segment left it
+    checkpoint: Path
+    state: dict[str, Any]  # the checkpoint's state.json
+    sha256: str  # of state.json
+
+    def record(self, run: Section) -> Section:
+        """The record of a new run -> of this one as its next segment begins."""
+        before = self.run.get("segments") or [{"from_step": 0, "started_at": self.run["started_at"]}]
+        closed = before[-1] | self._end(before)
+        begins = {"from_step": self.state["step"], "started_at": utc.now(), "checkpoint_sha256": self.sha256}
+        kept = {name: self.run[name] for name in KEPT if name in self.run}
+        warnings = self.run.get("warnings", []) + [one for one in run["warnings"] if one not in self.run["warnings"]]
+        return run | kept | {"warnings": warnings, "segments": [*before[:-1], closed, begins]}
+
+    def _end(self, segments: list[Section]) -> Section:
+        failure, ended_at = self.run["failure"] or {}, self.run["ended_at"] or segments[-1]["started_at"]
+        wall_s = self.run["measured"].get("wall_s")  # of all segments
+        if wall_s is None:  # its launcher was killed: to its last sign of life
+            wall_s = utc.seconds(ended_at) - utc.seconds(segments[-1]["started_at"])
+        else:
+            wall_s -= sum(segment["wall_s"] for segment in segments[:-1])
+        return {
+            "to_step": self.state["step"],
+            "train_s": self.state["train_s"] - sum(segment["train_s"] for segment in segments[:-1]),
+            "wall_s": max(0.0, wall_s),
+            "ended_at": ended_at,
+            "status": self.run["status"],
+            "reason": failure.get("message"),
+            "clock": (self.run.get("referee") or {}).get("clock"),
+            **{name: self.run.get(name) for name in ("session_id", "comparability_id", "launched_by")},
+        }
+
+
+def survival(config: schema.Config, earlier: Earlier | None = None) -> Section | None:
+    """What ranks are told of checkpoints; None: they make none."""
+    if config.checkpoint.every_min is None and config.resume is None:
+        return None
+    checkpoint = str(earlier.checkpoint.resolve()) if earlier else None
+    return {"every_min": config.checkpoint.every_min, "checkpoint": checkpoint}
+
+
+def go_on(job: Job, run: Section, results: Path) -> tuple[Earlier, Section] | None:
+    """Begin the next segment of the run that this job goes on with -> it, and its record; None: a new run is to begin.
+
+    run: the record that a new run would begin with.  ValueError: the run that was named cannot go on.
+    """
+    word, track = job.config.resume, results / job.config.track.name
+    if not track.is_dir():
+        return None
+    with atomic.locked(track / TURN):  # of two launchers one goes on
+        for folder in _candidates(track, job, str(word)):
+            before: Any = run_folder.effective(_of_this_job(run_folder.read_raw(folder)))
+            if before["status"] == "complete" and word == AUTO:
+                return None
+            found = None
+            if not (why := _hindrance(before, run)):
+                found = _newest(folder, results)
+                why = None if found else "it has no checkpoint that the ledger knows"
+            if found is None:
+                if word != AUTO:
+                    raise ValueError(f"resume={word}: {why}: start another run without resume=")
+                say("resume", f"not {folder.name}: {why}")
+                continue
+            earlier = Earlier(folder, before, *found)
+            record = earlier.record(run)
+            _begin(earlier, record, results)
+            say("resume", f"{folder.name} goes on after step {earlier.state['step']}", always=True)
+            return earlier, record
+    if word != AUTO:
+        raise ValueError(f"resume={word}: no such run of track {job.config.track.name} in {results}: give its run_id")
+    return None
+
+
+def _candidates(track: Path, job: Job, word: str) -> list[Path]:
+    """The newest first."""
+    names = f"*-{job.config_id}-s{job.config.seed}*" if word == AUTO else word
+    found = [path.parent for path in track.glob(f"{names}/run.json")] if "/" not in word else []
+    return sorted(found, key=lambda folder: folder.name, reverse=True)
+
+
+def _of_this_job(run: Any) -> Any:
+    """An earlier start of this SLURM job has ended, whatever its last heartbeat says: SLURM starts one at a time."""
+    own, launched_by = allocation.found(), run.get("launched_by") or {}
+    is_earlier = own and launched_by.get("job_id") == own.job_id and launched_by["num_restarts"] < own.num_restarts
+    return run | {"heartbeat_at": "1970-01-01T00:00:00Z", "launcher": {}} if is_earlier else run
+
+
+def _hindrance(before: Section, run: Section) -> str | None:
+    """Why a run cannot go on as this one."""
+    kind = (before["failure"] or {}).get("kind")
+    if before["status"] not in GOES_ON and not (before["status"] == "failed" and kind in OF_MACHINE):
+        return f"it is {before['status']}{f' ({kind})' if kind else ''}"
+    if before.get("race") or before.get("audit"):
+        return "it belongs to a race or an audit, whose runs do not go on"
+    pairs = {name: (before[name], run[name]) for name in ("config_id", "seed", "world_size")}
+    pairs["code"] = before["code"]["source_sha256"], run["code"]["source_sha256"]
+    for split in ("train", "val"):
+        then, now = ([file["sha256"] for file in of["data"][split]] for of in (before, run))
+        pairs[f"{split} data"] = then, now
+    for name in SAME:
+        pairs[name] = _machine(before["environment"].get(name)), _machine(run["environment"].get(name))
+    differing = [name for name, (then, now) in pairs.items() if then != now]
+    if not differing:
+        return None
+    name = differing[0]
+    return f"another {name.replace('_', ' ')}, {str(pairs[name][1])[:60]} instead of {str(pairs[name][0])[:60]}"
+
+
+def _machine(fact: Any) -> Any:
+    return [gpu["name"] for gpu in fact] if isinstance(fact, list) else fact
+
+
+def _newest(folder: Path, results: Path) -> tuple[Path, dict[str, Any], str] | None:
+    """The newest checkpoint that the ledger knows: its folder, its state.json and the sha256 of that.
+
+    ValueError: it is not as it was written.
+    """
+    name = ledger.name_of(results, folder)
+    known = {
+        line["step"]: line["checkpoint_sha256"]
+        for line in ledger.read(results).lines
+        if line["event"] == "checkpoint" and line.get("run") == name
+    }
+    for checkpoint in checkpoints.newest_first(folder):
+        sha256 = ledger.sha256_of(checkpoint / checkpoints.STATE)
+        step = int(checkpoint.name.removeprefix("step"))
+        if step not in known:  # its launcher was killed before it could put it there
+            continue
+        state = json.loads((checkpoint / checkpoints.STATE).read_text())
+        changed = [] if sha256 == known[step] else [checkpoints.STATE]
+        for file, facts in state["files"].items() if not changed else ():
+            with contextlib.suppress(OSError), open(checkpoint / file, "rb") as opened:
+                if hashlib.file_digest(opened, "sha256").hexdigest() == facts["sha256"]:
+                    continue
+            changed.append(file)
+        if changed:
+            what = f"{folder.name}: {checkpoint.name}/{changed[0]} is not what the ledger says was written"
+            raise ValueError(f"{what}: the run cannot go on; start another one without resume=")
+        return checkpoint, state, sha256
+    return None
+
+
+def _begin(earlier: Earlier, run: Section, results: Path) -> None:
+    """The ledger's line of the segment, then run.json; what the earlier one left of its end goes."""
+    folder = earlier.folder
+    run_folder.remove_temporary(folder)
+    atomic.reserve(folder)
+    for path in [*folder.glob("logs/rank*.failure.json"), folder / "logs" / "agent.json"]:
+        path.unlink(missing_ok=True)
+    name, facts = ledger.name_of(results, folder), {"step": earlier.state["step"], "checkpoint_sha256": earlier.sha256}
+    ledger.append(results, "resume", run=name, segment=len(run["segments"]), **facts)
+    atomic.write_json(folder / "run.json", run)
+
+
+class Watch:
+    """tick() puts each checkpoint that the ranks wrote into the ledger.
+
+    .step: of the last one, 0 without any; .ended_by: the signal that it answered, None if it was written in passing.
+    """
+
+    def __init__(self, folder: Path, results: Path):
+        self._folder, self._results = folder, results
+        self._seen = set(checkpoints.newest_first(folder))
+        self.step, self.ended_by = 0, None
+
+    def tick(self) -> None:
+        for checkpoint in reversed(checkpoints.newest_first(self._folder)):
+            if checkpoint in self._seen:
+                continue
+            self._seen.add(checkpoint)
+            path = checkpoint / checkpoints.STATE
+            state = atomic.read_json(path, {})
+            facts = {"step": state["step"], "checkpoint_sha256": ledger.sha256_of(path)}
+            ledger.append(self._results, "checkpoint", run=ledger.name_of(self._results, self._folder), **facts)
+            self.step, self.ended_by = state["step"], state["warned_by"]

@@ -1,0 +1,176 @@
+"""Checkpoints of a whole run, off its clock, so that it survives the machine that it runs on (docs/clusters.md).
+
+Every checkpoint.every_min minutes, and at a warning (SIGTERM, SIGUSR1, SIGUSR2, or the launcher's file WARNED), all
+ranks stop before the same step and each writes what its next step depends on:
+
+    checkpoint/stepN/rankR.pt     weights, buffers, optimizer, loader, random states, clock, rows of steps.csv
+    checkpoint/stepN/state.json   by rank 0, last: the step, train_s, and the sha256 of each rank's file
+
+The launcher puts the sha256 of state.json into the ledger (bench/launch/resume.py), so that a file which is edited
+before the run goes on is refused.  The files are torch.save's, read with weights_only=True, which executes nothing.
+torch.distributed.checkpoint would not serve: reading its .metadata unpickles whatever it says, and what it adds,
+another world size on resuming, would give other losses anyway.
+"""
+
+import hashlib
+import random
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+from bench.base import atomic, utc
+from bench.record.checkpoints import STATE, WARNED, folder_of, newest_first
+from bench.training import distributed
+from bench.training.distributed import Ranks
+
+POLL_S = 0.2
+NUM_KEPT = 2  # a launcher that is killed may not have put the last one into the ledger
+PREFIX = "speedrun/checkpoint"
+
+
+class Checkpoints:
+    """Decides before which step all ranks save, and writes what they save.
+
+    every_min: None saves at a warning only; warnings: receives the names of signals as they come (machine/signals.py).
+
+    Ranks agree without a collective in the timed region.  A thread of each watches for a request of rank 0; a rank that
+    has seen one looks into torch's store before every step, its device waited for, until all have.  Then rank 0 names
+    the step after its next one, which no rank can have begun: that step needs rank 0's gradients.
+    """
+
+    def __init__(self, folder: Path, ranks: Ranks, every_min: float | None, warnings: list[str]):
+        self._folder, self._ranks, self._every_min, self._warnings = folder, ranks, every_min, warnings
+        self._store: Any = dist.PrefixStore(PREFIX, _get_default_store()) if ranks.world_size > 1 else None
+        self._saved_s = time.monotonic()
+        self._round = 0
+        self._is_requested = self._has_answered = False
+        self._at: int | None = None  # the step before which all ranks save
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="checkpoints", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def is_due(self, steps_done: int) -> bool:
+        """Whether all ranks save now.  Before every step: an attribute, unless a checkpoint is near."""
+        if not self._is_requested:
+            return False
+        if self._store is None:
+            return True
+        distributed.sync(self._ranks.device)
+        if not self._has_answered:
+            self._has_answered = True
+            self._store.add(f"answers/{self._round}", 1)
+        if self._at is None and self._ranks.is_first:
+            if self._store.add(f"answers/{self._round}", 0) == self._ranks.world_size:
+                self._at = steps_done + 1
+                self._store.set(f"at/{self._round}", str(self._at))
+        elif self._at is None and self._store.check([f"at/{self._round}"]):
+            self._at = int(self._store.get(f"at/{self._round}"))
+        return steps_done == self._at
+
+    def save(self, step: int, train_s: float, state: dict[str, Any]) -> tuple[bool, str | None]:
+        """Write this rank's state; step: steps done.  -> (the run ends here, why nothing could be saved or None).
+
+        train_s: the slowest rank's clock.  The same answer on every rank.
+        """
+        started_s, folder = time.monotonic(), folder_of(self._folder, step)
+        path, why, facts = folder / f"rank{self._ranks.rank}.pt", None, {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with atomic.replacing(path) as file:
+                torch.save(state | {"rng": _random_states(self._ranks.device)}, file)
+            with open(path, "rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            facts = {path.name: {"sha256": sha256, "num_bytes": path.stat().st_size}}
+        except (OSError, RuntimeError) as error:  # torch.save's own writer has its own errors for a full disk
+            why = f"rank {self._ranks.rank}: {type(error).__name__}: {error}"
+        everyone = distributed.gather((facts, why, self._warnings[:1]))
+        why = next((why for _, why, _ in everyone if why), None)
+        warned = next((warnings[0] for _, _, warnings in everyone if warnings), None)
+        if self._ranks.is_first and why is None:
+            files = {name: file for facts, _, _ in everyone for name, file in facts.items()}
+            about = {"step": step, "train_s": train_s, "saved_at": utc.now(), "warned_by": warned, "files": files}
+            atomic.write_json(folder / STATE, about | {"save_s": time.monotonic() - started_s})
+            for old in newest_first(self._folder)[NUM_KEPT:]:
+                shutil.rmtree(old, ignore_errors=True)
+        elif self._ranks.is_first:
+            shutil.rmtree(folder, ignore_errors=True)
+        distributed.barrier()
+        self._round, self._at, self._saved_s = self._round + 1, None, time.monotonic()
+        self._is_requested = self._has_answered = False
+        if why is not None:
+            self._stopping.set()  # the run goes on for as long as it may
+        return warned is not None and why is None, why
+
+    def _watch(self) -> None:
+        """The thread: what asks for a checkpoint, and whether rank 0 has asked for one."""
+        while not self._stopping.wait(POLL_S):
+            if not self._warnings and (self._folder / WARNED).exists():
+                self._warnings.append((self._folder / WARNED).read_text() or "launcher")
+            is_late = self._every_min is not None and time.monotonic() - self._saved_s > 60 * self._every_min
+            wants = bool(self._warnings) or is_late and self._ranks.is_first
+            if self._store is None:
+                self._is_requested |= wants
+                continue
+            request = f"request/{self._round}"
+            if wants:
+                self._store.set(request, "1")
+            if self._store.check([request]):
+                self._is_requested = True
+
+
+def load(folder: Path, ranks: Ranks) -> dict[str, Any]:
+    """This rank's state of a checkpoint, its random states restored.  ValueError: it is not one of this rank's."""
+    try:
+        state: dict[str, Any] = torch.load(
+            folder / f"rank{ranks.rank}.pt", map_location=ranks.device, weights_only=True
+        )
+    except Exception as error:  # what torch raises of a file that is cut, or holds an object of a class, is of any kind
+        raise ValueError(f"{folder.name}/rank{ranks.rank}.pt cannot be read: {type(error).__name__}: {error}") from None
+    _set_random_states(state.pop("rng"), ranks.device)
+    return state
+
+
+def _random_states(device: torch.device) -> dict[str, Any]:
+    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    if numpy := sys.modules.get("numpy"):
+        name, keys, *rest = numpy.random.get_state()
+        states["numpy"] = [name, keys.tolist(), *rest]
+    return states
+
+
+def _set_random_states(states: dict[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(states["torch"].cpu())
+    random.setstate(states["python"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"].cpu(), device)
+    if "numpy" in states:
+        import numpy
+
+        numpy.random.set_state(tuple(states["numpy"]))
+
+
+def copy_into(live: Any, saved: Any, where: str = "optimizer") -> None:
+    """An optimizer's saved state into the live one, in place: tensors keep their memory, and no dtype is converted.
+
+    ValueError: they are not alike.
+    """
+    if not isinstance(saved, dict) or live.keys() != saved.keys():
+        raise ValueError(f"{where}: the checkpoint is of another state")
+    for key, value in live.items():
+        if isinstance(value, torch.Tensor):
+            value.copy_(saved[key])
+        elif isinstance(value, dict):
+            copy_into(value, saved[key], f"{where}.{key}")

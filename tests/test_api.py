@@ -1,0 +1,170 @@
+"""import speedrun: the answers of the commands as Python objects, in a checkout, a notebook and without matplotlib."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import comparing
+import pytest
+from browser import Browser, needs_browser
+
+from bench import api
+from bench.cli import compare as compare_cli
+from bench.cli import explain as explain_cli
+from bench.cli import judge as judge_cli
+from bench.cli import table as table_cli
+
+REPO = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((REPO / "docs" / "notebooks").glob("*.ipynb"))
+TIMES_S = ([10.0, 10.1, 9.9, 10.05], [9.0, 9.1, 8.9, 9.05])
+
+
+@pytest.fixture
+def raced(results):
+    """Names of the folders of two arms, B 10 % faster; results/ is theirs."""
+    arms = comparing.raced(*TIMES_S)
+    return [[str(comparing.write(results, run)) for run in runs] for runs in arms]
+
+
+def printed(main, capsys, *words):
+    main([str(word) for word in words])
+    return capsys.readouterr().out
+
+
+def test_runs_are_rows_of_the_table_with_settings_steps_and_records(raced, capsys):
+    runs = api.load()
+    assert len(runs) == 8 and [run.id for run in runs[:2]] == [run.id for run in runs][:2]
+    first = runs[0]
+    assert first.folder == Path(raced[0][0]) and first == api.load(first.id)[0]
+    assert first["train_s"] == 10.0 and first["optim.lr"] == first.settings["optim.lr"] == 0.003
+    assert first.record["run_id"] == first.id
+    assert [row["step"] for row in first.steps()] == [0, 1, 2, 3, 4]
+    assert str(runs) == printed(table_cli.main, capsys).rstrip("\n")
+    assert len(runs.filter(lambda run: run["train_s"] < 9.5)) == 4
+    with pytest.raises(KeyError, match="optim.rate: is no column and no setting of"):
+        first["optim.rate"]
+
+
+def test_tables_of_other_libraries_have_settings_as_columns(raced, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    runs = api.load()
+    frame = runs.to_pandas()
+    assert frame.groupby("config_id")["train_s"].mean().round(4).to_dict() == {"aaaaaaaa": 10.0125, "bbbbbbbb": 9.0125}
+    assert set(frame["optim.lr"]) == {0.003} and len(runs.to_pandas(steps=True)) == 40
+    pytest.importorskip("pyarrow")
+    runs.to_parquet(tmp_path / "runs.parquet")
+    assert pandas.read_parquet(tmp_path / "runs.parquet")["run_id"].tolist() == [run.id for run in runs]
+
+
+def test_polars_reads_the_same(raced):
+    pytest.importorskip("polars")
+    assert api.load().to_polars()["train_s"].to_list() == api.load().to_pandas()["train_s"].to_list()
+
+
+def test_a_comparison_says_what_the_command_prints(raced, capsys, tmp_path):
+    a, b = raced
+    compared = api.compare(a, b)
+    words = *a, "vs", *b
+    assert compared.to_dict() == json.loads(printed(compare_cli.main, capsys, *words, "--json"))
+    assert str(compared) == printed(compare_cli.main, capsys, *words).rstrip("\n")
+    assert compared.to_markdown() == printed(compare_cli.main, capsys, *words, "--md").rstrip("\n")
+    assert compared.verdict in compared.sentence.replace(" ", "_") or compared.verdict == "faster"
+    low, high = compared.ci95_pct
+    assert low < compared.change_pct < high < 0
+    compared.to_html(tmp_path / "page.html")
+    assert "<svg" in (tmp_path / "page.html").read_text()
+
+
+def test_an_arm_is_a_name_a_run_or_runs(raced):
+    a, b = raced
+    runs = api.load()
+    by_name = api.compare(a, b)
+    by_run = api.compare(runs.filter(lambda run: run["train_s"] > 9.5), [run for run in runs if run["train_s"] < 9.5])
+    assert by_run.change_pct == by_name.change_pct
+    with pytest.raises(ValueError, match="an arm without a run"):
+        api.compare(runs[:0], runs)
+    with pytest.raises(ValueError, match="margin_nats -1: use a number of nats"):
+        api.compare(a, b, margin_nats=-1.0)
+    several = api.compare(a[:2], b[:2], b[2:])
+    assert len(several.against) == 2
+    with pytest.raises(ValueError, match="2 candidates, .*read .against"):
+        _ = several.verdict
+
+
+def test_a_judgement_has_the_rules_of_the_command(raced, capsys):
+    judged = api.judge(raced[1])
+    assert judged.accepted is False
+    assert judged.to_dict() == json.loads(printed(judge_cli.main, capsys, *raced[1], "--json"))
+    assert str(judged).startswith("refused: ") and judged.rules[0]["rule"] in judged.to_markdown()
+
+
+def test_an_account_adds_up_to_its_step(finished_run, capsys):
+    account = api.explain(finished_run)
+    assert sum(part["ms"] for part in account.parts) == pytest.approx(account.step_ms)
+    assert str(account) == printed(explain_cli.main, capsys, finished_run).rstrip("\n")
+
+
+def test_a_trace_is_analysed_and_nothing_is_written(every_instrument_run):
+    before = sorted(path for path in every_instrument_run.rglob("*"))
+    analysed = api.trace(every_instrument_run)
+    assert "ranks" in analysed.to_dict() and "overall" in analysed.to_dict()
+    assert sorted(path for path in every_instrument_run.rglob("*")) == before
+
+
+def test_figures_show_what_the_pages_do(raced):
+    pytest.importorskip("matplotlib")
+    figure = api.compare(*raced).plot()
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles[0] == "Train time" and "Step time" in titles
+    (change,) = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
+    assert change.get_xdata()[0] == pytest.approx(api.compare(*raced).change_pct)
+    curves = api.load().plot(y="train_loss", x="tokens")
+    assert len(curves.axes[0].lines) == 8
+    with pytest.raises(ValueError, match="y is val_loss, train_loss, step_ms"):
+        api.load().plot(y="loss")
+
+
+def test_an_answer_in_a_notebook_is_a_page_of_its_own(raced):
+    markup = api.compare(*raced)._repr_html_()
+    assert markup.startswith("<iframe") and markup.count("<iframe") == markup.count("</iframe>") == 1
+    assert str(api.load()[0].id) in api.load()._repr_html_()
+
+
+@needs_browser
+def test_a_notebooks_page_draws_its_charts(raced, tmp_path):
+    path = tmp_path / "cell.html"
+    path.write_text(f"<!DOCTYPE html><title>cell</title>{api.compare(*raced)._repr_html_()}")
+    with Browser() as browser:
+        page = browser.open(path)
+        page.until("document.querySelector('iframe').contentDocument.querySelectorAll('.uplot canvas').length >= 2")
+
+
+def test_import_speedrun_from_anywhere_and_it_is_light(tmp_path):
+    heavy = "*(name in sys.modules for name in ('torch', 'numpy'))"
+    code = f"import sys, speedrun; speedrun.load; print(speedrun.__version__, {heavy})"
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    env |= {"PYTHONPATH": str(REPO / "bench" / "api" / "importable")}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [api.__version__, "False", "False"]
+    (tmp_path / "bench.py").write_text("")  # the user's own
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert f"a module of yours has that name: rename it, or start Python in another folder: {tmp_path}" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, tmp_path):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    notebook = nbformat.read(path, as_version=4)
+    folders = [str(REPO / "bench" / "api" / "importable"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {"SPEEDRUN_RESULTS": str(tmp_path / "results"), "PYTHONPATH": os.pathsep.join(folders)}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in env.items():
+            patch.setenv(name, value)
+        nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute(cwd=tmp_path)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert any("iframe" in output.get("data", {}).get("text/html", "") for output in outputs)
+    assert any("image/png" in output.get("data", {}) for output in outputs)

@@ -1,0 +1,233 @@
+"""Runs that are warned, killed and go on: one record, whose losses are those of a run without a break."""
+
+import json
+import shutil
+import signal
+
+import pytest
+import real_runs
+
+from bench.compare import eligibility
+from bench.launch import resume
+from bench.launch.prepare import prepare
+from bench.record import checkpoints, ledger, outside_clock, rows, run_folder, step_files, validity
+from bench.record.outside_clock import GO, PAUSE, SAVE, START, STOP
+from bench.training.clock import Clock
+from bench.training.loop import train
+
+WORDS = ["track=free", *real_runs.SMALL, *real_runs.SLIGHT, "goal.num_steps=1200", "goal.val_every_steps=300"]
+WORDS += ["goal.val_tokens=1024", "hardware=cpu", "hardware.num_threads=1", "instruments=[]"]
+OFTEN = "checkpoint.every_min=0.002"
+
+
+def only_folder(results):
+    (folder,) = real_runs.folders(results)
+    return folder
+
+
+def segment(results, *words, at=0, end=None):
+    """The command as its user types it, ended by a signal once a run has made so many steps -> its exit code."""
+    with real_runs.started(results, "run", *WORDS, "resume=auto", *words) as process:
+        if end is not None:
+            real_runs.wait_for(lambda: any(step_of(folder) >= at for folder in real_runs.folders(results)))
+            if end == signal.SIGKILL:  # of a launcher whose last checkpoint is in the ledger
+                real_runs.wait_for(lambda: any(known_steps(results) > at for _ in [0]))
+            process.send_signal(end)
+        out, _ = process.communicate(timeout=120)
+    return process.returncode, out
+
+
+def step_of(folder):
+    return run_folder.progress(folder).get("step") or 0
+
+
+def known_steps(results):
+    return max((line["step"] for line in ledger.read(results).lines if line["event"] == "checkpoint"), default=0)
+
+
+def broken_thrice(results, *words):
+    for at, end, more in ((100, signal.SIGUSR1, ()), (400, signal.SIGKILL, (OFTEN,)), (700, signal.SIGTERM, ())):
+        code, out = segment(results, *words, *more, at=at, end=end)
+        assert code == (-9 if end == signal.SIGKILL else 1), out
+    code, out = segment(results, *words)
+    assert code == 0, out
+    return only_folder(results)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    results = tmp_path_factory.mktemp("unbroken")
+    done = real_runs.bench(results, "run", *WORDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return only_folder(results)
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    return broken_thrice(tmp_path_factory.mktemp("broken"))
+
+
+def losses(folder):
+    return [(row["step"], row["train_loss"], row["val_loss"]) for row in step_files.read(folder)]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_warned_killed_and_requeued_is_one_record_with_the_losses_of_an_unbroken_one(unbroken, broken):
+    assert losses(broken) == losses(unbroken)
+    run = run_folder.read(broken)
+    assert (run["status"], run["config_id"]) == ("complete", run_folder.read(unbroken)["config_id"])
+    parts = run["segments"]
+    assert [part["status"] for part in parts] == ["preempted", "aborted", "preempted", "complete"]
+    assert [part["to_step"] for part in parts[:-1]] == [part["from_step"] for part in parts[1:]]
+    assert sum(part["train_s"] for part in parts) == pytest.approx(run["metrics"]["train_s"], rel=1e-9)
+    assert run["measured"]["wall_s"] == pytest.approx(sum(part["wall_s"] for part in parts))
+    assert run["metrics"]["energy_j"] is None and run["measured"]["num_validations"] == 5
+    assert not (broken / "checkpoint").exists()  # a complete run needs none
+    results = broken.parent.parent
+    events = [line["event"] for line in ledger.read(results).lines]
+    assert events.count("resume") == 3 and events.count("start") == 1 and events[-1] == "end"
+    assert ledger.read(results).faults == []
+    done = real_runs.bench(results, "verify", str(broken))
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_its_time_counts_only_where_the_track_says_so(unbroken, broken):
+    run = run_folder.read(broken)
+    assert run["validity"] == "suspect" and any("4 segments" in reason for reason in run["validity_reasons"])
+    refusals = eligibility.judge([rows.row_of(run)], [rows.row_of(run_folder.read(unbroken))]).refusals
+    assert any("in segments" in refusal for refusal in refusals)
+    allowed = run | {"goal": run["goal"] | {"may_resume": True}}
+    assert validity.broken_time(allowed) is None and validity.broken_time(run) is not None
+
+
+@pytest.mark.slow
+def test_two_ranks_save_before_the_same_step_and_go_on(tmp_path):
+    two = ("hardware.num_processes=2",)
+    done = real_runs.bench(tmp_path / "unbroken", "run", *WORDS, *two)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = broken_thrice(tmp_path / "broken", *two)
+    assert losses(folder) == losses(only_folder(tmp_path / "unbroken"))
+    assert (folder / "steps_by_rank.csv").read_text().count("\n") == 1200 + 1
+
+
+@pytest.fixture(scope="module")
+def warned_once(tmp_path_factory):
+    """The results of a run that was warned in its warm-up, before it had made a step."""
+    results = tmp_path_factory.mktemp("warned")
+    with real_runs.started(results, "run", *WORDS, "resume=auto") as process:
+        real_runs.wait_for(lambda: any((run / "logs" / "rank0.log").exists() for run in real_runs.folders(results)))
+        process.send_signal(signal.SIGUSR2)
+        out, _ = process.communicate(timeout=120)
+    assert process.returncode == 1 and "goes on from its checkpoint" in out, out
+    return results
+
+
+@pytest.fixture
+def warned(warned_once, tmp_path):
+    shutil.copytree(warned_once, tmp_path / "results")
+    return tmp_path / "results"
+
+
+def test_a_warning_is_heard_from_the_first_instant(warned):
+    run = run_folder.read(only_folder(warned))
+    assert (run["status"], run["failure"]["kind"], run["failure"]["signal"]) == ("preempted", "preempted", "SIGUSR2")
+    assert ledger.read(warned).runs[f"free/{run['run_id']}"]["end"]["status"] == "preempted"
+
+
+def test_a_checkpoint_that_was_changed_is_refused(warned):
+    (checkpoint,) = checkpoints.newest_first(only_folder(warned))
+    path = checkpoint / "rank0.pt"
+    content = bytearray(path.read_bytes())
+    content[-200] ^= 1
+    path.write_bytes(content)
+    code, out = segment(warned)
+    assert code == 2 and "rank0.pt is not what the ledger says was written" in out, out
+    state = json.loads((checkpoint / checkpoints.STATE).read_text())  # its own sha256 made to fit
+    state["files"]["rank0.pt"]["sha256"] = ledger.sha256_of(path)
+    (checkpoint / checkpoints.STATE).write_text(json.dumps(state))
+    code, out = segment(warned)
+    assert code == 2 and "state.json is not what the ledger says was written" in out, out
+    assert run_folder.read(only_folder(warned))["status"] == "preempted"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("resume={run_id}", "goal.num_steps=1201"), "another config id"),
+        (("resume={run_id}", "seed=1"), "another seed"),
+        (("resume=nobodys",), "no such run"),
+    ],
+)
+def test_what_is_another_run_does_not_go_on(warned, words, why):
+    run_id = only_folder(warned).name
+    done = real_runs.bench(warned, "run", *WORDS, *(word.format(run_id=run_id) for word in words))
+    assert done.returncode == 2 and why in done.stderr, done.stdout + done.stderr
+    assert len(real_runs.folders(warned)) == 1
+
+
+def job(*words):
+    return prepare([*WORDS, *words], say=lambda text: None, check_own=False)
+
+
+def test_settings_of_checkpoints_change_no_config_id():
+    ids = {job(*words).config_id for words in ((), ("resume=auto",), ("checkpoint.every_min=5",))}
+    assert len(ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("hardware.nodes=2", "hardware.num_processes=2", "hardware.rendezvous=h:1"), "runs of one node go on"),
+        (("+instruments=trace",), "disturbs the run"),
+    ],
+)
+def test_a_run_that_could_not_go_on_is_refused_before_it_begins(words, why):
+    with pytest.raises(ValueError, match=why):
+        job("resume=auto", *words)
+
+
+def test_a_job_that_slurm_starts_again_knows_that_its_earlier_start_has_ended(monkeypatch):
+    run = {"launched_by": {"by": "slurm", "job_id": "7", "num_restarts": 0}, "heartbeat_at": "2999-01-01T00:00:00Z"}
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    for restarts, heartbeat in (("0", "2999"), ("1", "1970")):
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+        assert resume._of_this_job(run)["heartbeat_at"].startswith(heartbeat)
+
+
+# ---- its parts
+
+
+def test_a_loop_that_goes_on_validates_no_step_twice():
+    said = []
+
+    class Instruments:
+        def __getattr__(self, name):
+            return lambda *args: said.append((name, args[0])) if name == "on_validation" else None
+
+    def checkpoint(step, stop):
+        said.append(("save", step))
+        return step == 4
+
+    steps = iter(range(100))
+    loop = (lambda step: next(steps), lambda: 1.0, lambda loss: False, 8, 4)
+    saves = (lambda step: step in (2, 4), checkpoint)
+    clock = Clock(lambda: None, lambda: None)
+    assert train(*loop, clock, Instruments(), checkpoints=saves) == (4, None)
+    assert said == [("on_validation", 0), ("save", 2), ("on_validation", 4), ("save", 4)]
+    said.clear()
+    again = Clock(lambda: None, lambda: None, train_s=7.0)
+    assert train(*loop, again, Instruments(), begin=(4, 0)) == (8, 1.0)
+    assert said == [("on_validation", 8)] and again.train_s > 7.0
+
+
+def test_pauses_for_checkpoints_are_no_training_time_and_no_validation():
+    edges = [(0, 0, START), (1, 0, PAUSE), (2, 0, GO), (5, 0, SAVE), (9, 0, GO), (11, 0, PAUSE), (12, 0, STOP)]
+    edges = [(t_s * 10**9, late, word) for t_s, late, word in edges]
+    clock = outside_clock.clock_from_edges(edges, [], 6.0)
+    assert (clock["outside_s"], clock["outside_train_s"], clock["validations_s"]) == (12.0, 6.0, [1.0, 1.0])
+    warned = outside_clock.clock_from_edges([*edges[:4], (9 * 10**9, 0, STOP)], [], 4.0)
+    assert (warned["outside_train_s"], warned["unknown"]) == (4.0, None)
+    both = outside_clock.joined([warned, clock], 10.0)
+    assert (both["outside_train_s"], both["claimed_train_s"], both["validations_s"]) == (10.0, 10.0, [1.0, 1.0, 1.0])
+    assert "segment 2 has no second clock" in outside_clock.joined([warned, None], 10.0)["unknown"]
