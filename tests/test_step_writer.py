@@ -89,7 +89,7 @@ def full_disk(monkeypatch):
             return self._file.write(data[:10])
 
     def fill():
-        monkeypatch.setattr(step_files, "open", lambda *args, **more: Full(Path.open(*args, **more)), raising=False)
+        monkeypatch.setattr(step_files, "open", lambda *args, **more: Full(open(*args, **more)), raising=False)
 
     return fill
 
