@@ -15,7 +15,16 @@ from packaging.utils import canonicalize_name
 
 REPO = Path(__file__).resolve().parent.parent
 SITE = sysconfig.get_path("purelib")  # not what some package puts on the path at run time
-UNLOCKED = ("docs", "notebook", "tensorboard", "wandb", "mlflow", "search", "submitit", "joblib")  # extras that ./run.sh leaves out
+UNLOCKED = (
+    "docs",
+    "notebook",
+    "tensorboard",
+    "wandb",
+    "mlflow",
+    "search",
+    "submitit",
+    "joblib",
+)  # extras that ./run.sh leaves out
 MODULES = {"hydra-core": "hydra", "PyYAML": "yaml", "nvidia-ml-py": "pynvml"}  # where the module has another name
 PIN = re.compile(r"^(\S+==.*\S) \\\n(?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+    # (.*)$", re.MULTILINE)
 inside_venv = pytest.mark.skipif(Path(sys.prefix) != REPO / ".venv", reason="not run by the Python of .venv")

@@ -2,7 +2,6 @@
 
 import errno
 import json
-from pathlib import Path
 
 import pytest
 
@@ -88,8 +87,11 @@ def full_disk(monkeypatch):
         def write(self, data):
             return self._file.write(data[:10])
 
+    def opened(*args, **options):
+        return Full(open(*args, **options))
+
     def fill():
-        monkeypatch.setattr(step_files, "open", lambda *args, **more: Full(open(*args, **more)), raising=False)
+        monkeypatch.setattr(step_files, "open", opened, raising=False)
 
     return fill
 

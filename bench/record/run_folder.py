@@ -108,7 +108,7 @@ def walk(path: str, on_error: Callable[[str], object] | None = None) -> Iterator
         return
     try:
         with os.scandir(path) as entries:
-            folders = [entry for entry in entries if entry.is_dir()]
+            folders = [entry for entry in entries if entry.is_dir(follow_symlinks=False) or entry.is_symlink()]
     except (FileNotFoundError, NotADirectoryError):  # just removed, or a log
         return
     except OSError as error:
@@ -284,7 +284,7 @@ def files(folder: Path | str, missed: Callable[[str, str], object] = lambda path
     """Sorted paths, relative and with "/", of what belongs into artifacts.  missed: as of plain_file.entries_below."""
     start = len(os.path.join(folder, ""))
     entries = plain_file.entries_below(folder, lambda path, why: missed(plain_file.name_in_utf8(path[start:]), why))
-    names = sorted(entry.path[start:] for entry in entries if entry.is_file())
+    names = sorted(entry.path[start:] for entry in entries if os.path.isfile(entry.path))  # not of a link to itself
     return [name for name in names if name != "run.json" and not any(map(_is_temporary, name.split("/")))]
 
 

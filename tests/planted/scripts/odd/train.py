@@ -94,6 +94,7 @@ def leave_what_no_record_can_hold():
             file.truncate(2**42)
     os.mkfifo("../logs/pipe.log")
     os.symlink("/dev/zero", "zero.bin")
+    os.symlink("loop.bin", "loop.bin")
     with open(b"not_\xff.txt", "w") as file:
         file.write("kept by nobody")
     top = os.getcwd()
