@@ -47,6 +47,26 @@ def test_runs_are_rows_of_the_table_with_settings_steps_and_records(raced, capsy
         first["optim.rate"]
 
 
+def test_a_table_is_that_of_the_command(raced, capsys):
+    words = {"where": ["val_loss<9"], "group": True, "sort": "-train_s_mean"}
+    table = api.table(*raced[0], *map(Path, raced[1]), **words)
+    given = [*raced[0], *raced[1], "--where", "val_loss<9", "--group", "--sort", "-train_s_mean"]
+    assert f"{table}\n" == printed(table_cli.main, capsys, *given)
+    assert table.to_dict() == json.loads(printed(table_cli.main, capsys, *given, "--json"))
+    assert table.to_markdown() + "\n" == printed(table_cli.main, capsys, *given, "--md")
+    slow, fast = (row["train_s_mean"] for row in table.to_dict())
+    assert (len(table), slow, fast) == (2, pytest.approx(10.0, 0.01), pytest.approx(9.0, 0.01))
+    assert "<table" in table._repr_html_()
+
+
+def test_a_table_of_nothing_and_one_with_an_unknown_key(raced):
+    nothing = api.table(where=["val_loss>9e9"])
+    assert (len(nothing), nothing.to_dict(), str(nothing)) == (0, [], "")
+    assert len(api.table(api.load()[0])) == 1
+    with pytest.raises(ValueError, match="no_such_key"):
+        api.table(sort="no_such_key")
+
+
 def test_tables_of_other_libraries_have_settings_as_columns(raced, tmp_path):
     pandas = pytest.importorskip("pandas")
     runs = api.load()

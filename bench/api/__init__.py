@@ -4,6 +4,7 @@
 
     runs = speedrun.load("results/*/*-s?")                                # run folders, globs, parts of run ids
     runs.to_pandas().groupby("optim.lr")["val_loss"].mean()
+    speedrun.table(where=["model=gpt2"], group=True)                      # ./run.sh table, as rows
     speedrun.compare("results/a/*", "results/b/*").verdict                # "faster"
     race = speedrun.race("goal.num_steps=100", A="", B="optim=muon", n=4) # trains; the rules of ./run.sh race
     speedrun.explain(runs[0]).plot()                                      # needs matplotlib
@@ -26,17 +27,19 @@ if TYPE_CHECKING:
     from bench.api.judging import Judgement, judge
     from bench.api.racing import Race, race
     from bench.api.runs import Run, Runs, load
+    from bench.api.tables import Table, table
     from bench.api.traces import Account, Trace, explain, trace
 
 __all__ = [
-    "Account", "Answer", "Comparison", "Judgement", "Race", "Run", "Runs", "Trace",
-    "__version__", "compare", "explain", "judge", "load", "race", "trace",
+    "Account", "Answer", "Comparison", "Judgement", "Race", "Run", "Runs", "Table", "Trace",
+    "__version__", "compare", "explain", "judge", "load", "race", "table", "trace",
 ]  # fmt: skip
 _MODULES = {  # name: where it is; loaded when it is used, as a command needs one of them
     **dict.fromkeys(("Comparison", "compare"), "comparing"),
     **dict.fromkeys(("Judgement", "judge"), "judging"),
     **dict.fromkeys(("Race", "race"), "racing"),
     **dict.fromkeys(("Run", "Runs", "load"), "runs"),
+    **dict.fromkeys(("Table", "table"), "tables"),
     **dict.fromkeys(("Account", "Trace", "explain", "trace"), "traces"),
     "Answer": "answers",
 }

@@ -2,6 +2,7 @@
 
 import html
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,4 +70,4 @@ def names_of(arm: Named) -> list[str]:
     parts = [arm] if isinstance(arm, (str, Path, Run)) else [*arm]
     if not parts:
         raise ValueError("an arm without a run: give a name, a Run, or Runs with at least one")
-    return [str(part.folder) if isinstance(part, Run) else str(part) for part in parts]
+    return [os.fspath(part) for part in parts]

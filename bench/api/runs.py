@@ -5,21 +5,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from bench.api import plotting
+from bench.api import plotting, tables
 from bench.base.paths import user_path
 from bench.record import configs, named, run_folder, step_files
 from bench.record.exporters import formats
 from bench.record.rows import ListedRow
 from bench.record.shape import Record
 from bench.report import curves, table_text
-from bench.web.page import Safe, table, text
 
 if TYPE_CHECKING:
     import pandas
     import polars
     from matplotlib.figure import Figure
-
-SHOWN_IN_NOTEBOOKS = 50  # rows
 
 
 class Run:
@@ -40,6 +37,10 @@ class Run:
     @property
     def folder(self) -> Path:
         return user_path(self._row["folder"])
+
+    def __fspath__(self) -> str:
+        """The folder, so that a Run can be given wherever a path can."""
+        return str(self.folder)
 
     def __getitem__(self, name: str) -> Any:
         """A column or a setting.  KeyError: it has neither."""
@@ -148,11 +149,8 @@ class Runs(Sequence[Run]):
         return f"<Runs: {len(self._runs)}>"
 
     def _repr_html_(self) -> str:
-        rows = [dict(run._row) for run in self._runs[:SHOWN_IN_NOTEBOOKS]]
-        names = table_text.filled(rows, table_text.with_metric(rows, table_text.SHOWN))
-        cells = zip(*(table_text.column(rows, name) for name in names), strict=True)
-        more = len(self._runs) - len(rows)
-        return str(table(names, cells)) + (text(f"and {more} more") if more > 0 else Safe(""))
+        rows = [dict(run._row) for run in self._runs]
+        return tables.html(rows, table_text.with_metric(rows, table_text.SHOWN))
 
 
 def _cell(value: object) -> Any:

@@ -8,15 +8,15 @@ row is a run, with --group a set of repeats, with --pivot a value of a setting.
 import argparse
 import functools
 import sys
-from collections.abc import Sequence
 from typing import Any
 
+from bench.api import tables
 from bench.base import paths
 from bench.base.paths import PUBLISHED
 from bench.cli import arguments
 from bench.record import named
-from bench.report import table_columns, table_groups, table_text
-from bench.report.table_columns import COLUMNS, Columns, Condition, TableRow
+from bench.report import table_groups
+from bench.report.table_columns import COLUMNS, Columns
 
 ALONE = {  # what has no effect beside another option
     "leaderboard": (
@@ -48,84 +48,52 @@ def main(argv: list[str]) -> int:
         print(leaderboard_views.text(args.folder, "github" if args.md else "simple", report))
         return 0
     try:
-        rows, conditions = _rows(args)
-        _pivot(args, rows) if args.pivot else _table(args, rows, conditions)
+        _pivot(args) if args.pivot else _table(args)
     except ValueError as error:
         print(f"table: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _rows(args: argparse.Namespace) -> tuple[list[TableRow], list[Condition]]:
-    """-> (the rows of the requested runs, the conditions)."""
-    rows: list[Any] = named.rows_of_words(args.folder)
-    if args.sweep:
-        from bench.record import sweep
-
-        rows = sweep.chosen(rows, args.sweep)
-    columns = Columns(rows)
-    conditions = [columns.condition(condition) for condition in args.where]
-    return table_columns.chosen(rows, conditions), conditions
-
-
-def _table(args: argparse.Namespace, rows: list[TableRow], conditions: list[Condition]) -> None:
-    fixed: tuple[str, ...] = table_groups.GROUP_COLUMNS if args.group else COLUMNS
-    rows = [*table_groups.groups(rows)] if args.group else rows
-    shown: Sequence[str] = table_text.with_metric(rows, table_text.GROUP_SHOWN if args.group else table_text.SHOWN)
-    columns = Columns(rows, fixed)
-    orders = columns.orders(args.sort, args.reverse)
-    given = [key for names in args.columns for key in names.split(",") if key]
-    chosen = columns.named(given, f"--columns {' '.join(args.columns)}")
-    notes, changes = [], []
-    if args.baseline:
-        baseline = table_groups.find_baseline(rows, args.baseline, columns)
-        notes, changes = table_groups.add_changes(rows, baseline), list(table_groups.CHANGE_COLUMNS)
-        rows = [baseline, *(row for row in rows if row is not baseline)]
-    rows = table_columns.sort(rows, orders) if orders or not args.reverse else rows[::-1]
-    varied = [] if chosen else columns.varied()
-    every = columns.all() if args.all_columns else [*fixed, *(name for name in varied if name not in fixed)]
-    if args.json or args.csv:
-        _print_data(args, rows, [*(chosen or every), *(name for name in changes if name not in chosen)])
-        return
-    if not rows:
+def _table(args: argparse.Namespace) -> None:
+    table = tables.table(
+        *args.folder,
+        where=args.where,
+        sort=args.sort,
+        reverse=args.reverse,
+        columns=args.columns,
+        all_columns=args.all_columns,
+        group=args.group,
+        baseline=args.baseline or (),
+        sweep=args.sweep,
+    )
+    if args.json:
+        print(table.to_json())
+    elif args.csv:
+        table.print_csv()
+    elif not len(table):
         print(_nothing(args))
-        return
-    if not chosen and not args.all_columns:
-        behind = shown.index("track" if args.group else "status") + 1
-        every = [*shown[:behind], *varied, *shown[behind:]]
-    shown = list(dict.fromkeys([*(chosen or every), *changes]))
-    if args.md:
-        print(table_text.render(rows, shown if args.all_columns else table_text.filled(rows, shown), "github"))
-    elif args.all_columns:
-        print(table_text.render(rows, shown, "wide"))
-    else:  # what a user asks about is shown, of a group its mean
-        keys = [key for condition in conditions for key in (condition.key, f"{condition.key}_mean") if key in rows[0]]
-        requested = list(dict.fromkeys([*(key for key, _ in orders), *keys, *changes]))
-        print(table_text.fit(rows, shown, chosen or requested, varied))
-    num_hidden = 0 if chosen or args.all_columns or args.md else columns.num_varied - table_columns.MAX_VARIED
-    if num_hidden > 0:
-        notes.append(f"{num_hidden} more settings differ: --columns run_id,'optim.*' or --all-columns shows them")
-    for note in notes:
-        print(note, file=sys.stderr)
+    else:
+        print(table.to_markdown() if args.md else table)
+        for note in table.notes:
+            print(note, file=sys.stderr)
 
 
-def _pivot(args: argparse.Namespace, rows: list[TableRow]) -> None:
+def _pivot(args: argparse.Namespace) -> None:
     given = f"--pivot {' '.join(args.pivot)}"
     if len(args.pivot) > 2:
         raise ValueError(f"{given}: one or two keys: a table has lines and columns")
+    rows, _ = tables.rows_of(args.folder, args.where, args.sweep)
     columns, value = Columns(rows), args.value or "val_loss"
     keys = columns.named(args.pivot, given)
     (value,) = columns.named([value], f"--value {value}")
     pivot = table_groups.pivot_of(rows, keys, value)
     if args.json or args.csv:
-        cells = table_groups.rows_of_pivot(pivot)
-        _print_data(args, cells, [*keys, f"{value}_mean", f"{value}_sd", "n", "num_lost", "best"])
+        names = [*keys, f"{value}_mean", f"{value}_sd", "n", "num_lost", "best"]
+        cells = tables.Table(table_groups.rows_of_pivot(pivot), names)
+        print(cells.to_json()) if args.json else cells.print_csv()
     else:
         print(table_groups.pivot_text(pivot, args.md) if rows else _nothing(args))
-
-
-def _print_data(args: argparse.Namespace, rows: Sequence[TableRow], columns: Sequence[str]) -> None:
-    print(table_text.as_json(rows, columns)) if args.json else table_text.print_csv(rows, columns)
 
 
 def _nothing(args: argparse.Namespace) -> str:

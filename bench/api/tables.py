@@ -1,0 +1,157 @@
+"""The results table: what ./run.sh table prints, and speedrun.table() returns.
+
+Nothing heavy is imported here: the command shows 10,000 runs in half a second.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bench.record import named
+from bench.report import table_columns, table_groups, table_text
+from bench.report.table_columns import COLUMNS, Columns, TableRow
+
+if TYPE_CHECKING:
+    import pandas
+
+SHOWN_IN_NOTEBOOKS = 50  # rows
+
+
+class Table:
+    """Rows of runs, or of groups of repeats.  print() shows it as ./run.sh table does; len() is the number of rows.
+
+    columns: names of the columns in the order of the exports, settings by their dotted names.
+    notes: sentences about what the text leaves out or estimates.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[TableRow],
+        columns: Sequence[str],
+        shown: Sequence[str] | None = None,
+        requested: Sequence[str] = (),
+        varied: Sequence[str] = (),
+        notes: Sequence[str] = (),
+    ) -> None:
+        """shown: the columns of the text, None: all of columns, however wide the terminal.
+
+        requested, varied: the columns that stay when it is narrow, and settings, which stay longer than the rest.
+        """
+        self.columns, self.notes = list(columns), list(notes)
+        self._rows, self._shown = list(rows), shown
+        self._requested, self._varied = requested, varied
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """A dict a row, numbers not rounded; None is off, unknown or not measured."""
+        return [{name: row.get(name) for name in self.columns} for row in self._rows]
+
+    def to_json(self) -> str:
+        return table_text.as_json(self._rows, self.columns)
+
+    def print_csv(self) -> None:
+        """To standard output, numbers not rounded, formulas of a spreadsheet escaped."""
+        table_text.print_csv(self._rows, self.columns)
+
+    def to_markdown(self) -> str:
+        """For a pull request, without the columns that are empty."""
+        shown = self.columns if self._shown is None else table_text.filled(self._rows, self._shown)
+        return table_text.render(self._rows, shown, "github")
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """ImportError without pandas."""
+        import pandas
+
+        return pandas.DataFrame(self.to_dict(), columns=self.columns)
+
+    def __str__(self) -> str:
+        if self._shown is None:
+            return table_text.render(self._rows, self.columns, "wide")
+        return table_text.fit(self._rows, self._shown, self._requested, self._varied)
+
+    def __repr__(self) -> str:
+        return f"<Table: {len(self)} rows>"
+
+    def _repr_html_(self) -> str:
+        return html(self._rows, self._shown or self.columns)
+
+
+def table(
+    *names: str | os.PathLike[str],
+    where: Sequence[str] = (),
+    sort: str | None = None,
+    reverse: bool = False,
+    columns: Sequence[str] = (),
+    all_columns: bool = False,
+    group: bool = False,
+    baseline: Sequence[str] = (),
+    sweep: str | None = None,
+) -> Table:
+    """The runs that these names mean, one a row and oldest first; without a name all of results/.
+
+        speedrun.table("results/", where=["optim=muon", "optim.lr<0.01"], group=True, sort="val_loss_mean")
+
+    names: as of load().  KEY below is a column or a setting such as optim.lr.
+    where: conditions that all must hold, "KEY=VALUE", "KEY=A,B", "KEY<VALUE" and so on; a value may be a glob.
+    sort: "KEY,-KEY", - for the largest first.  reverse: the other order; without sort the newest first.
+    columns: only these, "optim.*" matches several; all_columns: all of them, and every setting.
+    group: a row is a set of repeats, with n, mean and standard deviation.
+    baseline: the row, as part of an id or conditions, against which a change is given for every other one.
+    sweep: only the runs of this sweep, by (a part of) its id.
+
+    Runs that cannot be read are left out and named on standard error.  ValueError: a name or a key means nothing.
+    """
+    rows, asked = rows_of(names, where, sweep)
+    fixed: tuple[str, ...] = table_groups.GROUP_COLUMNS if group else COLUMNS
+    rows = [*table_groups.groups(rows)] if group else rows
+    known = Columns(rows, fixed)
+    orders = known.orders(sort, reverse)
+    chosen = known.named([key for text in columns for key in text.split(",") if key], f"--columns {' '.join(columns)}")
+    notes, changes = list[str](), list[str]()
+    if baseline:
+        base = table_groups.find_baseline(rows, baseline, known)
+        notes, changes = table_groups.add_changes(rows, base), list(table_groups.CHANGE_COLUMNS)
+        rows = [base, *(row for row in rows if row is not base)]
+    rows = table_columns.sort(rows, orders) if orders or not reverse else rows[::-1]
+    varied = [] if chosen else known.varied()
+    every = known.all() if all_columns else [*fixed, *(name for name in varied if name not in fixed)]
+    exported = [*(chosen or every), *(name for name in changes if name not in chosen)]
+    if all_columns:
+        return Table(rows, exported, notes=notes)
+    shown: Sequence[str] = table_text.with_metric(rows, table_text.GROUP_SHOWN if group else table_text.SHOWN)
+    behind = shown.index("track" if group else "status") + 1
+    shown = list(dict.fromkeys([*(chosen or [*shown[:behind], *varied, *shown[behind:]]), *changes]))
+    # What a user asks about is shown, of a group its mean.
+    keys = [name for key in asked for name in (key, f"{key}_mean") if rows and name in rows[0]]
+    requested = list(dict.fromkeys([*(key for key, _ in orders), *keys, *changes]))
+    num_hidden = 0 if chosen else known.num_varied - table_columns.MAX_VARIED
+    if num_hidden > 0:
+        notes.append(f"{num_hidden} more settings differ: --columns run_id,'optim.*' or --all-columns shows them")
+    return Table(rows, exported, shown, chosen or requested, varied, notes)
+
+
+def rows_of(
+    names: Sequence[str | os.PathLike[str]], where: Sequence[str] = (), sweep: str | None = None
+) -> tuple[list[TableRow], list[str]]:
+    """The rows of the runs that meet all conditions, and the keys of these.  ValueError as of table()."""
+    rows: list[Any] = named.rows_of_words([os.fspath(name) for name in names])
+    if sweep:
+        from bench.record import sweep as sweeps
+
+        rows = sweeps.chosen(rows, sweep)
+    columns = Columns(rows)
+    conditions = [columns.condition(condition) for condition in where]
+    return table_columns.chosen(rows, conditions), [condition.key for condition in conditions]
+
+
+def html(rows: Sequence[TableRow], columns: Sequence[str]) -> str:
+    """For a notebook: the first rows, without the columns that are empty."""
+    from bench.web import page
+
+    first = rows[:SHOWN_IN_NOTEBOOKS]
+    names = table_text.filled(first, columns)
+    cells = zip(*(table_text.column(first, name) for name in names), strict=True)
+    more = len(rows) - len(first)
+    return str(page.table(names, cells)) + (str(page.text(f"and {more} more")) if more else "")
