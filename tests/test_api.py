@@ -18,6 +18,8 @@ from bench.cli import table as table_cli
 
 REPO = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((REPO / "docs" / "notebooks").glob("*.ipynb"))
+# A race refuses a busy machine, and a machine that runs tests is one.
+ANYWAY = "import functools, speedrun; speedrun.race = functools.partial(speedrun.race, anyway=True)"
 TIMES_S = ([10.0, 10.1, 9.9, 10.05], [9.0, 9.1, 8.9, 9.05])
 
 
@@ -179,6 +181,7 @@ def test_import_speedrun_from_anywhere_and_it_is_light(tmp_path):
 def test_a_notebook_runs(path, tmp_path):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.read(path, as_version=4)
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(ANYWAY))
     folders = [str(REPO / "bench" / "api" / "importable"), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {"SPEEDRUN_RESULTS": str(tmp_path / "results"), "PYTHONPATH": os.pathsep.join(folders)}
     with pytest.MonkeyPatch.context() as patch:
