@@ -42,9 +42,11 @@ def gradients(model, loss):
 
 
 def assert_near(found, expected):
+    """Within 1e-4 of each gradient, or 1e-6 of the largest one: a scalar's is a sum that all but cancels out."""
     assert found.keys() == expected.keys()
+    largest = max(grad.norm() for grad in expected.values())
     for name, grad in expected.items():
-        assert (found[name] - grad).norm() <= 1e-4 * grad.norm() + 1e-7, name
+        assert (found[name] - grad).norm() <= 1e-4 * grad.norm() + 1e-6 * largest, name
 
 
 def assert_same_compiled(model, tokens_BT):

@@ -57,6 +57,15 @@ def weights(model):
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def on_one_thread():
+    """As the ranks of rank_forks.py are: several threads add in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def same(ours, theirs):
     return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
