@@ -409,7 +409,7 @@ def test_a_class_that_trains_in_its_validations_takes_no_less_time_by_the_launch
     """As long as some steps in each validation but the first: its own clock does not see them."""
     _, run = own(tmp_path, "in_validations.py:Mine", "hardware.num_threads=1", steps=60)
     clock = run["referee"]["clock"]
-    assert clock["outside_validations_s"] > 0.8 and clock["outside_s"] > clock["claimed_train_s"] + 0.8
+    assert clock["outside_validations_s"] > 3 and clock["outside_s"] > clock["claimed_train_s"] + 3
     assert any("its validations take longer once it has trained" in words for words in distrusted(run))
 
 

@@ -17,5 +17,5 @@ class Mine(GPT2):
             self.has_trained = self.num_calls > 12
         elif self.has_trained:
             self.has_trained = False
-            time.sleep(0.3)  # as long as a few steps would take
+            time.sleep(1.0)  # as long as some steps would take
         return super().forward(tokens_BT, targets_BT)
