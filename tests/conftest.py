@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
 import warnings
 from pathlib import Path
@@ -23,6 +24,8 @@ if (capability := os.environ.get("ATEN_CPU_CAPABILITY")) is not None:  # why: be
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # containers set it; each process would compile bench anew: 0.7 s
 os.environ.pop("PYTHONUNBUFFERED", None)  # them too; a script's ranks do not get it, and only what is alike is forked
 os.environ.pop("COLUMNS", None)  # of the terminal that the tests are started from: tables would fold
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # nohup and a script's "&" ignore it, and runs would inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 fork_server.install()
