@@ -18,6 +18,7 @@ def answer(**facts):
         "num_bytes": 64 * 2**20,
         "all_reduce_ms": 1.0,
         "matmul_tflop_per_s": 700.0,
+        "device_name": "NVIDIA H100 80GB HBM3",
     }
     return fine | facts
 
@@ -35,7 +36,19 @@ def test_ranks_that_answer_report_software_and_bandwidth():
 @pytest.mark.parametrize(("rate", "status"), [(680.0, "ok"), (678.0, "warn")])
 def test_a_gpu_more_than_three_percent_below_the_median_is_slow(rate, status):
     """The median of 700, 700 and this one is 700; 3 % below it is 679."""
-    assert probe.gpu_speed([700.0, rate, 700.0]).status == status
+    assert probe.gpu_speed([700.0, rate, 700.0], 3 * ["NVIDIA of tomorrow"]).status == status
+
+
+def test_a_rate_that_no_data_sheet_allows_is_no_measurement():
+    """989 TFLOP/s dense in bfloat16: 700 are 71 % of it, and boards clock higher than their sheet, to a quarter."""
+    names = 2 * ["NVIDIA H100 80GB HBM3"]
+    speed = probe.gpu_speed([690.0, 700.0], names)
+    assert speed.found == "690 to 700 TFLOP/s bfloat16, at most 71 % of the data sheet's"
+    assert probe.gpu_speed([1200.0, 1236.0], names).status == "ok"
+    beyond = probe.gpu_speed([87487.0, 87487.0], names)
+    assert beyond.status == "fail" and beyond.remedy
+    assert beyond.found == "87,487 TFLOP/s bfloat16, and the data sheet of NVIDIA H100 80GB HBM3 says 989"
+    assert probe.gpu_speed([87487.0, 87487.0], 2 * ["NVIDIA of tomorrow"]).found == "87487 to 87487 TFLOP/s bfloat16"
 
 
 def test_ranks_that_do_not_answer_are_a_failure_with_a_remedy(tmp_path):

@@ -316,6 +316,23 @@ def test_the_doctor_measures_keeps_compares_and_prints(machine, monkeypatch, cap
     assert len(list((machine / kept.FOLDER).glob("*.json"))) == 2
 
 
+@pytest.mark.parametrize(
+    ("beyond", "words"),
+    [
+        (gemm("bfloat16", (8192, 8192, 8192), 87487.0), "came to 88.5 times what the data sheet of NVIDIA H100 80GB"),
+        (figure("copy", "copy 2 GiB", 6240.0, num_bytes=2 * GIB), "copy 2 GiB came to 2.0 times what the data sheet"),
+    ],
+)
+def test_figures_beyond_the_data_sheet_are_no_measurement(beyond, words):
+    """989 TFLOP/s; 3.35e12 bytes/s are 3,120 GiB/s.  What a cache holds may be faster than memory, so 2 MiB may."""
+    fine = [gemm("bfloat16", (8192, 8192, 8192), 1100.0), figure("copy", "copy 2 MiB", 6240.0, num_bytes=2 * MIB)]
+    (device,) = passport(fine)["devices"]
+    session._refuse_beyond_sheet(device)
+    with pytest.raises(session.NotMeasured, match=words):
+        session._refuse_beyond_sheet(device | {"figures": [*fine, beyond]})
+    session._refuse_beyond_sheet(device | {"figures": [*fine, beyond], "name": "NVIDIA of tomorrow"})
+
+
 def test_a_measurement_that_fails_is_a_sentence_and_exit_code_1(machine, monkeypatch, capsys):
     def fails(hardware, env, say):
         raise session.NotMeasured("0 of 2 ranks answered")

@@ -97,6 +97,12 @@ def mix(self, tokens_BT):
     return Visible(tokens_BT, self.eos_token, near_tokens, self.near_blocks, None)
 Windowed.windows_are_data, Windowed.mix = True, mix
 """
+UNSEEN_LENGTH = """
+from models import stages
+plain_shape = stages.Portion.shape.fget
+stages.Portion.shape = property(lambda portion: plain_shape(portion)[:1])  # so the warm-up skips a later stage's length
+"""
+LENGTHS = "stages=[{until_step:2,seq_len:256},{seq_len:512}]"
 WINDOWS = "stages=[{until_step:1,window_tokens:128},{until_step:2,window_tokens:256},{window_tokens:512}]"
 TOO_MUCH_SHARED = """
 from models import masked_attention
@@ -126,19 +132,19 @@ def rehearsed(model, plant="", *overrides, gpu="h100", triton=False):
 @needs_device
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "overrides", "step_of_collectives"),
-    [
-        ("windowed", [], 3),  # two buckets of gradients, then Muon's updates
-        ("gpt2", ["hardware.reducer=shard"], 6),  # three buckets scattered; two of weights gathered, and Muon's updates
-        ("gpt2", ["optim.muon_batched=compiled"], 3),
+    ("model", "overrides", "seqs", "num_collectives"),
+    [  # 16,384 tokens / 8 GPUs / 512 or 256; of two steps of warm-up and two others, for each stage
+        ("windowed", [], [4], 4 * 3),  # two buckets of gradients, then Muon's updates
+        ("gpt2", ["hardware.reducer=shard"], [4], 4 * 6),  # three scattered; two of weights gathered, and Muon's
+        ("gpt2", ["optim.muon_batched=compiled", LENGTHS], [8, 4], 8 * 3),
     ],
 )
-def test_a_model_as_it_is_has_no_fault(model, overrides, step_of_collectives):
+def test_a_model_as_it_is_has_no_fault(model, overrides, seqs, num_collectives):
     found, (row,) = rehearsed(model, "", *overrides)
     assert row.status == "ok", row
     assert found["num_flex"] == (8 if model == "windowed" else 0)  # of 4 layers, in two graphs
-    assert found["micro_batch_seqs"] == [4]  # 16,384 tokens / 8 GPUs / 512
-    assert found["collectives"] == 4 * step_of_collectives  # of two steps of warm-up and two others
+    assert found["micro_batch_seqs"] == seqs
+    assert found["collectives"] == num_collectives
     assert "kernels not compiled" in row.found
 
 
@@ -149,6 +155,7 @@ def test_a_model_as_it_is_has_no_fault(model, overrides, step_of_collectives):
     [
         ("windowed", LOST_MASK, [], ["FlexAttention see every token"]),
         ("windowed", GRAPH_A_WINDOW, [WINDOWS], ["graphs compiled after the warm-up"]),
+        ("gpt2", UNSEEN_LENGTH, [LENGTHS], ["graphs compiled after the warm-up"]),
         ("gpt2", NEW_GRAPH_EVERY_STEP + HOST_WAITS, [], ["graphs compiled after the warm-up", "graph break"]),
         (
             "gpt2",
@@ -161,7 +168,7 @@ def test_a_model_as_it_is_has_no_fault(model, overrides, step_of_collectives):
             ],
         ),
     ],
-    ids=["mask", "window", "recompiles", "calls"],
+    ids=["mask", "window", "length", "recompiles", "calls"],
 )
 def test_a_planted_fault_is_found(model, plant, overrides, findings):
     _, rows = rehearsed(model, plant, *overrides)

@@ -23,7 +23,7 @@ from bench.base.reading import plain_file
 from bench.base.units import GIB, MIB
 from bench.config.schema import HardwareConfig
 from bench.launch import ranks
-from bench.machine import processes
+from bench.machine import peak_rates, processes
 from bench.machine.preflight import Check
 from bench.record import failures
 from bench.training import flight_recorder
@@ -142,17 +142,29 @@ def judge(device: str, answers: list[dict[str, Any]]) -> list[Check]:
         gib_per_s = 2 * (num_ranks - 1) / num_ranks * num_bytes / GIB / (slowest_ms / 1e3)
         speed = f"all-reduce of {num_bytes / MIB:g} MiB {slowest_ms:.2f} ms, {gib_per_s:.3g} GiB/s a rank"
         checks.append(Check("collective", "ok", f"{num_ranks} ranks agree; {speed}"))
-    return [*checks, gpu_speed([answer["matmul_tflop_per_s"] for answer in answers])] if device == "cuda" else checks
+    if device == "cuda":
+        rates = [answer["matmul_tflop_per_s"] for answer in answers]
+        checks.append(gpu_speed(rates, [answer["device_name"] for answer in answers]))
+    return checks
 
 
-def gpu_speed(rates: list[float]) -> Check:
-    """TFLOP/s of a matrix multiplication on each GPU, all at once, as a Check: the slowest sets everybody's pace."""
-    median = statistics.median(rates)
+def gpu_speed(rates: list[float], names: list[str]) -> Check:
+    """TFLOP/s of a matrix multiplication on each GPU, all at once, as a Check: the slowest sets everybody's pace.
+
+    names: of the GPUs, as the driver gives them; what is more than a data sheet allows was not measured.
+    """
+    median, name = statistics.median(rates), names[rates.index(max(rates))]
+    sheet = peak_rates.peak_flops(name, "bfloat16")
+    if peak_rates.is_beyond_sheet(1e12 * max(rates), sheet):
+        found = f"{max(rates):,.0f} TFLOP/s bfloat16, and the data sheet of {name} says {(sheet or 0) / 1e12:g}"
+        remedy = "no time that this machine measures can be trusted: is the GPU what its driver says, and its clock real?"
+        return Check("gpu speed", "fail", found, remedy)
     slow = [f"GPU {rank} {rate:.0f}" for rank, rate in enumerate(rates) if rate < (1 - SLOW_FRAC) * median]
     if slow:
         remedy = "run on the others (CUDA_VISIBLE_DEVICES), or look at its temperature, power and PCIe slot"
         return Check("gpu speed", "warn", f"{', '.join(slow)} TFLOP/s bfloat16, the median {median:.0f}", remedy)
-    return Check("gpu speed", "ok", f"{min(rates):.0f} to {max(rates):.0f} TFLOP/s bfloat16")
+    share = f", at most {1e14 * max(rates) / sheet:.0f} % of the data sheet's" if sheet else ""
+    return Check("gpu speed", "ok", f"{min(rates):.0f} to {max(rates):.0f} TFLOP/s bfloat16{share}")
 
 
 # ---- in a rank
@@ -186,6 +198,7 @@ def _answer(device_type: str, timeout_s: float) -> dict[str, Any]:
         "num_bytes": num_bytes,
         "all_reduce_ms": None if alone else _median_ms(lambda: distributed.all_sum(numbers), ranks.device),
         "matmul_tflop_per_s": _matmul_tflop_per_s(ranks.device) if device_type == "cuda" else None,
+        "device_name": torch.cuda.get_device_name(ranks.device) if device_type == "cuda" else None,
     }
     distributed.stop()
     return facts

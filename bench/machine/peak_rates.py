@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 T = 1e12
 PRECISIONS = ("bf16", "fp16", "tf32", "fp32", "fp8")
+MAX_SHEET_FRAC = 1.25  # of a sheet's rate: boards run above the clock of their sheet, an RTX 4090 by up to a fifth
 ALIASES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float8": "fp8"}
 
 
@@ -150,6 +151,11 @@ def peak_flops(device_name: str | None, dtype: str | None) -> float | None:
         return None
     peak: float | None = getattr(device, precision)
     return peak
+
+
+def is_beyond_sheet(measured: float, sheet: float | None) -> bool:
+    """Whether a rate is more than the device can have, so that its clock or its name is wrong; sheet: None: unknown."""
+    return sheet is not None and measured > MAX_SHEET_FRAC * sheet
 
 
 def mem_bytes_per_s(device_name: str | None) -> float | None:

@@ -6,20 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from bench.base import utc
+from bench.base.units import GIB
 from bench.config.schema import HardwareConfig
 from bench.launch import probe, ranks
-from bench.machine import gpus, preflight
+from bench.machine import gpus, peak_rates, preflight
 from bench.machine.passport import kept
 
 LIMIT_S = 140.0  # of measuring
 WHOLE_S = 155.0  # from the start, processes' imports too: the case under way and the end stay under three minutes
 LOOK_EVERY_S = 0.2
+MIN_COPY_BYTES = GIB  # more than any cache of peak_rates.DEVICES: a smaller copy may be faster than memory
 RANK = "bench.plans.passport.rank"
 ENVIRONMENT = ("cpu_model", "num_cpus", "memory_gib", "driver", "governor")
 
 
 class NotMeasured(RuntimeError):
-    """The ranks did not answer: a sentence that says why and what to try."""
+    """The ranks did not answer, or what they answered cannot be: a sentence that says why and what to try."""
 
 
 def measure(
@@ -52,6 +54,8 @@ def measure(
         {"id": id, "name": name, "index": index, "figures": found["figures"], "under_load": found["under_load"]}
         for index, ((id, name), found) in enumerate(zip(names, answers.found))
     ]
+    for device in devices:
+        _refuse_beyond_sheet(device)
     return {
         "schema_version": kept.SCHEMA_VERSION,
         "at": at,
@@ -63,6 +67,19 @@ def measure(
         "collectives": first["collectives"],
         "omitted": first["omitted"],
     }
+
+
+def _refuse_beyond_sheet(device: kept.Device) -> None:
+    """NotMeasured: a product or a copy that no cache holds, at more than the device's data sheet allows."""
+    for figure in device["figures"]:
+        rate, sheet, name = figure["low"], None, device["name"]
+        if figure["kind"] == "gemm":
+            rate, sheet = 1e12 * rate, peak_rates.peak_flops(name, figure.get("precision"))
+        elif figure["kind"] == "copy" and figure["num_bytes"] >= MIN_COPY_BYTES:
+            rate, sheet = GIB * rate, peak_rates.mem_bytes_per_s(name)
+        if peak_rates.is_beyond_sheet(rate, sheet):
+            why = f"{figure['what']} came to {rate / (sheet or 1):,.1f} times what the data sheet of {name} says"
+            raise NotMeasured(f"{why}: is device {device['index']} what its driver says, and its clock real?")
 
 
 def _follow(group: ranks.Group, progress: Path, limit_s: float, say: Callable[[str], object]) -> bool:

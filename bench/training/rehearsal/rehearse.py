@@ -155,13 +155,10 @@ def play(trainer: Any, watch: Any) -> dict[str, Any]:
     _validate(trainer, watch, "warm-up validation")
     trainer._is_warming_up = False
     num_graphs, num_recompiles = len(watch.graphs), len(watch.recompiles)
-    shapes: dict[Any, Any] = {}
-    for portion in trainer.timeline.portions:
-        shapes.setdefault((portion.shape, portion.window_tokens), portion)
     per_step: dict[int, dict[str, int]] = {}
     single: dict[str, int] = {}
     num_tensors = len(list(trainer.model.parameters()))
-    for portion in shapes.values():
+    for portion in trainer.timeline.portions:  # all: not only what the warm-up takes to be of another shape
         calls, launches = watch.calls.copy(), watch.launches.total()
         _step(trainer, watch, portion.first_step, "step", validates=False)
         calls = watch.calls - calls
