@@ -157,7 +157,7 @@ def gpu_speed(rates: list[float], names: list[str]) -> Check:
     sheet = peak_rates.peak_flops(name, "bfloat16")
     if peak_rates.is_beyond_sheet(1e12 * max(rates), sheet):
         found = f"{max(rates):,.0f} TFLOP/s bfloat16, and the data sheet of {name} says {(sheet or 0) / 1e12:g}"
-        remedy = "no time that this machine measures can be trusted: is the GPU what its driver says, and its clock real?"
+        remedy = "no time measured here can be trusted: is the GPU what its driver says, and its clock real?"
         return Check("gpu speed", "fail", found, remedy)
     slow = [f"GPU {rank} {rate:.0f}" for rank, rate in enumerate(rates) if rate < (1 - SLOW_FRAC) * median]
     if slow:
