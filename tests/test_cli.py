@@ -13,7 +13,7 @@ from bench.cli import main as program
 from bench.cli import run as run_verb
 from bench.launch import prepare, summary
 from bench.plans.sweep import points
-from bench.record import index
+from bench.record import store
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +280,7 @@ def test_a_sweep_counts_a_suspect_run_and_says_so_and_takes_a_valid_one_first(tm
 
     monkeypatch.setattr(points, "prepare", job)
     reads = []
-    read_rows = index.read_rows
+    read_rows = store.read_rows
     monkeypatch.setattr(index, "read_rows", lambda paths, **more: reads.append(1) or read_rows(paths, **more))
     kept = [results.add(seed, change=change, source="4") for seed, change in ((0, suspect), (1, suspect), (1, None))]
     assert run_verb.main(["-m", "seed=0,1"]) == 0

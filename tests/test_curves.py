@@ -13,7 +13,7 @@ from kept_records import COMPLETE
 from bench.base import atomic
 from bench.cli import report as cli
 from bench.compare import selection
-from bench.record import index, step_files
+from bench.record import step_files, store
 from bench.report import curves
 from bench.report.site import packed_pages
 from bench.web.chart import chart, series_of
@@ -148,7 +148,7 @@ def test_only_files_with_a_changed_run_are_made_again(tmp_path, monkeypatch):
     monkeypatch.setattr(packed_pages, "RUNS_A_FILE", 4)
     for seed in range(40):
         add(tmp_path, seed)
-    runs, site = index.read_rows([tmp_path / "cpu_nano"]), tmp_path / "site"
+    runs, site = store.read_rows([tmp_path / "cpu_nano"]), tmp_path / "site"
     write_curves(site, runs)
     before = written(site)
     assert 4 <= len(before) <= 20
@@ -167,7 +167,7 @@ def test_only_files_with_a_changed_run_are_made_again(tmp_path, monkeypatch):
 def test_a_damaged_steps_file_costs_only_its_own_curves(tmp_path):
     for seed in range(2):
         add(tmp_path, seed)
-    runs = index.read_rows([tmp_path / "cpu_nano"])
+    runs = store.read_rows([tmp_path / "cpu_nano"])
     (Path(runs[0][0]) / "steps.csv").write_bytes(b"step,\xff\n")
     assert write_curves(tmp_path / "site", runs).exists() and written(tmp_path / "site")
 
@@ -413,7 +413,7 @@ def test_a_sites_overlay_loads_what_is_chosen_and_links_the_runs_pages(browser, 
     three_configs(results)
     site = results / "site"
     shutil.copytree(ASSETS, site / "assets")
-    write_curves(site, index.read_rows([results]), lambda run_id: f"runs/run.html?{run_id}")
+    write_curves(site, store.read_rows([results]), lambda run_id: f"runs/run.html?{run_id}")
     at = f"{(site / 'curves.html').resolve().as_uri()}#runs=-s3,aaaaaaaa-s1&group=run"
     shown = browser.open(at, width=800)
     shown.until("document.querySelectorAll('.u-over').length === 1")

@@ -17,9 +17,9 @@ def results(tmp_path, monkeypatch):
 
 
 def entries(results):
-    from bench.record import index
+    from bench.record import store
 
-    return leaderboard.by_track(index.read_rows([results.folder])).get("cpu_nano", [])
+    return leaderboard.by_track(store.read_rows([results.folder])).get("cpu_nano", [])
 
 
 def progression(results, judge=lambda entry: None, races=()):

@@ -17,7 +17,7 @@ from kept_records import RECORDS, add
 from bench.claims import leaderboard, leaderboard_views
 from bench.cli import race, table
 from bench.cli import report as cli
-from bench.record import index
+from bench.record import store
 from bench.report import table_groups
 from bench.report.site import packed_pages, record_chart, site
 from bench.web import forest
@@ -306,7 +306,7 @@ def test_the_leaderboard_is_that_of_the_table_by_device(raced, capsys):
     capsys.readouterr()
     assert table.main(["--leaderboard"]) == 0
     words = capsys.readouterr().out
-    found = index.read_rows([raced])
+    found = store.read_rows([raced])
     boards = {board["device"]: board for board in leaderboard_views.site_boards(found, [raced])}
     assert set(boards) == {"Example CPU", "Fast CPU"} and boards["Fast CPU"]["records"] == []
     records = boards["Example CPU"]["records"]
@@ -325,7 +325,7 @@ def test_who_made_a_record_is_what_the_readme_beside_its_ledger_says(raced):
     (raced / "README.md").write_text("# Mine\n\nBy: (to be written)\n")
     assert leaderboard_views._who(raced) is None
     (raced / "README.md").write_text("# Mine\n\nBy: @someone, @other\n")
-    board, _ = leaderboard_views.site_boards(index.read_rows([raced]), [raced])
+    board, _ = leaderboard_views.site_boards(store.read_rows([raced]), [raced])
     assert {record["who"] for record in board["records"]} == {"@someone, @other"}
     (raced / "README.md").write_bytes(b"\xff")
     assert leaderboard_views._who(raced) is None
@@ -335,7 +335,7 @@ def test_what_cannot_be_a_record_is_found_without_reading_every_file(raced, monk
     """10,000 copies of a record were judged for 22 s, to be refused for a ledger that is not there."""
     (raced / "ledger.jsonl").unlink()
     monkeypatch.setattr("bench.record.verification.report", lambda folder: pytest.fail("read"))
-    entries = leaderboard.by_track(index.read_rows([raced]))["cpu_nano"]
+    entries = leaderboard.by_track(store.read_rows([raced]))["cpu_nano"]
     assert leaderboard.failed_rule(max(entries, key=lambda entry: len(entry.rows))) == "the ledger is whole"
 
 
@@ -354,7 +354,7 @@ def test_ticks_are_round_numbers_inside():
 
 
 def test_the_record_comes_down_in_steps_and_each_is_a_link(raced):
-    board, _ = leaderboard_views.site_boards(index.read_rows([raced]), [raced])
+    board, _ = leaderboard_views.site_boards(store.read_rows([raced]), [raced])
     svg = record_chart.stepped(board["records"])
     path = re.search(r'd="(M[^"]*)"', svg)[1]
     assert re.fullmatch(r"M[\d.]+,[\d.]+H[\d.]+V[\d.]+H[\d.]+", path)  # across, then down

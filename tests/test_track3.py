@@ -15,7 +15,7 @@ from bench.claims import leaderboard
 from bench.claims.rules import runs
 from bench.cli import export, import_logs, judge
 from bench.compare import target
-from bench.record import index, run_folder
+from bench.record import run_folder, store
 
 RULES = claims.track_rules("steps").rules
 NOT_SHOWN_UPSTREAM = (1, 2, 3)  # accepted before its rule was written, and marked so in its table
@@ -228,7 +228,7 @@ def test_a_record_that_is_refused_is_not_accepted_as_a_log_either(logs, capsys, 
     (imported,) = (tmp_path / "results" / "imported").iterdir()
     run = json.loads((imported / "run.json").read_text())
     (imported / "run.json").write_text(json.dumps(run | {"track": "steps"}))
-    assert "steps" not in leaderboard.by_track(index.read_rows([tmp_path / "results"]))
+    assert "steps" not in leaderboard.by_track(store.read_rows([tmp_path / "results"]))
     with pytest.raises(ValueError, match="records and logs together"):
         judge.main([str(record), str(imported)])
     with pytest.raises(ValueError, match="--track steps: .* is on track cpu_nano, and was made to its rules"):
@@ -263,7 +263,7 @@ def test_records_of_a_track_with_the_z_rule_are_judged_at_the_first_step_that_pa
     claim = claims.from_folders(folders)
     assert claim.decision["step"] == 60 and runs.the_target_is_reached(claim)[0]
     assert claims.from_folders(folders[:1]).decision["step"] == 120  # one run alone needs 2.996
-    (entry,) = leaderboard.by_track(index.read_rows([tmp_path / "results"]))["cpu_nano"]
+    (entry,) = leaderboard.by_track(store.read_rows([tmp_path / "results"]))["cpu_nano"]
     assert entry.score == 60
     failed = results.add(2, losses={0: 5.5, 60: 2.5, 120: 2.4}, status="failed")
     assert claims.from_folders([*folders, failed]).decision["passed"] is False  # of ours only logs may end early

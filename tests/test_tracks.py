@@ -111,9 +111,9 @@ def three(results, train_s, num_steps, source="41", **more):
 
 
 def board(results):
-    from bench.record import index
+    from bench.record import store
 
-    found = leaderboard.by_track(index.read_rows([results.folder]))["cpu_nano"]
+    found = leaderboard.by_track(store.read_rows([results.folder]))["cpu_nano"]
     records = leaderboard.progression(found, claims.track_rules("cpu_nano"), judge=lambda entry: None)
     return records, sorted(found, key=lambda entry: entry.rows[0]["started_at"])
 

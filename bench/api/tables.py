@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench.record import named
+from bench.record import database, named
 from bench.report import table_columns, table_groups, table_text
 from bench.report.table_columns import COLUMNS, Columns, TableRow
 
@@ -136,14 +136,22 @@ def rows_of(
     names: Sequence[str | os.PathLike[str]], where: Sequence[str] = (), sweep: str | None = None
 ) -> tuple[list[TableRow], list[str]]:
     """The rows of the runs that meet all conditions, and the keys of these.  ValueError as of table()."""
-    rows: list[Any] = named.rows_of_words([os.fspath(name) for name in names])
+    store = named.store_of([os.fspath(name) for name in names])
+    columns = Columns([], settings=store.settings)
+    conditions = [columns.condition(condition) for condition in where]
+    kinds = database.KINDS | store.settings
+    texts, values = ["1"], list[Any]()
+    for condition in conditions:
+        text, of_condition = table_columns.in_sql(condition, kinds.get(condition.key, database.ANY))
+        texts.append(text)
+        values += of_condition
+    rows: list[Any] = named.listed(store.rows(" AND ".join(texts), values))
     if sweep:
         from bench.record import sweep as sweeps
 
-        rows = sweeps.chosen(rows, sweep)
-    columns = Columns(rows)
-    conditions = [columns.condition(condition) for condition in where]
-    return table_columns.chosen(rows, conditions), [condition.key for condition in conditions]
+        known = [sweep_id for (sweep_id,) in store.db.execute("SELECT DISTINCT sweep_id FROM runs") if sweep_id]
+        rows = sweeps.chosen(rows, sweep, known)
+    return rows, [condition.key for condition in conditions]
 
 
 def html(rows: Sequence[TableRow], columns: Sequence[str]) -> str:

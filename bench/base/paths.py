@@ -73,6 +73,11 @@ def results_root() -> Path:
     return user_path(os.environ.get("SPEEDRUN_RESULTS") or project_folder() / "results")
 
 
+def cache_root() -> Path:
+    """XDG_CACHE_HOME, or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+
+
 def copy_roots() -> list[Path]:
     """Folders for copies of code, of which the first that only this user can write to is used.
 
@@ -80,8 +85,7 @@ def copy_roots() -> list[Path]:
     """
     import tempfile  # 5 ms, which --help does not need
 
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return [Path(cache, "speedrun-code"), Path(tempfile.gettempdir(), f"speedrun-code-{os.geteuid()}")]
+    return [cache_root() / "speedrun-code", Path(tempfile.gettempdir(), f"speedrun-code-{os.geteuid()}")]
 
 
 def published_root() -> Path:

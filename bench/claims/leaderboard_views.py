@@ -17,7 +17,7 @@ from bench.base.reading.damage import Damaged
 from bench.claims import leaderboard
 from bench.compare import comparison
 from bench.config import groups
-from bench.record import index, named
+from bench.record import named, store
 from bench.record.rows import Row
 from bench.report.site.record_chart import Board, Entry, Record
 
@@ -40,7 +40,7 @@ BY = re.compile(r"^By: *(?!\(to be written\))(\S.*)$", re.M)  # in the README of
 def text(folders: Iterable[str] = (), form: str = "github", on_error: Callable[[str], None] | None = None) -> str:
     """The leaderboard of these folders, as typed (none: results/).  form: github, or simple for a terminal."""
     paths = [named.folder(word) for word in folders] or [results_root()]
-    runs = list(index.read_rows([path for path in paths if path.is_dir()], on_error))
+    runs = list(store.read_rows([path for path in paths if path.is_dir()], on_error))
     parts = []
     for board in leaderboard.boards(runs, paths):
         judged, about = board.track_rules.rules.judged, f"{board.track_rules.about}. {board.needed}"

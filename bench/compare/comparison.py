@@ -20,7 +20,7 @@ from bench.compare.selection import Arm, called
 from bench.compare.verdict import Comparison, Difference
 from bench.config import schema
 from bench.config.typed import leaves
-from bench.record import certificates, index, ledger, race_folder, run_folder, step_files
+from bench.record import certificates, ledger, race_folder, run_folder, step_files, store
 from bench.record.rows import Row
 
 MAX_FACTS = 3  # runs of an arm whose config, code and environment are read for the differences
@@ -144,7 +144,7 @@ def earlier_races(a: Arm, b: Arm) -> Earlier | None:
 def _history(a: Arm, b: Arm) -> list[Row]:
     """Rows of all runs in the folders of tracks that these runs lie in; logs lie in none."""
     tracks = {Path(folder).parent for arm in (a, b) for folder in arm.folders if folder}
-    return [row for _, row in index.read_rows(sorted(tracks), lambda message: None)]
+    return [row for _, row in store.read_rows(sorted(tracks), lambda message: None)]
 
 
 def _code_change(a: Arm, b: Arm) -> dict[str, Any] | None:

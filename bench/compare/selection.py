@@ -10,7 +10,7 @@ from bench.base.paths import PUBLISHED, results_root
 from bench.base.reading.damage import Damaged, reading_record
 from bench.base.text_table import counted
 from bench.compare.eligibility import index_of_runs
-from bench.record import index, named, race_folder, run_folder, step_files
+from bench.record import named, race_folder, run_folder, step_files, store
 from bench.record.rows import Row, row_of
 
 SEPARATOR = "vs"
@@ -68,7 +68,7 @@ def arms_from_words(words: Sequence[str], on_error: OnError = None) -> list[Arm]
     else:
         sides = [[word] for word in words]
     groups = [lookup.each(side) for side in sides]
-    rows = dict(index.read_rows(_paths(groups), on_error, logs_too=True))  # at once: quicker than arm by arm
+    rows = dict(store.read_rows(_paths(groups), on_error, logs_too=True))  # at once: quicker than arm by arm
     arms = [_joined([_arm_from_named(meant, rows, on_error) for meant in group]) for group in groups]
     if len(arms) > 2 and SEPARATOR not in words and all(len(arm.rows) == 1 for arm in arms):
         raise ValueError(
@@ -97,7 +97,7 @@ def arm_from_each(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
     """
     lookup, arms = named.Lookup(), []
     groups = [lookup.each([word]) for word in words]
-    rows = dict(index.read_rows(_paths(groups), on_error, logs_too=True))
+    rows = dict(store.read_rows(_paths(groups), on_error, logs_too=True))
     for group in groups:
         if len(group) == 1 and group[0].race and group[0].arm is None:
             for name, arm in _arms_of_race(group[0].race, on_error).items():
@@ -115,7 +115,7 @@ def arm_from_folders(name: str, folders: Iterable[str | Path], on_error: OnError
 
     What cannot be read is skipped and reported to on_error(message).  ValueError: a path is not a folder.
     """
-    rows = index.read_rows([str(path) for path in folders], on_error)
+    rows = store.read_rows([str(path) for path in folders], on_error)
     return Arm(name, [row for _, row in rows], [folder for folder, _ in rows], **of_race)
 
 

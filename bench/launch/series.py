@@ -14,7 +14,7 @@ from bench.base.paths import results_root
 from bench.base.text_table import counted
 from bench.base.units import format_about_s
 from bench.launch.console import Bars, say
-from bench.record import index
+from bench.record import store
 
 NUM_EARLIER = 5  # the latest runs of a config, whose median is taken
 
@@ -22,7 +22,7 @@ NUM_EARLIER = 5  # the latest runs of a config, whose median is taken
 def earlier_s(tracks: Iterable[str], config_ids: Iterable[str]) -> dict[str, float]:
     """{config_id: seconds that its latest complete runs took, start to end}, for those that have some."""
     wanted, folders = set(config_ids), [results_root() / track for track in tracks]
-    rows = [row for _, row in index.read_rows(folder for folder in folders if folder.is_dir())]
+    rows = [row for _, row in store.read_rows(folder for folder in folders if folder.is_dir())]
     walls_s_of: dict[str, list[float]] = {}
     for row in sorted(rows, key=lambda row: row["started_at"] or "", reverse=True):
         if row["config_id"] in wanted and row["wall_s"] is not None:

@@ -1,7 +1,7 @@
 """config.yaml of run folders as columns: every setting by its dotted name, optim.lr, quickly for 10,000 runs.
 
 A run's config is kept as a tuple of JSON texts, one a group ('{"optim.lr":0.003,...}').  Most runs share most groups,
-so that each text is parsed once, the index keeps it once, and two runs differ only where their texts do.
+so that each text is parsed once, the store keeps it once, and two runs differ only where their texts do.
 """
 
 import functools
@@ -85,6 +85,11 @@ def _parsed(text: str) -> dict[str, Any]:
 def settings(config: Iterable[str]) -> dict[str, Any]:
     """{dotted key: value} of all groups."""
     return {key: value for text in config for key, value in _parsed(text).items()}
+
+
+def columns(config: Config) -> dict[str, Any]:
+    """settings() that mean something for the run: a script has its own loop."""
+    return _true_of(config, settings(config))
 
 
 def group(config: Config, name: str) -> Mapping[str, Any]:

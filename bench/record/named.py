@@ -15,13 +15,13 @@ import functools
 import glob
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.base import escape
 from bench.base.paths import REPO, published_root, race_roots, results_root, shown, working_folder
-from bench.record import certificates, index, race_folder, rows, run_folder, sweep
+from bench.record import certificates, race_folder, rows, run_folder, store, sweep
 
 CLAIM = "claim.yaml"  # what makes a folder a claim
 MAX_LISTED = 5  # sweeps in a refusal, the newest
@@ -221,8 +221,8 @@ def _runs_of_race(word: str, folder: Path, arm: str | None) -> list[Path]:
 
 def _runs_below(root: Path) -> dict[str, str]:
     """{run id: folder as text}; of a run that was published twice the first."""
-    found = sorted(run_folder.walk(os.path.abspath(root)), key=lambda found: found[:2], reverse=True)
-    return {name: f"{parent}/{name}" for parent, name, _ in found}
+    folders = sorted(store.opened([root]).folders(), reverse=True) if root.is_dir() else []
+    return {folder.rpartition("/")[2]: folder for folder in folders}
 
 
 def report_excluded(verb: str, message: str) -> None:
@@ -230,18 +230,28 @@ def report_excluded(verb: str, message: str) -> None:
     print(f"{verb}: excluded: {escape.line(message)}", file=sys.stderr)
 
 
+def store_of(words: Iterable[str]) -> store.Store:
+    """Words of the user, none for results/ -> their runs as a database.  Those that cannot be read are reported."""
+    root = results_root()
+    folders = [path for named in find(words) for path in named.holders] or ([root] if root.is_dir() else [])
+    return store.opened(folders, functools.partial(report_excluded, "table"))
+
+
 def rows_of_words(words: Iterable[str]) -> list[rows.ListedRow]:
     """Words of the user, none for results/ -> the rows of their runs, by track, then time.
 
     Those that cannot be read are reported.
     """
-    root = results_root()
-    paths = [path for named in find(words) for path in named.holders] or ([root] if root.is_dir() else [])
-    listed: list[rows.ListedRow] = []
+    return listed(store_of(words).rows())
+
+
+def listed(found: Mapping[str, rows.Row]) -> list[rows.ListedRow]:
+    """{absolute folder: row} -> the rows by track, then time, each with its folder from where the user stands."""
+    rows_found: list[rows.ListedRow] = []
     before: dict[str, str] = {}  # parent -> what stands before the name, from where the user stands
-    for folder, row in index.read_rows(paths, functools.partial(report_excluded, "table")):
+    for folder, row in found.items():
         parent, _, name = folder.rpartition("/")
         if parent not in before:
             before[parent] = shown(folder).removesuffix(name)
-        listed.append({**row, "folder": before[parent] + name, "certificate": certificates.outcome(folder)})
-    return sorted(listed, key=lambda row: (row["track"] or "", row["started_at"] or "", row["run_id"]))
+        rows_found.append({**row, "folder": before[parent] + name, "certificate": certificates.outcome(folder)})
+    return sorted(rows_found, key=lambda row: (row["track"] or "", row["started_at"] or "", row["run_id"]))

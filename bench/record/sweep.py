@@ -214,8 +214,8 @@ def members(sweep_id: str) -> set[str]:
     return {Path(line["folder"]).name for line in _lines(folder)}
 
 
-def chosen(rows: Sequence[RowT], word: str) -> list[RowT]:
-    """The rows of the runs of one sweep.  ValueError: there is no such sweep."""
-    sweep_id = find(word, {row["sweep_id"] for row in rows if row["sweep_id"]})
+def chosen(rows: Sequence[RowT], word: str, known: Iterable[str]) -> list[RowT]:
+    """The rows of the runs of one sweep.  known: ids that records bear.  ValueError: there is no such sweep."""
+    sweep_id = find(word, known)
     ids = members(sweep_id)
     return [row for row in rows if row["sweep_id"] == sweep_id or row["run_id"] in ids]

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.base.paths import shown
 from bench.base.text_table import GAP, MARK_WIDTH, counted
-from bench.record import configs, index, run_folder, sweep
+from bench.record import configs, run_folder, store, sweep
 from bench.record.rows import Row, row_of
 from bench.record.shape import Record
 from bench.report import table_columns, table_groups, table_text
@@ -102,7 +102,7 @@ def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> 
             folders[point.folder.name] = point.folder
             numbers[point.folder.name] = sweep.values(point.overrides)
     if known is None:
-        known = index.read_rows([folder.parent.parent], on_error=lambda message: None)
+        known = store.read_rows([folder.parent.parent], on_error=lambda message: None)
     by_path = dict(known)
     for path, row in by_path.items():
         if row["sweep_id"] == facts["sweep_id"]:

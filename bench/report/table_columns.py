@@ -3,35 +3,21 @@
 A key is a column of every row, or a setting of config.yaml by its dotted name.
 """
 
+import contextlib
 import difflib
 import fnmatch
 import functools
-import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from types import NoneType
+import sqlite3
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
-from bench.record import configs
-from bench.record.rows import METRICS, SHOWN
+from bench.record import configs, database
+from bench.record.rows import SHOWN
 
 CONDITION = re.compile(r"([\w.]+)(<=|>=|!=|=|<|>)(.*)", re.S)
 GLOB = re.compile(r"[*?\[]")
-YES_OR_NO = ("target_reached", "discarded")
-NUMBERS = (
-    *(name for name in METRICS if name != "target_reached"),
-    *("num_deviations", "seed", "world_size", "wall_s", "num_params", "num_shards", "epochs"),
-    *("energy_j", "mean_power_w", "throttled_frac"),
-)
 BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
-OPERATORS = {
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 COLUMNS = (*SHOWN, "folder", "certificate")  # of every row
 MAX_VARIED = 8  # settings that are shown unasked: runs that differ in more are no sweep
 
@@ -50,8 +36,13 @@ class Condition(NamedTuple):
 class Columns:
     """What the rows at hand may be asked for, by name.  fixed: columns of each of them."""
 
-    def __init__(self, rows: Sequence[TableRow], fixed: Sequence[str] = COLUMNS):
+    def __init__(
+        self, rows: Sequence[TableRow], fixed: Sequence[str] = COLUMNS, settings: Iterable[str] | None = None
+    ) -> None:
+        """settings: those that the rows have; None: they are looked for when one is named."""
         self._rows, self._fixed = rows, list(fixed)
+        if settings is not None:
+            self.settings = list(settings)
         self.num_varied = 0  # after varied(): also of those that it did not give
 
     @functools.cached_property
@@ -113,58 +104,63 @@ class Columns:
         ]
 
 
-def chosen(rows: Sequence[TableRow], conditions: Iterable[Condition]) -> list[TableRow]:
-    """The rows of which all conditions hold.  ValueError: a number, or yes and no, is compared with another word."""
-    for condition in conditions:
-        holds = _test(condition, rows)
-        rows = [row for row in rows if holds(row)]
-    return list(rows)
+def in_sql(condition: Condition, kind: str) -> tuple[str, list[Any]]:
+    """A condition -> what it says in SQL, and the values of its question marks.  kind: the column's type.
 
-
-def _test(condition: Condition, rows: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], bool]:
-    """A condition -> holds(row).  An empty cell equals only the empty value, and compares with nothing else."""
+    An empty cell equals only the empty value, and compares with nothing else; a number equals only numbers.
+    ValueError: a number, or yes and no, is compared with another word.
+    """
     words, key, sign, wanted = condition
+    name = database.quoted(key)
     if key == "status" and wanted in ("valid", "suspect", "invalid"):  # what the terminal's column may show
-        return lambda row: row["status"] == "complete" and OPERATORS[sign](row["validity"], wanted)
+        return f"(status = 'complete' AND validity {sign} ?)", [wanted]
     if wanted is None:
-        return lambda row: {"=": row[key] is None, "!=": row[key] is not None}.get(sign, False)
+        return {"=": f"{name} IS NULL", "!=": f"{name} IS NOT NULL"}.get(sign, "0"), []
     alternatives = wanted.split(",") if sign in ("=", "!=") else [wanted]
-    kinds = {type(row[key]) for row in rows} - {NoneType}
-    is_numeric = key in NUMBERS or (kinds and kinds <= {int, float})
-    if is_numeric and any(_of_kind(0.0, word) is None for word in alternatives):
+    if kind in ("INTEGER", "REAL") and any(_number(word) is None for word in alternatives):
         raise ValueError(f"--where {words}: {key} is a number and {wanted!r} is not: give a number")
-    if (key in YES_OR_NO or kinds == {bool}) and any(_of_kind(True, word) is None for word in alternatives):
-        raise ValueError(f"--where {words}: {key} is yes or no")
-
-    def holds(row: Mapping[str, Any]) -> bool:
-        value = row[key]
-        if value is None:
-            return sign == "!="
-        if isinstance(value, list):
-            value = f"[{','.join(map(str, value))}]"
-        if sign in ("=", "!="):
-            return (value == wanted or any(_equals(value, word) for word in alternatives)) == (sign == "=")
-        limit = _of_kind(value, wanted)
-        return limit is not None and OPERATORS[sign](value, limit)
-
-    return holds
-
-
-def _of_kind(value: object, word: str) -> Any:
-    """A user's word as what the value is: yes or no, a number, text; None where it cannot be."""
-    if isinstance(value, bool):
-        return BOOLEANS.get(word.lower())
-    if isinstance(value, (int, float)):
-        try:
-            return float(word)
-        except ValueError:
-            return None
-    return word
+    if kind == "BOOLEAN":
+        if any(word.lower() not in BOOLEANS for word in alternatives):
+            raise ValueError(f"--where {words}: {key} is yes or no")
+        alternatives = [str(int(BOOLEANS[word.lower()])) for word in alternatives]
+    if sign not in ("=", "!="):
+        compared = f"CASE typeof({name}) WHEN 'text' THEN {name} {sign} ? ELSE {name} {sign} ? END"
+        return compared, [alternatives[0], _number(alternatives[0])]
+    equal, values = list[str](), list[Any]()
+    for word in dict.fromkeys([*alternatives, wanted]):
+        equal.append(f"{name} IN (?, ?)")
+        values += [word, _number(word)]
+        if GLOB.search(word):
+            equal.append(f"(typeof({name}) = 'text' AND {name} GLOB ?)")
+            values.append(word.replace("[!", "[^"))
+        if word.startswith("["):  # a list, as a table shows it
+            equal.append(f"replace({name}, '\"', '') = ?")
+            values.append(word)
+    any_of = " OR ".join(f"coalesce({text}, 0)" for text in equal)
+    return (f"({any_of})" if sign == "=" else f"NOT ({any_of})"), values
 
 
-def _equals(value: object, word: str) -> bool:
-    is_glob = isinstance(value, str) and GLOB.search(word)
-    return fnmatch.fnmatchcase(str(value), word) if is_glob else _of_kind(value, word) == value
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def chosen(rows: Sequence[TableRow], conditions: Sequence[Condition]) -> list[TableRow]:
+    """The rows of which all conditions hold.  ValueError: as of in_sql()."""
+    for condition in conditions:
+        names = list(dict.fromkeys((condition.key, "status", "validity")))
+        cells = [[database.plain(row.get(name)) for name in names] for row in rows]
+        kinds = {database.TYPES.get(type(row[condition.key]).__name__, database.JSON) for row in rows} - {"NULL"}
+        kind = database.KINDS.get(condition.key) or (kinds.pop() if len(kinds) == 1 else database.ANY)
+        text, values = in_sql(condition, "REAL" if kinds == {"INTEGER", "REAL"} else kind)
+        with contextlib.closing(sqlite3.connect(":memory:")) as db:
+            db.execute(f"CREATE TABLE cells ({', '.join(map(database.quoted, names))})")
+            db.executemany(f"INSERT INTO cells VALUES ({', '.join('?' * len(names))})", cells)
+            holding = db.execute(f"SELECT rowid FROM cells WHERE {text}", values)
+            rows = [rows[number - 1] for (number,) in holding]
+    return list(rows)
 
 
 def sort(rows: Sequence[TableRow], by: Sequence[tuple[str, bool]]) -> list[TableRow]:

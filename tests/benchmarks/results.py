@@ -16,7 +16,7 @@ import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from bench.record import index
+from bench.record import store
 
 REPO = Path(__file__).resolve().parent.parent.parent
 NUM_RUNS = 10_000
@@ -33,7 +33,7 @@ def measure(num_cold=3, num_warm=7):
     found = []
     with tempfile.TemporaryDirectory() as folder:
         make_runs(Path(folder))
-        time.sleep(index.SETTLED_S + 1)  # younger files are read anew by rule
+        time.sleep(store.SETTLED_S + 1)  # younger files are read anew by rule
         env = os.environ | {"SPEEDRUN_RESULTS": folder, "PYTHONPYCACHEPREFIX": f"{folder}/.bytecode"}
         env.pop("PYTHONDONTWRITEBYTECODE", None)
         for words in (["table"], ["compare", "aaaaaaaa", "bbbbbbbb"]):
@@ -41,7 +41,7 @@ def measure(num_cold=3, num_warm=7):
             for number in range(num_cold + num_warm):
                 kind = "cold" if number < num_cold else "warm"
                 if kind == "cold":
-                    (Path(folder) / "cpu_nano" / index.NAME).unlink(missing_ok=True)
+                    (Path(folder) / "cpu_nano" / store.NAME).unlink(missing_ok=True)
                 started_s = time.perf_counter()
                 command = [sys.executable, "-m", "bench", *words]
                 subprocess.run(command, cwd=REPO, env=env, check=True, stdout=subprocess.DEVNULL)

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from bench.base.units import KIB, MIB
-from bench.record import index
+from bench.record import store
 from benchmarks import results
 
 SIZES = (10_000, 100_000)
@@ -27,13 +27,13 @@ def measure(num_rounds=3, with_site=True):
         homes = {size: Path(base) / str(size) for size in SIZES}
         for size, home in homes.items():
             results.make_runs(home, size)
-        time.sleep(index.SETTLED_S + 1)
+        time.sleep(store.SETTLED_S + 1)
         env = os.environ | {"PYTHONPYCACHEPREFIX": f"{base}/.bytecode"}
         env.pop("PYTHONDONTWRITEBYTECODE", None)
         for _ in range(num_rounds):
             for size, home in homes.items():
                 of_size = env | {"SPEEDRUN_RESULTS": str(home)}
-                (home / "cpu_nano" / index.NAME).unlink(missing_ok=True)
+                (home / "cpu_nano" / store.NAME).unlink(missing_ok=True)
                 for kind in ("table, cold", "table, warm"):
                     costs[size, kind].append(_cost(of_size, "table"))
         for size, home in homes.items() if with_site else ():

@@ -6,7 +6,7 @@ import io
 import math
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -87,13 +87,13 @@ def name_in_utf8(path: str) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
-def is_own(file: BinaryIO) -> bool:
+def is_own(file: BinaryIO, owners: Collection[int] = ()) -> bool:
     """Whether only this user (and root) can have written an open file: they own it, and nobody else may write to it.
 
-    Required of what is trusted: caches in folders that others may write to, too.
+    Required of what is trusted: caches in folders that others may write to, too.  owners: whose it may be as well.
     """
     status = os.fstat(file.fileno())
-    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid in (os.geteuid(), *owners) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def content(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:

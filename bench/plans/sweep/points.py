@@ -28,7 +28,7 @@ from bench.launch.series import Series, earlier_s
 from bench.machine.signals import Interrupted, raise_interrupted
 from bench.plans.sweep import packing, search
 from bench.plans.sweep.elsewhere import Unfinished, at_work, followed
-from bench.record import failures, index, run_folder, step_files, sweep
+from bench.record import failures, run_folder, step_files, store, sweep
 from bench.record.rows import metric_of, row_of
 
 Run = dict[str, Any]  # a record, with its folder
@@ -257,7 +257,7 @@ def complete_before(jobs: Sequence[Job], stopped_too: bool = False) -> dict[int,
     folders = {results_root() / job.config.track.name for job in jobs}
     wanted = ("complete", "stopped") if stopped_too else ("complete",)
     known: dict[tuple[Any, ...], str] = {}
-    for folder, row in index.read_rows(folder for folder in folders if folder.is_dir()):
+    for folder, row in store.read_rows(folder for folder in folders if folder.is_dir()):
         if row["status"] in wanted and not row["discarded"]:
             files = json.loads(row["setting"])
             data = frozenset((files["train_data"] or []) + (files["val_data"] or []))

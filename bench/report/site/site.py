@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from bench.base import atomic
 from bench.base.text_table import counted
-from bench.record import certificates, configs, index, race_folder, run_folder, sweep
+from bench.record import certificates, configs, race_folder, store, sweep
 from bench.record.rows import COLUMNS as OF_A_ROW
 from bench.record.rows import Row
 from bench.report import race_page, sweep_page, sweep_results, table_groups
@@ -63,14 +63,12 @@ class Results:
 
 def read(folder: Path | str) -> Results:
     """ValueError where there is no run."""
-    folders = {f"{parent}/{name}" for parent, name, _ in run_folder.walk(os.path.abspath(folder))}
-    if not folders:
+    found = store.opened([folder])
+    listed = list(found.rows().items())
+    damaged = {path: why.removeprefix(path).lstrip("/: ") for path, why in sorted(found.faults.items())}
+    if not listed and not damaged:
         remedy = "./speedrun.sh makes some; ./run.sh report results/published shows the published"
         raise ValueError(f"{folder}: there is no run in it yet: {remedy}")
-    listed = index.read_rows([folder], on_error=lambda message: None)
-    folders -= {path for path, _ in listed}
-    faults = {path: index.fault_of(path) for path in sorted(folders)}
-    damaged = {path: why.removeprefix(path).lstrip("/: ") for path, why in faults.items() if why}
     listed.sort(
         key=lambda folder_and_row: (
             folder_and_row[1]["track"] or "",

@@ -1,27 +1,32 @@
-"""The index of run folders: as fast as it may be, and never believed when the folders say something else."""
+"""The store of run folders: as fast as it may be, and never believed when the folders say something else."""
 
-import gzip
 import itertools
 import json
 import os
 import resource
+import shutil
+import signal
+import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
+import zlib
+from pathlib import Path
 
 import pytest
 from comparing import COMPLETE, a_run, write
 
 from bench.machine import processes
-from bench.record import configs, index, rows, run_folder
+from bench.record import configs, ledger, rows, run_folder, store
 
 NUM_RUNS = 60
-NUM_MANY = index.MIN_PARALLEL + 1000
+NUM_MANY = store.MIN_PARALLEL + 1000
 
 
 @pytest.fixture
 def results(tmp_path):
-    """60 run folders, older than the index's caution."""
+    """60 run folders, older than the store's caution."""
     for number in range(NUM_RUNS):
         settle(write(tmp_path, a_run("A", 10.0 + number, number)))
     return tmp_path
@@ -35,34 +40,41 @@ def settle(folder):
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr(index, "SETTLED_S", -1.0)  # tests of the waiting itself set it back
+    monkeypatch.setattr(store, "SETTLED_S", -1.0)  # tests of the waiting itself set it back
 
 
 def read_by_name(results, on_error=None):
-    return {os.path.basename(folder): row for folder, row in index.read_rows([results], on_error)}
+    return {os.path.basename(folder): row for folder, row in store.read_rows([results], on_error)}
 
 
-def index_file(results):
-    return results / "cpu_nano" / index.NAME
+def store_file(results):
+    return results / store.NAME
 
 
 def reads(monkeypatch):
     """Names of the folders that are really read."""
     found = []
-    original = index._read
-    monkeypatch.setattr(index, "_read", lambda parent, name: found.append(name) or original(parent, name))
+    original = store._read
+    monkeypatch.setattr(store, "_read", lambda place: found.append(place[1]) or original(place))
     return found
 
 
+def forge(path, statement):
+    """Changes a store as somebody would who knows how it is made."""
+    db = sqlite3.connect(path)
+    db.execute(statement)
+    db.commit()
+    db.close()
+    content = bytearray(path.read_bytes())
+    content[68:72] = zlib.crc32(content[72:]).to_bytes(4, "big")
+    path.write_bytes(content)
+
+
 @pytest.mark.parametrize("whose", ["anybody's to write", "a group's to write", "another user's"])
-def test_an_index_that_somebody_else_may_have_forged_is_not_believed_and_made_anew(results, whose):
+def test_a_store_that_somebody_else_may_have_forged_is_not_believed_and_made_anew(results, whose):
     true = read_by_name(results)
-    path = index_file(results)
-    forged = json.loads(gzip.decompress(path.read_bytes()))
-    for values in forged["rows"]:
-        values[index.COLUMNS.index("val_loss")] = 0.001
-    path.write_bytes(gzip.compress(json.dumps(forged).encode()))
-    index._parsed.cache_clear()
+    path = store_file(results)
+    forge(path, "UPDATE _rows SET val_loss = 0.001")
     assert {row["val_loss"] for row in read_by_name(results).values()} == {0.001}  # it is well-formed, and believed
     if whose == "another user's":
         if os.geteuid() != 0:
@@ -72,8 +84,56 @@ def test_an_index_that_somebody_else_may_have_forged_is_not_believed_and_made_an
         path.chmod(0o666 if "anybody" in whose else 0o664)
     assert read_by_name(results) == true
     assert path.stat().st_uid == os.geteuid() and path.stat().st_mode & 0o022 == 0  # rebuilt
-    index._parsed.cache_clear()
     assert read_by_name(results) == true
+
+
+def as_user(uid, work):
+    """work() in a process of that user's -> what it returns."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.setuid(uid)
+            os.write(writing, json.dumps(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as answer:
+        content = answer.read()
+    os.waitpid(pid, 0)
+    return json.loads(content)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_second_users_first_call_takes_the_owners_store_and_leaves_it_alone(results, monkeypatch):
+    with tempfile.TemporaryDirectory() as base:  # pytest's own folders are closed to others
+        folder = Path(base, "results")
+        shutil.copytree(results, folder)
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, 12345, 12345)
+        os.chmod(base, 0o777)
+        folder.chmod(0o755)
+        _read_by_several_users(folder, monkeypatch, base)
+
+
+def _read_by_several_users(folder, monkeypatch, base):
+    def losses():
+        monkeypatch.setenv("XDG_CACHE_HOME", f"{base}/cache-{os.geteuid()}")
+        read_again = reads(monkeypatch)
+        found = read_by_name(folder)
+        return [len(read_again), sorted(row["val_loss"] for row in found.values())]
+
+    num_read, of_owner = as_user(12345, losses)
+    assert num_read == NUM_RUNS and store_file(folder).stat().st_uid == 12345
+    made = store_file(folder).read_bytes()
+    assert as_user(23456, losses) == [0, of_owner]
+    for number in range(30):  # what the second user reads is kept in a cache of theirs
+        settle(write(folder, a_run("B", 5.0, 100 + number)))
+    assert as_user(23456, losses)[0] == 30
+    assert as_user(23456, losses)[0] == 0
+    assert store_file(folder).read_bytes() == made
+    os.chown(store_file(folder), 23456, 23456)  # put there by somebody who does not own the folder
+    assert as_user(34567, losses)[0] == NUM_RUNS + 30
 
 
 def test_a_list_where_one_value_belongs_excludes_its_record_alone(results):
@@ -84,21 +144,21 @@ def test_a_list_where_one_value_belongs_excludes_its_record_alone(results):
     assert len(said) == 1 and said[0].startswith(f"{bad}: energy_j=[None, {{}}] is not one value")
 
 
-def test_an_index_is_its_users_alone_whatever_the_umask(results):
+def test_a_store_is_its_owners_alone_to_write_whatever_the_umask(results):
     before = os.umask(0o002)
     try:
         read_by_name(results)
     finally:
         os.umask(before)
-    assert index_file(results).stat().st_mode & 0o777 == 0o644
+    assert store_file(results).stat().st_mode & 0o777 == 0o644
 
 
-def test_rows_from_the_index_are_the_rows_of_the_records(results, monkeypatch):
+def test_rows_from_the_store_are_the_rows_of_the_records(results, monkeypatch):
     folder = sorted((results / "cpu_nano").glob("2026*"))[5]
     write(folder.parent.parent, a_run("A", 10.0, 70, val_loss=4))  # an int among floats, and equal to some
     write(folder.parent.parent, a_run("A", 10.0, 71, val_loss=4.0))
     cold = read_by_name(results)
-    assert index_file(results).is_file()
+    assert store_file(results).is_file()
     read_again = reads(monkeypatch)
     warm = read_by_name(results)
     assert read_again == []
@@ -144,7 +204,7 @@ def test_a_change_that_keeps_size_and_time_of_the_file_is_seen(results):
 
 
 def test_a_run_written_just_now_is_not_trusted_yet(results, monkeypatch):
-    monkeypatch.setattr(index, "SETTLED_S", 2.0)  # all of these were written in the last second
+    monkeypatch.setattr(store, "SETTLED_S", 2.0)  # all of these were written in the last second
     read_by_name(results)
     read_again = reads(monkeypatch)
     read_by_name(results)
@@ -177,51 +237,42 @@ def test_a_running_run_is_read_every_time(results, monkeypatch):
     assert read_again == [folder.name]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        # mtime: the processes of pytest -n are to name the cases alike, whenever each collects them
-        *(gzip.compress(text, mtime=0) for text in (b"[]", b'{"code": 1}', b"\xff\xfe")),
-        gzip.compress(b"{}", mtime=0)[:-3],
-        b"\x1f\x8b\x08" * 9,
-    ]
-    + [None],
-)
-def test_a_damaged_or_deleted_index_costs_only_time(results, content, monkeypatch):
+def without_its_end(content):
+    return content[:-5000]
+
+
+def with_another_byte(content):
+    at = content.index(b"cpu_nano")
+    return content[:at] + b"X" + content[at + 1 :]
+
+
+def other(content):
+    return b"SQLite format 3\0" + bytes(4080)
+
+
+@pytest.mark.parametrize("damage", [bytes.upper, without_its_end, with_another_byte, other, lambda _: b"", None])
+def test_a_damaged_or_deleted_store_costs_only_time(results, damage, monkeypatch):
     expected = read_by_name(results)
-    if content is None:
-        index_file(results).unlink()
+    if damage is None:
+        store_file(results).unlink()
     else:
-        index_file(results).write_bytes(content)
+        store_file(results).write_bytes(damage(store_file(results).read_bytes()))
     assert read_by_name(results) == expected
     read_again = reads(monkeypatch)
     assert read_by_name(results) == expected
     assert read_again == []  # and it was made anew
 
 
-def test_an_index_with_a_row_cut_short_is_damaged(results):
-    expected = read_by_name(results)
-    damaged = json.loads(gzip.decompress(index_file(results).read_bytes()))
-    damaged["rows"][0].pop()
-    index_file(results).write_bytes(gzip.compress(json.dumps(damaged).encode()))
-    assert read_by_name(results) == expected
-
-
-def test_an_index_made_by_other_code_counts_for_nothing(results, monkeypatch):
+def test_a_store_made_by_other_code_counts_for_nothing(results, monkeypatch):
     read_by_name(results)
-    monkeypatch.setattr(index, "_code", lambda: "other")
-    index._parsed.cache_clear()
+    monkeypatch.setattr(store, "_code", lambda: "other")
     read_again = reads(monkeypatch)
     read_by_name(results)
     assert len(read_again) == NUM_RUNS
 
 
-def test_an_index_of_another_place_counts_for_nothing(results, tmp_path_factory, monkeypatch):
+def test_a_store_of_another_place_counts_for_nothing(results, tmp_path_factory, monkeypatch):
     """Copied together with the runs: other inodes, other times."""
-    import shutil
-
     read_by_name(results)
     copy = tmp_path_factory.mktemp("copy") / "results"
     shutil.copytree(results, copy)
@@ -235,7 +286,7 @@ def test_asking_for_some_runs_keeps_what_is_known_of_the_others(results, monkeyp
     folders = sorted((results / "cpu_nano").glob("2026*"))
     for folder in folders[:50]:
         (folder / "run.json").write_text((folder / "run.json").read_text() + "\n")
-    assert len(index.read_rows(folders[:55])) == 55
+    assert len(store.read_rows(folders[:55])) == 55
     read_again = reads(monkeypatch)
     assert len(read_by_name(results)) == NUM_RUNS
     assert read_again == []
@@ -245,15 +296,15 @@ def test_a_folder_that_cannot_be_written_to_is_read_all_the_same(results, monkey
     def refuse(*args, **kwargs):
         raise PermissionError
 
-    monkeypatch.setattr(index.atomic, "write_text", refuse)
+    monkeypatch.setattr(store.atomic, "write_text", refuse)
     assert len(read_by_name(results)) == NUM_RUNS
 
 
-def test_few_runs_leave_no_index_behind(tmp_path):
-    for number in range(index.MIN_RUNS - 1):
+def test_few_runs_leave_no_store_behind(tmp_path):
+    for number in range(store.MIN_RUNS - 1):
         write(tmp_path, a_run("A", 10.0, number))
-    index.read_rows([tmp_path])
-    assert not index_file(tmp_path).exists()
+    store.read_rows([tmp_path])
+    assert not store_file(tmp_path).exists()
 
 
 def test_a_broken_run_is_reported_and_skipped_cold_and_warm(results):
@@ -269,10 +320,10 @@ def test_a_broken_run_is_reported_and_skipped_cold_and_warm(results):
 
 def test_a_path_that_is_no_folder_is_the_users_mistake(tmp_path):
     with pytest.raises(ValueError, match="is not a folder"):
-        index.read_rows([tmp_path / "nothing"])
+        store.read_rows([tmp_path / "nothing"])
 
 
-def test_thousands_of_runs_are_read_by_two_processes_and_answered_from_the_index_in_a_fraction_of_a_second(
+def test_thousands_of_runs_are_read_by_two_processes_and_answered_from_the_store_in_a_fraction_of_a_second(
     tmp_path, repo
 ):
     """Whole commands.  Bounds are wide: a test machine is busy; tests/benchmarks has the true ones."""
@@ -291,10 +342,10 @@ def test_thousands_of_runs_are_read_by_two_processes_and_answered_from_the_index
             .replace('"seed": 0', f'"seed": {number}')
         )
         (folder / "run.json").write_text(times)
-    time.sleep(index.SETTLED_S + 2.5)
+    time.sleep(store.SETTLED_S + 2.5)
     env = os.environ | {"SPEEDRUN_RESULTS": str(tmp_path)}
     for verb in (["table"], ["compare", "AAAAAAAA", "BBBBBBBB"]):
-        index_file(tmp_path).unlink(missing_ok=True)
+        store_file(tmp_path).unlink(missing_ok=True)
         cpu_s = [_children_cpu_s()]  # a busy machine takes a little more of it, and as much as it likes of the clock
         for _ in range(3):
             done = subprocess.run(

@@ -1,0 +1,166 @@
+"""The tables that rows of runs are kept in (SQLite), and the view runs of them, in which every setting is a column.
+
+What repeats have in common (config, code, machine) is kept once, as a setup: 100,000 runs take 40 MB, and a query reads
+less.  A column has no declared type: a value stays the int or float that its record says.  KINDS and settings say which
+type a column is of.
+"""
+
+import hashlib
+import json
+import marshal
+import operator
+import sqlite3
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from bench.record import configs
+from bench.record.rows import COLUMNS, Row
+
+# fmt: off
+SHARED = (
+    "track", "num_deviations", "name", "model", "optim", "metric", "data", "world_size", "device", "dtype", "torch",
+    "size", "num_params", "num_shards", "config_id", "commit", "source_sha256", "comparability_id", "session_id",
+    "race_id", "arm", "discarded", "sweep_id", "provenance", "batch_tokens", "metric_unit", "metric_direction",
+    "target", "budget", "stop_at_target", "val_tokens", "setting", "outside_unknown", "headline", "identity_version",
+    "config",
+)
+# fmt: on
+OWN = tuple(name for name in COLUMNS if name not in SHARED)
+TYPES = {"str": "TEXT", "int": "INTEGER", "float": "REAL", "bool": "BOOLEAN", "NoneType": "NULL"}
+JSON, ANY = "JSON", "ANY"  # a list; a number here and a word there
+KINDS = {  # column of the view: its type
+    name: TYPES.get((kind.__name__ if isinstance(kind, type) else str(kind)).partition(" ")[0], JSON)
+    for name, kind in Row.__annotations__.items()
+    if name not in ("config", "setting")  # which are the settings themselves, and internal
+} | {"folder": "TEXT", "certificate": "TEXT"}
+MAX_SETTINGS = 1800  # SQLite takes 2,000 columns
+TABLES = """
+CREATE TABLE _facts (name TEXT PRIMARY KEY, value);
+CREATE TABLE _folders (id INTEGER PRIMARY KEY, path TEXT UNIQUE, signature TEXT);
+CREATE TABLE _texts (id INTEGER PRIMARY KEY, text TEXT UNIQUE);
+CREATE TABLE _settings (name TEXT PRIMARY KEY, kind TEXT);
+CREATE TABLE _setups (id INTEGER PRIMARY KEY, key BLOB UNIQUE, {shared});
+CREATE TABLE _rows (id INTEGER PRIMARY KEY, folder INTEGER, dir TEXT, signature TEXT, setup INTEGER, {own},
+                    UNIQUE (folder, dir));
+CREATE INDEX _pending ON _rows (folder) WHERE signature IS NULL;
+"""
+JOINED = "_rows r JOIN _folders f ON f.id = r.folder LEFT JOIN _setups s ON s.id = r.setup"
+CHOSEN = "r.id IN (SELECT id FROM temp._chosen)"
+_own_of, _shared_of = (operator.itemgetter(*map(COLUMNS.index, names)) for names in (OWN, SHARED))
+_in_order = operator.itemgetter(*map((*OWN, *SHARED).index, COLUMNS))
+
+Values = tuple[Any, ...]  # of a row, by COLUMNS
+
+
+def quoted(name: str) -> str:
+    """A column's name in SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def plain(value: object) -> Any:
+    """A value as a column holds it: lists and dicts are JSON, an integer of over 64 bits is a float."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    if isinstance(value, int):
+        return int(value) if abs(value) < 2**63 else float(value)
+    return json.dumps(value, separators=(",", ":")) if isinstance(value, (list, dict, tuple)) else value
+
+
+class Database:
+    """db: a connection.  settings: {setting that some run has: its type}."""
+
+    def __init__(self, db: sqlite3.Connection | None = None) -> None:
+        """db: one that holds these tables; None: in memory, without a row."""
+        self.db = db or sqlite3.connect(":memory:", isolation_level=None)
+        if db is None:
+            shared, own = (", ".join(map(quoted, names)) for names in (SHARED, OWN))
+            self.db.executescript(TABLES.format(shared=shared, own=own))
+        self.settings: dict[str, str] = dict(self.db.execute("SELECT name, kind FROM _settings").fetchall())
+        self._taken = {name.lower() for name in (*self.settings, *COLUMNS, *KINDS)}
+
+    def put(self, rows: Iterable[tuple[int, str, str | None, Values | None]]) -> None:
+        """(number of its folder, name of the run folder, signature, values; None: it cannot be read) of each run."""
+        setups, lines = {key: id for id, key in self.db.execute("SELECT id, key FROM _setups")}, []
+        for number, name, signature, values in rows:
+            own: Iterable[Any] = [None] * len(OWN)
+            setup = None
+            if values is not None:
+                own, shared = map(plain, _own_of(values)), _shared_of(values)
+                key = hashlib.blake2b(marshal.dumps(shared, 2), digest_size=16).digest()  # 2: equal for equal values
+                setup = setups[key] = setups.get(key) or self._new_setup(key, shared)
+            lines.append((number, name, signature, setup, *own))
+        marks, names = ", ".join("?" * (4 + len(OWN))), ", ".join(map(quoted, OWN))
+        insert = f"INSERT OR REPLACE INTO _rows (folder, dir, signature, setup, {names}) VALUES ({marks})"
+        self.db.executemany(insert, lines)
+
+    def _new_setup(self, key: bytes, shared: Values) -> int:
+        columns = {name: plain(value) for name, value in zip(SHARED, shared, strict=True)}
+        config = shared[SHARED.index("config")]
+        columns["config"] = json.dumps([self._text(text) for text in config])
+        for name, value in configs.columns(config).items():
+            kind = self._kind_with(name, value)
+            if kind is not None:
+                columns[name] = str(value).lower() if kind == ANY and isinstance(value, bool) else plain(value)
+        names, marks = ", ".join(map(quoted, columns)), ", ?" * len(columns)
+        done = self.db.execute(f"INSERT INTO _setups (key, {names}) VALUES (?{marks})", [key, *columns.values()])
+        return cast(int, done.lastrowid)
+
+    def _kind_with(self, name: str, value: object) -> str | None:
+        """The type of a setting that has this value as well; None: it cannot be a column."""
+        kind, known = TYPES.get(type(value).__name__, JSON), self.settings.get(name)
+        if known in (kind, ANY) or (known and value is None):
+            return known
+        if known is None:
+            if name.lower() in self._taken or len(self.settings) >= MAX_SETTINGS:  # SQL does not tell cases apart
+                return None
+            self._taken.add(name.lower())
+            self.db.execute(f"ALTER TABLE _setups ADD COLUMN {quoted(name)}")
+        elif known != "NULL":
+            if known == "BOOLEAN":
+                words = f"CASE {quoted(name)} WHEN 1 THEN 'true' WHEN 0 THEN 'false' END"
+                self.db.execute(f"UPDATE _setups SET {quoted(name)} = {words}")
+            kind = "REAL" if {kind, known} == {"INTEGER", "REAL"} else ANY
+        self.settings[name] = kind
+        self.db.execute("INSERT OR REPLACE INTO _settings VALUES (?, ?)", [name, kind])
+        return kind
+
+    def _text(self, text: str) -> int:
+        """The number of the settings of a group."""
+        text = plain(text)
+        found = self.db.execute("SELECT id FROM _texts WHERE text = ?", [text]).fetchone()
+        return cast(int, (found or [self.db.execute("INSERT INTO _texts (text) VALUES (?)", [text]).lastrowid])[0])
+
+    def show(self, columns: Mapping[str, str], scope: str, is_kept: bool) -> None:
+        """The view runs.  columns: {more of its columns: in SQL}; is_kept: in the file, else for this connection."""
+        names = {name: f"{'r' if name in OWN else 's'}.{quoted(name)}" for name in KINDS if name in COLUMNS}
+        names |= dict(columns) | {name: f"s.{quoted(name)}" for name in self.settings}
+        source = f"FROM {JOINED} WHERE r.run_id IS NOT NULL AND {scope}"
+        schema, rest = ("main", "") if is_kept else ("temp", "r.id AS _id, ")
+        shown = ", ".join(f"{text} AS {quoted(name)}" for name, text in names.items())
+        self.db.execute(f"DROP VIEW IF EXISTS {schema}.runs")
+        if not is_kept:
+            self.db.execute("DROP VIEW IF EXISTS temp._all")
+            self.db.execute(f"CREATE TEMP VIEW _all AS SELECT {rest}{shown} {source}")
+            shown, source = ", ".join(map(quoted, names)), "FROM temp._all"
+        self.db.execute(f"CREATE VIEW {schema}.runs AS SELECT {shown} {source}")
+
+    def chosen_rows(self) -> list[tuple[str, str, Row]]:
+        """(path of the folder, name of the run folder, row) of each run in temp._chosen."""
+        texts = dict(self.db.execute("SELECT id, text FROM _texts").fetchall())
+        of_setups = f"SELECT id, {', '.join(map(quoted, SHARED))} FROM _setups s WHERE id IN"
+        setups, at = {}, SHARED.index("config")
+        for id, *shared in self.db.execute(f"{of_setups} (SELECT setup FROM _rows r WHERE {CHOSEN})"):
+            shared[at] = tuple([texts[number] for number in json.loads(shared[at])])
+            setups[id] = shared
+        own = ", ".join(f"r.{quoted(name)}" for name in OWN)
+        found = self.db.execute(f"SELECT f.path, r.dir, r.setup, {own} FROM {JOINED} WHERE {CHOSEN}")
+        rows = [
+            (path, name, dict(zip(COLUMNS, _in_order((*of_run, *setups[of]))))) for path, name, of, *of_run in found
+        ]
+        booleans = [name for name, kind in KINDS.items() if kind == "BOOLEAN"]
+        for *_, row in rows:
+            row["machine_doubts"] = json.loads(row["machine_doubts"])
+            for name in booleans:
+                if row[name] is not None:
+                    row[name] = bool(row[name])
+        return cast(list[tuple[str, str, Row]], rows)

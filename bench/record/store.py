@@ -1,0 +1,462 @@
+"""Run folders as a database: .store.sqlite in a results folder, made from its run folders and never an authority.
+
+Any SQLite program can read it: the view runs has a row a run, with its facts, its metrics and every setting as columns.
+Delete it at any time: the next call that needs it makes another.
+
+Who writes it.  A file is never changed: a new one, made in memory, replaces it by a rename.  So readers need no locks,
+of which those of network file systems cannot be trusted (SQLite's WAL does not work there at all), a killed writer
+leaves at most a temporary file, and of writers at once the last one's file stays, which is as true as any other's.
+
+Whom it is believed.  A file counts only if nobody but its owner may write to it, and the owner is this user, root, or
+who owns the results folder: the latter can replace every run folder in theirs anyway, so that a false store gives them
+nothing.  Anybody else who may write to the folder could otherwise show runs what no record says.  Where this user does
+not own the folder, what they read is kept in their own cache, made from the shared file where there is one.
+
+How long a row is true.  It holds size, inode and times of change of the run.json that it was made from, and these are
+compared again for every row that is returned.  Which rows that is, is decided without visiting 100,000 folders:
+- a run that was added, removed or renamed changes the time of the folder that it lies in, which is looked at;
+- a run that ended or was resumed has a line in the ledger, which is read on from where it ended;
+- a run that runs, or that cannot be read, is read again every time;
+- a folder with another inode (a copy), and a ledger that did not only grow, make every row be compared.
+A run.json that is final is never written again.  Where somebody does, past the ledger, a condition goes by what the
+file said before, so that the run may be missing; a row that is shown is that of the file, and a listing without a
+condition, verify and judge see the change.  What changed in the last seconds before it was read is not kept: file
+systems count time in coarse ticks.
+"""
+
+import contextlib
+import functools
+import gc
+import hashlib
+import json
+import marshal
+import mmap
+import os
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from bench.base import atomic, paths
+from bench.base.reading import damage, json_file, plain_file, yaml_file
+from bench.base.reading.damage import Damaged, reading_record
+from bench.machine import processes
+from bench.record import certificates, configs, database, ledger, metrics, run_folder, shape, validity
+from bench.record import rows as rows_module
+from bench.record.database import CHOSEN, JOINED, Database, Values
+from bench.record.rows import COLUMNS, Row, row_of
+
+NAME = ".store.sqlite"
+MIN_RUNS = 50  # fewer are read as fast without
+SETTLED_S = 2.0  # a file younger than this may change again within one tick of its time stamps
+MIN_PARALLEL = 2000
+NUM_PARTS = 8  # of the work of two processes
+NUM_STALE_KEPT = 20  # writing a store costs more than reading so few runs again
+CRC = slice(68, 72)  # SQLite's application_id, which it does not read: the CRC-32 of all that follows it
+TAIL_BYTES = 4096  # of a ledger, by which it is known to have only grown
+IN_SCOPE = "(r.folder IN (SELECT id FROM temp._scope) OR (r.folder, r.dir) IN (SELECT folder, dir FROM temp._named))"
+SCOPE = """
+CREATE TEMP TABLE _scope (id INTEGER PRIMARY KEY);
+CREATE TEMP TABLE _named (folder INTEGER, dir TEXT, PRIMARY KEY (folder, dir));
+CREATE TEMP TABLE _chosen (id INTEGER PRIMARY KEY);
+"""
+
+Place = tuple[str, str]  # of a run folder: its parent, absolute, and its name
+Answer = tuple[Place, Values | None, str | None]  # a row or None, None or why it cannot be read
+OnError = Callable[[str], object] | None
+
+
+def read_rows(folders: Iterable[Path | str], on_error: OnError = None, logs_too: bool = False) -> list[tuple[str, Row]]:
+    """Folders -> [(folder, row)] of every run in and below them, each once, by folder; folder is an absolute path.
+
+    What cannot be read is skipped and reported to on_error(message).  ValueError if a path is not a folder, unless
+    logs_too says that the caller reads those.
+    """
+    found: dict[str, Row] = {}
+    for home, below in _by_home(folders, logs_too).items():
+        found |= Store(home, below, on_error).rows()
+    return sorted(found.items(), key=lambda item: item[0])
+
+
+def opened(folders: Iterable[Path | str], on_error: OnError = None) -> "Store":
+    """The runs in and below these folders as one database.  on_error, ValueError: as of read_rows()."""
+    by_home = _by_home(folders, False)
+    if len(by_home) == 1:
+        ((home, below),) = by_home.items()
+        return Store(home, below, on_error)
+    union = Store("/", [], on_error)
+    for home, below in by_home.items():
+        store = Store(home, below, on_error)
+        union.include(store.rows())
+        union.faults |= store.faults
+    return union
+
+
+def _by_home(folders: Iterable[Path | str], logs_too: bool) -> dict[str, list[str]]:
+    """{results folder: those of the paths that lie in it}; a folder without a ledger above it is its own."""
+    by_home: dict[str, list[str]] = {}
+    homes: dict[str, str] = {}  # by the folder that a path is or lies in
+    for path in dict.fromkeys(map(os.path.abspath, folders)):
+        if not os.path.isdir(path):
+            if logs_too:
+                continue
+            raise ValueError(f"{path}: is not a folder: ./run.sh table without a folder shows results/")
+        is_run = os.path.exists(f"{path}/run.json")
+        start = os.path.dirname(path) if is_run else path
+        if start not in homes:
+            homes[start] = str(ledger.find(start) or (os.path.dirname(start) if is_run else start))
+        by_home.setdefault(homes[start], []).append(path)
+    return by_home
+
+
+class Store(Database):
+    """The runs of one results folder, in memory: those of the file, and read again what changed since.
+
+    db has the view runs, of those that were requested.  faults: {folder of one that cannot be read: why}.
+    """
+
+    def __init__(self, home: str, below: Iterable[str], on_error: OnError = None) -> None:
+        """home: the results folder; below: folders and run folders in it."""
+        self.home, self.faults = home, dict[str, str]()
+        self._on_error: Callable[[str], object] = on_error or (lambda message: None)
+        self._read_now = set[Place]()  # in this call
+        self._num_changes, self._checks_all = 0, False
+        with _no_garbage_collection():
+            known = self._load()
+            super().__init__(known)
+            if known is None:
+                self.db.executemany("INSERT INTO _facts VALUES (?, ?)", self._identity().items())
+            self._folders: dict[str, tuple[int, str | None]] = {
+                path: (id, signature) for id, path, signature in self.db.execute("SELECT * FROM _folders")
+            }
+            self._below: dict[str, list[str]] = {}
+            for path in filter(None, self._folders):
+                self._below.setdefault(os.path.dirname(path), []).append(path)
+            shown = functools.cache(lambda folder: paths.shown(self._absolute(folder)))
+            self.db.create_function("_shown", 2, lambda folder, name: f"{shown(folder)}/{name}")
+            self.db.create_function("_certificate", 2, lambda *place: certificates.outcome(self._absolute(*place)))
+            self._refresh(below)
+
+    # ---- the file
+
+    def _load(self) -> sqlite3.Connection | None:
+        """The rows of the newest file that may be believed."""
+        files = []
+        for path, owner in ((Path(self.home, NAME), self.home), (self._own_path(), None)):
+            with contextlib.suppress(Damaged, OSError):
+                trusted = (0, os.stat(owner).st_uid) if owner else ()
+                files.append((plain_file.opened(path), trusted))
+        newest_first = sorted(files, key=lambda found: os.fstat(found[0].fileno()).st_mtime_ns, reverse=True)
+        known = None
+        for file, trusted in newest_first:
+            with file, contextlib.suppress(sqlite3.Error, OSError, ValueError):
+                if known is None and plain_file.is_own(file, trusted):
+                    db = sqlite3.connect(":memory:", isolation_level=None)
+                    db.deserialize(_checked(file))
+                    facts = dict(db.execute("SELECT name, value FROM _facts").fetchall())
+                    known = db if facts.items() >= self._identity().items() else None
+        return known
+
+    def _identity(self) -> dict[str, str]:
+        """What a file says that is of this folder, and not of a copy of it, and that this code made."""
+        return {"code": _code(), "home": self.home, "inode": str(os.stat(self.home).st_ino)}
+
+    def _own_path(self) -> Path:
+        place = hashlib.sha256(os.fsencode(os.path.realpath(self.home))).hexdigest()[:16]
+        return paths.cache_root() / "speedrun" / "stores" / f"{place}.sqlite"
+
+    def _save(self) -> None:
+        """What changed, if it is worth it: for all who read the folder if this user owns it, else for them alone."""
+        if self._num_changes <= NUM_STALE_KEPT or self.db.execute("SELECT count(*) FROM _rows").fetchone()[0] < MIN_RUNS:
+            return
+        self._num_changes = 0
+        self.show({"folder": "f.path || '/' || r.dir"}, "1", is_kept=True)
+        content = bytearray(self.db.serialize())
+        content[CRC] = zlib.crc32(memoryview(content)[CRC.stop :]).to_bytes(4, "big")
+        is_owner = os.geteuid() in (0, os.stat(self.home).st_uid)
+        for path in [Path(self.home, NAME)] * is_owner + [self._own_path()]:
+            with contextlib.suppress(OSError):  # read-only or full: the next call reads the runs again
+                path.parent.mkdir(parents=True, exist_ok=True)
+                atomic.write_own(path, bytes(content))
+                return
+
+    # ---- what changed since it was written
+
+    def _refresh(self, below: Iterable[str]) -> None:
+        self.db.executescript(SCOPE)
+        self.db.execute("BEGIN")
+        self._read_ledger()
+        for path in below:
+            if os.path.exists(f"{path}/run.json"):
+                parent, name = os.path.split(path)
+                number, _ = self._folder(parent)
+                self._expect(number, name)
+                self.db.execute("INSERT OR IGNORE INTO temp._named VALUES (?, ?)", [number, name])
+            else:
+                self._visit(path)
+        pending = f"SELECT f.path, r.dir FROM {JOINED} WHERE r.signature IS NULL AND {IN_SCOPE}"
+        self._read_again({(self._absolute(folder), name) for folder, name in self.db.execute(pending)})
+        self._show()
+        self.db.execute("COMMIT")
+        self._save()
+        if self._checks_all:
+            self.choose("1")
+
+    def _show(self) -> None:
+        columns = {"folder": "_shown(f.path, r.dir)", "certificate": "_certificate(f.path, r.dir)"}
+        self.show(columns, IN_SCOPE, is_kept=False)
+
+    def _read_ledger(self) -> None:
+        """Runs that ended or were resumed since are to be read again, and all where it is another ledger."""
+        found = self.db.execute("SELECT value FROM _facts WHERE name = 'ledger'").fetchone()
+        size, tail = json.loads(found[0]) if found else (0, _sha256(b""))
+        start, content = self._ledger_from(size - TAIL_BYTES)
+        if _sha256(content[: size - start]) != tail:
+            self._checks_all = True
+            start, content = self._ledger_from(0)
+        elif self._folders:
+            lines = filter(None, map(ledger.parsed, content[size - start :].split(b"\n")))
+            ended = [line.get("run", "").rpartition("/") for line in lines if line["event"] in ("end", "resume")]
+            of_run = "folder = (SELECT id FROM _folders WHERE path = ?) AND dir = ?"
+            again = f"UPDATE _rows SET signature = NULL WHERE {of_run}"
+            self.db.executemany(again, [(folder, name) for folder, _, name in ended])
+        known = json.dumps([start + len(content), _sha256(content[-TAIL_BYTES:])])
+        self.db.execute("INSERT OR REPLACE INTO _facts VALUES ('ledger', ?)", [known])
+
+    def _ledger_from(self, start: int) -> tuple[int, bytes]:
+        """Where its whole lines from there on begin, and these; none where there is no ledger."""
+        start, content = max(0, start), b""
+        with contextlib.suppress(Damaged), plain_file.opened(f"{self.home}/{ledger.NAME}") as file:
+            file.seek(start)
+            content = file.read()
+        return start, content[: content.rfind(b"\n") + 1]
+
+    def _visit(self, path: str, parent: int | None = None) -> None:
+        """A folder and those below it, which are in scope: notes what changed.  parent: the folder that it was in."""
+        try:
+            stat = os.stat(path)
+        except OSError:  # just removed
+            return
+        if parent is not None and os.path.exists(f"{path}/run.json"):  # it has become a run
+            self._expect(parent, os.path.basename(path))
+            self.db.execute("DELETE FROM _folders WHERE path = ?", [self._relative(path)])
+            return
+        number, known = self._folder(path)
+        self.db.execute("INSERT OR IGNORE INTO temp._scope VALUES (?)", [number])
+        signature = f"{stat.st_ino} {stat.st_mtime_ns} {stat.st_ctime_ns}"
+        if known == signature:
+            below = self._below.get(self._relative(path), ())
+            folders = [self._absolute(name) for name in below if _is_searched(os.path.basename(name))]
+        else:
+            self._checks_all |= known is not None and known.partition(" ")[0] != str(stat.st_ino)
+            folders = self._scan(path, number, signature if _is_settled(stat) else None)
+        for folder in folders:
+            self._visit(folder, number)
+
+    def _scan(self, path: str, number: int, signature: str | None) -> list[str]:
+        """Notes which runs a folder gained and lost.  Returns the folders in it that are none."""
+        try:
+            with os.scandir(path) as found:
+                entries = [entry for entry in found if _is_searched(entry.name)]
+        except (FileNotFoundError, NotADirectoryError):  # just removed
+            return []
+        except OSError as error:
+            self._on_error(f"{path}: cannot be read ({error.strerror})")
+            return []
+        known = {name for (name,) in self.db.execute("SELECT dir FROM _rows WHERE folder = ?", [number])}
+        names, folders = set[str](), list[str]()
+        for entry in entries:
+            if entry.is_symlink():
+                signature = None  # what is reported is reported every time
+                if os.path.exists(f"{entry.path}/run.json"):
+                    self._on_error(f"{entry.path}: is a link, which is not followed: name it, or move the run here")
+            elif entry.name in known:
+                names.add(entry.name)
+            elif entry.is_dir():
+                is_run = os.path.exists(f"{entry.path}/run.json")
+                self._expect(number, entry.name) if is_run else folders.append(entry.path)
+        gone = known - names
+        self.db.executemany("DELETE FROM _rows WHERE folder = ? AND dir = ?", [(number, name) for name in gone])
+        self._num_changes += len(gone)
+        self._sign(path, number, signature)
+        return folders
+
+    def _folder(self, path: str) -> tuple[int, str | None]:
+        """Its number, and its signature when its runs were listed; None: they are not known."""
+        name = self._relative(path)
+        if name not in self._folders:
+            done = self.db.execute("INSERT INTO _folders (path) VALUES (?)", [name])
+            self._folders[name] = cast(int, done.lastrowid), None
+        return self._folders[name]
+
+    def _sign(self, path: str, number: int, signature: str | None) -> None:
+        self._folders[self._relative(path)] = number, signature
+        self.db.execute("UPDATE _folders SET signature = ? WHERE id = ?", [signature, number])
+
+    def _expect(self, number: int, name: str) -> None:
+        """A run whose row is to be read, unless there is one."""
+        self.db.execute("INSERT OR IGNORE INTO _rows (folder, dir) VALUES (?, ?)", [number, name])
+
+    def choose(self, condition: str, values: Sequence[object] = ()) -> None:
+        """Puts the runs of which this holds into temp._chosen, after their files were compared with their rows.
+
+        condition: in SQL over the view runs, with a question mark for each of the values.
+        """
+        stale: set[Place] | None = None
+        while stale is None or stale:  # what has changed may be meant now, or no longer
+            self.db.execute("DELETE FROM temp._chosen")
+            self.db.execute(f"INSERT INTO temp._chosen SELECT _id FROM temp._all WHERE {condition}", values)
+            kept = self.db.execute(f"SELECT f.path, r.dir, r.signature FROM {JOINED} WHERE {CHOSEN}")
+            places = (((self._absolute(folder), name), known) for folder, name, known in kept)
+            stale = {place for place, known in places if place not in self._read_now and _signature(place)[0] != known}
+            self._read_again(stale)
+            if stale:
+                self._show()
+        self._save()
+
+    def _read_again(self, places: set[Place]) -> None:
+        signatures = {place: _signature(place) for place in places}
+        rows = []
+        for place, values, message in _read_all(sorted(place for place in places if signatures[place][0])):
+            if values is None:
+                self.faults["/".join(place)] = str(message)
+                self._on_error(str(message))
+            signature, is_settled = signatures[place]
+            may_end = values is None or _may_end(values)
+            rows.append(
+                (self._folder(place[0])[0], place[1], signature if is_settled and not may_end else None, values)
+            )
+        self.put(rows)
+        self._num_changes += sum(signature is not None for _, _, signature, _ in rows)
+        self._read_now |= places
+        for parent, name in (place for place in places if not signatures[place][0]):  # no run any longer
+            number, _ = self._folder(parent)
+            self._sign(parent, number, None)
+            self.db.execute("DELETE FROM _rows WHERE folder = ? AND dir = ?", [number, name])
+
+    def include(self, rows: Mapping[str, Row]) -> None:
+        """Adds rows of another results folder, {absolute folder: row}."""
+        found = [(*os.path.split(folder), tuple(row.values())) for folder, row in rows.items()]
+        self.put((self._folder(parent)[0], name, None, values) for parent, name, values in found)
+        self._read_now |= {(parent, name) for parent, name, _ in found}
+        numbers = {self._folder(parent)[0] for parent, *_ in found}
+        self.db.executemany("INSERT OR IGNORE INTO temp._scope VALUES (?)", [(number,) for number in numbers])
+        self._show()
+
+    # ---- rows
+
+    def rows(self, condition: str = "1", values: Sequence[object] = ()) -> dict[str, Row]:
+        """{absolute folder: row} of the runs of which this holds, in SQL over the view runs."""
+        with _no_garbage_collection():
+            self.choose(condition, values)
+            return {self._absolute(path, name): row for path, name, row in self.chosen_rows()}
+
+    def folders(self) -> list[str]:
+        """The run folders in scope, absolute, also of those that cannot be read."""
+        found = self.db.execute(f"SELECT f.path, r.dir FROM {JOINED} WHERE {IN_SCOPE}")
+        return [self._absolute(path, name) for path, name in found]
+
+    def _relative(self, path: str) -> str:
+        return "" if path == self.home else os.path.relpath(path, self.home)
+
+    def _absolute(self, *parts: str) -> str:
+        return "/".join([self.home.rstrip("/"), *filter(None, parts)])
+
+
+def _checked(file: BinaryIO) -> mmap.mmap:
+    """The content of a store.  ValueError: it was damaged, as by a machine that lost its power."""
+    content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with memoryview(content) as view, view[CRC.stop :] as rest:
+        if zlib.crc32(rest) != int.from_bytes(view[CRC], "big"):
+            raise ValueError("it is damaged")
+    return content
+
+
+def _is_searched(name: str) -> bool:
+    return not name.startswith(".") and name != paths.PUBLISHED
+
+
+def _is_settled(stat: os.stat_result) -> bool:
+    return time.time() - max(stat.st_mtime, stat.st_ctime) > SETTLED_S
+
+
+def _signature(place: Place) -> tuple[str | None, bool]:
+    """Of a run folder's run.json, and whether it may be kept; None: there is none."""
+    try:
+        stat = os.stat("/".join((*place, "run.json")))
+    except OSError:
+        return None, False
+    return f"{stat.st_size} {stat.st_ino} {stat.st_mtime_ns} {stat.st_ctime_ns}", _is_settled(stat)
+
+
+def _may_end(values: Values) -> bool:
+    """Whether a row may become another one while its file stays as it is."""
+    status, failure = values[COLUMNS.index("status")], values[COLUMNS.index("failure")]
+    return status == "running" or failure == "launcher_killed"
+
+
+def _read_all(places: Sequence[Place]) -> Iterator[Answer]:
+    """Thousands of them by two processes."""
+    if len(places) < MIN_PARALLEL:
+        yield from map(_read, places)
+        return
+    size = -(-len(places) // NUM_PARTS)
+    parts = [places[at : at + size] for at in range(0, len(places), size)]
+    with processes.started(_read_part, parts, are_many=True) as read:
+        for part in read:
+            yield from marshal.loads(part)
+
+
+def _read_part(places: Sequence[Place]) -> bytes:
+    """Uses marshal, which takes a third of pickle's time, between two of our own processes."""
+    return marshal.dumps([_read(place) for place in places])
+
+
+def _read(place: Place) -> Answer:
+    folder = "/".join(place)
+    try:
+        with reading_record(folder):
+            return place, tuple(row_of(run_folder.read(folder), configs.read(folder)).values()), None
+    except Damaged as error:
+        return place, None, str(error)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@functools.cache
+def _code() -> str:
+    """Hash of the code that makes rows: what other code made is ignored."""
+    sources = (
+        Path(str(module.__file__)).read_bytes()
+        for module in (
+            damage,
+            json_file,
+            plain_file,
+            yaml_file,
+            run_folder,
+            rows_module,
+            configs,
+            metrics,
+            validity,
+            database,
+        )
+    )
+    parts = [*sources, Path(__file__).read_bytes(), shape.SCHEMA.read_bytes()]
+    return _sha256(b"".join(parts))
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Rows hold no reference cycles; looking for some takes longer than making 10,000 rows."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
