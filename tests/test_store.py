@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from comparing import COMPLETE, a_run, write
 
+from bench.base import atomic
 from bench.machine import processes
 from bench.record import configs, ledger, rows, run_folder, store
 
@@ -361,3 +362,130 @@ def test_thousands_of_runs_are_read_by_two_processes_and_answered_from_the_store
 def _children_cpu_s():
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def change(folder, **changes):
+    """Another final run.json, as a run that was resumed leaves it: renamed into its place."""
+    run = json.loads((folder / "run.json").read_text())
+    atomic.write_json(folder / "run.json", run | changes, durable=False)
+
+
+def found(results, condition):
+    return {os.path.basename(folder) for folder in store.opened([results]).rows(condition)}
+
+
+def test_a_run_that_was_resumed_is_found_by_a_condition_that_its_kept_row_does_not_meet(results):
+    folder = sorted((results / "cpu_nano").glob("2026*"))[4]
+    ledger.append(results, "end", run=ledger.name_of(results, folder))
+    change(folder, status="failed")
+    read_by_name(results)
+    assert found(results, "status = 'failed'") == {folder.name}
+    change(folder, status="complete")
+    ledger.append(results, "end", run=ledger.name_of(results, folder))
+    assert len(found(results, "status = 'complete'")) == NUM_RUNS
+
+
+def test_a_changed_ledger_makes_every_row_be_compared(results):
+    folder = sorted((results / "cpu_nano").glob("2026*"))[4]
+    ledger.append(results, "plan")
+    read_by_name(results)
+    change(folder, status="failed")
+    assert found(results, "status = 'failed'") == set()  # nobody said so
+    assert len(found(results, "status = 'complete'")) == NUM_RUNS - 1  # and yet no row is shown that is not true
+    (results / ledger.NAME).write_text((results / ledger.NAME).read_text().replace("plan", "look"))
+    assert found(results, "status = 'failed'") == {folder.name}
+
+
+def test_settings_are_columns_with_types(results):
+    """Of an int and a float a number, of a number and a word both, and what no run has is no column."""
+    for number, (lr, betas, compiled) in enumerate([("1", "[0.9, 0.95]", "true"), ("auto", "[0.8, 0.95]", "max")]):
+        folder = write(results, a_run("B", 5.0, 100 + number))
+        text = (folder / "config.yaml").read_text().replace("lr: 0.003", f"lr: {lr}\n  mine: {betas}")
+        (folder / "config.yaml").write_text(text.replace("model:\n", f"model:\n  mine: {compiled}\n"))
+    both = store.opened([results])
+    kinds = {name: both.settings[name] for name in ("optim.lr", "optim.mine", "model.mine", "optim.weight_decay")}
+    assert kinds == {"optim.lr": "ANY", "optim.mine": "JSON", "model.mine": "ANY", "optim.weight_decay": "REAL"}
+    query = 'SELECT "optim.lr", "optim.mine", "model.mine" FROM runs GROUP BY 1, 2, 3 ORDER BY 1'
+    assert both.db.execute(query).fetchall() == [
+        (0.003, None, None),
+        (1, "[0.9,0.95]", "true"),
+        ("auto", "[0.8,0.95]", "max"),
+    ]
+
+
+def test_any_sqlite_program_reads_the_file(results):
+    read_by_name(results)
+    db = sqlite3.connect(f"file:{store_file(results)}?mode=ro", uri=True)
+    assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    query = "SELECT count(*), max(train_s), min(\"optim.lr\") FROM runs WHERE model = 'gpt2'"
+    assert db.execute(query).fetchone() == (NUM_RUNS, 10.0 + NUM_RUNS - 1, 0.003)
+    assert db.execute("SELECT folder FROM runs ORDER BY 1").fetchone()[0].startswith("cpu_nano/20261121T030000Z-x-aaa")
+
+
+def test_runs_of_two_results_folders_are_one_database(results, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    write(other, a_run("B", 5.0, 100))
+    ledger.append(other, "plan")
+    both = store.opened([results, other])
+    assert both.db.execute("SELECT count(*), min(train_s) FROM runs").fetchone() == (NUM_RUNS + 1, 5.0)
+    assert [row["config_id"] for row in both.rows("train_s < 10").values()] == ["bbbbbbbb"]
+
+
+WRITER = """
+import itertools, json, os, sys, time
+from pathlib import Path
+from comparing import a_run
+from bench.base import atomic
+from bench.record import ledger, store
+results, number = Path(sys.argv[1]), int(sys.argv[2])
+store.NUM_STALE_KEPT, store.MIN_RUNS, store.SETTLED_S = 0, 1, 0.05
+for count in itertools.count():
+    seed = number * 1000 + count
+    run = a_run("A", 10.0, 0, seed)
+    folder = results / "cpu_nano" / run["run_id"]
+    folder.mkdir(parents=True)
+    name = ledger.name_of(results, folder)
+    ledger.append(results, "start", run=name)
+    atomic.write_json(folder / "run.json", run | {"status": "failed", "failure": None}, durable=False)
+    ledger.append(results, "end", run=name, status="failed")
+    time.sleep(0.1)
+    run["metrics"]["val_loss"] = 4.0 + seed / 1e6
+    ledger.append(results, "resume", run=name)
+    atomic.write_json(folder / "run.json", run, durable=False)
+    ledger.append(results, "end", run=name, status="complete")
+    if store.opened([results]).rows("run_id = ? AND status = 'complete'", [run["run_id"]]).keys() != {str(folder)}:
+        sys.exit("its own run was not found")
+    for _, row in store.read_rows([results]):
+        if row["status"] == "complete" and row["val_loss"] != 4.0 + row["seed"] / 1e6:
+            sys.exit(f"a wrong row: {row['run_id']} {row['val_loss']}")
+"""
+
+
+@pytest.mark.slow
+def test_eight_writers_some_of_them_killed_leave_no_wrong_row(tmp_path, repo, monkeypatch):
+    """Each writes runs, resumes them past the ledger, saves a store after each of them, and looks at all rows."""
+    env = os.environ | {"PYTHONPATH": f"{repo}:{repo / 'tests'}"}
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    writers = [subprocess.Popen([*command, str(number)], env=env, stderr=subprocess.PIPE) for number in range(8)]
+    for number in range(8, 24):
+        time.sleep(0.4)
+        victim = writers.pop(0)
+        assert victim.poll() is None, victim.stderr.read()
+        victim.send_signal(signal.SIGKILL)
+        victim.communicate()
+        writers.append(subprocess.Popen([*command, str(number)], env=env, stderr=subprocess.PIPE))
+    time.sleep(1)
+    for writer in writers:
+        assert writer.poll() is None, writer.stderr.read()
+        writer.kill()
+        writer.communicate()
+    folders = [folder for folder in (tmp_path / "cpu_nano").iterdir() if (folder / "run.json").is_file()]
+    true = {folder.name: rows.row_of(run_folder.read(folder), configs.read(str(folder))) for folder in folders}
+    read_again = reads(monkeypatch)
+    assert read_by_name(tmp_path) == true
+    assert len(read_again) < len(true)  # the rest is of a store that some writer left whole
+    done = [name for name, row in true.items() if row["status"] == "complete"]
+    assert {*store.opened([tmp_path]).rows("status = 'complete'")} == {
+        str(tmp_path / "cpu_nano" / name) for name in done
+    }
+    assert done

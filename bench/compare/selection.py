@@ -120,7 +120,7 @@ def arm_from_folders(name: str, folders: Iterable[str | Path], on_error: OnError
 
 
 def _paths(groups: Iterable[Sequence[named.Named]]) -> list[Path]:
-    """The paths that are meant; of runs found by their ids the folders above, which the index answers at once."""
+    """The paths that are meant; of runs found by their ids the folders above, which the store answers at once."""
     meant = (found for group in groups for found in group if not found.race)
     paths = (
         path for found in meant for path in ([path.parent for path in found.paths] if found.by_id else found.holders)

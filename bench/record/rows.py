@@ -1,6 +1,6 @@
 """A record -> one flat row of facts: all that the table shows and a comparison counts with.
 
-Rows are what the index keeps (bench/record/index.py), so they hold plain JSON values and depend on the record alone.
+Rows are what the store keeps (bench/record/store.py), so they hold plain JSON values and depend on the record alone.
 None is off, unknown or not measured.
 """
 
@@ -157,7 +157,7 @@ def row_of(run: Record, config: configs.Config = ()) -> Row:
         metrics["score"] = metrics["val_loss"]
     row = {column: run.get(column) for column in SHOWN} | facts | metrics
     row |= {**_size(run, config, complete), **_counted(run, config, complete)}
-    assert tuple(row) == COLUMNS  # the index keeps the values in this order
+    assert tuple(row) == COLUMNS  # the store keeps the values in this order
     for column, value in row.items():
         if type(value) not in PLAIN and column not in OF_SEVERAL:
             raise ValueError(f"{column}={value!r:.40} is not one value: the file was damaged, restore it")

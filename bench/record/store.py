@@ -169,7 +169,10 @@ class Store(Database):
 
     def _save(self) -> None:
         """What changed, if it is worth it: for all who read the folder if this user owns it, else for them alone."""
-        if self._num_changes <= NUM_STALE_KEPT or self.db.execute("SELECT count(*) FROM _rows").fetchone()[0] < MIN_RUNS:
+        if (
+            self._num_changes <= NUM_STALE_KEPT
+            or self.db.execute("SELECT count(*) FROM _rows").fetchone()[0] < MIN_RUNS
+        ):
             return
         self._num_changes = 0
         self.show({"folder": "f.path || '/' || r.dir"}, "1", is_kept=True)

@@ -1,6 +1,6 @@
 """table, compare and the site over 10,000 run folders (in the site of 120 steps each), whole processes.
 
-Each without what it keeps for the next call, and with it.
+Each without the store that it keeps for the next call, and with it.
 """
 
 import json
@@ -26,7 +26,7 @@ NUM_STEPS_FILES = 20  # of each arm: compare looks into the steps of some runs
 
 
 def measure(num_cold=3, num_warm=7):
-    """[(what, median seconds, sign, target)]; cold: the index was deleted, the files are in the page cache.
+    """[(what, median seconds, sign, target)]; cold: the store was deleted, the files are in the page cache.
 
     Python's bytecode is kept, as after any call of the user's.
     """
@@ -41,7 +41,7 @@ def measure(num_cold=3, num_warm=7):
             for number in range(num_cold + num_warm):
                 kind = "cold" if number < num_cold else "warm"
                 if kind == "cold":
-                    (Path(folder) / "cpu_nano" / store.NAME).unlink(missing_ok=True)
+                    (Path(folder) / store.NAME).unlink(missing_ok=True)
                 started_s = time.perf_counter()
                 command = [sys.executable, "-m", "bench", *words]
                 subprocess.run(command, cwd=REPO, env=env, check=True, stdout=subprocess.DEVNULL)
@@ -78,24 +78,23 @@ def _children_cpu_s():
     return used.ru_utime + used.ru_stime
 
 
-def make_runs(folder, num_runs=NUM_RUNS):
-    """Two arms of copies of a kept record, of two learning rates, with seeds, starts and times of their own."""
+def make_runs(folder, num_runs=NUM_RUNS, num_rates=2):
+    """Copies of a kept record, of two arms or so many learning rates, with seeds, starts and times of their own."""
     base = REPO / "tests" / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
     run, steps = json.loads((base / "run.json").read_text()), (base / "steps.csv").read_text()
     config = (base / "config.yaml").read_text()
     rng = random.Random(0)
     for number in range(num_runs):
-        arm, seed = "ab"[number % 2], number // 2
+        arm, seed, rate = "ab"[number % 2], number // num_rates, number % num_rates
+        config_id = arm * 8 if num_rates == 2 else f"{rate:08x}"
         moment = datetime(2026, 11, 1) + timedelta(minutes=number)
-        run |= {"config_id": arm * 8, "seed": seed, "started_at": f"{moment:%Y-%m-%dT%H:%M}:00.000Z"}
-        run["run_id"] = f"{moment:%Y%m%dT%H%M}00Z-x-{arm * 8}-s{seed}"
+        run |= {"config_id": config_id, "seed": seed, "started_at": f"{moment:%Y-%m-%dT%H:%M}:00.000Z"}
+        run["run_id"] = f"{moment:%Y%m%dT%H%M}00Z-x-{config_id}-s{seed}"
         run["metrics"] |= {"train_s": rng.gauss(11.0, 0.1), "val_loss": rng.gauss(4.25, 0.01), "num_flagged_steps": 0}
         home = folder / run["track"] / run["run_id"]
         home.mkdir(parents=True)
         (home / "run.json").write_text(json.dumps(run, indent=1))
-        of_run = config.replace("seed: 0\n", f"seed: {seed}\n").replace(
-            "lr: 0.003", f"lr: {[0.003, 0.006][arm == 'b']}"
-        )
+        of_run = config.replace("seed: 0\n", f"seed: {seed}\n").replace("lr: 0.003", f"lr: {0.003 * (1 + rate)}")
         (home / "config.yaml").write_text(of_run)
         if seed < NUM_STEPS_FILES:
             (home / "steps.csv").write_text(steps)
