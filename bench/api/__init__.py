@@ -8,6 +8,7 @@
     speedrun.compare("results/a/*", "results/b/*").verdict                # "faster"
     race = speedrun.race("goal.num_steps=100", A="", B="optim=muon", n=4) # trains; the rules of ./run.sh race
     speedrun.explain(runs[0]).plot()                                      # needs matplotlib
+    speedrun.project(runs[0], gpus=8).interval_ms                         # None: nothing like it was checked
 
 Every answer prints as its command prints it, shows as a page in a notebook, and has to_dict(), to_markdown(),
 to_html() and plot().  ValueError names a user's mistake and the remedy, as on the command line.
@@ -25,18 +26,20 @@ if TYPE_CHECKING:
     from bench.api.answers import Answer
     from bench.api.comparing import Comparison, compare
     from bench.api.judging import Judgement, judge
+    from bench.api.projecting import Projection, project
     from bench.api.racing import Race, race
     from bench.api.runs import Run, Runs, load
     from bench.api.tables import Table, table
     from bench.api.traces import Account, Trace, explain, trace
 
 __all__ = [
-    "Account", "Answer", "Comparison", "Judgement", "Race", "Run", "Runs", "Table", "Trace",
-    "__version__", "compare", "explain", "judge", "load", "race", "table", "trace",
+    "Account", "Answer", "Comparison", "Judgement", "Projection", "Race", "Run", "Runs", "Table", "Trace",
+    "__version__", "compare", "explain", "judge", "load", "project", "race", "table", "trace",
 ]  # fmt: skip
 _MODULES = {  # name: where it is; loaded when it is used, as a command needs one of them
     **dict.fromkeys(("Comparison", "compare"), "comparing"),
     **dict.fromkeys(("Judgement", "judge"), "judging"),
+    **dict.fromkeys(("Projection", "project"), "projecting"),
     **dict.fromkeys(("Race", "race"), "racing"),
     **dict.fromkeys(("Run", "Runs", "load"), "runs"),
     **dict.fromkeys(("Table", "table"), "tables"),

@@ -35,6 +35,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # purpose: {verb: (module in 
         "report": ("report", "a run, a race, a sweep or all results as a page"),
         "explain": ("explain", "why a step takes so long, and where the next millisecond is"),
         "analyze": ("analyze", "traces of any PyTorch program: time, kernels, gaps, ranks"),
+        "project": ("project", "how long would a step take on N GPUs?"),
         "memory": ("memory", "a memory snapshot as a page"),
     },
     "share": {
@@ -62,7 +63,7 @@ INTRODUCED = ("run", "speedrun", "race", "study", "ladder", "calibrate")  # say 
 # nothing that ranks can do together
 SEVERAL_RUNS = ("speedrun", "race", "study", "ladder", "calibrate", "bench-self", "doctor")
 SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
-PRINTED = ("compare", "table", "analyze", "explain", "export")  # nothing is done where it is not printed
+PRINTED = ("compare", "table", "analyze", "explain", "project", "export")  # nothing is done where it is not printed
 _interrupts: list[int] = []  # numbers of signals, as they came
 HELP = """usage: ./run.sh COMMAND [...]
 

@@ -1,0 +1,174 @@
+"""A projection as a Document: verdict, parts of the step, to the end of the run, and the table of errors."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from bench.analysis.projection import links, measured, pairs
+from bench.analysis.projection.projected import Projection, Scaling, project
+from bench.base.text_table import counted
+from bench.base.units import MS_PER_S, format_ms, format_s
+from bench.web.document import Block, Bullets, Document, Lines, Section, Table, Verdict
+
+LINK = "nvlink4"
+S_PER_HOUR = 3600.0
+PARTS = (
+    ("work_ms", "forward and backward"),
+    ("replicated_ms", "the same on every GPU (optimizer)"),
+    ("exposed_ms", "communication that nothing hides"),
+    ("slowest_ms", "waiting for the slowest GPU"),
+)
+
+
+def of_run(
+    folder: Path, num_gpus: int, num_nodes: int, link: str | None, scaling: Scaling, usd_per_gpu_hour: float | None
+) -> Document:
+    """ValueError: of measured.of_record(), of links.read(), or a batch that does not divide."""
+    _check_gpus(num_gpus, num_nodes)
+    job = measured.of_record(folder)
+    if job.device == measured.CPU and (link is None or not Path(link).is_file()):
+        remedy = "name the file of a passport (./run.sh doctor --passport), or of nccl-tests"
+        raise ValueError(f"--link {link}: a run on a CPU has no such link: {remedy}")
+    curve = links.read(link or LINK, num_nodes)
+    if scaling == "strong":
+        measured.check_batch(job, num_gpus)
+    projection = project(job.step, num_gpus, num_nodes, curve, scaling)
+    answer = _answer(
+        job, projection, curve, scaling, "cpu" if job.device == measured.CPU else "node" if num_nodes == 1 else "nodes"
+    )
+    return _document(answer | {"job": _of_whole_job(job, answer, usd_per_gpu_hour)})
+
+
+def of_traces(
+    title: str, paths: Sequence[Path], num_gpus: int, num_nodes: int, link: str, include_last_step: bool
+) -> Document:
+    """ValueError: of measured.of_traces(), of links.read()."""
+    curve = links.read(link, num_nodes)
+    _check_gpus(num_gpus, num_nodes)
+    job, projection = measured.of_traces(title, paths, num_gpus, num_nodes, curve, include_last_step)
+    return _document(_answer(job, projection, curve, "weak", "trace" if num_nodes == 1 else "nodes") | {"job": None})
+
+
+def _check_gpus(num_gpus: int, num_nodes: int) -> None:
+    if num_gpus < 1 or num_nodes < 1 or num_gpus % num_nodes:
+        raise ValueError(f"--gpus {num_gpus} --nodes {num_nodes}: GPUs of all nodes together, as many in each")
+
+
+def _answer(
+    job: measured.Job, projection: Projection, curve: links.Curve, scaling: Scaling, kind: pairs.Kind
+) -> dict[str, Any]:
+    step = job.step
+    numbers = step.num_gpus, projection.num_gpus
+    errors, about = pairs.checked(kind, scaling, job.device, curve.name, numbers, projection)
+    worst_pct = abs(errors[0].error_pct) if errors else None
+    share = step.num_gpus / projection.num_gpus if scaling == "strong" else 1.0
+    return {
+        "title": job.title,
+        "device": job.device,
+        "link": {"name": curve.name, "source": curve.source},
+        "scaling": scaling,
+        "measured": {"gpus": step.num_gpus, "step_ms": step.ms},
+        "gpus": projection.num_gpus,
+        "nodes": projection.num_nodes,
+        "step_ms": projection.ms,
+        "low_ms": None if worst_pct is None else projection.ms * (1 - worst_pct / 100),
+        "high_ms": None if worst_pct is None else projection.ms * (1 + worst_pct / 100),
+        "perfect_ms": step.ms * share,
+        "efficiency_frac": step.ms * share / projection.ms,
+        "parts": {name: getattr(projection, name) for name, _ in PARTS},
+        "messages_ms": projection.messages_ms,
+        "checked": bool(errors),
+        "checked_by": about,
+        "worst_error_pct": worst_pct,
+        "assumed": job.assumed,
+    }
+
+
+def _of_whole_job(job: measured.Job, answer: dict[str, Any], usd_per_gpu_hour: float | None) -> dict[str, Any] | None:
+    """To the measured run's end, with as many steps: so only where the batch stays the same."""
+    assert job.run is not None
+    metrics, num_gpus = job.run["metrics"], answer["gpus"]
+    num_steps, power_w, peak_gib = metrics.get("num_steps"), metrics.get("mean_power_w"), metrics.get("peak_mem_gib")
+    if answer["scaling"] != "strong" or not num_steps:
+        return None
+    train_s = num_steps * answer["step_ms"] / MS_PER_S
+    gpu_hours = num_gpus * train_s / S_PER_HOUR
+    return {
+        "num_steps": num_steps,
+        "target_reached": metrics.get("target_reached"),
+        "train_s": train_s,
+        "gpu_hours": gpu_hours,
+        "usd": None if usd_per_gpu_hour is None else usd_per_gpu_hour * gpu_hours,
+        "energy_j": None if power_w is None else power_w / job.step.num_gpus * num_gpus * train_s,
+        "peak_mem_gib": peak_gib,
+    }
+
+
+def _document(answer: dict[str, Any]) -> Document:
+    title = f"A step on {counted(answer['gpus'], 'GPU')}" + (f" of {answer['nodes']} nodes" * (answer["nodes"] > 1))
+    return Document(title, [_verdict(answer)], list(_blocks(answer)), answer)
+
+
+def _verdict(answer: dict[str, Any]) -> Verdict:
+    before = answer["measured"]
+    kept = "the same batch" if answer["scaling"] == "strong" else "each with the work that it has"
+    step = format_ms(answer["step_ms"])
+    if answer["checked"]:
+        step += f" [{format_ms(answer['low_ms'])}, {format_ms(answer['high_ms'])}]"
+    sentence = (
+        f"On {answer['gpus']} x {answer['link']['name']}, {kept}, a step takes {step}; measured: "
+        f"{format_ms(before['step_ms'])} on {before['gpus']}.  Perfect scaling: {format_ms(answer['perfect_ms'])}."
+    )
+    if answer["checked"]:
+        more = f"The interval is the largest error, {answer['worst_error_pct']:.1f} %, on {answer['checked_by']}."
+    else:
+        more = f"Not checked, so without an interval: {answer['checked_by']}."
+    return Verdict(sentence, "", more=[more])
+
+
+def _blocks(answer: dict[str, Any]) -> Iterator[Block]:
+    rows: list[list[object]] = [[name, format_ms(answer["parts"][key])] for key, name in PARTS]
+    rows.append(["a step", format_ms(answer["step_ms"])])
+    yield Table(["part", "ms"], rows, [False, True])
+    yield Lines([f"All messages take {format_ms(answer['messages_ms'])}, by {answer['link']['source']}."], is_soft=True)
+    if (job := answer["job"]) is not None:
+        yield Section("To the end of the run", [Table(["", ""], list(_job_rows(job)))])
+    yield Section("Taken for granted", [Bullets(answer["assumed"])] if answer["assumed"] else [])
+
+
+def _job_rows(job: dict[str, Any]) -> Iterator[list[object]]:
+    reached = {True: ", target reached", False: ", target missed"}.get(cast(bool, job["target_reached"]), "")
+    yield ["steps", f"{job['num_steps']:,}{reached}"]
+    yield ["training", format_s(job["train_s"])]
+    yield ["GPU hours", f"{job['gpu_hours']:.3g}"]
+    if job["usd"] is not None:
+        yield ["cost", f"{job['usd']:.2f} USD"]
+    if job["energy_j"] is not None:
+        yield ["energy, at the power that was measured", f"{job['energy_j'] / 3.6e6:.3g} kWh"]
+    if job["peak_mem_gib"] is not None:
+        yield ["memory of a GPU, at most, with the same micro-batch", f"{job['peak_mem_gib']:.2f} GiB"]
+
+
+def table_of_errors() -> Document:
+    """./run.sh project --errors: every pair that was checked, the worst first."""
+    errors, heads = pairs.errors(), ("error_pct", "dividing_pct", "gpus", "projected_ms", "measured_ms", "source")
+    data, rows = [], []
+    for error in errors:
+        pair = error.pair
+        about = f" ({pair.about})" if pair.about else ""
+        gpus, source = f"{pair.from_gpus} to {pair.num_gpus} {pair.device.removeprefix('NVIDIA ')}", pair.source + about
+        values = error.error_pct, error.baseline_pct, gpus, error.projected_ms, pair.measured_ms, source
+        data.append(dict(zip(heads, values), kind=pair.kind))
+        dividing = None if error.baseline_pct is None else f"{error.baseline_pct:+.1f}"
+        rows.append([f"{error.error_pct:+.1f}", dividing, gpus, f"{values[3]:,.2f}", f"{values[4]:,.2f}", source])
+    sentences = []
+    for kind in dict.fromkeys(error.pair.kind for error in errors):  # the one with the worst pair first
+        mine = [error for error in errors if error.pair.kind == kind]
+        worst = max((abs(error.baseline_pct) for error in mine if error.baseline_pct is not None), default=None)
+        baseline = "" if worst is None else f", where dividing alone errs by {worst:.1f} %"
+        error_pct, num_pairs = abs(mine[0].error_pct), counted(len(mine), "pair")
+        sentences.append(f"{pairs.KINDS[kind]}: at most {error_pct:.1f} % on {num_pairs}{baseline}.")
+    names = [head.replace("_pct", " %").replace("_", " ") for head in heads]
+    table = Table(names, rows, [True, True, False, True, True, False])
+    title = "Errors of projections, the worst first"
+    return Document(title, [Verdict(sentences[0], "", more=sentences[1:])], [table], data)

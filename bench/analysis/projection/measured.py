@@ -1,0 +1,183 @@
+"""What is projected: a record's step, taken apart, or the graph of traces, in which collectives take other times."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from bench.analysis.explain import device_steps, retimed
+from bench.analysis.explain.ceilings import COLLECTIVES
+from bench.analysis.explain.parts import Change
+from bench.analysis.projection.links import Curve
+from bench.analysis.projection.projected import Message, Projection, Step, expected_maximum
+from bench.analysis.trace import load, operators, skew
+from bench.analysis.trace.analysis import device_name
+from bench.analysis.trace.device_time import COMMUNICATION
+from bench.analysis.trace.rank import Rank
+from bench.base import stats
+from bench.base.units import MIB, ms_from_ns
+from bench.record import run_folder, step_files
+from bench.record.shape import Record
+
+BUCKET_BYTES = 25 * MIB  # of torch's DistributedDataParallel and of bench/training/reducer.py
+GRADIENT_BYTES = 4  # weights and their gradients are float32
+CPU = "CPU"  # in place of a device's name
+BACKWARD_FRAC = 2 / 3  # of forward and backward passes: twice the products
+
+
+@dataclass
+class Job:
+    """device: as its driver names it, CPU, or None where that is not known; assumed: what is taken for granted."""
+
+    title: str
+    step: Step
+    device: str | None
+    run: Record | None = None
+    assumed: list[str] = field(default_factory=list)
+
+
+def of_record(folder: Path) -> Job:
+    """ValueError: it has no step that was timed undisturbed, or nobody knows what its ranks send each other."""
+    run = run_folder.read(folder)
+    step_ms = [row["step_ms"] for row in step_files.read(folder) if row.get("step_ms") and not row.get("flags")]
+    metrics, measured, hardware, env = (run[name] or {} for name in ("metrics", "measured", "hardware", "environment"))
+    ms, num_params, world_size = (
+        metrics.get("step_avg_ms"),
+        (run.get("model") or {}).get("num_params"),
+        run["world_size"],
+    )
+    if len(step_ms) < 2 or ms is None:
+        raise ValueError(f"{folder}: it has no two steps that were timed undisturbed: run it longer")
+    if not num_params or world_size is None:
+        remedy = "its traces can be projected, or a run of a model of this project"
+        raise ValueError(f"{folder}: a script's record does not say what its ranks send each other: {remedy}")
+    assumed: list[str] = []
+    regions = (run.get("instrument_summaries") or {}).get("regions") or {}
+    optimizer_ms = regions.get("optimizer_ms") or 0.0
+    backward_ms = regions.get("backward_ms")
+    if backward_ms is None:
+        backward_ms = BACKWARD_FRAC * ms
+        assumed.append("no region was timed (instruments=[regions]): the optimizer's time is taken to be 0, "
+                       "that of the backward pass two thirds of the step")  # fmt: skip
+    kind, is_sharing = measured.get("reducer"), "muon" in str(run.get("optim"))
+    if kind is None:
+        kind = hardware.get("reducer") or "ddp"
+        assumed.append(f"one process reduces nothing: more of them use {kind}")
+    num_bytes = GRADIENT_BYTES * num_params
+    num_buckets = max(1, math.ceil(num_bytes / BUCKET_BYTES))
+    collective = "reduce_scatter" if kind == "shard" else "all_reduce"
+    messages = [Message(collective, num_bytes / num_buckets, num_buckets, is_beside=kind != "plain")]
+    if kind == "shard" or is_sharing:
+        messages.append(Message("all_gather", num_bytes / num_buckets, num_buckets))
+        optimizer_ms = 0.0  # divided, as the passes are
+    is_cpu, gpus = hardware.get("device") == "cpu", env.get("gpus") or [{}]
+    threads = hardware.get("num_threads") or env.get("num_threads")
+    step = Step(
+        ms,
+        world_size,
+        messages,
+        len(run.get("nodes") or ()) or 1,
+        backward_ms,
+        measured.get("num_micro_steps") or 1,
+        optimizer_ms,
+        _spread_ms(step_ms),
+        max(1, env["num_cpus"] // threads) if is_cpu and threads and env.get("num_cpus") else None,
+    )
+    return Job(folder.name, step, CPU if is_cpu else gpus[0].get("name"), run, assumed)
+
+
+def _spread_ms(step_ms: Sequence[float]) -> float:
+    """By chance, of one rank's step, from neighbouring steps, so that a drift or a stall does not count."""
+    differences = [abs(after - before) for before, after in zip(step_ms, step_ms[1:])]
+    return 1.4826 / math.sqrt(2) * (stats.percentile(differences, 50) or 0.0)
+
+
+def check_batch(job: Job, num_gpus: int) -> None:
+    """ValueError where the run's batch does not divide among so many."""
+    assert job.run is not None
+    seqs = (job.run["hardware"] or {}).get("micro_batch_seqs")
+    batch = job.step.num_micro * job.step.num_gpus * (seqs or 0)
+    if seqs and (num_gpus > batch or batch % num_gpus):
+        remedy = "name a number that divides it, or --scaling weak"
+        raise ValueError(f"--gpus {num_gpus}: a batch of {batch} sequences does not divide among them: {remedy}")
+    if seqs and batch // num_gpus < seqs:
+        job.assumed.append(f"micro-batches of {batch // num_gpus} sequences take as long for each as those of {seqs}")
+
+
+def of_traces(
+    title: str, paths: Sequence[Path], num_gpus: int, num_nodes: int, curve: Curve, include_last_step: bool
+) -> tuple[Job, Projection]:
+    """Traces of ranks that each keep their work -> their step, and the same with collectives among num_gpus GPUs.
+
+    The graph of bench/analysis/explain/retimed.py says what that holds up.  ValueError: no collective, or of no known
+    size, or of groups of several sizes.
+    """
+    windows = load.by_window([file for path in paths for file in load.find(path)])
+    ranks = [rank for rank in next(iter(windows.values())) if len(rank.device_rows())]
+    if not ranks:
+        raise ValueError(f"{title}: the trace has no device: a run on a CPU is projected from its record")
+    spans = {rank.rank: device_steps.spans(rank, include_last_step) for rank in ranks}
+    spans_ns = {number: (steps[0][1], steps[-1][2]) for number, steps in spans.items()}
+    rows = {rank.rank: device_steps.counted_rows(rank, include_last_step=include_last_step) for rank in ranks}
+    collectives = skew.waits(rows)[0]
+    graph = retimed.of(ranks, spans_ns, collectives)
+    if graph is None:
+        raise ValueError(f"{title}: more than {retimed.MAX_ROWS:,} kernels: name the traces of fewer ranks or steps")
+    waits = {
+        (number, row): wait for line in collectives for number, row, wait in zip(rows, line["rows"], line["wait_ns"])
+    }
+    then: dict[int, list[Change]] = {}
+    without: dict[int, list[Change]] = {}
+    groups, messages_ns, num_unknown, num_known = set(), 0.0, 0, 0
+    for rank in ranks:
+        _, mine, kinds = rows[rank.rank]
+        for row in mine[kinds == COMMUNICATION].tolist():
+            own_ns = int(rank.dur[row]) - waits.get((rank.rank, row), 0)
+            without.setdefault(rank.rank, []).append(Change(row, own_ns))
+            message = _message(rank, row)
+            if message is None:
+                num_unknown += 1
+                continue
+            name, num_bytes, group = message
+            groups.add(group)
+            num_known += 1
+            ns = 1e9 * curve.seconds(name, num_bytes, num_gpus, num_nodes)
+            messages_ns += ns
+            then.setdefault(rank.rank, []).append(Change(row, own_ns - round(ns)))
+    if not num_known:
+        raise ValueError(f"{title}: the trace says of no collective how large it is: record it with torch 2.1 or later")
+    if len(groups) > 1:
+        sizes = " and ".join(map(str, sorted(groups)))
+        raise ValueError(f"{title}: collectives of groups of {sizes} ranks: only data-parallel jobs can be projected")
+    num_steps = len(next(iter(spans.values())))
+    ends_ns = graph.ends_ns([{}, then, without]) - np.array([[begin] for begin, _ in spans_ns.values()])
+    measured_ms, then_ms, without_ms = (ms_from_ns(float(ns)) / num_steps for ns in ends_ns.max(axis=0))
+    (group,) = groups
+    own_ms = [ms_from_ns(float(ns)) / num_steps for ns in ends_ns[:, 2]]
+    spread_ms = stats.sd(own_ms) or 0.0
+    slowest_ms = spread_ms * max(0.0, expected_maximum(num_gpus) - expected_maximum(len(ranks)))
+    job = Job(title, Step(measured_ms, group), device_name(ranks[0]))
+    if len(ranks) == 1:
+        job.assumed.append("one rank says nothing of the others: that all are as fast")
+    if num_unknown:
+        job.assumed.append(
+            f"{num_unknown} of {num_unknown + num_known} collectives, of unknown size, take as long as here"
+        )
+    exposed_ms = max(0.0, then_ms - without_ms)
+    all_ms = messages_ns / 1e6 / num_steps / len(ranks)
+    return job, Projection(num_gpus, num_nodes, then_ms - exposed_ms, 0.0, exposed_ms, slowest_ms, all_ms)
+
+
+def _message(rank: Rank, row: int) -> tuple[str, float, int] | None:
+    """(collective, bytes of the whole message, ranks in the group); None where the trace does not say."""
+    facts = operators.collective_of(rank, row)
+    if facts is None:
+        return None
+    collective, num_elements, dtype, group = facts
+    size = operators.BYTES.get(str(dtype).lower(), operators.BYTES.get(f"c10::{dtype}".lower()))
+    for pattern, name, factor in COLLECTIVES:
+        if pattern.search(collective.lower()) and size and num_elements > 0 and group > 1:
+            return name, float(size * num_elements * factor(group)), group
+    return None

@@ -1,0 +1,49 @@
+"""What N GPUs would do: ./run.sh project."""
+
+from typing import Any
+
+from bench.analysis.projection import document
+from bench.analysis.projection.projected import Scaling
+from bench.api import traces
+from bench.api.answers import Answer, Named, names_of
+
+
+class Projection(Answer):
+    """A step on more GPUs than were measured, with its interval where that was checked."""
+
+    @property
+    def step_ms(self) -> float:
+        return float(self.to_dict()["step_ms"])
+
+    @property
+    def interval_ms(self) -> tuple[float, float] | None:
+        """None: nothing like it was ever checked."""
+        answer: dict[str, Any] = self.to_dict()
+        return (answer["low_ms"], answer["high_ms"]) if answer["checked"] else None
+
+
+def project(
+    *what: Named,
+    gpus: int,
+    nodes: int = 1,
+    link: str | None = None,
+    scaling: Scaling | None = None,
+    usd_per_gpu_hour: float | None = None,
+    include_last_step: bool = False,
+) -> Projection:
+    """A run, or traces of the ranks of one job -> a step on gpus GPUs of nodes nodes together.
+
+    link: nvlink4, which None means for GPUs, nvlink4,ib400, another of links.LINKS, or a file: tables of nccl-tests, or
+    a passport.  scaling: strong keeps the batch, as a run does, weak each GPU's work, as traces do; None: that.
+    ValueError: nothing can be projected, with the reason.
+    """
+    jobs = traces.jobs([name for part in what for name in names_of(part)])
+    if len(jobs) != 1:
+        raise ValueError(f"{len(jobs)} jobs: name one run, or the traces of the ranks of one job")
+    ((title, paths),) = jobs
+    is_run = len(paths) == 1 and (paths[0] / "run.json").is_file()
+    if is_run:
+        return Projection(document.of_run(paths[0], gpus, nodes, link, scaling or "strong", usd_per_gpu_hour))
+    if scaling == "strong":
+        raise ValueError("--scaling strong: a trace does not say which work is divided; project the run's record")
+    return Projection(document.of_traces(title, paths, gpus, nodes, link or document.LINK, include_last_step))
