@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from bench.base import atomic
-from bench.record import ledger
+from bench.record import ledger, line_count
 
 
 def fill(folder, count=4):
@@ -62,7 +62,8 @@ def test_a_ledger_that_is_moved_or_removed_as_a_whole_is_counted_rightly(tmp_pat
 def test_lines_of_an_older_program_and_a_kill_before_the_count_was_kept_leave_no_gap(tmp_path, monkeypatch):
     fill(tmp_path, 2)
     with monkeypatch.context() as older:
-        older.setattr(ledger, "next_count", lambda *_: {})
+        older.setattr(line_count, "following", lambda *_: {})
+        older.setattr(line_count, "keep", lambda *_: None)
         older.setattr(ledger.atomic, "write_json", lambda *_, **__: None)
         fill(tmp_path, 2)
     with monkeypatch.context() as killed:
@@ -74,7 +75,7 @@ def test_lines_of_an_older_program_and_a_kill_before_the_count_was_kept_leave_no
 
 def test_a_count_that_cannot_be_kept_stops_no_run(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
-    (tmp_path / ledger.COUNT_NAME).mkdir()
+    (tmp_path / line_count.NAME).mkdir()
     fill(tmp_path, 3)
     assert (len(ledger.read(tmp_path).lines), ledger.read(tmp_path).faults) == (3, [])
 
@@ -176,7 +177,7 @@ APPENDING = """
 import sys, fcntl
 def none(*_): raise OSError(38, "no locks here")
 fcntl.flock = none
-from bench.record import ledger
+from bench.record import ledger, line_count
 for number in range(25):
     ledger.append(sys.argv[1], "start", run=f"track/{sys.argv[2]}-{number}", race=None)
 """
@@ -189,7 +190,7 @@ def test_writers_on_a_file_system_without_locks_take_turns(tmp_path):
     found = ledger.read(tmp_path)
     assert found.faults == [] and len(found.runs) == 100
     assert len({line["prev"] for line in found.lines}) == 100  # one chain: no two follow the same line
-    assert {path.name for path in tmp_path.iterdir()} == {ledger.NAME, ledger.COUNT_NAME}
+    assert {path.name for path in tmp_path.iterdir()} == {ledger.NAME, line_count.NAME}
 
 
 def test_the_turn_of_a_writer_that_was_killed_is_taken_away(tmp_path, monkeypatch):
@@ -197,4 +198,4 @@ def test_the_turn_of_a_writer_that_was_killed_is_taken_away(tmp_path, monkeypatc
     (tmp_path / ledger.TURN).touch()
     (line,) = fill(tmp_path, 1)
     assert ledger.read(tmp_path).lines == [line]
-    assert {path.name for path in tmp_path.iterdir()} == {ledger.NAME, ledger.COUNT_NAME}
+    assert {path.name for path in tmp_path.iterdir()} == {ledger.NAME, line_count.NAME}

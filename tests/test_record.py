@@ -176,7 +176,7 @@ def test_launchers_at_the_same_time_never_share_a_folder(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    first = "20261121T031500Z-x-1a2b3c4d-s7"
+    first = f"20261121T031500Z-x-1a2b3c4d-s7-m{private.mark_of(tmp_path)}"
     assert sorted(made) == sorted([first, *(f"{first}-{number}" for number in range(2, 9))])
 
 

@@ -20,7 +20,7 @@ def test_a_run_leaves_a_complete_record(finished_run):
     assert real_runs.said(finished_run)[0] == 0, real_runs.said(finished_run)[1]
     assert (run["status"], run["failure"], run["seed"], run["track"]) == ("complete", None, 5, "free")
     assert finished_run.name == run["run_id"]
-    assert re.fullmatch(r"\d{8}T\d{6}Z-gpt2-adamw-[0-9a-f]{8}-s5", run["run_id"])
+    assert re.fullmatch(r"\d{8}T\d{6}Z-gpt2-adamw-[0-9a-f]{8}-s5-m[0-9a-f]{6}", run["run_id"])
     assert run["metrics"]["num_steps"] == 6
     assert run["metrics"]["train_s"] == max(run["measured"]["train_s_by_rank"])
     assert run["metrics"]["step_avg_ms"] == pytest.approx(1e3 * run["metrics"]["train_s"] / 6)

@@ -51,7 +51,7 @@ def test_a_short_id_is_time_config_and_seed_and_longer_only_where_two_would_be_a
         [
             "20261121T072021Z-gpt2-adamw-ecc04969-s0",
             "20261121T072021Z-gpt2-adamw-ecc04969-s0-2",
-            "20261122T101010Z-gpt2-adamw-ecc04969-s1",
+            "20261122T101010Z-gpt2-adamw-ecc04969-s1-m0a1b2c",
             "20261123T101010Z-gpt2-adamw-ecc04969-s1",
             "20261124T101010Z-a-ecc04969-s2",
             "20261124T101010Z-b-ecc04969-s2",

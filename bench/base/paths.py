@@ -88,6 +88,11 @@ def copy_roots() -> list[Path]:
     return [cache_root() / "speedrun-code", Path(tempfile.gettempdir(), f"speedrun-code-{os.geteuid()}")]
 
 
+def state_root() -> Path:
+    """What this machine remembers of its results folders outside of them.  RuntimeError: there is no home folder."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "speedrun")
+
+
 def published_root() -> Path:
     """The folder of publications, each a results folder: in project_folder(), even if SPEEDRUN_RESULTS is set."""
     return project_folder() / "results" / PUBLISHED

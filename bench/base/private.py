@@ -4,14 +4,16 @@ import contextlib
 import functools
 import hashlib
 import os
+import platform
 import re
+import secrets
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from bench.base import atomic, credentials
-from bench.base.paths import COPY_NAME, copy_roots
+from bench.base.paths import COPY_NAME, copy_roots, state_root
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.base.units import MIB
@@ -36,6 +38,35 @@ TORCHRUN_HOST = re.compile(r"^(  host      : ).+$", re.M)  # of its report: the 
 def salted_hash(text: str) -> str:
     """16 hex digits, the same for the same text, but specific to this project."""
     return hashlib.sha256(b"speedrun-bench:" + text.encode()).hexdigest()[:16]
+
+
+def mark_of(results: Path | str) -> str:
+    """6 hex digits that tell a results folder on this machine from any other folder and machine.
+
+    A hash of the host's name and the folder's path, with a secret of this user's that nothing records, so that neither
+    can be guessed from it.
+    """
+    place = f"{platform.node()}\0{os.path.realpath(results)}"
+    return hashlib.sha256(_secret() + os.fsencode(place)).hexdigest()[:6]
+
+
+@functools.cache
+def _secret() -> bytes:
+    """16 random bytes, kept in this user's state folder; where none can be kept, of this process alone."""
+    made = secrets.token_bytes(16)
+    try:
+        path = state_root() / "mark"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            own = path.with_name(f".mark.{os.getpid()}.{made.hex()[:8]}.tmp")
+            own.touch(mode=0o600)
+            own.write_bytes(made)
+            with contextlib.suppress(FileExistsError):  # another process was first
+                os.link(own, path)
+            own.unlink()
+        return plain_file.content(path) or made
+    except (OSError, ValueError, RuntimeError):
+        return made
 
 
 def redact(

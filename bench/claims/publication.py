@@ -105,10 +105,8 @@ def content_of(words: Sequence[str]) -> Content:
     book = ledger.read(ledger.home(folders))
     names = [ledger.name_of(book.results, folder) for folder in folders]
     races = [(run_folder.read(folder).get("race") or {}).get("race_id") for folder in folders]
-    first = min(folder.name for folder in folders)
-    return Content(
-        book, names, sorted({race for race in races if race is not None}), re.sub(r"-s\d+(-\d+)?$", "", first)
-    )
+    first = re.sub(r"-s\d+(-m[0-9a-f]{6})?(-\d+)?$", "", min(folder.name for folder in folders))
+    return Content(book, names, sorted({race for race in races if race is not None}), first)
 
 
 def publish(content: Content, name: str | None, table: Callable[[list[str]], int], gated: Gated | None = None) -> Path:

@@ -9,17 +9,16 @@ results/ledger.jsonl, a JSON object a line, only ever appended to:
     checkpoint  run, step, checkpoint_sha256      resume  the same, segment: the run goes on from it, and has no end yet
     plan   race_id, plan_sha256, baseline, arms     look  race_id, started, planned
     race_end  race_id, status, race_json_sha256
+    join   firsts, heads: by name, the first and last lines of another folder's ledger, whose lines are in this file
+           before it (joining.py); each chain is checked by itself
+    opened   the first line of a ledger that begins with a join
 
 A line's sha256 is over the rest of it, so a line that was edited shows, and a line that was removed shows in the one
 that names it.  Each run.json names its start line, so a ledger that lost its end shows in the runs that are there, and
 the next line's number says how many were lost: the count is kept beside the ledger and once more in this machine's
-own state folder.  Where both files are gone another count begins, and that shows too.  Along the chain times never go
-back by more than clocks may disagree.  Two ledgers that grew from one may be joined line by line: then two lines name
-the same earlier one.
-
-    results/.ledger.count                                {"ledger", "counter", "number"}
-    $XDG_STATE_HOME/speedrun/ledgers/<hash>.json         the same, of the results folder whose path has this hash;
-                                                         without XDG_STATE_HOME in ~/.local/state
+own state folder (line_count.py).  Where both files are gone another count begins, and that shows too.  Along the chain
+times never go back by more than clocks may disagree.  Two ledgers that grew from one may be joined line by line: then
+two lines name the same earlier one.
 
 It shows mistakes and edits.  A ledger that was rewritten as a whole, count and all, shows only where an earlier state
 of it was published (bench/claims/rules/records.py).
@@ -33,7 +32,6 @@ import functools
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -44,12 +42,11 @@ from typing import Any, NamedTuple, NotRequired, TypedDict, cast
 from bench.base import atomic, utc
 from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Missing
-from bench.record import run_folder
+from bench.record import line_count, run_folder
 from bench.record.shape import Record
 
-NAME, COUNT_NAME = "ledger.jsonl", ".ledger.count"
+NAME = "ledger.jsonl"
 TURN = ".ledger.turn"
-COUNTER_BYTES = 8
 MAX_FIRST_BYTES = 2**16  # of the first line, by which a ledger is known
 
 
@@ -93,17 +90,12 @@ class Line(TypedDict):
     plan_sha256: NotRequired[str]
     baseline: NotRequired[str]
     arms: NotRequired[Any]  # by name: config_id and source_sha256
+    firsts: NotRequired[list[str]]  # this and the next: of a join, by name_of_line()
+    heads: NotRequired[list[str]]
     record: NotRequired[str]  # this and the rest: of a certificate (certificates.py)
     losses_sha256: NotRequired[str]
     outcome: NotRequired[str]
     replays: NotRequired[list[str]]
-
-
-class Count(TypedDict):
-    """What each line says of its place."""
-
-    counter: str
-    number: int
 
 
 class StartedRun(TypedDict):
@@ -121,21 +113,8 @@ def append(results: Path | str, event: str, **facts: object) -> Line:
 
     A line that a power cut left unfinished is ended, and stays: the next one names it by the hash of its bytes.
     """
-    path = Path(results) / NAME
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The file is opened when the turn is ours: NFS shows what other nodes have closed to who opens it afterwards.
-    with atomic.locked(path.parent / TURN), open(path, "a+b", buffering=0) as file:
-        with contextlib.suppress(OSError):  # a file system without locks; earlier revisions know this lock alone
-            fcntl.flock(file, fcntl.LOCK_EX)
-        size = file.seek(0, os.SEEK_END)
-        last = _last_line(file, size)
-        file.seek(0)
-        first = _name(file.read(MAX_FIRST_BYTES).partition(b"\n")[0] or None)
-        count = next_count(path.parent, first, parsed(last) if last else None)
-        line: dict[str, Any] = {"prev": _name(last), "at": utc.now(), **count, "event": event, **facts}
-        line["sha256"] = digest(line)
-        text = _text(line).encode() + b"\n"
-        text = text if last is None or last.endswith(b"\n") else b"\n" + text
+    with turn(results) as file:
+        line, text, size = following(Path(results), file, event, facts)
         try:
             if file.write(text) != len(text):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -143,12 +122,38 @@ def append(results: Path | str, event: str, **facts: object) -> Line:
         except OSError as error:
             with contextlib.suppress(OSError):
                 file.truncate(size)  # no half lines
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        for kept in _count_paths(path.parent):  # each if it can be written: a ledger without its count is still one
-            with contextlib.suppress(OSError):
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                atomic.write_json(kept, {"ledger": first or line["sha256"], **count}, durable=False)
-    return cast(Line, line)
+            raise OSError(error.errno, error.strerror, str(Path(results) / NAME)) from error
+        line_count.keep(Path(results), first_of(file), line)
+    return line
+
+
+@contextlib.contextmanager
+def turn(results: Path | str) -> Iterator[FileIO]:
+    """The ledger, open to be appended to by this process alone."""
+    path = Path(results) / NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The file is opened when the turn is ours: NFS shows what other nodes have closed to who opens it afterwards.
+    with atomic.locked(path.parent / TURN), open(path, "a+b", buffering=0) as file:
+        with contextlib.suppress(OSError):  # a file system without locks; earlier revisions know this lock alone
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+def following(results: Path, file: FileIO, event: str, facts: Mapping[str, object]) -> tuple[Line, bytes, int]:
+    """-> (the line that is to follow in this file, the bytes that append it, the size of the file)."""
+    size = file.seek(0, os.SEEK_END)
+    last = _last_line(file, size)
+    count = line_count.following(results, first_of(file), parsed(last) if last else None)
+    line: dict[str, Any] = {"prev": name_of_line(last), "at": utc.now(), **count, "event": event, **facts}
+    line["sha256"] = digest(line)
+    text = _text(line).encode() + b"\n"
+    return cast(Line, line), text if last is None or last.endswith(b"\n") else b"\n" + text, size
+
+
+def first_of(file: FileIO) -> str | None:
+    """The name of its first line, None of an empty file."""
+    file.seek(0)
+    return name_of_line(file.read(MAX_FIRST_BYTES).partition(b"\n")[0] or None)
 
 
 def _last_line(file: FileIO, size: int) -> bytes | None:
@@ -167,7 +172,7 @@ def _last_line(file: FileIO, size: int) -> bytes | None:
         num_bytes *= 4  # from further back, and all of it again: a long line costs its own length, not its square
 
 
-def _name(last: bytes | None) -> str | None:
+def name_of_line(last: bytes | None) -> str | None:
     """What the next line calls this one: its own sha256, or that of its bytes if append() did not write it."""
     if last is None:
         return None
@@ -233,9 +238,9 @@ class Ledger:
     lines: list[Line]  # in order, with "sha256"; a damaged one is {"event": "damaged", "line": its number in the file}
     faults: list[str]  # sentences: what is wrong with the chain; [] if every line is whole and names an earlier one
     numbers: list[int] = dataclasses.field(default_factory=list)  # of lines, in the file, from 1
-    recounted: list[int] = dataclasses.field(
-        default_factory=list
-    )  # numbers of the lines at which the count started over
+    # (number of a line at which the count started over, number of the first line of its chain)
+    recounted: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    roots: list[int] = dataclasses.field(default_factory=list)  # of each line, the number of the first of its chain
 
     @functools.cached_property
     def runs(self) -> dict[str, StartedRun]:
@@ -252,38 +257,46 @@ class Ledger:
 
 def read(results: Path | str) -> Ledger:
     """The ledger in this results folder; without one it has no lines and no faults."""
-    results = Path(results)
     try:
-        content = plain_file.content(results / NAME, plain_file.MAX_LINES_BYTES)
+        return of_bytes(Path(results), plain_file.content(Path(results) / NAME, plain_file.MAX_LINES_BYTES))
     except Missing:
-        return Ledger(results, [], [])
+        return Ledger(Path(results), [], [])
+
+
+def of_bytes(results: Path, content: bytes) -> Ledger:
+    """The ledger whose file has this content."""
     found = [(number, parsed(text), text) for number, text in enumerate(content.split(b"\n"), 1) if text]
     lines = [line or cast(Line, {"event": "damaged", "line": number}) for number, line, _ in found]
-    recounted: list[int] = []
-    faults = _faults(found) + _faults_along_the_chain(found, recounted)
-    return Ledger(results, lines, faults, [number for number, _, _ in found], recounted)
+    book = Ledger(results, lines, _faults(found), [number for number, _, _ in found])
+    book.faults.extend(_faults_along_the_chain(found, book))
+    return book
 
 
 def _faults(found: Sequence[ParsedLine]) -> list[str]:
     """[(number in the file from 1, dict or None, bytes)] -> sentences."""
     wrong: list[str] = []
     names: set[str | None] = set()
-    num_firsts = 0
+    firsts: list[str] = []
+    joined: set[str] = set()
     for number, line, text in found:
         if line is None:
             if number == found[-1][0]:
                 wrong.append(f"line {number}, the last, is damaged or unfinished")
-            names.add(_name(text))  # the next line names it so, if a power cut left it so
+            names.add(name_of_line(text))  # the next line names it so, if a power cut left it so
             continue
         if line["sha256"] != digest(line):
             wrong.append(f"line {number} was changed")
         if line.get("prev") is None:
-            num_firsts += 1
+            firsts.append(line["sha256"])
         elif line["prev"] not in names:
             wrong.append(f"line {number} names a line before it that is not there: lines were removed or changed")
         if line["sha256"] in names:
             wrong.append(f"line {number} is there twice")
+        if not names.issuperset(line.get("heads", ())):
+            wrong.append(f"line {number} joins a ledger whose end is not there: lines were removed or changed")
+        joined.update(line.get("firsts", ()))
         names.add(line["sha256"])
+    num_firsts = 1 + sum(name not in joined for name in firsts[1:])
     return wrong + ([f"{num_firsts} lines say that they are the first"] if num_firsts > 1 else [])
 
 
@@ -291,14 +304,15 @@ class _Link(NamedTuple):
     """What a line of the chain hands on to those that follow it."""
 
     number: int = 0  # of the line in the file
+    root: int = 0  # number of the first line of its chain
     latest: tuple[datetime, int] | None = None  # the latest time up to here, and the number of its line
     counted: tuple[str, int] | None = None  # counter and number of the last line that has them
 
 
-def _faults_along_the_chain(found: Sequence[ParsedLine], recounted: list[int]) -> list[str]:
+def _faults_along_the_chain(found: Sequence[ParsedLine], book: Ledger) -> list[str]:
     """Sentences about times that go back and numbers that leave gaps, each line against the one that it names.
 
-    recounted: gets the numbers of lines at which another count begins.
+    book: gets its recounted and roots.
     """
     wrong: list[str] = []
     links: dict[str | None, _Link] = {}
@@ -318,12 +332,13 @@ def _faults_along_the_chain(found: Sequence[ParsedLine], recounted: list[int]) -
             (counter, position), (earlier, last) = count, link.counted
             num_removed = position - last - 1
             if counter != earlier:
-                recounted.append(number)
+                book.recounted.append((number, link.root))
             elif num_removed:
                 lost = f"{num_removed} between them were removed" if num_removed > 0 else "the count was set back"
                 wrong.append(f"line {number} is number {position} of this ledger but follows number {last}: {lost}")
         latest = max((at, number), link.latest) if at and link.latest else (at and (at, number)) or link.latest
-        before = links[_name(text)] = _Link(number, latest, count or link.counted)
+        book.roots.append(link.root or number)
+        before = links[name_of_line(text)] = _Link(number, link.root or number, latest, count or link.counted)
     return wrong
 
 
@@ -354,37 +369,3 @@ def home(folders: Iterable[Path | str]) -> Path:
         remedy = f"runs of {len(homes)} results folders, each with its own ledger: name runs of one"
         raise ValueError(f"{first} and {second}: {remedy}")
     return homes.pop()
-
-
-# ---- the count of its lines
-
-
-def next_count(results: Path, first: str | None, last: Line | None) -> Count:
-    """Of the line that is to follow last (None: it is the first, or no line of append()).
-
-    first: the sha256 of the ledger's first line, None where there is none yet.
-    """
-    known = newest_count(results, first)
-    if known is None:
-        return {"counter": secrets.token_hex(COUNTER_BYTES), "number": 1}
-    counter, number = known
-    if last and last.get("counter") == counter:
-        number = max(number, last.get("number", 0))  # a kill came before it was kept
-    return {"counter": counter, "number": number + 1}
-
-
-def newest_count(results: Path, first: str | None) -> tuple[str, int] | None:
-    """Counter and number of the last line that was counted in the ledger that begins with first; None: nobody knows."""
-    kinds = {"ledger": str, "counter": str, "number": int}
-    counts = (atomic.read_json(path) or {} for path in _count_paths(results))
-    known = [kept for kept in counts if all(isinstance(kept.get(key), kind) for key, kind in kinds.items())]
-    of_this = [(kept["counter"], kept["number"]) for kept in known if kept["ledger"] == first]
-    return max(of_this, key=lambda count: count[1], default=None)
-
-
-def _count_paths(results: Path) -> Iterator[Path]:
-    yield results / COUNT_NAME
-    with contextlib.suppress(RuntimeError):  # no home folder
-        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        place = hashlib.sha256(os.fsencode(os.path.realpath(results))).hexdigest()[:16]
-        yield Path(state) / "speedrun" / "ledgers" / f"{place}.json"

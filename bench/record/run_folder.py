@@ -1,6 +1,6 @@
 """The run folder: made, written, read, upgraded.  Everything after a run reads folders through here.
 
-    results/<track>/<run_id>/    run_id = <utc>-<name>-<config_id8>-s<seed>[-n]
+    results/<track>/<run_id>/    run_id = <utc>-<name>-<config_id8>-s<seed>-m<mark>[-n]; without the mark in older ones
       run.json          what happened (bench/record/run.schema.json); written whole or not at all
       config.yaml  overrides.yaml  environment.json  steps.csv  events.jsonl  code/  logs/  traces/  memory/
 
@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from bench.base import atomic, utc
+from bench.base import atomic, private, utc
 from bench.base.paths import PUBLISHED
 from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Damaged, reading_record
@@ -63,16 +63,16 @@ Found = tuple[str, str, os.stat_result]  # of a run folder: its parent, its name
 # ---- where records are
 
 
-def run_id(moment: datetime, name: str, config_id: str, seed: int) -> str:
-    """E.g. 20261121T031500Z-gpt2-adamw-1a2b3c4d-s0"""
-    return f"{moment:%Y%m%dT%H%M%SZ}-{name}-{config_id}-s{seed}"
+def run_id(moment: datetime, name: str, config_id: str, seed: int, mark: str) -> str:
+    """E.g. 20261121T031500Z-gpt2-adamw-1a2b3c4d-s0-m5e6f7a; mark: private.mark_of()"""
+    return f"{moment:%Y%m%dT%H%M%SZ}-{name}-{config_id}-s{seed}-m{mark}"
 
 
 def new_folder(
     results: Path | str, track: str, name: str, config_id: str, seed: int, moment: datetime | None = None
 ) -> Path:
     """Makes a new folder, -2, -3, ... appended where the name is taken.  moment: the start in UTC; None is now."""
-    wanted = run_id(moment or datetime.now(UTC), name, config_id, seed)
+    wanted = run_id(moment or datetime.now(UTC), name, config_id, seed, private.mark_of(results))
     parent = Path(results) / track
     parent.mkdir(parents=True, exist_ok=True)
     number = 1

@@ -12,7 +12,7 @@ from bench.base.reading.damage import Damaged
 from bench.base.text_table import counted, some
 from bench.claims.claim import Claim, Judged, Run
 from bench.machine import git
-from bench.record import certificates, ledger, run_folder, verification
+from bench.record import certificates, ledger, line_count, run_folder, verification
 from bench.record.shape import Record
 
 MAX_BLOBS = 500  # of git's history of publications, the newest first
@@ -114,14 +114,18 @@ def the_ledger_is_whole(claim: Claim) -> Judged:
     book = claim.ledger
     if not book.lines:
         return False, "there is no ledger: copy ledger.jsonl of the results folder to these runs"
-    mine = [number for number, line in zip(book.numbers, book.lines) if line.get("run") in claim.names]
+    mine: dict[int, list[int]] = {}  # {first line of a chain: lines of the claim's runs in it}
+    for number, root, line in zip(book.numbers, book.roots, book.lines):
+        if line.get("run") in claim.names:
+            mine.setdefault(root, []).append(number)
     faults = book.faults + _lost_end(book) + _faults_of_published(book)
-    for number in book.recounted:
-        if mine and mine[0] < number <= mine[-1]:
+    evidence, before = f"{len(book.lines)} lines, each names the one before it", []
+    for number, root in book.recounted:
+        if root not in mine or number <= mine[root][0]:
+            before.append(number)
+        elif number <= mine[root][-1]:
             where = f"the line count restarted at line {number}, between the claim's runs"
             faults.append(f"{where}, so lines may have been removed there: race again")
-    evidence = f"{len(book.lines)} lines, each names the one before it"
-    before = [number for number in book.recounted if not mine or number <= mine[0]]
     if before:
         numbers = ", ".join(map(str, before))
         evidence += f"; the line count restarted at line {numbers}: whether lines were removed before it is unknown"
@@ -130,7 +134,7 @@ def the_ledger_is_whole(claim: Claim) -> Judged:
 
 def _lost_end(book: ledger.Ledger) -> list[str]:
     """A sentence where this machine has counted more lines than there are."""
-    known = ledger.newest_count(book.results, book.lines[0].get("sha256"))
+    known = line_count.newest(book.results, book.lines[0].get("sha256"))
     if known is None:
         return []
     counter, number = known
@@ -146,15 +150,17 @@ def _faults_of_published(book: ledger.Ledger) -> list[str]:
     says nothing, nor does a later copy of this one where this one is an older copy itself.
     """
     own = {line["sha256"] for line in book.lines if "sha256" in line}
-    first = next((line["sha256"] for line in book.lines if "sha256" in line), None)
+    firsts = [line["sha256"] for line in book.lines if "sha256" in line and line.get("prev") is None]
+    joined = {name for line in book.lines for name in line.get("firsts", ())}
+    heads = {name for line in book.lines for name in line.get("heads", ())} | {book.lines[-1].get("sha256")}
     is_live = book.results.resolve() == results_root().resolve()
     sentences = []
     for where, text in _copies():
         lines = [line for line in map(ledger.parsed, text.splitlines()) if line is not None]
         missing = [line for line in lines if line["sha256"] not in own]
-        if not missing or lines[0]["sha256"] != first:
+        if not missing or (first := lines[0]["sha256"]) not in firsts:
             continue
-        if not is_live and book.lines[-1].get("sha256") in {line["sha256"] for line in lines}:
+        if (not is_live or first in joined) and heads & {line["sha256"] for line in lines}:
             continue
         facts: Mapping[str, Any] = missing[0]
         what = " ".join(str(facts[key]) for key in ("event", "run", "race_id", "at") if facts.get(key))

@@ -43,7 +43,7 @@ STYLES = ("tabulator_simple.min.css", "style.css", "site.css")
 HELP = "A click on a head sorts, words below it filter (numbers take <, > and =), ticked runs stand side by side."
 Boards = Callable[[], Iterable[record_chart.Board]]
 Line = tuple[object, ...]  # of a table
-RUN_ID = re.compile(r"(\d{8})T(\d{6})Z-(.*?)(-s\d+|-r\d+)(-\d+)?")
+RUN_ID = re.compile(r"(\d{8})T(\d{6})Z-(.*?)(-s\d+|-r\d+)(?:-m[0-9a-f]{6})?(-\d+)?")
 
 
 @dataclass

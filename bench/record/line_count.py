@@ -1,0 +1,71 @@
+"""How many lines a ledger has, counted outside of it, so that a ledger that lost its end shows.
+
+results/.ledger.count                                {"ledger", "counter", "number"}
+$XDG_STATE_HOME/speedrun/ledgers/<hash>.json         the same, of the results folder whose path has this hash;
+                                                     without XDG_STATE_HOME in ~/.local/state
+"""
+
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+from bench.base import atomic
+from bench.base.paths import state_root
+
+NAME = ".ledger.count"
+COUNTER_BYTES = 8
+
+
+class Count(TypedDict):
+    """What each line says of its place."""
+
+    counter: str
+    number: int
+
+
+def following(results: Path, first: str | None, last: Mapping[str, Any] | None) -> Count:
+    """Of the line that is to follow last (None: it is the first, or no line of ledger.append()).
+
+    first: the sha256 of the ledger's first line, None where there is none yet.
+    """
+    known = newest(results, first)
+    if known is None:
+        return {"counter": secrets.token_hex(COUNTER_BYTES), "number": 1}
+    counter, number = known
+    if last and last.get("counter") == counter:
+        number = max(number, last.get("number", 0))  # a kill came before it was kept
+    return {"counter": counter, "number": number + 1}
+
+
+def newest(results: Path, first: str | None) -> tuple[str, int] | None:
+    """Counter and number of the last line that was counted in the ledger that begins with first; None: nobody knows."""
+    return newest_of((atomic.read_json(path) for path in _paths(results)), first)
+
+
+def newest_of(counts: Iterable[object], first: str | None) -> tuple[str, int] | None:
+    """newest() of what the files hold; None where one is missing or damaged."""
+    kinds = {"ledger": str, "counter": str, "number": int}
+    known = [kept for kept in counts if isinstance(kept, dict)]
+    known = [kept for kept in known if all(isinstance(kept.get(key), kind) for key, kind in kinds.items())]
+    of_this = [(kept["counter"], kept["number"]) for kept in known if kept["ledger"] == first]
+    return max(of_this, key=lambda count: count[1], default=None)
+
+
+def keep(results: Path, first: str | None, line: Mapping[str, Any]) -> None:
+    """Remember the last line, wherever it can be written: a ledger without its count is still one."""
+    count = {"ledger": first, "counter": line["counter"], "number": line["number"]}
+    for kept in _paths(results):
+        with contextlib.suppress(OSError):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            atomic.write_json(kept, count, durable=False)
+
+
+def _paths(results: Path) -> Iterator[Path]:
+    yield results / NAME
+    with contextlib.suppress(RuntimeError):  # no home folder
+        place = hashlib.sha256(os.fsencode(os.path.realpath(results))).hexdigest()[:16]
+        yield state_root() / "ledgers" / f"{place}.json"
