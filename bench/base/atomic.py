@@ -60,6 +60,12 @@ def write_text(path: Path | str, text: str, durable: bool = True) -> None:
         _write_once(Path(path), text, durable)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes these bytes as write_json() writes JSON, without a reserve."""
+    with replacing(path) as file:
+        file.write(content)
+
+
 def write_own(path: Path | str, content: bytes) -> None:
     """Like write_text(), but not durable: makes a file of which plain_file.is_own() is true, whatever the umask."""
     with replacing(Path(path), durable=False) as file:

@@ -39,6 +39,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # purpose: {verb: (module in 
         "memory": ("memory", "a memory snapshot as a page"),
     },
     "share": {
+        "collect": ("collect", "bring the results of several machines together"),
         "publish": ("publish", "copy runs, a race or a claim to results/published/, for git"),
         "import": ("import_logs", "logs of modded-nanogpt, nanochat, nanogpt and others as runs"),
         "export": ("export", "records as csv, parquet, MLPerf log lines or a modded-nanogpt log"),

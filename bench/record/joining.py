@@ -12,7 +12,6 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from bench.base import atomic
 from bench.base.text_table import some
@@ -20,13 +19,6 @@ from bench.record import ledger, line_count
 from bench.record.ledger import Ledger, Line, name_of_line
 
 MAX_NAMED = 3  # of what is refused
-
-
-class Joined(NamedTuple):
-    """What a join did."""
-
-    num_new: int  # lines
-    num_lines: int  # of the other ledger
 
 
 def fault_of(theirs: Ledger, counted: object) -> str | None:
@@ -63,8 +55,8 @@ def _by_name(lines: Sequence[Line]) -> dict[str, set[str]]:
     return names
 
 
-def join(results: Path, content: bytes) -> Joined:
-    """Adds the lines of another ledger, of this content, that are not in this folder's yet.
+def join(results: Path, content: bytes) -> int:
+    """Adds the lines of another ledger, of this content, that are not in this folder's yet.  Returns how many.
 
     It happens as a whole or not at all, whenever the process is killed.  The other one is whole and clashes with
     nothing here: fault_of(), clashes().  OSError: nothing is written.
@@ -86,7 +78,7 @@ def join(results: Path, content: bytes) -> Joined:
                     os.fchown(replaced.fileno(), -1, os.fstat(file.fileno()).st_gid)
                 replaced.write(before + b"\n".join(new) + b"\n" + text.lstrip(b"\n"))
             line_count.keep(results, ledger.first_of(file), line)
-    return Joined(len(new), len(texts))
+    return len(new)
 
 
 def _ends(texts: Sequence[bytes]) -> dict[str, list[str | None]]:

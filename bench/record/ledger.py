@@ -219,7 +219,11 @@ def ended(results: Path | str, folder: Path | str, run: Record) -> Line:
 
 def sha256_of(path: Path | str) -> str:
     """The SHA-256 of a file's content, as hex."""
-    return hashlib.sha256(plain_file.content(path)).hexdigest()
+    return sha256_of_bytes(plain_file.content(path))
+
+
+def sha256_of_bytes(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def name_of(results: Path | str, folder: Path | str) -> str:

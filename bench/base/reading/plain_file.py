@@ -17,6 +17,7 @@ MAX_BYTES = 16 * MIB  # of a file of facts: a record, a race, a plan.  The large
 MAX_LINES_BYTES = 512 * MIB  # of a file with a line a step or a sample
 MAX_FOLDERS = 64  # within each other
 UNREADABLE = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)  # of a file, not of its disk
+FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk that is written to
 MAX_LINE_CHARS = 100_000  # of a table: csv takes no cell that is longer
 
 

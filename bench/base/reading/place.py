@@ -1,0 +1,122 @@
+"""A folder here, on another machine or in an object store, read through one class.
+
+    path              user@host:path, ssh:host:path, ssh://host:port/path (the package sshfs)
+    s3://bucket/path  (s3fs; AWS_ENDPOINT_URL names a compatible store), and what else fsspec knows: gs://, hf://
+
+Keys and passwords are those of the program that reads: ssh's agent and configuration, AWS's variables and profiles.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from bench.base import credentials
+from bench.base.paths import shown, user_path
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Missing
+from bench.base.units import MIB
+
+SSH = re.compile(r"(?:ssh:(?!//))?(?:(?P<user>[^/:@\s]+)@)?(?P<host>[^/:@\s]+):(?P<path>(?!//).+)")
+URL = re.compile(r"\w[\w+.-]*://")
+PACKAGES = {"ssh": "sshfs", "sftp": "sshfs", "s3": "s3fs", "s3a": "s3fs"}
+CONNECT_S = 30
+
+
+class Place:
+    """word: as the user typed it.  ValueError: it cannot be reached, or what reads it is not installed."""
+
+    def __init__(self, word: str):
+        self._fs: Any = None  # of fsspec; None: a folder of this machine
+        ssh = SSH.fullmatch(word) if word.startswith("ssh:") or "@" in word.partition(":")[0] else None
+        if not URL.match(word) and (ssh is None or user_path(word).exists()):
+            self._root = str(user_path(word))
+            self._name = shown(self._root)
+            if not os.path.isdir(self._root):
+                raise ValueError(f"{word}: is not a folder: name a results folder, USER@HOST:PATH or s3://BUCKET/PATH")
+            return
+        self._name = credentials.redacted(word)
+        import fsspec
+
+        scheme = "ssh" if ssh else word.partition("://")[0]
+        try:
+            if ssh:
+                user = {"username": ssh["user"]} if ssh["user"] else {}
+                self._fs = fsspec.filesystem("ssh", host=ssh["host"], connect_timeout=CONNECT_S, **user)
+                self._root = ssh["path"].rstrip("/")
+            else:
+                self._fs, root = fsspec.core.url_to_fs(word)
+                self._root = str(root).rstrip("/")
+        except ImportError:
+            needed = PACKAGES.get(scheme, f"of fsspec for {scheme}://")
+            raise ValueError(f"{self._name}: needs the package {needed}: pip install {needed}") from None
+        except Exception as error:  # of a foreign library: no connection, no key, an unknown scheme
+            raise ValueError(f"{self._name}: cannot be reached ({_reason(error)})") from None
+
+    def __str__(self) -> str:
+        return self._name
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it lies on this machine; None: elsewhere."""
+        return Path(self._root) if self._fs is None else None
+
+    def names(self, path: str = "") -> list[str]:
+        """Of the folders in one of its folders, sorted; [] where there is no such folder.  ValueError."""
+        try:
+            if self._fs is None:
+                with os.scandir(self._path(path)) as entries:
+                    return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            found = self._fs.ls(self._path(path), detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except Exception as error:
+            raise ValueError(f"{self}/{path}: cannot be listed ({_reason(error)})") from None
+        return sorted(entry["name"].rstrip("/").rpartition("/")[2] for entry in found if entry["type"] == "directory")
+
+    def read(self, path: str, max_bytes: int = plain_file.MAX_BYTES) -> bytes | None:
+        """A file's bytes; None: there is no such file.  ValueError."""
+        try:
+            with self._opened(path) as file:
+                content = file.read(max_bytes + 1)
+        except (FileNotFoundError, Missing):
+            return None
+        except Exception as error:
+            raise ValueError(f"{self}/{path}: cannot be read ({_reason(error)})") from None
+        if len(content) > max_bytes:
+            raise ValueError(f"{self}/{path}: has more than {max_bytes:,} bytes: restore it")
+        return bytes(content)
+
+    def copy(self, path: str, target: Path, num_bytes: int) -> None:
+        """A file of so many bytes, on disk at target when this returns; of a longer one just one byte more.
+
+        ValueError: it cannot be read.  OSError: target cannot be written.
+        """
+        target.parent.mkdir(parents=True, exist_ok=True)
+        left = num_bytes + 1
+        with open(target, "xb") as copied:
+            try:
+                with self._opened(path) as file:
+                    while left and (block := file.read(min(left, MIB))):
+                        left -= len(block)
+                        copied.write(block)
+                copied.flush()
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno in plain_file.FULL:
+                    raise OSError(error.errno, error.strerror, str(target)) from error
+                raise ValueError(f"{path}: cannot be copied ({_reason(error)})") from None
+            os.fsync(copied.fileno())
+
+    def _opened(self, path: str) -> BinaryIO:
+        if self._fs is None:
+            return plain_file.opened(self._path(path))
+        file: BinaryIO = self._fs.open(self._path(path), "rb")
+        return file
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path}".rstrip("/")
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0][:200]
+    return credentials.redacted(text or type(error).__name__)

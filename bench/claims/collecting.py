@@ -1,0 +1,255 @@
+"""Results of several machines brought into one folder: their ledgers joined, their runs and races copied.
+
+collect() of a place, in this order, so that it can be killed at any moment and repeated:
+ 1. The place's ledger is read once, after the count of its lines.  One that is not whole is refused, and so is one with
+    a run or a race of which this folder has another by the same name: then nothing is changed.
+ 2. Its lines that are not here yet are added (record/joining.py), all or none.
+ 3. Each run that has ended by that ledger, and is not here, is copied to .collecting/, must there be the one whose end
+    the ledger has, and pass every rule of verify, and is renamed to its place.  So are the plans and ends of races.
+
+Repeated, it reads the place's ledger and what is new by it.  Pages, certificates and audits are not copied: whoever is
+to rely on one makes it again.
+"""
+
+import concurrent.futures
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from bench.base import atomic
+from bench.base.paths import PUBLISHED, shown
+from bench.base.reading import plain_file
+from bench.base.reading.place import Place
+from bench.base.text_table import counted, some
+from bench.plans.race import plan
+from bench.record import joining, ledger, line_count, race_folder, run_folder, sweep, verification
+from bench.record.ledger import Ledger, Line, StartedRun
+from bench.report import race_page
+
+STAGING, LOCK = ".collecting", ".collect.lock"  # in the folder that collects
+NOT_TRACKS = (PUBLISHED, race_folder.FOLDER, sweep.FOLDER, "replays", "jobs")
+RUN = re.compile(r"(?![.])[^/\0\n]{1,100}/(?![.])[^/\0\n]{1,200}")
+NUM_AT_ONCE = 4  # files of a run on their way, each of which waits for the network
+
+
+@dataclass
+class Collected:
+    """What became of a place."""
+
+    num_lines: int = 0  # of its ledger
+    num_new_lines: int = 0
+    num_runs: int = 0  # of its ledger that are here now
+    num_new_runs: int = 0
+    num_races: int = 0  # whose plan is here now
+    num_unfinished: int = 0  # runs without an end in the ledger: they run, or were killed
+    num_imported: int = 0  # records of logs, which no ledger has
+    refused: list[str] = field(default_factory=list)  # sentences
+
+    def __str__(self) -> str:
+        parts = [
+            f"{counted(self.num_runs, 'run')} ({self.num_new_runs} new)",
+            counted(self.num_races, "race"),
+            f"{counted(self.num_lines, 'ledger line')} ({self.num_new_lines} new)",
+        ]
+        parts += [f"{counted(self.num_unfinished, 'run')} without an end"] if self.num_unfinished else []
+        parts += [f"{counted(self.num_imported, 'imported log')} left there"] if self.num_imported else []
+        return ", ".join(parts)
+
+
+def collect(place: Place, into: Path, without: Collection[str] = ()) -> Collected:
+    """Brings what a place has and into, a results folder, lacks.  without: roles of files that stay there.
+
+    ValueError: the place cannot be read, or is refused as a whole, and nothing was changed.  OSError: into cannot be
+    written.
+    """
+    if place.folder and place.folder.resolve() == into.resolve():
+        raise ValueError(f"{place}: is the folder that collects: name the others")
+    with _alone(into):
+        content, theirs = _ledgers(place, into)
+        found = Collected(len(theirs.lines), joining.join(into, content))
+        for name, run in (union := ledger.read(into)).runs.items():
+            if name not in theirs.runs:
+                continue
+            if run["end"] is None or run["end"].get("run_json_sha256") is None:
+                found.num_unfinished += 1
+                continue
+            their_end = theirs.runs[name]["end"]
+            if their_end is None or their_end["sha256"] != run["end"]["sha256"]:
+                continue  # an older state of it, of which this folder knows how it went on
+            try:
+                found.num_new_runs += _take_run(place, into, name, run, union.lines, without)
+                found.num_runs += 1
+            except ValueError as error:
+                found.refused.append(f"{name}: {error}")
+        _take_races(place, into, theirs, found)
+        _look_for_others(place, theirs, found)
+    return found
+
+
+@contextlib.contextmanager
+def _alone(into: Path) -> Iterator[None]:
+    """This process alone collects into the folder; what a killed one left half copied is removed."""
+    into.mkdir(parents=True, exist_ok=True)
+    with open(into / LOCK, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{shown(into)}: another process is collecting into it: wait for its end") from None
+        except OSError:  # a file system without locks
+            pass
+        try:
+            shutil.rmtree(into / STAGING, ignore_errors=True)
+            yield
+        finally:
+            shutil.rmtree(into / STAGING, ignore_errors=True)
+
+
+def _ledgers(place: Place, into: Path) -> tuple[bytes, Ledger]:
+    """-> (the whole lines of the place's ledger, the same read).  ValueError: it cannot be joined to this folder's."""
+    counts = None
+    with contextlib.suppress(ValueError):  # damaged: the ledger speaks for itself
+        counts = json.loads(place.read(line_count.NAME) or b"null")  # before the ledger, which may grow meanwhile
+    content = place.read(ledger.NAME, plain_file.MAX_LINES_BYTES)
+    if not content or b"\n" not in content:
+        raise ValueError(f"{place}: has no {ledger.NAME}, so no record there can be checked: name a results folder")
+    content = content[: content.rindex(b"\n") + 1]  # what follows is being written
+    theirs, own = ledger.of_bytes(into, content), ledger.read(into)
+    if own.faults:
+        raise ValueError(f"{shown(into)}: its own ledger is not whole: {some(own.faults)}: restore it first")
+    if fault := joining.fault_of(theirs, counts):
+        raise ValueError(f"{place}: {fault}: nothing was collected from it; restore it there")
+    if names := joining.clashes(own, theirs):
+        both = f"{place}/{names[0]} and {shown(into / names[0])} have one name and are not the same"
+        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        raise ValueError(f"{both}{more}: nothing was collected from it; collect it --into another folder")
+    return content, theirs
+
+
+# ---- runs
+
+
+def _take_run(
+    place: Place, into: Path, name: str, run: StartedRun, lines: Sequence[Line], without: Collection[str]
+) -> bool:
+    """Whether it is new here.  lines: of this folder's ledger, joined.  ValueError: it is not taken."""
+    target, end = into / name, run["end"]
+    assert end is not None
+    if not RUN.fullmatch(name) or name.partition("/")[0] in NOT_TRACKS:
+        raise ValueError("is not <track>/<run_id>")
+    if is_there := (target / "run.json").is_file():
+        here = ledger.sha256_of(target / "run.json")
+        if here == end["run_json_sha256"]:
+            return False
+        if here not in [line.get("run_json_sha256") for line in lines if line.get("run") == name]:
+            raise ValueError(f"{place}/{name} and {shown(target)} have one name and are not the same; both are kept")
+    staged = into / STAGING / target.name
+    try:
+        _copy_run(place, name, staged, run, without)
+        report = verification.report(staged)
+        if failed := [f"{rule['rule']}: {rule['evidence']}" for rule in report["rules"] if not rule["passed"]]:
+            raise ValueError(f"fails verify: {some(failed, separator='; ')}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if is_there:  # an earlier state of the same run, which has gone on since
+            os.rename(target, staged.with_name(f"{target.name}.earlier"))
+        try:
+            os.rename(staged, target)
+        except OSError as error:
+            raise ValueError(f"{shown(target)} is in the way ({error.strerror}): move it") from None
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    return True
+
+
+def _copy_run(place: Place, name: str, staged: Path, run: StartedRun, without: Collection[str]) -> None:
+    """run.json and the files that it lists.  ValueError: it is not the run of the ledger, or a file is missing."""
+    content = place.read(f"{name}/run.json")
+    if content is None:
+        raise ValueError("is in the ledger, but its folder is not there")
+    if run["end"] is None or ledger.sha256_of_bytes(content) != run["end"]["run_json_sha256"]:
+        raise ValueError("its run.json is not the one in the ledger: it was changed")
+    staged.mkdir(parents=True)
+    atomic.write_bytes(staged / "run.json", content)
+    record = run_folder.read_raw(staged)
+    if record.get("ledger_sha256") != run["start"]["sha256"]:
+        raise ValueError("the ledger's line of its start is not the one that it names")
+    files = [artifact for artifact in record["artifacts"] if artifact["role"] not in without]
+    for artifact in files:
+        parts = PurePosixPath(artifact["path"]).parts
+        if not parts or parts[0] == "/" or ".." in parts or parts == ("run.json",):
+            raise ValueError(f"lists {artifact['path'][:100]!r}, which is no file of a run")
+
+    def copy(artifact: dict[str, Any]) -> None:
+        place.copy(f"{name}/{artifact['path']}", staged / artifact["path"], artifact["num_bytes"])
+
+    with concurrent.futures.ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+        for copied in [pool.submit(copy, artifact) for artifact in files]:
+            copied.result()
+
+
+# ---- races, and what else is there
+
+
+def _take_races(place: Place, into: Path, theirs: Ledger, found: Collected) -> None:
+    """The plan of each race that the place's ledger has, and race.json of those that have ended."""
+    ends = {line.get("race_id"): line.get("race_json_sha256") for line in theirs.lines if line["event"] == "race_end"}
+    for line in theirs.lines:
+        if line["event"] != "plan":
+            continue
+        race_id = line.get("race_id", "")
+        try:
+            folder = race_folder.of(into, race_id)
+            _take_file(place, folder, "plan.json", _plan_sha256, line.get("plan_sha256"))
+            ended = ends.get(race_id)
+            if ended and _take_file(place, folder, "race.json", ledger.sha256_of_bytes, ended):
+                race_page.write(folder)
+            found.num_races += 1
+        except ValueError as error:
+            found.refused.append(f"{race_folder.FOLDER}/{race_id}: {error}")
+
+
+def _take_file(
+    place: Place, folder: Path, name: str, digest: Callable[[bytes], str | None], sha256: str | None
+) -> bool:
+    """Whether a file of a race is new here.  ValueError: it is not the ledger's, or is not there."""
+    is_there = (folder / name).exists()
+    if is_there and digest(plain_file.content(folder / name)) == sha256:
+        return False
+    content = place.read(f"{race_folder.FOLDER}/{folder.name}/{name}")
+    if content is None or digest(content) != sha256:
+        why = "is not there" if content is None else "is not the one in the ledger: it was changed"
+        raise ValueError(f"{name} {why}")
+    if is_there:
+        raise ValueError(f"{shown(folder / name)} is another one, not that of the ledger; both are kept")
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.write_bytes(folder / name, content)
+    return True
+
+
+def _plan_sha256(content: bytes) -> str | None:
+    made = json.loads(content)
+    return plan.sha256(made) if isinstance(made, dict) else None
+
+
+def _look_for_others(place: Place, theirs: Ledger, found: Collected) -> None:
+    """Records that the place's ledger does not have are named, and stay there."""
+    for track in place.names():
+        if track.startswith(".") or track in NOT_TRACKS:
+            continue
+        for run_id in place.names(track):
+            if (name := f"{track}/{run_id}") in theirs.runs or run_id.startswith("."):
+                continue
+            with contextlib.suppress(ValueError):  # no record
+                record = json.loads(place.read(f"{name}/run.json") or b"{}")
+                if record.get("provenance") == "imported":
+                    found.num_imported += 1
+                elif "run_id" in record:
+                    found.refused.append(
+                        f"{name}: is not in the ledger there: it came from elsewhere, or lines were lost"
+                    )

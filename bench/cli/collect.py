@@ -1,0 +1,45 @@
+"""Bring the results of several machines together.  ./run.sh collect PLACE... [--into DIR]
+
+PLACE is a results folder: a path, USER@HOST:PATH (over ssh), s3://BUCKET/PATH, or another address that fsspec knows.
+Only runs that verify accepts are copied, with the ledger and the races that they belong to; judge, table, publish and
+report then work on all of them as on one machine's.  It can be interrupted at any moment and repeated: what is here
+already is not copied again.  Two runs of one name are refused, and neither is changed.
+"""
+
+import sys
+from pathlib import Path
+
+from bench.base.paths import results_root, user_path
+from bench.base.reading.place import Place
+from bench.claims import collecting
+from bench.cli import arguments
+from bench.launch.console import say
+from bench.record import verification
+
+
+def main(argv: list[str]) -> int:
+    """Exit codes: 0 all was collected, 1 something was refused (each is named), 2 usage error."""
+    args = _parser().parse_args(argv)
+    into = Path(user_path(args.into)) if args.into else results_root()
+    num_refused = 0
+    for word in args.places:
+        try:
+            found = collecting.collect(Place(word), into, args.without)
+        except ValueError as error:
+            print(f"collect: {error}", file=sys.stderr)
+            num_refused += 1
+            continue
+        say("collect", f"{word}: {found}")
+        for sentence in found.refused:
+            say("refused", f"{word}: {sentence}", always=True)
+        num_refused += len(found.refused)
+    return 1 if num_refused else 0
+
+
+def _parser() -> arguments.Parser:
+    parser = arguments.Parser("./run.sh collect", main=main)
+    parser.add_argument("places", nargs="+", metavar="PLACE", help="results folders: paths, USER@HOST:PATH, s3://...")
+    parser.add_argument("--into", metavar="DIR", help="the results folder that gets them; default: this machine's own")
+    help_text = "leave these files where they are; verify accepts a record without them"
+    parser.add_argument("--without", nargs="+", default=(), choices=verification.LOCAL_ROLES, help=help_text)
+    return parser

@@ -1,0 +1,410 @@
+"""collect: results of several machines are one, whatever is repeated, interrupted, forged or cut off."""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import unittest.mock
+
+import claimed
+import pytest
+from claimed import failed
+
+from bench.base import atomic, utc
+from bench.claims import collecting
+from bench.cli import collect, judge
+from bench.record import ledger, line_count, run_folder, verification
+
+
+@pytest.fixture
+def machines(tmp_path):
+    """Results folders of two machines; and where they are collected."""
+    a, b = claimed.Results(tmp_path / "a"), claimed.Results(tmp_path / "b")
+    for seed in range(2):
+        a.add(seed, train_s=10 + 0.01 * seed, val_loss=2.74 + 0.01 * seed)
+    b.add(2, train_s=10.02, val_loss=2.76)
+    return a, b, tmp_path / "all"
+
+
+def collected(into, *places):
+    """Exit code of the verb, called while the machines' ledgers are written."""
+    with unittest.mock.patch.object(utc, "now", lambda: claimed.at(2)):
+        return collect.main([*(str(getattr(place, "folder", place)) for place in places), "--into", str(into)])
+
+
+def runs_in(folder):
+    return sorted(f"{run.parent.name}/{run.name}" for run in run_folder.find_runs([folder]))
+
+
+def content_of(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != ".collect.lock"
+    }
+
+
+def test_two_machines_runs_judge_as_one(machines, capsys):
+    a, b, into = machines
+    assert collected(into, a, b) == 0
+    out = capsys.readouterr().out
+    assert ": 2 runs (2 new), 0 races, 4 ledger lines (4 new)" in out and ": 1 run (1 new)" in out
+    assert runs_in(into) == sorted(runs_in(a.folder) + runs_in(b.folder))
+    assert judge.main([str(into)]) == 0
+    assert "3 runs: 17 rules passed" in capsys.readouterr().out
+    for place in (a, b):
+        for name in runs_in(place.folder):
+            assert content_of(into / name) == content_of(place.folder / name)
+
+
+def test_collecting_again_changes_nothing_and_then_brings_what_is_new(machines, capsys):
+    a, b, into = machines
+    collected(into, a, b)
+    before = content_of(into)
+    assert collected(into, a, b) == 0
+    assert content_of(into) == before
+    a.add(3, train_s=10.03, val_loss=2.75)
+    capsys.readouterr()
+    assert collected(into, b, a) == 0
+    assert ": 3 runs (1 new), 0 races, 6 ledger lines (2 new)" in capsys.readouterr().out
+    assert ledger.read(into).faults == [] and failed(into) == {}
+
+
+def test_both_chains_stay_whole_and_their_ends_are_named(machines):
+    a, b, into = machines
+    ends = [ledger.read(place.folder).lines[-1]["sha256"] for place in (a, b)]
+    collected(into, a, b)
+    book = ledger.read(into)
+    joins = [line for line in book.lines if line["event"] == "join"]
+    assert [line["heads"] for line in joins] == [[end] for end in ends]
+    own = [line for line in book.lines if line["event"] in ("opened", "join")]
+    assert [line["prev"] for line in own] == [None, own[0]["sha256"], own[1]["sha256"]]
+    assert [line["number"] for line in own] == [1, 2, 3]
+    for place in (a, b):
+        assert (place.folder / ledger.NAME).read_bytes() in (into / ledger.NAME).read_bytes()
+    assert len(set(book.roots)) == 3
+
+
+def test_this_machines_own_runs_and_those_collected_are_one_and_runs_go_on_afterwards(machines):
+    a, b, _ = machines
+    assert collected(a.folder, b) == 0
+    assert failed(a.folder) == {}
+    a.add(3, train_s=10.03, val_loss=2.75)
+    assert ledger.read(a.folder).faults == [] and failed(a.folder) == {}
+    assert collected(b.folder, a) == 0  # and back: each then has all
+    assert runs_in(a.folder) == runs_in(b.folder) and failed(b.folder) == {}
+
+
+def test_a_place_that_has_collected_itself_brings_all_of_it(machines, tmp_path):
+    a, b, into = machines
+    collected(into, a, b)
+    a.add(3, train_s=10.03, val_loss=2.75)
+    assert collected(tmp_path / "lab", into, a) == 0
+    assert len(runs_in(tmp_path / "lab")) == 4 and failed(tmp_path / "lab") == {}
+
+
+@pytest.mark.parametrize("cut", ["their last line", "a line between", "the join", "all of theirs"])
+def test_lines_that_are_removed_from_what_was_collected_show(machines, cut):
+    a, b, into = machines
+    collected(into, a, b)
+    path = into / ledger.NAME
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert [json.loads(line)["event"] for line in lines] == [
+        "opened",
+        *["start", "end"] * 2,
+        "join",
+        "start",
+        "end",
+        "join",
+    ]
+    kept = {
+        "their last line": lines[:4] + lines[5:],
+        "a line between": lines[:2] + lines[3:],
+        "the join": lines[:5] + lines[6:],
+        "all of theirs": lines[:1] + lines[5:],
+    }[cut]
+    path.write_bytes(b"".join(kept))
+    assert "the ledger is whole" in failed(into)
+
+
+# ---- what is refused
+
+
+def test_a_run_that_fails_verify_stays_where_it_is_and_the_others_come(machines, capsys):
+    a, b, into = machines
+    (bad, good) = runs_in(a.folder)
+    steps = a.folder / bad / "steps.csv"
+    steps.write_text(steps.read_text().replace("3.0,", "3.1,", 1))
+    assert collected(into, a) == 1
+    assert f"{bad}: fails verify: artifacts are unchanged: steps.csv has another sha256" in capsys.readouterr().out
+    assert runs_in(into) == [good]
+    assert list(failed(into)) != []  # the ledger says that there was one more
+
+
+def test_a_record_that_is_edited_consistently_is_not_the_one_of_its_ledger(machines, capsys):
+    a, _, into = machines
+    name = runs_in(a.folder)[0]
+    run = run_folder.read_raw(a.folder / name)
+    run["measured"]["launcher_peak_mem_gib"] = 0.01
+    atomic.write_json(a.folder / name / "run.json", run)
+    assert verification.report(a.folder / name)["passed"]
+    assert collected(into, a) == 1
+    assert "its run.json is not the one in the ledger: it was changed" in capsys.readouterr().out
+
+
+def cut_the_end(folder):
+    lines = (folder / ledger.NAME).read_bytes().splitlines(keepends=True)
+    (folder / ledger.NAME).write_bytes(b"".join(lines[:-2]))
+
+
+def change_a_line(folder):
+    content = (folder / ledger.NAME).read_bytes()
+    (folder / ledger.NAME).write_bytes(content.replace(b'"seed":1', b'"seed":7'))
+
+
+def remove_a_line(folder):
+    lines = (folder / ledger.NAME).read_bytes().splitlines(keepends=True)
+    (folder / ledger.NAME).write_bytes(b"".join(lines[:1] + lines[2:]))
+
+
+@pytest.mark.parametrize(
+    "harm, why",
+    [
+        (cut_the_end, "its ledger has counted 4 lines, but the last one is number 2: its end was removed"),
+        (change_a_line, "its ledger is not whole: line 3 was changed"),
+        (remove_a_line, "its ledger is not whole: line 2 names a line before it that is not there"),
+        (lambda folder: (folder / ledger.NAME).unlink(), "has no ledger.jsonl, so no record there can be checked"),
+    ],
+)
+def test_a_forged_or_truncated_ledger_is_refused_and_nothing_is_changed(machines, harm, why, capsys):
+    a, b, into = machines
+    collected(into, b)
+    before = content_of(into)
+    harm(a.folder)
+    assert collected(into, a) == 1
+    assert why in capsys.readouterr().err
+    assert content_of(into) == before
+
+
+def test_records_whose_lines_were_cut_off_with_their_count_are_named(machines, capsys):
+    a, _, into = machines
+    cut_the_end(a.folder)
+    (a.folder / line_count.NAME).unlink()
+    assert collected(into, a) == 1
+    assert f"{runs_in(a.folder)[1]}: is not in the ledger there" in capsys.readouterr().out
+
+
+def test_a_ledger_rewritten_after_it_was_collected_clashes_with_both_sides_named(machines, capsys, tmp_path):
+    a, _, into = machines
+    collected(into, a)
+    before = content_of(into)
+    forger = claimed.Results(tmp_path / "forged")
+    shutil.copytree(a.folder, forger.folder)
+    name = runs_in(forger.folder)[0]
+    run = run_folder.read_raw(forger.folder / name)
+    run["measured"]["launcher_peak_mem_gib"] = 0.01
+    atomic.write_json(forger.folder / name / "run.json", run)
+    lines = [json.loads(line) for line in (forger.folder / ledger.NAME).read_bytes().splitlines()]
+    prev = None
+    for line in lines:  # hashed again from the start
+        line["prev"] = prev
+        if line["event"] == "end" and line["run"] == name:
+            line["run_json_sha256"] = ledger.sha256_of(forger.folder / name / "run.json")
+        line["sha256"] = prev = ledger.digest(line)
+    (forger.folder / ledger.NAME).write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
+    assert ledger.read(forger.folder).faults == []
+    assert collected(into, forger) == 1
+    assert f"forged/{name} and " in (err := capsys.readouterr().err) and f"all/{name} have one name" in err
+    assert content_of(into) == before
+
+
+def test_two_runs_of_one_name_are_refused_with_both_sides_named(machines, monkeypatch, capsys):
+    a, b, into = machines
+    monkeypatch.setattr("bench.base.private.mark_of", lambda results: "000000")  # as of ids without a mark
+    for results, loss in ((a, 2.7), (b, 2.8)):
+        results.clock = iter([30])
+        results.add(9, val_loss=loss)
+    collected(into, a)
+    before = content_of(into)
+    assert collected(into, b) == 1
+    err = capsys.readouterr().err
+    name = next(name for name in runs_in(b.folder) if "-s9-" in name)
+    assert f"b/{name} and " in err and f"all/{name} have one name and are not the same" in err
+    assert content_of(into) == before
+
+
+def test_marks_tell_folders_apart_and_hold_for_a_folder(tmp_path):
+    from bench.base import private
+
+    marks = {private.mark_of(tmp_path / name) for name in "abc"}
+    assert len(marks) == 3 and private.mark_of(tmp_path / "a") in marks
+
+
+def test_names_that_lead_elsewhere_are_refused(machines, capsys):
+    a, _, into = machines
+    ledger.append(a.folder, "start", run="../../evil", race=None)
+    ledger.append(a.folder, "end", run="../../evil", status="complete", run_json_sha256="0" * 64)
+    assert collected(into, a) == 1
+    assert "../../evil: is not <track>/<run_id>" in capsys.readouterr().out
+
+
+def test_what_runs_has_no_end_yet_and_comes_when_it_has(machines, capsys):
+    a, _, into = machines
+    a.add(5, status="killed")
+    assert collected(into, a) == 0
+    assert "1 run without an end" in capsys.readouterr().out and len(runs_in(into)) == 2
+
+
+# ---- races
+
+
+def test_a_race_is_judged_and_published_where_it_was_collected(tmp_path, monkeypatch, capsys):
+    racer, other = claimed.Results(tmp_path / "a"), claimed.Results(tmp_path / "b")
+    race = racer.kept_race(monkeypatch)
+    other.add(7)
+    assert collected(tmp_path / "all", racer, other) == 0
+    here = tmp_path / "all" / "races" / race.name
+    assert (here / "race.json").read_bytes() == (race / "race.json").read_bytes() and (here / "race.md").is_file()
+    assert failed(here) == failed(race)
+    (race / "race.json").write_text("{}")
+    assert collected(tmp_path / "more", racer) == 1
+    assert f"races/{race.name}: race.json is not the one in the ledger" in capsys.readouterr().out
+
+
+# ---- interrupted
+
+
+def killed_at(number, into, *places):
+    """Collects in a fork that is killed before this one of its steps on the disk.  Whether it was."""
+    if (pid := os.fork()) == 0:
+        left = itertools.count(1)
+
+        def mortal(step):
+            def taken(*args, **more):
+                if next(left) == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return step(*args, **more)
+
+            return taken
+
+        for name in ("fsync", "rename", "replace", "mkdir"):
+            setattr(os, name, mortal(getattr(os, name)))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os._exit(collected(into, *places))
+    return os.waitpid(pid, 0)[1] != 0
+
+
+def test_killed_at_any_step_and_repeated_it_is_as_if_it_had_not_been(machines, tmp_path):
+    a, b, into = machines
+    collected(tmp_path / "whole", a, b)  # imports, too, what the forks need
+    number = num_partial = 0
+    while killed_at(number := number + 17, into, a, b):  # each time it comes further
+        runs = runs_in(into) if into.is_dir() else []
+        assert ledger.read(into).faults == []
+        for name in runs:
+            assert content_of(into / name) == content_of((a.folder if (a.folder / name).is_dir() else b.folder) / name)
+        num_partial += 0 < len(runs) < 3
+    assert number > 34 and num_partial > 0
+    assert collected(into, a, b) == 0
+    assert failed(into) == {} and runs_in(into) == sorted(runs_in(a.folder) + runs_in(b.folder))
+    assert not (into / ".collecting").exists()
+
+
+def test_two_processes_do_not_collect_into_one_folder_at_once(machines, capsys):
+    a, _, into = machines
+    with collecting._alone(into):
+        assert collected(into, a) == 1
+    assert "another process is collecting into it" in capsys.readouterr().err
+
+
+# ---- places
+
+
+@pytest.mark.parametrize(
+    "word, why",
+    [
+        ("nowhere", "nowhere: is not a folder: name a results folder"),
+        ("gopher://somewhere/results", "gopher://somewhere/results: cannot be reached"),
+    ],
+)
+def test_a_place_that_is_none_is_refused_in_a_line(tmp_path, word, why, capsys):
+    assert collected(tmp_path / "all", word) == 1
+    assert why in capsys.readouterr().err
+
+
+def test_a_scheme_whose_package_is_missing_says_which(tmp_path, monkeypatch, capsys):
+    import fsspec
+
+    def absent(*args, **more):
+        raise ImportError
+
+    monkeypatch.setattr(fsspec, "filesystem", absent)
+    monkeypatch.setattr(fsspec.core, "url_to_fs", absent)
+    assert collected(tmp_path / "all", "me@node:results") == 1
+    assert collected(tmp_path / "all", "s3://bucket/results") == 1
+    err = capsys.readouterr().err
+    assert "me@node:results: needs the package sshfs: pip install sshfs" in err and "pip install s3fs" in err
+
+
+def test_runs_come_from_an_s3_compatible_store(machines, monkeypatch, capsys):
+    pytest.importorskip("s3fs", reason="pip install s3fs 'moto[server,s3]'")
+    server = pytest.importorskip("moto.server", reason="pip install s3fs 'moto[server,s3]'")
+    a, b, into = machines
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    store = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    store.start()
+    try:
+        host, port = store.get_host_and_port()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        import s3fs
+
+        bucket = s3fs.S3FileSystem()
+        bucket.mkdir("lab")
+        bucket.put(str(a.folder), "lab/a", recursive=True)
+        assert collected(into, "s3://lab/a", b) == 0
+        assert failed(into) == {} and len(runs_in(into)) == 3
+        bucket.rm(f"lab/a/{runs_in(a.folder)[0]}/steps.csv")
+        again = into.with_name("again")
+        assert collected(again, "s3://lab/a", b) == 1
+        assert "steps.csv: cannot be copied" in capsys.readouterr().out and len(runs_in(again)) == 2
+        assert collected(again, "s3://lab/nothing") == 1
+        assert "s3://lab/nothing: has no ledger.jsonl" in capsys.readouterr().err
+    finally:
+        store.stop()
+
+
+SSH_SERVER = """
+import asyncio, asyncssh
+class Anyone(asyncssh.SSHServer):
+    def begin_auth(self, username):
+        return False
+async def serve():
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    more = {"server_host_keys": [key], "server_factory": Anyone, "sftp_factory": True}
+    server = await asyncssh.listen("127.0.0.1", 0, **more)
+    print(server.get_port(), key.export_public_key().decode(), flush=True)
+    await server.wait_closed()
+asyncio.run(serve())
+"""
+
+
+def test_runs_come_over_ssh(machines, monkeypatch, tmp_path):
+    pytest.importorskip("sshfs", reason="pip install sshfs")
+    a, b, into = machines
+    with subprocess.Popen([sys.executable, "-c", SSH_SERVER], stdout=subprocess.PIPE, text=True) as server:
+        port, key = server.stdout.readline().split(maxsplit=1)
+        (tmp_path / ".ssh").mkdir()
+        (tmp_path / ".ssh" / "known_hosts").write_text(f"[127.0.0.1]:{port} {key}")
+        (tmp_path / ".ssh" / "config").write_text(f"Host node\n  HostName 127.0.0.1\n  Port {port}\n")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        try:
+            assert collected(into, f"me@node:{a.folder}", b) == 0
+            assert collected(into.with_name("again"), f"ssh://me@127.0.0.1:{port}{a.folder}") == 0
+            assert failed(into) == {} and len(runs_in(into)) == 3
+        finally:
+            server.terminate()
