@@ -86,9 +86,9 @@ def test_its_curves_are_each_arms_without_its_warm_up_and_its_points_say_their_r
     assert by_time["arms"][0]["runs"][0] == {"x": [0.0, 0.102, 0.218], "y": [5.75, 4.75, 4.25]}
     assert steps["arms"][0]["runs"][0]["x"] == [1, 2, 4]  # the third was profiled
     first = points["series"][0]
-    assert re.search(r"-s0-m\w{6}\n5\.0$", first["labels"][0]) and "links" in first and first["links"][0] is None
+    assert first["labels"][0].endswith("-s0\n5.0") and "links" in first and first["links"][0] is None
     cli.main([str(race)])  # now the runs have pages
-    assert re.search(r"-s0-m\w{6}/report\.html$", race_page.document(race).charts[0]["series"][0]["links"][0])
+    assert race_page.document(race).charts[0]["series"][0]["links"][0].endswith("-s0/report.html")
 
 
 def test_it_begins_with_the_verdict_then_the_arms_and_the_picture(race):

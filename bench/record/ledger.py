@@ -223,6 +223,7 @@ def sha256_of(path: Path | str) -> str:
 
 
 def sha256_of_bytes(content: bytes) -> str:
+    """The SHA-256 of these bytes, as hex."""
     return hashlib.sha256(content).hexdigest()
 
 
