@@ -18,6 +18,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # purpose: {verb: (module in 
         "speedrun": ("speedrun", "data, checks, the track's repeats, table and verdict"),
         "race": ("race", "which of several is faster, or better? planned, interleaved, judged"),
         "study": ("study", "which optimizer or model is better, tuned with equal budgets?"),
+        "referee": ("referee", "keep a search honest: race every try, keep what is shown to be better"),
         "ladder": ("ladder", "what did each record of the speedrun gain?"),
         "bisect": ("bisect", "which commit made it slower, or worse?"),
         "calibrate": ("calibrate", "the smallest difference that this machine can show"),
@@ -60,9 +61,10 @@ CHECKOUT_VERBS = {  # run.sh's own
 }
 # of a file: a sentence is enough
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENAMETOOLONG)
-INTRODUCED = ("run", "speedrun", "race", "study", "ladder", "calibrate")  # say which folders of the user's they use
+# say which folders of the user's they use
+INTRODUCED = ("run", "speedrun", "race", "study", "referee", "ladder", "calibrate")
 # nothing that ranks can do together
-SEVERAL_RUNS = ("speedrun", "race", "study", "ladder", "calibrate", "bench-self", "doctor")
+SEVERAL_RUNS = ("speedrun", "race", "study", "referee", "ladder", "calibrate", "bench-self", "doctor")
 SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
 PRINTED = ("compare", "table", "analyze", "explain", "project", "export")  # nothing is done where it is not printed
 _interrupts: list[int] = []  # numbers of signals, as they came

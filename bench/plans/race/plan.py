@@ -9,7 +9,7 @@ import json
 import random
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.base.stats import ALPHA
@@ -117,7 +117,8 @@ def make(
     """arms: {name: facts}, the baseline first -> the plan.  Raises ValueError for what cannot be planned.
 
     n counts the runs of each arm without its discarded warm-up; looks are numbers of runs, the last of them n;
-    sequential, {"first", "last"}: a look after every round from the first on, by a verdict that is valid at each.
+    sequential, {"first", "last"}: a look after every round from the first on, by a verdict that is valid at each; with
+    "stop" (bench/compare/searching.py) by the rules of a search, and "warm_ups" are the arms that have one.
     settings: as DEFAULTS.  ladder: what ./run.sh ladder keeps of its rungs (bench/plans/ladder/request.py); None, of
     another race: not in the plan.
     """
@@ -127,7 +128,8 @@ def make(
     _check(list(arms), n, given)
     plan = {"schema_version": SCHEMA_VERSION, "made_at": made_at, "baseline": next(iter(arms)), "n": n} | given
     plan |= {"arms": arms, "rules": RULES} | ({} if ladder is None else {"ladder": ladder})
-    plan["order"] = order(list(arms), n, *(given[key] for key in ("first_seed", "order_seed", "compilations")))
+    seeds = {key: given[key] for key in ("first_seed", "order_seed", "compilations")}
+    plan["order"] = order(list(arms), n, **seeds, warm_ups=(given["sequential"] or {}).get("warm_ups"))
     stamp = made_at.replace("-", "").replace(":", "").split(".")[0].rstrip("Z")
     return {"race_id": f"{stamp}Z-{given['name']}-{sha256(plan)[:8]}", **plan}
 
@@ -139,7 +141,7 @@ def _looks(n: int, looks: list[int] | None, sequential: Mapping[str, int] | None
     first = sequential["first"]
     if looks:
         raise ValueError(f"looks={','.join(map(str, looks))}: n=auto:{first}-{n} looks after every round: leave it out")
-    if not 2 <= first < n:
+    if not (1 if "stop" in sequential else 2) <= first < n:
         raise ValueError(f"n=auto:{first}-{n}: give a first look, 2 or more, and a larger last one: auto:3-20")
     return list(range(first, n + 1))
 
@@ -157,6 +159,7 @@ def _check(arms: list[str], n: int, given: Mapping[str, Any]) -> None:
     looks, alpha, margin_nats, first_seed = (given[key] for key in ("looks", "alpha", "loss_margin_nats", "first_seed"))
     m = given["compilations"]
     near = m * max(1, round(n / m)) if m > 0 else n
+    give, least = "give numbers of runs from", 1 if "stop" in (given["sequential"] or {}) else 2
     if len(arms) < 2:
         raise ValueError(f"{', '.join(arms) or 'no arm'}: a race needs two arms or more: A=... B=...")
     for name in arms:
@@ -165,7 +168,7 @@ def _check(arms: list[str], n: int, given: Mapping[str, Any]) -> None:
     for what, value, fits, remedy in (
         ("n", n, n >= 2, f"one run has no spread: use 2 or more, usually {N}"),
         ("compilations", m, m > 0 and n % m == 0, f"n={n} does not divide into {m} equal groups: use n={near}"),
-        ("looks", ",".join(map(str, looks)), looks[0] >= 2 and looks[-1] == n, f"give numbers of runs from 2 to n={n}"),
+        ("looks", ",".join(map(str, looks)), looks[0] >= least and looks[-1] == n, f"{give} {least} to n={n}"),
         ("alpha", alpha, 0 < alpha < 0.5, f"use a probability below 0.5, usually {ALPHA:g}"),
         ("margin", margin_nats, margin_nats > 0, f"use nats above 0, usually {LOSS_MARGIN_NATS:g}"),
         ("seed", first_seed, first_seed >= 0, "use 0 or more"),
@@ -175,10 +178,16 @@ def _check(arms: list[str], n: int, given: Mapping[str, Any]) -> None:
 
 
 def order(
-    names: list[str], n: int, first_seed: int = 0, order_seed: int = 0, compilations: int = 1
+    names: list[str],
+    n: int,
+    first_seed: int = 0,
+    order_seed: int = 0,
+    compilations: int = 1,
+    warm_ups: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
     """[{"arm", "seed", "discarded", "compilation"}]: a warm-up an arm, then blocks of four rounds,
     of which the last may be cut short.  compilation, from 0: which of its arm's equal groups of consecutive rounds.
+    warm_ups: the arms that have one, None: all.
 
     A block is a random order s of the arms and its reverse r: s r r s or s s r r, by chance.  So each arm
     of a pair is ahead of the other equally often, among odd and among even rounds alike: a linear drift, and with two
@@ -189,7 +198,7 @@ def order(
     while len(rounds) < n:
         arms, steps = chance.sample(names, len(names)), chance.choice(BLOCKS)
         rounds += [arms[::step] for step in (BLOCKS[0][:2] if n - len(rounds) == 2 else steps)]
-    slots = [(arm, 0, True) for arm in chance.sample(names, len(names))]
+    slots = [(arm, 0, True) for arm in chance.sample(names, len(names)) if warm_ups is None or arm in warm_ups]
     slots += [(arm, number, False) for number, arms in enumerate(rounds[:n]) for arm in arms]
     return [
         {"arm": arm, "seed": first_seed + number, "discarded": discarded, "compilation": number * compilations // n}

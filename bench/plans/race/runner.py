@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.base import atomic, text_table, utc
 from bench.base.paths import REPO
-from bench.compare import comparison, questions, selection, target
+from bench.compare import comparison, questions, searching, selection, target
 from bench.launch.console import say
 from bench.launch.progress import Progress
 from bench.launch.series import Series, earlier_s
@@ -234,11 +234,19 @@ def _decided_at_look(race: State, done: Slot) -> bool:
     if due is None or due == race.plan["n"]:
         return False
     ledger.append(race.results, "look", race_id=race.race_id, started=race.started(), planned=True)
+    if "stop" in (race.plan.get("sequential") or {}):
+        return searched(race)["outcome"] is not None
     against = result_of(race, diagnose=False)["against"] or {}
     decided = all(verdict["verdict"] in questions.FIRM for verdict in against.values())
     if decided or not race.plan.get("sequential"):
         say("look", f"planned, at {due} runs an arm: {'decided' if decided else 'not decided, the race goes on'}")
     return decided
+
+
+def searched(race: State) -> searching.Finding:
+    """What a race of a search says so far of its second arm, by the stop of its plan."""
+    champion, candidate = ([race.results / run for run in race.runs(arm)] for arm in race.plan["arms"])
+    return searching.judge(race.plan["sequential"]["stop"], race.plan["on"], champion, candidate)
 
 
 def result_of(race: State, diagnose: bool = True) -> race_folder.Result:

@@ -1,0 +1,182 @@
+"""A referee for a search: every try is raced, and only what is shown to be better is kept.
+
+    ./run.sh referee start track=cpu_nano budget=1h       the champion, by words of run; then it is calibrated
+    ./run.sh referee submit optim.lr=0.002 --note "..."   or change.patch, a folder, script=train.py
+    ./run.sh referee status | log | end
+    ./run.sh referee replay                               every decision again, from the records
+
+A submission that cannot be raced is refused at once, for nothing.  The others race the champion on fresh seeds, one
+round after the other, until the effect that the search looks for is likely or unlikely; what is promising is confirmed
+on fresh seeds and then is the champion.  At most alpha of all keeps are false in expectation, however many are tried.
+After a crash: ./run.sh referee start.
+"""
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from bench.base import text_table
+from bench.base.paths import results_root
+from bench.base.stats import ALPHA
+from bench.base.units import seconds_of
+from bench.cli import arguments
+from bench.config import groups
+from bench.launch import console
+from bench.launch.console import say
+from bench.machine.signals import Interrupted
+from bench.plans.referee import refereeing
+from bench.plans.referee import search as searches
+from bench.plans.referee.search import Search
+
+NUMBERS = ("alpha", "effect", "price")
+OURS = ("budget", "champion", "on", *NUMBERS)
+
+
+def main(argv: list[str]) -> int:
+    """Exit codes: 0 done (submit: kept), 1 not kept, interrupted, or a replay that differs, 2 usage error."""
+    args = _parser().parse_intermixed_args(argv)
+    results = results_root().absolute()
+    if args.action not in ("start", "submit") and args.words:
+        args.search = args.search or args.words[0]
+    try:
+        with console.output(not args.show, args.json):
+            return int({"start": _start, "submit": _submit, "replay": _replay}.get(args.action, _show)(args, results))
+    except Interrupted as error:
+        say("referee", f"interrupted ({error}): ./run.sh referee start goes on", always=True)
+        return 1
+
+
+def _start(args: argparse.Namespace, results: Path) -> int:
+    if args.words:
+        search = refereeing.begin(results, *_settings(args))
+    else:
+        search = searches.read(searches.find(results, args.search))
+        if search.has_ended:
+            raise ValueError(f"{search.name}: has ended: ./run.sh referee start track=... budget=... begins another")
+    say("referee", f"{search.name}: the champion is raced against itself, to see what can be seen", always=True)
+    with searches.working(search):
+        search = refereeing.calibrate(searches.read(search.folder))
+    calibration = search.calibration
+    assert calibration is not None
+    seen = refereeing.sight(search, 3600.0 / calibration["devices"])
+    looked = f"looks for {search.shown(calibration['effect'])} or more"
+    say("referee", f"it can show {search.shown(seen)} in a device-hour, and {looked}", always=True)
+    _print(args, refereeing.work(search), [])
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> tuple[searches.Arm, dict[str, Any]]:
+    given = {key: value for key, _, value in (word.partition("=") for word in args.words) if key in OURS}
+    words = [word for word in args.words if word.partition("=")[0] not in OURS]
+    words += shlex.split(given.get("champion", ""))
+    if "budget" not in given:
+        raise ValueError("budget is not given: ./run.sh referee start track=cpu_nano budget=1h")
+    numbers = {key: _number(key, given[key], 0.5 if key == "alpha" else 99.0) for key in NUMBERS if key in given}
+    settings = {"on": given.get("on"), "alpha": numbers.get("alpha", ALPHA), "effect": numbers.get("effect")}
+    settings |= {"budget_s": seconds_of(given["budget"]), "price": numbers.get("price"), "trust": args.trust}
+    return {"overrides": words, "rev": None}, settings
+
+
+def _number(key: str, text: str, below: float) -> float:
+    try:
+        number = float(text.strip("%$ "))
+    except ValueError:
+        number = 0.0
+    if not 0 < number < below:
+        raise ValueError(f"{key}={text}: give a number above 0 and below {below:g}")
+    return number
+
+
+def _submit(args: argparse.Namespace, results: Path) -> int:
+    search = searches.read(searches.find(results, args.search))
+    search, number = refereeing.submit(search, args.words, args.author, args.note)
+    search = refereeing.work(search)
+    submission = search.submissions[number]
+    if args.json:
+        with console.output(False, False):
+            _print(args, search, [number])
+    return 0 if submission.decided and submission.decided["decision"] == "keep" else 1
+
+
+def _show(args: argparse.Namespace, results: Path) -> int:
+    search = searches.read(searches.find(results, args.search))
+    if args.action == "end" and not search.has_ended:
+        with searches.working(search):
+            search = searches.append(search, "search_end", why=None)
+    _print(args, search, [*search.submissions] if args.action != "status" else [])
+    return 0
+
+
+def _replay(args: argparse.Namespace, results: Path) -> int:
+    search = searches.read(searches.find(results, args.search))
+    faults = list(refereeing.replay(search))
+    for fault in faults:
+        say("replay", fault, always=True)
+    decided = [each for each in search.submissions.values() if each.decided]
+    say("replay", f"{len(decided)} decisions, {len(faults)} faults", always=True)
+    return 1 if faults else 0
+
+
+def _print(args: argparse.Namespace, search: Search, numbers: list[int]) -> None:
+    chosen = [search.submissions[number] for number in numbers]
+    left_s = max(0.0, search.settings["budget_s"] - search.spent_s)
+    state: dict[str, Any] = {
+        "search": search.name,
+        "ended": search.has_ended,
+        "champion": search.champion,
+        "kept": [each.number for each in search.kept],
+        "open": [each.number for each in search.open],
+        "num_submissions": len(search.submissions),
+        "budget_left_s": left_s,
+    }
+    if args.json:
+        answers = [refereeing.answer(search, each) for each in chosen]
+        print(json.dumps(answers[0] if args.action == "submit" else state | {"submissions": answers}, indent=1))
+        return
+    kept = f"{len(search.kept)} kept of {len(search.submissions)}"
+    print(f"{search.name}: {kept}, {len(search.open)} open, {left_s:.0f} s of the budget left")
+    print(
+        f"champion: {' '.join(search.champion['overrides'])}"
+        + f" at {search.champion['rev']}" * bool(search.champion["rev"])
+    )
+    if rows := [_row(search, each) for each in chosen]:
+        heads = ["", "decision", "gain", "spent", "author", "submitted", "why"]
+        print(text_table.render(heads, rows, [True, False, True, True, False, False, False]))
+
+
+def _row(search: Search, submission: searches.Submission) -> list[str]:
+    decided = submission.decided
+    gain = decided.get("gain") if decided else None
+    return [
+        str(submission.number),
+        decided["decision"] if decided else "open",
+        "" if gain is None else search.shown(gain),
+        f"{decided['spent_s']:.0f} s" if decided else "",
+        submission.author,
+        text_table.middle(submission.note or submission.about, 40),
+        text_table.middle(decided["why"], 80) if decided else "",
+    ]
+
+
+def _parser() -> arguments.Parser:
+    parser = arguments.Parser("./run.sh referee", main=main)
+    actions = ("start", "submit", "status", "log", "end", "replay")
+    parser.add_argument("action", choices=actions)
+    words = (
+        "start: budget=8h, champion='WORDS' or the words of run; effect=0.5%% (the gain looked for; default: what this "
+    )
+    words += (
+        "machine can show), alpha=0.05, on=time, loss or time_to_target, price=2.5 (dollars a device-hour).  submit: "
+    )
+    words += "a diff, a folder, script=PATH or key=value.  Others: the name of a search"
+    parser.add_argument("words", nargs="*", metavar="WORD", help=words)
+    parser.add_argument("--search", metavar="NAME", help="which search; default: the newest")
+    parser.add_argument("--author", default="", help="who submits; kept in the journal")
+    parser.add_argument("--note", default="", help="what the submission is about")
+    parser.flag("--trust", help="race code that no sandbox holds: where this kernel allows none")
+    parser.flag("--show", help="say what is run meanwhile")
+    parser.add_argument("--config-dir", **groups.OPTION)
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON; all else to standard error")
+    return parser

@@ -1,0 +1,216 @@
+"""A search: its folder, and how far it has come, read again each time from its journal and nothing else.
+
+results/searches/<search>/
+    ledger.jsonl     the journal, with the chain, the count and the fsync of bench/record/ledger.py.  Events:
+                     search (settings), calibrated, submitted, refused, confirming, decided, search_end
+    submissions/<k>/ what was submitted, read-only from then on
+    checks/          results folder of the short runs before a race
+The races lie with all others (results/races/), named after the search and the submission, so that a race that a kill
+cut off is found again and goes on.
+"""
+
+import contextlib
+import fcntl
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict, cast
+
+from bench.base.reading import json_file
+from bench.base.reading.damage import reading_record
+from bench.compare import searching
+from bench.compare.searching import Stop
+from bench.record import ledger
+
+FOLDER = "searches"
+LOCK = ".lock.tmp"  # a name that git ignores
+Decision = Literal["keep", "drop", "undecided", "refused"]
+
+
+class Arm(TypedDict):
+    """What is raced: words of ./run.sh run, and the revision of this repository that they are words of."""
+
+    overrides: list[str]
+    rev: str | None
+
+
+class Settings(TypedDict):
+    """The facts of the line "search"."""
+
+    search: str
+    champion: Arm
+    on: str
+    alpha: float
+    effect: float | None  # asked for: % of the time, or in the unit of the metric; None: by the calibration
+    budget_s: float
+    price: float | None  # dollars for a device and an hour
+    trust: bool
+
+
+class Calibration(TypedDict):
+    """The facts of the line "calibrated"."""
+
+    race_id: str
+    sd: float  # of one run: of log time, or in the unit of the metric
+    effect: float  # that the search looks for, in the same
+    run_s: float  # wall time of one run
+    spent_s: float
+    devices: int
+
+
+class Decided(TypedDict):
+    """The facts of the lines "decided" and "refused"."""
+
+    submission: int
+    decision: Decision
+    why: str
+    gain: NotRequired[float | None]
+    ci95: NotRequired[list[float] | None]
+    stage: NotRequired[str]  # race or confirmation: by which it was decided
+    races: NotRequired[list[str]]
+    spent_s: float  # wall time of its runs
+    arm: NotRequired[Arm | None]  # of a keep: the new champion
+
+
+@dataclass
+class Submission:
+    """One try."""
+
+    number: int
+    author: str
+    note: str
+    about: str  # what was submitted, as typed
+    arm: Arm
+    at: str
+    against: int | None = None  # the submission that was champion as its confirmation, or its decision, came
+    level: float | None = None  # of its confirmation, once it has one
+    decided: Decided | None = None
+
+
+@dataclass
+class Search:
+    """The state of one search."""
+
+    folder: Path
+    settings: Settings
+    calibration: Calibration | None = None
+    submissions: dict[int, Submission] = field(default_factory=dict)
+    has_ended: bool = False
+    faults: list[str] = field(default_factory=list)  # of the journal's chain
+
+    @property
+    def name(self) -> str:
+        return self.settings["search"]
+
+    @property
+    def results(self) -> Path:
+        return self.folder.parent.parent
+
+    @property
+    def kept(self) -> list[Submission]:
+        """The keeps, in order: the last is the champion."""
+        return [each for each in self.submissions.values() if each.decided and each.decided["decision"] == "keep"]
+
+    @property
+    def champion(self) -> Arm:
+        kept = self.kept
+        return kept[-1].arm if kept else self.settings["champion"]
+
+    @property
+    def confirmations(self) -> list[Submission]:
+        """In the order in which they began: their levels are the error budget."""
+        return [each for each in self._by_confirmation if each.level is not None]
+
+    _by_confirmation: list[Submission] = field(default_factory=list)
+
+    @property
+    def open(self) -> list[Submission]:
+        return [each for each in self.submissions.values() if each.decided is None]
+
+    @property
+    def spent_s(self) -> float:
+        """Wall time of all runs, those of the calibration too."""
+        own = self.calibration["spent_s"] if self.calibration else 0.0
+        return own + math.fsum(each.decided["spent_s"] for each in self.submissions.values() if each.decided)
+
+    def cost(self, spent_s: float) -> str:
+        """120 device-seconds, and dollars where the price is known."""
+        device_s = spent_s * (self.calibration["devices"] if self.calibration else 1)
+        price = self.settings["price"]
+        return f"{device_s:.0f} device-seconds" + ("" if price is None else f", ${device_s / 3600 * price:.2f}")
+
+    def stop(self, level: float | None) -> Stop:
+        assert self.calibration is not None
+        return {"sd": self.calibration["sd"], "effect": self.calibration["effect"], "level": level}
+
+    def next_level(self) -> float:
+        """Of the confirmation that is next: by those that have ended, and those that have not."""
+        ended = [bool(each.decided and each.decided["decision"] == "keep") for each in self.confirmations]
+        return searching.level(self.settings["alpha"], ended)
+
+    def shown(self, gain: float) -> str:
+        """A gain in the unit of the question."""
+        if self.settings["on"] == "loss":
+            return f"{abs(gain):.4f} {'better' if gain >= 0 else 'worse'}"
+        return f"{abs(100 * math.expm1(-gain)):.2f} % {'less' if gain >= 0 else 'more'} time"
+
+
+def read(folder: Path) -> Search:
+    """ValueError: there is no journal, or it does not begin as one."""
+    journal = ledger.read(folder)
+    lines = cast(list[dict[str, Any]], journal.lines)
+    if not lines or lines[0]["event"] != "search":
+        raise ValueError(f"{folder.name}: is no search: ./run.sh referee start begins one")
+    with reading_record(folder / ledger.NAME):
+        search = Search(folder, json_file.check_kind(lines[0], Settings, folder), faults=journal.faults)
+        for line in lines[1:]:
+            _enter(search, line)
+    return search
+
+
+def _enter(search: Search, line: dict[str, Any]) -> None:
+    match line["event"]:
+        case "calibrated":
+            search.calibration = json_file.check_kind(line, Calibration, search.folder)
+        case "submitted":
+            number = line["submission"]
+            facts = {key: line[key] for key in ("author", "note", "about", "arm", "at")}
+            search.submissions.setdefault(number, Submission(number, **facts))
+        case "confirming":
+            submission = search.submissions[line["submission"]]
+            if submission.level is None:
+                submission.level = line["level"]
+                search._by_confirmation.append(submission)
+        case "decided" | "refused":
+            submission = search.submissions[line["submission"]]
+            if submission.decided is None:
+                submission.decided = json_file.check_kind(line, Decided, search.folder)
+        case "search_end":
+            search.has_ended = True
+
+
+def append(search: Search, event: str, **facts: object) -> Search:
+    """Adds a line to the journal, on disk when this returns -> the search as it is then."""
+    ledger.append(search.folder, event, **facts)
+    return read(search.folder)
+
+
+def find(results: Path, name: str | None = None) -> Path:
+    """The folder of the search of this name, or of the newest.  ValueError: there is none."""
+    folders = sorted(path.parent for path in (results / FOLDER).glob(f"*/{ledger.NAME}"))
+    if name is not None:
+        folders = [folder for folder in folders if folder.name == name or folder == Path(name).absolute()]
+    if not folders:
+        what = "no search has begun" if name is None else f"{name}: there is no such search"
+        raise ValueError(f"{what}: ./run.sh referee start track=cpu_nano budget=1h begins one")
+    return folders[-1]
+
+
+@contextlib.contextmanager
+def working(search: Search) -> Iterator[None]:
+    """Only one process works on a search; others wait here until it has done what was submitted."""
+    with open(search.folder / LOCK, "w") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

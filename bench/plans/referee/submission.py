@@ -1,0 +1,182 @@
+"""What is submitted -> an arm that can be raced, in a read-only copy of its own.
+
+optim.lr=0.002 optim=muon    settings of the champion that are to be others
+script=train.py              another script in the place of the champion's
+mine/                        a folder in the place of the champion's: its script, and all code beside it
+change.patch                 a diff of the champion's folder; of a search among our own models of models/ and conf/
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.base.paths import REPO, user_path
+from bench.config import user_code
+from bench.machine import git
+from bench.plans.race import worktrees
+from bench.plans.referee.search import Arm
+
+ALLOWED = ("model", "optim", "stages", "script.args")  # settings that a submission may change
+OF_PROGRAM = ("script=", "script.path=", "script.root=")
+CODE = ("models/", "conf/")  # of this repository: what a diff may change
+FILES = "files"
+MAX_PATCH_BYTES = 2**22
+REFS = "refs/speedrun/searches"
+
+
+class Program(NamedTuple):
+    """The script of an arm."""
+
+    root: Path
+    file: str  # from root; "" of a module or a command
+    is_rooted: bool
+
+
+def program_of(arm: Arm) -> Program | None:
+    """None: it trains one of our models."""
+    words = dict(word.partition("=")[::2] for word in arm["overrides"])
+    path, root = words.get("script.path", words.get("script")), words.get("script.root")
+    if path is None and root is None:
+        return None
+    if root is not None:
+        return Program(user_path(root).absolute(), path or "", True)
+    script = user_path(path or "").absolute()
+    return Program(script.parent, script.name, False)
+
+
+def frozen(arm: Arm, folder: Path) -> Arm:
+    """The arm with its program in a copy below folder, so that an edit of the original changes no champion."""
+    program = program_of(arm)
+    if program is None:
+        return arm
+    if any(word.startswith("script.rev=") for word in arm["overrides"]):
+        raise ValueError("script.rev: a search starts from files: check the revision out, and give that folder")
+    return _with_program(arm, program._replace(root=_copied(program, folder)))
+
+
+def stored(words: Sequence[str], champion: Arm, folder: Path, ref: str) -> Arm:
+    """Words of ./run.sh referee submit -> the arm; what they name is copied into folder.  ValueError: a refusal.
+
+    ref: the name below REFS that keeps the commit of a diff of this repository.
+    """
+    if len(words) == 1 and "=" not in words[0]:
+        path = user_path(words[0]).absolute()
+        if path.is_dir():
+            return _of_folder(words[0], path, champion, folder)
+        if not path.is_file():
+            raise ValueError(f"{words[0]}: there is no such file or folder: submit a diff, a folder or key=value")
+        return _of_patch(path, champion, folder, ref)
+    if len(words) == 1 and words[0].startswith(OF_PROGRAM[:2]):
+        path = user_path(words[0].partition("=")[2]).absolute()
+        if not path.is_file():
+            raise ValueError(f"{words[0]}: there is no such file: give the path of a script")
+        return _of_script(path, champion, folder)
+    return _of_settings(words, champion)
+
+
+def _of_settings(words: Sequence[str], champion: Arm) -> Arm:
+    keys = set()
+    for word in words:
+        key, equals, _ = word.partition("=")
+        if not equals or not any(key == name or key.startswith((f"{name}.", f"{name}/")) for name in ALLOWED):
+            raise ValueError(f"{word}: a submission changes {', '.join(ALLOWED)}; the rest is the search's")
+        keys.add(key)
+    if not words:
+        raise ValueError("nothing is submitted: give a diff, a folder, script=PATH or key=value")
+    kept = [word for word in champion["overrides"] if word.partition("=")[0] not in keys]
+    return {**champion, "overrides": [*kept, *words]}
+
+
+def _of_script(path: Path, champion: Arm, folder: Path) -> Arm:
+    program = _program_of_champion(champion, "script=")
+    root = _copied(program, folder)
+    target = root / program.file
+    target.unlink()
+    shutil.copyfile(path, target)
+    _make_read_only(root)
+    return _with_program(champion, program._replace(root=root))
+
+
+def _of_folder(typed: str, path: Path, champion: Arm, folder: Path) -> Arm:
+    program = _program_of_champion(champion, typed)
+    if program.file and not (path / program.file).is_file():
+        raise ValueError(f"{typed}: it has no {program.file}, which the champion starts: submit a folder that has")
+    return _with_program(champion, program._replace(root=_copied(program._replace(root=path), folder)))
+
+
+def _of_patch(path: Path, champion: Arm, folder: Path, ref: str) -> Arm:
+    if path.stat().st_size > MAX_PATCH_BYTES:
+        raise ValueError(f"{path.name}: a diff has at most {MAX_PATCH_BYTES:,} bytes: submit the folder")
+    patch = path.read_bytes()
+    program = program_of(champion)
+    try:
+        if program is None:
+            return {**champion, "rev": _commit_of(patch, champion, ref)}
+        root = _copied(program, folder, is_final=False)
+        git.run(root, "apply", "-", given=patch, GIT_CEILING_DIRECTORIES=str(root.parent))
+    except git.Failed as error:
+        raise ValueError(f"{path.name}: it does not apply to the champion ({error}): make it from that") from None
+    _make_read_only(root)
+    return _with_program(champion, program._replace(root=root))
+
+
+def _commit_of(patch: bytes, champion: Arm, ref: str) -> str:
+    """The commit of this repository that a diff makes of the champion's.  git.Failed, ValueError."""
+    names = [line.split("\t")[2] for line in git.run(REPO, "apply", "--numstat", "-", given=patch).splitlines()]
+    if other := [name for name in names if not name.startswith(CODE)]:
+        raise ValueError(f"{other[0]}: a diff changes {' and '.join(CODE)} alone: the rest is the referee's")
+    if champion["rev"] is None and git.run(REPO, "status", "--porcelain", "--", "bench", *CODE).strip():
+        raise ValueError("bench/, models/ or conf/ have changes that are not committed: commit them, then submit diffs")
+    base = worktrees.commit_of(REPO, champion["rev"] or "HEAD")
+    with tempfile.TemporaryDirectory(prefix="speedrun-git-") as temporary:
+        index = os.path.join(temporary, "index")
+        git.run(REPO, "read-tree", base, GIT_INDEX_FILE=index)
+        git.run(REPO, "apply", "--cached", "-", given=patch, GIT_INDEX_FILE=index)
+        tree = git.run(REPO, "write-tree", GIT_INDEX_FILE=index).strip()
+    who = "-c", "user.name=referee", "-c", "user.email=referee@localhost"
+    commit = git.run(REPO, *who, "commit-tree", tree, "-p", base, "-m", f"submission {ref}").strip()
+    git.run(REPO, "update-ref", f"{REFS}/{ref}", commit)
+    return commit
+
+
+def _program_of_champion(champion: Arm, typed: str) -> Program:
+    program = program_of(champion)
+    if program is None:
+        raise ValueError(f"{typed}: the champion is one of our models: submit key=value, or a diff of models/ or conf/")
+    return program
+
+
+def _with_program(arm: Arm, program: Program) -> Arm:
+    rest = [word for word in arm["overrides"] if not word.startswith(OF_PROGRAM)]
+    if program.is_rooted:
+        words = [f"script.root={program.root}", *([f"script={program.file}"] if program.file else [])]
+    else:
+        words = [f"script={program.root / program.file}"]
+    return {**arm, "overrides": [*words, *rest]}
+
+
+def _copied(program: Program, folder: Path, is_final: bool = True) -> Path:
+    """FOLDER/files: copies of the program's sources, links to what else lies beside it -> its path."""
+    files = folder / FILES
+    sources = user_code.script_sources(program.root, program.file, program.is_rooted)
+    for name, path in sources.items():
+        if path.is_symlink():
+            raise ValueError(f"{path.name}: is a link: submit the file itself")
+        target = files / name.removeprefix("script/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    for entry in os.scandir(program.root):
+        if not os.path.lexists(files / entry.name) and user_code.is_linked(Path(entry.path)):
+            (files / entry.name).symlink_to(Path(entry.path).resolve())
+    if is_final:
+        _make_read_only(files)
+    return files
+
+
+def _make_read_only(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        if not path.is_symlink() and path.is_file():
+            path.chmod(0o444)

@@ -1,0 +1,181 @@
+"""A referee of searches: its error budget, its stages, its journal over kills, and the hacks that it has to hold."""
+
+import math
+import random
+
+import claimed
+import pytest
+
+from bench.compare import searching
+from bench.plans.referee import refereeing
+from bench.plans.referee import search as searches
+
+SD, EFFECT, ALPHA = 0.003, 0.005, 0.05  # of log time: 0.3 % of noise, a gain of 0.5 %
+NUM_SEARCHES, NUM_TRIES = 5, 200
+
+
+def stage(chance, level, gain, sd=SD, drift=0.0):
+    """One race or confirmation on made-up run times -> (its outcome, number of runs)."""
+    stop = {"sd": SD, "effect": EFFECT, "level": level}
+    gains, slot = [], 0
+    while (outcome := searching.outcome(stop, [gains])) is None and len(gains) < searching.most_rounds(stop):
+        is_a_first = chance.random() < 0.5
+        of_order = drift if is_a_first else -drift
+        gains.append(gain + chance.gauss(0, SD) - chance.gauss(0, sd) - of_order)
+        slot += 2
+    return outcome, slot
+
+
+def search_of(chance, gains, **noise):
+    """Simulated submissions with these true gains -> [(kept, number of runs, warm-ups included)]."""
+    found, confirmed = [], []
+    for gain in gains:
+        outcome, num_runs = stage(chance, None, gain, **noise)
+        num_runs += 1
+        if outcome == searching.PROMISING:
+            outcome, more = stage(chance, searching.level(ALPHA, confirmed), gain, **noise)
+            num_runs += more
+            confirmed.append(outcome == searching.KEEP)
+        found.append((outcome == searching.KEEP, num_runs))
+    return found
+
+
+@pytest.mark.parametrize(("sd", "drift"), [(SD, 0.0), (3 * SD, 0.0), (SD, 2 * SD)])
+def test_searches_in_which_nothing_is_better_keep_something_in_at_most_alpha_of_them(sd, drift):
+    """Also of candidates whose times scatter three times as much, and on a machine that drifts within a round."""
+    chance = random.Random(5)
+    kept = [any(keep for keep, _ in search_of(chance, [0.0] * 50, sd=sd, drift=drift)) for _ in range(60)]
+    assert sum(kept) / len(kept) <= ALPHA
+
+
+def test_a_gain_of_half_a_per_cent_is_kept_nine_times_in_ten():
+    """By run-level noise of 0.3 %; n=10 a side, once to find it and once to confirm it, takes 44 runs."""
+    chance = random.Random(6)
+    found = [search_of(chance, [EFFECT])[0] for _ in range(200)]
+    assert sum(keep for keep, _ in found) >= 0.87 * len(found)  # 0.915 of 3,000
+    assert sum(num_runs for _, num_runs in found) / len(found) < 26  # 23.2
+
+
+def test_what_is_no_better_costs_less_than_half_of_ten_runs_a_side():
+    chance = random.Random(7)
+    found = search_of(chance, [0.0] * 200)
+    assert sum(num_runs for _, num_runs in found) / len(found) < 11  # 9.1 of 60,000; n=10 takes 22
+
+
+@pytest.mark.parametrize(
+    ("kept", "level"),
+    [
+        ([], 0.05 / 2),
+        ([False], 0.05 / 6),
+        ([True], 0.05 / 6),  # the first keep was paid for from the start
+        ([True, True], 0.05 * (1 / 12 + 1 / 2)),
+        ([False, True, False, True], 0.05 * (1 / 30 + 1 / 2)),
+    ],
+)
+def test_a_keep_earns_alpha_again(kept, level):
+    assert searching.level(0.05, kept) == pytest.approx(level)
+
+
+def test_the_levels_add_up_to_alpha_for_each_keep_and_to_alpha_before_the_first():
+    chance = random.Random(3)
+    for _ in range(20):
+        kept, total = [], 0.0
+        for _ in range(300):
+            total += searching.level(ALPHA, kept)
+            assert total <= ALPHA * max(1, sum(kept))
+            kept.append(chance.random() < 0.2)
+
+
+def test_no_gain_in_a_round_more_than_doubles_the_evidence():
+    """So that no lucky run, and no candidate of two speeds, is kept for a few of its rounds."""
+    stop = {"sd": SD, "effect": EFFECT, "level": 0.025}
+    assert searching.log_e(stop, [1e6]) == pytest.approx(math.log(2))
+    assert searching.least_rounds(stop) == 6  # 2^6 = 64 > 40
+    assert searching.outcome(stop, [[1e6] * 5]) is None
+    assert searching.outcome(stop, [[1e6] * 6]) == searching.KEEP
+
+
+def test_both_clocks_must_show_the_gain():
+    stop = {"sd": SD, "effect": EFFECT, "level": 0.025}
+    assert searching.outcome(stop, [[0.02] * 12]) == searching.KEEP
+    assert searching.outcome(stop, [[0.02] * 12, [0.0] * 12]) == searching.DROP
+
+
+# ---- whole searches, of runs that cost no time
+
+
+class Tries(claimed.Racers):
+    """Runs whose time follows from optim.beta2 of their arm: 0.9 is the champion's, 0.91 1 % faster, and so on."""
+
+    def __init__(self, folder, noise=0.0005):
+        chance = random.Random(11)
+        super().__init__(folder, lambda arm, seed: 10 * (1 - self.gain()) * (1 + chance.gauss(0, noise)))
+        self.loss_of = lambda arm, seed: 2.75 + 0.001 * (seed % 11)
+        self.words = []
+
+    def gain(self):
+        words = dict(word.split("=") for word in self.words if "=" in word)
+        return float(words.get("optim.beta2", 0.9)) - 0.9
+
+    def start(self, folder, overrides, *rest):
+        self.words = overrides
+        return super().start(folder, overrides, *rest)
+
+
+@pytest.fixture
+def tries(tmp_path, monkeypatch):
+    racers = Tries(tmp_path / "results")
+    racers.install(monkeypatch)
+    monkeypatch.setattr("bench.report.race_page.write_run_pages", lambda folder: None)
+    return racers
+
+
+def begun(tries, **settings):
+    given = {"on": "time", "alpha": ALPHA, "effect": 0.5, "budget_s": 1e6, "price": None, "trust": True}
+    champion = {"overrides": ["track=cpu_nano", "optim.beta2=0.9"], "rev": None}
+    search = refereeing.begin(tries.results.folder, champion, given | settings)
+    return refereeing.calibrate(search)
+
+
+def tried(search, *words):
+    search, number = refereeing.submit(search, list(words), "a test", "")
+    search = refereeing.work(search)
+    return search, search.submissions[number].decided
+
+
+def test_a_gain_is_kept_and_becomes_the_champion_and_no_gain_is_dropped(tries):
+    search = begun(tries)
+    search, decided = tried(search, "optim.beta2=0.92")
+    assert decided["decision"] == "keep" and decided["gain"] == pytest.approx(0.0202, abs=0.001)
+    assert search.champion["overrides"] == ["track=cpu_nano", "optim.beta2=0.92"]
+    search, decided = tried(search, "optim.beta2=0.91")  # 1 % slower than the new champion
+    assert decided["decision"] == "drop"
+    search, decided = tried(search, "optim.beta2=0.92", "optim.weight_decay=0.2")
+    assert decided["decision"] == "drop" and [each.number for each in search.kept] == [1]
+    assert list(refereeing.replay(search)) == []
+
+
+def test_a_refusal_says_what_to_mend_and_is_free(tries):
+    search = begun(tries)
+    search, decided = tried(search, "optim.beta2=0.9")
+    assert decided["decision"] == "refused" and "same config" in decided["why"]
+    with pytest.raises(ValueError, match="goal.num_steps=5: a submission changes model, optim"):
+        refereeing.submit(search, ["goal.num_steps=5"], "", "")
+    assert search.confirmations == [] and tries.num_started == 14  # the calibration's alone
+
+
+def test_a_search_that_could_see_nothing_is_refused(tries):
+    with pytest.raises(ValueError, match="takes .* s to be shown, and .* s are left"):
+        begun(tries, effect=0.001)
+    assert searches.read(searches.find(tries.results.folder)).has_ended
+
+
+def test_a_line_that_was_made_up_shows_in_a_replay(tries):
+    search, decided = tried(begun(tries), "optim.beta2=0.9001")
+    assert decided["decision"] == "drop"
+    search, number = refereeing.submit(search, ["optim.beta2=0.95"], "", "")
+    keep = decided | {"submission": number, "decision": "keep", "arm": search.submissions[number].arm}
+    search = searches.append(
+        search, "decided", **{key: value for key, value in keep.items() if key in searches.Decided.__annotations__}
+    )
+    assert any("keep in the journal, undecided by its records" in fault for fault in refereeing.replay(search))
