@@ -209,9 +209,9 @@ def test_what_no_pair_is_like_is_not_checked():
     assert "not of NVIDIA A100" in reason(device="NVIDIA A100")
     assert "not of an unknown device" in reason(device=None)
     assert "not by nvlink5" in reason(link="nvlink5")
+    assert "begin at 8 GPUs" in reason("nodes", "weak", link="nvlink4+ib400", gpus=(1, 16))
     assert "end at 8 GPUs" in reason(gpus=(1, 16))
     assert "not to fewer" in reason(gpus=(8, 4))
-    assert "multiply the GPUs by 16" in reason("nodes", "weak", link="nvlink4+ib400", gpus=(4, 128))
     assert "steps of the pairs take" in reason(projection=replace(like, work_ms=3e4))
     assert "communication is exposed for" in reason(projection=replace(like, exposed_ms=20.0))
 

@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
         answer = Answer(document.table_of_errors())
     else:
         if not args.path or args.gpus is None:
-            raise ValueError("project: name a run or traces, and --gpus N: the number of GPUs to project to")
+            raise ValueError("name a run or traces, and --gpus N: the number of GPUs to project to")
         answer = projecting.project(
             *args.path,
             gpus=args.gpus,

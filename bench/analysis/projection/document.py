@@ -116,7 +116,7 @@ def _verdict(answer: dict[str, Any]) -> Verdict:
     if answer["checked"]:
         step += f" [{format_ms(answer['low_ms'])}, {format_ms(answer['high_ms'])}]"
     sentence = (
-        f"On {answer['gpus']} x {answer['link']['name']}, {kept}, a step takes {step}; measured: "
+        f"On {answer['gpus']} GPUs over {answer['link']['name']}, {kept}, a step takes {step}; measured: "
         f"{format_ms(before['step_ms'])} on {before['gpus']}.  Perfect scaling: {format_ms(answer['perfect_ms'])}."
     )
     if answer["checked"]:

@@ -194,11 +194,12 @@ def checked(
     of_pairs = [error.pair for error in like]
     devices, linked = {pair.device for pair in of_pairs}, {pair.link for pair in of_pairs}
     most, ratio = (max(of) for of in ([pair.num_gpus for pair in of_pairs], [pair.ratio for pair in of_pairs]))
-    exposed_frac = max(error.exposed_frac for error in like)
+    least, exposed_frac = min(pair.from_gpus for pair in of_pairs), max(error.exposed_frac for error in like)
     low_ms, high_ms = min(pair.measured_ms for pair in of_pairs), max(pair.measured_ms for pair in of_pairs)
     reasons = {
         f"the pairs are of {and_(sorted(devices))}, not of {device or 'an unknown device'}": device not in devices,
         f"the pairs are linked by {and_(sorted(linked))}, not by {link}": link not in linked,
+        f"the pairs begin at {least} GPUs": num_gpus[0] < least,
         f"the pairs end at {most} GPUs": num_gpus[1] > most,
         "the pairs go to more GPUs, not to fewer": num_gpus[1] < num_gpus[0],
         f"the pairs multiply the GPUs by {ratio:.0f} at most": num_gpus[1] > ratio * num_gpus[0],
