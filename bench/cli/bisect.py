@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bench.base.paths import REPO, results_root
+from bench.base.paths import REPO, results_root, user_path
 from bench.cli import arguments
 from bench.config import groups
 from bench.launch import console, ready
@@ -42,7 +42,9 @@ def main(argv: list[str]) -> int:
 class _Search:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self._good, self._bad = (worktrees.commit_of(REPO, rev) for rev in (args.good, args.bad))
+        self._root = plan.root_of_script(args.settings)  # of a script's repository
+        self._repo = user_path(self._root or REPO)
+        self._good, self._bad = (worktrees.commit_of(self._repo, rev) for rev in (args.good, args.bad))
         self._settings = [word for word in args.settings if not word.startswith("n=")]
         request = plan.parse_request(args.settings)
         if request["arms"]:
@@ -59,24 +61,23 @@ class _Search:
             say("bisect", "BAD is not shown to be worse than GOOD: more runs (n=10), or another pair", always=True)
             return self._json(whole, [], {}, None)
         self._threshold = whole.value / 2
-        ended = bisect.search(REPO, self._good, self._bad, self._ask)
+        ended = bisect.search(self._repo, self._good, self._bad, self._ask)
         effect = None
         if len(ended.commits) == 1:
             (commit,) = ended.commits
             effect = self._effect(commit, whole)
-            message = (
-                f"{commit[:12]} {bisect.subject(REPO, commit)}: {effect or 'cannot be compared'} against its parent"
-            )
+            subject = bisect.subject(self._repo, commit)
+            message = f"{commit[:12]} {subject}: {effect or 'cannot be compared'} against its parent"
             say("found", message, always=True)
         else:
             for commit in ended.commits:
-                say("left", f"{commit[:12]} {bisect.subject(REPO, commit)}", always=True)
+                say("left", f"{commit[:12]} {bisect.subject(self._repo, commit)}", always=True)
             say("bisect", "one of these: what lies between could not be decided; more runs (n=) may", always=True)
         return self._json(whole, ended.commits, ended.outcome_by_commit, effect)
 
     def _effect(self, commit: str, whole: bisect.Change) -> bisect.Change | None:
         """The change from the commit's parent to the commit; None: it has none, or the two cannot be compared."""
-        before = bisect.parent(REPO, commit)
+        before = bisect.parent(self._repo, commit)
         if before is None:
             return None
         if (self._known(before), self._known(commit)) == (bisect.GOOD, bisect.BAD):  # that race has been run
@@ -98,7 +99,7 @@ class _Search:
             if answer != bisect.UNDECIDED:
                 break
         word = "skipped, undecided" if answer == bisect.UNDECIDED else answer
-        subject = bisect.subject(REPO, commit)
+        subject = bisect.subject(self._repo, commit)
         say("bisect", f"{commit[:12]} {word}: {change or 'cannot be compared'}  {subject}", always=True)
         return answer
 
@@ -113,9 +114,14 @@ class _Search:
 
     def _identity(self, commit: str) -> tuple[str, str]:
         if commit not in self._facts:
+            overrides = [word for word in self._settings if word.partition("=")[0] not in plan.SETTINGS]
+            if self._root:
+                overrides += [f"script.root={self._root}", f"script.rev={commit}"]
+                facts = arm_process.facts(REPO, overrides, results_root())
+                self._facts[commit] = "", facts["source_sha256"]  # the config names the commit
+                return self._facts[commit]
             with worktrees.checked_out(REPO, {f"bisect-{commit[:12]}": commit}) as paths:
                 (path,) = paths.values()
-                overrides = [word for word in self._settings if word.partition("=")[0] not in plan.SETTINGS]
                 facts = arm_process.facts(path, overrides, results_root())
             self._facts[commit] = facts["config_id"], facts["source_sha256"]
         return self._facts[commit]

@@ -21,6 +21,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # purpose: {verb: (module in 
         "referee": ("referee", "keep a search honest: race every try, keep what is shown to be better"),
         "ladder": ("ladder", "what did each record of the speedrun gain?"),
         "bisect": ("bisect", "which commit made it slower, or worse?"),
+        "history": ("history", "the speed of a repository over its commits, and where it changed"),
         "calibrate": ("calibrate", "the smallest difference that this machine can show"),
     },
     "judge": {
@@ -66,7 +67,7 @@ INTRODUCED = ("run", "speedrun", "race", "study", "referee", "ladder", "calibrat
 # nothing that ranks can do together
 SEVERAL_RUNS = ("speedrun", "race", "study", "referee", "ladder", "calibrate", "bench-self", "doctor")
 SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
-PRINTED = ("compare", "table", "analyze", "explain", "project", "export")  # nothing is done where it is not printed
+PRINTED = ("compare", "table", "history", "analyze", "explain", "project", "export")  # nothing is done but print
 _interrupts: list[int] = []  # numbers of signals, as they came
 HELP = """usage: ./run.sh COMMAND [...]
 

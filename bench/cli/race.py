@@ -1,7 +1,8 @@
 """Is B faster than A?  ./run.sh race A=<overrides> B=<overrides> [C=...] [n=5] [key=value for all arms]
 
     ./run.sh race A= B="optim=muon"                        the default against Muon, 5 runs each
-    ./run.sh race A.rev=HEAD~1 B.rev=HEAD n=auto:3-20      two revisions of this repository, until it is decided
+    ./run.sh race HEAD~1 HEAD n=auto:3-20                  two revisions of this repository, until it is decided
+    ./run.sh race HEAD~1 HEAD script=train.py --fail-on slower:1%       of yours, as in CI; v1..HEAD: each commit
     ./run.sh race --from-sweep ID --top 2 n=5              the best two configs of a sweep
     ./run.sh race A="model=gpt2" B="model=modern data.seq_len=64" track=free looks=3,5
 
@@ -14,12 +15,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.base.paths import results_root, shown
+from bench.base.paths import REPO, results_root, shown, user_path
 from bench.cli import arguments, compare
 from bench.config import groups, schema
 from bench.launch import allocation, console, ready
 from bench.launch.prepare import requested_config
-from bench.plans.race import arm_process, plan, planning, runner, state
+from bench.plans.race import arm_process, plan, planning, runner, state, worktrees
 from bench.plans.sweep import points
 from bench.record import named
 from bench.record.race_folder import Race
@@ -135,7 +136,7 @@ def _requested(args: argparse.Namespace) -> list[str]:
     if args.from_sweep is None:
         if not args.arguments:
             raise ValueError("no arms are given: write A=... B=..., for example ./run.sh race A= B='optim=muon' n=5")
-        return args.arguments
+        return _with_ranges(args.arguments)
     folder = named.sweep_folder(args.from_sweep).absolute()
     given = [word for word in args.arguments if word[:1].isupper() and word[1:2] in ("=", ".")]
     if given:
@@ -145,6 +146,16 @@ def _requested(args: argparse.Namespace) -> list[str]:
     for arm in arms:
         console.say("race", f"from {folder.name}: {arm}")
     return [*args.arguments, *arms]
+
+
+def _with_ranges(words: list[str]) -> list[str]:
+    """The words, with each of the commits of a range A..B in its place."""
+    repo = user_path(plan.root_of_script(words) or REPO)
+    is_range = [".." in word and "=" not in word for word in words]
+    each = (
+        worktrees.commits_between(repo, word) if found else [word] for word, found in zip(words, is_range, strict=True)
+    )
+    return [word for words in each for word in words]
 
 
 def _chosen(results: Path, word: str) -> Path:
@@ -168,9 +179,10 @@ def _parser() -> arguments.Parser:
         "arguments",
         nargs="*",
         metavar="WORD",
-        help="A=overrides, A.rev=REVISION, A.python=PATH (of a script), n=5 or auto:3-20, looks=3,5, alpha=0.05, "
-        "margin=0.002 (nats of val_loss), seed=0 (the first), name=race, compilations=3 (fresh ones of each arm), "
-        "on=time, loss, time_to_target or steps_to_target (default: by the arms); key=value for all arms",
+        help="A=overrides, A.rev=REVISION or revisions alone (HEAD~1 HEAD, v1..HEAD), A.python=PATH (of a script), "
+        "n=5 or auto:3-20, looks=3,5, alpha=0.05, margin=0.002 (nats of val_loss), seed=0 (the first), name=race, "
+        "compilations=3 (fresh ones of each arm), on=time, loss, time_to_target or steps_to_target (default: by the "
+        "arms); key=value for all arms",
     )
     arguments.latest(parser, "--resume", "continue this race, or the latest that has not ended")
     arguments.latest(parser, "--look", "show the interim state; the ledger keeps the look")

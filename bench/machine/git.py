@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bench.base.paths import INSTALLED
+from bench.base.paths import INSTALLED, REPO
 
 TIMEOUT_S = 300  # adding a worktree of a large repository
 
@@ -21,10 +21,10 @@ def run(
 ) -> str:
     """Output of `git ARGUMENTS` in this folder as text.  given: bytes for its standard input; env: further variables.
 
-    errors: how bytes that are not UTF-8 are decoded.  Raises Failed, also where the harness is installed: a repository
-    around it, such as that of its venv, is another project's.
+    errors: how bytes that are not UTF-8 are decoded.  Raises Failed, also for the folder of an installed harness: a
+    repository around it, such as that of its venv, is another project's.
     """
-    if INSTALLED:
+    if INSTALLED and Path(repo).resolve().is_relative_to(REPO):
         raise Failed("the installed program has no repository: use a clone")
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | env
     try:

@@ -37,6 +37,7 @@ RULES = {
 }
 AUTO = re.compile(r"auto:(\d+)-(\d+)")
 FEWEST_COMPILATIONS = 3  # of an arm on a GPU: fewer say little about how much one differs from the next
+PLAIN = re.compile(r"[\w./-]+")
 ARM = re.compile(r"[A-Z][A-Za-z0-9_]*")
 DEFAULTS: dict[str, Any] = {"name": "race", "track": None, "looks": None, "alpha": ALPHA, "session_id": None}
 DEFAULTS |= {"loss_margin_nats": LOSS_MARGIN_NATS, "equivalence_margin_pct": MARGIN_PCT}
@@ -56,8 +57,12 @@ SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
 
 
 def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
-    """Words -> {"arms": {name: {"overrides", "rev"}}, and the settings that were given}.  ValueError: what is wrong."""
+    """Words -> {"arms": {name: {"overrides", "rev"}}, and the settings that were given}.  ValueError: what is wrong.
+
+    HEAD~1 HEAD is short for A.rev=HEAD~1 B.rev=HEAD.
+    """
     arms: dict[str, dict[str, Any]] = {}
+    arguments = _with_revisions(list(arguments))
     pythons, common, settings = dict[str, list[str]](), list[str](), dict[str, Any]()
     for word in arguments:
         key, equals, value = word.partition("=")
@@ -88,8 +93,10 @@ def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
         raise ValueError(f"{name}.python: the race has no arm {name}: write {name}='script=...' too")
     for name, arm in arms.items():
         arm["overrides"] = [*common, *arm["overrides"], *pythons.get(name, [])]
-        if arm["rev"] and any(word.startswith("script.root=") for word in arm["overrides"]):  # of that repository
-            arm |= {"overrides": [*arm["overrides"], f"script.rev={arm['rev']}"], "rev": None}
+        if arm["rev"] and (root := root_of_script(arm["overrides"])):  # a revision of that repository
+            own = [word for word in arm["overrides"] if not word.startswith("script.root=")]
+            rev = arm["rev"] if PLAIN.fullmatch(arm["rev"]) else f"'{arm['rev']}'"  # as Hydra reads HEAD~1
+            arm |= {"overrides": [*own, f"script.root={root}", f"script.rev={rev}"], "rev": None}
         seeds = [word for word in arm["overrides"] if word.startswith("seed=")]
         if seeds:
             why = "the race sets the seeds, the same for every arm: write seed=N beside the arms to begin at N"
@@ -98,6 +105,26 @@ def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
         first, last = map(int, sequential.groups())
         settings |= {"n": last, "sequential": {"first": first, "last": last}}
     return {"arms": arms, **settings}
+
+
+def _with_revisions(arguments: list[str]) -> list[str]:
+    """The words, with an arm for each revision: HEAD~1 HEAD -> A.rev=HEAD~1 B.rev=HEAD."""
+    revisions = [word for word in arguments if "=" not in word]
+    others = [word for word in arguments if "=" in word]
+    own = any(ARM.fullmatch(word.partition("=")[0].partition(".")[0]) for word in others)
+    if revisions and (own or len(revisions) < 2):
+        why = "write key=value, or A=... for an arm of the race; two revisions alone are arms too: HEAD~1 HEAD"
+        raise ValueError(f"{revisions[0]!r}: {why}")
+    letters = [chr(ord("A") + number) if number < 26 else f"R{number}" for number in range(len(revisions))]
+    return [*others, *(f"{name}.rev={rev}" for name, rev in zip(letters, revisions, strict=True))]
+
+
+def root_of_script(words: Iterable[str]) -> str | None:
+    """The repository whose revisions these settings are raced at: script.root of a script, the user's folder without
+    one; None: no script, so the harness's."""
+    settings = {key: value for key, _, value in (word.partition("=") for word in words)}
+    is_script = any(settings.get(key) for key in ("script", "script.path", "script.module", "script.command"))
+    return settings.get("script.root") or ("." if is_script else None)
 
 
 def _setting(key: str, value: str) -> Any:

@@ -23,6 +23,13 @@ def commit_of(repo: Path | str, rev: str) -> str:
     return commit.strip()
 
 
+def commits_between(repo: Path | str, words: str) -> list[str]:
+    """A..B -> A and the commits after it up to B, by first parents, oldest first.  ValueError: no such revisions."""
+    first, _, last = words.partition("..")
+    ends = [commit_of(repo, rev or "HEAD") for rev in (first, last)]
+    return [ends[0], *git.run(repo, "rev-list", "--first-parent", "--reverse", f"{ends[0]}..{ends[1]}").split()]
+
+
 def path_of(repo: Path | str, name: str) -> Path:
     """Where the worktree of this name lies, made or not.  ValueError outside git."""
     return _git_folder(repo, name) / FOLDER / name

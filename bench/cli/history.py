@@ -1,0 +1,47 @@
+"""How did the speed of this repository change?  ./run.sh history [WORD...] [--rev main] [--html PATH] [--badge PATH]
+
+Takes the runs of results/ (or those that WORD names) by the commit that they trained, on the line of --rev in the git
+repository of this folder, and shows for each configuration and machine the series, the stretches of commits in which
+its level must have changed, with 95 % intervals, and the command that finds the commit.  Nothing is run:
+./run.sh race HEAD~1 HEAD, or race v1..HEAD for a whole line of commits, measures them.
+"""
+
+from pathlib import Path
+
+from bench.base import atomic
+from bench.base.paths import shown, user_path, working_folder
+from bench.cli import arguments
+from bench.record import named
+from bench.report import history
+
+
+def main(argv: list[str]) -> int:
+    """Exit codes: 0 shown, 2 usage error, or no two commits have runs."""
+    args = _parser().parse_args(argv)
+    repo = Path(working_folder()).absolute()
+    commits = history.commits_of(repo, args.rev)
+    series = history.all_series(named.rows_of_words(args.names), commits, args.on)
+    document = history.document(series, f"{repo.name} ({args.rev})")
+    for path, text in ((args.html, document.html), (args.badge, lambda: history.badge(series))):
+        if path:
+            atomic.write_out(user_path(path), text(), "--html" if path is args.html else "--badge")
+    if args.json:
+        print(document.json())
+    elif args.md or not (args.html or args.badge):
+        print(document.markdown() if args.md else document.terminal())
+    else:
+        print("\n".join(shown(user_path(path)) for path in (args.html, args.badge) if path))
+    return 0
+
+
+def _parser() -> arguments.Parser:
+    parser = arguments.Parser("./run.sh history", main=main)
+    parser.add_argument("names", nargs="*", metavar="WORD", help="runs, races or folders of them; default results/")
+    parser.add_argument("--rev", default="HEAD", help="the line of commits, by its first parents; default HEAD")
+    parser.add_argument("--on", choices=tuple(history.MEASURES), default="step_avg_ms", help="what is followed")
+    parser.add_argument("--html", metavar="PATH", help="write a self-contained page")
+    parser.add_argument("--badge", metavar="PATH", help="write an SVG that says steady, or the newest change")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="the series, not rounded, and their changes")
+    form.add_argument("--md", action="store_true", help="Markdown")
+    return parser

@@ -1,0 +1,282 @@
+"""The speed of a repository over its commits: a series for each configuration and machine, and where its level changes.
+
+Reads the runs that races, sweeps and single runs left, by the commit that they trained: of a script its script.rev, of
+our models the harness's own commit.  A commit's value is the mean of its runs, times on a log scale.
+"""
+
+import math
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.base import change_points, stats
+from bench.base.change_points import Change
+from bench.base.reading import plain_file, yaml_file
+from bench.machine import git
+from bench.record import configs, run_folder
+from bench.record.rows import ListedRow
+from bench.web.chart import chart, mark_of, series_of
+from bench.web.document import Block, Chart, Document, Hint, Lines, Section, Table, Verdict, code, coloured
+from bench.web.page import Safe, tag
+
+MEASURES = {"step_avg_ms": "ms", "train_s": "s", "val_loss": "nats"}  # of a lower value is better
+SHORT = 10  # characters of a commit
+OF_REVISION = ("script.rev", "script.root")  # differ between commits and checkouts of one configuration
+PER_COMMIT = ("seed", "script.rev")  # settings that ./run.sh bisect sets itself
+METHOD = (
+    "A commit's value is the mean of its valid and suspect runs of one configuration on one machine.",
+    "Stretches that hold a change, all together at 95 %: Narrowest Significance Pursuit (P. Fryzlewicz, JASA 119, "
+    "2024, 1633-1646), with the noise taken from neighbouring commits; the interval of a change is Welch's t.",
+    "It takes the noise from commit to commit for independent; a machine that drifts for days is not, so confirm a "
+    "change with the command beside it, whose runs are interleaved.",
+)
+
+
+class Commit(NamedTuple):
+    sha: str
+    date: str
+    subject: str
+
+
+@dataclass(frozen=True)
+class Point:
+    commit: Commit
+    value: float  # of the measure
+    num_runs: int
+
+
+@dataclass(frozen=True)
+class Series:
+    """One configuration on one machine."""
+
+    name: str
+    machine: str
+    measure: str
+    points: Sequence[Point]  # in the order of the commits
+    changes: Sequence[Change]  # indices of points; step on the scale of scaled()
+    settings: Sequence[str]  # of its newest run, as they were typed
+
+    def step_of(self, change: Change) -> str:
+        """+4.2 % [+3.9, +4.5], or nats of a loss."""
+        values = [value for value in (change.step, change.low, change.high) if value is not None]
+        if self.measure != "val_loss":
+            values = [100 * math.expm1(value) for value in values]
+        digits, unit = (4, "nats") if self.measure == "val_loss" else (2, "%")
+        step, *ends = (f"{value:+.{digits}f}" for value in values)
+        return f"{step} {unit}" + (f" [{', '.join(ends)}]" if ends else "")
+
+    def command_of(self, change: Change) -> str:
+        """What finds the commit, or where it is known already, what confirms it."""
+        before, after = (self.points[index].commit.sha[:SHORT] for index in (change.before, change.after))
+        on = ["--on", "val_loss"] if self.measure == "val_loss" else []
+        words = [word for word in self.settings if word.partition("=")[0] not in PER_COMMIT]
+        return f"./run.sh bisect {before} {after} {shlex.join([*on, *words])}".rstrip()
+
+
+def commits_of(repo: Path, rev: str) -> list[Commit]:
+    """The last commits of this revision's own line, oldest first.  ValueError: there is no such revision."""
+    lines = git.ask(
+        repo,
+        "log",
+        "--first-parent",
+        "--reverse",
+        f"-n{change_points.MAX_VALUES}",
+        "--format=%H%x09%cs%x09%s",
+        rev,
+        "--",
+    )
+    if lines is None:
+        raise ValueError(f"{rev}: {repo} is in no git repository with such a revision: go there, or give --rev")
+    return [Commit(*line.split("\t", 2)) for line in lines.splitlines()]
+
+
+def all_series(rows: Iterable[ListedRow], commits: Sequence[Commit], measure: str) -> list[Series]:
+    """Those with runs of two commits or more, the longest first."""
+    order = {commit.sha: number for number, commit in enumerate(commits)}
+    groups: dict[tuple[Any, ...], list[tuple[int, ListedRow]]] = {}
+    for row in rows:
+        sha = _commit_of(row)
+        is_doubtful = measure != "val_loss" and row["script_doubt"] is not None  # its clock is not to be trusted
+        if sha in order and row[measure] is not None and not is_doubtful:  # type: ignore[literal-required]
+            groups.setdefault(_key(row), []).append((order[sha], row))
+    found = (_series(runs, commits, measure) for runs in groups.values())
+    return sorted((series for series in found if len(series.points) > 1), key=lambda series: -len(series.points))
+
+
+def _commit_of(row: ListedRow) -> str | None:
+    """The commit whose speed a run measured; None where it is none's: changed files, a warm-up, an invalid run."""
+    if row["status"] != "complete" or row["validity"] == "invalid" or row["discarded"]:
+        return None
+    script = configs.group(row["config"], "script")
+    if script.get("script.root") or script.get("script.path"):
+        return script.get("script.rev")
+    if row["commit"] is None or run_folder.read(row["folder"])["code"].get("dirty"):
+        return None
+    return row["commit"]
+
+
+def _key(row: ListedRow) -> tuple[Any, ...]:
+    settings = configs.settings(row["config"])
+    return (
+        row["track"],
+        row["comparability_id"],
+        *(f"{key}={value}" for key, value in settings.items() if key not in OF_REVISION),
+    )
+
+
+def scaled(values: Iterable[float], measure: str) -> list[float]:
+    """On the scale on which noise is alike: logs of times."""
+    return [value if measure == "val_loss" else math.log(value) for value in values]
+
+
+def _series(runs: Sequence[tuple[int, ListedRow]], commits: Sequence[Commit], measure: str) -> Series:
+    values: dict[int, list[float]] = {}
+    for number, row in runs:
+        values.setdefault(number, []).append(row[measure])  # type: ignore[literal-required]
+    means = {number: stats.mean(scaled(values[number], measure)) for number in sorted(values)}
+    points = [
+        Point(commits[number], mean if measure == "val_loss" else math.exp(mean), len(values[number]))
+        for number, mean in means.items()
+    ]
+    _, newest = max(runs, key=lambda run: run[1]["started_at"] or "")
+    name = ", ".join(filter(None, [newest["model"], newest["optim"], f"track {newest['track']}"]))
+    machine = ", ".join(filter(None, [newest["device"], f"torch {newest['torch']}" if newest["torch"] else ""]))
+    typed = yaml_file.parsed(plain_file.text(Path(newest["folder"]) / "overrides.yaml", yaml_file.MAX_BYTES), "")
+    return Series(name, machine, measure, points, change_points.find([*means.values()]), list(map(str, typed or ())))
+
+
+def document(series: Sequence[Series], where: str) -> Document:
+    """The page of a repository.  where: its name and revision.  ValueError: no series."""
+    if not series:
+        raise ValueError(f"{where}: no two commits have runs yet: ./run.sh race HEAD~1 HEAD script=... measures them")
+    verdicts = [verdict for each in series for verdict in _verdicts(each)]
+    blocks = [block for number, each in enumerate(series) for block in _blocks(each, number)]
+    data = [_data(each) for each in series]
+    return Document(f"Speed of {where}", verdicts, [*blocks, Section("Method", [Lines(METHOD)])], data)
+
+
+def _verdicts(series: Series) -> Iterator[Verdict]:
+    """The newest change first."""
+    for change in reversed(series.changes):
+        before, after = (series.points[index].commit for index in (change.before, change.after))
+        between = f"between {before.sha[:SHORT]} and {after.sha[:SHORT]} ({after.date})"
+        sentence = f"{series.measure} changed by {series.step_of(change)} {between}"
+        yield Verdict(sentence, _word(change, series.measure), series.name)
+    if not series.changes:
+        num = len(series.points)
+        why = "" if num >= change_points.MIN_VALUES else f": {change_points.MIN_VALUES} commits are the fewest"
+        known = "steady" if not why else "unknown"
+        sentence = f"no change of {series.measure} is shown in {num} commits{why}"
+        yield Verdict(sentence, "", series.name, badges=[coloured(known, "badge good" if not why else "badge soft")])
+
+
+def _word(change: Change, measure: str) -> str:
+    rose = change.step > 0
+    return ("worse" if rose else "better") if measure == "val_loss" else ("slower" if rose else "faster")
+
+
+def _blocks(series: Series, number: int) -> Iterator[Block]:
+    rows = [
+        [
+            *(code(series.points[index].commit.sha[:SHORT]) for index in (change.before, change.after)),
+            str(change.after - change.before),
+            series.step_of(change),
+            code(series.command_of(change)),
+        ]
+        for change in series.changes
+    ]
+    levels = _levels(series)
+    labels = [f"{point.commit.sha[:SHORT]} {point.commit.subject}" for point in series.points]
+    unit = MEASURES[series.measure]
+    drawn = chart(
+        f"history-{number}",
+        f"{series.measure} by commit",
+        "a point is the mean of a commit's runs; the line is the level between changes",
+        "commit, oldest first",
+        f"{series.measure}, {unit}" if not series.measure.endswith(unit) else series.measure,
+        list(range(len(series.points))),
+        [
+            series_of("commits", [point.value for point in series.points], "points", labels),
+            series_of("level", levels, "line"),
+        ],
+        [mark_of(change.after, f"{series.step_of(change)}", "stall") for change in series.changes],
+    )
+    heads = ("after", "not after", "commits", "change", "to find or confirm it")
+    changes: list[Block] = [Table(heads, rows, (False, False, True, True, False), style="tight")] if rows else []
+    commits = [
+        [
+            code(point.commit.sha[:SHORT]),
+            point.commit.date,
+            point.commit.subject,
+            f"{point.value:.6g}",
+            str(point.num_runs),
+        ]
+        for point in reversed(series.points)
+    ]
+    right = (False, False, False, True, True)
+    table = Table(("commit", "date", "subject", series.measure, "runs"), commits, right, limit=10, style="tight")
+    yield Section(f"{series.name}: {series.machine}", [*changes, Chart(drawn), table])
+    yield from (Hint(series.command_of(change)) for change in series.changes[-1:])
+
+
+def _levels(series: Series) -> list[float | None]:
+    """At each commit the mean level between the changes around it; a gap within a stretch that holds a change."""
+    levels: list[float | None] = [None] * len(series.points)
+    starts = [0, *(change.after for change in series.changes)]
+    ends = [*(change.before for change in series.changes), len(series.points) - 1]
+    for start, end in zip(starts, ends, strict=True):
+        mean = stats.mean(scaled((point.value for point in series.points[start : end + 1]), series.measure))
+        levels[start : end + 1] = [mean if series.measure == "val_loss" else math.exp(mean)] * (end + 1 - start)
+    return levels
+
+
+def _data(series: Series) -> dict[str, Any]:
+    points = [
+        {**point.commit._asdict(), series.measure: point.value, "num_runs": point.num_runs} for point in series.points
+    ]
+    changes = [
+        {
+            "before": series.points[change.before].commit.sha,
+            "after": series.points[change.after].commit.sha,
+            "change": series.step_of(change),
+            "command": series.command_of(change),
+        }
+        for change in series.changes
+    ]
+    return {"name": series.name, "machine": series.machine, "measure": series.measure} | {
+        "points": points,
+        "changes": changes,
+    }
+
+
+def badge(series: Sequence[Series]) -> str:
+    """An SVG for a README: the newest change of the longest series."""
+    first = series[0]
+    message, colour = f"steady, {len(first.points)} commits", "#2e7d32"
+    if first.changes:
+        newest = first.changes[-1]
+        message = f"{first.step_of(newest).partition(' [')[0]} at {first.points[newest.after].commit.sha[:7]}"
+        colour = "#b3261e" if newest.step > 0 else "#2e7d32"
+    elif len(first.points) < change_points.MIN_VALUES:
+        message, colour = f"{len(first.points)} commits", "#5f6368"
+    return str(_badge("speed", message, colour)) + "\n"
+
+
+def _badge(label: str, message: str, colour: str) -> Safe:
+    left_px, right_px = (7 * len(text) + 12 for text in (label, message))  # Verdana 11 px, about 7 px a character
+    look = {"fill": "#fff", "font_family": "Verdana,Geneva,sans-serif", "font_size": 11}
+    return tag(
+        "svg",
+        tag("title", f"{label}: {message}"),
+        tag("rect", width=left_px, height=20, fill="#444"),
+        tag("rect", x=left_px, width=right_px, height=20, fill=colour),
+        tag("text", label, x=6, y=14, textLength=left_px - 12, **look),
+        tag("text", message, x=left_px + 6, y=14, textLength=right_px - 12, **look),
+        xmlns="http://www.w3.org/2000/svg",
+        width=left_px + right_px,
+        height=20,
+        role="img",
+        aria_label=f"{label}: {message}",
+    )

@@ -1,0 +1,233 @@
+"""The speed of a repository over its commits: change points, the series of a planted history, what CI does."""
+
+import json
+import math
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import real_runs
+import yaml
+from real_runs import REPO, git
+
+from bench.base import change_points
+from bench.record import named
+from bench.report import history
+
+TRAIN = """import time
+from speed import STEP_MS
+t0 = time.perf_counter()
+for step in range(1, 21):
+    time.sleep(STEP_MS / 1e3)
+    ms = 1e3 * (time.perf_counter() - t0)
+    print(f"step:{step}/20 train_time:{ms:.3f}ms step_avg:{ms / step:.3f}ms", flush=True)
+print(f"step:20/20 val_loss:3.0000 train_time:{ms:.3f}ms step_avg:{ms / 20:.3f}ms")
+"""
+SETTINGS = ["script=train.py", "script.torchrun=false", "track=free", "hardware=cpu"]
+
+
+def repository(folder, step_ms_by_commit):
+    """A git repository with a commit for each time of a step -> the commits, oldest first."""
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "main")
+    (folder / "train.py").write_text(TRAIN)
+    for number, step_ms in enumerate(step_ms_by_commit):
+        (folder / "speed.py").write_text(f"STEP_MS = {step_ms}  # {number}\n")
+        git(folder, "add", ".")
+        git(folder, "commit", "-q", "-m", f"change {number}")
+    return git(folder, "rev-list", "--reverse", "HEAD").split()
+
+
+# ---- change points
+
+
+def test_two_planted_steps_are_found_between_the_right_values():
+    noise = [0.1, -0.1, 0.0, 0.1, -0.1] * 4
+    values = [level + extra for level, extra in zip([0] * 7 + [10] * 7 + [30] * 6, noise, strict=True)]
+    first, second = change_points.find(values)
+    assert [(change.before, change.after) for change in (first, second)] == [(6, 7), (13, 14)]
+    assert first.step == pytest.approx(10, abs=0.1) and first.low < 10 < first.high
+    assert second.step == pytest.approx(20, abs=0.1) and second.low < 20 < second.high
+
+
+def test_a_small_step_has_a_wide_stretch_and_a_series_of_seven_has_none():
+    random.seed(1)
+    values = [random.gauss(0, 1) + 4 * (number >= 20) for number in range(40)]
+    (change,) = change_points.find(values)
+    assert change.before < 20 <= change.after and change.after - change.before > 1
+    assert change_points.find([0.0] * 3 + [100.0] * 4) == []
+
+
+@pytest.mark.parametrize(("draw", "most"), [("normal", 0.05), ("t5", 0.12)])
+def test_steady_series_seldom_have_changes(draw, most):
+    """Normal noise in at most one series of twenty; with the heavier tails of t with 5 degrees of freedom in more."""
+    chance = np.random.default_rng(5)
+    series = chance.standard_normal((300, 30)) if draw == "normal" else chance.standard_t(5, (300, 30))
+    assert sum(bool(change_points.find(list(map(float, values)))) for values in series) <= 300 * most
+
+
+def test_a_stretch_that_is_reported_holds_a_true_change_in_95_of_100_series():
+    num_wrong = 0
+    for seed in range(300):
+        chance = random.Random(seed)
+        values = [chance.gauss(0, 1) + 6 * (number >= 9) - 4 * (number >= 21) for number in range(30)]
+        found = change_points.find(values)
+        assert found
+        num_wrong += any(not (c.before < 9 <= c.after or c.before < 21 <= c.after) for c in found)
+    assert num_wrong <= 15
+
+
+@pytest.mark.parametrize("num", [10, 14, 100])
+def test_the_threshold_is_above_the_simulated_quantile(num):
+    """Of the largest |sum| / sqrt(length) / sigma over all stretches of independent normal values."""
+    values = np.random.default_rng(num).standard_normal((8000, num))
+    sums = np.concatenate([np.zeros((8000, 1)), np.cumsum(values, 1)], 1)
+    largest = np.max([np.abs(sums[:, k:] - sums[:, :-k]).max(1) / math.sqrt(k) for k in range(1, num + 1)], axis=0)
+    sigmas = np.array([change_points.sigma(list(row)) for row in values])
+    threshold = next(limit for most, limit in change_points.THRESHOLDS if num <= most)
+    assert 0.9 * threshold < np.quantile(largest / sigmas, 0.95) < threshold * 1.01
+
+
+# ---- the series of a repository
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    """(repository, its twenty commits, results): slower by 30 % from the 8th on, by 20 % more from the 15th.
+
+    One run is real; the others are its record with another commit and time.
+    """
+    folder = tmp_path_factory.mktemp("planted")
+    repo, results = folder / "repo", folder / "results"
+    commits = repository(repo, [1] * 20)
+    words = [*SETTINGS, f"script.root={repo}", f"script.rev={commits[0]}"]
+    done = real_runs.bench(results, "run", *words, SPEEDRUN_DATA=str(folder / "data"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (first,) = real_runs.folders(results)
+    chance = random.Random(0)
+    for number, commit in enumerate(commits):
+        for repeat in range(2):
+            copy = first.with_name(f"{first.name}-{number}-{repeat}")
+            shutil.copytree(first, copy)
+            run = json.loads((copy / "run.json").read_text())
+            step_ms = 10 * 1.3 ** (number >= 7) * 1.2 ** (number >= 14) * math.exp(chance.gauss(0, 0.01))
+            run["run_id"], run["metrics"]["step_avg_ms"] = copy.name, step_ms
+            (copy / "run.json").write_text(json.dumps(run))
+            config = (copy / "config.yaml").read_text().replace(commits[0], commit)
+            (copy / "config.yaml").write_text(config)
+    shutil.rmtree(first)
+    return repo, commits, results
+
+
+def shown(planted, *words):
+    repo, _, results = planted
+    done = real_runs.bench(results, "history", *words, SPEEDRUN_CWD=str(repo))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_two_planted_regressions_are_found_with_the_commands_that_find_the_commits(planted, tmp_path):
+    _, commits, _ = planted
+    page, badge = tmp_path / "index.html", tmp_path / "badge.svg"
+    (series,) = json.loads(shown(planted, "--json", "--html", str(page), "--badge", str(badge)))
+    assert len(series["points"]) == 20 and {point["num_runs"] for point in series["points"]} == {2}
+    first, second = series["changes"]
+    for change, planted_at in ((first, 7), (second, 14)):
+        assert commits.index(change["before"]) < planted_at <= commits.index(change["after"])
+    assert float(first["change"].split()[0]) == pytest.approx(30, abs=3)
+    assert float(second["change"].split()[0]) == pytest.approx(20, abs=3)
+    assert re.fullmatch(
+        rf"\./run\.sh bisect {second['before'][:10]} {second['after'][:10]} .*script=train\.py.*", second["command"]
+    )
+    assert "seed=" not in second["command"] and "script.rev=" not in second["command"]
+    text = page.read_text()
+    assert second["before"][:10] in text and "bisect" in text and "Narrowest Significance Pursuit" in text
+    assert re.search(r"<title>speed: \+\d+\.\d\d % at [0-9a-f]{7}</title>", badge.read_text())
+
+
+def test_the_answer_begins_with_the_newest_change(planted):
+    lines = shown(planted).splitlines()
+    assert lines[0].startswith("verdict: SLOWER") and "step_avg_ms changed by +" in lines[0]
+
+
+def test_runs_of_another_machine_and_doubtful_clocks_are_no_part_of_a_series(planted, monkeypatch):
+    repo, commits, results = planted
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(results))
+    rows = named.rows_of_words([])
+    rows[0]["comparability_id"], rows[1]["script_doubt"], rows[2]["discarded"] = "another", "it lies", True
+    (series,) = history.all_series(rows, history.commits_of(repo, "HEAD"), "step_avg_ms")
+    assert sum(point.num_runs for point in series.points) == 37
+    (before_the_change,) = history.all_series(rows, history.commits_of(repo, commits[5]), "step_avg_ms")
+    assert len(before_the_change.points) <= 6 and not before_the_change.changes
+
+
+def test_a_folder_without_git_or_without_runs_is_refused(planted, tmp_path):
+    repo, _, _ = planted
+    for cwd, message in (
+        (tmp_path, "is in no git repository with such a revision"),
+        (repo, "no two commits have runs"),
+    ):
+        done = real_runs.bench(tmp_path / "empty", "history", SPEEDRUN_CWD=str(cwd))
+        assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+# ---- in CI
+
+
+def steps(inputs, github):
+    """The Action's own steps in their order, their expressions filled in: [(name, script, env)]."""
+    action = yaml.safe_load((REPO / "action.yml").read_text())
+    defaults = {name: facts["default"] for name, facts in action["inputs"].items() if "default" in facts}
+
+    def filled(text, outputs):
+        known = {f"inputs.{name}": value for name, value in (defaults | inputs).items()}
+        known |= {f"github.{name}": value for name, value in github.items()}
+        known |= {f"steps.race.outputs.{name}": value for name, value in outputs.items()}
+        return re.sub(r"\$\{\{ (.*?) \}\}", lambda found: known[found[1]], str(text))
+
+    return [step for step in action["runs"]["steps"] if "run" in step], filled
+
+
+@pytest.mark.slow  # six runs of a script
+def test_the_actions_steps_race_a_slower_head_comment_and_fail(tmp_path):
+    """Step by step as a runner does, with a gh that keeps what it is given."""
+    repo, temp = tmp_path / "repo", tmp_path / "runner"
+    base, head = repository(repo, [5, 20])
+    temp.mkdir()
+    (temp / "gh").write_text(f'#!/bin/sh\necho "$@" >>{temp}/gh.log\n')
+    (temp / "gh").chmod(0o755)
+    output, summary = temp / "output", temp / "summary"
+    github = {"action_path": str(REPO), "token": "t", "sha": head, "event.pull_request.number": "7"}
+    settings = " ".join(["script=train.py", "script.torchrun=false", "'track=free'", "hardware=cpu"])
+    own, filled = steps({"settings": settings, "base": base, "head": head, "n": "2"}, github)
+    codes, outputs = {}, {}
+    for step in own:
+        env = {name: filled(value, outputs) for name, value in step.get("env", {}).items()}
+        env |= {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(summary), "GITHUB_REPOSITORY": "o/r"}
+        env |= {"PATH": f"{temp}:{os.environ['PATH']}", "SPEEDRUN_PYTHON": sys.executable}
+        env |= {"SPEEDRUN_DATA": str(tmp_path / "data")}
+        script = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+        done = subprocess.run(script, cwd=repo, env=os.environ | env, capture_output=True, text=True)
+        codes[step["name"]] = done.returncode
+        assert "Traceback" not in done.stderr, done.stderr
+        outputs |= dict(line.split("=", 1) for line in output.read_text().splitlines())
+    assert codes == {"Key of the environment": 0, "Race": 0, "Comment": 0, "Verdict": 1}, done.stderr
+    assert outputs["code"] == "1" and len(outputs["sha256"]) == 16
+    comment = (repo / "speedrun" / "comment.md").read_text()
+    assert comment.startswith("<!-- speedrun -->\n# Race: B against A\n\nverdict: ") and "<details>" in comment
+    assert str(repo) not in comment and summary.read_text() == comment
+    assert "-X POST repos/o/r/issues/7/comments -F body=@speedrun/comment.md" in (temp / "gh.log").read_text()
+    assert {path.name for path in (repo / "speedrun").iterdir()} >= {"race.html", "index.html", "badge.svg", "results"}
+
+
+def test_gitlabs_template_and_the_action_call_the_same_script():
+    job = yaml.safe_load((REPO / ".ci" / "gitlab.yml").read_text())["speedrun"]
+    own, _ = steps({}, {})
+    lines = [line for line in [*job["script"], *(step["run"] for step in own)] if ".ci/watch" in line]
+    assert len(lines) == 2 and all(".ci/watch" in line and '"${settings[@]}" || code=$?' in line for line in lines)
+    assert job["script"][-1] == 'exit "$code"' and all("$" not in name for name in job["artifacts"]["paths"])
