@@ -2,6 +2,8 @@
 
 with Browser() as browser: page = browser.open(path); page.js("document.title"); page.click("#clear"); page.errors
 Speaks the DevTools protocol over a pipe (--remote-debugging-pipe), so that nothing has to be installed but Chromium.
+With SPEEDRUN_AXE=.../axe.min.js (npm install axe-core) every page that a test opens is also checked by axe, WCAG 2.2 AA
+and its best practices, in its light and its dark theme.
 """
 
 import json
@@ -17,6 +19,9 @@ import pytest
 
 from bench.report.png import CHROMIUM
 
+AXE = os.environ.get("SPEEDRUN_AXE")
+AUDIT = "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations.map((rule) => rule.id + ': '"
+AUDIT += " + rule.help + ': ' + rule.nodes.map((node) => node.target.join(' ') + ' ' + node.failureSummary.slice(0, 300)).slice(0, 5).join(', ')))"
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium to open a page")
 FLAGS = (
     "--headless=new",
@@ -73,16 +78,18 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.call(f"{domain}.enable")
         page.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        page.call(
-            "Emulation.setEmulatedMedia",
-            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
-        )
+        page.theme(dark)
         page.call("Page.navigate", url=str(path) if "://" in str(path) else Path(path).resolve().as_uri())
         self.wait_for(
             lambda: any(
                 event["method"] == "Page.loadEventFired" and event.get("sessionId") == session for event in self._events
             )
         )
+        if AXE:
+            for is_dark in (not dark, dark):
+                page.theme(is_dark)
+                theme, found = "dark" if is_dark else "light", page.violations()
+                assert not found, "\n".join([f"{path}, {theme}, {width} px:", *found])
         return page
 
     def call(self, method, session=None, **params):
@@ -125,6 +132,16 @@ class Page:
 
     def call(self, method, **params):
         return self._browser.call(method, self._session, **params)
+
+    def theme(self, dark):
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def violations(self):
+        """What axe finds wrong: a sentence for each rule, with the elements."""
+        if not self.js("typeof axe === 'object'"):
+            self.call("Runtime.evaluate", expression=Path(AXE).read_text())
+        return self.js(AUDIT)
 
     def js(self, expression):
         """Value of a JavaScript expression; a promise is waited for."""

@@ -106,7 +106,7 @@ def planted(tmp_path_factory):
     repo, results = folder / "repo", folder / "results"
     commits = repository(repo, [1] * 20)
     words = [*SETTINGS, f"script.root={repo}", f"script.rev={commits[0]}"]
-    done = real_runs.bench(results, "run", *words, SPEEDRUN_DATA=str(folder / "data"))
+    done = real_runs.bench(results, "run", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     (first,) = real_runs.folders(results)
     chance = random.Random(0)
@@ -210,7 +210,6 @@ def test_the_actions_steps_race_a_slower_head_comment_and_fail(tmp_path):
         env = {name: filled(value, outputs) for name, value in step.get("env", {}).items()}
         env |= {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(summary), "GITHUB_REPOSITORY": "o/r"}
         env |= {"PATH": f"{temp}:{os.environ['PATH']}", "SPEEDRUN_PYTHON": sys.executable}
-        env |= {"SPEEDRUN_DATA": str(tmp_path / "data")}
         script = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
         done = subprocess.run(script, cwd=repo, env=os.environ | env, capture_output=True, text=True)
         codes[step["name"]] = done.returncode
@@ -222,6 +221,9 @@ def test_the_actions_steps_race_a_slower_head_comment_and_fail(tmp_path):
     assert comment.startswith("<!-- speedrun -->\n# Race: B against A\n\nverdict: ") and "<details>" in comment
     assert str(repo) not in comment and summary.read_text() == comment
     assert "-X POST repos/o/r/issues/7/comments -F body=@speedrun/comment.md" in (temp / "gh.log").read_text()
+    page = (repo / "speedrun" / "race.html").read_text()
+    links = set(re.findall(r'href="(results/[^"]*)"', page))
+    assert len(links) == 6 and all((repo / "speedrun" / link).is_file() for link in links)
     assert {path.name for path in (repo / "speedrun").iterdir()} >= {"race.html", "index.html", "badge.svg", "results"}
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from bench.base import change_points, stats
 from bench.base.change_points import Change
+from bench.base.paths import user_path
 from bench.base.reading import plain_file, yaml_file
 from bench.machine import git
 from bench.record import configs, run_folder
@@ -112,7 +113,7 @@ def _commit_of(row: ListedRow) -> str | None:
     script = configs.group(row["config"], "script")
     if script.get("script.root") or script.get("script.path"):
         return script.get("script.rev")
-    if row["commit"] is None or run_folder.read(row["folder"])["code"].get("dirty"):
+    if row["commit"] is None or run_folder.read(user_path(row["folder"]))["code"].get("dirty"):
         return None
     return row["commit"]
 
@@ -141,9 +142,10 @@ def _series(runs: Sequence[tuple[int, ListedRow]], commits: Sequence[Commit], me
         for number, mean in means.items()
     ]
     _, newest = max(runs, key=lambda run: run[1]["started_at"] or "")
-    name = ", ".join(filter(None, [newest["model"], newest["optim"], f"track {newest['track']}"]))
+    optim = None if newest["optim"] == "unknown" else newest["optim"]
+    name = ", ".join(filter(None, [newest["model"], optim, f"track {newest['track']}"]))
     machine = ", ".join(filter(None, [newest["device"], f"torch {newest['torch']}" if newest["torch"] else ""]))
-    typed = yaml_file.parsed(plain_file.text(Path(newest["folder"]) / "overrides.yaml", yaml_file.MAX_BYTES), "")
+    typed = yaml_file.parsed(plain_file.text(user_path(newest["folder"]) / "overrides.yaml", yaml_file.MAX_BYTES), "")
     return Series(name, machine, measure, points, change_points.find([*means.values()]), list(map(str, typed or ())))
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from bench.web.page import Safe, tag
 
-MAX_SHADE_PCT = 60  # of the colour in a cell: text on it stays readable, dark and light
+MAX_SHADE_PCT = 50  # of the colour in a cell: text on it stays readable, dark and light
 ROW_PX, HEAD_PX = 34, 90  # of a picture
 
 

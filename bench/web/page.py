@@ -54,7 +54,7 @@ def table(
         tag("tr", *(_cell(cell, is_right) for cell, is_right in itertools.zip_longest(row, right, fillvalue=False)))
         for row in map(list, rows)
     ]
-    top = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in head))) if head else ""
+    top = tag("thead", tag("tr", *(tag("th", word, scope="col") if word else tag("td") for word in head))) if head else ""
     body = tag("table", tag("caption", caption) if caption else "", top, tag("tbody", *lines), class_=class_)
     return tag("div", body, class_="scroll", tabindex="0")  # wide tables scroll by themselves, also by keyboard
 
@@ -86,7 +86,7 @@ def tiles(facts: Iterable[tuple[str, object]]) -> Safe:
 def figure(chart: Mapping[str, Any]) -> Safe:
     """The slot of a chart spec (bench/web/chart.py); its data travel in the page's JSON."""
     label = f"{chart['title']}. {chart['caption']}"
-    slot = tag("div", class_="chart", data_chart=chart["id"], tabindex="0", role="img", aria_label=label)
+    slot = tag("div", class_="chart", data_chart=chart["id"], tabindex="0", role="group", aria_label=label)
     hint = tag("noscript", "The chart needs scripts; the numbers are in the tables and in the run's csv files.")
     return tag("figure", tag("figcaption", tag("b", chart["title"]), " ", tag("span", chart["caption"])), slot, hint)
 

@@ -61,7 +61,7 @@
   const table = new Tabulator("#runs", {
     data: rows, index: "key", layout: "fitColumns", nestedFieldSeparator: false, maxHeight: Math.max(360, innerHeight * 0.72), selectableRows: "highlight", selectableRowsPersistence: true,
     columns: [
-      { formatter: "rowSelection", headerSort: false, width: 44, minWidth: 44, hozAlign: "center", title: "" },
+      { formatter: "rowSelection", headerSort: false, width: 44, minWidth: 44, hozAlign: "center", title: "tick" },
       { title: "runs", field: "short", formatter: card, visible: narrow.matches, headerSort: false, minWidth: 200, variableHeight: true },
       ...fields.map((field) => Object.assign(column(field), { visible: isShown(field) })),
     ],
@@ -225,6 +225,7 @@
         table.setSort(one.getField(), state.sort[0].column === one.getField() && state.sort[0].dir === "asc" ? "desc" : "asc");
       });
     }
+    document.querySelector("#runs .tabulator-tableholder").removeAttribute("tabindex"); // its cells take the focus, and a grid has only rows
     search();
     arrange();
     tick();
