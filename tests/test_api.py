@@ -157,7 +157,7 @@ def test_an_answer_in_a_notebook_is_a_page_of_its_own(raced):
 @needs_browser
 def test_a_notebooks_page_draws_its_charts(raced, tmp_path):
     path = tmp_path / "cell.html"
-    path.write_text(f"<!DOCTYPE html><title>cell</title>{api.compare(*raced)._repr_html_()}")
+    path.write_text(f"<!DOCTYPE html><html lang=en><title>cell</title><main>{api.compare(*raced)._repr_html_()}</main>")
     with Browser() as browser:
         page = browser.open(path)
         page.until("document.querySelector('iframe').contentDocument.querySelectorAll('.uplot canvas').length >= 2")

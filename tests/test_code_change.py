@@ -104,7 +104,7 @@ def test_in_words_the_files_come_with_their_lines_and_the_patch_on_request():
     assert words.splitlines()[2:] == expected
     shown = Columns(verdicts.source(change))
     assert shown.text(False).endswith("\n\n+a\\x1b[31m\n-b\n")  # no escape sequence reaches the terminal
-    assert "````diff\n+a\\x1b[31m" in shown.text(True) and "<pre>+a" in shown.html()
+    assert "````diff\n+a\\x1b[31m" in shown.text(True) and '<pre tabindex="0">+a' in shown.html()
     assert verdicts.source(None) == []
     unknown = {"files": [], "patch": "", "is_cut": False, "unknown": "why"}
     assert Columns(verdicts.source(unknown)).text(False).endswith("unknown: why")

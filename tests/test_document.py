@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from browser import Browser, needs_axe, needs_browser
 from kept_records import EVIL
 
 from bench.web import document
@@ -91,3 +92,15 @@ def test_foreign_text_does_nothing_in_any_form():
     inside, _, after = verbatim.partition("\n````\n")  # a fence is a line of its own, or it is not closed
     assert "<script" not in (before + after).replace("\\<", "").lower() and inside and "and 1 more" in after
     assert evil.markdown().count("````") == 2
+
+
+@needs_browser
+@needs_axe
+def test_axe_passes_a_document_and_finds_an_empty_head_and_dark_words(answer, tmp_path):
+    page, spoilt = tmp_path / "page.html", tmp_path / "spoilt.html"
+    page.write_text(answer.html())
+    spoilt.write_text(answer.html().replace(">name</th>", "></th>").replace("<h1", '<h1 style="color: #333"'))
+    with Browser() as browser:
+        assert browser.open(page).violations() == []
+        with pytest.raises(AssertionError, match=r"(?s)color-contrast: .*empty-table-header: "):
+            browser.open(spoilt)

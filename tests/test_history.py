@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import real_runs
 import yaml
+from browser import Browser, needs_browser
 from real_runs import REPO, git
 
 from bench.base import change_points
@@ -233,3 +234,15 @@ def test_gitlabs_template_and_the_action_call_the_same_script():
     lines = [line for line in [*job["script"], *(step["run"] for step in own)] if ".ci/watch" in line]
     assert len(lines) == 2 and all(".ci/watch" in line and '"${settings[@]}" || code=$?' in line for line in lines)
     assert job["script"][-1] == 'exit "$code"' and all("$" not in name for name in job["artifacts"]["paths"])
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "dark"), [(400, True), (1300, False)])
+def test_the_page_shows_the_newest_change_first_and_does_not_scroll_sideways(planted, tmp_path, width, dark):
+    page = tmp_path / "index.html"
+    shown(planted, "--html", str(page))
+    with Browser() as browser:
+        opened = browser.open(page, width=width, dark=dark)
+        assert opened.js("document.querySelector('.verdict .badge').textContent") == "slower"
+        assert opened.js("document.querySelectorAll('.uplot canvas').length") == 1 and not opened.errors
+        assert opened.js("document.documentElement.scrollWidth") == width

@@ -208,8 +208,29 @@ def test_a_word_that_means_nothing_is_refused(word, words):
 
 
 def test_the_examples_of_the_help_can_be_raced():
-    examples = [shlex.split(line) for line in race.__doc__.splitlines() if line.startswith("    ./run.sh race A")]
-    assert len(examples) == 3
+    commands = [line.strip().partition("   ")[0] for line in race.__doc__.splitlines() if "./run.sh race " in line]
+    examples = [shlex.split(command)[2:] for command in commands[1:] if "--from-sweep" not in command]
+    assert len(examples) == 4
     for words in examples:
-        for arm in race_request.parse_request([word for word in words if "=" in word])["arms"].values():
+        own = words[: words.index("--fail-on")] if "--fail-on" in words else words
+        arms = race_request.parse_request(own)["arms"]
+        assert list(arms) == ["A", "B"]
+        for arm in arms.values():
             compose.compose(arm["overrides"])
+
+
+@pytest.mark.parametrize(
+    ("words", "revs"),
+    [("HEAD~1 HEAD", {"A": "HEAD~1", "B": "HEAD"}), ("n=3 v1 v2 v3 track=free", {"A": "v1", "B": "v2", "C": "v3"})],
+)
+def test_revisions_alone_are_arms_in_their_order(words, revs):
+    arms = race_request.parse_request(words.split())["arms"]
+    assert {name: arm["rev"] for name, arm in arms.items()} == revs
+
+
+def test_a_revision_with_a_script_is_one_of_the_scripts_own_repository():
+    arms = race_request.parse_request(["HEAD~1", "v2", "script=train.py"])["arms"]
+    assert arms["A"] == {"overrides": ["script=train.py", "script.root=.", "script.rev='HEAD~1'"], "rev": None}
+    assert arms["B"] == {"overrides": ["script=train.py", "script.root=.", "script.rev=v2"], "rev": None}
+    with pytest.raises(ValueError, match="'HEAD': write key=value, or A=... for an arm"):
+        race_request.parse_request(["HEAD", "B=optim=muon"])

@@ -60,7 +60,9 @@ class Answer:
 
     def _repr_html_(self) -> str:
         style = f"width:100%;height:{PAGE_PX}px;border:0"
-        return f'<iframe style="{style}" srcdoc="{html.escape(self._page().html())}"></iframe>'
+        page = self._page()
+        srcdoc, title = html.escape(page.html()), html.escape(page.title)
+        return f'<iframe style="{style}" title="{title}" srcdoc="{srcdoc}"></iframe>'
 
     def _repr_markdown_(self) -> str:
         return self.to_markdown()

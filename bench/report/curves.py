@@ -219,7 +219,9 @@ def page_of(index: Mapping[str, Any], back: str | None = None, assets: str | Non
     ]
     heads = ("run", "val_loss", "train, s", "", "line", "status")
     table = tag(
-        "table", tag("thead", tag("tr", *(tag("th", head, scope="col") for head in heads))), tag("tbody", id="chosen")
+        "table",
+        tag("thead", tag("tr", *(tag("th", head, scope="col") if head else tag("td") for head in heads))),
+        tag("tbody", id="chosen"),
     )
     search = tag("label", "Search ", tag("input", type="search", id="search", placeholder="part of an id, name, race"))
     add, clear = (tag("button", text, type="button", id=key) for text, key in (("Add", "add"), ("Clear", "clear")))

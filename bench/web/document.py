@@ -279,7 +279,7 @@ class Verbatim:
         return f"````{self.language}\n{printable.replace('````', '')}{end}````" if is_md else printable
 
     def html(self) -> Safe:
-        return tag("pre", self.content)
+        return tag("pre", self.content, tabindex="0")  # a long one scrolls
 
 
 @dataclass(frozen=True)

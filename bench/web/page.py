@@ -54,7 +54,8 @@ def table(
         tag("tr", *(_cell(cell, is_right) for cell, is_right in itertools.zip_longest(row, right, fillvalue=False)))
         for row in map(list, rows)
     ]
-    top = tag("thead", tag("tr", *(tag("th", word, scope="col") if word else tag("td") for word in head))) if head else ""
+    heads = (tag("th", word, scope="col") if word else tag("td") for word in head)  # an empty head is none
+    top = tag("thead", tag("tr", *heads)) if head else ""
     body = tag("table", tag("caption", caption) if caption else "", top, tag("tbody", *lines), class_=class_)
     return tag("div", body, class_="scroll", tabindex="0")  # wide tables scroll by themselves, also by keyboard
 

@@ -39,7 +39,7 @@
     const { n, first } = ofGroup(members);
     const others = count - n ? ", " + (count - n) + " not counted" : "";
     const button = make("button", { type: "button", "data-group": key, "aria-expanded": String(group.isVisible()) }, key < 0 ? "damaged records" : first.name || "unnamed", " ", make("code", {}, first.config_id || ""));
-    const head = make("span", { class: "group" }, button, make("span", { class: "soft" }, [" n = " + n + others, first.device, first.source && "code " + first.source].filter(Boolean).join(" · ")));
+    const head = make("span", { class: "group", role: "gridcell" }, button, make("span", { class: "soft" }, [" n = " + n + others, first.device, first.source && "code " + first.source].filter(Boolean).join(" · ")));
     if (narrow.matches) head.append(make("div", { class: "soft" }, HEADLINE.filter((field) => meanWords(field, members)).map((field) => field + " " + meanWords(field, members)).join(", ")));
     return head;
   }
@@ -211,6 +211,7 @@
     save(true);
   });
   table.on("rowSelectionChanged", (found) => isRestoring || ticked(found));
+  table.on("renderComplete", () => document.querySelectorAll("#runs .tabulator-group").forEach((one) => one.setAttribute("role", "row")));
   table.on("groupVisibilityChanged", (group, isVisible) => {
     const button = document.querySelector('#runs [data-group="' + group.getKey() + '"]');
     if (button) button.setAttribute("aria-expanded", String(isVisible));
