@@ -21,7 +21,7 @@ from bench.api import judging
 from bench.base import atomic, utc
 from bench.claims.rules import rulebook
 from bench.cli import race
-from bench.config import compose, near, resolve, schema, stages
+from bench.config import compose, identity, resolve, schema, stages
 from bench.config.resolve import deviations_of
 from bench.machine import environment
 from bench.machine.signals import Interrupted
@@ -121,7 +121,7 @@ class Results:
             self.folder,
             of_run.track.name,
             of_run.name,
-            schema.config_id(of_run),
+            identity.config_id(of_run),
             seed,
             BEGIN + timedelta(minutes=minute),
         )
@@ -130,7 +130,7 @@ class Results:
             "name": of_run.name,
             "track": of_run.track.name,
             "seed": seed,
-            "config_id": schema.config_id(of_run),
+            "config_id": identity.config_id(of_run),
             "started_at": at(minute),
             "heartbeat_at": at(minute),
             "ended_at": at(minute, train_s + 20),
@@ -158,7 +158,7 @@ class Results:
         if change:
             change(run)
         run["comparability_id"] = environment.comparability_id(run)
-        run["ledger_sha256"] = self._ledger(ledger.started, at(minute), folder, run, near.shape(of_run))
+        run["ledger_sha256"] = self._ledger(ledger.started, at(minute), folder, run, identity.shape(of_run))
         if status == "killed":
             return folder
         losses = losses or {0: 5.6, 60: 3.2, NUM_STEPS: val_loss}
@@ -270,7 +270,7 @@ class Racers:
         run = run_folder.read_raw(BASE)
         return {
             "name": of_run.name,
-            "config_id": schema.config_id(of_run),
+            "config_id": identity.config_id(of_run),
             "track": of_run.track.name,
             "deviations": list(_composed(tuple(overrides))[1]),
             "source_sha256": ("41" * 64)[:64],

@@ -14,7 +14,7 @@ from bench.base import utc
 from bench.claims import claim
 from bench.claims.rules import records
 from bench.cli import judge
-from bench.config import near, schema
+from bench.config import identity, schema
 from bench.plans.race import plan, planning
 from bench.record import ledger, line_count
 
@@ -233,7 +233,7 @@ def test_tries_of_another_day_and_of_other_code_are_others(results):
 
 
 def test_of_an_older_ledger_the_folders_say_what_was_tried_and_without_them_it_is_unknown(results, monkeypatch, capsys):
-    monkeypatch.setattr(near, "shape", lambda config, shape=near.shape: {})
+    monkeypatch.setattr(identity, "shape", lambda config, shape=identity.shape: {})
     tried = results.add(1, val_loss=3.4, overrides=["optim.eps=1.001e-8"])
     folders = three(results)
     monkeypatch.undo()

@@ -9,7 +9,7 @@ from comparing import FAILED, a_run, compare, compare_arms, raced
 
 from bench.base import stats
 from bench.compare import target, wording
-from bench.config import compose, schema
+from bench.config import compose, identity
 
 FAST = [10.00, 10.01, 9.99, 10.02, 9.98]  # mean of logs ln 10 within 1e-6, CV 0.158 %
 SLOW = [10.50, 10.51, 10.49, 10.52, 10.48]
@@ -123,10 +123,10 @@ def test_equivalent_is_inside_the_margin_of_the_plan_or_of_the_track():
 
 def test_a_margin_changes_no_config_id():
     config = compose.compose(["track=cpu_nano"])
-    config_id = schema.config_id(config)
+    config_id = identity.config_id(config)
     assert config.track.rules.equivalence_margin_pct == target.rules_of("cpu_nano").equivalence_margin_pct == 0.5
     config.track.rules.equivalence_margin_pct = 2.0
-    assert schema.config_id(config) == config_id
+    assert identity.config_id(config) == config_id
 
 
 def test_equal_arms_with_little_spread_are_equivalent_and_with_much_inconclusive():

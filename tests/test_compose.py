@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from bench.base.paths import REPO
-from bench.config import compose, groups, resolve, schema, typed
+from bench.config import compose, groups, identity, resolve, schema, typed
 from bench.config.resolve import deviations_of
 from bench.launch.prepare import prepare
 from models.schedules import cosine
@@ -84,7 +84,7 @@ def test_one_instrument_more_or_less_is_the_list_that_has_it():
     assert more.instruments == listed.instruments | {
         "memory_history": listed.instruments["memory_history"] | {"first_step": 5}
     }
-    assert schema.config_id(compose.compose(["+instruments=[memory_history,trace]"])) == schema.config_id(
+    assert identity.config_id(compose.compose(["+instruments=[memory_history,trace]"])) == identity.config_id(
         compose.compose([f"instruments=[{','.join([*usual, 'memory_history', 'trace'])}]"])
     )
     assert list(compose.compose(["~instruments=telemetry"]).instruments) == [one for one in usual if one != "telemetry"]
@@ -206,7 +206,7 @@ def test_a_kept_config_of_the_first_version_loads_with_its_id(path):
     assert config.optim.schedule.warmup_frac == raw["optim"]["warmup_frac"]
     assert config.optim.lr == raw["optim"]["lr"] and not hasattr(config.optim, "muon_lr")
     recorded = json.loads((path.parent / "run.json").read_text())["config_id"]
-    assert schema.config_id(config) == {"48623a63": "90007464"}.get(recorded, recorded)
+    assert identity.config_id(config) == {"48623a63": "90007464"}.get(recorded, recorded)
     assert schema.upgraded(schema.to_dict(config)) == schema.to_dict(config)
 
 
@@ -220,7 +220,7 @@ def test_a_flat_muon_config_loads_with_its_settings():
 def test_no_change_of_the_settings_layout_may_change_an_id():
     """Of config_id's first version: what an old record and a new run of the same settings share."""
     found = {
-        name: schema.config_id(
+        name: identity.config_id(
             resolve.resolve(compose.compose([f"optim={name}", "optim.fused=null"]), schema.Machine(0, 2), 257)
         )
         for name in ("adamw", "muon")
@@ -229,7 +229,7 @@ def test_no_change_of_the_settings_layout_may_change_an_id():
 
 
 def id_of(*words):
-    return schema.config_id(resolve.resolve(compose.compose(list(words)), schema.Machine(0, 2), 257))
+    return identity.config_id(resolve.resolve(compose.compose(list(words)), schema.Machine(0, 2), 257))
 
 
 def test_todays_default_with_adamws_loop_is_a_repeat_of_the_published_runs():
@@ -249,5 +249,5 @@ def test_an_exporter_and_what_is_outside_the_timed_region_change_no_id():
 
 
 def test_what_is_untimed_is_a_setting_of_an_instrument():
-    for name, untimed in schema.UNTIMED.items():
+    for name, untimed in identity.UNTIMED.items():
         assert set(untimed) <= set(yaml.safe_load(compose.path_of("instruments", name).read_text())[name])

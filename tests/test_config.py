@@ -4,9 +4,10 @@ import copy
 
 import pytest
 
-from bench.config import compose, near, schema, stages
+from bench.config import compose, identity, schema, stages
+from bench.config.identity import config_id
 from bench.config.resolve import resolve
-from bench.config.schema import Config, Machine, build, config_id, to_dict
+from bench.config.schema import Config, Machine, build, to_dict
 
 LAPTOP, NODE = Machine(num_gpus=0, num_cpus=8), Machine(num_gpus=8, num_cpus=64)
 
@@ -213,25 +214,25 @@ def test_runs_that_differ_only_in_name_and_seed_share_their_config_id(values):
 
 
 def test_the_shape_of_a_config_is_all_but_its_floats_and_these_are_compared_one_by_one(values):
-    one = near.shape(build(Config, values))
-    assert one == near.shape(build(Config, values | {"name": "other", "seed": 7}))
+    one = identity.shape(build(Config, values))
+    assert one == identity.shape(build(Config, values | {"name": "other", "seed": 7}))
     assert values["optim"]["lr"] in one["floats"]
 
     def changed(**optim):
-        return near.shape(build(Config, values | {"optim": values["optim"] | optim}))
+        return identity.shape(build(Config, values | {"optim": values["optim"] | optim}))
 
     lr = values["optim"]["lr"]
     close, far = changed(lr=lr * 1.009), changed(lr=lr * 1.02)
     assert close["shape_id"] == far["shape_id"] == one["shape_id"] and close != one
-    assert (near.are_near(one, close), near.are_near(one, far)) == (True, False)
-    other = near.shape(build(Config, values | {"goal": values["goal"] | {"num_steps": 7}}))
-    assert other["shape_id"] != one["shape_id"] and not near.are_near(one, other)
+    assert (identity.are_near(one, close), identity.are_near(one, far)) == (True, False)
+    other = identity.shape(build(Config, values | {"goal": values["goal"] | {"num_steps": 7}}))
+    assert other["shape_id"] != one["shape_id"] and not identity.are_near(one, other)
 
 
 def test_numbers_within_a_scripts_arguments_are_floats_of_its_config():
     words = ["--lr=0.01", "--eps 1e-8", "--n=3", "a12e5f"]
     floats = {}
-    assert near._without_floats(words, "", floats) == ["--lr=", "--eps ", "--n=3", "a12e5f"]
+    assert identity._without_floats(words, "", floats) == ["--lr=", "--eps ", "--n=3", "a12e5f"]
     assert list(floats.values()) == [0.01, 1e-8]
 
 

@@ -15,7 +15,7 @@ import scripted
 
 from bench.base.paths import REPO
 from bench.base.reading import yaml_file
-from bench.config import compose, schema
+from bench.config import compose, identity, schema
 from bench.launch import after_race, prepare
 from bench.launch.script import script_look, trace_files
 from bench.record import failures, run_folder
@@ -195,7 +195,7 @@ def test_a_run_that_profiles_itself_is_not_looked_at():
 
 def test_a_look_is_no_part_of_the_config_id():
     ids = {
-        schema.config_id(compose.compose(["track=cpu_nano", "hardware=cpu", word]))
+        identity.config_id(compose.compose(["track=cpu_nano", "hardware=cpu", word]))
         for word in ("look=on", "look=off", "look=auto")
     }
     assert len(ids) == 1

@@ -12,7 +12,7 @@ import yaml
 from rank_forks import ranks_of
 
 import models
-from bench.config import compose, schema
+from bench.config import compose, identity, schema
 from bench.training import distributed
 from models import optimizers
 from models.muon_update import Muon, newton_schulz, newton_schulz_stacked, share_out
@@ -211,7 +211,7 @@ def test_a_row_of_the_table_is_checked_like_any_setting(word, message):
 
 def test_a_row_of_the_table_is_part_of_the_config_and_its_id(tmp_path):
     config, other = (compose.compose(["optim=groups", *words]) for words in ([], ["optim.groups.head.lr=0.004"]))
-    assert schema.config_id(config) != schema.config_id(other)
+    assert identity.config_id(config) != identity.config_id(other)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(schema.to_dict(other)))
     assert schema.read(tmp_path) == other and other.optim.groups["head"].lr == 0.004
     assert compose.compose(["optim=groups", "optim.groups.head=null"]).optim.groups["head"] is None
@@ -423,14 +423,14 @@ def test_a_new_optimizer_is_one_file_and_one_yaml(tmp_path):
     (tmp_path / "conf" / "optim" / "mixed.yaml").write_text(yaml)
     program = (
         "import sys\n"
-        "from bench.config import compose, schema\n"
+        "from bench.config import compose, identity, schema\n"
         "for override in ('optim.mix=2', 'optim.muon_lr=0.1'):\n"
         "    try:\n"
         "        compose.compose(['optim=mixed', override])\n"
         "    except ValueError as error:\n"
         "        print(error)\n"
         "config = compose.compose(['optim=mixed', 'optim.mix=1', 'optim.schedule.warmup_frac=0.1'])\n"
-        "print('torch' in sys.modules, config.optim.mix, len(schema.config_id(config)))\n"
+        "print('torch' in sys.modules, config.optim.mix, len(identity.config_id(config)))\n"
         "import models\n"
         "model = models.load('gpt2')(64, 16, 2, 2, 32)\n"
         "print(type(config.optim.build(model, 0, 1, 'cpu')).__name__)\n"

@@ -18,7 +18,7 @@ from bench.base.paths import REPO
 from bench.claims.rules import runs
 from bench.cli import init
 from bench.cli.main import main
-from bench.config import compose, groups, resolve, schema, user_code
+from bench.config import compose, groups, identity, resolve, schema, user_code
 from bench.data.sources import datasets
 from bench.launch import own_model, prepare
 from bench.machine import code_state
@@ -148,7 +148,7 @@ def test_the_arguments_of_a_model_are_free_and_part_of_the_config_id(project):
 
     config = config_of("model.args.mlp_ratio=2", "model.args.rope.base=500")
     assert config.model.args == {"mlp_ratio": 2, "rope": {"base": 500}} and config.name == "MyModel-adamw"
-    assert schema.config_id(config) != schema.config_id(config_of())
+    assert identity.config_id(config) != identity.config_id(config_of())
     with pytest.raises(ValueError, match=r"unknown setting model\.argz\.x=1"):
         compose.compose(["model.argz.x=1"])
     with pytest.raises(
@@ -173,7 +173,7 @@ def test_an_own_optimizer_and_schedule_are_settings_like_the_programs_own(projec
     write(project / "conf/optim/clash.yaml", "defaults: [schedule: constant]\nname: clash.py:Config\nlr: 0.1\n")
     groups._by_group.cache_clear()
     with pytest.raises(ValueError, match="optim.warmup_frac: the optimizer and its schedule both have it"):
-        schema.config_id(compose.compose(["optim=clash"]))
+        identity.config_id(compose.compose(["optim=clash"]))
     with pytest.raises(ValueError, match="Other must extend the dataclass Config of models.optimizers"):
         compose.compose(["optim=mine", "optim.name=opt.py:Other"])
 

@@ -8,7 +8,7 @@ import torch
 from rank_forks import ranks_of
 from test_run import numbers
 
-from bench.config import compose, schema
+from bench.config import compose, identity
 from bench.config.resolve import resolve
 from bench.config.schema import Machine
 from bench.data import shards
@@ -150,10 +150,10 @@ def test_one_process_has_nothing_to_reduce_and_keeps_its_config_id():
         return resolve(config, Machine(0, 4), 257)
 
     assert made("hardware.reducer=shard").hardware.reducer is None
-    assert schema.config_id(made("hardware.reducer=shard")) == schema.config_id(made())
+    assert identity.config_id(made("hardware.reducer=shard")) == identity.config_id(made())
     two = [made("hardware.num_processes=2", f"hardware.reducer={kind}") for kind in KINDS]
     assert [one.hardware.reducer for one in two] == [None, "plain", "shard"]
-    assert len({schema.config_id(one) for one in two}) == 3
+    assert len({identity.config_id(one) for one in two}) == 3
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 from staged import CPU, SMALL, TWO_STAGES, resolved, trained, trainer_of
 
 import models
-from bench.config import compose, resolve, schema, stages
+from bench.config import compose, identity, resolve, schema, stages
 from bench.config.resolve import deviations_of
 from bench.data.sources import datasets
 from bench.launch.prepare import prepare
@@ -136,16 +136,16 @@ def test_data_without_documents_cannot_be_aligned_to_them():
 
 def test_stages_are_part_of_the_id_and_what_they_leave_open_is_not():
     plain, same = resolved(*SMALL), resolved(*SMALL, "data.bos_aligned=false", "stages=[]")
-    assert schema.config_id(plain) == schema.config_id(same)
+    assert identity.config_id(plain) == identity.config_id(same)
     grows = "first_window_tokens:16,window_tokens:64"
     first, second = (resolved(*SMALL, f"stages=[{{{grows}{word}}}]") for word in ("", ",window_rounding:down"))
-    assert schema.config_id(first) == schema.config_id(second)
+    assert identity.config_id(first) == identity.config_id(second)
     first, second = (resolved(*SMALL, f"stages=[{{until_step:{end},batch_tokens:512}},{{}}]") for end in (2, 3))
-    assert len({schema.config_id(one) for one in (plain, first, second)}) == 3
+    assert len({identity.config_id(one) for one in (plain, first, second)}) == 3
     assert schema.build(schema.Config, schema.to_dict(first)) == first  # as a worker reads it
     text = "".join(map(str, schema.to_dict(first)["stages"]))
     assert "None" in text  # of what a later version adds a null must not be hashed either
-    assert schema.config_id(first) == schema.config_id(_with_new_null(first))
+    assert identity.config_id(first) == identity.config_id(_with_new_null(first))
 
 
 def _with_new_null(config):

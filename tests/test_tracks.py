@@ -12,7 +12,7 @@ from bench.claims import leaderboard
 from bench.claims.rules import rulebook, runs
 from bench.cli import table
 from bench.compare import target
-from bench.config import compose, resolve, schema
+from bench.config import compose, identity, resolve, schema
 from bench.config.resolve import deviations_of
 from bench.report.site import record_chart
 
@@ -59,12 +59,12 @@ def test_the_published_runs_keep_their_id_and_division():
         config = schema.read(folder.parent)
         run = json.loads((folder.parent / "run.json").read_text())
         config.track.rules.implausible_val_loss = compose.compose(["track=cpu_nano"]).track.rules.implausible_val_loss
-        assert run["config_id"] in schema.config_ids(config) and deviations_of(config) == run["deviations"]
+        assert run["config_id"] in identity.config_ids(config) and deviations_of(config) == run["deviations"]
 
 
 def test_how_often_a_run_is_repeated_changes_no_config_id():
     once, often = (asked("track=cpu_nano", f"track.repeats={n}", machine=LAPTOP, vocab_size=257) for n in (1, 7))
-    assert schema.config_id(once) == schema.config_id(often) == "91fa142f"
+    assert identity.config_id(once) == identity.config_id(often) == "91fa142f"
 
 
 def test_a_run_that_is_repeated_more_or_less_often_still_counts():

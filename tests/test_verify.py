@@ -8,7 +8,7 @@ import pytest
 
 from bench.base import atomic
 from bench.cli import verify
-from bench.config import schema
+from bench.config import identity, schema
 from bench.record import run_folder, step_files, validity, verification
 from bench.record.verification import RunFiles
 
@@ -21,7 +21,7 @@ FAILED = RECORDS / "20261121T031501Z-gpt2-adamw-48623a63-s1"
 def folder(tmp_path):
     """A true record, its config_id that of today's settings (a kept one's may be that of settings as they were)."""
     run = run_folder.read_raw(COMPLETE)
-    config_id = schema.config_id(schema.read(COMPLETE))
+    config_id = identity.config_id(schema.read(COMPLETE))
     run["run_id"] = run["run_id"].replace(run["config_id"], config_id)
     run["config_id"] = config_id
     folder = shutil.copytree(COMPLETE, tmp_path / run["run_id"])

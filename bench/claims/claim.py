@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from bench.base.metric import goal_facts, of_goal
 from bench.compare import target
-from bench.config import compose, groups, near, schema
+from bench.config import compose, groups, identity, schema
 from bench.plans.race import state
 from bench.record import ledger, metrics, race_folder, run_folder, step_files
 from bench.record.rows import Row, row_of
@@ -168,7 +168,7 @@ class Claim:
         runs, claimed_names = self.ledger.runs, self.names
         configs, sources = {config for config, _ in self.kinds}, {source for _, source in self.kinds}
         days = {(runs[name]["start"].get("at") or "")[:10] for name in claimed_names if name in runs}
-        shapes = [near.shape(run.config) for run in self.runs]
+        shapes = [identity.shape(run.config) for run in self.runs]
         for name, entry in runs.items():
             start = entry["start"]
             race: Mapping[str, Any] = start["race"] or {}
@@ -183,7 +183,7 @@ class Claim:
                 shape = self._shape_of(name, start)
                 if shape is None:
                     others.unknown.append(name)
-                elif any(near.are_near(shape, claimed_shape) for claimed_shape in shapes):
+                elif any(identity.are_near(shape, claimed_shape) for claimed_shape in shapes):
                     (others.near_excused if self._is_no_part(name, race) else others.near).append(name)
         return others
 
@@ -192,7 +192,7 @@ class Claim:
         if "shape_id" in start:
             return dict(start)
         with contextlib.suppress(ValueError):
-            return near.shape(schema.read(self.ledger.results / name))
+            return identity.shape(schema.read(self.ledger.results / name))
         return None
 
     def _is_no_part(self, name: str, race: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.base.paths import REPO, results_root, shown, user_path
 from bench.cli import arguments, compare
-from bench.config import groups, schema
+from bench.config import groups, identity
 from bench.launch import allocation, console, ready
 from bench.launch.prepare import requested_config
 from bench.plans.race import arm_process, plan, planning, runner, state, worktrees
@@ -81,7 +81,7 @@ def check(argv: list[str]) -> None:
     for config in configs.values():
         planning.refuse_laxer(config.track.name, wanted)
     if not args.anyway:
-        planning.refuse_identical({name: {"config_id": schema.config_id(config)} for name, config in configs.items()})
+        planning.refuse_identical({name: {"config_id": identity.config_id(config)} for name, config in configs.items()})
 
 
 def _say(folder: Path, race: Race, args: argparse.Namespace) -> None:

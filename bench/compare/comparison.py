@@ -18,7 +18,7 @@ from bench.base.reading.damage import Damaged, reading_record
 from bench.compare import calibration, eligibility, questions, verdict
 from bench.compare.selection import Arm, called
 from bench.compare.verdict import Comparison, Difference
-from bench.config import schema
+from bench.config import identity, schema
 from bench.config.typed import leaves
 from bench.record import certificates, ledger, race_folder, run_folder, step_files, store
 from bench.record.rows import Row
@@ -234,7 +234,7 @@ def facts(
     """Of a record, its config.yaml and environment.json (None: unknown), each as it stands in its file."""
     if config is None:
         config = {"model": {"arch": run["model"]["arch"]}} | {name: run.get(name) for name in CONFIG_OF_RECORD}
-    config = {name: value for name, value in config.items() if name not in schema.UNHASHED}
+    config = {name: value for name, value in config.items() if name not in identity.UNHASHED}
     config |= {f"instruments.{name}": "on" for name in config.get("instruments") or ()}  # also those without settings
     if isinstance(config.get("track"), dict):  # its rules judge runs and change none
         config["track"] = {name: value for name, value in config["track"].items() if name != "rules"}

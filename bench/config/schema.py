@@ -1,7 +1,7 @@
 """Every setting as a typed dataclass: what a run is to do.
 
-bench/config/compose.py composes the values, bench/config/resolve.py fills what was left to the machine; `config_id()`
-names the result.  None means off, unknown or "derive it", never 0 or -1.
+bench/config/compose.py composes the values, bench/config/resolve.py fills what was left to the machine;
+bench/config/identity.py names the result.  None means off, unknown or "derive it", never 0 or -1.
 The comment of a field is its meaning, what null means last: bench/config/meanings.py reads it for `run --help KEY`.
 
 config.yaml's versions, all read by `read()`:
@@ -9,10 +9,7 @@ config.yaml's versions, all read by `read()`:
 2  optim has the settings of the chosen optimizer, optim.schedule those of its schedule; exporters are not instruments
 """
 
-import copy
 import dataclasses
-import hashlib
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -28,23 +25,7 @@ from models import optimizers
 from models.settings import NotNegativeInt, Positive, PositiveInt, Range, one_of
 from models.stages import Stage
 
-CONFIG_ID_CHARS = 8
-# Settings of instruments that touch nothing between the edges of the clock: {instrument: {setting: what is hashed in
-# its place}}, so that they change no config_id.  What is hashed is what the first published runs had; None is nothing.
-# All other settings of instruments are hashed.  Not read from the instruments' classes, because a record's id must be
-# found where one that it names is not installed.  Telemetry's are paces of a separate process.
-UNTIMED = {"telemetry": {"interval_ms": 100, "host_interval_ms": None}}
-UNHASHED = (
-    "name",
-    "seed",
-    "exporters",
-    "profile",
-    "look",
-    "checkpoint",
-    "resume",
-)  # they change no step that a run makes
 metric_name = Range(lambda name: bool(re.fullmatch(r"[a-z]\w*", name)), "a name of small letters, digits and _")
-REPEATS = 3  # hashed instead of track.repeats, which changes no run: what every track had when ids began
 GONE_RULES = ("forbidden_instruments", "num_runs")  # of track.rules in older records; num_runs is track.repeats now
 
 
@@ -358,55 +339,3 @@ def without_none(values: Any) -> Any:
     if not isinstance(values, dict):
         return values
     return {key: without_none(value) for key, value in values.items() if value is not None}
-
-
-def config_id(config: Config) -> str:
-    """First 8 hex digits of a sha256 over all that changes a run but its seed: runs that share it are repeats.
-
-    What is None is not hashed, what is UNTIMED is hashed as one value, and optim is hashed flat, as version 1 wrote it:
-    a setting that a later version adds or moves changes no id.
-    """
-    return config_ids(config)[0]
-
-
-def config_ids(config: Config) -> list[str]:
-    """config_id() of today and those that earlier versions gave the same config, the newest first."""
-    return list(dict.fromkeys(hash_of(_hashed(copy.deepcopy(settings))) for settings in _settings(config)))
-
-
-def hashed(config: Config) -> dict[str, Any]:
-    """The settings that config_id() hashes, a copy."""
-    return _hashed(copy.deepcopy(_settings(config)[0]))
-
-
-def _settings(config: Config) -> tuple[dict[str, Any], ...]:
-    """All settings as they are hashed today, and as earlier versions hashed them."""
-    as_asked = to_dict(config)
-    untimed = as_asked | {
-        "instruments": {name: chosen | UNTIMED.get(name, {}) for name, chosen in config.instruments.items()}
-    }
-    return untimed | {"track": as_asked["track"] | {"repeats": REPEATS}}, untimed, as_asked
-
-
-def _hashed(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings that config_id hashes; changes values in place."""
-    for name in UNHASHED:
-        del values[name]
-    del values["track"]["rules"]  # they judge runs and change none
-    for name in ("rendezvous", "rendezvous_timeout_s", "stall_timeout_s"):  # how long is waited changes no run
-        del values["hardware"][name]
-    if values.get("stages"):
-        values["stages"] = [without_none(stage) for stage in values["stages"]]
-    if values["optim"] is not None:
-        schedule = values["optim"].pop("schedule")
-        shared = schedule.keys() & values["optim"].keys() - {"name"}
-        if shared:  # of the user's own classes
-            raise ValueError(f"optim.{shared.pop()}: the optimizer and its schedule both have it: rename one")
-        values["optim"] = {**schedule, **values["optim"], "schedule": schedule["name"]}
-    return {key: without_none(value) for key, value in values.items() if value is not None}
-
-
-def hash_of(values: dict[str, Any]) -> str:
-    """As a config_id is made of hashed() settings."""
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:CONFIG_ID_CHARS]

@@ -15,7 +15,7 @@ import yaml
 from bench.base import atomic, credentials, private, utc
 from bench.base.metric import goal_facts
 from bench.base.paths import REPO
-from bench.config import compose, groups, near, schema, user_code
+from bench.config import compose, groups, identity, schema, user_code
 from bench.data.sources import datasets
 from bench.data.sources.source import data_root
 from bench.launch.prepare import Job
@@ -40,7 +40,7 @@ def folder_of(config: schema.Config, run: dict[str, Any], results: Path) -> Path
         folder = run_folder.new_folder(results, config.track.name, str(config.name), run["config_id"], config.seed)
         run["run_id"] = folder.name
         atomic.reserve(folder)  # first: a disk on which this does not fit takes no run
-        run["ledger_sha256"] = ledger.started(results, folder, cast(Record, run), near.shape(config))
+        run["ledger_sha256"] = ledger.started(results, folder, cast(Record, run), identity.shape(config))
         atomic.write_json(folder / "run.json", run)
     except OSError as error:
         with contextlib.suppress(OSError):

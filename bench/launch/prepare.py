@@ -12,7 +12,7 @@ from typing import Any
 from bench.base import credentials, private
 from bench.base.metric import VAL_BPB
 from bench.base.paths import CODE, REPO, user_path
-from bench.config import compose, resolve, schema, stages, user_code
+from bench.config import compose, identity, resolve, schema, stages, user_code
 from bench.config.resolve import deviations_of
 from bench.data.sources import datasets
 from bench.launch import own_model
@@ -40,7 +40,7 @@ class Job:
 
     @property
     def config_id(self) -> str:
-        return schema.config_id(self.config)
+        return identity.config_id(self.config)
 
     @property
     def data_bytes(self) -> int:

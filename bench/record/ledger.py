@@ -4,7 +4,7 @@ results/ledger.jsonl, a JSON object a line, only ever appended to:
     {"prev", "at", "counter", "number", "event", ..., "sha256"}      prev: the sha256 of the line before, null for the
            first; counter, number: the count of its lines (not there: of an older ledger)
     start  run ("<track>/<run_id>"), config_id, seed, source_sha256, identity_version (not there: 1), deviations,
-           race (None: in no race), shape_id and floats (bench.config.near.shape; not there: of an older ledger)
+           race (None: in no race), shape_id and floats (bench.config.identity.shape; not there: of an older ledger)
     end    run, status, validity, run_json_sha256, failure (its kind; not there: none, or of an older ledger)
     checkpoint  run, step, checkpoint_sha256      resume  the same, segment: the run goes on from it, and has no end yet
     plan   race_id, plan_sha256, baseline, arms     look  race_id, started, planned
@@ -200,7 +200,7 @@ def _text(line: Mapping[str, Any]) -> str:
 def started(results: Path | str, folder: Path | str, run: Record, shape: Mapping[str, Any] | None = None) -> str:
     """The start of a run whose folder was just made.  Returns the line's sha256, which run.json keeps.
 
-    shape: bench.config.near.shape() of its config.
+    shape: bench.config.identity.shape() of its config.
     """
     code = {"source_sha256": run["code"]["source_sha256"], "identity_version": run["code"].get("identity_version", 1)}
     facts = {"config_id": run["config_id"], "seed": run["seed"], "deviations": len(run["deviations"])}

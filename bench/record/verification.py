@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from bench.base import metric, private
 from bench.base.paths import REPO
 from bench.base.reading import damage, plain_file
-from bench.config import schema, stages
+from bench.config import identity, schema, stages
 from bench.record import outside_clock, printed_times, run_folder, shape, step_files, validity
 from bench.record.metrics import metrics, step_past_budget
 from bench.record.shape import Record, Section
@@ -130,7 +130,7 @@ def names_agree(files: RunFiles, run: Record) -> tuple[bool, str]:
 
 def config_id_is_that_of_the_config(files: RunFiles, run: Record) -> tuple[bool, str]:
     """config_id is the hash of config.yaml, as today or when it was written."""
-    ids = schema.config_ids(files.config)
+    ids = identity.config_ids(files.config)
     return run["config_id"] in ids, f"config.yaml gives {' or '.join(ids)}, the record says {run['config_id']}"
 
 

@@ -13,7 +13,7 @@ from bench.base.text_table import counted, some
 from bench.claims.claim import NOT_KNOWN, Claim, Judged, Kind, Run, has_target, standard
 from bench.claims.rules.records import judge_each
 from bench.compare import eligibility, target
-from bench.config import near, schema
+from bench.config import identity, schema
 from bench.config.resolve import deviations_of
 from bench.machine import code_state
 from bench.record import metrics, step_files
@@ -148,7 +148,7 @@ def no_run_was_left_out(claim: Claim) -> Judged:
     The evidence names what is not claimed, runs of the same config and other code too, with the files that differ.
     """
     others = claim.unclaimed()
-    close = f"with settings less than {100 * near.NEAR_FRAC:g} % from the claim's"
+    close = f"with settings less than {100 * identity.NEAR_FRAC:g} % from the claim's"
     names_by_kind = {
         "started and not claimed": others.dropped,
         f"started {close}, and not claimed": others.near,
@@ -280,7 +280,7 @@ def nothing_that_the_track_fixes_was_changed(claim: Claim) -> Judged:
 
 
 def _deviations(config: schema.Config) -> list[str]:
-    config_id = schema.config_id(config)
+    config_id = identity.config_id(config)
     if config_id not in _known_deviations:
         _known_deviations[config_id] = deviations_of(config)
     return _known_deviations[config_id]

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.base import atomic, text_table
 from bench.base.units import format_about_s
-from bench.config import schema
+from bench.config import identity
 from bench.launch import prepare
 from bench.launch.series import earlier_s
 from bench.plans.ladder import sizes
@@ -104,7 +104,7 @@ def forecast(size: Size, fitted: Sequence[Fitted], request: Mapping[str, Any]) -
     """size, fitted, request: of parse() -> what --dry-run prints, and as JSON."""
     overrides = {name: arm["overrides"] for name, arm in request["arms"].items()}
     jobs = {name: prepare.prepare(some, say=lambda text: None, check_own=False) for name, some in overrides.items()}
-    ids = {name: schema.config_id(job.config) for name, job in jobs.items()}
+    ids = {name: identity.config_id(job.config) for name, job in jobs.items()}
     known_s = earlier_s({job.config.track.name for job in jobs.values()}, ids.values())
 
     def run_s(fit: Fitted) -> float:
