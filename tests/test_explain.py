@@ -11,7 +11,7 @@ from traces import SHARED, event, launched, step, write
 from bench.analysis.explain import account, ceilings, document, parts, ranking, traffic
 from bench.analysis.explain.device_steps import owners
 from bench.analysis.explain.explained import add_recorded_events, explain_record
-from bench.analysis.trace import load, operators
+from bench.analysis.trace import formulas, load, operators
 from bench.base.units import GIB
 from bench.cli import explain as verb
 from bench.machine.passport import kept
@@ -137,7 +137,7 @@ def test_what_a_products_shape_costs_lies_between_its_peak_and_its_time():
     ],
 )
 def test_the_shape_of_a_product_is_rows_depth_and_columns(name, dims, shape):
-    assert operators.product_shape(name, dims) == shape
+    assert formulas.product_shape(name, dims) == shape
 
 
 # ---- two accounts
@@ -273,7 +273,7 @@ BF16 = "c10::BFloat16"
 )
 def test_bytes_are_those_of_an_independent_tool(name, shapes, types, mib):
     facts = {"name": name, "shapes": shapes, "types": types, "bytes": None}
-    facts["bytes"] = traffic.operators.traffic_bytes(name, shapes, types)
+    facts["bytes"] = formulas.traffic_bytes(name, shapes, types)
     assert traffic.moved_bytes(facts) / 2**20 == pytest.approx(mib, rel=1e-3)
 
 

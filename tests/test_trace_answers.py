@@ -6,7 +6,7 @@ import pytest
 import traces
 from traces import event, launched, step, write
 
-from bench.analysis.trace import analysis, diff, operators, window
+from bench.analysis.trace import analysis, diff, formulas, operators, window
 from bench.analysis.trace.load import find, load
 from bench.analysis.trace.text import difference, document
 from bench.cli import analyze
@@ -63,16 +63,16 @@ def op(name, ts, dur, *dims, kind="float", **more):
     ],
 )
 def test_flops_of_shapes(name, dims, flop):
-    assert operators.flops(name, dims) == flop
+    assert formulas.flops(name, dims) == flop
 
 
 def test_bytes_are_those_of_the_factors_and_the_result_at_their_own_widths():
-    assert operators.traffic_bytes("aten::mm", [[8, 4], [4, 16]], ["c10::BFloat16"] * 2) == 2 * (32 + 64 + 128)
-    assert operators.traffic_bytes("aten::addmm", [[16], [8, 4], [4, 16]], ["float"] * 3) == 4 * (32 + 64 + 128)
+    assert formulas.traffic_bytes("aten::mm", [[8, 4], [4, 16]], ["c10::BFloat16"] * 2) == 2 * (32 + 64 + 128)
+    assert formulas.traffic_bytes("aten::addmm", [[16], [8, 4], [4, 16]], ["float"] * 3) == 4 * (32 + 64 + 128)
     assert (
-        operators.traffic_bytes("aten::_scaled_mm", [[8, 4], [4, 16]], ["c10::Float8_e4m3fn"] * 2) == 32 + 64 + 2 * 128
+        formulas.traffic_bytes("aten::_scaled_mm", [[8, 4], [4, 16]], ["c10::Float8_e4m3fn"] * 2) == 32 + 64 + 2 * 128
     )
-    assert operators.traffic_bytes("aten::mm", [[8, 4], [4, 16]], ["", ""]) is None
+    assert formulas.traffic_bytes("aten::mm", [[8, 4], [4, 16]], ["", ""]) is None
 
 
 def test_rates_of_a_cpu_trace_count_each_product_once(tmp_path):

@@ -8,7 +8,11 @@ accumulation, which training uses.
 
 import functools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from bench.base.units import GIB
 
 T = 1e12
 PRECISIONS = ("bf16", "fp16", "tf32", "fp32", "fp8")
@@ -122,6 +126,7 @@ DEVICES = (
     # Of CDNA 2 the driver's device is one of a package's two dies: half of the sheet's numbers.
     _both(["Instinct MI250X"], 191.5*T, None, 23.9*T, None, 1.638*T, 1700, "AMD Instinct MI250X data sheet / 2"),
     _both(["Instinct MI250"], 181*T, None, 22.6*T, None, 1.638*T, 1700, "AMD Instinct MI250 data sheet / 2"),
+    _both(["Instinct MI210"], 181*T, None, 22.6*T, None, 1.638*T, 1700, "AMD Instinct MI210 data sheet"),
     _both(["Instinct MI300X", "Instinct MI300X VF"], 1307.4*T, 653.7*T, 163.4*T, 2614.9*T, 5.3*T, 2100, CDNA3, 0.448*T),
     _both(["Instinct MI325X", "Instinct MI325X VF"], 1307.4*T, 653.7*T, 163.4*T, 2614.9*T, 6.0*T, 2100, CDNA3, 0.448*T),
     _both(["Instinct MI350X"], 2300*T, None, 144.2*T, 4600*T, 8.0*T, 2200, CDNA4, 0.538*T),
@@ -131,6 +136,27 @@ DEVICES = (
     Device(("T4",), None, 65*T, None, 8.1*T, None, None, 1590, "NVIDIA T4 datasheet"),
 )
 # fmt: on
+
+# (compute capability, multiprocessors, GiB of memory in steps of 8) where all devices of that kind have the same figures
+# in the table: for traces and drivers that give no name, or the board's internal one.
+BY_PROPERTIES = {
+    ((8, 0), 108, 40): "A100-SXM4-40GB",  # the PCIe card has its peaks and bandwidth
+    ((9, 0), 104, 64): "Instinct MI210",  # or a die of an MI250, which is one
+    ((9, 4), 304, 192): "Instinct MI300X",
+    ((9, 4), 304, 256): "Instinct MI325X",
+}
+
+
+def known_name(device_name: str | None, properties: Mapping[str, Any]) -> str | None:
+    """The name itself where it is in the table, else that of the only device with these properties; else the name.
+
+    properties: an entry of a Kineto trace's deviceProperties.
+    """
+    facts = [properties.get(key) for key in ("computeMajor", "computeMinor", "numSms", "totalGlobalMem")]
+    if find(device_name) is not None or any(type(fact) is not int for fact in facts):
+        return device_name
+    major, minor, num_multiprocessors, num_bytes = facts
+    return BY_PROPERTIES.get(((major, minor), num_multiprocessors, 8 * round(num_bytes / GIB / 8)), device_name)
 
 
 def find(device_name: str | None) -> Device | None:

@@ -22,7 +22,7 @@ from bench.analysis.explain import device_steps, host, parts, ranking, retimed
 from bench.analysis.explain.ceilings import Ceilings
 from bench.analysis.explain.parts import Piece, Pieces
 from bench.analysis.trace import categories, skew, window
-from bench.analysis.trace.analysis import device_name
+from bench.analysis.trace.analysis import device_name, known_device_name
 from bench.analysis.trace.rank import Rank
 from bench.base.units import ms_from_ns
 from bench.machine.passport import kept
@@ -49,9 +49,10 @@ def explain_ranks(
     rules: tuple[categories.Rule, ...] = categories.RULES,
     include_last_step: bool = False,
     measured_of: Callable[[int, str | None], kept.Ceilings | None] = lambda rank, device: None,
+    captured: Sequence[Rank] = (),
 ) -> dict[str, Any]:
     """The answer of accounts_of() alone."""
-    return accounts_of(ranks, rules, include_last_step, measured_of)[1]
+    return accounts_of(ranks, rules, include_last_step, measured_of, captured)[1]
 
 
 def accounts_of(
@@ -59,23 +60,24 @@ def accounts_of(
     rules: tuple[categories.Rule, ...] = categories.RULES,
     include_last_step: bool = False,
     measured_of: Callable[[int, str | None], kept.Ceilings | None] = lambda rank, device: None,
+    captured: Sequence[Rank] = (),
 ) -> tuple[dict[int, Account], dict[str, Any]]:
     """Ranks of load.load_all() or load.by_window() -> the account of each, and the answer of all.
 
     ValueError where none of them recorded anything that has time.  measured_of: what the device of a rank, by the
-    trace's name of it, reached by its passport, or None.
+    trace's name of it, reached by its passport, or None.  captured: traces of the captures of the ranks' CUDA graphs.
     """
     ranks = [rank for rank in ranks if len(rank.ts)]
     on_device = [rank for rank in ranks if len(rank.device_rows())]
     (waits, collectives), accounts = _waits(on_device, rules, include_last_step), {}
     for rank in on_device or ranks:
         spans = device_steps.spans if on_device else host.host_spans
-        steps, name = spans(rank, include_last_step), device_name(rank)
+        steps = spans(rank, include_last_step)
         if not any(end > begin for _, begin, end in steps):
             continue
-        ceilings = Ceilings(name, measured_of(rank.rank, name))
+        ceilings = Ceilings(known_device_name(rank), measured_of(rank.rank, device_name(rank)))
         if on_device:
-            pieces = device_steps.pieces(device_steps.Device(rank, rules, waits[rank.rank]), steps, ceilings)
+            pieces = device_steps.pieces(device_steps.Device(rank, rules, waits[rank.rank], captured), steps, ceilings)
         else:
             pieces = host.host_pieces(rank, steps, ceilings)
         on_host = window.steps(rank, include_last_step) if rank.steps() else []

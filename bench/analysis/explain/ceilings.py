@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bench.analysis.explain import parts, traffic
-from bench.analysis.trace import operators
+from bench.analysis.trace import formulas, operators
 from bench.analysis.trace.rank import Rank
 from bench.base.units import NS_PER_S
 from bench.machine import peak_rates
@@ -106,7 +106,7 @@ class Ceilings:
         self._is_from(parts.ARITHMETIC, self._measured_peak(precision), precision)
         of_shape = None
         if self.measured is not None and precision is not None and self.measured.peak_flops(precision):
-            shape = operators.product_shape(facts["name"], facts["shapes"])
+            shape = formulas.product_shape(facts["name"], facts["shapes"])
             of_shape = shape and self.measured.shape_flops(precision, shape)
         if of_shape:
             self._is_from(parts.SHAPE, True)
@@ -118,7 +118,7 @@ class Ceilings:
 
         collective: as the trace names it; num_elements: that this rank sends.
         """
-        size = operators.BYTES.get(str(dtype).lower(), operators.BYTES.get(f"c10::{dtype}".lower()))
+        size = formulas.BYTES.get(str(dtype).lower(), formulas.BYTES.get(f"c10::{dtype}".lower()))
         if size is None or num_elements <= 0 or num_ranks < 2:
             return None
         for pattern, name, factor in COLLECTIVES:

@@ -6,11 +6,11 @@ the time before communication, communication before copies, and what runs before
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from bench.analysis.explain import parts
+from bench.analysis.explain import captures, parts
 from bench.analysis.explain.ceilings import Ceilings, Operators, label
 from bench.analysis.explain.host import Thread, main_track
 from bench.analysis.trace import attribution, categories, device_time, events, operators, window
@@ -59,11 +59,15 @@ def counted_rows(
 class Device:
     """What is known of each device row of a rank: its call, its operator, where it was launched and how long it waited.
 
-    waits: {device row: (ns that it waited, late rank, call)}
+    waits: {device row: (ns that it waited, late rank, call)}; captured: traces in which its CUDA graphs were captured
     """
 
     def __init__(
-        self, rank: Rank, rules: tuple[categories.Rule, ...] = categories.RULES, waits: Waits | None = None
+        self,
+        rank: Rank,
+        rules: tuple[categories.Rule, ...] = categories.RULES,
+        waits: Waits | None = None,
+        captured: Sequence[Rank] = (),
     ) -> None:
         rows, self.waits = rank.device_rows(), waits or {}
         self.rank, self.rules = rank, rules
@@ -71,6 +75,7 @@ class Device:
         self.kinds = device_time.types(rank, self.rows, rules)
         self.calls = window.launches(rank, self.rows)
         self.operators = attribution.operators(rank, self.rows)
+        self.captured = captures.operators(rank, self.rows, captured)
         annotations = attribution.annotations(rank, self.rows)
         sources = attribution.around_launch(rank, self.calls, events.PYTHON, attribution.is_source)
         self.annotations = rank.names_of(annotations)
@@ -84,8 +89,13 @@ class Device:
 
     def title(self, number: int) -> str:
         """name(), but of a template of torch's own, which many operators share, the operator that launched it."""
-        name, operator = self.name(number), int(self.operators[number])
-        return name if operator < 0 or TEMPLATE not in name else self.rank.names[self.rank.name[operator]]
+        name, (rank, row) = self.name(number), self.operator(number)
+        return name if row < 0 or TEMPLATE not in name else rank.names[rank.name[row]]
+
+    def operator(self, number: int) -> captures.Operator:
+        """That launched it, also inside a graph; row -1 where it is not known."""
+        known = self.captured.get(int(self.rows[number]))
+        return known or captures.Operator(self.rank, int(self.operators[number]))
 
     def wire_frac(self, number: int, ceilings: Ceilings) -> float:
         """The share of a collective's own time, without waiting, that its bytes need at the measured bandwidth."""
@@ -105,7 +115,9 @@ class Device:
 
 def pieces(device: Device, counted: Sequence[parts.Step], ceilings: Ceilings) -> parts.Pieces:
     """counted: of spans() -> Pieces."""
-    pieces, known = parts.Pieces(counted), Operators(device.rank, ceilings)
+    pieces = parts.Pieces(counted)
+    ranks = {id(of.rank): of.rank for of in device.captured.values()} | {id(device.rank): device.rank}
+    known = {key: Operators(rank, ceilings) for key, rank in ranks.items()}
     threads = _Threads(device.rank)
     for index, (_, begin, end) in enumerate(counted):
         ranges = _ranges(device, begin, end)
@@ -119,7 +131,8 @@ def pieces(device: Device, counted: Sequence[parts.Step], ceilings: Ceilings) ->
             _running(device, known, pieces, index, (layer, number, wait), high - low, int(owner not in seen))
             seen.add(owner)
     pieces.at_ns = None
-    known.into(pieces)
+    for operators_of_rank in known.values():
+        operators_of_rank.into(pieces)
     return pieces
 
 
@@ -141,7 +154,7 @@ def _ranges(device: Device, begin: int, end: int) -> list[tuple[int, int, int, i
 
 def _running(
     device: Device,
-    known: Operators,
+    known_of: Mapping[int, Operators],
     pieces: parts.Pieces,
     index: int,
     device_row: tuple[int, int, Wait | None],
@@ -149,11 +162,8 @@ def _running(
     count: int,
 ) -> None:
     layer, number, wait = device_row
-    operator, where, change = (
-        int(device.operators[number]),
-        device.where[number],
-        parts.Change(int(device.rows[number]), 0),
-    )
+    rank, operator = device.operator(number)
+    known, where, change = known_of[id(rank)], device.where[number], parts.Change(int(device.rows[number]), 0)
     if wait is not None:
         pieces.add(index, parts.Piece(parts.WAITING, device.name(number), where, wait[1]), ns, count)
     elif layer in PART_OF_LAYER:

@@ -23,7 +23,7 @@ from typing import Any
 
 from bench.analysis.explain import parts
 from bench.analysis.explain.retimed import Graph
-from bench.analysis.trace import categories, operators
+from bench.analysis.trace import categories, formulas
 from bench.base.units import ms_from_ns
 from models import ladder
 
@@ -150,7 +150,7 @@ def records_for(part: str, what: str | None, num_ranks: int) -> list[str]:
     if part == parts.OPTIMIZER or MUON.search(what):
         return ["r06"] * several + (["r38"] if MUON.search(what) else ["r39"])
     name = what.split(" ")[0]
-    if name.split("::")[-1] in operators.PRODUCTS:
+    if name.split("::")[-1] in formulas.PRODUCTS:
         return _records_of_product(what)
     if ACTIVATION.search(name):
         return ["r28"]  # and record 27

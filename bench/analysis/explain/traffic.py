@@ -4,16 +4,17 @@ A call reads each tensor among its arguments once and writes its result; the rul
 arguments are touched only in part.  An operator without a rule has no bound: None, never a guess.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from bench.analysis.trace import operators
+from bench.analysis.trace import formulas
 
 COMPARISONS = re.compile(r"^(?:eq|ne|gt|ge|lt|le|isnan|isinf|logical_\w+)$")  # their result is of bool, a byte each
 # Inductor's kernels, whose names hold the operators fused into them.  Where one of these is, a tensor among the
-# arguments may be touched in part, and its size says nothing.
+# arguments may be touched in part: each of the points that the kernel calculates reads one number of it at most.
 GENERATED = re.compile(r"^triton_(?:poi|red|per)_fused_")
 IN_PART = re.compile(r"index|embedding|gather|scatter|slice|select|pad|split|cat(?![a-z])|unfold|strided|nll_loss|topk")
 # The type of a list's tensors stands nowhere but in the name of the kernel that it is given to.
@@ -41,18 +42,29 @@ def moved_bytes(facts: dict[str, Any], kernel: str | None = None) -> int | None:
     if known_bytes or not found or any(tensor.element_bytes is None for tensor in found):
         return known_bytes
     if GENERATED.match(name):  # its results are among its arguments
-        return None if IN_PART.search(name) and "log_softmax" not in name else _all(name, found)
+        if not IN_PART.search(name) or "log_softmax" in name:
+            return _all(name, found)
+        num_points = _num_points(facts)
+        return num_points and sum(tensor.element_bytes * min(num_points, math.prod(tensor.dims)) for tensor in found)
     namespace, _, op = name.rpartition("::")
     op = op.rstrip("_")
     rules = RULES if namespace == "aten" else CUSTOM_RULES
     return next((rule(op, found) for pattern, rule in rules if pattern.match(op)), None)
 
 
+def _num_points(facts: dict[str, Any]) -> int | None:
+    """Points that a kernel of inductor's calculates: the product of its sizes, numbers that follow its tensors."""
+    arguments = zip(facts["shapes"], facts.get("concrete") or ())
+    tail = itertools.dropwhile(lambda argument: argument[0] or argument[1] == "", arguments)
+    sizes = [text for shape, text in tail if not shape]
+    return math.prod(map(int, sizes)) or None if sizes and all(re.fullmatch(r"\d{1,12}", text) for text in sizes) else None
+
+
 def tensors(shapes: list[Any] | None, types: list[Any] | None, kernel: str | None = None) -> list[Tensor]:
     """The arguments that have a shape, those of a list each."""
     found = []
     for dims, kind in zip(shapes or (), types or ()):
-        element_bytes = operators.BYTES.get(str(kind).lower())
+        element_bytes = formulas.BYTES.get(str(kind).lower())
         if _is_shape(dims) and (dims or element_bytes):  # without axes: a tensor of one number, if it has a type
             found.append(Tensor(dims, element_bytes, False))
         elif isinstance(dims, list):
@@ -121,6 +133,18 @@ def _by_element(op: str, found: list[Tensor]) -> int | None:
     return 2 * math.prod(found[1].dims) * (found[0].element_bytes or 0) + found[1].bytes
 
 
+def _rotary(op: str, found: list[Tensor]) -> int | None:
+    """Queries and keys are read and written; of the table the rows of the positions alone."""
+    num_tokens = found[0].dims[0] if found[0].dims else 0
+    return 2 * sum(tensor.bytes for tensor in found[1:3] if tensor.dims[:1] == [num_tokens]) or None
+
+
+def _into_cache(op: str, found: list[Tensor]) -> int | None:
+    """New keys and values are read, and written into the caches in their type."""
+    new, caches = found[:2], found[2:4]
+    return _all(op, new) + sum(math.prod(a.dims) * (b.element_bytes or 0) for a, b in zip(new, caches)) if caches else None
+
+
 def _foreach(op: str, found: list[Tensor]) -> int | None:
     """Lists of equal length: each tensor is read, those of the first are written, of a norm none."""
     num_lists = _num_lists(found)
@@ -187,7 +211,10 @@ RULES = (
 )
 # Operators of other libraries that are known to touch all of each argument, their results among them.
 CUSTOM_RULES = (
-    _rule(r"(?:fused_)?(?:add_)?(?:rms_?norm|layer_?norm)(?:_\w+)?", _all),
+    _rule(r"(?:fused_)?(?:add_)?(?:rms_?norm|layer_?norm)(?:2d)?(?:_\w+)?", _all),
+    _rule(r"_?group_?norm\w*", _all),
+    _rule(r"(?:fused_)?rotary_(?:pos_)?emb\w*", _rotary),
+    _rule(r"reshape_and_cache\w*|store_(?:kv_?)?cache", _into_cache),
     _rule(r"(?:silu|gelu|act)(?:_tanh)?_and_mul(?:_\w+)?", _all),
     _rule(r"(?:static|dynamic)_scaled_fp8_quant", _all),
 )

@@ -199,7 +199,7 @@ def _device_facts(rank: Rank, rows: np.ndarray, kinds: np.ndarray, steps: Sequen
 
 
 def _operator_facts(rank: Rank, rows: np.ndarray, until_ns: int | None, device_us: float | None) -> dict[str, Any]:
-    table, name = operators.table(rank, rows, until_ns), device_name(rank)
+    table, name = operators.table(rank, rows, until_ns), known_device_name(rank)
 
     def peak_of(precision: str) -> float | None:
         return peak_rates.peak_flops(name, precision) if precision in DTYPES else None
@@ -233,9 +233,17 @@ def _leading(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def device_name(rank: Rank) -> str | None:
     """The name of the first GPU that the trace names, or None."""
+    return next((name for device in _devices(rank) if isinstance(name := device.get("name"), str)), None)
+
+
+def known_device_name(rank: Rank) -> str | None:
+    """The same, or where no peaks are known by that name, the name of the only device with its properties."""
+    return peak_rates.known_name(device_name(rank), next(iter(_devices(rank)), {}))
+
+
+def _devices(rank: Rank) -> list[dict[str, Any]]:
     properties = rank.meta.get("deviceProperties")
-    devices = [device for device in properties if isinstance(device, dict)] if isinstance(properties, list) else []
-    return next((name for device in devices if isinstance(name := device.get("name"), str)), None)
+    return [device for device in properties if isinstance(device, dict)] if isinstance(properties, list) else []
 
 
 def _advice(answer: dict[str, Any]) -> list[str]:

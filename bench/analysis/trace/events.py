@@ -6,6 +6,7 @@ digits before them: a float would lose the nanoseconds, so these are read as tex
 
 import contextlib
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -40,7 +41,9 @@ COLUMNS = {  # one row an event
     "external": np.int64,
     "extra": np.int32,
 }
-_RAW = ("dims", "types")
+_RAW = ("dims", "types", "concrete")
+# Operators whose numbers and lists decide what they calculate: strides, windows, lengths.  Of others they are not kept.
+NEEDS_CONCRETE = re.compile(r"conv|attn|attention|^triton_", re.I)
 LARGEST_US = 2**52
 EXACT_BELOW = 2**42  # microseconds: below, a double keeps the nanoseconds exact
 NO_NUMBER = -1
@@ -57,6 +60,8 @@ class Args(msgspec.Struct, gc=False):
     bytes: Number = None
     dims: msgspec.Raw | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="Input Dims")
     types: msgspec.Raw | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="Input type")
+    concrete: msgspec.Raw | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="Concrete Inputs")
+    kernel: Number = None  # that a call launches, in traces of ROCm
     collective: Number = msgspec.field(default=None, name="Collective name")
     nelems: Number = msgspec.field(default=None, name="In msg nelems")
     group: Number = msgspec.field(default=None, name="Process Group Name")

@@ -1,108 +1,22 @@
 """CPU operators: their own time, the kernels they launched, what they allocated, FLOPs and bytes from their shapes.
 
-Formulas; a multiply-add is 2 FLOPs: a product of [m, k] and [k, n] is 2 m n k.  Attention over B batches, H heads, T
-queries and S keys of K numbers and values of V: 2 B H T S (K + V) forward, its mask not counted; backward makes five
-products for two, 2 B H T S (3 K + 2 V), the scores once more among them, as FlashAttention's authors count (Dao et al.
-2022) and torch's own FLOP counter does.  Everything else is unknown, None, and counted in the share that is.
+FLOPs and bytes are those of bench/analysis/trace/formulas.py.  Where no formula is known they are None, and that time is
+counted in the share that is unknown.
 """
 
 import functools
 import json
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from bench.analysis.trace import attribution, events, window
+from bench.analysis.trace import attribution, events, formulas, window
 from bench.analysis.trace.columns import US, Nest, groups, index_of, sums
 from bench.analysis.trace.events import whole
 from bench.analysis.trace.rank import Rank
 
-# ---- FLOPs, bytes and rates from recorded shapes
-
-
-def flops(name: str, dims: list[Any] | None) -> int | None:
-    """FLOPs of one call; None for an operator without a formula, without shapes, or with shapes that do not fit."""
-    if not dims:
-        return None
-    op = name.split("::")[-1]
-    if op in PRODUCTS:
-        a, b = (_sizes(dims, number) for number in PRODUCTS[op])
-        return _product(a, b)
-    if op == "linear":  # y = x W^T
-        a, b = _sizes(dims, 0), _sizes(dims, 1)
-        return 2 * math.prod(a) * b[0] if a and len(b) == 2 and a[-1] == b[1] else None
-    if axes := _attention_axes(name, op):
-        return _attention(dims, axes, "backward" in op)
-    return None
-
-
-def product_shape(name: str, dims: list[Any] | None) -> tuple[int, int, int] | None:
-    """(m, k, n) of a product of two matrices, or of rows of any number of axes by one; None for any other operator."""
-    op = name.split("::")[-1]
-    if op not in PRODUCTS and op != "linear" or not dims or not flops(name, dims):
-        return None
-    a, b = (_sizes(dims, number) for number in PRODUCTS.get(op, (0, 1)))
-    if len(b) != 2:
-        return None  # many small ones: no rate of one tells theirs
-    return math.prod(a[:-1]), a[-1], b[0] if op == "linear" else b[1]
-
-
-def _attention_axes(name: str, op: str) -> tuple[int, int] | None:
-    if "scaled_dot_product" in op or op.startswith("_cudnn_attention"):
-        return HEADS_FIRST
-    if op.startswith(("_flash_attention_", "_efficient_attention_")) or (
-        name.startswith("flash_attn") and op.startswith(("_flash_attn_forward", "_flash_attn_backward"))
-    ):
-        return TIME_FIRST
-    return None
-
-
-def _sizes(dims: list[Any], number: int) -> list[int]:
-    """The shape of an argument; [] if there is none (a number, a list of tensors) or if no tensor has it."""
-    shape: Any = dims[number] if number < len(dims) else None
-    is_shape = isinstance(shape, list) and len(shape) < 9
-    return shape if is_shape and all(type(size) is int and 0 <= size < 2**40 for size in shape) else []
-
-
-def _product(a: list[int], b: list[int]) -> int | None:
-    """[..., m, k] by [..., k, n]; None if they do not fit."""
-    if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
-        return None
-    batch = a[:-2] if len(a) >= len(b) else b[:-2]
-    return 2 * math.prod(batch) * a[-2] * a[-1] * b[-1]
-
-
-def _attention(dims: list[Any], axes: tuple[int, int], is_backward: bool) -> int | None:
-    """The first three shapes are queries, keys and values; in backward the output's gradient stands before them."""
-    shapes = [_sizes(dims, number) for number in range(is_backward, is_backward + 3)]
-    if any(len(shape) != 4 for shape in shapes):
-        return None  # packed sequences: how long each is stands in no shape
-    query, key, value = shapes
-    heads, time = axes
-    pairs = query[0] * query[heads] * query[time] * key[time]
-    return 2 * pairs * (3 * query[3] + 2 * value[3]) if is_backward else 2 * pairs * (query[3] + value[3])
-
-
-def traffic_bytes(name: str, dims: list[Any] | None, types: list[Any] | None) -> int | None:
-    """Bytes that a product must move at least: both factors and the result once; None for any other operator."""
-    op = name.split("::")[-1]
-    if op not in PRODUCTS or op == "matmul" or not dims or not types or flops(name, dims) is None:
-        return None
-    first, second = PRODUCTS[op]
-    a, b = dims[first], dims[second]
-    kinds = [str(types[number]).lower() if number < len(types) else "" for number in (first, second)]
-    if any(kind not in BYTES for kind in kinds):
-        return None
-    batch = math.prod(a[:-2])
-    out_bytes = max(2, BYTES[kinds[0]])  # of an 8-bit product the result is wider: 2 at least
-    return batch * (BYTES[kinds[0]] * a[-2] * a[-1] + BYTES[kinds[1]] * b[-2] * b[-1] + out_bytes * a[-2] * b[-1])
-
-
-def precision(types: list[Any] | None) -> str | None:
-    """The name in bench.machine.peak_rates of the first type that has a peak, None without one."""
-    return next((PRECISIONS[str(kind).lower()] for kind in types or () if str(kind).lower() in PRECISIONS), None)
+# ---- rates from recorded shapes
 
 
 def achieved(
@@ -166,24 +80,6 @@ def peak_of_rate(
 
 COUNTS = ("num_kernels", "allocated_bytes", "net_bytes")
 MAX_BYTES = 2**50  # an allocation that says more is not believed
-BYTES = {
-    name: size
-    for size, names in {
-        16: ("c10::complex<double>",),
-        8: ("double", "float64", "long int", "int64", "long", "c10::complex<float>"),
-        4: ("float", "float32", "int", "int32", "c10::complex<c10::half>"),
-        2: ("c10::bfloat16", "bfloat16", "c10::half", "half", "float16", "short int"),
-        1: ("unsigned char", "signed char", "bool", "c10::float8_e4m3fn", "c10::float8_e5m2")
-        + ("c10::float8_e4m3fnuz", "c10::float8_e5m2fnuz", "c10::float8_e8m0fnu"),
-    }.items()
-    for name in names
-}
-PRECISIONS = {"c10::bfloat16": "bfloat16", "c10::half": "float16", "float": "float32", "c10::float8_e4m3fn": "float8"}
-# Which of an operator's arguments are the two factors.
-PRODUCTS = dict.fromkeys(("mm", "bmm", "matmul", "_scaled_mm"), (0, 1))
-PRODUCTS |= dict.fromkeys(("addmm", "addmm_", "baddbmm", "_addmm_activation"), (1, 2))
-# Attention: the axes of heads and of time.  torch's public forms are [B, H, T, K], FlashAttention's own [B, T, H, K].
-HEADS_FIRST, TIME_FIRST = (1, 2), (2, 1)
 
 
 def table(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict[str, Any]]:
@@ -235,15 +131,17 @@ def table(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dic
 
 
 def facts_of(rank: Rank, name_index: int, extra_index: int) -> dict[str, Any]:
-    """{"name", "shapes", "types", "precision", "flop", "bytes"} of one call with this name and these arguments.
+    """{"name", "shapes", "types", "concrete", "precision", "flop", "bytes"} of one call with this name and arguments.
 
     name_index, extra_index: into rank.names and rank.extras, the latter -1 for none.
     """
     name = rank.names[name_index]
-    extra = rank.extras[extra_index] if extra_index >= 0 else (None, None, None)
+    extra = rank.extras[extra_index] if extra_index >= 0 else (None,) * 10
     dims, types = map(_parsed, extra[1:3]) if extra[1] else (None, None)
-    line = {"name": name, "shapes": dims, "types": types, "precision": precision(types)}
-    return line | {"flop": flops(name, dims), "bytes": traffic_bytes(name, dims, types)}
+    concrete = _parsed(extra[9]) if isinstance(extra[9], bytes) else None
+    line = {"name": name, "shapes": dims, "types": types, "concrete": concrete, "precision": formulas.precision(types)}
+    flop = formulas.flops(name, dims, concrete)
+    return line | {"flop": flop, "bytes": formulas.traffic_bytes(name, dims, types, concrete)}
 
 
 def collective_of(rank: Rank, row: int) -> tuple[str, int, str | None, int] | None:

@@ -55,7 +55,7 @@ class Collector:
     """add(chunk) decodes; finish() gives {"columns", "names", "tracks", "extras", "sequence", "num_events", "num_bad"}.
 
     tracks: (pid, tid) of host rows, (device, stream) of device rows.  extras: distinct facts of rows that have some, as
-    (bytes, dims, types, collective, nelems, group, device type, group size, dtype).
+    (bytes, dims, types, collective, nelems, group, device type, group size, dtype, concrete inputs or kernel's name).
     """
 
     def __init__(self) -> None:
@@ -63,6 +63,7 @@ class Collector:
         self._names: dict[Any, int] = {}
         self._extras: dict[tuple[Any, ...], int] = {}
         self._tracks: dict[tuple[bool, Any, Any], int] = {}  # (is device, number or text, number or text) -> index
+        self._needs_concrete = functools.cache(lambda name: events.NEEDS_CONCRETE.search(str(name)) is not None)
         self._track_of = functools.cache(self._track)  # the same by the raw values, which come again and again
         self._sequence: dict[int, tuple[str, int]] = {}  # row: its process group, its number there
         self._columns = {name: np.empty(0, dtype) for name, dtype in events.COLUMNS.items()}
@@ -118,9 +119,13 @@ class Collector:
         columns["external"] = integers([args.external_id for args in facts])
         columns["extra"] = [
             events.NO_NUMBER
-            if args.dims is unset and args.bytes is None and args.collective is None and args.allocated is None
-            else self._extra(args)
-            for args in facts
+            if args.dims is unset
+            and args.bytes is None
+            and args.collective is None
+            and args.allocated is None
+            and args.kernel is None
+            else self._extra(event.name, args)
+            for event, args in zip(kept, facts)
         ]
         good = (ts != events.BAD) & (dur != events.BAD)
         self.num_bad += int((~good).sum())
@@ -143,12 +148,14 @@ class Collector:
         track = (True, whole(device, pid), whole(stream, tid)) if on_device else (False, str(pid), str(tid))
         return self._tracks.setdefault(track, len(self._tracks))
 
-    def _extra(self, args: Args) -> int:
+    def _extra(self, name: Any, args: Args) -> int:
+        has_concrete = args.concrete is not msgspec.UNSET and self._needs_concrete(name)
         fact = (
             args.bytes if args.allocated is None else args.allocated,
             "" if args.dims is msgspec.UNSET else bytes(args.dims),
             "" if args.types is msgspec.UNSET else bytes(args.types),
             *(args.collective, args.nelems, args.group, args.device_type, args.group_size, args.dtype),
+            bytes(args.concrete) if has_concrete else args.kernel,
         )
         return self._extras.setdefault(fact, len(self._extras))
 

@@ -1,0 +1,93 @@
+"""The operators of a CUDA graph's kernels, from the trace in which the graph was captured.
+
+A graph is launched by one call, so a trace of its replay does not say which operator a kernel is of.  The capture's
+launches are calls between BeginCapture and EndCapture on one thread, in the order in which the graph runs them, each
+inside its operator with its shapes.  They are found in the trace itself, or in others that were recorded while the graphs
+were captured.  A graph of another size than the one that was captured has as many kernels, so captures must be those of
+the graphs that ran, several of one kind in their order; where ROCm wrote the kernel's name at the launching call, the names must be the same.
+"""
+
+import collections
+import os.path
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bench.analysis.trace import attribution, events, launches, window
+from bench.analysis.trace.rank import Rank
+
+LAUNCH = re.compile(r"Launch(?:Cooperative)?Kernel")  # of the runtimes and drivers of CUDA and HIP
+BEGIN, END = re.compile(r"BeginCapture"), re.compile(r"EndCapture")
+MAX_MISSING = 3  # launches in a row that are not in the graph, or the other way round: memsets, which may be kernels
+
+
+class Operator(NamedTuple):
+    """row: of a CPU operator of rank."""
+
+    rank: Rank
+    row: int
+
+
+class _Capture(NamedTuple):
+    """rows: of the operator around each launch, -1 for none; kernels: their names, None where they were not recorded."""
+
+    rank: Rank
+    rows: list[int]
+    kernels: list[str] | None
+
+
+def operators(rank: Rank, rows: np.ndarray, others: Sequence[Rank] = ()) -> dict[int, Operator]:
+    """rows: device rows; others: traces of captures -> {device row of a graph: its operator}, where they are known."""
+    calls = window.launches(rank, rows)
+    is_graph = launches.are_graph_launches(rank, calls) & (rank.kind[rows] == events.KERNEL)
+    graphs = [rows[is_graph & (calls == call)] for call in np.unique(calls[is_graph])]
+    graphs = sorted((graph[np.argsort(rank.ts[graph], kind="stable")] for graph in graphs), key=lambda graph: rank.ts[graph[0]])
+    captures = [capture for source in (rank, *others) for capture in _captures(source)] if graphs else []
+    fits: dict[tuple[str, ...], list[tuple[_Capture, list[int]]]] = {}
+    seen: collections.Counter[tuple[str, ...]] = collections.Counter()
+    known: dict[int, Operator] = {}
+    for graph in graphs:
+        names = tuple(rank.names[name] for name in rank.name[graph])
+        if names not in fits:
+            fits[names] = [(capture, found) for capture in captures if (found := _fitted(capture, names))]
+        if fits[names]:
+            capture, found = fits[names][seen[names] % len(fits[names])]
+            known |= {row: Operator(capture.rank, of) for row, of in zip(graph.tolist(), found) if of >= 0}
+        seen[names] += 1
+    return known
+
+
+def _captures(rank: Rank) -> Iterator[_Capture]:
+    """Those of a trace, in order."""
+    calls = np.flatnonzero(rank.is_kind(events.RUNTIME))
+    begins, ends, are_launches = (
+        calls[rank.is_named(pattern.search, calls)] for pattern in (BEGIN, END, LAUNCH)
+    )
+    for begin in begins[np.argsort(rank.ts[begins])].tolist():
+        track = rank.track[begin]
+        closing = ends[(rank.track[ends] == track) & (rank.ts[ends] >= rank.end[begin])]
+        until = rank.ts[closing].min(initial=np.iinfo(np.int64).max)
+        mine = are_launches[(rank.ts[are_launches] >= rank.ts[begin]) & (rank.ts[are_launches] < until)]
+        mine = mine[rank.track[mine] == track]
+        mine = mine[np.argsort(rank.ts[mine], kind="stable")]
+        extras = [rank.extras[extra] if extra >= 0 else None for extra in rank.extra[mine]]
+        names = [str(extra[9]) for extra in extras if extra is not None and extra[9] is not None]
+        around = attribution.around_launch(rank, mine, events.CPU_OP)
+        yield _Capture(rank, around.tolist(), names if len(names) == len(mine) else None)
+
+
+def _fitted(capture: _Capture, names: Sequence[str]) -> list[int] | None:
+    """Row of the operator of each of a graph's kernels, -1 where none fits; None: the capture is not of this graph."""
+    if capture.kernels is None or capture.kernels == list(names):
+        return capture.rows if len(capture.rows) == len(names) else None
+    if abs(len(capture.rows) - len(names)) > MAX_MISSING:
+        return None
+    num_alike = len(os.path.commonprefix([capture.kernels, list(names)]))
+    of_capture, of_graph = capture.kernels[num_alike:], list(names[num_alike:])
+    num_last = len(os.path.commonprefix([of_capture[::-1], of_graph[::-1]]))
+    if max(len(of_capture), len(of_graph)) - num_last > MAX_MISSING:
+        return None
+    missing = [-1] * (len(of_graph) - num_last)
+    return capture.rows[:num_alike] + missing + capture.rows[len(capture.rows) - num_last :]
