@@ -18,6 +18,7 @@ from bench.machine.passport import kept
 from bench.record import step_files
 
 H100 = {"deviceProperties": [{"name": "NVIDIA H100 80GB HBM3"}]}
+BF16 = "c10::BFloat16"
 MM = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}
 
 
@@ -224,6 +225,18 @@ def test_at_each_moment_one_range_has_the_time():
         ("triton_poi_fused_add_mul_0", [[4, 8], [4, 8], []], ["float", "c10::BFloat16", "Scalar"], 6 * 32),
         ("triton_poi_fused_embedding_add_0", [[4, 8], [4, 8]], ["float", "float"], None),
         ("triton_poi_fused_add_mul_0", None, None, None),
+        (
+            "_C::rotary_embedding",
+            [[4], [4, 8], [4, 2], [], [99, 8]],
+            ["long int", BF16, BF16, "Scalar", BF16],
+            2 * 2 * 40,
+        ),
+        (
+            "x::store_cache",
+            [[4, 8], [4, 8], [99, 8], [99, 8], [4]],
+            [BF16, BF16, "unsigned char", "unsigned char", "int"],
+            3 * 64,
+        ),
     ],
 )
 def test_bytes_are_known_from_shapes_or_not_at_all(name, shapes, types, num_bytes):
@@ -253,9 +266,6 @@ def test_the_types_of_lists_are_those_of_the_kernel(name, lists, kernel, num_byt
     assert traffic.moved_bytes(facts, kernel) == num_bytes
 
 
-BF16 = "c10::BFloat16"
-
-
 @pytest.mark.parametrize(
     "name, shapes, types, mib",
     [  # MiB that TraceLens' own reference tables give ("Data Moved (MB)", its tests' unified_perf_summary.csv)
@@ -275,6 +285,66 @@ def test_bytes_are_those_of_an_independent_tool(name, shapes, types, mib):
     facts = {"name": name, "shapes": shapes, "types": types, "bytes": None}
     facts["bytes"] = formulas.traffic_bytes(name, shapes, types)
     assert traffic.moved_bytes(facts) / 2**20 == pytest.approx(mib, rel=1e-3)
+
+
+def test_a_generated_kernel_reads_at_most_one_number_a_point():
+    facts = {"name": "triton_poi_fused_embedding_add_0", "shapes": [[99, 8], [4, 8], []], "bytes": None}
+    facts |= {"types": ["float", "float", "Scalar"], "concrete": ["", "", "32"]}
+    assert traffic.moved_bytes(facts) == 4 * (32 + 32)
+    assert traffic.moved_bytes(facts | {"concrete": ["", "", "x"]}) is None
+
+
+def graph_and_capture(folder, kernels=("one", "two", "three"), **names):
+    """A step whose graph runs some kernels, and its capture: a product, a copy, and what no operator launched."""
+    call = event("cuda_runtime", "cudaGraphLaunch", 5, 5, correlation=9)
+    rows = [launched(name, 20 + 10 * at, 10, 5, 9)[1] for at, name in enumerate(kernels)]
+    copy = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["float", "c10::BFloat16"]}
+    captured = [
+        event("cuda_runtime", "cudaStreamBeginCapture", 0, 1),
+        event("cpu_op", "aten::mm", 10, 9, **MM),
+        event("cuda_runtime", "cudaLaunchKernel", 12, 2, **{key: value[0] for key, value in names.items()}),
+        event("cpu_op", "aten::copy_", 20, 9, **copy),
+        event("cuda_runtime", "cudaLaunchKernel", 22, 2, **{key: value[1] for key, value in names.items()}),
+        event("cuda_runtime", "cudaLaunchKernel", 32, 2, **{key: value[2] for key, value in names.items()}),
+        event("cuda_runtime", "cudaStreamEndCapture", 40, 1),
+        event("cuda_runtime", "cudaLaunchKernel", 50, 1),
+    ]
+    run = write(folder / "replay.json", [step(1, 0, 60), call, *rows], **H100)
+    return run, write(folder / "capture.json", captured)
+
+
+def test_the_kernels_of_a_graph_are_those_of_its_capture(tmp_path, capsys):
+    run, capture = graph_and_capture(tmp_path)
+    assert parts_ns(account.explain_ranks(load.load_all([run])))[parts.UNBOUND] == 30_000
+    assert verb.main([str(run), "--capture", str(capture), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    ns = parts_ns(answer)
+    # the product needs 2,171 ns; the copy of 6 MiB 1,878 at 3.35e12 bytes/s; of the third kernel nothing is known
+    assert (ns[parts.ARITHMETIC], ns[parts.BANDWIDTH], ns[parts.UNBOUND]) == (2171, 1878, 10_000)
+    assert sum(ns.values()) == answer["ranks"]["0"]["step_sum_ns"]
+
+
+@pytest.mark.parametrize(
+    "kernels, names, unbound_ns",
+    [
+        (("one", "two", "three"), ("one", "two", "three"), 10_000),
+        (("one", "two", "other"), ("one", "two", "three"), 10_000),  # the last launch is not in the graph
+        (("a", "b", "c", "d", "e"), ("one", "two", "three"), 50_000),  # it is of another graph
+        (("one", "fill", "two", "three"), ("one", "two", "three"), 20_000),  # a memset that is a kernel
+    ],
+)
+def test_a_capture_with_other_kernels_is_not_of_the_graph(tmp_path, kernels, names, unbound_ns):
+    run, capture = graph_and_capture(tmp_path, kernels, kernel=names)
+    answer = account.explain_ranks(load.load_all([run]), captured=[load.load(capture)])
+    assert parts_ns(answer)[parts.UNBOUND] == unbound_ns
+
+
+def test_a_device_without_a_known_name_is_found_by_what_it_is(tmp_path):
+    facts = {"computeMajor": 9, "computeMinor": 4, "numSms": 304, "totalGlobalMem": 206141652992}
+    answer = explained(tmp_path / "a.json", one_step(), deviceProperties=[{"name": "", **facts}])
+    assert answer["ranks"]["0"]["ceiling"] == "data sheet: AMD Instinct MI300X and MI325X data sheets, dense"
+    answer = explained(tmp_path / "a.json", one_step(), deviceProperties=[{"name": "", **facts, "numSms": 228}])
+    assert answer["ranks"]["0"]["ceiling"] == "the best rate in this trace, not a limit of the device"
 
 
 def test_bounds_are_those_of_the_data_sheet_and_unknown_without_one():

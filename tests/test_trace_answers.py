@@ -53,7 +53,17 @@ def op(name, ts, dur, *dims, kind="float", **more):
             [[2, 8, 4, 16], [2, 8, 4, 16], [2, 6, 4, 16], [2, 6, 4, 16]],
             2 * 2 * 4 * 8 * 6 * 80,
         ),
-        ("aten::_flash_attention_forward", [[64, 4, 16], [64, 4, 16], [64, 4, 16], [5], [5]], None),  # packed sequences
+        # four packed sequences of 64 tokens: if of 16 each and causal, 128 pairs each and head
+        ("aten::_flash_attention_forward", [[64, 4, 16], [64, 4, 16], [64, 4, 16], [5], [5]], 2 * 4 * 4 * 128 * 32),
+        ("aten::_flash_attention_forward", [[8, 4, 16], [64, 4, 16], [64, 4, 16], [5], [5]], None),  # of a cache
+        ("aten::_grouped_mm", [[64, 16], [8, 16, 32], [8]], 2 * 64 * 16 * 32),
+        ("aten::_scaled_mm", [[64, 16], [16, 32], [], []], 2 * 64 * 16 * 32),
+        ("vllm::rocm_unquantized_gemm", [[64, 16], [32, 16], [32]], 2 * 64 * 16 * 32),  # its weight is [n, k]
+        ("_C::cutlass_scaled_mm", [[64, 32], [64, 16], [16, 32], [1], [1]], 2 * 64 * 16 * 32),  # the result comes first
+        ("mine::gemm", [[64, 16], [32, 8]], None),
+        # 64 tokens in 2 of 8 experts each: [16, 2 x 24] up, [24, 16] down
+        ("vllm::fused_experts", [[64, 16], [8, 48, 16], [8, 16, 24], [64, 2], [64, 2]], 2 * 64 * 2 * 16 * (48 + 24)),
+        ("vllm::fused_experts", [[64, 16], [8, 48, 8], [8, 16, 12], [64, 2], [64, 2]], None),  # packed weights
         ("aten::mm", [[2, 3], [4, 5]], None),
         ("aten::mm", [[2, -3], [-3, 5]], None),
         ("aten::mm", [[10**30, 3], [3, 5]], None),
@@ -64,6 +74,51 @@ def op(name, ts, dur, *dims, kind="float", **more):
 )
 def test_flops_of_shapes(name, dims, flop):
     assert formulas.flops(name, dims) == flop
+
+
+CONV = ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]
+DATA, WEIGHT = [4, 6, 9, 9], [8, 3, 3, 3]  # of two groups
+
+
+@pytest.mark.parametrize(
+    "name, dims, concrete, flop",
+    [  # (9 + 2 - 3) // 2 + 1 = 5 positions an axis, 8 outputs of 3 x 3 x 3 numbers at each
+        ("aten::convolution", [DATA, WEIGHT], CONV, 2 * 4 * 25 * 8 * 27),
+        ("aten::cudnn_convolution", [DATA, WEIGHT], ["", "", "[1, 1]", "[2, 2]", "[1, 1]", "2"], 2 * 4 * 25 * 8 * 27),
+        ("aten::convolution", [DATA, WEIGHT], None, None),  # strides were not recorded
+        ("aten::convolution", [DATA, WEIGHT], [*CONV[:3], "[0, 2]", *CONV[4:]], None),
+        # transposed: each of the 81 inputs meets the whole weight, [in, out / groups, 3, 3]
+        ("aten::convolution", [[4, 8, 9, 9], WEIGHT], [*CONV[:6], "True", *CONV[7:]], 2 * 4 * 81 * 8 * 27),
+        (
+            "aten::convolution_backward",
+            [[4, 8, 5, 5], DATA, WEIGHT],
+            ["", "", "", "", *CONV[3:], "[True, True, False]"],
+            2 * 2 * 4 * 25 * 8 * 27,
+        ),
+        (
+            "aten::convolution_backward",
+            [[4, 8, 5, 5], DATA, WEIGHT],
+            None,
+            2 * 4 * 25 * 8 * 27,
+        ),  # of one gradient at least
+        # windows of 3 + 1 tokens: 4 sequences of 16, each (4 x 16 - 8) pairs
+        (
+            "flash_attn::_flash_attn_varlen_forward",
+            [[64, 4, 16]] * 3 + [[5], [5]],
+            [""] * 10 + ["3", "0"],
+            2 * 4 * 4 * 56 * 32,
+        ),
+    ],
+)
+def test_flops_that_strides_and_windows_decide(name, dims, concrete, flop):
+    assert formulas.flops(name, dims, concrete) == flop
+
+
+def test_bytes_of_a_convolution_are_its_data_weight_and_result():
+    types = ["c10::BFloat16", "c10::BFloat16"]
+    assert formulas.traffic_bytes("aten::convolution", [DATA, WEIGHT], types, CONV) == 2 * (
+        4 * 6 * 81 + 216 + 4 * 8 * 25
+    )
 
 
 def test_bytes_are_those_of_the_factors_and_the_result_at_their_own_widths():

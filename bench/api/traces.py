@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bench.analysis.explain import account
 from bench.analysis.explain import document as explain_document
-from bench.analysis.explain.explained import are_of_one_job, explain_paths, explain_record, has_trace
+from bench.analysis.explain.explained import Options, are_of_one_job, explain_paths, explain_record, has_trace
 from bench.analysis.trace import analysis, categories, load
 from bench.api import plotting
 from bench.api.answers import Answer, Named, names_of
@@ -49,18 +49,20 @@ def explain(
     include_last_step: bool = False,
     passport: str | Path | None = None,
     annotated: str | Path | None = None,
+    captured: Sequence[str | Path] = (),
 ) -> Account:
     """Why a step takes so long: ./run.sh explain, of a run, of traces, or of the difference of two of them.
 
     what: runs, Kineto traces (files of the ranks of one job) or folders of them.  passport: measured limits in place of
-    those kept for the run's machine; annotated: the folder to write the traces to with the account as tracks.
+    those kept for the run's machine; annotated: the folder to write the traces to with the account as tracks; captured:
+    traces of the captures of CUDA graphs, which say what the graphs' kernels are.
     ValueError: nothing is there to be explained.
     """
     names = [name for part in what for name in names_of(part)]
     machine = user_path(passport) if passport else None
     annotated = user_path(annotated) if annotated else None
     found = _jobs_to_explain(names)
-    options = tuple(rules), include_last_step, machine
+    options = Options(tuple(rules), include_last_step, machine, tuple(map(user_path, captured)))
     if len(found) == 2:
         if annotated:
             raise ValueError("--perfetto annotates the traces of one job: name one run, or the traces of one run")
@@ -68,7 +70,7 @@ def explain(
         return Account(explain_document.from_differences({f"{a_title} -> {b_title}": account.difference(a, b)}))
     answers: dict[str, dict[str, Any]] = {}
     for title, paths in found:
-        answers |= explain_paths(title, paths, *options, annotated)
+        answers |= explain_paths(title, paths, options, annotated)
     return Account(explain_document.from_accounts(answers))
 
 
@@ -82,15 +84,13 @@ def _jobs_to_explain(names: list[str]) -> list[Job]:
     return found
 
 
-def _side(
-    job: Job, of: Sequence[Job], options: tuple[tuple[categories.Rule, ...], bool, Path | None]
-) -> tuple[str, dict[str, Any]]:
+def _side(job: Job, of: Sequence[Job], options: Options) -> tuple[str, dict[str, Any]]:
     """The account of a side of a difference: its first window; of its record where the other side has no trace."""
     title, paths = job
     is_run = len(paths) == 1 and (paths[0] / "run.json").is_file()
     if is_run and not all(has_trace(files) for _, files in of):
-        return title, explain_record(paths[0], options[2])
-    return next(iter(explain_paths(title, paths, *options).items()))
+        return title, explain_record(paths[0], options.passport)
+    return next(iter(explain_paths(title, paths, options).items()))
 
 
 class Trace(Answer):

@@ -1,4 +1,4 @@
-"""./run.sh explain RUN|TRACE... [--json] [--html FILE] [--perfetto DIR] [--passport FILE] [--include-last-step]
+"""./run.sh explain RUN|TRACE... [--json] [--html FILE] [--perfetto DIR] [--passport FILE] [--capture PATH]
 
 Shows one step as a waterfall: roofline time, then overhead by cause, in parts that add up exactly to the measured step;
 for several ranks who delays whom; and where the next millisecond can be saved.  For two runs, two folders of traces, or
@@ -25,6 +25,7 @@ def main(argv: list[str]) -> int:
         include_last_step=args.include_last_step,
         passport=args.passport,
         annotated=args.perfetto,
+        captured=args.capture,
     )
     if args.html:
         path = user_path(args.html)
@@ -42,4 +43,6 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--perfetto", metavar="DIR", help=help_)
     help_ = "measured limits to use instead of those kept for the run's machine"
     parser.add_argument("--passport", metavar="FILE", help=help_)
+    help_ = "a trace of the capture of its CUDA graphs, which says what their kernels are; again for more"
+    parser.add_argument("--capture", metavar="PATH", action="append", default=[], help=help_)
     return parser

@@ -137,8 +137,8 @@ DEVICES = (
 )
 # fmt: on
 
-# (compute capability, multiprocessors, GiB of memory in steps of 8) where all devices of that kind have the same figures
-# in the table: for traces and drivers that give no name, or the board's internal one.
+# (compute capability, multiprocessors, GiB of memory in steps of 8) where all devices of that kind have the same
+# figures in the table: for traces and drivers that give no name, or the board's internal one.
 BY_PROPERTIES = {
     ((8, 0), 108, 40): "A100-SXM4-40GB",  # the PCIe card has its peaks and bandwidth
     ((9, 0), 104, 64): "Instinct MI210",  # or a die of an MI250, which is one
@@ -152,11 +152,12 @@ def known_name(device_name: str | None, properties: Mapping[str, Any]) -> str | 
 
     properties: an entry of a Kineto trace's deviceProperties.
     """
-    facts = [properties.get(key) for key in ("computeMajor", "computeMinor", "numSms", "totalGlobalMem")]
+    facts: list[Any] = [properties.get(key) for key in ("computeMajor", "computeMinor", "numSms", "totalGlobalMem")]
     if find(device_name) is not None or any(type(fact) is not int for fact in facts):
         return device_name
-    major, minor, num_multiprocessors, num_bytes = facts
-    return BY_PROPERTIES.get(((major, minor), num_multiprocessors, 8 * round(num_bytes / GIB / 8)), device_name)
+    major, minor, num_multiprocessors, num_bytes = map(int, facts)
+    of_memory = 8 * round(num_bytes / GIB / 8)
+    return BY_PROPERTIES.get(((major, minor), num_multiprocessors, of_memory)) or device_name
 
 
 def find(device_name: str | None) -> Device | None:

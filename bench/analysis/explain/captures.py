@@ -2,9 +2,10 @@
 
 A graph is launched by one call, so a trace of its replay does not say which operator a kernel is of.  The capture's
 launches are calls between BeginCapture and EndCapture on one thread, in the order in which the graph runs them, each
-inside its operator with its shapes.  They are found in the trace itself, or in others that were recorded while the graphs
-were captured.  A graph of another size than the one that was captured has as many kernels, so captures must be those of
-the graphs that ran, several of one kind in their order; where ROCm wrote the kernel's name at the launching call, the names must be the same.
+inside its operator with its shapes.  They are found in the trace itself, or in others that were recorded while the
+graphs were captured.  A graph of another size than the one that was captured has as many kernels, so captures must be
+those of the graphs that ran, several of one kind in their order; where ROCm wrote the kernel's name at the launching
+call, the names must be the same.
 """
 
 import collections
@@ -31,7 +32,7 @@ class Operator(NamedTuple):
 
 
 class _Capture(NamedTuple):
-    """rows: of the operator around each launch, -1 for none; kernels: their names, None where they were not recorded."""
+    """rows: of the operator around each launch, -1 for none; kernels: their names, None if they were not recorded."""
 
     rank: Rank
     rows: list[int]
@@ -43,7 +44,9 @@ def operators(rank: Rank, rows: np.ndarray, others: Sequence[Rank] = ()) -> dict
     calls = window.launches(rank, rows)
     is_graph = launches.are_graph_launches(rank, calls) & (rank.kind[rows] == events.KERNEL)
     graphs = [rows[is_graph & (calls == call)] for call in np.unique(calls[is_graph])]
-    graphs = sorted((graph[np.argsort(rank.ts[graph], kind="stable")] for graph in graphs), key=lambda graph: rank.ts[graph[0]])
+    graphs = sorted(
+        (graph[np.argsort(rank.ts[graph], kind="stable")] for graph in graphs), key=lambda graph: rank.ts[graph[0]]
+    )
     captures = [capture for source in (rank, *others) for capture in _captures(source)] if graphs else []
     fits: dict[tuple[str, ...], list[tuple[_Capture, list[int]]]] = {}
     seen: collections.Counter[tuple[str, ...]] = collections.Counter()
@@ -62,9 +65,7 @@ def operators(rank: Rank, rows: np.ndarray, others: Sequence[Rank] = ()) -> dict
 def _captures(rank: Rank) -> Iterator[_Capture]:
     """Those of a trace, in order."""
     calls = np.flatnonzero(rank.is_kind(events.RUNTIME))
-    begins, ends, are_launches = (
-        calls[rank.is_named(pattern.search, calls)] for pattern in (BEGIN, END, LAUNCH)
-    )
+    begins, ends, are_launches = (calls[rank.is_named(pattern.search, calls)] for pattern in (BEGIN, END, LAUNCH))
     for begin in begins[np.argsort(rank.ts[begins])].tolist():
         track = rank.track[begin]
         closing = ends[(rank.track[ends] == track) & (rank.ts[ends] >= rank.end[begin])]

@@ -13,7 +13,7 @@ The rest is forward and backward, of which nothing more is known.  Events and wa
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.analysis.diagnosis import stalls
 from bench.analysis.explain import account, parts, perfetto
@@ -30,33 +30,39 @@ PART_OF_EVENT = {"gc": parts.GARBAGE, "recompile": parts.COMPILATION}
 REGIONS = stalls.REGIONS
 
 
+class Options(NamedTuple):
+    """How traces are explained.  passport: a file, in place of the one that fits the run; captured: files or folders of
+    traces in which CUDA graphs were captured."""
+
+    rules: tuple[categories.Rule, ...] = categories.RULES
+    include_last_step: bool = False
+    passport: Path | None = None
+    captured: tuple[Path, ...] = ()
+
+
 def explain_paths(
-    title: str,
-    paths: Sequence[Path],
-    rules: tuple[categories.Rule, ...] = categories.RULES,
-    include_last_step: bool = False,
-    passport: Path | None = None,
-    annotated: Path | None = None,
+    title: str, paths: Sequence[Path], options: Options | None = None, annotated: Path | None = None
 ) -> dict[str, dict[str, Any]]:
     """Paths of one job -> {title: answer of account.explain_ranks()}, one for each window of its traces.
 
-    A run without a trace is explained by its record.  passport: a file, in place of the one that fits the run.
-    annotated: the folder in which each trace is written again, with its account as tracks.
-    Raises NoTrace, a ValueError: nothing was recorded.
+    A run without a trace is explained by its record.  annotated: the folder in which each trace is written again, with
+    its account as tracks. Raises NoTrace, a ValueError: nothing was recorded.
     """
+    options = options or Options()
     run = paths[0] if len(paths) == 1 and (paths[0] / "run.json").is_file() else None
     try:
         files = [file for path in paths for file in load.find(path)]
     except NoTrace:
         if run is None or annotated is not None:
             raise
-        return {title: explain_record(run, passport)}
+        return {title: explain_record(run, options.passport)}
     windows, answers = load.by_window(files), {}
     facts = run_folder.read(run) if run else None
+    captured = [load.load(file) for path in options.captured for file in load.find(path)]
 
     def measured_of(rank: int, device: str | None) -> kept.Ceilings | None:
-        if passport is not None:
-            return kept.ceilings_of_file(passport, device)
+        if options.passport is not None:
+            return kept.ceilings_of_file(options.passport, device)
         return kept.ceilings_of_run(facts, rank) if facts else None
 
     for name, ranks in windows.items():
@@ -64,7 +70,9 @@ def explain_paths(
             add_recorded_events(ranks, run)
         label = title + (f", window {name}" if len(windows) > 1 else "")
         with load.uncollected():
-            accounts, answers[label] = account.accounts_of(ranks, rules, include_last_step, measured_of)
+            accounts, answers[label] = account.accounts_of(
+                ranks, options.rules, options.include_last_step, measured_of, captured
+            )
         for of_rank in accounts.values():
             if annotated is not None and of_rank.rank is not None:
                 perfetto.write(annotated, of_rank.rank, of_rank.pieces, answers[label]["next"])

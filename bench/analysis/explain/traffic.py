@@ -45,7 +45,9 @@ def moved_bytes(facts: dict[str, Any], kernel: str | None = None) -> int | None:
         if not IN_PART.search(name) or "log_softmax" in name:
             return _all(name, found)
         num_points = _num_points(facts)
-        return num_points and sum(tensor.element_bytes * min(num_points, math.prod(tensor.dims)) for tensor in found)
+        return num_points and sum(
+            (tensor.element_bytes or 0) * min(num_points, math.prod(tensor.dims)) for tensor in found
+        )
     namespace, _, op = name.rpartition("::")
     op = op.rstrip("_")
     rules = RULES if namespace == "aten" else CUSTOM_RULES
@@ -57,7 +59,9 @@ def _num_points(facts: dict[str, Any]) -> int | None:
     arguments = zip(facts["shapes"], facts.get("concrete") or ())
     tail = itertools.dropwhile(lambda argument: argument[0] or argument[1] == "", arguments)
     sizes = [text for shape, text in tail if not shape]
-    return math.prod(map(int, sizes)) or None if sizes and all(re.fullmatch(r"\d{1,12}", text) for text in sizes) else None
+    return (
+        math.prod(map(int, sizes)) or None if sizes and all(re.fullmatch(r"\d{1,12}", text) for text in sizes) else None
+    )
 
 
 def tensors(shapes: list[Any] | None, types: list[Any] | None, kernel: str | None = None) -> list[Tensor]:
@@ -142,7 +146,9 @@ def _rotary(op: str, found: list[Tensor]) -> int | None:
 def _into_cache(op: str, found: list[Tensor]) -> int | None:
     """New keys and values are read, and written into the caches in their type."""
     new, caches = found[:2], found[2:4]
-    return _all(op, new) + sum(math.prod(a.dims) * (b.element_bytes or 0) for a, b in zip(new, caches)) if caches else None
+    return (
+        _all(op, new) + sum(math.prod(a.dims) * (b.element_bytes or 0) for a, b in zip(new, caches)) if caches else None
+    )
 
 
 def _foreach(op: str, found: list[Tensor]) -> int | None:

@@ -1,13 +1,12 @@
 """FLOPs and bytes of one call of an operator, from the shapes, types and numbers of its arguments.
 
-A multiply-add is 2 FLOPs: a product of [m, k] and [k, n] is 2 m n k.  Attention over B batches, H heads, T queries and S
-keys of K numbers and values of V: 2 B H T S (K + V) forward, its mask not counted; backward makes five products for two,
-2 B H T S (3 K + 2 V), the scores once more among them, as FlashAttention's authors count (Dao et al. 2022) and torch's
-own FLOP counter does.  Of packed sequences the trace says how many there are, not how long each is: they count as if all
-were equally long and causal, which is the least that any lengths can need (the pairs grow faster than the length).
-A convolution counts as the direct algorithm, which Winograd's and FFT's undercut.  A mixture of experts counts the
-products of each token with its chosen experts.  An operator without a formula is unknown: None.
-"""
+A multiply-add is 2 FLOPs: a product of [m, k] and [k, n] is 2 m n k.  Attention over B batches, H heads, T queries and
+S keys of K numbers and values of V: 2 B H T S (K + V) forward, its mask not counted; backward makes five products for
+two, 2 B H T S (3 K + 2 V), the scores once more among them, as FlashAttention's authors count (Dao et al. 2022) and
+torch's own FLOP counter does.  Of packed sequences the trace says how many there are, not how long each is: they count
+as if all were equally long and causal, which is the least that any lengths can need (the pairs grow faster than the
+length). A convolution counts as the direct algorithm, which Winograd's and FFT's undercut.  A mixture of experts counts
+the products of each token with its chosen experts.  An operator without a formula is unknown: None."""
 
 import json
 import math
@@ -47,10 +46,14 @@ PACKED = {
     "aten::_flash_attention_backward": (6, 13),
 }
 # Where a convolution's stride, padding, dilation and the word that it is transposed stand; None: it never is.
-CONVOLUTIONS = dict.fromkeys(("convolution", "_convolution", "convolution_overrideable"), (3, 4, 5, 6))
+CONVOLUTIONS: dict[str, tuple[int, int, int, int | None]] = dict.fromkeys(
+    ("convolution", "_convolution", "convolution_overrideable"), (3, 4, 5, 6)
+)
 CONVOLUTIONS |= dict.fromkeys(("conv1d", "conv2d", "conv3d"), (3, 4, 5, None))
 CONVOLUTIONS |= dict.fromkeys(("cudnn_convolution",), (3, 2, 4, None))
-CONVOLUTIONS |= dict.fromkeys(("miopen_convolution", "mkldnn_convolution", "miopen_depthwise_convolution"), (4, 3, 5, None))
+CONVOLUTIONS |= dict.fromkeys(
+    ("miopen_convolution", "mkldnn_convolution", "miopen_depthwise_convolution"), (4, 3, 5, None)
+)
 CONVOLUTIONS |= dict.fromkeys(("_conv_depthwise2d", "conv_depthwise3d"), (4, 5, 6, None))
 EXPERTS = re.compile(r"fused_(?:experts|moe)")
 
@@ -84,7 +87,7 @@ def flops(name: str, dims: Shapes, concrete: list[Any] | None = None) -> int | N
 
 
 def traffic_bytes(name: str, dims: Shapes, types: list[Any] | None, concrete: list[Any] | None = None) -> int | None:
-    """Bytes that a product, a convolution or experts must move at least: their factors and the result once; else None."""
+    """Bytes that a product, a convolution or experts must move at least: the factors and the result once; else None."""
     op = name.split("::")[-1]
     if op == "matmul" or not dims or not types or flops(name, dims, concrete) is None:
         return None
@@ -240,7 +243,7 @@ def _convolution(op: str, dims: list[Any], concrete: list[Any] | None) -> tuple[
 
 
 def _out(data: list[int], weight: list[int], lists: list[Any], is_transposed: bool) -> list[int]:
-    """Shape of the result, [] if it is not known; of a transposed one that of the input, which it is no smaller than."""
+    """Shape of the result, [] if it is not known; of a transposed one that of the input, which is no larger."""
     if is_transposed:
         return data
     if len(data) < 3 or len(weight) != len(data) or not all(lists):
@@ -250,7 +253,11 @@ def _out(data: list[int], weight: list[int], lists: list[Any], is_transposed: bo
     if any(len(sizes) != num for sizes in (stride, padding, dilation)) or min(stride) < 1:
         return []
     axes = zip(data[2:], weight[2:], stride, padding, dilation)
-    return [data[0], weight[0], *((size + 2 * pad - far * (span - 1) - 1) // step + 1 for size, span, step, pad, far in axes)]
+    return [
+        data[0],
+        weight[0],
+        *((size + 2 * pad - far * (span - 1) - 1) // step + 1 for size, span, step, pad, far in axes),
+    ]
 
 
 def _list(concrete: list[Any] | None, number: int) -> list[int] | None:

@@ -1,7 +1,7 @@
 """CPU operators: their own time, the kernels they launched, what they allocated, FLOPs and bytes from their shapes.
 
-FLOPs and bytes are those of bench/analysis/trace/formulas.py.  Where no formula is known they are None, and that time is
-counted in the share that is unknown.
+FLOPs and bytes are those of bench/analysis/trace/formulas.py.  Where no formula is known they are None, and that time
+is counted in the share that is unknown.
 """
 
 import functools

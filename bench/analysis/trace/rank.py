@@ -149,13 +149,12 @@ class Collector:
         return self._tracks.setdefault(track, len(self._tracks))
 
     def _extra(self, name: Any, args: Args) -> int:
-        has_concrete = args.concrete is not msgspec.UNSET and self._needs_concrete(name)
         fact = (
             args.bytes if args.allocated is None else args.allocated,
             "" if args.dims is msgspec.UNSET else bytes(args.dims),
             "" if args.types is msgspec.UNSET else bytes(args.types),
             *(args.collective, args.nelems, args.group, args.device_type, args.group_size, args.dtype),
-            bytes(args.concrete) if has_concrete else args.kernel,
+            args.kernel if args.concrete is msgspec.UNSET or not self._needs_concrete(name) else bytes(args.concrete),
         )
         return self._extras.setdefault(fact, len(self._extras))
 
