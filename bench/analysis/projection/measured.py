@@ -12,7 +12,7 @@ from bench.analysis.explain.ceilings import COLLECTIVES
 from bench.analysis.explain.parts import Change
 from bench.analysis.projection.links import Curve
 from bench.analysis.projection.projected import Message, Projection, Step, expected_maximum
-from bench.analysis.trace import load, operators, skew
+from bench.analysis.trace import formulas, load, operators, skew
 from bench.analysis.trace.analysis import device_name
 from bench.analysis.trace.device_time import COMMUNICATION
 from bench.analysis.trace.rank import Rank
@@ -176,7 +176,7 @@ def _message(rank: Rank, row: int) -> tuple[str, float, int] | None:
     if facts is None:
         return None
     collective, num_elements, dtype, group = facts
-    size = operators.BYTES.get(str(dtype).lower(), operators.BYTES.get(f"c10::{dtype}".lower()))
+    size = formulas.BYTES.get(str(dtype).lower(), formulas.BYTES.get(f"c10::{dtype}".lower()))
     for pattern, name, factor in COLLECTIVES:
         if pattern.search(collective.lower()) and size and num_elements > 0 and group > 1:
             return name, float(size * num_elements * factor(group)), group
