@@ -391,7 +391,7 @@ def test_each_compilation_has_caches_of_its_own_that_its_runs_share_until_the_ra
     variables = []
 
     def run_to_end(folder, words, env, *args, **more):
-        variables.append((json.loads(words[1]), {name: env.get(name) for name in arm_process.CACHES}))
+        variables.append((json.loads(words[1]), {name: env.get(name) for name in race_folder.COMPILED}))
         return racers.start(folder, words[2:], results.folder, json.loads(words[1]))
 
     racers, start = claimed.Racers(results, noisy(1)), arm_process.start

@@ -8,7 +8,7 @@ and the command that supplies it, numbers, runs, what runs outside the clock, wh
 The baseline: logs of the same pull request whose path says so or whose code is an earlier record's; else the logs of
 the record before, from the folder that FOLDER lies in or from the clone.  --candidate and --baseline name them.
 --rerun DIR writes both sources and prints the race that decides on this machine; --go starts it, with SETTINGs
-(n=10 track=... ) of ./run.sh race after --.
+(n=10 track=... ) of ./run.sh race after --.  Both run in a sandbox, unless script.sandbox=false is among these.
 """
 
 import argparse
@@ -54,6 +54,8 @@ def main(argv: list[str]) -> int:
         print(document.json() if args.json else document.markdown())
     if args.rerun:
         words = _written(pull, user_path(args.rerun), folder) + (settings or [f"n={pull.track.repeats}"])
+        if not any(word.startswith("script.sandbox=") for word in words):
+            words.append("script.sandbox=true")
         print(shlex.join(["./run.sh", "race", *words]))
         if args.go:
             from bench.cli import race

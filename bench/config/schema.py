@@ -183,6 +183,7 @@ class ScriptConfig:
     env: dict[str, Any] | None = None  # variables that it gets beside the harness's; null as a value: the shell's own
     dialect: str | None = None  # how its lines read: a name, or a yaml of patterns; null: found in what it prints
     data: str | None = None  # folder in which it looks for shards; null: data/fineweb10B
+    sandbox: bool | None = None  # without network, home folder and other files than its own; null: as you
     raw_data: bool | None = None  # give it nanoGPT's train.bin and val.bin there, without a header; null: shards
 
 

@@ -1,8 +1,9 @@
 """The guard of a run's processes, their ancestor, which ends them all:  python -m bench.launch.guard FOLDER [member]
 
 The launcher starts it, and gives it on its standard input, a pipe that only the launcher holds, a line of JSON: what to
-start, {"words", "env", "log", "survives"} (ranks.py).  Whatever loses its parent below it, a daemon with its own
-session and environment too, becomes its child (PR_SET_CHILD_SUBREAPER), so that nothing the run starts gets away.
+start, {"words", "env", "log", "survives", "wrappers"} (ranks.py).  Whatever loses its parent below it, a daemon with
+its own session and environment too, becomes its child (PR_SET_CHILD_SUBREAPER), so that nothing the run starts gets
+away.
 
 When what it started has ended, it kills what is left and answers with a line, {"exit_code", "left": pids that the
 kernel does not let go}.  Then it waits for GOODBYE.  STOP ends the run's processes.  The end of the pipe without
@@ -37,7 +38,7 @@ def main(folder: str, member: str | None = None) -> None:
         orders.survives = started["survives"]
         log = os.open(started["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, 2)
-        exit_code = _run(started["words"], started["env"], orders)
+        exit_code = _run(started["words"], started["env"], orders, started["wrappers"])
         left = processes.end_descendants(GONE_WITHIN_S)
         with contextlib.suppress(BrokenPipeError):
             os.write(1, json.dumps({"exit_code": exit_code, "left": sorted(left)}).encode() + b"\n")
@@ -87,8 +88,12 @@ class _Orders:
         self.is_stop |= STOP in orders
 
 
-def _run(command: list[str], env: dict[str, str], orders: _Orders) -> int | None:
-    """Start it, wait for it -> its exit code, of a signal negative; None where the kernel does not let it go."""
+def _run(command: list[str], env: dict[str, str], orders: _Orders, wrappers: int) -> int | None:
+    """Start it, wait for it -> its exit code, of a signal negative; None where the kernel does not let it go.
+
+    wrappers: processes of a sandbox, each the parent of the next, around it; they hand no signal on, and say that it
+    was ended by one with an exit code of 128 and its number.
+    """
     # its own session: Ctrl-C and a closed terminal are the launcher's to act upon
     child = subprocess.Popen(
         command,
@@ -98,13 +103,15 @@ def _run(command: list[str], env: dict[str, str], orders: _Orders) -> int | None
         stdout=2,
         stderr=2,
         start_new_session=True,
-        preexec_fn=processes.die_with_parent,
+        preexec_fn=_confined if wrappers else processes.die_with_parent,
     )
     stopped_s, is_woken = None, False
     while child.poll() is None and orders.is_open:
         if orders.is_stop and stopped_s is None:
-            stopped_s = time.monotonic()
-            child.terminate()
+            stopped_s, inner = time.monotonic(), {child.pid}
+            for _ in range(wrappers):
+                inner = set[int]().union(*map(processes.children, inner))
+            processes.signal_all(inner, signal.SIGTERM)
         since_s = 0.0 if stopped_s is None else time.monotonic() - stopped_s
         if since_s > GRACE_S:
             break
@@ -117,7 +124,15 @@ def _run(command: list[str], env: dict[str, str], orders: _Orders) -> int | None
         processes.signal_all(processes.descendants(os.getpid()), signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(GONE_WITHIN_S)
-    return child.returncode
+    code = child.returncode
+    return 128 - code if wrappers and code is not None and code > 128 else code
+
+
+def _confined() -> None:
+    """Called by the child: where memory runs out, what is in a sandbox goes first."""
+    processes.die_with_parent()
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
 
 
 if __name__ == "__main__":

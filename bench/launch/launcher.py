@@ -229,6 +229,8 @@ class _Launch:
             while not self._has_ended(group, signals):
                 if self._watched:
                     self._watched.tick()
+                    if why := self._watched.confined and self._watched.confined.exceeded():
+                        return None, failures.failure("over_limit", why, step=self._watched.step)
                     if self._watched.has_seen_its_windows():
                         return None, failures.failure("stopped", failures.WINDOW_ENDED, step=self._watched.step)
                     if self._watched.trains_past_its_budget():
@@ -319,8 +321,8 @@ class _Launch:
         env = env | ({processes.WITHIN: around[0]} if around else {})
         is_bare = self._job.script is not None and not self._job.script.torchrun
         num_ranks = config.hardware.num_processes or 1
-        survives = self._survival is not None
-        return ranks.started(guard, num_ranks, self._folder, env, (*around, *program), is_bare, survives)
+        survives, confined = self._survival is not None, self._watched.confined if self._watched else None
+        return ranks.started(guard, num_ranks, self._folder, env, (*around, *program), is_bare, survives, confined)
 
     def _finish(self, exit_code: int | None, failure: Section | None, signals: Signals) -> None:
         """The record, with what is known only now."""

@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from bench.base import atomic
 from bench.base.paths import CHECKOUT, CODE, REPO, working_folder
@@ -28,7 +28,7 @@ from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.config.schema import HardwareConfig
 from bench.launch import guard
-from bench.machine import processes
+from bench.machine import processes, sandbox
 from bench.machine.signals import held
 from bench.training import flight_recorder
 
@@ -46,6 +46,15 @@ GUARD_S = guard.GRACE_S + 2 * guard.GONE_WITHIN_S + 10.0
 FAILURE = re.compile(  # of torchrun's report: torch.distributed.elastic.multiprocessing.errors.ChildFailedError
     r"^  time      : (?P<time>\S+)\n.*\n  rank      : (?P<rank>\d+) .*\n  exitcode  : (?P<exit_code>-?\d+) ", re.M
 )
+
+
+class Confined(Protocol):
+    """What puts a command into a sandbox."""
+
+    notes: Path  # where lies what ranks write into the run's folder, as they see it
+
+    def command(self, words: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+        """-> (words, env) that run it there."""
 
 
 class CannotStart(OSError):
@@ -174,9 +183,13 @@ class Guard:
         """The ancestor of the run's processes."""
         return self._process.pid
 
-    def start(self, command: Sequence[str], env: Mapping[str, str], log: Path, survives: bool = False) -> None:
-        """Start this program; log: for what it prints; survives: a signal to the guard does not end it."""
-        order = {"words": list(command), "env": dict(env), "log": str(log.absolute()), "survives": survives}
+    def start(
+        self, command: Sequence[str], env: Mapping[str, str], log: Path, survives: bool = False, wrappers: int = 0
+    ) -> None:
+        """Start this program; log: for what it prints; survives: a signal to the guard does not end it; wrappers: as of
+        guard.py."""
+        order: dict[str, Any] = {"words": list(command), "env": dict(env), "log": str(log.absolute())}
+        order |= {"survives": survives, "wrappers": wrappers}
         self._tell(json.dumps(order).encode() + b"\n")
 
     def has_ended(self, within_s: float) -> bool:
@@ -223,6 +236,7 @@ class Group:
         env: Mapping[str, str],
         program: Sequence[str] = WORKER,
         log: str = LOG,
+        confined: Confined | None = None,
     ):
         self._guard, self._place, self._folder, self._log = guarded, place, folder, folder / "logs" / log
         self._command, self._env = place.command(program, folder), {**env, **place.variables(), IN_RUN: "1"}
@@ -230,11 +244,15 @@ class Group:
             self._env = {name: value for name, value in self._env.items() if not name.startswith("PET_")}
             grace_s = SURVIVAL_S if place.survives else TORCHRUN_GRACE_S  # before HUNG_S, or its report is lost
             self._env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(grace_s)
+        self._notes, self._wrappers = folder, 0
+        if confined:
+            self._command, self._env = confined.command(self._command, self._env)
+            self._notes, self._wrappers = confined.notes, sandbox.WRAPPERS
         self._failed_s: float | None = None
         self.failures: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
-        self._guard.start(self._command, self._env, self._log, self._place.survives)
+        self._guard.start(self._command, self._env, self._log, self._place.survives, self._wrappers)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -248,7 +266,7 @@ class Group:
 
         A rank that has written its failure and then hangs, in a library's destructors, is ended too.
         """
-        if self._failed_s is None and any((self._folder / "logs").glob("rank*.failure.json")):
+        if self._failed_s is None and any((self._notes / "logs").glob("rank*.failure.json")):
             self._failed_s = time.monotonic()
         if self._failed_s is not None and time.monotonic() - self._failed_s > HUNG_S:
             self._guard.stop()
@@ -296,8 +314,10 @@ def started(
     program: Sequence[str] = WORKER,
     is_bare: bool = False,
     survives: bool = False,
+    confined: Confined | None = None,
 ) -> Iterator[Group]:
-    """A context that yields all ranks of a run on this machine alone.  is_bare, survives: as of Place.
+    """A context that yields all ranks of a run on this machine alone.  is_bare, survives: as of Place.  confined: None
+    outside a sandbox.
 
     CannotStart: so also where this machine cannot reach itself, for which torch would try for minutes, and say no more.
     """
@@ -310,7 +330,7 @@ def started(
     with reserved_port(LOOPBACK) as port:
         how = {"by_torchrun": num_ranks > 1, "is_bare": is_bare, "survives": survives}
         place = Place(num_ranks, num_ranks, master=(LOOPBACK, port), **how)
-        with Group(guarded, place, folder, env, program) as group:
+        with Group(guarded, place, folder, env, program, confined=confined) as group:
             yield group
 
 

@@ -46,6 +46,7 @@ HINTS = {  # what to do
     "nccl_error": "read the other ranks' logs: one of them may have ended first; NCCL_DEBUG=INFO says more, and "
     "./run.sh doctor tries the connections",
     "stalled": "look where it hung: logs/ has each rank's stack; raise hardware.stall_timeout_s if it had to wait",
+    "over_limit": "look at what it did, logs/ and work/: a sandbox holds it to what an honest run stays below",
     "wall_timeout": "raise hardware.wall_timeout_s or train fewer steps",
     "launcher_killed": "start it again, in a terminal or job that outlives it: its launcher was killed from outside",
     "interrupted": "start it again; a sweep skips what is complete",

@@ -10,6 +10,8 @@ from bench.base.reading import json_file
 from bench.base.reading.damage import reading_record
 
 FOLDER = "races"
+CACHES = ".caches.tmp"  # in the folder of a race until it ends: what its compilers keep
+COMPILED = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}  # variable: its part of a cache
 STAIRCASE = "ladder.html"  # in the folder of a race of the ladder
 NAME = re.compile(r"\w[\w.-]*")  # never a way out of the folder: it may come from a foreign record
 TODAYS_FLAGS = {  # race.json keeps a verdict's flags as they were called when it was written

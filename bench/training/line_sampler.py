@@ -28,7 +28,7 @@ BATCH = 100  # samples of a write
 TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 
 
-def start(path: str, work: str, launcher_pid: int) -> Callable[[], None]:
+def start(path: str, work: str, launcher_pid: int | None) -> Callable[[], None]:
     """Samples into a file until the function that it returns is called.
 
     Lines of JSON: [chain], a new list of [file below work, line, function], innermost first, numbered from 0; else
@@ -158,8 +158,11 @@ def _cpu_ns(pid: int) -> int:
         return 0
 
 
-def _guard(launcher_pid: int) -> int:
-    """The run's guard, which inherits orphans: the ancestor just below the launcher; 0: not found."""
+def _guard(launcher_pid: int | None) -> int:
+    """The run's guard, which inherits orphans: the ancestor just below the launcher; 0: not found.  In a sandbox,
+    without a launcher, its first process."""
+    if launcher_pid is None:
+        return 1
     pid = os.getpid()
     try:
         while (parent := int(_stat(pid)[1])) != launcher_pid:

@@ -84,7 +84,7 @@ def main(folder: str) -> None:
     os._exit(exit_code)  # DDP over gloo aborts in its static destructors in about 1 exit of 20
 
 
-def sampling(work: str, launcher_pid: int, rank: int) -> Callable[[], None]:
+def sampling(work: str, launcher_pid: int | None, rank: int) -> Callable[[], None]:
     """Begins to sample rank 0 where an audit of the clock wants it -> what ends that."""
     sampler = runpy.run_path(os.path.join(HERE, "line_sampler.py"))
     folder = os.environ.pop(sampler["VARIABLE"], None)
@@ -136,9 +136,9 @@ def flush() -> None:
             stream.flush()
 
 
-def end_with_agent(launcher_pid: int) -> None:
+def end_with_agent(launcher_pid: int | None) -> None:
     """Killed by the kernel when the agent is gone.  What the script has started is ended by the run's guard
-    (bench/launch/guard.py)."""
+    (bench/launch/guard.py).  launcher_pid: None in a sandbox, where the launcher is not to be seen."""
     agent_pid = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
         import ctypes
@@ -146,7 +146,8 @@ def end_with_agent(launcher_pid: int) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of linux/prctl.h
     try:
         with contextlib.suppress(PermissionError):  # it is another user's
-            os.kill(launcher_pid, 0)
+            if launcher_pid is not None:
+                os.kill(launcher_pid, 0)
     except ProcessLookupError:
         os._exit(1)
     if os.getppid() != agent_pid:  # it went while this started

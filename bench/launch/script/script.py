@@ -19,6 +19,7 @@ from bench.base import credentials, private
 from bench.base.paths import REPO, user_path
 from bench.config import schema, user_code
 from bench.launch.script import revision
+from bench.machine import sandbox
 
 INSTRUMENTS = ("telemetry", "trace", "window")  # those that need nothing of a script but its lines
 DATA = "data/fineweb10B"
@@ -53,6 +54,7 @@ class Script:
     dialect: str | None  # a name, or the path of a yaml; None: found in what is printed
     data: PurePosixPath  # below its working folder
     raw_data: bool
+    sandbox: bool
     copied: Mapping[str, Path] | None = None  # prepare.frozen()'s copies of its sources
 
     @functools.cached_property
@@ -138,16 +140,32 @@ def from_config(config: schema.Config, overrides: list[str]) -> Script | None:
         dialects.read_yaml(dialect, f"script.dialect={settings.dialect}")
         settings.dialect = private.redact(dialect, REPO)
     args, command = tuple(settings.args or ()), None if settings.command is None else tuple(settings.command)
-    env, raw_data = settings.env or {}, bool(settings.raw_data)
-    script = Script(typed, own, settings.module, command, torchrun, python, args, env, dialect, data, raw_data)
+    env, flags = settings.env or {}, (bool(settings.raw_data), bool(settings.sandbox))
+    script = Script(typed, own, settings.module, command, torchrun, python, args, env, dialect, data, *flags)
+    if script.sandbox:
+        _check_sandbox(config, script)
     if is_rooted:
         settings.root = private.redact(str(given_root), REPO)
     if settings.path is not None:
         settings.path = script.file if is_rooted else private.redact(str(root / script.file), REPO)
     settings.torchrun = None if torchrun == (command is None) else torchrun  # the default is one config with one id
     settings.python = None if settings.python is None else private.redact(python, REPO)
-    settings.raw_data = settings.raw_data or None  # false is the default: one config with one id
+    # false is the default: one config with one id
+    settings.raw_data, settings.sandbox = settings.raw_data or None, settings.sandbox or None
     return script
+
+
+def _check_sandbox(config: schema.Config, script: Script) -> None:
+    """ValueError: none can be made here, or it would let in more than the script's own."""
+    sandbox.kind()
+    if config.hardware.nodes:
+        raise ValueError(f"script.sandbox=true: has no network, and hardware.nodes={config.hardware.nodes} needs one")
+    root = os.path.realpath(script.root)
+    if os.path.realpath(os.path.expanduser("~")).startswith(root):
+        raise ValueError(f"script.sandbox=true: all of {script.root} could be read: give the script its own folder")
+    for path in script.sources.values():
+        if not os.path.realpath(path).startswith(root + os.sep):
+            raise ValueError(f"script.sandbox=true: {path} leads out of {script.root}: put a copy in its place")
 
 
 def _set_instruments(config: schema.Config, overrides: list[str]) -> None:

@@ -89,15 +89,18 @@ class ScriptLook:
         watched = script_run.Watched(self._inside, job)
         initial_record.write_inputs(self._inside, job, {}, time.monotonic(), run["code"], watched.pipes)
         num_ranks, is_bare = config.hardware.num_processes or 1, not job.script.torchrun
+        confined = watched.confined
         with (
             ranks.Guard(self._inside, job.code, is_member=True) as guard,
             watched.watching(),
-            ranks.started(guard, num_ranks, self._inside, env, watched.program, is_bare) as group,
+            ranks.started(guard, num_ranks, self._inside, env, watched.program, is_bare, confined=confined) as group,
         ):
             until_s = time.monotonic() + most_s
             while not group.has_ended(TICK_S) and not watched.has_seen_its_windows() and time.monotonic() < until_s:
                 watched.tick()
                 yield
+        if confined:
+            confined.collect()
         self._keep(config.instruments, num_ranks, [first_step, last_step])
         shutil.rmtree(self._inside, ignore_errors=True)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from bench.base import atomic
 from bench.launch.prepare import Job
 from bench.launch.script import outcome, trace_files, work_folder
+from bench.launch.script.confined import Confined
 from bench.launch.script.output import Output
 from bench.machine import processes
 from bench.machine.meters import CpuMeter
@@ -39,6 +40,7 @@ class Watched:
         self._num_ranks = job.config.hardware.num_processes or 1
         self._output = Output(folder, self._num_ranks, job.script.dialect)
         self.pipes = self._output.pipes
+        self.confined = Confined(folder, job, self.pipes) if job.script.sandbox else None
         self.program = (job.script.python, str(job.code / WORKER))  # of each rank
         self._reader: dialects.Modded | Form | None = None  # of the dialect, once it is known
         self._num_read = 0
@@ -73,6 +75,8 @@ class Watched:
     def started(self, guard_pid: int) -> None:
         """The ranks run below this process: begin to sample."""
         self._guard_pid = guard_pid
+        if self.confined:
+            self.confined.watch(guard_pid)
         settings = self._job.config.instruments.get("telemetry")
         if settings is None:
             return
@@ -130,7 +134,7 @@ class Watched:
         """Whether the run may end now: profile.stop_after_window, and every rank has written the last of its traces."""
         config = self._job.config
         return config.profile.stop_after_window and trace_files.are_done(
-            self._folder, config.instruments, self._num_ranks
+            self.confined.notes if self.confined else self._folder, config.instruments, self._num_ranks
         )
 
     def trains_past_its_budget(self) -> bool:
@@ -149,6 +153,9 @@ class Watched:
 
     def conclude(self, run: Section, exit_code: int | None, failure: Section | None) -> Section | None:
         """The run's half of the record, as bench/training/ leaves it for our own.  Returns the failure, or None."""
+        if self.confined:
+            self.confined.collect()
+            run["script"]["sandbox"] = self.confined.kind
         if self._was_ended:  # what a rank says of SIGTERM is no failure
             for path in (self._folder / "logs").glob("rank*.failure.json"):
                 path.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from bench.base import atomic
 from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
 from bench.config import user_code
 from bench.data.sources.datasets import Dataset
 from bench.launch.script.script import Script
@@ -42,6 +43,17 @@ def make(folder: Path, script: Script, dataset: Dataset, data_root: Path) -> Pat
             for name, path in zip(shard_names(files, split, script.data.name), files, strict=True):
                 (data / name).symlink_to(path.resolve())
     return work
+
+
+def linked(script: Script, work: Path) -> list[Path]:
+    """What links in work/ lead to and a script in a sandbox may read: shards, and what lies in its own folder."""
+    root, found = os.path.realpath(script.root), []
+    for entry in plain_file.entries_below(work):
+        if entry.is_symlink():
+            is_inside = os.path.realpath(entry.path).startswith(root + os.sep)
+            if is_inside or Path(entry.path).parent == work / script.data:
+                found.append(Path(os.readlink(entry.path)))
+    return found
 
 
 def shard_names(files: Sequence[Path], split: str, folder_name: str) -> list[str]:
@@ -119,9 +131,10 @@ def doubts(script: Script, work: Path, opened: Iterable[str]) -> list[str]:
 
 
 def _sha256(path: Path) -> str | None:
+    """None: it is gone, or no regular file any more."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
+        return hashlib.sha256(plain_file.content(path)).hexdigest()
+    except Damaged:
         return None
 
 

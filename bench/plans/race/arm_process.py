@@ -33,7 +33,6 @@ TICK_S = 0.5
 # this file's names, the newest first: a revision has one
 FACTS_MODULES = ("bench.plans.race.arm_process", "bench.race.arm_process", "bench.racers")
 OF_LOSSES = ("model", "data", "optim", "stages")  # sections of a config; of the goal the steps, where schedules end
-CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}  # variable: its part of a cache
 MANY = "-"  # in place of an arm's overrides: those of several arms are on standard input
 
 
@@ -200,13 +199,13 @@ def start(
     if "compilation" in tag:
         cache = caches(race_folder.of(results, tag["race_id"])) / f"{tag['arm']}-{tag['compilation']}"
         cache = cache.with_name(f"{tag['arm']}-warm-up") if tag["discarded"] else cache
-        env |= {name: str((cache / part).absolute()) for name, part in CACHES.items()}
+        env |= {name: str((cache / part).absolute()) for name, part in race_folder.COMPILED.items()}
     return run_to_end(folder, ["--race", json.dumps(tag), *overrides], env, show, tick=tick)
 
 
 def caches(race: Path) -> Path:
     """Where the compilers' caches of a race lie until it ends; git ignores the name."""
-    return race / ".caches.tmp"
+    return race / race_folder.CACHES
 
 
 def run_to_end(

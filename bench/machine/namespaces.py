@@ -1,0 +1,155 @@
+"""A sandbox of Linux's own namespaces, where bubblewrap is not installed:  python -I -S THIS_FILE MOUNTS WORD...
+
+MOUNTS: JSON of sandbox.py, [[[what, source, path], ...], working folder, most processes or null], parents first.  Needs
+the standard library alone.  Exit code: the command's, of a signal 128 + its number; 125 with a line where no sandbox
+can be made.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import socket
+import struct
+import sys
+
+# linux/sched.h: mount, cgroup, UTS, IPC, user, PID and network namespaces
+ALL = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
+MNT_DETACH, AT_RECURSIVE, AT_FDCWD = 2, 0x8000, -100
+PIVOT_ROOT, MOUNT_SETATTR = (155, 442) if os.uname().machine == "x86_64" else (41, 442)  # else of arm64
+PDEATHSIG, CAPBSET_DROP, NO_NEW_PRIVS = 1, 24, 38  # linux/prctl.h
+SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
+LAST_CAPABILITY = 63
+STAGE, ROOT, OLD = "/tmp", "/new", "/old"  # any folder that is there; in it, while the mounts are made
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+OF_KERNEL = ("sys", "sysrq-trigger", "irq", "bus")  # in /proc, where root of the machine may write without any right
+FAILED = 125
+# Since then /proc/sys/kernel/pid_max is of the namespace of processes; before, it is the machine's.
+HAS_OWN_PIDS = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (6, 14)
+LEAST_PIDS = 302  # that the kernel takes, and one more
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main(mounts: list[tuple[str, str, str]], folder: str, num_processes: int | None, words: list[str]) -> int:
+    uid, gid = os.getuid(), os.getgid()
+    _call("unshare", ALL)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    socket.sethostname("localhost")  # a name that gloo finds
+    _loopback()
+    first = os.fork()
+    if first:
+        return _exit_code(os.waitpid(first, 0)[1])
+    _call("prctl", PDEATHSIG, 9, 0, 0, 0)
+    _call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+    _mount("tmpfs", STAGE, MS_NOSUID | MS_NODEV)
+    os.mkdir(STAGE + OLD)
+    os.mkdir(STAGE + ROOT)
+    _call("syscall", PIVOT_ROOT, STAGE.encode(), (STAGE + OLD).encode())
+    _mount("tmpfs", ROOT, MS_NOSUID | MS_NODEV, "mode=755")
+    for what, source, path in mounts:
+        _add(what, source, path)
+    os.chdir(ROOT)
+    _call("syscall", PIVOT_ROOT, b".", b".")  # the old root lies over the new one, until it is let go
+    _call("umount2", b".", MNT_DETACH)
+    os.chdir("/")
+    with contextlib.suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as file:
+        file.write("0")  # no further ones, in which a program would have every right again
+    if num_processes is not None and HAS_OWN_PIDS:  # for root, whom RLIMIT_NPROC does not bind
+        with open("/proc/sys/kernel/pid_max", "w") as file:
+            file.write(str(max(num_processes, LEAST_PIDS)))
+    for path in [f"/proc/{name}" for name in OF_KERNEL] + [path for what, _, path in mounts if what == "ro"]:
+        if os.path.exists(path):
+            if path.startswith("/proc/"):
+                _call("mount", path.encode(), path.encode(), None, MS_BIND, None)
+            _read_only(path, AT_RECURSIVE)
+    _read_only("/dev", 0)
+    _read_only("/", 0)
+    os.chdir(folder)
+    _drop()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.execvp(words[0], words)
+    while True:  # as the first process of a namespace, which inherits all orphans
+        pid, status = os.wait()
+        if pid == child:
+            return _exit_code(status)
+
+
+def _add(what: str, source: str, path: str) -> None:
+    target = ROOT + path
+    is_file = what == "link" or source.startswith("/") and not os.path.isdir(OLD + source)
+    os.makedirs(os.path.dirname(target) if is_file else target, exist_ok=True)
+    if what == "link":
+        os.symlink(source, target)
+    elif what in ("ro", "rw", "device"):
+        _bind(source, target)
+    elif what == "tmpfs":
+        _mount("tmpfs", target, MS_NOSUID | MS_NODEV, f"mode=1777,size={source}" if source else "mode=1777")
+    elif what == "proc":
+        _mount("proc", target, MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    elif what == "dev":
+        _mount("tmpfs", target, MS_NOSUID, "mode=755")
+        for name in DEVICES:
+            _bind(f"/dev/{name}", f"{target}/{name}")
+        for name, link in (("fd", "self/fd"), ("stdin", "self/fd/0"), ("stdout", "self/fd/1"), ("stderr", "self/fd/2")):
+            os.symlink(f"/proc/{link}", f"{target}/{name}")
+        os.mkdir(f"{target}/pts")
+        _mount("devpts", f"{target}/pts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+        os.symlink("pts/ptmx", f"{target}/ptmx")
+
+
+def _bind(source: str, target: str) -> None:
+    if not os.path.isdir(OLD + source) and not os.path.exists(target):
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    _call("mount", os.fsencode(OLD + source), os.fsencode(target), None, MS_BIND | MS_REC, None)
+
+
+def _mount(file_system: str, target: str, flags: int, options: str = "") -> None:
+    _call("mount", file_system.encode(), target.encode(), file_system.encode(), flags, options.encode())
+
+
+def _read_only(path: str, flags: int) -> None:
+    attributes = struct.pack("4Q", MS_RDONLY | MS_NOSUID, 0, 0, 0)  # struct mount_attr of linux/mount.h
+    _call("syscall", MOUNT_SETATTR, AT_FDCWD, path.encode(), flags, attributes, len(attributes))
+
+
+def _loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sH14x", b"lo", IFF_UP)
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, request)
+
+
+def _drop() -> None:
+    """No rights in these namespaces either."""
+    for capability in range(LAST_CAPABILITY + 1):
+        libc.prctl(CAPBSET_DROP, capability, 0, 0, 0)
+    _call("prctl", NO_NEW_PRIVS, 1, 0, 0, 0)
+    header, none = struct.pack("Ii", 0x20080522, 0), bytes(24)  # version 3 of linux/capability.h
+    _call("capset", header, none)
+
+
+def _call(name: str, *arguments: object) -> None:
+    if getattr(libc, name)(*arguments) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def _exit_code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code < 0 else code
+
+
+if __name__ == "__main__":
+    mounts, folder, num_processes = json.loads(sys.argv[1])
+    try:
+        code = main(mounts, folder, num_processes, sys.argv[2:])
+    except OSError as error:
+        print(f"no sandbox: {error}", file=sys.stderr)
+        code = FAILED
+    os._exit(code)

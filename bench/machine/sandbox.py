@@ -1,0 +1,247 @@
+"""Runs a program that nobody here vouches for: it sees the system and what it is given, and can change only its own.
+
+    words, env = sandbox.command(["python", "train.py"], env, readable=[code], writable={work: work}, cwd=work)
+    watch = sandbox.Watch(process.pid, limits, work)      then about twice a second: why = watch.exceeded()
+
+Inside there is no network but its own loopback, no other process and no home folder.  Of the file system there are
+SYSTEM and ETC, read-only, what it is given, and a temporary folder in memory.  When its first process ends, the kernel
+ends all others, daemons too.  Devices of GPUs are passed on, which has not been tried on a GPU.
+
+bubblewrap makes it where that is installed and works, else namespaces.py; where the kernel lets no user make
+namespaces, neither can.  The wall is Linux's kernel: this is no virtual machine.
+"""
+
+import contextlib
+import functools
+import glob
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.base.reading import plain_file
+from bench.base.units import GIB
+from bench.machine import processes
+
+BUBBLEWRAP, NAMESPACES = "bubblewrap", "namespaces"
+WRAPPERS = 2  # processes of either between the one that starts the command and the command
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix/store", "/sys")
+ETC = (  # what programs look up there; passwords, keys and the configuration of services stay outside
+    "alternatives", "group", "host.conf", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime",
+    "mime.types", "nccl.conf", "nsswitch.conf", "OpenCL", "passwd", "protocols", "services", "ssl/certs", "timezone",
+)  # fmt: skip
+DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")
+TEMPORARY, SHARED, HOME = "/tmp", "/dev/shm", "/tmp/home"
+PASSED_DATA = ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "TIKTOKEN_CACHE_DIR")  # folders that may be read, where set
+DISK_LOOK_SHARE = 0.02  # of the time, spent looking at what it has written
+MEMORY_SHARE, MAX_DISK_GIB, MAX_FILES = 0.9, 200.0, 200_000  # of_machine()'s (assumed)
+MIN_FREE_GIB = 0.5  # of the disk that it writes to
+MIN_FREE_FILES = 1000
+
+
+class Refused(ValueError):
+    """No sandbox can be made here; the message says what to install or to change."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What all its processes together may use; None: as much as there is.
+
+    The kernel holds each process to cpu_s and each file to disk_gib, and num_processes unless this user is root, whom
+    NAMESPACES alone hold to about that, from Linux 6.14 on.  Watch looks for the others, and for that.
+    """
+
+    memory_gib: float | None = None  # without what processes share; with its temporary folder and /dev/shm
+    num_processes: int | None = None  # threads count too
+    cpu_s: float | None = None
+    disk_gib: float | None = None
+    num_files: int | None = None
+
+
+def of_machine(wall_s: float | None = None) -> Limits:
+    """What an honest training run stays below, so that this machine survives one that does not.
+
+    wall_s: how long it may take; None: as long as it does.
+    """
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    num_cpus = os.cpu_count() or 1
+    cpu_s = None if wall_s is None else wall_s * num_cpus
+    return Limits(MEMORY_SHARE * memory_gib, 256 + 128 * num_cpus, cpu_s, MAX_DISK_GIB, MAX_FILES)
+
+
+def kind() -> str:
+    """BUBBLEWRAP or NAMESPACES, whichever works here.  Refused: neither does."""
+    found, why = _tried()
+    if found is None:
+        remedy = "apt-get install bubblewrap (dnf, pacman: the same name)"
+        if shutil.which("bwrap"):
+            remedy = "allow user namespaces (sysctl kernel.apparmor_restrict_unprivileged_userns=0, user.max_user_nam"
+            remedy += "espaces=10000; of a container: --security-opt seccomp=unconfined)"
+        raise Refused(f"no sandbox can be made here ({why}): {remedy}")
+    return found
+
+
+@functools.cache
+def _tried() -> tuple[str | None, str]:
+    """-> (the first kind that works or None, the last line that one which does not work printed)."""
+    why = "Linux only"
+    for name in _kinds():
+        if name == BUBBLEWRAP and not shutil.which("bwrap"):
+            continue
+        words, env = command(["/bin/sh", "-c", ":"], {"PATH": os.environ.get("PATH", os.defpath)}, using=name)
+        done = subprocess.run(words, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if done.returncode == 0:
+            return name, ""
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return None, why
+
+
+def _kinds() -> tuple[str, ...]:
+    """In the order of preference: see Limits."""
+    if sys.platform != "linux":
+        return ()
+    from bench.machine import namespaces  # ctypes, which few launchers need
+
+    return (NAMESPACES, BUBBLEWRAP) if os.geteuid() == 0 and namespaces.HAS_OWN_PIDS else (BUBBLEWRAP, NAMESPACES)
+
+
+def command(
+    words: Sequence[str],
+    env: Mapping[str, str],
+    readable: Iterable[Path | str] = (),
+    writable: Mapping[Path, Path] | None = None,
+    limits: Limits | None = None,
+    cwd: Path | str = "/",
+    using: str | None = None,
+) -> tuple[list[str], dict[str, str]]:
+    """-> (words, env) that run this command in a sandbox.  Its exit code is the command's, of a signal 128 + number.
+
+    env: all variables that it gets, with folders of its own; environment.passed() lets no token through.  readable:
+    files and folders, which keep their absolute paths; writable: {absolute path inside: what lies there}, which may be
+    in a readable folder, and the other way round.  using: the kind, None: kind(), which may raise Refused.
+    """
+    using, limits = using or kind(), limits or Limits()
+    half = "" if limits.memory_gib is None else str(int(limits.memory_gib * GIB / 2))
+    found = {path: ("link", os.readlink(path)) for path in SYSTEM if os.path.islink(path)}
+    found |= {path: ("ro", path) for path in SYSTEM if os.path.isdir(path) and not os.path.islink(path)}
+    found |= {path: ("ro", os.path.realpath(path)) for name in ETC if os.path.exists(path := f"/etc/{name}")}
+    found |= {"/proc": ("proc", ""), "/dev": ("dev", ""), SHARED: ("tmpfs", half)}
+    found |= {TEMPORARY: ("tmpfs", half), HOME: ("dir", "")}
+    found |= {path: ("device", path) for pattern in DEVICES for path in sorted(glob.glob(pattern))}
+    given = [env[name] for name in PASSED_DATA if os.path.isdir(env.get(name, ""))] + [*readable]
+    whole = {os.path.realpath(path) for path in given}
+    found |= {path: ("ro", path) for path in whole}
+    for path in map(os.path.abspath, given):  # links; those within what can be read are there already
+        if not whole & {path, *map(str, Path(path).parents)}:
+            found[path] = "ro", os.path.realpath(path)
+    for inside, source in (writable or {}).items():
+        found[str(inside)] = "rw", os.path.realpath(source)
+    mounts = [(what, source, path) for path, (what, source) in sorted(found.items(), key=lambda item: Path(item[0]))]
+    words = [*_rlimits(limits), *words]
+    env = {name: value for name, value in env.items() if not name.startswith("XDG_")}
+    env |= {"HOME": HOME, "TMPDIR": TEMPORARY}
+    if using == BUBBLEWRAP:
+        return [*_bubblewrap(mounts), "--chdir", str(cwd), "--", *words], env
+    helper = Path(__file__).with_name("namespaces.py")
+    return [sys.executable, "-I", "-S", str(helper), json.dumps([mounts, str(cwd), limits.num_processes]), *words], env
+
+
+def _rlimits(limits: Limits) -> list[str]:
+    given = {"nproc": limits.num_processes, "cpu": limits.cpu_s, "fsize": limits.disk_gib and limits.disk_gib * GIB}
+    options = [f"--{name}={int(number)}" for name, number in given.items() if number is not None]
+    return [shutil.which("prlimit") or "prlimit", "--core=0", *options, "--"]
+
+
+@functools.cache
+def _options() -> str:
+    """The options of the bubblewrap that is installed: older ones lack some."""
+    return subprocess.run(["bwrap", "--help"], capture_output=True, text=True).stdout
+
+
+def _bubblewrap(mounts: Iterable[tuple[str, str, str]]) -> list[str]:
+    words = [shutil.which("bwrap") or "bwrap", "--unshare-user", "--unshare-all", "--cap-drop", "ALL", "--new-session"]
+    words += ["--die-with-parent", "--hostname", "localhost"]  # a name that gloo finds
+    words += ["--disable-userns"] * ("--disable-userns" in _options())
+    options = {"ro": "--ro-bind", "rw": "--bind", "device": "--dev-bind", "link": "--symlink"}
+    for what, source, path in mounts:
+        if what == "tmpfs" and source and "--size" in _options():
+            words += ["--size", source]
+        words += [options[what], source, path] if what in options else [f"--{what}", path]
+    # root of this machine could set it without any right, core_pattern among it, a program that the kernel runs
+    return [*words, "--ro-bind", "/proc/sys", "/proc/sys", "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+def of_python(python: str) -> list[str]:
+    """Folders that an interpreter reads: its environment, and those that it is made from."""
+    found, path = set[str](), os.path.abspath(python)
+    while True:
+        found.add(os.path.dirname(os.path.dirname(path)))
+        if not os.path.islink(path):
+            break
+        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+    whole = {"/", os.path.expanduser("~"), *SYSTEM}
+    return sorted(folder for folder in found if folder not in whole and os.path.isdir(folder))
+
+
+class Watch:
+    """Whether what runs below a process keeps to its limits.
+
+    pid: of the process that started the sandbox, or of an ancestor that starts nothing else; folder: all that it may
+    write to.
+    """
+
+    def __init__(self, pid: int, limits: Limits, folder: Path):
+        self._pid, self._limits, self._folder = pid, limits, folder
+        self._next_disk_s = 0.0
+
+    def exceeded(self) -> str | None:
+        """Which limit it has passed, as a sentence; None: none."""
+        limits, now_s = self._limits, time.monotonic()
+        num_tasks, memory_gib = _used(processes.descendants(self._pid))
+        if limits.num_processes is not None and num_tasks > limits.num_processes:
+            return f"it had {num_tasks} processes and threads, and may have {limits.num_processes}"
+        if limits.memory_gib is not None and memory_gib > limits.memory_gib:
+            return f"it held {memory_gib:.1f} GiB of memory, and may hold {limits.memory_gib:.1f}"
+        if now_s < self._next_disk_s:
+            return None
+        why = self._exceeded_disk()
+        self._next_disk_s = time.monotonic() + (time.monotonic() - now_s) / DISK_LOOK_SHARE
+        return why
+
+    def _exceeded_disk(self) -> str | None:
+        limits, num_bytes, num_files = self._limits, 0, 0
+        disk = os.statvfs(self._folder)
+        if disk.f_bavail * disk.f_frsize < MIN_FREE_GIB * GIB:
+            return f"less than {MIN_FREE_GIB:g} GiB are left on the disk that it writes to"
+        if disk.f_files and disk.f_favail < MIN_FREE_FILES:
+            return f"fewer than {MIN_FREE_FILES} files can be made on the disk that it writes to"
+        for entry in plain_file.entries_below(self._folder):
+            with contextlib.suppress(OSError):  # it is gone
+                num_bytes, num_files = num_bytes + entry.stat(follow_symlinks=False).st_blocks * 512, num_files + 1
+            if limits.num_files is not None and num_files > limits.num_files:
+                return f"it wrote more than {limits.num_files} files"
+        if limits.disk_gib is not None and num_bytes > limits.disk_gib * GIB:
+            return f"it wrote {num_bytes / GIB:.1f} GiB, and may write {limits.disk_gib:.1f}"
+        return None
+
+
+def _used(pids: Iterable[int]) -> tuple[int, float]:
+    """-> (processes and threads, GiB that they do not share and GiB of their folders in memory)."""
+    num_tasks, num_bytes, page_bytes = 0, 0, os.sysconf("SC_PAGE_SIZE")
+    in_memory = {os.stat(path).st_dev: 0 for path in (TEMPORARY, SHARED)}  # bytes by file system; not the machine's own
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            num_tasks += int(processes.stat_fields(pid)[17])
+            resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
+            num_bytes += (int(resident) - int(shared)) * page_bytes
+            for path in (TEMPORARY, SHARED):
+                inside = f"/proc/{pid}/root{path}"
+                if (device := os.stat(inside).st_dev) not in in_memory:
+                    held = os.statvfs(inside)
+                    in_memory[device] = (held.f_blocks - held.f_bfree) * held.f_frsize
+    return num_tasks, (num_bytes + sum(in_memory.values())) / GIB

@@ -1,0 +1,249 @@
+"""Attackers in the sandbox: each is held, in bubblewrap and in our own namespaces, and in a script's run."""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import real_runs
+import scripted
+
+from bench.machine import namespaces, processes, sandbox
+from bench.machine.sandbox import BUBBLEWRAP, NAMESPACES, Limits
+from bench.record import verification
+
+NO_LIMITS = Limits()
+
+
+def works(kind):
+    if sys.platform != "linux" or (kind == BUBBLEWRAP and not shutil.which("bwrap")):
+        return False
+    words, env = sandbox.command(["true"], os.environ, using=kind)
+    return subprocess.run(words, env=env, capture_output=True).returncode == 0
+
+
+needs_one = pytest.mark.skipif(not works(BUBBLEWRAP) and not works(NAMESPACES), reason="no sandbox works here")
+
+
+@pytest.fixture(params=[BUBBLEWRAP, NAMESPACES])
+def confined(request, tmp_path):
+    """confined(code, limits): a Python program in a sandbox where it may write to work/ -> (exit code, output, why)."""
+    if not works(request.param):
+        pytest.skip(f"{request.param} does not work here")
+    work = tmp_path / "work"
+    work.mkdir()
+
+    def run(code, limits=NO_LIMITS, env=os.environ, readable=()):
+        readable = [*sandbox.of_python(sys.executable), *readable]
+        words = [sys.executable, "-I", "-S", "-c", code]
+        words, env = sandbox.command(words, env, readable, {work: work}, limits, work, using=request.param)
+        process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        watch, why = sandbox.Watch(process.pid, limits, work), None
+        while process.poll() is None and not (why := watch.exceeded()):
+            time.sleep(0.02)
+        inside = processes.descendants(process.pid)
+        process.kill()
+        exit_code, out = process.wait(), process.communicate()[0]
+        assert real_runs.wait_for(lambda: not any(map(processes.start_ticks, inside)), 10)  # nothing stays
+        return exit_code, out, why
+
+    run.work, run.kind = work, request.param
+    return run
+
+
+def test_nothing_of_the_system_can_be_written_and_no_other_file_is_seen(confined, tmp_path):
+    secret = tmp_path / "id_rsa"
+    secret.write_text("KEY")
+    code = f"""
+import os
+for path in ({str(secret)!r}, "/etc/shadow", os.path.expanduser("~root/.ssh"), "/run", "/var", "/home"):
+    assert not os.path.exists(path), path
+for path in ("/usr/x", "/x", "/dev/x", "/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger"):
+    try:
+        open(path, "a")
+    except OSError:
+        continue
+    raise SystemExit(f"{{path}} can be written")
+open("mine", "w"), open({str(tmp_path / "x")!r}, "w")  # the second in memory
+print(os.environ["HOME"], len([name for name in os.listdir("/proc") if name.isdigit()]) < 4)
+"""
+    assert confined(code) == (0, "/tmp/home True\n", None)
+    assert [path.name for path in confined.work.iterdir()] == ["mine"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["id_rsa", "work"]
+
+
+def test_it_reaches_no_network_but_its_own_loopback_and_gets_no_rights_anew(confined):
+    with socket.create_server(("127.0.0.1", 0)) as ours:
+        code = f"""
+import ctypes, socket
+with socket.create_server(("127.0.0.1", 0)) as own:
+    socket.create_connection(own.getsockname(), timeout=5).close()
+for address in (("127.0.0.1", {ours.getsockname()[1]}), ("192.0.2.1", 80)):
+    try:
+        socket.create_connection(address, timeout=5)
+        print("reached", address)
+    except OSError:
+        pass
+libc = ctypes.CDLL(None)
+print(libc.unshare(0x10000000), libc.mount(b"none", b"/tmp", b"tmpfs", 0, None), socket.gethostname())
+"""
+        assert confined(code) == (0, "-1 -1 localhost\n", None)
+
+
+@pytest.mark.parametrize(
+    ("code", "limits", "words"),
+    [
+        ("import os\nwhile True: os.fork()", Limits(num_processes=40), "processes and threads, and may have 40"),
+        ("held = []\nwhile True: held.append(b'x' * 2**24)", Limits(memory_gib=0.2), "GiB of memory, and may hold 0.2"),
+        (
+            "import time\nheld = []\nfor path in '/dev/shm/held', '/tmp/held':\n with open(path, 'wb') as file:\n"
+            "  for _ in range(7): file.write(b'x' * 2**24)\n held.append(b'x' * 2**25)\ntime.sleep(99)",
+            Limits(memory_gib=0.25),
+            "GiB of memory, and may hold 0.2",
+        ),
+        (
+            "for number in range(10**5): open(str(number), 'wb').write(b'x' * 2**16)\nwhile True: pass",
+            Limits(disk_gib=0.01),
+            "GiB, and may write 0.0",
+        ),
+        ("import os\nfor n in range(10**5): os.mkdir(str(n))\nwhile True: pass", Limits(num_files=99), "than 99 files"),
+    ],
+)
+def test_what_takes_too_much_is_named(confined, code, limits, words):
+    """Processes, memory, memory as files, disk, inodes."""
+    if limits.num_processes and os.geteuid() == 0 and not (confined.kind == NAMESPACES and namespaces.HAS_OWN_PIDS):
+        pytest.skip("root's processes are only counted here, too late for this machine")
+    _, _, why = confined(code, limits)
+    assert why is not None and words in why
+
+
+def test_the_kernel_holds_cpu_time_and_the_size_of_a_file(confined):
+    code = (
+        "import os\ntry: os.truncate(os.open('sparse', os.O_CREAT | os.O_RDWR), 2**42)\nexcept OSError: print('held')"
+    )
+    assert confined(code, Limits(disk_gib=1.0)) == (0, "held\n", None)
+    assert confined("while True: pass", Limits(cpu_s=1))[0] in (128 + 9, 128 + 24)  # SIGKILL, SIGXCPU
+
+
+def test_a_daemon_ends_with_what_started_it(confined):
+    code = "import subprocess\nsubprocess.Popen('setsid env -i sleep 321.5 & exit', shell=True).wait()"
+    assert confined(code)[0] == 0
+    assert real_runs.wait_for(lambda: b"321.5" not in b"".join(_command_lines()), 10)
+
+
+def _command_lines():
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            yield path.read_bytes()
+
+
+@needs_one
+def test_where_none_can_be_made_the_refusal_names_the_package(tmp_path):
+    """Within a sandbox no further one can be made."""
+    code = "from bench.machine import sandbox\nsandbox.kind()"
+    words, env = sandbox.command(
+        [sys.executable, "-c", code],
+        {"PATH": os.defpath, "PYTHONPATH": str(real_runs.REPO)},
+        [real_runs.REPO, *sandbox.of_python(sys.executable)],
+        using=NAMESPACES if works(NAMESPACES) else BUBBLEWRAP,
+    )
+    done = subprocess.run(words, env=env, capture_output=True, text=True)
+    assert "Refused: no sandbox can be made here (" in done.stderr
+    assert ("apt-get install bubblewrap" in done.stderr) == (not shutil.which("bwrap", path=os.defpath))
+
+
+# ---- a script's run
+
+SPY = """
+import json, os, socket, subprocess
+run = os.path.dirname(os.getcwd())
+found = {"variables": sorted(name for name in os.environ if "TOKEN" in name), "seen": []}
+for path in PATHS + [f"{run}/run.json", f"{run}/../../ledger.jsonl"]:
+    if os.path.exists(path):
+        found["seen"].append(path)
+    try:
+        open(path, "a").write("x")  # at most in a folder of its own, or in memory
+    except OSError:
+        pass
+for path in (f"{run}/logs/reading.log", f"{run}/.trace_rank0.raw.tmp", f"{run}/.rank0.facts.tmp", f"{run}/.reserve"):
+    os.symlink(PATHS[0], path)
+open(f"{run}/.rank0.profiled.tmp", "w").write(json.dumps([{"name": "trace", "raw": PATHS[0], "disturbed": [1, 2]}]))
+os.remove("helper.py")
+os.mkfifo("helper.py")
+try:
+    socket.create_connection(("127.0.0.1", PORT), timeout=5)
+    found["seen"].append("network")
+except OSError:
+    pass
+subprocess.Popen("setsid env -i sleep 432.5 & exit", shell=True).wait()
+deep = "deep"
+for _ in range(300):
+    os.mkdir(deep)
+    deep += "/deep"
+json.dump(found, open("found.json", "w"))
+for step in range(4):
+    end = f"val_loss:{6 - step / 3:.4f} " if step in (0, 3) else ""
+    print(f"step:{step}/3 {end}train_time:{60 * step}ms step_avg:60.00ms")
+    import time; time.sleep(0.06)
+"""
+
+
+@needs_one
+def test_a_script_that_spies_finds_nothing_and_its_run_is_recorded(tmp_path):
+    home, program = tmp_path / "home", tmp_path / "program"
+    for folder in (home / ".ssh", program):
+        folder.mkdir(parents=True)
+    (home / ".ssh/id_rsa").write_text("KEY")
+    (program / "helper.py").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as ours:
+        paths = [str(home / ".ssh/id_rsa"), str(program / "train.py"), str(real_runs.REPO / "bench/__init__.py")]
+        text = f"PATHS, PORT = {paths}, {ours.getsockname()[1]}\n{SPY}import helper\n"
+        (program / "train.py").write_text(text.replace("import helper\n", "if not PORT: import helper\n"))
+        more = {"HOME": str(home), "HF_TOKEN": "secret", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        folder = scripted.run(tmp_path / "results", program / "train.py", "script.sandbox=true", "track=free", **more)
+    run = real_runs.run_json(folder)
+    found = json.loads((folder / "work/found.json").read_text())
+    assert found == {"variables": [], "seen": []}
+    assert run["status"] == "complete" and run["script"]["sandbox"] in (BUBBLEWRAP, NAMESPACES)
+    assert (home / ".ssh/id_rsa").read_text() == "KEY" and (program / "train.py").read_text().endswith(
+        "import helper\n"
+    )
+    assert not list(folder.glob(".*")) and not (folder / "logs/reading.log").exists()
+    assert any("helper.py changed while it ran" in doubt["doubt"] for doubt in run["doubts"])
+    assert verification.report(folder)["passed"]
+    assert b"432.5" not in b"".join(_command_lines())
+
+
+@needs_one
+def test_a_run_that_passes_a_limit_is_ended_and_says_which(tmp_path):
+    (tmp_path / "train.py").write_text("import os, time\nfor n in range(10**4): open(str(n), 'w')\ntime.sleep(99)\n")
+    words = [*scripted.TRACK, f"script={tmp_path / 'train.py'}", "script.sandbox=true"]
+    with real_runs.started(
+        tmp_path / "results", "run", *words, changed={"bench.machine.sandbox.MAX_FILES": 500}
+    ) as process:
+        out = process.communicate(timeout=60)[0]
+    (folder,) = real_runs.folders(tmp_path / "results")
+    failure = real_runs.run_json(folder)["failure"]
+    assert (failure["kind"], failure["message"]) == ("over_limit", "it wrote more than 500 files"), out
+    failed = [rule for rule in verification.report(folder)["rules"] if not rule["passed"]]
+    assert [rule["rule"] for rule in failed] == ["is complete"] and not scripted.pids(tmp_path / "results")
+
+
+@needs_one
+def test_a_sandbox_that_would_let_in_more_than_the_scripts_own_is_refused(tmp_path):
+    home = tmp_path / "home"
+    (home / "program").mkdir(parents=True)
+    for folder in (home, home / "program"):
+        (folder / "train.py").write_text("")
+    (home / "program/keys.json").symlink_to(home / "keys.json")
+    (home / "keys.json").write_text("{}")
+    for script, words in ((home / "train.py", "could be read"), (home / "program/train.py", "keys.json leads out of")):
+        words_typed = ["run", *scripted.TRACK, f"script={script}", "script.sandbox=true"]
+        done = real_runs.bench(tmp_path / "results", *words_typed, HOME=str(home))
+        assert done.returncode == 2 and words in done.stderr, done.stderr
