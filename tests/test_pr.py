@@ -199,7 +199,7 @@ def test_the_rerun_writes_both_sources_and_the_race(planted, capsys, tmp_path):
     assert pr.main([str(planted(CHANGED)), "--rerun", str(tmp_path / "race"), "--", "n=3"]) == 0
     command = capsys.readouterr().out.split()
     assert command[:3] == ["./run.sh", "race", f"Baseline=script={tmp_path}/race/baseline/train_gpt.py"]
-    assert command[-2:] == ["track=gpt2_small", "n=3"]
+    assert command[-3:] == ["track=gpt2_small", "n=3", "script.sandbox=true"]  # it is somebody else's
     assert (tmp_path / "race/candidate/train_gpt.py").read_text().strip() == CHANGED.replace(
         "seed = 1", "seed = 0"
     ).strip()
