@@ -5,6 +5,7 @@
     runs = speedrun.load("results/*/*-s?")                                # run folders, globs, parts of run ids
     runs.to_pandas().groupby("optim.lr")["val_loss"].mean()
     speedrun.table(where=["model=gpt2"], group=True)                      # ./run.sh table, as rows
+    speedrun.sql("SELECT optim.lr, avg(val_loss) FROM runs GROUP BY 1")   # ./run.sh sql
     speedrun.compare("results/a/*", "results/b/*").verdict                # "faster"
     race = speedrun.race("goal.num_steps=100", A="", B="optim=muon", n=4) # trains; the rules of ./run.sh race
     speedrun.explain(runs[0]).plot()                                      # needs matplotlib
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from bench.api.comparing import Comparison, compare
     from bench.api.judging import Judgement, judge
     from bench.api.projecting import Projection, project
+    from bench.api.queries import sql
     from bench.api.racing import Race, race
     from bench.api.runs import Run, Runs, load
     from bench.api.tables import Table, table
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Account", "Answer", "Comparison", "Judgement", "Projection", "Race", "Run", "Runs", "Table", "Trace",
-    "__version__", "compare", "explain", "judge", "load", "project", "race", "table", "trace",
+    "__version__", "compare", "explain", "judge", "load", "project", "race", "sql", "table", "trace",
 ]  # fmt: skip
 _MODULES = {  # name: where it is; loaded when it is used, as a command needs one of them
     **dict.fromkeys(("Comparison", "compare"), "comparing"),
@@ -45,6 +47,7 @@ _MODULES = {  # name: where it is; loaded when it is used, as a command needs on
     **dict.fromkeys(("Table", "table"), "tables"),
     **dict.fromkeys(("Account", "Trace", "explain", "trace"), "traces"),
     "Answer": "answers",
+    "sql": "queries",
 }
 
 

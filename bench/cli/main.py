@@ -34,6 +34,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # purpose: {verb: (module in 
     },
     "look": {
         "table": ("table", "results as a table"),
+        "sql": ("sql", "results by a query in SQL, every setting a column"),
         "report": ("report", "a run, a race, a sweep or all results as a page"),
         "explain": ("explain", "why a step takes so long, and where the next millisecond is"),
         "analyze": ("analyze", "traces of any PyTorch program: time, kernels, gaps, ranks"),
@@ -67,7 +68,7 @@ INTRODUCED = ("run", "speedrun", "race", "study", "referee", "ladder", "calibrat
 # nothing that ranks can do together
 SEVERAL_RUNS = ("speedrun", "race", "study", "referee", "ladder", "calibrate", "bench-self", "doctor")
 SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
-PRINTED = ("compare", "table", "history", "analyze", "explain", "project", "export")  # nothing is done but print
+PRINTED = ("compare", "table", "sql", "history", "analyze", "explain", "project", "export")  # nothing else is done
 _interrupts: list[int] = []  # numbers of signals, as they came
 HELP = """usage: ./run.sh COMMAND [...]
 

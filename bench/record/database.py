@@ -31,7 +31,7 @@ JSON, ANY = "JSON", "ANY"  # a list; a number here and a word there
 KINDS = {  # column of the view: its type
     name: TYPES.get((kind.__name__ if isinstance(kind, type) else str(kind)).partition(" ")[0], JSON)
     for name, kind in Row.__annotations__.items()
-    if name not in ("config", "setting")  # which are the settings themselves, and internal
+    if name not in ("config", "setting", "headline", "log_id", "identity_version", "outside_unknown")  # internal
 } | {"folder": "TEXT", "certificate": "TEXT"}
 MAX_SETTINGS = 1800  # SQLite takes 2,000 columns
 TABLES = """

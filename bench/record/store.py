@@ -37,7 +37,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from bench.base import atomic, paths
 from bench.base.reading import damage, json_file, plain_file, yaml_file
@@ -45,7 +45,7 @@ from bench.base.reading.damage import Damaged, reading_record
 from bench.machine import processes
 from bench.record import certificates, configs, database, ledger, metrics, run_folder, shape, validity
 from bench.record import rows as rows_module
-from bench.record.database import CHOSEN, JOINED, Database, Values
+from bench.record.database import CHOSEN, JOINED, KINDS, Database, Values
 from bench.record.rows import COLUMNS, Row, row_of
 
 NAME = ".store.sqlite"
@@ -355,6 +355,20 @@ class Store(Database):
         with _no_garbage_collection():
             self.choose(condition, values)
             return {self._absolute(path, name): row for path, name, row in self.chosen_rows()}
+
+    def listing(self) -> list[dict[str, Any]]:
+        """The view runs by track, then time: {column or setting: value} each, with values of one type in a column."""
+        self.choose("1")
+        found = self.db.execute("SELECT * FROM runs ORDER BY track, started_at, run_id")
+        names = [name for name, *_ in found.description]
+        rows = [dict(zip(names, row, strict=True)) for row in found]
+        kinds = KINDS | self.settings
+        types: dict[str, Callable[[Any], object]] = {"BOOLEAN": bool, "REAL": float, "ANY": str}
+        for name in names:
+            if of_kind := types.get(kinds[name]):
+                for row in rows:
+                    row[name] = None if row[name] is None else of_kind(row[name])
+        return rows
 
     def folders(self) -> list[str]:
         """The run folders in scope, absolute, also of those that cannot be read."""

@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 
 def rows_of(folders: Sequence[Path | str], of_steps: bool) -> Sequence[Mapping[str, Any]]:
-    """[{column: value}]: of runs as the table has them, or of all their steps with run_id first."""
+    """[{column: value}]: of runs with every setting as a column, or of all their steps with run_id first."""
     if of_steps:
         runs = export_each(folders, lambda folder: (run_folder.read(folder)["run_id"], step_files.read(folder)))
         return [{"run_id": run_id} | row for run_id, rows in runs for row in rows]
-    return _some(named.rows_of_words([str(folder) for folder in folders]), folders)
+    return _some(named.store_of([str(folder) for folder in folders]).listing(), folders)
 
 
 def _some(found: Sequence[T], folders: Sequence[Path | str]) -> Sequence[T]:

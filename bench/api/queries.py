@@ -1,0 +1,178 @@
+"""SQL over runs: what ./run.sh sql prints, and speedrun.sql() returns."""
+
+import difflib
+import os
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bench.api.tables import Table
+from bench.base import text_table
+from bench.base.reading.damage import Damaged, reading_record
+from bench.record import named, rows, step_files
+from bench.record.database import KINDS, quoted
+from bench.record.store import Store
+
+TABLES = ("runs", "metrics", "steps", "columns")
+MAX_STEPS_RUNS = 2000  # whose steps a query may read: a file each
+STEPS_TO_INTERRUPT = 1_000_000  # of SQLite's machine, after which Python sees a Ctrl-C
+ALLOWED = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
+# texts and quoted names, which stay as they are; comments; dotted names, of which some are settings
+TOKEN = re.compile(r"""'(?:[^']|'')*'|"((?:[^"]|"")*)"|--[^\n]*|\b[A-Za-z_]\w*(?:\.\w+)+""")
+ALIAS = re.compile(r'\bas\s+"((?:[^"]|"")*)"', re.IGNORECASE)
+MISSING = re.compile(r"no such (column|table|function): (.*)")
+
+
+class Found(Table):
+    """The rows of a query.  Numbers have as many digits as they need, whatever their column is called."""
+
+    def __str__(self) -> str:
+        return self._drawn("simple")
+
+    def to_markdown(self) -> str:
+        return self._drawn("github")
+
+    def _repr_html_(self) -> str:
+        from bench.web import page
+
+        return str(page.table(self.columns, self._cells()))
+
+    def _drawn(self, form: str) -> str:
+        numeric = [any(isinstance(row[name], (int, float)) for row in self._rows) for name in self.columns]
+        return text_table.render(self.columns, self._cells(), numeric, form)
+
+    def _cells(self) -> list[list[str]]:
+        return [[_cell(row[name]) for name in self.columns] for row in self._rows]
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def sql(query: str, *names: str | os.PathLike[str]) -> Table:
+    """One SELECT of SQLite's SQL over the runs that these names mean; without a name all of results/.
+
+        speedrun.sql("SELECT optim.lr, avg(val_loss) AS loss, count(*) AS n FROM runs GROUP BY 1 ORDER BY loss")
+
+    names: as of load().
+    runs: a row a run, with the columns of ./run.sh table and every setting by its dotted name.
+    metrics: run_id, metric, value, of the metrics that a run has.
+    steps: run_id and the columns of steps.csv; read when a query names it.
+    columns: table_name, name and type of the columns of these.
+
+    NULL is off, unknown or not measured; a boolean is 1 or 0, a list JSON.  Nothing can be changed.  Runs that cannot
+    be read are left out and named on standard error.  ValueError: it is no query, or a name means nothing.
+    """
+    store = named.store_of([os.fspath(name) for name in names])
+    store.choose("1")
+    _add_tables(store, with_steps=bool(re.search(r"\bsteps\b", query, re.IGNORECASE)))
+    text = _with_settings(query, store)
+    store.db.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in ALLOWED else sqlite3.SQLITE_DENY)
+    store.db.set_progress_handler(lambda: 0, STEPS_TO_INTERRUPT)
+    try:
+        found = store.db.execute(text)
+        if not found.description:
+            raise ValueError(f"{query!r}: there is no query: give one SELECT")
+        columns = _distinct([name for name, *_ in found.description])
+        return Found([dict(zip(columns, row, strict=True)) for row in found], columns)
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        raise ValueError(f"{_short(query)}: {_explained(str(error), store)}") from None
+
+
+def _add_tables(store: Store, with_steps: bool) -> None:
+    each = "SELECT run_id, '{0}' AS metric, {0} AS value FROM runs WHERE {0} NOTNULL"
+    store.db.execute(f"CREATE TEMP VIEW metrics AS {' UNION ALL '.join(map(each.format, rows.METRICS))}")
+    kinds = {("runs", name): kind for name, kind in (KINDS | store.settings).items()}
+    kinds |= {("metrics", "run_id"): "TEXT", ("metrics", "metric"): "TEXT", ("metrics", "value"): "REAL"}
+    of_steps = {name: "INTEGER" if name in step_files.INT_COLUMNS else "REAL" for name in step_files.CORE_COLUMNS}
+    of_steps |= {"run_id": "TEXT", "flags": "TEXT"}
+    kinds |= {("steps", name): of_steps[name] for name in ("run_id", *step_files.CORE_COLUMNS)}
+    store.db.execute("CREATE TEMP TABLE columns (table_name TEXT, name TEXT, type TEXT)")
+    store.db.executemany("INSERT INTO columns VALUES (?, ?, ?)", [(*key, kind) for key, kind in kinds.items()])
+    if with_steps:
+        _add_steps(store)
+
+
+def _add_steps(store: Store) -> None:
+    folders = store.rows()
+    if len(folders) > MAX_STEPS_RUNS:
+        remedy = f"name at most {MAX_STEPS_RUNS:,} after the query, by a folder or a part of their ids"
+        raise ValueError(f"steps: these are {len(folders):,} runs, each with a file of steps: {remedy}")
+    steps = list(_steps(store))
+    names = list(dict.fromkeys(["run_id", *step_files.CORE_COLUMNS, *(name for row in steps for name in row)]))
+    store.db.execute(f"CREATE TEMP TABLE steps ({', '.join(map(quoted, names))})")
+    marks = ", ".join("?" * len(names))
+    cells = ([row.get(name) for name in names] for row in steps)
+    store.db.executemany(f"INSERT INTO steps VALUES ({marks})", cells)
+
+
+def _steps(store: Store) -> Iterator[dict[str, Any]]:
+    for folder, row in store.rows().items():
+        try:
+            with reading_record(folder):
+                yield from ({"run_id": row["run_id"]} | step for step in step_files.read(folder))
+        except Damaged as error:
+            named.report_excluded("sql", str(error))
+
+
+def _with_settings(query: str, store: Store) -> str:
+    """The query with quotes around the settings that it names.  ValueError: a quoted name means nothing.
+
+    SQLite would take the latter for a text.
+    """
+    known = {name.lower(): name for name in (*KINDS, *store.settings)}
+    taken = {*known, *TABLES, *(alias.lower() for alias in ALIAS.findall(query))}
+
+    def spelled(match: re.Match[str]) -> str:
+        word, name = match[0], match[1]
+        if name is not None and name.lower() not in taken and not _is_column(name, store):
+            remedy = "a text stands in single quotes"
+            raise ValueError(f'{_short(query)}: there is no column "{name}"; {_near(name, [*known.values()])}{remedy}')
+        before, _, rest = word.partition(".")
+        if word.lower() in store.settings:
+            return quoted(word)
+        return f"{before}.{quoted(rest)}" if rest in store.settings else word
+
+    return TOKEN.sub(spelled, query)
+
+
+def _is_column(name: str, store: Store) -> bool:
+    found = store.db.execute("SELECT 1 FROM columns WHERE lower(name) = ?", [name.lower()])
+    return found.fetchone() is not None
+
+
+def _explained(error: str, store: Store) -> str:
+    """What SQLite says, and what to try."""
+    missing = MISSING.fullmatch(error)
+    if missing:
+        kind, name = missing.groups()
+        known = [name for (name,) in store.db.execute("SELECT name FROM columns")] if kind == "column" else list(TABLES)
+        every = "./run.sh sql --schema lists the columns" if kind == "column" else f"there are {', '.join(TABLES)}"
+        return (
+            f"there is no {kind} {name}; {_near(name.rpartition('.')[2] if kind != 'column' else name, known)}{every}"
+        )
+    if "one statement" in error:
+        return "these are several statements: give one SELECT"
+    if "authoriz" in error or "prohibited" in error:
+        return "results are read only: give one SELECT"
+    return f"{error}: it is SQLite's SQL, as in SELECT run_id, val_loss FROM runs WHERE optim.lr < 0.01"
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    known = list(dict.fromkeys(known))
+    near = [word for word in known if word.rpartition(".")[2] == name] or difflib.get_close_matches(name, known, n=3)
+    return f"did you mean {' or '.join(near[:3])}? " if near else ""
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names of columns, of which a query may give several alike: a, a -> a, a:1."""
+    found: list[str] = []
+    for name in names:
+        number = sum(other.partition(":")[0] == name for other in found)
+        found.append(f"{name}:{number}" if name in found else name)
+    return found
+
+
+def _short(query: str) -> str:
+    return text_table.middle(" ".join(query.split()), 60)

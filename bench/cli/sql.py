@@ -1,0 +1,41 @@
+"""./run.sh sql "SELECT ..." [RUN ...] [--json | --csv | --md]    results by a query      ./run.sh sql --schema
+
+    ./run.sh sql "SELECT optim.lr, avg(val_loss) AS loss, count(*) AS n FROM runs GROUP BY 1 ORDER BY loss"
+    ./run.sh sql "SELECT run_id, max(step_ms) FROM steps WHERE step > 10 GROUP BY 1" sweep-1a2b
+
+Tables: runs (a row a run, every setting a column by its dotted name), metrics (run_id, metric, value), steps, columns.
+The SQL is SQLite's.  Nothing can be changed.  RUN: run folders, folders of them, (parts of) run ids, races, sweeps;
+without one all of results/.
+"""
+
+from bench.api import queries
+from bench.cli import arguments
+
+SCHEMA = "SELECT * FROM columns"
+
+
+def main(argv: list[str]) -> int:
+    """Exit codes: 0 printed, 2 usage error."""
+    args = _parser().parse_args(argv)
+    if not args.words and not args.schema:
+        raise ValueError('give a query in quotes, "SELECT run_id, val_loss FROM runs", or --schema for the columns')
+    query, *names = [SCHEMA, *args.words] if args.schema else args.words
+    found = queries.sql(query, *names)
+    if args.csv:
+        found.print_csv()
+    else:
+        print(found.to_json() if args.json else found.to_markdown() if args.md else found)
+    return 0
+
+
+def _parser() -> arguments.Parser:
+    parser = arguments.Parser("./run.sh sql", main=main)
+    parser.add_argument(
+        "words", nargs="*", metavar="QUERY | RUN", help="one SELECT, in quotes; then whose runs, default results/"
+    )
+    parser.flag("--schema", help="tables, their columns and types")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="a list of objects, not rounded")
+    form.add_argument("--csv", action="store_true", help="not rounded")
+    form.add_argument("--md", action="store_true", help="Markdown")
+    return parser
