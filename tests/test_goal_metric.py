@@ -18,6 +18,7 @@ from bench.launch.prepare import prepare
 from bench.record import metrics, step_files, verification
 from bench.record import rows as rows_module
 from bench.record.importers import dialects
+from bench.report import curves, run_page
 from bench.training import weights
 from bench.training.finish_line import FinishLine
 from bench.training.model import build_model
@@ -81,6 +82,28 @@ def test_a_run_stops_at_its_target_of_bits_per_byte_and_says_them_everywhere(run
     assert [rule for rule in verification.report(run_by_bpb)["rules"] if not rule["passed"]] == []
     assert table.main([str(run_by_bpb)]) == 0
     assert f"val_bpb  {run['metrics']['score']:.5f}" in capsys.readouterr().out
+
+
+def test_pages_and_curves_draw_the_goals_metric(run_by_bpb):
+    rows = [row for row in step_files.read(run_by_bpb) if row["val_loss"] is not None]
+    by_step, by_time, step_time = curves.arm_charts({"A": [run_by_bpb]})
+    assert [chart["title"] for chart in (by_step, by_time, step_time)] == [
+        "val_bpb by step",
+        "val_bpb by time",
+        "Step time",
+    ]
+    found = curves.curves_of_run(run_by_bpb, score="val_bpb")["val"]
+    assert found["step"] == [row["step"] for row in rows]
+    assert found["val_bpb"] == pytest.approx([row["val_bpb"] for row in rows], rel=1e-5)
+    page = run_page.html(run_by_bpb)
+    score = real_runs.run_json(run_by_bpb)["metrics"]["score"]
+    assert "val_bpb by step" in page and "val_bpb, bits per byte" in page and f"{score:.5f}" in page
+
+
+def test_runs_of_different_goals_are_drawn_by_val_loss():
+    by_bpb, by_loss = goal("val_bpb", unit="bits per byte"), {"target_val_loss": 3.0}
+    assert curves.metric_of([by_bpb, by_bpb]) == metric.VAL_BPB
+    assert curves.metric_of([by_bpb, by_loss]) == curves.metric_of([]) == metric.VAL_LOSS
 
 
 def test_fewer_bits_per_byte_are_better_and_the_sentences_name_them():

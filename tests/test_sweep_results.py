@@ -122,6 +122,28 @@ def test_the_summary_names_the_best_the_means_what_failed_and_what_did_not_run(r
     assert shown.splitlines()[5].split()[:5] == ["0.003", "2", "2", "3.9000", "0.14142"]
 
 
+def test_a_sweep_by_another_metric_is_ranked_drawn_and_told_by_it_in_its_direction(results):
+    folder = make(results)
+    for path in (results / "cpu_nano").glob("*/run.json"):
+        run = json.loads(path.read_text())
+        run["goal"]["metric"] = {"name": "core", "unit": "", "direction": "higher"}
+        run["metrics"]["score"] = run["metrics"]["val_loss"] / 10  # so that the largest loss wins
+        path.write_text(json.dumps(run))
+    found = sweep_results.read(folder)
+    best = (
+        "best of 4: optim.lr=0.003 model.num_layers=4, core 0.46000 (mean of 2 runs, sd 0.01414); 0.0300 of core ahead"
+    )
+    assert sweep_results.best(found).startswith(f"{best} of optim.lr=0.001 model.num_layers=4, which these runs do not")
+    assert "core between the best and the worst mean of each setting: model.num_layers 0.04500 (best 4" in (
+        sweep_results.why(found)
+    )
+    page = sweep_page.html(folder)
+    assert "core_mean" in page and "val_loss" not in re.sub(
+        "<script.*?</script>|<style.*?</style>", "", page, flags=re.S
+    )
+    assert sweep_page.block(folder).count("* 0.46000") == 1
+
+
 def test_the_table_says_what_all_runs_share_and_no_time_of_runs_beside_others(results):
     folder = make(results)
     facts = sweep.read(folder)

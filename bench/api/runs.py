@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from bench.api import plotting, tables
+from bench.base.metric import VAL_LOSS
 from bench.base.paths import user_path
 from bench.record import configs, named, run_folder, step_files
 from bench.record.exporters import formats
@@ -135,12 +136,18 @@ class Runs(Sequence[Run]):
         return [{name: _cell(row.get(name)) for name in names} for row in rows]
 
     def plot(self, y: str = "val_loss", x: str = "step") -> "Figure":
-        """A curve a run.  y: val_loss, train_loss or step_ms; x: step, train_s or tokens.  Needs matplotlib."""
-        if y not in curves.PART or x not in curves.X_LABELS:
-            known = f"y is {', '.join(curves.PART)}; x is {', '.join(curves.X_LABELS)}"
+        """A curve a run.  y: val_loss, the metric of the runs' goal, train_loss or step_ms; x: step, train_s or tokens.
+
+        Needs matplotlib.
+        """
+        goal = curves.metric_of(run.record.get("goal") for run in self._runs)
+        known_y = list(dict.fromkeys((goal.name, *curves.Y_LABELS)))
+        if y not in known_y or x not in curves.X_LABELS:
+            known = f"y is {', '.join(known_y)}; x is {', '.join(curves.X_LABELS)}"
             raise ValueError(f"plot(y={y!r}, x={x!r}): {known}")
-        drawn = {run.id: [curves.curves_of_run(run.folder)] for run in self._runs}
-        return plotting.figure(curves.charts_of(drawn, [(f"{y} by {x}", y, x)]))
+        goal = goal if y == goal.name else VAL_LOSS
+        drawn = {run.id: [curves.curves_of_run(run.folder, score=goal.name)] for run in self._runs}
+        return plotting.figure(curves.charts_of(drawn, [(f"{y} by {x}", y, x)], goal))
 
     def __str__(self) -> str:
         return table_text.of_runs([dict(run._row) for run in self._runs]) if self._runs else "no runs"

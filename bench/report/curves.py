@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.base.metric import VAL_LOSS, Metric, of_goal
 from bench.base.reading.damage import Damaged
 from bench.base.units import s_from_ms
 from bench.compare.selection import Arm
-from bench.record import step_files
+from bench.record import run_folder, step_files
 from bench.record.rows import Row
 from bench.report import run_page
 from bench.web.chart import Spec, chart_of_arms
@@ -30,12 +31,7 @@ STEP_COLUMNS = (
 DIGITS = {"train_s": 5, "train_loss": 5, "step_ms": 4, "val_loss": 6}
 X_LABELS = {"step": "step", "train_s": "train time, s", "tokens": "tokens"}
 Y_LABELS = {"val_loss": "val_loss, nats per token", "train_loss": "train_loss, nats per token", "step_ms": "step, ms"}
-PART = {"val_loss": "val", "train_loss": "train", "step_ms": "train"}  # of curves_of_run()
-ARM_CHARTS = (  # title, y, x
-    ("val_loss by step", "val_loss", "step"),
-    ("val_loss by time", "val_loss", "train_s"),
-    ("Step time", "step_ms", "step"),
-)
+TRAINED = ("train_loss", "step_ms")  # all other values are of validations
 # ---- the page of the overlay: assets/curves.js draws it
 
 COLUMNS = (
@@ -55,35 +51,36 @@ MAX_BYTES = 5_000_000  # of the curves of a site, about
 BYTES_PER_POINT = 12  # train_loss, step_ms and train_s in a site's files, as measured
 
 
-def curves_of_run(folder: Path | str, max_points: int = 500) -> Curves:
+def curves_of_run(folder: Path | str, max_points: int = 500, score: str = VAL_LOSS.name) -> Curves:
     """A run folder -> curves_of_columns(); a run without steps has empty curves."""
-    return curves_of_columns(step_files.read_columns(folder, STEP_COLUMNS), max_points)
+    return curves_of_columns(step_files.read_columns(folder, (*STEP_COLUMNS, score)), max_points, score)
 
 
-def curves_of_rows(rows: Sequence[Mapping[str, Any]], max_points: int = 500) -> Curves:
+def curves_of_rows(rows: Sequence[Mapping[str, Any]], max_points: int = 500, score: str = VAL_LOSS.name) -> Curves:
     """Rows of steps, as record/step_files.read() has them -> curves_of_columns()."""
-    return curves_of_columns({name: [row.get(name) for row in rows] for name in STEP_COLUMNS}, max_points)
+    columns = {name: [row.get(name) for row in rows] for name in (*STEP_COLUMNS, score)}
+    return curves_of_columns(columns, max_points, score)
 
 
-def curves_of_columns(columns: Mapping[str, Sequence[Any]], max_points: int) -> Curves:
-    """{"every": k, "train": {step, train_s, tokens, train_loss, step_ms}, "val": {step, train_s, tokens, val_loss}}.
+def curves_of_columns(columns: Mapping[str, Sequence[Any]], max_points: int, score: str = VAL_LOSS.name) -> Curves:
+    """{"every": k, "train": {step, train_s, tokens, train_loss, step_ms}, "val": {step, train_s, tokens, score}}.
 
-    Lists of one length each.  With more than max_points steps a point of train is the mean of k steps, at the last of
-    them, and of the validations each j-th from the end is kept.  train_s is the time so far: the printed one of a log,
-    else the sum of step_ms; None where a log prints the time of some steps only.  Steps with a flag are in no step_ms.
-    None is unknown.
+    score: the column of a metric.  Lists of one length each.  With more than max_points steps a point of train is the
+    mean of k steps, at the last of them, and of the validations each j-th from the end is kept.  train_s is the time so
+    far: the printed one of a log, else the sum of step_ms; None where a log prints the time of some steps only.  Steps
+    with a flag are in no step_ms.  None is unknown.
     """
     steps, train_s = columns["step"], train_s_of(columns)
     loss_and_ms = zip(columns["train_loss"], columns["step_ms"], strict=True)
     trained = [number for number, (loss, ms) in enumerate(loss_and_ms) if loss is not None or ms is not None]
-    validated = [number for number, loss in enumerate(columns["val_loss"]) if loss is not None]
+    validated = [number for number, value in enumerate(columns[score]) if value is not None]
     every = max(1, -(-len(trained) // max_points))
     plain_ms = [None if flag else ms for flag, ms in zip(columns["flags"], columns["step_ms"], strict=True)]
     ends = [trained[min(start + every, len(trained)) - 1] for start in range(0, len(trained), every)]
     kept = validated[:: -max(1, -(-len(validated) // max_points))][::-1]
     means = {"train_loss": columns["train_loss"], "step_ms": plain_ms}
     train = {name: _means([values[number] for number in trained], every) for name, values in means.items()}
-    val = {"val_loss": [columns["val_loss"][number] for number in kept]}
+    val = {score: [columns[score][number] for number in kept]}
     at_val_s = list(train_s)
     for number in kept:
         if columns["train_time_at_val_ms"][number] is not None:
@@ -142,7 +139,7 @@ def _shared(
 def _rounded(columns: Mapping[str, list[Any]]) -> Curves:
     rounded = {}
     for name, values in columns.items():
-        form = f"%.{DIGITS[name]}g"
+        form = f"%.{DIGITS.get(name, DIGITS[VAL_LOSS.name])}g"
         is_unknown = values.count(None) == len(values)
         known = [None if value is None or not math.isfinite(value) else float(form % value) for value in values]
         rounded[name] = None if is_unknown else known
@@ -150,32 +147,53 @@ def _rounded(columns: Mapping[str, list[Any]]) -> Curves:
 
 
 def arm_charts(arms: Mapping[str, Sequence[Path | str]]) -> list[Spec]:
-    """{arm: its run folders} -> specs for page.figure(): val_loss by step, val_loss by time, step time by step.
+    """{arm: its run folders} -> specs for page.figure(): the goal's metric by step and by time, step time by step.
 
     One line an arm in the order of the mapping, the mean of its runs, with a band from their smallest to their largest.
     The caller names the runs that count (no warm-up runs).  A chart for which no run has values is not there.
     """
+    goal = metric_of(_goal_of(folder) for folders in arms.values() for folder in folders)
     runs_by_arm: dict[str, list[Curves]] = {name: [] for name in arms}
     for name, folders in arms.items():
         for folder in folders:
             with contextlib.suppress(Damaged):  # the others are drawn, and ./run.sh verify says what is wrong
-                runs_by_arm[name].append(curves_of_run(folder))
-    return charts_of(runs_by_arm)
+                runs_by_arm[name].append(curves_of_run(folder, score=goal.name))
+    return charts_of(runs_by_arm, goal=goal)
 
 
-def charts_of(arms: Mapping[str, Sequence[Curves]], wanted: Sequence[tuple[str, str, str]] = ARM_CHARTS) -> list[Spec]:
-    """{arm: curves_of_run() of its runs} -> the specs of arm_charts(), or of other charts: (title, y, x) each."""
-    charts = []
-    for title, y, x in wanted:
+def metric_of(goals: Iterable[Mapping[str, Any] | None]) -> Metric:
+    """run.json["goal"] of runs -> the metric that all share, else val_loss."""
+    metrics = {of_goal(goal) for goal in goals}
+    return metrics.pop() if len(metrics) == 1 else VAL_LOSS
+
+
+def _goal_of(folder: Path | str) -> Mapping[str, Any] | None:
+    try:
+        return run_folder.read(folder).get("goal")
+    except ValueError:  # damaged: its curve is not drawn either
+        return None
+
+
+def charts_of(
+    arms: Mapping[str, Sequence[Curves]], wanted: Sequence[tuple[str, str, str]] | None = None, goal: Metric = VAL_LOSS
+) -> list[Spec]:
+    """{arm: curves_of_run() of its runs} -> the specs of arm_charts(), or of other charts: (title, y, x) each.
+
+    goal: whose values the curves hold.
+    """
+    charts, name = [], goal.name
+    usual = ((f"{name} by step", name, "step"), (f"{name} by time", name, "train_s"), ("Step time", "step_ms", "step"))
+    labels = {name: ", ".join(filter(None, goal[:2]))} | Y_LABELS
+    for title, y, x in usual if wanted is None else wanted:
         drawn: list[Spec] = [{"name": name, "runs": []} for name in arms]
         for arm, runs in zip(drawn, arms.values()):
             for run in runs:
-                part = run[PART[y]]
+                part = run["train" if y in TRAINED else "val"]
                 pairs = [pair for pair in zip(part[x] or (), part[y] or ()) if None not in pair]
                 if pairs:
                     arm["runs"].append({"x": [at for at, _ in pairs], "y": [value for _, value in pairs]})
         if any(arm["runs"] for arm in drawn):
-            charts.append(chart_of_arms(f"arms-{y}-{x}", title, _caption(arms, y), X_LABELS[x], Y_LABELS[y], drawn))
+            charts.append(chart_of_arms(f"arms-{y}-{x}", title, _caption(arms, y), X_LABELS[x], labels[y], drawn))
     return charts
 
 
@@ -184,7 +202,7 @@ def _caption(arms: Mapping[str, Sequence[Curves]], y: str) -> str:
     if any(len(runs) > 1 for runs in arms.values()):
         remarks.append("mean of an arm's runs, band from the smallest to the largest")
     every = max((run["every"] for runs in arms.values() for run in runs), default=1)
-    if every > 1 and PART[y] == "train":
+    if every > 1 and y in TRAINED:
         remarks.append(f"a point is the mean of up to {every} steps")
     if y == "step_ms":
         remarks.append("within-run: for diagnosis, not for the verdict")
@@ -262,7 +280,9 @@ def html(arms: Iterable[Arm], path: Path) -> str:
 def charts_of_arms(arms: Iterable[Arm]) -> list[Spec]:
     """Arms -> the specs of arm_charts()."""
     arms = _shortly_named(arms)
-    return charts_of({arm.name: [_curves(arm, number, 500) for number in range(len(arm.rows))] for arm in arms})
+    goal = metric_of(arm.record_of(number).get("goal") for arm in arms for number in range(len(arm.rows)))
+    drawn = {arm.name: [_curves(arm, number, 500, goal.name) for number in range(len(arm.rows))] for arm in arms}
+    return charts_of(drawn, goal=goal)
 
 
 def _shortly_named(arms: Iterable[Arm]) -> list[Arm]:
@@ -273,12 +293,12 @@ def _shortly_named(arms: Iterable[Arm]) -> list[Arm]:
     return [replace(arm, name=last if lasts.count(last) == 1 else arm.name) for arm, last in zip(arms, lasts)]
 
 
-def _curves(arm: Arm, number: int, max_points: int) -> Curves:
+def _curves(arm: Arm, number: int, max_points: int, score: str = VAL_LOSS.name) -> Curves:
     folder = arm.folders[number]
     if folder is None:  # a log
-        return curves_of_rows(arm.record_of(number).get("steps") or [], max_points)
+        return curves_of_rows(arm.record_of(number).get("steps") or [], max_points, score)
     try:
-        return curves_of_run(folder, max_points)
+        return curves_of_run(folder, max_points, score)
     except Damaged as error:
         arm.damaged[arm.rows[number]["run_id"]] = str(error)
-        return curves_of_rows([], max_points)
+        return curves_of_rows([], max_points, score)

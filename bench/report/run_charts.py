@@ -7,6 +7,7 @@ from typing import Any
 
 from bench.analysis.diagnosis import stalls
 from bench.base import stats
+from bench.base.metric import VAL_LOSS, Metric, of_goal
 from bench.base.reading import json_file, plain_file
 from bench.base.units import NS_PER_S, s_from_ms
 from bench.record.shape import Record
@@ -33,14 +34,20 @@ TELEMETRY = (
 
 
 def specs_of(folder: Path, run: Record, rows: Rows, events: Events) -> list[Spec]:
-    """Every chart of a run, loss and step time first.  rows of steps.csv, events of events.jsonl."""
+    """Every chart of a run, the goal's metric, loss and step time first.  rows of steps.csv, events of events.jsonl."""
     ends_s, stages = end_s(rows, events), run["measured"].get("stages") or ()
     marked = [{"step": event["step"], "label": what(event)} for event in events if event["event"] == "stall"]
     if not events:  # a log: its stalls are in no event
         marked = [
             {"step": stall["step"], "label": f"stall of {stall['ms']:.4g} ms"} for stall in stalls.find(list(rows))
         ]
-    charts = [losses(rows), step_time(rows, ends_s, marked, stages), regions(rows, ends_s), distribution(rows)]
+    charts = [
+        score(rows, of_goal(run.get("goal"))),
+        losses(rows),
+        step_time(rows, ends_s, marked, stages),
+        regions(rows, ends_s),
+        distribution(rows),
+    ]
     start_ns = next((event["t_ns"] for event in events if event["event"] == "run_start"), None)
     if start_ns is not None and (folder / "telemetry.csv").exists():
         charts += telemetry(_columns(folder / "telemetry.csv"), start_ns, TELEMETRY)
@@ -134,6 +141,19 @@ def regions(rows: Rows, ends_s: Mapping[int, float]) -> Spec | None:
         means.append(f"{label} {stats.mean(known_ms or [0.0]):.2f} ms")
     x = [ends_s[row["step"]] for row in timed]
     return chart("regions", "Regions of a step", "mean " + ", ".join(means), SECONDS, "ms", x, series, (), "time")
+
+
+def score(rows: Rows, goal: Metric) -> Spec | None:
+    """The goal's metric by step, where it is another than the loss of losses()."""
+    scored = [] if goal == VAL_LOSS else [row for row in rows if row.get(goal.name) is not None]
+    if not scored:
+        return None
+    values: list[Any] = [row.get(goal.name) for row in scored]
+    series = [series_of(goal.name, values, "points")]
+    steps = [row["step"] for row in scored]
+    return chart(
+        "score", f"{goal.name} by step", f"last {values[-1]:.5g}", "step", goal.unit or goal.name, steps, series
+    )
 
 
 def losses(rows: Rows) -> Spec | None:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from bench.analysis.memory import page as memory_page
 from bench.analysis.memory import pickles
 from bench.base import escape, text_table
+from bench.base.metric import VAL_LOSS, of_goal
 from bench.base.reading.damage import reading_record
 from bench.record import race_folder, run_folder, step_files
 from bench.record.metrics import score_words, target_of
@@ -170,7 +171,9 @@ def sentence(run: Record) -> str:
 
 def _metrics(run: Record) -> list[tuple[str, str]]:
     """[(label, value as text)] of those that were measured."""
-    shown = [(label, run["metrics"].get(name), decimals) for name, label, decimals in TILES]
+    goal = of_goal(run.get("goal"))
+    of_score = [("score", ", ".join(filter(None, goal[:2])), 5)] if goal != VAL_LOSS else []
+    shown = [(label, run["metrics"].get(name), decimals) for name, label, decimals in (*of_score, *TILES)]
     return [(label, f"{value:,.{decimals}f}") for label, value, decimals in shown if value is not None]
 
 

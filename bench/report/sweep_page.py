@@ -35,8 +35,7 @@ from bench.web.document import (
 )
 from bench.web.page import tiles
 
-UNITS = {"val_loss": "val_loss, nats per token", "train_s": "train time, s", "tokens_per_s": "tokens/s"}
-VALUES = ("val_loss", "train_s")  # of heat maps
+TRAIN_TIME = "train time, s"
 LOG_FROM = 20  # an axis whose ends lie further apart than this factor is logarithmic
 NAME = "sweep.html"
 MAX_RUNS = 2000
@@ -52,22 +51,22 @@ def drawings(results: Results) -> list[Drawn]:
     if not results.ranked:
         return []
     if len(results.keys) == 2 or (len(results.keys) == 1 and not _is_numeric(results, results.keys[0])):
-        values = [value for value in VALUES if any(row[value] is not None for row in results.rows)]
-        return [_heat(results, value) for value in values]
+        scored = [value for value in (results.score, "train_s") if any(row[value] is not None for row in results.rows)]
+        return [_heat(results, value) for value in scored]
     return []
 
 
 def _is_numeric(results: Results, key: str) -> bool:
-    values: list[Any] = [row[key] for row in results.rows if row["val_loss"] is not None]  # lists too: script.args
+    values: list[Any] = [row[key] for row in results.rows if row[results.score] is not None]  # lists too: script.args
     return all(type(value) in (int, float) for value in values) and len(set(values)) > 1
 
 
 def _line(results: Results, key: str) -> Spec:
     """A point a run, in the order of the axis; the mean stands at the first run of each value."""
     runs = sorted(table_groups.counted(results.rows), key=lambda row: row[key])
-    runs = [row for row in runs if row["val_loss"] is not None]
+    runs = [row for row in runs if row[results.score] is not None]
     at = [row[key] for row in runs]
-    some = {x: [row["val_loss"] for row in runs if row[key] == x] for x in at}
+    some = {x: [row[results.score] for row in runs if row[key] == x] for x in at}
     is_first = [number == 0 or at[number - 1] != x for number, x in enumerate(at)]
 
     def each(of: Callable[[Sequence[float]], Any]) -> list[Any]:
@@ -80,16 +79,18 @@ def _line(results: Results, key: str) -> Spec:
         about = "mean with its 95 % interval (Student's t); points are runs"
     else:
         about = "mean over all the other settings; points are runs"
-    labels = [f"{row['run_id']}\n{number_words('val_loss', row['val_loss'])}" for row in runs]
-    dots = series_of("runs", [row["val_loss"] for row in runs], "points", labels)
+    labels = [f"{row['run_id']}\n{results.words(row[results.score])}" for row in runs]
+    dots = series_of("runs", [row[results.score] for row in runs], "points", labels)
     name = f"by-{re.sub('[^a-z0-9_]', '-', key)}"
-    spec = chart(name, f"val_loss by {key}", about, key, UNITS["val_loss"], at, [mean, dots])
+    spec = chart(name, f"{results.metric.name} by {key}", about, key, results.label, at, [mean, dots])
     return spec | {"log_x": at[0] > 0 and at[-1] / at[0] > LOG_FROM}
 
 
 def _heat(results: Results, value: str) -> Drawn:
     keys = results.keys if len(results.keys) == 2 else [results.keys[0]]
-    pivot = table_groups.pivot_of(results.rows, keys, value)
+    is_score, name = value == results.score, value.replace("_", "-")
+    pivot = results.pivot(keys) if is_score else table_groups.pivot_of(results.rows, keys, value)
+    title = results.label if is_score else TRAIN_TIME
     across = pivot.values[1] if len(keys) == 2 else [None]
     cells = [[_cell(pivot, (one, other) if len(keys) == 2 else (one,)) for other in across] for one in pivot.values[0]]
     heads = (
@@ -97,8 +98,8 @@ def _heat(results: Results, value: str) -> Drawn:
         [value_words(one) if len(keys) == 2 else "" for one in across],
     )
     about = "mean, sd and n of the runs in a cell; the best is framed"
-    markup = heat.plot(UNITS[value], about, (keys[0], keys[1] if len(keys) == 2 else ""), heads, cells)
-    return Drawn(f"heat-{value.replace('_', '-')}", UNITS[value], markup, heat.height_px(len(cells)))
+    markup = heat.plot(title, about, (keys[0], keys[1] if len(keys) == 2 else ""), heads, cells)
+    return Drawn(f"heat-{name}", title, markup, heat.height_px(len(cells)))
 
 
 def _cell(pivot: table_groups.Pivot, at: tuple[Any, ...]) -> heat.Cell | None:
@@ -148,9 +149,7 @@ def document(folder: Path | str, at: Path | str | None = None, results: Results 
 def block(folder: Path | str) -> str:
     """The sweep in Markdown: of two axes the table of one against the other, else the mean over each."""
     results = sweep_results.read(folder)
-    pivots = (
-        [table_groups.pivot_of(results.rows, results.keys, "val_loss")] if len(results.keys) == 2 else results.means()
-    )
+    pivots = [results.pivot(results.keys)] if len(results.keys) == 2 else results.means()
     best = sweep_results.best(results)
     verdict = [Lines([best])] if best else []
     return texts([*verdict, *(block for pivot in pivots for block in table_groups.pivot_blocks(pivot))], True) + "\n"
@@ -179,10 +178,8 @@ def _tiles(results: Results) -> Iterator[tuple[str, object]]:
 
 
 def _groups(results: Results) -> Table:
-    names: tuple[str, ...] = (
-        "val_loss_mean", "val_loss_sd", "train_s_mean", "train_s_sd", "step_avg_ms_mean", "tokens_per_s_mean",
-    )  # fmt: skip
-    names += ("peak_mem_gib_mean",)
+    speeds = ("train_s_mean", "train_s_sd", "step_avg_ms_mean", "tokens_per_s_mean", "peak_mem_gib_mean")
+    names = (f"{results.score}_mean", f"{results.score}_sd", *speeds)
     rows = [
         [
             *(value_words(group[key]) for key in results.keys),
@@ -192,7 +189,17 @@ def _groups(results: Results) -> Table:
         ]
         for group in results.groups
     ]
-    heads = ("n", "val_loss", "sd", "train_s", "sd", "step_avg_ms", "tokens_per_s", "peak_mem_gib", "config_id")
+    heads = (
+        "n",
+        results.metric.name,
+        "sd",
+        "train_s",
+        "sd",
+        "step_avg_ms",
+        "tokens_per_s",
+        "peak_mem_gib",
+        "config_id",
+    )
     right = [False] * len(results.keys) + [True] * (1 + len(names)) + [False]
     return Table((*results.keys, *heads), rows, right, style="tight")
 
@@ -216,12 +223,12 @@ def _runs(results: Results, at: Path) -> Table:
             _link(results, row, at),
             *(value_words(row[key]) for key in results.axes),
             run_page.state(row),
-            *(_number(row, name) for name in ("val_loss", "train_s")),
+            *(_number(row, name) for name in (results.score, "train_s")),
         ]
         for row in results.rows[:MAX_RUNS]
     ]
     right = [False] * (len(results.axes) + 2) + [True] * 2
-    return Table(("run", *results.axes, "status", "val_loss", "train_s"), rows, right, style="tight")
+    return Table(("run", *results.axes, "status", results.metric.name, "train_s"), rows, right, style="tight")
 
 
 def _link(results: Results, row: Mapping[str, Any], at: Path) -> Shown:

@@ -6,10 +6,11 @@ Read from the records alone; the sweep's own folder says what was asked for.  Th
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.base.metric import VAL_LOSS, Metric, of_goal
 from bench.base.paths import shown
 from bench.base.text_table import GAP, MARK_WIDTH, counted
 from bench.record import configs, run_folder, store, sweep
@@ -24,7 +25,7 @@ SEED = "seed"
 LOST = ("failed", "aborted", "stopped", "preempted")  # statuses
 MAX_CONFIGS = 20  # of the table; ./run.sh table --sweep has all
 MAX_LOST = 10  # runs that failed or did not begin, by name
-LOSSES = ("val_loss_mean", "val_loss_sd", "score_change", "score_ci95")
+UNIT_OF_LOSS = "val_loss, nats per token"
 TIMES = ("train_s_mean", "train_s_sd", "step_avg_ms_mean")
 
 
@@ -37,6 +38,20 @@ class Results:
     rows: list[TableRow]  # of every run, by start
     folders: dict[str, Path]  # {run_id: where it lies}
     not_run: list[list[str]]  # overrides of points without a record
+    metric: Metric = VAL_LOSS  # of the goal of all runs; val_loss where they differ in it
+
+    @property
+    def score(self) -> str:
+        """The column of the metric."""
+        return "val_loss" if self.metric == VAL_LOSS else "score"
+
+    @property
+    def label(self) -> str:
+        """The metric with its unit, for an axis."""
+        return UNIT_OF_LOSS if self.metric == VAL_LOSS else ", ".join(filter(None, self.metric[:2]))
+
+    def words(self, value: float | None) -> str:
+        return "" if value is None else number_words(self.score, value)
 
     @property
     def keys(self) -> list[str]:
@@ -54,38 +69,43 @@ class Results:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """Repeats of each config, the least mean val_loss first; those without a number last."""
+        """Repeats of each config, the best mean of the metric first; those without a number last."""
         groups = table_groups.groups(self.rows)
         for group in groups:
             group |= {key: group["members"][0][key] for key in self.keys}
-        return sorted(groups, key=lambda group: (group["val_loss_mean"] is None, group["val_loss_mean"]))
+        mean, sign = f"{self.score}_mean", self.metric.sign
+        return sorted(groups, key=lambda group: (group[mean] is None, sign * (group[mean] or 0.0)))
 
     @property
     def ranked(self) -> list[dict[str, Any]]:
-        """groups, those with a val_loss."""
-        return [group for group in self.groups if group["val_loss_mean"] is not None]
+        """groups, those with a value of the metric."""
+        return [group for group in self.groups if group[f"{self.score}_mean"] is not None]
 
     @property
     def sd_of_repeats(self) -> float | None:
-        """Of val_loss within a config, nats, pooled over those with repeats; None where none has."""
-        some = [(group["n"] - 1, group["val_loss_sd"]) for group in self.ranked if group["val_loss_sd"] is not None]
+        """Of the metric within a config, pooled over those with repeats; None where none has."""
+        sds = [(group["n"] - 1, group[f"{self.score}_sd"]) for group in self.ranked]
+        some = [(df, sd) for df, sd in sds if sd is not None]
         df = sum(one for one, _ in some)
         return math.sqrt(sum(one * sd**2 for one, sd in some) / df) if df else None
 
     def effects(self) -> list[table_groups.Pivot]:
-        """means() of val_loss, the widest range first, without settings of which no value has two configs."""
+        """means() of the metric, the widest range first, without settings of which no value has two configs."""
         pivots = [pivot for pivot in self.means() if len(pivot.cells) < max(len(self.ranked), 2)]
-        return sorted(pivots, key=self.range_nats, reverse=True)
+        return sorted(pivots, key=self.range_of, reverse=True)
 
     @staticmethod
-    def range_nats(pivot: table_groups.Pivot) -> float:
-        """Between the best and the worst mean val_loss over a setting."""
+    def range_of(pivot: table_groups.Pivot) -> float:
+        """Between the best and the worst mean over a setting."""
         means = [cell.mean for cell in pivot.cells.values() if cell.mean is not None]
         return max(means) - min(means)
 
+    def pivot(self, keys: Sequence[str]) -> table_groups.Pivot:
+        return table_groups.pivot_of(self.rows, keys, self.score, self.metric)
+
     def means(self) -> list[table_groups.Pivot]:
-        """For each axis with at least two values that ran, the mean val_loss over all the others."""
-        pivots = [table_groups.pivot_of(self.rows, [key], "val_loss") for key in self.keys]
+        """For each axis with at least two values that ran, the mean of the metric over all the others."""
+        pivots = [self.pivot([key]) for key in self.keys]
         return [pivot for pivot in pivots if sum(cell.n > 0 for cell in pivot.cells.values()) > 1]
 
 
@@ -122,7 +142,10 @@ def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> 
         has_run = point.folder is not None and point.folder.name in ran
         if not has_run and [of_point.get(key) for key in axes] not in killed:
             not_run.append(point.overrides)
-    return Results(facts, axes, rows, folders, not_run)
+    results = Results(facts, axes, rows, folders, not_run)
+    if len({row["metric"] for row in rows}) == 1 and rows[0]["metric"] != VAL_LOSS.name:
+        return replace(results, metric=of_goal(_record(results, rows[0]).get("goal")))
+    return results
 
 
 def _row(folder: str) -> Row | None:
@@ -158,12 +181,16 @@ def table(results: Results) -> list[str]:
     all_suspect = all(group["num_suspect"] == group["n"] for group in groups)
     all_beside = all_suspect and all(_record(results, row).get("beside") for row in complete)
     shown = [group | {"num_suspect": 0} for group in groups] if all_suspect else groups  # said once, below
-    about = f"{len(results.ranked)} configs, least mean val_loss first; score_change: above the first one's"
+    first = "least" if results.metric.sign > 0 else "greatest"
+    about = (
+        f"{len(results.ranked)} configs, {first} mean {results.metric.name} first; score_change: above the first one's"
+    )
     times = () if all_beside else TIMES  # such times are not eligible
     of_each = results.facts["points"]
     common = [word for word in of_each[0] if all(word in words for words in of_each)] if of_each else []
     typed = [f"in all of them: {' '.join(common)}"] if common else []  # for a reader who did not type it
-    columns = [*results.keys, "n", *LOSSES, *times, "config_id"]
+    scores = f"{results.score}_mean", f"{results.score}_sd", "score_change", "score_ci95"
+    columns = [*results.keys, "n", *scores, *times, "config_id"]
     lines = ["", about, *typed, "", table_text.fit(shown, columns, results.keys)]
     if len(results.ranked) > MAX_CONFIGS:
         left = len(results.ranked) - MAX_CONFIGS
@@ -188,7 +215,7 @@ def effects_table(results: Results) -> list[Table]:
         for (value,), cell in pivot.cells.items():
             name, best = pivot.keys[0] if value == pivot.values[0][0] else "", "best" if cell.is_best else ""
             rows.append([name, value_words(value), pivot.words(cell.mean), f"{cell.n}{cell.lost}", best])
-    heads = ("setting", "value", "val_loss_mean", "n", "")
+    heads = ("setting", "value", f"{results.metric.name}_mean", "n", "")
     about = "mean over all runs with a value, whatever their other settings; what matters most first"
     return [Table(heads, rows, [False, False, True, True, False], about, style="tight")] if rows else []
 
@@ -199,25 +226,26 @@ def best(results: Results) -> str:
     if len(groups) < 2:
         return ""
     first, second = groups[:2]
-    mean, sd = number_words("val_loss", first["val_loss_mean"]), first["val_loss_sd"]
-    spread = f"mean of {first['n']} runs, sd {number_words('val_loss', sd)}" if sd is not None else "one run"
-    return (
-        f"best of {len(groups)}: {values(results, first)}, val_loss {mean} ({spread}); {_ahead(results, first, second)}"
-    )
+    mean, sd = results.words(first[f"{results.score}_mean"]), first[f"{results.score}_sd"]
+    spread = f"mean of {first['n']} runs, sd {results.words(sd)}" if sd is not None else "one run"
+    which = f"{values(results, first)}, {results.metric.name} {mean} ({spread})"
+    return f"best of {len(groups)}: {which}; {_ahead(results, first, second)}"
 
 
 def _ahead(results: Results, first: TableRow, second: TableRow) -> str:
     """By how much the best is ahead of the next, and whether repeats tell the two apart."""
     pair = [dict(first), dict(second)]
     table_groups.add_changes(pair, pair[0])
-    nats, interval = pair[1]["score_change"], pair[1]["score_ci95"]
-    if nats is None:
-        nats = second["val_loss_mean"] - first["val_loss_mean"]
-    by = f"{nats:.4f} nats ahead of {values(results, second)}"
+    change, interval, sign = pair[1]["score_change"], pair[1]["score_ci95"], results.metric.sign
+    if change is None:
+        change = second[f"{results.score}_mean"] - first[f"{results.score}_mean"]
+    unit = results.metric.unit or f"of {results.metric.name}"
+    by = f"{sign * change:.4f} {unit} ahead of {values(results, second)}"
     if interval is None:
         return f"{by}, and without repeats it is unknown whether by chance: sweep seed=0,1,2 too"
-    words = f"95 % interval {interval[0]:+.4f} to {interval[1]:+.4f}"
-    return f"{by} ({words})" if interval[0] > 0 else f"{by}, which these runs do not tell apart ({words})"
+    low, high = sorted(sign * edge for edge in interval)
+    words = f"95 % interval {low:+.4f} to {high:+.4f}"
+    return f"{by} ({words})" if low > 0 else f"{by}, which these runs do not tell apart ({words})"
 
 
 def why(results: Results) -> str:
@@ -226,17 +254,17 @@ def why(results: Results) -> str:
     if not effects:
         return ""
     parts = [
-        f"{pivot.keys[0]} {number_words('val_loss', results.range_nats(pivot))} (best {_best_value(pivot)})"
-        for pivot in effects
+        f"{pivot.keys[0]} {results.words(results.range_of(pivot))} (best {_best_value(pivot)})" for pivot in effects
     ]
     sd, noise = results.sd_of_repeats, ""
     if sd is not None:
-        less = [pivot.keys[0] for pivot in effects if results.range_nats(pivot) < sd]
-        noise = f"; repeats of one config differ by sd {number_words('val_loss', sd)}"
+        less = [pivot.keys[0] for pivot in effects if results.range_of(pivot) < sd]
+        noise = f"; repeats of one config differ by sd {results.words(sd)}"
         noise += f", more than {' and '.join(less)} made" * bool(less)
     uneven = any(len({cell.n for cell in pivot.cells.values()}) > 1 for pivot in effects)
     doubt = "; not every combination ran: the means are of unlike runs" if uneven else ""
-    return f"nats between the best and the worst mean of each setting: {', '.join(parts)}{noise}{doubt}"
+    unit = results.metric.unit or results.metric.name
+    return f"{unit} between the best and the worst mean of each setting: {', '.join(parts)}{noise}{doubt}"
 
 
 def _best_value(pivot: table_groups.Pivot) -> str:

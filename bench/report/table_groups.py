@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.base import stats, text_table
+from bench.base.metric import Metric
 from bench.compare import verdict
 from bench.compare.eligibility import index_of_runs
 from bench.record import certificates, configs
@@ -164,6 +165,7 @@ class Pivot:
     """keys: one or two columns; values: those of each key, sorted; cells: by their values; over: what else varies."""
 
     value: str
+    label: str  # what to call the value
     keys: list[str]
     values: list[list[Any]]
     cells: dict[tuple[Any, ...], Cell]
@@ -174,8 +176,11 @@ class Pivot:
         return "" if number is None else number_words(self.value, number, more)
 
 
-def pivot_of(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], value: str) -> Pivot:
-    """Rows that have the keys and the value as columns -> Pivot.  ValueError where the value is not a number."""
+def pivot_of(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], value: str, goal: Metric | None = None) -> Pivot:
+    """Rows that have the keys and the value as columns -> Pivot.  ValueError where the value is not a number.
+
+    goal: the metric that a value "score" is of; None: nobody says whether less of it is better.
+    """
     if any(row[value] is not None and not isinstance(row[value], (int, float)) for row in rows):
         raise ValueError(f"--value {value}: it is not a number: choose from {', '.join((*LOWER, *HIGHER))}")
     members = defaultdict(list)
@@ -188,14 +193,18 @@ def pivot_of(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], value: str)
         mean = stats.mean(numbers) if numbers else None
         cells[at] = Cell(len(numbers), mean, stats.sd(numbers), len(members[at]) - len(numbers))
     means = {at: cell.mean for at, cell in cells.items() if cell.mean is not None}
-    if means and value in (*LOWER, *HIGHER):
-        best = (min if value in LOWER else max)(means, key=lambda at: means[at])
+    of_goal = goal if value == "score" else None
+    if means and (of_goal or value in (*LOWER, *HIGHER)):
+        is_lower = of_goal.sign > 0 if of_goal else value in LOWER
+        best = (min if is_lower else max)(means, key=lambda at: means[at])
         cells[best] = replace(cells[best], is_best=True)
     over: dict[str, None] = {}  # settings that differ within a cell, and the seed
     for inside in members.values():
         over |= dict.fromkeys(["seed"] * (len({row["seed"] for row in inside}) > 1) + configs.varied(inside))
     sides = [sorted({at[number] for at in cells}, key=rank) for number in range(len(keys))]
-    return Pivot(value, list(keys), sides, cells, [name for name in over if name not in keys])
+    return Pivot(
+        value, of_goal.name if of_goal else value, list(keys), sides, cells, [name for name in over if name not in keys]
+    )
 
 
 def pivot_text(pivot: Pivot, is_md: bool) -> str:
@@ -207,7 +216,7 @@ def pivot_blocks(pivot: Pivot) -> list[Block]:
     """A line a value of the first key, a column a value of the second; of one key mean, sd and n as columns."""
     down, numeric = pivot.values[0], all(isinstance(value, (int, float)) for value in pivot.values[0])
     if len(pivot.keys) == 1:
-        heads, right = [pivot.keys[0], pivot.value, "sd", "n", ""], [numeric, True, True, True, False]
+        heads, right = [pivot.keys[0], pivot.label, "sd", "n", ""], [numeric, True, True, True, False]
         lines = []
         for value in down:
             cell = pivot.cells[value,]
@@ -218,7 +227,7 @@ def pivot_blocks(pivot: Pivot) -> list[Block]:
         across = pivot.values[1]
         heads, right = [" \\ ".join(pivot.keys), *map(value_words, across)], [numeric, *[True] * len(across)]
         lines = [[value_words(one), *(_cell_words(pivot, (one, other)) for other in across)] for one in down]
-    about = f"{pivot.value}: mean, sd, n" if len(pivot.keys) == 1 else f"{pivot.value}: mean ± sd, n runs; * the best"
+    about = f"{pivot.label}: mean, sd, n" if len(pivot.keys) == 1 else f"{pivot.label}: mean ± sd, n runs; * the best"
     about += f"; over {', '.join(pivot.over)}" if pivot.over else ""
     about += "; failed: also aborted or invalid" if any(cell.num_lost for cell in pivot.cells.values()) else ""
     return [Table(heads, lines, right), Lines([about])]
