@@ -6,7 +6,7 @@ import pytest
 
 from bench.config import compose, identity, schema, stages
 from bench.config.identity import config_id
-from bench.config.resolve import resolve
+from bench.config.resolve import estimated_gib, resolve
 from bench.config.schema import Config, Machine, build, to_dict
 
 LAPTOP, NODE = Machine(num_gpus=0, num_cpus=8), Machine(num_gpus=8, num_cpus=64)
@@ -80,15 +80,15 @@ def test_fewer_processes_accumulate_gradients_for_the_same_batch(values):
 @pytest.mark.parametrize(
     ("gpu", "num_gpus", "memory_gib", "track", "micro_batch_seqs", "num_micro_steps"),
     [
-        ("RTX 4090", 1, 23.99, "gpt2_small", 16, 32),  # (0.9 * 24 - 3.0) / 0.6 = 31 sequences
-        ("RTX 4090", 1, 23.99, "gpt2_short", 16, 8),
-        ("RTX 4090", 2, 23.99, "gpt2_medium", 8, 32),
-        ("A100 40 GB", 1, 39.5, "gpt2_small", 32, 16),
-        ("H100 80 GB", 1, 79.6, "gpt2_small", 64, 8),  # and not 128: 0.6 * 128 + 3 = 80 GiB
-        ("H100 80 GB", 8, 79.6, "gpt2_small", 64, 1),
-        ("H200", 1, 139.8, "gpt2_small", 128, 4),
-        ("H200", 1, 139.8, "gpt2_short", 128, 1),  # the whole batch
-        ("T4, 9 GiB left", 1, 9.0, "gpt2_medium", 1, 512),  # 6.7 + 1.3 GiB of 0.9 * 9
+        ("RTX 4090", 1, 23.99, "gpt2_small", 32, 16),  # (0.9 * 24 - 3.0) / 0.44 = 42 sequences
+        ("RTX 4090", 1, 23.99, "gpt2_short", 32, 4),
+        ("RTX 4090", 2, 23.99, "gpt2_medium", 8, 32),  # (0.9 * 24 - 6.6) / 1.01 = 14.8
+        ("A100 40 GB", 1, 39.5, "gpt2_small", 64, 8),
+        ("H100 80 GB", 1, 79.6, "gpt2_small", 128, 4),  # and not 256: 0.44 * 256 + 3 = 116 GiB
+        ("H100 80 GB", 8, 79.6, "gpt2_small", 64, 1),  # the whole batch
+        ("H200", 1, 139.8, "gpt2_small", 256, 2),
+        ("H200", 1, 139.8, "gpt2_short", 128, 1),
+        ("T4, 9 GiB left", 1, 9.0, "gpt2_medium", 1, 512),  # 6.6 + 1.0 GiB of 0.9 * 9
         ("silent driver", 1, None, "gpt2_small", 16, 32),
     ],
 )
@@ -103,12 +103,12 @@ def test_what_takes_more_memory_gets_a_smaller_micro_batch():
         machine = Machine(1, 64, 79.6)
         return resolve(compose.compose(["track=gpt2_small", *words], machine), machine, 50257).hardware.micro_batch_seqs
 
-    assert (seqs(), seqs("data.seq_len=2048"), seqs("hardware.compile=false")) == (64, 32, 32)
-    assert seqs("hardware.dtype=float32", "model/size=medium") == 16
+    assert (seqs(), seqs("data.seq_len=2048"), seqs("hardware.compile=false")) == (128, 64, 32)
+    assert seqs("hardware.dtype=float32", "model/size=medium") == 32  # (71.6 - 6.6) / 2.02
     assert seqs("hardware.micro_batch_seqs=4") == 4  # as asked
-    assert seqs("model.activation_checkpointing=true") == 128  # the logits stay
+    assert seqs("model.activation_checkpointing=true") == 256  # the logits stay
     assert seqs("data.batch_tokens=98304") == 96  # all of a step: nothing is accumulated
-    assert seqs("data.batch_tokens=393216") == 64  # 384 = 3 * 128
+    assert seqs("data.batch_tokens=393216") == 128  # 384 = 3 * 128
 
 
 def test_a_gpu_that_is_too_small_for_one_sequence_is_refused_before_the_start_with_what_it_needs():
@@ -117,17 +117,55 @@ def test_a_gpu_that_is_too_small_for_one_sequence_is_refused_before_the_start_wi
         config = compose.compose(["track=gpt2_small", "data.seq_len=65536", *words], machine)
         return resolve(config, machine, 50257).hardware.micro_batch_seqs
 
-    assert seqs(79.6) == 1
-    with pytest.raises(ValueError, match="^data.seq_len=65536: one sequence needs an estimated 41.4 GiB") as refusal:
-        seqs(39.5)  # 64 * 0.6 + 3.0
-    assert "has 39.5 GiB, 35.6 of them usable: try sequences of 55" in str(refusal.value)
-    assert seqs(39.5, "model.activation_checkpointing=true") == seqs(39.5, "data.seq_len=32768") == 1
-    assert seqs(39.5, "hardware.micro_batch_seqs=1") == 1  # as asked, whatever the estimate
+    assert seqs(79.6) == 2  # 2 * 28.1 + 3.0 GiB
+    with pytest.raises(ValueError, match="^data.seq_len=65536: one sequence needs an estimated 31.1 GiB") as refusal:
+        seqs(31.7)  # 64 * 0.4387 + 3.02
+    assert "has 31.7 GiB, 28.5 of them usable: try sequences of 59" in str(refusal.value)
+    assert seqs(31.7, "model.activation_checkpointing=true") == 2  # 2 * 64 * 0.16 + 3.0
+    assert seqs(31.7, "data.seq_len=32768") == 1
+    assert seqs(31.7, "hardware.micro_batch_seqs=1") == 1  # as asked, whatever the estimate
     assert seqs(None) == 1  # a GPU that does not say how much memory it has
     with pytest.raises(ValueError, match=r"^stages\[1\].seq_len=65536: one sequence needs"):
-        seqs(39.5, "data.seq_len=1024", "stages=[{until_step:10},{seq_len:65536}]")
+        seqs(31.7, "data.seq_len=1024", "stages=[{until_step:10},{seq_len:65536}]")
     with pytest.raises(ValueError, match="try a smaller model,"):
         seqs(4.0, "model/size=medium")
+
+
+def test_a_validation_that_does_not_fit_is_refused_before_the_start():
+    """r26 validates in sequences of 262,144 tokens: 2 bytes * 50,304 logits of each are 24.6 GiB."""
+    machine = Machine(8, 64, 23.99)
+    config = compose.compose(["experiment=r26", "data.seq_len=8192"], machine)
+    with pytest.raises(
+        ValueError, match="^goal.val_seq_len=262144: one sequence needs an estimated 26.4 GiB"
+    ) as refusal:
+        resolve(config, machine, 50257)
+    assert "activation_checkpointing" not in str(refusal.value)
+    config.goal.val_seq_len = 65536
+    assert resolve(config, machine, 50257).hardware.micro_batch_seqs
+
+
+@pytest.mark.parametrize(
+    ("words", "num_layers", "step_gib", "validation_gib"),
+    [  # live at the peak with 64 K tokens at once, of r26 and r53 48 K, of r45 32 K, as doctor --rehearse-gpu counts
+        ("model=modern", 12, 30.86, 7.53),
+        ("experiment=simple", 12, 53.99, 32.21),
+        ("experiment=r12", 8, 23.37, 7.21),
+        ("experiment=r26", 8, 21.64, 26.45),
+        ("experiment=r45", 8, 13.44, 25.78),
+        ("experiment=r53", 8, 19.36, 25.78),
+    ],
+)
+def test_the_estimate_is_within_a_tenth_of_what_a_rehearsal_counts(words, num_layers, step_gib, validation_gib):
+    machine = Machine(8, 64, 79.6)
+    given = ["track=gpt2_small", words, f"model.num_layers={num_layers}"]
+    config = resolve(compose.compose(given, machine), machine, 50257)
+    longest = max(stages.stages_of(config), key=lambda stage: stage.seq_len)
+    fixed_gib, seq_gib = estimated_gib(config, longest.seq_len)
+    assert fixed_gib + longest.micro_batch_seqs * seq_gib == pytest.approx(step_gib, rel=0.1)
+    val_seq_len = stages.val_seq_len(config)
+    val_seqs = max(1, longest.micro_batch_seqs * longest.seq_len // val_seq_len)
+    fixed_gib, seq_gib = estimated_gib(config, val_seq_len, trains=False)
+    assert fixed_gib + val_seqs * seq_gib == pytest.approx(validation_gib, rel=0.1)
 
 
 def test_a_cpu_takes_all_its_sequences_at_once_as_before(values):

@@ -229,14 +229,15 @@ def test_what_a_kernel_takes_too_much_of_is_a_finding():
         "largest_shared_bytes": 65536,
     }
     fine |= {"collectives": 28, "out_of_order": None, "one_by_one": {}, "estimated_gib": 23.5, "num_layers": 4}
+    fine["estimated_val_gib"] = 58.0
     fine["shared_limit_bytes"] = 227 * 1024
     fine["per_step"] = {"0": {"triton_kernels": 200, "other_operators": 100}}
     (row,) = rehearse.judge("gpt2", fine)
     assert row.found == (
         "3 graphs, 300 launches a step, 28 collectives, 50 Triton kernels, of shared memory at most 64 KiB, "
-        "peak 60.0 GiB (23.5 estimated) with 4 layers"
+        "at most 20.0 GiB in a step (23.5 estimated), 60.0 GiB in a validation (58.0 estimated) with 4 layers"
     )
-    _, row = rehearse.judge("gpt2", fine | {"peak_gib": {"step": 60.0}})
+    _, row = rehearse.judge("gpt2", fine | {"peak_gib": {"step": 60.0, "step validation": 60.0}})
     assert row.status == "warn" and row.found == "60.0 GiB live in a step, above the 23.5 that choose micro-batches"
     kernel = {"name": "triton_tem_0", "config": "BLOCK_M: 256", "shared_bytes": 256 * 1024}
     (row,) = rehearse.judge("gpt2", fine | {"too_large": [kernel]})

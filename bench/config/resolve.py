@@ -4,10 +4,12 @@ Every refusal is a ValueError that names the setting, its value and what to try.
 that its track fixes.
 
 Where hardware.micro_batch_seqs is left to the machine, how many sequences fit a GPU at once is estimated, not measured:
-the saved activations of models/modern.py at 124M, 64 sequences of 1,024 tokens, bfloat16 and compiled, were counted on
-fake tensors as 30.4 GiB (the partitioner's cut), and the logits' gradient as 6.1 GiB: 0.6 GiB a sequence, of which the
-logits are a third.  Not compiled it was 80 to 90 GiB.  Weights, gradients and two moments in float32 are 16 bytes a
-parameter.
+from what `./run.sh doctor --rehearse-gpu` counts on FakeTensors, compiled and in bfloat16, of gpt2, modern, simple,
+r12, r26, r45 and r53.  A layer keeps 37 to 43 bytes of each of a token's features for the backward pass.  The logits
+are there once in bfloat16, 2 bytes; of r26 to r53, whose 8-bit product is no part of inductor's kernels, 3.2 to 3.7 in
+a step; of simple 10, twice in float32 beside that.  A validation has the logits alone.  Not compiled, models/modern.py
+took 80 to 90 GiB for 64 sequences of 1,024 tokens.  Weights, gradients and two moments in float32 are 16 bytes a
+parameter; in a validation there are no gradients, and of a matrix that Muon moves only one rank has the momentum.
 """
 
 import re
@@ -31,12 +33,14 @@ FINISH_LINE = (
     *(f"goal.{name}" for name in BUDGETS),
 )
 UNFIXED = ("data.vocab_size", "track.repeats")  # derived from the data; how often a run is made changes no run
-BLOCKS_GIB = 0.4  # a sequence of 1,024 tokens through 12 layers of width 768
-LOGITS_GIB = 0.2  # a sequence of 1,024 tokens, with 50,304 logits each
-STREAM_GIB = 1024 * 4 / 2**30  # a feature of the stream, of a sequence of 1,024 tokens
-PARAMETER_BYTES = 16
+LAYER_BYTES = 39.0  # of a token's feature, that a layer keeps for the backward pass
+STREAM_BYTES = 4  # of the same before a layer, where that computes the rest again
+LOGITS_BYTES = (2.0, 2.0)  # of a token's logit, in a step and in a validation
+OTHER_LOGITS_BYTES = {"simple": (10.0, 10.0), **dict.fromkeys((f"r{rung}" for rung in range(19, 54)), (3.0, 2.0))}
+EAGER_TIMES = 3  # as much where nothing is compiled
+PARAMETER_BYTES = (16, 8)  # in a step and in a validation
 OTHER_GIB = 0.6  # the CUDA context, NCCL's and the optimizer's buffers
-USABLE_FRAC = 0.9  # the allocator's fragments and validation take the rest
+USABLE_FRAC = 0.9  # the allocator's fragments take the rest
 UNKNOWN_GIB = 16.0  # where the driver does not say
 
 
@@ -212,23 +216,27 @@ def largest_micro_batch(config: schema.Config, seq_len: int, rank_seqs: int, mem
     return max(fits, default=1)
 
 
-def estimated_gib(config: schema.Config, seq_len: int) -> tuple[float, float]:
-    """What a rank needs whatever its micro-batch, and what each of its sequences of seq_len tokens adds to that."""
+def estimated_gib(config: schema.Config, seq_len: int, trains: bool = True) -> tuple[float, float]:
+    """What a rank needs whatever its micro-batch, and what each of its sequences of seq_len tokens adds to that.
+
+    trains: in a step; else in a validation.
+    """
     model, hardware = config.model, config.hardware
     assert model is not None and model.vocab_size is not None  # of no script, and resolved
-    num_vocab = model.vocab_size
-    blocks, logits = model.num_layers * model.width / (12 * 768), num_vocab / 50304  # against the counted model's
-    kept = blocks
-    if model.activation_checkpointing:  # one block at a time, and the float32 stream before each
-        kept = blocks / model.num_layers + model.num_layers * model.width * STREAM_GIB / BLOCKS_GIB
-    seq_gib = seq_len / 1024 * (BLOCKS_GIB * kept + LOGITS_GIB * logits)
-    seq_gib *= (1 if hardware.compile else 2) * (2 if hardware.dtype == "float32" else 1)
-    num_params = 12 * model.num_layers * model.width**2 + 2 * num_vocab * model.width
-    return OTHER_GIB + PARAMETER_BYTES * num_params / 2**30, seq_gib  # 3.0 and 0.6 at 124M and 1,024 tokens
+    num_features = model.num_layers * model.width
+    layers_bytes = LAYER_BYTES * num_features if trains else 0.0
+    if trains and model.activation_checkpointing:  # one layer at a time, and the float32 stream before each
+        layers_bytes = LAYER_BYTES * model.width + STREAM_BYTES * num_features
+    part = 0 if trains else 1
+    token_bytes = layers_bytes + OTHER_LOGITS_BYTES.get(model.arch, LOGITS_BYTES)[part] * model.vocab_size
+    token_bytes *= (1 if hardware.compile else EAGER_TIMES) * (2 if hardware.dtype == "float32" else 1)
+    num_params = 12 * num_features * model.width + 2 * model.vocab_size * model.width
+    # 3.0 and 0.44 in a step at 124M and 1,024 tokens
+    return OTHER_GIB + PARAMETER_BYTES[part] * num_params / 2**30, seq_len * token_bytes / 2**30
 
 
 def _refuse_what_never_fits(config: schema.Config, memory_gib: float) -> None:
-    """ValueError: training has sequences of which not even one fits the smallest GPU.  One's own model is not known."""
+    """ValueError: there are sequences of which not even one fits the smallest GPU.  One's own model is not known."""
     model, data = config.model, config.data
     assert model is not None  # of no script
     if user_code.is_import_path(model.arch):
@@ -238,12 +246,16 @@ def _refuse_what_never_fits(config: schema.Config, memory_gib: float) -> None:
     }
     where, seq_len = max((lengths or {"data.seq_len": data.seq_len}).items(), key=lambda item: item[1])
     fixed_gib, seq_gib = estimated_gib(config, seq_len)
+    val_fixed_gib, val_seq_gib = estimated_gib(config, resolved_stages.val_seq_len(config), trains=False)
+    if is_validation := val_fixed_gib + val_seq_gib > fixed_gib + seq_gib:
+        where, seq_len = "goal.val_seq_len", resolved_stages.val_seq_len(config)
+        fixed_gib, seq_gib = val_fixed_gib, val_seq_gib
     usable_gib = USABLE_FRAC * memory_gib
     if fixed_gib + seq_gib <= usable_gib:
         return
     fitting = int((usable_gib - fixed_gib) / seq_gib * seq_len) // 128 * 128
     remedies = [f"sequences of {fitting} tokens or fewer"] if fitting > 0 else ["a smaller model"]
-    if not model.activation_checkpointing and model.arch in WITH_CHECKPOINTING:
+    if not (model.activation_checkpointing or is_validation) and model.arch in WITH_CHECKPOINTING:
         remedies.append("model.activation_checkpointing=true")
     if not config.hardware.compile:
         remedies.append("hardware.compile=true")

@@ -185,6 +185,8 @@ def facts(trainer: Any, watch: Any) -> dict[str, Any]:
 
     config, stages = trainer.config, [portion.stage for portion in trainer._distinct()]
     estimates = [resolve.estimated_gib(config, stage.seq_len) for stage in stages]
+    num_val_seqs, val_seq_len = trainer.val_rows.shape_BT
+    val_fixed_gib, val_seq_gib = resolve.estimated_gib(config, val_seq_len, trains=False)
     compiled = [one for configs in watch.kernels.values() for one in configs]
     return {
         "num_layers": config.model.num_layers,
@@ -204,6 +206,7 @@ def facts(trainer: Any, watch: Any) -> dict[str, Any]:
         "estimated_gib": max(
             fixed + stage.micro_batch_seqs * seq for (fixed, seq), stage in zip(estimates, stages, strict=True)
         ),
+        "estimated_val_gib": val_fixed_gib + num_val_seqs * val_seq_gib,
         "memory_gib": MEMORY_GIB,
         "reducer": trainer.reducer.name,
     }
