@@ -503,3 +503,12 @@ def test_peak_memory_is_this_programs_own_and_not_its_parents():
     code = "from bench.machine import meters; print(meters.peak_rss_gib())"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)
     assert len(ballast) and 0.005 < float(done.stdout) < 0.2
+
+
+def test_of_a_package_that_is_installed_twice_the_first_on_the_path_counts(tmp_path, monkeypatch):
+    for folder, version in (("first", "1.9.0"), ("second", "2.0.0")):
+        info = tmp_path / folder / "twice-1.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: twice\nVersion: {version}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), str(tmp_path / "second"), *sys.path])
+    assert environment.packages()["twice"] == "1.9.0"

@@ -58,6 +58,12 @@ def test_a_crash_in_native_code_is_distinguished_from_a_kill(folder):
     assert (found["kind"], found["signal"], found["rank"]) == ("rank_crashed", "SIGSEGV", 3)
 
 
+@pytest.mark.parametrize("exit_code", [-15, 143])
+def test_what_starts_the_ranks_ended_from_outside_is_an_interrupted_run(folder, exit_code):
+    found = failures.classify(folder, exit_code)
+    assert (found["kind"], found["signal"], found["exit_code"]) == ("interrupted", "SIGTERM", exit_code)
+
+
 def test_an_agent_that_says_nothing_is_reported_as_that(folder):
     assert "exit code 1" in failures.classify(folder, 1)["message"]
 

@@ -19,6 +19,7 @@ from bench.launch import ranks
 from bench.launch.nodes import carried, facts, joining, leader, seal, store
 from bench.launch.nodes import member as member_module
 from bench.machine import environment
+from bench.machine.signals import Interrupted
 from bench.record import run_folder
 
 NODES = ("hardware.nodes=2", "hardware.num_threads=1")
@@ -93,7 +94,7 @@ def test_files_that_each_node_writes_have_one_role():
 
 
 ALIKE = {"source_sha256": "a" * 64, "torch": "2.13.0", "python": "3.11.7", "data_sha256": ["b" * 64], "config_id": "c"}
-ALIKE |= {"copy": f"{'9' * 32}-cpython-311"}
+ALIKE |= {"copy": f"{'9' * 32}-cpython-311", "seed": 0}
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,7 @@ ALIKE |= {"copy": f"{'9' * 32}-cpython-311"}
         ({"torch": "2.12.1"}, "torch, 2.12.1 instead of 2.13.0: install the same requirements.lock"),
         ({"torch": None}, "torch, none instead of 2.13.0"),
         ({"data_sha256": ["e" * 64]}, "the shards differ: ./run.sh data show"),
+        ({"seed": 7}, "seed, 7 instead of 0: give the same seed= on every node"),
         ({"config_id": "f"}, "config, f instead of c: give the same settings"),
         ({"copy": f"{'8' * 32}-cpython-311"}, f"code, {'8' * 12} instead of {'9' * 12}: check out the same commit"),
     ],
@@ -336,7 +338,7 @@ def test_a_message_verifies_with_the_same_secret_session_and_name_alone():
 def test_a_node_with_another_secret_is_refused_in_a_sentence(monkeypatch):
     listener = store.listen("127.0.0.1", [0])
     port = listener.getsockname()[1]
-    with leader.Leader(listener, "key", 1, 1, None, secret="mine") as leading:
+    with leader.Leader(listener, "key", 1, None, secret="mine") as leading:
         monkeypatch.setenv(seal.KEY, "theirs")
         member = store.MemberStore("127.0.0.1", [port], "key", 10.0)
         member.send("hello", num_ranks=1, local_rank=0)
@@ -345,6 +347,58 @@ def test_a_node_with_another_secret_is_refused_in_a_sentence(monkeypatch):
                 leading._join()
         assert arrived(member) == {"kind": store.GONE, "why": seal.NOT_VERIFIED}
         member.close()
+
+
+def listening(num_members=1):
+    listener = store.listen("127.0.0.1", [0])
+    port = listener.getsockname()[1]
+    return leader.Leader(listener, "key", num_members, None), lambda timeout_s: store.MemberStore(
+        "127.0.0.1", [port], "key", timeout_s
+    )
+
+
+def refusal(why):
+    raise ValueError(why)
+
+
+def test_a_node_that_refuses_while_it_prepares_itself_is_heard_by_all_the_others():
+    leading, reach = listening(2)
+    why = "train.bin: sha256 8abe instead of a2e9: damaged or changed"
+    with leading:
+        other = reach(5.0)
+        with pytest.raises(ValueError, match="8abe instead of a2e9"):
+            member_module._take_part(reach, 5.0, "", lambda: refusal(why), {})
+        with pytest.raises(ValueError, match=f"another node refuses: {why}"):
+            while True:
+                leading._join()
+        assert arrived(other) == {"kind": "refuse", "why": f"another node refuses: {why}"}
+        other.close()
+
+
+def test_a_node_zero_that_refuses_is_heard_by_those_that_still_prepare_themselves():
+    leading, reach = listening()
+    with leading:
+        member = reach(5.0)  # and has said nothing yet
+        leading.refuse("optim.lr=fast: it is no number")
+        assert arrived(member) == {"kind": "refuse", "why": "optim.lr=fast: it is no number"}
+        member.close()
+
+
+def test_a_node_whose_clock_is_far_off_is_warned_of():
+    peer = facts.Peer(1, 1, 1, 1, 0, {}, clock={"utc_offset_s": -300.0})
+    assert facts.clock_fault(peer).startswith("node 1's clock is 300 s ahead of node 0's: set both by NTP")
+    peer.clock = {"utc_offset_s": 0.2}
+    assert facts.clock_fault(peer) is None
+
+
+def test_a_signal_to_a_node_is_one_line_and_no_traceback(monkeypatch, capsys):
+    def interrupted(self, where):
+        raise Interrupted("SIGTERM")
+
+    monkeypatch.setattr(member_module.Member, "run", interrupted)
+    monkeypatch.setattr(member_module.Member, "__init__", lambda self, *args: None)
+    assert member_module._take_part(lambda timeout_s: "a store", 1.0, "", None, {}) == 1
+    assert capsys.readouterr().err == "run: SIGTERM ended this node's part of the run: node 0's record says so\n"
 
 
 INPUTS = {"run_id": "20261121T031500Z-gpt2-adamw-1a2b3c4d-s0", "node": 1, "launch": {}}

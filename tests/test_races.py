@@ -416,7 +416,7 @@ def test_each_compilation_has_caches_of_its_own_that_its_runs_share_until_the_ra
 
 def test_the_runs_of_a_race_that_has_not_ended_are_compared_by_looking_only(results, monkeypatch, capsys):
     go(results, monkeypatch, "A=", "B=optim.lr=0.001", "n=2", hurt={4: "interrupt"})
-    configs = sorted({path.parent.name.split("-")[-2] for path in results.folder.glob("cpu_nano/*/run.json")})
+    configs = sorted({path.parent.name.split("-")[-3] for path in results.folder.glob("cpu_nano/*/run.json")})
     globs = [str(results.folder / "cpu_nano" / f"*-{config}-*") for config in configs]
     (open_race,) = (results.folder / "races").iterdir()
     with pytest.raises(ValueError, match="it has not ended: race --resume .*, or --look"):

@@ -16,6 +16,7 @@ import scripted
 import slurm_cluster
 
 from bench.launch import cluster as room
+from bench.machine.signals import raise_interrupted
 from bench.record import sweep
 
 NODES = ("hardware.nodes=2", "hardware.num_threads=1")
@@ -291,3 +292,26 @@ def test_a_race_whose_run_loses_a_node_runs_it_again(slurm, tmp_path):
     assert (again["status"], len(again["nodes"]), again["race"]["attempt"]) == ("complete", 2, 2)
     assert lost["race"]["position"] == again["race"]["position"] == 0
     real_runs.wait_for(lambda: not slurm.run("squeue", "--noheader").stdout)
+
+
+SCONTROL = """#!/bin/sh
+echo asked >> "$0.calls"
+case $(wc -l < "$0.calls") in
+1|2) echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2; exit 1;;
+3) echo "JobId=7 JobState=COMPLETED Reason=None ExitCode=0:0";;
+*) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;;
+esac
+"""
+
+
+def test_a_controller_that_does_not_answer_is_waited_for_and_said_once(tmp_path, monkeypatch, capsys):
+    program = tmp_path / "scontrol"
+    program.write_text(SCONTROL)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(room, "LOOK_EVERY_S", 0.01)
+    with raise_interrupted() as signals:
+        assert room._follow("7", tmp_path / "log", set(), signals) == ("COMPLETED", 0)
+    assert capsys.readouterr().out.count("the controller does not answer, and is waited for") == 1
+    with pytest.raises(ValueError, match="job 7: SLURM no longer lists it"):
+        room._state("7")

@@ -131,18 +131,24 @@ def _prepared(overrides: list[str], check_own: bool) -> Job:
 def _run(args: argparse.Namespace, argv: list[str], started_by: Any) -> Answer:
     """-> what --json prints; or the exit code, where another node has the record."""
     with contextlib.ExitStack() as stack:
-        leading = stack.enter_context(joining.lead_adopted(started_by)) if started_by else None
-        try:
-            overrides = joining.effective(args.overrides, started_by)
-            job = _prepared(overrides, not args.race)  # a race has checked it
+        leading = joining.lead_adopted(started_by) if started_by else joining.lead_nodes(args.overrides)
+        if leading is not None:
+            stack.enter_context(leading)
+
+        def prepared() -> Job:
+            job = _prepared(joining.effective(args.overrides, started_by), not args.race)  # a race has checked it
             joining.check(job, started_by)
-            job = stack.enter_context(frozen(job))  # now, so that all nodes are compared by what they will run
-            if leading is None and job.config.hardware.rendezvous:
-                leading = joining.lead_nodes(job)
-                if leading is None:
-                    say("run", f"a node of the run that {job.config.hardware.rendezvous} records")
-                    return member.follow_nodes(job)
-                stack.enter_context(leading)
+            return job
+
+        if leading is None and (where := joining.is_node_of(args.overrides)):
+            say("run", f"a node of the run that {where} records")
+            return member.follow_nodes(args.overrides, prepared)
+        try:
+            job = stack.enter_context(frozen(prepared()))  # now, so that nodes are compared by what they will run
+            if leading is None and job.config.hardware.rendezvous:  # of a yaml of the user's
+                meet = job.config.hardware
+                args.overrides += [f"hardware.rendezvous={meet.rendezvous}", f"hardware.nodes={meet.nodes}"]
+                return _run(args, argv, started_by)
             if leading is not None:
                 leading.gather(job)
         except ValueError as error:

@@ -25,6 +25,7 @@ from bench.record import run_folder
 
 FOLDER = "jobs"  # in the results folder: the scripts and what they printed
 LOOK_EVERY_S = 2.0
+GONE = "Invalid job id"  # scontrol's word for a job that has ended long ago
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED")
 ENDED = (
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE",
@@ -134,12 +135,20 @@ def _submit(path: Path) -> str:
 
 def _follow(job_id: str, log: Path, before: set[Path], signals: Signals) -> tuple[str, int]:
     """To the end of the job -> (its state, its exit code)."""
-    offset, reported, progress = 0, None, None
+    offset, progress = 0, None
+    reported: tuple[str, str] | str | None = None
     with Bars() as bars:
         while True:
             signals.check()
-            state, exit_code, why = _state(job_id)
+            known = _state(job_id)
             offset = _show_new(log, offset)
+            if isinstance(known, str):
+                if reported != known:
+                    reported = known
+                    say("slurm", f"the controller does not answer, and is waited for; the job goes on ({known})", True)
+                time.sleep(LOOK_EVERY_S)
+                continue
+            state, exit_code, why = known
             if state in WAITING and (state, why) != reported:
                 reported = state, why
                 say("slurm", f"{state.lower()}{f' ({why})' if why not in ('None', '') else ''}")
@@ -154,12 +163,16 @@ def _follow(job_id: str, log: Path, before: set[Path], signals: Signals) -> tupl
             time.sleep(LOOK_EVERY_S)
 
 
-def _state(job_id: str) -> tuple[str, int, str]:
-    """(state, exit code, reason) as scontrol has it, which keeps a job for some minutes after its end."""
+def _state(job_id: str) -> tuple[str, int, str] | str:
+    """(state, exit code, reason) as scontrol has it, which keeps a job for some minutes after its end; where it has no
+    answer, why.  ValueError: SLURM does not know the job any more."""
     done = subprocess.run(["scontrol", "show", "job", "--oneliner", job_id], capture_output=True, text=True)
     facts = dict(re.findall(r"(JobState|ExitCode|Reason)=(\S+)", done.stdout))
     if not facts:
-        raise ValueError(f"job {job_id}: SLURM no longer lists it ({done.stderr.strip()}): its log has the rest")
+        why = done.stderr.strip() or f"scontrol ended with exit code {done.returncode}"
+        if GONE in why:
+            raise ValueError(f"job {job_id}: SLURM no longer lists it ({why}): its log has the rest")
+        return why
     code, _, signal = facts["ExitCode"].partition(":")
     return facts["JobState"], int(code) or (1 if signal not in ("0", "") else 0), facts.get("Reason", "")
 

@@ -185,11 +185,13 @@ def _meminfo_gib(name: str) -> float | None:
 
 
 def packages() -> dict[str, str]:
-    """Installed distributions: name -> version, sorted."""
+    """Installed distributions: name -> version, sorted; of one that is found twice the first, which Python imports."""
     from importlib import metadata
 
-    versions = sorted(_name_and_version(dist) for dist in metadata.distributions())
-    return {name: version for name, version in versions if name}
+    versions: dict[str, str] = {}
+    for name, version in map(_name_and_version, metadata.distributions()):
+        versions.setdefault(name, version)
+    return {name: versions[name] for name in sorted(versions) if name}
 
 
 def _name_and_version(dist: "Distribution") -> tuple[str, str]:

@@ -215,6 +215,9 @@ def _of_ranks(folder: Path, exit_code: int | None) -> Section | None:
     if exit_code == -signal.SIGKILL:
         message = "the launching agent was ended by SIGKILL"
         return failure("agent_killed", message, None, last_step(folder), "SIGKILL", exit_code)
+    if exit_code in (-signal.SIGTERM, 128 + signal.SIGTERM):
+        message = "what starts the ranks was ended from outside by SIGTERM"
+        return failure("interrupted", message, None, last_step(folder), "SIGTERM", exit_code)
     return _not_started(folder, exit_code)
 
 

@@ -21,6 +21,7 @@ from bench.launch.prepare import Job
 from bench.machine import code_state, environment
 
 Clock = dict[str, Any]  # measured()'s
+MAX_UTC_OFFSET_S = 5.0  # between nodes; NTP keeps clocks within a tenth of a second
 NUM_QUESTIONS = 12  # about another node's clock
 SIOCGIFADDR = 0x8915  # linux/sockios.h
 NET, INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
@@ -29,6 +30,7 @@ ALIKE = {  # what all nodes must have alike: (what a person calls it, what to do
     "torch": ("torch", "install the same requirements.lock on every node"),
     "python": ("Python", "use the same Python on every node"),
     "data_sha256": ("data", "the shards differ: ./run.sh data show NAME on every node"),
+    "seed": ("seed", "give the same seed= on every node"),
     "config_id": ("config", "give the same settings on every node; where machines differ, hardware.num_threads too"),
     "copy": ("code", "check out the same commit, with the same bench/, models/ and conf/, on every node"),
 }
@@ -36,16 +38,19 @@ ALIKE = {  # what all nodes must have alike: (what a person calls it, what to do
 
 def facts_of(job: Job) -> dict[str, Any]:
     """What nodes must have alike (ALIKE), and their environments."""
+    import torch  # the one that this node's store has loaded, as its ranks will
+
     env = environment.environment()
     files = job.dataset.train + job.dataset.val
     return {
         "source_sha256": job.source_sha256,
         "copy": job.code.name,
         "commit": code_state.state(job.code, job.own_sources, REPO)["commit"],
-        "torch": env["packages"].get("torch"),
+        "torch": torch.__version__,
         "python": env["python"],
         "data_sha256": [file.sha256 for file in files],
         "config_id": job.config_id,
+        "seed": job.config.seed,
         "environment": env | {"env": environment.env_variables(ranks.environment(job.config.hardware))},
         "used": environment.summary(env, job.config.hardware),
         "host_hash": environment.host_hash(),
@@ -150,6 +155,15 @@ def peer_of(number: int, hello: Mapping[str, Any], is_adopted: bool) -> Peer | N
     if not is_whole or any(type(place) is not int for place in numbers):
         return None
     return Peer(number, node or 0, first_rank or 0, num_ranks or 0, local_rank or 0, own)
+
+
+def clock_fault(peer: Peer) -> str | None:
+    """A sentence about a node whose clock is far from the leader's, None: it is not."""
+    ahead_s = -(peer.clock or {}).get("utc_offset_s", 0.0)
+    if abs(ahead_s) <= MAX_UTC_OFFSET_S:
+        return None
+    where = f"node {peer.node}'s clock is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} node 0's"
+    return f"{where}: set both by NTP; the run's times are measured without it, those in that node's logs are off"
 
 
 def clock_of(message: Mapping[str, Any]) -> Clock:

@@ -107,20 +107,32 @@ def lead_adopted(adopted: Adopted) -> Leader:
         raise ValueError(
             f"{adopted.summary()}, and no port of {ports} is free ({error.strerror}): start it again"
         ) from None
-    return Leader(listener, adopted.key, adopted.world_size - 1, 1, adopted)
+    return Leader(listener, adopted.key, adopted.world_size - 1, adopted)
 
 
-def lead_nodes(job: Job) -> Leader | None:
-    """The leader where this machine has the address of hardware.rendezvous; None: another node has it."""
-    hardware = job.config.hardware
-    host, port = typed.host_and_port(hardware.rendezvous)
+def lead_nodes(overrides: list[str]) -> Leader | None:
+    """The leader where this machine has the address of hardware.rendezvous; None: another node has it, or none is
+    among the overrides.
+
+    It listens from here on, so that a node that is prepared sooner, or refuses, is heard.
+    """
+    rendezvous, num_nodes = is_node_of(overrides), store.words_of(overrides, "hardware.nodes")[0]
+    if rendezvous is None or num_nodes is None:
+        return None
+    host, port = typed.host_and_port(rendezvous)
     try:
         listener = store.listen(host, [port])
     except OSError as error:
         if error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
             return None
-        raise ValueError(f"hardware.rendezvous={hardware.rendezvous}: {error.strerror}: give HOST:PORT") from None
-    return Leader(listener, str(hardware.rendezvous), (hardware.nodes or 1) - 1, hardware.ranks_of_node, None)
+        raise ValueError(f"hardware.rendezvous={rendezvous}: {error.strerror}: give HOST:PORT") from None
+    return Leader(listener, rendezvous, int(num_nodes) - 1, None)
+
+
+def is_node_of(overrides: list[str]) -> str | None:
+    """The address of hardware.rendezvous among these overrides; None: it, or hardware.nodes, is not among them."""
+    rendezvous, num_nodes = store.words_of(overrides, "hardware.rendezvous", "hardware.nodes")
+    return None if rendezvous == "null" or not (num_nodes or "").isdecimal() else rendezvous
 
 
 @contextlib.contextmanager
@@ -151,7 +163,7 @@ def leader_of_allocation(job: Job) -> Iterator[Leader]:
         def still() -> str | None:
             return None if srun.poll() is None else f"srun ended with exit code {srun.returncode}"
 
-        with Leader(listener, rendezvous, others, hardware.ranks_of_node, None, still, secret) as leading:
+        with Leader(listener, rendezvous, others, None, still, secret) as leading:
             leading.gather(job)
             yield leading
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -25,6 +25,7 @@ from bench.base.text_table import counted
 from bench.config import schema
 from bench.launch import allocation, initial_record, ranks
 from bench.launch.allocation import Adopted
+from bench.launch.console import say
 from bench.launch.nodes import carried, facts
 from bench.launch.nodes.facts import Peer, clock_of, peer_of, record_row
 from bench.launch.nodes.store import GONE, LOST_AFTER_S, LeaderStore
@@ -35,6 +36,7 @@ RENDEZVOUS_S = 300.0  # for nodes that a person starts manually, one after the o
 TICK_S = 0.1
 STOP_S = LOST_AFTER_S + 10.0  # for ranks of other nodes to end, or their nodes to be lost
 REFUSE_S = 10.0  # for those that are still on their way
+SAY_S = 1.0  # for a member's thread to have read a message
 LEAVE_S = 5.0  # for members to have read that the run is over
 
 
@@ -63,13 +65,13 @@ class Leader:
         listener: socket.socket,
         key: str,
         num_members: int,
-        own_ranks: int,
         adopted: Adopted | None,
         still: Callable[[], str | None] = lambda: None,
         secret: str | None = None,
     ):
         self._store = LeaderStore(listener, key, secret)
-        self._num_members, self._own_ranks, self._adopted, self._still = num_members, own_ranks, adopted, still
+        self._num_members, self._adopted, self._still = num_members, adopted, still
+        self._own_ranks = 1  # gather()'s
         self._peers: dict[int, Peer] = {}
         self._stack = contextlib.ExitStack()
         self._group: ranks.Group | None = None
@@ -100,6 +102,8 @@ class Leader:
     def gather(self, job: Job) -> None:
         """Until all members have come.  ValueError, after all have been refused: one is missing, or is not alike."""
         self._job, own = job, facts.facts_of(job)
+        if not self._adopted:
+            self._num_members, self._own_ranks = (job.config.hardware.nodes or 1) - 1, job.config.hardware.ranks_of_node
         timeout_s = job.config.hardware.rendezvous_timeout_s or RENDEZVOUS_S
         until_s = time.monotonic() + timeout_s
         while len(self._peers) < self._num_members:
@@ -127,6 +131,8 @@ class Leader:
         for number, message in self._store.take():
             if message["kind"] == GONE:
                 self._refuse_all(f"a node is not taken in: {message['why']}", number)
+            if message["kind"] == "refused":
+                self._refuse_all(f"another node refuses: {message.get('why')}", number)
             if message["kind"] == "hello":
                 if (peer := peer_of(number, message, bool(self._adopted))) is None:
                     self._refuse_all("a node is not taken in: it does not say which ranks it has", number)
@@ -142,14 +148,15 @@ class Leader:
         """Tell all members, also those that come within some seconds, that there will be no run."""
         until_s = time.monotonic() + REFUSE_S
         with contextlib.suppress(ValueError):
-            while len(self._peers) < self._num_members and self._adopted and time.monotonic() < until_s:
+            while len(self._store.members) < self._num_members and time.monotonic() < until_s:
                 self._join()
             self._refuse_all(why)
 
     def _refuse_all(self, why: str, *others: int) -> NoReturn:
         """others: members that are no peers."""
-        for number in {*self._peers, *others}:
+        for number in {*self._peers, *self._store.members, *others}:
             self._store.tell(number, "refuse", why=why)
+        time.sleep(SAY_S)  # those that prepare themselves still have heard it then
         raise ValueError(why)
 
     # ---- the run
@@ -216,6 +223,8 @@ class Leader:
             if time.monotonic() > until_s:
                 late = next(peer for peer in self._nodes if peer.folder is None)
                 self._ends.lost = f"{late.name}, made no folder"
+        for why in filter(None, map(facts.clock_fault, self._nodes)):
+            say("warn", why, always=True)
         return not self._ends.lost
 
     def _start_members(self, folder: Path, place: ranks.Place) -> None:
@@ -319,6 +328,8 @@ class Leader:
         for row in run.get("nodes", [])[1:]:
             peer = of_node[row["node"]]
             row["clock"], row["clock_at_end"] = peer.clock, peer.clock_at_end
+            if why := facts.clock_fault(peer):
+                run["warnings"].append(at | {"edge": "start", "error": why})
 
     def bye(self, run: dict[str, Any]) -> None:
         """The record is finished: every process of the run ends, with an exit code that says whether it is complete."""

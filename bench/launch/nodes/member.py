@@ -6,6 +6,7 @@ WORD: the run's overrides, hardware.rendezvous among them.  Prints only why it c
 """
 
 import contextlib
+import functools
 import os
 import re
 import sys
@@ -18,13 +19,14 @@ from bench.config import schema, typed
 from bench.launch import ranks
 from bench.launch.allocation import Adopted
 from bench.launch.nodes import carried, facts, leader
-from bench.launch.nodes.store import GONE, MemberStore
+from bench.launch.nodes.store import GONE, MemberStore, words_of
 from bench.launch.prepare import Job, frozen, prepare
 from bench.machine import code_copy
 from bench.machine.signals import Interrupted, Signals, raise_interrupted
 
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-[^/\0\n]{1,200}")  # run_folder.run_id()'s
 MAX_NODES = 4096
+AT_ONCE_S, TELL_S = 2.0, 30.0  # for a leader that is there already; and for one that is to hear of a refusal
 
 
 class Refused(ValueError):
@@ -34,9 +36,7 @@ class Refused(ValueError):
 def main(overrides: list[str]) -> int:
     """Exit code: 0 where the run is complete, 2 where this node cannot take part."""
     try:
-        return follow_nodes(prepare(overrides, say=lambda text: None, check_own=False))
-    except Interrupted:
-        return 1
+        return follow_nodes(overrides, lambda: prepare(overrides, say=lambda text: None, check_own=False))
     except ValueError as error:
         print(f"node {os.environ.get('SLURMD_NODENAME', '?')}: {error}", file=sys.stderr)
         return 2
@@ -50,31 +50,63 @@ def follow_adopted(adopted: Adopted, prepared: Callable[[], Job]) -> int:
     if adopted.host is None:
         raise ValueError(f"{adopted.summary()}, and where rank 0 is cannot be found: give every rank MASTER_ADDR=HOST")
     is_first_of_node = adopted.local_rank == 0 and adopted.node > 0
+    where = {"node": adopted.node, "first_rank": adopted.rank, "local_rank": adopted.local_rank, "num_ranks": 1}
+    reach = functools.partial(MemberStore, adopted.host, adopted.ports, adopted.key)
+    what = f"rank {adopted.rank}: no answer of rank 0 in {leader.RENDEZVOUS_S:g} s: see what it says"
+    return _take_part(reach, leader.RENDEZVOUS_S, what, prepared if is_first_of_node else None, where)
+
+
+def follow_nodes(overrides: list[str], prepared: Callable[[], Job]) -> int:
+    """A node that has not the address of hardware.rendezvous, one of these overrides -> exit code."""
+    rendezvous, timeout = words_of(overrides, "hardware.rendezvous", "hardware.rendezvous_timeout_s")
+    host, port = typed.host_and_port(rendezvous)
+    timeout_s = leader.RENDEZVOUS_S
+    with contextlib.suppress(ValueError):
+        timeout_s = float(timeout or "null")
+    what = f"hardware.rendezvous={rendezvous}: no run waits there (tried for {timeout_s:g} s)"
+    what = f"{what}: start the same command on the node that has this address"
+    return _take_part(functools.partial(MemberStore, host, [port], str(rendezvous)), timeout_s, what, prepared, {})
+
+
+def _take_part(
+    reach: Callable[[float], MemberStore],
+    timeout_s: float,
+    why_not: str,
+    prepared: Callable[[], Job] | None,
+    where: dict[str, int],
+) -> int:
+    """A launcher that does not lead -> exit code.  ValueError: it cannot take part, which the leader has been told.
+
+    reach(seconds): the leader's store; TimeoutError.  why_not: where it is not there in timeout_s.  prepared(): the job
+    as this node has it, None: another member of the node has it.  where: without what the leader decides (Member.run).
+    """
     with contextlib.ExitStack() as stack:
-        job = stack.enter_context(frozen(prepared())) if is_first_of_node else None
-        code = job.code if job else stack.enter_context(code_copy.held(REPO))
+        code, job, store = stack.enter_context(code_copy.held(REPO)), None, None
+        if prepared:
+            store = _reached(reach, AT_ONCE_S)  # a leader that refuses meanwhile is heard
+            try:
+                job = stack.enter_context(frozen(prepared()))
+            except ValueError as error:
+                if store := store or _reached(reach, TELL_S):
+                    store.send("refused", why=str(error))
+                    store.close()
+                raise
+            code = job.code
+            where = {"local_rank": 0, "num_ranks": job.config.hardware.ranks_of_node} | where
+        store = store or _reached(reach, timeout_s)
+        if store is None:
+            raise ValueError(why_not)
         try:
-            store = MemberStore(adopted.host, adopted.ports, adopted.key, leader.RENDEZVOUS_S)
-        except TimeoutError:
-            what = f"rank {adopted.rank}: no answer of rank 0 in {leader.RENDEZVOUS_S:g} s"
-            raise ValueError(f"{what}: see what it says") from None
-        where = {"node": adopted.node, "first_rank": adopted.rank, "local_rank": adopted.local_rank, "num_ranks": 1}
-        return Member(store, job, code).run(where)
+            return Member(store, job, code).run(where)
+        except Interrupted as error:
+            print(f"run: {error} ended this node's part of the run: node 0's record says so", file=sys.stderr)
+            return 1
 
 
-def follow_nodes(job: Job) -> int:
-    """A node that has not the address of hardware.rendezvous -> exit code."""
-    with frozen(job) as job:
-        hardware = job.config.hardware
-        host, port = typed.host_and_port(hardware.rendezvous)
-        timeout_s = hardware.rendezvous_timeout_s or leader.RENDEZVOUS_S
-        try:
-            store = MemberStore(host, [port], str(hardware.rendezvous), timeout_s)
-        except TimeoutError:
-            what = f"hardware.rendezvous={hardware.rendezvous}: no run waits there (tried for {timeout_s:g} s)"
-            raise ValueError(f"{what}: start the same command on the node that has this address") from None
-        where = {"local_rank": 0, "num_ranks": hardware.ranks_of_node}  # the leader gives the nodes their numbers
-        return Member(store, job, job.code).run(where)
+def _reached(reach: Callable[[float], MemberStore], timeout_s: float) -> MemberStore | None:
+    with contextlib.suppress(TimeoutError):
+        return reach(timeout_s)
+    return None
 
 
 class Member:

@@ -68,6 +68,12 @@ def _opened(host: str, port: int, key: str, **more: Any) -> tuple[Any, Any]:
         return store, distributed.PrefixStore(f"speedrun/{token(key)}", store)
 
 
+def words_of(overrides: Sequence[str], *keys: str) -> list[str | None]:
+    """The values that these settings have among overrides, before anything is composed; None: it is not among them."""
+    given = {key: value for key, _, value in (word.partition("=") for word in overrides)}
+    return [given.get(key) for key in keys]
+
+
 def listen(host: str | None, ports: Sequence[int]) -> socket.socket:
     """A listening socket on the first of these ports that is free.  OSError: none is, or host is another machine's."""
     for port in ports:
@@ -142,6 +148,11 @@ class LeaderStore:
             if number not in self._num_seen and self._store.check(names):
                 self._seals[number] = Seal(self._key, self._secret, self._session, self._store.get(names[0]))
                 self._num_seen[number], self._num_told[number] = 0, 0
+
+    @property
+    def members(self) -> list[int]:
+        """Those that have come."""
+        return [number for number in self._num_seen if number not in self._strange]
 
     def silent_s(self, member: int) -> float:
         """For how long it has said nothing."""
