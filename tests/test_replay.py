@@ -23,7 +23,7 @@ from bench.claims import claim as claims
 from bench.claims.rules import rulebook
 from bench.cli import main as program
 from bench.compare import comparison, selection
-from bench.machine import code_state, environment, git
+from bench.machine import code_state, environment, git, sandbox
 from bench.plans.replay import certificate, outcomes, rebuilding, recorded, repeats, replaying
 from bench.record import certificates, ledger, metrics, named, run_folder, step_files, verification
 from bench.record.rows import row_of
@@ -447,7 +447,8 @@ def test_links_in_the_code_of_a_record_are_not_followed(tmp_path):
         assert [path.name for path in made.own.iterdir()] == ["model.py"]
 
 
-def test_a_strangers_code_runs_only_when_it_is_trusted_and_gets_no_tokens(finished_run, tmp_path):
+@pytest.mark.slow
+def test_a_strangers_code_runs_in_a_sandbox_and_gets_no_tokens(finished_run, tmp_path, monkeypatch):
     """A patch of bench/, its hash put right, that writes to a file which tokens it sees."""
     folder = real_runs.copy_of(finished_run, tmp_path / "theirs")
     commit = real_runs.run_json(folder)["code"]["commit"]
@@ -456,7 +457,8 @@ def test_a_strangers_code_runs_only_when_it_is_trusted_and_gets_no_tokens(finish
     subprocess.run(["git", "worktree", "add", "-q", "--detach", worktree, commit], cwd=real_runs.REPO, check=True)
     try:
         init = worktree / "bench/__init__.py"
-        spy = f"import os\nopen({str(spied)!r}, 'a').write(str([n for n in os.environ if 'TOKEN' in n]))\n"
+        told = f"open({str(spied)!r}, 'a').write(str([n for n in os.environ if 'TOKEN' in n]))"
+        spy = f"import contextlib, os\nwith contextlib.suppress(OSError): {told}\n"
         init.write_text(init.read_text() + spy)
         patch = subprocess.run([*git, "diff", "--binary"], check=True, capture_output=True, text=True).stdout
         known = code_state.state(worktree)
@@ -470,13 +472,21 @@ def test_a_strangers_code_runs_only_when_it_is_trusted_and_gets_no_tokens(finish
 
     change(folder, "code/diff.patch", lambda text: patch)
     (folder / "run.json").write_text(with_code((folder / "run.json").read_text()))
-    refused = real_runs.bench(tmp_path / "results", "replay", str(folder), HF_TOKEN="secret")
-    assert refused.returncode == 2 and "code/diff.patch" in refused.stderr and "--trust" in refused.stderr
-    assert not spied.exists() and not (folder / "certificate.json").exists()
+    (found,), said = replayed(tmp_path / "results", folder, HF_TOKEN="secret")
+    assert found["outcome"] == "identical" and "code/diff.patch of a record that is not in" in said
+    assert not spied.exists() and (folder / "certificate.json").exists()
+    (name,) = found["replays"]
+    assert verification.report(tmp_path / "results/replays" / name)["passed"]
+    entry = ledger.read(tmp_path / "results/replays").runs[name]
+    assert entry["end"]["status"] == "complete"
+    monkeypatch.setattr(sandbox, "_tried", lambda: (None, "not permitted"))
+    record = recorded.read(folder)
+    with pytest.raises(ValueError, match=r"code/diff.patch.*not permitted.*bubblewrap.*--trust"):
+        replaying.replay(record, [], replaying.Options(), say=print)
     (found,), _ = replayed(tmp_path / "results", folder, "--trust", HF_TOKEN="secret")
     assert found["outcome"] == "identical" and set(spied.read_text()) == set("[]")
     spied.unlink()
-    change(folder, "code/diff.patch", lambda text: text.replace("import os", "import os, sys"))
+    change(folder, "code/diff.patch", lambda text: text.replace("import contextlib, os", "import contextlib, os, sys"))
     patched = (folder / "code/diff.patch").read_bytes()
     run = json.loads((folder / "run.json").read_text())
     run["code"]["diff_sha256"] = hashlib.sha256(patched).hexdigest()

@@ -1,7 +1,11 @@
 """Rerun a record from its own folder, and certify the outcome.  ./run.sh replay RUN|RACE|CLAIM... [--times N]
 
 The code is the record's commit with its uncommitted changes; settings and data are the record's own.  Missing parts and
-differences on this machine are reported first.  The replay's losses are compared with the recorded ones, step by step:
+differences on this machine are reported first.  That code is hashed, then executed, the whole harness of that commit:
+as you if this results folder's ledger has the record or it brings no code of its own, else in a sandbox without
+network, home folder and your files.  It gets no tokens in either.
+
+The replay's losses are compared with the recorded ones, step by step:
   identical                 every loss is bit-identical; required on the same machine and software
   equal within rounding     elsewhere: within the measured effect of rounding at each step (bench/plans/replay)
   statistically reproduced  with --times: fresh seeds give such losses, and reach the track's target if the record did
@@ -110,7 +114,7 @@ def _parser() -> arguments.Parser:
     parser.flag("--all", help="RUN are results folders: every complete run below them")
     parser.flag("--check", help="only report what is missing here and what differs")
     parser.flag("--keep-env", help="use this shell's OMP_..., ONEDNN_..., not the record's")
-    parser.flag("--trust", help="run code contained in someone else's record")
+    parser.flag("--trust", help="run code contained in someone else's record as you, not in a sandbox")
     help_text = "the value of a setting recorded as SECRET; repeat for each, in the order of redacted in run.json"
     parser.add_argument("--fill", action="append", default=[], metavar="VALUE", help=help_text)
     parser.flag("--quiet", "-q", help="hide what the runs print, as in a pipe")

@@ -33,6 +33,7 @@ TICK_S = 0.5
 # this file's names, the newest first: a revision has one
 FACTS_MODULES = ("bench.plans.race.arm_process", "bench.race.arm_process", "bench.racers")
 OF_LOSSES = ("model", "data", "optim", "stages")  # sections of a config; of the goal the steps, where schedules end
+Confined = Callable[[Sequence[str], Mapping[str, str]], tuple[list[str], dict[str, str]]]  # of sandbox.command()
 MANY = "-"  # in place of an arm's overrides: those of several arms are on standard input
 
 
@@ -85,16 +86,23 @@ def facts(folder: Path | str, overrides: Sequence[str], results: Path | str) -> 
     return cast(dict[str, Any], answer)
 
 
-def ask(folder: Path | str, arguments: Sequence[str], env: Mapping[str, str], given: str | None = None) -> Any:
+def ask(
+    folder: Path | str,
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    given: str | None = None,
+    confined: Confined | None = None,
+) -> Any:
     """What print_facts() prints last, by the code in this folder; None: it is too old to have such facts.
 
-    given: standard input.  ValueError: a refusal.
+    given: standard input; confined: what puts it into a sandbox.  ValueError: a refusal.
     """
     paths = {name: Path(folder) / f"{name.replace('.', '/')}.py" for name in FACTS_MODULES}
     module = next((name for name, path in paths.items() if path.exists()), None)
     if module is None:
         return None
     command = [sys.executable, "-m", module, *arguments]
+    command, env = confined(command, env) if confined else (command, env)
     done = subprocess.run(command, cwd=folder, env=env, input=given, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(done.stderr.strip().removeprefix("race: ") or f"exit code {done.returncode}")
@@ -215,13 +223,16 @@ def run_to_end(
     show: bool = False,
     out: TextIO | None = None,
     tick: Callable[[], object] = lambda: None,
+    confined: Confined | None = None,
 ) -> str:
     """./run.sh run WORDS by the code in this folder, from its start to its record -> the last lines it printed.
 
     show: they go to out, a file, None: this terminal, and "" is returned.  tick() is called twice a second meanwhile.
+    confined: as of ask().
     Raises Interrupted, after the run has been ended and recorded, when a signal comes.
     """
     command = [sys.executable, "-m", "bench", "run", *overrides]
+    command, env = confined(command, env) if confined else (command, env)
     with tempfile.TemporaryFile() as hidden:
         to: Any = out if show else hidden
         with raise_interrupted() as signals, child(command, folder, env, to, END_WITHIN_S) as process:

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from bench.base import private
-from bench.base.paths import REPO, results_root, shown
-from bench.machine import code_state, environment, git, processes
+from bench.base import atomic, private
+from bench.base.paths import REPO, results_root
+from bench.base.reading import plain_file
+from bench.data.sources.source import data_root
+from bench.machine import code_state, environment, git, processes, sandbox
 from bench.plans.race import arm_process, worktrees
 from bench.plans.replay.recorded import VARIABLES, Recorded
-from bench.record import ledger, run_folder
+from bench.record import ledger, race_folder, run_folder
 from bench.record.certificates import replays_root
 
 # Settings that a run leaves to the machine: a replay asks for those that the record ran with.
@@ -84,17 +87,59 @@ def refuse_other_code(recorded: Recorded, made: Checkout) -> None:
             raise ValueError(f"{name}, as the record holds it, is not the file that run.json names: {CHANGED}")
 
 
-def refuse_strangers_code(recorded: Recorded) -> None:
-    """ValueError where the record brings its own code and was not made on this machine: that code would run."""
+def strangers_code(recorded: Recorded) -> list[str]:
+    """What a record brings of its own code, which would run here; [] where this machine's ledger has the record."""
     code, kept = recorded.run["code"], recorded.folder / "code"
     brought = ["code/diff.patch"] * bool(code["diff_sha256"]) + ["code/untracked/"] * bool(code.get("untracked"))
     brought += [f"code/{name}/" for name in OWN if (kept / name).is_dir()]
     entry = ledger.read(results_root()).runs.get(recorded.name)
     end = entry and entry["end"]
     is_ours = end is not None and end["run_json_sha256"] == ledger.sha256_of(recorded.folder / "run.json")
-    if brought and not is_ours:
-        what = f"{recorded.name}: brings code that would run here as you ({', '.join(brought)})"
-        raise ValueError(f"{what}, and is not in the ledger of {shown(results_root())}: read it, then add --trust")
+    return [] if is_ours else brought
+
+
+class Sandbox:
+    """Where a stranger's code runs, the launcher's too: it sees this code, its data and git's objects, and writes to a
+    results folder of its own, from which adopted() takes the run."""
+
+    def __init__(self, recorded: Recorded, made: Checkout, has_data: bool):
+        self._recorded, self._made, self._limits = recorded, made, sandbox.of_machine()
+        self._watch, self.exceeded = sandbox.Watch(os.getpid(), self._limits, made.temp), ""
+        self.results = made.temp / "results"
+        own_git = Path((made.code / ".git").read_text().strip().removeprefix("gitdir: "))
+        of_git = (own_git.parent.parent / name for name in ("HEAD", "objects", "refs", "packed-refs"))  # no config
+        self._readable = [path for path in (made.code, made.own, own_git, *of_git, data_root()) if path.exists()]
+        self._readable += map(Path, sandbox.of_python(sys.executable))
+        self.variables = {"SPEEDRUN_RESULTS": str(self.results)}
+        if not has_data:  # it makes them
+            self.variables["SPEEDRUN_DATA"] = str(made.temp / "data")
+
+    def command(self, words: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+        """As of sandbox.command()."""
+        made, env = self._made, {**env, **self.variables}
+        return sandbox.command(words, env, self._readable, {made.temp: made.temp}, self._limits, made.code)
+
+    def tick(self) -> None:
+        """Kills what has passed a limit."""
+        if why := self._watch.exceeded():
+            self.exceeded = why
+            processes.signal_all(processes.children(), signal.SIGKILL)
+
+    def adopted(self, folder: Path) -> Path:
+        """The run in this folder, copied into results/replays, and in its ledger.  ValueError: it is no run's."""
+        into = replays_root() / self._recorded.run["track"] / folder.name
+        if not run_folder.read(folder) or not race_folder.NAME.fullmatch(folder.name) or into.exists():
+            raise ValueError(f"{self._recorded.name}: its replay left a folder that is no run's: {folder.name!r}")
+        for entry in plain_file.entries_below(folder):
+            if entry.is_file(follow_symlinks=False):
+                target = into / os.path.relpath(entry.path, folder)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(entry.path, target, follow_symlinks=False)
+        run = cast(Any, run_folder.read(into))
+        run["ledger_sha256"] = ledger.started(replays_root(), into, run)
+        atomic.write_json(into / "run.json", run)
+        ledger.ended(replays_root(), into, run)
+        return into
 
 
 def overrides_of(recorded: Recorded, own: Path) -> list[str]:
@@ -155,30 +200,47 @@ def alone(say: Callable[[str, str], None]) -> Iterator[None]:
         yield
 
 
-def train(code: Path, overrides: Sequence[str], env: Mapping[str, str], name: str, show: bool = True) -> Path:
+def train(
+    code: Path,
+    overrides: Sequence[str],
+    env: Mapping[str, str],
+    name: str,
+    show: bool = True,
+    confined: Sandbox | None = None,
+) -> Path:
     """Train once by this code -> the new run folder.  show: pass on what it prints, to standard error.
 
-    name: of the record, for messages.  ValueError: it did not start, or left no record.  Raises Interrupted after the
-    run has been ended and recorded.
+    name: of the record, for messages; confined: None outside a sandbox.  ValueError: it did not start, or left no
+    record.  Raises Interrupted after the run has been ended, and recorded outside a sandbox.
     """
 
+    results = confined.results if confined else replays_root()
+
     def folders() -> set[Path]:
-        return set(run_folder.find_runs([replays_root()])) if replays_root().is_dir() else set()
+        return set(run_folder.find_runs([results])) if results.is_dir() else set()
 
     before = folders()
-    tail = arm_process.run_to_end(code, overrides, env, show, sys.stderr)
+    if confined:
+        tail = arm_process.run_to_end(code, overrides, env, show, sys.stderr, confined.tick, confined.command)
+        if confined.exceeded:
+            raise ValueError(f"{name}: its replay was ended in the sandbox: {confined.exceeded}")
+    else:
+        tail = arm_process.run_to_end(code, overrides, env, show, sys.stderr)
     if not (new := sorted(folders() - before)):
         why = " what it printed says why" if show else f"\n{tail}"
         raise ValueError(f"{name}: its replay did not start:{why}")
-    return new[0]
+    return confined.adopted(new[0]) if confined else new[0]
 
 
-def identity(code: Path, overrides: Sequence[str], env: Mapping[str, str]) -> dict[str, Any] | None:
+def identity(
+    code: Path, overrides: Sequence[str], env: Mapping[str, str], confined: Sandbox | None
+) -> dict[str, Any] | None:
     """{"config_id", "source_sha256"} that the code in this folder gives; None where it is too old to say, or an
     instrument of the run makes it no contestant.  ValueError: what it refuses.
     """
     try:
-        return cast(dict[str, Any] | None, arm_process.ask(code, overrides, env))
+        around = confined.command if confined else None
+        return cast(dict[str, Any] | None, arm_process.ask(code, overrides, env, confined=around))
     except ValueError as error:
         refusal = str(error).rpartition("race: ")[2]
         if refusal.startswith("instruments."):

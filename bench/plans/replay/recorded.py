@@ -1,5 +1,6 @@
 """A run folder as a replay reads it, and whether all that it needs to be run again is on this machine."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -171,6 +172,14 @@ def _devices(recorded: Recorded) -> Check:
         found = f"it ran on {num_wanted} GPUs, and {num_here or 'none'} are here"
         return Check("devices", "fail", found, "replay it on a machine that has them")
     return Check("devices", "ok", f"{num_here} GPUs")
+
+
+def has_data(recorded: Recorded) -> bool:
+    """Whether its data are here, and need not be made."""
+    with contextlib.suppress(CheckFailed):
+        datasets.recorded(recorded.run["data"], say=lambda text: None)
+        return True
+    return False
 
 
 def _data(recorded: Recorded) -> Check:

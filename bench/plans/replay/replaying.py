@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from bench.machine import code_state, environment
+from bench.machine import code_state, environment, sandbox
 from bench.machine.preflight import Check
 from bench.plans.replay import certificate, outcomes, rebuilding, recorded, repeats
 from bench.plans.replay.certificate import Field
@@ -32,7 +32,7 @@ class Options:
     times: int | None = None  # runs of fresh seeds; None: one of the record's own seed
     keep_env: bool = False  # this shell's variables, not the record's
     show: bool = False  # pass on what the runs print
-    trust: bool = False  # run the code that somebody else's record brings
+    trust: bool = False  # run the code that somebody else's record brings as this user, not in a sandbox
 
 
 def foreseen(record: Recorded) -> tuple[list[Check], list[Field]]:
@@ -44,17 +44,23 @@ def foreseen(record: Recorded) -> tuple[list[Check], list[Field]]:
 def replay(record: Recorded, checks: list[Check], options: Options, say: Say) -> Certificate:
     """Run it again and write the certificate beside it and its replays.  checks: of foreseen().
 
-    A record that `verify` refuses gets none: its certificate is returned, and not written.  ValueError: it brings
-    code, is not in this machine's ledger, and options do not trust it.
+    A record that `verify` refuses gets none: its certificate is returned, and not written.  A record that brings code
+    and is not in this machine's ledger runs in a sandbox, unless options trust it.  ValueError: none can be made.
     """
-    if not options.trust:
-        rebuilding.refuse_strangers_code(record)
+    brought = [] if options.trust else rebuilding.strangers_code(record)
+    if brought:
+        try:
+            kind = sandbox.kind()
+        except sandbox.Refused as error:
+            what = f"{record.name}: brings code ({', '.join(brought)}) and is not in this machine's ledger"
+            raise ValueError(f"{what}, and {error}; or read that code, and add --trust to run it as you") from None
+        say("sandbox", f"{', '.join(brought)} of a record that is not in this machine's ledger: {kind}, no network")
     missing = [check for check in checks if check.status == "fail"]
     replayed: list[Recorded] = []
     try:
         if missing:
             raise ValueError("; ".join(f"{check.name}: {check.found}" for check in missing))
-        replayed += _runs(record, options, say)
+        replayed += _runs(record, options, say, bool(brought))
     except ValueError as error:
         made, replayed = certificate.impossible(record, str(error)), []
     else:
@@ -69,20 +75,21 @@ def is_refused(checks: list[Check]) -> bool:
     return any(check.name == recorded.THE_RECORD and check.status == "fail" for check in checks)
 
 
-def _runs(record: Recorded, options: Options, say: Say) -> Iterator[Recorded]:
+def _runs(record: Recorded, options: Options, say: Say, is_confined: bool) -> Iterator[Recorded]:
     """The replays, one after the other.  ValueError: the code here is not the record's, or a run failed."""
     seed = record.run["seed"]
     with rebuilding.checkout(record) as made:
         rebuilding.refuse_other_code(record, made)
         env = rebuilding.variables_at(made, None if options.keep_env else record.environment["variables"])
         overrides = rebuilding.overrides_of(record, made.own)
-        _agree(record, rebuilding.identity(made.code, [*overrides, f"seed={seed}"], env))
+        confined = rebuilding.Sandbox(record, made, recorded.has_data(record)) if is_confined else None
+        _agree(record, rebuilding.identity(made.code, [*overrides, f"seed={seed}"], env, confined))
 
         def trained(seed: int, which: str, perturbation: Mapping[str, str]) -> Recorded:
             say("replay", f"{which}, seed {seed}, of code {record.run['code']['commit'][:8]}")
             with rebuilding.alone(say):
                 of_run = [*overrides, f"seed={seed}"], env | dict(perturbation)
-                folder = rebuilding.train(made.code, *of_run, record.name, options.show)
+                folder = rebuilding.train(made.code, *of_run, record.name, options.show, confined)
             run: Any = run_folder.read(folder)
             if run["status"] != "complete":
                 why = (run["failure"] or {}).get("message") or run["status"]
