@@ -138,6 +138,17 @@ def test_the_goal_of_val_loss_is_recorded_as_before():
     assert metric.goal_facts(config.goal.of, None) == {} and metric.of_goal({"target_val_loss": 3.0}) == metric.VAL_LOSS
 
 
+def test_shards_of_ones_own_have_the_bytes_of_the_tokenizer_that_made_them():
+    facts = {"source": "shards", "seq_len": 128, "batch_tokens": 1024, "train_glob": "a", "val_glob": "b"}
+    of_gpt2 = datasets.chosen(schema.DataConfig(**facts, vocab_size=50304, tokenizer="gpt2")).token_bytes()
+    assert of_gpt2.shape == (50304,) and of_gpt2[:256].tolist() == [1] * 256  # GPT-2's first tokens are single bytes
+    assert of_gpt2[50256:].sum() == 0  # <|endoftext|>, and padding
+    of_bytes = datasets.chosen(schema.DataConfig(**facts, vocab_size=300, tokenizer="bytes")).token_bytes()
+    assert of_bytes.sum() == 256 and of_bytes[256:].sum() == 0
+    with pytest.raises(ValueError, match="add data.tokenizer=gpt2 .or bytes., if that made them"):
+        datasets.chosen(schema.DataConfig(**facts, vocab_size=300)).token_bytes()
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -58,7 +58,7 @@ class DataConfig:
     eos_token: Annotated[int, between(0, 65535)] | None = None
     train_glob: str | None = None  # your files to train on, a path with wildcards; sources shards and text
     val_glob: str | None = None  # your files to validate on, a path with wildcards; sources shards and text
-    tokenizer: Annotated[str, one_of("bytes", "gpt2")] | None = None  # what makes tokens of text; source text
+    tokenizer: Annotated[str, one_of("bytes", "gpt2")] | None = None  # what made the tokens; sources text and shards
     train_tokens: Annotated[int, between(2, 2**28)] | None = None  # how many to make; source markov
     markov_seed: Annotated[int, between(0, 2**32 - 1)] | None = None  # of the source itself, not of the run; markov
     markov_lags: list[int] | None = None  # which earlier tokens the next one depends on, [1] or [1,3]; source markov

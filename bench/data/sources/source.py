@@ -111,7 +111,9 @@ class Source:
         ValueError: not known, so that nothing can be said in bits per byte.
         """
         where = f"source {self.name} does not say how many bytes its tokens stand for"
-        raise ValueError(f"{where}: use data=pysource, text, fineweb10B or finewebedu10B, or give token_bytes() to it")
+        raise ValueError(
+            f"{where}: use data=pysource, text, shards, fineweb10B or finewebedu10B, or give token_bytes() to it"
+        )
 
     def remedy(self, path: Path | str) -> str:
         """What to do about a damaged file."""

@@ -46,7 +46,7 @@ SHARD_TOKENS = 100_000_000  # as in fineweb10B
 
 class UserShards(Source):
     needs = ("train_glob", "val_glob")
-    uses = (*needs, "shards", "eos_token")
+    uses = (*needs, "shards", "eos_token", "tokenizer")
 
     def __init__(self, data: DataConfig) -> None:
         self.eos_token = data.eos_token
@@ -59,6 +59,16 @@ class UserShards(Source):
             where = f"data.train_glob={self.data.train_glob}"
             paths["train"] = with_numbers(paths["train"], numbers, _number, where)
         return {split: [Expected(path, None) for path in paths[split]] for split in paths}
+
+    def token_bytes(self) -> np.ndarray:
+        """By data.tokenizer, which made the shards; of a token above its vocabulary, as padding has, 0."""
+        if self.data.tokenizer is None or self.vocab_size is None:
+            which = "data.tokenizer=gpt2 (or bytes), if that made them"
+            raise ValueError(f"source {self.name} does not say what made its tokens: add {which}")
+        sizes = gpt2_token_bytes() if self.data.tokenizer == "gpt2" else of_bytes(BYTES_VOCAB)
+        padded = np.zeros(self.vocab_size, np.int64)
+        padded[: len(sizes)] = sizes[: self.vocab_size]
+        return padded
 
     def remedy(self, path: Path | str) -> str:
         return "make or get it again, or choose other files with data.train_glob and data.val_glob"
