@@ -26,6 +26,8 @@ OPTIMIZERS = {
     "adamw": ["optim=adamw"],
     "muon": ["optim=muon"],
     "groups": ["optim=groups"],
+    # head rests for a step, embedding and head are updated in every second one
+    "rests": ["optim=groups", "stages=[{update_every_steps:{embedding:2,head:2},frozen_steps:{head:1}}]"],
     "normuon": ["optim=groups", "optim.groups.matrices={name:normuon,lr:0.02,weight_decay:1.2}"],
 }
 KINDS = ("null", "plain", "shard")

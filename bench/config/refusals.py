@@ -9,11 +9,6 @@ from bench.config import schema
 from models.stages import Stage
 
 OF_PARTS = ("momenta", "update_every_steps", "frozen_steps")  # of a stage: by the optimizer's parts
-WITHOUT_REDUCER = {
-    "update_every_steps": "update_every_steps keeps gradients over steps",
-    "frozen_steps": "frozen_steps leaves gradients out",
-    "untied": "before it the embedding has no gradient",
-}
 BUDGETS = ("time_budget_s", "token_budget", "flop_budget")
 Refusal = tuple[str, Any, str]  # the setting, its value, what to try
 
@@ -127,9 +122,12 @@ def _refusals_of_stages(config: schema.Config, stages: list[Stage]) -> Iterator[
         if stage.update_every_steps and optim.grad_clip_norm is not None:
             remedy = "update_every_steps adds up gradients over steps, and each would clip the sum: use null"
             yield "optim.grad_clip_norm", optim.grad_clip_norm, remedy
-        for setting, why in WITHOUT_REDUCER.items():
-            if getattr(stage, setting) and config.hardware.reducer is not None:
-                yield "hardware.reducer", config.hardware.reducer, f"{why}, which it does not expect: use null"
+        reducer = config.hardware.reducer
+        if stage.untied and reducer is not None:
+            yield "hardware.reducer", reducer, "before untied the embedding has no gradient, which it expects: use null"
+        if stage.frozen_steps and optim.grad_clip_norm is not None and reducer == "shard":
+            remedy = "gradients of parts that rest are in no share, and the norm is of all: use null"
+            yield "optim.grad_clip_norm", optim.grad_clip_norm, remedy
         if has_windows and stage.window_tokens is None:  # nothing says what this stage would go back to
             yield f"{where}.window_tokens", None, "another stage has it: give it in each"
         if end_window is not None and stage is not stages[-1]:

@@ -43,7 +43,7 @@ class Alone:
     """One process: gradients are as backward leaves them.  The others differ from it.
 
     forward: the model, compiled where the config asks for it; evaluated: the same for validation.
-    A step: micro_step() around each forward and backward pass, then clip(), then step().
+    A step: expect(), micro_step() around each forward and backward pass, clip(), step(), and with names drop_grads().
     """
 
     name: str | None = None  # in run.json
@@ -52,6 +52,9 @@ class Alone:
         self.model, self.optimizer = model, optimizer
         self.forward: Any
         self.forward = self.evaluated = self._compiled(model) if config.hardware.compile else model
+
+    def expect(self, names: Collection[str] | None) -> None:
+        """Parts of the optimizer that the step will update, None: all; the tensors of others keep their gradients."""
 
     def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
         """Gradients are reduced in the last micro-step of a step only."""
@@ -65,6 +68,10 @@ class Alone:
     def step(self, names: Collection[str] | None = None) -> None:
         """The optimizer's step, of those parts of it alone if any are named; then all ranks have the same weights."""
         self.optimizer.step() if names is None else self.optimizer.step(names)
+
+    def drop_grads(self, names: Collection[str]) -> None:
+        """Of those parts, updated or not."""
+        self.optimizer.zero_grad(set_to_none=True, names=names)
 
     def close(self) -> None:
         """Before the process group goes."""
@@ -136,33 +143,42 @@ class Shard(Alone):
 
     def __init__(self, config: Config, model: torch.nn.Module, optimizer: Any, ranks: Ranks, bucket_bytes: int):
         self._ranks, self._cut_bytes = ranks, bucket_bytes
-        parts = getattr(optimizer, "parts", {"": optimizer}).values()
-        self._parts = [(part, list(_buckets_of(part, ranks, bucket_bytes))) for part in parts]
-        self._parts.sort(key=lambda pair: hasattr(pair[0], "shares"))  # weights are gathered beside Muon's products
+        parts = getattr(optimizer, "parts", {"": optimizer}).items()
+        self._parts = [(name, part, list(_buckets_of(part, ranks, bucket_bytes))) for name, part in parts]
+        self._parts.sort(key=lambda row: hasattr(row[1], "shares"))  # weights are gathered beside Muon's products
         super().__init__(config, model, optimizer)
-        self._order = [bucket for _, of_part in self._parts for bucket in of_part]  # in which all ranks reduce
+        self._order = [bucket for *_, of_part in self._parts for bucket in of_part]  # in which all ranks reduce
+        self._due = self._order  # those of them that this step reduces, in that order
         self._bucket_of = {parameter: bucket for bucket in self._order for parameter in bucket.layout.parameters}
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in self._bucket_of]
         self._is_last, self._num_launched = False, 0
         self._filled: list[buckets.Reduced] = []
-        self._knows_order, self._is_first = False, True
+        self._knows_order = False
 
-    def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
-        if self._is_first and any(grad is not None for bucket in self._order for grad in bucket.own_grads()):
+    def expect(self, names: Collection[str] | None) -> None:
+        self._refuse_left()
+        due = {bucket for name, _, of_part in self._parts if names is None or name in names for bucket in of_part}
+        self._due = [bucket for bucket in self._order if bucket in due]
+
+    def _refuse_left(self) -> None:
+        """RuntimeError: what the step before has updated has gradients still."""
+        if any(grad is not None for bucket in self._due for grad in bucket.own_grads()):
             remedy = "drop them after every step, or use another hardware.reducer"
             raise RuntimeError(f"hardware.reducer=shard: gradients are left from the step before: {remedy}")
-        self._is_last, self._is_first = is_last, False
+
+    def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        self._is_last = is_last
         return contextlib.nullcontext()
 
     def clip(self, most_norm: float | None) -> None:
-        _refuse_missing(self.model, self._order[self._num_launched :])
+        _refuse_missing(self.model, self._due[self._num_launched :])
         if most_norm is None:
             return
-        for bucket in self._order:
+        for bucket in self._due:
             bucket.wait()
-        whole = [bucket.layout for bucket in self._order if type(bucket) is buckets.Reduced]
+        whole = [bucket.layout for bucket in self._due if type(bucket) is buckets.Reduced]
         everywhere = [parameter.grad for layout in whole for parameter in layout.parameters]
-        own = [grad for bucket in self._order for grad in bucket.own_grads()]
+        own = [grad for bucket in self._due for grad in bucket.own_grads()]
         square = torch.zeros((), device=self._ranks.device)
         if own:
             square += torch.nn.utils.get_total_norm(own).square()
@@ -174,20 +190,28 @@ class Shard(Alone):
             torch._foreach_mul_(grads, frac)
 
     def step(self, names: Collection[str] | None = None) -> None:
-        assert names is None, "bench/config/stages.py refuses parts that keep their gradients over a step"
-        for part, of_part in self._parts:
+        for name, part, of_part in self._parts:
+            if names is not None and name not in names:
+                continue
             for bucket in of_part:
                 bucket.wait()
             part.step()
             for bucket in of_part:
                 bucket.publish()
-        for bucket in self._order:
+        for bucket in self._due:
             bucket.finish()
-        if not self._knows_order:  # rank 0's order of the first step from now on, in place of the guess
+        if not self._knows_order and len(self._filled) == len(self._order):
+            # rank 0's order of the first step of all parts from now on, in place of the guess
             numbers = torch.tensor([self._order.index(bucket) for bucket in self._filled], device=self._ranks.device)
             self._order = [self._order[number] for number in distributed.from_first(numbers).tolist()]
             self._knows_order = True
-        self._num_launched, self._filled, self._is_first = 0, [], True
+        self._num_launched, self._filled = 0, []
+
+    def drop_grads(self, names: Collection[str]) -> None:
+        super().drop_grads(names)
+        for _, _, of_part in (row for row in self._parts if row[0] in names):
+            for parameter in (parameter for bucket in of_part for parameter in bucket.layout.parameters):
+                parameter.grad = None  # of what rests: its optimizer has parts of a buffer in the tensors' place
 
     def close(self) -> None:
         super().close()
@@ -199,14 +223,14 @@ class Shard(Alone):
 
     def _arrived(self, parameter: torch.nn.Parameter) -> None:
         """A gradient is there: every rank begins the collectives in one order, whatever order buckets fill in."""
-        if not self._is_last:
-            return
         bucket = self._bucket_of[parameter]
+        if not self._is_last or bucket not in self._due:
+            return
         bucket.num_missing -= 1
         if bucket.num_missing == 0:
             self._filled.append(bucket)
-        while self._num_launched < len(self._order) and self._order[self._num_launched].num_missing == 0:
-            self._order[self._num_launched].launch()
+        while self._num_launched < len(self._due) and self._due[self._num_launched].num_missing == 0:
+            self._due[self._num_launched].launch()
             self._num_launched += 1
 
 

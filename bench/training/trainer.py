@@ -96,6 +96,7 @@ class Trainer:
         self._staged.at(step)
         stage = self.timeline.at(step).stage
         num_parts = num_micro_steps(self.config, stage)
+        self.reducer.expect(self._due(step))
         for micro_step in range(num_parts):
             self._instruments.on_phase("data")
             tokens_BT, targets_BT = self.loader.next()
@@ -123,14 +124,21 @@ class Trainer:
         stage = self.timeline.at(step).stage
         self._optim.set_step(self.optimizer, step, self.config.goal.num_steps)
         stage.apply(self.optimizer)
-        if self._is_warming_up or not (stage.update_every_steps or stage.frozen_steps):
-            self.reducer.step()
+        due = self._due(step)
+        self.reducer.step(due)
+        if due is None:
             self.optimizer.zero_grad(set_to_none=True)
         else:
             frozen = [name for name in self.optimizer.parts if self.timeline.is_frozen(name, step)]
-            due = [name for name in self.optimizer.parts if stage.is_due(name, step) and name not in frozen]
-            self.reducer.step(due)
-            self.optimizer.zero_grad(set_to_none=True, names=[*due, *frozen])
+            self.reducer.drop_grads([*due, *frozen])
+
+    def _due(self, step: int) -> list[str] | None:
+        """Parts of the optimizer that step number step updates; None: all of it."""
+        stage = self.timeline.at(step).stage
+        if self._is_warming_up or not (stage.update_every_steps or stage.frozen_steps):
+            return None
+        parts = self.optimizer.parts
+        return [name for name in parts if stage.is_due(name, step) and not self.timeline.is_frozen(name, step)]
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The model's, by the names that build_model() gives them."""
