@@ -87,6 +87,8 @@ def results(tmp_path_factory):
         (["run", "track=free", "--anyway"], "--anyway: one run warns of a busy machine and never asks"),
         (["bench-self", "speed"], "bench-self speed: choose from loop"),
         (["compare", "a", "b", "--format", "json"], "compare: --format: did you mean --json?"),
+        (["run", "-m", "seed=0,1", "--jobs", "3"], "is a setting: write hydra.launcher.parallel=3"),
+        (["run", "seed=0", "--jobs=3"], "is a setting: write hydra.launcher.parallel=3"),
         (["table", "--html"], "table: --html: ./run.sh report writes pages"),
         (["doctor", "--fast"], "doctor: --fast: did you mean --quick?"),
         (["run", "experiment=r03"], "there is no experiment 'r03'; not every record is a rung of the ladder"),

@@ -315,6 +315,58 @@ def test_the_page_is_written_by_report_and_its_markdown_is_the_pivot(results, ca
     assert table_groups.pivot_text(pivot, True) in out
 
 
+def test_the_page_says_complete_only_of_a_sweep_that_is(results):
+    folder = make(results, **{str((0.003, 4, 0)): LOST})
+    assert "7 of 8 complete" in sweep_page.document(folder).about
+    again = add(results, 60, 0.003, 4, 0, 4.0, 10.0)
+    sweep.keep(folder, 7, point(0.003, 4, 0), {"folder": results / "cpu_nano" / again})
+    assert "complete" in sweep_page.document(folder).about
+
+
+def test_no_time_of_a_suspect_run_is_the_best_and_the_page_says_why(results):
+    """Losses are as good on a busy machine; where one cell was disturbed, the best time is another's."""
+    suspect = {"validity": "suspect", "validity_reasons": ["load of 3.1"]}
+    found = sweep_results.read(make(results, **{str(at): suspect for at in GRID}))
+    pivots = {value: table_groups.pivot_of(found.rows, found.keys, value) for value in ("train_s", "val_loss")}
+    assert [sum(cell.is_best for cell in pivot.cells.values()) for pivot in pivots.values()] == [0, 1]
+    html = sweep_page.html(results / "sweeps" / found.facts["sweep_id"])
+    assert "8 of 8 complete runs are suspect (load of 3.1): trust their losses, not their times." in html
+    assert html.count("no best, as the runs are suspect") == 1
+
+
+def test_the_best_time_is_that_of_runs_that_nothing_disturbed(results):
+    times_s = {at[:2]: [s for point, (_, s) in GRID.items() if point[:2] == at[:2]] for at in GRID}
+    fastest, second = sorted(times_s, key=lambda at: sum(times_s[at]))[:2]
+    suspect = {"validity": "suspect", "validity_reasons": ["load of 3.1"]}
+    found = sweep_results.read(make(results, **{str((*fastest, 0)): suspect}))
+    pivot = table_groups.pivot_of(found.rows, found.keys, "train_s")
+    assert [at for at, cell in pivot.cells.items() if cell.is_best] == [second]
+
+
+def test_a_config_whose_losses_are_doubted_is_not_the_best(results):
+    found = sweep_results.read(make(results))
+    first, second = (sweep_results.values(found, group) for group in found.ranked[:2])
+    assert sweep_results.best(found).startswith(f"best of 4: {first}, ")
+    for row in found.rows:
+        if sweep_results.values(found, row) == first:
+            row["script_doubt"] = "its loss is not of its logits"
+    assert sweep_results.best(found).startswith(f"best of 3: {second}, ")
+
+
+def test_loss_curves_of_the_configs_are_laid_over_each_other(results):
+    folder = make(results)
+    for number, run in enumerate(sorted((results / "cpu_nano").iterdir())):
+        lines = [f"{step},,{4.5 - step / 10 - number / 100},{4.5 - step / 10}" for step in (1, 2, 3)]
+        (run / "steps.csv").write_text("\n".join(["step,flags,train_loss,val_loss", *lines, ""]))
+    (section,) = sweep_page._curves(sweep_results.read(folder))
+    val, train = (chart.spec for chart in section.blocks[0].blocks)
+    assert section.title == "Curves" and [spec["title"] for spec in (val, train)] == [
+        "val_loss by step",
+        "train_loss by step",
+    ]
+    assert len(val["arms"]) == 4 and all(len(arm["runs"]) == 2 for arm in val["arms"])
+
+
 @needs_browser
 def test_the_page_and_the_site_draw_without_an_error(results):
     folder = make(results)

@@ -175,10 +175,10 @@ def _refuse(override: str) -> None:
     if is_of_hydra(override):
         raise ValueError(f"{override}: a single run takes no setting of Hydra: it is for sweeps, ./run.sh run -m")
     if override[:1] in ("+", "~") and not re.match(r"(\+|~)(instruments|exporters)=", override):
-        raise ValueError(
-            f"{override}: + and ~ work on lists only, as +instruments=memory_history, ~instruments=telemetry: "
-            "write key=value, or key=null to switch a setting off"
-        )
+        sign, key, value = override[0], *override.lstrip("+~").partition("=")[::2]
+        example = f"{sign}{key}=NAME" if key in ("instruments", "exporters") else f"{key}={value or 'VALUE'}"
+        example += f", or {key}=null where it may be off" if sign == "~" and "NAME" not in example else ""
+        raise ValueError(f"{override}: + and ~ work on lists only, as +instruments=memory_history: write {example}")
     if override in ("-m", "--multirun"):
         raise ValueError(f"{override}: only ./run.sh run sweeps")
     if override.startswith("-") and "=" in override:

@@ -146,8 +146,12 @@ def _rounded(columns: Mapping[str, list[Any]]) -> Curves:
     return rounded
 
 
-def arm_charts(arms: Mapping[str, Sequence[Path | str]]) -> list[Spec]:
+def arm_charts(
+    arms: Mapping[str, Sequence[Path | str]], wanted: Sequence[tuple[str, str, str]] | None = None
+) -> list[Spec]:
     """{arm: its run folders} -> specs for page.figure(): the goal's metric by step and by time, step time by step.
+
+    wanted: others than these, (title, y, x) each.
 
     One line an arm in the order of the mapping, the mean of its runs, with a band from their smallest to their largest.
     The caller names the runs that count (no warm-up runs).  A chart for which no run has values is not there.
@@ -158,7 +162,7 @@ def arm_charts(arms: Mapping[str, Sequence[Path | str]]) -> list[Spec]:
         for folder in folders:
             with contextlib.suppress(Damaged):  # the others are drawn, and ./run.sh verify says what is wrong
                 runs_by_arm[name].append(curves_of_run(folder, score=goal.name))
-    return charts_of(runs_by_arm, goal=goal)
+    return charts_of(runs_by_arm, wanted, goal)
 
 
 def metric_of(goals: Iterable[Mapping[str, Any] | None]) -> Metric:
@@ -200,7 +204,7 @@ def charts_of(
 def _caption(arms: Mapping[str, Sequence[Curves]], y: str) -> str:
     remarks = []
     if any(len(runs) > 1 for runs in arms.values()):
-        remarks.append("mean of an arm's runs, band from the smallest to the largest")
+        remarks.append("mean of a line's runs, band from the smallest to the largest")
     every = max((run["every"] for runs in arms.values() for run in runs), default=1)
     if every > 1 and y in TRAINED:
         remarks.append(f"a point is the mean of up to {every} steps")

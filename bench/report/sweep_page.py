@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.base import atomic, stats
 from bench.base.units import format_s
-from bench.report import run_page, sweep_results, table_groups
+from bench.report import curves, run_page, sweep_results, table_groups
 from bench.report.sweep_results import Results
 from bench.report.table_text import number_words, value_words
 from bench.web import heat
@@ -39,6 +39,7 @@ TRAIN_TIME = "train time, s"
 LOG_FROM = 20  # an axis whose ends lie further apart than this factor is logarithmic
 NAME = "sweep.html"
 MAX_RUNS = 2000
+MAX_CURVES = 12  # lines of a chart that a reader can tell apart
 
 
 def charts(results: Results) -> list[Spec]:
@@ -97,7 +98,9 @@ def _heat(results: Results, value: str) -> Drawn:
         [value_words(one) for one in pivot.values[0]],
         [value_words(one) if len(keys) == 2 else "" for one in across],
     )
-    about = "mean, sd and n of the runs in a cell; the best is framed"
+    has_best = any(cell.is_best for cell in pivot.cells.values())
+    framed = "the best is framed" if has_best else "no best, as the runs are suspect"
+    about = f"mean, sd and n of the runs in a cell; {framed}"
     markup = heat.plot(title, about, (keys[0], keys[1] if len(keys) == 2 else ""), heads, cells)
     return Drawn(f"heat-{name}", title, markup, heat.height_px(len(cells)))
 
@@ -132,10 +135,13 @@ def document(folder: Path | str, at: Path | str | None = None, results: Results 
     results, at = results or sweep_results.read(folder), Path(at or folder)
     best = sweep_results.best(results)
     means = [Columns(effects) for effects in [sweep_results.effects_table(results)] if effects]
+    suspects = sweep_results.suspects(results)
     blocks: list[Block] = [
         Picture(tiles(_tiles(results))),
+        *([Lines([f"{suspects}."])] if suspects else []),
         *(Picture(drawn) for drawn in drawings(results)),
         Columns([Chart(spec) for spec in charts(results)]),
+        *_curves(results),
         Section("Configs, best first", [_groups(results)]),
         Section("Mean over each setting", means),
         *_lost(results, at),
@@ -155,10 +161,29 @@ def block(folder: Path | str) -> str:
     return texts([*verdict, *(block for pivot in pivots for block in table_groups.pivot_blocks(pivot))], True) + "\n"
 
 
+def _curves(results: Results) -> list[Block]:
+    """The metric and the training loss of the best configs by step, overlaid: a line a config."""
+    groups = results.ranked[:MAX_CURVES]
+    folders = {
+        sweep_results.values(results, group) or group["config_id"]: [
+            results.folders[row["run_id"]] for row in table_groups.counted(group["members"])
+        ]
+        for group in groups
+    }
+    metric = results.metric.name
+    charts = [(f"{name} by step", name, "step") for name in dict.fromkeys((metric, "train_loss"))]
+    specs = curves.arm_charts(folders, charts)
+    which = f"the {len(groups)} best of {len(results.ranked)} configs" if len(results.ranked) > MAX_CURVES else ""
+    title = f"Curves{' of ' * bool(which)}{which}"
+    return [Section(title, [Columns([Chart(spec) for spec in specs])])] if specs else []
+
+
 def _facts(results: Results) -> list[str]:
     facts = results.facts
     started = facts["started_at"][:16].replace("T", " ")
-    state = "running, or killed" if facts["ended_at"] is None else facts["why"] or "complete"
+    done, wanted = results.num_complete, results.num_points
+    ended = facts["why"] or ("complete" if done == wanted else f"{done} of {wanted} complete")
+    state = "running, or killed" if facts["ended_at"] is None else ended
     budget = f"budget {format_s(facts['budget_s'])}" if facts["budget_s"] is not None else ""
     tracks = ", ".join(sorted({str(row["track"]) for row in results.rows}))
     words = (f"track {tracks}" if tracks else "", state, budget, started, code(facts["sweep_id"]))
@@ -166,12 +191,10 @@ def _facts(results: Results) -> list[str]:
 
 
 def _tiles(results: Results) -> Iterator[tuple[str, object]]:
-    num_points = len(results.not_run) + len({(row["config_id"], row["seed"]) for row in results.rows})
-    complete = sum(row["status"] == "complete" for row in results.rows)
     spent_s = sum(row["wall_s"] or 0.0 for row in results.rows)
     lost = sum(row["status"] in sweep_results.LOST for row in results.rows)
-    yield "runs asked for", num_points
-    yield "complete", complete
+    yield "runs asked for", results.num_points
+    yield "complete", results.num_complete
     yield "failed, aborted or stopped", lost
     yield "not run", len(results.not_run)
     yield "wall time of complete runs", format_s(spent_s)

@@ -82,6 +82,21 @@ class Results:
         return [group for group in self.groups if group[f"{self.score}_mean"] is not None]
 
     @property
+    def trusted(self) -> list[dict[str, Any]]:
+        """ranked, without those whose runs' losses are doubted: the best may be one of these."""
+        return [group for group in self.ranked if table_groups.may_be_best(group["members"], self.score)]
+
+    @property
+    def num_points(self) -> int:
+        """Runs asked for."""
+        return len(self.not_run) + len({self._point(row) for row in self.rows})
+
+    @property
+    def num_complete(self) -> int:
+        """Of the runs asked for."""
+        return len({self._point(row) for row in self.rows if row["status"] == "complete"})
+
+    @property
     def sd_of_repeats(self) -> float | None:
         """Of the metric within a config, pooled over those with repeats; None where none has."""
         sds = [(group["n"] - 1, group[f"{self.score}_sd"]) for group in self.ranked]
@@ -196,12 +211,20 @@ def table(results: Results) -> list[str]:
         left = len(results.ranked) - MAX_CONFIGS
         lines.append(f"and {left} more: ./run.sh table --group --sweep {results.facts['sweep_id']}")
     effects = [line for block in effects_table(results) for line in ("", *block.text(False).split("\n"))]
+    return [*lines, *(["", sentence] if (sentence := suspects(results)) else []), *effects, ""]
+
+
+def suspects(results: Results) -> str:
+    """How many runs are suspect, the first reason, and what it means; "" where none is."""
+    complete = [row for row in results.rows if row["status"] == "complete"]
     suspect = [row for row in complete if row["validity"] == "suspect"]
-    if suspect:
-        why = _record(results, suspect[0])["validity_reasons"][0]
-        of_all = f"{len(suspect)} of {len(complete)} complete runs are suspect"
-        lines += ["", f"{of_all} ({why}): trust their losses, not their times"]
-    return [*lines, *effects, ""]
+    if not suspect:
+        return ""
+    reason = _record(results, suspect[0])["validity_reasons"][0]
+    of_all = f"{len(suspect)} of {len(complete)} complete runs are suspect ({reason})"
+    doubted = sum(bool(row["script_doubt"]) for row in suspect)
+    trust = f"the losses of {doubted} are doubted too" if doubted else "trust their losses, not their times"
+    return f"{of_all}: {trust}"
 
 
 def _record(results: Results, row: TableRow) -> Record:
@@ -222,7 +245,7 @@ def effects_table(results: Results) -> list[Table]:
 
 def best(results: Results) -> str:
     """The best config in a sentence, without a claim: it is the best of those tried.  "" for fewer than two."""
-    groups = results.ranked
+    groups = results.trusted
     if len(groups) < 2:
         return ""
     first, second = groups[:2]
@@ -269,7 +292,9 @@ def why(results: Results) -> str:
 
 def _best_value(pivot: table_groups.Pivot) -> str:
     """With what lies beyond it, of three numbers or more: a best at the edge is seldom the best there is."""
-    (best,) = next(at for at, cell in pivot.cells.items() if cell.is_best)
+    (best,) = next((at for at, cell in pivot.cells.items() if cell.is_best), (None,))
+    if best is None:
+        return "unknown, as all are doubted"
     values = pivot.values[0]
     is_edge = best in (values[0], values[-1]) and len(values) > 2
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
@@ -279,7 +304,7 @@ def _best_value(pivot: table_groups.Pivot) -> str:
 
 def confirm(results: Results) -> str:
     """What to type to confirm the best; "" for fewer than two configs."""
-    if len(results.ranked) < 2:
+    if len(results.trusted) < 2:
         return ""
     words = f"./run.sh race --from-sweep {results.facts['sweep_id']} --top 2 n=5"
     return f"the best of many is the luckiest too; with fresh seeds, alone on the machine: {words}"

@@ -39,6 +39,13 @@ LOWER = (  # is better
     *("val_loss", "gap_nats", "train_s", "wall_s", "compile_s", "step_avg_ms", "step_ms_p50", "step_ms_p95"),
     *("peak_mem_gib", "energy_j", "mean_power_w", "throttled_frac", "num_steps"),
 )
+OF_NO_CLOCK = (
+    "score",
+    "val_loss",
+    "gap_nats",
+    "num_steps",
+    "peak_mem_gib",
+)  # a disturbed machine changes none of these
 HIGHER = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu", "mfu_causal", "goodput_frac")
 
 
@@ -79,6 +86,13 @@ def counted(members: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         row for row in members if row["status"] == "complete" and row["validity"] != "invalid" and not row["discarded"]
     ]
     return [kept[index] for index in index_of_runs(kept)]
+
+
+def may_be_best(members: Iterable[Mapping[str, Any]], value: str) -> bool:
+    """Whether nothing doubts this value of the runs: not what they say of themselves, nor a disturbance their times."""
+    return not any(
+        row["script_doubt"] or (row["validity"] == "suspect" and value not in OF_NO_CLOCK) for row in counted(members)
+    )
 
 
 def _group(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -192,7 +206,7 @@ def pivot_of(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], value: str,
         numbers = [row[value] for row in counted(members[at]) if row[value] is not None]
         mean = stats.mean(numbers) if numbers else None
         cells[at] = Cell(len(numbers), mean, stats.sd(numbers), len(members[at]) - len(numbers))
-    means = {at: cell.mean for at, cell in cells.items() if cell.mean is not None}
+    means = {at: cell.mean for at, cell in cells.items() if cell.mean is not None and may_be_best(members[at], value)}
     of_goal = goal if value == "score" else None
     if means and (of_goal or value in (*LOWER, *HIGHER)):
         is_lower = of_goal.sign > 0 if of_goal else value in LOWER
