@@ -292,9 +292,10 @@ def why(results: Results) -> str:
 
 def _best_value(pivot: table_groups.Pivot) -> str:
     """With what lies beyond it, of three numbers or more: a best at the edge is seldom the best there is."""
-    (best,) = next((at for at, cell in pivot.cells.items() if cell.is_best), (None,))
-    if best is None:
+    framed = [at for at, cell in pivot.cells.items() if cell.is_best]
+    if not framed:
         return "unknown, as all are doubted"
+    ((best,),) = framed
     values = pivot.values[0]
     is_edge = best in (values[0], values[-1]) and len(values) > 2
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
