@@ -1,7 +1,11 @@
 """A referee of searches: its error budget, its stages, its journal over kills, and the hacks that it has to hold."""
 
+import itertools
 import math
+import os
 import random
+import signal
+import traceback
 
 import claimed
 import pytest
@@ -9,6 +13,7 @@ import pytest
 from bench.compare import searching
 from bench.plans.referee import refereeing
 from bench.plans.referee import search as searches
+from bench.record import ledger
 
 SD, EFFECT, ALPHA = 0.003, 0.005, 0.05  # of log time: 0.3 % of noise, a gain of 0.5 %
 NUM_SEARCHES, NUM_TRIES = 5, 200
@@ -179,3 +184,50 @@ def test_a_line_that_was_made_up_shows_in_a_replay(tries):
         search, "decided", **{key: value for key, value in keep.items() if key in searches.Decided.__annotations__}
     )
     assert any("keep in the journal, undecided by its records" in fault for fault in refereeing.replay(search))
+
+
+def killed_after(tries, num_lines, work):
+    """work() in a process that is killed as it has written so many lines of a ledger, or before the next -> whether
+    it came to its end."""
+    tries.results.clock = itertools.count(num_runs := len(list(tries.results.folder.glob("cpu_nano/*"))) * 3 + 100)
+    tries.results.now = claimed.at(num_runs)
+    append, left = ledger.append, [num_lines]
+
+    def append_and_die(*words, **facts):
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left[0] -= 1
+        line = append(*words, **facts)
+        if left[0] == 0 and num_lines % 2:  # with an odd number after its last line, else before the next
+            os.kill(os.getpid(), signal.SIGKILL)
+        return line
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ledger.append = append_and_die
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    assert status in (0, signal.SIGKILL)
+    return status == 0
+
+
+@pytest.mark.parametrize("first", [2, 3])
+def test_kills_at_any_moment_lose_no_submission_and_count_none_twice(tries, first):
+    search, _ = refereeing.submit(begun(tries), ["optim.beta2=0.92"], "", "")
+    search, _ = refereeing.submit(search, ["optim.beta2=0.89"], "", "")
+    steps = itertools.cycle([first, 5, 4, 7, 2, 9])
+    num_kills = 0
+    while not killed_after(tries, next(steps), lambda: refereeing.work(searches.read(search.folder))):
+        num_kills += 1
+    assert num_kills > 10
+    search = searches.read(search.folder)
+    assert [each.decided["decision"] for each in search.submissions.values()] == ["keep", "drop"]
+    assert [each.number for each in search.confirmations] == [1]
+    races = [path.name for path in (tries.results.folder / "races").glob("*/plan.json")]
+    assert len(list((tries.results.folder / "races").glob("*/plan.json"))) == 4, races  # calibration, two, confirmation
+    assert list(refereeing.replay(search)) == []

@@ -280,9 +280,10 @@ def derive(search: Search, submission: Submission) -> Derived:
     if finding["outcome"] != searching.PROMISING:
         return Derived(cast(Decided, {**decided, **_without_keep(search, race, finding)}), False)
     confirmation = folders[CONFIRMATION]
-    if confirmation is None:
+    if confirmation is None or not (confirmation / "race.json").exists():
         why = f"promising, {_said(search, finding)}, but the budget was spent before it could be confirmed"
-        return Derived({**decided, "why": why}, search.spent_s <= search.settings["budget_s"])
+        is_to_run = confirmation is not None or search.spent_s <= search.settings["budget_s"]
+        return Derived({**decided, "why": why}, is_to_run)
     earlier = decided
     finding = _finding(search, confirmation)
     decided = cast(Decided, {**decided, **_numbers(search, confirmation, finding), "stage": CONFIRMATION})
