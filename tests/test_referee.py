@@ -1,14 +1,19 @@
 """A referee of searches: its error budget, its stages, its journal over kills, and the hacks that it has to hold."""
 
+import asyncio
 import itertools
+import json
 import math
 import os
 import random
 import signal
+import socket
+import sys
 import traceback
 
 import claimed
 import pytest
+import real_runs
 
 from bench.compare import searching
 from bench.plans.referee import refereeing
@@ -231,3 +236,59 @@ def test_kills_at_any_moment_lose_no_submission_and_count_none_twice(tries, firs
     races = [path.name for path in (tries.results.folder / "races").glob("*/plan.json")]
     assert len(list((tries.results.folder / "races").glob("*/plan.json"))) == 4, races  # calibration, two, confirmation
     assert list(refereeing.replay(search)) == []
+
+
+# ---- for other programs
+
+
+@pytest.fixture
+def served(tries):
+    """A search that was calibrated, and one submission that was decided, for commands that run by themselves."""
+    search, _ = tried(begun(tries), "optim.beta2=0.92")
+    return search
+
+
+def accepts(path):
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
+def test_a_client_of_the_socket_gets_an_answer_a_line(served, tmp_path):
+    path = tmp_path / "socket"
+    server = real_runs.started(served.results, "referee", "serve", "--socket", str(path))
+    try:
+        assert "answers on" in server.stdout.readline()
+        real_runs.wait_for(lambda: path.exists() and accepts(path))
+        assert path.stat().st_mode & 0o777 == 0o600
+        with socket.socket(socket.AF_UNIX) as client, client.makefile("rw") as lines:
+            client.connect(str(path))
+            submitted = {"id": 2, "tool": "submit", "words": ["seed=3"]}
+            for request in ({"id": 1, "tool": "status"}, submitted, {"id": 3, "tool": "rm"}, []):
+                lines.write(json.dumps(request) + "\n")
+            lines.flush()
+            answers = [json.loads(lines.readline()) for _ in range(4)]
+    finally:
+        server.kill()
+        server.communicate()
+    assert answers[0].get("answer", {}).get("kept") == [1] and answers[0]["id"] == 1, answers
+    assert "seed=3: a submission changes model" in answers[1]["error"]
+    assert "there is no such tool" in answers[2]["error"] and "JSON object a line" in answers[3]["error"]
+
+
+def test_an_mcp_client_is_told_what_there_is_and_gets_answers(served):
+    mcp = pytest.importorskip("mcp")
+    words = ["-m", "bench", "referee", "mcp"]
+    env = real_runs.environment(served.results)
+    server = mcp.StdioServerParameters(command=sys.executable, args=words, env=env, cwd=str(real_runs.REPO))
+
+    async def talk():
+        async with mcp.Client(mcp.stdio_client(server)) as client:
+            names = [tool.name for tool in (await client.list_tools()).tools]
+            log = await client.call_tool("log", {})
+            refused = await client.call_tool("submit", {"words": ["goal.num_steps=3"]})
+            return names, json.loads(log.content[0].text), json.loads(refused.content[0].text)
+
+    names, log, refused = asyncio.run(talk())
+    assert names == ["submit", "status", "log"]
+    assert [each["decision"] for each in log["submissions"]] == ["keep"]
+    assert "goal.num_steps=3: a submission changes" in refused["error"]

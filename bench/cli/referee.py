@@ -4,6 +4,7 @@
     ./run.sh referee submit optim.lr=0.002 --note "..."   or change.patch, a folder, script=train.py
     ./run.sh referee status | log | end
     ./run.sh referee replay                               every decision again, from the records
+    ./run.sh referee serve | mcp                          for other programs: JSON lines on a socket, an MCP server
 
 A submission that cannot be raced is refused at once, for nothing.  The others race the champion on fresh seeds, one
 round after the other, until the effect that the search looks for is likely or unlikely; what is promising is confirmed
@@ -14,6 +15,7 @@ After a crash: ./run.sh referee start.
 import argparse
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from bench.config import groups
 from bench.launch import console
 from bench.launch.console import say
 from bench.machine.signals import Interrupted
-from bench.plans.referee import refereeing
+from bench.plans.referee import refereeing, serving
 from bench.plans.referee import search as searches
 from bench.plans.referee.search import Search
 
@@ -37,12 +39,17 @@ OURS = ("budget", "champion", "on", *NUMBERS)
 def main(argv: list[str]) -> int:
     """Exit codes: 0 done (submit: kept), 1 not kept, interrupted, or a replay that differs, 2 usage error."""
     args = _parser().parse_intermixed_args(argv)
+    args.out = sys.stdout  # of the answer; the rest goes to standard error where JSON is wanted
     results = results_root().absolute()
     if args.action not in ("start", "submit") and args.words:
         args.search = args.search or args.words[0]
     try:
         with console.output(not args.show, args.json):
-            return int({"start": _start, "submit": _submit, "replay": _replay}.get(args.action, _show)(args, results))
+            return int(
+                {"start": _start, "submit": _submit, "replay": _replay, "serve": _serve, "mcp": _serve}.get(
+                    args.action, _show
+                )(args, results)
+            )
     except Interrupted as error:
         say("referee", f"interrupted ({error}): ./run.sh referee start goes on", always=True)
         return 1
@@ -95,8 +102,7 @@ def _submit(args: argparse.Namespace, results: Path) -> int:
     search = refereeing.work(search)
     submission = search.submissions[number]
     if args.json:
-        with console.output(False, False):
-            _print(args, search, [number])
+        _print(args, search, [number])
     return 0 if submission.decided and submission.decided["decision"] == "keep" else 1
 
 
@@ -106,6 +112,17 @@ def _show(args: argparse.Namespace, results: Path) -> int:
         with searches.working(search):
             search = searches.append(search, "search_end", why=None)
     _print(args, search, [*search.submissions] if args.action != "status" else [])
+    return 0
+
+
+def _serve(args: argparse.Namespace, results: Path) -> int:
+    search = searches.read(searches.find(results, args.search))
+    if args.action == "mcp":
+        serving.serve_mcp(search)
+        return 0
+    socket = Path(args.socket).absolute() if args.socket else search.folder / "socket"
+    say("referee", f"{search.name}: answers on {socket}", always=True)
+    serving.serve(search, socket)
     return 0
 
 
@@ -133,7 +150,10 @@ def _print(args: argparse.Namespace, search: Search, numbers: list[int]) -> None
     }
     if args.json:
         answers = [refereeing.answer(search, each) for each in chosen]
-        print(json.dumps(answers[0] if args.action == "submit" else state | {"submissions": answers}, indent=1))
+        print(
+            json.dumps(answers[0] if args.action == "submit" else state | {"submissions": answers}, indent=1),
+            file=args.out,
+        )
         return
     kept = f"{len(search.kept)} kept of {len(search.submissions)}"
     print(f"{search.name}: {kept}, {len(search.open)} open, {left_s:.0f} s of the budget left")
@@ -162,7 +182,7 @@ def _row(search: Search, submission: searches.Submission) -> list[str]:
 
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh referee", main=main)
-    actions = ("start", "submit", "status", "log", "end", "replay")
+    actions = ("start", "submit", "status", "log", "end", "replay", "serve", "mcp")
     parser.add_argument("action", choices=actions)
     words = (
         "start: budget=8h, champion='WORDS' or the words of run; effect=0.5%% (the gain looked for; default: what this "
@@ -173,6 +193,7 @@ def _parser() -> arguments.Parser:
     words += "a diff, a folder, script=PATH or key=value.  Others: the name of a search"
     parser.add_argument("words", nargs="*", metavar="WORD", help=words)
     parser.add_argument("--search", metavar="NAME", help="which search; default: the newest")
+    parser.add_argument("--socket", metavar="PATH", help="of serve; default: SEARCH/socket")
     parser.add_argument("--author", default="", help="who submits; kept in the journal")
     parser.add_argument("--note", default="", help="what the submission is about")
     parser.flag("--trust", help="race code that no sandbox holds: where this kernel allows none")

@@ -1,0 +1,118 @@
+"""The referee for other programs: JSON lines over a local socket, and an MCP server (the package mcp, extra "mcp").
+
+    ./run.sh referee serve     a request a line: {"id": 1, "tool": "submit", "words": ["optim.lr=0.002"]}
+    ./run.sh referee mcp       over standard input and output, as an MCP client starts it
+
+Each request is a command of its own (./run.sh referee ... --json), so an answer is what that prints, a client that
+leaves loses nothing, and what the server cannot survive the journal does.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.base.paths import CODE
+from bench.plans.referee.search import Search
+
+TOOLS = {  # name: what an agent is told of it
+    "submit": "Race a change against the champion. words: settings as key=value (model, optim, stages, script.args), "
+    "or the path of a diff, a folder or script=PATH; or diff: the text of a diff of the champion. Waits for the "
+    "decision: keep, drop, undecided or refused, with gain, 95 % interval, cost and why. note: what you expect of it.",
+    "status": "The champion, what was kept, and how much of the budget is left.",
+    "log": "Every submission so far, with its decision.",
+}
+MAX_LINE_BYTES = 2**23
+MAX_SOCKET_CHARS = 100  # of the path of a socket: Linux allows 107
+
+
+async def call(search: Search, tool: str, given: Mapping[str, Any]) -> Any:
+    """The answer of one tool, or {"error": a sentence}.  given: words, diff, note, author of a submission."""
+    if tool not in TOOLS:
+        return {"error": f"{tool}: there is no such tool: choose from {', '.join(TOOLS)}"}
+    with tempfile.TemporaryDirectory(prefix="speedrun-referee-") as folder:
+        words = [str(word) for word in given.get("words") or ()]
+        if diff := given.get("diff"):
+            words = [str(Path(folder, "submitted.patch"))]
+            Path(words[0]).write_text(str(diff))
+        command = [sys.executable, "-m", "bench", "referee", tool, "--search", search.name, "--json"]
+        if tool == "submit":
+            command += [f"--note={given.get('note') or ''}", f"--author={given.get('author') or ''}", "--", *words]
+        env = os.environ | {"SPEEDRUN_RESULTS": str(search.results)}
+        pipe = asyncio.subprocess.PIPE
+        nothing = asyncio.subprocess.DEVNULL
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=CODE, env=env, stdin=nothing, stdout=pipe, stderr=pipe, start_new_session=True
+        )
+        out, errors = await asyncio.shield(process.communicate())
+    try:
+        return json.loads(out)
+    except ValueError:
+        lines = errors.decode(errors="replace").strip().splitlines() or [f"exit code {process.returncode}"]
+        return {"error": lines[-1].removeprefix("referee: ")}
+
+
+def serve(search: Search, socket: Path) -> None:
+    """Answer requests on a socket of this user's alone, until an interrupt.  ValueError: it cannot be made."""
+    if len(str(socket)) > MAX_SOCKET_CHARS:
+        raise ValueError(f"{socket}: is too long for a socket: give --socket /tmp/referee.socket")
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(search, socket))
+
+
+async def _serve(search: Search, socket: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                writer.write(json.dumps(await _answered(search, line)).encode() + b"\n")
+                await writer.drain()
+        writer.close()
+
+    socket.unlink(missing_ok=True)
+    mask = os.umask(0o177)
+    try:
+        server = await asyncio.start_unix_server(answer, socket, limit=MAX_LINE_BYTES)
+    finally:
+        os.umask(mask)
+    async with server:
+        await server.serve_forever()
+
+
+async def _answered(search: Search, line: bytes) -> dict[str, Any]:
+    """A line -> {"id", "answer"} or {"id", "error"}."""
+    try:
+        request = json.loads(line)
+        number, tool = request.get("id"), str(request.get("tool"))
+    except (ValueError, AttributeError):
+        return {"id": None, "error": 'a request is a JSON object a line: {"id": 1, "tool": "status"}'}
+    answer = await call(search, tool, request)
+    is_error = isinstance(answer, dict) and "error" in answer
+    return {"id": number} | (answer if is_error else {"answer": answer})
+
+
+def serve_mcp(search: Search) -> None:
+    """ValueError: the package mcp is not here."""
+    try:
+        from mcp.server import MCPServer
+    except ImportError:
+        raise ValueError("the package mcp is not installed: .venv/bin/pip install 'mcp>=2,<3'") from None
+    about = "Only what is shown to be better on fresh seeds is kept; every try counts against one error budget."
+    server = MCPServer("speedrun-referee", instructions=f"A referee of a search for faster or better training. {about}")
+
+    async def submit(words: list[str] | None = None, diff: str | None = None, note: str = "", author: str = "") -> Any:
+        return await call(search, "submit", {"words": words, "diff": diff, "note": note, "author": author})
+
+    async def status() -> Any:
+        return await call(search, "status", {})
+
+    async def log() -> Any:
+        return await call(search, "log", {})
+
+    for tool in (submit, status, log):
+        server.tool(description=TOOLS[tool.__name__], structured_output=False)(tool)
+    server.run()
