@@ -16,7 +16,7 @@ import pytest
 import real_runs
 
 from bench.compare import searching
-from bench.plans.referee import refereeing
+from bench.plans.referee import deciding, refereeing
 from bench.plans.referee import search as searches
 from bench.record import ledger
 
@@ -137,6 +137,7 @@ def tries(tmp_path, monkeypatch):
     racers = Tries(tmp_path / "results")
     racers.install(monkeypatch)
     monkeypatch.setattr("bench.report.race_page.write_run_pages", lambda folder: None)
+    monkeypatch.setattr(refereeing, "_audit_run", lambda search, run, arm: None)
     return racers
 
 
@@ -162,7 +163,7 @@ def test_a_gain_is_kept_and_becomes_the_champion_and_no_gain_is_dropped(tries):
     assert decided["decision"] == "drop"
     search, decided = tried(search, "optim.beta2=0.92", "optim.weight_decay=0.2")
     assert decided["decision"] == "drop" and [each.number for each in search.kept] == [1]
-    assert list(refereeing.replay(search)) == []
+    assert list(deciding.replay(search)) == []
 
 
 def test_a_refusal_says_what_to_mend_and_is_free(tries):
@@ -188,7 +189,7 @@ def test_a_line_that_was_made_up_shows_in_a_replay(tries):
     search = searches.append(
         search, "decided", **{key: value for key, value in keep.items() if key in searches.Decided.__annotations__}
     )
-    assert any("keep in the journal, undecided by its records" in fault for fault in refereeing.replay(search))
+    assert any("keep in the journal, undecided by its records" in fault for fault in deciding.replay(search))
 
 
 def killed_after(tries, num_lines, work):
@@ -235,7 +236,7 @@ def test_kills_at_any_moment_lose_no_submission_and_count_none_twice(tries, firs
     assert [each.number for each in search.confirmations] == [1]
     races = [path.name for path in (tries.results.folder / "races").glob("*/plan.json")]
     assert len(list((tries.results.folder / "races").glob("*/plan.json"))) == 4, races  # calibration, two, confirmation
-    assert list(refereeing.replay(search)) == []
+    assert list(deciding.replay(search)) == []
 
 
 # ---- for other programs

@@ -28,7 +28,7 @@ from bench.config import groups
 from bench.launch import console
 from bench.launch.console import say
 from bench.machine.signals import Interrupted
-from bench.plans.referee import refereeing, serving
+from bench.plans.referee import deciding, refereeing, serving
 from bench.plans.referee import search as searches
 from bench.plans.referee.search import Search
 
@@ -128,7 +128,7 @@ def _serve(args: argparse.Namespace, results: Path) -> int:
 
 def _replay(args: argparse.Namespace, results: Path) -> int:
     search = searches.read(searches.find(results, args.search))
-    faults = list(refereeing.replay(search))
+    faults = list(deciding.replay(search))
     for fault in faults:
         say("replay", fault, always=True)
     decided = [each for each in search.submissions.values() if each.decided]
@@ -149,7 +149,7 @@ def _print(args: argparse.Namespace, search: Search, numbers: list[int]) -> None
         "budget_left_s": left_s,
     }
     if args.json:
-        answers = [refereeing.answer(search, each) for each in chosen]
+        answers = [deciding.answer(search, each) for each in chosen]
         print(
             json.dumps(answers[0] if args.action == "submit" else state | {"submissions": answers}, indent=1),
             file=args.out,

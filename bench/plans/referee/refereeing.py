@@ -3,29 +3,33 @@
 import ast
 import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 from bench.base import stats
 from bench.base.metric import named
+from bench.base.paths import CODE, REPO
 from bench.compare import eligibility, searching, target
-from bench.compare.searching import Finding, Stop
+from bench.compare.searching import Stop
 from bench.launch.console import say
 from bench.machine.signals import Interrupted
-from bench.plans.race import arm_process, planning, question, runner, state
+from bench.plans.race import arm_process, planning, question, runner, state, worktrees
+from bench.plans.referee import deciding
 from bench.plans.referee import search as searches
 from bench.plans.referee import submission as submissions
-from bench.plans.referee.search import Arm, Decided, Search, Submission
-from bench.record import ledger, race_folder, run_folder
+from bench.plans.referee.deciding import CONFIRMATION, RACE
+from bench.plans.referee.search import Arm, Search, Submission
+from bench.record import certificates, ledger, race_folder, run_folder
 from bench.record.rows import row_of
 
 CALIBRATION_ROUNDS = 6
 SIGHT = 5 / 3  # sds of a run that the effect is where none is asked for: a confirmation takes about ten rounds
-CHECK_STEPS = 20
+AUDITS = ("random_tokens", "held_out")  # of what is to be kept (bench/plans/audit/)
 QUESTIONS = ("time", "time_to_target", "loss")
 MAX_SEED = 2**30
-RACE, CONFIRMATION = "race", "confirmation"
 
 
 class Refused(ValueError):
@@ -43,6 +47,8 @@ def begin(results: Path, champion: Arm, settings: Mapping[str, Any]) -> Search:
     for folder in sorted((results / searches.FOLDER).glob(f"*/{ledger.NAME}")):
         if not (other := searches.read(folder.parent)).has_ended:
             raise ValueError(f"{other.name}: this search is open: ./run.sh referee end, then begin another")
+    if submissions.program_of(champion) and not settings["trust"]:
+        champion = {**champion, "overrides": [*champion["overrides"], submissions.SANDBOX]}
     made, _ = planning.planned({"arms": {"A": champion, "B": champion}}, results, anyway=True)
     on = settings["on"] or question.OF_TRACK[target.rules_of(made["track"]).judged][0]
     if on not in QUESTIONS:
@@ -64,7 +70,7 @@ def calibrate(search: Search) -> Search:
     folder, raced = _race(search, "calibration", champion, champion, {"n": n, "looks": [n]})
     if raced["result"] is None:
         raise ValueError(f"the champion cannot be calibrated: {raced['why']}")
-    rounds = _runs(state.read(folder, search.results))
+    rounds = deciding.runs_of(state.read(folder, search.results))
     rows = [[row_of(run_folder.read(path)) for path in arm] for arm in rounds]
     if settings["on"] == "loss":
         sd = stats.sd([row["score"] for row in rows[0] if row["score"] is not None])
@@ -76,10 +82,15 @@ def calibrate(search: Search) -> Search:
         raise ValueError("the champion's runs do not differ at all: a search needs seeds that change what is asked")
     effect, is_loss = settings["effect"], settings["on"] == "loss"
     effect = SIGHT * sd if effect is None else effect if is_loss else -math.log1p(-effect / 100)
-    spent_s = _spent_s(search.results, [folder])
+    spent_s = deciding.spent_s(search.results, [folder])
     run_s = stats.mean(row["wall_s"] or 0.0 for row in rows[0])
     facts = {"race_id": folder.name, "sd": sd, "effect": effect, "run_s": run_s, "spent_s": spent_s}
     devices = run_folder.read(rounds[0][0])["world_size"]
+    _audit_run(search, rounds[0][-1], champion)
+    audit = certificates.read_audit(rounds[0][-1])
+    if audit is not None and audit["outcome"] == certificates.FAILED:
+        raise ValueError(f"the champion fails its audit: ./run.sh audit {rounds[0][-1].name} says why")
+    facts["is_audited"] = audit is not None and audit["outcome"] == certificates.PASSED
     search = searches.append(search, "calibrated", **facts, devices=devices)
     _refuse_blind(search)
     return search
@@ -124,8 +135,9 @@ def submit(search: Search, words: Sequence[str], author: str, note: str) -> tupl
         raise ValueError(f"{search.name}: this search has ended: ./run.sh referee start begins another")
     folder = _new_folder(search.folder / "submissions")
     number = int(folder.name)
-    if not search.settings["trust"] and any("=" not in word or word.startswith("script") for word in words):
-        why = "it is code, and nothing holds it here: read it, and begin the search with --trust"
+    is_held = search.settings["trust"] or submissions.SANDBOX in search.champion["overrides"]
+    if submissions.is_code(words) and not is_held:
+        why = "a diff of our own models runs as you do, in no sandbox: read it, and begin the search with --trust"
         raise ValueError(f"{' '.join(words)}: {why}")
     arm = submissions.stored(words, search.champion, folder, f"{search.name}/{number}")
     about = " ".join(words)
@@ -163,19 +175,20 @@ def _decide(search: Search, submission: Submission) -> Search:
     try:
         _refuse(search, submission)
         _screen(search, submission)
-        derived = derive(search, submission)
+        derived = deciding.derive(search, submission)
         if derived.needs_confirmation:
             if submission.level is None:
                 search = searches.append(search, "confirming", submission=number, level=search.next_level())
                 submission = search.submissions[number]
             _confirm(search, submission)
-            derived = derive(search, submission)
+            _audit(search, submission)
+            derived = deciding.derive(search, submission)
         decided = derived.decided
     except Refused as error:
         decided = {"submission": number, "decision": "refused", "why": str(error), "spent_s": 0.0}
     event = "refused" if decided["decision"] == "refused" else "decided"
     search = searches.append(search, event, **decided)
-    say("referee", sentence(search, search.submissions[number]), always=True)
+    say("referee", deciding.sentence(search, search.submissions[number]), always=True)
     return search
 
 
@@ -189,19 +202,39 @@ def _confirm(search: Search, submission: Submission) -> None:
     _sequential_race(search, submission, CONFIRMATION, search.stop(submission.level), [])
 
 
+def _audit(search: Search, submission: Submission) -> None:
+    """The counterfactual audits of a candidate that its numbers would keep, by its last run; audit.json has them."""
+    folder = deciding.folder_of(search, f"{submission.number}-{CONFIRMATION}")
+    if folder is None or deciding.finding_of(search, folder)["outcome"] != searching.KEEP:
+        return
+    runs = deciding.runs_of(state.read(folder, search.results))
+    _audit_run(search, runs[1][-1], submission.arm)
+
+
+def _audit_run(search: Search, run: Path, arm: Arm) -> None:
+    if certificates.read_audit(run) is not None:
+        return
+    commits = {} if arm["rev"] is None else {"B": arm["rev"]}
+    with worktrees.checked_out(REPO, commits, f"audit-{search.name}-") as paths:
+        kinds = [word for kind in AUDITS for word in ("--only", kind)]
+        command = [sys.executable, "-m", "bench", "audit", str(run), "--quiet", *kinds]
+        env = arm_process.environment(search.results)
+        subprocess.run(command, cwd=paths.get("B", CODE), env=env, capture_output=True)
+
+
 def _sequential_race(search: Search, submission: Submission, stage: str, stop: Stop, warm_ups: list[str]) -> None:
     """warm_ups: the arms whose compile cache is not known to be warm."""
     last = searching.most_rounds(stop)
     settings = {"n": last, "sequential": {"first": 1, "last": last, "stop": stop, "warm_ups": warm_ups}}
     name = f"{submission.number}-{stage}"
-    if search.spent_s > search.settings["budget_s"] and not _folder_of(search, name):
+    if search.spent_s > search.settings["budget_s"] and not deciding.folder_of(search, name):
         return
     try:
         _race(search, name, search.champion, submission.arm, settings)
     except Interrupted:
         raise
     except ValueError as error:
-        folder = _folder_of(search, name)
+        folder = deciding.folder_of(search, name)
         if folder is None:
             raise
         if not (folder / "race.json").exists():
@@ -210,7 +243,7 @@ def _sequential_race(search: Search, submission: Submission, stage: str, stop: S
 
 def _race(search: Search, name: str, a: Arm, b: Arm, settings: dict[str, Any]) -> tuple[Path, race_folder.Race]:
     """The race of this name, to its end: planned unless it has been, gone on with unless it has ended."""
-    folder, is_new = _folder_of(search, name), False
+    folder, is_new = deciding.folder_of(search, name), False
     if folder is None:
         request: dict[str, Any] = {"arms": {"A": dict(a), "B": dict(b)}, "name": f"{search.name}-{name}"}
         request |= {"on": search.settings["on"], "first_seed": secrets.randbelow(MAX_SEED), **settings}
@@ -224,15 +257,9 @@ def _race(search: Search, name: str, a: Arm, b: Arm, settings: dict[str, Any]) -
     return folder, raced
 
 
-def _folder_of(search: Search, name: str) -> Path | None:
-    """Of the race of this name, planned or ended."""
-    paths = (search.results / race_folder.FOLDER).glob(f"*-{search.name}-{name}-*/plan.json")
-    return next((path.parent for path in sorted(paths)), None)
-
-
 def _refuse(search: Search, submission: Submission) -> None:
     """The checks before any cost.  Refused: what to mend."""
-    if _folder_of(search, f"{submission.number}-{RACE}"):
+    if deciding.folder_of(search, f"{submission.number}-{RACE}"):
         return  # it has passed them
     program = submissions.program_of(submission.arm)
     for path in sorted(program.root.rglob("*.py")) if program else ():
@@ -249,204 +276,3 @@ def _refuse(search: Search, submission: Submission) -> None:
     deviations = [set(made["arms"][name]["deviations"]) for name in "AB"]
     if more := sorted(deviations[1] - deviations[0]):
         raise Refused(f"the track does not allow it: {more[0]}")
-
-
-# ---- decisions, by the records alone
-
-
-class Derived(NamedTuple):
-    """What the races of a submission lead to."""
-
-    decided: Decided
-    needs_confirmation: bool  # and it has none yet
-
-
-def derive(search: Search, submission: Submission) -> Derived:
-    """By the plans, the ledger and the run folders: the same whenever it is asked."""
-    folders = {stage: _folder_of(search, f"{submission.number}-{stage}") for stage in (RACE, CONFIRMATION)}
-    found = [folder for folder in folders.values() if folder]
-    decided: Decided = {
-        "submission": submission.number,
-        "decision": "undecided",
-        "why": "the budget was spent before it could be raced",
-        "races": [folder.name for folder in found],
-        "spent_s": _spent_s(search.results, found),
-    }
-    race = folders[RACE]
-    if race is None:
-        return Derived(decided, False)
-    finding = _finding(search, race)
-    decided = cast(Decided, {**decided, **_numbers(search, race, finding), "stage": RACE})
-    if finding["outcome"] != searching.PROMISING:
-        return Derived(cast(Decided, {**decided, **_without_keep(search, race, finding)}), False)
-    confirmation = folders[CONFIRMATION]
-    if confirmation is None or not (confirmation / "race.json").exists():
-        why = f"promising, {_said(search, finding)}, but the budget was spent before it could be confirmed"
-        is_to_run = confirmation is not None or search.spent_s <= search.settings["budget_s"]
-        return Derived({**decided, "why": why}, is_to_run)
-    earlier = decided
-    finding = _finding(search, confirmation)
-    decided = cast(Decided, {**decided, **_numbers(search, confirmation, finding), "stage": CONFIRMATION})
-    if finding["outcome"] != searching.KEEP:
-        decided = cast(Decided, {**decided, **_without_keep(search, confirmation, finding)})
-        decided["why"] = f"{search.shown(earlier.get('gain') or 0.0)} in its race was luck; confirmed: {decided['why']}"
-        return Derived(decided, False)
-    if doubt := _doubt(search, confirmation):
-        return Derived({**decided, "why": f"{_said(search, finding)}, but {doubt}"}, False)
-    assert submission.level is not None and finding["log_e"] is not None
-    e, needed = math.exp(finding["log_e"]), 1 / submission.level
-    why = f"{_said(search, finding)} on fresh seeds, e-value {e:.0f} of {needed:.0f} needed"
-    return Derived({**decided, "decision": "keep", "why": why, "arm": submission.arm}, False)
-
-
-def _finding(search: Search, folder: Path) -> Finding:
-    return runner.searched(state.read(folder, search.results))
-
-
-def _numbers(search: Search, folder: Path, finding: Finding) -> dict[str, Any]:
-    """Gain and interval, in the unit of the question."""
-    interval = None
-    against = _against(folder)
-    if search.settings["on"] == "loss":
-        interval = (against.get("val_loss") or {}).get("ci95")
-    elif found := (against.get("time") or {}).get("ci95_pct"):
-        interval = [-found[1], -found[0]]
-    return {"gain": finding["gain"], "ci95": interval}
-
-
-def _against(folder: Path) -> dict[str, Any]:
-    """The Comparison of a race that has ended; {}: it has none."""
-    if not (folder / "race.json").exists():
-        return {}
-    return race_folder.verdicts_of(race_folder.read(folder)).get("B") or {}
-
-
-def _without_keep(search: Search, folder: Path, finding: Finding) -> dict[str, Any]:
-    if finding["outcome"] == searching.DROP:
-        effect = search.shown(search.stop(None)["effect"])
-        return {"decision": "drop", "why": finding["why"] or f"{_said(search, finding)}: {effect} is unlikely"}
-    raced = race_folder.read(folder) if (folder / "race.json").exists() else None
-    why = raced["why"] if raced and raced["status"] == "abandoned" else None
-    blamed = why is not None and " of B " in f" {why} "
-    if blamed:
-        return {"decision": "drop", "why": why}
-    return {
-        "decision": "undecided",
-        "why": why or finding["why"] or f"{_said(search, finding)}: the rounds are used up",
-    }
-
-
-def _doubt(search: Search, folder: Path) -> str | None:
-    """What keeps a candidate from being kept although its numbers would do."""
-    against = _against(folder)
-    if not against:
-        return "its race was abandoned"
-    loss = against["val_loss"]
-    if search.settings["on"] == "loss":
-        return loss["reasons"][0] if loss["reasons"] else None
-    if not against["comparable"]:
-        return f"its times are not comparable: {against['reasons'][0]}"
-    if loss["verdict"] in ("waived", "not_worse") or (loss["below_target"] or [None, None])[1]:
-        return None
-    return "its loss is not shown to be no worse"
-
-
-def _said(search: Search, finding: Finding) -> str:
-    gain = "no gain known" if finding["gain"] is None else search.shown(finding["gain"])
-    return f"{gain} in {finding['num_rounds']} rounds"
-
-
-def _runs(race: state.State) -> tuple[list[Path], list[Path]]:
-    a, b = ([race.results / run for run in race.runs(arm)] for arm in race.plan["arms"])
-    return a, b
-
-
-def _spent_s(results: Path, folders: Sequence[Path]) -> float:
-    """Wall time of all runs that were started for these races."""
-    spent_s = 0.0
-    for folder in folders:
-        for slot in state.read(folder, results).slots:
-            for run, _ in slot.attempts:
-                record = arm_process.record_of(results, run)
-                spent_s += (row_of(record)["wall_s"] or 0.0) if record else 0.0
-    return spent_s
-
-
-def sentence(search: Search, submission: Submission) -> str:
-    """What became of a submission."""
-    decided = submission.decided
-    if decided is None:
-        return f"{submission.number} open: {submission.about}"
-    return f"{submission.number} {decided['decision']}: {decided['why']} ({search.cost(decided['spent_s'])})"
-
-
-def answer(search: Search, submission: Submission) -> dict[str, Any]:
-    """What who submitted it is told: nothing of seeds, of the held-out slice or of the champion's own numbers."""
-    decided = submission.decided
-    if decided is None:
-        return {"submission": submission.number, "decision": None}
-    gain, price = decided.get("gain"), search.settings["price"]
-    devices = search.calibration["devices"] if search.calibration else 1
-    device_s = decided["spent_s"] * devices
-    is_loss = search.settings["on"] == "loss"
-    return {
-        "submission": submission.number,
-        "decision": decided["decision"],
-        "gain_of_metric" if is_loss else "gain_pct": gain if gain is None or is_loss else 100 * -math.expm1(-gain),
-        "ci95": decided.get("ci95"),
-        "device_s": device_s,
-        "dollars": None if price is None else device_s / 3600 * price,
-        "why": decided["why"],
-    }
-
-
-# ---- the decisions again
-
-
-def replay(search: Search) -> Iterator[str]:
-    """Sentences: where the records do not lead to what the journal says."""
-    yield from (f"journal: {fault}" for fault in search.faults)
-    book = ledger.read(search.results)
-    yield from (f"ledger: {fault}" for fault in book.faults)
-    kept: list[bool] = []
-    as_it_was = searches.Search(search.folder, search.settings, search.calibration)
-    known = {search.calibration["race_id"]} if search.calibration else set()
-    for submission in search.submissions.values():
-        decided = submission.decided
-        if submission.level is not None:
-            level = searching.level(search.settings["alpha"], kept)
-            if not math.isclose(level, submission.level):
-                yield f"submission {submission.number}: its level is {submission.level:g}, and was to be {level:g}"
-        if decided is None:
-            continue
-        races = decided.get("races") or []
-        known |= set(races)
-        if decided["decision"] != "refused":
-            for fault in _faults(search, submission, races, book):
-                yield f"submission {submission.number}: {fault}"
-            derived = derive(as_it_was, submission).decided
-            if any(derived.get(key) != decided.get(key) for key in ("decision", "gain", "arm")):
-                both = f"{decided['decision']} in the journal, {derived['decision']} by its records"
-                yield f"submission {submission.number}: {both}"
-        if submission.level is not None:
-            kept.append(decided["decision"] == "keep")
-        as_it_was.submissions[submission.number] = submission
-    planned = [line.get("race_id") or "" for line in book.lines if line["event"] == "plan"]
-    for race_id in planned if not search.open else ():
-        if f"-{search.name}-" in race_id and race_id not in known:
-            yield f"{race_id}: a race of this search that the journal does not have"
-
-
-def _faults(search: Search, submission: Submission, races: Sequence[str], book: ledger.Ledger) -> Iterator[str]:
-    """What is wrong with the records that a decision stands on."""
-    for name in races:
-        race = state.read(race_folder.of(search.results, name), search.results, book)
-        level = submission.level if f"-{CONFIRMATION}-" in name else None
-        if race.plan["sequential"]["stop"] != search.stop(level):
-            yield f"{name} stopped by other rules than the search's"
-        for slot in race.slots:
-            for run, _ in slot.attempts:
-                end = book.runs[run]["end"]
-                path = search.results / run / "run.json"
-                if end and path.is_file() and end.get("run_json_sha256") != ledger.sha256_of(path):
-                    yield f"{run} is not the record that the ledger has"

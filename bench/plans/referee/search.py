@@ -57,6 +57,7 @@ class Calibration(TypedDict):
     run_s: float  # wall time of one run
     spent_s: float
     devices: int
+    is_audited: bool  # whether the champion passed the audits that a keep must pass then
 
 
 class Decided(TypedDict):

@@ -21,6 +21,7 @@ from bench.plans.referee.search import Arm
 
 ALLOWED = ("model", "optim", "stages", "script.args")  # settings that a submission may change
 OF_PROGRAM = ("script=", "script.path=", "script.root=")
+SANDBOX = "script.sandbox=true"
 CODE = ("models/", "conf/")  # of this repository: what a diff may change
 FILES = "files"
 MAX_PATCH_BYTES = 2**22
@@ -54,7 +55,12 @@ def frozen(arm: Arm, folder: Path) -> Arm:
         return arm
     if any(word.startswith("script.rev=") for word in arm["overrides"]):
         raise ValueError("script.rev: a search starts from files: check the revision out, and give that folder")
-    return _with_program(arm, program._replace(root=_copied(program, folder)))
+    return _with_program(arm, program._replace(root=_copied(program, arm, folder)))
+
+
+def is_code(words: Sequence[str]) -> bool:
+    """Whether what is submitted is more than settings."""
+    return any("=" not in word or word.startswith(OF_PROGRAM) for word in words)
 
 
 def stored(words: Sequence[str], champion: Arm, folder: Path, ref: str) -> Arm:
@@ -92,7 +98,7 @@ def _of_settings(words: Sequence[str], champion: Arm) -> Arm:
 
 def _of_script(path: Path, champion: Arm, folder: Path) -> Arm:
     program = _program_of_champion(champion, "script=")
-    root = _copied(program, folder)
+    root = _copied(program, champion, folder)
     target = root / program.file
     target.unlink()
     shutil.copyfile(path, target)
@@ -104,7 +110,7 @@ def _of_folder(typed: str, path: Path, champion: Arm, folder: Path) -> Arm:
     program = _program_of_champion(champion, typed)
     if program.file and not (path / program.file).is_file():
         raise ValueError(f"{typed}: it has no {program.file}, which the champion starts: submit a folder that has")
-    return _with_program(champion, program._replace(root=_copied(program._replace(root=path), folder)))
+    return _with_program(champion, program._replace(root=_copied(program._replace(root=path), champion, folder)))
 
 
 def _of_patch(path: Path, champion: Arm, folder: Path, ref: str) -> Arm:
@@ -115,7 +121,7 @@ def _of_patch(path: Path, champion: Arm, folder: Path, ref: str) -> Arm:
     try:
         if program is None:
             return {**champion, "rev": _commit_of(patch, champion, ref)}
-        root = _copied(program, folder, is_final=False)
+        root = _copied(program, champion, folder, is_final=False)
         git.run(root, "apply", "-", given=patch, GIT_CEILING_DIRECTORIES=str(root.parent))
     except git.Failed as error:
         raise ValueError(f"{path.name}: it does not apply to the champion ({error}): make it from that") from None
@@ -158,8 +164,11 @@ def _with_program(arm: Arm, program: Program) -> Arm:
     return {**arm, "overrides": [*words, *rest]}
 
 
-def _copied(program: Program, folder: Path, is_final: bool = True) -> Path:
-    """FOLDER/files: copies of the program's sources, links to what else lies beside it -> its path."""
+def _copied(program: Program, arm: Arm, folder: Path, is_final: bool = True) -> Path:
+    """FOLDER/files: copies of the program's sources, links to what else lies beside it -> its path.
+
+    Of an arm in a sandbox nothing is linked: what it reads is its own sources and the track's data.
+    """
     files = folder / FILES
     sources = user_code.script_sources(program.root, program.file, program.is_rooted)
     for name, path in sources.items():
@@ -168,7 +177,7 @@ def _copied(program: Program, folder: Path, is_final: bool = True) -> Path:
         target = files / name.removeprefix("script/")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    for entry in os.scandir(program.root):
+    for entry in () if SANDBOX in arm["overrides"] else os.scandir(program.root):
         if not os.path.lexists(files / entry.name) and user_code.is_linked(Path(entry.path)):
             (files / entry.name).symlink_to(Path(entry.path).resolve())
     if is_final:

@@ -1,0 +1,230 @@
+"""What became of a submission, by the plans, the ledger and the run folders: the same whenever it is asked."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from bench.compare import searching
+from bench.compare.searching import Finding
+from bench.plans.race import arm_process, runner, state
+from bench.plans.referee import search as searches
+from bench.plans.referee.search import Decided, Search, Submission
+from bench.record import certificates, ledger, race_folder, run_folder
+from bench.record.rows import row_of
+
+RACE, CONFIRMATION = "race", "confirmation"  # stages
+
+
+def folder_of(search: Search, name: str) -> Path | None:
+    """Of the race of this name, planned or ended."""
+    paths = (search.results / race_folder.FOLDER).glob(f"*-{search.name}-{name}-*/plan.json")
+    return next((path.parent for path in sorted(paths)), None)
+
+
+class Derived(NamedTuple):
+    """What the races of a submission lead to."""
+
+    decided: Decided
+    needs_confirmation: bool  # and it has none yet
+
+
+def derive(search: Search, submission: Submission) -> Derived:
+    """By the plans, the ledger and the run folders: the same whenever it is asked."""
+    folders = {stage: folder_of(search, f"{submission.number}-{stage}") for stage in (RACE, CONFIRMATION)}
+    found = [folder for folder in folders.values() if folder]
+    decided: Decided = {
+        "submission": submission.number,
+        "decision": "undecided",
+        "why": "the budget was spent before it could be raced",
+        "races": [folder.name for folder in found],
+        "spent_s": spent_s(search.results, found),
+    }
+    race = folders[RACE]
+    if race is None:
+        return Derived(decided, False)
+    finding = finding_of(search, race)
+    decided = cast(Decided, {**decided, **_numbers(search, race, finding), "stage": RACE})
+    if finding["outcome"] != searching.PROMISING:
+        return Derived(cast(Decided, {**decided, **_without_keep(search, race, finding)}), False)
+    confirmation = folders[CONFIRMATION]
+    if confirmation is None or not (confirmation / "race.json").exists():
+        why = f"promising, {_said(search, finding)}, but the budget was spent before it could be confirmed"
+        is_to_run = confirmation is not None or search.spent_s <= search.settings["budget_s"]
+        return Derived({**decided, "why": why}, is_to_run)
+    earlier = decided
+    finding = finding_of(search, confirmation)
+    decided = cast(Decided, {**decided, **_numbers(search, confirmation, finding), "stage": CONFIRMATION})
+    if finding["outcome"] != searching.KEEP:
+        decided = cast(Decided, {**decided, **_without_keep(search, confirmation, finding)})
+        decided["why"] = f"{search.shown(earlier.get('gain') or 0.0)} in its race was luck; confirmed: {decided['why']}"
+        return Derived(decided, False)
+    if doubt := _doubt(search, confirmation):
+        return Derived({**decided, "why": f"{_said(search, finding)}, but {doubt}"}, False)
+    assert submission.level is not None and finding["log_e"] is not None
+    e, needed = math.exp(finding["log_e"]), 1 / submission.level
+    why = f"{_said(search, finding)} on fresh seeds, e-value {e:.0f} of {needed:.0f} needed"
+    return Derived({**decided, "decision": "keep", "why": why, "arm": submission.arm}, False)
+
+
+def finding_of(search: Search, folder: Path) -> Finding:
+    return runner.searched(state.read(folder, search.results))
+
+
+def _numbers(search: Search, folder: Path, finding: Finding) -> dict[str, Any]:
+    """Gain and interval, in the unit of the question."""
+    interval = None
+    against = _against(folder)
+    if search.settings["on"] == "loss":
+        interval = (against.get("val_loss") or {}).get("ci95")
+    elif found := (against.get("time") or {}).get("ci95_pct"):
+        interval = [-found[1], -found[0]]
+    return {"gain": finding["gain"], "ci95": interval}
+
+
+def _against(folder: Path) -> dict[str, Any]:
+    """The Comparison of a race that has ended; {}: it has none."""
+    if not (folder / "race.json").exists():
+        return {}
+    return race_folder.verdicts_of(race_folder.read(folder)).get("B") or {}
+
+
+def _without_keep(search: Search, folder: Path, finding: Finding) -> dict[str, Any]:
+    if finding["outcome"] == searching.DROP:
+        effect = search.shown(search.stop(None)["effect"])
+        return {"decision": "drop", "why": finding["why"] or f"{_said(search, finding)}: {effect} is unlikely"}
+    raced = race_folder.read(folder) if (folder / "race.json").exists() else None
+    why = raced["why"] if raced and raced["status"] == "abandoned" else None
+    blamed = why is not None and " of B " in f" {why} "
+    if blamed:
+        return {"decision": "drop", "why": why}
+    return {
+        "decision": "undecided",
+        "why": why or finding["why"] or f"{_said(search, finding)}: the rounds are used up",
+    }
+
+
+def _doubt(search: Search, folder: Path) -> str | None:
+    """What keeps a candidate from being kept although its numbers would do."""
+    against = _against(folder)
+    if not against:
+        return "its race was abandoned"
+    if search.calibration and search.calibration["is_audited"]:
+        run = runs_of(state.read(folder, search.results))[1][-1]
+        audit = certificates.read_audit(run)
+        if audit is None or audit["outcome"] != certificates.PASSED:
+            failed = (
+                [kind["why"] for kind in audit["audits"] if kind["outcome"] != certificates.PASSED] if audit else []
+            )
+            return f"its audit is {audit['outcome'] if audit else 'missing'}: {'; '.join(failed)}"
+        if not certificates.passed_here(search.results, cast(Any, run_folder.read(run)), audit):
+            return "its audit is not in the ledger of audits"
+    loss = against["val_loss"]
+    if search.settings["on"] == "loss":
+        return loss["reasons"][0] if loss["reasons"] else None
+    if not against["comparable"]:
+        return f"its times are not comparable: {against['reasons'][0]}"
+    if loss["verdict"] in ("waived", "not_worse") or (loss["below_target"] or [None, None])[1]:
+        return None
+    return "its loss is not shown to be no worse"
+
+
+def _said(search: Search, finding: Finding) -> str:
+    gain = "no gain known" if finding["gain"] is None else search.shown(finding["gain"])
+    return f"{gain} in {finding['num_rounds']} rounds"
+
+
+def runs_of(race: state.State) -> tuple[list[Path], list[Path]]:
+    a, b = ([race.results / run for run in race.runs(arm)] for arm in race.plan["arms"])
+    return a, b
+
+
+def spent_s(results: Path, folders: Sequence[Path]) -> float:
+    """Wall time of all runs that were started for these races."""
+    spent_s = 0.0
+    for folder in folders:
+        for slot in state.read(folder, results).slots:
+            for run, _ in slot.attempts:
+                record = arm_process.record_of(results, run)
+                spent_s += (row_of(record)["wall_s"] or 0.0) if record else 0.0
+    return spent_s
+
+
+def sentence(search: Search, submission: Submission) -> str:
+    """What became of a submission."""
+    decided = submission.decided
+    if decided is None:
+        return f"{submission.number} open: {submission.about}"
+    return f"{submission.number} {decided['decision']}: {decided['why']} ({search.cost(decided['spent_s'])})"
+
+
+def answer(search: Search, submission: Submission) -> dict[str, Any]:
+    """What who submitted it is told: nothing of seeds, of the held-out slice or of the champion's own numbers."""
+    decided = submission.decided
+    if decided is None:
+        return {"submission": submission.number, "decision": None}
+    gain, price = decided.get("gain"), search.settings["price"]
+    devices = search.calibration["devices"] if search.calibration else 1
+    device_s = decided["spent_s"] * devices
+    is_loss = search.settings["on"] == "loss"
+    return {
+        "submission": submission.number,
+        "decision": decided["decision"],
+        "gain_of_metric" if is_loss else "gain_pct": gain if gain is None or is_loss else 100 * -math.expm1(-gain),
+        "ci95": decided.get("ci95"),
+        "device_s": device_s,
+        "dollars": None if price is None else device_s / 3600 * price,
+        "why": decided["why"],
+    }
+
+
+# ---- the decisions again
+
+
+def replay(search: Search) -> Iterator[str]:
+    """Sentences: where the records do not lead to what the journal says."""
+    yield from (f"journal: {fault}" for fault in search.faults)
+    book = ledger.read(search.results)
+    yield from (f"ledger: {fault}" for fault in book.faults)
+    kept: list[bool] = []
+    as_it_was = searches.Search(search.folder, search.settings, search.calibration)
+    known = {search.calibration["race_id"]} if search.calibration else set()
+    for submission in search.submissions.values():
+        decided = submission.decided
+        if submission.level is not None:
+            level = searching.level(search.settings["alpha"], kept)
+            if not math.isclose(level, submission.level):
+                yield f"submission {submission.number}: its level is {submission.level:g}, and was to be {level:g}"
+        if decided is None:
+            continue
+        races = decided.get("races") or []
+        known |= set(races)
+        if decided["decision"] != "refused":
+            for fault in _faults(search, submission, races, book):
+                yield f"submission {submission.number}: {fault}"
+            derived = derive(as_it_was, submission).decided
+            if any(derived.get(key) != decided.get(key) for key in ("decision", "gain", "arm")):
+                both = f"{decided['decision']} in the journal, {derived['decision']} by its records"
+                yield f"submission {submission.number}: {both}"
+        if submission.level is not None:
+            kept.append(decided["decision"] == "keep")
+        as_it_was.submissions[submission.number] = submission
+    planned = [line.get("race_id") or "" for line in book.lines if line["event"] == "plan"]
+    for race_id in planned if not search.open else ():
+        if f"-{search.name}-" in race_id and race_id not in known:
+            yield f"{race_id}: a race of this search that the journal does not have"
+
+
+def _faults(search: Search, submission: Submission, races: Sequence[str], book: ledger.Ledger) -> Iterator[str]:
+    """What is wrong with the records that a decision stands on."""
+    for name in races:
+        race = state.read(race_folder.of(search.results, name), search.results, book)
+        level = submission.level if f"-{CONFIRMATION}-" in name else None
+        if race.plan["sequential"]["stop"] != search.stop(level):
+            yield f"{name} stopped by other rules than the search's"
+        for slot in race.slots:
+            for run, _ in slot.attempts:
+                end = book.runs[run]["end"]
+                path = search.results / run / "run.json"
+                if end and path.is_file() and end.get("run_json_sha256") != ledger.sha256_of(path):
+                    yield f"{run} is not the record that the ledger has"
