@@ -16,7 +16,7 @@ import pytest
 import real_runs
 
 from bench.compare import searching
-from bench.plans.referee import deciding, refereeing
+from bench.plans.referee import agent, deciding, page, refereeing
 from bench.plans.referee import search as searches
 from bench.record import ledger
 
@@ -293,3 +293,22 @@ def test_an_mcp_client_is_told_what_there_is_and_gets_answers(served):
     assert names == ["submit", "status", "log"]
     assert [each["decision"] for each in log["submissions"]] == ["keep"]
     assert "goal.num_steps=3: a submission changes" in refused["error"]
+
+
+def test_the_page_has_the_staircase_and_the_luck(tries):
+    search, _ = tried(begun(tries), "optim.beta2=0.92")
+    search, number = refereeing.submit(search, ["optim.beta2=0.93"], "ann", "<b>luck</b>")
+    luck = {"submission": number, "decision": "drop", "why": "it was luck", "stage": "confirmation", "gain": 0.001}
+    search = searches.append(search, "decided", **luck, spent_s=30.0)
+    answer = page.document(search)
+    assert "1 of 2 submissions were kept: 2.0" in answer.terminal() and "1 more looked good" in answer.terminal()
+    text = answer.html()
+    assert "submission 1" in text and "drop, luck" in text and "<b>luck</b>" not in text
+
+
+def test_a_mutation_changes_one_constant_of_a_script():
+    source = "import sys\nSTEPS = 40  # of training\nRATE = 2.5\nx = 3\n"
+    seen = {agent.mutated(source, random.Random(seed)) for seed in range(100)}
+    assert ("STEPS = 10, was 40", source.replace("40", "10")) in seen
+    assert ("RATE = 5, was 2.5", source.replace("2.5", "5")) in seen
+    assert all(changed.count("\n") == 4 and "x = 3" in changed for _, changed in seen)

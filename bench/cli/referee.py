@@ -4,6 +4,7 @@
     ./run.sh referee submit optim.lr=0.002 --note "..."   or change.patch, a folder, script=train.py
     ./run.sh referee status | log | end
     ./run.sh referee replay                               every decision again, from the records
+    ./run.sh referee demo                                 an agent without a model searches a script for ten minutes
     ./run.sh referee serve | mcp                          for other programs: JSON lines on a socket, an MCP server
 
 A submission that cannot be raced is refused at once, for nothing.  The others race the champion on fresh seeds, one
@@ -14,13 +15,16 @@ After a crash: ./run.sh referee start.
 
 import argparse
 import json
+import secrets
 import shlex
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 from bench.base import text_table
-from bench.base.paths import results_root
+from bench.base.paths import results_root, shown
 from bench.base.stats import ALPHA
 from bench.base.units import seconds_of
 from bench.cli import arguments
@@ -28,10 +32,12 @@ from bench.config import groups
 from bench.launch import console
 from bench.launch.console import say
 from bench.machine.signals import Interrupted
-from bench.plans.referee import deciding, refereeing, serving
+from bench.plans.referee import agent, deciding, page, refereeing, serving
 from bench.plans.referee import search as searches
 from bench.plans.referee.search import Search
 
+DEMO = ["track=free", "hardware=cpu", "data=pysource", "script.torchrun=false", "script.args=--seed={seed}"]
+DEMO += ["goal.val_tokens=8192", "goal.target_val_loss=4.0", "on=time", "effect=25%", "budget=10m"]
 NUMBERS = ("alpha", "effect", "price")
 OURS = ("budget", "champion", "on", *NUMBERS)
 
@@ -41,14 +47,19 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_intermixed_args(argv)
     args.out = sys.stdout  # of the answer; the rest goes to standard error where JSON is wanted
     results = results_root().absolute()
-    if args.action not in ("start", "submit") and args.words:
+    if args.action not in ("demo", "start", "submit") and args.words:
         args.search = args.search or args.words[0]
     try:
         with console.output(not args.show, args.json):
             return int(
-                {"start": _start, "submit": _submit, "replay": _replay, "serve": _serve, "mcp": _serve}.get(
-                    args.action, _show
-                )(args, results)
+                {
+                    "start": _start,
+                    "submit": _submit,
+                    "demo": _demo,
+                    "replay": _replay,
+                    "serve": _serve,
+                    "mcp": _serve,
+                }.get(args.action, _show)(args, results)
             )
     except Interrupted as error:
         say("referee", f"interrupted ({error}): ./run.sh referee start goes on", always=True)
@@ -71,6 +82,26 @@ def _start(args: argparse.Namespace, results: Path) -> int:
     looked = f"looks for {search.shown(calibration['effect'])} or more"
     say("referee", f"it can show {search.shown(seen)} in a device-hour, and {looked}", always=True)
     _print(args, refereeing.work(search), [])
+    page.write(search)
+    return 0
+
+
+def _demo(args: argparse.Namespace, results: Path) -> int:
+    """A search of the script in bench/cli/starter/ by an agent without a model."""
+    began_s = time.monotonic()
+    given = {word.partition("=")[0] for word in args.words}
+    args.words = [word for word in DEMO if word.partition("=")[0] not in given] + args.words
+    arm, settings = _settings(args)
+    script = Path(__file__).with_name("starter") / "search_train.py"
+    search = refereeing.begin(results, {**arm, "overrides": [f"script={script}", *arm["overrides"]]}, settings)
+    with searches.working(search):
+        search = refereeing.calibrate(search)
+    with tempfile.TemporaryDirectory(prefix="speedrun-agent-") as folder:
+        left_s = settings["budget_s"] - (time.monotonic() - began_s)
+        search = agent.go(search, left_s, secrets.randbits(32), Path(folder))
+    search = searches.append(search, "search_end", why=None)
+    page.write(search)
+    _print(args, search, [*search.submissions])
     return 0
 
 
@@ -101,6 +132,7 @@ def _submit(args: argparse.Namespace, results: Path) -> int:
     search, number = refereeing.submit(search, args.words, args.author, args.note)
     search = refereeing.work(search)
     submission = search.submissions[number]
+    page.write(search)
     if args.json:
         _print(args, search, [number])
     return 0 if submission.decided and submission.decided["decision"] == "keep" else 1
@@ -111,6 +143,7 @@ def _show(args: argparse.Namespace, results: Path) -> int:
     if args.action == "end" and not search.has_ended:
         with searches.working(search):
             search = searches.append(search, "search_end", why=None)
+    page.write(search)
     _print(args, search, [*search.submissions] if args.action != "status" else [])
     return 0
 
@@ -157,6 +190,7 @@ def _print(args: argparse.Namespace, search: Search, numbers: list[int]) -> None
         return
     kept = f"{len(search.kept)} kept of {len(search.submissions)}"
     print(f"{search.name}: {kept}, {len(search.open)} open, {left_s:.0f} s of the budget left")
+    print(f"page: {shown(search.folder / page.NAME)}")
     print(
         f"champion: {' '.join(search.champion['overrides'])}"
         + f" at {search.champion['rev']}" * bool(search.champion["rev"])
@@ -182,7 +216,7 @@ def _row(search: Search, submission: searches.Submission) -> list[str]:
 
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh referee", main=main)
-    actions = ("start", "submit", "status", "log", "end", "replay", "serve", "mcp")
+    actions = ("demo", "start", "submit", "status", "log", "end", "replay", "serve", "mcp")
     parser.add_argument("action", choices=actions)
     words = (
         "start: budget=8h, champion='WORDS' or the words of run; effect=0.5%% (the gain looked for; default: what this "

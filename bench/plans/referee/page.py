@@ -1,0 +1,109 @@
+"""The page of a search: the staircase of what was kept, what looked good and was luck, and what each per cent cost."""
+
+import html
+import math
+from typing import Any
+
+from bench.base import atomic
+from bench.plans.referee import deciding
+from bench.plans.referee.deciding import CONFIRMATION
+from bench.plans.referee.search import Search, Submission
+from bench.web import stairs
+from bench.web.document import Block, Document, Lines, Picture, Section, Shown, Table, Verdict, code, coloured
+from bench.web.page import Safe
+
+NAME = "search.html"
+COLOURS = {"keep": "good", "drop": "bad", "undecided": "doubt", "refused": "soft", "open": "soft"}
+HEADS = ("", "decision", "gain", "95 % interval", "device-s", "author", "submitted", "why")
+
+
+def write(search: Search) -> None:
+    """Beside the journal."""
+    atomic.write_text(search.folder / NAME, document(search).html(), durable=False)
+
+
+def document(search: Search) -> Document:
+    """Everything of the search, in the order in which it came."""
+    tries, kept = list(search.submissions.values()), search.kept
+    lucky = [each for each in tries if _was_luck(each)]
+    sentence = f"{len(kept)} of {len(tries)} submissions were kept"
+    total = math.fsum(_gain(each) for each in kept)
+    sentence += f": {search.shown(total)} together" if kept else ""
+    more = [f"{len(lucky)} more looked good in their race and were luck."] * bool(lucky)
+    blocks: list[Block] = [Lines([_cost(search, total)])]
+    if kept:
+        blocks.append(Section("The champion", [Picture(_staircase(search))]))
+    rows = [_row(search, each) for each in tries]
+    blocks.append(Section("Submissions", [Table(HEADS, rows, [True, False, True, False, True, False, False, False])]))
+    blocks.append(Section("Method", [Lines(_method(search))]))
+    data = {"search": search.name, "submissions": [deciding.answer(search, each) for each in tries]}
+    return Document(f"Search {search.name}", [Verdict(f"{sentence}.", "", more=more)], blocks, data)
+
+
+def _gain(submission: Submission) -> float:
+    return (submission.decided.get("gain") if submission.decided else None) or 0.0
+
+
+def _was_luck(submission: Submission) -> bool:
+    decided = submission.decided
+    is_confirmed = decided is not None and decided.get("stage") == CONFIRMATION
+    return is_confirmed and decided is not None and decided["decision"] == "drop"
+
+
+def _cost(search: Search, total: float) -> str:
+    price, devices = search.settings["price"], search.calibration["devices"] if search.calibration else 1
+    sentence = f"{search.cost(search.spent_s)} in all"
+    if price is not None and total > 0 and search.settings["on"] != "loss":
+        dollars = search.spent_s * devices / 3600 * price
+        sentence += f", ${dollars / (100 * -math.expm1(-total)):.2f} for each per cent"
+    return f"{sentence}, the calibration and all that was dropped included."
+
+
+def _staircase(search: Search) -> Safe:
+    """What is left of the time after each keep, or by how much the metric became better."""
+    is_loss, total = search.settings["on"] == "loss", 0.0
+    rows = [stairs.Row("start", "", 0.0 if is_loss else 100.0)]
+    for each in search.kept:
+        total += _gain(each)
+        value = total if is_loss else 100 * math.exp(-total)
+        rows.append(stairs.Row(f"submission {each.number}", each.note or each.about, value))
+    unit = "better than at the start" if is_loss else "% of the time at the start"
+    return stairs.plot([stairs.Panel("After each keep", unit, rows)])
+
+
+def _row(search: Search, submission: Submission) -> list[object]:
+    decided: Any = submission.decided or {"decision": "open", "why": "", "spent_s": 0.0}
+    word, gain, interval = decided["decision"], decided.get("gain"), decided.get("ci95")
+    unit = "" if search.settings["on"] == "loss" else " %"
+    devices = search.calibration["devices"] if search.calibration else 1
+    submitted: Shown | str = code(submission.about)
+    if submission.note:
+        markup = Safe(f"{html.escape(submission.note)}<br><code>{html.escape(submission.about)}</code>")
+        submitted = Shown(submission.note, markup)
+    return [
+        str(submission.number),
+        coloured(f"{word}, luck" if _was_luck(submission) else word, f"badge {COLOURS[word]}"),
+        "" if gain is None else search.shown(gain),
+        f"{interval[0]:+.3g} to {interval[1]:+.3g}{unit}" if interval else "",
+        f"{decided['spent_s'] * devices:.0f}",
+        submission.author,
+        submitted,
+        decided["why"],
+    ]
+
+
+def _method(search: Search) -> list[str]:
+    settings, calibration = search.settings, search.calibration
+    lines = [f"The first champion: {' '.join(settings['champion']['overrides'])}."]
+    if calibration is not None:
+        stop = search.stop(None)
+        noise = f"{stop['sd']:.4g}" if settings["on"] == "loss" else f"{100 * stop['sd']:.2f} %"
+        audits = "passed" if calibration["is_audited"] else "could not be audited by"
+        lines.append(
+            f"Runs differ by {noise} (standard deviation); the search looks for {search.shown(stop['effect'])}."
+        )
+        lines.append(
+            f"The champion {audits} the audits on random and held-out tokens, which a keep must pass then too."
+        )
+    budget = f"alpha {settings['alpha']:g} over {len(search.confirmations)} confirmations so far (LORD++)"
+    return [*lines, f"Error budget: {budget}; ./run.sh referee replay {search.name} derives every decision again."]
