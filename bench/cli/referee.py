@@ -17,6 +17,7 @@ import argparse
 import json
 import secrets
 import shlex
+import shutil
 import sys
 import tempfile
 import time
@@ -87,13 +88,14 @@ def _start(args: argparse.Namespace, results: Path) -> int:
 
 
 def _demo(args: argparse.Namespace, results: Path) -> int:
-    """A search of the script in bench/cli/starter/ by an agent without a model."""
+    """A search by an agent without a model."""
     began_s = time.monotonic()
     given = {word.partition("=")[0] for word in args.words}
     args.words = [word for word in DEMO if word.partition("=")[0] not in given] + args.words
     arm, settings = _settings(args)
-    script = Path(__file__).with_name("starter") / "search_train.py"
-    search = refereeing.begin(results, {**arm, "overrides": [f"script={script}", *arm["overrides"]]}, settings)
+    with tempfile.TemporaryDirectory(prefix="speedrun-demo-") as folder:  # it alone: the sandbox shows what lies beside
+        script = shutil.copy(agent.EXAMPLE, folder)
+        search = refereeing.begin(results, {**arm, "overrides": [f"script={script}", *arm["overrides"]]}, settings)
     with searches.working(search):
         search = refereeing.calibrate(search)
     with tempfile.TemporaryDirectory(prefix="speedrun-agent-") as folder:

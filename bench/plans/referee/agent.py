@@ -1,6 +1,6 @@
 """An agent without a model: it changes one constant of the champion's script at random, and submits that.
 
-./run.sh referee demo budget=10m     searches bench/cli/starter/search_train.py, in which improvements are planted
+./run.sh referee demo budget=10m     searches bench/plans/referee/demo_train.py, in which improvements are planted
 """
 
 import random
@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.plans.referee import refereeing, submission
 from bench.plans.referee.search import Search
 
+EXAMPLE = Path(__file__).with_name("demo_train.py")
 CONSTANT = re.compile(r"^([A-Z][A-Z_0-9]*) = (\d+(?:\.\d+)?)\b", re.M)
 FACTORS = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 2, 2, 3, 4)
 AUTHOR = "random mutations"
