@@ -222,6 +222,17 @@ def test_runs_that_the_machine_disturbed_are_left_out_of_both_arms_and_the_resul
     assert "runs-excluded" in found["flags"]
 
 
+def test_a_program_that_burns_in_one_arms_runs_alone_leaves_no_verdict_on_time():
+    """A saboteur beside the race, which knows when the other arm runs: it is named, whichever arm it serves."""
+    a, b = raced(SLOW, FAST)
+    a = [suspect(run, "other programs used 0.80 CPU cores during the run (limit 0.1): burner 0.78") for run in a]
+    for found in (compare(a, b), compare(a[:2], b[:2]), compare(b, a)):
+        assert (found["comparable"], found["verdict"]) == (False, "not_comparable")
+        assert any("burner 0.78; what burns in one arm's runs may know" in reason for reason in found["reasons"])
+    everywhere = compare(a, [suspect(run) for run in b])  # a busy machine, which knows no arm
+    assert everywhere["comparable"] and "suspect-runs" in everywhere["flags"]
+
+
 def test_a_verdict_that_hangs_on_the_runs_left_out_says_so():
     a, b = raced(FAST, [*SLOW, 6.0])
     b[-1] = suspect(b[-1])
@@ -248,6 +259,7 @@ def test_telemetry_may_leave_a_run_out():
 
 def test_where_too_few_would_remain_all_are_counted_and_marked():
     a, b = raced(FAST, SLOW)
+    b = [*map(suspect, b[:3]), *b[3:]]
     found = compare([suspect(run) for run in a], b)
     assert found["time"]["n"] == [5, 5]
     assert found["excluded"] == []

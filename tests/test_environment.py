@@ -10,13 +10,13 @@ import types
 from pathlib import Path
 
 import pytest
-from real_runs import git
+from real_runs import git, wait_for
 
 from bench.base import private
 from bench.base.paths import REPO
 from bench.config import schema
 from bench.launch import ranks
-from bench.machine import code_state, environment, gpus
+from bench.machine import code_state, environment, gpus, processes
 from bench.machine import meters as cpu_meter
 from bench.machine.meters import CpuMeter
 from bench.record import run_folder
@@ -512,3 +512,65 @@ def test_of_a_package_that_is_installed_twice_the_first_on_the_path_counts(tmp_p
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: twice\nVersion: {version}\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), str(tmp_path / "second"), *sys.path])
     assert environment.packages()["twice"] == "1.9.0"
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "cores", "gib"),
+    [
+        ("0::/", {"cpu.max": "150000 100000", "memory.max": "max"}, 1.5, None),  # a container
+        ("0::/user.slice/run-1.scope", {"user.slice/run-1.scope/cpu.max": "20000 100000"}, 0.2, None),  # systemd's
+        (
+            "0::/system.slice/slurmstepd.scope/job_7/step_0/user",
+            {
+                "system.slice/slurmstepd.scope/job_7/cpu.max": "400000 100000",
+                "system.slice/slurmstepd.scope/job_7/step_0/cpu.max": "max 100000",
+                "system.slice/slurmstepd.scope/job_7/memory.max": str(3 * 2**30),
+                "system.slice/slurmstepd.scope/job_7/memory.current": str(2**30),
+            },
+            4.0,
+            2.0,
+        ),
+        (
+            "4:memory:/a\n1:cpu,cpuacct:/a/b\n0::/",
+            {
+                "cpu,cpuacct/a/cpu.cfs_quota_us": "50000",
+                "cpu,cpuacct/a/cpu.cfs_period_us": "100000",
+                "cpu,cpuacct/a/b/cpu.cfs_quota_us": "-1",
+                "cpu,cpuacct/a/b/cpu.cfs_period_us": "100000",
+                "memory/a/memory.limit_in_bytes": str(2**30),
+                "memory/a/memory.usage_in_bytes": "0",
+            },
+            0.5,
+            1.0,
+        ),
+        ("1:cpu:/", {}, None, None),
+    ],
+)
+def test_limits_of_control_groups_are_those_of_the_process_and_of_every_group_around_it(
+    groups, files, cores, gib, tmp_path, monkeypatch
+):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    read = environment.text_of
+    known = {"/proc/self/cgroup": groups, "/proc/meminfo": f"MemAvailable: {2**24} kB\n"}
+    monkeypatch.setattr(environment, "CGROUPS", tmp_path)
+    monkeypatch.setattr(environment, "text_of", lambda path: known.get(str(path)) or read(path))
+    assert environment.cpu_quota_cores() == cores
+    assert environment.available_memory_gib() == (16.0 if gib is None else gib)  # MemAvailable: 16 GiB
+
+
+def test_the_program_that_kept_the_machine_busy_is_named_and_our_own_are_not(tmp_path):
+    for name in ("burner", "mine"):
+        (tmp_path / name).symlink_to("/bin/sh")
+    loop, before_s = "while :; do :; done", processes.everyones_cpu_s()
+    outside = ["setsid", "--fork", tmp_path / "burner", "-c", f"echo $$; exec >/dev/null; {loop}"]
+    with subprocess.Popen([tmp_path / "mine", "-c", loop]) as own:
+        pid = int(subprocess.run(outside, stdout=subprocess.PIPE, check=True).stdout)
+        try:
+            assert wait_for(lambda: processes.cpu_s([pid])[pid] > 0.5, 60)
+            found = dict(processes.busiest_others(before_s, most=9))
+        finally:
+            os.kill(pid, 9)
+            own.kill()
+    assert found["burner"] > 0.5 and "mine" not in found

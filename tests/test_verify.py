@@ -296,6 +296,9 @@ def test_a_run_beside_other_programs_on_its_cpu_or_who_knows_what_is_suspect(fol
     run["hardware"] |= {"device": device}
     run["measured"] |= {"foreign_cpu_cores": cores}
     assert validity.validity(run | {"doubts": []}) == ("suspect" if why else "valid", why)
+    run["foreign_programs"] = [{"name": "burner", "cpu_cores": 0.11}]
+    named = [f"{reason}: burner 0.11" if cores else reason for reason in why]
+    assert validity.validity(run | {"doubts": []})[1] == named
 
 
 def test_a_loss_below_the_floor_that_is_called_valid_is_found(folder):

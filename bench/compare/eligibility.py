@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from bench.base import stats, utc
 from bench.base.text_table import counted, some
 from bench.record.rows import Row, metric_of
+from bench.record.validity import BUSY
 
 NOT_INTERLEAVED = {"order-unknown", "order-confounded", "runs-overlap"}  # flags of arms that get no firm verdict
 SESSION_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one session (assumed)
@@ -143,6 +144,13 @@ def _disturbed(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
         if broken:
             why = "trained in segments or with checkpoints in between: their times do not count"
             yield "of time", f"{counted(len(broken), 'run')} of {name} {why}; race them without checkpoint.every_min"
+    busy = [[doubt for row in rows for doubt in row["machine_doubts"] if doubt.startswith(BUSY)] for rows in (a, b)]
+    for one, other in ((0, 1), (1, 0)):
+        num, num_other, num_busy = len((a, b)[one]), len((a, b)[other]), len(busy[one])
+        if num_busy > max(1, num - 2) and len(busy[other]) <= min(num_other // 2, num_other - 2):
+            runs = f"{num_busy} of {num} runs of {names[one]} and {len(busy[other])} of {num_other} of {names[other]}"
+            why = f"other programs kept the machine busy in {runs}: {max(busy[one])}"
+            yield "of time", f"{why}; what burns in one arm's runs may know which arm runs: end it, and race again"
 
 
 def _validated(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 10.0
 TICK_S = 0.5
+LEAST_CORES = 0.02  # of another program, for the record to name it
 Run = Section  # run.json, as bench/record/shape.py's Record has it when it is complete
 Stop = Callable[[list[tuple[int, float]]], str | None]
 
@@ -141,6 +142,7 @@ class _Launch:
         self._survival: Section | None = None  # resume.survival()
         self._saved: resume.Watch | None = None  # of a run that survives
         self._warned_by: str | None = None
+        self._others: tuple[float, Mapping[int, float]] | None = None  # when, and what all processes had taken by then
 
     def go(self) -> Run:
         """The whole journey -> the record."""
@@ -190,6 +192,7 @@ class _Launch:
                 self._folder = initial_record.folder_of(job.config, run, results_root())
         folder = self._folder
         foreign_cores = self._meter.foreign_cpu_cores()
+        self._others = time.monotonic(), processes.everyones_cpu_s()
         self._guard = stack.enter_context(ranks.Guard(folder, job.code))
         if job.script:
             from bench.launch.script import script_run  # numpy, which a launcher of our own runs does not need
@@ -332,6 +335,14 @@ class _Launch:
         if self._guard and self._guard.left:
             error = f"processes {self._guard.left} could not be ended: files of this record may still change"
             run["warnings"].append({"rank": None, "instrument": "launcher", "edge": "run end", "error": error})
+        if self._others and self._job.config.hardware.device == "cpu":
+            since_s, before_s = self._others
+            lasted_s, others = time.monotonic() - since_s, processes.busiest_others(before_s)
+            run["foreign_programs"] = [
+                {"name": private.redact(name, REPO), "cpu_cores": round(spent_s / lasted_s, 2)}
+                for name, spent_s in others
+                if spent_s > LEAST_CORES * lasted_s
+            ]
         if self._watched:
             failure = self._watched.conclude(run, exit_code, failure)
         failure = failure or failures.classify(folder, exit_code)

@@ -37,6 +37,8 @@ PASSED = (
     "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE", "TIKTOKEN_CACHE_DIR", "SSL_CERT_FILE",
 )  # fmt: skip
 PASSED_PREFIXES = ("LC_", "XDG_", "SLURM_")
+CGROUPS = Path("/sys/fs/cgroup")
+MEMORY_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # v2, v1
 CACHES = "/sys/devices/system/cpu/cpu0/cache"
 Facts = dict[str, Any]
 
@@ -161,18 +163,39 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _cgroups(controller: str) -> list[Path]:
+    """Folders of the control groups that limit this process' use of cpu or memory: its own, a container's, a systemd
+    scope's or a SLURM step's, and those around it; of cgroup v2 and v1 (cgroups(7)).  Some may not be there."""
+    found = []
+    for line in (text_of("/proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            tops = [CGROUPS / controllers, CGROUPS / controller] if controllers else [CGROUPS, CGROUPS / "unified"]
+            below = Path(path.lstrip("/"))
+            found += [top / group for top in tops for group in (below, *below.parents)]
+    return found
+
+
 def cpu_quota_cores() -> float | None:
-    """Cores' worth of time that the container may use (cgroup v2), or None without a limit."""
-    quota, _, period = (text_of("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
-    return None if quota == "max" else int(quota) / int(period)
+    """Cores' worth of time that this process' control groups may use, or None without a limit."""
+    limits = []
+    for group in _cgroups("cpu"):
+        quota, _, period = (text_of(group / "cpu.max") or "").partition(" ")
+        quota = quota or text_of(group / "cpu.cfs_quota_us") or "max"
+        period = period or text_of(group / "cpu.cfs_period_us") or ""
+        if period and quota not in ("max", "-1"):
+            limits.append(int(quota) / int(period))
+    return min(limits, default=None)
 
 
 def available_memory_gib() -> float | None:
-    """What programs may still take: of the machine or, if less, of the container (cgroup v2); None if unknown."""
+    """What programs may still take: of the machine or, if less, of this process' control groups; None if unknown."""
     limits_gib = [_meminfo_gib("MemAvailable")]
-    limit, used = text_of("/sys/fs/cgroup/memory.max"), text_of("/sys/fs/cgroup/memory.current")
-    if limit and used and limit != "max":
-        limits_gib.append(gib_from_bytes(int(limit) - int(used)))
+    for group in _cgroups("memory"):
+        for limit_name, used_name in MEMORY_LIMITS:
+            limit, used = text_of(group / limit_name), text_of(group / used_name)
+            if limit and used and limit != "max":
+                limits_gib.append(gib_from_bytes(int(limit) - int(used)))
     return min((gib for gib in limits_gib if gib is not None), default=None)
 
 

@@ -184,6 +184,23 @@ def cpu_s(pids: Iterable[int]) -> dict[int, float]:
     return spent_s
 
 
+def everyones_cpu_s() -> dict[int, float]:
+    """{pid: CPU seconds so far} of all processes of this machine that can be seen."""
+    return cpu_s(int(path.name) for path in Path("/proc").glob("[0-9]*"))
+
+
+def busiest_others(before_s: Mapping[int, float], most: int = 3) -> list[tuple[str, float]]:
+    """[(program, CPU seconds since everyones_cpu_s() was before_s)] of those that took most, but for this process and
+    its own.  A program that has ended is not among them."""
+    own = descendants(os.getpid()) | {os.getpid()}
+    spent_s = {pid: now_s - before_s.get(pid, 0.0) for pid, now_s in everyones_cpu_s().items() if pid not in own}
+    found = []
+    for pid in sorted(spent_s, key=lambda pid: -spent_s[pid])[:most]:
+        with contextlib.suppress(OSError):
+            found.append((Path(f"/proc/{pid}/comm").read_text().strip(), spent_s[pid]))
+    return found
+
+
 def waited_ns(pid: int) -> int | None:
     """For how long the descendants of that process were ready to run and were not run: of the one that waited most,
     its main thread, since it began.  None: the system does not say, or there is none.

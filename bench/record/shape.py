@@ -56,6 +56,7 @@ class Record(TypedDict):
     nodes: NotRequired[list[Section] | None]
     goal: NotRequired[Section | None]
     hardware: NotRequired[Section | None]
+    foreign_programs: NotRequired[list[Section]]  # {"name", "cpu_cores"} of those that took most while it ran
     exporters: NotRequired[Section | None]
     script: NotRequired[Section | None]
     preflight: NotRequired[list[Section] | None]

@@ -11,6 +11,7 @@ from bench.base import stats
 from bench.record import outside_clock
 from bench.record.shape import Facts, Section
 
+BUSY = "other programs used"  # what the doubt of a busy machine begins with
 MAX_FOREIGN_CPU_CORES = 0.1  # other programs' load beside a CPU run; above it steps stretch visibly (assumed)
 # What two ways to the same mean over some thousand tokens differ by, as they are written and compiled.  Measured on
 # every rung and model at tiny sizes as written: 1.4e-6 in both; of gpt2 compiled for a CPU: 4e-7 and 9e-6.  A kernel
@@ -60,7 +61,9 @@ def validity(run: Facts) -> tuple[str, list[str]]:
         doubts.append(why)
     if is_busy(run):
         foreign = run["measured"]["foreign_cpu_cores"]
-        doubts.append(f"other programs used {foreign:.2f} CPU cores during the run (limit {MAX_FOREIGN_CPU_CORES})")
+        named = [f"{program['name']} {program['cpu_cores']:.2f}" for program in run.get("foreign_programs") or ()]
+        what = f"{BUSY} {foreign:.2f} CPU cores during the run (limit {MAX_FOREIGN_CPU_CORES})"
+        doubts.append(f"{what}: {', '.join(named)}" if named else what)
     elif run["hardware"]["device"] == "cpu" and run["measured"].get("foreign_cpu_cores") is None:
         doubts.append("how busy other programs kept the CPU is unknown: the system does not say")
     return ("suspect", doubts) if doubts else ("valid", [])
