@@ -1,6 +1,7 @@
 """Goals of another metric than val_loss: bits per byte of our own models, scores where higher is better, refusals."""
 
 import math
+import re
 
 import comparing
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from bench.base import metric
 from bench.cli import table
-from bench.compare import target
+from bench.compare import selection, target
 from bench.config import schema
 from bench.data import shards
 from bench.data.sources import datasets
@@ -95,6 +96,9 @@ def test_pages_and_curves_draw_the_goals_metric(run_by_bpb):
     found = curves.curves_of_run(run_by_bpb, score="val_bpb")["val"]
     assert found["step"] == [row["step"] for row in rows]
     assert found["val_bpb"] == pytest.approx([row["val_bpb"] for row in rows], rel=1e-5)
+    overlay = curves.html([selection.arm_from_each([str(run_by_bpb)])[0]], run_by_bpb / "overlay.html")
+    assert re.search('"goal": ?{"name": ?"val_bpb", ?"label": ?"val_bpb, bits per byte"}', overlay)
+    assert overlay.index(">val_bpb</option>") < overlay.index(">val_loss</option>")
     page = run_page.html(run_by_bpb)
     score = real_runs.run_json(run_by_bpb)["metrics"]["score"]
     assert "val_bpb by step" in page and "val_bpb, bits per byte" in page and f"{score:.5f}" in page

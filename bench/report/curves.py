@@ -37,7 +37,9 @@ TRAINED = ("train_loss", "step_ms")  # all other values are of validations
 COLUMNS = (
     "run_id", "name", "seed", "track", "config_id", "arm", "status", "val_loss", "train_s", "page", "file",
 )  # fmt: skip
-CONTROLS = (  # id, label, [(value in the address, what the reader sees)], the default first
+CONTROLS: tuple[
+    tuple[str, str, tuple[tuple[str, str], ...]], ...
+] = (  # id, label, [(value in the address, what the reader sees)], the default first
     ("y", "y", (("val_loss", "val_loss"), ("train_loss", "train_loss"), ("step_ms", "step time"))),
     ("x", "by", (("step", "step"), ("time", "train time"), ("tokens", "tokens"))),
     ("group", "one line per", (("run", "run"), ("config", "config"), ("name", "name"), ("arm", "arm"))),
@@ -63,24 +65,26 @@ def curves_of_rows(rows: Sequence[Mapping[str, Any]], max_points: int = 500, sco
 
 
 def curves_of_columns(columns: Mapping[str, Sequence[Any]], max_points: int, score: str = VAL_LOSS.name) -> Curves:
-    """{"every": k, "train": {step, train_s, tokens, train_loss, step_ms}, "val": {step, train_s, tokens, score}}.
+    """{"every": k, "train": {step, train_s, tokens, train_loss, step_ms}, "val": {step, train_s, tokens, val_loss}}.
 
-    score: the column of a metric.  Lists of one length each.  With more than max_points steps a point of train is the
-    mean of k steps, at the last of them, and of the validations each j-th from the end is kept.  train_s is the time so
-    far: the printed one of a log, else the sum of step_ms; None where a log prints the time of some steps only.  Steps
-    with a flag are in no step_ms.  None is unknown.
+    score: the column of a metric, in val too.  Lists of one length each.  With more than max_points steps a point of
+    train is the mean of k steps, at the last of them, and of the validations each j-th from the end is kept.  train_s
+    is the time so far: the printed one of a log, else the sum of step_ms; None where a log prints the time of some
+    steps only.  Steps with a flag are in no step_ms.  None is unknown.
     """
     steps, train_s = columns["step"], train_s_of(columns)
     loss_and_ms = zip(columns["train_loss"], columns["step_ms"], strict=True)
     trained = [number for number, (loss, ms) in enumerate(loss_and_ms) if loss is not None or ms is not None]
-    validated = [number for number, value in enumerate(columns[score]) if value is not None]
+    validated = [
+        number for number, pair in enumerate(zip(columns[VAL_LOSS.name], columns[score])) if pair != (None, None)
+    ]
     every = max(1, -(-len(trained) // max_points))
     plain_ms = [None if flag else ms for flag, ms in zip(columns["flags"], columns["step_ms"], strict=True)]
     ends = [trained[min(start + every, len(trained)) - 1] for start in range(0, len(trained), every)]
     kept = validated[:: -max(1, -(-len(validated) // max_points))][::-1]
     means = {"train_loss": columns["train_loss"], "step_ms": plain_ms}
     train = {name: _means([values[number] for number in trained], every) for name, values in means.items()}
-    val = {score: [columns[score][number] for number in kept]}
+    val = {name: [columns[name][number] for number in kept] for name in (VAL_LOSS.name, score)}
     at_val_s = list(train_s)
     for number in kept:
         if columns["train_time_at_val_ms"][number] is not None:
@@ -171,6 +175,11 @@ def metric_of(goals: Iterable[Mapping[str, Any] | None]) -> Metric:
     return metrics.pop() if len(metrics) == 1 else VAL_LOSS
 
 
+def label_of(goal: Metric) -> str:
+    """A metric with its unit, for an axis."""
+    return Y_LABELS.get(goal.name) or ", ".join(filter(None, goal[:2]))
+
+
 def _goal_of(folder: Path | str) -> Mapping[str, Any] | None:
     try:
         return run_folder.read(folder).get("goal")
@@ -187,7 +196,7 @@ def charts_of(
     """
     charts, name = [], goal.name
     usual = ((f"{name} by step", name, "step"), (f"{name} by time", name, "train_s"), ("Step time", "step_ms", "step"))
-    labels = {name: ", ".join(filter(None, goal[:2]))} | Y_LABELS
+    labels = {name: label_of(goal)} | Y_LABELS
     for title, y, x in usual if wanted is None else wanted:
         drawn: list[Spec] = [{"name": name, "runs": []} for name in arms]
         for arm, runs in zip(drawn, arms.values()):
@@ -229,15 +238,22 @@ def line_of(row: Row, arm: str | None = None, page: str | None = None, file: int
     return [facts[name] for name in COLUMNS]
 
 
-def page_of(index: Mapping[str, Any], back: str | None = None, assets: str | None = None) -> str:
+def page_of(
+    index: Mapping[str, Any], back: str | None = None, assets: str | None = None, goal: Metric = VAL_LOSS
+) -> str:
     """The html of the overlay.
 
     index: {"columns", "rows": newest first} and either {"files"}, of a site, or {"curves", "arms"}: names in the
-    order of their lines, all of them drawn at first.
+    order of their lines, all of them drawn at first.  goal: whose values the curves hold too, the first choice.
     """
+    controls = CONTROLS
+    if goal != VAL_LOSS:
+        index = {**index, "goal": {"name": goal.name, "label": label_of(goal)}}
+        key, label, options = CONTROLS[0]
+        controls = ((key, label, ((goal.name, goal.name), *options)), *CONTROLS[1:])
     labels = [
         tag("label", f"{label} ", tag("select", *(tag("option", text, value=value) for value, text in options), id=key))
-        for key, label, options in CONTROLS
+        for key, label, options in controls
     ]
     heads = ("run", "val_loss", "train, s", "", "line", "status")
     table = tag(
@@ -268,6 +284,7 @@ def html(arms: Iterable[Arm], path: Path) -> str:
     """Arms (compare/selection.arm_from_each) -> a page that holds all it needs.  path: where it will lie, for links."""
     arms = _shortly_named(arms)
     max_points = points_of(sum(len(arm.rows) for arm in arms))
+    goal = _shared_goal(arms)
     lines: list[list[Any]] = []
     by_run = {}
     for arm in arms:
@@ -275,16 +292,21 @@ def html(arms: Iterable[Arm], path: Path) -> str:
         if arm.race or (len(arm.rows) > 1 and len({row["config_id"] or row["name"] for row in arm.rows}) == 1):
             label = arm.name
         for number, row in enumerate(arm.rows):
-            by_run[row["run_id"]] = _curves(arm, number, max_points)
+            by_run[row["run_id"]] = _curves(arm, number, max_points, goal.name)
             lines.append(line_of(row, label, run_page.link_to(arm.folders[number], path.parent)))
     lines.sort(key=lambda line: line[0], reverse=True)
-    return page_of({"columns": COLUMNS, "rows": lines, "curves": by_run, "arms": [arm.name for arm in arms]})
+    index = {"columns": COLUMNS, "rows": lines, "curves": by_run, "arms": [arm.name for arm in arms]}
+    return page_of(index, goal=goal)
+
+
+def _shared_goal(arms: Sequence[Arm]) -> Metric:
+    return metric_of(arm.record_of(number).get("goal") for arm in arms for number in range(len(arm.rows)))
 
 
 def charts_of_arms(arms: Iterable[Arm]) -> list[Spec]:
     """Arms -> the specs of arm_charts()."""
     arms = _shortly_named(arms)
-    goal = metric_of(arm.record_of(number).get("goal") for arm in arms for number in range(len(arm.rows)))
+    goal = _shared_goal(arms)
     drawn = {arm.name: [_curves(arm, number, 500, goal.name) for number in range(len(arm.rows))] for arm in arms}
     return charts_of(drawn, goal=goal)
 

@@ -172,7 +172,7 @@ def sentence(run: Record) -> str:
 def _metrics(run: Record) -> list[tuple[str, str]]:
     """[(label, value as text)] of those that were measured."""
     goal = of_goal(run.get("goal"))
-    of_score = [("score", ", ".join(filter(None, goal[:2])), 5)] if goal != VAL_LOSS else []
+    of_score = [("score", ", ".join(filter(None, (goal.name, goal.unit))), 5)] if goal != VAL_LOSS else []
     shown = [(label, run["metrics"].get(name), decimals) for name, label, decimals in (*of_score, *TILES)]
     return [(label, f"{value:,.{decimals}f}") for label, value, decimals in shown if value is not None]
 

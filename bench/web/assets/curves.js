@@ -8,6 +8,7 @@
   const BAND = { range: "the band is from the smallest to the largest run", sd: "the band is one standard deviation each way", none: "no band" };
   const FROM = { all: 0, half: 0.5, tenth: 0.9 };
   const index = JSON.parse(document.getElementById("curves").textContent);
+  if (index.goal) Y[index.goal.name] = ["val", index.goal.label];
   const runs = index.rows.map((cells) => Object.fromEntries(cells.map((value, number) => [index.columns[number], value])));
   const byId = new Map(runs.map((run) => [run.run_id, run])), curves = new Map(), loading = new Map();
   const find = (id) => document.getElementById(id);
