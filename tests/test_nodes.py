@@ -537,6 +537,29 @@ def test_a_node_with_other_code_is_refused_on_both(pair, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_damaged_shard_on_one_node_is_said_on_both_at_once(pair, tmp_path):
+    data = {host: tmp_path / f"data{host}" for host in (0, 1)}
+    made = {**os.environ, "SPEEDRUN_DATA": str(data[0])}
+    run = tuple(word for word in real_runs.SHORT if not word.startswith("data="))
+    subprocess.run(
+        ["./run.sh", "data", "make", "markov"], cwd=real_runs.REPO, env=made, check=True, capture_output=True
+    )
+    shutil.copytree(data[0], data[1])
+    shard = next(path for path in data[1].rglob("*train*") if path.is_file() and path.suffix != ".json")
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    began_s = time.monotonic()
+    for host in (0, 1):
+        pair.start(host, *words(pair, 2, "data=markov", run=run), SPEEDRUN_DATA=str(data[host]))
+    for host in (0, 1):
+        code, out = pair.end(host)
+        assert code == 2 and "instead of" in out and "damaged or changed" in out, out
+    assert time.monotonic() - began_s < 60
+    assert not real_runs.folders(pair.results(0)) and pair.all_gone()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_rendezvous_that_never_completes_says_so(pair, host):
     pair.start(host, *words(pair, 2, "hardware.rendezvous_timeout_s=3"))

@@ -638,7 +638,7 @@ def test_a_race_that_cannot_go_on_is_given_up_and_its_runs_are_marked(results, m
     assert race.main(["--abandon"]) == 1
     found = race_json(results)
     assert (found["status"], found["result"]) == ("abandoned", None) and "--abandon" in found["why"]
-    configs = sorted({path.parent.name.split("-")[-2] for path in results.folder.glob("cpu_nano/*/run.json")})
+    configs = sorted({path.parent.name.split("-")[-3] for path in results.folder.glob("cpu_nano/*/run.json")})
     ((_, compared),) = comparison.compare_arms(
         selection.arms_from_words([str(results.folder / "cpu_nano" / f"*-{config}-*") for config in configs])
     )
