@@ -14,9 +14,11 @@ import pytest
 import real_runs
 import scripted
 
+from bench.cli import main as program
 from bench.compare import eligibility
 from bench.config import multirun, schema
 from bench.launch import finish
+from bench.machine import gpus
 from bench.plans.sweep import elsewhere, packing, search
 from bench.plans.sweep import points as sweep_points
 from bench.record import failures, run_folder, step_files, sweep, validity
@@ -53,13 +55,73 @@ def test_runs_side_by_side_share_no_core(cores, parallel, cores_per_run, expecte
     assert [slot.cores for slot in packing.slots(parallel, cores_per_run, on_cpu=True)] == expected
 
 
-def test_on_gpus_each_run_has_one_and_its_part_of_the_cores(cores, monkeypatch):
-    found = [{"uuid": f"GPU-{number}", "memory_gib": 80.0} for number in range(2)]
-    monkeypatch.setattr(packing.gpus, "visible", lambda: found)
-    first, second = packing.slots("auto", None, on_cpu=False)
-    assert (first.gpu, first.cores, second.gpu, second.cores) == ("GPU-0", (0, 1), "GPU-1", (2, 3))
-    assert packing.environment(second)["CUDA_VISIBLE_DEVICES"] == "GPU-1"
-    assert second.machine() == schema.Machine(1, 2, 80.0)
+def test_hyper_threads_of_one_core_are_never_two_runs(monkeypatch, tmp_path):
+    monkeypatch.setattr(packing.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(packing, "TOPOLOGY", tmp_path)
+    for cpu in range(8):  # as usual: the second threads follow the first ones
+        (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
+    cores_of = lambda *words: [slot.cores for slot in packing.slots(*words, on_cpu=True)]  # noqa: E731
+    assert cores_of("auto", None) == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert cores_of(2, None) == [(0, 4, 1, 5), (2, 6, 3, 7)]
+    assert cores_of("auto", 3) == [(0, 4, 1), (2, 6, 3)]
+    with pytest.raises(ValueError, match="use hydra.launcher.parallel=4"):
+        cores_of(5, None)
+
+
+def device(number, cpus=(), num_processes=0):
+    return gpus.Device(number, f"GPU-{os.getpid()}-{number}", 80.0, num_processes, frozenset(cpus))
+
+
+@pytest.fixture
+def two_sockets(cores, monkeypatch):
+    """Four GPUs, two at each half of four cores, of which the second half is the first two's."""
+    found = [device(0, (2, 3)), device(1, (2, 3)), device(2, (0, 1)), device(3, (0, 1))]
+    monkeypatch.setattr(packing.gpus, "devices", lambda: found)
+    yield found
+    for name in [gpu.name for gpu in found]:
+        if lease := gpus._leases.pop(name, None):
+            lease.close()
+
+
+def test_on_gpus_each_run_has_one_and_its_share_of_the_cores_near_it(two_sockets):
+    slots = packing.slots("auto", None, on_cpu=False)
+    assert [(slot.gpu_number, slot.cores) for slot in slots] == [(0, (2,)), (1, (3,)), (2, (0,)), (3, (1,))]
+    assert packing.environment(slots[1])["CUDA_VISIBLE_DEVICES"] == two_sockets[1].name
+    assert slots[1].machine() == schema.Machine(1, 1, 80.0)
+    assert (slots[1].fact()["gpu"], slots[1].fact()["cores"]) == ("1", [3])  # and no UUID
+
+
+def test_gpus_on_which_somebody_computes_come_last(two_sockets, monkeypatch):
+    found = [device(0, (2, 3), 1), *two_sockets[1:]]
+    monkeypatch.setattr(packing.gpus, "devices", lambda: found)
+    assert [slot.gpu_number for slot in packing.slots(3, None, on_cpu=False)] == [1, 2, 3]
+
+
+LEASE = "import sys; from bench.machine.gpus import lease; print([*map(lease, sys.argv[1:])], flush=True); input()"
+
+
+def test_two_sweeps_share_no_gpu_and_one_that_is_killed_gives_it_back(two_sockets, capsys):
+    names = [gpu.name for gpu in two_sockets[:2]]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", LEASE, *names], cwd=real_runs.REPO, text=True, **pipes) as other:
+        assert other.stdout.readline() == "[None, None]\n"
+        assert [slot.gpu_number for slot in packing.slots("auto", None, on_cpu=False)] == [2, 3]
+        assert [slot.gpu_number for slot in packing.slots(2, None, on_cpu=False)] == [2, 3]  # which it has already
+        with pytest.raises(ValueError, match=r"has 4 GPU\(s\), 2 of them free, and 4 cores"):
+            packing.slots(3, None, on_cpu=False)
+        assert f"GPU 0 is left to process {other.pid} of user {os.geteuid()}, whose sweep" in capsys.readouterr().out
+        other.kill()
+    assert [slot.gpu_number for slot in packing.slots("auto", None, on_cpu=False)] == [0, 1, 2, 3]
+
+
+def test_jobs_are_of_a_sweep(results, capsys):
+    assert program.main(["run", "track=free", "--jobs", "2"]) == 2
+    assert (
+        "hydra.launcher.parallel=2: a single run takes no setting of Hydra: it is for sweeps" in capsys.readouterr().err
+    )
+    assert program.main(["run", "-m", "track=free", "seed=0,1", "-j", "2", "--cfg", "hydra"]) == 0
+    assert "parallel: 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("parallel", "cores_per_run"), [(5, None), (2, 3), ("many", None), (0, None), ("auto", 5)])

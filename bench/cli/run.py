@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     if (help_text := explain.help_text(argv, this_machine)) is not None:
         print(help_text)
         return 0
-    args = _parser().parse_intermixed_args(overrides.spelled(argv))
+    args = _parsed(argv)
     if args.info:
         from bench.config import multirun  # Hydra, which --help need not load
 
@@ -70,10 +70,17 @@ def main(argv: list[str]) -> int:
 
 def check(argv: list[str]) -> None:
     """ValueError for arguments that make no run: raised before they are submitted (cluster=slurm), not in the job."""
-    args = _parser().parse_intermixed_args(overrides.spelled(argv))
+    args = _parsed(argv)
     _is_sweep(args)
     for point in _points(args) or ():
         requested_config(point)
+
+
+def _parsed(argv: list[str]) -> argparse.Namespace:
+    args = _parser().parse_intermixed_args(overrides.spelled(argv))
+    if args.jobs is not None:
+        args.overrides.append(f"hydra.launcher.parallel={args.jobs}")
+    return args
 
 
 def _is_sweep(args: argparse.Namespace) -> list[str]:
@@ -205,6 +212,12 @@ def _parser() -> arguments.Parser:
         metavar="2h",
         help="for a sweep: start no run that would end later than this after the first began (90s, 45m, 1h30m); the "
         "same command continues",
+    )
+    parser.add_argument(
+        "-j",
+        "--jobs",
+        metavar="N",
+        help="for a sweep: so many runs at a time, each on its own GPU or cores; auto: as many as fit",
     )
     parser.flag("--dry-run", help="check every run, print what is left to do and how long it would take; run nothing")
     parser.flag("--anyway", help=f"for a sweep: {ready.ANYWAY}")

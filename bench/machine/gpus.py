@@ -1,10 +1,13 @@
 """The NVIDIA GPUs of this machine, read through NVML: no torch, no CUDA context, nothing where there is no driver."""
 
 import contextlib
+import errno
 import os
+import socket
+import struct
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.base import private
 from bench.base.units import gib_from_bytes
@@ -32,6 +35,7 @@ OTHER_NAMES = {
     "ComputeRunningProcesses": ("ComputeRunningProcesses_v2",),
     "Temperature": ("TemperatureV",),
 }
+WORD_BITS = 64  # of NVML's affinity
 FUNCTION_NOT_FOUND = 13  # NVML_ERROR_FUNCTION_NOT_FOUND
 
 
@@ -43,6 +47,84 @@ def visible() -> list[Facts]:
 def num_visible() -> int:
     """How many GPUs CUDA would show a process started here: 0 without driver or GPU."""
     return len(visible())
+
+
+class Device(NamedTuple):
+    """A visible GPU, for a run that is to have it alone."""
+
+    number: int  # among the visible, as CUDA counts
+    name: str  # for CUDA_VISIBLE_DEVICES: its UUID, or that of the MIG slice that is visible of it
+    memory_gib: float | None
+    num_processes: int | None  # that compute on it now
+    cpus: frozenset[int]  # logical CPUs of its NUMA node, as NVML has them; empty: not known
+
+
+def devices() -> list[Device]:
+    """The visible GPUs in CUDA's order; [] without driver or GPU."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # not installed, or no driver
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(num) for num in range(pynvml.nvmlDeviceGetCount())]
+        uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
+        requested = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        found = []
+        for number, index in enumerate(visible_order(uuids, requested_devices(pynvml))):
+            facts = _gpu(pynvml, handles[index])
+            name = requested if requested.startswith("MIG-") else uuids[index]
+            cpus = _cpus_near(pynvml, handles[index])
+            found.append(Device(number, name, facts["memory_gib"], facts["num_compute_processes"], cpus))
+        return found
+    except pynvml.NVMLError:
+        return []
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _cpus_near(nvml: Any, handle: Any) -> frozenset[int]:
+    """NVML's CPU affinity, 64 logical CPUs a word."""
+    try:
+        words = call(nvml, "CpuAffinity", handle, -(-(os.cpu_count() or 1) // WORD_BITS))
+    except nvml.NVMLError:
+        return frozenset()
+    return frozenset(
+        WORD_BITS * place + bit for place, word in enumerate(words) for bit in range(WORD_BITS) if word >> bit & 1
+    )
+
+
+_leases: dict[str, socket.socket] = {}  # of this process, until it ends
+
+
+def lease(name: str) -> str | None:
+    """Reserves a GPU on this machine for this process, until it ends however it does; None where it has it now.
+
+    Returns who has it else.  The lease is a socket in the abstract namespace of unix(7), whose name no two processes of
+    a network namespace can have, whatever their users and folders; containers with a network of their own see only
+    their own leases.
+    """
+    if name in _leases:
+        return None
+    address, mine = f"\0speedrun-gpu:{name}", socket.socket(socket.AF_UNIX)
+    try:
+        mine.bind(address)
+        mine.listen(1)
+    except OSError as error:
+        mine.close()
+        if error.errno != errno.EADDRINUSE:
+            return None  # a system without such sockets: nothing is leased there
+        with socket.socket(socket.AF_UNIX) as other, contextlib.suppress(OSError):
+            other.settimeout(1.0)
+            other.connect(address)
+            credentials = other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            pid, uid, _ = struct.unpack("3i", credentials)
+            return f"process {pid} of user {uid}"
+        return "another process"
+    _leases[name] = mine
+    return None
 
 
 def used_by_run(gpus: list[Facts], hardware: HardwareConfig | SimpleNamespace) -> list[Facts]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -20,16 +20,21 @@ from bench.base.paths import REPO, working_folder
 from bench.config import schema
 from bench.launch.console import say
 from bench.launch.series import Series
+from bench.machine import environment as environment_facts
 from bench.machine import gpus, processes
 from bench.machine.signals import raise_interrupted
 from bench.record import sweep
 
+TOPOLOGY = Path("/sys/devices/system/cpu")
 TICK_S = 0.2
 END_WITHIN_S = 30.0  # the run's own launcher ends its workers, then finishes the record
 OPTION = "--beside"  # of ./run.sh run: a Slot as JSON
 PROBE_S = 3.0
 PROBE_WIDTH = 512  # of the matrices on cores; a GPU gets 8 times that
 PROBE_COPIED_BYTES = 32 * 2**20  # above a core's share of the caches
+
+Core = tuple[int, ...]  # logical CPUs: of a physical core, or of several
+Place = tuple[gpus.Device | None, Core]
 
 
 @dataclass(frozen=True)
@@ -42,50 +47,102 @@ class Slot:
     gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it; None: the run is on cores alone
     slowdown_pct: float | None = None  # of a step beside the others, by the probe; None: not measured
     memory_gib: float | None = None  # of the GPU
+    gpu_number: int | None = None  # among those that CUDA shows this process
 
     def machine(self) -> schema.Machine:
         """What a run there sees of the machine."""
         return schema.Machine(int(self.gpu is not None), len(self.cores), self.memory_gib)
 
     def fact(self) -> dict[str, Any]:
-        """run.json["beside"]."""
-        return {key: value for key, value in asdict(self).items() if key != "memory_gib"} | {"cores": list(self.cores)}
+        """run.json["beside"]: the GPU by its number, as no record holds a UUID."""
+        kept = {key: value for key, value in asdict(self).items() if key not in ("memory_gib", "gpu_number")}
+        return kept | {"cores": list(self.cores), "gpu": None if self.gpu_number is None else str(self.gpu_number)}
 
     def __str__(self) -> str:
         cores = f"cores {','.join(map(str, self.cores))}"
-        return cores if self.gpu is None else f"GPU {self.gpu}, {cores}"
+        return cores if self.gpu is None else f"GPU {self.gpu_number}, {cores}"
 
 
 def slots(parallel: int | str | None, cores_per_run: int | None, on_cpu: bool) -> list[Slot]:
     """One for each run at a time; [] where they are to follow each other.
 
-    parallel: hydra.launcher.parallel, "auto" for as many as there are GPUs, or cores where on_cpu.  ValueError.
+    A slot has a GPU that no other sweep on this machine has leased, with its share of the cores near it, or cores
+    alone; physical cores are not divided between slots.  parallel: hydra.launcher.parallel, "auto" for as many as there
+    are free GPUs, or cores where on_cpu.  ValueError.
     """
     if parallel is None:
         return []
     if parallel != "auto" and (not str(parallel).isdecimal() or int(parallel) < 1):
         raise ValueError(f"hydra.launcher.parallel={parallel}: use auto, a whole number of 1 or more, or null")
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    visible = [] if on_cpu else gpus.visible()
-    most = len(visible) or len(cores) // (cores_per_run or 1)
-    number = most if parallel == "auto" else int(parallel)
-    each = cores_per_run or len(cores) // max(number, 1)
-    if not 1 <= number <= most or each < 1 or number * each > len(cores):
-        has = f"{len(visible)} GPU(s) and {len(cores)} cores" if visible else f"{len(cores)} cores"
+    num_wanted = None if parallel == "auto" else int(parallel)
+    cores = physical_cores(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    devices = [] if on_cpu else gpus.devices()
+    places = _gpu_places(devices, cores, num_wanted) if devices else _core_places(cores, num_wanted, cores_per_run or 1)
+    number = num_wanted or len(places)
+    if not 1 <= number <= len(places) or any(len(near) < (cores_per_run or 1) for _, near in places[:number]):
+        num_cpus = sum(map(len, cores))
+        has = f"{len(devices)} GPU(s), {len(places)} of them free, and {num_cpus} cores"
+        has = has if devices else f"{num_cpus} cores"
         raise ValueError(
             f"hydra.launcher.parallel={parallel} hydra.launcher.cores_per_run={cores_per_run}: this machine has {has}, "
-            f"and no two runs share one: use hydra.launcher.parallel={max(1, min(most, len(cores) // max(each, 1)))}"
+            f"and no two runs share one: use hydra.launcher.parallel={max(1, min(number - 1, len(places)))}"
         )
-    return [
-        Slot(
-            slot,
-            number,
-            tuple(cores[slot * each : (slot + 1) * each]),
-            str(visible[slot].get("uuid") or slot) if visible else None,
-            memory_gib=visible[slot]["memory_gib"] if visible else None,
-        )
-        for slot in range(number)
-    ]
+    found = []
+    for slot, (device, near) in enumerate(places[:number]):
+        of_slot = Slot(slot, number, near[: cores_per_run or None])
+        if device:
+            of_slot = replace(of_slot, gpu=device.name, memory_gib=device.memory_gib, gpu_number=device.number)
+        found.append(of_slot)
+    return found
+
+
+def physical_cores(usable: Iterable[int]) -> list[Core]:
+    """Logical CPUs -> those of each physical core, in order: hyper-threads of one core stay together."""
+    cores: dict[str, Core] = {}
+    for cpu in sorted(usable):
+        siblings = environment_facts.text_of(TOPOLOGY / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu)
+        cores[siblings] = (*cores.get(siblings, ()), cpu)
+    return sorted(cores.values())
+
+
+def _core_places(cores: Sequence[Core], num_wanted: int | None, cores_per_run: int) -> list[Place]:
+    """Equal shares of the cores, as many as there are for so many logical CPUs each, or as are wanted."""
+    at_least = next((num for num in range(1, len(cores) + 1) if sum(map(len, cores[:num])) >= cores_per_run), 0)
+    most = len(cores) // at_least if at_least else 0
+    number = min(num_wanted or most, most)
+    each = len(cores) // number if number else 0
+    return [(None, sum(cores[slot * each : (slot + 1) * each], ())) for slot in range(number)]
+
+
+def _gpu_places(devices: Sequence[gpus.Device], cores: Sequence[Core], num_wanted: int | None) -> list[Place]:
+    """The GPUs that could be leased, at most so many, those on which nothing computes first; each with its cores.
+
+    Each GPU's share is the same whichever sweep has it: of the physical cores near it, as many as each other GPU that
+    is near them gets.
+    """
+    groups: dict[frozenset[Core], list[gpus.Device]] = {}
+    for device in devices:
+        near = [core for core in cores if device.cpus.issuperset(core)] or cores
+        groups.setdefault(frozenset(near), []).append(device)
+    shares, taken = dict[int, Core](), set[Core]()
+    for near_of_group, of_group in sorted(groups.items(), key=lambda group: len(group[0])):
+        left = sorted(near_of_group - taken)
+        each = max(1, len(left) // len(of_group))  # where there are fewer cores than GPUs, the last ones get none
+        for place, device in enumerate(of_group):
+            own = left[place * each : (place + 1) * each]
+            taken.update(own)
+            shares[device.number] = sum(own, ())
+    found: list[Place] = []
+    for device in sorted(devices, key=lambda device: (device.num_processes or 0, device.number)):
+        if len(found) == num_wanted:
+            break
+        if not shares[device.number]:
+            continue
+        if owner := gpus.lease(device.name):
+            say("sweep", f"GPU {device.number} is left to {owner}, whose sweep has it")
+        else:
+            found.append((device, shares[device.number]))
+    return found
 
 
 def pin(slot: Slot) -> None:
