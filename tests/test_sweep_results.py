@@ -122,7 +122,7 @@ def test_the_summary_names_the_best_the_means_what_failed_and_what_did_not_run(r
     assert shown.splitlines()[5].split()[:5] == ["0.003", "2", "2", "3.9000", "0.14142"]
 
 
-def test_a_sweep_by_another_metric_is_ranked_drawn_and_told_by_it_in_its_direction(results):
+def test_a_sweep_by_another_metric_is_ranked_drawn_and_told_by_it_in_its_direction(results, capsys):
     folder = make(results)
     for path in (results / "cpu_nano").glob("*/run.json"):
         run = json.loads(path.read_text())
@@ -142,6 +142,10 @@ def test_a_sweep_by_another_metric_is_ranked_drawn_and_told_by_it_in_its_directi
         "<script.*?</script>|<style.*?</style>", "", page, flags=re.S
     )
     assert sweep_page.block(folder).count("* 0.46000") == 1
+    assert table.main(["--pivot", "model.num_layers", "--json"]) == 0
+    cells = json.loads(capsys.readouterr().out)
+    assert [(cell["model.num_layers"], cell["best"]) for cell in cells] == [(2, False), (4, True)]
+    assert [cell["score_mean"] for cell in cells] == [pytest.approx(0.4), pytest.approx(0.445)]
 
 
 def test_the_table_says_what_all_runs_share_and_no_time_of_runs_beside_others(results):

@@ -12,6 +12,7 @@ from typing import Any
 
 from bench.api import tables
 from bench.base import paths
+from bench.base.metric import METRICS, VAL_LOSS
 from bench.base.paths import PUBLISHED
 from bench.cli import arguments
 from bench.record import named
@@ -84,10 +85,12 @@ def _pivot(args: argparse.Namespace) -> None:
     if len(args.pivot) > 2:
         raise ValueError(f"{given}: one or two keys: a table has lines and columns")
     rows, _ = tables.rows_of(args.folder, args.where, args.sweep)
-    columns, value = Columns(rows), args.value or "val_loss"
+    shared = {row["metric"] for row in rows}
+    goal = METRICS.get(*shared) if len(shared) == 1 else None  # of a metric of the user's own a row says no direction
+    columns, value = Columns(rows), args.value or ("val_loss" if goal in (None, VAL_LOSS) else "score")
     keys = columns.named(args.pivot, given)
     (value,) = columns.named([value], f"--value {value}")
-    pivot = table_groups.pivot_of(rows, keys, value)
+    pivot = table_groups.pivot_of(rows, keys, value, goal)
     if args.json or args.csv:
         names = [*keys, f"{value}_mean", f"{value}_sd", "n", "num_lost", "best"]
         cells = tables.Table(table_groups.rows_of_pivot(pivot), names)
@@ -144,7 +147,11 @@ def _parser() -> arguments.Parser:
         help="the change of each row against this one (part of an id, KEY=VALUE), with --group its 95 %% interval",
     )
     parser.add_argument("--pivot", nargs="+", metavar="KEY", help="means by one setting, or cross-tabulated by two")
-    parser.add_argument("--value", metavar="KEY", help="the column that --pivot averages; default val_loss")
+    parser.add_argument(
+        "--value",
+        metavar="KEY",
+        help="the column that --pivot averages; default score where all share a goal of another metric, else val_loss",
+    )
     parser.add_argument("--sweep", metavar="ID", help="the runs of this sweep; also part of its id")
     parser.flag("--leaderboard", help="by track: the best runs, and the history of the record")
     files: dict[str, Any] = {"nargs": "*", "metavar": "FILE"}
