@@ -12,6 +12,7 @@ from bench.analysis.explain import account, ceilings, document, parts, ranking, 
 from bench.analysis.explain.device_steps import owners
 from bench.analysis.explain.explained import add_recorded_events, explain_record
 from bench.analysis.trace import formulas, load, operators
+from bench.api import traces as api_traces
 from bench.base.units import GIB
 from bench.cli import explain as verb
 from bench.machine.passport import kept
@@ -394,6 +395,36 @@ def test_collections_and_recompilations_of_the_record_are_put_where_they_were(tm
     answer = account.explain_ranks([rank])
     assert parts_ns(answer) == {parts.UNBOUND: 50_000, parts.GARBAGE: 30_000, parts.COMPILATION: 20_000}
     assert answer["next"][0]["what"] == "garbage collection of generation 2"
+
+
+def test_a_compilation_before_the_window_is_named(tmp_path, finished_run):
+    folder = real_runs.copy_of(finished_run, tmp_path / "results")
+    answer = explain_record(folder)
+    counted = [one["step"] for one in answer["ranks"]["0"]["steps"]]
+    for step_number, ms in ((0, 900.0), (-1, 300.0), (counted[0], 70.0)):  # the last is in a step that counts
+        made = {"event": "recompile", "step": step_number, "ms": ms, "function": "gpt2.py:27", "t_ns": 0}
+        step_files.append_event(folder, made)
+    outside = explain_record(folder)["outside"]
+    assert [(line["what"], line["count"], line["ms"]) for line in outside] == [
+        ("recompilation of gpt2.py:27", 2, 1200.0)
+    ]
+    words = str(api_traces.explain(finished_run, folder)).splitlines()
+    assert words[1].strip().startswith("only B, outside these steps: compilation: recompilation of gpt2.py:27, 2 times")
+
+
+def test_a_long_gap_without_stacks_is_known_by_its_edges(tmp_path):
+    events = [
+        step(1, 0, 20_000),
+        event("user_annotation", "forward", 0, 20_000),
+        event("cpu_op", "aten::one", 0, 1000),
+        event("cpu_op", "aten::fills_the_queue", 2000, 5990, tid=2),  # ends 10 us before the main thread goes on
+        event("cpu_op", "aten::two", 8000, 4000),
+        event("cpu_op", "aten::three", 15_000, 4500),
+    ]
+    pieces = {(p["part"], p["what"]): p["ms"] for p in explained(tmp_path / "a.json", events)["ranks"]["0"]["pieces"]}
+    assert pieces[parts.SYNC, "waits for a thread: aten::fills_the_queue"] == 7.0
+    assert pieces[parts.HOST, "no operator after aten::two, before aten::three"] == 3.0
+    assert pieces[parts.HOST, "forward"] == 0.5  # too short to be a gap
 
 
 def test_a_record_without_a_trace_is_explained_from_its_columns(finished_run):

@@ -1,4 +1,5 @@
-"""Planted slowdowns: each is the first line of where the next millisecond is, with its size within 15 %, and its place.
+"""Planted slowdowns: each is the first line of where the next millisecond is, with its size within 15 %, and its place;
+and eight causes, each named in the first three lines of a comparison.
 
 Real traces of this machine's CPU, and a real run of two ranks, one of them slow.
 """
@@ -9,9 +10,11 @@ import time
 
 import pytest
 import real_runs
+from traces import event, launched, step, write
 
 from bench.analysis.explain import account, explained, parts
 from bench.analysis.trace import load
+from bench.api import traces
 
 WITHIN = 0.15
 NUM_ATTEMPTS = 4  # another program may take the core within a step, and that time is nobody's here
@@ -130,6 +133,141 @@ def test_a_product_split_into_small_ones_is_the_first_line_with_what_the_split_c
     assert first["what"].startswith("aten::mm [1, 1024] [1024, 2048]")
     assert (first["count"], first["where"]) == (64, "split")
     assert first["gain_ms"] == pytest.approx(split_ms - whole_ms, rel=WITHIN)
+
+
+def traced_loop(path, batches, num_products, make_optimizer, between, with_stack=True):
+    """Three steps that count, of a loader, products and an optimizer, as a training script has them."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+    weights = [torch.nn.Parameter(torch.ones(32, 32)) for _ in range(40)]
+    optimizer, matrix = make_optimizer(weights), torch.ones(256, 256)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()  # what it makes at first is none of a step's time
+    plan = schedule(wait=0, warmup=1, active=4, repeat=1)
+    cpu = [ProfilerActivity.CPU]
+    with profile(activities=cpu, record_shapes=True, with_stack=with_stack, schedule=plan) as profiler:
+        loader = iter(torch.utils.data.DataLoader(batches, batch_size=None))
+        for number in range(5):
+            next(loader)
+            with record_function("forward"):
+                for _ in range(num_products):
+                    torch.mm(matrix, matrix)
+                between(number)
+            optimizer.step()
+            profiler.step()
+    profiler.export_chrome_trace(str(path))
+
+
+class Batches(list):
+    """Eight batches; read(number) is what it takes to have one."""
+
+    def __init__(self, read):
+        super().__init__(range(8))
+        self.read = read
+
+    def __getitem__(self, number):
+        self.read(number)
+        if number > 7:
+            raise IndexError
+        return number
+
+
+def sgd(weights):
+    import torch
+
+    return torch.optim.SGD(weights, lr=0.1, foreach=True)
+
+
+def one_by_one(weights):
+    import torch
+
+    return torch.optim.AdamW(weights, lr=0.1, foreach=False)
+
+
+def reads_disk(folder):
+    import os
+
+    path = folder / "shard.bin"
+    path.write_bytes(os.urandom(2**20) * 64)
+
+    def read(number):
+        with open(path, "rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            file.read()
+
+    return read
+
+
+def nothing(number):
+    pass
+
+
+def change_of(a, b):
+    """The first three lines that ./run.sh explain A B prints."""
+    return "\n".join(str(traces.explain(a, b)).splitlines()[:3])
+
+
+@pytest.mark.parametrize(
+    "cause, named",
+    [
+        ("loader", "loader: enumerate(DataLoader)"),
+        ("disk", "loader: <built-in method read of _io.FileIO"),
+        ("collection", "garbage collection: <built-in function collect>"),
+        ("matmul", "aten::mm [256, 256] [256, 256] float32"),
+        ("optimizer", "Optimizer.step#AdamW.step"),
+        ("recompilation", "compilation: "),
+    ],
+)
+def test_the_first_three_lines_of_a_comparison_name_the_cause(tmp_path, cause, named):
+    planted = {"batches": Batches(nothing), "num_products": 8, "make_optimizer": sgd, "between": nothing}
+    planted["with_stack"] = cause in ("disk", "collection")  # which a file is, or a collection, only frames say
+    usual = list(planted.values())
+    planted |= {
+        "loader": {"batches": Batches(lambda number: time.sleep(0.02))},
+        "disk": {"batches": Batches(reads_disk(tmp_path))},
+        "collection": {"between": lambda number: gc.collect()},
+        "matmul": {"num_products": 40},
+        "optimizer": {"make_optimizer": one_by_one},
+        "recompilation": {"between": recompiles},
+    }[cause]
+    for _ in range(NUM_ATTEMPTS):
+        if cause == "recompilation":
+            __import__("torch")._dynamo.reset()  # the same shapes were compiled before
+        traced_loop(tmp_path / "a.json", *usual)
+        traced_loop(tmp_path / "b.json", *planted.values())
+        if named in change_of(tmp_path / "a.json", tmp_path / "b.json"):
+            break
+    assert named in change_of(tmp_path / "a.json", tmp_path / "b.json")
+
+
+def device_step(late_us, synchronises=False):
+    """A step of a rank of two: a kernel, a collective that begins late_us later, and perhaps a wait for the device."""
+    wait = [event("cuda_runtime", "cudaStreamSynchronize", 3, 37)] if synchronises else []
+    next_us = 45 if synchronises else 3
+    return [
+        step(1, 0, 100),
+        *launched("forward", 1 + late_us, 30, 0, 1, call_dur=0.5),
+        *launched("backward", max(31, next_us + 2) + late_us, 20, next_us, 2, call_dur=1),
+        *launched("ncclDevKernel_AllReduce", 70 + late_us, 30 - late_us, next_us + 2, 3, call_dur=1),
+        *wait,
+    ]
+
+
+@pytest.mark.parametrize(
+    "b, named",
+    [
+        ([device_step(0, synchronises=True)] * 2, "synchronisation: cudaStreamSynchronize"),
+        ([device_step(0), device_step(20)], "waiting for a late rank (rank 1): ncclDevKernel_AllReduce"),
+    ],
+)
+def test_the_first_three_lines_name_what_a_device_waited_for(tmp_path, b, named):
+    for name, ranks in (("a", [device_step(0)] * 2), ("b", b)):
+        (tmp_path / name).mkdir()
+        for rank, events in enumerate(ranks):
+            write(tmp_path / name / f"rank{rank}.json", events, distributedInfo={"rank": rank, "world_size": 2})
+    assert named in change_of(tmp_path / "a", tmp_path / "b")
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from traces import SHARED, event, step, write
 
 from bench.analysis.explain import account, device_steps, perfetto, retimed
 from bench.analysis.explain.parts import Change
-from bench.analysis.trace import categories, load, skew
+from bench.analysis.trace import categories, load, skew, window
 from bench.cli import explain as verb
 
 CALL_US, LATENCY_US = 4, 5
@@ -83,7 +83,7 @@ def traced(folder, programs, faster) -> tuple[retimed.Graph, list]:
         for rank, events in played(programs, faster).items()
     ]
     ranks = load.load_all(files)
-    spans = {rank.rank: (device_steps.spans(rank)[0][1], device_steps.spans(rank)[-1][2]) for rank in ranks}
+    spans = {rank.rank: (window.device_spans(rank)[0][1], window.device_spans(rank)[-1][2]) for rank in ranks}
     rows = {rank.rank: device_steps.counted_rows(rank, categories.RULES) for rank in ranks}
     return retimed.Graph(ranks, spans, skew.waits(rows)[0]), ranks
 
@@ -148,7 +148,7 @@ def test_a_rank_that_is_early_gains_nothing_and_the_late_one_gains_for_both(tmp_
 @pytest.mark.parametrize("name", ["modded_8xh100", "param_dlrm_8rank", "hta_trace_diff_test", "tl_h100_qwen"])
 def test_an_unchanged_graph_gives_the_recorded_steps_to_the_nanosecond(name):
     ranks = [rank for rank in load.load_all(load.find(SHARED / "files" / name)) if len(rank.device_rows())]
-    spans = {rank.rank: (device_steps.spans(rank)[0][1], device_steps.spans(rank)[-1][2]) for rank in ranks}
+    spans = {rank.rank: (window.device_spans(rank)[0][1], window.device_spans(rank)[-1][2]) for rank in ranks}
     rows = {rank.rank: device_steps.counted_rows(rank, categories.RULES) for rank in ranks}
     graph = retimed.of(ranks, spans, skew.waits(rows)[0])
     assert graph.ends_ns([{}])[:, 0].tolist() == [end for _, end in spans.values()]

@@ -318,9 +318,12 @@ def test_kernels_of_an_earlier_step_count_as_in_hta_and_are_named_with_the_step_
     early = event("kernel", "early", 0, 500, pid=0, tid=7, device=0, stream=7, correlation=77)
     mine = launched("gemm", 600, 300, 510, 2)
     answer = analysed(write(tmp_path / "a.json", [step(7, 505, 450), early, *mine]))
-    assert (answer["temporal"]["span_us"], answer["earlier_rows"]) == (900.0, {"count": 1, "span_us": 300.0})
+    assert (answer["temporal"]["span_us"], answer["earlier_rows"]) == (
+        900.0,
+        {"count": 1, "span_us": 300.0, "step_us": 450.0},  # from 505, where the host begins the step, to 955
+    )
     assert answer["advice"][0].startswith("1 of 2 kernels and copies were launched before the recording began")
-    assert "without them the step takes 0.30 ms" in answer["advice"][0]
+    assert "the step itself takes 0.45 ms" in answer["advice"][0]
     assert analysed(write(tmp_path / "b.json", [step(7, 505, 450), *mine]))["earlier_rows"] is None
 
 

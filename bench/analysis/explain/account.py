@@ -71,7 +71,7 @@ def accounts_of(
     on_device = [rank for rank in ranks if len(rank.device_rows())]
     (waits, collectives), accounts = _waits(on_device, rules, include_last_step), {}
     for rank in on_device or ranks:
-        spans = device_steps.spans if on_device else host.host_spans
+        spans = window.device_spans if on_device else host.host_spans
         steps = spans(rank, include_last_step)
         if not any(end > begin for _, begin, end in steps):
             continue
@@ -224,11 +224,12 @@ def _more(mine: Pieces, others: Sequence[Pieces], name_of: Callable[[Piece], Any
 
 def difference(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     """Two answers -> {"a", "b": {"step_ms", "step_ns", "of"}, "change_ms", "change_ns", "change_pct", "parts": [row],
-    "lines": [line], "rest_ms"}.
+    "lines": [line], "rest_ms", "outside"}.
 
     A row: {"part", "meaning", "a_ns", "b_ns", "change_ns", "a_ms", "b_ms", "change_ms"}, change_ns of all adds up to
-    change_ns.  A line, the largest change first: {"part", "what", "where", "a_ms", "b_ms", "change_ms"}: the kernels,
-    operators, lines of Python that changed; rest_ms: what of change_ms is in none of them.
+    change_ns.  A line, the largest change first: {"part", "what", "where", "a_ms", "b_ms", "change_ms", "rank"}: the
+    kernels, operators, lines of Python that changed; rank: for which the others wait, or on which alone it changed, or
+    None; rest_ms: what of change_ms is in none of them; outside: {"a", "b"}, explained.outside() of both.
     ValueError: one was measured on a device and the other on its host.
     """
     if a["of"] != b["of"]:
@@ -252,6 +253,7 @@ def difference(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
         "parts": rows,
         "lines": lines,
         "rest_ms": change_ms - sum(line["change_ms"] for line in lines),
+        "outside": {"a": a.get("outside", []), "b": b.get("outside", [])},
     }
 
 
@@ -273,23 +275,29 @@ def whole_ns(answer: dict[str, Any]) -> dict[str, int]:
 
 def _changed_lines(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
     of_a, of_b = _by_origin(a), _by_origin(b)
+    ranks = list(b["ranks"]) if list(a["ranks"]) == list(b["ranks"]) else []
     lines = []
     for key in of_a | of_b:
-        (a_ms, _), (b_ms, _) = (by_origin.get(key, (0.0, {})) for by_origin in (of_a, of_b))
+        ms = [collections.Counter(side[key][0]) if key in side else collections.Counter[str]() for side in (of_a, of_b)]
+        a_ms, b_ms = (sum(of_rank.values()) / len(side["ranks"]) for of_rank, side in zip(ms, (a, b)))
         _, piece = of_b.get(key) or of_a[key]
+        changes_ms = {rank: abs(ms[1][rank] - ms[0][rank]) for rank in ranks}
+        most = max(ranks, key=lambda rank: changes_ms[rank], default="")
+        is_alone = len(ranks) > 1 and changes_ms[most] > ranking.ALONE_FRAC * sum(changes_ms.values())
         line = {"part": key[0], "what": piece["what"], "where": piece["where"], "a_ms": a_ms, "b_ms": b_ms}
-        lines.append(line | {"change_ms": b_ms - a_ms})
+        rank = key[2] if key[2] is not None else int(most) if is_alone else None
+        lines.append(line | {"change_ms": b_ms - a_ms, "rank": rank})
     lines.sort(key=lambda line: -abs(line["change_ms"]))
     return [line for line in lines[:NUM_LINES] if line["change_ms"]]
 
 
-def _by_origin(answer: dict[str, Any]) -> dict[tuple[str, str | None, int | None], tuple[float, dict[str, Any]]]:
-    """{origin: (ms of a mean step, its longest piece)}"""
-    by_origin: dict[tuple[str, str | None, int | None], tuple[float, dict[str, Any]]] = {}
-    for rank in answer["ranks"].values():
+def _by_origin(answer: dict[str, Any]) -> dict[ranking.Origin, tuple[dict[str, float], dict[str, Any]]]:
+    """{origin: ({rank: ms of its mean step}, its longest piece)}"""
+    by_origin: dict[ranking.Origin, tuple[dict[str, float], dict[str, Any]]] = {}
+    for number, rank in answer["ranks"].items():
         for piece in rank["pieces"]:
             key = ranking.origin_of(Piece(*(piece[name] for name in Piece._fields)))
-            ms, longest = by_origin.get(key, (0.0, piece))
-            ms += piece["ms"] / len(answer["ranks"])
+            ms, longest = by_origin.get(key, ({}, piece))
+            ms[number] = ms.get(number, 0.0) + piece["ms"]
             by_origin[key] = (ms, max(longest, piece, key=lambda piece: piece["ms"]))
     return by_origin

@@ -1,7 +1,6 @@
 """A trace with a device -> the pieces of its steps on the device's clock.
 
-A step ends when the host has left it and the device has finished all that it launched; the next one begins there.  So
-steps tile the time, and a device that lags behind its host is measured at its own pace.  At each moment computation has
+Steps are window.device_spans(), which tile the time.  At each moment computation has
 the time before communication, communication before copies, and what runs before what waits.
 """
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from bench.analysis.explain import captures, parts
 from bench.analysis.explain.ceilings import Ceilings, Operators, label
-from bench.analysis.explain.host import Thread, main_track
+from bench.analysis.explain.host import MIN_GAP_NS, Thread, main_track
 from bench.analysis.trace import attribution, categories, device_time, events, operators, window
 from bench.analysis.trace.device_time import KERNEL_WAIT_BELOW_NS
 from bench.analysis.trace.rank import Rank
@@ -24,26 +23,6 @@ Wait = tuple[int, int, int]  # of a device row: ns that it waited, late rank, ca
 Waits = dict[int, Wait]  # by device row
 BOUNDED = "computation with a bound"  # in the timeline: what of it is roofline time is known for all its calls together
 PART_OF_LAYER = {device_time.COMMUNICATION: parts.EXPOSED, device_time.MEMORY: parts.COPIES}
-
-
-def spans(rank: Rank, include_last_step: bool = False) -> list[parts.Step]:
-    """The steps of a trace with device rows; if none launched anything, one span from the first row to the last."""
-    rows = rank.device_rows()
-    of_steps = [
-        step for step in window.rows_of_steps(rank, rows, window.steps(rank, include_last_step)) if len(step[1])
-    ]
-    if not of_steps:
-        return [(None, int(rank.ts[rows].min()), int(rank.end[rows].max()))]
-    on_host = bool(rank.steps())
-    first = int(rank.ts[of_steps[0][1]].min())
-    before = rank.end[rows[rank.ts[rows] < first]].max(initial=0)
-    begin = max(min(int(before), first), of_steps[0][0][1] if on_host else first)
-    spans: list[parts.Step] = []
-    for (number, _, host_end), mine in of_steps:
-        end = max(begin, int(rank.end[mine].max()), host_end if on_host else begin)
-        spans.append((number, begin, end))
-        begin = end
-    return spans
 
 
 def counted_rows(
@@ -187,13 +166,11 @@ class _Threads:
 
     def explain(self, track: int, low: int, high: int) -> Iterator[tuple[parts.Piece, int, parts.Change]]:
         """(Piece, ns, where it was): what a thread was doing; where it did nothing, what the main thread was."""
-        for begin, end, row in self._of(track).segments(low, high):
+        thread = self._of(track)
+        for begin, end, row in thread.segments(low, high):
             if row >= 0 or track == self.main or self.main is None:
-                yield (
-                    self._of(track).explained(row, begin),
-                    end - begin,
-                    parts.Change(None, end - begin, begin_ns=begin),
-                )
+                piece = end - begin >= MIN_GAP_NS and thread.gap(begin, end, row) or thread.explained(row, begin)
+                yield piece, end - begin, parts.Change(None, end - begin, False, begin)
             else:
                 yield from self.explain(self.main, begin, end)
 

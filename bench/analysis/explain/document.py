@@ -21,6 +21,7 @@ from bench.web.waterfall import CHANGES, Bar, Kind, Waterfall, from_changes
 TITLE = "Where a step's time goes"
 MAX_TITLE_CHARS = 200
 MAX_TRACE_BYTES = 32 * MIB  # of a run's traces, for its own page: reading them takes seconds, and no page waits longer
+MAX_OUTSIDE, NUM_CAUSES = 3, 2
 MIN_LATE_FRAC = 0.01  # of the step: a rank for which the others wait less is not named
 COMPILED = re.compile(r"## Call CompiledFxGraph \w+ ##")
 KINDS: tuple[tuple[Kind, str], ...] = (("limit", "roofline time"), ("above", "overhead"), ("unknown", "not modelled"))
@@ -109,6 +110,7 @@ def _about(answer: dict[str, Any]) -> str:
 def _limit(answer: dict[str, Any]) -> Iterator[str]:
     number, first = next(iter(answer["ranks"].items()))
     device = f"; {plain(first['device'])}" if first["device"] else ""
+    yield from (f"Outside these steps, {_outside(line)}." for line in answer.get("outside", ())[:MAX_OUTSIDE])
     yield f"Limit: {first['ceiling'] or 'no peak is known of this device'}{device}."
     if first["host_step_ms"] is not None and answer["of"] == "device":
         yield f"The host's own step, of rank {number}: {format_ms(first['host_step_ms'])}."
@@ -200,7 +202,25 @@ def _verdict_of_difference(title: str, difference: dict[str, Any]) -> Verdict:
     a_ms, b_ms, pct = difference["a"]["step_ms"], difference["b"]["step_ms"], difference["change_pct"]
     change = f"{difference['change_ms']:+.3f} ms" + ("" if pct is None else f", {pct:+.1f} %")
     steps = f"a step took {format_ms(a_ms)} and takes {format_ms(b_ms)}: {change}"
-    return Verdict(f"{plain(title, MAX_TITLE_CHARS)}: {steps}", "")
+    return Verdict(f"{plain(title, MAX_TITLE_CHARS)}: {steps}", "", more=list(_causes(difference)))
+
+
+def _causes(difference: dict[str, Any]) -> Iterator[str]:
+    """What changed most: compilations that only one of them had outside its steps, then lines of the difference."""
+    known = {name: {line["what"] for line in difference["outside"][name]} for name in "ab"}
+    for name, other in ("ba", "ab"):
+        for line in difference["outside"][name][:1]:
+            if line["part"] == parts.COMPILATION and line["what"] not in known[other]:
+                yield f"only {name.upper()}, outside these steps: {_outside(line)}"
+    sign = 1 if difference["change_ms"] >= 0 else -1
+    for line in [line for line in difference["lines"] if sign * line["change_ms"] > 0][:NUM_CAUSES]:
+        yield f"{line['change_ms']:+.3f} ms {evidence(line)}"
+
+
+def _outside(line: Mapping[str, Any]) -> str:
+    times, first, last = text_table.counted(line["count"], "time"), line["first_step"], line["last_step"]
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    return f"{line['part']}: {plain(line['what'])}, {times}, {line['ms']:.1f} ms, {steps}"
 
 
 def _difference(difference: dict[str, Any]) -> list[Block]:

@@ -73,6 +73,8 @@ def explain_paths(
             accounts, answers[label] = account.accounts_of(
                 ranks, options.rules, options.include_last_step, measured_of, captured
             )
+        if run:
+            answers[label]["outside"] = outside(run, answers[label])
         for of_rank in accounts.values():
             if annotated is not None and of_rank.rank is not None:
                 perfetto.write(annotated, of_rank.rank, of_rank.pieces, answers[label]["next"])
@@ -115,6 +117,23 @@ def add_recorded_events(ranks: Sequence[Rank], folder: Path | str) -> None:
             rank.add_ranges(events.PYTHON, track, ranges)
 
 
+def outside(folder: Path | str, answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the record says of collections and compilations in steps that the account has not, the longest first.
+
+    [{"what", "part", "count", "ms", "first_step", "last_step"}]; answer: of account.answer(), of the run in folder.
+    """
+    counted = {step["step"] for rank in answer["ranks"].values() for step in rank["steps"]}
+    lines: dict[str, dict[str, Any]] = {}
+    for event in step_files.read_events(folder):
+        name, step, ms = _range_name(event), event.get("step"), event.get("ms")
+        if name is None or step is None or not ms or step in counted:
+            continue
+        new = {"what": name, "part": PART_OF_EVENT[event["event"]], "count": 0, "ms": 0.0, "first_step": step}
+        line = lines.setdefault(name, new)
+        line |= {"count": line["count"] + 1, "ms": line["ms"] + ms, "last_step": step}
+    return sorted(lines.values(), key=lambda line: -line["ms"])
+
+
 def _range_name(event: dict[str, Any]) -> str | None:
     if event["event"] == "gc":
         return f"{COLLECTION} of generation {event.get('generation')}"
@@ -147,7 +166,8 @@ def explain_record(folder: Path | str, passport: Path | None = None) -> dict[str
         seen, arithmetic_ns = events_by_step.get(number, ()), _arithmetic_ns(run, number, ceilings)
         for piece, ns in _pieces_of_step(row, end_ns - begin_ns, seen, waited, arithmetic_ns):
             pieces.add(index, piece, ns)
-    return account.answer({0: account.Account(None, pieces, ceilings)}, "record")
+    answer = account.answer({0: account.Account(None, pieces, ceilings)}, "record")
+    return answer | {"outside": outside(folder, answer)}
 
 
 def _pieces_of_step(

@@ -18,6 +18,10 @@ from bench.analysis.trace.columns import Nest, take
 from bench.analysis.trace.rank import STEP, Rank
 from bench.analysis.trace.window import steps as counted_steps
 
+MIN_GAP_NS = 1_000_000  # of a thread in no operator, call or frame: shorter ones are its own work between operators
+HANDED_OVER_NS = 100_000  # a thread that was woken goes on so soon after the range of the thread that woke it
+READS_FILE = re.compile(r"built-in method (?:read\w*|p?readv?|open|recv\w*) of ")
+ADDRESS = re.compile(r" (?:object )?at 0x[0-9a-f]+")
 KINDS = (events.RUNTIME, events.CPU_OP, events.ANNOTATION, events.PYTHON)
 
 
@@ -56,6 +60,8 @@ PARTS_OF_HOST = (
     (parts.SYNC, Property(WAITS_FOR_DEVICE.search)),
 )
 PARTS_OF_PYTHON = ((parts.LOADER, Property(LOADS.search)), (parts.SYNC, Property(WAITS_FOR_THREAD.search)))
+EXPLAINED = (parts.HOST, *(part for part, _ in PARTS_OF_HOST), parts.SYNC, *(part for part, _ in PARTS_OF_PYTHON))
+READS_AT = 1 + len(PARTS_OF_HOST)  # .item(): in EXPLAINED
 
 
 class Thread:
@@ -77,7 +83,14 @@ class Thread:
         within = self.nest.innermost(rank.ts[collections.rows])
         self._within = dict(zip(collections.rows.tolist(), within.tolist()))
         self._known: dict[int, parts.Piece | None] = {}
+        self._answers: list[tuple[int, int, int, int]] | None = None
+        self._names: tuple[np.ndarray, np.ndarray] | None = None  # of .nest, each once, and which of them a range has
+        self._pieces: dict[tuple[int, ...], parts.Piece] = {}
         self._nearest: dict[Property, list[int]] = {}
+        ops = rows[np.isin(rank.kind[rows], (events.CPU_OP, events.RUNTIME))]
+        self._by_end, self._by_start = (ops[np.argsort(of[ops], kind="stable")] for of in (rank.end, rank.ts))
+        others = np.flatnonzero(rank.is_kind(events.CPU_OP, events.PYTHON) & (rank.track != track) & (rank.dur > 0))
+        self._others = others[np.argsort(rank.end[others], kind="stable")]
         is_step, parent = self._has(IS_STEP), self.nest.parent
         tops = self.nest.rows[~is_step & ((parent < 0) | (is_step[parent] if len(parent) else False))]
         self._tops = tops[np.argsort(rank.end[tops], kind="stable")]
@@ -117,7 +130,9 @@ class Thread:
 
     def _has(self, wanted: Property) -> np.ndarray:
         """Mask over .nest.rows."""
-        names, index = np.unique(self.nest.name, return_inverse=True)
+        if self._names is None:
+            self._names = np.unique(self.nest.name, return_inverse=True)
+        names, index = self._names
         has = np.array([bool(wanted.test(self.rank.names[name])) for name in names.tolist()] or [False])[index]
         return has if wanted.kind is None else has & (self.rank.kind[self.nest.rows] == wanted.kind)
 
@@ -133,43 +148,91 @@ class Thread:
             self._nearest[wanted] = nearest.tolist()
         return self._nearest[wanted]
 
+    def gap(self, low: int, high: int, row: int) -> parts.Piece | None:
+        """Segment (begin ns, end ns, innermost range or -1) -> what a long one without operators was, else None.
+
+        It is known by its edges: where another thread's range ends just before it does, this one waited for that
+        thread, at a lock or a queue; else between which operators it lies.
+        """
+        if high - low < MIN_GAP_NS or row >= 0 and self.rank.kind[row] != events.ANNOTATION:
+            return None
+        if row >= 0 and self.explained(row, low).part != parts.HOST:
+            return None
+        rank, where = self.rank, self.name(row) if row >= 0 and not STEP.search(self.name(row)) else None
+        woke = int(np.searchsorted(rank.end[self._others], high, side="right")) - 1
+        if woke >= 0 and rank.end[self._others[woke]] > max(low, high - HANDED_OVER_NS):
+            return parts.Piece(parts.SYNC, f"waits for a thread: {self.name(self._others[woke])}", where)
+        before = int(np.searchsorted(rank.end[self._by_end], low, side="right")) - 1
+        after = int(np.searchsorted(rank.ts[self._by_start], high))
+        edges = [f"after {self.name(self._by_end[before])}"] if before >= 0 else []
+        edges += [f"before {self.name(self._by_start[after])}"] if after < len(self._by_start) else []
+        return parts.Piece(parts.HOST, f"no operator {', '.join(edges)}", where) if edges and where else None
+
     def explained(self, row: int, moment: int) -> parts.Piece:
         """Innermost range, -1 for none -> the piece that the time in it belongs to.
 
         moment: ns, of time in no range: it is then known only by what was there last.
         """
-        if row not in self._known:
-            self._known[row] = self._explained(row)
-        if known := self._known[row]:
+        known = self._known.get(row)
+        if known is None:
+            known = self._known[row] = self._explained(row)
+        if known is not None:
             return known
         index = int(np.searchsorted(self.rank.end[self._tops], moment, side="right")) - 1
         return parts.Piece(parts.UNKNOWN, f"after {self.name(self._tops[index])}" if index >= 0 else None, None)
 
     def _explained(self, row: int) -> parts.Piece | None:
         """None where nothing is known."""
-        innermost = self.around(row, ANYTHING) if row >= 0 else -1
+        if row in self._within:  # a collection or compilation that the record knows
+            around, name = self._explained(self._within[row]), self.name(row)
+            if around is not None and around.part == parts.COMPILATION:
+                return around
+            kind = parts.COMPILATION if COMPILES.search(name) else parts.GARBAGE
+            return parts.Piece(kind, name, around and around.where)
+        index = self._index.get(row, -1)
+        if self._answers is None:
+            self._answers = self._explain_all()
+        innermost, part, what, where = self._answers[index] if index >= 0 else (-1, 0, -1, -1)
         if innermost < 0:
             return None
-        where = self.where(row)
-        for part, wanted in PARTS_OF_HOST:
-            if (found := self.around(row, wanted)) >= 0:
-                return parts.Piece(part, self.name(found), where)
-        if self.around(row, READS) >= 0 and self.rank.kind[innermost] == events.RUNTIME:
-            return parts.Piece(parts.SYNC, f"{READS_DEVICE}: {self.name(innermost)}", where)
-        for part, wanted in PARTS_OF_PYTHON:
-            if (found := self.around(row, wanted)) >= 0:
-                return parts.Piece(part, self.name(found), where)
-        return parts.Piece(parts.HOST, self.name(innermost), where)
+        key = (innermost if EXPLAINED[part] == parts.LOADER else -1, part, what, where)
+        if key not in self._pieces:
+            self._pieces[key] = self._piece(innermost, part, what, where)
+        return self._pieces[key]
 
-    def where(self, row: int) -> str | None:
-        """The innermost line of Python that is neither torch's nor threading's, else the innermost annotation, else the
-        outermost operator; an annotation or operator only if it is not the innermost range itself."""
-        innermost = self.around(row, ANYTHING)
-        if (line := self.around(row, IS_LINE)) >= 0:
-            return self.name(line)
-        found = (self.around(row, wanted) for wanted in (IS_ANNOTATION, IS_OUTERMOST_OPERATOR))
-        place = next((place for place in found if place >= 0 and place != innermost), None)
-        return None if place is None else self.name(place)
+    def _piece(self, innermost: int, part: int, what: int, where: int) -> parts.Piece:
+        """Of an entry of _explain_all()."""
+        names, place = self.rank.names, None if where < 0 else self.rank.names[where]
+        if part == READS_AT:
+            return parts.Piece(parts.SYNC, f"{READS_DEVICE}: {names[what]}", place)
+        name, inner = names[what], names[self.nest.name[innermost]]
+        if EXPLAINED[part] == parts.LOADER:
+            name = ADDRESS.sub("", inner if READS_FILE.search(inner) else name)
+        return parts.Piece(EXPLAINED[part], name, place)
+
+    def _explain_all(self) -> list[tuple[int, int, int, int]]:
+        """Of each of .nest.rows: index of the innermost range that explains something, index into EXPLAINED, and into
+        rank.names of what it was and of where; -1: none.
+
+        where: the innermost line of Python that is neither torch's nor threading's, else the innermost annotation, else
+        the outermost operator; an annotation or operator only if it is not the innermost range itself.
+        """
+        innermost = np.array(self._nearest_of(ANYTHING), np.int64)
+        part, what = np.zeros(len(innermost), np.int64), innermost.copy()
+        for number, wanted in reversed(list(enumerate((*PARTS_OF_HOST, (parts.SYNC, READS), *PARTS_OF_PYTHON), 1))):
+            found = np.array(self._nearest_of(wanted[1]), np.int64)
+            is_it = found >= 0
+            if number == READS_AT:
+                is_it &= take(self.rank.kind[self.nest.rows], innermost, -1) == events.RUNTIME
+                found = innermost
+            part, what = np.where(is_it, number, part), np.where(is_it, found, what)
+        where = np.array(self._nearest_of(IS_LINE), np.int64)
+        for wanted_place in (IS_ANNOTATION, IS_OUTERMOST_OPERATOR):
+            place = np.array(self._nearest_of(wanted_place), np.int64)
+            where = np.where((where < 0) & (place != innermost), place, where)
+        name = self.nest.name
+        columns = innermost, part, take(name, what), take(name, where)
+        return list(zip(*(column.tolist() for column in columns)))
 
     def is_optimizer(self, row: int) -> bool:
         """Whether an annotation around it is the optimizer's."""
@@ -226,7 +289,7 @@ def _segment(
     thread: Thread, known: Operators, pieces: parts.Pieces, index: int, span: tuple[int, int], row: int
 ) -> None:
     ns = span[1] - span[0]
-    piece = thread.explained(row, span[0])
+    piece = thread.gap(*span, row) or thread.explained(row, span[0])
     collective, operator = thread.around(row, IS_COMMUNICATION), thread.around(row, IS_OPERATOR)
     if collective >= 0:
         pieces.add(index, parts.Piece(parts.EXPOSED, thread.name(collective), piece.where), ns)

@@ -35,6 +35,7 @@ ACTIVATION = re.compile(r"^triton_.*(?:relu|gelu|silu|threshold_backward)")  # t
 MUON = re.compile(r"muon|newton_?schulz|polar|^xxt_|ba_plus", re.I)
 BY_KERNEL = (parts.SLOWER, parts.UNBOUND)
 NUM_LINES = 15
+ALONE_FRAC = 0.8  # of what several ranks have of it: a rank that has more is named
 BY_LINE = (parts.HOST, parts.SYNC, parts.LOADER, parts.GARBAGE, parts.COMPILATION)
 WITH = {parts.SHAPE: parts.SLOWER, parts.WIRE: parts.EXPOSED, parts.LATENCY: parts.LAUNCH}  # one line of the same name
 NO_GAIN = (parts.ARITHMETIC, parts.BANDWIDTH)
@@ -56,6 +57,9 @@ ADVICE = {
     parts.LOADER: "prepare batches ahead, in a thread or process of their own",
     parts.UNKNOWN: "record Python's stack: with_stack=true",
 }
+
+
+Origin = tuple[str, str | None, int | None]
 
 
 def of(pieces_by_rank: Mapping[int, parts.Pieces], step_ms: float, graph: Graph | None = None) -> list[dict[str, Any]]:
@@ -113,7 +117,9 @@ def _line(key: tuple[str, str | None, int | None], origin: _Origin, num_ranks: i
     part, _, late = key
     what = max(origin.what, key=lambda name: origin.what[name])
     places = sorted(origin.where, key=lambda name: -origin.where[name])
-    alone = next(iter(origin.by_rank)) if len(origin.by_rank) == 1 and num_ranks > 1 else None
+    most = max(origin.by_rank, key=lambda rank: origin.by_rank[rank])
+    is_alone = num_ranks > 1 and origin.by_rank[most] > ALONE_FRAC * sum(origin.by_rank.values())
+    alone = most if is_alone else None
     most_ms = sum(origin.by_rank.values()) / (max(1, num_ranks - 1) if part == parts.WAITING else num_ranks)
     return {
         "part": part,
@@ -129,7 +135,7 @@ def _line(key: tuple[str, str | None, int | None], origin: _Origin, num_ranks: i
     }
 
 
-def origin_of(piece: parts.Piece) -> tuple[str, str | None, int | None]:
+def origin_of(piece: parts.Piece) -> Origin:
     """What is one line of the ranking: (part, name or None, late rank or None)."""
     part = WITH.get(piece.part, piece.part)
     if part in (parts.WAITING, parts.BETWEEN):

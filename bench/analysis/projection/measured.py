@@ -12,7 +12,7 @@ from bench.analysis.explain.ceilings import COLLECTIVES
 from bench.analysis.explain.parts import Change
 from bench.analysis.projection.links import Curve
 from bench.analysis.projection.projected import Message, Projection, Step, expected_maximum
-from bench.analysis.trace import formulas, load, operators, skew
+from bench.analysis.trace import formulas, load, operators, skew, window
 from bench.analysis.trace.analysis import device_name
 from bench.analysis.trace.device_time import COMMUNICATION
 from bench.analysis.trace.rank import Rank
@@ -118,7 +118,7 @@ def of_traces(
     ranks = [rank for rank in next(iter(windows.values())) if len(rank.device_rows())]
     if not ranks:
         raise ValueError(f"{title}: the trace has no device: a run on a CPU is projected from its record")
-    spans = {rank.rank: device_steps.spans(rank, include_last_step) for rank in ranks}
+    spans = {rank.rank: window.device_spans(rank, include_last_step) for rank in ranks}
     spans_ns = {number: (steps[0][1], steps[-1][2]) for number, steps in spans.items()}
     rows = {rank.rank: device_steps.counted_rows(rank, include_last_step=include_last_step) for rank in ranks}
     collectives = skew.waits(rows)[0]

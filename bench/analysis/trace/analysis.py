@@ -173,14 +173,15 @@ def _file_facts(rank: Rank, rows: np.ndarray, steps: Sequence[window.Step], unti
 
 
 def _earlier_rows(rank: Rank, rows: np.ndarray) -> dict[str, Any] | None:
-    """{"count", "span_us"} of a trace of one step: rows that were launched before the recording began, which count all
-    the same, as they do in HTA, and the span of the others.  None without such rows."""
+    """{"count", "span_us", "step_us"} of a trace of one step: rows that were launched before the recording began,
+    which count all the same, as they do in HTA, the span of the others, and explain's step.  None without any."""
     launched = window.launches(rank, rows) >= 0
     if len(rank.steps()) != 1 or launched.all() or not launched.any():
         return None
     mine = rows[launched]
     span_us = (int(rank.end[mine].max()) - int(rank.ts[mine].min())) / 1000
-    return {"count": int((~launched).sum()), "span_us": span_us}
+    step_us = sum(end - begin for _, begin, end in window.device_spans(rank)) / 1000
+    return {"count": int((~launched).sum()), "span_us": span_us, "step_us": step_us}
 
 
 def _device_facts(rank: Rank, rows: np.ndarray, kinds: np.ndarray, steps: Sequence[window.Step]) -> dict[str, Any]:
@@ -261,8 +262,8 @@ def _earlier(answer: dict[str, Any], span_us: float) -> Iterator[str]:
     if earlier := answer["earlier_rows"]:
         yield (
             f"{earlier['count']} of {answer['num_device_rows']} kernels and copies were launched before the recording "
-            "began, by an earlier step, and are counted here; without them the step takes "
-            f"{earlier['span_us'] / 1000:.2f} ms.  Record two steps or more, or see ./run.sh explain."
+            "began, by an earlier step, and are counted here; the step itself takes "
+            f"{earlier['step_us'] / 1000:.2f} ms, as in ./run.sh explain.  Record two steps or more."
         )
 
 

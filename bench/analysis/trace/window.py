@@ -71,6 +71,28 @@ def rows_of_steps(rank: Rank, rows: np.ndarray, counted: Sequence[Step]) -> list
     return [(step, rows[np.sort(order[low:high])]) for step, low, high in zip(counted, first, last)]
 
 
+def device_spans(rank: Rank, include_last_step: bool = False) -> list[tuple[int | None, int, int]]:
+    """[(number or None, begin ns, end ns)] of a trace with device rows; if no step launched anything, of all rows.
+
+    A step ends when the host has left it and the device has finished all that it launched; the next one begins there.
+    So steps tile the time, and a device that lags behind its host is measured at its own pace.
+    """
+    rows = rank.device_rows()
+    of_steps = [step for step in rows_of_steps(rank, rows, steps(rank, include_last_step)) if len(step[1])]
+    if not of_steps:
+        return [(None, int(rank.ts[rows].min()), int(rank.end[rows].max()))]
+    on_host = bool(rank.steps())
+    first = int(rank.ts[of_steps[0][1]].min())
+    before = rank.end[rows[rank.ts[rows] < first]].max(initial=0)
+    begin = max(min(int(before), first), of_steps[0][0][1] if on_host else first)
+    spans: list[tuple[int | None, int, int]] = []
+    for (number, _, host_end), mine in of_steps:
+        end = max(begin, int(rank.end[mine].max()), host_end if on_host else begin)
+        spans.append((number, begin, end))
+        begin = end
+    return spans
+
+
 def annotation_rows(rank: Rank, kind: int, until_ns: int | None = None) -> np.ndarray:
     """Indices of the named ranges that count; one on the GPU with the host's range that it mirrors, or by its start."""
     if kind != events.GPU_ANNOTATION or until_ns is None:
