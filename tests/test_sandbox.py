@@ -245,3 +245,44 @@ def test_a_sandbox_that_would_let_in_more_than_the_scripts_own_is_refused(tmp_pa
         words_typed = ["run", *scripted.TRACK, f"script={script}", "script.sandbox=true"]
         done = real_runs.bench(tmp_path / "results", *words_typed, HOME=str(home))
         assert done.returncode == 2 and words in done.stderr, done.stderr
+
+
+@needs_one
+def test_a_script_that_is_ended_hears_of_it_in_its_sandbox(tmp_path):
+    words = ["goal=budget", "goal.target_val_loss=null", "goal.time_budget_s=1", "script.dialect=modded-nanogpt"]
+    run = scripted.odd(tmp_path, "goes_on", *words, "script.sandbox=true")
+    assert run["status"] == "complete" and run["script"]["ended_at_step"]
+    assert run["environment"]["python"]  # what it knew of itself when SIGTERM came
+
+
+@needs_one
+@pytest.mark.slow
+def test_ranks_meet_in_a_sandbox_and_are_looked_at_there(tmp_path):
+    more = ["hardware.num_processes=2", "hardware.num_threads=1", "script.sandbox=true", "look=on"]
+    folder = scripted.run(tmp_path, scripted.MODDED, *more)
+    run = real_runs.run_json(folder)
+    assert (run["status"], run["look"]["status"], run["warnings"]) == ("complete", "recorded", [])
+    assert run["script"]["opened"] and len(list(folder.glob("traces/look_rank*.pt.trace.json.gz"))) == 2
+    assert not any("shards" in doubt["doubt"] or "changed" in doubt["doubt"] for doubt in run["doubts"])
+
+
+@needs_one
+@pytest.mark.slow
+def test_arms_in_sandboxes_race_and_share_what_each_compiled(tmp_path):
+    """Their compilers' caches are the race's, and nobody's own."""
+    for arm in "ab":
+        (tmp_path / arm).mkdir()
+        keeps = "import os\nfor name in 'TORCHINDUCTOR_CACHE_DIR', 'TRITON_CACHE_DIR':\n"
+        keeps += "    if name in os.environ: open(os.path.join(os.environ[name], 'kept'), 'a').write('x')\n"
+        keeps += "    else: print('none', name)\n"
+        text = scripted.ODD.read_text().replace("WHAT = sys.argv[1]", "WHAT = 'well'")
+        (tmp_path / arm / "train.py").write_text(text + keeps)
+    own = str(tmp_path / "own_cache")
+    words = [f"A=script={tmp_path}/a/train.py", f"B=script={tmp_path}/b/train.py", "script.sandbox=true", "n=2"]
+    words += [*scripted.TRACK, "compilations=2", "--anyway"]
+    done = real_runs.bench(tmp_path / "results", "race", *words, TORCHINDUCTOR_CACHE_DIR=own)
+    runs = [real_runs.run_json(folder) for folder in real_runs.folders(tmp_path / "results")]
+    assert {run["status"] for run in runs} == {"complete"} and len(runs) >= 4, done.stdout + done.stderr
+    assert all(run["script"]["sandbox"] for run in runs) and not Path(own).exists()
+    logs = [(folder / "logs/rank0.log").read_text() for folder in real_runs.folders(tmp_path / "results")]
+    assert not any("none TORCHINDUCTOR" in log for log in logs)

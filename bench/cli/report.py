@@ -98,6 +98,10 @@ def _one(folder: Path, args: argparse.Namespace, module: ModuleType) -> Made:
         return {}
     if args.png:
         out = user_path(args.out) if args.out else folder / "plots"
+        if out.is_symlink() and not args.out:
+            raise ValueError(
+                f"{out}: is a link, and pictures are written only into the folder named: remove it, or --out"
+            )
         with reading_record(folder):
             answer = module.document(folder)
         return _pictures(answer.charts, out, answer.drawings)

@@ -55,6 +55,8 @@ def write_run_pages(folder: Path | str) -> None:
     """report.html in the folder of each run of a race, for its page to link; a record that cannot be shown has none."""
     race = race_folder.read(folder)
     for run in _in_order(race, folder):
+        if run["folder"].is_symlink() or run["folder"].parent.is_symlink():
+            continue  # in a race that somebody sent it may lead to the reader's own
         with contextlib.suppress(Damaged, OSError):
             atomic.write_text(run["folder"] / run_page.NAME, run_page.html(run["folder"]), durable=False)
 
