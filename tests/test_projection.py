@@ -252,6 +252,7 @@ def test_a_batch_must_divide(tmp_path):
         measured.check_batch(job, 3)
     measured.check_batch(job, 4)
     assert "micro-batches of 2 sequences take as long for each as those of 8" in job.assumed
+    assert job.unlike == "micro-batches get smaller, from 8 to 2 sequences"
 
 
 def test_a_trace_of_one_rank_is_projected_as_json(capsys):

@@ -60,6 +60,7 @@ def _answer(
     step = job.step
     numbers = step.num_gpus, projection.num_gpus
     errors, about = pairs.checked(kind, scaling, job.device, curve.name, numbers, projection)
+    errors, about = ([], job.unlike) if job.unlike else (errors, about)
     worst_pct = abs(errors[0].error_pct) if errors else None
     share = step.num_gpus / projection.num_gpus if scaling == "strong" else 1.0
     return {

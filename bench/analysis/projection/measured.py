@@ -29,13 +29,17 @@ BACKWARD_FRAC = 2 / 3  # of forward and backward passes: twice the products
 
 @dataclass
 class Job:
-    """device: as its driver names it, CPU, or None where that is not known; assumed: what is taken for granted."""
+    """device: as its driver names it, CPU, or None where that is not known; assumed: what is taken for granted.
+
+    unlike: why its projection is like no pair that was checked, None for no such reason.
+    """
 
     title: str
     step: Step
     device: str | None
     run: Record | None = None
     assumed: list[str] = field(default_factory=list)
+    unlike: str | None = None
 
 
 def of_record(folder: Path) -> Job:
@@ -43,13 +47,10 @@ def of_record(folder: Path) -> Job:
     run = run_folder.read(folder)
     step_ms = [row["step_ms"] for row in step_files.read(folder) if row.get("step_ms") and not row.get("flags")]
     metrics, measured, hardware, env = (run[name] or {} for name in ("metrics", "measured", "hardware", "environment"))
-    ms, num_params, world_size = (
-        metrics.get("step_avg_ms"),
-        (run.get("model") or {}).get("num_params"),
-        run["world_size"],
-    )
+    ms, num_params = metrics.get("step_avg_ms"), (run.get("model") or {}).get("num_params")
     if len(step_ms) < 2 or ms is None:
         raise ValueError(f"{folder}: it has no two steps that were timed undisturbed: run it longer")
+    world_size = run["world_size"]
     if not num_params or world_size is None:
         remedy = "its traces can be projected, or a run of a model of this project"
         raise ValueError(f"{folder}: a script's record does not say what its ranks send each other: {remedy}")
@@ -85,7 +86,9 @@ def of_record(folder: Path) -> Job:
         _spread_ms(step_ms),
         max(1, env["num_cpus"] // threads) if is_cpu and threads and env.get("num_cpus") else None,
     )
-    return Job(folder.name, step, CPU if is_cpu else gpus[0].get("name"), run, assumed)
+    has_stages = len(measured.get("stages") or ()) > 1
+    unlike = "the steps of its stages are of different sizes" if has_stages else None
+    return Job(folder.name, step, CPU if is_cpu else gpus[0].get("name"), run, assumed, unlike)
 
 
 def _spread_ms(step_ms: Sequence[float]) -> float:
@@ -104,6 +107,7 @@ def check_batch(job: Job, num_gpus: int) -> None:
         raise ValueError(f"--gpus {num_gpus}: a batch of {batch} sequences does not divide among them: {remedy}")
     if seqs and batch // num_gpus < seqs:
         job.assumed.append(f"micro-batches of {batch // num_gpus} sequences take as long for each as those of {seqs}")
+        job.unlike = f"micro-batches get smaller, from {seqs} to {batch // num_gpus} sequences"
 
 
 def of_traces(
