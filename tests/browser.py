@@ -41,6 +41,17 @@ FLAGS = (
 )
 
 
+def look_at(*paths):
+    """Opens pages at two widths: nothing is logged, none scrolls sideways.  Without a Chromium it does nothing."""
+    if CHROMIUM is None:
+        return
+    with Browser() as browser:
+        for path in paths:
+            for width in (1300, 400):
+                page = browser.open(path, width=width)
+                assert page.errors == [] and page.js("document.documentElement.scrollWidth") == width, (path, width)
+
+
 class Browser:
     def __init__(self, timeout_s=60):
         self._timeout_s, self._number, self._events = timeout_s, 0, []

@@ -3,6 +3,7 @@
 import functools
 import json
 
+import browser
 import pytest
 import real_runs
 import traces
@@ -560,6 +561,7 @@ def test_the_verb_takes_a_passport_and_writes_a_page(tmp_path, capsys):
     assert "measured, passport of 2026-11-22" in html and "the step" in html and len(html) < 300_000
     assert verb.main([str(tmp_path / "a.json"), str(tmp_path / "a.json"), "--html", str(tmp_path / "b.html")]) == 0
     assert "step of B" in (tmp_path / "b.html").read_text()
+    browser.look_at(tmp_path / "a.html", tmp_path / "b.html")
 
 
 def test_a_runs_page_has_its_explanation_folded(finished_run, monkeypatch):

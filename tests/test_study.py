@@ -4,6 +4,7 @@ import csv
 import math
 import random
 
+import browser
 import claimed
 import pytest
 from test_simulation import BASE
@@ -103,6 +104,7 @@ def test_arms_have_as_many_trials_of_one_seed_and_the_race_has_others(tmp_path, 
     assert tex.count(r"\\") == 3 and "95 \\% interval" in tex and "val\\_loss" in tex
     page = (folder / "study.html").read_text()
     assert "study-tuned" in page and "arms-val_loss-train_s" in page and "Study: Muon against Adamw" in page
+    browser.look_at(folder / "study.html")
     assert cli.main(WORDS) == 0  # all is done: the answer again
     assert len(bench.trials) == 10
 
