@@ -17,7 +17,7 @@ from bench.record import step_files, store
 from bench.report import curves
 from bench.report.site import packed_pages
 from bench.web.chart import chart, series_of
-from bench.web.page import ASSETS, figure, page
+from bench.web.page import ASSETS, figure, page, table, tag
 
 HEAD = "step,flags,tokens,lr,train_loss,val_loss,step_ms\n"
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -468,3 +468,37 @@ def test_the_curves_of_several_words_become_pictures(results, tmp_path):
     found = {path.name: len(path.read_bytes()) for path in (tmp_path / "plots").iterdir()}
     assert set(found) == {"arms-val_loss-step.png", "arms-val_loss-train_s.png", "arms-step_ms-step.png"}
     assert min(found.values()) > 20_000  # a page without its chart has 6 KB
+
+
+@needs_browser
+def test_an_arms_mean_goes_on_to_the_end_of_its_longest_run(browser, tmp_path):
+    """Of runs from 4 to 2 at 2 s and from 4 to 0 at 4 s: 4 at the start, 2 at 2 s, 1 at 4 s."""
+    (tmp_path / "page.html").write_text(page("t", tag("h1", "t")))
+    shown = browser.open(tmp_path / "page.html")
+    runs = "[{x: [0, 2], y: [4, 2]}, {x: [0, 4], y: [4, 0]}]"
+    joined = shown.js(f'joinedArms({{arms: [{{name: "A", runs: {runs}}}], band: "range"}})')
+    (series,) = joined["series"]
+    assert joined["x"] == [0, 2, 4] and series["y"] == [4, 2, 1]
+    assert (series["low"], series["high"]) == ([4, 2, 0], [4, 2, 2])
+
+
+@needs_browser
+def test_tab_reaches_every_control_in_order_and_paper_is_light(browser, tmp_path):
+    spec = chart("c", "A chart", "", "x", "y", [1, 2], [series_of("s", [1.0, 2.0], "line")])
+    (tmp_path / "page.html").write_text(
+        page("t", tag("h1", "t"), figure(spec), table(["a"], [[1]]), data={"charts": [spec]})
+    )
+    shown = browser.open(tmp_path / "page.html", dark=True)
+    reached = []
+    for _ in range(6):
+        shown.call("Input.dispatchKeyEvent", type="rawKeyDown", key="Tab", code="Tab", windowsVirtualKeyCode=9)
+        reached.append(
+            shown.js("document.activeElement.className || document.activeElement.id || document.activeElement.tagName")
+        )
+        if len(reached) < 6:
+            assert shown.js("getComputedStyle(document.activeElement).outlineStyle") == "solid", reached
+    assert reached == ["skip", "theme", "chart", "TH", "scroll", "BODY"]
+    shown.js("dispatchEvent(new Event('beforeprint'))")
+    assert shown.js("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    shown.js("dispatchEvent(new Event('afterprint'))")
+    assert shown.js("getComputedStyle(document.body).backgroundColor") == "rgb(15, 19, 24)"

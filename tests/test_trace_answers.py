@@ -8,7 +8,7 @@ from traces import event, launched, step, write
 
 from bench.analysis.trace import analysis, diff, formulas, operators, window
 from bench.analysis.trace.load import find, load
-from bench.analysis.trace.text import difference, document
+from bench.analysis.trace.text import difference, document, short
 from bench.cli import analyze
 
 needs_shared = pytest.mark.skipif(
@@ -524,3 +524,29 @@ def test_the_verdict_says_of_which_rank_it_is_and_where_there_is_no_device(tmp_p
 def test_a_table_of_operators_without_rows_is_empty(tmp_path):
     rank = load(write(tmp_path / "a.json", launched("gemm", 0, 10, 0, 1)))
     assert operators.table(rank, window.device_rows(rank)) == []
+
+
+# ---- names
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (
+            "void at::native::vectorized_elementwise_kernel<8, at::native::sqrt_kernel_cuda(at::TensorIteratorBase&)::"
+            "{lambda()#2}::operator()() const::{lambda()#4}::operator()() const::{lambda(c10::BFloat16)#1}, "
+            "std::array<char*, 2ul> >(int, std::array<char*, 2ul>)",
+            "vectorized_elementwise_kernel<8, sqrt_kernel_cuda>",
+        ),
+        (
+            "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::Mainloop<2, "
+            "cute::tuple<cute::C<1>, cute::C<128> >, 128>, flash::Epilogue<cute::tuple<cute::C<128> > > > > >(Params)",
+            "cutlass::device_kernel<flash::FlashAttnFwdSm90<…>>",
+        ),
+        ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pinned -> Device)"),
+        ("triton_poi_fused_add_mul_6", "triton_poi_fused_add_mul_6"),
+        ("a<" * 40, f"{'a<' * 15}…{('a<' * 15)[1:]}"),  # of a name that is no C++ the two ends
+    ],
+)
+def test_a_kernels_name_is_shown_by_what_distinguishes_it(name, shown):
+    assert short(name) == shown

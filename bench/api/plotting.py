@@ -94,13 +94,13 @@ def _draw(axes: "Axes", spec: Spec) -> None:
 
 
 def _draw_arm(axes: "Axes", arm: dict[str, Any], band: str) -> None:
-    """The mean of the arm's runs where all have values, and a band from the smallest to the largest."""
+    """The mean of the arm's runs to the end of the longest, a run keeping its last value, and a band around it."""
     import numpy as np
 
     runs = [(np.asarray(run["x"], float), np.asarray(run["y"], float)) for run in arm["runs"]]
     if not runs:
         return
-    low, high = max(x[0] for x, _ in runs), min(x[-1] for x, _ in runs)
+    low, high = max(x[0] for x, _ in runs), max(x[-1] for x, _ in runs)
     at = np.unique(np.concatenate([x for x, _ in runs]))
     at = at[(at >= low) & (at <= high)]
     values = np.stack([np.interp(at, x, y) for x, y in runs])

@@ -19,6 +19,7 @@ if COPY_NAME.fullmatch(CODE.name) and CHECKOUT not in os.environ:  # else its .d
 REPO = Path(os.environ[CHECKOUT]) if COPY_NAME.fullmatch(CODE.name) else CODE
 CONF = CODE / "conf"
 MARK = "speedrun.yaml"  # marks a user's conf/, made by ./run.sh init; a conf/ without it belongs to another program
+ABSOLUTE = re.compile(r"(?:^|(?<=, )|(?<=-> ))/.*?(?=$|, | -> )")
 INSTALLED = (REPO / "__init__.py").exists()  # what bench/cli/wheel.py is in a wheel
 PUBLISHED = "published"  # in results/, copies for git: skipped when a results folder is searched
 
@@ -44,6 +45,11 @@ def variables(own: Mapping[str, str]) -> Iterator[None]:
 def user_path(word: str | Path) -> Path:
     """A path as the user typed it -> Path; ~ is their home."""
     return Path(working_folder(), os.path.expanduser(word))
+
+
+def brief(text: str) -> str:
+    """A, B or A -> B as an answer that others read says it: of an absolute path the last two parts, no folder above."""
+    return ABSOLUTE.sub(lambda found: "/".join(Path(found[0]).parts[-2:]), text)
 
 
 def shown(path: str | Path) -> str:

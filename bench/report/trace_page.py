@@ -13,6 +13,7 @@ from typing import Any
 from bench.analysis.trace import text
 from bench.analysis.trace.text import plain, short
 from bench.base import atomic
+from bench.base.paths import brief
 from bench.web import waterfall
 from bench.web.chart import Spec, chart, series_of
 from bench.web.document import Block, Chart, Document, Lines, Picture, Section
@@ -54,10 +55,10 @@ def document(answers: Mapping[str, dict[str, Any]]) -> Document:
     (first, *others), blocks = answers, list[Block]()
     for number, (title, answer) in enumerate(answers.items()):
         parts = _blocks(answer, f"{number}-" if number else "")
-        blocks += [Section(plain(title, 200), parts)] if others else parts
+        blocks += [Section(plain(brief(title), 200), parts)] if others else parts
     if not others:
-        return Document(f"Trace analysis: {plain(first, 200)}", [text.verdict(answers[first])], blocks)
-    verdicts = [text.verdict(answer, plain(title, 200)) for title, answer in answers.items()]
+        return Document(f"Trace analysis: {plain(brief(first), 200)}", [text.verdict(answers[first])], blocks)
+    verdicts = [text.verdict(answer, plain(brief(title), 200)) for title, answer in answers.items()]
     return Document("Trace analysis", verdicts, blocks)
 
 
@@ -111,7 +112,7 @@ def waterfall_of_difference(difference: Answer, a: str, b: str) -> waterfall.Wat
     of = difference["of"]
     what = "a step" if of == "step_ms" else "the span"
     of_a, of_b = difference[of]
-    ends = (plain(a, 60), of_a), (plain(b, 60), of_b)
+    ends = (plain(brief(a), 60), of_a), (plain(brief(b), 60), of_b)
     about = f"{difference['change_ms']:+.3f} ms, by {difference['by']}s; the steps add up to it"
     return waterfall.from_changes(f"What changed in {what}, ms:", about, ends, steps, "difference")
 

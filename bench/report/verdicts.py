@@ -15,6 +15,7 @@ from typing import Any
 from bench.analysis.diagnosis import between_runs
 from bench.base import escape, text_table
 from bench.base.metric import VAL_LOSS
+from bench.base.paths import brief
 from bench.base.text_table import counted
 from bench.compare import questions, wording
 from bench.compare.selection import Arm
@@ -68,7 +69,7 @@ def document_of(
     against = dict(zip(names[1:], results, strict=True))
     title = f"{document.and_(names[1:])} against {names[0]}"
     named = [replace(arm, name=name) for arm, name in zip(arms, names, strict=True)] if at is not None else []
-    about = about if at is None else [_shortly(text) for text in about]  # the page is made to be sent
+    about = [brief(text) for text in about]  # an answer is made to be sent
     who = document.Arms([(name, [what], counts(against, name)) for name, what in zip(names, about, strict=True)])
     charts = [Chart(spec) for spec in curves.charts_of_arms(named)]
     blocks = [
@@ -94,11 +95,6 @@ def before_numbers(who: document.Arms, more: Sequence[Block], against: Against, 
     picture = document.Drawn("verdict", "Verdict", forest.plot(drawn), forest.height_px(drawn))
     sides = [Section("Arms", [who, *more, *folded]), Section("What the verdict rests on", basis(against))]
     return [Columns(sides), *([document.Picture(picture)] if drawn else [])]
-
-
-def _shortly(text: str) -> str:
-    """Paths by their last two parts."""
-    return ", ".join("/".join(Path(part).parts[-2:]) if part.startswith("/") else part for part in text.split(", "))
 
 
 def _runs(arm: Arm, at: Path | str) -> Section:

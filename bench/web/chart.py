@@ -61,8 +61,8 @@ def chart_of_arms(
 ) -> Spec:
     """A spec of arms, [{"name", "runs": [{"x": [...], "y": [...]}]}]: one line an arm, the mean of its runs.
 
-    The page takes the mean where all runs of the arm have values, linear between a run's points.  band around it: range
-    (the smallest to the largest run), sd (one standard deviation each way) or none.
+    The page takes the mean to the end of the longest run, linear between a run's points; one that has ended keeps its
+    last value.  band around it: range (the smallest to the largest run), sd (one standard deviation each way) or none.
     """
     arms = [arm | {"runs": [{key: short(run[key]) for key in ("x", "y")} for run in arm["runs"]]} for arm in arms]
     about = {"id": id, "title": title, "caption": caption, "x_label": x_label, "y_label": y_label}

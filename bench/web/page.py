@@ -54,7 +54,10 @@ def table(
         tag("tr", *(_cell(cell, is_right) for cell, is_right in itertools.zip_longest(row, right, fillvalue=False)))
         for row in map(list, rows)
     ]
-    heads = (tag("th", word, scope="col") if word else tag("td") for word in head)  # an empty head is none
+    sides = ("number" if is_right else None for _, is_right in itertools.zip_longest(head, right[: len(head)]))
+    heads = (  # an empty head is none
+        tag("th", word, scope="col", class_=side) if word else tag("td") for word, side in zip(head, sides, strict=True)
+    )
     top = tag("thead", tag("tr", *heads)) if head else ""
     body = tag("table", tag("caption", caption) if caption else "", top, tag("tbody", *lines), class_=class_)
     return tag("div", body, class_="scroll", tabindex="0")  # wide tables scroll by themselves, also by keyboard

@@ -14,6 +14,7 @@ from bench.analysis.trace import load
 from bench.analysis.trace.source import NoTrace
 from bench.analysis.trace.text import plain, short
 from bench.base import text_table
+from bench.base.paths import brief
 from bench.base.units import MIB, format_ms
 from bench.web.document import Block, Bullets, Document, Lines, Section, Table, Verdict
 from bench.web.waterfall import CHANGES, Bar, Kind, Waterfall, from_changes
@@ -52,7 +53,7 @@ def _document(
     if len(answers) == 1:
         (answer,) = answers.values()
         return Document(title, verdicts, blocks_of(answer), answer)
-    sections = [Section(plain(name, MAX_TITLE_CHARS), blocks_of(answer)) for name, answer in answers.items()]
+    sections = [Section(plain(brief(name), MAX_TITLE_CHARS), blocks_of(answer)) for name, answer in answers.items()]
     return Document(title, verdicts, sections, answers)
 
 
@@ -88,7 +89,9 @@ def _verdict(title: str, answer: dict[str, Any]) -> Verdict:
         format_ms(sum(line["ms"] for line in answer["parts"] if _kind(line) == kind))
         for kind in ("limit", "unknown", "above")
     )
-    step = f"{plain(title, MAX_TITLE_CHARS)}: of a step of {format_ms(answer['step_ms'])}, {limit} is roofline time"
+    step = (
+        f"{plain(brief(title), MAX_TITLE_CHARS)}: of a step of {format_ms(answer['step_ms'])}, {limit} is roofline time"
+    )
     return Verdict(f"{step}, {unbound} is not modelled and {rest} is overhead.", "")
 
 
@@ -202,7 +205,7 @@ def _verdict_of_difference(title: str, difference: dict[str, Any]) -> Verdict:
     a_ms, b_ms, pct = difference["a"]["step_ms"], difference["b"]["step_ms"], difference["change_pct"]
     change = f"{difference['change_ms']:+.3f} ms" + ("" if pct is None else f", {pct:+.1f} %")
     steps = f"a step took {format_ms(a_ms)} and takes {format_ms(b_ms)}: {change}"
-    return Verdict(f"{plain(title, MAX_TITLE_CHARS)}: {steps}", "", more=list(_causes(difference)))
+    return Verdict(f"{plain(brief(title), MAX_TITLE_CHARS)}: {steps}", "", more=list(_causes(difference)))
 
 
 def _causes(difference: dict[str, Any]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.base import escape, text_table
+from bench.base.paths import brief
 from bench.base.units import MIB
 from bench.web.document import Block, Bullets, Document, Lines, Section, Table, Verdict
 
@@ -18,7 +19,12 @@ NOTHING_COUNTED = "no device rows are counted: nothing is known of the device's 
 Line = dict[str, Any]  # of an answer
 Column = tuple[str, str, Any]  # (header, key of a line, what makes a cell of its value)
 NUMBER = re.compile(r"([-+]?[\d.,]+)?")  # or nothing
-BOILERPLATE = re.compile(r"^void |at::native::|at::cuda::|c10::|\(anonymous namespace\)::|(?<=[<, ])at::(?=\w)")
+BOILERPLATE = re.compile(
+    r"^void |at::native::|at::cuda::|c10::|\(anonymous namespace\)::|(?<=[<, ])at::(?=\w)"
+    r"|, (?:std|at::detail)::[aA]rray<char\*, \d+(?:ul)?>|(?<=>) (?=>)"
+)
+GUARD = re.compile(r"flash::enable_\w+<(.*)>")  # by architecture, around the kernel itself
+LAMBDA = re.compile(r"(?:\([^()]*\))?(?:::\{lambda\([^{}]*\)#\d+\}(?:::operator\(\)\([^()]*\))?(?: const)?)+")
 
 
 def plain(value: object, limit: int = MAX_NAME_CHARS) -> str:
@@ -28,11 +34,32 @@ def plain(value: object, limit: int = MAX_NAME_CHARS) -> str:
 
 
 def short(name: object, limit: int = MAX_NAME_CHARS) -> str:
-    """A kernel's name without what all have: return type, namespaces and arguments; what is left distinguishes them."""
-    text = BOILERPLATE.sub("", str(name))
+    """A kernel's name without what all have: return type, namespaces, lambdas and arguments.
+
+    Of one that is still too long the innermost template arguments become <…>, as many as it takes.
+    """
+    text = LAMBDA.sub("", BOILERPLATE.sub("", str(name)))
     head, bracket, _ = text.rpartition("(")
     is_call = text.endswith(")") and head and not head.endswith(" ")  # "Memcpy HtoD (Pinned -> Device)" is none
-    return plain(head if bracket and is_call else text, limit)
+    text = GUARD.sub(r"\1", head if bracket and is_call else text)
+    depth = text.count("<")
+    while len(text) > limit and depth > 1:  # the outermost distinguish it
+        text = _without_arguments(text, depth)
+        depth -= 1
+    return plain(text, limit)
+
+
+def _without_arguments(text: str, most: int) -> str:
+    """Template arguments at this depth and below become <…>; what is no template stays as it is."""
+    kept, depth = [], 0
+    for char in text:
+        depth -= char == ">" and depth > 0
+        if depth < most:
+            kept.append(char)
+        if char == "<":
+            depth += 1
+            kept += ["…"] * (depth == most)
+    return "".join(kept) if depth == 0 else text
 
 
 def decimals(num: int, per: float = 1.0) -> Callable[[float | None], str]:
@@ -53,7 +80,7 @@ def table(lines: Sequence[Line], columns: Sequence[Column], limit: int | None = 
 
 def document(answer: Line, title: str) -> Document:
     """answer: of analyze_files(); title: what was analysed.  Pictures are added by bench/report/trace_page.py."""
-    about = plain(title, 200)
+    about = plain(brief(title), 200)
     return Document(f"Trace analysis: {about}", [verdict(answer, about)], [*remarks(answer), *tables(answer)], answer)
 
 
@@ -294,7 +321,7 @@ TIMES = (("A ms", "a_ms", MS3), ("B ms", "b_ms", MS3))
 def difference(found: Line, a: str, b: str) -> Document:
     """found: diff.compare() with "by", kernel or operator; a, b: the names of the two traces."""
     name = "Difference of two traces"
-    title = f"{name}: {plain(b, 80)} against {plain(a, 80)}"
+    title = f"{name}: {plain(brief(b), 80)} against {plain(brief(a), 80)}"
     return Document(title, [difference_verdict(found, a, b)], difference_tables(found), found, name)
 
 

@@ -40,7 +40,7 @@ RACE_HEAD = ("started", "race", "arm", "verdict", "train time against the baseli
 SWEEP_HEAD = ("started", "sweep", "over", "runs", "best of those tried")
 SCRIPTS = ("charts.js", "tabulator.min.js", "cells.js", "site.js")  # the first for its dark-or-light button
 STYLES = ("tabulator_simple.min.css", "style.css", "site.css")
-HELP = "A click on a head sorts, words below it filter (numbers take <, > and =), ticked runs stand side by side."
+HELP = "Click a header to sort, type below it to filter (numbers take <, > and =), tick runs to compare them."
 Boards = Callable[[], Iterable[record_chart.Board]]
 Line = tuple[object, ...]  # of a table
 RUN_ID = re.compile(r"(\d{8})T(\d{6})Z-(.*?)(-s\d+|-r\d+)(?:-m[0-9a-f]{6})?(-\d+)?")

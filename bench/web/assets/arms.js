@@ -4,9 +4,10 @@
   const MAX_GRID = 1000; // points of an arm's mean
   const isKnown = (value) => value != null;
 
-  function along(run, grid) { // the run's values on the grid, linear between its points
+  function along(run, grid) { // the run's values on the grid, linear between its points; after its end the last one
     let high = 0;
     return grid.map((x) => {
+      if (x >= run.x[run.x.length - 1]) return run.y[run.y.length - 1];
       while (run.x[high] < x && high < run.x.length - 1) high += 1;
       if (run.x[high] === x) return run.y[high];
       const share = (x - run.x[high - 1]) / (run.x[high] - run.x[high - 1]);
@@ -14,8 +15,8 @@
     });
   }
 
-  function gridOf(runs) { // the x of all runs, where every one of them has values
-    const low = Math.max(...runs.map((run) => run.x[0])), high = Math.min(...runs.map((run) => run.x[run.x.length - 1]));
+  function gridOf(runs) { // the x of all runs, from where every one of them has values to the end of the longest
+    const low = Math.max(...runs.map((run) => run.x[0])), high = Math.max(...runs.map((run) => run.x[run.x.length - 1]));
     const all = [...new Set(runs.flatMap((run) => run.x))].filter((x) => x >= low && x <= high).sort((a, b) => a - b);
     if (all.length <= MAX_GRID) return all;
     return [...Array(MAX_GRID).keys()].map((number) => low + ((high - low) * number) / (MAX_GRID - 1));

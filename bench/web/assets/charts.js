@@ -234,14 +234,16 @@
   const redraw = () => drawn.forEach((plot) => plot.redraw(false, true));
   addEventListener("resize", () => drawn.forEach((plot, place) => plot.setSize({ width: place.clientWidth, height: plot.height })));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  const root = document.documentElement, as = (theme) => { theme ? (root.dataset.theme = theme) : delete root.dataset.theme; redraw(); };
+  let onScreen; // its theme: paper is light
+  addEventListener("beforeprint", () => { onScreen = root.dataset.theme; as("light"); });
+  addEventListener("afterprint", () => as(onScreen));
   const button = document.getElementById("theme");
   if (button) {
     button.hidden = false;
     button.addEventListener("click", () => {
-      const root = document.documentElement;
       const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-      root.dataset.theme = dark ? "light" : "dark";
-      redraw();
+      as(dark ? "light" : "dark");
     });
   }
 })();

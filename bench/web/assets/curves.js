@@ -136,7 +136,7 @@
   function words(list, arms) {
     const said = [], every = Math.max(1, ...[...chosen].map((id) => (curves.has(id) ? curves.get(id).every : 1)));
     const chosenText = (id) => find(id).selectedOptions[0].textContent;
-    if (arms.some((arm) => arm.runs.length > 1)) said.push("a line is the mean of a group's runs where all of them have values, " + BAND[find("band").value]);
+    if (arms.some((arm) => arm.runs.length > 1)) said.push("a line is the mean of a group's runs, of which one that has ended keeps its last value, " + BAND[find("band").value]);
     if (every > 1 && Y[find("y").value][0] === "train") said.push("a point is the mean of up to " + every + " steps");
     if (find("smooth").value !== "0") said.push("smoothed: " + chosenText("smooth"));
     const missing = list.flatMap((group) => group.counted).filter((run) => !pointsOf(run.run_id).x.length).length;
