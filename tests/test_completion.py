@@ -1,10 +1,11 @@
-"""Completion, asked of a real bash as its Tab key does, and what ./run.sh says of itself."""
+"""Completion, asked of a real bash, zsh and fish as their Tab keys do, and what ./run.sh says of itself."""
 
 import os
 import shutil
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,8 @@ from bench.cli import completion
 from bench.cli import main as main_module
 from bench.cli.main import VERBS
 
+REPO = Path(__file__).resolve().parent.parent
+ENV = os.environ | {"SPEEDRUN_PYTHON": sys.executable}
 TAB = """
 source "$1"
 COMP_LINE=$2 COMP_POINT=${#2}
@@ -77,11 +80,46 @@ def test_tab_offers_nothing_where_nothing_fits(tab, line):
     assert tab(line) == set()
 
 
-@pytest.mark.parametrize(("shell", "begin"), [("zsh", "#compdef run.sh"), ("fish", "for name in run.sh")])
-def test_other_shells_get_a_script_that_asks_the_program(shell, begin, capsys):
+ZSH = """zmodload zsh/zpty
+zpty z zsh -f -i
+zpty -w z 'PS1=; autoload -Uz compinit; compinit -u -D; source {script}; cd {repo}; echo rea''dy'
+zpty -r -m z out '*ready*'
+zpty -w -n z $'{line}\\t'
+zpty -r -m z out '*{whole}*' && print -r -- "{whole}"
+zpty -d z
+"""
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+def test_fish_offers_what_fits_and_files_where_nothing_does(tmp_path, capsys):
+    script = script_of("fish", tmp_path, capsys)
+    lines = {
+        "./run.sh hist": ["history"],
+        "./run.sh run model=gp": ["model=gpt2"],
+        "./run.sh verify READ": ["README.md"],
+    }
+    asked = "; ".join(f"complete -C '{line}'; echo ." for line in lines)
+    done = subprocess.run(
+        ["fish", "-c", f"source {script}; {asked}"], cwd=REPO, env=ENV, capture_output=True, text=True
+    )
+    assert done.stderr == "" and [part.split() for part in done.stdout.split("\n.\n")[:-1]] == [*lines.values()]
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+@pytest.mark.parametrize(("line", "whole"), [("./run.sh hist", "history"), ("./run.sh run model=gp", "model=gpt2")])
+def test_zsh_completes_a_line_at_tab(line, whole, tmp_path, capsys):
+    script = script_of("zsh", tmp_path, capsys)
+    (tmp_path / "try.zsh").write_text(ZSH.format(script=script, repo=REPO, line=line, whole=whole))
+    command = ["timeout", "60", "zsh", "-f", str(tmp_path / "try.zsh")]
+    done = subprocess.run(command, env=ENV, capture_output=True, text=True)
+    assert done.stdout.split() == [whole], done.stderr
+
+
+def script_of(shell, folder, capsys):
+    """A file with the completion of a shell."""
     assert completion.main([shell]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith(begin) and "completion --line" in text
+    (folder / "completion").write_text(capsys.readouterr().out)
+    return folder / "completion"
 
 
 def test_every_verb_is_completed(tab):

@@ -6,6 +6,7 @@ import pty
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import real_runs
@@ -16,6 +17,7 @@ from bench.launch import progress as progress_module
 from bench.launch.console import Bars
 from bench.launch.progress import Progress
 from bench.machine.preflight import Check
+from bench.plans.race import runner
 from bench.training.step_writer import NOTE, step_lines
 
 BUSY = Check("cpu load", "warn", "other programs use 1.95 of 2 cores (limit 0.1)", "end them")
@@ -294,3 +296,23 @@ def test_the_last_line_says_why_its_step_avg_is_not_that_of_the_last_step_line()
     assert last_line(script={"printed_step_avg_ms": None}).endswith("step_avg 100.00 ms")
     words = last_line(script=script | {"printed_step_avg_ms": 90.0}, untimed=2)
     assert words.endswith("without the first 2 steps; the script printed 90.00 ms, cumulative: train_time/step")
+
+
+@pytest.mark.parametrize(
+    ("looks", "last"),
+    [
+        ([2, 4], "1 of 2 looks: times and losses stay hidden until a look decides: the next is at 4 runs an arm"),
+        ([4], "0 of 1 looks: times and losses stay hidden until the race has ended"),
+    ],
+)
+def test_the_view_of_a_race_counts_the_runs_of_each_arm_and_says_what_may_be_seen_when(looks, last):
+    drawn = []
+    bars = SimpleNamespace(draw=lambda name, done, num, text: drawn.append(f"{done} of {num} {name}: {text}"))
+    done = {("A", True): 1, ("A", False): 3, ("B", True): 0, ("B", False): 2}
+    race = SimpleNamespace(
+        plan={"n": 4, "looks": looks},
+        started=lambda: {"A": 3, "B": 2},
+        runs=lambda name, discarded: ["run"] * done[name, discarded],
+    )
+    runner._draw(race, bars)
+    assert drawn == ["3 of 4 A: 3 of 4 runs", "2 of 4 B: 2 of 4 runs, warm-up first", last]

@@ -37,8 +37,13 @@ _speedrun() {
 compdef _speedrun NAMES
 """,
     "fish": """\
+function __speedrun
+  set -l words (commandline -opc)
+  $words[1] completion --line (commandline -cp) 2>/dev/null
+end
 for name in NAMES
-  complete -c $name -a '((commandline -opc)[1] completion --line (commandline -cp) 2>/dev/null)'
+  complete -c $name -a '(__speedrun)'
+  complete -c $name -f -n '__speedrun | string match -q "?*"' # files where nothing else fits
 end
 """,
 }

@@ -66,7 +66,7 @@ def confirmed(question: str) -> bool | None:
 
 
 class Bars:
-    """Up to two live bars: "series", of runs that follow each other, and "run", of the one that is running.
+    """Live bars: of a race's arms and looks, "runs" that follow each other, and "run", the one that is running.
 
     A context.  What is printed meanwhile appears above them.  Where nothing live can be drawn it draws nothing.
     """

@@ -35,7 +35,7 @@ class Progress:
     """show() reads what the step writer wrote (.progress.tmp, logs/rank0.log) and brings the screen up to date.
 
     num_steps: None where it is still to be read; brief: of a run in a series, no line for a mere step; blind: of a
-    race, no number that is measured, and no line.
+    race, no number that it is decided by (only the power), and no line.
     """
 
     def __init__(self, folder: Path, num_steps: int | None, bars: Bars, brief: bool = False, blind: bool = False):
@@ -101,6 +101,8 @@ class Progress:
             if (left_s := self._left_s(1)) is not None:
                 shown.append(f"{format_about_s(left_s)} to go")
             shown += self._measured(progress)
+        elif (power_w := self._power_w()) is not None:
+            shown.append(f"{power_w:,.0f} W")
         self._bars.draw("run", self.step, self._num_steps, ", ".join(shown))
 
     def _measured(self, progress: Mapping[str, Any]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from bench.base import atomic, text_table, utc
 from bench.base.paths import REPO
 from bench.compare import comparison, questions, searching, selection, target
-from bench.launch.console import say
+from bench.launch.console import Bars, say
 from bench.launch.progress import Progress
 from bench.launch.series import Series, earlier_s
 from bench.machine import code_copy
@@ -136,6 +136,7 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
     num_done = sum(slot.is_done for slot in race.slots)
     with series_of(race.plan, num_done, live=not show) as series:
         while (slot := race.next_slot()) is not None:
+            _draw(race, series.bars)
             arm, num_attempts = race.plan["arms"][slot.arm], len(slot.attempts)
             if num_attempts >= plan.MAX_ATTEMPTS:
                 return "abandoned", f"run {slot.position + 1} was interrupted {num_attempts} times"
@@ -151,6 +152,18 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
             if _decided_at_look(race, done):
                 return "stopped_early", f"decided at the planned look at {race.started()[slot.arm]} runs an arm"
     return "complete", None
+
+
+def _draw(race: State, bars: Bars) -> None:
+    """A bar an arm, of its runs, and one of the looks, which says when something may be seen."""
+    started, n = race.started(), race.plan["n"]
+    for name, num_runs in started.items():
+        doing = "" if race.runs(name, discarded=True) else ", warm-up first"
+        bars.draw(name, num_runs, n, f"{num_runs} of {n} runs{doing}")
+    looks, fewest = race.plan["looks"], min(started.values())
+    at = next((look for look in looks if look > fewest), n)
+    when = f"until a look decides: the next is at {at} runs an arm" if looks[1:] else "until the race has ended"
+    bars.draw("looks", sum(look <= fewest for look in looks), len(looks), f"times and losses stay hidden {when}")
 
 
 def _run_one(race: State, slot: Slot, folder: Path, show: bool, series: Series) -> State:
@@ -188,7 +201,7 @@ def _warn_of_doubts(warm_up: Slot, results: Path) -> None:
 
 
 class BlindBar:
-    """The bar of a running run: which step it is at, and no number that is measured.  tick() draws it.
+    """The bar of a running run: which step it is at, and no number that decides.  tick() draws it.
 
     The run is another process's, perhaps of another revision: its folder is known by its name.
     folder: of the track's runs.
