@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import types
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -574,3 +575,10 @@ def test_the_program_that_kept_the_machine_busy_is_named_and_our_own_are_not(tmp
             os.kill(pid, 9)
             own.kill()
     assert found["burner"] > 0.5 and "mine" not in found
+
+
+def test_the_packages_are_those_that_python_itself_finds(tmp_path, monkeypatch):
+    (tmp_path / "old.egg-info").write_text("Metadata-Version: 1.0\nName: old\nVersion: 0.1\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path), str(tmp_path / "none")])
+    theirs = {found.metadata["Name"]: found.version for found in reversed([*metadata.distributions()])}
+    assert environment.packages() == dict(sorted(theirs.items())) and theirs["old"] == "0.1"

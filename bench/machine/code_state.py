@@ -15,7 +15,7 @@ import hashlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +52,13 @@ def normalised(source: bytes) -> bytes:
 
 def _texts(tree: ast.AST) -> list[str]:
     texts: list[str] = []
-    open_nodes: list[Iterator[str | ast.AST]] = [iter((tree,))]  # of each node that is begun, the parts that are left
-    while open_nodes:
-        for part in open_nodes[-1]:
-            if not isinstance(part, str):
-                open_nodes.append(iter(_parts(part)))
-                break
+    waiting: list[str | ast.AST] = [tree]  # the next one last
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
             texts.append(part)
         else:
-            open_nodes.pop()
+            waiting += reversed(_parts(part))
     return texts
 
 
