@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import claimed
 import pytest
 from kept_records import COMPLETE, RECORDS
 
@@ -362,3 +363,12 @@ def test_the_warm_up_run_of_a_race_is_listed_as_such_and_enters_no_mean(results,
     assert [row["seed"] for row in as_json(capsys, "--where", "discarded=yes")] == [0]
     assert table.main([]) == 0
     assert capsys.readouterr().out.count("warm-up") == 1
+
+
+def test_a_run_costs_its_wall_time_at_its_price_and_the_price_is_no_part_of_its_config(tmp_path):
+    results = claimed.Results(tmp_path)
+    price = "hardware.price_usd_per_hour=36"
+    priced, free = results.add(0, train_s=30.0, overrides=[price]), results.add(1)
+    rows = [row_of(run_folder.read(folder)) for folder in (priced, free)]
+    assert [row["cost_usd"] for row in rows] == [0.5, None]  # 50 s of 36 USD an hour
+    assert rows[0]["config_id"] == rows[1]["config_id"]

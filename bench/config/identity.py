@@ -54,7 +54,8 @@ def _hashed(values: dict[str, Any]) -> dict[str, Any]:
     for name in UNHASHED:
         del values[name]
     del values["track"]["rules"]  # they judge runs and change none
-    for name in ("rendezvous", "rendezvous_timeout_s", "stall_timeout_s"):  # how long is waited changes no run
+    # how long is waited, and what it costs, changes no run
+    for name in ("rendezvous", "rendezvous_timeout_s", "stall_timeout_s", "price_usd_per_hour"):
         del values["hardware"][name]
     if values.get("stages"):
         values["stages"] = [schema.without_none(stage) for stage in values["stages"]]

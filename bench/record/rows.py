@@ -68,6 +68,9 @@ class Size(TypedDict):
 
 class Provenance(TypedDict):
     wall_s: float | None
+    cost_usd: (
+        float | None
+    )  # wall_s at hardware.price_usd_per_hour; None: no price was given, or the run is not complete
     started_at: str | None  # UTC, ISO 8601
     config_id: str | None
     commit: str | None
@@ -148,6 +151,7 @@ def row_of(run: Record, config: configs.Config = ()) -> Row:
         "dtype": measured.get("dtype"),
         "torch": env.get("torch"),
         "wall_s": measured.get("wall_s") if complete else None,
+        "cost_usd": _cost_usd(run) if complete else None,
         "commit": code.get("commit"),
         "source_sha256": code.get("source_sha256"),
         "sweep_id": (run.get("sweep") or {}).get("sweep_id"),
@@ -162,6 +166,11 @@ def row_of(run: Record, config: configs.Config = ()) -> Row:
         if type(value) not in PLAIN and column not in OF_SEVERAL:
             raise ValueError(f"{column}={value!r:.40} is not one value: the file was damaged, restore it")
     return cast(Row, row)
+
+
+def _cost_usd(run: Record) -> float | None:
+    price_usd_per_hour, wall_s = (run.get("hardware") or {}).get("price_usd_per_hour"), run["measured"].get("wall_s")
+    return None if price_usd_per_hour is None or wall_s is None else price_usd_per_hour * wall_s / 3600
 
 
 def _size(run: Record, config: configs.Config, complete: bool) -> Size:

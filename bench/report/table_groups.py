@@ -36,7 +36,17 @@ GROUP_COLUMNS = (
 CHANGE_COLUMNS = ("train_s_change_pct", "train_s_ci95_pct", "score_change", "score_ci95")
 NAMES = ("run_id", "config_id", "name")  # by which a baseline may be called, part of the first two
 LOWER = (  # is better
-    *("val_loss", "gap_nats", "train_s", "wall_s", "compile_s", "step_avg_ms", "step_ms_p50", "step_ms_p95"),
+    *(
+        "val_loss",
+        "gap_nats",
+        "train_s",
+        "wall_s",
+        "cost_usd",
+        "compile_s",
+        "step_avg_ms",
+        "step_ms_p50",
+        "step_ms_p95",
+    ),
     *("peak_mem_gib", "energy_j", "mean_power_w", "throttled_frac", "num_steps"),
 )
 OF_NO_CLOCK = (
