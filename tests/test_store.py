@@ -19,10 +19,10 @@ from comparing import COMPLETE, a_run, write
 
 from bench.base import atomic
 from bench.machine import processes
-from bench.record import configs, ledger, rows, run_folder, store
+from bench.record import configs, ledger, row_reader, rows, run_folder, store
 
 NUM_RUNS = 60
-NUM_MANY = store.MIN_PARALLEL + 1000
+NUM_MANY = row_reader.MIN_PARALLEL + 1000
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def settle(folder):
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr(store, "SETTLED_S", -1.0)  # tests of the waiting itself set it back
+    monkeypatch.setattr(row_reader, "SETTLED_S", -1.0)  # tests of the waiting itself set it back
 
 
 def read_by_name(results, on_error=None):
@@ -55,8 +55,8 @@ def store_file(results):
 def reads(monkeypatch):
     """Names of the folders that are really read."""
     found = []
-    original = store._read
-    monkeypatch.setattr(store, "_read", lambda place: found.append(place[1]) or original(place))
+    original = row_reader._read
+    monkeypatch.setattr(row_reader, "_read", lambda place: found.append(place[1]) or original(place))
     return found
 
 
@@ -205,7 +205,7 @@ def test_a_change_that_keeps_size_and_time_of_the_file_is_seen(results):
 
 
 def test_a_run_written_just_now_is_not_trusted_yet(results, monkeypatch):
-    monkeypatch.setattr(store, "SETTLED_S", 2.0)  # all of these were written in the last second
+    monkeypatch.setattr(row_reader, "SETTLED_S", 2.0)  # all of these were written in the last second
     read_by_name(results)
     read_again = reads(monkeypatch)
     read_by_name(results)
@@ -266,7 +266,7 @@ def test_a_damaged_or_deleted_store_costs_only_time(results, damage, monkeypatch
 
 def test_a_store_made_by_other_code_counts_for_nothing(results, monkeypatch):
     read_by_name(results)
-    monkeypatch.setattr(store, "_code", lambda: "other")
+    monkeypatch.setattr(row_reader, "code", lambda: "other")
     read_again = reads(monkeypatch)
     read_by_name(results)
     assert len(read_again) == NUM_RUNS
@@ -299,6 +299,15 @@ def test_a_folder_that_cannot_be_written_to_is_read_all_the_same(results, monkey
 
     monkeypatch.setattr(store.atomic, "write_text", refuse)
     assert len(read_by_name(results)) == NUM_RUNS
+
+
+def test_what_a_killed_writer_left_is_removed_by_a_later_one(results):
+    old, new = (results / f".{store.NAME}.{number}.abc.tmp" for number in (1, 2))
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (0, 0))
+    read_by_name(results)
+    assert store_file(results).is_file() and new.exists() and not old.exists()
 
 
 def test_few_runs_leave_no_store_behind(tmp_path):
@@ -343,7 +352,7 @@ def test_thousands_of_runs_are_read_by_two_processes_and_answered_from_the_store
             .replace('"seed": 0', f'"seed": {number}')
         )
         (folder / "run.json").write_text(times)
-    time.sleep(store.SETTLED_S + 2.5)
+    time.sleep(row_reader.SETTLED_S + 2.5)
     env = os.environ | {"SPEEDRUN_RESULTS": str(tmp_path)}
     for verb in (["table"], ["compare", "AAAAAAAA", "BBBBBBBB"]):
         store_file(tmp_path).unlink(missing_ok=True)
@@ -436,9 +445,9 @@ import itertools, json, os, sys, time
 from pathlib import Path
 from comparing import a_run
 from bench.base import atomic
-from bench.record import ledger, store
+from bench.record import ledger, row_reader, store
 results, number = Path(sys.argv[1]), int(sys.argv[2])
-store.NUM_STALE_KEPT, store.MIN_RUNS, store.SETTLED_S = 0, 1, 0.05
+store.NUM_STALE_KEPT, store.MIN_RUNS, row_reader.SETTLED_S = 0, 1, 0.05
 for count in itertools.count():
     seed = number * 1000 + count
     run = a_run("A", 10.0, 0, seed)
@@ -467,14 +476,19 @@ def test_eight_writers_some_of_them_killed_leave_no_wrong_row(tmp_path, repo, mo
     env = os.environ | {"PYTHONPATH": f"{repo}:{repo / 'tests'}"}
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     writers = [subprocess.Popen([*command, str(number)], env=env, stderr=subprocess.PIPE) for number in range(8)]
-    for number in range(8, 24):
-        time.sleep(0.4)
+    lines, deadline_s = tmp_path / ledger.NAME, time.monotonic() + 200
+    for number in range(8, 17):
+        wanted = 12 * (number - 7)  # lines, four a run
+        while not lines.exists() or lines.read_bytes().count(b"\n") < wanted:
+            assert time.monotonic() < deadline_s, "the writers are too slow"
+            for writer in writers:
+                assert writer.poll() is None, writer.stderr.read()
+            time.sleep(0.02)
         victim = writers.pop(0)
-        assert victim.poll() is None, victim.stderr.read()
         victim.send_signal(signal.SIGKILL)
         victim.communicate()
-        writers.append(subprocess.Popen([*command, str(number)], env=env, stderr=subprocess.PIPE))
-    time.sleep(1)
+        if number < 16:
+            writers.append(subprocess.Popen([*command, str(number)], env=env, stderr=subprocess.PIPE))
     for writer in writers:
         assert writer.poll() is None, writer.stderr.read()
         writer.kill()

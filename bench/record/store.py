@@ -26,35 +26,30 @@ systems count time in coarse ticks.
 
 import contextlib
 import functools
-import gc
 import hashlib
 import json
-import marshal
 import mmap
 import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from bench.base import atomic, paths
-from bench.base.reading import damage, json_file, plain_file, yaml_file
-from bench.base.reading.damage import Damaged, reading_record
-from bench.machine import processes
-from bench.record import certificates, configs, database, ledger, metrics, run_folder, shape, validity
-from bench.record import rows as rows_module
-from bench.record.database import CHOSEN, JOINED, KINDS, Database, Values
-from bench.record.rows import COLUMNS, Row, row_of
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
+from bench.record import certificates, ledger, row_reader
+from bench.record.database import CHOSEN, JOINED, KINDS, Database
+from bench.record.row_reader import Place
+from bench.record.rows import Row
 
 NAME = ".store.sqlite"
 MIN_RUNS = 50  # fewer are read as fast without
-SETTLED_S = 2.0  # a file younger than this may change again within one tick of its time stamps
-MIN_PARALLEL = 2000
-NUM_PARTS = 8  # of the work of two processes
 NUM_STALE_KEPT = 20  # writing a store costs more than reading so few runs again
 CRC = slice(68, 72)  # SQLite's application_id, which it does not read: the CRC-32 of all that follows it
+LEFT_S = 3600.0  # writing one takes less
 TAIL_BYTES = 4096  # of a ledger, by which it is known to have only grown
 IN_SCOPE = "(r.folder IN (SELECT id FROM temp._scope) OR (r.folder, r.dir) IN (SELECT folder, dir FROM temp._named))"
 SCOPE = """
@@ -63,8 +58,6 @@ CREATE TEMP TABLE _named (folder INTEGER, dir TEXT, PRIMARY KEY (folder, dir));
 CREATE TEMP TABLE _chosen (id INTEGER PRIMARY KEY);
 """
 
-Place = tuple[str, str]  # of a run folder: its parent, absolute, and its name
-Answer = tuple[Place, Values | None, str | None]  # a row or None, None or why it cannot be read
 OnError = Callable[[str], object] | None
 
 
@@ -123,7 +116,7 @@ class Store(Database):
         self._on_error: Callable[[str], object] = on_error or (lambda message: None)
         self._read_now = set[Place]()  # in this call
         self._num_changes, self._checks_all = 0, False
-        with _no_garbage_collection():
+        with row_reader.no_garbage_collection():
             known = self._load()
             super().__init__(known)
             if known is None:
@@ -161,7 +154,7 @@ class Store(Database):
 
     def _identity(self) -> dict[str, str]:
         """What a file says that is of this folder, and not of a copy of it, and that this code made."""
-        return {"code": _code(), "home": self.home, "inode": str(os.stat(self.home).st_ino)}
+        return {"code": row_reader.code(), "home": self.home, "inode": str(os.stat(self.home).st_ino)}
 
     def _own_path(self) -> Path:
         place = hashlib.sha256(os.fsencode(os.path.realpath(self.home))).hexdigest()[:16]
@@ -182,6 +175,9 @@ class Store(Database):
         for path in [Path(self.home, NAME)] * is_owner + [self._own_path()]:
             with contextlib.suppress(OSError):  # read-only or full: the next call reads the runs again
                 path.parent.mkdir(parents=True, exist_ok=True)
+                for left in path.parent.glob(f".{path.name}.*.tmp"):  # by a writer that was killed
+                    if time.time() - left.stat().st_mtime > LEFT_S:
+                        left.unlink()
                 atomic.write_own(path, bytes(content))
                 return
 
@@ -254,7 +250,7 @@ class Store(Database):
             folders = [self._absolute(name) for name in below if _is_searched(os.path.basename(name))]
         else:
             self._checks_all |= known is not None and known.partition(" ")[0] != str(stat.st_ino)
-            folders = self._scan(path, number, signature if _is_settled(stat) else None)
+            folders = self._scan(path, number, signature if row_reader.is_settled(stat) else None)
         for folder in folders:
             self._visit(folder, number)
 
@@ -313,21 +309,25 @@ class Store(Database):
             self.db.execute(f"INSERT INTO temp._chosen SELECT _id FROM temp._all WHERE {condition}", values)
             kept = self.db.execute(f"SELECT f.path, r.dir, r.signature FROM {JOINED} WHERE {CHOSEN}")
             places = (((self._absolute(folder), name), known) for folder, name, known in kept)
-            stale = {place for place, known in places if place not in self._read_now and _signature(place)[0] != known}
+            stale = {
+                place
+                for place, known in places
+                if place not in self._read_now and row_reader.signature(place)[0] != known
+            }
             self._read_again(stale)
             if stale:
                 self._show()
         self._save()
 
     def _read_again(self, places: set[Place]) -> None:
-        signatures = {place: _signature(place) for place in places}
+        signatures = {place: row_reader.signature(place) for place in places}
         rows = []
-        for place, values, message in _read_all(sorted(place for place in places if signatures[place][0])):
+        for place, values, message in row_reader.read_all(sorted(place for place in places if signatures[place][0])):
             if values is None:
                 self.faults["/".join(place)] = str(message)
                 self._on_error(str(message))
             signature, is_settled = signatures[place]
-            may_end = values is None or _may_end(values)
+            may_end = values is None or row_reader.may_end(values)
             rows.append(
                 (self._folder(place[0])[0], place[1], signature if is_settled and not may_end else None, values)
             )
@@ -352,7 +352,7 @@ class Store(Database):
 
     def rows(self, condition: str = "1", values: Sequence[object] = ()) -> dict[str, Row]:
         """{absolute folder: row} of the runs of which this holds, in SQL over the view runs."""
-        with _no_garbage_collection():
+        with row_reader.no_garbage_collection():
             self.choose(condition, values)
             return {self._absolute(path, name): row for path, name, row in self.chosen_rows()}
 
@@ -395,85 +395,5 @@ def _is_searched(name: str) -> bool:
     return not name.startswith(".") and name != paths.PUBLISHED
 
 
-def _is_settled(stat: os.stat_result) -> bool:
-    return time.time() - max(stat.st_mtime, stat.st_ctime) > SETTLED_S
-
-
-def _signature(place: Place) -> tuple[str | None, bool]:
-    """Of a run folder's run.json, and whether it may be kept; None: there is none."""
-    try:
-        stat = os.stat("/".join((*place, "run.json")))
-    except OSError:
-        return None, False
-    return f"{stat.st_size} {stat.st_ino} {stat.st_mtime_ns} {stat.st_ctime_ns}", _is_settled(stat)
-
-
-def _may_end(values: Values) -> bool:
-    """Whether a row may become another one while its file stays as it is."""
-    status, failure = values[COLUMNS.index("status")], values[COLUMNS.index("failure")]
-    return status == "running" or failure == "launcher_killed"
-
-
-def _read_all(places: Sequence[Place]) -> Iterator[Answer]:
-    """Thousands of them by two processes."""
-    if len(places) < MIN_PARALLEL:
-        yield from map(_read, places)
-        return
-    size = -(-len(places) // NUM_PARTS)
-    parts = [places[at : at + size] for at in range(0, len(places), size)]
-    with processes.started(_read_part, parts, are_many=True) as read:
-        for part in read:
-            yield from marshal.loads(part)
-
-
-def _read_part(places: Sequence[Place]) -> bytes:
-    """Uses marshal, which takes a third of pickle's time, between two of our own processes."""
-    return marshal.dumps([_read(place) for place in places])
-
-
-def _read(place: Place) -> Answer:
-    folder = "/".join(place)
-    try:
-        with reading_record(folder):
-            return place, tuple(row_of(run_folder.read(folder), configs.read(folder)).values()), None
-    except Damaged as error:
-        return place, None, str(error)
-
-
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-@functools.cache
-def _code() -> str:
-    """Hash of the code that makes rows: what other code made is ignored."""
-    sources = (
-        Path(str(module.__file__)).read_bytes()
-        for module in (
-            damage,
-            json_file,
-            plain_file,
-            yaml_file,
-            run_folder,
-            rows_module,
-            configs,
-            metrics,
-            validity,
-            database,
-        )
-    )
-    parts = [*sources, Path(__file__).read_bytes(), shape.SCHEMA.read_bytes()]
-    return _sha256(b"".join(parts))
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Rows hold no reference cycles; looking for some takes longer than making 10,000 rows."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if enabled:
-            gc.enable()

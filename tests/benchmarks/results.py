@@ -16,7 +16,7 @@ import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from bench.record import store
+from bench.record import row_reader, store
 
 REPO = Path(__file__).resolve().parent.parent.parent
 NUM_RUNS = 10_000
@@ -33,7 +33,7 @@ def measure(num_cold=3, num_warm=7):
     found = []
     with tempfile.TemporaryDirectory() as folder:
         make_runs(Path(folder))
-        time.sleep(store.SETTLED_S + 1)  # younger files are read anew by rule
+        time.sleep(row_reader.SETTLED_S + 1)  # younger files are read anew by rule
         env = os.environ | {"SPEEDRUN_RESULTS": folder, "PYTHONPYCACHEPREFIX": f"{folder}/.bytecode"}
         env.pop("PYTHONDONTWRITEBYTECODE", None)
         for words in (["table"], ["compare", "aaaaaaaa", "bbbbbbbb"]):

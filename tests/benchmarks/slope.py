@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from bench.base.units import KIB, MIB
-from bench.record import store
+from bench.record import row_reader, store
 from benchmarks import results
 
 SIZES = (10_000, 100_000)
@@ -33,7 +33,7 @@ def measure(num_rounds=3, with_site=True):
         homes = {size: Path(base) / str(size) for size in SIZES}
         for size, home in homes.items():
             results.make_runs(home, size, NUM_RATES)
-        time.sleep(store.SETTLED_S + 1)
+        time.sleep(row_reader.SETTLED_S + 1)
         env = os.environ | {"PYTHONPYCACHEPREFIX": f"{base}/.bytecode"}
         env.pop("PYTHONDONTWRITEBYTECODE", None)
         for _ in range(num_rounds):
