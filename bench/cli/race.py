@@ -20,7 +20,7 @@ from bench.cli import arguments, compare
 from bench.config import groups, identity
 from bench.launch import allocation, console, ready
 from bench.launch.prepare import requested_config
-from bench.plans.race import arm_process, plan, planning, runner, state, worktrees
+from bench.plans.race import arm_process, condition, plan, planning, runner, state, worktrees
 from bench.plans.sweep import points
 from bench.record import named
 from bench.record.race_folder import Race
@@ -111,7 +111,7 @@ def _raced(args: argparse.Namespace, results: Path) -> tuple[Path, Race]:
         console.say("race", f"job requeued: {folder.name} goes on")
     else:
         folder, is_new = planning.begin(plan.parse_request(_requested(args)), results, args.anyway), True
-    return folder, runner.go(folder, results, args.show, args.anyway, is_new)
+    return folder, runner.go(folder, results, args.show, args.anyway, is_new, args.machine)
 
 
 def _requeued(results: Path) -> Path | None:
@@ -195,6 +195,10 @@ def _parser() -> arguments.Parser:
     parser.flag("--dry-run", help="print the plan and how long it would take; run and write nothing")
     parser.flag("--show", help="show every run's numbers as they arrive, which is an unplanned look")
     parser.flag("--anyway", help=ready.ANYWAY)
+    help_ = "20 s of the machine's figures before and after (5 s on a CPU): flag what fell behind, or refuse to begin"
+    parser.add_argument(
+        "--machine", choices=condition.MODES, default="auto", help=help_ + "; auto: flag, on GPUs alone"
+    )
     form = console.add_options(parser, "print race.json, of an interrupted race as far as it has come")
     form.add_argument("--md", action="store_true", help="print race.md")
     return parser

@@ -61,6 +61,7 @@ class Race(TypedDict, total=False):
     looks: list[dict[str, Any]] | None  # at, started, planned
     unplanned_look: bool  # there was an interim look that the plan has not
     result: Result | None  # None: abandoned
+    machine: list[str]  # what was found of it before and after; absent: not measured
 
 
 def of(results: Path | str, race_id: str) -> Path:

@@ -24,6 +24,7 @@ from bench.web.chart import chart, series_of
 from bench.web.document import (
     Arms,
     Block,
+    Bullets,
     Chart,
     Columns,
     Document,
@@ -98,6 +99,7 @@ def document_of(
         verdicts.numbers(baseline, against),
         *([_runs(runs, names, at)] if folder is not None else []),
         Section("Curves", [Columns([*map(Chart, curves.arm_charts(complete))])]),
+        Bullets([f"The machine was not as before: {fault}." for fault in race.get("machine") or ()]),
         verdicts.excluded(against),
         verdicts.diagnosis(against, options),
         _plan(race),

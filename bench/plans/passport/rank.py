@@ -1,8 +1,8 @@
 """One rank of the measurement: its device's figures, then those of all ranks together.
 
-It reads {"device", "num_threads", "limit_s", "until_s"} (bench/launch/probe.py): seconds of measuring, and the
-time.monotonic() at which it ends.  GPUs are measured all at once, as they are used.  On a CPU the first rank measures
-and the second is only there to be talked to.  The first says in FOLDER/progress how far it is.
+It reads {"device", "num_threads", "precisions", "limit_s", "until_s"} (bench/launch/probe.py): seconds of measuring,
+and the time.monotonic() at which it ends.  GPUs are measured all at once, as they are used.  On a CPU the first rank
+measures and the second is only there to be talked to.  The first says in FOLDER/progress how far it is.
 """
 
 import sys
@@ -80,6 +80,7 @@ class Measurement:
     def __init__(self, folder: Path, question: dict[str, Any]) -> None:
         self._until_s = min(time.monotonic() + question["limit_s"], question["until_s"])
         self._folder, self._device_type, self._num_threads = folder, question["device"], question["num_threads"]
+        self._precisions: list[str] | None = question["precisions"]
         self._ranks = distributed.start(self._device_type, COLLECTIVE_TIMEOUT_S)
         self._timer = works.Timer(self._device_type)
         self._under_load: dict[str, Any] = {}
@@ -89,6 +90,8 @@ class Measurement:
         has_float8 = is_cuda and torch.cuda.get_device_capability() >= FLOAT8_CAPABILITY
         alone = works.cases_of_device(self._device_type, self._num_threads, has_float8)
         together = works.cases_of_ranks(self._device_type, self._ranks.world_size)
+        if self._precisions is not None:
+            alone, together = works.few(alone, self._precisions), works.few(together, self._precisions)
         values = self._rounds(alone, together, measures=is_cuda or self._ranks.is_first)
         facts = environment.torch_facts()
         distributed.stop()

@@ -1,7 +1,7 @@
 """A whole measurement: the ranks of bench/plans/passport/rank.py, started and followed -> a passport."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,23 @@ class NotMeasured(RuntimeError):
 
 
 def measure(
-    hardware: HardwareConfig, env: dict[str, Any], say: Callable[[str], object], limit_s: float = LIMIT_S
+    hardware: HardwareConfig,
+    env: dict[str, Any],
+    say: Callable[[str], object],
+    limit_s: float = LIMIT_S,
+    precisions: Sequence[str] | None = None,
 ) -> kept.Passport:
     """hardware: resolved; env: environment(); say(): is given "12/58 copy 32.0 MiB" from time to time.
 
-    limit_s: of measuring; the whole takes less than three minutes anyhow.  Raises NotMeasured.
+    limit_s: of measuring; the whole takes less than three minutes anyhow.  precisions: of what alone is measured of
+    products, and few figures beside (works.few), a CPU's with hardware's threads; None: all.  Raises NotMeasured.
     """
     foreign_cores, started_s, at = preflight.sample_foreign_cores(), time.perf_counter(), utc.now()
-    num_ranks = min(2, env["num_cpus"]) if hardware.device == "cpu" else hardware.num_processes or 1
-    num_threads = sorted({1, env["num_cpus"]})
+    is_whole_cpu = hardware.device == "cpu" and precisions is None  # its collectives too, whatever hardware says
+    num_ranks = min(2, env["num_cpus"]) if is_whole_cpu else hardware.num_processes or 1
+    num_threads = sorted({1, env["num_cpus"]}) if precisions is None else [hardware.num_threads or env["num_cpus"]]
     question = {"device": hardware.device, "num_threads": num_threads, "limit_s": limit_s}
-    question |= {"until_s": time.monotonic() + WHOLE_S}
+    question |= {"precisions": precisions, "until_s": time.monotonic() + WHOLE_S}
 
     def wait(group: ranks.Group, folder: Path) -> bool:
         return _follow(group, folder / "progress", probe.START_S + 1.5 * limit_s, say)

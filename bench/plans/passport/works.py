@@ -45,6 +45,7 @@ PERCENTILES = {"low": 10, "value": 50, "high": 90}
 FLOP_PER_TFLOP = 1e12
 LAUNCHES_A_SAMPLE = 200  # fewer than a stream's queue holds, so that the host never waits for it
 NUM_ROUND_TRIPS = 200
+NUM_PRODUCTS = 2  # of a precision, where few figures are measured
 SAFE_BYTES_FRAC = 0.5  # of the free memory of a GPU
 
 
@@ -93,6 +94,20 @@ def cases_of_ranks(device_type: str, world_size: int) -> list[Case]:
     messages = GPU_MESSAGES if device_type == "cuda" else CPU_MESSAGES
     sized = [(size, name) for name in COLLECTIVES for size in messages] if world_size > 1 else []
     return [Case("collective", name, num_bytes=size, world_size=world_size) for size, name in sized]
+
+
+def few(cases: Sequence[Case], precisions: Sequence[str]) -> list[Case]:
+    """Those that seconds suffice for: the clock, the largest copy and message, the first launch, and of each of these
+    precisions the first products."""
+    chosen: list[Case] = []
+    for case in cases:
+        alike = [other for other in chosen if (other.kind, other.precision) == (case.kind, case.precision)]
+        if case.kind == "gemm":
+            is_wanted = case.precision in precisions and len(alike) < NUM_PRODUCTS
+        else:
+            is_wanted = all(case.kind == "collective" and other.name != case.name for other in alike)
+        chosen += [case] if is_wanted else []
+    return chosen
 
 
 class Timer:

@@ -14,7 +14,7 @@ from bench.launch.progress import Progress
 from bench.launch.series import Series, earlier_s
 from bench.machine import code_copy
 from bench.machine.signals import Interrupted
-from bench.plans.race import arm_process, plan, planning, question, state, worktrees
+from bench.plans.race import arm_process, condition, plan, planning, question, state, worktrees
 from bench.plans.race.state import Slot, State
 from bench.record import ledger, race_folder, verification
 from bench.record.rows import DISTRUSTING
@@ -22,12 +22,15 @@ from bench.record.rows import DISTRUSTING
 MAX_CHARS = 120  # of what an arm is, on the terminal; the plan has all of it
 
 
-def go(folder: Path, results: Path, show: bool = False, anyway: bool = False, is_new: bool = False) -> race_folder.Race:
+def go(
+    folder: Path, results: Path, show: bool = False, anyway: bool = False, is_new: bool = False, machine: str = "auto"
+) -> race_folder.Race:
     """Run what is open of a plan, to its end or to an interrupt.  Returns race.json, or of an interrupted race what it
     would be so far, with status interrupted.
 
     show: every run's numbers, an unplanned look; anyway: on a busy machine too; is_new: it has just been planned, and
-    its arms are not checked again.  ValueError: the race has ended, is not as planned, or another one runs.
+    its arms are not checked again; machine: of condition.MODES. ValueError: the race has ended, is not as planned, or
+    another one runs.
     """
     with state.locked(folder):
         for other in state.unfinished(results):
@@ -51,7 +54,9 @@ def go(folder: Path, results: Path, show: bool = False, anyway: bool = False, is
                     ledger.append(results, "look", race_id=race.race_id, started=race.started(), planned=False)
                     warning = "every run's numbers are shown: an unplanned interim look, and the ledger keeps it"
                     say("race", warning, always=True)
+                condition.measure(folder, results, race.plan["arms"], machine, "before")
                 status, why = _run_all(race, folders, show)
+                condition.measure(folder, results, race.plan["arms"], machine, "after")
         except Interrupted as error:
             why = f"interrupted ({error}): ./run.sh race --resume {folder.name} goes on where it stood"
             say("race", why, always=True)
@@ -281,6 +286,8 @@ def finish(folder: Path, results: Path, status: str, why: str | None) -> race_fo
     race = state.read(folder, results)
     verdicts = result_of(race) if status != "abandoned" else None
     recorded = state.as_json(race, status, why, utc.now(), verdicts)
+    if condition.of(folder):
+        recorded["machine"] = condition.faults_of(folder)
     atomic.write_json(folder / "race.json", recorded)
     sha256 = ledger.sha256_of(folder / "race.json")
     shutil.rmtree(arm_process.caches(folder), ignore_errors=True)

@@ -1,0 +1,120 @@
+"""The machine's condition before and after a race: the passport's figures that the race uses, in seconds.
+
+    RACE/machine.json: {"measurements": [{"when": "before" or "after", "passport": Passport, "faults": [sentence]}]}
+
+Of a passport (bench/machine/passport/kept.py) the clock under load, the largest copy, the first launch, products of the
+arms' precisions and the largest message of each collective are measured.  A fault is a figure whose samples lie outside
+those of earlier measurements of the same device, passports and other races, and that is worse by WORSE_PCT or more; of
+a GPU also one that its peers surpass; after the race, also one that fell since it began.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+from bench.base import atomic
+from bench.base.reading import json_file
+from bench.config import compose, resolve, schema
+from bench.launch.console import say
+from bench.machine import environment, gpus
+from bench.machine.passport import kept, report
+from bench.plans.passport import session
+from bench.record import race_folder
+
+FILE = "machine.json"
+MODES = ("auto", "off", "flag", "refuse")  # auto: flag where an arm runs on a GPU
+LIMIT_S = {"cuda": 20.0, "cpu": 5.0}  # of measuring, beside the start of its processes
+DTYPE = {"cuda": "bfloat16", "cpu": "float32"}  # of a program that does not say
+WORSE_PCT = 3.0  # as report.PEER_FRAC: less is within what healthy devices differ by
+
+
+class Measurement(TypedDict):
+    """faults: what was found, a sentence each."""
+
+    when: str
+    passport: kept.Passport
+    faults: list[str]
+
+
+class Measurements(TypedDict):
+    """What a race keeps, in the order in which it was measured."""
+
+    measurements: list[Measurement]
+
+
+def measure(folder: Path, results: Path, arms: Mapping[str, Mapping[str, Any]], mode: str, when: str) -> None:
+    """Measures, keeps it in folder and says what it found; nothing where mode does not ask for it.
+
+    mode: of MODES; when: before or after.  ValueError: before the race, where the mode is refuse and there are faults.
+    """
+    machine = schema.Machine(gpus.num_visible(), environment.usable_cpus())
+    hardware = [found for arm in arms.values() if (found := _hardware(arm, machine)) is not None]
+    is_on_gpu = any(found.device == "cuda" for found in hardware)
+    if not hardware or mode == "off" or mode == "auto" and not is_on_gpu:
+        return
+    first = next((found for found in hardware if found.device == "cuda"), hardware[0])
+    precisions = {found.dtype or DTYPE[found.device] for found in hardware} | {"tf32" for arm in hardware if arm.tf32}
+    try:
+        env = environment.environment()
+        passport = session.measure(first, env, lambda line: None, LIMIT_S[first.device], sorted(precisions))
+    except session.NotMeasured as error:
+        say("warn", f"the machine's condition {when} the race was not measured: {error}", always=True)
+        return
+    past = of(folder)
+    faults = list(_faults(passport, _history(results, folder)))
+    faults += [fault for fault in _faults(passport, [one["passport"] for one in past]) if fault not in faults]
+    new = Measurement(when=when, passport=passport, faults=faults)
+    atomic.write_json(folder / FILE, {"measurements": [*past, new]})
+    for fault in faults:
+        say("warn", f"{when} the race, {fault}", always=True)
+    if faults and mode == "refuse" and when == "before":
+        remedy = "mend it, or race with --machine=flag, which keeps it beside the result"
+        raise ValueError(f"the machine is not what it was: {faults[0]}: {remedy}")
+
+
+def of(folder: Path) -> list[Measurement]:
+    """What a race has kept; [] of one that measured nothing."""
+    return _read(folder / FILE) if (folder / FILE).is_file() else []
+
+
+def faults_of(folder: Path) -> list[str]:
+    """All that was found before and after a race, as sentences."""
+    return [f"{one['when']} the race, {fault}" for one in of(folder) for fault in one["faults"]]
+
+
+def _read(path: Path) -> list[Measurement]:
+    return cast(Measurements, json_file.read(path, Measurements))["measurements"]
+
+
+def _hardware(arm: Mapping[str, Any], machine: schema.Machine) -> schema.HardwareConfig | None:
+    """As today's code resolves it; None of a revision's settings that it does not know."""
+    try:
+        hardware = compose.compose(list(arm.get("overrides") or ()), machine).hardware
+        resolve.resolve_hardware(hardware, machine)
+    except ValueError:
+        return None
+    return hardware
+
+
+def _history(results: Path, folder: Path) -> list[kept.Passport]:
+    """Passports and what other races measured, the oldest first."""
+    passports = kept.every()
+    for path in (results / race_folder.FOLDER).glob(f"*/{FILE}"):
+        with contextlib.suppress(ValueError):  # a damaged one says nothing
+            passports += [one["passport"] for one in _read(path) if path.parent != folder]
+    return sorted(passports, key=lambda passport: passport["at"])
+
+
+def _faults(passport: kept.Passport, earlier: Sequence[kept.Passport]) -> Iterator[str]:
+    names = {device["index"]: device["name"] for device in passport["devices"]}
+    for line in report.changes(passport, earlier):
+        if line["is_worse"] and line["beyond_spread"] and abs(line["change_pct"]) >= WORSE_PCT:
+            device = "" if line["device"] is None else f" of device {line['device']} ({names[line['device']]})"
+            now = (
+                f"{line['now']:.4g} {line['unit']}, {line['before']:.4g} in {line['num_earlier']} earlier measurements"
+            )
+            yield f"{line['what']}{device} is {abs(line['change_pct']):.1f} % worse than it was: {now}"
+    for line in report.slower_than_peers(passport):
+        peers = f"{line['value']:.4g} {line['unit']}, the others' median {line['peers']:.4g}"
+        yield f"{line['what']} of device {line['device']} is {line['slower_pct']:.1f} % below its peers: {peers}"
