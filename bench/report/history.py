@@ -20,7 +20,7 @@ from bench.record import configs, run_folder
 from bench.record.rows import ListedRow
 from bench.web.chart import chart, mark_of, series_of
 from bench.web.document import Block, Chart, Document, Hint, Lines, Section, Table, Verdict, code, coloured
-from bench.web.page import Safe, tag
+from bench.web.page import tag
 
 MEASURES = {"step_avg_ms": "ms", "train_s": "s", "val_loss": "nats"}  # of a lower value is better
 SHORT = 10  # characters of a commit
@@ -56,7 +56,7 @@ class Series:
     machine: str
     measure: str
     points: Sequence[Point]  # in the order of the commits
-    changes: Sequence[Change]  # indices of points; step on the scale of scaled()
+    changes: Sequence[Change]  # indices of points; step of the logarithm of a time
     settings: Sequence[str]  # of its newest run, as they were typed
 
     def step_of(self, change: Change) -> str:
@@ -127,26 +127,25 @@ def _key(row: ListedRow) -> tuple[Any, ...]:
     )
 
 
-def scaled(values: Iterable[float], measure: str) -> list[float]:
-    """On the scale on which noise is alike: logs of times."""
-    return [value if measure == "val_loss" else math.log(value) for value in values]
+def mean_of(values: Iterable[float], measure: str) -> float:
+    """On the scale on which noise is alike: geometric of times, arithmetic of losses."""
+    return stats.mean(values) if measure == "val_loss" else math.exp(stats.mean(map(math.log, values)))
 
 
 def _series(runs: Sequence[tuple[int, ListedRow]], commits: Sequence[Commit], measure: str) -> Series:
     values: dict[int, list[float]] = {}
     for number, row in runs:
         values.setdefault(number, []).append(row[measure])  # type: ignore[literal-required]
-    means = {number: stats.mean(scaled(values[number], measure)) for number in sorted(values)}
     points = [
-        Point(commits[number], mean if measure == "val_loss" else math.exp(mean), len(values[number]))
-        for number, mean in means.items()
+        Point(commits[number], mean_of(values[number], measure), len(values[number])) for number in sorted(values)
     ]
+    scaled = [point.value if measure == "val_loss" else math.log(point.value) for point in points]
     _, newest = max(runs, key=lambda run: run[1]["started_at"] or "")
     optim = None if newest["optim"] == "unknown" else newest["optim"]
     name = ", ".join(filter(None, [newest["model"], optim, f"track {newest['track']}"]))
     machine = ", ".join(filter(None, [newest["device"], f"torch {newest['torch']}" if newest["torch"] else ""]))
     typed = yaml_file.parsed(plain_file.text(user_path(newest["folder"]) / "overrides.yaml", yaml_file.MAX_BYTES), "")
-    return Series(name, machine, measure, points, change_points.find([*means.values()]), list(map(str, typed or ())))
+    return Series(name, machine, measure, points, change_points.find(scaled), list(map(str, typed or ())))
 
 
 def document(series: Sequence[Series], where: str) -> Document:
@@ -229,28 +228,18 @@ def _levels(series: Series) -> list[float | None]:
     starts = [0, *(change.after for change in series.changes)]
     ends = [*(change.before for change in series.changes), len(series.points) - 1]
     for start, end in zip(starts, ends, strict=True):
-        mean = stats.mean(scaled((point.value for point in series.points[start : end + 1]), series.measure))
-        levels[start : end + 1] = [mean if series.measure == "val_loss" else math.exp(mean)] * (end + 1 - start)
+        mean = mean_of((point.value for point in series.points[start : end + 1]), series.measure)
+        levels[start : end + 1] = [mean] * (end + 1 - start)
     return levels
 
 
 def _data(series: Series) -> dict[str, Any]:
-    points = [
-        {**point.commit._asdict(), series.measure: point.value, "num_runs": point.num_runs} for point in series.points
-    ]
-    changes = [
-        {
-            "before": series.points[change.before].commit.sha,
-            "after": series.points[change.after].commit.sha,
-            "change": series.step_of(change),
-            "command": series.command_of(change),
-        }
-        for change in series.changes
-    ]
-    return {"name": series.name, "machine": series.machine, "measure": series.measure} | {
-        "points": points,
-        "changes": changes,
-    }
+    about = {"name": series.name, "machine": series.machine, "measure": series.measure}
+    values = [{series.measure: point.value, "num_runs": point.num_runs} for point in series.points]
+    points = [point.commit._asdict() | value for point, value in zip(series.points, values, strict=True)]
+    ends = [{end: points[getattr(change, end)]["sha"] for end in ("before", "after")} for change in series.changes]
+    said = [{"change": series.step_of(change), "command": series.command_of(change)} for change in series.changes]
+    return about | {"points": points, "changes": [end | words for end, words in zip(ends, said, strict=True)]}
 
 
 def badge(series: Sequence[Series]) -> str:
@@ -263,22 +252,14 @@ def badge(series: Sequence[Series]) -> str:
         colour = "#b3261e" if newest.step > 0 else "#2e7d32"
     elif len(first.points) < change_points.MIN_VALUES:
         message, colour = f"{len(first.points)} commits", "#5f6368"
-    return str(_badge("speed", message, colour)) + "\n"
-
-
-def _badge(label: str, message: str, colour: str) -> Safe:
-    left_px, right_px = (7 * len(text) + 12 for text in (label, message))  # Verdana 11 px, about 7 px a character
-    look = {"fill": "#fff", "font_family": "Verdana,Geneva,sans-serif", "font_size": 11}
-    return tag(
-        "svg",
-        tag("title", f"{label}: {message}"),
+    widths_px = left_px, right_px = [7 * len(text) + 12 for text in ("speed", message)]  # Verdana of 11 px
+    look = {"y": 14, "fill": "#fff", "font_family": "Verdana,Geneva,sans-serif", "font_size": 11}
+    parts = [
+        tag("title", f"speed: {message}"),
         tag("rect", width=left_px, height=20, fill="#444"),
         tag("rect", x=left_px, width=right_px, height=20, fill=colour),
-        tag("text", label, x=6, y=14, textLength=left_px - 12, **look),
-        tag("text", message, x=left_px + 6, y=14, textLength=right_px - 12, **look),
-        xmlns="http://www.w3.org/2000/svg",
-        width=left_px + right_px,
-        height=20,
-        role="img",
-        aria_label=f"{label}: {message}",
-    )
+        tag("text", "speed", x=6, textLength=left_px - 12, **look),
+        tag("text", message, x=left_px + 6, textLength=right_px - 12, **look),
+    ]
+    size = {"xmlns": "http://www.w3.org/2000/svg", "width": sum(widths_px), "height": 20}
+    return tag("svg", *parts, **size, role="img", aria_label=f"speed: {message}") + "\n"
