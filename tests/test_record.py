@@ -192,12 +192,6 @@ def test_runs_are_found_at_any_depth_and_hidden_folders_are_left_alone(tmp_path)
         list(run_folder.find_runs([tmp_path / "nowhere"]))
 
 
-def test_reading_all_excludes_what_cannot_be_read(folder):
-    (folder.parent / "broken").mkdir()
-    (folder.parent / "broken" / "run.json").write_text("no")
-    assert [run["seed"] for run in run_folder.read_all([folder.parent, "/no/such/folder"])] == [0]
-
-
 # ---- atomic writing
 
 

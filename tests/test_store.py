@@ -405,6 +405,19 @@ def test_a_changed_ledger_makes_every_row_be_compared(results):
     assert found(results, "status = 'failed'") == {folder.name}
 
 
+@pytest.mark.parametrize("what", ["", "cpu_nano"])
+def test_a_copy_in_the_place_of_the_folder_makes_every_row_be_compared(results, tmp_path_factory, what):
+    """Restored from elsewhere, store and all: what it holds is of other files."""
+    read_by_name(results)
+    other = tmp_path_factory.mktemp("other") / "copy"
+    shutil.copytree(results / what, other, symlinks=True)
+    (folder,) = other.rglob("20261121T030400Z-*")
+    change(folder, status="failed")
+    (results / what).rename(other.parent / "old")
+    other.rename(results / what)
+    assert found(results, "status = 'failed'") == {folder.name}
+
+
 def test_settings_are_columns_with_types(results):
     """Of an int and a float a number, of a number and a word both, and what no run has is no column."""
     for number, (lr, betas, compiled) in enumerate([("1", "[0.9, 0.95]", "true"), ("auto", "[0.8, 0.95]", "max")]):

@@ -2,7 +2,7 @@
 
 import claimed
 import pytest
-from comparing import COMPLETE
+from comparing import COMPLETE, a_run, write
 
 from bench.api import judging
 from bench.claims.rules import runs as run_rules
@@ -124,7 +124,7 @@ def test_runs_to_a_target_are_won_one_by_one():
     assert (lost["passed"], lost["words"]) == (False, "1 of 2 runs reached the target, after 260 steps")
 
 
-def test_seeds_are_fresh(monkeypatch):
+def test_seeds_are_fresh(results):
     class Track:
         name, repeats = "free", 3
 
@@ -134,17 +134,12 @@ def test_seeds_are_fresh(monkeypatch):
     class Job:
         config, config_id, is_profiled = Config, "aaaaaaaa", False
 
-    known = [
-        {"seed": 0, "config_id": "aaaaaaaa"},
-        {"seed": 4, "config_id": "aaaaaaaa"},
-        {"seed": 9, "config_id": "bbbbbbbb"},
-    ]
-    monkeypatch.setattr(speedrun.run_folder, "read_all", lambda folders: known)
+    assert list(speedrun.fresh_seeds(Job, [])) == [0, 1, 2]
+    for arm, seed in (("A", 0), ("A", 4), ("B", 9)):
+        write(results, a_run(arm, 10.0, seed, track="free"))
     assert list(speedrun.fresh_seeds(Job, [])) == [5, 6, 7]
     assert list(speedrun.fresh_seeds(Job, ["seed=5"])) == [5, 6, 7]
-    monkeypatch.setattr(speedrun.run_folder, "read_all", lambda folders: [])
-    assert list(speedrun.fresh_seeds(Job, [])) == [0, 1, 2]
-    Job.is_profiled = True
+    Job.is_profiled, Job.config_id = True, "cccccccc"
     assert list(speedrun.fresh_seeds(Job, ["profile=window"])) == [0]
     assert list(speedrun.fresh_seeds(Job, ["profile=window", "track.repeats=3"])) == [0, 1, 2]
 

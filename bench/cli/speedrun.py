@@ -19,7 +19,7 @@ from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import Job, prepare, requested_config, this_machine
 from bench.machine import preflight
-from bench.record import run_folder, step_files
+from bench.record import run_folder, step_files, store
 from bench.record.rows import row_of
 from bench.report import table_text
 
@@ -133,7 +133,8 @@ def fresh_seeds(job: Job, overrides: Sequence[str]) -> range:
     first = job.config.seed
     if not any(override.startswith("seed=") for override in overrides):
         folder = results_root() / job.config.track.name
-        taken = [run["seed"] or 0 for run in run_folder.read_all([folder]) if run["config_id"] == job.config_id]
+        runs = store.opened([folder]).rows("config_id = ?", [job.config_id]) if folder.is_dir() else {}
+        taken = [row["seed"] or 0 for row in runs.values()]
         first = max(taken, default=-1) + 1
     return range(first, first + _num_runs(job, overrides))
 

@@ -206,10 +206,9 @@ def _runs_of_race(word: str, folder: Path, arm: str | None) -> list[Path]:
         arms = {name: facts["runs"] or [] for name, facts in race_folder.read(folder)["arms"].items()}
     else:
         arms = {}
-        for run in run_folder.read_all([folder.parent.parent]):
-            of_race = run.get("race") or {}
-            if of_race.get("race_id") == folder.name and not of_race.get("discarded"):
-                arms.setdefault(of_race["arm"], []).append(f"{run['track']}/{run['run_id']}")
+        counting = store.opened([folder.parent.parent]).rows("race_id = ? AND discarded IS NOT 1", [folder.name])
+        for row in sorted(counting.values(), key=lambda row: row["run_id"]):
+            arms.setdefault(str(row["arm"]), []).append(f"{row['track']}/{row['run_id']}")
     if arm is not None and arm not in arms:
         raise ValueError(f"{word}: the race has no arm {arm}; choose from {', '.join(sorted(arms))}")
     runs = [run for name in arms if arm in (None, name) for run in arms[name]]

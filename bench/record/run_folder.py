@@ -168,16 +168,6 @@ def _check_kinds(path: str, run: Record) -> None:
             raise Damaged(f"{path}: referee cannot be read ({error!r}): the file was damaged, restore it") from None
 
 
-def read_all(paths: Iterable[Path | str]) -> Iterator[Record]:
-    """Folders -> the records in and below them, without those that cannot be read."""
-    for folder in find_runs([path for path in paths if os.path.isdir(path)]):
-        try:
-            run = read(folder)
-        except ValueError:
-            continue
-        yield run
-
-
 def effective(
     run: Record,
     now_s: float | None = None,

@@ -136,7 +136,7 @@ def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> 
             folders[point.folder.name] = point.folder
             numbers[point.folder.name] = sweep.values(point.overrides)
     if known is None:
-        known = store.read_rows([folder.parent.parent], on_error=lambda message: None)
+        known = store.opened([folder.parent.parent]).rows("sweep_id = ?", [facts["sweep_id"]]).items()
     by_path = dict(known)
     for path, row in by_path.items():
         if row["sweep_id"] == facts["sweep_id"]:
