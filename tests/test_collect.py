@@ -221,6 +221,50 @@ def test_a_ledger_rewritten_after_it_was_collected_clashes_with_both_sides_named
     assert content_of(into) == before
 
 
+def test_a_machine_that_has_collected_from_another_cannot_rewrite_its_runs(machines, capsys, tmp_path):
+    a, b, into = machines
+    collected(into, a)
+    before = content_of(into)
+    collected(b.folder, a)
+    name = runs_in(a.folder)[0]
+    run = run_folder.read_raw(b.folder / name)
+    run["measured"]["launcher_peak_mem_gib"] = 0.01
+    atomic.write_json(b.folder / name / "run.json", run)
+    head = ledger.read(a.folder).lines[-1]
+    forged = head | {"prev": head["sha256"], "number": head["number"] + 1, "run": name}
+    forged["run_json_sha256"] = ledger.sha256_of(b.folder / name / "run.json")
+    forged["sha256"] = ledger.digest(forged)
+    path = b.folder / ledger.NAME  # as if the other one had gone on
+    path.write_bytes(path.read_bytes() + json.dumps(forged, sort_keys=True).encode() + b"\n")
+    assert ledger.read(b.folder).faults == []
+    assert collected(into, b) == 1 and collected(a.folder, b) == 1
+    assert f"b/{name} and " in (err := capsys.readouterr().err) and f"a/{name} have one name" in err
+    assert content_of(into) == before
+
+
+@pytest.mark.parametrize("path", ["steps.csv", "run.json/x", "steps.csv/x", "../x", "/tmp/x", "x" * 300, 5, None])
+def test_a_list_of_files_that_makes_no_sense_is_refused_in_a_line(machines, path, capsys):
+    a, _, into = machines
+    name = runs_in(a.folder)[0]
+    run = run_folder.read_raw(a.folder / name)
+    artifact = next(artifact for artifact in run["artifacts"] if artifact["path"] == "steps.csv")
+    run["artifacts"].append(artifact | {"path": path})
+    atomic.write_json(a.folder / name / "run.json", run)
+    lines = [json.loads(line) for line in (a.folder / ledger.NAME).read_bytes().splitlines()]
+    prev = None
+    for line in lines:
+        line["prev"] = prev
+        if line["event"] == "end" and line["run"] == name:
+            line["run_json_sha256"] = ledger.sha256_of(a.folder / name / "run.json")
+        line["sha256"] = prev = ledger.digest(line)
+    (a.folder / ledger.NAME).write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
+    (a.folder / line_count.NAME).unlink()
+    assert collected(into, a) == 1
+    out = capsys.readouterr().out
+    assert out.count("refused  ") >= 1 and f"{name}: " in out
+    assert not (into / name).exists()
+
+
 def test_two_runs_of_one_name_are_refused_with_both_sides_named(machines, monkeypatch, capsys):
     a, b, into = machines
     monkeypatch.setattr("bench.base.private.mark_of", lambda results: "000000")  # as of ids without a mark

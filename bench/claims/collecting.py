@@ -25,7 +25,7 @@ from typing import Any
 
 from bench.base import atomic
 from bench.base.paths import PUBLISHED, shown
-from bench.base.reading import plain_file
+from bench.base.reading import damage, plain_file
 from bench.base.reading.place import Place
 from bench.base.text_table import counted, some
 from bench.plans.race import plan
@@ -86,7 +86,9 @@ def collect(place: Place, into: Path, without: Collection[str] = ()) -> Collecte
             try:
                 found.num_new_runs += _take_run(place, into, name, run, union.lines, without)
                 found.num_runs += 1
-            except ValueError as error:
+            except damage.BAD as error:
+                if isinstance(error, OSError) and error.errno in plain_file.FULL:
+                    raise
                 found.refused.append(f"{name}: {error}")
         _take_races(place, into, theirs, found)
         _look_for_others(place, theirs, found)

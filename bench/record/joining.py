@@ -37,21 +37,30 @@ def fault_of(theirs: Ledger, counted: object) -> str | None:
 
 
 def clashes(own: Ledger, theirs: Ledger) -> list[str]:
-    """Names of runs and races of which each ledger has a line that the other lacks: they are not the same ones.
+    """Names of runs and races of which theirs has lines that cannot be added to those that are here.
 
-    Where one has all the lines of the other, it is the newer state of the same ledger.
+    Each ledger has a line that the other lacks; or the run is complete by own or was started here, so that nobody else
+    has more to say of it; or the race has its end.  Else the one that has more lines is the newer state of the other.
     """
     mine, others = _by_name(own.lines), _by_name(theirs.lines)
-    both = mine.keys() & others.keys()
-    return sorted(name for name in both if mine[name] - others[name] and others[name] - mine[name])
+    started_here = {line.get("run") for root, line in zip(own.roots, own.lines) if root == own.roots[0]}
+    found = []
+    for name in mine.keys() & others.keys():
+        events = {line["event"] for sha256, line in others[name].items() if sha256 not in mine[name]}
+        is_complete = any(line["event"] == "end" and line.get("status") == "complete" for line in mine[name].values())
+        is_ended = any(line["event"] == "race_end" for line in mine[name].values()) and events & {"plan", "race_end"}
+        has_more = not mine[name].keys() <= others[name].keys()
+        if events and (has_more or is_complete or is_ended or name in started_here):
+            found.append(name)
+    return sorted(found)
 
 
-def _by_name(lines: Sequence[Line]) -> dict[str, set[str]]:
-    """{run or race: the sha256 of its lines}"""
-    names: dict[str, set[str]] = {}
+def _by_name(lines: Sequence[Line]) -> dict[str, dict[str, Line]]:
+    """{run or race: {sha256: line about it}}"""
+    names: dict[str, dict[str, Line]] = {}
     for line in lines:
         if name := line.get("run") or line.get("race_id"):
-            names.setdefault(name, set()).add(line["sha256"])
+            names.setdefault(name, {})[line["sha256"]] = line
     return names
 
 

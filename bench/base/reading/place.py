@@ -92,20 +92,20 @@ class Place:
 
         ValueError: it cannot be read.  OSError: target cannot be written.
         """
-        target.parent.mkdir(parents=True, exist_ok=True)
         left = num_bytes + 1
-        with open(target, "xb") as copied:
-            try:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with open(target, "xb") as copied:
                 with self._opened(path) as file:
                     while left and (block := file.read(min(left, MIB))):
                         left -= len(block)
                         copied.write(block)
                 copied.flush()
-            except Exception as error:
-                if isinstance(error, OSError) and error.errno in plain_file.FULL:
-                    raise OSError(error.errno, error.strerror, str(target)) from error
-                raise ValueError(f"{path}: cannot be copied ({_reason(error)})") from None
-            os.fsync(copied.fileno())
+                os.fsync(copied.fileno())
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in plain_file.FULL:
+                raise OSError(error.errno, error.strerror, str(target)) from error
+            raise ValueError(f"{path}: cannot be copied ({_reason(error)})") from None
 
     def _opened(self, path: str) -> BinaryIO:
         if self._fs is None:
