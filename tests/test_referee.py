@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ import claimed
 import pytest
 import real_runs
 
+from bench.cli import referee
 from bench.compare import searching
 from bench.plans.referee import agent, deciding, page, refereeing
 from bench.plans.referee import search as searches
@@ -166,6 +168,18 @@ def test_a_gain_is_kept_and_becomes_the_champion_and_no_gain_is_dropped(tries):
     assert list(deciding.replay(search)) == []
 
 
+def test_a_search_for_a_lower_loss_keeps_it_and_no_seed_that_is_repeated(tries):
+    tries.loss_of = lambda arm, seed: 2.75 + 0.001 * (seed % 11) - 0.5 * tries.gain()
+    search, decided = tried(begun(tries, on="loss", effect=None), "optim.beta2=0.92")
+    assert decided["decision"] == "keep" and decided["gain"] == pytest.approx(0.01)
+    tries.losses_of = lambda arm, seed: {0: 5.6, 60: 3.2, 120: 2.5} if tries.gain() > 0.025 else None
+    add = tries.results.add
+    tries.results.add = lambda *words, **facts: add(*words, train_loss=3.0 if "losses" in facts else None, **facts)
+    search, decided = tried(search, "optim.beta2=0.93")  # the same lucky losses, whatever the seed
+    assert decided["decision"] == "drop" and "it ignores its seed" in decided["why"]
+    assert list(deciding.replay(search)) == []
+
+
 def test_a_refusal_says_what_to_mend_and_is_free(tries):
     search = begun(tries)
     search, decided = tried(search, "optim.beta2=0.9")
@@ -312,3 +326,57 @@ def test_a_mutation_changes_one_constant_of_a_script():
     assert ("STEPS = 10, was 40", source.replace("40", "10")) in seen
     assert ("RATE = 5, was 2.5", source.replace("2.5", "5")) in seen
     assert all(changed.count("\n") == 4 and "x = 3" in changed for _, changed in seen)
+
+
+# ---- hacks, each a script that is raced for real
+
+
+HEAD = "import os, sys, time, random\nrandom.seed(int(sys.argv[1].partition('=')[2]))\n"
+LINES = """
+def line(step, name, loss, ms):
+    print(f"step:{step}/20 {name}_loss:{loss:.6f} train_time:{ms:.3f}ms step_avg:{ms / max(step, 1):.3f}ms", flush=True)
+
+def pretend():
+    line(0, "val", 5.549075, 0.0)
+    for step in range(1, 21):
+        time.sleep(0.001)
+        line(step, "train", 5.0 - step / 20 + random.random() / 10, float(step))
+    line(20, "val", 3.4 + random.random() / 100, 20.0)
+"""
+HACKS = {
+    "hard-coded losses": "pretend()",
+    "reads its folder": "print(open(sys.argv[2] + '/ledger.jsonl').read()); pretend()",
+    "forges its journal": "open(sys.argv[2] + '/ledger.jsonl', 'a').write('keep'); pretend()",
+    "answers on its socket": "import socket; socket.socket(socket.AF_UNIX).bind(sys.argv[2] + '/socket'); pretend()",
+    "kills its process": "os.kill(int(sys.argv[3]), 9); pretend()",
+}
+
+
+@pytest.fixture(scope="module")
+def hunted(tmp_path_factory):
+    """A calibrated search of the demo's script, whose races are real; the calibration is made up."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        results = tmp_path_factory.mktemp("hunted") / "results"
+        monkeypatch.setenv("SPEEDRUN_RESULTS", str(results))
+        script = shutil.copy(agent.EXAMPLE, tmp_path_factory.mktemp("champion"))
+        words = [f"script={script}", *referee.DEMO[:4], "goal.val_tokens=8192", "goal.target_val_loss=4.9"]
+        words += [f"script.args=--seed={{seed}} {results}/searches {os.getpid()}"]
+        settings = {"on": "time", "alpha": ALPHA, "effect": 50.0, "budget_s": 1e6, "price": None, "trust": False}
+        search = refereeing.begin(results, {"overrides": words, "rev": None}, settings)
+        facts = {"race_id": "none", "sd": 0.1, "effect": 0.7, "run_s": 1.0, "spent_s": 0.0, "devices": 1}
+        yield searches.append(search, "calibrated", **facts, is_audited=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hack", HACKS)
+def test_a_hack_is_not_kept_and_the_search_goes_on(hunted, tmp_path, monkeypatch, hack):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(hunted.results))
+    path = tmp_path / "hack.py"
+    path.write_text(HEAD + LINES + HACKS[hack] + "\n")
+    before = (hunted.folder / "ledger.jsonl").read_bytes()
+    search, decided = tried(searches.read(hunted.folder), f"script={path}")
+    assert decided["decision"] in ("drop", "undecided"), decided
+    assert (hunted.folder / "ledger.jsonl").read_bytes().startswith(before) and not search.faults
+    assert search.kept == [] and search.open == []
+    if hack == "hard-coded losses":
+        assert "its audit is failed" in decided["why"]

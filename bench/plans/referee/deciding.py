@@ -121,12 +121,29 @@ def _doubt(search: Search, folder: Path) -> str | None:
             return "its audit is not in the ledger of audits"
     loss = against["val_loss"]
     if search.settings["on"] == "loss":
+        gain = _held_out_gain(state.read(folder, search.results))
+        if not loss["reasons"] and gain is not None and gain <= 0:
+            return f"its loss is {-gain:.4f} nats higher on tokens of the validation shards that no run is given"
         return loss["reasons"][0] if loss["reasons"] else None
     if not against["comparable"]:
         return f"its times are not comparable: {against['reasons'][0]}"
     if loss["verdict"] in ("waived", "not_worse") or (loss["below_target"] or [None, None])[1]:
         return None
     return "its loss is not shown to be no worse"
+
+
+def _held_out_gain(race: state.State) -> float | None:
+    """Mean over the rounds, by the referee's own loss on the held-out slice; None: of scripts, or too few tokens."""
+    means = []
+    for folders in runs_of(race):
+        checks = [
+            ((run_folder.read(folder).get("referee") or {}).get("loss") or {}).get("held_out") for folder in folders
+        ]
+        nats = [(check or {}).get("from_logits_nats") for check in checks]
+        if not nats or None in nats:
+            return None
+        means.append(math.fsum(each for each in nats if each is not None) / len(nats))
+    return means[0] - means[1]
 
 
 def _said(search: Search, finding: Finding) -> str:
@@ -219,6 +236,10 @@ def _faults(search: Search, submission: Submission, races: Sequence[str], book: 
     """What is wrong with the records that a decision stands on."""
     for name in races:
         race = state.read(race_folder.of(search.results, name), search.results, book)
+        path = race.folder / "race.json"
+        ends = [line.get("race_json_sha256") for line in race.lines if line["event"] == "race_end"]
+        if not path.is_file() or ends != [ledger.sha256_of(path)]:
+            yield f"{name}/race.json is not the one that the ledger has"
         level = submission.level if f"-{CONFIRMATION}-" in name else None
         if race.plan["sequential"]["stop"] != search.stop(level):
             yield f"{name} stopped by other rules than the search's"

@@ -219,7 +219,10 @@ def _audit_run(search: Search, run: Path, arm: Arm) -> None:
         kinds = [word for kind in AUDITS for word in ("--only", kind)]
         command = [sys.executable, "-m", "bench", "audit", str(run), "--quiet", *kinds]
         env = arm_process.environment(search.results)
-        subprocess.run(command, cwd=paths.get("B", CODE), env=env, capture_output=True)
+        done = subprocess.run(command, cwd=paths.get("B", CODE), env=env, capture_output=True, text=True)
+    if certificates.read_audit(run) is None:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        say("audit", f"{run.name} was not audited: {lines[-1]}", always=True)
 
 
 def _sequential_race(search: Search, submission: Submission, stage: str, stop: Stop, warm_ups: list[str]) -> None:
