@@ -344,7 +344,8 @@ def pretend():
     line(20, "val", 3.4 + random.random() / 100, 20.0)
 """
 HACKS = {
-    "hard-coded losses": "pretend()",
+    "hard-coded losses": "for each in os.scandir('data/fineweb10B'):\n    open(each.path, 'rb').read()\npretend()",
+    "no data": "pretend()",
     "reads its folder": "print(open(sys.argv[2] + '/ledger.jsonl').read()); pretend()",
     "forges its journal": "open(sys.argv[2] + '/ledger.jsonl', 'a').write('keep'); pretend()",
     "answers on its socket": "import socket; socket.socket(socket.AF_UNIX).bind(sys.argv[2] + '/socket'); pretend()",
@@ -378,5 +379,5 @@ def test_a_hack_is_not_kept_and_the_search_goes_on(hunted, tmp_path, monkeypatch
     assert decided["decision"] in ("drop", "undecided"), decided
     assert (hunted.folder / "ledger.jsonl").read_bytes().startswith(before) and not search.faults
     assert search.kept == [] and search.open == []
-    if hack == "hard-coded losses":
-        assert "its audit is failed" in decided["why"]
+    wanted = {"hard-coded losses": "its audit is failed: its loss on tokens drawn", "no data": "cannot be audited"}
+    assert wanted.get(hack, "") in decided["why"]

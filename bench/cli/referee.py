@@ -38,7 +38,7 @@ from bench.plans.referee import search as searches
 from bench.plans.referee.search import Search
 
 DEMO = ["track=free", "hardware=cpu", "data=pysource", "script.torchrun=false", "script.args=--seed={seed}"]
-DEMO += ["goal.val_tokens=8192", "goal.target_val_loss=4.0", "on=time", "effect=25%", "budget=10m"]
+DEMO += ["goal.val_tokens=8192", "goal.target_val_loss=4.0", "on=time", "budget=10m"]
 NUMBERS = ("alpha", "effect", "price")
 OURS = ("budget", "champion", "on", *NUMBERS)
 

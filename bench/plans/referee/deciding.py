@@ -112,6 +112,8 @@ def _doubt(search: Search, folder: Path) -> str | None:
     if search.calibration and search.calibration["is_audited"]:
         run = runs_of(state.read(folder, search.results))[1][-1]
         audit = certificates.read_audit(run)
+        if audit is None and cast(Any, run_folder.read(run))["data"]["source"] == "script":
+            return "it did not read the track's data, as the champion does, so its loss cannot be audited"
         if audit is None or audit["outcome"] != certificates.PASSED:
             failed = (
                 [kind["why"] for kind in audit["audits"] if kind["outcome"] != certificates.PASSED] if audit else []

@@ -4,16 +4,18 @@ import html
 import math
 from typing import Any
 
-from bench.base import atomic
-from bench.plans.referee import deciding
+from bench.base import atomic, private
+from bench.base.paths import REPO
+from bench.plans.referee import deciding, submission
 from bench.plans.referee.deciding import CONFIRMATION
 from bench.plans.referee.search import Search, Submission
 from bench.web import stairs
-from bench.web.document import Block, Document, Lines, Picture, Section, Shown, Table, Verdict, code, coloured
+from bench.web.document import Block, Document, Lines, Picture, Section, Shown, Table, Verbatim, Verdict, code, coloured
 from bench.web.page import Safe
 
 NAME = "search.html"
 COLOURS = {"keep": "good", "drop": "bad", "undecided": "doubt", "refused": "soft", "open": "soft"}
+RIGHT = [True, False, True, False, True, False, False, False]
 HEADS = ("", "decision", "gain", "95 % interval", "device-s", "author", "submitted", "why")
 
 
@@ -34,7 +36,12 @@ def document(search: Search) -> Document:
     if kept:
         blocks.append(Section("The champion", [Picture(_staircase(search))]))
     rows = [_row(search, each) for each in tries]
-    blocks.append(Section("Submissions", [Table(HEADS, rows, [True, False, True, False, True, False, False, False])]))
+    blocks.append(Section("Submissions", [Table(HEADS, rows, RIGHT, style="tight")]))
+    before = search.settings["champion"]
+    for each in kept:
+        title = f"Submission {each.number} against the champion before it"
+        blocks.append(Section(title, [Verbatim(submission.diff(before, each.arm), "diff")], is_folded=True))
+        before = each.arm
     blocks.append(Section("Method", [Lines(_method(search))]))
     data = {"search": search.name, "submissions": [deciding.answer(search, each) for each in tries]}
     return Document(f"Search {search.name}", [Verdict(f"{sentence}.", "", more=more)], blocks, data)
@@ -71,22 +78,22 @@ def _staircase(search: Search) -> Safe:
     return stairs.plot([stairs.Panel("After each keep", unit, rows)])
 
 
-def _row(search: Search, submission: Submission) -> list[object]:
-    decided: Any = submission.decided or {"decision": "open", "why": "", "spent_s": 0.0}
+def _row(search: Search, each: Submission) -> list[object]:
+    decided: Any = each.decided or {"decision": "open", "why": "", "spent_s": 0.0}
     word, gain, interval = decided["decision"], decided.get("gain"), decided.get("ci95")
     unit = "" if search.settings["on"] == "loss" else " %"
     devices = search.calibration["devices"] if search.calibration else 1
-    submitted: Shown | str = code(submission.about)
-    if submission.note:
-        markup = Safe(f"{html.escape(submission.note)}<br><code>{html.escape(submission.about)}</code>")
-        submitted = Shown(submission.note, markup)
+    about = private.redact(each.about, REPO)
+    submitted = code(about)
+    if each.note:
+        submitted = Shown(each.note, Safe(f"{html.escape(each.note)}<br><code>{html.escape(about)}</code>"))
     return [
-        str(submission.number),
-        coloured(f"{word}, luck" if _was_luck(submission) else word, f"badge {COLOURS[word]}"),
+        str(each.number),
+        coloured(f"{word}, luck" if _was_luck(each) else word, f"badge {COLOURS[word]}"),
         "" if gain is None else search.shown(gain),
         f"{interval[0]:+.3g} to {interval[1]:+.3g}{unit}" if interval else "",
         f"{decided['spent_s'] * devices:.0f}",
-        submission.author,
+        each.author,
         submitted,
         decided["why"],
     ]
@@ -94,7 +101,8 @@ def _row(search: Search, submission: Submission) -> list[object]:
 
 def _method(search: Search) -> list[str]:
     settings, calibration = search.settings, search.calibration
-    lines = [f"The first champion: {' '.join(settings['champion']['overrides'])}."]
+    words = private.redact_all(settings["champion"]["overrides"], REPO)
+    lines = [f"The first champion: {' '.join(words)}."]
     if calibration is not None:
         stop = search.stop(None)
         noise = f"{stop['sd']:.4g}" if settings["on"] == "loss" else f"{100 * stop['sd']:.2f} %"

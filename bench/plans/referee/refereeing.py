@@ -221,7 +221,7 @@ def _audit_run(search: Search, run: Path, arm: Arm) -> None:
         env = arm_process.environment(search.results)
         done = subprocess.run(command, cwd=paths.get("B", CODE), env=env, capture_output=True, text=True)
     if certificates.read_audit(run) is None:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        lines = f"{done.stdout}{done.stderr}".strip().splitlines() or [f"exit code {done.returncode}"]
         say("audit", f"{run.name} was not audited: {lines[-1]}", always=True)
 
 

@@ -6,6 +6,7 @@ mine/                        a folder in the place of the champion's: its script
 change.patch                 a diff of the champion's folder; of a search among our own models of models/ and conf/
 """
 
+import difflib
 import os
 import shutil
 import tempfile
@@ -170,8 +171,7 @@ def _copied(program: Program, arm: Arm, folder: Path, is_final: bool = True) -> 
     Of an arm in a sandbox nothing is linked: what it reads is its own sources and the track's data.
     """
     files = folder / FILES
-    sources = user_code.script_sources(program.root, program.file, program.is_rooted)
-    for name, path in sources.items():
+    for name, path in _sources(program).items():
         if path.is_symlink():
             raise ValueError(f"{path.name}: is a link: submit the file itself")
         target = files / name.removeprefix("script/")
@@ -189,3 +189,30 @@ def _make_read_only(folder: Path) -> None:
     for path in sorted(folder.rglob("*")):
         if not path.is_symlink() and path.is_file():
             path.chmod(0o444)
+
+
+def diff(before: Arm, after: Arm) -> str:
+    """What changed from one arm to another: settings, and the sources of a script or of our own models."""
+    kept = set(before["overrides"]) & set(after["overrides"])
+    old, new = (
+        [f"{word}\n" for word in arm["overrides"] if word not in kept and not word.startswith(OF_PROGRAM)]
+        for arm in (before, after)
+    )
+    lines = list(difflib.unified_diff(old, new, "settings", "settings"))
+    programs = program_of(before), program_of(after)
+    if programs[0] and programs[1] and programs[0] != programs[1]:
+        texts = [
+            {name: path.read_text(errors="replace") for name, path in _sources(each).items()}
+            for each in programs
+            if each
+        ]
+        for name in sorted({*texts[0], *texts[1]}):
+            a, b = (text.get(name, "").splitlines(keepends=True) for text in texts)
+            lines += difflib.unified_diff(a, b, f"a/{name}", f"b/{name}")
+    if after["rev"] and after["rev"] != before["rev"]:
+        lines.append(git.ask(REPO, "diff", before["rev"] or f"{after['rev']}^", after["rev"]) or "")
+    return "".join(lines)
+
+
+def _sources(program: Program) -> dict[str, Path]:
+    return user_code.script_sources(program.root, program.file, program.is_rooted)
