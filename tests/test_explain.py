@@ -221,6 +221,8 @@ def test_at_each_moment_one_range_has_the_time():
         ("aten::_softmax", [[4, 8], [], []], ["c10::BFloat16", "Scalar", "Scalar"], 2 * 64),
         ("aten::mul", [[4, 8], []], ["c10::complex<double>", "double"], 16 * 64 + 8),
         ("aten::unheard_of", [[4, 8]], ["float"], None),
+        ("aiter::rms_norm", [[4, 8], [8], []], [BF16, BF16, "Scalar"], 2 * (32 + 8 + 32)),  # its result is no argument
+        ("aten::add", [[4, 8], []], [BF16, "double"], 2 * 64 + 8),  # a number does not widen the result
         ("other::add", [[4, 8], [4, 8]], ["float", "float"], None),
         ("vllm::fused_add_rms_norm", [[4, 8], [4, 8], [8], []], ["c10::BFloat16"] * 3 + ["Scalar"], 2 * 72),
         ("triton_poi_fused_add_mul_0", [[4, 8], [4, 8], [1]], ["float", "c10::BFloat16", "Scalar"], None),

@@ -95,9 +95,13 @@ def _broadcast(shapes: list[list[int]]) -> list[int] | None:
 
 
 def _pointwise(op: str, found: list[Tensor]) -> int | None:
-    """The result has the common shape and the widest type."""
+    """The result has the common shape and the widest type of those that have axes: a single number widens nothing."""
     shape = _broadcast([tensor.dims for tensor in found])
-    element_bytes = 1 if COMPARISONS.match(op) else max(tensor.element_bytes or 0 for tensor in found)
+    element_bytes = (
+        1
+        if COMPARISONS.match(op)
+        else max((tensor.element_bytes or 0 for tensor in found if tensor.dims), default=found[0].element_bytes or 0)
+    )
     return None if shape is None else _all(op, found) + element_bytes * math.prod(shape)
 
 
@@ -114,6 +118,11 @@ def _first(op: str, found: list[Tensor]) -> int:
 def _like_first(op: str, found: list[Tensor]) -> int:
     """Each argument, and a result like the first: norms, softmax, scans, and their backward."""
     return _all(op, found) + found[0].bytes
+
+
+def _norm(op: str, found: list[Tensor]) -> int:
+    """Each argument, and a result like the first where none of the others can be it."""
+    return _all(op, found) + found[0].bytes * all(tensor.dims != found[0].dims for tensor in found[1:])
 
 
 def _twice(op: str, found: list[Tensor]) -> int:
@@ -217,8 +226,8 @@ RULES = (
 )
 # Operators of other libraries that are known to touch all of each argument, their results among them.
 CUSTOM_RULES = (
-    _rule(r"(?:fused_)?(?:add_)?(?:rms_?norm|layer_?norm)(?:2d)?(?:_\w+)?", _all),
-    _rule(r"_?group_?norm\w*", _all),
+    _rule(r"(?:fused_)?(?:add_)?(?:rms_?norm|layer_?norm)(?:2d)?(?:_\w+)?", _norm),
+    _rule(r"_?group_?norm\w*", _norm),
     _rule(r"(?:fused_)?rotary_(?:pos_)?emb\w*", _rotary),
     _rule(r"reshape_and_cache\w*|store_(?:kv_?)?cache", _into_cache),
     _rule(r"(?:silu|gelu|act)(?:_tanh)?_and_mul(?:_\w+)?", _all),
