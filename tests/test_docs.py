@@ -45,6 +45,25 @@ def test_a_command_prints_what_the_documentation_shows(page, block, tmp_path):
     assert fnmatch.fnmatchcase("\n".join(map(str.rstrip, done.stdout.splitlines())), wanted), done.stdout
 
 
+RUNS = sorted(map(str, (REPO / "results/published/cpu_nano-gpt2-adamw/cpu_nano").glob("2*")))
+OF_RUNS = {
+    line.partition("#")[0].strip()
+    for _, line in COMMANDS
+    if re.match(r"\./run\.sh (verify|explain|judge) (RUN|A B)(\.\.\.)?( --html \S+)?( +#|$)", line)
+}
+
+
+@pytest.mark.parametrize("line", sorted(OF_RUNS))
+def test_a_command_about_runs_does_its_work_on_published_ones(line, tmp_path):
+    """RUN..., RUN, A and B stand for runs of results/published."""
+    words, meant = line.split()[1:], {"RUN...": RUNS, "RUN": RUNS[:1], "A": RUNS[:1], "B": RUNS[1:2]}
+    command = [sys.executable, "-m", "bench", *(part for word in words for part in meant.get(word, [word]))]
+    env = os.environ | {"SPEEDRUN_CWD": str(tmp_path), "SPEEDRUN_RESULTS": str(tmp_path / "results")}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPO, env=env)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout
+    assert all((tmp_path / word).is_file() for word in words if word.endswith(".html"))
+
+
 def hatch_metadata():
     pytest.importorskip("hatchling")
     spec = importlib.util.spec_from_file_location("hatch_metadata", REPO / ".ci/hatch_metadata.py")
