@@ -442,6 +442,7 @@ def test_any_sqlite_program_reads_the_file(results):
     query = "SELECT count(*), max(train_s), min(\"optim.lr\") FROM runs WHERE model = 'gpt2'"
     assert db.execute(query).fetchone() == (NUM_RUNS, 10.0 + NUM_RUNS - 1, 0.003)
     assert db.execute("SELECT folder FROM runs ORDER BY 1").fetchone()[0].startswith("cpu_nano/20261121T030000Z-x-aaa")
+    db.close()
 
 
 def test_runs_of_two_results_folders_are_one_database(results, tmp_path_factory):

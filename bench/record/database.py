@@ -78,6 +78,10 @@ class Database:
         self.settings: dict[str, str] = dict(self.db.execute("SELECT name, kind FROM _settings").fetchall())
         self._taken = {name.lower() for name in (*self.settings, *COLUMNS, *KINDS)}
 
+    def __del__(self) -> None:
+        if "db" in vars(self):  # a connection that nobody closes is a warning from Python 3.13 on
+            self.db.close()
+
     def put(self, rows: Iterable[tuple[int, str, str | None, Values | None]]) -> None:
         """(number of its folder, name of the run folder, signature, values; None: it cannot be read) of each run."""
         setups, lines = {key: id for id, key in self.db.execute("SELECT id, key FROM _setups")}, []

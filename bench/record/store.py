@@ -1,7 +1,6 @@
 """Run folders as a database: .store.sqlite in a results folder, made from its run folders and never an authority.
 
-Any SQLite program can read it: the view runs has a row a run, with its facts, its metrics and every setting as columns.
-Delete it at any time: the next call that needs it makes another.
+Any SQLite program can read it: the view runs has a row a run.  Delete it at any time: the next call makes another.
 
 Who writes it.  A file is never changed: a new one, made in memory, replaces it by a rename.  So readers need no locks,
 of which those of network file systems cannot be trusted (SQLite's WAL does not work there at all), a killed writer
@@ -146,10 +145,14 @@ class Store(Database):
         for file, trusted in newest_first:
             with file, contextlib.suppress(sqlite3.Error, OSError, ValueError):
                 if known is None and plain_file.is_own(file, trusted):
-                    db = sqlite3.connect(":memory:", isolation_level=None)
-                    db.deserialize(_checked(file))
-                    facts = dict(db.execute("SELECT name, value FROM _facts").fetchall())
-                    known = db if facts.items() >= self._identity().items() else None
+                    with contextlib.ExitStack() as unless_known:
+                        db = sqlite3.connect(":memory:", isolation_level=None)
+                        unless_known.callback(db.close)
+                        db.deserialize(_checked(file))
+                        facts = dict(db.execute("SELECT name, value FROM _facts").fetchall())
+                        if facts.items() >= self._identity().items():
+                            known = db
+                            unless_known.pop_all()
         return known
 
     def _identity(self) -> dict[str, str]:
@@ -327,10 +330,8 @@ class Store(Database):
                 self.faults["/".join(place)] = str(message)
                 self._on_error(str(message))
             signature, is_settled = signatures[place]
-            may_end = values is None or row_reader.may_end(values)
-            rows.append(
-                (self._folder(place[0])[0], place[1], signature if is_settled and not may_end else None, values)
-            )
+            is_settled &= values is not None and not row_reader.may_end(values)
+            rows.append((self._folder(place[0])[0], place[1], signature if is_settled else None, values))
         self.put(rows)
         self._num_changes += sum(signature is not None for _, _, signature, _ in rows)
         self._read_now |= places
