@@ -64,6 +64,13 @@ def test_what_starts_the_ranks_ended_from_outside_is_an_interrupted_run(folder, 
     assert (found["kind"], found["signal"], found["exit_code"]) == ("interrupted", "SIGTERM", exit_code)
 
 
+def test_a_signal_to_torchrun_is_an_interrupted_run_though_it_ends_with_exit_code_1(folder):
+    told = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 27060 got signal: 15\n"
+    (folder / "logs" / "agent.log").write_text(f"Traceback (most recent call last):\n{told}")
+    found = failures.classify(folder, 1)
+    assert (found["kind"], found["signal"], found["exit_code"]) == ("interrupted", "SIGTERM", 1)
+
+
 def test_an_agent_that_says_nothing_is_reported_as_that(folder):
     assert "exit code 1" in failures.classify(folder, 1)["message"]
 

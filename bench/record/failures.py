@@ -67,6 +67,7 @@ GPU_SEEN_S = 1.0  # within which the sampler, which ends with rank 0, has read e
 BY_GPU = ("exception", "gpu_error", "nccl_error", "collective_timeout", "rank_crashed")  # what it leads to
 OWN_KINDS = {"NonFiniteLoss": "non_finite_loss", "NotCausal": "not_causal"}  # of the trainer's exceptions
 KILL_SEEN_WITHIN_S = 5.0  # torchrun looks every half second and stamps whole seconds
+SIGNALLED = re.compile(r"SignalException: Process \d+ got signal: (\d+)")  # what torchrun prints last
 OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|out of memory|can(?:'|no)t allocate memory|ALLOC_FAILED|bad_alloc|MemoryError"
     "|failed to map segment",
@@ -215,9 +216,13 @@ def _of_ranks(folder: Path, exit_code: int | None) -> Section | None:
     if exit_code == -signal.SIGKILL:
         message = "the launching agent was ended by SIGKILL"
         return failure("agent_killed", message, None, last_step(folder), "SIGKILL", exit_code)
-    if exit_code in (-signal.SIGTERM, 128 + signal.SIGTERM):
-        message = "what starts the ranks was ended from outside by SIGTERM"
-        return failure("interrupted", message, None, last_step(folder), "SIGTERM", exit_code)
+    number = int(signal.SIGTERM) if exit_code in (-signal.SIGTERM, 128 + signal.SIGTERM) else 0
+    if told := SIGNALLED.search(_log(folder, "agent.log")):  # and ends with exit code 1
+        number = int(told[1])
+    if number in set(signal.Signals):
+        name = signal.Signals(number).name
+        message = f"what starts the ranks was ended from outside by {name}"
+        return failure("interrupted", message, None, last_step(folder), name, exit_code)
     return _not_started(folder, exit_code)
 
 
