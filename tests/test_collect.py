@@ -242,7 +242,9 @@ def test_a_machine_that_has_collected_from_another_cannot_rewrite_its_runs(machi
     assert content_of(into) == before
 
 
-@pytest.mark.parametrize("path", ["steps.csv", "run.json/x", "steps.csv/x", "../x", "/tmp/x", "x" * 300, 5, None])
+@pytest.mark.parametrize(
+    "path", ["steps.csv", "run.json/x", "steps.csv/x", "../x", "/tmp/x", "x" * 300, "\x1b[2J", 5, None]
+)
 def test_a_list_of_files_that_makes_no_sense_is_refused_in_a_line(machines, path, capsys):
     a, _, into = machines
     name = runs_in(a.folder)[0]
@@ -261,7 +263,7 @@ def test_a_list_of_files_that_makes_no_sense_is_refused_in_a_line(machines, path
     (a.folder / line_count.NAME).unlink()
     assert collected(into, a) == 1
     out = capsys.readouterr().out
-    assert out.count("refused  ") >= 1 and f"{name}: " in out
+    assert out.count("refused  ") >= 1 and f"{name}: " in out and "\x1b" not in out
     assert not (into / name).exists()
 
 
@@ -293,6 +295,15 @@ def test_names_that_lead_elsewhere_are_refused(machines, capsys):
     ledger.append(a.folder, "end", run="../../evil", status="complete", run_json_sha256="0" * 64)
     assert collected(into, a) == 1
     assert "../../evil: is not <track>/<run_id>" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [b"[]", b"[" * 100_000, b"1", b'{"provenance": []}'])
+def test_what_is_no_record_is_passed_over(machines, content):
+    a, _, into = machines
+    (a.folder / "cpu_nano/other").mkdir()
+    (a.folder / "cpu_nano/other/run.json").write_bytes(content)
+    (a.folder / line_count.NAME).write_bytes(content)
+    assert collected(into, a) == 0
 
 
 def test_what_runs_has_no_end_yet_and_comes_when_it_has(machines, capsys):

@@ -212,3 +212,19 @@ def test_code_that_runs_from_the_root_itself_is_doubted(tmp_path):
     assert work_folder.doubts(its, tmp_path / "work", [str(tmp_path / "work" / "engine" / "steps.py")]) == []
     (doubt,) = work_folder.doubts(its, tmp_path / "work", [str(root / "engine" / "steps.py")])
     assert doubt.startswith("it ran engine/steps.py of script.root itself")
+
+
+def test_what_a_script_puts_links_to_in_its_folders_place_is_not_removed(tmp_path):
+    root, work = tmp_path / "mine", tmp_path / "work"
+    for folder in (root, work):
+        shutil.copytree(PACKAGE, folder)
+    config = compose.compose([f"script.root={root}", *STARTS["module"], "hardware=cpu"])
+    its = script.from_config(config, [])
+    before = sorted(root.rglob("*"))
+    shutil.rmtree(work / "engine")
+    (work / "engine").symlink_to(root / "engine")  # the same content, so that no source has changed
+    assert work_folder.changed(its, work) == work_folder.tidy(its, work) == []
+    assert sorted(root.rglob("*")) == before and not work.exists()
+    work.symlink_to(root)
+    assert work_folder.tidy(its, work) == []
+    assert sorted(root.rglob("*")) == before

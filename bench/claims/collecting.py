@@ -14,7 +14,6 @@ to rely on one makes it again.
 import concurrent.futures
 import contextlib
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -25,7 +24,7 @@ from typing import Any
 
 from bench.base import atomic
 from bench.base.paths import PUBLISHED, shown
-from bench.base.reading import damage, plain_file
+from bench.base.reading import damage, json_file, plain_file
 from bench.base.reading.place import Place
 from bench.base.text_table import counted, some
 from bench.plans.race import plan
@@ -117,7 +116,8 @@ def _ledgers(place: Place, into: Path) -> tuple[bytes, Ledger]:
     """-> (the whole lines of the place's ledger, the same read).  ValueError: it cannot be joined to this folder's."""
     counts = None
     with contextlib.suppress(ValueError):  # damaged: the ledger speaks for itself
-        counts = json.loads(place.read(line_count.NAME) or b"null")  # before the ledger, which may grow meanwhile
+        # before the ledger, which may grow meanwhile
+        counts = json_file.parsed(place.read(line_count.NAME) or b"null", line_count.NAME)
     content = place.read(ledger.NAME, plain_file.MAX_LINES_BYTES)
     if not content or b"\n" not in content:
         raise ValueError(f"{place}: has no {ledger.NAME}, so no record there can be checked: name a results folder")
@@ -184,7 +184,7 @@ def _copy_run(place: Place, name: str, staged: Path, run: StartedRun, without: C
     files = [artifact for artifact in record["artifacts"] if artifact["role"] not in without]
     for artifact in files:
         parts = PurePosixPath(artifact["path"]).parts
-        if not parts or parts[0] == "/" or ".." in parts or parts == ("run.json",):
+        if not parts or parts[0] == "/" or ".." in parts or parts == ("run.json",) or artifact["num_bytes"] < 0:
             raise ValueError(f"lists {artifact['path'][:100]!r}, which is no file of a run")
 
     def copy(artifact: dict[str, Any]) -> None:
@@ -216,9 +216,7 @@ def _take_races(place: Place, into: Path, theirs: Ledger, found: Collected) -> N
             found.refused.append(f"{race_folder.FOLDER}/{race_id}: {error}")
 
 
-def _take_file(
-    place: Place, folder: Path, name: str, digest: Callable[[bytes], str | None], sha256: str | None
-) -> bool:
+def _take_file(place: Place, folder: Path, name: str, digest: Callable[[bytes], str], sha256: str | None) -> bool:
     """Whether a file of a race is new here.  ValueError: it is not the ledger's, or is not there."""
     is_there = (folder / name).exists()
     if is_there and digest(plain_file.content(folder / name)) == sha256:
@@ -234,9 +232,8 @@ def _take_file(
     return True
 
 
-def _plan_sha256(content: bytes) -> str | None:
-    made = json.loads(content)
-    return plan.sha256(made) if isinstance(made, dict) else None
+def _plan_sha256(content: bytes) -> str:
+    return plan.sha256(json_file.parsed(content, "plan.json", dict[str, Any]))
 
 
 def _look_for_others(place: Place, theirs: Ledger, found: Collected) -> None:
@@ -248,7 +245,7 @@ def _look_for_others(place: Place, theirs: Ledger, found: Collected) -> None:
             if (name := f"{track}/{run_id}") in theirs.runs or run_id.startswith("."):
                 continue
             with contextlib.suppress(ValueError):  # no record
-                record = json.loads(place.read(f"{name}/run.json") or b"{}")
+                record = json_file.parsed(place.read(f"{name}/run.json") or b"{}", name, dict[str, Any])
                 if record.get("provenance") == "imported":
                     found.num_imported += 1
                 elif "run_id" in record:

@@ -9,6 +9,7 @@ already is not copied again.  Two runs of one name are refused, and neither is c
 import sys
 from pathlib import Path
 
+from bench.base import escape
 from bench.base.paths import results_root, user_path
 from bench.base.reading.place import Place
 from bench.claims import collecting
@@ -26,12 +27,12 @@ def main(argv: list[str]) -> int:
         try:
             found = collecting.collect(Place(word), into, args.without)
         except ValueError as error:
-            print(f"collect: {error}", file=sys.stderr)
+            print(f"collect: {escape.line(str(error))}", file=sys.stderr)
             num_refused += 1
             continue
         say("collect", f"{word}: {found}")
         for sentence in found.refused:
-            say("refused", f"{word}: {sentence}", always=True)
+            say("refused", escape.line(f"{word}: {sentence}"), always=True)
         num_refused += len(found.refused)
     return 1 if num_refused else 0
 

@@ -139,13 +139,19 @@ def _sha256(path: Path) -> str | None:
 
 
 def tidy(script: Script, work: Path) -> list[str]:
-    """Removes links, unchanged copies and empty folders; what the script wrote stays.  Returns its files, sorted."""
-    kept = {name.removeprefix("script/") for name in changed(script, work)}
+    """Removes links, unchanged copies and empty folders; what the script wrote stays.  Returns its files, sorted.
+
+    Nothing outside work/ is removed, wherever the script has put links in place of its folders.
+    """
+    if work.is_symlink():
+        return []
+    start = len(os.path.join(work, ""))
+    entries = list(plain_file.entries_below(work))
+    kept, found = set(changed(script, work)), {entry.path[start:] for entry in entries}  # found through no link
     for name in script.sha256_by_name:
-        if name.removeprefix("script/") not in kept:
+        if name not in kept and name.removeprefix("script/") in found:
             with contextlib.suppress(OSError):  # the script made it immutable
                 (work / name.removeprefix("script/")).unlink(missing_ok=True)
-    entries = list(plain_file.entries_below(work))
     for entry in reversed(entries):
         with contextlib.suppress(OSError):  # not empty, or immutable
             if entry.is_symlink():
@@ -154,6 +160,5 @@ def tidy(script: Script, work: Path) -> list[str]:
                 os.rmdir(entry.path)
     with contextlib.suppress(OSError):
         work.rmdir()
-    start = len(os.path.join(work, ""))
     kept_files = (entry.path[start:] for entry in entries if entry.is_file(follow_symlinks=False))
     return sorted(plain_file.name_in_utf8(path) for path in kept_files if os.path.lexists(work / path))
