@@ -6,7 +6,7 @@ import pytest
 import traces
 from traces import event, launched, step, write
 
-from bench.analysis.trace import analysis, diff, formulas, operators, window
+from bench.analysis.trace import analysis, diff, formulas, operators, text, window
 from bench.analysis.trace.load import find, load
 from bench.analysis.trace.text import difference, document, short
 from bench.cli import analyze
@@ -550,3 +550,14 @@ def test_a_table_of_operators_without_rows_is_empty(tmp_path):
 )
 def test_a_kernels_name_is_shown_by_what_distinguishes_it(name, shown):
     assert short(name) == shown
+
+
+def test_of_several_ranks_the_late_one_is_named_in_the_text(tmp_path):
+    paths = []
+    for rank, own_us in enumerate((10, 25)):  # rank 0 waits 15 us of the 40 that rank 1's rows span
+        events = launched("forward", 1, own_us, 0, 1, call_dur=0.5)
+        events += launched("ncclDevKernel_AllReduce", 1 + own_us, 40 - own_us, 0.6, 2, call_dur=0.2)
+        facts = {"rank": rank, "world_size": 2}
+        paths.append(write(tmp_path / f"rank{rank}.json", events, distributedInfo=facts))
+    words = str(text.document(traces.analysed(paths), "two ranks"))
+    assert "Rank 1 comes last to 1 collective: the others waited 0.01 ms in theirs, 37.5 % of its time" in words

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from bench.web.document import Block, Bullets, Document, Lines, Section, Table, 
 MAX_NAME_CHARS = 60
 NUM_LINES = 10  # of a table in a text
 MAX_LINES = 200  # on a page
+LATE_ABOVE_PCT = 5  # of the span that the others wait: below, no rank is said to be late
 MAX_OPEN = 4  # sentences; more are folded
 NOTHING_COUNTED = "no device rows are counted: nothing is known of the device's time"
 Line = dict[str, Any]  # of an answer
@@ -91,13 +93,30 @@ def verdict(answer: Line, about: str = "") -> Verdict:
     return Verdict(next(iter(first["advice"]), none) + _rank(answer), "", about)
 
 
+def _late(answer: Line) -> Iterator[str]:
+    """The rank that comes last to the most collectives, where the others wait for long."""
+    waits = (answer["overall"]["collectives"] or {}).get("waits", ())
+    if len(waits) < 2:
+        return
+    last = max(waits, key=lambda line: line["num_last"])
+    wait_us = statistics.median(line["wait_us"] for line in waits if line is not last)
+    span_us = answer["ranks"][str(last["rank"])]["temporal"]["span_us"]
+    if wait_us > LATE_ABOVE_PCT / 100 * span_us:
+        calls = text_table.counted(last["num_last"], "collective")
+        yield (
+            f"Rank {last['rank']} comes last to {calls}: the others waited "
+            f"{wait_us / 1000:.2f} ms in theirs, {100 * wait_us / span_us:.1f} % of its time (over {LATE_ABOVE_PCT} %, "
+            "median); ./run.sh explain says what it does longer."
+        )
+
+
 def remarks(answer: Line, is_first_said: bool = True) -> list[Block]:
     """What to know of the files, and what it means; is_first_said: without what verdict() says."""
     overall, ranks = answer["overall"], answer["ranks"]
     missing = overall["missing_ranks"]
     known = [f"{len(missing)} of {overall['world_size']} ranks are missing: {missing[:10]}"] if missing else []
     known += [sentence for rank, analysis in ranks.items() for sentence in caveats(rank, analysis)]
-    advice = next(iter(ranks.values()))["advice"][int(is_first_said) :]
+    advice = [*_late(answer), *next(iter(ranks.values()))["advice"][int(is_first_said) :]]
     folded = [Section(f"{len(known)} things to know of the files", [Bullets(known)], is_folded=True)]
     return [
         *(folded if len(known) > MAX_OPEN else [Bullets(known)]),
