@@ -52,7 +52,7 @@ def walked(results, verb, name, becomes, capsys):
     words = [str(places.get(word, word)) for word in INPUTS[verb][0]]
 
     def late(number, frame):
-        raise TimeoutError(f"{verb} with {name} {becomes}: over {WITHIN_S} s")
+        pytest.fail(f"{verb} with {name} {becomes}: over {WITHIN_S} s")
 
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(WITHIN_S)

@@ -230,7 +230,8 @@ class Store(Database):
     def _ledger_from(self, start: int) -> tuple[int, bytes]:
         """Where its whole lines from there on begin, and these; none where there is no ledger."""
         start, content = max(0, start), b""
-        with contextlib.suppress(Damaged), plain_file.opened(f"{self.home}/{ledger.NAME}") as file:
+        name, most_bytes = f"{self.home}/{ledger.NAME}", plain_file.MAX_LINES_BYTES
+        with contextlib.suppress(Damaged), plain_file.opened(name, most_bytes) as file:
             file.seek(start)
             content = file.read()
         return start, content[: content.rfind(b"\n") + 1]
@@ -385,6 +386,8 @@ class Store(Database):
 
 def _checked(file: BinaryIO) -> mmap.mmap:
     """The content of a store.  ValueError: it was damaged, as by a machine that lost its power."""
+    if plain_file.is_mostly_holes(file):
+        raise ValueError("it is damaged")
     content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     with memoryview(content) as view, view[CRC.stop :] as rest:
         if zlib.crc32(rest) != int.from_bytes(view[CRC], "big"):
