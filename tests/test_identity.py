@@ -37,6 +37,8 @@ NOT_RACED = {
     "bench/base/paths.py": "finds folders",
     "bench/machine/code_copy.py": "copies what is run, and hashes it at the end",
     "bench/machine/signals.py": "how a launcher is interrupted",
+    "bench/machine/sandbox.py": "confines a script; whether one is confined is a setting of its config",
+    "bench/machine/namespaces.py": "the sandbox where bubblewrap is not installed",
     "bench/machine/peak_rates.py": "data sheets, for the MFU that is shown",
     "bench/record/metrics.py": "derives numbers of a record, also for the line that a person sees of a run",
     "bench/base/stats.py": "counts with records",

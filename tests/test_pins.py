@@ -24,6 +24,9 @@ UNLOCKED = (
     "search",
     "submitit",
     "joblib",
+    "mcp",
+    "ssh",
+    "s3",
 )  # extras that ./run.sh leaves out
 MODULES = {"hydra-core": "hydra", "PyYAML": "yaml", "nvidia-ml-py": "pynvml"}  # where the module has another name
 PIN = re.compile(r"^(\S+==.*\S) \\\n(?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+    # (.*)$", re.MULTILINE)
@@ -108,7 +111,7 @@ def test_the_code_imports_only_what_is_declared():
     program = {"bench", "models"}.union(
         sys.stdlib_module_names, *(modules[group] for group in modules if group != "test")
     )
-    program |= {"tiktoken_ext", "triton"}  # they come with tiktoken and with torch's builds for GPUs
+    program |= {"tiktoken_ext", "triton", "fsspec"}  # they come with tiktoken, with torch's builds for GPUs, with torch
     for path in [*REPO.glob("bench/**/*.py"), *REPO.glob("models/**/*.py")]:
         assert imported(path) <= program, path
     helpers = {
