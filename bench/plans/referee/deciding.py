@@ -57,7 +57,9 @@ def derive(search: Search, submission: Submission) -> Derived:
     decided = cast(Decided, {**decided, **_numbers(search, confirmation, finding), "stage": CONFIRMATION})
     if finding["outcome"] != searching.KEEP:
         decided = cast(Decided, {**decided, **_without_keep(search, confirmation, finding)})
-        decided["why"] = f"{search.shown(earlier.get('gain') or 0.0)} in its race was luck; confirmed: {decided['why']}"
+        is_luck = decided["decision"] == "drop" and finding["gain"] is not None
+        how = "was luck; confirmed" if is_luck else "was not confirmed"
+        decided["why"] = f"{search.shown(earlier.get('gain') or 0.0)} in its race {how}: {decided['why']}"
         return Derived(decided, False)
     if doubt := _doubt(search, confirmation):
         return Derived({**decided, "why": f"{_said(search, finding)}, but {doubt}"}, False)
