@@ -96,6 +96,39 @@ print(libc.unshare(0x10000000), libc.mount(b"none", b"/tmp", b"tmpfs", 0, None),
         assert confined(code) == (0, "-1 -1 localhost\n", None)
 
 
+def test_of_a_link_to_an_interpreter_only_the_link_is_seen(confined, tmp_path):
+    """As uv puts them into ~/.local/bin, beside ~/.local/share/keyrings."""
+    link, key = tmp_path / "home/.local/bin/python3", tmp_path / "home/.local/share/keyrings/login"
+    for path in (link, key):
+        path.parent.mkdir(parents=True)
+    link.symlink_to(os.path.realpath(sys.executable))
+    key.write_text("KEY")
+    environment = tmp_path / "environment"
+    subprocess.run([link, "-m", "venv", "--without-pip", environment], check=True)
+    for python in (link, environment / "bin/python"):
+        readable = sandbox.of_python(str(python))
+        code = f"import os, subprocess\nprint(os.path.exists({str(key)!r}), end=' ', flush=True)\n"
+        code += f"subprocess.run([{str(python)!r}, '-c', 'import json, sys; print(sys.prefix)'], check=True)"
+        prefix = environment if python != link else Path(os.path.realpath(link)).parent.parent
+        assert confined(code, readable=readable) == (0, f"False {prefix}\n", None)
+
+
+def test_it_reaches_neither_the_users_keys_nor_the_machines_host(confined):
+    code = f"""
+import ctypes, errno, socket
+libc = ctypes.CDLL(None, use_errno=True)
+for number in {namespaces.REFUSED_CALLS}:
+    assert libc.syscall(number, 0, -3, 0, 0) == -1
+    print(errno.errorcode[ctypes.get_errno()], end=" ")
+for family in (socket.AF_VSOCK, socket.AF_ALG):
+    try:
+        socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        print(errno.errorcode[error.errno], end=" ")
+"""
+    assert confined(code) == (0, "ENOSYS ENOSYS ENOSYS ENOSYS EAFNOSUPPORT EAFNOSUPPORT ", None)
+
+
 @pytest.mark.parametrize(
     ("code", "limits", "words"),
     [

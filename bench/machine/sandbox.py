@@ -3,9 +3,10 @@
     words, env = sandbox.command(["python", "train.py"], env, readable=[code], writable={work: work}, cwd=work)
     watch = sandbox.Watch(process.pid, limits, work)      then about twice a second: why = watch.exceeded()
 
-Inside there is no network but its own loopback, no other process and no home folder.  Of the file system there are
-SYSTEM and ETC, read-only, what it is given, and a temporary folder in memory.  When its first process ends, the kernel
-ends all others, daemons too.  Devices of GPUs are passed on, which has not been tried on a GPU.
+Inside there is no network but its own loopback, no other process, no home folder and no key of the kernel's keyrings.
+Of the file system there are SYSTEM and ETC, read-only, what it is given, and a temporary folder in memory.  When its
+first process ends, the kernel ends all others, daemons too.  Devices of GPUs are passed on, which has not been tried on
+a GPU.
 
 bubblewrap makes it where that is installed and works, else namespaces.py; where the kernel lets no user make
 namespaces, neither can.  The wall is Linux's kernel: this is no virtual machine.
@@ -138,17 +139,17 @@ def command(
     found |= {path: ("ro", path) for path in whole}
     for path in map(os.path.abspath, given):  # links; those within what can be read are there already
         if not whole & {path, *map(str, Path(path).parents)}:
-            found[path] = "ro", os.path.realpath(path)
+            found[path] = "link" if os.path.islink(path) and os.path.isfile(path) else "ro", os.path.realpath(path)
     for inside, source in (writable or {}).items():
         found[str(inside)] = "rw", os.path.realpath(source)
     mounts = [(what, source, path) for path, (what, source) in sorted(found.items(), key=lambda item: Path(item[0]))]
     words = [*_rlimits(limits), *words]
     env = {name: value for name, value in env.items() if not name.startswith("XDG_")}
     env |= {"HOME": HOME, "TMPDIR": TEMPORARY}
+    helper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("namespaces.py"))]
     if using == BUBBLEWRAP:
-        return [*_bubblewrap(mounts), "--chdir", str(cwd), "--", *words], env
-    helper = Path(__file__).with_name("namespaces.py")
-    return [sys.executable, "-I", "-S", str(helper), json.dumps([mounts, str(cwd), limits.num_processes]), *words], env
+        return [*helper, "null", *_bubblewrap(mounts), "--chdir", str(cwd), "--", *words], env
+    return [*helper, json.dumps([mounts, str(cwd), limits.num_processes]), *words], env
 
 
 def _rlimits(limits: Limits) -> list[str]:
@@ -177,15 +178,21 @@ def _bubblewrap(mounts: Iterable[tuple[str, str, str]]) -> list[str]:
 
 
 def of_python(python: str) -> list[str]:
-    """Folders that an interpreter reads: its environment, and those that it is made from."""
+    """What an interpreter reads: the folder of its environment, those that it is made from, and links on the way.
+
+    Such a link may lie in ~/.local/bin, whose other folders hold keyrings: it is passed on alone.
+    """
     found, path = set[str](), os.path.abspath(python)
-    while True:
-        found.add(os.path.dirname(os.path.dirname(path)))
-        if not os.path.islink(path):
-            break
+    while os.path.islink(path):
+        folder = os.path.dirname(os.path.dirname(path))
+        if os.path.isfile(f"{folder}/pyvenv.cfg"):
+            found.add(folder)
+        elif not path.startswith(tuple(f"{system}/" for system in SYSTEM)):
+            found.add(path)
         path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+    found.add(os.path.dirname(os.path.dirname(path)))
     whole = {"/", os.path.expanduser("~"), *SYSTEM}
-    return sorted(folder for folder in found if folder not in whole and os.path.isdir(folder))
+    return sorted(path for path in found if path not in whole and os.path.exists(path))
 
 
 class Watch:
