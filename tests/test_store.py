@@ -251,6 +251,32 @@ def other(content):
     return b"SQLite format 3\0" + bytes(4080)
 
 
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["CREATE TRIGGER harm BEFORE INSERT ON _rows BEGIN SELECT RAISE(FAIL, 'x'); END"],
+        ["DROP INDEX _pending"],
+        ["ALTER TABLE _rows ADD COLUMN more"],
+        [
+            "ALTER TABLE _facts RENAME TO _kept",
+            "CREATE VIEW _facts AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+            " SELECT * FROM _kept UNION ALL SELECT i, i FROM n",
+        ],
+    ],
+)
+def test_a_store_with_other_tables_triggers_or_views_is_not_believed(results, statements):
+    expected = read_by_name(results)
+    for statement in ["UPDATE _rows SET val_loss = 0.001", *statements]:
+        forge(store_file(results), statement)
+    assert read_by_name(results) == expected
+
+
+def test_a_store_of_a_terabyte_is_not_read(results):
+    expected = read_by_name(results)
+    os.truncate(store_file(results), 2**40)
+    assert read_by_name(results) == expected and store_file(results).stat().st_size < 2**24
+
+
 @pytest.mark.parametrize("damage", [bytes.upper, without_its_end, with_another_byte, other, lambda _: b"", None])
 def test_a_damaged_or_deleted_store_costs_only_time(results, damage, monkeypatch):
     expected = read_by_name(results)

@@ -5,6 +5,7 @@ less.  A column has no declared type: a value stays the int or float that its re
 type a column is of.
 """
 
+import contextlib
 import hashlib
 import json
 import marshal
@@ -49,6 +50,7 @@ CHOSEN = "r.id IN (SELECT id FROM temp._chosen)"
 _own_of, _shared_of = (operator.itemgetter(*map(COLUMNS.index, names)) for names in (OWN, SHARED))
 _in_order = operator.itemgetter(*map((*OWN, *SHARED).index, COLUMNS))
 
+SCHEMA = "SELECT type, name, sql FROM sqlite_schema WHERE name != 'runs' ORDER BY name"  # without the view
 Values = tuple[Any, ...]  # of a row, by COLUMNS
 
 
@@ -66,6 +68,23 @@ def plain(value: object) -> Any:
     return json.dumps(value, separators=(",", ":")) if isinstance(value, (list, dict, tuple)) else value
 
 
+def _tables() -> str:
+    shared, own = (", ".join(map(quoted, names)) for names in (SHARED, OWN))
+    return TABLES.format(shared=shared, own=own)
+
+
+def check_tables(db: sqlite3.Connection) -> None:
+    """ValueError: it holds other things than these tables, such as triggers, or views that never end."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as own:
+        own.executescript(_tables())
+        expected = own.execute(SCHEMA).fetchall()
+    found = db.execute(SCHEMA).fetchall()
+    for (kind, name, text), made in zip(found, expected, strict=True):
+        gained_columns = name == "_setups" and str(text).startswith(made[2][:-1] + ", ")
+        if (kind, name) != made[:2] or (text != made[2] and not gained_columns):
+            raise ValueError(f"{name} is not as it is made here")
+
+
 class Database:
     """db: a connection.  settings: {setting that some run has: its type}."""
 
@@ -73,8 +92,7 @@ class Database:
         """db: one that holds these tables; None: in memory, without a row."""
         self.db = db or sqlite3.connect(":memory:", isolation_level=None)
         if db is None:
-            shared, own = (", ".join(map(quoted, names)) for names in (SHARED, OWN))
-            self.db.executescript(TABLES.format(shared=shared, own=own))
+            self.db.executescript(_tables())
         self.settings: dict[str, str] = dict(self.db.execute("SELECT name, kind FROM _settings").fetchall())
         self._taken = {name.lower() for name in (*self.settings, *COLUMNS, *KINDS)}
 

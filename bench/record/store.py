@@ -27,7 +27,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import mmap
 import os
 import sqlite3
 import time
@@ -39,7 +38,7 @@ from typing import Any, BinaryIO, cast
 from bench.base import atomic, paths
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
-from bench.record import certificates, ledger, row_reader
+from bench.record import certificates, database, ledger, row_reader
 from bench.record.database import CHOSEN, JOINED, KINDS, Database
 from bench.record.row_reader import Place
 from bench.record.rows import Row
@@ -139,7 +138,7 @@ class Store(Database):
         for path, owner in ((Path(self.home, NAME), self.home), (self._own_path(), None)):
             with contextlib.suppress(Damaged, OSError):
                 trusted = (0, os.stat(owner).st_uid) if owner else ()
-                files.append((plain_file.opened(path), trusted))
+                files.append((plain_file.opened(path, plain_file.MAX_LINES_BYTES), trusted))
         newest_first = sorted(files, key=lambda found: os.fstat(found[0].fileno()).st_mtime_ns, reverse=True)
         known = None
         for file, trusted in newest_first:
@@ -149,6 +148,7 @@ class Store(Database):
                         db = sqlite3.connect(":memory:", isolation_level=None)
                         unless_known.callback(db.close)
                         db.deserialize(_checked(file))
+                        database.check_tables(db)
                         facts = dict(db.execute("SELECT name, value FROM _facts").fetchall())
                         if facts.items() >= self._identity().items():
                             known = db
@@ -384,13 +384,11 @@ class Store(Database):
         return "/".join([self.home.rstrip("/"), *filter(None, parts)])
 
 
-def _checked(file: BinaryIO) -> mmap.mmap:
+def _checked(file: BinaryIO) -> bytes:
     """The content of a store.  ValueError: it was damaged, as by a machine that lost its power."""
-    if plain_file.is_mostly_holes(file):
-        raise ValueError("it is damaged")
-    content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    content = file.read()  # not mapped: the process would die where the file is cut off or, on NFS, replaced meanwhile
     with memoryview(content) as view, view[CRC.stop :] as rest:
-        if zlib.crc32(rest) != int.from_bytes(view[CRC], "big"):
+        if len(content) < CRC.stop or zlib.crc32(rest) != int.from_bytes(view[CRC], "big"):
             raise ValueError("it is damaged")
     return content
 
