@@ -182,7 +182,7 @@ def test_a_folder_without_git_or_without_runs_is_refused(planted, tmp_path):
 
 def steps(inputs, github):
     """The Action's own steps in their order, their expressions filled in: [(name, script, env)]."""
-    action = yaml.safe_load((REPO / "action.yml").read_text())
+    action = yaml.safe_load((REPO / ".ci" / "action.yml").read_text())
     defaults = {name: facts["default"] for name, facts in action["inputs"].items() if "default" in facts}
 
     def filled(text, outputs):
@@ -203,7 +203,7 @@ def test_the_actions_steps_race_a_slower_head_comment_and_fail(tmp_path):
     (temp / "gh").write_text(f'#!/bin/sh\necho "$@" >>{temp}/gh.log\n')
     (temp / "gh").chmod(0o755)
     output, summary = temp / "output", temp / "summary"
-    github = {"action_path": str(REPO), "token": "t", "sha": head, "event.pull_request.number": "7"}
+    github = {"action_path": str(REPO / ".ci"), "token": "t", "sha": head, "event.pull_request.number": "7"}
     settings = " ".join(["script=train.py", "script.torchrun=false", "'track=free'", "hardware=cpu"])
     own, filled = steps({"settings": settings, "base": base, "head": head, "n": "2"}, github)
     codes, outputs = {}, {}
@@ -231,8 +231,8 @@ def test_the_actions_steps_race_a_slower_head_comment_and_fail(tmp_path):
 def test_gitlabs_template_and_the_action_call_the_same_script():
     job = yaml.safe_load((REPO / ".ci" / "gitlab.yml").read_text())["speedrun"]
     own, _ = steps({}, {})
-    lines = [line for line in [*job["script"], *(step["run"] for step in own)] if ".ci/watch" in line]
-    assert len(lines) == 2 and all(".ci/watch" in line and '"${settings[@]}" || code=$?' in line for line in lines)
+    lines = [line for line in [*job["script"], *(step["run"] for step in own)] if "/watch" in line]
+    assert len(lines) == 2 and all("/watch" in line and '"${settings[@]}" || code=$?' in line for line in lines)
     assert job["script"][-1] == 'exit "$code"' and all("$" not in name for name in job["artifacts"]["paths"])
 
 

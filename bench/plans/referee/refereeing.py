@@ -28,6 +28,7 @@ from bench.record.rows import row_of
 CALIBRATION_ROUNDS = 6
 SIGHT = 5 / 3  # sds of a run that the effect is where none is asked for: a confirmation takes about ten rounds
 AUDITS = ("random_tokens", "held_out")  # of what is to be kept (bench/plans/audit/)
+GOAL = ("data", "target", "budget", "stop_at_target", "metric", "val_tokens", "num_steps", "world_size")  # columns
 QUESTIONS = ("time", "time_to_target", "loss")
 MAX_SEED = 2**30
 
@@ -181,6 +182,7 @@ def _decide(search: Search, submission: Submission) -> Search:
                 search = searches.append(search, "confirming", submission=number, level=search.next_level())
                 submission = search.submissions[number]
             _confirm(search, submission)
+        if submission.level is not None:  # also where the confirmation had ended before a kill, and its audit had not
             _audit(search, submission)
             derived = deciding.derive(search, submission)
         decided = derived.decided
@@ -273,9 +275,13 @@ def _refuse(search: Search, submission: Submission) -> None:
             raise Refused(f"{path.name}: is no Python: {error}") from None
     request = {"arms": {"A": dict(search.champion), "B": dict(submission.arm)}, "on": search.settings["on"]}
     try:
-        made, _ = planning.planned(request, search.results)
+        made, facts = planning.planned(request, search.results)
     except ValueError as error:
         raise Refused(str(error)) from None
+    goals = [facts[name].get("row", {}) for name in "AB"]
+    for name in GOAL:  # a yaml of a diff can set anything (# @package _global_)
+        if (was := goals[0].get(name)) != (now := goals[1].get(name)):
+            raise Refused(f"{name} is {now}, and {was} of the champion: a submission does not change the goal")
     deviations = [set(made["arms"][name]["deviations"]) for name in "AB"]
     if more := sorted(deviations[1] - deviations[0]):
         raise Refused(f"the track does not allow it: {more[0]}")

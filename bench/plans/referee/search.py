@@ -84,7 +84,6 @@ class Submission:
     about: str  # what was submitted, as typed
     arm: Arm
     at: str
-    against: int | None = None  # the submission that was champion as its confirmation, or its decision, came
     level: float | None = None  # of its confirmation, once it has one
     decided: Decided | None = None
 

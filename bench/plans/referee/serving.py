@@ -36,10 +36,10 @@ async def call(search: Search, tool: str, given: Mapping[str, Any]) -> Any:
     if tool not in TOOLS:
         return {"error": f"{tool}: there is no such tool: choose from {', '.join(TOOLS)}"}
     with tempfile.TemporaryDirectory(prefix="speedrun-referee-") as folder:
-        words = [str(word) for word in given.get("words") or ()]
+        words = list(given.get("words") or ())
         if diff := given.get("diff"):
             words = [str(Path(folder, "submitted.patch"))]
-            Path(words[0]).write_text(str(diff))
+            Path(words[0]).write_bytes(diff.encode())
         command = [sys.executable, "-m", "bench", "referee", tool, "--search", search.name, "--json"]
         if tool == "submit":
             command += [f"--note={given.get('note') or ''}", f"--author={given.get('author') or ''}", "--", *words]
@@ -68,11 +68,20 @@ def serve(search: Search, socket: Path) -> None:
 async def _serve(search: Search, socket: Path) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
-            while line := await reader.readline():
-                writer.write(json.dumps(await _answered(search, line)).encode() + b"\n")
+            try:
+                while line := await reader.readline():
+                    writer.write(json.dumps(await _answered(search, line)).encode() + b"\n")
+                    await writer.drain()
+            except ValueError:  # of readline: what follows on this connection cannot be told apart
+                error = f"a request has at most {MAX_LINE_BYTES:,} bytes: submit the path of a file"
+                writer.write(json.dumps({"id": None, "error": error}).encode() + b"\n")
                 await writer.drain()
         writer.close()
 
+    if socket.exists() and not socket.is_socket():
+        raise ValueError(f"{socket}: is a file: give --socket a path at which there is none")
+    if await _is_served(socket):
+        raise ValueError(f"{socket}: another server answers there: give another --socket")
     socket.unlink(missing_ok=True)
     mask = os.umask(0o177)
     try:
@@ -83,6 +92,16 @@ async def _serve(search: Search, socket: Path) -> None:
         await server.serve_forever()
 
 
+async def _is_served(socket: Path) -> bool:
+    """Whether a program listens there; the socket of one that was killed stays behind."""
+    try:
+        _, writer = await asyncio.open_unix_connection(socket)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
 async def _answered(search: Search, line: bytes) -> dict[str, Any]:
     """A line -> {"id", "answer"} or {"id", "error"}."""
     try:
@@ -90,9 +109,30 @@ async def _answered(search: Search, line: bytes) -> dict[str, Any]:
         number, tool = request.get("id"), str(request.get("tool"))
     except (ValueError, AttributeError):
         return {"id": None, "error": 'a request is a JSON object a line: {"id": 1, "tool": "status"}'}
+    if fault := _fault_of(request):
+        return {"id": number, "error": fault}
     answer = await call(search, tool, request)
     is_error = isinstance(answer, dict) and "error" in answer
     return {"id": number} | (answer if is_error else {"answer": answer})
+
+
+def _fault_of(request: Mapping[str, Any]) -> str | None:
+    """A sentence where a field is not what a command can be given."""
+    words = request.get("words")
+    if words is not None and not isinstance(words, list):
+        return f'words={words!r}: give a list of strings: "words": ["optim.lr=0.002"]'
+    for name in ("words", "diff", "note", "author"):
+        for text in words or () if name == "words" else [request.get(name) or ""]:
+            if not isinstance(text, str) or not _is_text(text):
+                return f"{name}: {ascii(text)[:40]} is no text: give strings of UTF-8 without NUL characters"
+    return None
+
+
+def _is_text(text: str) -> bool:
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 def serve_mcp(search: Search) -> None:

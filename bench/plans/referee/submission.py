@@ -3,7 +3,7 @@
 optim.lr=0.002 optim=muon    settings of the champion that are to be others
 script=train.py              another script in the place of the champion's
 mine/                        a folder in the place of the champion's: its script, and all code beside it
-change.patch                 a diff of the champion's folder; of a search among our own models of models/ and conf/
+change.patch                 a diff of the champion's folder; among our own models, of models/, conf/model/, conf/optim/
 """
 
 import difflib
@@ -23,7 +23,7 @@ from bench.plans.referee.search import Arm
 ALLOWED = ("model", "optim", "stages", "script.args")  # settings that a submission may change
 OF_PROGRAM = ("script=", "script.path=", "script.root=")
 SANDBOX = "script.sandbox=true"
-CODE = ("models/", "conf/")  # of this repository: what a diff may change
+CODE = ("models/", "conf/model/", "conf/optim/")  # of this repository: what a diff may change
 FILES = "files"
 MAX_PATCH_BYTES = 2**22
 REFS = "refs/speedrun/searches"
@@ -123,18 +123,22 @@ def _of_patch(path: Path, champion: Arm, folder: Path, ref: str) -> Arm:
         if program is None:
             return {**champion, "rev": _commit_of(patch, champion, ref)}
         root = _copied(program, champion, folder, is_final=False)
+        before = _links(root)
         git.run(root, "apply", "-", given=patch, GIT_CEILING_DIRECTORIES=str(root.parent))
+        if added := sorted(_links(root) - before):
+            raise ValueError(f"{added[0].relative_to(root)}: is a link: submit the file itself")
     except git.Failed as error:
         raise ValueError(f"{path.name}: it does not apply to the champion ({error}): make it from that") from None
     _make_read_only(root)
     return _with_program(champion, program._replace(root=root))
 
 
+def _links(root: Path) -> set[Path]:
+    return {path for path in root.rglob("*") if path.is_symlink()}
+
+
 def _commit_of(patch: bytes, champion: Arm, ref: str) -> str:
     """The commit of this repository that a diff makes of the champion's.  git.Failed, ValueError."""
-    names = [line.split("\t")[2] for line in git.run(REPO, "apply", "--numstat", "-", given=patch).splitlines()]
-    if other := [name for name in names if not name.startswith(CODE)]:
-        raise ValueError(f"{other[0]}: a diff changes {' and '.join(CODE)} alone: the rest is the referee's")
     if champion["rev"] is None and git.run(REPO, "status", "--porcelain", "--", "bench", *CODE).strip():
         raise ValueError("bench/, models/ or conf/ have changes that are not committed: commit them, then submit diffs")
     base = worktrees.commit_of(REPO, champion["rev"] or "HEAD")
@@ -143,16 +147,27 @@ def _commit_of(patch: bytes, champion: Arm, ref: str) -> str:
         git.run(REPO, "read-tree", base, GIT_INDEX_FILE=index)
         git.run(REPO, "apply", "--cached", "-", given=patch, GIT_INDEX_FILE=index)
         tree = git.run(REPO, "write-tree", GIT_INDEX_FILE=index).strip()
+    _refuse_other_files(base, tree)
     who = "-c", "user.name=referee", "-c", "user.email=referee@localhost"
     commit = git.run(REPO, *who, "commit-tree", tree, "-p", base, "-m", f"submission {ref}").strip()
     git.run(REPO, "update-ref", f"{REFS}/{ref}", commit)
     return commit
 
 
+def _refuse_other_files(base: str, tree: str) -> None:
+    """ValueError: by what changed from one tree to the other, where a file that is moved is gone from its old place."""
+    changed = git.run(REPO, "diff-tree", "-r", "-z", "--no-renames", base, tree).split("\0")
+    for facts, name in zip(changed[::2], changed[1::2], strict=False):
+        if not name.startswith(CODE):
+            raise ValueError(f"{name}: a diff changes {', '.join(CODE)} alone: the rest is the referee's")
+        if facts.split()[1] not in ("000000", "100644", "100755"):
+            raise ValueError(f"{name}: is a link: submit the file itself")
+
+
 def _program_of_champion(champion: Arm, typed: str) -> Program:
     program = program_of(champion)
     if program is None:
-        raise ValueError(f"{typed}: the champion is one of our models: submit key=value, or a diff of models/ or conf/")
+        raise ValueError(f"{typed}: the champion is one of our models: submit key=value, or a diff of its code")
     return program
 
 
