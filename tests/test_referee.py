@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import traceback
 
@@ -18,7 +19,8 @@ import real_runs
 
 from bench.cli import referee
 from bench.compare import searching
-from bench.plans.referee import agent, deciding, page, refereeing
+from bench.machine.signals import Interrupted
+from bench.plans.referee import agent, deciding, page, refereeing, serving, submission
 from bench.plans.referee import search as searches
 from bench.record import ledger
 
@@ -253,6 +255,91 @@ def test_kills_at_any_moment_lose_no_submission_and_count_none_twice(tries, firs
     assert list(deciding.replay(search)) == []
 
 
+def test_a_keep_whose_audit_a_kill_cut_off_is_audited_when_the_search_goes_on(tries, monkeypatch):
+    def killed(search, run, arm):
+        raise Interrupted("SIGTERM")
+
+    search, number = refereeing.submit(begun(tries), ["optim.beta2=0.92"], "", "")
+    with monkeypatch.context() as patch:
+        patch.setattr(refereeing, "_audit_run", killed)
+        with pytest.raises(Interrupted):
+            refereeing.work(search)
+    audited = []
+    monkeypatch.setattr(refereeing, "_audit_run", lambda search, run, arm: audited.append(run))
+    search = refereeing.work(searches.read(search.folder))
+    assert len(audited) == 1 and search.submissions[number].decided["decision"] == "keep"
+
+
+# ---- diffs that reach for more than the model
+
+
+def new_file(name, text, mode="100644"):
+    lines = "".join(f"+{line}\n" for line in text.splitlines())
+    head = f"diff --git a/{name} b/{name}\nnew file mode {mode}\n--- /dev/null\n+++ b/{name}\n"
+    return f"{head}@@ -0,0 +1,{len(text.splitlines())} @@\n{lines}"
+
+
+MOVED = "diff --git a/{0} b/{1}\nsimilarity index 100%\nrename from {0}\nrename to {1}\n"
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A repository with a file in each place that matters."""
+    repo = tmp_path / "checkout"
+    for name in ("bench/judge.py", "conf/track/cpu_nano.yaml", "conf/model/gpt2.yaml", "models/gpt2.py"):
+        (repo / name).parent.mkdir(parents=True)
+        (repo / name).write_text("x: 1\n")
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "first"]):
+        subprocess.run(["git", *words], cwd=repo, check=True)
+    monkeypatch.setattr(submission, "REPO", repo)
+    return repo
+
+
+@pytest.mark.parametrize(
+    ("patch", "why"),
+    [
+        (MOVED.format("bench/judge.py", "models/judge.py"), "bench/judge.py: a diff changes models/"),
+        (MOVED.format("conf/track/cpu_nano.yaml", "conf/model/size.yaml"), "conf/track/cpu_nano.yaml: a diff changes"),
+        (new_file("conf/goal/steps.yaml", "num_steps: 1"), "conf/goal/steps.yaml: a diff changes"),
+        (new_file("models/mine.py", "/etc/passwd", "120000"), "models/mine.py: is a link"),
+    ],
+)
+def test_a_diff_of_a_model_reaches_no_other_file(checkout, tmp_path, patch, why):
+    (tmp_path / "my.patch").write_text(patch)
+    with pytest.raises(ValueError, match=why):
+        submission.stored([str(tmp_path / "my.patch")], {"overrides": [], "rev": None}, tmp_path, "s/1")
+    (tmp_path / "my.patch").write_text(new_file("models/mine.py", "y = 1"))
+    arm = submission.stored([str(tmp_path / "my.patch")], {"overrides": [], "rev": None}, tmp_path, "s/1")
+    assert len(arm["rev"]) == 40
+
+
+@pytest.mark.parametrize("words", [[], [submission.SANDBOX]])
+def test_a_diff_of_a_script_adds_no_link(tmp_path, words):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train.py").write_text("print(1)\n")
+    (tmp_path / "my.patch").write_text(new_file("notes.py", "/etc/passwd", "120000"))
+    champion = {"overrides": [f"script={tmp_path}/mine/train.py", *words], "rev": None}
+    with pytest.raises(ValueError, match="notes.py: is a link: submit the file itself"):
+        submission.stored([str(tmp_path / "my.patch")], champion, tmp_path / "stored", "s/1")
+
+
+def test_a_goal_that_differs_from_the_champions_is_refused(tries, monkeypatch):
+    """A yaml of conf/model/ can set the goal: its first line says in which package it is."""
+    search, planned = begun(tries), refereeing.planning.planned
+
+    def with_fewer_steps(*words, **settings):
+        made, facts = planned(*words, **settings)
+        for name, num_steps in (("A", 120), ("B", 12)):
+            facts[name]["row"] = {"num_steps": num_steps}
+        return made, facts
+
+    monkeypatch.setattr(refereeing.planning, "planned", with_fewer_steps)
+    _, decided = tried(search, "optim.beta2=0.92")
+    assert decided["decision"] == "refused"
+    assert decided["why"] == "num_steps is 12, and 120 of the champion: a submission does not change the goal"
+
+
 # ---- for other programs
 
 
@@ -282,12 +369,30 @@ def test_a_client_of_the_socket_gets_an_answer_a_line(served, tmp_path):
                 lines.write(json.dumps(request) + "\n")
             lines.flush()
             answers = [json.loads(lines.readline()) for _ in range(4)]
+            for fields in ({"words": "optim.lr=1"}, {"words": [3]}, {"note": "\0"}, {"diff": "\ud800"}):
+                lines.write(json.dumps({"id": 4, "tool": "submit"} | fields) + "\n")
+            lines.write("x" * (2**23 + 1) + "\n")
+            lines.flush()
+            wrong = [json.loads(lines.readline()) for _ in range(5)]
+        second = real_runs.bench(served.results, "referee", "serve", "--socket", str(path))
+        assert accepts(path)
     finally:
         server.kill()
         server.communicate()
     assert answers[0].get("answer", {}).get("kept") == [1] and answers[0]["id"] == 1, answers
     assert "seed=3: a submission changes model" in answers[1]["error"]
+    assert "give a list of strings" in wrong[0]["error"] and wrong[0]["id"] == 4, wrong
+    assert "words: 3 is no text" in wrong[1]["error"] and "note: " in wrong[2]["error"] and "diff: " in wrong[3]["error"]
+    assert "a request has at most 8,388,608 bytes" in wrong[4]["error"]
+    assert second.returncode == 2 and "another server answers there" in second.stderr
     assert "there is no such tool" in answers[2]["error"] and "JSON object a line" in answers[3]["error"]
+
+
+def test_no_file_is_replaced_by_a_socket(served, tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(ValueError, match="notes: is a file: give --socket a path"):
+        serving.serve(served, tmp_path / "notes")
+    assert (tmp_path / "notes").read_text() == "mine"
 
 
 def test_an_mcp_client_is_told_what_there_is_and_gets_answers(served):
