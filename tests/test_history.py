@@ -228,6 +228,37 @@ def test_the_actions_steps_race_a_slower_head_comment_and_fail(tmp_path):
     assert {path.name for path in (repo / "speedrun").iterdir()} >= {"race.html", "index.html", "badge.svg", "results"}
 
 
+@pytest.mark.skipif(shutil.which("jq") is None, reason="gh's --jq is tried with jq")
+@pytest.mark.parametrize(
+    ("comments", "request_line"),
+    [
+        ([("mallory", 1)], "-X POST repos/o/r/issues/7/comments"),
+        ([("mallory", 1), ("github-actions[bot]", 2), ("github-actions[bot]", 3)], "-X PATCH https://api/2"),
+        (None, None),
+    ],
+)
+def test_the_action_edits_its_own_comment_alone_and_warns_without_permission(tmp_path, comments, request_line):
+    listed = [
+        {"user": {"login": login}, "url": f"https://api/{number}", "body": "<!-- speedrun -->\nverdict: faster"}
+        for login, number in comments or ()
+    ]
+    (tmp_path / "comments.json").write_text(json.dumps(listed))
+    answer = f'jq -r "$5" {tmp_path}/comments.json' if comments else "exit 1"
+    (tmp_path / "gh").write_text(
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/gh.log\ncase $2 in user) exit 1;; repos/*) {answer};; esac\n'
+    )
+    (tmp_path / "gh").chmod(0o755)
+    own, _ = steps({}, {})
+    (script,) = (step["run"] for step in own if step["name"] == "Comment")
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "GITHUB_REPOSITORY": "o/r", "PULL_REQUEST": "7"}
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ("::warning::" in done.stdout) == (comments is None)
+    written = [line for line in (tmp_path / "gh.log").read_text().splitlines() if "-X" in line]
+    assert written == ([f"api {request_line} -F body=@speedrun/comment.md"] if request_line else [])
+
+
 def test_gitlabs_template_and_the_action_call_the_same_script():
     job = yaml.safe_load((REPO / ".ci" / "gitlab.yml").read_text())["speedrun"]
     own, _ = steps({}, {})

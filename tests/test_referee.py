@@ -20,6 +20,7 @@ import real_runs
 from bench.cli import referee
 from bench.compare import searching
 from bench.machine.signals import Interrupted
+from bench.plans.race import plan
 from bench.plans.referee import agent, deciding, page, refereeing, serving, submission
 from bench.plans.referee import search as searches
 from bench.record import ledger
@@ -29,11 +30,12 @@ NUM_SEARCHES, NUM_TRIES = 5, 200
 
 
 def stage(chance, level, gain, sd=SD, drift=0.0):
-    """One race or confirmation on made-up run times -> (its outcome, number of runs)."""
+    """One race or confirmation on made-up run times, in the order of a race's plan -> (its outcome, number of runs)."""
     stop = {"sd": SD, "effect": EFFECT, "level": level}
     gains, slot = [], 0
+    order = plan.order(["A", "B"], searching.most_rounds(stop), order_seed=chance.getrandbits(32), warm_ups=[])
     while (outcome := searching.outcome(stop, [gains])) is None and len(gains) < searching.most_rounds(stop):
-        is_a_first = chance.random() < 0.5
+        is_a_first = order[slot]["arm"] == "A"
         of_order = drift if is_a_first else -drift
         gains.append(gain + chance.gauss(0, SD) - chance.gauss(0, sd) - of_order)
         slot += 2
@@ -382,7 +384,8 @@ def test_a_client_of_the_socket_gets_an_answer_a_line(served, tmp_path):
     assert answers[0].get("answer", {}).get("kept") == [1] and answers[0]["id"] == 1, answers
     assert "seed=3: a submission changes model" in answers[1]["error"]
     assert "give a list of strings" in wrong[0]["error"] and wrong[0]["id"] == 4, wrong
-    assert "words: 3 is no text" in wrong[1]["error"] and "note: " in wrong[2]["error"] and "diff: " in wrong[3]["error"]
+    for answer, name in zip(wrong[1:4], ("words: 3", "note: ", "diff: "), strict=True):
+        assert name in answer["error"] and "is no text" in answer["error"]
     assert "a request has at most 8,388,608 bytes" in wrong[4]["error"]
     assert second.returncode == 2 and "another server answers there" in second.stderr
     assert "there is no such tool" in answers[2]["error"] and "JSON object a line" in answers[3]["error"]
