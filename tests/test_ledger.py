@@ -1,11 +1,14 @@
 """The ledger: every started run is in it, and what was changed or removed shows."""
 
 import errno
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -158,6 +161,24 @@ def test_launchers_at_once_lose_no_line(tmp_path, repo):
     assert [line["prev"] for line in lines[1:]] == [
         line["sha256"] for line in lines[:-1]
     ]  # one after the other, no fork
+
+
+def test_a_ledger_that_is_replaced_while_a_writer_waits_gets_its_line(tmp_path):
+    """As by a join that took so long that its turn was taken away."""
+    first = ledger.append(tmp_path, "start", run="t/1", race=None)
+    path = tmp_path / ledger.NAME
+    with open(path, "ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        writer = threading.Thread(target=ledger.append, args=(tmp_path, "start"), kwargs={"run": "t/2", "race": None})
+        writer.start()
+        deadline_s = time.monotonic() + 10
+        while not (tmp_path / ledger.TURN).exists() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        time.sleep(0.1)  # it has opened the file, and waits for the lock
+        atomic.write_bytes(path, path.read_bytes())
+    writer.join()
+    book = ledger.read(tmp_path)
+    assert book.faults == [] and list(book.runs) == ["t/1", "t/2"] and book.lines[1]["prev"] == first["sha256"]
 
 
 def test_the_lines_of_a_race_are_its_plan_its_runs_its_looks_and_its_end(tmp_path):

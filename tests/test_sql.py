@@ -55,6 +55,13 @@ def test_names_choose_the_runs(six_runs):
     assert api.sql("SELECT count(*) AS n FROM runs", six_runs / "cpu_nano").to_dict() == [{"n": 7}]
 
 
+def test_lists_are_read_as_json(six_runs):
+    text = "SELECT count(*) AS n FROM runs, json_each(runs.machine_doubts)"
+    assert json.loads(api.sql(text, six_runs).to_json()) == [{"n": 0}]
+    found = api.sql("SELECT value FROM json_each('[1, 2]')", six_runs)
+    assert json.loads(found.to_json()) == [{"value": 1}, {"value": 2}]
+
+
 def test_forms(six_runs, capsys):
     query = "SELECT config_id, max(seed) AS seed, NULL AS none, 1, 1 FROM runs WHERE seed < 6 GROUP BY 1"
     for form in ("--json", "--csv", "--md"):

@@ -1,5 +1,6 @@
 """SQL over runs: what ./run.sh sql prints, and speedrun.sql() returns."""
 
+import contextlib
 import difflib
 import os
 import re
@@ -68,6 +69,8 @@ def sql(query: str, *names: str | os.PathLike[str]) -> Table:
     store.choose("1")
     _add_tables(store, with_steps=bool(re.search(r"\bsteps\b", query, re.IGNORECASE)))
     text = _with_settings(query, store)
+    with contextlib.suppress(sqlite3.Error):  # an SQLite without JSON; the query itself may not load them
+        store.db.execute("SELECT 1 FROM json_each('[]'), json_tree('[]')")
     store.db.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in ALLOWED else sqlite3.SQLITE_DENY)
     store.db.set_progress_handler(lambda: 0, STEPS_TO_INTERRUPT)
     try:
@@ -147,8 +150,10 @@ def _explained(error: str, store: Store) -> str:
     missing = MISSING.fullmatch(error)
     if missing:
         kind, name = missing.groups()
+        if kind == "function":
+            return f"there is no function {name}: use those of SQLite (https://sqlite.org/lang_corefunc.html)"
         known = [name for (name,) in store.db.execute("SELECT name FROM columns")] if kind == "column" else list(TABLES)
-        every = "./run.sh sql --schema lists the columns" if kind == "column" else f"there are {', '.join(TABLES)}"
+        every = f"there are {', '.join(TABLES)}" if kind == "table" else "./run.sh sql --schema lists the columns"
         return (
             f"there is no {kind} {name}; {_near(name.rpartition('.')[2] if kind != 'column' else name, known)}{every}"
         )
