@@ -135,6 +135,12 @@ for family in (socket.AF_VSOCK, socket.AF_ALG):
         ("import os\nwhile True: os.fork()", Limits(num_processes=40), "processes and threads, and may have 40"),
         ("held = []\nwhile True: held.append(b'x' * 2**24)", Limits(memory_gib=0.2), "GiB of memory, and may hold 0.2"),
         (
+            "import mmap, time\nheld = mmap.mmap(-1, 2**28)\nfor at in range(0, 2**28, 4096): held[at] = 1\n"
+            "time.sleep(99)",
+            Limits(memory_gib=0.2),
+            "GiB of memory, and may hold 0.2",
+        ),
+        (
             "import time\nheld = []\nfor path in '/dev/shm/held', '/tmp/held':\n with open(path, 'wb') as file:\n"
             "  for _ in range(7): file.write(b'x' * 2**24)\n held.append(b'x' * 2**25)\ntime.sleep(99)",
             Limits(memory_gib=0.25),
@@ -154,6 +160,13 @@ def test_what_takes_too_much_is_named(confined, code, limits, words):
         pytest.skip("root's processes are only counted here, too late for this machine")
     _, _, why = confined(code, limits)
     assert why is not None and words in why
+
+
+def test_what_leaves_the_machine_no_memory_is_ended(confined, monkeypatch):
+    """As files of memfd_create() do, which no process needs to map."""
+    monkeypatch.setattr("bench.machine.environment.meminfo_gib", lambda name: 0.4)
+    _, _, why = confined("import time; time.sleep(99)", Limits(memory_gib=10))
+    assert why == "less than 0.5 GiB of this machine's memory are left"
 
 
 def test_the_kernel_holds_cpu_time_and_the_size_of_a_file(confined):

@@ -52,7 +52,7 @@ def environment() -> Facts:
         "cpu_details": cpu_details(),
         "num_cpus": usable_cpus(),
         "cpu_quota_cores": cpu_quota_cores(),
-        "memory_gib": _meminfo_gib("MemTotal"),
+        "memory_gib": meminfo_gib("MemTotal"),
         "governor": text_of("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "boot": private.salted_hash(boot) if boot else None,
         "driver": nvml["driver"],
@@ -189,7 +189,7 @@ def cpu_quota_cores() -> float | None:
 
 def available_memory_gib() -> float | None:
     """What programs may still take: of the machine or, if less, of this process' control groups; None if unknown."""
-    limits_gib = [_meminfo_gib("MemAvailable")]
+    limits_gib = [meminfo_gib("MemAvailable")]
     for group in _cgroups("memory"):
         for limit_name, used_name in MEMORY_LIMITS:
             limit, used = text_of(group / limit_name), text_of(group / used_name)
@@ -198,7 +198,8 @@ def available_memory_gib() -> float | None:
     return min((gib for gib in limits_gib if gib is not None), default=None)
 
 
-def _meminfo_gib(name: str) -> float | None:
+def meminfo_gib(name: str) -> float | None:
+    """A line of /proc/meminfo, of the whole machine; None: there is none."""
     match = re.search(rf"^{name}:\s+(\d+) kB$", text_of("/proc/meminfo") or "", re.M)
     return int(match[1]) * KIB / GIB if match else None
 

@@ -16,7 +16,9 @@ import contextlib
 import functools
 import glob
 import json
+import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base.reading import plain_file
-from bench.base.units import GIB
-from bench.machine import processes
+from bench.base.units import GIB, KIB
+from bench.machine import environment, processes
 
 BUBBLEWRAP, NAMESPACES = "bubblewrap", "namespaces"
 WRAPPERS = 2  # processes of either between the one that starts the command and the command
@@ -41,8 +43,9 @@ TEMPORARY, SHARED, HOME = "/tmp", "/dev/shm", "/tmp/home"
 PASSED_DATA = ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "TIKTOKEN_CACHE_DIR")  # folders that may be read, where set
 DISK_LOOK_SHARE = 0.02  # of the time, spent looking at what it has written
 MEMORY_SHARE, MAX_DISK_GIB, MAX_FILES = 0.9, 200.0, 200_000  # of_machine()'s (assumed)
-MIN_FREE_GIB = 0.5  # of the disk that it writes to
+MIN_FREE_GIB = 0.5  # of the disk that it writes to, and of the machine's memory
 MIN_FREE_FILES = 1000
+RSS_SHMEM = re.compile(r"^RssShmem:\s+(\d+) kB$", re.MULTILINE)
 
 
 class Refused(ValueError):
@@ -57,7 +60,7 @@ class Limits:
     NAMESPACES alone hold to about that, from Linux 6.14 on.  Watch looks for the others, and for that.
     """
 
-    memory_gib: float | None = None  # without what processes share; with its temporary folder and /dev/shm
+    memory_gib: float | None = None  # with its folders in memory or, if that is more, what one process shares of such
     num_processes: int | None = None  # threads count too
     cpu_s: float | None = None
     disk_gib: float | None = None
@@ -214,6 +217,8 @@ class Watch:
             return f"it had {num_tasks} processes and threads, and may have {limits.num_processes}"
         if limits.memory_gib is not None and memory_gib > limits.memory_gib:
             return f"it held {memory_gib:.1f} GiB of memory, and may hold {limits.memory_gib:.1f}"
+        if limits.memory_gib is not None and (environment.meminfo_gib("MemAvailable") or math.inf) < MIN_FREE_GIB:
+            return f"less than {MIN_FREE_GIB:g} GiB of this machine's memory are left"
         if now_s < self._next_disk_s:
             return None
         why = self._exceeded_disk()
@@ -238,17 +243,23 @@ class Watch:
 
 
 def _used(pids: Iterable[int]) -> tuple[int, float]:
-    """-> (processes and threads, GiB that they do not share and GiB of their folders in memory)."""
-    num_tasks, num_bytes, page_bytes = 0, 0, os.sysconf("SC_PAGE_SIZE")
+    """-> (processes and threads, GiB that they do not share and GiB of their folders in memory).
+
+    In place of the latter the most shared memory that one of them maps, if it is more; files that none maps and that
+    no folder has (memfd_create(2)) show only in what the machine has left.
+    """
+    num_tasks, num_bytes, num_shared_bytes, page_bytes = 0, 0, 0, os.sysconf("SC_PAGE_SIZE")
     in_memory = {os.stat(path).st_dev: 0 for path in (TEMPORARY, SHARED)}  # bytes by file system; not the machine's own
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):
             num_tasks += int(processes.stat_fields(pid)[17])
             resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
             num_bytes += (int(resident) - int(shared)) * page_bytes
+            if mapped := RSS_SHMEM.search(Path(f"/proc/{pid}/status").read_text()):
+                num_shared_bytes = max(num_shared_bytes, int(mapped[1]) * KIB)
             for path in (TEMPORARY, SHARED):
                 inside = f"/proc/{pid}/root{path}"
                 if (device := os.stat(inside).st_dev) not in in_memory:
                     held = os.statvfs(inside)
                     in_memory[device] = (held.f_blocks - held.f_bfree) * held.f_frsize
-    return num_tasks, (num_bytes + sum(in_memory.values())) / GIB
+    return num_tasks, (num_bytes + max(num_shared_bytes, sum(in_memory.values()))) / GIB
