@@ -1,9 +1,9 @@
 """Bring the results of several machines together.  ./run.sh collect PLACE... [--into DIR]
 
 PLACE is a results folder: a path, USER@HOST:PATH (over ssh), s3://BUCKET/PATH, or another address that fsspec knows.
-Only runs that verify accepts are copied, with the ledger and the races that they belong to; judge, table, publish and
-report then work on all of them as on one machine's.  It can be interrupted at any moment and repeated: what is here
-already is not copied again.  Two runs of one name are refused, and neither is changed.
+Only runs that pass verify are copied, with the ledger and the races that they belong to; judge, table, publish and
+report then treat them as the results of one machine.  You can interrupt it at any moment and repeat it: what is already
+here is not copied again.  If two runs have the same name, both are left as they are and the place is refused.
 """
 
 import sys
