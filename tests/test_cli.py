@@ -87,8 +87,8 @@ def results(tmp_path_factory):
         (["run", "track=free", "--anyway"], "--anyway: one run warns of a busy machine and never asks"),
         (["bench-self", "speed"], "bench-self speed: choose from loop"),
         (["compare", "a", "b", "--format", "json"], "compare: --format: did you mean --json?"),
-        (["run", "-m", "seed=0,1", "--jobs", "3"], "is a setting: write hydra.launcher.parallel=3"),
-        (["run", "seed=0", "--jobs=3"], "is a setting: write hydra.launcher.parallel=3"),
+        (["run", "-m", "seed=0,1", "--parallel", "3"], "run: --parallel: did you mean --jobs?"),
+        (["run", "seed=0", "--jobs=3"], "a single run takes no setting of Hydra: it is for sweeps, ./run.sh run -m"),
         (["table", "--html"], "table: --html: ./run.sh report writes pages"),
         (["doctor", "--fast"], "doctor: --fast: did you mean --quick?"),
         (["run", "experiment=r03"], "there is no experiment 'r03'; not every record is a rung of the ladder"),
@@ -292,7 +292,7 @@ def test_a_sweep_counts_a_suspect_run_and_says_so_and_takes_a_valid_one_first(tm
     assert lines[1] == f"   sweep  seed=1: complete before, {kept[2].name}"
     assert lines[2] == "   sweep  2 of 2 complete"  # one config: nothing to rank
     assert lines[3].endswith(f"/sweep.html; ./run.sh table --sweep {head.split()[1].rstrip(',')}")
-    assert len(reads) == 2  # for what is complete, and for what the sweep found: not once a point
+    assert len(reads) == 1  # for what is complete: not once a point
     for seed, train_s in ((0, 10.0), (1, 12.0)):
         results.add(seed, train_s, 2.5, overrides=["optim.lr=0.002"], source="4")
     assert run_verb.main(["-m", "seed=0,1", "optim.lr=0.0018,0.002", "exporters=[mlflow]"]) == 0

@@ -296,9 +296,9 @@ def test_a_race_that_was_won_is_accepted_by_its_folder_its_id_its_arm_and_its_ru
 
 def test_a_claim_reads_its_ledger_once(results, won, monkeypatch):
     plain = three(results, source="77")
-    paths, opened = [], plain_file.opened
+    paths, content = [], plain_file.content  # the store, by which ids are looked up, reads for itself
     monkeypatch.setattr(
-        plain_file, "opened", lambda path, *how, **more: paths.append(Path(path)) or opened(path, *how, **more)
+        plain_file, "content", lambda path, *how, **more: paths.append(Path(path)) or content(path, *how, **more)
     )
     for words in ([str(won)], [f"{won.name}:B"], plain):
         paths.clear()

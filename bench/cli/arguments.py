@@ -15,6 +15,7 @@ UNKNOWN = "unrecognized arguments: "
 LACKS = "the following arguments are required: "
 NEAR = 0.65  # of difflib's likeness: --fast and --passport have 0.63, rnu and run 0.67
 MEANT = {"--format": "--json", "--fast": "--quick", "--verbose": "--why", "--output": "--out"}  # others' names of ours
+MEANT |= {"--parallel": "--jobs", "--n_jobs": "--jobs"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,10 +71,6 @@ class Parser(argparse.ArgumentParser):
         is_named = re.search(rf"(?<![\w-]){re.escape(key)}=", self.format_help())  # by the verb's own help: n=5
         if word.startswith("-") and (is_named or ("key=value" in self.format_usage() and _is_setting(key))):
             return f"{word}: settings are key=value, not flags: write {key}=VALUE"
-        if key in ("jobs", "n_jobs", "parallel", "max_workers") and self.prog.endswith(" run"):
-            number = word.partition("=")[2] or next((word for word in self._given if word.isdigit()), "2")
-            setting = f"hydra.launcher.parallel={number}"
-            return f"{word}: how many runs of a sweep (run -m) go at once is a setting: write {setting}"
         options = re.findall(r"--[a-z][\w-]+", self.format_help())
         if word.startswith("--html") and "--html" not in options:
             return f"{word}: ./run.sh report writes pages, of a run, a race, a sweep or all results"

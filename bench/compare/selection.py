@@ -10,7 +10,7 @@ from bench.base.paths import PUBLISHED, results_root
 from bench.base.reading.damage import Damaged, reading_record
 from bench.base.text_table import counted
 from bench.compare.eligibility import index_of_runs
-from bench.record import named, race_folder, run_folder, step_files, store
+from bench.record import configs, named, race_folder, run_folder, step_files, store
 from bench.record.rows import Row, row_of
 
 SEPARATOR = "vs"
@@ -111,12 +111,23 @@ def arm_from_each(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
 
 
 def arm_from_folders(name: str, folders: Iterable[str | Path], on_error: OnError = None, **of_race: Any) -> Arm:
-    """Run folders -> one arm.  of_race: plan, race, unplanned_look, reported and in_race, as in Arm.
+    """Run folders -> one arm, of the records themselves: what is judged by it comes from no store.
 
-    What cannot be read is skipped and reported to on_error(message).  ValueError: a path is not a folder.
+    of_race: plan, race, unplanned_look, reported and in_race, as in Arm.  What cannot be read is skipped and reported
+    to on_error(message).  ValueError: a path is not a folder.
     """
-    rows = store.read_rows([str(path) for path in folders], on_error)
-    return Arm(name, [row for _, row in rows], [folder for folder, _ in rows], **of_race)
+    arm = Arm(name, **of_race)
+    for folder in sorted(set(map(os.path.abspath, folders))):
+        if not os.path.isdir(folder):
+            raise ValueError(f"{folder}: is not a folder: ./run.sh table lists the runs")
+        try:
+            with reading_record(folder):
+                arm.rows.append(row_of(run_folder.read(folder), configs.read(folder)))
+                arm.folders.append(folder)
+        except Damaged as error:
+            if on_error:
+                on_error(str(error))
+    return arm
 
 
 def _paths(groups: Iterable[Sequence[named.Named]]) -> list[Path]:
