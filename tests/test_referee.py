@@ -304,7 +304,7 @@ def checkout(tmp_path, monkeypatch):
         (MOVED.format("bench/judge.py", "models/judge.py"), "bench/judge.py: a diff changes models/"),
         (MOVED.format("conf/track/cpu_nano.yaml", "conf/model/size.yaml"), "conf/track/cpu_nano.yaml: a diff changes"),
         (new_file("conf/goal/steps.yaml", "num_steps: 1"), "conf/goal/steps.yaml: a diff changes"),
-        (new_file("models/mine.py", "/etc/passwd", "120000"), "models/mine.py: is a link"),
+        (new_file("models/mine.py", "/etc/passwd", "120000"), "models/mine.py: is a symbolic link"),
     ],
 )
 def test_a_diff_of_a_model_reaches_no_other_file(checkout, tmp_path, patch, why):
@@ -322,7 +322,7 @@ def test_a_diff_of_a_script_adds_no_link(tmp_path, words):
     (tmp_path / "mine" / "train.py").write_text("print(1)\n")
     (tmp_path / "my.patch").write_text(new_file("notes.py", "/etc/passwd", "120000"))
     champion = {"overrides": [f"script={tmp_path}/mine/train.py", *words], "rev": None}
-    with pytest.raises(ValueError, match="notes.py: is a link: submit the file itself"):
+    with pytest.raises(ValueError, match="notes.py: is a symbolic link: submit the file itself"):
         submission.stored([str(tmp_path / "my.patch")], champion, tmp_path / "stored", "s/1")
 
 
@@ -385,7 +385,7 @@ def test_a_client_of_the_socket_gets_an_answer_a_line(served, tmp_path):
     assert "seed=3: a submission changes model" in answers[1]["error"]
     assert "give a list of strings" in wrong[0]["error"] and wrong[0]["id"] == 4, wrong
     for answer, name in zip(wrong[1:4], ("words: 3", "note: ", "diff: "), strict=True):
-        assert name in answer["error"] and "is no text" in answer["error"]
+        assert name in answer["error"] and "is not valid text" in answer["error"]
     assert "a request has at most 8,388,608 bytes" in wrong[4]["error"]
     assert second.returncode == 2 and "another server answers there" in second.stderr
     assert "there is no such tool" in answers[2]["error"] and "JSON object a line" in answers[3]["error"]

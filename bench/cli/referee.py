@@ -1,16 +1,16 @@
 """A referee for a search: every try is raced, and only what is shown to be better is kept.
 
-    ./run.sh referee start track=cpu_nano budget=1h       the champion, by words of run; then it is calibrated
+    ./run.sh referee start track=cpu_nano budget=1h       set the champion by settings of run, and calibrate
     ./run.sh referee submit optim.lr=0.002 --note "..."   or change.patch, a folder, script=train.py
     ./run.sh referee status | log | end
     ./run.sh referee replay                               every decision again, from the records
     ./run.sh referee demo                                 an agent without a model searches a script for ten minutes
     ./run.sh referee serve | mcp                          for other programs: JSON lines on a socket, an MCP server
 
-A submission that cannot be raced is refused at once, for nothing.  The others race the champion on fresh seeds, one
-round after the other, until the effect that the search looks for is likely or unlikely; what is promising is confirmed
-on fresh seeds and then is the champion.  At most alpha of all keeps are false in expectation, however many are tried.
-After a crash: ./run.sh referee start.
+A submission that cannot be raced is refused at once and costs nothing.  The others race the champion on fresh seeds,
+round by round, until the effect that the search looks for is likely or unlikely.  A promising one is confirmed on new
+seeds, and becomes the champion if it is kept.  At most alpha of all keeps are false in expectation, however many are
+tried.  After a crash: ./run.sh referee start.
 """
 
 import argparse
@@ -229,11 +229,11 @@ def _parser() -> arguments.Parser:
     words += "a diff, a folder, script=PATH or key=value.  Others: the name of a search"
     parser.add_argument("words", nargs="*", metavar="WORD", help=words)
     parser.add_argument("--search", metavar="NAME", help="which search; default: the newest")
-    parser.add_argument("--socket", metavar="PATH", help="of serve; default: SEARCH/socket")
-    parser.add_argument("--author", default="", help="who submits; kept in the journal")
+    parser.add_argument("--socket", metavar="PATH", help="path of the socket that serve makes; default: SEARCH/socket")
+    parser.add_argument("--author", default="", help="name of the submitter, kept in the journal")
     parser.add_argument("--note", default="", help="what the submission is about")
-    parser.flag("--trust", help="race code that no sandbox holds: where this kernel allows none")
-    parser.flag("--show", help="say what is run meanwhile")
+    parser.flag("--trust", help="race code without a sandbox, where this kernel allows none")
+    parser.flag("--show", help="print the progress of the runs")
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--json", action="store_true", help="print the answer as JSON; all else to standard error")
     return parser

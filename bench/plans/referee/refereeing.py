@@ -272,7 +272,7 @@ def _refuse(search: Search, submission: Submission) -> None:
             if not path.is_symlink():
                 ast.parse(path.read_bytes())
         except (SyntaxError, ValueError) as error:
-            raise Refused(f"{path.name}: is no Python: {error}") from None
+            raise Refused(f"{path.name}: is not valid Python: {error}") from None
     request = {"arms": {"A": dict(search.champion), "B": dict(submission.arm)}, "on": search.settings["on"]}
     try:
         made, facts = planning.planned(request, search.results)

@@ -161,7 +161,7 @@ def read(folder: Path) -> Search:
     journal = ledger.read(folder)
     lines = cast(list[dict[str, Any]], journal.lines)
     if not lines or lines[0]["event"] != "search":
-        raise ValueError(f"{folder.name}: is no search: ./run.sh referee start begins one")
+        raise ValueError(f"{folder.name}: is not a search: ./run.sh referee start begins one")
     with reading_record(folder / ledger.NAME):
         search = Search(folder, json_file.check_kind(lines[0], Settings, folder), faults=journal.faults)
         for line in lines[1:]:

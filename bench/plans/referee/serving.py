@@ -124,7 +124,7 @@ def _fault_of(request: Mapping[str, Any]) -> str | None:
     for name in ("words", "diff", "note", "author"):
         for text in words or () if name == "words" else [request.get(name) or ""]:
             if not isinstance(text, str) or not _is_text(text):
-                return f"{name}: {ascii(text)[:40]} is no text: give strings of UTF-8 without NUL characters"
+                return f"{name}: {ascii(text)[:40]} is not valid text: give a string of UTF-8 without NUL characters"
     return None
 
 

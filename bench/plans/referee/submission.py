@@ -126,7 +126,7 @@ def _of_patch(path: Path, champion: Arm, folder: Path, ref: str) -> Arm:
         before = _links(root)
         git.run(root, "apply", "-", given=patch, GIT_CEILING_DIRECTORIES=str(root.parent))
         if added := sorted(_links(root) - before):
-            raise ValueError(f"{added[0].relative_to(root)}: is a link: submit the file itself")
+            raise ValueError(f"{added[0].relative_to(root)}: is a symbolic link: submit the file itself")
     except git.Failed as error:
         raise ValueError(f"{path.name}: it does not apply to the champion ({error}): make it from that") from None
     _make_read_only(root)
@@ -161,7 +161,7 @@ def _refuse_other_files(base: str, tree: str) -> None:
         if not name.startswith(CODE):
             raise ValueError(f"{name}: a diff changes {', '.join(CODE)} alone: the rest is the referee's")
         if facts.split()[1] not in ("000000", "100644", "100755"):
-            raise ValueError(f"{name}: is a link: submit the file itself")
+            raise ValueError(f"{name}: is a symbolic link: submit the file itself")
 
 
 def _program_of_champion(champion: Arm, typed: str) -> Program:
@@ -188,7 +188,7 @@ def _copied(program: Program, arm: Arm, folder: Path, is_final: bool = True) -> 
     files = folder / FILES
     for name, path in _sources(program).items():
         if path.is_symlink():
-            raise ValueError(f"{path.name}: is a link: submit the file itself")
+            raise ValueError(f"{path.name}: is a symbolic link: submit the file itself")
         target = files / name.removeprefix("script/")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
