@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 import zlib
 from pathlib import Path
 
@@ -478,6 +479,17 @@ def test_runs_of_two_results_folders_are_one_database(results, tmp_path_factory)
     both = store.opened([results, other])
     assert both.db.execute("SELECT count(*), min(train_s) FROM runs").fetchone() == (NUM_RUNS + 1, 5.0)
     assert [row["config_id"] for row in both.rows("train_s < 10").values()] == ["bbbbbbbb"]
+
+
+def test_a_store_that_nobody_holds_closes_its_connection_at_once(tmp_path):
+    """Without the garbage collector, from which row_reader keeps all that exists when rows have been read."""
+    write(tmp_path, a_run("A", 10.0, 0))
+    opened = store.opened([tmp_path])
+    connection, gone = opened.db, weakref.ref(opened)
+    del opened
+    assert gone() is None
+    with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+        connection.execute("SELECT 1")
 
 
 WRITER = """

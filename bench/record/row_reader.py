@@ -26,6 +26,11 @@ Place = tuple[str, str]  # of a run folder: its parent, absolute, and its name
 Answer = tuple[Place, Values | None, str | None]  # a row or None, None or why it cannot be read
 
 
+def absolute(home: str, *parts: str) -> str:
+    """A path below home, from parts of it, of which "" is none."""
+    return "/".join([home.rstrip("/"), *filter(None, parts)])
+
+
 def is_settled(stat: os.stat_result) -> bool:
     return time.time() - max(stat.st_mtime, stat.st_ctime) > SETTLED_S
 

@@ -125,9 +125,10 @@ class Store(Database):
             self._below: dict[str, list[str]] = {}
             for path in filter(None, self._folders):
                 self._below.setdefault(os.path.dirname(path), []).append(path)
-            shown = functools.cache(lambda folder: paths.shown(self._absolute(folder)))
+            absolute = functools.partial(row_reader.absolute, home)  # not self's: a connection in a cycle would be kept
+            shown = functools.cache(lambda folder: paths.shown(absolute(folder)))
             self.db.create_function("_shown", 2, lambda folder, name: f"{shown(folder)}/{name}")
-            self.db.create_function("_certificate", 2, lambda *place: certificates.outcome(self._absolute(*place)))
+            self.db.create_function("_certificate", 2, lambda *place: certificates.outcome(absolute(*place)))
             self._refresh(below)
 
     # ---- the file
@@ -199,7 +200,7 @@ class Store(Database):
             else:
                 self._visit(path)
         pending = f"SELECT f.path, r.dir FROM {JOINED} WHERE r.signature IS NULL AND {IN_SCOPE}"
-        self._read_again({(self._absolute(folder), name) for folder, name in self.db.execute(pending)})
+        self._read_again({(row_reader.absolute(self.home, folder), name) for folder, name in self.db.execute(pending)})
         self._show()
         self.db.execute("COMMIT")
         self._save()
@@ -251,7 +252,7 @@ class Store(Database):
         signature = f"{stat.st_ino} {stat.st_mtime_ns} {stat.st_ctime_ns}"
         if known == signature:
             below = self._below.get(self._relative(path), ())
-            folders = [self._absolute(name) for name in below if _is_searched(os.path.basename(name))]
+            folders = [row_reader.absolute(self.home, name) for name in below if _is_searched(os.path.basename(name))]
         else:
             self._checks_all |= known is not None and known.partition(" ")[0] != str(stat.st_ino)
             folders = self._scan(path, number, signature if row_reader.is_settled(stat) else None)
@@ -312,7 +313,7 @@ class Store(Database):
             self.db.execute("DELETE FROM temp._chosen")
             self.db.execute(f"INSERT INTO temp._chosen SELECT _id FROM temp._all WHERE {condition}", values)
             kept = self.db.execute(f"SELECT f.path, r.dir, r.signature FROM {JOINED} WHERE {CHOSEN}")
-            places = (((self._absolute(folder), name), known) for folder, name, known in kept)
+            places = (((row_reader.absolute(self.home, folder), name), known) for folder, name, known in kept)
             stale = {
                 place
                 for place, known in places
@@ -356,7 +357,7 @@ class Store(Database):
         """{absolute folder: row} of the runs of which this holds, in SQL over the view runs."""
         with row_reader.no_garbage_collection():
             self.choose(condition, values)
-            return {self._absolute(path, name): row for path, name, row in self.chosen_rows()}
+            return {row_reader.absolute(self.home, path, name): row for path, name, row in self.chosen_rows()}
 
     def listing(self) -> list[dict[str, Any]]:
         """The view runs by track, then time: {column or setting: value} each, with values of one type in a column."""
@@ -375,13 +376,10 @@ class Store(Database):
     def folders(self) -> list[str]:
         """The run folders in scope, absolute, also of those that cannot be read."""
         found = self.db.execute(f"SELECT f.path, r.dir FROM {JOINED} WHERE {IN_SCOPE}")
-        return [self._absolute(path, name) for path, name in found]
+        return [row_reader.absolute(self.home, path, name) for path, name in found]
 
     def _relative(self, path: str) -> str:
         return "" if path == self.home else os.path.relpath(path, self.home)
-
-    def _absolute(self, *parts: str) -> str:
-        return "/".join([self.home.rstrip("/"), *filter(None, parts)])
 
 
 def _checked(file: BinaryIO) -> bytes:

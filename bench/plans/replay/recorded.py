@@ -89,7 +89,10 @@ def read(folder: Path) -> Recorded:
     if run["status"] != "complete":
         raise ValueError(f"{folder.name}: its status is {run['status']}: only a complete run can be run again")
     config, path = yaml_file.read(folder / "config.yaml"), folder / "overrides.yaml"
-    return Recorded(folder, run, config, yaml_file.parsed(plain_file.text(path, yaml_file.MAX_BYTES), path) or [])
+    overrides = yaml_file.parsed(plain_file.text(path, yaml_file.MAX_BYTES), path) or []
+    if not isinstance(overrides, list) or not all(isinstance(word, str) for word in overrides):
+        raise Damaged(f"{path}: is not a list of settings: restore it")
+    return Recorded(folder, run, config, overrides)
 
 
 def with_secrets(recorded: Recorded, values: Sequence[str]) -> Recorded:
