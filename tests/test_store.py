@@ -492,6 +492,15 @@ def test_a_store_that_nobody_holds_closes_its_connection_at_once(tmp_path):
         connection.execute("SELECT 1")
 
 
+def test_a_number_that_is_none_is_an_empty_cell_of_a_listing(tmp_path):
+    run = a_run("A", 10.0, 0)
+    run["instrument_summaries"] = {"telemetry": {"by_device": {"cpu": {"slowed_frac": "x"}}}}
+    write(tmp_path, run)
+    write(tmp_path, a_run("A", 11.0, 1))
+    listed = store.opened([tmp_path]).listing()
+    assert [(row["throttled_frac"], row["train_s"]) for row in listed] == [(None, 10.0), (None, 11.0)]
+
+
 WRITER = """
 import itertools, json, os, sys, time
 from pathlib import Path

@@ -360,17 +360,21 @@ class Store(Database):
             return {row_reader.absolute(self.home, path, name): row for path, name, row in self.chosen_rows()}
 
     def listing(self) -> list[dict[str, Any]]:
-        """The view runs by track, then time: {column or setting: value} each, with values of one type in a column."""
+        """The view runs by track, then time: {column or setting: value} each, with values of one type in a column.
+
+        A number that is none, of a damaged record, is None.
+        """
         self.choose("1")
         found = self.db.execute("SELECT * FROM runs ORDER BY track, started_at, run_id")
         names = [name for name, *_ in found.description]
         rows = [dict(zip(names, row, strict=True)) for row in found]
         kinds = KINDS | self.settings
-        types: dict[str, Callable[[Any], object]] = {"BOOLEAN": bool, "REAL": float, "ANY": str}
-        for name in names:
-            if of_kind := types.get(kinds[name]):
-                for row in rows:
-                    row[name] = None if row[name] is None else of_kind(row[name])
+        number, any_kind = (int, float), (int, float, str)
+        types: dict[str, tuple[type, tuple[type, ...]]]
+        types = {"BOOLEAN": (bool, number), "REAL": (float, number), "ANY": (str, any_kind)}
+        for name, (make, known) in ((name, types[kinds[name]]) for name in names if kinds[name] in types):
+            for row in rows:
+                row[name] = make(row[name]) if isinstance(row[name], known) else None
         return rows
 
     def folders(self) -> list[str]:
