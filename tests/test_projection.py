@@ -275,6 +275,19 @@ def test_a_trace_without_sizes_of_its_collectives_is_refused():
         projecting.project(folder, gpus=16, nodes=2, link="nvlink4,ib400")
 
 
+def test_an_option_that_would_have_no_effect_is_refused(tmp_path, capsys):
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "rank0.json").write_text("{}")
+    run, trace = str(tmp_path), str(tmp_path / "rank0.json")
+    for words, why in (
+        ([run, "--gpus", "8", "--include-last-step"], "--include-last-step: is for traces"),
+        ([trace, "--gpus", "8", "--usd-per-gpu-hour", "3"], "--usd-per-gpu-hour: a trace does not say"),
+        (["--errors", run], "--errors: shows all pairs"),
+    ):
+        assert main.main(["project", *words]) == 2
+        assert why in capsys.readouterr().err
+
+
 def test_the_errors_worst_first_have_sources():
     data = document.table_of_errors().data
     assert [abs(line["error_pct"]) for line in data] == sorted((abs(line["error_pct"]) for line in data), reverse=True)

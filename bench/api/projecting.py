@@ -35,6 +35,7 @@ def project(
 
     link: nvlink4, which None means for GPUs, nvlink4,ib400, another of links.LINKS, or a file: tables of nccl-tests, or
     a passport.  scaling: strong keeps the batch, as a run does, weak each GPU's work, as traces do; None: that.
+    usd_per_gpu_hour is for runs alone, include_last_step for traces.
     ValueError: nothing can be projected, with the reason.
     """
     jobs = traces.jobs([name for part in what for name in names_of(part)])
@@ -43,7 +44,11 @@ def project(
     ((title, paths),) = jobs
     is_run = len(paths) == 1 and (paths[0] / "run.json").is_file()
     if is_run:
+        if include_last_step:
+            raise ValueError("--include-last-step: is for traces, and this is a run: remove it")
         return Projection(document.of_run(paths[0], gpus, nodes, link, scaling or "strong", usd_per_gpu_hour))
+    if usd_per_gpu_hour is not None:
+        raise ValueError("--usd-per-gpu-hour: a trace does not say how many steps there are to pay for; name the run")
     if scaling == "strong":
         raise ValueError("--scaling strong: a trace does not say which work is divided; project the run's record")
     return Projection(document.of_traces(title, paths, gpus, nodes, link or document.LINK, include_last_step))

@@ -18,6 +18,8 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     answer: Answer
     if args.errors:
+        if args.path or args.gpus is not None:
+            raise ValueError("--errors: shows all pairs, and takes no run, trace or --gpus: remove the rest")
         answer = Answer(document.table_of_errors())
     else:
         if not args.path or args.gpus is None:

@@ -105,7 +105,9 @@ _leases: dict[str, socket.socket] = {}  # of this process, until it ends
 
 
 def lease(name: str) -> str | None:
-    """Reserves a GPU on this machine for this process, until it ends however it does; None where it has it now.
+    """Reserves a GPU on this machine for this process, until it ends, also by a kill; None where it has it now.
+
+    A process that was forked from this one, without exec, keeps the lease for as long as it runs.
 
     Returns who has it else.  The lease is a socket in the abstract namespace of unix(7), whose name no two processes of
     a network namespace can have, whatever their users and folders; containers with a network of their own see only

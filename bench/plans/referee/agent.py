@@ -30,7 +30,7 @@ def mutated(source: str, chance: random.Random) -> tuple[str, str]:
 
 
 def go(search: Search, seconds: float, seed: int, folder: Path) -> Search:
-    """Submit mutations of whoever is champion for so long, none twice.  folder: where they are written."""
+    """Submit mutations of the current champion for so long, none twice.  folder: where they are written."""
     chance, deadline_s, tried = random.Random(seed), time.monotonic() + seconds, set[str]()
     while time.monotonic() < deadline_s and search.spent_s < search.settings["budget_s"]:
         program = submission.program_of(search.champion)

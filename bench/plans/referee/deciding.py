@@ -180,7 +180,7 @@ def sentence(search: Search, submission: Submission) -> str:
 
 
 def answer(search: Search, submission: Submission) -> dict[str, Any]:
-    """What who submitted it is told: nothing of seeds, of the held-out slice or of the champion's own numbers."""
+    """The answer to its submitter, without seeds, the held-out slice or the champion's own numbers."""
     decided = submission.decided
     if decided is None:
         return {"submission": submission.number, "decision": None}
