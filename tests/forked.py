@@ -13,6 +13,7 @@ import json
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import traceback
@@ -34,6 +35,7 @@ SCRIPT_WORKER = "bench/training/script_worker.py"  # a program by its path, and 
 NOT_OF_SCRIPTS = ("bench", "models", "forked", "hydra", "omegaconf")  # what a script would import of its own
 CHANGED = "FORKED_CHANGED"  # a variable for a fork alone: JSON {"module.NAME": value}, constants that are others there
 ROOM = "_" * 2**16  # of /proc/PID/environ and cmdline of a fork: as long as they were when this program began
+LOOKUP_S = 1.0  # for a name of this machine, at any load that the tests meet; where it takes longer it is tried again
 started = {}  # this process's variables as install() saw them
 _exec = subprocess._fork_exec
 
@@ -95,12 +97,42 @@ def _fork_exec(*given):
         return _exec(*given)
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
+    pid = fork()
     if pid:
         return pid
     with ending():
         gc.freeze()  # what the parent has left may not be collected: its files' numbers are others here
         run(child)
+
+
+def fork():
+    """os.fork(), again until the child can look up a host's name.
+
+    An agent serves its ranks' store in a thread of torch's, which looks up the name of each rank that connects.  Were
+    the next rank forked in that moment, glibc's lock on resolv.conf would stay locked in it, and it would wait for it
+    in init_process_group and all others for it.  A program that is started has locks of its own.
+    """
+    while True:
+        free, tells = os.pipe()
+        pid = os.fork()
+        if pid:
+            os.close(tells)
+            is_free = os.read(free, 1)
+            os.close(free)
+            if is_free:
+                return pid
+            os.waitpid(pid, 0)
+            continue
+        before = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, LOOKUP_S)
+        with contextlib.suppress(OSError):
+            socket.getnameinfo(("127.0.0.1", 0), 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        os.write(tells, b"1")
+        os.close(free)
+        os.close(tells)
+        return 0
 
 
 def run(child):
