@@ -4,6 +4,8 @@ import copy
 import json
 from pathlib import Path
 
+import pytest
+
 from bench.compare import comparison
 from bench.compare.selection import Arm
 from bench.record import run_folder
@@ -83,3 +85,14 @@ def compare_arms(arms, **options):
         for name, runs in arms.items()
     ]
     return dict(comparison.compare_arms(found, diagnose=False, **options))
+
+
+@pytest.fixture
+def six_runs(results):
+    """Three seeds at each of two learning rates, with losses of 4.25 + seed / 100, and a run that failed."""
+    for number in range(6):
+        folder = write(results, a_run("AB"[number % 2], 10.0 + number, number, val_loss=4.25 + number / 100))
+        text = (folder / "config.yaml").read_text()
+        (folder / "config.yaml").write_text(text.replace("lr: 0.003", f"lr: {0.003 * (1 + number % 2)}"))
+    write(results, a_run("C", 1.0, 10, base=FAILED))
+    return results

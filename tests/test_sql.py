@@ -3,22 +3,11 @@
 import json
 
 import pytest
-from comparing import FAILED, a_run, write
+from comparing import a_run, six_runs, write  # noqa: F401
 
 from bench import api
 from bench.cli import export, sql
 from bench.record import ledger
-
-
-@pytest.fixture
-def six_runs(results):
-    """Three seeds at each of two learning rates, with losses of 4.25 + seed / 100, and a run that failed."""
-    for number in range(6):
-        folder = write(results, a_run("AB"[number % 2], 10.0 + number, number, val_loss=4.25 + number / 100))
-        text = (folder / "config.yaml").read_text()
-        (folder / "config.yaml").write_text(text.replace("lr: 0.003", f"lr: {0.003 * (1 + number % 2)}"))
-    write(results, a_run("C", 1.0, 10, base=FAILED))
-    return results
 
 
 def test_a_setting_is_a_column_by_its_dotted_name(six_runs, capsys):

@@ -1,9 +1,11 @@
 """./run.sh export RUN|FOLDER... --to csv|parquet|mllog|modded-nanogpt [--steps] [--out PATH]    for other programs
+./run.sh export RUN|FOLDER... --to postgres --out URL [--steps]       into a lab's database
 ./run.sh dashboard RUN ... --to tensorboard,wandb,mlflow      finished runs into dashboards of other programs
 
 csv, parquet: one line per run, or with --steps per step.  mllog: MLPerf's ":::MLLOG {json}" lines of each run.
 modded-nanogpt: a log of one run in the format of its records; importing it gives the same numbers.
-Without --out everything except parquet is printed.
+Without --out everything except parquet is printed.  postgres: the tables runs and, with --steps, steps of the database
+at URL, postgresql://HOST/DATABASE as psql takes it; what is there of these runs is replaced.
 
 With exporters=[tensorboard] a run reaches the dashboard as soon as its record is complete; this does the same for any
 record.  Settings are those of the run, else those of conf/exporters/NAME.yaml; --set KEY=VALUE changes one.
@@ -19,33 +21,37 @@ from typing import Any
 
 from bench.base import atomic
 from bench.base.paths import shown, user_path
+from bench.base.text_table import some
 from bench.cli import arguments
 from bench.record import named
-from bench.record.exporters import dashboards, formats
+from bench.record.exporters import dashboards, formats, postgres
 
-FILES = ("csv", "parquet", "mllog", "modded-nanogpt")
+POSTGRES = "postgres"
+FORMS = ("csv", "parquet", "mllog", "modded-nanogpt", POSTGRES)
 
 
 class Forms(tuple[str, ...]):
     """What --to may be: a form of a file, or dashboards with commas between."""
 
     def __contains__(self, word: object) -> bool:
-        return word in FILES or all(name in dashboards.names() for name in str(word).split(","))
+        return word in FORMS or all(name in dashboards.names() for name in str(word).split(","))
 
 
 def main(argv: list[str]) -> int:
     """Exit codes: 0 written or exported, 1 some export to a dashboard failed, 2 usage error."""
     args = _parser().parse_args(argv)
     forms = args.to.split(",")
-    if len(forms) > 1 or args.to not in FILES:
+    if len(forms) > 1 or args.to not in FORMS:
         return _to_dashboards(forms, args)
-    folders = named.runs(args.run)
-    out = args.out and user_path(args.out)
     if args.set or args.json:
         given = f"--set {args.set[0]}" if args.set else "--json"
         raise ValueError(f"{given} with --to {args.to}: it is for {', '.join(dashboards.names())}: omit it")
+    if args.to == POSTGRES:
+        return _to_postgres(args)
+    folders = named.runs(args.run)
+    out = args.out and user_path(args.out)
     if args.steps and args.to not in ("csv", "parquet"):
-        raise ValueError(f"--steps with --to {args.to}: it is for csv and parquet: omit it")
+        raise ValueError(f"--steps with --to {args.to}: it is for csv, parquet and postgres: omit it")
     if args.to == "parquet":
         if out is None:
             raise ValueError("--to parquet: it is binary: name a file with --out FILE.parquet")
@@ -69,13 +75,25 @@ def _text(form: str, folders: Sequence[Path], of_steps: bool) -> str:
     return formats.export_each(folders, formats.modded_nanogpt_log)[0]
 
 
+def _to_postgres(args: argparse.Namespace) -> int:
+    if not args.out:
+        raise ValueError("--to postgres: say where with --out postgresql://HOST/DATABASE")
+    folders = named.runs(args.run)
+    steps = formats.rows_of(folders, of_steps=True) if args.steps else None
+    exported, left_out = postgres.export(args.out, named.store_of(args.run), steps)
+    print(exported)
+    if left_out:
+        named.report_excluded("export", f"{some(left_out)}: a name is too long for a column")
+    return 0
+
+
 def _to_dashboards(names: Sequence[str], args: argparse.Namespace) -> int:
     for name in names:
         if sentence := dashboards.missing(name):
             raise ValueError(f"--to {name}: {sentence}")
     if args.steps or args.out:
         given = "--steps" if args.steps else f"--out {args.out}"
-        raise ValueError(f"{given} with --to {args.to}: it is for {', '.join(FILES)}: omit it")
+        raise ValueError(f"{given} with --to {args.to}: it is for {', '.join(FORMS)}: omit it")
     done = []
     for folder in named.runs(args.run):
         for name in names:
@@ -110,11 +128,11 @@ def _export(exported: dashboards.Exported, name: str, changes: Sequence[str]) ->
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh export", main=main)
     parser.add_argument("run", nargs="+", metavar="RUN", help="run folders, run ids, races, or folders of runs")
-    names = f"{', '.join(FILES)}; or dashboards, commas between: {', '.join(dashboards.names())}"
-    forms = Forms((*FILES, *dashboards.names()))
+    names = f"{', '.join(FORMS)}; or dashboards, commas between: {', '.join(dashboards.names())}"
+    forms = Forms((*FORMS, *dashboards.names()))
     parser.add_argument("--to", required=True, metavar="FORM", choices=forms, help=names)
-    parser.flag("--steps", help="csv, parquet: one line per step instead of per run")
-    parser.add_argument("--out", metavar="PATH", help="the file to write, for formats that write one")
+    parser.flag("--steps", help="csv, parquet: one line per step instead of per run; postgres: the table steps as well")
+    parser.add_argument("--out", metavar="PATH", help="the file to write; of postgres the database's URL")
     set_help = "a setting of the dashboard's exporter, e.g. project=mine"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=set_help)
     parser.flag("--json", help="for dashboards: run_id, exporter, error and facts of each")

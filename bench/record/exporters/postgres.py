@@ -1,0 +1,150 @@
+"""Runs into a lab's PostgreSQL: the tables runs and steps, a view metrics, the columns and types of ./run.sh sql.
+
+Each export is one transaction: rows of runs that are there already are replaced, the others are added, and columns that
+the lab has added itself are left alone.  Several machines may export into one database, at once too, since no two
+make the same run id.  A setting that another machine has with another type makes its column wider: bigint, then double
+precision, then text.
+"""
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.record import rows, step_files
+from bench.record.database import ANY, JSON, KINDS, quoted
+from bench.record.store import Store
+
+TYPES = {
+    "TEXT": "text",
+    ANY: "text",
+    "INTEGER": "bigint",
+    "REAL": "double precision",
+    "BOOLEAN": "boolean",
+    JSON: "jsonb",
+}
+HELD = {"bigint": (int,), "double precision": (int, float), "boolean": (bool,)}  # what a column of the type takes
+KEYS = {"runs": ("run_id",), "steps": ("run_id", "step")}
+MAX_NAME_BYTES = 63  # PostgreSQL cuts longer names off
+CONNECT_TIMEOUT_S = 20
+TURNS = "SELECT pg_advisory_xact_lock(hashtext('speedrun export'))"  # exports follow each other
+COLUMNS = """SELECT attname, format_type(atttypid, NULL) FROM pg_attribute
+WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped"""
+
+Table = Sequence[Mapping[str, Any]]
+
+
+def export(url: str, store: Store, steps: Table | None = None) -> tuple[str, list[str]]:
+    """Puts the runs of a store into the database at url, as libpq takes it; steps: as formats.rows_of() has them.
+
+    Returns (what was exported, settings whose names are too long for a column).  ValueError: psycopg is not installed,
+    or the database cannot be reached or refuses; then nothing was changed.
+    """
+    try:
+        import psycopg
+    except ImportError:
+        hint = "pip install 'psycopg[binary]>=3.2' into the Python that runs this"
+        raise ValueError(f"--to postgres: it needs psycopg: {hint}") from None
+    known = {name: kind for name, kind in (KINDS | store.settings).items() if kind in TYPES}
+    kinds = {name: TYPES[kind] for name, kind in known.items() if len(name.encode()) <= MAX_NAME_BYTES}
+    try:
+        with psycopg.connect(url, connect_timeout=CONNECT_TIMEOUT_S) as db:
+            db.execute(TURNS)
+            counts = [_put(db, "runs", kinds, store.listing())]
+            if steps is not None:
+                counts.append(_put(db, "steps", _kinds_of_steps(steps), steps))
+            target = db.info.dbname
+    except psycopg.Error as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise ValueError(f"--to postgres: {first_line or type(error).__name__}: nothing was exported") from None
+    return f"database {target}: {', '.join(counts)}", sorted(known.keys() - kinds.keys())
+
+
+def _kinds_of_steps(steps: Table) -> dict[str, str]:
+    columns = dict.fromkeys(["run_id", *step_files.CORE_COLUMNS, *(name for row in steps for name in row)])
+    kinds = dict.fromkeys(step_files.INT_COLUMNS, "bigint") | dict.fromkeys(("run_id", "flags"), "text")
+    return {name: kinds.get(name, "double precision") for name in columns}
+
+
+def _put(db: Any, table: str, kinds: Mapping[str, str], found: Table) -> str:
+    """Adds and replaces rows -> how many.  kinds: {column: type in PostgreSQL}."""
+    of_table = _fitted(db, table, kinds)
+    names, key = list(kinds), ", ".join(map(quoted, KEYS[table]))
+    listed = ", ".join(map(quoted, names))
+    db.execute(f"CREATE TEMP TABLE incoming (LIKE {table}) ON COMMIT DROP")
+    with db.cursor().copy(f"COPY incoming ({listed}) FROM STDIN") as copy:
+        for row in found:
+            copy.write_row([_cell(row.get(name), of_table[name]) for name in names])
+    (num_before,) = db.execute(f"SELECT count(*) FROM {table}").fetchone()
+    replaced = ", ".join(f"{quoted(name)} = EXCLUDED.{quoted(name)}" for name in names)
+    done = db.execute(
+        f"INSERT INTO {table} ({listed}) SELECT DISTINCT ON ({key}) {listed} FROM incoming "
+        f"ON CONFLICT ({key}) DO UPDATE SET {replaced}"
+    )
+    (num_after,) = db.execute(f"SELECT count(*) FROM {table}").fetchone()
+    db.execute("DROP TABLE incoming")
+    return f"{done.rowcount} {table} ({num_after - num_before} new)"
+
+
+def _fitted(db: Any, table: str, kinds: Mapping[str, str]) -> dict[str, str]:
+    """The table with columns for all of these kinds -> {each of its columns: its type}."""
+    key = [f"{quoted(name)} {kinds[name]}" for name in KEYS[table]]
+    primary = ", ".join(map(quoted, KEYS[table]))
+    if db.execute("SELECT to_regclass(%s)", [table]).fetchone()[0] is None:  # else one may not have the right to
+        db.execute(f"CREATE TABLE {table} ({', '.join(key)}, PRIMARY KEY ({primary}))")
+    known = dict(db.execute(COLUMNS, [table]).fetchall())
+    changes = {name: _wider(known.get(name), kind) for name, kind in kinds.items()}
+    changes = {name: kind for name, kind in changes.items() if kind != known.get(name)}
+    if changes:
+        parts = [
+            f"ADD COLUMN {quoted(name)} {kind}"
+            if name not in known
+            else f"ALTER COLUMN {quoted(name)} TYPE {kind} USING {quoted(name)}::{kind}"
+            for name, kind in changes.items()
+        ]
+        db.execute(f"ALTER TABLE {table} {', '.join(parts)}")
+        if table == "runs":
+            each = ", ".join(f"('{name}', r.{name}::{_number(kinds[name])})" for name in rows.METRICS)
+            db.execute(
+                "CREATE OR REPLACE VIEW metrics AS SELECT r.run_id, m.metric, m.value FROM runs r, "
+                f"LATERAL (VALUES {each}) AS m (metric, value) WHERE m.value IS NOT NULL"
+            )
+    return known | changes
+
+
+def _number(kind: str) -> str:
+    return "int::double precision" if kind == "boolean" else "double precision"
+
+
+def _wider(known: str | None, kind: str) -> str:
+    """The type that holds both; one that the lab has chosen itself is kept."""
+    if known in (None, kind):
+        return kind
+    if known not in TYPES.values():
+        return str(known)
+    return "double precision" if {known, kind} == {"bigint", "double precision"} else "text"
+
+
+def _cell(value: Any, kind: str) -> Any:
+    """A value as PostgreSQL takes it; None for one that its column cannot hold, of a damaged record."""
+    if value is None:
+        return None
+    if kind == "text":
+        return (str(value).lower() if isinstance(value, bool) else str(value)).replace("\0", "")
+    if kind == "jsonb":
+        with contextlib.suppress(ValueError):
+            return json.dumps(_clean(json.loads(value)))
+        return None
+    known = HELD.get(kind)
+    return value if known is None or isinstance(value, known) else None
+
+
+def _clean(value: Any) -> Any:
+    """JSON without what jsonb refuses: numbers that are none, and the character 0."""
+    if isinstance(value, float) and not abs(value) < float("inf"):
+        return None
+    if isinstance(value, str):
+        return value.replace("\0", "")
+    if isinstance(value, list):
+        return [_clean(part) for part in value]
+    return {_clean(name): _clean(part) for name, part in value.items()} if isinstance(value, dict) else value

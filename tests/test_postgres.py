@@ -1,0 +1,158 @@
+"""export --to postgres, into Debian's PostgreSQL, started here on a unix socket."""
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from comparing import a_run, six_runs, write  # noqa: F401
+
+from bench.cli import export
+
+PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+
+
+@pytest.fixture(scope="module")
+def server():
+    """URL of a server of its own, which runs as an unprivileged user; it ends with the tests."""
+    pytest.importorskip("psycopg", reason="needs psycopg: pip install 'psycopg[binary]'")
+    if not PROGRAMS:
+        pytest.skip("needs PostgreSQL's server: apt install postgresql")
+    bin_folder, is_root = PROGRAMS[-1].parent, os.geteuid() == 0
+    owner = pwd.getpwnam("nobody") if is_root else pwd.getpwuid(os.geteuid())
+    with tempfile.TemporaryDirectory(prefix="pg") as base:  # pytest's own folders are closed to others
+        os.chown(base, owner.pw_uid, owner.pw_gid)
+        user = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []} if is_root else {}
+
+        def call(program, *words):
+            command = [bin_folder / program, "-D", f"{base}/data", *words]
+            subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL, cwd=base, **user)
+
+        call("initdb", "-A", "trust", "-U", "lab", "--no-sync", "-E", "UTF8", "--locale", "C")
+        settings = f"-k {base} -c listen_addresses= -c fsync=off -c max_connections=10 -c shared_buffers=16MB"
+        call("pg_ctl", "-w", "-l", f"{base}/log", "-o", settings, "start")
+        try:
+            yield f"postgresql:///postgres?host={base}&user=lab"
+        finally:
+            call("pg_ctl", "-w", "-m", "immediate", "stop")
+
+
+@pytest.fixture
+def database(server):
+    """URL of an empty database; call it with a query for its rows."""
+    import psycopg
+
+    with psycopg.connect(server, autocommit=True) as db:
+        db.execute("DROP DATABASE IF EXISTS lab")
+        db.execute("CREATE DATABASE lab")
+    url = server.replace("///postgres", "///lab")
+
+    def query(text):
+        with psycopg.connect(url) as db:
+            found = db.execute(text)
+            return found.fetchall() if found.description else None
+
+    query.url = url
+    return query
+
+
+def exported(database, *words):
+    return export.main([*map(str, words), "--to", "postgres", "--out", database.url])
+
+
+def types(database, table="runs"):
+    query = f"SELECT column_name, data_type FROM information_schema.columns WHERE table_name = '{table}'"
+    return dict(database(query))
+
+
+def test_settings_are_typed_columns_and_metrics_a_view(six_runs, database, capsys):
+    assert exported(database, six_runs, "--steps") == 0
+    assert capsys.readouterr().out.startswith("database lab: 7 runs (7 new), 3")
+    found = database(
+        "SELECT \"optim.lr\", avg(val_loss), count(*) FROM runs WHERE status = 'complete' GROUP BY 1 ORDER BY 1"
+    )
+    assert found == [(0.003, pytest.approx(4.27), 3), (0.006, pytest.approx(4.28), 3)]
+    assert database("SELECT sum(value) FROM metrics WHERE metric = 'train_s'") == [(75.0,)]
+    assert database("SELECT count(DISTINCT run_id), max(step) FROM steps WHERE val_loss IS NOT NULL") == [(7, 4)]
+    names = ("optim.lr", "target_reached", "seed", "model", "instruments.telemetry.rate_hz", "machine_doubts")
+    known = types(database)
+    assert [known.get(name) for name in names[:4]] == ["double precision", "boolean", "bigint", "text"]
+    assert known["machine_doubts"] == "jsonb"
+    assert database("SELECT count(*) FROM runs WHERE target_reached") == [(6,)]
+    assert types(database, "steps")["step_ms"] == "double precision"
+
+
+def test_a_second_export_updates_and_adds_and_leaves_what_the_lab_added(six_runs, database, capsys):
+    assert exported(database, six_runs) == 0
+    database("ALTER TABLE runs ADD COLUMN note text")
+    database("UPDATE runs SET note = 'ours', val_loss = 1")
+    before = database("SELECT * FROM runs ORDER BY run_id")
+    run = six_runs / "cpu_nano" / "20261121T030000Z-x-aaaaaaaa-s0" / "run.json"
+    run.write_text(run.read_text().replace('"train_s": 10.0', '"train_s": 70.0'))
+    write(six_runs, a_run("A", 20.0, 20))
+    capsys.readouterr()
+    assert exported(database, six_runs) == 0
+    assert capsys.readouterr().out == "database lab: 8 runs (1 new)\n"
+    assert database("SELECT train_s, note FROM runs WHERE seed = 0") == [(70.0, "ours")]
+    assert database("SELECT count(*) FROM runs WHERE val_loss = 1") == [(0,)]
+    after = database("SELECT * FROM runs ORDER BY run_id")
+    assert exported(database, six_runs) == 0
+    assert database("SELECT * FROM runs ORDER BY run_id") == after != before
+
+
+def test_a_setting_of_another_type_or_name_widens_the_table(six_runs, database, tmp_path_factory, capsys):
+    assert exported(database, six_runs) == 0
+    assert (types(database)["optim.lr"], types(database)["model.width"]) == ("double precision", "bigint")
+    other = write(tmp_path_factory.mktemp("other"), a_run("C", 10.0, 30))
+    text = (other / "config.yaml").read_text()
+    text = text.replace("lr: 0.003", "lr: auto").replace("  width: ", "  width: 0.5\n  old_width: ")
+    long, strange = "x" * 70, '"; DROP TABLE runs; --'
+    (other / "config.yaml").write_text(text.replace("optim:\n", f"optim:\n  {long}: 1\n  '{strange}': 1\n"))
+    assert exported(database, other) == 0
+    assert f"optim.{long}" in capsys.readouterr().err
+    known = types(database)
+    assert (known["optim.lr"], known["model.width"]) == ("text", "double precision")
+    assert known[f"optim.{strange}"] == "bigint" and not any("xxx" in name for name in known)
+    assert database('SELECT DISTINCT "optim.lr" FROM runs WHERE seed < 9 ORDER BY 1') == [("0.003",), ("0.006",)]
+    assert database('SELECT "optim.lr" FROM runs WHERE seed = 30') == [("auto",)]
+    assert exported(database, six_runs) == 0  # and whose types are narrower goes on
+    assert database("SELECT count(*) FROM runs") == [(8,)]
+
+
+def test_what_no_column_can_hold_costs_no_other_run(six_runs, database):
+    bad = write(six_runs, a_run("A", 10.0, 40) | {"name": "a\0b", "seed": 2**70})
+    run = (bad / "run.json").read_text()
+    (bad / "run.json").write_text(run.replace('"train_s": 10.0', '"train_s": NaN'))
+    assert exported(database, six_runs) == 0
+    assert database("SELECT count(*) FROM runs WHERE seed < 9") == [(6,)]
+
+
+def test_a_database_that_refuses_is_a_sentence_and_nothing_is_changed(six_runs, database, capsys):
+    assert exported(database, six_runs) == 0
+    database('CREATE VIEW mine AS SELECT "optim.lr" FROM runs')  # of whose column the type cannot be changed
+    folder = next((six_runs / "cpu_nano").iterdir())
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("lr: 0.00", "lr: about 0.00"))
+    write(six_runs, a_run("C", 10.0, 50))
+    with pytest.raises(ValueError, match="cannot alter type of a column used by a view.*nothing was exported"):
+        exported(database, six_runs)
+    assert database("SELECT count(*) FROM runs") == [(7,)]
+    with pytest.raises(ValueError) as refused:
+        export.main([str(six_runs), "--to", "postgres", "--out", "postgresql://me:secret@/lab?host=/nowhere"])
+    assert "No such file" in str(refused.value) and "secret" not in str(refused.value)
+    with pytest.raises(ValueError, match="--out postgresql://"):
+        export.main([str(six_runs), "--to", "postgres"])
+
+
+def test_exports_at_once_follow_each_other(six_runs, database, tmp_path_factory):
+    other = shutil.copytree(six_runs, tmp_path_factory.mktemp("machine") / "results")
+    commands = []
+    for folder in [six_runs, other] * 2:
+        command = [sys.executable, "-m", "bench", "export", folder, "--to", "postgres", "--out", database.url]
+        commands.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    outputs = [command.communicate(timeout=120)[0] for command in commands]
+    assert sorted(outputs) == ["database lab: 7 runs (0 new)\n"] * 3 + ["database lab: 7 runs (7 new)\n"]
