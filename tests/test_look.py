@@ -5,9 +5,7 @@ import errno
 import gzip
 import json
 import signal
-import tempfile
 import time
-from pathlib import Path
 
 import pytest
 import real_runs
@@ -20,7 +18,6 @@ from bench.launch import after_race, prepare
 from bench.launch.script import script_look, trace_files
 from bench.record import failures, run_folder
 from bench.training import gather_result, look
-from bench.training.profiling import allocations
 
 SAVED = "checkpoint.save=true"
 FILES = [
@@ -289,24 +286,6 @@ def test_a_look_of_a_script_that_cannot_be_is_a_warning_or_refused(tmp_path):
         prepare.prepare(
             ["track=free", "script.command=[python,train.py]", f"script.root={scripted.SCRIPTS}", "look=on"]
         )
-
-
-def test_the_memory_of_a_trace_is_that_of_the_profile():
-    import torch
-    from torch.profiler import profile
-
-    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 8))
-    with profile(profile_memory=True, with_stack=True) as recorded:
-        for _ in range(3):
-            model(torch.randn(32, 64)).sum().backward()
-            model.zero_grad()
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        recorded.export_chrome_trace(file.name)
-        by_trace = allocations.read_trace(Path(file.name).read_bytes())["cpu"]
-    by_profile = allocations.read(recorded)[0]["cpu"]
-    for name in ("peak_bytes", "start_bytes", "at_peak"):
-        assert getattr(by_trace, name) == getattr(by_profile, name), name
-    assert [alive for _, alive in by_trace.points] == [alive for _, alive in by_profile.points]
 
 
 def test_of_a_script_only_the_trace_that_lies_where_the_profiler_writes_it_is_taken(tmp_path):

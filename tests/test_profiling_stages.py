@@ -116,7 +116,7 @@ def test_a_run_that_fails_keeps_the_stage_it_was_in(tmp_path):
 # ---- memory
 
 
-def test_what_is_alive_is_followed_and_the_peak_is_taken_apart():
+def test_what_is_alive_is_followed_and_the_peak_is_taken_apart(tmp_path):
     """Hand-worked: 8 MiB and 4 MiB are alive at the peak, the 2 MiB between them are gone by then."""
 
     def allocate(mib):
@@ -133,7 +133,8 @@ def test_what_is_alive_is_followed_and_the_peak_is_taken_apart():
         with torch.profiler.record_function("backward"):
             more = allocate(4)
         del kept, more, before
-    timelines, phases = allocations.read(profile)
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    timelines, phases = allocations.read((tmp_path / "trace.json").read_bytes())
     timeline = timelines["cpu"]
     assert [name for name, _, _ in phases] == ["forward", "backward"]
     # 3 MiB from before are seen when they are released: alive are 3, 11, 13, 11, 15, then 7, 3, 0

@@ -14,11 +14,9 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from bench.base import atomic
-from bench.base.paths import CODE, REPO
 from bench.config import windows
 from bench.config.schema import LookConfig
 from bench.training import distributed
@@ -101,17 +99,13 @@ def _memory_pages(made: list[Instrument], context: Context) -> Iterator[str]:
     from bench.training.profiling import allocations
 
     for shot in (shot for each in made if isinstance(each, Trace) for shot in each.shots):
-        if shot.saved is None or shot.recording is None:
+        if shot.saved is None:
             continue
-        timelines, phases = allocations.read(shot.recording.profile, shot.recording.start_mem_bytes)
         what = (
             f"memory while {windows.described(shot.window)} were recorded, after the race, as torch's profiler saw it"
         )
-        title = f"{NAME}, rank {context.rank}: memory"
-        html = allocations.page_of(title, f"{context.folder.name}, rank {context.rank}: {what}.", timelines, phases)
-        for private in (f"{REPO}/", f"{CODE}/"):
-            html = html.replace(private, "")
-        html = html.replace(f"{Path.home()}/", "~/")
+        about = f"{context.folder.name}, rank {context.rank}: {what}."
+        html, _ = allocations.page_of_trace(shot.saved.path, f"{NAME}, rank {context.rank}: memory", about)
         path = context.folder / "memory" / f"{NAME}_rank{context.rank}.html"
         path.parent.mkdir(exist_ok=True)
         atomic.write_text(path, html, durable=False)

@@ -9,7 +9,6 @@ steps, and between two lines nothing is known of it, so the profiler begins and 
 """
 
 import dataclasses
-import gzip
 import json
 import shutil
 import time
@@ -123,12 +122,11 @@ class ScriptLook:
             stem = name.partition(".")[0]
             (answer,) = analysis.analyze_files([path]).values()
             table = json.dumps({"window": LOOK, "steps": steps, "ranks": answer["ranks"]})
-            timelines = allocations.read_trace(gzip.decompress(path.read_bytes()))
             about = f"{self._folder.name}: memory while steps {steps[0]} to {steps[1]} were recorded, in a second run."
             written = {
                 f"traces/ops/{stem}.txt": trace_text.document(answer, name).terminal() + "\n",
                 f"traces/ops/{stem}.json": table,
-                f"memory/{stem}.html": allocations.page_of(f"{stem}: memory", about, timelines, []),
+                f"memory/{stem}.html": allocations.page_of_trace(path, f"{stem}: memory", about)[0],
             }
             for file, text in written.items():
                 atomic.write_text(self._folder / file, text, durable=False)

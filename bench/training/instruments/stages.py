@@ -124,7 +124,7 @@ class Stages(Profiling):
         saved = files.save(recording.profile, trace, self._settings["max_mib"])
         facts = {"status": "recorded", **saved.facts(), "files": [self._shown(trace)]}
         if self._settings["profile_memory"]:
-            self._write_timeline(phase, recording, stem, facts)
+            self._write_timeline(phase, saved.path, stem, facts)
         self._write_snapshot(phase, stem, facts)
         facts["flush_ms"] = ms_from_ns(time.perf_counter_ns() - started_ns)
         self._done[phase] = facts
@@ -133,16 +133,15 @@ class Stages(Profiling):
         self.context.emit("profile_stop", window=phase, flush_ms=facts["flush_ms"])
         self._say(phase, f"Trace export complete: {saved.num_events:,} events, {format_bytes(saved.num_bytes)}")
 
-    def _write_timeline(self, phase: str, recording: Any, stem: Path, facts: dict[str, Any]) -> None:
+    def _write_timeline(self, phase: str, trace: Path, stem: Path, facts: dict[str, Any]) -> None:
         from bench.training.profiling import allocations
 
         path = stem.with_name(f"{stem.name}_memory_timeline.html")
         self._say(phase, f"Exporting memory timeline to {self._shown(path)}")
-        timelines, phases = allocations.read(recording.profile, recording.start_mem_bytes)
-        facts["peak_mib"] = {device: timeline.peak_bytes / MIB for device, timeline in timelines.items()}
         where = f"{self.context.folder.name}, rank {self.context.rank}"
         about = f"{where}: memory while {phase} was recorded, as torch's profiler saw it."
-        html = allocations.page_of(f"{stem.name}: memory", about, timelines, phases)
+        html, timelines = allocations.page_of_trace(trace, f"{stem.name}: memory", about)
+        facts["peak_mib"] = {device: timeline.peak_bytes / MIB for device, timeline in timelines.items()}
         atomic.write_text(path, html, durable=False)
         facts["files"].append(self._shown(path))
 

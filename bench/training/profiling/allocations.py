@@ -1,12 +1,14 @@
-"""What a profile with profile_memory says of memory: who allocated what when, how much was alive, and what at the peak.
+"""What a trace with memory says: who allocated what when, how much was alive, and what was alive at the peak.
 
 torch's profiler sees what is allocated and freed while it records.  What was there before is known as a sum on a GPU;
 on a CPU it is taken to be as little as it can have been, so that nothing alive is ever below 0.
 """
 
 import bisect
+import gzip
 import itertools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -45,50 +47,6 @@ class Timeline:
     at_peak: list[tuple[str, str, str, int, int]]  # phase, operator, source, bytes, count; largest first
 
 
-def read(profile: Any, start_bytes: int = 0) -> tuple[dict[str, Timeline], list[Phase]]:
-    """A stopped torch.profiler.profile -> ({device: Timeline}, the phases in order).
-
-    start_bytes: allocated on a GPU as it began.
-    """
-    from torch._C._profiler import _EventType  # what read_trace() needs no torch for
-
-    by_device: dict[str, list[tuple[int, int, int, str, str]]] = {}
-    phases: list[Phase] = []
-    todo = [(event, "", "") for event in profile.profiler.kineto_results.experimental_event_tree()]
-    while todo:
-        event, operator, source = todo.pop()
-        try:
-            name = event.name
-        except UnicodeDecodeError:  # torch 2.13 now and then gives a Python call a name from memory that is not its own
-            name = ""
-        if event.tag == _EventType.Allocation:
-            fields = event.extra_fields
-            allocation = (event.start_time_ns, fields.alloc_size, fields.ptr, operator, source)
-            by_device.setdefault(str(fields.device), []).append(allocation)
-        elif event.tag == _EventType.TorchOp:
-            if name in PHASES:
-                phases.append((name, event.start_time_ns, event.end_time_ns))
-            elif not operator and "::" in name:  # the outermost: aten::linear says more than aten::empty
-                operator = name.removeprefix("autograd::engine::evaluate_function: ")
-        elif event.tag == _EventType.PyCall and not name.startswith("torch/") and ".py(" in name:
-            source = name
-        todo += [(child, operator, source) for child in event.children]
-    phases.sort(key=lambda phase: phase[1])
-    starts_ns = [start_ns for _, start_ns, _ in phases]
-
-    def phase_at(t_ns: int) -> str:
-        """Found by time, not by nesting: a range opened in one Python call and closed in another has no parts."""
-        before = bisect.bisect_right(starts_ns, t_ns) - 1
-        return phases[before][0] if before >= 0 and t_ns <= phases[before][2] else ""
-
-    timelines = {}
-    for device, changes in sorted(by_device.items()):
-        changes.sort(key=lambda change: change[0])
-        allocations = [Allocation(*change, phase_at(change[0])) for change in changes]
-        timelines[device] = _timeline(device, allocations, None if device == "cpu" else start_bytes)
-    return timelines, phases
-
-
 class _Event(msgspec.Struct):
     """Of a Chrome trace."""
 
@@ -104,15 +62,23 @@ class _Trace(msgspec.Struct):
     traceEvents: list[_Event]
 
 
-def read_trace(text: bytes) -> dict[str, Timeline]:
-    """The JSON of a trace that another process has recorded -> {device: Timeline}, as read()'s but without phases.
+def read(text: bytes) -> tuple[dict[str, Timeline], list[Phase]]:
+    """The JSON of a Chrome trace that was recorded with profile_memory -> ({device: Timeline}, the phases in order).
 
-    Operator and source of a change are of the calls around it in its thread.
+    Operator and source of a change are of the calls around it in its thread; its phase is found by time, because a
+    range that is opened in one Python call and closed in another encloses neither.
     """
     by_device: dict[str, list[Allocation]] = {}
     start_bytes: dict[str, int] = {}
     calls: dict[Any, list[_Event]] = {}  # of each thread, those that have begun: the last is the innermost
     events = msgspec.json.decode(text, type=_Trace).traceEvents
+    phases = [
+        (event.name, round(event.ts * NS_PER_US), round((event.ts + event.dur) * NS_PER_US))
+        for event in events
+        if event.cat == "user_annotation" and event.name in PHASES
+    ]
+    phases.sort(key=lambda phase: phase[1])
+    starts_ns = [start_ns for _, start_ns, _ in phases]
     for event in sorted(events, key=lambda event: (event.ts, -event.dur)):
         around = calls.setdefault(event.tid, [])
         while around and around[-1].ts + around[-1].dur < event.ts:
@@ -124,15 +90,20 @@ def read_trace(text: bytes) -> dict[str, Timeline]:
             device = f"cuda:{fields['Device Id']}" if fields["Device Type"] else "cpu"
             operators = (call.name for call in around if call.cat == "cpu_op" and "::" in call.name)
             sources = (call.name for call in reversed(around) if call.cat == "python_function" and ".py(" in call.name)
+            # the outermost: aten::linear says more than aten::empty
             operator = next(operators, "").removeprefix("autograd::engine::evaluate_function: ")
             source = next((name for name in sources if not name.startswith("torch/")), "")
-            where = (fields["Addr"], operator, source, "")
-            by_device.setdefault(device, []).append(Allocation(round(event.ts * NS_PER_US), fields["Bytes"], *where))
+            t_ns = round(event.ts * NS_PER_US)
+            before = bisect.bisect_right(starts_ns, t_ns) - 1
+            phase = phases[before][0] if before >= 0 and t_ns <= phases[before][2] else ""
+            change = Allocation(t_ns, fields["Bytes"], fields["Addr"], operator, source, phase)
+            by_device.setdefault(device, []).append(change)
             start_bytes.setdefault(device, fields.get("Total Allocated", 0) - fields["Bytes"])
-    return {
+    timelines = {
         device: _timeline(device, changes, None if device == "cpu" else max(0, start_bytes[device]))
         for device, changes in sorted(by_device.items())
     }
+    return timelines, phases
 
 
 def _timeline(device: str, allocations: list[Allocation], start_bytes: int | None) -> Timeline:
@@ -158,6 +129,14 @@ def _timeline(device: str, allocations: list[Allocation], start_bytes: int | Non
         sums[key] = (num_bytes + change.num_bytes, count + 1)
     groups = sorted(((*key, *group) for key, group in sums.items()), key=lambda group: group[3], reverse=True)
     return Timeline(device, points, peak_t_ns, peak_bytes, start_bytes, groups)
+
+
+def page_of_trace(path: Path, title: str, about: str) -> tuple[str, dict[str, Timeline]]:
+    """A trace's file, gzipped or not -> (HTML text, {device: Timeline}); of a trace that was cut to max_mib, as far as
+    its memory events go."""
+    content = path.read_bytes()
+    timelines, phases = read(gzip.decompress(content) if path.suffix == ".gz" else content)
+    return page_of(title, about, timelines, phases), timelines
 
 
 def page_of(title: str, about: str, timelines: dict[str, Timeline], phases: list[Phase]) -> str:

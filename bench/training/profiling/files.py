@@ -105,7 +105,7 @@ def _write(path: Path, head: bytes, events: Sequence[Event]) -> None:
     replaced = [(f"{REPO}/", ""), (f"{CODE}/", ""), *([(f"{home}/", "~/")] if len(home) > 1 else [])]
 
     def clean(block: bytes) -> bytes:
-        """UTF-8, also where torch wrote other bytes (see allocations.read), without private paths in any string."""
+        """UTF-8, also where torch 2.13 wrote other bytes as a name, without private paths in any string."""
         for old, new in replaced:
             block = block.replace(old.encode(), new.encode())
         return block.decode(errors="replace").encode()

@@ -80,7 +80,6 @@ class Recording:
     def __init__(self, name: str, options: Options, device_type: str, rank: int, world_size: int, **facts: Any):
         self.name, self.is_warm, self.is_recording = name, False, False
         self.ranges = Ranges()
-        self.start_mem_bytes = 0  # of torch's allocator on a GPU; unknown on a CPU
         self._device_type, self._rank, self._world_size = device_type, rank, world_size
         self._facts = {"window": name} | facts
         activities = options.activities or (("cpu", "cuda") if device_type == "cuda" else ("cpu",))
@@ -102,7 +101,6 @@ class Recording:
             self.warm()
         if self._device_type == "cuda":
             torch.cuda.synchronize()  # kernels of the step before would be recorded as this one's
-            self.start_mem_bytes = torch.cuda.memory_allocated()
         self.profile.start_trace()
         self.is_recording = True
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):  # else torch writes it
@@ -152,7 +150,7 @@ def write_operators(recording: Recording, stem: Path, **facts: Any) -> list[Path
 @contextlib.contextmanager
 def _readable_names(profiler: Any) -> Iterator[None]:
     """Without the Python calls of with_stack, which no table shows; and torch reads no profile in which one has an
-    undecodable name (allocations.read).
+    undecodable name (torch 2.13 now and then gives one a name from memory that is not its own).
     """
 
     class Readable:
