@@ -82,7 +82,7 @@ def test_what_the_logs_do_not_show_is_said():
     assert "none is as fast" in note_of(16) and line_of(16)["logs: mean (n)"] == "231.01 s (40)"
     assert "8 H200" in line_of(82)["logs: mean (n)"] and "8 x NVIDIA H200" in note_of(82)
     assert "on one GPU" in note_of(88) and "on one GPU" in note_of(59)
-    assert line_of(72)["logs: mean (n)"] == "93.26 s (15)" and "Five versions" in note_of(72)
+    assert line_of(72)["logs: mean (n)"] == "93.26 s (15)" and "five versions" in note_of(72)
     assert line_of(74)["verdict"].startswith("not interleaved [") and "+0.12 % [+0.04, +0.20], not" in note_of(74)
     assert line_of(76)["verdict"] == "faster" and "several machines" in note_of(87)
     assert "not of record 70" in note_of(71) and "not of record 88" in note_of(89)
@@ -95,9 +95,9 @@ def test_the_46_results_of_track_3_are_as_upstream_has_them_or_the_page_says_why
     assert len(results) == 46
     others = {result.number: list(result.sentences()) for result in results if not result.is_as_claimed}
     assert others == {
-        "6": ["README's mean is 3.2788, that of the logs 3.27893."],
-        "8": ["README's mean is 3.2778, that of the logs 3.27798."],
-        "41": ["README counts 20 runs, the clone holds 1."],
+        "6": ["README's mean is 3.2788, and the mean of the logs is 3.27893."],
+        "8": ["README's mean is 3.2778, and the mean of the logs is 3.27798."],
+        "41": ["README counts 20 runs, but the clone has 1."],
     }
     assert [result.number for result in results if not result.passes] == ["1", "2", "3", "41"]
     assert [result.number for result in results if result.claim["mark"] == "Ⓧ"] == ["1", "2", "3"]

@@ -1,8 +1,8 @@
 """How did the speed of this repository change?  ./run.sh history [WORD...] [--rev main] [--html PATH] [--badge PATH]
 
-Takes the runs of results/ (or those that WORD names) by the commit that they trained, on the line of --rev in the git
-repository of this folder, and shows for each configuration and machine the series, the stretches of commits in which
-its level must have changed, with 95 % intervals, and the command that finds the commit.  Nothing is run:
+Orders the runs of results/ (or those that WORD names) by the commit that they trained, along the first parents of --rev
+in the git repository of this folder.  For each configuration and machine it shows the series, the stretches of commits
+in which the level must have changed, with 95 % intervals, and the command that finds the commit.  Nothing is run:
 ./run.sh race HEAD~1 HEAD, or race v1..HEAD for a whole line of commits, measures them.
 """
 
@@ -37,11 +37,11 @@ def main(argv: list[str]) -> int:
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh history", main=main)
     parser.add_argument("names", nargs="*", metavar="WORD", help="runs, races or folders of them; default results/")
-    parser.add_argument("--rev", default="HEAD", help="the line of commits, by its first parents; default HEAD")
-    parser.add_argument("--on", choices=tuple(history.MEASURES), default="step_avg_ms", help="what is followed")
+    parser.add_argument("--rev", default="HEAD", help="follow the first parents of this revision; default HEAD")
+    parser.add_argument("--on", choices=tuple(history.MEASURES), default="step_avg_ms", help="the metric to follow")
     parser.add_argument("--html", metavar="PATH", help="write a self-contained page")
-    parser.add_argument("--badge", metavar="PATH", help="write an SVG that says steady, or the newest change")
+    parser.add_argument("--badge", metavar="PATH", help="write an SVG badge with the newest change, or steady")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="the series, not rounded, and their changes")
-    form.add_argument("--md", action="store_true", help="Markdown")
+    form.add_argument("--json", action="store_true", help="print the series, not rounded, and their changes")
+    form.add_argument("--md", action="store_true", help="print Markdown")
     return parser

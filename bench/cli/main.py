@@ -15,13 +15,13 @@ from bench.config import groups
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # purpose: {verb: (module in bench/cli/, what it does)}
     "measure": {
         "run": ("run", "train once, or sweep with -m"),
-        "speedrun": ("speedrun", "data, checks, the track's repeats, table and verdict"),
-        "race": ("race", "which of several is faster, or better? planned, interleaved, judged"),
+        "speedrun": ("speedrun", "all of a track: data, checks, repeats, table and verdict"),
+        "race": ("race", "which version is faster, or better? planned, interleaved, judged"),
         "study": ("study", "which optimizer or model is better, tuned with equal budgets?"),
-        "referee": ("referee", "keep a search honest: race every try, keep what is shown to be better"),
+        "referee": ("referee", "keep a search honest: race every change, keep what is shown to be better"),
         "ladder": ("ladder", "what did each record of the speedrun gain?"),
         "bisect": ("bisect", "which commit made it slower, or worse?"),
-        "history": ("history", "the speed of a repository over its commits, and where it changed"),
+        "history": ("history", "how did the speed of a repository change over its commits?"),
         "calibrate": ("calibrate", "the smallest difference that this machine can show"),
     },
     "judge": {
@@ -34,7 +34,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # purpose: {verb: (module in 
     },
     "look": {
         "table": ("table", "results as a table"),
-        "sql": ("sql", "results by a query in SQL, every setting a column"),
+        "sql": ("sql", "query results with SQL; every setting is a column"),
         "report": ("report", "a run, a race, a sweep or all results as a page"),
         "explain": ("explain", "why a step takes so long, and where the next millisecond is"),
         "analyze": ("analyze", "traces of any PyTorch program: time, kernels, gaps, ranks"),
@@ -76,9 +76,9 @@ HELP = """usage: ./run.sh COMMAND [...]
 
 To begin: ./run.sh run track=free experiment=smoke (5 s), then ./run.sh race A= B=optim=muon n=3 (docs/start.md).
 ./run.sh COMMAND --help explains a command, ./run.sh run --help optim.lr a setting, run --help optim a group of them;
-./run.sh run --help lists models, data, tracks and the other groups.  Settings alone, ./run.sh seed=3, are a run's.
---config-dir DIR, with any command, adds the models, tracks and so on of a folder of yours (docs/own.md);
---config-name NAME (-cn) begins a run with NAME.yaml of it in place of conf/config.yaml (docs/race.md).
+./run.sh run --help lists models, data, tracks and the other groups.  Settings alone (./run.sh seed=3) start a run.
+--config-dir DIR, with any command, adds models, tracks and so on from a folder of yours (docs/own.md);
+--config-name NAME (-cn) starts a run from NAME.yaml in that folder instead of conf/config.yaml (docs/race.md).
 ./run.sh --version prints version, commit, Python and torch.
 Exit codes: 0 success, 1 a check failed or a target was missed, 2 usage error or not comparable."""
 

@@ -1,14 +1,14 @@
 """Judge a record's pull request.  ./run.sh pr FOLDER|NUMBER [--clone DIR] [--rerun DIR [--go] [-- SETTING...]]
 
-FOLDER: the logs of a pull request, as modded-nanogpt asks for them, in folders or not, and its script if it is there.
-NUMBER: a pull request of the clone --clone, which has refs/pull/NUMBER/head, or its merged commit.
-Prints Markdown for the thread: the verdict first, each rule of the track with its answer and evidence, what is missing
-and the command that supplies it, numbers, runs, what runs outside the clock, what changed in the source.
+FOLDER has the logs of a pull request, as modded-nanogpt asks for them, in folders or not, and its script if you have
+it.  NUMBER is a pull request of the clone that --clone names, which has refs/pull/NUMBER/head or its merged commit.
+The answer is Markdown for the thread: the verdict, each rule of the track with its evidence, what is missing and the
+command that supplies it, the numbers, the runs, what runs outside the clock, and what changed in the source.
 
-The baseline: logs of the same pull request whose path says so or whose code is an earlier record's; else the logs of
-the record before, from the folder that FOLDER lies in or from the clone.  --candidate and --baseline name them.
---rerun DIR writes both sources and prints the race that decides on this machine; --go starts it, with SETTINGs
-(n=10 track=... ) of ./run.sh race after --.  Both run in a sandbox, unless script.sandbox=false is among these.
+The baseline is the logs of the same pull request whose path says so or whose code is that of an earlier record, or else
+the logs of the record before, from the folder around FOLDER or from the clone.  --candidate and --baseline name both.
+--rerun DIR writes both sources and prints the race that decides on this machine, and --go starts it.  After -- follow
+SETTINGs of ./run.sh race (n=10 track=...).  The sources run in a sandbox, unless script.sandbox=false is among these.
 """
 
 import argparse

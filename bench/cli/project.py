@@ -1,10 +1,10 @@
-"""./run.sh project RUN|TRACE... --gpus 8 [--nodes 4] [--link nvlink4|nvlink4,ib400|FILE] [--json] [--md]
+"""How long would a step take on more GPUs?  ./run.sh project RUN|TRACE... --gpus 8 [--nodes 4] [--link LINK]
 
-How long a step would take on more GPUs: work divided, collectives by NCCL's own model of the link or by tables that
-nccl-tests (or ./run.sh doctor --passport) measured, beside what hides them, and the slowest of all GPUs.
+The work is divided among the GPUs.  Collectives take as long as NCCL's model of the link says, or the tables that
+nccl-tests or ./run.sh doctor --passport measured, minus what computation hides, and all GPUs wait for the slowest.
 
-A run keeps its batch (strong scaling), traces keep each GPU's work (weak).  Where no public pair of measurements is
-like it, the answer says "not checked" and has no interval.  --errors shows all pairs and their errors.  Needs no torch.
+A run keeps its batch (strong scaling); traces keep the work of each GPU (weak scaling).  If no published pair of
+measurements is similar, the answer says "not checked" and has no interval.  --errors shows all pairs and their errors.
 """
 
 from bench.analysis.projection import document, links
@@ -39,18 +39,16 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh project", main=main)
-    parser.add_argument("path", nargs="*", metavar="RUN|TRACE")
-    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of all nodes together")
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes that they are in (default 1)")
-    help_ = (
-        f"{', '.join(links.LINKS)}; two with a comma: in a node and between nodes; or a file of measured collectives"
-    )
-    parser.add_argument("--link", metavar="LINK|FILE", help=f"{help_} (default of GPUs: nvlink4)")
-    help_ = "strong: the same batch (of a run); weak: the same work for each GPU (of traces)"
+    parser.add_argument("path", nargs="*", metavar="RUN|TRACE", help="a run, or the traces of all its ranks")
+    parser.add_argument("--gpus", type=int, metavar="N", help="number of GPUs, of all nodes together")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="number of nodes (default 1)")
+    help_ = f"{', '.join(links.LINKS)}; or two, within a node and between nodes; or a file of measured collectives"
+    parser.add_argument("--link", metavar="LINK|FILE", help=f"{help_} (default on GPUs: nvlink4)")
+    help_ = "strong: keep the batch (default for a run); weak: keep the work of each GPU (default for traces)"
     parser.add_argument("--scaling", choices=["strong", "weak"], help=help_)
-    parser.add_argument("--usd-per-gpu-hour", type=float, metavar="USD", help="for the cost to the end of the run")
-    parser.flag("--include-last-step", help="count the last ProfilerStep too: its kernels may be cut off")
-    parser.flag("--errors", help="the table of errors: what projections were checked on")
+    parser.add_argument("--usd-per-gpu-hour", type=float, metavar="USD", help="price, to project what the run costs")
+    parser.flag("--include-last-step", help="also count the last ProfilerStep, whose kernels may be cut off")
+    parser.flag("--errors", help="show what projections were checked on, with their errors")
     parser.flag("--json", help="print JSON, for programs")
     parser.flag("--md", help="print Markdown")
     return parser

@@ -1,16 +1,16 @@
-"""A referee for a search: every try is raced, and only what is shown to be better is kept.
+"""A referee for a search: it races every change, and keeps only what is shown to be better.
 
     ./run.sh referee start track=cpu_nano budget=1h       set the champion by settings of run, and calibrate
     ./run.sh referee submit optim.lr=0.002 --note "..."   or change.patch, a folder, script=train.py
     ./run.sh referee status | log | end
-    ./run.sh referee replay                               every decision again, from the records
-    ./run.sh referee demo                                 an agent without a model searches a script for ten minutes
+    ./run.sh referee replay                               make every decision again, from the records alone
+    ./run.sh referee demo                                 a scripted agent improves a script for ten minutes
     ./run.sh referee serve | mcp                          for other programs: JSON lines on a socket, an MCP server
 
 A submission that cannot be raced is refused at once and costs nothing.  The others race the champion on fresh seeds,
-round by round, until the effect that the search looks for is likely or unlikely.  A promising one is confirmed on new
-seeds, and becomes the champion if it is kept.  At most alpha of all keeps are false in expectation, however many are
-tried.  After a crash: ./run.sh referee start.
+round by round, until the gain that the search looks for is likely or unlikely.  A promising one is raced again on new
+seeds, and becomes the champion if that confirms it.  However many changes are tried, the expected fraction of false
+keeps is at most alpha.  After a crash, ./run.sh referee start continues.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""./run.sh sql "SELECT ..." [RUN ...] [--json | --csv | --md]    results by a query      ./run.sh sql --schema
+"""Query results with SQL.  ./run.sh sql "SELECT ..." [RUN ...] [--json | --csv | --md]      ./run.sh sql --schema
 
     ./run.sh sql "SELECT optim.lr, avg(val_loss) AS loss, count(*) AS n FROM runs GROUP BY 1 ORDER BY loss"
     ./run.sh sql "SELECT run_id, max(step_ms) FROM steps WHERE step > 10 GROUP BY 1" sweep-1a2b
 
-Tables: runs (a row a run, every setting a column by its dotted name), metrics (run_id, metric, value), steps, columns.
-The SQL is SQLite's.  Nothing can be changed.  RUN: run folders, folders of them, (parts of) run ids, races, sweeps;
-without one all of results/.
+The tables are runs (a row per run, and every setting is a column by its dotted name), metrics (run_id, metric, value),
+steps, and columns.  The dialect is SQLite's, and a query cannot change anything.  RUN is a run folder, a folder of
+them, a run id or a part of one, a race or a sweep; the default is all of results/.
 """
 
 from bench.api import queries
@@ -31,11 +31,11 @@ def main(argv: list[str]) -> int:
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh sql", main=main)
     parser.add_argument(
-        "words", nargs="*", metavar="QUERY | RUN", help="one SELECT, in quotes; then whose runs, default results/"
+        "words", nargs="*", metavar="QUERY | RUN", help="one SELECT in quotes, then the runs; default results/"
     )
-    parser.flag("--schema", help="tables, their columns and types")
+    parser.flag("--schema", help="print the tables with their columns and types")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="a list of objects, not rounded")
-    form.add_argument("--csv", action="store_true", help="not rounded")
-    form.add_argument("--md", action="store_true", help="Markdown")
+    form.add_argument("--json", action="store_true", help="print a list of objects, not rounded")
+    form.add_argument("--csv", action="store_true", help="print CSV, not rounded")
+    form.add_argument("--md", action="store_true", help="print Markdown")
     return parser

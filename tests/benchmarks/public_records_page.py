@@ -85,19 +85,20 @@ class Record:
             logs = f"the mean of these logs ({low_s:.2f} to {high_s:.2f} s{no_log})" if num > 1 else "the log"
             yield f"README's {claimed_s:.1f} s is {abs(self.off_pct):.1f} % {side} {logs}."
         for text in self.claim.get("merged", ()):
-            yield f"README's time is record {before}'s less a difference: \"{text}\" (the folder's README)."
+            yield f"README's time is that of record {before} minus a difference: \"{text}\" (the folder's README)."
         if self.times_s and gpus_of(self.timed) not in (USUAL_GPUS, "GPUs unknown"):
             yield f"These logs say {gpus_of(self.timed)}; the table is for 8 H100."
         change = compared["time"] if compared else self.printed
         if is_different(self, change):
-            against_what = "the logs' against their baseline" if compared else "against the printed times it is"
-            yield f"README's change is {self.claimed_pct:+.2f} %, {against_what} {change['change_pct']:+.2f} %."
+            baseline = "the logs of the baseline" if compared else "the printed times"
+            change_pct = change["change_pct"]
+            yield f"README's change is {self.claimed_pct:+.2f} %; against {baseline} it is {change_pct:+.2f} %."
             if abs(self.off_pct) < OFF_PCT:
-                yield f"README's is between these runs and the table's time of record {before}: two sessions."
+                yield f"README compares these runs with the table's time of record {before}, from another session."
         if compared and "runs-overlap" in compared["flags"]:
-            yield "Runs began before earlier ones had ended: several machines made them."
+            yield "Some runs began before earlier ones had ended, so several machines made them."
         if compared and not compared["comparable"]:
-            yield f"Not comparable with its baseline: {compared['reasons'][0]}."
+            yield f"It is not comparable with its baseline: {compared['reasons'][0]}."
         owner = known[self.baseline[0]["source_sha256"]] if self.baseline else ""
         if owner not in ("", f"baseline of {self.number}", f"{before}'s code"):
             owner = f"record {owner[:-7]}" if owner.endswith("'s code") else f"the {owner}"
@@ -275,17 +276,17 @@ class Result:
     def sentences(self):
         claim, mean = self.claim, self.mean
         if mean.n != claim["n"]:
-            yield f"README counts {counted(claim['n'], 'run')}, the clone holds {mean.n}."
+            yield f"README counts {counted(claim['n'], 'run')}, but the clone has {mean.n}."
         elif not self.is_as_claimed:
-            yield f"README's mean is {claim['mean']}, that of the logs {mean.mean:.5f}."
+            yield f"README's mean is {claim['mean']}, and the mean of the logs is {mean.mean:.5f}."
         if self.decision["n"] < mean.n:
             passed = "they pass" if self.decision["passed"] else "they do not pass"
             seeds = counted(self.decision["n"], "seed")
             yield f"The {mean.n} runs print {seeds}, and `judge` counts a seed once: {passed}."
         if claim["mark"] != "✓" and not self.passes:
-            yield "README marks it as not passing too (Ⓧ); its rules name the first three results as exceptions."
+            yield "README also marks it as not passing (Ⓧ); its rules list the first three results as exceptions."
         if self.first and self.first.step < mean.step:
-            yield f"The rule passes {counted(mean.step - self.first.step, 'step')} before the claimed one."
+            yield f"The rule already holds {counted(mean.step - self.first.step, 'step')} before the claimed one."
 
 
 def result_cells(result):
@@ -318,7 +319,7 @@ def sessions(records, facts):
             differing = [eligibility.SETTINGS[key] for key in eligibility.differing_settings(first + other)]
             changes.append(abs(time["change_pct"]))
             found = [arm_text(name, first), arm_text(other_name, other), interval_text(time)]
-            lines.append([*found, ", ".join(differing) or "nothing that the logs say"])
+            lines.append([*found, ", ".join(differing) or "nothing in the logs"])
     gains = [-record.claimed_pct for record in records if int(record.number.rstrip("bc")) >= 28]
     numbers = {"median": statistics.median(changes), "largest": max(changes), "gain": statistics.median(gains)}
     found = {f"{name}_pct": f"{value:.2f}" for name, value in numbers.items()}
