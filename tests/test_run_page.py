@@ -72,7 +72,7 @@ def test_the_stalls_of_an_imported_run_are_those_that_compare_counts(imported):
 def test_a_run_names_what_it_was_watched_for(results):
     folder = add(results, 3, costs={"stall": {"count": 0, "ms": 0.0}, "gc": {"count": 2, "ms": 1.5}})
     html = run_page.html(folder)
-    assert "Watched for, and there was none: stall." in html
+    assert "Watched for and not seen: stall." in html
     assert "Not watched, so unknown: recompile, graph break, allocator retry" in html
     assert re.search(r"<td>gc</td><td class=\"number\">2</td><td class=\"number\">1.5</td>", html)
 

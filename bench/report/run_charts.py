@@ -29,7 +29,7 @@ TELEMETRY = (
     ("mem_gib", "memory, GiB"),
     ("cpu_util_pct", "CPU utilisation, %"),
     ("cpu_freq_mhz", "CPU frequency, MHz"),
-    ("rss_gib", "resident set, GiB"),
+    ("rss_gib", "Resident set, GiB"),
 )
 
 

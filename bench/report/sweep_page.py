@@ -36,7 +36,7 @@ from bench.web.document import (
 from bench.web.page import tiles
 
 TRAIN_TIME = "train time, s"
-LOG_FROM = 20  # an axis whose ends lie further apart than this factor is logarithmic
+LOG_FROM = 10  # an axis whose ends lie further apart than this factor is logarithmic
 NAME = "sweep.html"
 MAX_RUNS = 2000
 MAX_CURVES = 12  # lines of a chart that a reader can tell apart
@@ -193,7 +193,7 @@ def _facts(results: Results) -> list[str]:
 def _tiles(results: Results) -> Iterator[tuple[str, object]]:
     spent_s = sum(row["wall_s"] or 0.0 for row in results.rows)
     lost = sum(row["status"] in sweep_results.LOST for row in results.rows)
-    yield "runs asked for", results.num_points
+    yield "planned runs", results.num_points
     yield "complete", results.num_complete
     yield "failed, aborted or stopped", lost
     yield "not run", len(results.not_run)

@@ -107,8 +107,8 @@ def waterfall_of_difference(difference: Answer, a: str, b: str) -> waterfall.Wat
     steps = [(short(line["what"], 80), line["change_ms"], line["status"]) for line in changed[:NUM_CHANGES]]
     if others := changed[NUM_CHANGES:]:
         steps.append((f"{len(others)} other {difference['by']}s", sum(line["change_ms"] for line in others), ""))
-    steps += [("nothing of it running", difference["idle_change_ms"], "")]
-    steps += [("several at once", -difference["overlap_change_ms"], "")]
+    steps += [("none of them running", difference["idle_change_ms"], "")]
+    steps += [("several at the same time", -difference["overlap_change_ms"], "")]
     of = difference["of"]
     what = "a step" if of == "step_ms" else "the span"
     of_a, of_b = difference[of]

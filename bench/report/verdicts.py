@@ -127,7 +127,7 @@ def verdicts(against: Against) -> list[document.Verdict]:
 def _earlier(before: Mapping[str, int] | None) -> list[str]:
     if not before:
         return []
-    known = ", ".join(f"{'without a verdict' if name == 'none' else name} {num}" for name, num in before.items())
+    known = ", ".join(f"{num} {'without a verdict' if name == 'none' else name}" for name, num in before.items())
     return [f"{counted(sum(before.values()), 'earlier race')} of these arms in this ledger: {known}"]
 
 

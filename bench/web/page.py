@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 ASSETS = importlib.resources.files("bench.web") / "assets"
+LONG_CHARS = 24  # of a cell
 CHART_SCRIPTS = ("uPlot.iife.min.js", "arms.js", "charts.js")
 CHART_STYLES = ("uPlot.min.css", "style.css")
 REPORT_STYLES = (*CHART_STYLES, "report.css")  # of the page of a run or of a race
@@ -51,7 +52,10 @@ def table(
 ) -> Safe:
     """Rows of cells; numbers, and the columns that right names, are right-aligned by the style.  head: () for none."""
     lines = [
-        tag("tr", *(_cell(cell, is_right) for cell, is_right in itertools.zip_longest(row, right, fillvalue=False)))
+        tag(
+            "tr",
+            *(_cell(cell, is_right, len(row)) for cell, is_right in itertools.zip_longest(row, right, fillvalue=False)),
+        )
         for row in map(list, rows)
     ]
     sides = ("number" if is_right else None for _, is_right in itertools.zip_longest(head, right[: len(head)]))
@@ -63,8 +67,11 @@ def table(
     return tag("div", body, class_="scroll", tabindex="0")  # wide tables scroll by themselves, also by keyboard
 
 
-def _cell(cell: object, is_right: bool) -> Safe:
-    return tag("td", cell, class_="number" if is_right or isinstance(cell, (int, float)) else None)
+def _cell(cell: object, is_right: bool, num_cells: int) -> Safe:
+    """On a narrow screen a sentence among other cells would become a column of single letters: it is "long"."""
+    is_number = is_right or isinstance(cell, (int, float))
+    is_long = num_cells > 2 and isinstance(cell, str) and not isinstance(cell, Safe) and len(cell) > LONG_CHARS
+    return tag("td", cell, class_="number" if is_number else "long" if is_long else None)
 
 
 def section(title: str, *children: object, id: str | None = None) -> Safe:

@@ -21,6 +21,7 @@ from bench.web.waterfall import CHANGES, Bar, Kind, Waterfall, from_changes
 
 TITLE = "Where a step's time goes"
 MAX_TITLE_CHARS = 200
+MAX_WHAT_CHARS = 90  # an operator with its shapes: a page breaks the line
 MAX_TRACE_BYTES = 32 * MIB  # of a run's traces, for its own page: reading them takes seconds, and no page waits longer
 MAX_OUTSIDE, NUM_CAUSES = 3, 2
 MIN_LATE_FRAC = 0.01  # of the step: a rank for which the others wait less is not named
@@ -29,7 +30,7 @@ KINDS: tuple[tuple[Kind, str], ...] = (("limit", "roofline time"), ("above", "ov
 MEASURED_BY = {
     "device": "the device's clock: a step ends when the host has left it and the device has finished what it launched",
     "host": "the host's main thread, as the trace has no device",
-    "record": "the record's steps of rank 0, as the run has no trace; a trace says more: profile=window",
+    "record": "the record's steps of rank 0, as the run has no trace (look=on records one)",
 }
 
 
@@ -256,7 +257,7 @@ def evidence(line: dict[str, Any]) -> str:
 
 
 def _place(line: dict[str, Any]) -> str:
-    what = short(line["what"]) if line["what"] else ""
+    what = short(line["what"], MAX_WHAT_CHARS) if line["what"] else ""
     where = COMPILED.sub("a compiled graph", plain(line["where"], MAX_TITLE_CHARS)) if line["where"] else ""
     return f"{what} at {plain(where)}" if what and where else what or where
 

@@ -25,6 +25,8 @@ BOILERPLATE = re.compile(
     r"^void |at::native::|at::cuda::|c10::|\(anonymous namespace\)::|(?<=[<, ])at::(?=\w)"
     r"|, (?:std|at::detail)::[aA]rray<char\*, \d+(?:ul)?>|(?<=>) (?=>)"
 )
+BUILT_IN = re.compile(r"<built-in (?:method|function) (\w+)[^>]*>")  # with the address of an object
+SHAPES = re.compile(r"(\[[\d, ]*\])(?: \1)+")  # of an operator's arguments, the same several times
 GUARD = re.compile(r"flash::enable_\w+<(.*)>")  # by architecture, around the kernel itself
 LAMBDA = re.compile(r"(?:\([^()]*\))?(?:::\{lambda\([^{}]*\)#\d+\}(?:::operator\(\)\([^()]*\))?(?: const)?)+")
 
@@ -36,11 +38,12 @@ def plain(value: object, limit: int = MAX_NAME_CHARS) -> str:
 
 
 def short(name: object, limit: int = MAX_NAME_CHARS) -> str:
-    """A kernel's name without what all have: return type, namespaces, lambdas and arguments.
+    """A name without what all have: return type, namespaces, lambdas, arguments, addresses, repeated shapes.
 
     Of one that is still too long the innermost template arguments become <…>, as many as it takes.
     """
-    text = LAMBDA.sub("", BOILERPLATE.sub("", str(name)))
+    text = BUILT_IN.sub(r"\1 (built-in)", LAMBDA.sub("", BOILERPLATE.sub("", str(name))))
+    text = SHAPES.sub(lambda same: f"{same[1]} x{same[0].count('[')}", text)
     head, bracket, _ = text.rpartition("(")
     is_call = text.endswith(")") and head and not head.endswith(" ")  # "Memcpy HtoD (Pinned -> Device)" is none
     text = GUARD.sub(r"\1", head if bracket and is_call else text)
@@ -349,14 +352,14 @@ def difference_verdict(found: Line, a: str, b: str) -> Verdict:
     if found["change_ms"] is None:
         return Verdict("There is no time to compare: one of the two has no steps and no rows.", "")
     a_ms, b_ms = found[found["of"]]
-    what = "a step" if found["of"] == "step_ms" else "the span"
-    pair = f"{a_ms:.3f} ms in {plain(a, 80)}, {b_ms:.3f} ms in {plain(b, 80)}"
+    what = "a step takes" if found["of"] == "step_ms" else "the span is"
+    pair = f"{a_ms:.3f} ms in {plain(brief(a), 80)} and {b_ms:.3f} ms in {plain(brief(b), 80)}"
     parts = (
-        f"{found['explained_ms']:+.3f} ms in {found['by']}s, the lines below",
+        f"{found['explained_ms']:+.3f} ms in the {found['by']}s listed below",
         f"{found['idle_change_ms']:+.3f} ms in which none of them ran",
-        f"{-found['overlap_change_ms']:+.3f} ms by running more or less of them at once",
+        f"{-found['overlap_change_ms']:+.3f} ms because more or fewer of them overlap",
     )
-    return Verdict(f"{what}: {pair}: {found['change_ms']:+.3f} ms", "", more=parts)
+    return Verdict(f"{what} {pair}: {found['change_ms']:+.3f} ms", "", more=parts)
 
 
 def difference_tables(found: Line) -> list[Block]:
@@ -367,4 +370,5 @@ def difference_tables(found: Line) -> list[Block]:
     changed = [line for line in found["lines"] if line["status"] != "same"]
     categories = table(found["categories"], (change, *TIMES, ("category of kernels", "category", str)))
     lines = table(changed, (change, ("", "status", str), *TIMES, *counts, what), 3 * NUM_LINES)
-    return [*([categories] if categories.rows else []), *([lines] if lines.rows else [])]
+    folded = Section(f"The {found['by']}s that changed most", [lines], is_folded=True)
+    return [*([categories] if categories.rows else []), *([folded] if lines.rows else [])]
