@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from bench.api import judging
-from bench.base import atomic, utc
+from bench.base import atomic, metric, utc
 from bench.claims.rules import rulebook
 from bench.cli import race
 from bench.config import compose, identity, resolve, schema, stages
@@ -141,6 +141,7 @@ class Results:
             "optim": of_run.optim.name,
         }
         run["goal"] = {name: getattr(of_run.goal, name) for name in run["goal"]}
+        run["goal"] |= metric.goal_facts(of_run.goal.of, of_run.goal.target_value)
         run["code"]["source_sha256"] = (source * 64)[:64]
         run["timing_protocol"]["instruments"] = sorted(of_run.instruments)
         run["data"]["train"][0]["sha256"], run["data"]["val"][0]["sha256"] = (
@@ -205,6 +206,8 @@ def _rows(train_s, losses, shares, of_run, train_loss=3.0):
     rows = []
     for step in range(NUM_STEPS + 1):
         row = {"step": step, "flags": "", "tokens": stages.num_tokens(of_run, step), "val_loss": losses.get(step)}
+        if of_run.goal.of != metric.VAL_LOSS and step in losses:
+            row[of_run.goal.of.name] = losses[step] / 4
         if step:
             row |= {
                 "lr": of_run.optim.lr,
@@ -268,7 +271,9 @@ class Racers:
     def facts(self, folder, overrides, results):
         of_run = config(0, overrides)
         run = run_folder.read_raw(BASE)
-        return {
+        goal = of_run.goal.of
+        row = {"metric": goal.name, "metric_unit": goal.unit, "metric_direction": goal.direction}
+        return ({} if goal == metric.VAL_LOSS else {"row": row}) | {
             "name": of_run.name,
             "config_id": identity.config_id(of_run),
             "track": of_run.track.name,

@@ -47,7 +47,7 @@ def test_a_plan_that_asks_more_than_the_track_is_refused_before_it_is_made(resul
 def test_stricter_plans_and_tracks_that_fix_nothing_choose_for_themselves(results, monkeypatch):
     made = json.loads((results.race(monkeypatch, "n=3", "alpha=0.01", "margin=0.001") / "plan.json").read_text())
     assert (made["alpha"], made["loss_margin_nats"], made["on"]) == (0.01, 0.001, "time")
-    planning.refuse_laxer("free", {"alpha": 0.4, "loss_margin_nats": 1.0})
+    planning.refuse_laxer("free", {"alpha": 0.4, "margin": 1.0})
 
 
 def test_an_older_plan_with_the_candidates_own_alpha_and_margin_is_refused(results, monkeypatch):

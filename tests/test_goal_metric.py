@@ -1,8 +1,10 @@
 """Goals of another metric than val_loss: bits per byte of our own models, scores where higher is better, refusals."""
 
+import json
 import math
 import re
 
+import claimed
 import comparing
 import pytest
 import real_runs
@@ -16,7 +18,9 @@ from bench.config import schema
 from bench.data import shards
 from bench.data.sources import datasets
 from bench.launch.prepare import prepare
-from bench.record import metrics, step_files, verification
+from bench.plans.race import planning
+from bench.plans.sweep import search
+from bench.record import metrics, race_folder, step_files, verification
 from bench.record import rows as rows_module
 from bench.record.importers import dialects
 from bench.report import curves, run_page
@@ -97,7 +101,8 @@ def test_pages_and_curves_draw_the_goals_metric(run_by_bpb):
     assert found["step"] == [row["step"] for row in rows]
     assert found["val_bpb"] == pytest.approx([row["val_bpb"] for row in rows], rel=1e-5)
     overlay = curves.html([selection.arm_from_each([str(run_by_bpb)])[0]], run_by_bpb / "overlay.html")
-    assert re.search('"goal": ?{"name": ?"val_bpb", ?"label": ?"val_bpb, bits per byte"}', overlay)
+    assert re.search('"goals": ?{"val_bpb": ?"val_bpb, bits per byte"}', overlay)
+    assert ">val_bpb</th>" in overlay
     assert overlay.index(">val_bpb</option>") < overlay.index(">val_loss</option>")
     page = run_page.html(run_by_bpb)
     score = real_runs.run_json(run_by_bpb)["metrics"]["score"]
@@ -128,6 +133,42 @@ def test_where_higher_is_better_more_wins_and_less_loses():
     _, rows = found, [comparing.row_of(run) for run in raced(low, high, **of_goal)[1]]
     decision = target.decide(rows, 0.01)
     assert decision["passed"] is True and decision["words"].startswith("mean core 0.2600 (sd 0.0008, n=4) is above the")
+
+
+def test_a_race_of_bits_per_byte_is_planned_and_judged_in_their_unit(tmp_path, monkeypatch):
+    words = ["goal.metric=val_bpb", "goal.target_val_loss=null", "n=3", "on=loss", "--anyway"]
+    results = claimed.Results(tmp_path / "results")
+    plans, margins = [], []
+    for own in ([], ["margin=0.0003"]):
+        folder = results.race(monkeypatch, *words, *own)
+        plans.append(json.loads((folder / "plan.json").read_text()))
+        margins.append(race_folder.verdicts_of(race_folder.read(folder))["B"]["val_loss"]["margin"])
+        text = (folder / "race.md").read_text()
+        assert "val_bpb" in text and not re.search("(?<!target_)val_loss", text)
+    assert [plan["margin"] for plan in plans] == margins == [0.0006, 0.0003]
+    assert plans[0]["metric"] == ["val_bpb", "bits per byte", "lower"] and "loss_margin_nats" not in plans[0]
+
+
+def test_plans_from_before_margins_had_units_are_read_as_they_were_meant():
+    asked, usual = {"loss_margin_nats": 0.01}, {"loss_margin_nats": 0.002}
+    assert [target.planned_margin(plan, metric.VAL_LOSS) for plan in (asked, usual, {})] == [0.01, 0.002, None]
+    assert [target.planned_margin(plan, metric.VAL_BPB) for plan in (asked, usual)] == [0.01, None]
+
+
+def test_a_track_that_fixes_bits_per_byte_allows_no_wider_margin_of_them():
+    margin = {"margin": 0.001}
+    planning.refuse_laxer("autoresearch", {"margin": 0.0006, "metric": metric.VAL_BPB})
+    with pytest.raises(ValueError, match="margin=0.001: track autoresearch allows at most 0.0006"):
+        planning.refuse_laxer("autoresearch", margin | {"metric": metric.VAL_BPB})
+    planned = margin | {"metric": ["val_bpb", "bits per byte", "lower"]}  # as plan.json has it, which a claim shows
+    assert target.laxer_than_track("autoresearch", planned) == [("margin", 0.001, 0.0006)]
+
+
+def test_a_search_makes_the_goals_metric_small_or_where_higher_is_better_large():
+    run = comparing.a_run("A", 10.0, 0, goal=goal("core", "higher"))
+    run["metrics"]["score"] = 0.25
+    assert search.objective_of(run, "score") == -0.25
+    assert search.objective_of(comparing.a_run("A", 10.0, 0, val_loss=3.5), "score") == 3.5
 
 
 def test_runs_of_different_metrics_are_not_compared():

@@ -11,6 +11,7 @@ import real_runs
 import scipy.stats
 from browser import Browser, needs_browser
 
+from bench.base import metric
 from bench.base.paths import CONF
 from bench.cli import ladder
 from bench.config import compose, resolve, schema
@@ -302,6 +303,30 @@ def test_a_target_of_the_users_own_is_the_target(raced, tmp_path):
     found = staircase.from_race(folder_of(tmp_path))
     assert (found["target_val_loss"], found["target_words"]) == (3.55, "the runs' own target (goal.target_val_loss)")
     assert [rung["runs"][0]["steps_to_target"] for rung in found["rungs"]] == [80, 80, 40]
+
+
+def test_a_ladder_of_bits_per_byte_is_judged_and_tabled_by_them(raced, tmp_path, capsys):
+    raced(words=["goal.metric=val_bpb", "margin=0.003"])
+    found = staircase.from_race(folder_of(tmp_path))
+    assert found["target_val_loss"] == 3.3 / 4 and found["metric"] == ["val_bpb", "bits per byte", "lower"]
+    r04 = found["rungs"][1]
+    assert r04["levels"]["val_loss"]["mean"] == pytest.approx(3.05 / 4) and r04["num_reached"] == 2
+    assert r04["step"]["val_loss"]["margin"] == 0.003
+    capsys.readouterr()
+    assert ladder.main(["--page", folder_of(tmp_path).name, "--csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert float(rows[1]["val_bpb"]) == pytest.approx(3.05 / 4) and float(rows[1]["target_val_bpb"]) == 3.3 / 4
+    assert not [key for key in rows[0] if "val_loss" in key and not key.startswith("record_")]
+    text = page.document(folder_of(tmp_path), found).markdown()
+    assert "target val_bpb 0.8250" in text and "val_bpb |" in text and "val_loss" not in text, text
+    assert "val_bpb by step" in page.document(folder_of(tmp_path), found).html()
+
+
+def test_where_higher_is_better_a_target_is_reached_from_below():
+    curve = [(0, 0.0, 0.1), (10, 1.0, 0.2), (20, 2.0, 0.4)]
+    assert staircase.way(curve, 0.3, False, metric.CORE) == (20, 2.0)
+    assert staircase.way(curve, 0.3, True, metric.CORE) == (15.0, 1.5)
+    assert staircase.way(curve, 0.5, True, metric.CORE) == (None, None)
 
 
 def test_a_failed_run_reached_nothing_and_is_noted(raced, tmp_path):

@@ -137,7 +137,7 @@ def test_a_look_is_due_when_every_arm_has_that_many_runs():
         ({"n": 3, "sequential": {"first": 3, "last": 3}}, "n=auto:3-3: give a first look, 2 or more, and a"),
         ({"sequential": {"first": 1, "last": 5}}, "n=auto:1-5"),
         ({"looks": [3], "sequential": {"first": 2, "last": 5}}, "looks=3: n=auto:2-5 looks after every round"),
-        ({"loss_margin_nats": 0}, "margin=0"),
+        ({"margin": 0}, "margin=0"),
         ({"first_seed": -1}, "seed=-1"),
         ({"names": ["A", "b"]}, "b: an arm's name begins with a capital letter"),
     ],
@@ -168,7 +168,7 @@ def test_words_become_arms_settings_and_what_is_common_to_all_arms():
         },
         "n": 3,
         "looks": [2, 3],
-        "loss_margin_nats": 0.01,
+        "margin": 0.01,
         "alpha": 0.1,
         "name": "try",
     }

@@ -3,12 +3,14 @@
 import csv
 import math
 import random
+import re
 
 import browser
 import claimed
 import pytest
 from test_simulation import BASE
 
+from bench.base import metric
 from bench.cli import study as cli
 from bench.compare import effects, same_loss, verdict
 from bench.machine.signals import Interrupted
@@ -43,7 +45,8 @@ class Bench:
         facts = racers.facts
 
         def with_row(folder, overrides, results):
-            return facts(folder, overrides, results) | {"row": {"num_steps": 120, "batch_tokens": 1024}}
+            known = facts(folder, overrides, results)
+            return known | {"row": known.get("row", {}) | {"num_steps": 120, "batch_tokens": 1024}}
 
         monkeypatch.setattr(arm_process, "facts", with_row)
         monkeypatch.setattr(study.planning, "refuse_incomparable", lambda facts, measured: None)
@@ -152,7 +155,7 @@ def test_a_best_at_the_edge_is_said_and_a_run_that_diverges_is_the_worst(tmp_pat
     text = (record / "run.json").read_text()
     (record / "run.json").write_text(text.replace('"kind": "non_finite_loss"', '"kind": "out_of_memory"'))
     sweep.keep(folder, 10, [*words[:2], "optim.lr=0.6", "seed=0"], {"folder": record})
-    with pytest.raises(ValueError, match="^Adamw: its trial .* has no loss to compare: an example"):
+    with pytest.raises(ValueError, match="^Adamw: its trial .* has no val_loss to compare: an example"):
         sweep.trials(folder, facts)
 
 
@@ -181,6 +184,28 @@ def test_bad_input_is_refused_before_anything_is_trained(tmp_path, monkeypatch, 
     with pytest.raises(ValueError) as refused:
         cli.main(words)
     assert message in str(refused.value) and not bench.trials and not (bench.results.folder / "sweeps").exists()
+
+
+def test_a_study_of_bits_per_byte_searches_races_and_tables_them(tmp_path, monkeypatch, capsys):
+    bench = Bench(tmp_path, monkeypatch)
+    assert cli.main([*WORDS, "goal.metric=val_bpb", "goal.target_val_loss=null"]) == 0
+    folder = folder_of(bench)
+    tried = sweep.trials(folder, sweep.read_study(folder))
+    assert tried["Adamw"][0.018] == pytest.approx(FLOOR["adamw"] / 4)  # planted: a quarter of val_loss
+    out = capsys.readouterr().out
+    assert "best at optim.lr=0.018, val_bpb 0.7000" in out and "reaches val_bpb 0.70" in out
+    assert not re.findall(r"[^.]*(?<!target_)val_loss.*", out)
+    rows = list(csv.reader((folder / "study.csv").read_text().splitlines()))
+    assert rows[0][5] == "val_bpb" and float(rows[1][5]) == pytest.approx(0.7, abs=0.005)
+    page = (folder / "study.html").read_text()
+    assert "val_bpb by optim.lr" in page and "are of val_bpb, bits per byte" in page
+
+
+def test_where_higher_is_better_the_search_goes_up_and_divergence_is_the_worst():
+    core, tried = metric.CORE, {0.1: 0.2, 0.316: 0.3, 1.0: -math.inf}
+    assert sweep.best_of(tried, core) == 0.316 and sweep.best_of({1.0: 0.3, 2.0: 0.3}, core) == 1.0
+    assert study.next_values(0.1, tried, core)[0] == 0.562  # beside the best, in the wider gap
+    assert study.next_values(0.1, {0.1: 0.2, 0.316: 0.3}, core)[0] == 0.999
 
 
 # ---- honesty

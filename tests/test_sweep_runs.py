@@ -230,7 +230,10 @@ def settings(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"objective": "loss"}, "hydra.sweeper.objective=loss: choose from val_loss, train_s, step_avg_ms, target_s"),
+        (
+            {"objective": "loss"},
+            "hydra.sweeper.objective=loss: choose from val_loss, score, train_s, step_avg_ms, target_s",
+        ),
         ({"sampler": "tpp"}, "hydra.sweeper.sampler=tpp: choose from tpe, random"),
         ({"n_trials": 0}, "hydra.sweeper.n_trials=0: use a whole number of 1 or more"),
         ({"objective": "train_s", "pruner": "median"}, "hydra.sweeper.pruner=median: it compares losses"),

@@ -85,8 +85,9 @@ def compare(
     """Is B faster, or better, than A?  The baseline first; one name of a race compares all its arms.
 
     Each arm is a name as ./run.sh compare takes it, a Run, Runs, or a list of these.  on: the question, of
-    bench/compare/questions.py; None: that of the race's plan, else time.  margin_nats: the largest rise of val_loss
-    that counts as not worse; target_val_loss: None is the runs' own; force: numbers also where arms are not
+    bench/compare/questions.py; None: that of the race's plan, else time.  margin_nats: by how much the
+    goal's metric may be worse and count as not worse, in its unit; target_val_loss: of that metric, None is the runs'
+    own; force: numbers also where arms are not
     comparable, without a verdict; diagnose: with where the time went; on_error(message): called for each record that
     is left out, None says it on standard error.  ValueError: nothing can be compared, or a race is still open.
     """
@@ -111,7 +112,7 @@ def compare(
 def check_nats(name: str, value: float | None) -> None:
     """ValueError for a number that is no loss and no margin of one; None is fine."""
     if value is not None and not 0 <= value < float("inf"):
-        raise ValueError(f"{name} {value:g}: use a number of nats, 0 or more")
+        raise ValueError(f"{name} {value:g}: use a number of 0 or more")
 
 
 def _words_of(arms: Sequence[Named]) -> list[str]:

@@ -32,6 +32,15 @@ class Metric(NamedTuple):
         return None if not values else self.sign * min(self.sign * value for value in values)
 
     @property
+    def label(self) -> str:
+        """Of an axis, with its unit."""
+        return ", ".join(filter(None, (self.name, self.unit_in_full)))
+
+    @property
+    def unit_in_full(self) -> str:
+        return "nats per token" if self.name == "val_loss" else self.unit
+
+    @property
     def better(self) -> str:
         return "below" if self.sign > 0 else "above"
 

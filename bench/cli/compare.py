@@ -11,10 +11,11 @@ from typing import Any
 
 from bench.api import comparing
 from bench.base import atomic
+from bench.base.metric import VAL_LOSS
 from bench.base.paths import shown, user_path
 from bench.cli import arguments
 from bench.compare import questions, wording
-from bench.compare.effects import LOSS_MARGIN_NATS, NOT_COUNTED
+from bench.compare.effects import NOT_COUNTED
 from bench.compare.verdict import Comparison
 from bench.report import verdicts
 
@@ -152,12 +153,15 @@ def _parser() -> arguments.Parser:
         help="possible, the default: --fail-on also fails on what is not excluded; shown: only on what is shown",
     )
     parser.flag("--force", help="show numbers even if not comparable, but no verdict")
-    parser.add_argument("--target", type=float, metavar="VAL_LOSS", help="target val_loss; default: the runs' own")
+    parser.add_argument(
+        "--target", type=float, metavar="VALUE", help="target of the goal's metric; default: the runs' own"
+    )
     parser.add_argument(
         "--margin",
         type=float,
         metavar="NATS",
-        help=f"the largest rise of val_loss that counts as not worse; default {LOSS_MARGIN_NATS:g}",
+        help="by how much the goal's metric may be worse and count as not worse, in its unit; default: the plan's, or "
+        f"{VAL_LOSS.margin:g} nats of val_loss",
     )
     time = parser.add_mutually_exclusive_group()
     time.add_argument("--why", action="store_true", help="also where the time went: regions, stalls, telemetry, traces")

@@ -79,7 +79,7 @@ def check(argv: list[str]) -> None:
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     for config in configs.values():
-        planning.refuse_laxer(config.track.name, wanted)
+        planning.refuse_laxer(config.track.name, wanted | {"metric": config.goal.of})
     if not args.anyway:
         planning.refuse_identical({name: {"config_id": identity.config_id(config)} for name, config in configs.items()})
 
@@ -180,14 +180,16 @@ def _parser() -> arguments.Parser:
         nargs="*",
         metavar="WORD",
         help="A=overrides, A.rev=REVISION or revisions alone (HEAD~1 HEAD, v1..HEAD), A.python=PATH (of a script), "
-        "n=5 or auto:3-20, looks=3,5, alpha=0.05, margin=0.002 (nats of val_loss), seed=0 (the first), name=race, "
-        "compilations=3 (fresh ones of each arm), on=time, loss, time_to_target or steps_to_target (default: by the "
-        "arms); key=value for all arms",
+        "n=5 or auto:3-20, looks=3,5, alpha=0.05, margin=0.002 (in the unit of the goal's metric), seed=0 (the first), "
+        "name=race, compilations=3 (fresh ones of each arm), on=time, loss, time_to_target or steps_to_target "
+        "(default: by the arms); key=value for all arms",
     )
     arguments.latest(parser, "--resume", "continue this race, or the latest that has not ended")
     arguments.latest(parser, "--look", "show the interim state; the ledger keeps the look")
     arguments.latest(parser, "--abandon", "end it without a verdict, where it cannot be resumed; the ledger keeps it")
-    parser.add_argument("--from-sweep", metavar="ID", help="race the best configs of this sweep, by mean val_loss")
+    parser.add_argument(
+        "--from-sweep", metavar="ID", help="race the best configs of this sweep, by the mean of the goal's metric"
+    )
     parser.add_argument("--top", type=int, default=2, metavar="N", help="how many of them; default 2")
     parser.add_argument("--config-dir", **groups.OPTION)
     fails = "exit code 1 where a condition of ./run.sh compare --fail-on holds: slower:0.5%%, worse, inconclusive, ..."

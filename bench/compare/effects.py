@@ -14,7 +14,6 @@ from bench.base.stats import ALPHA
 from bench.compare import clocks, eligibility, target
 from bench.compare.clocks import Arms
 from bench.compare.design import Design, Fit, fit, geometric_means
-from bench.config.schema import TrackRules
 from bench.record.rows import Row, metric_of
 
 DISAGREE, NOT_COUNTED = "clocks-disagree", "lower-loss-not-counted"  # flags
@@ -24,7 +23,6 @@ EXTRA_ALPHA = 0.01  # of the test that B spends more outside its own clock than 
 # the halves of 86 groups of repeats in order of time, and 11 pairs of sessions
 DRIFT_PCT, SESSION_DRIFT_PCT = 0.2, 1.8
 MIN_FLOOR_PCT = 0.1  # no machine is calibrated finer: two runs of the same code in one session differ by about 0.08 %
-LOSS_MARGIN_NATS = TrackRules.loss_margin_nats  # a rise of the mean val_loss that still passes as "no worse"
 # {measure: (column of a row, the key of its pair of means)}
 SECONDARY: dict[str, tuple[Literal["energy_j", "peak_mem_gib", "compile_s"], str]] = {
     "energy": ("energy_j", "mean_j"),

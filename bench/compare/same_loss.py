@@ -1,7 +1,8 @@
 """Time and steps to the same loss in a race without a target, from the curves of its runs.
 
-The loss is the highest with which any run ended, so that every run has reached it.  It depends on all runs alike:
-exchanging the names of two equal arms leaves it as it is, and so a test of the times to it keeps its level.
+The loss, a value of the metric of the runs' goal, is the worst with which any run ended, so that every run has reached
+it.  It depends on all runs alike: exchanging the names of two equal arms leaves it as it is, and so a test of the
+times to it keeps its level.
 """
 
 import math
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from bench.compare import design, effects, eligibility
-from bench.record.rows import Row
+from bench.record.rows import Row, metric_of
 
 
 class Curve(TypedDict):
@@ -17,13 +18,13 @@ class Curve(TypedDict):
 
     train_s: list[float]
     step: list[int]
-    val_loss: list[float]
+    val_loss: list[float]  # the goal's metric, its sign turned where higher is better
 
 
 class SameLoss(TypedDict):
     """Of a candidate against the baseline; pairs are of both."""
 
-    val_loss: float  # nats per token
+    val_loss: float  # the goal's metric
     mean_s: list[float | None]  # geometric means of the seconds to it
     mean_steps: list[float]
     change_pct: float | None  # of the seconds
@@ -49,6 +50,7 @@ def compared(
     of_race: the Comparison of both, for its floor, its margin and whether times may be compared; plan: of the race.
     """
     loss = max(curve["val_loss"][-1] for curve in curves.values())
+    metric = metric_of(row for rows in arms for row in rows)
 
     def reached(axis: Literal["train_s", "step"]) -> list[list[float]]:
         of_each = [[curves[row["run_id"]] for row in rows] for rows in arms]
@@ -67,7 +69,7 @@ def compared(
     elif of_race["comparable"] and p is not None and change_pct is not None and p < alpha:
         verdict = ("faster" if change_pct < 0 else "slower") if abs(change_pct) > floor_pct else verdict
     return {
-        "val_loss": loss,
+        "val_loss": metric.sign * loss,
         "mean_s": design.geometric_means(seconds, fitted),
         "mean_steps": [sum(of_arm) / len(of_arm) for of_arm in reached("step")],
         "change_pct": change_pct,

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple, TypedDict
 import yaml
 
 from bench.base import stats
-from bench.base.metric import VAL_LOSS, Metric
+from bench.base.metric import VAL_LOSS, Metric, named
 from bench.compare import eligibility
 from bench.config import groups
 from bench.config.schema import TrackConfig, TrackRules
 from bench.record.rows import Row, metric_of
 
 MARGIN_PCT = TrackRules.equivalence_margin_pct  # of a track that names none, and of plans from before there was one
-LIMITS = ("alpha", "loss_margin_nats", "equivalence_margin_pct")  # of track.rules: a plan may ask less, never more
+LIMITS = ("alpha", "equivalence_margin_pct")  # of track.rules, as the margin: a plan may ask less, never more
 ROUNDING_NATS = 1e-9  # losses are printed with four digits or more: a margin met but for the last bit of a float is met
 OF_LOGS = "gpt2_small"  # the track with the rules of the harness whose logs are imported
 
@@ -59,13 +59,35 @@ def rules_of(track: str | None) -> TrackRules:
     return TrackRules(**(track_settings(track).get("rules") or {}))
 
 
-def laxer_than_track(track: str | None, settings: Mapping[str, float]) -> list[tuple[str, float, float]]:
+def widest_margin(track: str | None, metric: Metric) -> float:
+    """By how much this metric may be worse on the track and still count as no worse, in its unit."""
+    nats = rules_of(track).loss_margin_nats
+    return nats if metric == VAL_LOSS or metric.margin is None else metric.margin
+
+
+def planned_margin(plan: Mapping[str, Any], metric: Metric) -> float | None:
+    """A plan's margin of the goal's metric, in its unit; None: it names none.
+
+    A plan from before margins had units has loss_margin_nats, which of another metric than val_loss says nothing unless
+    somebody chose it.
+    """
+    if "margin" in plan:
+        margin: float = plan["margin"]
+        return margin
+    nats: float | None = plan.get("loss_margin_nats")
+    return None if metric != VAL_LOSS and nats == TrackRules.loss_margin_nats else nats
+
+
+def laxer_than_track(track: str | None, settings: Mapping[str, Any]) -> list[tuple[str, float, float]]:
     """What a plan asks beyond its track's rules -> [(setting, its value, the track's)].
 
-    settings: a plan, or the settings of one: of LIMITS those that it names.  A track that fixes nothing has no limits.
+    settings: a plan, or the settings of one: of LIMITS and margins those that it names.  A track that fixes nothing has
+    no limits.
     """
-    rules = rules_of(track)
-    limits = [(key, settings[key], getattr(rules, key)) for key in LIMITS if key in settings]
+    rules, metric = rules_of(track), named(*(settings.get("metric") or ())[:3])
+    allowed = {key: getattr(rules, key) for key in (*LIMITS, "loss_margin_nats")}
+    allowed["margin"] = widest_margin(track, metric)
+    limits = [(key, settings[key], limit) for key, limit in allowed.items() if settings.get(key) is not None]
     return [limit for limit in limits if limit[1] > limit[2]] if track_settings(track).get("fixed") else []
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from bench.base import stats
-from bench.base.metric import VAL_LOSS, named
+from bench.base.metric import named
 from bench.compare import clocks, design, effects, eligibility, questions, target, wording
 from bench.compare.clocks import Arms
 from bench.record.rows import Row, metric_of
@@ -142,10 +142,8 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
     judged_by = max(effects.MIN_FLOOR_PCT, given.floor_pct or 0.0), margin_pct, alpha, designed, drift_pct
     target_val_loss = _first(given.target_val_loss, _common(arms, "target"))
     metric = metric_of(row for rows in arms for row in rows)
-    planned = plan.get("loss_margin_nats")  # what every plan has unless asked otherwise is of val_loss
-    planned = None if metric != VAL_LOSS and planned == effects.LOSS_MARGIN_NATS else planned
-    margin_nats: float = _first(given.loss_margin_nats, planned, metric.margin, 0.0)
-    of_loss = target_val_loss, target.p_value_of(track), margin_nats
+    margin: float = _first(given.loss_margin_nats, target.planned_margin(plan, metric), metric.margin, 0.0)
+    of_loss = target_val_loss, target.p_value_of(track), margin
     others = effects.secondary(counted if shown else [[], []], alpha, designed)
     comparison: Comparison = {
         "comparable": not answer.refusals,

@@ -245,7 +245,7 @@ class TrackRules:
     equivalence_margin_pct: Annotated[float, Range(lambda pct: 0 < pct < 100, "between 0 and 100")] = 0.5
     # the largest alpha of a race on a track that fixes something: a plan may be stricter
     alpha: Annotated[float, Range(lambda value: 0 < value < 0.5, "between 0 and 0.5")] = 0.05
-    # the widest rise of the mean val_loss that a race there calls no worse
+    # the widest rise of the mean val_loss that a race there calls no worse; of others: bench/base/metric.py
     loss_margin_nats: Annotated[float, Range(lambda nats: nats > 0, "above 0")] = 0.002
     # what ./run.sh pr asks of a record's pull request: {a check of bench/claims/pull_request.py: the rule in words}
     pull_request: dict[str, str] = field(default_factory=dict)

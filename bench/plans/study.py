@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.base import atomic
-from bench.base.metric import VAL_LOSS
+from bench.base.metric import VAL_LOSS, Metric
 from bench.base.paths import REPO
 from bench.base.stats import ALPHA
 from bench.base.text_table import counted
@@ -30,7 +30,7 @@ from bench.plans.race import arm_process, plan, planning, question, runner
 from bench.plans.sweep.points import Points
 from bench.record import race_folder, run_folder, sweep
 from bench.record.race_folder import Race
-from bench.record.rows import row_of
+from bench.record.rows import metric_of, row_of
 
 STEP = math.sqrt(10)  # factor between the first values
 DIGITS = 3  # of a value
@@ -41,12 +41,12 @@ BUDGET = re.compile(r"(\d+)trials?|(\d+(?:\.\d+)?)([kMG]?)tokens")
 UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
-def next_values(start: float, tried: Mapping[float, float]) -> list[float]:
-    """Values to try next, the most wanted first.  tried: {value: val_loss, infinite of a run that diverged}."""
+def next_values(start: float, tried: Mapping[float, float], metric: Metric = VAL_LOSS) -> list[float]:
+    """Values to try next, the most wanted first.  tried: {value: metric}, as sweep.trials() has them of an arm."""
     values = sorted(tried)
     if not values:
         return [start]
-    best = sweep.best_of(tried)
+    best = sweep.best_of(tried, metric)
     beyond = [values[-1] * STEP] * (best == values[-1]) + [values[0] / STEP] * (best == values[0])
     gaps = sorted(itertools.pairwise(values), key=lambda gap: (best not in gap, -gap[1] / gap[0]))
     wanted = [*beyond, *(math.sqrt(low * high) for low, high in gaps), values[-1] * STEP, values[0] / STEP]
@@ -74,8 +74,8 @@ def begin(words: Sequence[str], command: list[str], results: Path, anyway: bool)
         planning.refuse_incomparable(facts, {})
     question.refuse_unanswerable("loss", facts)
     row = next(iter(facts.values()))["row"]
-    if row.get("metric", VAL_LOSS.name) != VAL_LOSS.name:
-        raise ValueError(f"goal.metric: it is {row['metric']}, and a study searches by val_loss: leave it out")
+    if (metric := metric_of([row])) != VAL_LOSS:
+        study["metric"] = [metric.name, metric.unit, metric.direction]
     study["tokens"] = row["num_steps"] * row["batch_tokens"]
     what = [sorted(words), [known["source_sha256"] for known in facts.values()]]
     sweep_id = f"study-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]}"
@@ -187,20 +187,21 @@ def go(folder: Path, budget_s: float | None, runs: Points, results: Path) -> Rac
         number = num_trials(study, f"{budget_s:.0f}s", budget_s / mean_s / len(study["arms"]))
         study["num_trials"] = min(map(len, _search(folder, study, runs, number, budget_s).values()))
         atomic.write_json(folder / sweep.STUDY, study)
-    tried = _search(folder, study, runs, study["num_trials"] or 0)
+    tried, metric = _search(folder, study, runs, study["num_trials"] or 0), sweep.metric_of(study)
+    best_of = {name: sweep.best_of(losses, metric) for name, losses in tried.items()}
     for name, losses in tried.items():
-        best = sweep.best_of(losses)
+        best = best_of[name]
         if math.isinf(losses[best]):
             raise ValueError(f"{name}: every trial diverged: give {study['tune']}=NUMBER to begin at a smaller value")
         among = f"of {len(losses)} trials from {min(losses):g} to {max(losses):g}"
-        say("study", f"{name}: best at {study['tune']}={best:g}, val_loss {losses[best]:.4f}, {among}")
+        say("study", f"{name}: best at {study['tune']}={best:g}, {metric.name} {losses[best]:.4f}, {among}")
     race = race_folder.of(results, study["race_id"]) if study["race_id"] else None
     if race and not (race / "race.json").exists():
         planning.enter(race, results)
         return runner.go(race, results, anyway=True)
     if race and (recorded := race_folder.read(race))["status"] != "abandoned":
         return recorded
-    best_words = {name: f"{study['tune']}={sweep.best_of(losses)!r}" for name, losses in tried.items()}
+    best_words = {name: f"{study['tune']}={best!r}" for name, best in best_of.items()}
     arms = [f"{name}={shlex.join([*arm, best_words[name]])}" for name, arm in study["arms"].items()]
     settings = [f"n={study['n']}", "on=loss", f"alpha={study['alpha'] / 2!r}", "name=study"]
     race = planning.begin(plan.parse_request([*arms, *study["common"], *settings]), results, anyway=True)
@@ -239,7 +240,7 @@ def _walls_s(folder: Path) -> list[float]:
 def _point(study: sweep.Study, name: str, tried: Mapping[float, float]) -> list[str]:
     """The overrides of an arm's next trial: the first wanted value that the setting may have."""
     why = ValueError(f"{name}: no other value of {study['tune']} is allowed")
-    for value in next_values(study["starts"][name], tried):
+    for value in next_values(study["starts"][name], tried, sweep.metric_of(study)):
         words = [*study["common"], *study["arms"][name], f"{study['tune']}={value!r}", f"seed={study['seed']}"]
         try:
             requested_config(words)

@@ -14,9 +14,10 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, TypeVar, cast
+from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar, cast
 
 from bench.base import atomic, utc
+from bench.base.metric import VAL_LOSS, Metric, named
 from bench.base.paths import results_root
 from bench.base.reading import json_file, plain_file
 from bench.config import overrides as config_overrides
@@ -53,6 +54,7 @@ class Study(TypedDict):
     n: int  # runs an arm of the race
     alpha: float  # shared by the verdicts on loss and on time
     tokens: int  # of a run
+    metric: NotRequired[list[str]]  # of the goal of every run: name, unit and direction; missing: val_loss
     num_trials: int | None  # of each arm; None: the budget is a duration, and none of a run is known yet
     race_id: str | None  # None: it has not begun
 
@@ -123,29 +125,35 @@ def read_study(folder: Path | str) -> Study:
 
 
 def trials(folder: Path | str, study: Study) -> dict[str, dict[float, float]]:
-    """{arm: {value: val_loss, infinite where the run diverged}} of a study's trials that ended, in the order of values.
+    """{arm: {value: metric}} of a study's trials that ended, in the order of values.  ValueError: one has no metric.
 
-    ValueError: one has no loss for another reason.
+    The metric is the goal's, val_loss unless study names another, infinitely bad where the run diverged.
     """
+    metric = metric_of(study)
     found: dict[str, dict[float, float]] = {name: {} for name in study["arms"]}
     for point in points(folder):
         name = next(name for name, words in study["arms"].items() if set(words) <= set(point.overrides))
         run = point.folder and run_folder.read(point.folder)
         if not run or run["status"] in ("aborted", "preempted", "running"):
             continue
-        failure, loss = run["failure"] or {}, run["metrics"].get("val_loss")
+        failure, loss = run["failure"] or {}, run["metrics"].get("val_loss" if metric == VAL_LOSS else "score")
         if failure.get("kind") == "non_finite_loss":
-            loss = math.inf
+            loss = metric.sign * math.inf
         elif run["status"] != "complete" or run["validity"] == "invalid" or loss is None:
             why = failure.get("message") or "; ".join(run["validity_reasons"])
-            raise ValueError(f"{name}: its trial {run['run_id']} has no loss to compare: {why}")
+            raise ValueError(f"{name}: its trial {run['run_id']} has no {metric.name} to compare: {why}")
         found[name][float(values(point.overrides)[study["tune"]])] = float(loss)
     return {name: dict(sorted(tried.items())) for name, tried in found.items()}
 
 
-def best_of(tried: Mapping[float, float]) -> float:
-    """The value of trials() with the lowest loss, the lowest value of several."""
-    return min(tried, key=lambda value: (tried[value], value))
+def metric_of(study: Study) -> Metric:
+    """What trials() are compared by."""
+    return named(*study.get("metric", ()))
+
+
+def best_of(tried: Mapping[float, float], metric: Metric = VAL_LOSS) -> float:
+    """The value of trials() with the best metric, the lowest value of several."""
+    return min(tried, key=lambda value: (metric.sign * tried[value], value))
 
 
 def points(folder: Path | str) -> list[Point]:

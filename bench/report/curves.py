@@ -17,7 +17,7 @@ from bench.base.metric import VAL_LOSS, Metric, of_goal
 from bench.base.reading.damage import Damaged
 from bench.base.units import s_from_ms
 from bench.compare.selection import Arm
-from bench.record import run_folder, step_files
+from bench.record import rows, run_folder, step_files
 from bench.record.rows import Row
 from bench.report import run_page
 from bench.web.chart import Spec, chart_of_arms
@@ -30,12 +30,12 @@ STEP_COLUMNS = (
 )  # fmt: skip
 DIGITS = {"train_s": 5, "train_loss": 5, "step_ms": 4, "val_loss": 6}
 X_LABELS = {"step": "step", "train_s": "train time, s", "tokens": "tokens"}
-Y_LABELS = {"val_loss": "val_loss, nats per token", "train_loss": "train_loss, nats per token", "step_ms": "step, ms"}
+Y_LABELS = {"val_loss": VAL_LOSS.label, "train_loss": "train_loss, nats per token", "step_ms": "step, ms"}
 TRAINED = ("train_loss", "step_ms")  # all other values are of validations
 # ---- the page of the overlay: assets/curves.js draws it
 
 COLUMNS = (
-    "run_id", "name", "seed", "track", "config_id", "arm", "status", "val_loss", "train_s", "page", "file",
+    "run_id", "name", "seed", "track", "config_id", "arm", "status", "metric", "score", "train_s", "page", "file",
 )  # fmt: skip
 CONTROLS: tuple[
     tuple[str, str, tuple[tuple[str, str], ...]], ...
@@ -175,11 +175,6 @@ def metric_of(goals: Iterable[Mapping[str, Any] | None]) -> Metric:
     return metrics.pop() if len(metrics) == 1 else VAL_LOSS
 
 
-def label_of(goal: Metric) -> str:
-    """A metric with its unit, for an axis."""
-    return Y_LABELS.get(goal.name) or ", ".join(filter(None, goal[:2]))
-
-
 def _goal_of(folder: Path | str) -> Mapping[str, Any] | None:
     try:
         return run_folder.read(folder).get("goal")
@@ -196,7 +191,7 @@ def charts_of(
     """
     charts, name = [], goal.name
     usual = ((f"{name} by step", name, "step"), (f"{name} by time", name, "train_s"), ("Step time", "step_ms", "step"))
-    labels = {name: label_of(goal)} | Y_LABELS
+    labels = {name: goal.label} | Y_LABELS
     for title, y, x in usual if wanted is None else wanted:
         drawn: list[Spec] = [{"name": name, "runs": []} for name in arms]
         for arm, runs in zip(drawn, arms.values()):
@@ -240,23 +235,25 @@ def line_of(row: Row, arm: str | None = None, page: str | None = None, file: int
 
 
 def page_of(
-    index: Mapping[str, Any], back: str | None = None, assets: str | None = None, goal: Metric = VAL_LOSS
+    index: Mapping[str, Any], back: str | None = None, assets: str | None = None, goals: Sequence[Metric] = ()
 ) -> str:
     """The html of the overlay.
 
     index: {"columns", "rows": newest first} and either {"files"}, of a site, or {"curves", "arms"}: names in the
-    order of their lines, all of them drawn at first.  goal: whose values the curves hold too, the first choice.
+    order of their lines, all of them drawn at first.  goals: those of the runs, whose values their curves hold too; one
+    that all share is the first choice.
     """
-    controls = CONTROLS
-    if goal != VAL_LOSS:
-        index = {**index, "goal": {"name": goal.name, "label": label_of(goal)}}
-        key, label, options = CONTROLS[0]
-        controls = ((key, label, ((goal.name, goal.name), *options)), *CONTROLS[1:])
+    others = {goal.name: goal.label for goal in goals if goal != VAL_LOSS}
+    index, (key, label, options) = {**index, "goals": others}, CONTROLS[0]
+    named = tuple((name, name) for name in others)
+    options = (*named, *options) if len(goals) == 1 else (options[0], *named, *options[1:])
+    controls = ((key, label, options), *CONTROLS[1:])
     labels = [
         tag("label", f"{label} ", tag("select", *(tag("option", text, value=value) for value, text in options), id=key))
         for key, label, options in controls
     ]
-    heads = ("run", "val_loss", "train, s", "", "line", "status")
+    score = "score" if len(goals) > 1 else goals[0].name if goals else VAL_LOSS.name
+    heads = ("run", score, "train, s", "", "line", "status")
     table = tag(
         "table",
         tag("thead", tag("tr", *(tag("th", head, scope="col") if head else tag("td") for head in heads))),
@@ -285,7 +282,6 @@ def html(arms: Iterable[Arm], path: Path) -> str:
     """Arms (compare/selection.arm_from_each) -> a page that holds all it needs.  path: where it will lie, for links."""
     arms = _shortly_named(arms)
     max_points = points_of(sum(len(arm.rows) for arm in arms))
-    goal = _shared_goal(arms)
     lines: list[list[Any]] = []
     by_run = {}
     for arm in arms:
@@ -293,21 +289,23 @@ def html(arms: Iterable[Arm], path: Path) -> str:
         if arm.race or (len(arm.rows) > 1 and len({row["config_id"] or row["name"] for row in arm.rows}) == 1):
             label = arm.name
         for number, row in enumerate(arm.rows):
-            by_run[row["run_id"]] = _curves(arm, number, max_points, goal.name)
+            by_run[row["run_id"]] = _curves(arm, number, max_points, row["metric"])
             lines.append(line_of(row, label, run_page.link_to(arm.folders[number], path.parent)))
     lines.sort(key=lambda line: line[0], reverse=True)
     index = {"columns": COLUMNS, "rows": lines, "curves": by_run, "arms": [arm.name for arm in arms]}
-    return page_of(index, goal=goal)
+    return page_of(index, goals=goals_of(row for arm in arms for row in arm.rows))
 
 
-def _shared_goal(arms: Sequence[Arm]) -> Metric:
-    return metric_of(arm.record_of(number).get("goal") for arm in arms for number in range(len(arm.rows)))
+def goals_of(of_runs: Iterable[Row]) -> list[Metric]:
+    """The metrics of these runs' goals, each once, by name."""
+    return sorted({rows.metric_of([row]) for row in of_runs})
 
 
 def charts_of_arms(arms: Iterable[Arm]) -> list[Spec]:
     """Arms -> the specs of arm_charts()."""
     arms = _shortly_named(arms)
-    goal = _shared_goal(arms)
+    goals = goals_of(row for arm in arms for row in arm.rows)
+    goal = goals[0] if len(goals) == 1 else VAL_LOSS
     drawn = {arm.name: [_curves(arm, number, 500, goal.name) for number in range(len(arm.rows))] for arm in arms}
     return charts_of(drawn, goal=goal)
 

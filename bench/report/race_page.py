@@ -212,7 +212,7 @@ def _points(runs: Sequence[Run], names: Sequence[str], at: Path | str) -> list[C
     goal = metric.of_goal(runs[0]["run"].get("goal") if runs else None)
     for id, title, key, unit in (
         ("train-time", "Train time", "train_s", "train time, s"),
-        ("val-loss", f"Final {goal.name}", "score", "nats per token" if goal == metric.VAL_LOSS else goal.unit),
+        ("val-loss", f"Final {goal.name}", "score", goal.unit_in_full),
     ):
         keys = [_score_key(run["run"]) if key == "score" else key for run in runs]
         values = [(run["arm"], run["run"]["metrics"].get(key)) for run, key in zip(runs, keys, strict=True)]

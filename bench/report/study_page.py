@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from bench.base import atomic, escape, stats
+from bench.base.metric import Metric
 from bench.compare import same_loss
 from bench.compare.same_loss import SameLoss
 from bench.record import race_folder, run_folder, sweep
@@ -21,14 +22,14 @@ from bench.web.chart import chart_of_arms
 from bench.web.document import Block, Chart, Columns, Document, Lines, Section, Table, Verdict, and_, link
 
 NAME = "study.html"
-HEADS = ("arm", "setting", "tried", "trials", "n", "val_loss", "sd", "change", "95 % interval", "p", "steps", "time, s")
+HEADS = ("arm", "setting", "tried", "trials", "n", "{}", "sd", "change", "95 % interval", "p", "steps", "time, s")
 Runs = Mapping[str, Sequence[tuple[Path, Row]]]  # {arm: folder and row of its complete runs in the race}
 
 
 def write(folder: Path | str) -> Document:
     """The files of a study whose race has ended -> its answer."""
     answer, folder = document(folder), Path(folder)
-    rows = [list(HEADS), *([cell or "" for cell in row] for row in answer.data["table"])]
+    rows = [_heads(answer.data["study"]), *([cell or "" for cell in row] for row in answer.data["table"])]
     first, *others = [" & ".join(map(escape.latex, row)) + r" \\" for row in rows]
     tabular = [rf"\begin{{tabular}}{{lll{'r' * (len(HEADS) - 3)}}}", r"\hline", first, r"\hline", *others, r"\hline"]
     files = {"study.csv": escape.csv_text(rows), "study.tex": "\n".join([*tabular, r"\end{tabular}", ""])}
@@ -59,24 +60,25 @@ def document(folder: Path | str, at: Path | str | None = None) -> Document:
     arms: Runs = {name: _runs(race_path, facts["runs"] or ()) for name, facts in race["arms"].items()}
     same = _same_loss(arms, race, against, study)
     baseline, *others = arms
+    metric = sweep.metric_of(study)
     of_loss, *more = race_page.document_of(race).verdicts
-    if edges := [name for name, tried in trials.items() if not min(tried) < sweep.best_of(tried) < max(tried)]:
+    if edges := [name for name, tried in trials.items() if not min(tried) < sweep.best_of(tried, metric) < max(tried)]:
         doubt = f"The best {study['tune']} of {and_(edges)} is at the edge of what was tried: a larger budget goes on."
         of_loss = replace(of_loss, more=[*of_loss.more, doubt])
-    of_time = [Verdict(_words(name, baseline, times), times["verdict"], name) for name, times in same.items()]
+    of_time = [Verdict(_words(name, baseline, times, metric), times["verdict"], name) for name, times in same.items()]
     rows = _rows(study, trials, arms, against, same)
     tuned = chart_of_arms(
         "study-tuned",
-        f"val_loss by {study['tune']}",
-        "a point is a trial; the lowest is also the luckiest",
+        f"{metric.name} by {study['tune']}",
+        "a point is a trial; the best is also the luckiest",
         study["tune"],
-        "val_loss, nats per token",
+        metric.label,
         [{"name": name, "runs": [_points(tried)]} for name, tried in trials.items()],
         "none",
     )
     of_race = curves.arm_charts({name: [path for path, _ in runs] for name, runs in arms.items()})[:2]
     blocks: list[Block] = [
-        Section("Result", [Table(HEADS, rows, [False] * 3 + [True] * 9, style="tight")]),
+        Section("Result", [Table(_heads(study), rows, [False] * 3 + [True] * 9, style="tight")]),
         Section("Figure", [Columns([Chart(tuned | {"log_x": True}), *map(Chart, of_race)])]),
         Section("Method", [Lines(_method(study, race))]),
     ]
@@ -86,20 +88,26 @@ def document(folder: Path | str, at: Path | str | None = None) -> Document:
     return Document(title, [of_loss, *more, *of_time], blocks, data, about=[f"track {race['track']}", folder.name, way])
 
 
+def _heads(study: sweep.Study) -> list[str]:
+    return [head.format(sweep.metric_of(study).name) for head in HEADS]
+
+
 def _runs(race: Path, names: Sequence[str]) -> list[tuple[Path, Row]]:
     paths = [path for path in (race_folder.run_folder_of(race, name) for name in names) if path]
     rows = [(path, row_of(run_folder.read(path))) for path in paths]
-    return [(path, row) for path, row in rows if row["status"] == "complete" and row["val_loss"] is not None]
+    return [(path, row) for path, row in rows if row["status"] == "complete" and row["score"] is not None]
 
 
 def _same_loss(arms: Runs, race: Any, against: Mapping[str, Any], study: sweep.Study) -> dict[str, SameLoss]:
     """{candidate: its times to the same loss}; {} where some run has no times of its validations."""
     read: dict[str, same_loss.Curve] = {}
+    metric = sweep.metric_of(study)
     for path, row in [run for runs in arms.values() for run in runs]:
-        val = curves.curves_of_run(path, max_points=10_000)["val"]
-        if not val["train_s"] or None in val["train_s"] or not val["val_loss"]:
+        val = curves.curves_of_run(path, 10_000, metric.name)["val"]
+        if not val["train_s"] or None in val["train_s"] or not val[metric.name]:
             return {}
-        read[row["run_id"]] = {"train_s": val["train_s"], "step": val["step"], "val_loss": val["val_loss"]}
+        losses = [metric.sign * score for score in val[metric.name]]
+        read[row["run_id"]] = {"train_s": val["train_s"], "step": val["step"], "val_loss": losses}
     baseline, *others = arms
     if not all(arms.values()) or not against:
         return {}
@@ -116,9 +124,9 @@ def _same_loss(arms: Runs, race: Any, against: Mapping[str, Any], study: sweep.S
     }
 
 
-def _words(name: str, baseline: str, times: SameLoss) -> str:
+def _words(name: str, baseline: str, times: SameLoss, metric: Metric) -> str:
     (a_s, b_s), (a_steps, b_steps) = times["mean_s"], times["mean_steps"]
-    words = f"{name} reaches val_loss {times['val_loss']:.4f}, as every run does, in {b_steps:.0f} steps"
+    words = f"{name} reaches {metric.name} {times['val_loss']:.4f}, as every run does, in {b_steps:.0f} steps"
     words += f" ({baseline} in {a_steps:.0f})"
     if a_s is not None and b_s is not None and times["change_pct"] is not None:
         words += f" and {b_s:.2f} s ({a_s:.2f} s): {times['change_pct']:+.2f} %"
@@ -137,9 +145,9 @@ def _rows(
     study: sweep.Study, trials: Any, arms: Runs, against: Mapping[str, Any], same: Mapping[str, SameLoss]
 ) -> list[list[str | None]]:
     """A row an arm, as HEADS."""
-    rows = []
+    rows, metric = [], sweep.metric_of(study)
     for index, (name, tried) in enumerate(trials.items()):
-        losses = [row["val_loss"] for _, row in arms[name] if row["val_loss"] is not None]
+        losses = [row["score"] for _, row in arms[name] if row["score"] is not None]
         loss, times = (against.get(name) or {}).get("val_loss") or {}, same.get(name) or next(iter(same.values()), None)
         low, high = loss.get("ci95") or (None, None)
         steps, seconds = (times["mean_steps"][index > 0], times["mean_s"][index > 0]) if times else (None, None)
@@ -149,7 +157,7 @@ def _rows(
 
         rows.append(
             [
-                *(name, f"{study['tune']}={sweep.best_of(tried):g}", f"{min(tried):g} to {max(tried):g}"),
+                *(name, f"{study['tune']}={sweep.best_of(tried, metric):g}", f"{min(tried):g} to {max(tried):g}"),
                 *(str(len(tried)), str(len(losses)), shown(".4f", stats.mean(losses) if losses else None)),
                 *(shown(".4f", stats.sd(losses)), shown("+.4f", loss.get("change"))),
                 None if low is None else f"{low:+.4f} to {high:+.4f}",
@@ -161,13 +169,14 @@ def _rows(
 
 
 def _method(study: sweep.Study, race: Any) -> list[str]:
+    metric = sweep.metric_of(study)
     seeds = sorted({entry["seed"] for entry in race["plan"]["order"]})
     starts = ", ".join(f"{start:g} ({name})" for name, start in study["starts"].items())
     return [
         f"Each arm: {study['num_trials']} trials of {study['tokens']:,} tokens with seed {study['seed']}, "
         f"{study['tune']} from {starts}; a run that diverges counts as the worst.",
         f"Race: {study['n']} runs an arm, interleaved, seeds {seeds[0]} to {seeds[-1]}, of which the search had none.",
-        f"Alpha {study['alpha']:g}, half of it for each question.  Steps and time are to the same loss, the highest "
-        "with which any run of the race ended, linear between validations (goal.val_every_steps).",
-        "Change, interval and p are of val_loss in nats per token (Welch's t).",
+        f"Alpha {study['alpha']:g}, half of it for each question.  Steps and time are to the same {metric.name}, the "
+        "worst with which any run of the race ended, linear between validations (goal.val_every_steps).",
+        f"Change, interval and p are of {metric.label} (Welch's t).",
     ]

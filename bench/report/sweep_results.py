@@ -16,7 +16,7 @@ from bench.base.text_table import GAP, MARK_WIDTH, counted
 from bench.record import configs, run_folder, store, sweep
 from bench.record.rows import Row, row_of
 from bench.record.shape import Record
-from bench.report import curves, table_columns, table_groups, table_text
+from bench.report import table_columns, table_groups, table_text
 from bench.report.table_columns import TableRow
 from bench.report.table_text import number_words, value_words
 from bench.web.document import Table
@@ -47,7 +47,7 @@ class Results:
     @property
     def label(self) -> str:
         """The metric with its unit, for an axis."""
-        return curves.label_of(self.metric)
+        return self.metric.label
 
     def words(self, value: float | None) -> str:
         return "" if value is None else number_words(self.score, value)

@@ -14,7 +14,6 @@ from typing import Any
 
 from bench.analysis.diagnosis import between_runs
 from bench.base import escape, text_table
-from bench.base.metric import VAL_LOSS
 from bench.base.paths import brief
 from bench.base.text_table import counted
 from bench.compare import questions, wording
@@ -199,7 +198,7 @@ def _panel(key: str, title: str, ways: tuple[str, str], against: Against, names:
     margin = first.get("margin" if is_loss else "margin_pct")
     metric = wording.metric_of(first if is_loss else {})
     edges = None if margin is None else sorted((0.0, metric.sign * margin)) if is_loss else [-margin, margin]
-    unit = "%" if not is_loss else "nats per token" if metric == VAL_LOSS else metric.unit
+    unit = metric.unit_in_full if is_loss else "%"
     margin = None if edges is None else (edges[0], edges[1])
     return forest.Panel(title, unit, rows, margin, first.get("floor_pct"), ways, 4 if is_loss else 2)
 

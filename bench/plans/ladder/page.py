@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from bench.base import metric as metrics
 from bench.base import text_table
+from bench.base.metric import Metric
 from bench.compare import wording
 from bench.plans.ladder import request
 from bench.plans.ladder.staircase import Level, Rung, Staircase, Step
@@ -33,16 +35,16 @@ PANELS = (  # of a rung, title, unit, form of the text, axis of bench/web/stairs
     ("to_target_s", "Time to the target", "s", ",.2f", "zero"),
     ("steps_to_target", "Steps to the target", "steps", ",.4g", "zero"),
     ("step_ms", "A step", "ms", ",.1f", "zero"),
-    ("val_loss", "val_loss at the end", "nats per token", ".4f", "fit"),
+    ("val_loss", "{} at the end", "", ".4f", "fit"),  # the metric of the runs' goal, in its unit
 )
 FOREST = (  # of a step, title, unit, end of its keys, of its change below and above zero
     ("to_target", "Time to the target", "%", "_pct", ("faster", "slower")),
     ("steps", "Steps to the target", "%", "_pct", ("fewer", "more")),
     ("step_ms", "A step", "%", "_pct", ("faster", "slower")),
-    ("val_loss", "val_loss at the end", "nats per token", "", ("better", "worse")),
+    ("val_loss", "{} at the end", "", "", ("better", "worse")),
 )
-LEVELS = ("rung", "steps to the target", "time to it, s", "val_loss", "ms a step", "8x H100, min")
-CHANGED = ("rung", "time to the target", "verdict", "steps to it", "val_loss", "ms a step", "8x H100")
+LEVELS = ("rung", "steps to the target", "time to it, s", "{}", "ms a step", "8x H100, min")
+CHANGED = ("rung", "time to the target", "verdict", "steps to it", "{}", "ms a step", "8x H100")
 CHANGES = {  # column of a level: (key of the Step, end of the keys of its change)
     "steps_to_target": ("steps", "_pct"),
     "to_target_s": ("to_target", "_pct"),
@@ -75,8 +77,8 @@ def document(folder: Path | str, staircase: Staircase) -> Document:
     blocks: list[Block] = [
         Bullets(sentences(staircase)),
         Section("Staircase", [Picture(stairs.plot(_panels(staircase)))], is_page_only=True),
-        Section("Each against the rung below", [Picture(forest.plot(_changes(rungs, names))), *_why(rungs)]),
-        Section("Numbers", _tables(rungs)),
+        Section("Each against the rung below", [Picture(forest.plot(_changes(staircase, names))), *_why(rungs)]),
+        Section("Numbers", _tables(staircase)),
         Section("Curves", [Columns([Chart(spec) for spec in curves.arm_charts(folders)])]),
         Section("What this size changes", [Lines([request.KEPT]), folded], is_page_only=True),
     ]
@@ -84,13 +86,20 @@ def document(folder: Path | str, staircase: Staircase) -> Document:
     return Document(title, [verdict], blocks, staircase, f"{title}, {staircase['size']}", about)
 
 
+def metric_of(staircase: Staircase) -> Metric:
+    """What val_loss and the target of a staircase are of."""
+    return metrics.named(*staircase["metric"])
+
+
 def sentences(staircase: Staircase) -> list[str]:
     """Target, how fine the way to it is known, doubts, excluded rungs: a sentence each."""
+    metric = metric_of(staircase)
     goal = "none" if staircase["target_val_loss"] is None else f"{staircase['target_val_loss']:.4f}"
     every = " or ".join(map(str, staircase["val_every_steps"]))
-    point = "interpolated between validations" if staircase["interpolated"] else "the first validation at or below it"
+    point = f"the first validation at or {metric.better} it"
+    point = "interpolated between validations" if staircase["interpolated"] else point
     return [
-        f"target val_loss {goal}: {staircase['target_words']}",
+        f"target {metric.name} {goal}: {staircase['target_words']}",
         f"reached: {point}, which come every {every} steps; time is of training alone",
         *staircase["notes"],
         *(f"{name} is not here, it cannot run at this size: {why}" for name, why in staircase["excluded"].items()),
@@ -101,8 +110,14 @@ def sentences(staircase: Staircase) -> list[str]:
 
 
 def _panels(staircase: Staircase) -> list[stairs.Panel]:
+    metric = metric_of(staircase)
     panels = [
-        stairs.Panel(title, unit, [_row(rung, key, form) for rung in staircase["rungs"]], axis)
+        stairs.Panel(
+            title.format(metric.name),
+            unit or metric.unit_in_full,
+            [_row(rung, key, form) for rung in staircase["rungs"]],
+            axis,
+        )
         for key, title, unit, form, axis in PANELS
     ]
     return [*panels[:2], _beside_the_records(staircase["rungs"]), *panels[2:]]
@@ -141,8 +156,8 @@ def _beside_the_records(rungs: Sequence[Rung]) -> stairs.Panel:
 # ---- each against the one below
 
 
-def _changes(rungs: Sequence[Rung], names: Sequence[str]) -> list[forest.Panel]:
-    panels = []
+def _changes(staircase: Staircase, names: Sequence[str]) -> list[forest.Panel]:
+    panels, rungs, metric = [], staircase["rungs"], metric_of(staircase)
     for key, title, unit, end, ways in FOREST:
         rows = []
         for number, rung in enumerate(rungs):
@@ -151,6 +166,8 @@ def _changes(rungs: Sequence[Rung], names: Sequence[str]) -> list[forest.Panel]:
             if numbers.get(f"change{end}") is not None:
                 low, high = numbers[f"ci95{end}"] or (None, None)
                 rows.append(forest.Row(names[number], numbers[f"change{end}"], low, high, number))
+        title, unit = title.format(metric.name), unit or metric.unit_in_full
+        ways = ways if end or metric.sign > 0 else (ways[1], ways[0])
         panels.append(forest.Panel(title, unit, rows, directions=ways, decimals=4 if not end else 1))
     return panels
 
@@ -167,12 +184,12 @@ def _why(rungs: Sequence[Rung]) -> list[Block]:
 # ---- numbers
 
 
-def _tables(rungs: Sequence[Rung]) -> list[Block]:
-    right = (False, True, False, *(True,) * 4)
+def _tables(staircase: Staircase) -> list[Block]:
+    right, rungs, name = (False, True, False, *(True,) * 4), staircase["rungs"], metric_of(staircase).name
     return [
-        Table(LEVELS, [_levels(rung) for rung in rungs], (False, *(True,) * 5)),
+        Table([head.format(name) for head in LEVELS], [_levels(rung) for rung in rungs], (False, *(True,) * 5)),
         Table(
-            CHANGED,
+            [head.format(name) for head in CHANGED],
             [_changed(rung, rung["step"]) for rung in rungs if rung["step"]],
             right,
             caption="Each against the rung below",
@@ -230,8 +247,8 @@ def _change(numbers: Mapping[str, Any], end: str) -> str | None:
 
 
 def csv_rows(staircase: Staircase) -> list[dict[str, Any]]:
-    """A row a rung, unrounded; changes against the rung below: per cent (_pct), of val_loss nats."""
-    rows = []
+    """A row a rung, unrounded; changes against the rung below: per cent (_pct), of the goal's metric in its unit."""
+    rows, metric = [], metric_of(staircase)
     for rung in staircase["rungs"]:
         known, step = rung["rung"], cast(Mapping[str, Any] | None, rung["step"])
         row = {"rung": known["name"], "what": known["what"], "num_runs": len(rung["runs"])}
@@ -241,11 +258,12 @@ def csv_rows(staircase: Staircase) -> list[dict[str, Any]]:
             level, numbers = rung["levels"][key], step[of_step] if step else {}
             low, high = level["ci95"] or (None, None)
             change_low, change_high = numbers.get(f"ci95{end}") or (None, None)
+            key = key if end else metric.name
             row |= {key: level["mean"], f"{key}_low": low, f"{key}_high": high}
             row |= {f"{key}_change{end}": numbers.get(f"change{end}")}
             row |= {f"{key}_change_low": change_low, f"{key}_change_high": change_high}
         row["to_target_p_holm"] = step["to_target"]["p_holm"] if step else None
-        row["target_val_loss"] = staircase["target_val_loss"]
+        row[f"target_{metric.name}"] = staircase["target_val_loss"]
         row |= {f"record_{key}": known[key] for key in RECORD}
         rows.append(row | {"record_change_pct": step and step["record_pct"]})
     return rows

@@ -3,7 +3,8 @@
 A run's way to the target ends at its first validation at or below it.  A rung has a time and steps to the target where
 all its runs that were started reached it; else it has none, because a mean of those that did would flatter it.  The
 target is the runs' own (goal.target_val_loss), or, where they have none, what the lowest rung reaches at its last step:
-the highest final val_loss of its runs, so that all of them reach it.
+the worst final value of its runs, so that all of them reach it.  val_loss is the metric of the runs' goal, as in a
+Comparison: in its unit and direction.
 """
 
 import itertools
@@ -13,13 +14,14 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from bench.base import stats, text_table
+from bench.base.metric import VAL_LOSS, Metric
 from bench.compare import calibration, design, effects, eligibility, selection, target, verdict
 from bench.compare.selection import Arm
 from bench.record import race_folder, step_files
-from bench.record.rows import Row
+from bench.record.rows import Row, metric_of
 from bench.report import curves
 
-Validation = tuple[int, float | None, float]  # step, seconds of training so far, val_loss
+Validation = tuple[int, float | None, float]  # step, seconds of training so far, value of the goal's metric
 POSITIVE = ("to_target_s", "steps_to_target", "step_ms")  # their means are geometric, their changes per cent
 OWN_CLOCK = {"outside_s": None, "outside_unknown": None}  # the launcher's has no time of a point between validations
 
@@ -30,7 +32,7 @@ class Run(TypedDict):
     run_id: str
     steps_to_target: float | None  # whole, unless it is interpolated
     to_target_s: float | None  # of training: no warm-up, no validation
-    val_loss: float | None  # at the end, nats a token
+    val_loss: float | None  # at the end
     step_ms: float | None
     is_timed: bool  # its times count: complete, and not of a disturbed machine where others are
 
@@ -69,6 +71,7 @@ class Staircase(TypedDict):
     track: str
     size: str
     about: str
+    metric: list[str]  # name, unit and direction of what val_loss and the target are of
     target_val_loss: float | None  # None: no run of the lowest rung is complete
     target_words: str
     interpolated: bool
@@ -91,14 +94,16 @@ def from_race(folder: Path | str, interpolate: bool = False) -> Staircase:
     if race["result"] is None:
         raise ValueError(f"{race['race_id']}: there is no staircase: {race['why']}")
     arms = {name: _arm(folder, race, name) for name in race["arms"]}
-    curves_of = {name: [_validations(path) for path in arm.folders if path] for name, arm in arms.items()}
-    goal, target_text = _target(arms, curves_of, kept)
+    rows = [row for arm in arms.values() for row in arm.rows]
+    metric = metric_of(rows)
+    curves_of = {name: [_validations(path, metric) for path in arm.folders if path] for name, arm in arms.items()}
+    goal, target_text = _target(arms, curves_of, kept, metric)
     timed = _timed(arms)
-    judge, rungs = Judge(plan, goal), list[Rung]()
+    judge, rungs = Judge(plan, goal, metric), list[Rung]()
     for name, arm in arms.items():
         known = kept["rungs"][name]
         runs = [
-            _run(row, curve, goal, interpolate, row["run_id"] in timed)
+            _run(row, curve, goal, interpolate, row["run_id"] in timed, metric)
             for row, curve in zip(arm.rows, curves_of[name], strict=True)
         ]
         step = None
@@ -119,11 +124,12 @@ def from_race(folder: Path | str, interpolate: bool = False) -> Staircase:
         "track": race["track"],
         "size": kept["size"],
         "about": kept["about"],
+        "metric": [metric.name, metric.unit, metric.direction],
         "target_val_loss": goal,
         "target_words": target_text,
         "interpolated": interpolate,
         "val_every_steps": sorted(set().union(*map(every_steps, itertools.chain(*curves_of.values())))),
-        "notes": _notes(race, [row for arm in arms.values() for row in arm.rows], timed),
+        "notes": _notes(race, rows, timed),
         "rungs": rungs,
         "excluded": kept["excluded"],
     }
@@ -137,10 +143,10 @@ def _arm(folder: Path | str, race: race_folder.Race, name: str) -> Arm:
     return selection.arm_from_folders(name, paths)
 
 
-def _validations(folder: Path | str) -> list[Validation]:
+def _validations(folder: Path | str, metric: Metric) -> list[Validation]:
     """A run folder -> its validations, in order."""
-    columns = step_files.read_columns(folder, curves.STEP_COLUMNS)
-    lines = zip(columns["step"], curves.train_s_of(columns), columns["val_loss"], strict=True)
+    columns = step_files.read_columns(folder, (*curves.STEP_COLUMNS, metric.name))
+    lines = zip(columns["step"], curves.train_s_of(columns), columns[metric.name], strict=True)
     return [line for line in lines if line[2] is not None]
 
 
@@ -154,19 +160,24 @@ def every_steps(curve: Sequence[Validation]) -> set[int]:
 
 
 def _target(
-    arms: Mapping[str, Arm], curves_of: Mapping[str, Sequence[Sequence[Validation]]], kept: Mapping[str, Any]
+    arms: Mapping[str, Arm],
+    curves_of: Mapping[str, Sequence[Sequence[Validation]]],
+    kept: Mapping[str, Any],
+    metric: Metric,
 ) -> tuple[float | None, str]:
-    """-> (val_loss, where it comes from, a sentence)."""
+    """-> (the target, where it comes from, a sentence)."""
     targets = {row["target"] for arm in arms.values() for row in arm.rows}
     if len(targets) == 1 and None not in targets:
-        return targets.pop(), "the runs' own target (goal.target_val_loss)"
+        return targets.pop(), f"the runs' own target (goal.target{'_val_loss' * (metric == VAL_LOSS)})"
     name, arm = next(iter(arms.items()))
     rung = kept["rungs"][name]["name"]
     finals = [curve[-1][2] for row, curve in zip(arm.rows, curves_of[name], strict=True) if _is_ended(row) and curve]
     if not finals:
         return None, f"no run of {rung} is complete, and the target would have been what it reaches"
     of_runs = text_table.counted(len(finals), "run")
-    return max(finals), f"measured here: what {rung} reaches at its last step, the highest of {of_runs}"
+    worst = metric.sign * max(metric.sign * final for final in finals)
+    word = "highest" if metric.sign > 0 else "lowest"
+    return worst, f"measured here: what {rung} reaches at its last step, the {word} of {of_runs}"
 
 
 def _timed(arms: Mapping[str, Arm]) -> set[str]:
@@ -198,31 +209,35 @@ def _notes(race: race_folder.Race, rows: Sequence[Row], timed: set[str]) -> list
 # ---- one run
 
 
-def _run(row: Row, curve: Sequence[Validation], goal: float | None, interpolate: bool, is_timed: bool) -> Run:
+def _run(
+    row: Row, curve: Sequence[Validation], goal: float | None, interpolate: bool, is_timed: bool, metric: Metric
+) -> Run:
     """A run's row and validations -> Run.  goal None: there is no target; is_timed: as in Run."""
     ended = _is_ended(row)
-    steps, seconds = way(curve, goal, interpolate) if ended and goal is not None else (None, None)
+    steps, seconds = way(curve, goal, interpolate, metric) if ended and goal is not None else (None, None)
     return {
         "run_id": row["run_id"],
         "steps_to_target": steps,
         "to_target_s": seconds,
-        "val_loss": row["val_loss"] if ended else None,
+        "val_loss": row["score"] if ended else None,
         "step_ms": row["step_avg_ms"] if ended else None,
         "is_timed": is_timed,
     }
 
 
-def way(curve: Sequence[Validation], goal: float, interpolate: bool = False) -> tuple[float | None, float | None]:
-    """(steps, seconds) to the first validation at or below goal; (None, None) where none is.
+def way(
+    curve: Sequence[Validation], goal: float, interpolate: bool = False, metric: Metric = VAL_LOSS
+) -> tuple[float | None, float | None]:
+    """(steps, seconds) to the first validation that reaches goal; (None, None) where none does.
 
     interpolate: to where the line from the validation before it crosses goal.
     """
-    for number, (step, at_s, val_loss) in enumerate(curve):
-        if val_loss <= goal:
+    for number, (step, at_s, value) in enumerate(curve):
+        if metric.reaches(value, goal):
             if not interpolate or not number:
                 return step, at_s
-            step_before, before_s, loss_before = curve[number - 1]
-            frac = (loss_before - goal) / (loss_before - val_loss)
+            step_before, before_s, value_before = curve[number - 1]
+            frac = (value_before - goal) / (value_before - value)
             seconds = None if at_s is None or before_s is None else before_s + frac * (at_s - before_s)
             return step_before + frac * (step - step_before), seconds
     return None, None
@@ -237,12 +252,13 @@ def _is_ended(row: Row) -> bool:
 
 
 class Judge:
-    """How two rungs are judged: by what the race's plan says, on the way to goal, a val_loss."""
+    """How two rungs are judged: by what the race's plan says, on the way to goal, a value of metric."""
 
-    def __init__(self, plan: Mapping[str, Any], goal: float | None):
+    def __init__(self, plan: Mapping[str, Any], goal: float | None, metric: Metric):
         self.plan, self.goal, self.p_value = plan, goal, target.p_value_of(plan["track"])
         self.alpha = plan["alpha"] / max(1, len(plan["looks"]))
-        self.margin_pct, self.margin_nats = plan["equivalence_margin_pct"], plan["loss_margin_nats"]
+        self.margin_pct, margin = plan["equivalence_margin_pct"], target.planned_margin(plan, metric)
+        self.margin = metric.margin or 0.0 if margin is None else margin
 
     def step(self, below: tuple[str, Arm, list[Run]], above: tuple[str, Arm, list[Run]]) -> Step:
         """below, above: (name of the rung, its arm, its runs).  The verdict follows in _decide()."""
@@ -278,7 +294,7 @@ class Judge:
             "to_target": effects.time(timed, floor_pct, self.margin_pct, self.alpha, designed),
             "steps": effects.change([[], []] if missed else steps, self.alpha)[0],
             "val_loss": effects.val_loss(
-                [arm.rows for arm in arms], self.goal, self.p_value, self.margin_nats, None, False, answer
+                [arm.rows for arm in arms], self.goal, self.p_value, self.margin, None, False, answer
             ),
             # only where a step is as many tokens in both can its milliseconds be compared
             "step_ms": effects.change(steps_ms if len(batches) == 1 else [[], []], self.alpha)[0],

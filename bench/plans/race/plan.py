@@ -12,8 +12,8 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from bench.base.metric import VAL_LOSS, Metric
 from bench.base.stats import ALPHA
-from bench.compare.effects import LOSS_MARGIN_NATS
 from bench.compare.questions import QUESTIONS
 from bench.compare.target import MARGIN_PCT
 
@@ -40,7 +40,7 @@ FEWEST_COMPILATIONS = 3  # of an arm on a GPU: fewer say little about how much o
 PLAIN = re.compile(r"[\w./-]+")
 ARM = re.compile(r"[A-Z][A-Za-z0-9_]*")
 DEFAULTS: dict[str, Any] = {"name": "race", "track": None, "looks": None, "alpha": ALPHA, "session_id": None}
-DEFAULTS |= {"loss_margin_nats": LOSS_MARGIN_NATS, "equivalence_margin_pct": MARGIN_PCT}
+DEFAULTS |= {"margin": None, "metric": VAL_LOSS, "equivalence_margin_pct": MARGIN_PCT}
 DEFAULTS |= {"first_seed": 0, "order_seed": 0, "on": "time", "why_on": None, "sequential": None, "compilations": 1}
 OTHER_WORDS = dict.fromkeys(("reps", "repeats", "runs", "rounds"), "n")
 # word: (what the plan calls it, how it is read, what it must be)
@@ -49,7 +49,7 @@ SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "compilations": ("compilations", int, "a number of fresh compilations of each arm"),
     "looks": ("looks", lambda text: [int(part) for part in text.split(",")], "numbers of runs, 3,5"),
     "alpha": ("alpha", float, "a number"),
-    "margin": ("loss_margin_nats", float, "a number of nats"),
+    "margin": ("margin", float, "a number in the unit of the goal's metric"),
     "seed": ("first_seed", int, "a number"),
     "name": ("name", str, "a name"),
     "on": ("on", lambda text: {word: word for word in QUESTIONS}[text], f"one of {', '.join(QUESTIONS)}"),
@@ -146,19 +146,28 @@ def make(
     n counts the runs of each arm without its discarded warm-up; looks are numbers of runs, the last of them n;
     sequential, {"first", "last"}: a look after every round from the first on, by a verdict that is valid at each; with
     "stop" (bench/compare/searching.py) by the rules of a search, and "warm_ups" are the arms that have one.
-    settings: as DEFAULTS.  ladder: what ./run.sh ladder keeps of its rungs (bench/plans/ladder/request.py); None, of
-    another race: not in the plan.
+    settings: as DEFAULTS; margin is in the unit of metric, the goal's, and None is what the metric has.  ladder: what
+    ./run.sh ladder keeps of its rungs (bench/plans/ladder/request.py); None, of another race: not in the plan.
     """
     assert settings.keys() <= DEFAULTS.keys(), settings
     given = DEFAULTS | settings
     given["looks"] = _looks(n, given["looks"], given["sequential"])
     _check(list(arms), n, given)
+    given |= _margin(given.pop("metric"), given.pop("margin"))
     plan = {"schema_version": SCHEMA_VERSION, "made_at": made_at, "baseline": next(iter(arms)), "n": n} | given
     plan |= {"arms": arms, "rules": RULES} | ({} if ladder is None else {"ladder": ladder})
     seeds = {key: given[key] for key in ("first_seed", "order_seed", "compilations")}
     plan["order"] = order(list(arms), n, **seeds, warm_ups=(given["sequential"] or {}).get("warm_ups"))
     stamp = made_at.replace("-", "").replace(":", "").split(".")[0].rstrip("Z")
     return {"race_id": f"{stamp}Z-{given['name']}-{sha256(plan)[:8]}", **plan}
+
+
+def _margin(metric: Metric, margin: float | None) -> dict[str, Any]:
+    """What a plan has of the margin of its goal's metric; that of val_loss as plans have always had it."""
+    margin = metric.margin or 0.0 if margin is None else margin
+    if metric == VAL_LOSS:
+        return {"loss_margin_nats": margin}
+    return {"margin": margin, "metric": [metric.name, metric.unit, metric.direction]}
 
 
 def _looks(n: int, looks: list[int] | None, sequential: Mapping[str, int] | None) -> list[int]:
@@ -183,7 +192,8 @@ def fewest_compilations(n: int, is_sequential: bool) -> int:
 
 
 def _check(arms: list[str], n: int, given: Mapping[str, Any]) -> None:
-    looks, alpha, margin_nats, first_seed = (given[key] for key in ("looks", "alpha", "loss_margin_nats", "first_seed"))
+    looks, alpha, margin, first_seed = (given[key] for key in ("looks", "alpha", "margin", "first_seed"))
+    usual = f"{VAL_LOSS.margin:g} nats of val_loss"
     m = given["compilations"]
     near = m * max(1, round(n / m)) if m > 0 else n
     give, least = "give numbers of runs from", 1 if "stop" in (given["sequential"] or {}) else 2
@@ -197,7 +207,7 @@ def _check(arms: list[str], n: int, given: Mapping[str, Any]) -> None:
         ("compilations", m, m > 0 and n % m == 0, f"n={n} does not divide into {m} equal groups: use n={near}"),
         ("looks", ",".join(map(str, looks)), looks[0] >= least and looks[-1] == n, f"{give} {least} to n={n}"),
         ("alpha", alpha, 0 < alpha < 0.5, f"use a probability below 0.5, usually {ALPHA:g}"),
-        ("margin", margin_nats, margin_nats > 0, f"use nats above 0, usually {LOSS_MARGIN_NATS:g}"),
+        ("margin", margin, margin is None or margin > 0, f"use a number above 0, usually {usual}"),
         ("seed", first_seed, first_seed >= 0, "use 0 or more"),
     ):
         if not fits:

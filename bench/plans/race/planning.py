@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base import atomic, utc
+from bench.base.metric import VAL_LOSS
 from bench.base.paths import REPO
 from bench.base.reading import json_file
 from bench.base.reading.damage import reading_record
@@ -16,7 +17,7 @@ from bench.launch import ready
 from bench.machine.preflight import Check
 from bench.plans.race import arm_process, plan, question, state, worktrees
 from bench.record import ledger, race_folder
-from bench.record.rows import COLUMNS
+from bench.record.rows import COLUMNS, metric_of
 
 # of an arm's facts, in the plan: own if it has any
 KEPT = ("name", "config_id", "source_sha256", "commit", "dirty", "deviations", "own")
@@ -61,6 +62,7 @@ def planned(
     others = {known["track"] for known in facts.values()} - {first["track"]}
     if others:
         raise ValueError(f"track={first['track']} and {', '.join(others)}: the arms of a race run on one track")
+    settings["metric"] = metric_of(known["row"] for known in facts.values() if "row" in known)
     refuse_laxer(first["track"], settings)
     if not anyway:
         refuse_identical(facts)
@@ -86,6 +88,7 @@ def _as_the_arms_suggest(
     on_gpu = any(known.get("device") == "cuda" for known in facts.values())
     fewest = plan.fewest_compilations(settings["n"], settings.get("sequential") is not None)
     return {key: getattr(rules, key) for key in target.LIMITS} | {
+        "margin": rules.loss_margin_nats if settings["metric"] == VAL_LOSS else None,
         "compilations": fewest if on_gpu else 1,
         "on": on,
         "why_on": why_on,
@@ -124,7 +127,10 @@ def check(request: Mapping[str, Any]) -> dict[str, str]:
 
 
 def refuse_laxer(track: str, settings: Mapping[str, Any]) -> None:
-    """ValueError for an alpha or a margin beyond the track's: a claim is judged by the track's numbers."""
+    """ValueError for an alpha or a margin beyond the track's: a claim is judged by the track's numbers.
+
+    settings: of a plan; "metric" is the goal's, val_loss where it is not there.
+    """
     setting_of = {name: word for word, (name, *_) in plan.SETTINGS.items()}
     for key, value, limit in target.laxer_than_track(track, settings):
         word = setting_of[key]

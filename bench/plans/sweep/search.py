@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from bench.base.metric import Metric
 from bench.launch.console import say
 from bench.record import step_files
-from bench.record.rows import row_of
+from bench.record.rows import metric_of, row_of
 from bench.record.shape import Record
 
 DEFAULT_OBJECTIVE = "val_loss"
 OBJECTIVES = {  # what hydra.sweeper.objective may be: what it is
     "val_loss": "nats per token of the last validation",
+    "score": "value of the goal's metric; of one where higher is better its negative",
     "train_s": "seconds of timed training",
     "step_avg_ms": "milliseconds of a step",
     "target_s": "seconds of timed training to the first validation that reaches the target",
@@ -212,17 +214,21 @@ def objective_of(run: dict[str, Any] | None, name: str) -> float | None:
     """A record with its folder -> the number; None: it did not complete, was not measured, or missed the target."""
     if run is None or run["status"] != "complete":
         return None
-    value = _target_s(run) if name == "target_s" else run["metrics"].get(name)
+    value = run["metrics"].get(name)
+    if name in ("target_s", "score"):
+        row = row_of(cast(Record, run))
+        metric, score = metric_of([row]), row["score"]
+        value = score if score is None else metric.sign * score
+        value = _target_s(run["folder"], metric, row["target"]) if name == "target_s" else value
     return None if value is None or not math.isfinite(value) else float(value)
 
 
-def _target_s(run: dict[str, Any]) -> float | None:
-    target = row_of(cast(Record, run))["target"]
+def _target_s(folder: str, metric: Metric, target: float | None) -> float | None:
     if target is None:
         raise ValueError("hydra.sweeper.objective=target_s: the runs have no target: give goal.target_val_loss=NUMBER")
     train_ms = 0.0
-    for row in step_files.read(run["folder"]):
+    for row in step_files.read(folder):
         train_ms += row["step_ms"] or 0.0
-        if row["val_loss"] is not None and row["val_loss"] <= target:
+        if row.get(metric.name) is not None and metric.reaches(row[metric.name], target):
             return train_ms / 1e3
     return None

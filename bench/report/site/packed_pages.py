@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 from bench.base import atomic
+from bench.base.metric import VAL_LOSS
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.machine import processes
@@ -231,13 +232,14 @@ def making_curves(site: Path, runs: Iterable[tuple[str, Row]]) -> Iterator[Calla
         numbers = {run_id: number for number, part in enumerate(files.values()) for run_id, _ in part}
         newest = sorted((row for _, (_, row) in by_id), key=lambda row: row["started_at"] or "", reverse=True)
         lines = [curves.line_of(row, None, link(row["run_id"]), numbers[row["run_id"]]) for row in newest]
-        index = {"columns": curves.COLUMNS, "rows": lines, "files": list(files)}
-        atomic.write_text(site / "curves.html", curves.page_of(index, "index.html", "assets"), durable=False)
+        index, goals = {"columns": curves.COLUMNS, "rows": lines, "files": list(files)}, curves.goals_of(newest)
+        atomic.write_text(site / "curves.html", curves.page_of(index, "index.html", "assets", goals), durable=False)
         return site / "curves.html"
 
+    metrics = {run_id: row["metric"] for run_id, (_, row) in by_id if row["metric"] != VAL_LOSS.name}
     jobs = [(folder / f"{name}.js", files[name]) for name in stale]
     are_many = sum(len(part) for _, part in jobs) >= MIN_PARALLEL_CURVES
-    with processes.started(functools.partial(_write_curves, max_points), jobs, are_many) as written:
+    with processes.started(functools.partial(_write_curves, max_points, metrics), jobs, are_many) as written:
         yield finish
         list(written)
 
@@ -254,10 +256,10 @@ def _files(runs: Runs) -> dict[str, Runs]:
     return files
 
 
-def _write_curves(max_points: int, job: tuple[Path, Runs]) -> None:
+def _write_curves(max_points: int, metrics: Mapping[str, str], job: tuple[Path, Runs]) -> None:
     path, runs = job
     of_runs = {}
     for run_id, folder in runs:
         with contextlib.suppress(ValueError):  # damaged: the page says that it has no such values
-            of_runs[run_id] = curves.curves_of_run(folder, max_points)
+            of_runs[run_id] = curves.curves_of_run(folder, max_points, metrics.get(run_id, VAL_LOSS.name))
     atomic.write_text(path, f'addCurves("{_deflated(of_runs, 3)}");\n', durable=False)

@@ -27,10 +27,10 @@ from bench.web.page import ASSETS, Safe, join, page, section, soft, table, tag
 # fmt: off
 TABLE_COLUMNS = (  # what a user can choose, in this order; site.js says which are shown first
     "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "name", "track", "device", "started_at", "run_id", "status",
-    "validity", "why", "certificate", "config_id", "seed", "model", "size", "num_params", "optim", "data", "num_shards",
-    "epochs", "world_size", "mfu", "peak_mem_gib", "energy_j", "mean_power_w", "throttled_frac", "num_steps",
-    "step_ms_p50", "step_ms_p95", "compile_s", "wall_s", "cost_usd", "target_reached", "num_deviations", "dtype",
-    "torch", "sweep_id", "race_id", "arm", "commit", "source", "provenance", "session_id", "comparability_id",
+    "validity", "why", "certificate", "metric", "score", "config_id", "seed", "model", "size", "num_params", "optim",
+    "data", "num_shards", "epochs", "world_size", "mfu", "peak_mem_gib", "energy_j", "mean_power_w", "throttled_frac",
+    "num_steps", "step_ms_p50", "step_ms_p95", "compile_s", "wall_s", "cost_usd", "target_reached", "num_deviations",
+    "dtype", "torch", "sweep_id", "race_id", "arm", "commit", "source", "provenance", "session_id", "comparability_id",
 )
 NUM_HEADLINE = 4  # of them, which the settings that differ follow
 # fmt: on

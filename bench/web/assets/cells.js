@@ -1,7 +1,7 @@
 // What a run looks like on the results site: its numbers in words, badges, short id, card, and runs side by side.
 "use strict";
 const cells = (function () {
-  const NUMBERS = { val_loss: 4, train_s: 2, step_avg_ms: 2, tokens_per_s: 0, mfu: 3, peak_mem_gib: 2, energy_j: 0, num_steps: 0, step_ms_p50: 2, step_ms_p95: 2, compile_s: 2, wall_s: 1, seed: 0, world_size: 0, num_deviations: 0, num_params: 0, num_shards: 0, epochs: 2, mean_power_w: 1, throttled_frac: 3 }; // decimals; null: as it is, a setting
+  const NUMBERS = { val_loss: 4, score: 5, train_s: 2, step_avg_ms: 2, tokens_per_s: 0, mfu: 3, peak_mem_gib: 2, energy_j: 0, num_steps: 0, step_ms_p50: 2, step_ms_p95: 2, compile_s: 2, wall_s: 1, seed: 0, world_size: 0, num_deviations: 0, num_params: 0, num_shards: 0, epochs: 2, mean_power_w: 1, throttled_frac: 3 }; // decimals; null: as it is, a setting
   const HEADLINE = ["val_loss", "train_s", "step_avg_ms", "tokens_per_s"];
   const MEANS = [...HEADLINE, "mfu", "peak_mem_gib", "energy_j", "mean_power_w"]; // of a group
   const LOWER_IS_BETTER = ["val_loss", "train_s", "step_avg_ms", "peak_mem_gib", "energy_j"];

@@ -8,7 +8,7 @@
   const BAND = { range: "the band is from the smallest to the largest run", sd: "the band is one standard deviation each way", none: "no band" };
   const FROM = { all: 0, half: 0.5, tenth: 0.9 };
   const index = JSON.parse(document.getElementById("curves").textContent);
-  if (index.goal) Y[index.goal.name] = ["val", index.goal.label];
+  for (const [name, label] of Object.entries(index.goals)) Y[name] = ["val", label];
   const runs = index.rows.map((cells) => Object.fromEntries(cells.map((value, number) => [index.columns[number], value])));
   const byId = new Map(runs.map((run) => [run.run_id, run])), curves = new Map(), loading = new Map();
   const find = (id) => document.getElementById(id);
@@ -163,7 +163,7 @@
         const away = make("button", { type: "button", textContent: "×", title: "remove from the chart" });
         away.setAttribute("aria-label", "remove " + nameOf(run));
         away.addEventListener("click", () => change(() => chosen.delete(run.run_id)));
-        const numbers = [[run.val_loss, 4], [run.train_s, 2]].map(([value, digits]) => make("td", { className: "number", textContent: known(value, digits) }));
+        const numbers = [[run.score, 4], [run.train_s, 2]].map(([value, digits]) => make("td", { className: "number", textContent: known(value, digits) }));
         const words = [group.runs.length > 1 && isCounted ? group.name : "", run.status].map((word) => make("td", { textContent: word }));
         body.append(make("tr", {}, make("td", {}, swatch, runLink(run, nameOf(run))), ...numbers, make("td", {}, away), ...words));
       }
@@ -176,7 +176,7 @@
     const box = (run) => {
       const tick = make("input", { type: "checkbox", checked: chosen.has(run.run_id) });
       tick.addEventListener("change", () => change(() => (tick.checked ? chosen.add(run.run_id) : chosen.delete(run.run_id))));
-      const facts = [run.arm && run.arm.slice(-18), run.status === "complete" ? "val_loss " + known(run.val_loss, 4) : run.status].filter(Boolean).join(", ");
+      const facts = [run.arm && run.arm.slice(-18), run.status === "complete" ? run.metric + " " + known(run.score, 4) : run.status].filter(Boolean).join(", ");
       return make("li", {}, make("label", {}, tick, " ", make("code", { textContent: run.run_id }), make("span", { className: "soft", textContent: " " + facts })));
     };
     find("found").replaceChildren(...found.slice(0, MAX_LISTED).map(box));
