@@ -16,9 +16,7 @@ from bench.config import compose, overrides
 from bench.config import windows as config_windows
 from bench.config.windows import ProfilerWindow, described, steps_of_schedule
 from bench.launch.prepare import requested_config
-from bench.training.instruments import registry
-from bench.training.profiling import by_the_clock
-from bench.training.profiling.by_the_clock import ByTheClock
+from bench.training.instruments import registry, trace
 
 NUM_STEPS = 60
 SCHEDULE = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2, "skip_first": 1}  # steps 4 and 5, then 8 and 9
@@ -246,7 +244,7 @@ def test_what_is_said_of_a_window():
 def clock(monkeypatch):
     """Each step takes 0.5 s: clock.row is the step that begins."""
     clock = SimpleNamespace(row=1)
-    monkeypatch.setattr(by_the_clock.time, "perf_counter", lambda: 100 + 0.5 * (clock.row - 1))
+    monkeypatch.setattr(trace.time, "perf_counter", lambda: 100 + 0.5 * (clock.row - 1))
     return clock
 
 
@@ -258,7 +256,7 @@ def timed(**settings):
 def decided(window, folder, clock, num_steps, rank=0, world_size=1):
     """[(the step at whose start it was known, name, first step, last step)]"""
     clock.row, found = 1, []
-    watch = ByTheClock(window, folder, rank, world_size, "cpu")
+    watch = trace.ByTheClock(window, folder, rank, world_size, "cpu")
     for clock.row in range(1, num_steps + 1):
         cycle = watch.due(clock.row)
         if cycle:
@@ -291,8 +289,8 @@ def test_a_window_every_so_many_seconds(tmp_path, clock):
 
 def test_every_rank_records_the_steps_that_rank_0_decided(tmp_path, clock):
     window = timed(first_s=3, active_steps=2)
-    (tmp_path / ".trace.clock.tmp").write_bytes(by_the_clock.PAGE.pack(1, 2, 3))  # of a run that was killed
-    watches = [ByTheClock(window, tmp_path, rank, 2, "cpu") for rank in (1, 0)][::-1]
+    (tmp_path / ".trace.clock.tmp").write_bytes(trace.PAGE.pack(1, 2, 3))  # of a run that was killed
+    watches = [trace.ByTheClock(window, tmp_path, rank, 2, "cpu") for rank in (1, 0)][::-1]
     found = {0: [], 1: []}
     for row in range(1, 15):
         for rank in (1, 0) if row % 2 else (0, 1):  # whoever comes first to the step

@@ -13,7 +13,7 @@ import scripted
 
 from bench.cli import main as program
 from bench.config import compose, user_code
-from bench.launch.script import output, revision, script, work_folder
+from bench.launch.script import output, script, work_folder
 from bench.machine import code_state
 from bench.plans.race import plan
 from bench.record import step_files, verification
@@ -181,14 +181,14 @@ def repository(tmp_path_factory):
 
 def test_an_earlier_revision_of_a_program_runs_beside_its_prepared_data(tmp_path, repository, monkeypatch):
     monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path / "data"))
-    folder, commit = revision.checked_out(repository, "v1")
-    assert revision.checked_out(repository, commit) == (folder, commit)
+    folder, commit = script.checked_out(repository, "v1")
+    assert script.checked_out(repository, commit) == (folder, commit)
     assert (folder / "engine" / "data" / "__init__.py").read_bytes() == (
         PACKAGE / "engine/data/__init__.py"
     ).read_bytes()
     assert (folder / "data" / "train.bin").read_bytes() == b"made"
     with pytest.raises(ValueError, match=r"script.rev=v9: git in .* has no such revision"):
-        revision.checked_out(repository, "v9")
+        script.checked_out(repository, "v9")
     wanted = plan.parse_request([f"script.root={repository}", "A.rev=v1", "B.rev=HEAD", *STARTS["module"]])
     assert [arm["rev"] for arm in wanted["arms"].values()] == [None, None]
     assert wanted["arms"]["A"]["overrides"][-1] == "script.rev=v1"

@@ -166,10 +166,8 @@ class Store(Database):
 
     def _save(self) -> None:
         """What changed, if it is worth it: for all who read the folder if this user owns it, else for them alone."""
-        if (
-            self._num_changes <= NUM_STALE_KEPT
-            or self.db.execute("SELECT count(*) FROM _rows").fetchone()[0] < MIN_RUNS
-        ):
+        num_runs = self.db.execute("SELECT count(*) FROM _rows").fetchone()[0]
+        if self._num_changes <= NUM_STALE_KEPT or num_runs < MIN_RUNS:
             return
         self._num_changes = 0
         self.show({"folder": "f.path || '/' || r.dir"}, "1", is_kept=True)
@@ -314,11 +312,8 @@ class Store(Database):
             self.db.execute(f"INSERT INTO temp._chosen SELECT _id FROM temp._all WHERE {condition}", values)
             kept = self.db.execute(f"SELECT f.path, r.dir, r.signature FROM {JOINED} WHERE {CHOSEN}")
             places = (((row_reader.absolute(self.home, folder), name), known) for folder, name, known in kept)
-            stale = {
-                place
-                for place, known in places
-                if place not in self._read_now and row_reader.signature(place)[0] != known
-            }
+            unread = ((place, known) for place, known in places if place not in self._read_now)
+            stale = {place for place, known in unread if row_reader.signature(place)[0] != known}
             self._read_again(stale)
             if stale:
                 self._show()

@@ -196,8 +196,8 @@ def measured(
 
 
 def record_row(number: int, num_ranks: int, of_node: Mapping[str, Any] | None, peer: Peer | None) -> dict[str, Any]:
-    assert of_node is not None
     """A node in run.json["nodes"]."""
+    assert of_node is not None
     return {
         "node": number,
         "ranks": list(range(number * num_ranks, (number + 1) * num_ranks)),

@@ -286,7 +286,7 @@ class Leader:
                 continue
             self._store.tell(peer.number, "collect")
             try:
-                files = self._store.files(peer.number, functools.partial(self._has_left, peer))
+                files = self._store.files(peer.number, functools.partial(self._take, 0.0, peer))
                 for name, named in itertools.groupby(files, key=operator.itemgetter(0)):
                     self._keep(peer, name, named)
                 if not peer.is_interrupted:
@@ -305,10 +305,6 @@ class Leader:
         for peer in self._nodes:
             for rank in range(peer.first_rank, peer.first_rank + peer.num_ranks):
                 carried.on_own_clock(self._folder, rank, (peer.clock or {}).get("offset_ns", 0) / 1e9)
-
-    def _has_left(self, peer: Peer) -> bool:
-        self._take(0.0)
-        return peer.has_left
 
     def _keep(self, peer: Peer, name: str, named: Iterable[tuple[str, bytes | str]]) -> None:
         """named: [(name, piece)] of one file.  RuntimeError: no more files come."""
@@ -342,7 +338,8 @@ class Leader:
 
     # ---- what arrives
 
-    def _take(self, within_s: float) -> None:
+    def _take(self, within_s: float, asked: Peer | None = None) -> bool:
+        """Heed what has come, or wait -> whether that member has left."""
         came = self._store.take()
         for number, message in came:
             if peer := self._peers.get(number):
@@ -352,6 +349,7 @@ class Leader:
                     self._lose(peer, f"its message {message['kind'][:40]!r} makes no sense")
         if not came:
             time.sleep(within_s)
+        return asked is not None and asked.has_left
 
     def _heed(self, peer: Peer, message: Mapping[str, Any]) -> None:
         """KeyError, TypeError, ValueError: it makes no sense."""

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -18,8 +19,8 @@ from typing import Any
 from bench.base import credentials, private
 from bench.base.paths import REPO, user_path
 from bench.config import schema, user_code
-from bench.launch.script import revision
-from bench.machine import sandbox
+from bench.data.sources.source import data_root
+from bench.machine import git, sandbox
 
 INSTRUMENTS = ("telemetry", "trace", "window")  # those that need nothing of a script but its lines
 DATA = "data/fineweb10B"
@@ -201,7 +202,7 @@ def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
         raise ValueError(f"script.root={settings.root}: there is no such folder: give the program's repository")
     where = settings.root
     if settings.rev is not None:
-        root, settings.rev = revision.checked_out(root, settings.rev)
+        root, settings.rev = checked_out(root, settings.rev)
         where = str(root)
     if settings.command is not None:
         if not settings.command:
@@ -225,6 +226,46 @@ def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
             f"{what}={typed}: script.root={settings.root} has no file {names[0]}: give one that is {where}"
         )
     return typed, f"{where}{user_code.WITHIN}{name}{user_code.SCRIPT_MAIN}"
+
+
+def checked_out(root: Path, rev: str) -> tuple[Path, str]:
+    """-> (folder with the files of root at this revision, full commit).  ValueError: there is no such revision.
+
+    The commit's tracked files lie in the data folder, read by every run of it, with links to what git does not know:
+    prepared data.
+    """
+    commit = git.ask(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
+    if commit is None:
+        raise ValueError(f"script.rev={rev}: git in {root} has no such revision: git log --oneline there shows some")
+    commit = commit.strip()
+    folder = data_root() / "revisions" / f"{root.name}-{commit[:12]}"
+    try:
+        inner = git.run(root, "rev-parse", "--show-prefix").strip()  # root may lie below its repository's top
+        if not folder.is_dir():
+            _export(root, f"{commit}:{inner}", folder)
+        others = git.run(root, "ls-files", "--others", "--directory", "-z").split("\0")
+    except git.Failed as error:
+        raise ValueError(f"script.rev={rev}: {error}") from None
+    for name in filter(None, others):
+        link = folder / name.rstrip("/")
+        if not os.path.lexists(link) and not name.endswith(user_code.SUFFIXES) and user_code.is_linked(root / name):
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(root / name.rstrip("/"))
+    return folder, commit
+
+
+def _export(root: Path, tree: str, folder: Path) -> None:
+    """Whole or not at all, also where two processes make it at once."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".made."))
+    try:
+        index = str(made / ".index.tmp")
+        git.run(root, "read-tree", tree, GIT_INDEX_FILE=index)
+        git.run(root, "checkout-index", "--all", f"--prefix={made / 'files'}/", GIT_INDEX_FILE=index)
+        if not folder.is_dir():
+            (made / "files").rename(folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def _python(word: str | None, root: Path | None) -> str:
