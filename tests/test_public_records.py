@@ -5,12 +5,15 @@ With SPEEDRUN_RECORDS_CLONE=FOLDER, a clone at the page's commit, what is kept i
 
 import json
 import os
+import re
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 from benchmarks import public_records, public_records_page, track3
 
+from bench.cli import pr
 from bench.compare import verdict
 
 CLONE = os.environ.get("SPEEDRUN_RECORDS_CLONE")
@@ -129,6 +132,26 @@ def test_what_is_kept_of_a_pair_compares_as_its_logs_do(facts):
     of_logs, of_kept = (verdict.compare_rows(*arms) for arms in (logs, kept))
     not_kept = {"memory"}
     assert {name for name in of_logs if of_logs[name] != of_kept[name]} == not_kept
+
+
+PULLS = re.findall(r"\| \[(\d+)\]\(\S+/pull/\d+\) .*? \| (meets the rules|not shown|refused)", PAGE)
+
+
+def test_the_page_tells_of_each_pull_request_once():
+    assert len(PULLS) == len({number for number, _ in PULLS}) == 16
+
+
+@pytest.mark.skipif(not CLONE, reason="SPEEDRUN_RECORDS_CLONE names no clone of modded-nanogpt")
+@pytest.mark.parametrize(("number", "verdict"), [*PULLS, ("246 --candidate combined/*", "meets the rules")])
+def test_pr_says_of_a_public_pull_request_what_the_page_says(number, verdict, capsys):
+    words = [*number.split(), "--clone", CLONE]
+    if verdict == "refused":
+        with pytest.raises(ValueError, match="adds no log"):
+            pr.main(words)
+        return
+    began_s = time.process_time()
+    assert pr.main(words) == (verdict == "not shown")
+    assert f"verdict: **{verdict.upper()}**" in capsys.readouterr().out and time.process_time() - began_s < 10
 
 
 @pytest.mark.skipif(not CLONE, reason="SPEEDRUN_RECORDS_CLONE names no clone of modded-nanogpt")
