@@ -1,79 +1,117 @@
-"""Every file that a verb reads of records, as anything but what it should be: answered in words, in bounded time.
+"""What each verb reads and writes, by the table in tests/inputs.py: nothing else, and never what it should not.
 
-INPUTS is the table: a verb, and the files of a run, a race and a results folder that it reads.
+A sample of the walk each time, another one with SPEEDRUN_INPUTS_SEED=WORD; all of it by `tests/benchmarks inputs`.
 """
 
-import contextlib
 import os
-import signal
+import random
 
-import claimed
 import pytest
+from benchmarks import inputs as night
+from inputs import BELIEVED, ELSEWHERE, READS, WALK, WRITES
+from walk import World
 
-from bench.cli.main import main as bench
+from bench.base import escape
+from bench.base.reading import plain_file
+from bench.cli import main as program
+from bench.record import run_folder
+from bench.web import page
 
-OF_RUN = ("run.json", "config.yaml", "steps.csv", "telemetry.csv", "events.jsonl", "environment.json", "overrides.yaml")
-OF_RACE, OF_RESULTS = ("race.json", "plan.json"), ("ledger.jsonl", ".ledger.count", ".store.sqlite")
-# verb: (words, files that it reads); RUN, RACE and RESULTS are folders
-INPUTS = {
-    "verify": (["verify", "RUN"], OF_RUN + OF_RESULTS),
-    "table": (["table", "RESULTS"], ("run.json", *OF_RESULTS)),
-    "compare": (["compare", "RACE"], ("run.json", "steps.csv", *OF_RACE, *OF_RESULTS)),
-    "judge": (["judge", "RACE:B"], OF_RUN + OF_RACE + OF_RESULTS),
-    "report": (["report", "RUN"], OF_RUN),
-    "report race": (["report", "RACE"], ("run.json", "steps.csv", *OF_RACE)),
-    "export": (["export", "RUN", "--to", "tensorboard"], ("run.json", "steps.csv")),
-    "replay": (["replay", "--check", "RUN"], ("run.json", "config.yaml", "overrides.yaml", "environment.json")),
-}
-BECOMES = {
-    "removed": lambda path: None,
-    "empty": lambda path: path.write_text(""),
-    "a folder": lambda path: path.mkdir(),
-    "a pipe": os.mkfifo,
-    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
-    "a link to itself": lambda path: path.symlink_to(path.name),
-    "sparse": lambda path: (path.touch(), os.truncate(path, 2**42)),
-    "another type": lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256))),
-    "a list": lambda path: path.write_text("[[1, null, {}]]\n"),
-}
-WITHIN_S = 30
-SAMPLE = 13  # of the whole walk, one step in so many is made each time: `pytest --all` makes all of it
+CHANCE = random.Random(os.environ.get("SPEEDRUN_INPUTS_SEED", "a word"))
+SLOW = ("race --resume", "referee submit")  # seconds each
+QUICK = [step for step in WALK if step[0] not in SLOW]
+SAMPLE = CHANCE.sample(QUICK, 60) + CHANCE.sample([step for step in WALK if step[0] in SLOW], 4)
 
 
-def walked(results, verb, name, becomes, capsys):
-    """-> (exit code, what was printed)."""
-    (race,) = (results / "races").iterdir()
-    run = min(results.glob("cpu_nano/*"))
-    home = race if name in OF_RACE else results if name in OF_RESULTS else run
-    if (home / name).exists():
-        (home / name).unlink()
-    BECOMES[becomes](home / name)
-    places = {"RUN": run, "RACE": race, "RACE:B": f"{race}:B", "RESULTS": results}
-    words = [str(places.get(word, word)) for word in INPUTS[verb][0]]
-
-    def late(number, frame):
-        pytest.fail(f"{verb} with {name} {becomes}: over {WITHIN_S} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(WITHIN_S)
-    try:
-        with contextlib.suppress(SystemExit, ValueError):  # what `python -m bench` prints as a line, and ends with 2
-            return bench(words), capsys.readouterr()
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-    return 2, capsys.readouterr()
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    with World(tmp_path_factory.mktemp("world")) as made:
+        yield made
 
 
-WALK = [(verb, name, kind) for verb, (_, names) in INPUTS.items() for name in names for kind in BECOMES]
-EVERY = [pytest.param(*step, marks=[] if place % SAMPLE == 0 else pytest.mark.slow) for place, step in enumerate(WALK)]
+@pytest.mark.parametrize("verb", [verb for verb in READS if verb not in SLOW])
+def test_a_verb_opens_what_the_table_says_and_nothing_else(world, verb):
+    assert set(world.opened(verb)) == set(READS[verb].reads)
 
 
-@pytest.mark.parametrize(("verb", "name", "becomes"), EVERY)
-def test_an_input_that_is_anything_else_is_answered_in_words(verb, name, becomes, tmp_path, capsys, monkeypatch):
-    """The same file of every verb that reads it; a claim of others' records meets all of these."""
-    claimed.Results(tmp_path / "results").kept_race(monkeypatch)
-    capsys.readouterr()
-    exit_code, out = walked(tmp_path / "results", verb, name, becomes, capsys)
-    assert exit_code in (0, 1, 2), exit_code
-    assert "Traceback" not in out.err + out.out and len(out.err) < 20_000
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", SLOW)
+def test_a_verb_that_runs_something_opens_what_the_table_says(world, verb):
+    assert set(world.opened(verb)) == set(READS[verb].reads)
+
+
+def test_every_verb_is_in_the_table():
+    assert {words.split()[0] for words in READS} | set(ELSEWHERE) == set(program.VERBS)
+    assert {name for verb in READS.values() for name in verb.reads} == set(BELIEVED)
+
+
+@pytest.mark.parametrize(("verb", "name", "kind", "phase"), SAMPLE)
+def test_an_input_that_is_anything_else_is_answered_in_words(world, verb, name, kind, phase):
+    outcome = world.changed(verb, name, kind, phase)
+    assert outcome is None or outcome[1] == []
+
+
+@pytest.mark.parametrize("output", WRITES)
+def test_what_a_record_says_does_nothing_where_it_is_shown(world, output):
+    places = world.places(output)
+    shown = [world.shown(output, *place) for place in CHANCE.sample(places, 5)]
+    shown.append(world.shown(output, "RUN/run.json", ("run_id",)))
+    assert [wrong for _, wrong in shown if wrong] == []
+
+
+def test_the_page_has_the_tables_as_they_are():
+    assert night.written(night.PAGE.read_text()) == night.PAGE.read_text()
+
+
+# ---- what the walk must find
+
+
+def test_an_input_that_the_table_lacks_is_found(world, monkeypatch):
+    read = run_folder.read_raw
+
+    def curious(folder, checked=True):
+        plain_file.content(f"{folder}/config.yaml")
+        return read(folder, checked)
+
+    monkeypatch.setattr(run_folder, "read_raw", curious)
+    assert set(world.opened("export")) - set(READS["export"].reads) == {"RUN/config.yaml"}
+
+
+def test_an_input_that_is_read_twice_and_changes_in_between_is_found(world, monkeypatch):
+    step = ("judge", "RUN/run.json", "another run's", "while")
+    assert world.changed(*step)[1] == []
+    monkeypatch.setattr(program, "JUDGING", ())
+    assert world.changed(*step)[1] == ["read, changed, and read again (exit code 1)"]
+
+
+def test_a_pipe_that_is_waited_for_is_found(world, monkeypatch):
+    monkeypatch.setattr("walk.WITHIN_S", 2)
+    monkeypatch.setattr(plain_file, "open_now", os.open)
+    assert "over 2 s" in world.changed("export", "RUN/steps.csv", "a pipe", "before")[1][0]
+
+
+def test_a_record_that_is_written_on_unchecked_is_found(world, monkeypatch):
+    step = ("publish", "RUN/steps.csv", "longer", "before")
+    assert world.changed(*step) == (2, [])
+    monkeypatch.setattr("bench.record.verification.artifacts_are_unchanged", lambda files, run: (True, ""))
+    assert any("steps.csv" in wrong for wrong in world.changed(*step)[1])
+
+
+@pytest.mark.parametrize(
+    ("medium", "output", "omitted"),
+    [
+        ("HTML", "report RUN", (page.html, "escape")),
+        ("Markdown", "table --md", (escape, "markdown")),
+        ("csv", "table --csv", (escape, "_cell")),
+    ],
+)
+def test_a_field_that_is_not_escaped_is_found(world, monkeypatch, medium, output, omitted):
+    places = [("RUN/run.json", ("name",)), ("RUN/run.json", ("environment", "cpu_model"))]
+    monkeypatch.setattr(*omitted, lambda value: value)
+    assert WRITES[output][2] == medium and any(world.shown(output, *place)[1] for place in places)
+
+
+def test_a_control_character_on_the_terminal_is_found(world, monkeypatch):
+    monkeypatch.setattr(escape.Door, "write", lambda door, text: door._stream.write(text))
+    monkeypatch.setattr(escape, "line", str)  # the first of two walls
+    assert "on the terminal" in world.shown("verify", "RUN/run.json", ("run_id",))[1][0]

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -227,24 +228,35 @@ def test_a_file_that_names_this_machine_is_refused(house, results, capsys):
 
 def test_a_full_disk_leaves_no_half_folder(house, results, capsys, monkeypatch):
     folders = three(results)
-    real, num_copied = shutil.copyfile, []
+    real, num_copied = Path.write_bytes, []
 
-    def full(source, target):
+    def full(target, content):
         num_copied.append(target)
         if len(num_copied) == 5:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(source, target)
+        return real(target, content)
 
-    monkeypatch.setattr("bench.claims.publication.shutil.copyfile", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     assert "No space left on device" in refused(house, capsys, *folders, "--name", "half")
     assert len(num_copied) == 5 and published(house) == []
+
+
+@pytest.mark.parametrize("becomes", ["removed", "cut", "holes"])
+def test_a_record_whose_files_are_not_those_that_it_lists_is_refused(house, results, capsys, becomes):
+    steps = three(results)[1] / "steps.csv"
+    if becomes == "removed":
+        steps.unlink()
+    else:
+        os.truncate(steps, {"cut": 100, "holes": 2**42}[becomes])
+    out = refused(house, capsys, steps.parent)
+    assert ("steps.csv is missing" in out or "bytes" in out) and published(house) == []
 
 
 def test_an_interrupt_leaves_no_half_folder(house, results, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bench.claims.publication.shutil.copyfile", interrupted)
+    monkeypatch.setattr(Path, "write_bytes", interrupted)
     with pytest.raises(KeyboardInterrupt):
         publish.main([str(results.add(0))])
     assert published(house) == []

@@ -166,8 +166,6 @@ def redact_logs(folder: Path, repo: Path | str) -> None:
     for path in (folder / "logs").glob("*"):
         with contextlib.suppress(OSError, Damaged), plain_file.opened(path) as file:
             is_private = False
-            if plain_file.is_mostly_holes(file):
-                continue
             for block in _blocks(file):
                 if b"\0" in block:
                     break

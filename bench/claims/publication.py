@@ -25,7 +25,7 @@ from bench.base.paths import PUBLISHED, REPO, published_root, shown
 from bench.base.reading import plain_file
 from bench.config import user_code
 from bench.plans.race import state
-from bench.record import certificates, ledger, named, race_folder, run_folder
+from bench.record import certificates, ledger, named, race_folder, run_folder, verification
 from bench.record.verification import LOCAL_ROLES
 from bench.report import markdown_blocks
 
@@ -170,11 +170,17 @@ def copy(content: Content, folder: Path, texts: Callable[[Path], dict[str, str]]
         temporary.mkdir(parents=True)
         for file in leaving:
             (temporary / file.path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(content.results / file.path, temporary / file.path)
+            copied = plain_file.content(content.results / file.path, plain_file.MAX_LINES_BYTES)
+            (temporary / file.path).write_bytes(copied)
+        for name in content.runs:  # the copies: the originals may have changed since
+            files, run = verification.RunFiles(temporary / name), run_folder.read_raw(temporary / name)
+            is_whole, why = verification.artifacts_are_unchanged(files, run)
+            if not is_whole:
+                raise ValueError(f"{name}: {why}: restore it; ./run.sh verify says what else is wrong with the record")
         for name, text in (generated := texts(temporary)).items():
             (temporary / name).write_text(text)
         paths = [*(file.path for file in leaving), *generated]
-        search_files(temporary, paths, gated.allowed)  # the copies: the originals may have changed since
+        search_files(temporary, paths, gated.allowed)
         if not gated.dry_run:
             os.rename(temporary, folder)  # refused where something lies in folder by now
     except OSError as error:

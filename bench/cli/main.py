@@ -1,5 +1,6 @@
 """./run.sh [verb] [...], which is  python -m bench [verb] [...]: finds a verb's module, reports a user's mistake."""
 
+import contextlib
 import errno
 import importlib
 import os
@@ -8,8 +9,10 @@ import sys
 import traceback
 from collections.abc import Iterator
 from types import FrameType
+from typing import cast
 
 from bench.base import escape, paths
+from bench.base.reading import plain_file
 from bench.config import groups
 
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # purpose: {verb: (module in bench/cli/, what it does)}
@@ -68,6 +71,7 @@ INTRODUCED = ("run", "speedrun", "race", "study", "referee", "ladder", "calibrat
 # nothing that ranks can do together
 SEVERAL_RUNS = ("speedrun", "race", "study", "referee", "ladder", "calibrate", "bench-self", "doctor")
 SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
+JUDGING = ("compare", "judge", "pr", "verify", "publish", "export")  # each file that they read is one, however often
 PRINTED = ("compare", "table", "sql", "history", "analyze", "explain", "project", "export")  # nothing else is done
 _interrupts: list[int] = []  # numbers of signals, as they came
 HELP = """usage: ./run.sh COMMAND [...]
@@ -129,7 +133,8 @@ def _go(argv: list[str]) -> int:
             introduction = groups.introduction()
             if introduction:
                 print(f"    conf  {introduction}", file=sys.stderr)
-        return module.main(rest)
+        with plain_file.unchanging() if verb in JUDGING else contextlib.nullcontext():
+            return cast(int, module.main(rest))
     except ValueError as error:
         if _interrupts:  # the interrupted wait failed, not the verb
             raise KeyboardInterrupt from None

@@ -250,6 +250,9 @@ class _Launch:
                 if failure := limits.exceeded(progress):
                     return None, failure
             ranks.write_failures(self._folder, group.failures)
+            if guard.strays:
+                why = f"its guard was killed, and {', '.join(guard.strays)} went on: it has been ended"
+                return group.exit_code(), failures.failure(failures.ESCAPED, why, step=failures.last_step(self._folder))
             return group.exit_code(), group.failure
 
     def _has_ended(self, group: ranks.Group | Leader, signals: Signals) -> bool:

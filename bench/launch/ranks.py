@@ -157,8 +157,11 @@ class Guard:
         self.left: list[int] = []  # processes that the kernel keeps, in a driver or at a dead disk; after the end
         self.exit_code: int | None = None  # of what was started; of the guard where that ended first
         self.was_killed = False  # the guard, before it could say how what it started ended
+        self.strays: list[str] = []  # what it left then, and was ended: "NAME (process PID)"
+        self._adopting = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
+        self._end_strays = self._adopting.enter_context(processes.strays())
         with held():  # a signal between fork and here would leave a child without an owner
             self._process = subprocess.Popen(
                 self._command,
@@ -177,6 +180,7 @@ class Guard:
             if exc_info[0] is None:  # else the record may not be finished, which is then the guard's to do
                 self._tell(guard.GOODBYE)
             self._process.communicate()
+        self._adopting.close()
 
     @property
     def pid(self) -> int:
@@ -203,6 +207,7 @@ class Guard:
                 self.exit_code, self.left = answer["exit_code"], answer["left"]
             else:  # the kernel has ended what it had started
                 self.was_killed, self.exit_code = True, self._process.wait()
+                self.strays = self._end_strays()
         return self._answer is not None
 
     def stop(self) -> None:

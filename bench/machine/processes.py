@@ -22,6 +22,7 @@ from bench.machine.signals import held
 WITHIN = "SPEEDRUN_WITHIN"  # of ranks: the program that runs them, nsys, which is then their parent
 LOOK_EVERY_S = 1.0  # where the kernel cannot wake us
 END_LOOK_S = 0.05
+DIES_WITHIN_S = 1.0  # after its parent, of what asked for that (die_with_parent())
 WAKE_AFTER_S = 1.0  # after SIGTERM: what is stopped has not got it
 
 
@@ -132,13 +133,46 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
-def adopt_orphans() -> None:
+def adopt_orphans(adopts: bool = True) -> None:
     """Makes what this process' descendants leave behind its child, whatever session or environment it
     has.  Linux only; elsewhere does nothing."""
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
+        ctypes.CDLL(None).prctl(36, int(adopts), 0, 0, 0)  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
+
+
+@contextlib.contextmanager
+def strays() -> Iterator[Callable[[], list[str]]]:
+    """with strays() as end_strays: ...   In the block, what loses its parent below this process becomes its child.
+
+    end_strays() ends those -> "NAME (process PID)" of each that did not end by itself with its parent.
+    """
+    elders = children()
+    adopt_orphans()
+
+    def end_strays() -> list[str]:
+        until_s, names = time.monotonic() + DIES_WITHIN_S, dict[int, str]()
+        while left := {pid for pid in children() - elders if _is_running(pid)}:
+            if time.monotonic() > until_s:
+                for pid in left - names.keys():
+                    with contextlib.suppress(OSError):
+                        names[pid] = f"{Path(f'/proc/{pid}/comm').read_text().strip()} (process {pid})"
+                signal_all(left.union(*map(descendants, left)), signal.SIGKILL)
+            one_has_ended([*left], END_LOOK_S)
+        reap(children() - elders)
+        return list(names.values())
+
+    try:
+        yield end_strays
+    finally:
+        adopt_orphans(False)
+
+
+def _is_running(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return stat_fields(pid)[0] not in "ZX"
+    return False
 
 
 def children(pid: int | None = None) -> set[int]:

@@ -235,7 +235,7 @@ def kept(folder: Path | str, ended_by: Callable[[], str | None] = lambda: None) 
         except OSError as error:
             if error.errno not in plain_file.UNREADABLE:
                 raise
-            not_kept[path] = os.strerror(error.errno)
+            not_kept[path] = str(error.strerror)
     if len(not_kept) > MAX_NOT_KEPT:
         first, tops = next(iter(not_kept.values())), dict[str, int]()
         for name in not_kept:
@@ -254,8 +254,6 @@ def _read_whole(folder: Path | str, path: str, ended_by: Callable[[], str | None
     if plain_file.name_in_utf8(path) != path:
         raise _NotKeptError("its name is not UTF-8")
     with open(os.path.join(folder, path), "rb", buffering=0, opener=plain_file.open_now) as file:
-        if plain_file.is_mostly_holes(file):
-            raise _NotKeptError(f"it has {os.fstat(file.fileno()).st_size:,} bytes, most of which are a hole")
         sha256, block, num_bytes = hashlib.sha256(), memoryview(bytearray(BLOCK_BYTES)), 0
         while count := file.readinto(block):
             if signal_name := ended_by():

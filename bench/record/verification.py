@@ -152,13 +152,14 @@ def _change(folder: Path, artifact: Section) -> str | None:
         return f"{artifact['path']} lies outside the folder"
     if not path.is_file():
         return f"{artifact['path']} is missing"
-    with open(path, "rb") as file:
-        num_bytes = os.fstat(file.fileno()).st_size
-        if num_bytes != artifact["num_bytes"]:  # before it is read: it may be sparse, and take hours
-            return f"{artifact['path']} has {num_bytes} bytes instead of {artifact['num_bytes']}"
-        if plain_file.is_mostly_holes(file):
-            return f"{artifact['path']} is a file of holes"
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with open(path, "rb", opener=plain_file.open_now) as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            if num_bytes != artifact["num_bytes"]:
+                return f"{artifact['path']} has {num_bytes} bytes instead of {artifact['num_bytes']}"
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        return f"{artifact['path']} cannot be read ({error.strerror})"
     return None if sha256 == artifact["sha256"] else f"{artifact['path']} has another sha256"
 
 

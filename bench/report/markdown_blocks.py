@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench.base import atomic
 from bench.base.paths import REPO, project_folder, published_root, shown, variables
+from bench.base.reading import plain_file
 
 END = "<!-- end of ./run.sh -->"
 FILES = ("README.md", "results/README.md")  # of project_folder(): where committed tables are
@@ -89,10 +90,7 @@ def _contents(files: Sequence[Path | str]) -> Iterator[tuple[Path, str]]:
     if not paths:
         raise ValueError(f"{project_folder()}: there is no {' or '.join(FILES)}: name a Markdown file")
     for path in paths:
-        try:
-            yield path, path.read_text()
-        except OSError as error:
-            raise ValueError(f"{path}: cannot be read ({error.strerror}): name a Markdown file") from None
+        yield path, plain_file.text(path)
 
 
 def printed(command: str, table: Table) -> str:

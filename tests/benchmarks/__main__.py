@@ -4,6 +4,7 @@ PART: import_logs, results, telemetry, harness (the default ones), slope (table 
 (installs HolisticTraceAnalysis), which take minutes.
 Alone: gpu [--rehearse] [--json] races the harness against plain loops on a GPU; a rehearsal is nano-sized (gpu.py).
 Alone: contestants cheats | honest [NUM_RUNS] (contestants.py), and
+inputs [NUM_STEPS [SEED]] makes each input of each verb something else (inputs.py), and
 faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]] fails file operations and kills processes (faults.py).
 Alone: records [CLONE] makes docs/reference/public-records.md (public_records.py).
 Alone: leaks [NUM_TOKENS ...]: how small a leak an audit on random tokens finds (leaks.py).
@@ -29,7 +30,7 @@ def main(parts):
     if parts[:1] == ["gpu"] and {*parts[1:]} <= {"--rehearse", "--json"}:
         rows = importlib.import_module("benchmarks.gpu").measure("--rehearse" in parts)
         return bench_self.show([bench_self.row(*measured) for measured in rows], "--json" in parts)
-    if parts[:1] in (["faults"], ["nanogpt"], ["rounding"]):
+    if parts[:1] in (["faults"], ["inputs"], ["nanogpt"], ["rounding"]):
         module = importlib.import_module(f"benchmarks.{parts[0]}")
         return bench_self.show([bench_self.row(*one) for one in module.measure(*parts[1:])])
     if parts[:1] == ["records"]:

@@ -5,6 +5,7 @@ import errno
 import io
 import math
 import os
+import re
 import stat
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -16,9 +17,27 @@ from bench.base.units import GIB, MIB
 MAX_BYTES = 16 * MIB  # of a file of facts: a record, a race, a plan.  The largest of ours is 0.1 MiB
 MAX_LINES_BYTES = 512 * MIB  # of a file with a line a step or a sample
 MAX_FOLDERS = 64  # within each other
-UNREADABLE = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)  # of a file, not of its disk
+# of a file, not of its disk
+UNREADABLE = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EFBIG)
 FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk that is written to
 MAX_LINE_CHARS = 100_000  # of a table: csv takes no cell that is longer
+LIVE = re.compile(r"/(?:\.[^/]*|ledger\.jsonl|ledgers/[^/]*)$")  # what other commands write meanwhile
+
+_seen: dict[str, tuple[int, ...]] | None = None  # within unchanging(): {path: its file when it was opened first}
+
+
+@contextlib.contextmanager
+def unchanging() -> Iterator[None]:
+    """Within this block a file that has changed since it was read cannot be read again, but for LIVE ones.
+
+    A verdict reads some files several times: so what was checked is what is counted and shown.
+    """
+    global _seen
+    before, _seen = _seen, {}
+    try:
+        yield
+    finally:
+        _seen = before
 
 
 def opened(path: Path | str, max_bytes: float = math.inf, buffering: int = -1) -> BinaryIO:
@@ -42,13 +61,25 @@ def opened(path: Path | str, max_bytes: float = math.inf, buffering: int = -1) -
 
 
 def open_now(path: str, flags: int) -> int:
-    """An opener for open(): a regular file alone, never waiting for the other end of a pipe."""
+    """An opener for open(): a regular file alone, never waiting for the other end of a pipe.
+
+    Nor one of over a GiB whose most is a hole, such as np.memmap makes: it takes hours to read and has no such content.
+    """
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISREG(mode):
-        return fd
-    os.close(fd)
-    raise OSError(errno.EINVAL, "it is a folder" if stat.S_ISDIR(mode) else "it is not a regular file")
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is a folder" if stat.S_ISDIR(status.st_mode) else "it is not a regular file")
+    is_thin = status.st_size > GIB and status.st_blocks * 512 < status.st_size // 2  # so are compressed ones
+    if is_thin and not flags & os.O_ACCMODE and os.lseek(fd, 0, os.SEEK_HOLE) < status.st_size:
+        os.close(fd)
+        raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, most of which are a hole")
+    if _seen is not None and not flags & os.O_ACCMODE and not LIVE.search(path):
+        now = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        if _seen.setdefault(path, now) != now:
+            os.close(fd)
+            raise OSError(errno.ESTALE, "it changed while this command read it; run it again")
+    return fd
 
 
 def entries_below(
@@ -75,12 +106,6 @@ def entries_below(
             missed(path, f"it has more than {MAX_FOLDERS} folders within each other")
         else:
             waiting += [(inner, depth + 1) for inner in folders]
-
-
-def is_mostly_holes(file: BinaryIO) -> bool:
-    """Of an open file of over a GiB, such as np.memmap makes: it takes hours to read and has no such content."""
-    status = os.fstat(file.fileno())
-    return status.st_size > GIB and status.st_blocks * 512 < status.st_size // 2
 
 
 def name_in_utf8(path: str) -> str:

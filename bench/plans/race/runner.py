@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ from bench.compare import comparison, questions, searching, selection, target
 from bench.launch.console import Bars, say
 from bench.launch.progress import Progress
 from bench.launch.series import Series, earlier_s
-from bench.machine import code_copy
+from bench.machine import code_copy, processes
 from bench.machine.signals import Interrupted
 from bench.plans.race import arm_process, condition, plan, planning, question, state, worktrees
 from bench.plans.race.state import Slot, State
-from bench.record import ledger, race_folder, verification
+from bench.record import failures, ledger, race_folder, verification
 from bench.record.rows import DISTRUSTING
 
 MAX_CHARS = 120  # of what an arm is, on the terminal; the plan has all of it
@@ -150,9 +150,11 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
                 what = f"its own code ({', '.join(own)}) changed while the race was running"
                 remedy = f"put it back and ./run.sh race --resume {race.race_id}, or race revisions"
                 raise ValueError(f"{slot.arm}: {what}: {remedy} ({slot.arm}.rev=HEAD)")
-            race = _run_one(race, slot, folders[slot.arm], show, series)
+            with processes.strays() as end_strays:  # of a launcher that its run killed
+                race = _run_one(race, slot, folders[slot.arm], show, series)
+                left = end_strays()
             done = race.slots[slot.position]
-            if why := _spoilt(race, done, arm):
+            if why := _spoilt(race, done, arm, left):
                 return "abandoned", why
             if _decided_at_look(race, done):
                 return "stopped_early", f"decided at the planned look at {race.started()[slot.arm]} runs an arm"
@@ -227,10 +229,14 @@ class BlindBar:
             self._progress.show()
 
 
-def _spoilt(race: State, done: Slot, arm: Mapping[str, Any]) -> str | None:
-    """Why the race cannot end well after this run, or None."""
+def _spoilt(race: State, done: Slot, arm: Mapping[str, Any], left: Sequence[str]) -> str | None:
+    """Why the race cannot end well after this run, or None.  left: processes that outlived its launcher."""
     run_name, _ = done.attempts[-1]
     run = arm_process.record_of(race.results, run_name)
+    if left:
+        return f"{run_name} of {done.arm} left {', '.join(left)}, which has been ended and may have slowed other runs"
+    if run and run["failure"] and run["failure"]["kind"] == failures.ESCAPED:
+        return f"{run_name} of {done.arm}: {run['failure']['message']}"
     if run is None or done.status == "aborted":
         return None
     if (run["config_id"], run["code"]["source_sha256"]) != (arm["config_id"], arm["source_sha256"]):

@@ -1,0 +1,208 @@
+"""The table of what each verb reads and writes: its inputs, what may become of them, its outputs and their escapes.
+
+tests/walk.py walks it, tests/test_inputs.py a sample each time, `tests/benchmarks inputs` all of it, which also writes
+docs/reference/faults.md.
+"""
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+from html.parser import HTMLParser
+from typing import NamedTuple
+
+FACTS, STEPS = ("RUN/run.json", "RUN/config.yaml"), ("RUN/steps.csv",)
+RUN = (*FACTS, *STEPS)
+VERIFIED = (*RUN, "RUN/steps_by_rank.csv")
+PAGE = (*VERIFIED, "RUN/events.jsonl", "RUN/analysis.json")
+LEDGER, STORE = ("RESULTS/ledger.jsonl",), ("RESULTS/.store.sqlite",)
+COUNT = ("RESULTS/.ledger.count", "STATE/count.json")
+RACE, HERE = ("RACE/plan.json", "RACE/race.json"), ("RUN/environment.json",)
+CLAIMED = (*VERIFIED, *HERE, "RUN/audit.json", *RACE, "STATE/count.json")
+OF_CLAIM = ("CLAIM/claim.yaml", "CLAIM/README.md", "CLAIM/ledger.jsonl", "CLAIM/.ledger.count")
+JUDGED = (*CLAIMED, *LEDGER, *COUNT, *STORE)
+COPIED = (*RUN, *RACE, "RACE/race.md", *LEDGER)
+
+
+class Verb(NamedTuple):
+    """words: those in capitals stand for paths.  home: in which of the World's folders.
+
+    reads: every file that it opens, if it is there, and that others may have written.
+    """
+
+    words: str
+    reads: tuple[str, ...]
+    home: str = "results"
+
+
+READS = {
+    "verify": Verb("verify RUN", VERIFIED),
+    "table": Verb("table RESULTS", (*FACTS, *LEDGER, *STORE)),
+    "table --leaderboard": Verb("table --leaderboard RESULTS", JUDGED),
+    "sql": Verb("sql QUERY RESULTS", (*FACTS, *LEDGER, *STORE)),
+    "compare": Verb("compare RACE", (*RUN, *HERE, "RACE/race.json", *LEDGER)),
+    "judge": Verb("judge RACE:B", JUDGED),
+    "judge CLAIM": Verb("judge CLAIM", (*CLAIMED, *OF_CLAIM), "claim"),
+    "judge --claim": Verb("judge RACE:B --claim OUT", (*JUDGED, "RACE/race.md")),
+    "publish": Verb("publish RACE --name mine", (*COPIED, "RESULTS/README.md", "CWD/README.md")),
+    "collect": Verb("collect RESULTS --into OUT", (*RUN, *RACE, *LEDGER, *COUNT)),
+    "report RUN": Verb("report RUN", PAGE),
+    "report RACE": Verb("report RACE", (*PAGE, "RACE/race.json")),
+    "report": Verb("report RESULTS --out OUT", (*JUDGED, *PAGE, "RUN/overrides.yaml", "RESULTS/README.md")),
+    "export": Verb("export RUN --to csv --steps", ("RUN/run.json", *STEPS)),
+    "export mllog": Verb("export RUN --to mllog", ("RUN/run.json", *STEPS, "RUN/events.jsonl")),
+    "explain": Verb("explain RUN", ("RUN/run.json", *STEPS, "RUN/steps_by_rank.csv", "RUN/events.jsonl")),
+    "replay": Verb("replay --check RUN", (*FACTS, "RUN/overrides.yaml")),
+    "import": Verb("import modded-nanogpt LOG", ("LOG",)),
+    "analyze": Verb("analyze TRACE", ("TRACE",)),
+    "memory": Verb("memory SNAPSHOT", ("SNAPSHOT",)),
+    "race --look": Verb("race --look NAME", (*RUN, *HERE, "RACE/plan.json", *LEDGER)),
+    "race --resume": Verb("race --resume --anyway", (*PAGE, *HERE, *RACE, *LEDGER, *COUNT, *STORE), "open"),
+    "referee submit": Verb(
+        "referee submit optim.beta2=0.92",
+        (*PAGE, *HERE, *RACE, *LEDGER, *COUNT, *STORE, "SEARCH/ledger.jsonl", "SEARCH/.ledger.count"),
+        "search",
+    ),
+    "referee status": Verb("referee status", ("SEARCH/ledger.jsonl",), "search"),
+}
+ELSEWHERE = {  # verbs that measure, fetch or make: what they read, and where that is tried
+    "run": "conf/, code, git, shards, a script: copied or hashed before its ranks start, compared when they have ended",
+    "speedrun": "as run",
+    "study": "as race",
+    "ladder": "as race",
+    "bisect": "as race, and commits",
+    "calibrate": "as race",
+    "bench-self": "as run",
+    "history": "as table, and commits",
+    "project": "as explain, and traces",
+    "dashboard": "as export",
+    "audit": "as verify and run",
+    "pr": "logs and sources of a pull request, which are never run without --go",
+    "init": "nothing but what it would write over",
+    "data": "shards and their hashes; a server",
+    "doctor": "the machine",
+    "completion": "nothing",
+}
+BELIEVED = {  # input: when, or for how long
+    "RUN/run.json": "if each field is of its kind; by a verdict if it is the one that the ledger's end line names",
+    "RUN/config.yaml": "by a verdict if its hash is in run.json",
+    "RUN/steps.csv": "by a verdict if its hash is in run.json",
+    "RUN/steps_by_rank.csv": "by a verdict if its hash is in run.json",
+    "RUN/environment.json": "for what it shows alone",
+    "RUN/overrides.yaml": "if its hash is in run.json",
+    "RUN/events.jsonl": "for what it shows alone",
+    "RUN/analysis.json": "for what it shows alone",
+    "RUN/audit.json": "if its runs are there and verify",
+    "RACE/plan.json": "if it is the one that the ledger's plan line names",
+    "RACE/race.json": "if it is the one that the ledger's last line of the race names",
+    "RACE/race.md": "never: it is copied",
+    "RESULTS/ledger.jsonl": "if each line names the one before it and none is missing by the count",
+    "RESULTS/.ledger.count": "the larger of the two counts",
+    "STATE/count.json": "the larger of the two counts",
+    "RESULTS/.store.sqlite": "if nobody else can have written it, as long as the files of a row are unchanged",
+    "RESULTS/README.md": "never: tables within it are written again",
+    "CWD/README.md": "never: tables within it are written again",
+    "CLAIM/claim.yaml": "as far as the runs and races beside it bear it out",
+    "CLAIM/README.md": "never: its table is compared with the runs",
+    "CLAIM/ledger.jsonl": "as that of RESULTS",
+    "CLAIM/.ledger.count": "as that of RESULTS",
+    "SEARCH/ledger.jsonl": "if each line names the one before it; decisions follow from the records again",
+    "SEARCH/.ledger.count": "as that of RESULTS",
+    "LOG": "for what it says, as an import",
+    "TRACE": "for what it says",
+    "SNAPSHOT": "for what it says, and never unpickled by pickle",
+}
+OF_RECORDS = {*RUN, "RUN/steps_by_rank.csv"}  # what a verdict must not be given on, unless it is as it was recorded
+VERDICTS = ("verify", "judge", "judge CLAIM", "judge --claim", "collect")
+
+
+def _another(path, world):
+    """The same file of another run, which was somewhere else and is moved here."""
+    others = [one for one in path.parent.parent.glob(f"*/{path.name}") if one.parent != path.parent]
+    shutil.copy(others[0] if others else world.made / "a.log", path)
+
+
+def _elsewhere(path, world):
+    kept = world.here / "elsewhere"
+    path.symlink_to(kept)
+
+
+KINDS = {  # what becomes of an input; it has been removed, and its bytes are in World.here / "elsewhere"
+    "removed": lambda path, world: None,
+    "empty": lambda path, world: path.write_text(""),
+    "a folder": lambda path, world: path.mkdir(),
+    "a pipe": lambda path, world: os.mkfifo(path),
+    "a device": lambda path, world: path.symlink_to("/dev/zero"),
+    "a link to itself": lambda path, world: path.symlink_to(path.name),
+    "a link to what it was": _elsewhere,
+    "4 TiB of holes": lambda path, world: (path.touch(), os.truncate(path, 2**42)),
+    "a picture": lambda path, world: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256))),
+    "a list": lambda path, world: path.write_text("[[1, null, {}]]\n"),
+    "longer": lambda path, world: path.write_bytes((world.here / "elsewhere").read_bytes() + b"\n7\n"),
+    "another run's": _another,
+}
+PHASES = ("before", "while")  # before the command; as soon as it has read the input for the first time
+WALK = [
+    (verb, name, kind, phase) for verb, row in READS.items() for name in row.reads for kind in KINDS for phase in PHASES
+]
+
+
+class _Tags(HTMLParser):
+    """Whether a page has a tag, an attribute or a handler that a record brought."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        if "evil" in tag or any("evil" in name for name, _ in attributes):
+            self.found.append(f"<{tag}> of a record in the page")
+
+
+def _markdown(text):
+    wrong = {"mentions somebody": r"@evil", "has a tag": r"(?<!\\)<evil", "ends a cell": r"(?<!\\)\|evil"}
+    return [f"Markdown {what}: {match[0]}" for what, form in wrong.items() if (match := re.search(form, text))]
+
+
+def _csv(text):
+    cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
+    return [f"a formula: {cell[:40]}" for cell in cells if cell[:1] == "=" and "evil" in cell]
+
+
+def _json(text):
+    try:
+        json.loads(text or "null")
+    except ValueError as error:
+        return [f"no JSON: {error}"]
+    return []
+
+
+EVIL = "=1+evil@evil |evil <evil evil=1></script><evil>\x1b]0;evil\x07\u202e"
+MEDIA = {  # medium: what finds foreign text that does something there -> sentences; each is also printed or a file
+    "terminal": lambda text: [],  # as everything that is printed: _of_answer()
+    "HTML": lambda text: _Tags(text).found,
+    "Markdown": _markdown,
+    "csv": _csv,
+    "JSON": _json,
+}
+WRITES = {  # output: (whose files it reads, words or None: that verb's, medium)
+    "verify": ("verify", None, "terminal"),
+    "table": ("table", None, "terminal"),
+    "table --csv": ("table", "table --csv --all-columns RESULTS", "csv"),
+    "table --md": ("table", "table --md --all-columns RESULTS", "Markdown"),
+    "table --json": ("table", "table --json RESULTS", "JSON"),
+    "sql --csv": ("sql", "sql QUERY RESULTS --csv", "csv"),
+    "sql --md": ("sql", "sql QUERY RESULTS --md", "Markdown"),
+    "compare": ("compare", None, "terminal"),
+    "compare --md": ("compare", "compare RACE --md", "Markdown"),
+    "judge": ("judge", None, "terminal"),
+    "report RUN": ("report RUN", None, "HTML"),
+    "report --md RUN": ("report RUN", "report --md RUN", "Markdown"),
+    "report RACE": ("report RACE", None, "HTML"),
+    "report": ("report", None, "HTML"),
+    "export": ("export", "export RUN --to csv", "csv"),
+    "explain": ("explain", None, "terminal"),
+}

@@ -1,0 +1,102 @@
+"""A contestant that burns the other arm's cores between its own runs: found, named, and the race is refused."""
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import claimed
+import pytest
+import real_runs
+import scripted
+from test_sandbox import needs_one
+
+from bench.cli.main import main as bench
+from bench.record import validity
+
+STEPS = """
+import os, signal, subprocess, sys, time
+
+print("step:0/2 val_loss:5.5000 train_time:0ms step_avg:nanms", flush=True)
+for step in (1, 2):
+    time.sleep(0.1)
+    print(f"step:{step}/2 val_loss:{5.5 - step / 4:.4f} train_time:{100 * step}ms step_avg:100.00ms", flush=True)
+"""
+BURNS = "import time; until_s = time.monotonic() + 90\nwhile time.monotonic() < until_s: pass"
+# In a session of its own, without environment, its parent gone; then it ends those that would have ended it.
+DAEMON = f"""
+subprocess.run(["sh", "-c", 'setsid env -i "$@" &', "sh", sys.executable, "-c", {BURNS!r}, "a-saboteur"])
+time.sleep(0.5)
+pid = os.getpid()
+parent_of = lambda pid: int(open(f"/proc/{{pid}}/stat").read().rpartition(")")[2].split()[1])
+chain = [parent_of(pid), parent_of(parent_of(pid))][:NUM_KILLED]
+for pid in chain[::-1]:
+    os.kill(pid, signal.SIGKILL)
+time.sleep(99 * (NUM_KILLED > 0))
+"""
+
+
+@pytest.fixture
+def raced(tmp_path):
+    """A real race of a script against one that leaves a daemon -> (exit code, what was printed, its records)."""
+
+    def go(num_killed, *words):
+        for arm, code in (("a", ""), ("b", DAEMON.replace("NUM_KILLED", str(num_killed)))):
+            (tmp_path / arm).mkdir()
+            (tmp_path / arm / "train.py").write_text(STEPS + code)
+        arms = [f"{arm.upper()}=script={tmp_path / arm / 'train.py'}" for arm in "ab"]
+        done = real_runs.bench(tmp_path / "results", "race", *arms, "n=2", *scripted.TRACK, "--anyway", *words)
+        runs = [real_runs.run_json(folder) for folder in real_runs.folders(tmp_path / "results")]
+        return done.returncode, done.stdout + done.stderr, runs
+
+    yield go
+    for pid in saboteurs():
+        os.kill(pid, signal.SIGKILL)
+
+
+def saboteurs():
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"a-saboteur" in (path / "cmdline").read_bytes().split(b"\0"):
+                found.append(int(path.name))
+    return found
+
+
+@pytest.mark.parametrize("words", [(), pytest.param(("script.sandbox=true",), marks=needs_one)])
+def test_a_daemon_is_gone_before_the_other_arm_runs(raced, words):
+    _, out, runs = raced(0, *words)
+    assert (len(runs), {run["status"] for run in runs}) == (6, {"complete"}), out
+    assert saboteurs() == []
+
+
+@pytest.mark.parametrize("num_killed", [1, 2])
+def test_what_kills_its_guard_and_its_launcher_leaves_nothing_and_ends_its_race(raced, num_killed):
+    """Its guard alone, which is its parent, or the launcher too, the guard's."""
+    code, out, runs = raced(num_killed)
+    assert code == 1 and saboteurs() == [], out
+    assert "which has been ended" in out or "it has been ended" in out
+    assert "of B" in out and "(process " in out
+    if num_killed == 1:
+        assert [run["failure"]["kind"] for run in runs if run["failure"]] == ["processes_left"]
+
+
+def test_what_burns_in_one_arms_runs_alone_is_named_and_times_are_not_compared(tmp_path, capsys):
+    """By a program that no run has started, which none of them can end: systemd-run, at, ssh localhost."""
+    results = claimed.Results(tmp_path / "results")
+
+    def burdened(run):
+        run["measured"]["foreign_cpu_cores"] = 0.9
+        run["foreign_programs"] = [{"name": "burner", "cpu_cores": 0.9}]
+        run["validity"], run["validity_reasons"] = validity.validity(run | {"metrics": {"val_loss": 2.75}})
+
+    arms = {"A": [], "B": []}
+    for seed in range(3):
+        for name, change in (("A", burdened), ("B", None)):
+            folder = results.add(
+                seed, 10 - 0.5 * (name == "B"), overrides=["optim.beta2=0.99"] * (name == "B"), change=change
+            )
+            arms[name].append(str(folder))
+    assert bench(["compare", *arms["A"], "vs", *arms["B"]]) == 2
+    out = capsys.readouterr().out
+    assert "other programs kept the machine busy in 3 of 3 runs" in out and "burner 0.90" in out, out

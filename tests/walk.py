@@ -1,0 +1,341 @@
+"""A world of records in which a verb of tests/inputs.py meets an input that is not what it should be.
+
+with World(folder) as world:
+    world.opened(verb)                         -> {input: how often it was opened}
+    world.changed(verb, name, kind, phase)     -> (exit code, sentences: what must not be); None: no such input
+    world.shown(output, name, field)           -> (whether EVIL in that field is in the output, sentences)
+"""
+
+import collections
+import contextlib
+import io
+import json
+import os
+import pickle
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import claimed
+import fuzzing
+import kept_records
+import pytest
+import snapshots
+import traces
+import yaml
+from inputs import EVIL, KINDS, MEDIA, OF_RECORDS, READS, VERDICTS, WRITES
+from test_referee import Tries, begun
+
+from bench.base import escape, paths
+from bench.base.reading import plain_file
+from bench.claims import publication
+from bench.cli.main import JUDGING
+from bench.cli.main import main as bench
+from bench.machine.signals import Interrupted
+from bench.plans.referee import refereeing
+from bench.record import named, verification
+
+WITHIN_S = 30
+OTHERS = {"a.log": "LOG", "trace.json": "TRACE", "memory.pickle": "SNAPSHOT"}
+
+
+class World:
+    """Results of a race, an open race, a search, a claim's folder and a log: made once, copied to folder/here."""
+
+    def __init__(self, folder):
+        self.made, self.here = Path(folder) / "made", Path(folder) / "here"
+        self._patch, self._listener = pytest.MonkeyPatch(), None
+        self._reopened = []  # files that were opened since an input was changed
+
+    def __enter__(self):
+        patch = self._patch
+        patch.setenv("XDG_STATE_HOME", str(self.here / "state"))
+        patch.setenv("SPEEDRUN_CWD", str(self.here))
+        for module in (paths, publication, named):
+            patch.setattr(module, "REPO", self.here)
+        patch.setattr(refereeing, "_audit_run", lambda search, run, arm: None)
+        self.here.mkdir(parents=True)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            self._make()
+        shutil.copytree(self.here, self.made, symlinks=True)
+        open_now = plain_file.open_now
+
+        def noted(path, flags):
+            opened = open_now(path, flags)
+            self._reopened.append(path)
+            return opened
+
+        patch.setattr(plain_file, "open_now", noted)
+        sys.addaudithook(lambda event, args: self._listener and self._listener(event, args))
+        return self
+
+    def __exit__(self, *exc_info):
+        self._patch.undo()
+        self._listener = None
+
+    def _make(self):
+        race = claimed.Results(self.here / "results").kept_race(self._patch)
+        kept_records.add(self.here / "results", 9)
+        for name in ("README.md", "results/README.md"):
+            (self.here / name).write_text("# Mine\n")
+        assert bench(["judge", f"{race}:B", "--claim", str(self.here / "claim")]) == 0
+        run = min(self.here.glob("results/cpu_nano/*"))
+        traces.write(
+            self.here / "trace.json",
+            [traces.event("user_annotation", "ProfilerStep#1", 0, 100), *traces.launched("gemm", 20, 50, 10, 1)],
+        )
+        (self.here / "memory.pickle").write_bytes(pickle.dumps(snapshots.training()))
+        assert bench(["export", str(run), "--to", "modded-nanogpt", "--out", str(self.here / "a.log")]) == 0
+        self._racers("open", hurt={5: "interrupt"}).install(self._patch)
+        assert bench(["race", "A=", "B=optim.beta2=0.99", "n=3"]) == 1
+        tries = self._racers("search")
+        tries.install(self._patch)
+        begun(tries)
+
+    def _racers(self, home, **more):
+        if home == "search":
+            return Tries(self.here / home)
+        return claimed.Racers(claimed.Results(self.here / home), lambda arm, seed: 10 - 0.5 * (arm == "B"), **more)
+
+    # ---- one command
+
+    def _words(self, verb, words=None):
+        home = self.here / READS[verb].home
+        race = next(iter(home.glob("races/*")), home)
+        kept = {"QUERY": "SELECT * FROM runs", "NAME": race.name, "OUT": self.here / "out", "RACE:B": f"{race}:B"}
+        kept |= {"RUN": self._run(verb), "RACE": race, "RESULTS": home, "CLAIM": self.here / "claim"}
+        kept |= {name: self.here / file for file, name in OTHERS.items()}
+        return [str(kept.get(word, word)) for word in (words or READS[verb].words).split()]
+
+    def _run(self, verb):
+        """The second run of arm B: in every table, compared, judged, and no warm-up."""
+        return sorted((self.here / READS[verb].home).glob("cpu_nano/*"))[3]
+
+    def path(self, verb, name):
+        """Where an input lies: "RUN/run.json" -> Path."""
+        kind, _, rest = name.partition("/")
+        home = self.here / READS[verb].home
+        folder = {"RUN": lambda: self._run(verb), "RACE": lambda: next(home.glob("races/*")), "RESULTS": lambda: home}
+        folder |= {"CLAIM": lambda: self.here / "claim", "CWD": lambda: self.here}
+        folder |= {name: lambda file=file: self.here / file for file, name in OTHERS.items()}
+        folder |= {
+            "SEARCH": lambda: next(home.glob("searches/*")),
+            "STATE": lambda: next((self.here / "state").rglob("*.json")),
+        }
+        return folder[kind]() / rest if rest and kind != "STATE" else folder[kind]()
+
+    def name(self, path):
+        """The other way round; None: it is no input, but its own, a folder, or not of this world."""
+        with contextlib.suppress(ValueError):
+            parts = Path(path).relative_to(self.here).parts
+            place = parts[0] if parts else ""
+            if place in ("results", "open", "search", "claim") and not any(one.endswith(".tmp") for one in parts):
+                for kind, folder in (("RUN", "cpu_nano"), ("RACE", "races"), ("SEARCH", "searches")):
+                    if parts[1:2] == (folder,) and len(parts) > 3:
+                        return f"{kind}/{'/'.join(parts[3:])}"
+                top = {"claim": "CLAIM"}.get(place, "RESULTS")
+                return f"{top}/{'/'.join(parts[1:])}" if len(parts) == 2 and "." in parts[1] else None
+            return ({"state": "STATE/count.json", "README.md": "CWD/README.md"} | OTHERS).get(place)
+        return None
+
+    def restored(self, verb):
+        """As it was made, but for the results that this verb has nothing to do with."""
+        shutil.rmtree(self.here, ignore_errors=True)
+        others = {"results", "open", "search", "claim"} - {READS[verb].home}
+        shutil.copytree(
+            self.made,
+            self.here,
+            symlinks=True,
+            ignore=lambda folder, names: others if Path(folder) == self.made else (),
+        )
+
+    def call(self, verb, listener=None, words=None):
+        """words: in place of the verb's -> (exit code or None where it hung or raised, standard output, all output)."""
+        out, err, code = io.StringIO(), io.StringIO(), 2
+        home = READS[verb].home
+        with contextlib.ExitStack() as stack:
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            if home in ("results", "claim"):
+                patch.setenv("SPEEDRUN_RESULTS", str(self.here / "results"))
+            else:
+                racers = self._racers(home)
+                racers.results.clock, racers.results.now = _Clock(), claimed.at(100)
+                racers.install(patch)
+            patch.delenv("SPEEDRUN_RESULTS", raising=False) if verb == "publish" else None
+            stack.enter_context(contextlib.redirect_stdout(out))
+            stack.enter_context(contextlib.redirect_stderr(err))
+            before = signal.signal(signal.SIGALRM, _late)
+            signal.alarm(WITHIN_S)
+            self._listener = listener
+            try:
+                code = bench(self._words(verb, words))
+            except (Late, Exception) as error:
+                code = None
+                print(f"Traceback: {error!r}" if not isinstance(error, Late) else f"over {WITHIN_S} s", file=err)
+            except (SystemExit, KeyboardInterrupt, Interrupted):
+                code = 2
+            finally:
+                self._listener = None
+                signal.alarm(0)
+                signal.signal(signal.SIGALRM, before)
+        return code, out.getvalue(), out.getvalue() + err.getvalue()
+
+    def opened(self, verb):
+        """{input: how often it was opened, of runs the most}, undisturbed."""
+        self.restored(verb)
+        times = collections.Counter()
+        code, _, text = self.call(verb, _opens(lambda path: times.update([path])))
+        assert code in (0, 1, 2) and "Traceback" not in text, text
+        most = {}
+        for path, count in times.items():
+            if name := self.name(path):
+                most[name] = max(most.get(name, 0), count)
+        return most
+
+    def changed(self, verb, name, kind, phase):
+        """A command of which one input becomes something else -> (exit code, sentences: what must not be).
+
+        None in place of both: there is no such input in this world.
+        """
+        self.restored(verb)
+        self._reopened.clear()
+        try:
+            path = self.path(verb, name)
+        except StopIteration:
+            return None
+        kept, times = self.here / "elsewhere", []  # times: opens of the input, and "changed"
+
+        def change():
+            listener, self._listener = self._listener, None  # which hears of what this opens, too
+            if path.exists():
+                shutil.copy(path, kept)
+                path.unlink()
+            else:
+                kept.write_text("{}")
+            KINDS[kind](path, self)
+            self._listener = listener
+            times.append("changed")
+            self._reopened.clear()
+
+        def heard(opened):
+            is_input = os.path.abspath(opened) == str(path)
+            if times and "changed" not in times:
+                change()
+            times.extend(["read"] * is_input)
+
+        was_there = path.exists()
+        if phase == "before":
+            change()
+        elif not was_there:
+            return None
+        before = kept.read_bytes() if kept.exists() and phase == "before" else None
+        code, _, text = self.call(verb, _opens(heard) if phase == "while" else None)
+        is_other = was_there and kind != "a link to what it was"
+        wrong = [*_of_answer(code, text)]
+        if before is not None and kept.read_bytes() != before:
+            wrong.append("it wrote through a link")
+        if is_other and code == 0 and verb in VERDICTS and name in OF_RECORDS and phase == "before":
+            wrong.append("a verdict on a record that is not as it was recorded")
+        is_judging = READS[verb].words.split()[0] in JUDGING and not plain_file.LIVE.search(str(path))
+        if is_other and is_judging and "changed" in times and phase == "while" and str(path) in self._reopened:
+            wrong.append(f"read, changed, and read again (exit code {code})")
+        return code, [*wrong, *self._written(verb, code)]
+
+    def _written(self, verb, code):
+        """What it wrote is whole: runs that verify, a ledger without new faults."""
+        folders = {"publish": self.here / "results/published/mine", "collect": self.here / "out"}
+        folders |= {"judge --claim": self.here / "out", "race --resume": self.here / "open"}
+        folder = folders.get(verb)
+        if code != 0 or folder is None:
+            return
+        for run in folder.glob("*/2*/run.json"):
+            if verb != "race --resume":
+                failed = [rule for rule in verification.report(run.parent)["rules"] if not rule["passed"]]
+                yield from (f"{run.parent.name} was written: {rule['rule']}: {rule['evidence']}" for rule in failed)
+
+    # ---- what leaves
+
+    def places(self, output):
+        """[(file, field)] of the texts of a record that this output may show."""
+        verb = WRITES[output][0]
+        self.restored(verb)
+        names = [name for name in ("RUN/run.json", "RUN/config.yaml", "RACE/race.json") if name in READS[verb].reads]
+        return [(name, field) for name in names for field in _fields(self.path(verb, name))]
+
+    def shown(self, output, name, field):
+        """The output of a record with EVIL in one field -> (whether it is in there, sentences: what it does there)."""
+        verb, words, medium = WRITES[output]
+        self.restored(verb)
+        path = self.path(verb, name)
+        is_json = path.suffix == ".json"
+        facts = json.loads(path.read_text()) if is_json else yaml.safe_load(path.read_text())
+        facts = fuzzing.with_value(facts, field, EVIL)
+        path.write_text(json.dumps(facts) if is_json else yaml.safe_dump(facts, sort_keys=False))
+        code, out, text = self.call(verb, words=words)
+        wrong = [*_of_answer(code, text)]
+        files = list(self.here.rglob("*.html")) if medium == "HTML" else []
+        files += [self.here / "out/README.md"] if output == "judge --claim" else []
+        for content in [path.read_text() for path in files if path.exists()] or [out]:
+            out = content if "evil" in content else out
+            wrong += MEDIA[medium](content)
+        return "evil" in out, wrong
+
+
+def _fields(path):
+    """Places of the texts in a JSON or YAML file, of lists the first."""
+    facts = json.loads(path.read_text()) if path.suffix == ".json" else yaml.safe_load(path.read_text())
+
+    def inside(place):
+        value = facts
+        for key in place:
+            value = value[key]
+        return value
+
+    return [place for place in fuzzing.paths_of(facts) if isinstance(inside(place), str)]
+
+
+def _of_answer(code, text):
+    """What must not be, of any command."""
+    if code not in (0, 1, 2):
+        yield f"exit code {code}: {text[-400:]}"
+    if "Traceback" in text:
+        yield text[-400:]
+    if found := escape.CONTROL.search(text):
+        yield f"{found[0]!r} on the terminal"
+
+
+class _Clock:
+    """Of runs that go on after a copy: minutes that no earlier run has."""
+
+    minute = 200
+
+    def __next__(self):
+        self.minute += 1
+        return self.minute
+
+
+class Late(BaseException):
+    pass
+
+
+def _late(number, frame):
+    raise Late
+
+
+def _opens(heard):
+    """An audit hook that hears of each file that is opened to be read."""
+    last = None
+
+    def listener(event, args):
+        nonlocal last
+        if event == "sqlite3.connect":
+            heard(str(args[0]).removeprefix("file:").partition("?")[0])
+        if event != "open" or not isinstance(args[0], (str, bytes, os.PathLike)):
+            return
+        path, mode, flags = os.fsdecode(args[0]), args[1], args[2]
+        is_same, last = mode is None and path == last, path if mode else None  # open() with an opener: two events
+        if not is_same and not (isinstance(flags, int) and flags & os.O_ACCMODE) and not os.path.isdir(path):
+            heard(path)
+
+    return listener
