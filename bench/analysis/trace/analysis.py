@@ -69,6 +69,11 @@ def analyze_files(
     return {name: _analyze_job(digests) for name, digests in load.earliest_first(windows, lambda digest: digest.rank)}
 
 
+def analyze_rank(rank: Rank, include_last_step: bool = False) -> dict[str, Any]:
+    """What analyze_files() answers of a window, of this rank alone."""
+    return _analyze_job([_digest(rank, categories.RULES, include_last_step)])
+
+
 def _digest_file(
     path: str | Path, num_parts: int | None, rules: tuple[categories.Rule, ...], include_last_step: bool, folder: str
 ) -> str:

@@ -9,7 +9,6 @@ steps, and between two lines nothing is known of it, so the profiler begins and 
 """
 
 import dataclasses
-import json
 import shutil
 import time
 from collections import Counter
@@ -18,8 +17,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.analysis.trace import analysis
-from bench.analysis.trace import text as trace_text
 from bench.base import atomic
 from bench.config.schema import LookConfig, ProfileConfig
 from bench.launch import after_race, initial_record, ranks
@@ -28,6 +25,7 @@ from bench.launch.script import script_run, trace_files
 from bench.record.shape import Section
 from bench.training.instruments.registry import LOOK, of_look
 from bench.training.profiling import allocations
+from bench.training.profiling.files import write_tables
 
 FOLDER = f".{LOOK}.tmp"
 SETTLED_STEPS = 10  # of the beginning: compilation, and what the clocks of modded-nanogpt used to leave out
@@ -114,23 +112,18 @@ class ScriptLook:
             log = self._inside / "logs" / "rank0.log"
             end = log.read_text(errors="replace").strip().rpartition("\n")[2][:200] if log.exists() else "nothing"
             return self.failed(f"its second run left no trace; the last that it printed: {end}")
-        for folder in ("traces/ops", "memory"):
-            (self._folder / folder).mkdir(parents=True, exist_ok=True)
+        for folder in ("traces", "memory"):
+            (self._folder / folder).mkdir(exist_ok=True)
         files = []
         for name in facts["files"]:
             path = (self._inside / "traces" / name).replace(self._folder / "traces" / name)
             stem = name.partition(".")[0]
-            (answer,) = analysis.analyze_files([path]).values()
-            table = json.dumps({"window": LOOK, "steps": steps, "ranks": answer["ranks"]})
             about = f"{self._folder.name}: memory while steps {steps[0]} to {steps[1]} were recorded, in a second run."
-            written = {
-                f"traces/ops/{stem}.txt": trace_text.document(answer, name).terminal() + "\n",
-                f"traces/ops/{stem}.json": table,
-                f"memory/{stem}.html": allocations.page_of_trace(path, f"{stem}: memory", about)[0],
-            }
-            for file, text in written.items():
-                atomic.write_text(self._folder / file, text, durable=False)
-            files += [f"traces/{name}", *written]
+            html, _ = allocations.page_of_trace(path, f"{stem}: memory", about)
+            page = self._folder / "memory" / f"{stem}.html"
+            atomic.write_text(page, html, durable=False)
+            written = [path, *write_tables(path, stem, window=LOOK, steps=steps), page]
+            files += [file.relative_to(self._folder).as_posix() for file in written]
         of_ranks: list[dict[str, Any]] = [facts[f"rank{rank}"] for rank in range(num_ranks) if f"rank{rank}" in facts]
         dropped: Counter[str] = sum((Counter(rank["dropped"]) for rank in of_ranks), Counter())
         self._look |= {

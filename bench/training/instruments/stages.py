@@ -21,6 +21,7 @@ from bench.config import windows
 from bench.training.instruments.base import Context
 from bench.training.instruments.trace import Profiling
 from bench.training.memory import History
+from bench.training.profiling import files
 
 STAGES = {"model_init": "stage1-", "eval_bpb": "stage2-", "training_microsteps": "stage3-", "optimizer_step": "stage4-"}
 
@@ -46,7 +47,7 @@ class Stages(Profiling):
         self._folder = context.folder / "traces" / timestamp
         self._history: History | None = None  # CUDA's
         self._done: dict[str, dict[str, Any]] = {}  # phase: what the record says of it
-        self._tables: list[tuple[str, Any, Path]] = []  # (phase, recording, stem): written after training
+        self._traces: list[tuple[str, Path, str]] = []  # (phase, trace, stem): their tables are written after training
 
     # ---- edges
 
@@ -112,8 +113,6 @@ class Stages(Profiling):
         recording = self._recording
         if recording is None or recording.name != phase:
             return
-        from bench.training.profiling import files
-
         started_ns = time.perf_counter_ns()
         self._recording = None
         recording.stop()
@@ -128,8 +127,7 @@ class Stages(Profiling):
         self._write_snapshot(phase, stem, facts)
         facts["flush_ms"] = ms_from_ns(time.perf_counter_ns() - started_ns)
         self._done[phase] = facts
-        if saved.is_readable:
-            self._tables.append((phase, recording, stem))
+        self._traces.append((phase, saved.path, stem.name))
         self.context.emit("profile_stop", window=phase, flush_ms=facts["flush_ms"])
         self._say(phase, f"Trace export complete: {saved.num_events:,} events, {format_bytes(saved.num_bytes)}")
 
@@ -158,13 +156,10 @@ class Stages(Profiling):
     # ---- answers
 
     def summary(self) -> dict[str, Any]:
-        if self._tables:
-            from bench.training.profiling.recording import write_operators
-
-            for phase, recording, stem in self._tables:
-                written = write_operators(recording, stem, stage=phase, rank=self.context.rank)
-                self._done[phase]["files"] += [self._shown(path) for path in written]
-            self._tables = []
+        for phase, trace, stem in self._traces:
+            written = files.write_tables(trace, stem, stage=phase, rank=self.context.rank)
+            self._done[phase]["files"] += [self._shown(path) for path in written]
+        self._traces = []
         not_mine = "not reached" if self._mine else f"not this rank: ranks={self._settings['ranks']}"
         return {phase: self._done.get(phase, {"status": not_mine}) for phase in STAGES}
 

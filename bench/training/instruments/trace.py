@@ -1,4 +1,4 @@
-"""Chosen steps under torch.profiler: Chrome traces and op tables in traces/, one of each per window and rank.
+"""Chosen steps under torch.profiler: a Chrome trace in traces/ for each window and rank, its tables in traces/ops/.
 
 Which steps: conf/instruments/trace.yaml.  What takes long and can wait is done by summary(), after training; the trace
 itself is written at once, so that a run which fails later keeps it.
@@ -25,7 +25,7 @@ from bench.training.profiling import files
 LEAD_STEPS = {"cpu": 1, "cuda": 16}  # assumed of CUDA, not measured; a rank that is further ahead records nothing
 PAGE = struct.Struct("<qqq")  # cycles decided, first step, steps
 NUM_TIMES = 9  # starts of steps whose median distance is what a step takes
-MAX_KEPT = 4  # profiles in memory until the run ends; of more windows each has its table when it is written
+MAX_NAMED = 4  # windows that were not reached
 
 
 class Profiling(Instrument):
@@ -79,7 +79,6 @@ class Shot:
     rows: list[int] = field(default_factory=list)  # recorded, finished
     recording: Any = None  # a Recording (bench/training/profiling/recording.py), which needs torch
     saved: files.Saved | None = None
-    operators: list[Path] = field(default_factory=list)
     flush_ms: float | None = None
 
 
@@ -151,6 +150,7 @@ class Trace(Profiling):
         "torch's profiler over its windows, whose steps are flagged and do not count; elsewhere a comparison a phase"
     )
     profiler_windows = staticmethod(config_windows.trace_windows)
+    keeps_profiles = False  # torch's, until summary()
 
     @classmethod
     def last_step(cls, settings: dict[str, Any]) -> int | None:
@@ -257,10 +257,8 @@ class Trace(Profiling):
         suffix = ".pt.trace.json.gz" if window.gzip else ".pt.trace.json"
         path = self._folder / f"{window.name}_rank{self.context.rank}{suffix}"
         saved = shot.saved = files.save(recording.profile, path, window.max_mib)
-        if not saved.is_readable:
-            shot.recording = None  # millions of events are not kept in memory for a table that is not made
-        if len(self.shots) > MAX_KEPT:
-            self._write_operators(shot)
+        if not (self.keeps_profiles and saved.is_readable):
+            shot.recording = None  # with its events, which are millions in a large trace
         shot.flush_ms = ms_from_ns(time.perf_counter_ns() - started_ns)
         facts = {"steps": [shot.rows[0], shot.rows[-1]], "flush_ms": shot.flush_ms}
         self.context.emit("profile_stop", window=window.name, status=status, **facts)
@@ -283,11 +281,11 @@ class Trace(Profiling):
         """{window: {"status", "steps", "files", "num_events", "profiled_step_ms", "other_step_ms", "cost_pct", ...}}"""
         unreached = [shot.window.name for shot in self.shots if shot.status == "not reached"]
         if unreached:
-            more = f" and {len(unreached) - MAX_KEPT} more" * (len(unreached) > MAX_KEPT)
+            more = f" and {len(unreached) - MAX_NAMED} more" * (len(unreached) > MAX_NAMED)
             what = (
                 f"window {unreached[0]} was"
                 if len(unreached) == 1
-                else f"windows {', '.join(unreached[:MAX_KEPT])}{more} were"
+                else f"windows {', '.join(unreached[:MAX_NAMED])}{more} were"
             )
             self._say(f"{what} not reached: the run ended after step {self._last_row}")
         summaries = {shot.window.name: self._summary_of(shot) for shot in self.shots}
@@ -306,25 +304,16 @@ class Trace(Profiling):
             self._say(f"window {window.name} cut short: the run ended after step {self._last_row}")
         if shot.saved is None:
             return recorded
-        self._write_operators(shot)
-        recorded["files"] = [self._shown(path) for path in (shot.saved.path, *shot.operators)]
+        path, steps = shot.saved.path, recorded["steps"]
+        stem = path.name.partition(".pt.trace")[0]
+        tables = files.write_tables(path, stem, window=window.name, rank=self.context.rank, steps=steps)
+        recorded["files"] = [self._shown(written) for written in (path, *tables)]
         recorded |= shot.saved.facts() | {"flush_ms": shot.flush_ms}
         recorded |= cost(self._times.ms["step"], shot.rows, self._flagged)
         if recorded["cost_pct"] is not None:
             took = f"took {format_ms(recorded['profiled_step_ms'])}, another {format_ms(recorded['other_step_ms'])}"
             self._say(f"a recorded step of window {window.name} {took}: {recorded['cost_pct']:+.0f} %")
         return recorded
-
-    def _write_operators(self, shot: Shot) -> None:
-        if shot.recording is None or shot.saved is None or shot.operators:
-            return
-        from bench.training.profiling.recording import write_operators
-
-        stem = shot.saved.path.with_name(shot.saved.path.name.split(".pt.trace")[0])
-        facts = {"window": shot.window.name, "rank": self.context.rank, "steps": [shot.rows[0], shot.rows[-1]]}
-        shot.operators = write_operators(shot.recording, stem, **facts)
-        if len(self.shots) > MAX_KEPT:
-            shot.recording = None
 
     def close(self) -> None:
         for shot in self.shots:

@@ -11,6 +11,8 @@ from bench.training.instruments.trace import Trace
 
 
 class Window(Trace):
+    keeps_profiles = True
+
     @staticmethod
     def profiler_windows(settings: dict[str, Any]) -> list[windows.ProfilerWindow]:
         window = windows.kempner_window(settings)

@@ -87,6 +87,23 @@ def save(profile: Any, path: Path | str, max_mib: float | None = None) -> Saved:
     return Saved(path, len(events), path.stat().st_size, dropped)
 
 
+def write_tables(trace: Path, stem: str, **facts: Any) -> list[Path]:
+    """The tables of  ./run.sh analyze  for one trace: ops/STEM.txt for people, ops/STEM.json for programs, with facts.
+
+    They are in a folder of their own beside the trace, because HolisticTraceAnalysis takes every .json beside a trace
+    for another trace.  Returns the two paths.  Takes seconds for a million events: call it after training.
+    """
+    from bench.analysis.trace import analysis, load, text  # numpy, which a launcher needs for nothing else
+
+    rank = load.load(trace, num_parts=1)  # in this process: other ranks read theirs
+    answer = analysis.analyze_rank(rank, include_last_step=True)  # the device was waited for
+    text_path, json_path = (trace.parent / "ops" / f"{stem}.{suffix}" for suffix in ("txt", "json"))
+    text_path.parent.mkdir(exist_ok=True)
+    atomic.write_text(text_path, text.document(answer, trace.name).terminal() + "\n", durable=False)
+    atomic.write_json(json_path, facts | {"ranks": answer["ranks"]}, durable=False)
+    return [text_path, json_path]
+
+
 def _read(raw: Path) -> tuple[dict[str, Any], list[msgspec.Raw]]:
     """({key: its JSON} of all but the events, [the JSON of each event]).
 
