@@ -132,16 +132,18 @@ def test_an_embedding_parts_as_the_head_is_and_what_is_frozen_rests():
 
 def test_a_run_whose_embedding_parts_is_the_same_on_two_ranks(tmp_path):
     losses, embeddings = [], []
-    for world_size in (1, 2):
-        words = [f"hardware.num_processes={world_size}", f"name=w{world_size}", "checkpoint.save=true"]
+    for world_size, reducer in ((1, "null"), (2, "null"), (2, "plain")):
+        words = [f"hardware.num_processes={world_size}", f"name=w{world_size}-{reducer}", "checkpoint.save=true"]
+        words.append(f"hardware.reducer={reducer}")
         folder = real_runs.run(tmp_path, *PARTING, "track=free", *words)
         assert [fault for fault in verification.report(folder)["rules"] if _is_fault(fault)] == []
         rows = real_runs.steps(folder)
         losses.append([float(row["train_loss"]) for row in rows[1:]] + [float(rows[-1]["val_loss"])])
         embeddings.append(saved_weights.read(folder / saved_weights.FILE)["embedding.weight"])
-    assert losses[1] == pytest.approx(losses[0], rel=2e-4)
-    one, two = embeddings  # in no loss before it parts, so that DDP leaves its gradient to us
-    assert (two - one).abs().mean() < 6e-6  # 7e-7; 4e-5 with the gradients of a rank's own tokens alone
+    assert losses[1] == pytest.approx(losses[0], rel=2e-4) and losses[2] == pytest.approx(losses[1], rel=2e-6)
+    one, *others = embeddings  # in no loss before it parts, so that its gradient is reduced by itself
+    for two in others:
+        assert (two - one).abs().mean() < 6e-6  # 7e-7; 4e-5 with the gradients of a rank's own tokens alone
 
 
 def test_the_warm_up_warms_every_stage_and_leaves_no_trace(monkeypatch):

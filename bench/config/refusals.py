@@ -123,8 +123,9 @@ def _refusals_of_stages(config: schema.Config, stages: list[Stage]) -> Iterator[
             remedy = "update_every_steps adds up gradients over steps, and each would clip the sum: use null"
             yield "optim.grad_clip_norm", optim.grad_clip_norm, remedy
         reducer = config.hardware.reducer
-        if stage.untied and reducer is not None:
-            yield "hardware.reducer", reducer, "before untied the embedding has no gradient, which it expects: use null"
+        if stage.untied and reducer == "shard":
+            why = "an untied embedding takes over the optimizer's state of the head, of which a rank has a share alone"
+            yield "hardware.reducer", reducer, f"{why}: use null or plain"
         if stage.frozen_steps and optim.grad_clip_norm is not None and reducer == "shard":
             remedy = "gradients of parts that rest are in no share, and the norm is of all: use null"
             yield "optim.grad_clip_norm", optim.grad_clip_norm, remedy

@@ -50,6 +50,8 @@ class Alone:
 
     def __init__(self, config: Config, model: torch.nn.Module, optimizer: Any):
         self.model, self.optimizer = model, optimizer
+        # in no loss at first, and so in no bucket: reduced by themselves once they have gradients
+        self._late = [model.get_parameter(name) for name in getattr(model, "late_parameters", ())]
         self.forward: Any
         self.forward = self.evaluated = self._compiled(model) if config.hardware.compile else model
 
@@ -64,6 +66,11 @@ class Alone:
         """All gradients together to the norm most_norm; None: not."""
         if most_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), most_norm)
+
+    def _mean_of_late(self, world_size: int) -> None:
+        for tensor in self._late:
+            if tensor.grad is not None:
+                distributed.all_sum(tensor.grad).div_(world_size)
 
     def step(self, names: Collection[str] | None = None) -> None:
         """The optimizer's step, of those parts of it alone if any are named; then all ranks have the same weights."""
@@ -88,8 +95,7 @@ class Ddp(Alone):
 
     def __init__(self, config: Config, model: torch.nn.Module, optimizer: Any, ranks: Ranks):
         super().__init__(config, model, optimizer)
-        self._world_size, names = ranks.world_size, getattr(model, "late_parameters", ())
-        self._late = [model.get_parameter(name) for name in names]
+        self._world_size = ranks.world_size
         late = {id(tensor) for tensor in self._late}
         names = [name for name, tensor in self.forward.named_parameters() if id(tensor) in late]
         arguments = inspect.signature(DistributedDataParallel.__init__).parameters  # torch 2.13 gave one another name
@@ -107,9 +113,7 @@ class Ddp(Alone):
         return contextlib.nullcontext() if is_last else self.forward.no_sync()
 
     def clip(self, most_norm: float | None) -> None:
-        for tensor in self._late:
-            if tensor.grad is not None:
-                distributed.all_sum(tensor.grad).div_(self._world_size)
+        self._mean_of_late(self._world_size)
         super().clip(most_norm)
 
 
@@ -120,7 +124,8 @@ class Plain(Alone):
 
     def __init__(self, config: Config, model: torch.nn.Module, optimizer: Any, ranks: Ranks, bucket_bytes: int):
         super().__init__(config, model, optimizer)
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._world_size, late = ranks.world_size, set(self._late)
+        parameters = [one for one in model.parameters() if one.requires_grad and one not in late]
         layouts = buckets.packed(parameters, ranks.world_size, bucket_bytes)
         self._buckets = [buckets.Reduced(layout, ranks) for layout in layouts]
 
@@ -129,6 +134,7 @@ class Plain(Alone):
         for bucket in self._buckets:
             bucket.launch()
             bucket.wait()
+        self._mean_of_late(self._world_size)
         super().clip(most_norm)
 
 

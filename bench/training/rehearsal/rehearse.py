@@ -121,7 +121,6 @@ def _ddp() -> Any:
         def __init__(self, config: Any, model: Any, optimizer: Any, ranks: Any) -> None:
             reducer.Alone.__init__(self, config, model, optimizer)
             self._world_size = ranks.world_size
-            self._late = [model.get_parameter(name) for name in getattr(model, "late_parameters", ())]
             for tensor in self._late:
                 tensor._ddp_ignored = True
             late = {id(tensor) for tensor in self._late}
