@@ -33,6 +33,8 @@ def gpu(visible, **facts):
         "pcie_max_width": 16,
         "persistence": True,
         "num_compute_processes": 0,
+        "memory_gib": 140.0,
+        "used_memory_gib": 0.6,
     }
     return fine | facts
 
@@ -118,9 +120,26 @@ def test_a_gpu_run_is_checked_for_the_gpus_it_uses(tmp_path):
     """GPU 2 is not used by the run: that it is busy and of another model does not matter."""
     gpus = [gpu(0), gpu(1), gpu(2, name="NVIDIA L4", num_compute_processes=3), gpu(None, persistence=False)]
     found = preflight.checks(GPU, 0, env(gpus), tmp_path, foreign_cpu_cores=0.0)
-    expected = ["compiler", "gpus idle", "gpus alike", "persistence", "power limit", "clocks", "ecc", "pcie"]
+    expected = [
+        "compiler",
+        "gpus idle",
+        "gpu memory",
+        "gpus alike",
+        "persistence",
+        "power limit",
+        "clocks",
+        "ecc",
+        "pcie",
+    ]
     assert names(found)[6:] == expected
     assert {check.status for check in found[7:]} == {"ok"}
+
+
+def test_gpus_whose_memory_is_in_use_are_named():
+    check = gpu_checks.roomy([gpu(0), gpu(1, used_memory_gib=71.2)])
+    assert (check.status, check.found) == ("warn", "GPU 1: 71 of its 140 GiB are in use")
+    assert gpu_checks.roomy([gpu(0, used_memory_gib=14.0)]).status == "ok"  # a tenth
+    assert "unknown" in gpu_checks.roomy([gpu(0, used_memory_gib=None)]).found
 
 
 def test_busy_gpus_are_named():

@@ -128,6 +128,26 @@ def test_a_race_on_two_gpus(machine):
 
 
 @pytest.mark.slow
+def test_a_gpu_that_another_run_has_is_refused_and_the_others_are_not(tmp_path):
+    gpus = Gpus(tmp_path, num=3)
+    one_gpu = ["hardware.num_processes=1", EAGER, "look=off"]
+    with gpus.running(*one_gpu, CUDA_VISIBLE_DEVICES="1"):
+        done = gpus.command("./run.sh", "run", *ON_GPUS, *one_gpu, "hardware.num_processes=2")
+        assert done.returncode == 2 and re.search(r"GPU 1: process \d+ of user \d+ has it", done.stderr), done.stderr
+        done = gpus.command(
+            "./run.sh", "race", "A=", "B=optim=muon", "n=2", "--anyway", *ON_GPUS, *one_gpu, "hardware.num_processes=2"
+        )
+        assert done.returncode == 2 and "GPU 1: process" in done.stderr
+        assert not (gpus.results / "races").exists()  # it was not even planned
+        before = len(real_runs.folders(gpus.results))
+        assert gpus.command("./run.sh", "run", *ON_GPUS, *one_gpu).returncode == 0
+        assert len(real_runs.folders(gpus.results)) == before + 1
+        gpus.set(0, others_mib=70_000)
+        done = gpus.command("./run.sh", "race", "A=", "B=optim=muon", "n=2", *ON_GPUS, *one_gpu)
+        assert done.returncode == 2 and "GPU 0: 68 of its 80 GiB are in use" in done.stderr, done.stderr
+
+
+@pytest.mark.slow
 def test_a_sweep_of_eight_is_packed_over_gpus(tmp_path):
     gpus, slots = Gpus(tmp_path), min(8, environment.usable_cpus())  # no two runs share a core either
     rates = ",".join(f"{number}e-4" for number in range(1, 9))

@@ -18,7 +18,7 @@ from bench.cli import main as program
 from bench.compare import eligibility
 from bench.config import multirun, schema
 from bench.launch import finish
-from bench.machine import gpus
+from bench.machine import gpus, leases
 from bench.plans.sweep import elsewhere, packing, search
 from bench.plans.sweep import points as sweep_points
 from bench.record import failures, run_folder, step_files, sweep, validity
@@ -79,9 +79,8 @@ def two_sockets(cores, monkeypatch):
     found = [device(0, (2, 3)), device(1, (2, 3)), device(2, (0, 1)), device(3, (0, 1))]
     monkeypatch.setattr(packing.gpus, "devices", lambda: found)
     yield found
-    for name in [gpu.name for gpu in found]:
-        if lease := gpus._leases.pop(name, None):
-            lease.close()
+    for name in leases._held.keys() & {gpu.name for gpu in found}:
+        leases.release(name)
 
 
 def test_on_gpus_each_run_has_one_and_its_share_of_the_cores_near_it(two_sockets):
@@ -98,7 +97,14 @@ def test_gpus_on_which_somebody_computes_come_last(two_sockets, monkeypatch):
     assert [slot.gpu_number for slot in packing.slots(3, None, on_cpu=False)] == [1, 2, 3]
 
 
-LEASE = "import sys; from bench.machine.gpus import lease; print([*map(lease, sys.argv[1:])], flush=True); input()"
+def test_a_gpu_whose_memory_is_in_use_is_left_out(two_sockets, monkeypatch, capsys):
+    full = two_sockets[0]._replace(used_memory_gib=70.0)
+    monkeypatch.setattr(packing.gpus, "devices", lambda: [full, two_sockets[1]._replace(used_memory_gib=8.0)])
+    assert [slot.gpu_number for slot in packing.slots("auto", None, on_cpu=False)] == [1]  # a tenth of 80 GiB is not
+    assert "GPU 0 is left out: 70 of its 80 GiB are in use" in capsys.readouterr().out
+
+
+LEASE = "import sys; from bench.machine.leases import lease; print([*map(lease, sys.argv[1:])], flush=True); input()"
 
 
 def test_two_sweeps_share_no_gpu_and_one_that_is_killed_gives_it_back(two_sockets, capsys):
@@ -110,9 +116,43 @@ def test_two_sweeps_share_no_gpu_and_one_that_is_killed_gives_it_back(two_socket
         assert [slot.gpu_number for slot in packing.slots(2, None, on_cpu=False)] == [2, 3]  # which it has already
         with pytest.raises(ValueError, match=r"has 4 GPU\(s\), 2 of them free, and 4 cores"):
             packing.slots(3, None, on_cpu=False)
-        assert f"GPU 0 is left to process {other.pid} of user {os.geteuid()}, whose sweep" in capsys.readouterr().out
+        assert f"GPU 0 is left out: process {other.pid} of user {os.geteuid()} has it" in capsys.readouterr().out
         other.kill()
     assert [slot.gpu_number for slot in packing.slots("auto", None, on_cpu=False)] == [0, 1, 2, 3]
+
+
+def test_a_run_has_its_gpus_alone_and_what_it_starts_uses_them(two_sockets):
+    def leased_in_a_child():
+        command = [sys.executable, "-c", LEASE, two_sockets[0].name]
+        return subprocess.run(command, cwd=real_runs.REPO, input="\n", text=True, capture_output=True).stdout
+
+    with leases.held(2):
+        assert leased_in_a_child() == "[None]\n"
+        shell = subprocess.run(
+            ["sh", "-c", 'exec "$@" & wait', "-", sys.executable, "-c", LEASE, two_sockets[0].name],
+            cwd=real_runs.REPO,
+            input="\n",
+            text=True,
+            capture_output=True,
+        )
+        assert shell.stdout == "[None]\n"  # of a grandchild too
+        with leases.held(1):
+            pass
+        assert two_sockets[0].name in leases._held  # what was there before stays
+    assert leases._held.keys().isdisjoint(gpu.name for gpu in two_sockets)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(
+        [sys.executable, "-c", LEASE, two_sockets[1].name], cwd=real_runs.REPO, text=True, **pipes
+    ) as other:
+        other.stdout.readline()
+        with (
+            leases.held(1),
+            pytest.raises(ValueError, match=rf"GPU 1: process {other.pid} of user \d+ has it"),
+            leases.held(2),
+        ):
+            pass
+        assert leases._held.keys().isdisjoint(gpu.name for gpu in two_sockets)
+        other.kill()
 
 
 def test_jobs_are_of_a_sweep(results, capsys):

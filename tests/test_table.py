@@ -372,3 +372,15 @@ def test_a_run_costs_its_wall_time_at_its_price_and_the_price_is_no_part_of_its_
     rows = [row_of(run_folder.read(folder)) for folder in (priced, free)]
     assert [row["cost_usd"] for row in rows] == [0.5, None]  # 50 s of 36 USD an hour
     assert rows[0]["config_id"] == rows[1]["config_id"]
+
+
+def test_a_run_that_ends_at_its_target_costs_its_training_until_then(tmp_path):
+    folder = claimed.Results(tmp_path).add(0, 30.0, overrides=["hardware.price_usd_per_hour=36"])
+    runs = []
+    for stops, reached in [(True, True), (True, False), (False, True)]:
+        run = run_folder.read(folder)
+        run["goal"]["stop_at_target"] = stops
+        run["metrics"] |= {"target_reached": reached, "energy_j": 4500.0}
+        runs.append(run)
+    costs = [(row["cost_usd_to_target"], row["energy_kj_to_target"]) for row in map(row_of, runs)]
+    assert costs == [(0.3, 4.5), (None, None), (None, None)]  # 30 s of 36 USD an hour

@@ -26,7 +26,7 @@ from bench.launch.nodes.leader import Leader
 from bench.launch.prepare import Job, frozen
 from bench.launch.progress import EdgePipe, Limits, Progress
 from bench.launch.series import Series, earlier_s
-from bench.machine import environment, processes
+from bench.machine import environment, leases, processes
 from bench.machine.meters import CpuMeter, RunClock
 from bench.machine.signals import Interrupted, Signals, held, raise_interrupted
 from bench.record import checkpoints, failures, run_folder
@@ -60,9 +60,11 @@ def launch(
     "sweep" (bench/record/sweep.py), "beside" (packing.py) or "audit"; stop: called with each validation, [(step,
     val_loss)] so far, why the run is to end now, None: it is not; its status is "stopped" then; leader: of ranks that
     other launchers start too, which have gathered (None: those of a SLURM allocation are started here).
-    ValueError where no record can be written at all.
+    ValueError where no record can be written at all, or another process has a GPU that it needs.
     """
-    with frozen(job) as job, contextlib.ExitStack() as stack:
+    hardware = job.config.hardware
+    with leases.held(hardware.ranks_of_node if hardware.device == "cuda" else 0), contextlib.ExitStack() as stack:
+        job = stack.enter_context(frozen(job))
         if leader is None and job.config.hardware.nodes:
             leader = stack.enter_context(leader_of_allocation(job))
         run = _Launch(job, command, plan or {}, series, stop, leader).go()

@@ -11,7 +11,7 @@ from bench.launch.console import confirmed
 from bench.launch.prepare import Job
 from bench.machine import code_state, environment, preflight
 
-BUSY = ("cpu load", "gpus idle")  # checks which say that other programs run
+BUSY = ("cpu load", "gpus idle", "gpu memory")  # checks which say that other programs run
 SAMPLE_S = 1.0  # of the load; longer than a single run's, because an answer depends on it
 ANYWAY = "continue although the machine is busy, or no verdict is possible"
 

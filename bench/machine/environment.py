@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bench.base import credentials, private
 from bench.base.paths import CHECKOUT, REPO
 from bench.base.units import GIB, KIB, gib_from_bytes
-from bench.machine import gpus
+from bench.machine import gpus, leases
 
 if TYPE_CHECKING:
     from bench.config.schema import HardwareConfig
@@ -290,7 +290,7 @@ WORDS = frozenset(SETTINGS.split())
 def env_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that change how torch, NCCL, OpenMP or this harness run; what is no setting in them as a hash."""
     names = [name for name in sorted(environ) if name.startswith(ENV_PREFIXES) or name in ENV_NAMES]
-    names = [name for name in names if name != CHECKOUT]  # it says where, and changes nothing
+    names = [name for name in names if name not in (CHECKOUT, leases.INHERITED)]  # they say where, and change nothing
     return {
         name: shown_value(private.redact(environ[name], REPO))
         for name in names

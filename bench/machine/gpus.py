@@ -2,10 +2,7 @@
 
 import contextlib
 import ctypes
-import errno
 import os
-import socket
-import struct
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -37,6 +34,7 @@ OTHER_NAMES = {
     "ComputeRunningProcesses": ("ComputeRunningProcesses_v2",),
     "Temperature": ("TemperatureV",),
 }
+MAX_USED_FRAC = 0.1  # of a GPU that is free: the driver takes up to 1 GiB, a desktop a little more
 WORD_BITS = 64  # of NVML's affinity
 NO_LIBRARY = "NVML Shared Library Not Found"  # NVML_ERROR_LIBRARY_NOT_FOUND
 FUNCTION_NOT_FOUND = 13  # NVML_ERROR_FUNCTION_NOT_FOUND
@@ -60,6 +58,7 @@ class Device(NamedTuple):
     memory_gib: float | None
     num_processes: int | None  # that compute on it now
     cpus: frozenset[int]  # logical CPUs of its NUMA node, as NVML has them; empty: not known
+    used_memory_gib: float | None = None
 
 
 def devices() -> list[Device]:
@@ -81,13 +80,21 @@ def devices() -> list[Device]:
             facts = _gpu(pynvml, handles[index])
             name = requested if requested.startswith("MIG-") else uuids[index]
             cpus = _cpus_near(pynvml, handles[index])
-            found.append(Device(number, name, facts["memory_gib"], facts["num_compute_processes"], cpus))
+            of_memory = facts["memory_gib"], facts["num_compute_processes"]
+            found.append(Device(number, name, *of_memory, cpus, facts["used_memory_gib"]))
         return found
     except pynvml.NVMLError:
         return []
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+
+
+def crowded(memory_gib: float | None, used_gib: float | None) -> str | None:
+    """Where more than a tenth of a GPU's memory is in use: how much; None: it is not, or the driver does not say."""
+    if memory_gib is None or used_gib is None or used_gib <= MAX_USED_FRAC * memory_gib:
+        return None
+    return f"{used_gib:.0f} of its {memory_gib:.0f} GiB are in use"
 
 
 def _cpus_near(nvml: Any, handle: Any) -> frozenset[int]:
@@ -99,39 +106,6 @@ def _cpus_near(nvml: Any, handle: Any) -> frozenset[int]:
     return frozenset(
         WORD_BITS * place + bit for place, word in enumerate(words) for bit in range(WORD_BITS) if word >> bit & 1
     )
-
-
-_leases: dict[str, socket.socket] = {}  # of this process, until it ends
-
-
-def lease(name: str) -> str | None:
-    """Reserves a GPU on this machine for this process, until it ends, also by a kill; None where it has it now.
-
-    A process that was forked from this one, without exec, keeps the lease for as long as it runs.
-
-    Returns who has it else.  The lease is a socket in the abstract namespace of unix(7), whose name no two processes of
-    a network namespace can have, whatever their users and folders; containers with a network of their own see only
-    their own leases.
-    """
-    if name in _leases:
-        return None
-    address, mine = f"\0speedrun-gpu:{name}", socket.socket(socket.AF_UNIX)
-    try:
-        mine.bind(address)
-        mine.listen(1)
-    except OSError as error:
-        mine.close()
-        if error.errno != errno.EADDRINUSE:
-            return None  # a system without such sockets: nothing is leased there
-        with socket.socket(socket.AF_UNIX) as other, contextlib.suppress(OSError):
-            other.settimeout(1.0)
-            other.connect(address)
-            credentials = other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            pid, uid, _ = struct.unpack("3i", credentials)
-            return f"process {pid} of user {uid}"
-        return "another process"
-    _leases[name] = mine
-    return None
 
 
 def used_by_run(gpus: list[Facts], hardware: HardwareConfig | SimpleNamespace) -> list[Facts]:

@@ -170,7 +170,8 @@ UNKNOWN = "unknown: the driver does not say"
 
 def gpu_checks(gpus: list[Facts]) -> list[Check]:
     """Facts of the GPUs that a run uses -> list of Check."""
-    return [idle(gpus), alike(gpus), persistent(gpus), power_limit(gpus), slowed(gpus), ecc(gpus), pcie(gpus)]
+    looks = (idle, roomy, alike, persistent, power_limit, slowed, ecc, pcie)
+    return [look(gpus) for look in looks]
 
 
 def _check(name: str, faults: list[str], remedy: str, good: str, lead: str = "") -> Check:
@@ -185,6 +186,14 @@ def idle(gpus: list[Facts]) -> Check:
     is_known = all(gpu["num_compute_processes"] is not None for gpu in gpus)
     good = f"no other program computes on {len(gpus)} GPU(s)" if is_known else f"{UNKNOWN} who computes"
     return _check("gpus idle", [", ".join(busy)] * bool(busy), remedy, good, "other programs compute on ")
+
+
+def roomy(used: list[Facts]) -> Check:
+    """Their memory is free: what is in use there, a run that fills a GPU lacks."""
+    full = [(gpu["visible"], gpus.crowded(gpu.get("memory_gib"), gpu.get("used_memory_gib"))) for gpu in used]
+    remedy = "end what uses it (nvidia-smi shows which), or choose others with CUDA_VISIBLE_DEVICES"
+    is_known = all(gpu.get("used_memory_gib") is not None for gpu in used)
+    return _check("gpu memory", [f"GPU {n}: {why}" for n, why in full if why], remedy, "free" if is_known else UNKNOWN)
 
 
 def alike(gpus: list[Facts]) -> Check:

@@ -68,9 +68,9 @@ class Size(TypedDict):
 
 class Provenance(TypedDict):
     wall_s: float | None
-    cost_usd: (
-        float | None
-    )  # wall_s at hardware.price_usd_per_hour; None: no price was given, or the run is not complete
+    cost_usd: float | None  # wall_s at hardware.price_usd_per_hour; None: no price, or the run is not complete
+    cost_usd_to_target: float | None  # train_s at that price, of a run that ended when it reached its target
+    energy_kj_to_target: float | None  # energy_j / 1000 of such a run
     started_at: str | None  # UTC, ISO 8601
     config_id: str | None
     commit: str | None
@@ -136,6 +136,7 @@ OF_SEVERAL = ("config", "machine_doubts")
 def row_of(run: Record, config: configs.Config = ()) -> Row:
     """A record and what configs.read() found beside it -> its row.  ValueError: it has several values in one column."""
     complete = run["status"] == "complete"
+    ends_at_target = complete and (run.get("goal") or {}).get("stop_at_target") and run["metrics"].get("target_reached")
     env, measured, code = run["environment"], run["measured"], run["code"]
     gpus, race = env.get("gpus") or (), run.get("race") or {}
     facts: dict[str, Any] = {
@@ -151,7 +152,8 @@ def row_of(run: Record, config: configs.Config = ()) -> Row:
         "dtype": measured.get("dtype"),
         "torch": env.get("torch"),
         "wall_s": measured.get("wall_s") if complete else None,
-        "cost_usd": _cost_usd(run) if complete else None,
+        "cost_usd": _cost_usd(run, measured.get("wall_s")) if complete else None,
+        "cost_usd_to_target": _cost_usd(run, run["metrics"].get("train_s")) if ends_at_target else None,
         "commit": code.get("commit"),
         "source_sha256": code.get("source_sha256"),
         "sweep_id": (run.get("sweep") or {}).get("sweep_id"),
@@ -160,7 +162,10 @@ def row_of(run: Record, config: configs.Config = ()) -> Row:
     if "score" not in run["metrics"]:  # where the goal names no metric it is
         metrics["score"] = metrics["val_loss"]
     row = {column: run.get(column) for column in SHOWN} | facts | metrics
-    row |= {**_size(run, config, complete), **_counted(run, config, complete)}
+    size = _size(run, config, complete)
+    if ends_at_target and size["energy_j"] is not None:
+        row["energy_kj_to_target"] = size["energy_j"] / 1e3
+    row |= {**size, **_counted(run, config, complete)}
     assert tuple(row) == COLUMNS  # the store keeps the values in this order
     for column, value in row.items():
         if type(value) not in PLAIN and column not in OF_SEVERAL:
@@ -168,9 +173,9 @@ def row_of(run: Record, config: configs.Config = ()) -> Row:
     return cast(Row, row)
 
 
-def _cost_usd(run: Record) -> float | None:
-    price_usd_per_hour, wall_s = (run.get("hardware") or {}).get("price_usd_per_hour"), run["measured"].get("wall_s")
-    return None if price_usd_per_hour is None or wall_s is None else price_usd_per_hour * wall_s / 3600
+def _cost_usd(run: Record, time_s: float | None) -> float | None:
+    price_usd_per_hour = (run.get("hardware") or {}).get("price_usd_per_hour")
+    return None if price_usd_per_hour is None or time_s is None else price_usd_per_hour * time_s / 3600
 
 
 def _size(run: Record, config: configs.Config, complete: bool) -> Size:

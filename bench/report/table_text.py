@@ -24,6 +24,7 @@ GROUP_SHOWN = (
 )
 DECIMALS = {
     "score": 5, "val_loss": 4, "gap_nats": 4, "train_s": 2, "wall_s": 2, "cost_usd": 4, "compile_s": 2,
+    "cost_usd_to_target": 4, "energy_kj_to_target": 2,
     "step_avg_ms": 2, "step_ms_p50": 2, "step_ms_p95": 2, "tokens_per_s": 0, "tokens_per_s_per_gpu": 0, "mfu": 3,
     "mfu_causal": 3, "peak_mem_gib": 2, "goodput_frac": 2, "epochs": 2, "energy_j": 0, "mean_power_w": 1,
     "num_steps": 0, "train_s_change_pct": 2, "train_s_ci95_pct": 2, "score_change": 4, "score_ci95": 4,

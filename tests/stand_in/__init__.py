@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -105,7 +106,8 @@ class Gpus:
 
     def __init__(self, folder, num=8, **changed):
         self.results, self._path = folder / "results", folder / "gpus.txt"
-        self.uuids = [f"GPU-{number:08d}-aaaa-bbbb-cccc-dddddddddddd" for number in range(num)]
+        own = secrets.token_hex(6)  # two tests at once lease no GPU of each other
+        self.uuids = [f"GPU-{number:08d}-aaaa-bbbb-cccc-{own}" for number in range(num)]
         self._gpus = {uuid: dict(changed) for uuid in self.uuids}
         self.set()
         self.env = {

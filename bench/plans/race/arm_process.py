@@ -150,7 +150,9 @@ def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         known |= {"own": job.own} if job.own else {}
         known |= {"redacted": run["redacted"]} if "redacted" in run else {}
         checks = [asdict(check) for check in ready.checks(job, env, foreign_cores)]
-        known |= {"device": job.config.hardware.device}
+        hardware = job.config.hardware
+        known |= {"device": hardware.device}
+        known |= {"num_gpus": hardware.ranks_of_node} if hardware.device == "cuda" else {}
         known |= {"row": _best_row(job, run), "changes_losses": _what_changes_losses(schema.to_dict(job.config))}
         facts[number] = known | {"preflight": checks}
     return facts

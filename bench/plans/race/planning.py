@@ -14,13 +14,14 @@ from bench.base.reading import json_file
 from bench.base.reading.damage import reading_record
 from bench.compare import eligibility, target
 from bench.launch import ready
+from bench.machine import leases
 from bench.machine.preflight import Check
 from bench.plans.race import arm_process, plan, question, state, worktrees
 from bench.record import ledger, race_folder
 from bench.record.rows import COLUMNS, metric_of
 
 # of an arm's facts, in the plan: own if it has any
-KEPT = ("name", "config_id", "source_sha256", "commit", "dirty", "deviations", "own")
+KEPT = ("name", "config_id", "source_sha256", "commit", "dirty", "deviations", "own", "num_gpus")
 MEASURED = {"target": 0.0, "score": 0.0}  # which all reach; how much it is does not matter here
 
 
@@ -171,4 +172,10 @@ def refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mappin
 def agree_on_machine(facts: Mapping[str, Mapping[str, Any]], anyway: bool) -> None:
     """Checks the machine as each arm's own code sees it.  ValueError where the race must not go on."""
     checks = [Check(**check) for known in facts.values() for check in known.get("preflight", ())]
-    ready.agree(checks, anyway, "the verdict")
+    with leases.held(num_gpus(facts)):
+        ready.agree(checks, anyway, "the verdict")
+
+
+def num_gpus(arms: Mapping[str, Mapping[str, Any]]) -> int:
+    """Of this node, that a run of any of these arms uses, by their facts or their plan; 0 on a CPU."""
+    return max(arm.get("num_gpus", 0) for arm in arms.values())

@@ -12,7 +12,7 @@ from bench.compare import comparison, questions, searching, selection, target
 from bench.launch.console import Bars, say
 from bench.launch.progress import Progress
 from bench.launch.series import Series, earlier_s
-from bench.machine import code_copy, processes
+from bench.machine import code_copy, leases, processes
 from bench.machine.signals import Interrupted
 from bench.plans.race import arm_process, condition, plan, planning, question, state, worktrees
 from bench.plans.race.state import Slot, State
@@ -46,6 +46,7 @@ def go(
             with (
                 worktrees.checked_out(REPO, commits, f"{race.race_id}-") as paths,
                 code_copy.held(REPO) as code,  # so that the checkout may be edited while it races
+                leases.held(planning.num_gpus(race.plan["arms"])),
             ):
                 folders = {name: paths.get(name, code) for name in race.plan["arms"]}
                 if not is_new:

@@ -21,7 +21,7 @@ from bench.config import schema
 from bench.launch.console import say
 from bench.launch.series import Series
 from bench.machine import environment as environment_facts
-from bench.machine import gpus, processes
+from bench.machine import gpus, leases, processes
 from bench.machine.signals import raise_interrupted
 from bench.record import sweep
 
@@ -66,9 +66,9 @@ class Slot:
 def slots(parallel: int | str | None, cores_per_run: int | None, on_cpu: bool) -> list[Slot]:
     """One for each run at a time; [] where they are to follow each other.
 
-    A slot has a GPU that no other sweep on this machine has leased, with its share of the cores near it, or cores
-    alone; physical cores are not divided between slots.  parallel: hydra.launcher.parallel, "auto" for as many as there
-    are free GPUs, or cores where on_cpu.  ValueError.
+    A slot has a GPU that is free (bench/machine/leases.py), with its share of the cores near it, or cores alone;
+    physical cores are not divided between slots.  parallel: hydra.launcher.parallel, "auto" for as many as there are
+    free GPUs, or cores where on_cpu.  ValueError.
     """
     if parallel is None:
         return []
@@ -138,8 +138,8 @@ def _gpu_places(devices: Sequence[gpus.Device], cores: Sequence[Core], num_wante
             break
         if not shares[device.number]:
             continue
-        if owner := gpus.lease(device.name):
-            say("sweep", f"GPU {device.number} is left to {owner}, whose sweep has it")
+        if why := leases.taken(device):
+            say("sweep", f"GPU {device.number} is left out: {why}")
         else:
             found.append((device, shares[device.number]))
     return found

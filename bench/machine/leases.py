@@ -1,0 +1,106 @@
+"""Which process has a GPU of this machine: one run, race or sweep at a time, whoever started it.
+
+A lease is a socket in the abstract namespace of unix(7), whose name no two processes of a network namespace can have,
+whatever their users and folders; the kernel takes it back when the process ends, also by a kill.  Containers with a
+network of their own see only their own leases.  What a process starts uses its leases, which INHERITED names.
+"""
+
+import contextlib
+import errno
+import itertools
+import os
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+
+from bench.machine import gpus
+
+INHERITED = "SPEEDRUN_LEASED_GPUS"
+NUM_ASKING = 64  # processes that are told which one has it: none of them is answered
+_held: dict[str, socket.socket] = {}  # by this process
+
+
+def lease(name: str) -> str | None:
+    """Reserves a GPU, by its name for CUDA_VISIBLE_DEVICES, until release() or the end of this process.
+
+    None where this process, or one that started it, has it now; else who has it.  A process that was forked from
+    this one, without exec, keeps the lease for as long as it runs.
+    """
+    if name in _held:
+        return None
+    address, mine = f"\0speedrun-gpu:{name}", socket.socket(socket.AF_UNIX)
+    try:
+        mine.bind(address)
+        mine.listen(NUM_ASKING)
+    except OSError as error:
+        mine.close()
+        if error.errno != errno.EADDRINUSE:
+            return None  # a system without such sockets: nothing is leased there
+        if name in _inherited():
+            return None
+        with socket.socket(socket.AF_UNIX) as other, contextlib.suppress(OSError):
+            other.settimeout(1.0)
+            other.connect(address)
+            credentials = other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            pid, uid, _ = struct.unpack("3i", credentials)
+            return f"process {pid} of user {uid}"
+        return "another process"  # many have asked already
+    _held[name] = mine
+    _tell([*_inherited(), name])
+    return None
+
+
+def _inherited() -> list[str]:
+    return os.environ.get(INHERITED, "").split()
+
+
+def _tell(names: Sequence[str]) -> None:
+    """Says to what this process starts which GPUs it may use."""
+    os.environ.pop(INHERITED, None)
+    if names:
+        os.environ[INHERITED] = " ".join(names)
+
+
+def release(name: str) -> None:
+    """Gives back a GPU that this process has leased."""
+    _held.pop(name).close()
+    _tell([each for each in _inherited() if each != name])
+
+
+def taken(device: gpus.Device) -> str | None:
+    """Leases a GPU on which there is room; else why it is not to be had."""
+    if device.name not in _inherited() and (why := gpus.crowded(device.memory_gib, device.used_memory_gib)):
+        return why
+    owner = lease(device.name)
+    return owner and f"{owner} has it"
+
+
+@contextlib.contextmanager
+def held(number: int) -> Iterator[None]:
+    """A context in which this process has the first so many visible GPUs, as far as the driver names them.
+
+    ValueError: another process, which did not start this one, has one of them.
+    """
+    before = set(_held)
+    devices = gpus.devices()[:number] if number else []
+    try:
+        for device in devices:
+            if owner := lease(device.name):
+                remedy = "wait for its end, or choose other GPUs with CUDA_VISIBLE_DEVICES"
+                raise ValueError(f"GPU {device.number}: {owner} has it, for a run, a race or a sweep: {remedy}")
+        yield
+    finally:
+        for name in _held.keys() - before:
+            release(name)
+
+
+@contextlib.contextmanager
+def free(number: int) -> Iterator[list[gpus.Device] | None]:
+    """A context with so many visible GPUs, on which there is room, leased; None where so many are not to be had."""
+    before = set(_held)
+    try:
+        found = list(itertools.islice((device for device in gpus.devices() if not taken(device)), number))
+        yield found if len(found) == number else None
+    finally:
+        for name in _held.keys() - before:
+            release(name)
