@@ -33,7 +33,7 @@ from bench.record.ledger import Ledger, Line, StartedRun
 from bench.report import race_page
 
 STAGING, LOCK = ".collecting", ".collect.lock"  # in the folder that collects
-NOT_TRACKS = (PUBLISHED, race_folder.FOLDER, sweep.FOLDER, "replays", "jobs")
+NOT_TRACKS = (PUBLISHED, race_folder.FOLDER, sweep.FOLDER, "replays", "jobs", "queue")
 RUN = re.compile(r"(?![.])[^/\0\n]{1,100}/(?![.])[^/\0\n]{1,200}")
 NUM_AT_ONCE = 4  # files of a run on their way, each of which waits for the network
 

@@ -26,6 +26,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # purpose: {verb: (module in 
         "bisect": ("bisect", "which commit made it slower, or worse?"),
         "history": ("history", "how did the speed of a repository change over its commits?"),
         "calibrate": ("calibrate", "the smallest difference that this machine can show"),
+        "submit": ("submit", "put a command into the lab's queue"),
+        "agent": ("agent", "run what the lab's queue holds on this machine"),
     },
     "judge": {
         "compare": ("compare", "is B faster than A? of runs, races or logs that exist"),
@@ -71,6 +73,7 @@ INTRODUCED = ("run", "speedrun", "race", "study", "referee", "ladder", "calibrat
 # nothing that ranks can do together
 SEVERAL_RUNS = ("speedrun", "race", "study", "referee", "ladder", "calibrate", "bench-self", "doctor")
 SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
+QUEUED = SUBMITTED[:-1]  # what ./run.sh submit takes
 JUDGING = ("compare", "judge", "pr", "verify", "publish", "export")  # each file that they read is one, however often
 PRINTED = ("compare", "table", "sql", "history", "analyze", "explain", "project", "export")  # nothing else is done
 _interrupts: list[int] = []  # numbers of signals, as they came

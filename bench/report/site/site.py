@@ -29,8 +29,9 @@ TABLE_COLUMNS = (  # what a user can choose, in this order; site.js says which a
     "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "name", "track", "device", "started_at", "run_id", "status",
     "validity", "why", "certificate", "metric", "score", "config_id", "seed", "model", "size", "num_params", "optim",
     "data", "num_shards", "epochs", "world_size", "mfu", "peak_mem_gib", "energy_j", "mean_power_w", "throttled_frac",
-    "num_steps", "step_ms_p50", "step_ms_p95", "compile_s", "wall_s", "cost_usd",
-    "cost_usd_to_target", "energy_kj_to_target", "target_reached", "num_deviations", "dtype", "torch", "sweep_id", "race_id", "arm", "commit", "source", "provenance", "session_id", "comparability_id",
+    "num_steps", "step_ms_p50", "step_ms_p95", "compile_s", "wall_s", "cost_usd", "cost_usd_to_target",
+    "energy_kj_to_target", "target_reached", "num_deviations", "dtype", "torch", "sweep_id", "race_id", "arm", "commit",
+    "source", "provenance", "session_id", "comparability_id",
 )
 NUM_HEADLINE = 4  # of them, which the settings that differ follow
 # fmt: on

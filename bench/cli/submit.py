@@ -1,0 +1,78 @@
+"""Put a command into the lab's queue.  ./run.sh submit [--gpus N] VERB WORDS...      ./run.sh submit --list
+
+    ./run.sh submit --gpus 8 race A= B=optim=muon n=5
+    ./run.sh submit run track=cpu_nano seed=3
+
+VERB is run, speedrun, race, ladder or calibrate.  An agent (./run.sh agent) on any machine that has so many GPUs free
+takes it, runs it there with these GPUs and no others, and the records are in the results folder that all share.
+"""
+
+import importlib
+import json
+import shlex
+
+from bench.base import escape, text_table
+from bench.base.paths import results_root, shown
+from bench.cli import arguments
+from bench.cli.main import QUEUED, VERBS
+from bench.launch.console import say
+from bench.plans.queue import FOLDER, LIMITS, Queue, over_budget, spent
+
+COLUMNS = ("id", "user", "gpus", "state", "command")
+
+
+def main(argv: list[str]) -> int:
+    """Exit codes: 0 submitted, listed or removed, 2 usage error."""
+    at = next((number for number, word in enumerate(argv) if word in QUEUED), len(argv))
+    args, command = _parser().parse_args(argv[:at]), argv[at:]
+    queue = Queue(results_root() / FOLDER)
+    if args.list:
+        _list(queue, args.json)
+        return 0
+    if args.json:
+        raise ValueError("--json: it is for --list: omit it")
+    if args.cancel:
+        queue.cancel(args.cancel)
+        return 0
+    verb, *words = command or args.command or [""]
+    if verb not in QUEUED:
+        raise ValueError(f"{verb or 'no command'}: {arguments.guess(verb, QUEUED)}choose from {', '.join(QUEUED)}")
+    if args.gpus < 0:
+        raise ValueError(f"--gpus {args.gpus}: use 0 or more")
+    importlib.import_module(f"bench.cli.{VERBS[verb][0]}").check(words)
+    id = queue.submit([verb, *words], args.gpus)
+    say("queue", f"{id}, log {shown(queue.folder / 'logs' / f'{id}.log')}", always=True)
+    for entry in queue.waiting():
+        if entry.id == id and (why := over_budget(queue.recent(), queue.budgets(), entry.user)):
+            say("queue", f"it waits: {why}", always=True)
+    return 0
+
+
+def _list(queue: Queue, as_json: bool) -> None:
+    """What waits, in the order in which it will be taken, what runs, and what each user has had."""
+    ahead = queue.order()
+    kept = [entry for entry in queue.waiting() if entry not in ahead]
+    states = [(queue.taken(), "runs"), (ahead, "waits"), (kept, "over budget")]
+    cells = [(each.id, each.user, each.num_gpus, state, each.command) for found, state in states for each in found]
+    recent = queue.recent()
+    had = {user: spent(recent, user) for user in sorted({each["user"] for each in recent})}
+    if as_json:
+        rows = [dict(zip(COLUMNS, row, strict=True)) for row in cells]
+        print(json.dumps({"entries": rows, "spent": had}, indent=1))
+        return
+    texts = [(id, user, str(gpus), state, escape.line(shlex.join(command))) for id, user, gpus, state, command in cells]
+    print(text_table.render(COLUMNS, texts) if texts else "the queue is empty")
+    if had:
+        of_users = [(user, *(f"{used[name]:.4g}" for name in LIMITS)) for user, used in had.items()]
+        print("\n" + text_table.render((f"in {queue.budgets()['days']:g} days", *LIMITS), of_users))
+
+
+def _parser() -> arguments.Parser:
+    parser = arguments.Parser("./run.sh submit", main=main)
+    help_text = "GPUs that it needs and gets; default 0: a run on a CPU"
+    parser.add_argument("--gpus", type=int, default=0, metavar="N", help=help_text)
+    parser.flag("--list", help="what runs and what waits, in its order, and what users have had")
+    parser.flag("--json", help="with --list: the same as JSON")
+    parser.add_argument("--cancel", metavar="ID", help="remove an entry that waits")
+    parser.add_argument("command", nargs="*", metavar="VERB ...", help="as after ./run.sh")
+    return parser

@@ -1,0 +1,144 @@
+"""An agent of a lab's queue: takes commands from bench/plans/queue.py and runs them on this machine, one at a time."""
+
+import contextlib
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.base import escape
+from bench.base.paths import REPO, shown
+from bench.config import groups
+from bench.launch.console import say
+from bench.machine import environment, gpus, leases, processes
+from bench.machine.signals import Signals, raise_interrupted
+from bench.plans.queue import FOLDER, RACE_WAITS_S, Entry, Queue
+from bench.plans.race import runner, state
+
+LOOK_EVERY_S = 5.0  # at the queue
+TICK_S = 0.5
+BEAT_S = 10.0
+ENV = ("SPEEDRUN_CWD", groups.VARIABLE, groups.NAME_VARIABLE, "CUDA_VISIBLE_DEVICES")  # what an entry may set
+PRICE = "hardware.price_usd_per_hour"
+END_WITHIN_S = 30.0  # the command ends its workers, then finishes its records
+
+
+@dataclass
+class Agent:
+    """results: the folder whose queue it works on; usd_per_hour: the price of a GPU of this machine, or of the machine
+    for what needs none, None: not known; verbs: what it runs."""
+
+    results: Path
+    usd_per_hour: float | None
+    verbs: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        self.queue = Queue(self.results / FOLDER)
+        self._session_id = environment.session_id(environment.environment())
+
+    def go(self, once: bool) -> int:
+        """Works until it is interrupted; once: one entry, or none where none can be begun now -> its exit code.
+
+        ValueError: the queue is not to be trusted, or its budgets make no sense.
+        """
+        self.queue.check_trust()
+        with raise_interrupted() as signals:
+            while True:
+                for lost in self.queue.put_back_lost():
+                    say("queue", f"{lost.id} of {lost.user}: its agent was lost", always=True)
+                with self._next() as entry:
+                    if entry is not None:
+                        exit_code = self._run(entry, signals)
+                        if once:
+                            return exit_code
+                        continue
+                if once:
+                    say("queue", "nothing that waits can be begun here now")
+                    return 0
+                signals.check()
+                time.sleep(LOOK_EVERY_S)
+
+    @contextlib.contextmanager
+    def _next(self) -> Iterator[Entry | None]:
+        """The entry that this machine is to run, taken, with as many GPUs leased; None: there is none now.
+
+        The first that fits this machine is waited for, so that one that needs many GPUs is not passed over for ever.
+        """
+        for entry in self.queue.order():
+            if entry.command[:1] and entry.command[0] in self.verbs and self._may_begin(entry):
+                with leases.free(entry.num_gpus) as devices:
+                    if devices is None:
+                        break
+                    entry.env["CUDA_VISIBLE_DEVICES"] = ",".join(device.name for device in devices)
+                    if (taken := self.queue.take(entry)) is not None:
+                        yield taken
+                        return
+        yield None
+
+    def _may_begin(self, entry: Entry) -> bool:
+        """Whether this machine has what it needs, and a race that it began is this machine's, or waited long enough."""
+        if entry.num_gpus > len(gpus.devices()):
+            return False
+        race = self._race(entry)
+        if race is None or state.read(race, self.results).plan["session_id"] == self._session_id:
+            return True
+        with contextlib.suppress(FileNotFoundError):
+            return self.queue.idle_s(entry) > RACE_WAITS_S
+        return False
+
+    def _race(self, entry: Entry) -> Path | None:
+        """The race that an entry has begun, and that has no end."""
+        if entry.command[0] != "race":
+            return None
+        ours = [path for path in state.unfinished(self.results) if path.name.rpartition("-")[0].endswith(entry.short)]
+        return ours[-1] if ours else None
+
+    # ---- one entry
+
+    def _run(self, entry: Entry, signals: Signals) -> int:
+        """Runs an entry that was taken -> its exit code.  Interrupted: it waits again."""
+        num_places, began_s = max(1, entry.num_gpus), time.monotonic()
+        usd_per_hour = None if self.usd_per_hour is None else self.usd_per_hour * num_places
+        command = self._command(entry, usd_per_hour)
+        env = os.environ | {name: entry.env[name] for name in ENV if name in entry.env}
+        env["SPEEDRUN_RESULTS"] = str(self.results)
+        log = self.queue.log(entry)
+        say("queue", escape.line(f"{entry.id} of {entry.user}: {shlex.join(command)}, log {shown(log)}"), always=True)
+        exit_code, why = None, "it was given back"
+        try:
+            program = [sys.executable, "-m", "bench", *command]
+            with open(log, "ab") as out, processes.child(program, REPO, env, out, END_WITHIN_S) as child:
+                beat_s = time.monotonic()
+                while child.poll() is None:
+                    signals.check()
+                    if time.monotonic() - beat_s > BEAT_S:
+                        beat_s = time.monotonic()
+                        if not self.queue.keep(entry):
+                            say("queue", f"{entry.id}: this agent was believed lost, and lost it: it ends", always=True)
+                            return 1
+                    time.sleep(TICK_S)
+            exit_code, why = child.returncode, "it ended"
+        finally:
+            hours = (time.monotonic() - began_s) / 3600
+            if self.queue.keep(entry):
+                self.queue.end(entry, exit_code, why, hours, None if usd_per_hour is None else usd_per_hour * hours)
+                say("queue", f"{entry.id}: {why}{'' if exit_code is None else f', exit code {exit_code}'}", always=True)
+        return exit_code
+
+    def _command(self, entry: Entry, usd_per_hour: float | None) -> list[str]:
+        """Its verb and arguments: a race that it has begun goes on; one that it began elsewhere is abandoned."""
+        command = list(entry.command)
+        if usd_per_hour is not None and not any(word.startswith(PRICE) for word in command):
+            command.append(f"{PRICE}={usd_per_hour:g}")
+        if (race := self._race(entry)) is not None:
+            if state.read(race, self.results).plan["session_id"] == self._session_id:
+                return ["race", "--resume", race.name, *(word for word in command if word == "--anyway")]
+            runner.finish(race, self.results, "abandoned", "the machine that it began on did not come back")
+        if command[0] == "race":
+            names = [word.removeprefix("name=") for word in command if word.startswith("name=")]
+            command = [word for word in command if not word.startswith("name=")]
+            command.append(f"name={(names or ['race'])[-1]}{entry.short}")
+        return command

@@ -1,0 +1,231 @@
+"""A lab's queue: each command taken by one agent, given back by one that ends, and users in turn."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+import real_runs
+
+from bench.cli import agent, submit
+from bench.plans import queue as queues
+from bench.plans.queue import Entry, Queue, fair, over_budget
+from bench.record import run_folder
+
+SMOKE = ["run", "track=free", "experiment=smoke"]
+AGENT = """
+import sys
+from bench.cli import main
+from bench.plans import agent, queue
+queue.LEASE_S, agent.BEAT_S, agent.LOOK_EVERY_S = 3.0, 0.3, 0.2
+sys.exit(main.main(["agent", *sys.argv[1:]]))
+"""
+TAKER = """
+import sys
+from pathlib import Path
+from bench.plans.queue import Queue
+queue, seen = Queue(Path(sys.argv[1])), 0
+while queue.waiting() or seen < 3:
+    seen += not queue.waiting()
+    for entry in queue.order():
+        if (mine := queue.take(entry)) is not None:
+            print(mine.name, flush=True)
+            queue.end(mine, 0, "it ended", 0.0, None)
+"""
+
+
+@pytest.fixture
+def queue(results):
+    """The queue of an empty results folder."""
+    return Queue(results / "queue")
+
+
+@contextlib.contextmanager
+def started(results, code, *words):
+    """A Python process in the repository, killed at the end of the block."""
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": real_runs.REPO}
+    process = subprocess.Popen([sys.executable, "-c", code, *words], env=real_runs.environment(results), **how)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ended(process, within_s=300):
+    """(exit code, what it printed) of a process that ends by itself."""
+    out, _ = process.communicate(timeout=within_s)
+    return process.returncode, out
+
+
+def entry(number, user, num_gpus=1):
+    return Entry(f"2026112{number}T000000Z-{number:08x}", user, num_gpus, ["run"], {})
+
+
+def outcome(user, num_gpus=1, hours=1.0, usd=None):
+    known = {"id": "x", "user": user, "exit_code": 0, "why": "it ended", "num_gpus": num_gpus}
+    return queues.Outcome(**known, hours=hours, usd=usd, ended_s=time.time())
+
+
+# ---- whose turn it is
+
+
+def test_users_take_turns_whoever_submitted_more_and_earlier():
+    waiting = [entry(number, user) for number, user in enumerate(["ann", "ann", "ann", "bob", "cy"])]
+    users = lambda *known: [each.user for each in fair(waiting, *known)]  # noqa: E731
+    assert [each.id for each in fair(waiting, [], [])] == [each.id for each in waiting]  # nobody has had anything
+    assert users([entry(9, "ann", num_gpus=8)], []) == ["bob", "cy", "ann", "ann", "ann"]
+    assert users([], [outcome("ann"), outcome("bob", num_gpus=8)]) == ["cy", "ann", "ann", "ann", "bob"]
+    at_work = [entry(9, "cy", num_gpus=2), entry(8, "bob", num_gpus=0)]  # what needs no GPU counts as one
+    assert users(at_work, [outcome("ann", hours=99.0)]) == ["ann", "ann", "ann", "bob", "cy"]
+
+
+def test_a_budget_in_gpu_hours_or_money_is_used_up(queue):
+    recent = [outcome("ann", num_gpus=8, hours=2.0, usd=40.0), outcome("ann", usd=None), outcome("bob", usd=5.0)]
+    budgets = {"days": 30, "gpu_hours": 18, "users": {"bob": {"usd": 5}, "cy": {"gpu_hours": 0}}}
+    assert over_budget(recent, budgets, "ann") is None  # 17 of 18
+    assert over_budget(recent, budgets | {"gpu_hours": 17}, "ann") == "ann has used 17 of 17 gpu_hours in 30 days"
+    assert over_budget(recent, budgets, "bob") == "bob has used 5 of 5 usd in 30 days"
+    assert over_budget(recent, budgets, "cy") is not None  # none at all
+    queue.submit(SMOKE, 0)
+    me = queue.waiting()[0].user
+    (queue.folder / "budgets.yaml").write_text(f"users: {{{me}: {{usd: 3}}}}\n")
+    assert len(queue.order()) == 1
+    mine = queue.take(queue.order()[0])
+    queue.end(mine, 0, "it ended", 1.0, 3.0)
+    queue.submit(SMOKE, 0)
+    assert queue.order() == [] and len(queue.waiting()) == 1
+    (queue.folder / "budgets.yaml").write_text("usd: lots\n")
+    with pytest.raises(ValueError, match="usd: lots: use numbers"):
+        queue.order()
+
+
+# ---- what is submitted
+
+
+def test_what_makes_no_run_is_refused_before_it_is_submitted(queue):
+    for words, why in [
+        (["run", "optim.lr=fast"], "optim.lr=fast"),
+        (["race", "A="], "needs two arms"),
+        (["rnu"], "did you mean run"),
+        (["table"], "choose from run, speedrun, race"),
+        (["--gpus", "-1", *SMOKE], "--gpus -1"),
+        ([*SMOKE, "name=hf_" + "aB3x" * 9], "looks like a credential"),
+        (["--cancel", "x"], "x: does not wait"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            submit.main(words)
+    assert queue.waiting() == []
+
+
+def test_the_list_says_what_runs_waits_and_was_had(queue, capsys):
+    for _ in range(3):
+        assert submit.main(["--gpus", "2", *SMOKE]) == 0
+    first, second, _ = queue.waiting()
+    queue.end(queue.take(first), 0, "it ended", 0.5, 7.0)
+    queue.take(second)
+    assert submit.main(["--cancel", queue.waiting()[0].id]) == 0
+    capsys.readouterr()
+    assert submit.main(["--list", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["entries"] == [{"id": second.id, "user": first.user, "gpus": 2, "state": "runs", "command": SMOKE}]
+    assert found["spent"] == {first.user: {"gpu_hours": 1.0, "usd": 7.0}}
+
+
+def test_a_queue_into_which_anybody_can_write_is_not_worked_on(queue):
+    queue.submit(SMOKE, 0)
+    (queue.folder / "waiting").chmod(0o777)
+    with pytest.raises(ValueError, match="anybody may write commands there: chmod"):
+        agent.main(["--once"])
+
+
+# ---- agents, as processes
+
+
+def test_of_five_agents_no_two_take_one_entry(results, queue):
+    ids = {queue.submit(SMOKE, 0) for _ in range(60)}
+    with contextlib.ExitStack() as stack:
+        takers = [stack.enter_context(started(results, TAKER, str(queue.folder))) for _ in range(5)]
+        names = [name for taker in takers for name in ended(taker)[1].split()]
+    assert Counter(name.partition("@")[0] for name in names) == Counter(ids)
+    assert queue.waiting() == queue.taken() == [] and len(queue.outcomes()) == 60
+
+
+def test_an_agent_that_is_killed_loses_its_entry_to_the_next_and_its_run_ends(results, queue):
+    queue.submit([*SMOKE, "goal.num_steps=100000", "goal.val_every_steps=100000"], 0)
+    with started(results, AGENT) as first:
+        real_runs.wait_for(lambda: any("eval_stop" in path.read_text() for path in results.glob("*/*/events.jsonl")))
+        assert len(queue.taken()) == 1
+        first.kill()
+    (folder,) = real_runs.folders(results)
+    real_runs.wait_for(lambda: run_folder.read(folder)["status"] == "aborted")
+    (lost,) = queue.taken()
+    with started(results, AGENT) as second:
+        real_runs.wait_for(lambda: [each for each in queue.taken() if each.token != lost.token])
+        assert [(each["id"], each["exit_code"], each["why"]) for each in queue.outcomes()] == [
+            (lost.id, None, "its agent was lost")
+        ]
+        assert not queue.keep(lost)  # should it still live, it learns so
+        second.send_signal(signal.SIGINT)
+        assert ended(second)[0] == 1
+    assert [each.id for each in queue.waiting()] == [lost.id] and queue.taken() == []
+
+
+def test_an_entry_whose_agents_are_lost_again_and_again_ends(queue, monkeypatch):
+    monkeypatch.setattr(queues, "LEASE_S", -1.0)
+    queue.submit(SMOKE, 0)
+    for _ in range(queues.MAX_LOST):
+        queue.take(queue.waiting()[0])
+        assert len(queue.put_back_lost()) == 1
+    assert queue.waiting() == queue.taken() == []
+    assert [each["exit_code"] for each in queue.outcomes()].count(1) == 1
+
+
+def test_a_race_that_is_given_back_goes_on_as_one_race_at_its_price(results, queue):
+    words = ["A=", "B=optim=muon", "n=2", "track=free", "experiment=smoke", "name=mine", "--anyway"]
+    assert submit.main(["race", *words]) == 0
+    with started(results, AGENT, "--usd-per-hour", "36") as first:
+        real_runs.wait_for(lambda: len(real_runs.folders(results)) > 1)
+        first.send_signal(signal.SIGINT)
+        code, out = ended(first)
+        assert code == 1 and "it was given back" in out, out
+    (waiting,) = queue.waiting()
+    (race,) = (results / "races").iterdir()
+    assert race.name.rpartition("-")[0].endswith(f"-mine{waiting.short}")
+    with started(results, AGENT, "--once", "--usd-per-hour", "36") as second:
+        code, out = ended(second)
+    assert code == 0 and f"race --resume {race.name}" in out, out + queue.log(waiting).read_text()
+    assert [path.name for path in (results / "races").iterdir()] == [race.name]
+    assert json.loads((race / "race.json").read_text())["status"] == "complete"
+    runs = [real_runs.run_json(folder) for folder in real_runs.folders(results)]
+    assert {run["hardware"]["price_usd_per_hour"] for run in runs} == {36.0}
+    assert [each["exit_code"] for each in queue.outcomes()].count(0) == 1
+    assert all(each["usd"] == pytest.approx(36 * each["hours"]) for each in queue.outcomes())
+
+
+def test_a_race_of_another_session_waits_for_its_machine_then_begins_again(results, queue, monkeypatch, capsys):
+    """The first agent's race, as another machine sees it."""
+    from bench.plans.agent import Agent
+    from bench.plans.race import plan, planning, state
+
+    queue.submit(["race", "A=", "B=optim=muon", "n=2", "track=free", "experiment=smoke", "--anyway"], 0)
+    (waiting,) = queue.waiting()
+    here = Agent(results, None, ("race",))
+    command = here._command(waiting, None)
+    assert command[-1] == f"name=race{waiting.short}"
+    folder = planning.begin(
+        plan.parse_request([word for word in command[1:] if word != "--anyway"]), results, anyway=True
+    )
+    assert here._race(waiting) == folder and here._may_begin(waiting)
+    assert here._command(waiting, None) == ["race", "--resume", folder.name, "--anyway"]
+    elsewhere = Agent(results, None, ("race",))
+    elsewhere._session_id = "another"
+    assert not elsewhere._may_begin(waiting)
+    monkeypatch.setattr(Queue, "idle_s", lambda self, entry: 3601.0)
+    assert elsewhere._may_begin(waiting)
+    assert elsewhere._command(waiting, None) == command
+    assert state.unfinished(results) == []  # the first was abandoned
