@@ -8,15 +8,17 @@ import signal
 import subprocess
 import sys
 import unittest.mock
+from types import SimpleNamespace
 
 import claimed
 import pytest
 from claimed import failed
 
 from bench.base import atomic, utc
-from bench.claims import collecting
+from bench.claims import claim, collecting, leaderboard
 from bench.cli import collect, judge
-from bench.record import ledger, line_count, run_folder, verification
+from bench.plans.replay import certificate
+from bench.record import certificates, ledger, line_count, run_folder, store, sweep, verification
 
 
 @pytest.fixture
@@ -329,6 +331,109 @@ def test_a_race_is_judged_and_published_where_it_was_collected(tmp_path, monkeyp
     assert f"races/{race.name}: race.json is not the one in the ledger" in capsys.readouterr().out
 
 
+# ---- what belongs to runs
+
+
+def replayed(results, folder, replays, monkeypatch):
+    """As ./run.sh replay leaves it: a run in results/replays, a line in its ledger, certificate.json beside both."""
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(results.folder))
+    run = run_folder.read(folder)
+    replay = replays.add(run["seed"], train_s=11.0)
+    record = SimpleNamespace(name=certificates.name_of(run), run=run)
+    found = certificate.impossible(record, "") | {
+        "outcome": "identical",
+        "replays": [certificates.name_of(run_folder.read(replay))],
+    }
+    with unittest.mock.patch.object(utc, "now", lambda: replays.now):
+        certificate.write(found, [folder, replay])
+    assert certificates.outcome(folder) == "identical"
+
+
+def audited(results, folder):
+    """As ./run.sh audit leaves it: a run in results/.audits, audit.json beside the record."""
+    run = run_folder.read(folder)
+    of_audit = claimed.Results(results.folder / certificates.AUDITS_FOLDER).add(run["seed"], train_s=12.0)
+    kind = {"kind": "random_tokens", "outcome": "passed", "why": "", "run": f"cpu_nano/{of_audit.name}"}
+    about = {"run": folder.name, "config_id": run["config_id"], "source_sha256": run["code"]["source_sha256"]}
+    audit = about | {"at": "", "claimed_nats": 2.75, "outcome": "passed", "audits": [kind]}
+    certificates.write_audit(folder, audit)
+    assert certificates.passed_here(results.folder, run, audit)
+
+
+def test_certificates_and_audits_come_with_their_runs_and_stay_claims(machines, monkeypatch, capsys):
+    a, b, into = machines
+    first, second = (a.folder / name for name in runs_in(a.folder))
+    replays = claimed.Results(a.folder / "replays")
+    replayed(a, first, replays, monkeypatch)
+    audited(a, first)
+    assert collected(into, a, b) == 0
+    assert ", 2 replays and audits" in capsys.readouterr().out
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(into))
+    here = into / "cpu_nano" / first.name
+    assert content_of(here) == content_of(first)
+    assert certificates.outcome(here) == "claimed: identical"  # by another machine
+    run = run_folder.read(here)
+    assert (
+        certificates.entries(certificates.name_of(run), certificates.losses_sha256(run)) == []
+    )  # which judge --replayed reads
+    assert not certificates.passed_here(into, run, certificates.read_audit(here))
+    for part in ("replays", certificates.AUDITS_FOLDER):
+        (name,) = runs_in(a.folder / part)
+        assert verification.report(into / part / name)["passed"] and ledger.read(into / part).faults == []
+    before = content_of(into)
+    assert collected(into, a, b) == 0 and content_of(into) == before
+    replayed(a, second, replays, monkeypatch)  # of a run that was collected before
+    assert collected(into, a) == 0
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(into))
+    assert certificates.outcome(into / "cpu_nano" / second.name) == "claimed: identical"
+    assert failed(into) == {}
+
+
+def test_a_file_beside_a_run_that_is_no_certificate_stays_there(machines):
+    a, _, into = machines
+    folder = a.folder / runs_in(a.folder)[0]
+    (folder / certificates.FILE).write_text('{"outcome": "identical"}')
+    (folder / certificates.AUDIT_FILE).write_text("[" * 1000)
+    assert collected(into, a) == 0
+    assert not {certificates.FILE, certificates.AUDIT_FILE} & set(os.listdir(into / "cpu_nano" / folder.name))
+
+
+def test_a_sweep_that_two_machines_shared_is_one(machines, monkeypatch):
+    a, b, into = machines
+    points = [[f"seed={number}"] for number in range(3)]
+    for place, numbers in ((a, (0, 1)), (b, (2,))):
+        folder = sweep.begin(place.folder, "sweep-1a2b3c4d", ["run", "-m", "seed=0,1,2"], points, None)
+        for number, name in zip(numbers, runs_in(place.folder), strict=True):
+            sweep.keep(folder, number, points[number], {"folder": place.folder / name}, apart=number == 1)
+        with open(folder / sweep.POINTS, "a") as file:  # of a run that is not there, and of one that lies elsewhere
+            for name in ("cpu_nano/20261121T000000Z-lost", "../../a", str(place.folder / "x" / "y")):
+                file.write(json.dumps({"number": 9, "overrides": ["seed=9"], "folder": name}) + "\n")
+    for _ in range(2):
+        assert collected(into, a, b) == 0
+        (folder,) = sweep.folders(into)
+        assert [(point.overrides, point.folder) for point in sweep.points(folder)] == [
+            ([f"seed={number}"], into / name) for number, name in enumerate(runs_in(a.folder) + runs_in(b.folder))
+        ]
+        assert (folder / "sweep.html").is_file() and len(list(folder.iterdir())) == 4
+    (a.folder / sweep.FOLDER / folder.name / sweep.NAME).write_text("{}")
+    assert collected(into.with_name("more"), a) == 1  # the runs came, the sweep did not
+    assert len(runs_in(into.with_name("more"))) == 2 and sweep.folders(into.with_name("more")) == []
+
+
+def test_what_no_machine_shows_alone_is_a_record_of_their_union(machines, monkeypatch):
+    """Three repeats are a record of cpu_nano: one machine made two of them, the other one."""
+    a, b, into = machines
+
+    def statuses(folder):
+        found = leaderboard.by_track(store.read_rows([folder]))["cpu_nano"]
+        leaderboard.progression(found, claim.track_rules("cpu_nano"), (), lambda entry: None)
+        return [entry.status for entry in found]
+
+    assert collected(into, a, b) == 0
+    assert statuses(a.folder) == ["too few runs, 2 of 3"] and statuses(b.folder) == ["too few runs, 1 of 3"]
+    assert statuses(into) == ["record"]
+
+
 # ---- interrupted
 
 
@@ -352,20 +457,33 @@ def killed_at(number, into, *places):
     return os.waitpid(pid, 0)[1] != 0
 
 
-def test_killed_at_any_step_and_repeated_it_is_as_if_it_had_not_been(machines, tmp_path):
+def test_killed_at_any_step_and_repeated_it_is_as_if_it_had_not_been(machines, tmp_path, monkeypatch):
     a, b, into = machines
+    replays = claimed.Results(a.folder / "replays")
+    for number, name in enumerate(runs_in(a.folder)):
+        replayed(a, a.folder / name, replays, monkeypatch)
+        folder = sweep.begin(a.folder, "sweep-1a2b3c4d", ["run"], [["seed=0"], ["seed=1"]], None)
+        sweep.keep(folder, number, [f"seed={number}"], {"folder": a.folder / name})
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(into))
     collected(tmp_path / "whole", a, b)  # imports, too, what the forks need
     number = num_partial = 0
     while killed_at(number := number + 17, into, a, b):  # each time it comes further
-        runs = runs_in(into) if into.is_dir() else []
+        runs = [name for name in runs_in(into) if "replays" not in name] if into.is_dir() else []
         assert ledger.read(into).faults == []
         for name in runs:
-            assert content_of(into / name) == content_of((a.folder if (a.folder / name).is_dir() else b.folder) / name)
+            theirs = content_of((a.folder if (a.folder / name).is_dir() else b.folder) / name)
+            assert content_of(into / name).items() <= theirs.items()
+            assert theirs.keys() - content_of(into / name).keys() <= {certificates.FILE}
         num_partial += 0 < len(runs) < 3
     assert number > 34 and num_partial > 0
     assert collected(into, a, b) == 0
-    assert failed(into) == {} and runs_in(into) == sorted(runs_in(a.folder) + runs_in(b.folder))
-    assert not (into / ".collecting").exists()
+    assert failed(into) == {}
+    made_alike = ("ledger.jsonl", ".ledger.count", "sweep.html")  # their times differ, and which join came first
+    for left in into.rglob(".*.tmp"):  # of a write that was cut off
+        left.unlink()
+    once, whole = (content_of(folder) for folder in (into, tmp_path / "whole"))
+    assert once.keys() == whole.keys() and not (into / ".collecting").exists()
+    assert [name for name in whole if once[name] != whole[name] and not name.endswith(made_alike)] == []
 
 
 def test_two_processes_do_not_collect_into_one_folder_at_once(machines, capsys):

@@ -1,10 +1,12 @@
 """publish: evidence goes to git on purpose, whole, once, nothing private; what a machine runs leaves git clean."""
 
+import contextlib
 import errno
 import itertools
 import json
 import os
 import shutil
+import unittest.mock
 from pathlib import Path
 
 import claimed
@@ -62,6 +64,26 @@ def rows_of(capsys, *words):
     capsys.readouterr()
     assert table.main(["--json", *words]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+def test_what_two_machines_made_is_published_where_it_was_collected(house, results, tmp_path, monkeypatch, capsys):
+    """The third of three repeats is another machine's; of the union they are a record that anybody can check."""
+    other = claimed.Results(tmp_path / "other")
+    three(results, seeds=range(2))
+    three(other, seeds=[2])
+    with unittest.mock.patch.object(utc, "now", lambda: claimed.at(2)):
+        assert bench(["collect", str(other.folder)]) == 0
+    with contextlib.chdir(house):
+        assert judge.main(["results/cpu_nano"]) == 0
+        assert publish.main(["results/cpu_nano", "--name", "ours"]) == 0
+    (folder,) = [path for path in (house / "results" / "published").iterdir() if path.name == "ours"]
+    assert len(list(run_folder.find_runs([folder]))) == 3
+    shutil.rmtree(house / "results" / "cpu_nano")
+    (house / "results" / "ledger.jsonl").unlink()
+    assert claimed.failed(folder) == {}  # with what was published alone
+    capsys.readouterr()
+    assert table.main(["--leaderboard", str(folder)]) == 0
+    assert "record" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from bench.claims import claim as claims
 from bench.claims import claim_folder
 from bench.claims.rules import rulebook
 from bench.plans.race import state
-from bench.record import ledger, named, run_folder
+from bench.record import certificates, ledger, named, run_folder
 from bench.web import document
 from bench.web.document import Document
 
@@ -92,9 +92,13 @@ def claims_of(
 
 
 def _folders(names: Sequence[str], folder: Path | None, track: str | None) -> list[Path]:
-    """The run folders that these words mean; where they mean files or folders without a record, of logs in them."""
+    """The run folders that these words mean; where they mean files or folders without a record, of logs in them.
+
+    Without the replays in a results folder, which repeat its runs.
+    """
     try:
-        return named.runs(names)
+        found = named.runs(names)
+        return [path for path in found if path.parent.parent.name != certificates.REPLAYS] or found
     except ValueError:
         found = [path for word in named.find(names) for path in word.holders]
         if folder is None or next(run_folder.find_runs(path for path in found if path.is_dir()), None):

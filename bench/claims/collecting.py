@@ -7,13 +7,15 @@ collect() of a place, in this order, so that it can be killed at any moment and 
  3. Each run that has ended by that ledger, and is not here, is copied to .collecting/, must there be the one whose end
     the ledger has, and pass every rule of verify, and is renamed to its place.  So are the plans and ends of races.
 
-Repeated, it reads the place's ledger and what is new by it.  Pages, certificates and audits are not copied: whoever is
-to rely on one makes it again.
+Repeated, it reads the place's ledgers, what is new by them, and its sweeps.  With a run come certificate.json and
+audit.json beside it, and in the same way as runs the replays and audits that these name, which have ledgers of their
+own.  Such a certificate or audit stays a claim of the place's: whoever is to rely on one makes it again.
 """
 
 import concurrent.futures
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -28,12 +30,14 @@ from bench.base.reading import damage, json_file, plain_file
 from bench.base.reading.place import Place
 from bench.base.text_table import counted, some
 from bench.plans.race import plan
-from bench.record import joining, ledger, line_count, race_folder, run_folder, sweep, verification
+from bench.record import certificates, joining, ledger, line_count, race_folder, run_folder, sweep, verification
 from bench.record.ledger import Ledger, Line, StartedRun
-from bench.report import race_page
+from bench.report import race_page, sweep_page
 
+OF_CHECKS = (certificates.REPLAYS, certificates.AUDITS_FOLDER)  # results folders of their own within one
+POINTS = re.compile(r"points[\w.]*\.jsonl")
 STAGING, LOCK = ".collecting", ".collect.lock"  # in the folder that collects
-NOT_TRACKS = (PUBLISHED, race_folder.FOLDER, sweep.FOLDER, "replays", "jobs", "queue")
+NOT_TRACKS = (PUBLISHED, race_folder.FOLDER, sweep.FOLDER, certificates.REPLAYS, "jobs", "queue")
 RUN = re.compile(r"(?![.])[^/\0\n]{1,100}/(?![.])[^/\0\n]{1,200}")
 NUM_AT_ONCE = 4  # files of a run on their way, each of which waits for the network
 
@@ -44,17 +48,21 @@ class Collected:
 
     num_lines: int = 0  # of its ledger
     num_new_lines: int = 0
-    num_runs: int = 0  # of its ledger that are here now
-    num_new_runs: int = 0
+    names: list[str] = field(default_factory=list)  # of its runs that are here now
+    new_names: set[str] = field(default_factory=set)
     num_races: int = 0  # whose plan is here now
+    num_sweeps: int = 0
+    num_checks: int = 0  # replays and audits of its that are here now
     num_unfinished: int = 0  # runs without an end in the ledger: they run, or were killed
     num_imported: int = 0  # records of logs, which no ledger has
     refused: list[str] = field(default_factory=list)  # sentences
 
     def __str__(self) -> str:
         parts = [
-            f"{counted(self.num_runs, 'run')} ({self.num_new_runs} new)",
+            f"{counted(len(self.names), 'run')} ({len(self.new_names)} new)",
             counted(self.num_races, "race"),
+            *([counted(self.num_sweeps, "sweep")] if self.num_sweeps else []),
+            *([f"{counted(self.num_checks, 'replay')} and audits"] if self.num_checks else []),
             f"{counted(self.num_lines, 'ledger line')} ({self.num_new_lines} new)",
         ]
         parts += [f"{counted(self.num_unfinished, 'run')} without an end"] if self.num_unfinished else []
@@ -71,26 +79,53 @@ def collect(place: Place, into: Path, without: Collection[str] = ()) -> Collecte
     if place.folder and place.folder.resolve() == into.resolve():
         raise ValueError(f"{place}: is the folder that collects: name the others")
     with _alone(into):
-        content, theirs = _ledgers(place, into)
-        found = Collected(len(theirs.lines), joining.join(into, content))
-        for name, run in (union := ledger.read(into)).runs.items():
-            if name not in theirs.runs:
-                continue
-            if run["end"] is None or run["end"].get("run_json_sha256") is None:
-                found.num_unfinished += 1
-                continue
-            their_end = theirs.runs[name]["end"]
-            if their_end is None or their_end["sha256"] != run["end"]["sha256"]:
-                continue  # an older state of it, of which this folder knows how it went on
-            try:
-                found.num_new_runs += _take_run(place, into, name, run, union.lines, without)
-                found.num_runs += 1
-            except damage.BAD as error:
-                if isinstance(error, OSError) and error.errno in plain_file.FULL:
-                    raise
-                found.refused.append(f"{name}: {error}")
-        _take_races(place, into, theirs, found)
-        _look_for_others(place, theirs, found)
+        is_more_beside = _has_news(place, into)
+        found = _collect(place, into, without)
+        _take_sweeps(place, into, found)
+        for name in found.names:
+            if name in found.new_names or is_more_beside:
+                _take_beside(place, into, name)
+        for part in OF_CHECKS:
+            with _refusing(found, part):
+                if place.read(f"{part}/{ledger.NAME}"):
+                    checks = _collect(place.below(part), into / part, without)
+                    found.num_checks += len(checks.names)
+                    found.refused += [f"{part}/{sentence}" for sentence in checks.refused]
+    return found
+
+
+@contextlib.contextmanager
+def _refusing(found: Collected, what: str) -> Iterator[None]:
+    """In this block a ValueError is why this part of a place is not taken, and the others are."""
+    try:
+        yield
+    except ValueError as error:
+        found.refused.append(f"{what}: {error}")
+
+
+def _collect(place: Place, into: Path, without: Collection[str]) -> Collected:
+    """The ledger, runs and races of one results folder.  ValueError, OSError: as of collect()."""
+    content, theirs = _ledgers(place, into)
+    found = Collected(len(theirs.lines), joining.join(into, content))
+    for name, run in (union := ledger.read(into)).runs.items():
+        if name not in theirs.runs:
+            continue
+        if run["end"] is None or run["end"].get("run_json_sha256") is None:
+            found.num_unfinished += 1
+            continue
+        their_end = theirs.runs[name]["end"]
+        if their_end is None or their_end["sha256"] != run["end"]["sha256"]:
+            continue  # an older state of it, of which this folder knows how it went on
+        try:
+            if _take_run(place, into, name, run, union.lines, without):
+                found.new_names.add(name)
+            found.names.append(name)
+        except damage.BAD as error:
+            if isinstance(error, OSError) and error.errno in plain_file.FULL:
+                raise
+            found.refused.append(f"{name}: {error}")
+    _take_races(place, into, theirs, found)
+    _look_for_others(place, theirs, found)
     return found
 
 
@@ -205,15 +240,13 @@ def _take_races(place: Place, into: Path, theirs: Ledger, found: Collected) -> N
         if line["event"] != "plan":
             continue
         race_id = line.get("race_id", "")
-        try:
+        with _refusing(found, f"{race_folder.FOLDER}/{race_id}"):
             folder = race_folder.of(into, race_id)
             _take_file(place, folder, "plan.json", _plan_sha256, line.get("plan_sha256"))
             ended = ends.get(race_id)
             if ended and _take_file(place, folder, "race.json", ledger.sha256_of_bytes, ended):
                 race_page.write(folder)
             found.num_races += 1
-        except ValueError as error:
-            found.refused.append(f"{race_folder.FOLDER}/{race_id}: {error}")
 
 
 def _take_file(place: Place, folder: Path, name: str, digest: Callable[[bytes], str], sha256: str | None) -> bool:
@@ -252,3 +285,61 @@ def _look_for_others(place: Place, theirs: Ledger, found: Collected) -> None:
                     found.refused.append(
                         f"{name}: is not in the ledger there: it came from elsewhere, or lines were lost"
                     )
+
+
+# ---- what was found of runs, and what they were made for
+
+
+def _has_news(place: Place, into: Path) -> bool:
+    """Whether a ledger of the place's replays or audits has a last line that this folder lacks."""
+    for part in OF_CHECKS:
+        theirs, own = (place.read(f"{part}/{ledger.NAME}", plain_file.MAX_LINES_BYTES), into / part / ledger.NAME)
+        last = (theirs or b"").rstrip(b"\n").rpartition(b"\n")[2]
+        if last and (not own.exists() or last not in plain_file.content(own, plain_file.MAX_LINES_BYTES)):
+            return True
+    return False
+
+
+def _take_beside(place: Place, into: Path, name: str) -> None:
+    """certificate.json and audit.json of a run, where it has none here; what is none of these stays there."""
+    for file, kind in ((certificates.FILE, certificates.Certificate), (certificates.AUDIT_FILE, certificates.Audit)):
+        if not (into / name / file).exists() and (content := place.read(f"{name}/{file}")) is not None:
+            with contextlib.suppress(ValueError):
+                json_file.parsed(content, file, kind)
+                atomic.write_bytes(into / name / file, content)
+
+
+def _take_sweeps(place: Place, into: Path, found: Collected) -> None:
+    """What its sweeps asked for, and which of the runs that are here are theirs.
+
+    One sweep of two machines is one here: the points of each place have a file of their own.
+    """
+    mark = hashlib.sha256(str(place).encode()).hexdigest()[:8]
+    for sweep_id in filter(race_folder.NAME.fullmatch, place.names(sweep.FOLDER)):
+        with _refusing(found, where := f"{sweep.FOLDER}/{sweep_id}"):
+            found.num_sweeps += _take_sweep(place, into / where, where, f"points.{mark}.jsonl")
+
+
+def _take_sweep(place: Place, folder: Path, where: str, points: str) -> bool:
+    """Whether it is here now.  where: in the place; points: the file that gets theirs.  ValueError: it is damaged."""
+    into = folder.parent.parent
+    for name, kind in ((sweep.NAME, sweep.Facts), (sweep.STUDY, sweep.Study)):
+        if not (folder / name).exists() and (content := place.read(f"{where}/{name}")) is not None:
+            json_file.parsed(content, name, kind)
+            folder.mkdir(parents=True, exist_ok=True)
+            atomic.write_bytes(folder / name, content)
+    if not (folder / sweep.NAME).exists():
+        return False
+    files = filter(POINTS.fullmatch, place.names(where, files=True))
+    lines = [line for name in files for line in (place.read(f"{where}/{name}") or b"").splitlines(keepends=True)]
+    kept = [line for line in lines if _is_run_here(into, json_file.parsed(line, where, sweep.Kept)["folder"])]
+    is_new = kept and (not (folder / points).exists() or plain_file.content(folder / points) != b"".join(kept))
+    if is_new:
+        atomic.write_bytes(folder / points, b"".join(kept))
+    if is_new or not (folder / sweep_page.NAME).exists():
+        sweep_page.write(folder)
+    return True
+
+
+def _is_run_here(into: Path, name: str) -> bool:
+    return bool(RUN.fullmatch(name)) and (into / name / "run.json").is_file()

@@ -2,7 +2,8 @@
 
 The first is how its replay ended (./run.sh replay), the second how its counterfactual audit did (./run.sh audit).
 The file may have come with the record, so what it says is its bearer's claim.  It is shown without "claimed" where this
-machine's own replays (results/replays) have written the same into their ledger.  ./run.sh judge --replayed believes
+machine's own replays (results/replays) have written the same into their ledger, of which lines that were collected
+from other machines are no part.  ./run.sh judge --replayed believes
 neither: it compares the losses again (bench/plans/replay/replaying.py).
 """
 
@@ -26,6 +27,7 @@ HOLDS = ("identical", "equal within rounding", "statistically reproduced")  # of
 CLAIMED = "claimed: "
 MALFORMED = "malformed"
 AUDIT_FILE = "audit.json"
+REPLAYS = "replays"  # in results/
 AUDITS_FOLDER = ".audits"  # in results/: what begins with a dot is not searched for runs
 PASSED, DOUBTED, FAILED, NOT_POSSIBLE = "passed", "doubted", "failed", "not possible"  # outcomes
 
@@ -56,7 +58,7 @@ class Certificate(TypedDict):
 
 def replays_root() -> Path:
     """The results folder of replays, which has a separate ledger: a replay is not a further repeat of its config."""
-    return results_root() / "replays"
+    return results_root() / REPLAYS
 
 
 def read(folder: Path | str) -> Certificate | None:
@@ -95,7 +97,7 @@ def entries(record: str, losses_sha256: str) -> list[ledger.Line]:
 
 @functools.lru_cache(maxsize=4)
 def _entries(results: Path, size: int, mtime_ns: int) -> list[ledger.Line]:
-    lines = ledger.read(results).lines
+    lines = ledger.read(results).own_lines
     return [line for line in lines if line["event"] == EVENT and "record" in line and "losses_sha256" in line]
 
 
@@ -203,7 +205,7 @@ def passed_here(results: Path, run: Facts, audit: Audit) -> bool:
     names = [kind.get("run") or "" for kind in audit["audits"] if kind["outcome"] == PASSED]
     if not same or audit["outcome"] != PASSED or not names:
         return False
-    runs = ledger.read(results / AUDITS_FOLDER).runs
+    runs = ledger.runs_of(ledger.read(results / AUDITS_FOLDER).own_lines)
     return all(_is_whole(results / AUDITS_FOLDER, name, runs.get(name)) for name in names)
 
 

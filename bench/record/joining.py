@@ -43,7 +43,7 @@ def clashes(own: Ledger, theirs: Ledger) -> list[str]:
     has more to say of it; or the race has its end.  Else the one that has more lines is the newer state of the other.
     """
     mine, others = _by_name(own.lines), _by_name(theirs.lines)
-    started_here = {line.get("run") for root, line in zip(own.roots, own.lines) if root == own.roots[0]}
+    started_here = {line.get("run") for line in own.own_lines}
     found = []
     for name in mine.keys() & others.keys():
         events = {line["event"] for sha256, line in others[name].items() if sha256 not in mine[name]}

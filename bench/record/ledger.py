@@ -259,6 +259,11 @@ class Ledger:
         """{run: {"start": line, "end": line or None}} in order of starts."""
         return runs_of(self.lines)
 
+    @property
+    def own_lines(self) -> list[Line]:
+        """The lines of this folder's own chain, without those that were collected from other folders."""
+        return [line for root, line in zip(self.roots, self.lines) if root == self.roots[0]]
+
     def of_race(self, race_id: str) -> list[Line]:
         """Lines of one race: its plan, the starts and ends of its runs, looks, its end."""
         mine = {

@@ -6,6 +6,7 @@
 Keys and passwords are those of the program that reads: ssh's agent and configuration, AWS's variables and profiles.
 """
 
+import copy
 import os
 import re
 from pathlib import Path
@@ -61,18 +62,26 @@ class Place:
         """Where it lies on this machine; None: elsewhere."""
         return Path(self._root) if self._fs is None else None
 
-    def names(self, path: str = "") -> list[str]:
-        """Of the folders in one of its folders, sorted; [] where there is no such folder.  ValueError."""
+    def below(self, path: str) -> "Place":
+        """One of its folders, which need not be there."""
+        part = copy.copy(self)
+        part._root, part._name = self._path(path), f"{self}/{path}"
+        return part
+
+    def names(self, path: str = "", files: bool = False) -> list[str]:
+        """Of the folders or files in one of its folders, sorted; [] where there is no such folder.  ValueError."""
         try:
             if self._fs is None:
                 with os.scandir(self._path(path)) as entries:
-                    return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+                    kind = os.DirEntry.is_file if files else os.DirEntry.is_dir
+                    return sorted(entry.name for entry in entries if kind(entry, follow_symlinks=False))
             found = self._fs.ls(self._path(path), detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except Exception as error:
             raise ValueError(f"{self}/{path}: cannot be listed ({_reason(error)})") from None
-        return sorted(entry["name"].rstrip("/").rpartition("/")[2] for entry in found if entry["type"] == "directory")
+        kind_name = "file" if files else "directory"
+        return sorted(entry["name"].rstrip("/").rpartition("/")[2] for entry in found if entry["type"] == kind_name)
 
     def read(self, path: str, max_bytes: int = plain_file.MAX_BYTES) -> bytes | None:
         """A file's bytes; None: there is no such file.  ValueError."""
