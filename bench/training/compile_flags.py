@@ -12,6 +12,7 @@ import importlib.abc
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 CONFIGS = {"inductor": "torch._inductor.config", "dynamo": "torch._dynamo.config"}
@@ -47,10 +48,15 @@ def changed() -> dict[str, Any]:
 
 def watch() -> None:
     """From now on in this process, before anything is compiled; torch may be imported later."""
-    if "torch" in sys.modules:
-        _watch(sys.modules["torch"])
+    after_import("torch", _watch)
+
+
+def after_import(name: str, call: Callable[[Any], object]) -> None:
+    """Calls call(the module) as soon as this process has imported it: now, or later."""
+    if name in sys.modules:
+        call(sys.modules[name])
     else:
-        sys.meta_path.insert(0, _AfterTorch())
+        sys.meta_path.insert(0, _AfterImport(name, call))
 
 
 def _watch(torch: Any) -> None:
@@ -92,9 +98,12 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-class _AfterTorch(importlib.abc.MetaPathFinder):
+class _AfterImport(importlib.abc.MetaPathFinder):
+    def __init__(self, name: str, call: Callable[[Any], object]):
+        self._name, self._call = name, call
+
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "torch":
+        if name != self._name:
             return None
         sys.meta_path.remove(self)
         spec: Any = importlib.util.find_spec(name)
@@ -104,7 +113,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
         def executed(module: Any) -> None:
             execute(module)
-            _watch(module)
+            self._call(module)
 
         spec.loader.exec_module = executed
         return spec

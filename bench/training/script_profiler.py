@@ -9,8 +9,6 @@ its own torch, which may be another than the harness's.
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
-import importlib.util
 import json
 import mmap
 import os
@@ -120,27 +118,6 @@ class Profiler:
             json.dump(self._done, file)
 
 
-class AfterImport(importlib.abc.MetaPathFinder):
-    """Calls back with the module OPTIMIZER once the script has imported it."""
-
-    def __init__(self, call: Callable[[Any], object]):
-        self._call = call
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != OPTIMIZER:
-            return None
-        sys.meta_path.remove(self)
-        spec: Any = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def executed(module: Any) -> None:
-            execute(module)
-            self._call(module)
-
-        spec.loader.exec_module = executed
-        return spec
-
-
 class Tee:
     """A text stream that also passes to a Profiler what is written; all else is the stream's own."""
 
@@ -156,10 +133,10 @@ class Tee:
         return getattr(self._stream, name)
 
 
-def install(folder: str, rank: int, settings: dict[str, Any]) -> None:
-    """Before the script runs, on each rank."""
+def install(folder: str, rank: int, settings: dict[str, Any], after_import: Callable[..., object]) -> None:
+    """Before the script runs, on each rank.  after_import: of compile_flags.py."""
     profiler = Profiler(folder, rank, settings["windows"], settings["edges"])
     hook = "register_optimizer_step_post_hook"
-    sys.meta_path.insert(0, AfterImport(lambda module: getattr(module, hook)(profiler.optimizer_stepped)))
+    after_import(OPTIMIZER, lambda module: getattr(module, hook)(profiler.optimizer_stepped))
     if rank == 0:
         sys.stdout = Tee(sys.stdout, profiler.heard)

@@ -64,7 +64,7 @@ def main(folder: str) -> None:
     watch_opened(os.path.join(folder, f".rank{rank}.opened.tmp"), (script["work"], script["beside"]))
     if script["profile"]:
         profiler = os.path.join(HERE, "script_profiler.py")
-        runpy.run_path(profiler)["install"](folder, rank, script["profile"])
+        runpy.run_path(profiler)["install"](folder, rank, script["profile"], flags["after_import"])
     flags["watch"]()
     end_sampling = sampling(script["work"], launch["launcher_pid"], rank)
     exit_code = 0
