@@ -15,7 +15,7 @@ from bench.claims import claim
 from bench.claims.rules import records
 from bench.cli import judge
 from bench.config import identity, schema
-from bench.plans.race import plan, planning
+from bench.plans.race import planning
 from bench.record import ledger, line_count
 
 WHOLE, DROPPED, OF_LEDGER = "the ledger is whole", "no run was left out", "every record matches the ledger"
@@ -50,7 +50,7 @@ def test_stricter_plans_and_tracks_that_fix_nothing_choose_for_themselves(result
     planning.refuse_laxer("free", {"alpha": 0.4, "margin": 1.0})
 
 
-def test_an_older_plan_with_the_candidates_own_alpha_and_margin_is_refused(results, monkeypatch):
+def test_a_plan_with_the_candidates_own_alpha_and_margin_is_refused(results, monkeypatch):
     monkeypatch.setattr(planning, "refuse_laxer", lambda *_: None)
     folder = results.race(monkeypatch, "n=3", "alpha=0.49", "margin=0.01")
     assert failed(folder) == {
@@ -72,17 +72,13 @@ def test_runs_of_one_arm_alone_that_were_interrupted_are_refused(results, monkey
     assert "one-sided" in evidence and "0 of A, 2 of B" in evidence
 
 
-def test_fewer_compilations_than_the_track_asks_are_refused_and_older_plans_are_not_asked(results, monkeypatch):
-    """The cheapest cheat, compilations=1, is in the plan; an older plan could not have any."""
+def test_fewer_compilations_than_the_track_asks_are_refused(results, monkeypatch):
+    """The cheapest cheat, compilations=1, is in the plan."""
     rules = schema.TrackRules(**vars(claimed.config().track.rules) | {"compilations": 3})
     track = dataclasses.replace(claimed.config().track, rules=rules)
     monkeypatch.setattr(claim, "track_rules", lambda name: track)
     assert failed(results.race(monkeypatch, "n=3"))[PLAN].endswith("1 compilations, the track's are 3")
     assert PLAN not in failed(results.race(monkeypatch, "n=3", "compilations=3"))
-    make = plan.make
-    older = lambda *args, **more: {key: value for key, value in make(*args, **more).items() if key != "compilations"}  # noqa: E731
-    monkeypatch.setattr(plan, "make", older)
-    assert PLAN not in failed(results.race(monkeypatch, "n=3"))
 
 
 @pytest.mark.parametrize(("cache", "is_refused"), [("cold", False), (None, False), ("warm", True)])

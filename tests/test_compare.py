@@ -243,7 +243,7 @@ def test_the_floor_of_a_busy_machine_passes_no_gate(arms, capsys, monkeypatch):
 
 
 def test_a_suspect_calibration_that_was_kept_before_is_not_used(arms, results, capsys):
-    for flag in ("suspect-runs", "doubtful-runs"):  # the name of today, and one of before
+    for flag in ("suspect-runs", "suspect-records"):
         kept = {"session_id": "c0ffee00c0ffee00", "comparability_id": "0" * 16, "floor_pct": 77.0, "floor_n": 2}
         calibration.folder().mkdir(exist_ok=True)
         text = json.dumps(kept | {"cv_pct": 30.0, "aa": {"flags": [flag]}})

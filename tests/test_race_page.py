@@ -34,12 +34,12 @@ def candidate(**changes):
     return {
         "verdict": "slower",
         "words": "B is slower by 5 %",
-        "flags": ["uncalibrated", "verdict-hangs-on-runs-left-out"],  # as it was called first
+        "flags": ["uncalibrated", "verdict-depends-on-exclusions"],
         "differences": [DIFFERENCE],
         "time": TIME,
         "val_loss": dict(LOSS),
         "memory": MEMORY | {"mean_gib": [1.0, 0.97]},
-        "left_out": [EXCLUDED],  # this too, and "peeked" below
+        "excluded": [EXCLUDED],
     } | changes
 
 
@@ -50,13 +50,12 @@ def race(tmp_path):
     shutil.copytree(RECORDS, results / "cpu_nano")
     runs = [add(results, seed, metrics={"train_s": 5.0 + seed / 10, "val_loss": 4.0}) for seed in range(7)]
     names = [f"cpu_nano/{run.name}" for run in runs]
-    of_nats = {name + "_nats" * (name in ("change", "ci95", "margin")): value for name, value in LOSS.items()}  # once
     found = {
         "race_id": EVIL,
         "status": "complete",
         "why": None,
         "track": "cpu_nano",
-        "peeked": True,
+        "unplanned_look": True,
         "looks": [{"at": "now"}],
         "plan": {"n": 2},
         "plan_sha256": "ab" * 32,
@@ -68,10 +67,7 @@ def race(tmp_path):
         },
         "result": {
             "baseline": "A",
-            "against": {
-                "B": candidate(val_loss=of_nats),
-                "C": candidate(verdict="inconclusive", words="inconclusive: C +5 %"),
-            },
+            "against": {"B": candidate(), "C": candidate(verdict="inconclusive", words="inconclusive: C +5 %")},
         },
     }
     folder = results / "races" / "some-race"
@@ -110,12 +106,8 @@ def test_it_begins_with_the_verdict_then_the_arms_and_the_picture(race):
 
 
 def test_an_excluded_run_is_of_the_arm_that_its_comparison_names():
-    """Older comparisons called the baseline A and the candidate B, whatever their names in the race."""
     named = candidate(arms=["B", "A"], excluded=[EXCLUDED])
     assert "<td>A</td><td><code>an-excluded-run</code>" in verdicts.excluded({"A": named}).html()
-    older = candidate(excluded=[dict(EXCLUDED)])
-    race_folder._name_arms(older, "base", "fast")
-    assert older["excluded"][0]["arm"] == "base"
 
 
 def test_the_change_of_the_loss_is_not_folded_away(race):

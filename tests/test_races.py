@@ -699,41 +699,6 @@ def test_three_arms_are_judged_together(results, monkeypatch, capsys):
     assert "C is" not in of_b and not re.findall("B('s| is)", of_c) and "optim.lr=0.005" in text
 
 
-def test_a_plan_from_before_blocks_of_four_questions_and_compilations_is_resumed_and_judged(results, monkeypatch):
-    make = plan.make
-
-    def older(*args, **settings):
-        made = make(*args, **settings)
-        for key in ("on", "why_on", "sequential", "compilations"):
-            del made[key]
-        rounds = ["AB", "BA", "AB", "BA", "AB"]
-        slots = [(arm, 0, True) for arm in "AB"] + [(arm, seed, False) for seed, of in enumerate(rounds) for arm in of]
-        made["order"] = [{"arm": arm, "seed": seed, "discarded": discarded} for arm, seed, discarded in slots]
-        return made | {"judged": "time"}
-
-    monkeypatch.setattr(plan, "make", older)
-    folder = results.race(monkeypatch, "n=5", hurt={6: "interrupt"})  # resumes it
-    found = json.loads((folder / "race.json").read_text())
-    num_interrupted = sum(len(found["arms"][arm]["interrupted_runs"]) for arm in "AB")
-    assert (found["status"], num_interrupted) == ("complete", 1)
-    assert found["result"]["against"]["B"]["verdict"] == "faster"
-    assert claimed.failed(folder) == {}
-
-
-def test_an_old_race_calls_its_arms_by_their_names(results, monkeypatch):
-    """Before its "arms" were kept, every candidate was called B."""
-    go(results, monkeypatch, "A=", "C=optim.lr=0.004", "n=3", time_of=noisy(6, C=5))
-    (path,) = (results.folder / "races").glob("*/race.json")
-    old = json.loads(path.read_text())
-    found = old["result"]["against"]["C"]
-    del found["arms"], found["about"]
-    found["words"] = "B is 5.00 % slower than A (95 % interval +4.0 to +6.0 %)"
-    path.write_text(json.dumps(old))
-    found = race_folder.read(path.parent)["result"]["against"]["C"]
-    assert found["words"] == "C is 5.00 % slower than A (95 % interval +4.0 to +6.0 %)"
-    assert found["arms"] == ["A", "C"]
-
-
 def test_a_coarse_floor_ends_no_race_early_and_the_margin_at_a_looks_alpha_does(results, monkeypatch, capsys):
     """Identical arms with 0.01 % of noise: equivalent at the first look, but not on a machine with a floor of 77 %."""
     chance = random.Random(3)

@@ -23,7 +23,6 @@ from urllib.parse import quote
 from bench.base import credentials, escape, private
 from bench.base.paths import PUBLISHED, REPO, published_root, shown
 from bench.base.reading import plain_file
-from bench.config import user_code
 from bench.plans.race import state
 from bench.record import certificates, ledger, named, race_folder, run_folder, verification
 from bench.record.verification import LOCAL_ROLES
@@ -226,27 +225,13 @@ def _reasons_of(folder: Path, run: Mapping[str, Any]) -> dict[str, str]:
     code = run.get("code") or {}
     reasons = dict.fromkeys(WHICH_CODE, "which code ran") | REASONS
     reasons |= {f"code/{name}": "imported by the run" for name in code.get("files") or () if name.startswith("own/")}
-    reasons |= {f"code/{name}": f"of the script: {why}" for name, why in _script_sources(folder, run).items()}
+    used = (run.get("script") or {}).get("used") or {}
+    reasons |= {f"code/{name}": f"of the script: {why}" for name, why in used.items()}
     raced, is_older = code.get("files") or {}, "untracked_excluded" not in code
     for name in code.get("untracked") or ():
         if not is_older or name in raced or (name.startswith("conf/") and name.endswith(".yaml")):
             reasons[f"code/untracked/{name}"] = "used by the run, not in git"
     return reasons
-
-
-def _script_sources(folder: Path, run: Mapping[str, Any]) -> dict[str, str]:
-    """{source of a script in code/: why}.  For older records: programs, and the files that they name."""
-    script = run.get("script") or {}
-    if not script or "used" in script:
-        return script.get("used") or {}
-    kept = {
-        name: folder / "code" / name
-        for name in script.get("sha256_by_file") or ()
-        if (folder / "code" / name).is_file()
-    }
-    programs = {name: "a program beside it" for name in kept if name.endswith(user_code.PROGRAMS)}
-    main = f"script/{script.get('file')}"
-    return programs | (user_code.used_by_script([main], kept) if main in kept else {})
 
 
 def listing(leaving: Iterable[Leaving]) -> list[str]:

@@ -18,7 +18,6 @@ from bench.base.paths import results_root
 from bench.base.reading import json_file
 from bench.compare import eligibility, verdict
 from bench.compare.effects import DRIFT_PCT, MIN_FLOOR_PCT, SESSION_DRIFT_PCT
-from bench.record.race_folder import TODAYS_FLAGS
 from bench.record.rows import Row
 
 SCHEMA_VERSION = 1
@@ -151,8 +150,7 @@ def _kept_of_session(session_id: str | None, comparability_id: str | None = None
 
 
 def _is_suspect(kept: Kept) -> bool:
-    flags = (kept.get("aa") or {}).get("flags") or ()
-    return not SUSPECT.isdisjoint(TODAYS_FLAGS.get(flag, flag) for flag in flags)
+    return not SUSPECT.isdisjoint((kept.get("aa") or {}).get("flags") or ())
 
 
 def find_for_rows(rows: list[Row]) -> Found | None:

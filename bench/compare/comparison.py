@@ -138,7 +138,7 @@ def earlier_races(a: Arm, b: Arm) -> Earlier | None:
             found[ended if ended in VERDICTS else "none"] += 1
             weight *= math.exp(min(0.0, log_e))
     counts = {name: found[name] for name in (*VERDICTS, "none") if found[name]}
-    return Earlier(counts, weight if "on" in plan else 1.0) if found else None  # older plans knew of no such rule
+    return Earlier(counts, weight) if found else None
 
 
 def _history(a: Arm, b: Arm) -> list[Row]:

@@ -143,11 +143,10 @@ def of_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], plan: Mapping[str, Any
     """Rows of all started runs, and the plan of their race -> Design; None: they are compared by Welch's test.
 
     A run beside the rounds that has no time, a failed or invalid one, changes nothing.
-    A plan that names no question (`on`) was made before there were designs, for Welch's test, and is judged by it.
     """
     known = plan or {}
     found = rounds(a_rows, b_rows) or rounds(*([row for row in rows if is_timed(row)] for rows in (a_rows, b_rows)))
-    if not found or ("race_id" in known and "on" not in known):
+    if not found:
         return None
     slots: dict[str, int] = {}
     for number, pair in enumerate(found):

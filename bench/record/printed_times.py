@@ -20,8 +20,6 @@ from typing import NamedTuple, TypedDict, cast
 from bench.record import outside_clock
 from bench.record.step_files import StepRow
 
-# Of records without an outside clock, until 2026-11: assumed
-TOLERANCE_S, TOLERANCE_FRAC, VALIDATION_TOLERANCE_S = 0.1, 0.002, 0.02
 MAX_UNTIMED_STEPS, RESTART_MS = 10, 1.0
 MIN_UNTIMED_STEPS, MAX_UNTIMED_TIMES = 5, 2.0  # fewer may all compile (assumed)
 MAX_WAITED_FRAC = 1 / 3  # of the counted time: how much of it a busy machine may excuse; up to 0.19 was seen at load 15
@@ -181,10 +179,9 @@ def _untimed(rows: Sequence[StepRow], num_untimed_steps: int) -> Iterator[str]:
         yield f"the median of the first {num_untimed_steps} steps, which its clock excludes, is {both}"
 
 
-def _waited_s(outside: outside_clock.Clock | None, counted_s: float) -> float:
+def _waited_s(outside: outside_clock.Clock, counted_s: float) -> float:
     """What may pass uncounted between steps because the machine ran something else meanwhile."""
-    waited_s = 0.0 if outside is None else outside.get("ranks_waited_s") or 0.0
-    return min(waited_s, MAX_WAITED_FRAC * abs(counted_s))
+    return min(outside.get("ranks_waited_s") or 0.0, MAX_WAITED_FRAC * abs(counted_s))
 
 
 def disturbances(rows: Sequence[StepRow], num_untimed_steps: int, outside: outside_clock.Clock) -> list[str]:
@@ -201,39 +198,29 @@ def disturbances(rows: Sequence[StepRow], num_untimed_steps: int, outside: outsi
     return [f"{between_s:.2f} s passed uncounted between steps (tolerance {limit_s:.2f} s), and {waited}"]
 
 
-def doubts(
-    rows: Sequence[StepRow], num_untimed_steps: int = 0, outside: outside_clock.Clock | None = None
-) -> list[str]:
-    """Sentences: why the printed times cannot be what training took; [] where they can.
-
-    outside: the record's; None: it has none, and the tolerances of its time hold.
-    """
+def doubts(rows: Sequence[StepRow], num_untimed_steps: int, outside: outside_clock.Clock) -> list[str]:
+    """Sentences: why the printed times cannot be what training took; [] where they can.  outside: the record's."""
     lines = timed(rows, num_untimed_steps)
     if len(lines) < 2:
         return ["fewer than two lines name a time: what the script counted cannot be checked"]
     found, sentences = _account(lines), []
     wall_s, counted_s = found["wall_of_lines_s"], found["counted_s"]
     num_vals = sum(line.is_val for line in events(rows))
-    if outside is None:
-        limit_s = TOLERANCE_S + TOLERANCE_FRAC * abs(counted_s) + VALIDATION_TOLERANCE_S * num_vals
-        between_s, over_s = found["uncounted_s"] - found["uncounted_at_validations_s"], found["overcounted_s"]
-        more = over = ""
-    else:
-        limit_s = outside_clock.tolerance_s(counted_s, num_vals, outside["reader_late_s"])
-        between_s, over_s = _portions(lines)[0], _overcounted_s(lines)
-        more = f" (tolerance {limit_s:.2f} s)"
-        over = f" ({over_s:.2f} s too much in a row, tolerance {limit_s:.2f} s)"
+    limit_s = outside_clock.tolerance_s(counted_s, num_vals, outside["reader_late_s"])
+    between_s, over_s = _portions(lines)[0], _overcounted_s(lines)
     seen = f"its lines came in {wall_s:.2f} s and count {counted_s:.2f} s"
     if over_s > limit_s:
+        over = f" ({over_s:.2f} s too much in a row, tolerance {limit_s:.2f} s)"
         sentences.append(f"it counts more time than passed: {seen}; they were not printed as it trained{over}")
     elif between_s > limit_s + _waited_s(outside, counted_s):
-        passed = f"{between_s:.2f} s passed between steps, where no validation is, uncounted{more}"
+        passed = (
+            f"{between_s:.2f} s passed between steps, where no validation is, uncounted (tolerance {limit_s:.2f} s)"
+        )
         sentences.append(f"it claims less time than its lines took: {seen}; {passed}")
     if found["unseen_s"] > limit_s + UNSEEN_FRAC * abs(counted_s):
         passed = f"{found['unseen_s']:.2f} s passed uncounted between lines that are several steps apart"
         sentences.append(f"{passed}: whether it validated or trained is not to be seen")
-    if outside is not None:
-        sentences += _untimed(rows, num_untimed_steps)
+    sentences += _untimed(rows, num_untimed_steps)
     all_lines = [line for line in events(rows) if line.step >= num_untimed_steps]
     back = [b for a, b in pairwise(all_lines) if b.step < a.step or (b.time_ms < a.time_ms and not num_untimed_steps)]
     if back:

@@ -14,12 +14,6 @@ CACHES = ".caches.tmp"  # in the folder of a race until it ends: what its compil
 COMPILED = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}  # variable: its part of a cache
 STAIRCASE = "ladder.html"  # in the folder of a race of the ladder
 NAME = re.compile(r"\w[\w.-]*")  # never a way out of the folder: it may come from a foreign record
-TODAYS_FLAGS = {  # race.json keeps a verdict's flags as they were called when it was written
-    "verdict-hangs-on-runs-left-out": "verdict-depends-on-exclusions",
-    "runs-left-out": "runs-excluded",
-    "doubtful-runs": "suspect-records",
-    "peeked": "unplanned-look",
-}
 
 
 class Arm(TypedDict, total=False):
@@ -91,43 +85,17 @@ def shared(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def read(folder: Path | str) -> Race:
-    """race.json of this folder, flags and arms by their names of today.  ValueError where it is missing or damaged."""
+    """race.json of this folder.  ValueError where it is missing or damaged."""
     path = Path(folder) / "race.json"
     if not path.is_file():
         name = Path(folder).name
         raise ValueError(f"{name}: the race has no race.json, it has not ended: race --resume {name}, or --look {name}")
     with reading_record(path):
-        race = json_file.read(path, Race)
-        against = verdicts_of(race)
-        _rename(race, "peeked", "unplanned_look")
-        for name, comparison in against.items():
-            _rename(comparison, "left_out", "excluded")
-            for name_of_loss in ("change", "ci95", "margin"):  # of any metric, whatever its unit
-                _rename(comparison.get("val_loss") or {}, f"{name_of_loss}_nats", name_of_loss)
-            _name_arms(comparison, race["result"]["baseline"], name)
-            comparison["flags"] = [TODAYS_FLAGS.get(flag, flag) for flag in comparison.get("flags") or ()]
-    return cast(Race, race)
-
-
-def _rename(facts: dict[str, Any], before: str, today: str) -> None:
-    """In place: a key of an older file by its name of today."""
-    if before in facts:
-        facts[today] = facts.pop(before)
-
-
-def _name_arms(comparison: dict[str, Any], baseline: str, candidate: str) -> None:
-    """Before a comparison kept its arms' names every sentence called them A and B, whatever they were in the race."""
-    if "arms" not in comparison:
-        comparison["arms"] = [baseline, candidate]
-        names = {"A": baseline, "B": candidate}
-        sentence = str(comparison.get("words") or "")
-        comparison["words"] = re.sub(r"\b[AB]\b", lambda letter: names[letter[0]], sentence)
-        for run in comparison.get("excluded") or ():
-            run["arm"] = names.get(run.get("arm"), run.get("arm"))
+        return cast(Race, json_file.read(path, Race))
 
 
 def verdicts_of(race: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """race.json -> {candidate: its Comparison, of any version}; {} of a race that was abandoned."""
+    """race.json -> {candidate: its Comparison}; {} of a race that was abandoned."""
     against: dict[str, dict[str, Any]] = (race.get("result") or {}).get("against") or {}
     return against
 

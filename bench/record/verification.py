@@ -322,11 +322,10 @@ def printed_times_are_accounted_for(files: RunFiles, run: Record) -> tuple[bool,
         if not _same(value, measured.get(name), abs_tol=RELATIVE)
     ]
     reported = {doubt["doubt"] for doubt in run.get("doubts", ())}
-    outside = (run.get("referee") or {}).get("clock")
+    outside = (run.get("referee") or {})["clock"]
     due = printed_times.doubts(rows, measured["num_untimed_steps"], outside)
-    if outside:
-        due += [doubt for _, doubt in outside_clock.doubts(outside, validity.is_busy(run))]
-        due += printed_times.disturbances(rows, measured["num_untimed_steps"], outside)
+    due += [doubt for _, doubt in outside_clock.doubts(outside, validity.is_busy(run))]
+    due += printed_times.disturbances(rows, measured["num_untimed_steps"], outside)
     wrong += [f"not recorded: {doubt}" for doubt in due if doubt not in reported]
     return not wrong, "; ".join(wrong) or f"{account['uncounted_s'] or 0:.3f} s uncounted"
 
@@ -345,11 +344,10 @@ def the_last_step_was_validated(files: RunFiles, run: Record) -> tuple[bool, str
 
 
 def the_source_is_kept(files: RunFiles, run: Record) -> tuple[bool, str]:
-    """code/ has every source that the script used, byte for byte as it ran; in older records every source beside it."""
+    """code/ has every source that the script used, byte for byte as it ran."""
     script: Section = run.get("script") or {}
-    whole: dict[str, str] = script["sha256_by_file"]
-    used: Collection[str] = script.get("used", whole)
-    sha256_by_file = {name: whole[name] for name in used}
+    used: Collection[str] = script["used"]
+    sha256_by_file = {name: script["sha256_by_file"][name] for name in used}
     wrong = [
         name
         for name, sha256 in sha256_by_file.items()

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -64,7 +63,7 @@ def _not_fresh(claim: Claim, known: State) -> str | None:
     caches = {run.name: run.record["measured"].get("compile_cache") for run in claim.all_runs}
     firsts = {(slot.arm, slot.compilation, slot.discarded): slot for slot in reversed(known.slots)}
     runs = [slot.attempts[0][0] for slot in firsts.values() if len(slot.attempts) == 1]
-    is_asked = known.plan.get("compilations", 1) > 1
+    is_asked = known.plan["compilations"] > 1
     return next((run for run in runs if is_asked and caches.get(run) == "warm"), None)
 
 
@@ -88,9 +87,9 @@ def the_plan_is_as_strict_as_the_track(claim: Claim) -> Judged:
         laxer = [f"{key} {value:g}, the track's is {limit:g}" for key, value, limit in beyond]
         if known.plan["n"] < track.repeats:
             laxer.append(f"n {known.plan['n']}, the track's is {track.repeats}")
-        if known.plan.get("compilations", math.inf) < track.rules.compilations:  # an older plan could not have them
+        if known.plan["compilations"] < track.rules.compilations:
             laxer.append(f"{known.plan['compilations']} compilations, the track's are {track.rules.compilations}")
-        if (on := question.of_plan(known.plan)) not in (None, *question.OF_TRACK[track.rules.judged]):
+        if (on := known.plan["on"]) not in question.OF_TRACK[track.rules.judged]:
             laxer.append(f"it asks for {on}, the track judges {track.rules.judged}")
         faults += [f"{race.race_id}: {', '.join(laxer)}"] if laxer else []
     margin = f"a margin of {track.rules.equivalence_margin_pct:g} %"

@@ -157,7 +157,6 @@ def refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mappin
     for name, known in facts.items():
         if "row" in known:  # an older revision's code does not say
             rows[name] = dict.fromkeys(COLUMNS) | known["row"] | {"run_id": name}
-            rows[name]["target"] = question.target_of(known["row"])
             rows[name] |= measured if rows[name]["target"] is None else {}
     baseline = next(iter(facts))
     for name in [name for name in rows if name != baseline and baseline in rows]:

@@ -17,12 +17,6 @@ OF_TRACK = {
 Facts = Mapping[str, Mapping[str, Any]]
 
 
-def of_plan(plan: Mapping[str, Any]) -> str | None:
-    """One of QUESTIONS; of a plan from before on= what its track judged; None: of one that does not say."""
-    judged: str | None = plan.get("judged")
-    return plan.get("on") or (OF_TRACK[judged][0] if judged else None)
-
-
 def chosen(facts: Facts, judged: str) -> tuple[str, str]:
     """(one of QUESTIONS, why) where on= names none.  judged: by the track, time or steps."""
     if judged == "steps":
@@ -66,15 +60,9 @@ def refuse_unanswerable(on: str, facts: Facts) -> None:
             raise ValueError(f"on=loss: {why}: give goal.stop_at_target=false, or on=time_to_target")
 
 
-def target_of(row: Mapping[str, Any]) -> float | None:
-    """Of a row as this code makes it, or an older revision's."""
-    target: float | None = row.get("target", row.get("target_val_loss"))
-    return target
-
-
 def _lacks_target(facts: Facts) -> Iterator[str]:
     """Why the arms have no target in common: a sentence, or nothing."""
-    targets = {name: target_of(known.get("row") or {}) for name, known in facts.items()}
+    targets = {name: (known.get("row") or {}).get("target") for name, known in facts.items()}
     for name, target in targets.items():
         if target is None:
             yield f"{name} has no target loss"

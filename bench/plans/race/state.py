@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from bench.base.reading import json_file
 from bench.base.reading.damage import reading_record
@@ -27,7 +27,7 @@ class Turn(TypedDict):
     arm: str
     seed: int
     discarded: bool
-    compilation: NotRequired[int]  # which of its arm's; not in older plans
+    compilation: int  # which of its arm's
 
 
 class Plan(TypedDict):
