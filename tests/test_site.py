@@ -36,7 +36,7 @@ def results(tmp_path, monkeypatch):
 def write(results, out=None):
     """As the verb does."""
     found = site.read(results)
-    return site.write(found, out or results / "site", lambda: leaderboard_views.site_boards(found.runs, [results]))
+    return site.write(found, out or results / "site", lambda: leaderboard_views.standing(found.runs, [results]))
 
 
 def columns(results):
@@ -145,7 +145,7 @@ def test_beyond_a_number_only_the_newest_and_the_linked_runs_have_a_page(results
     ids = [add(results, seed).name for seed in range(1, 9)]
     assert cli.main([str(results), "--pages", "2"]) == 0
     runs, shown = site.read(results).runs, results / "site"
-    linked = record_chart.linked(leaderboard_views.site_boards(runs, [results]))
+    linked = leaderboard_views.standing(runs, [results]).linked
     assert linked and all((page_of(shown, run_id) is not None) == (run_id in {*ids[-2:], *linked}) for run_id in ids)
     words = packed_pages.limits(2)
     assert "of the newest 2 runs and" in words and words.endswith("./run.sh report {}.")
@@ -243,7 +243,7 @@ def test_where_the_leaderboard_cannot_be_made_the_site_says_so(results, monkeypa
     def damaged(found, paths):
         raise TypeError("'<' not supported")
 
-    monkeypatch.setattr(leaderboard_views, "site_boards", damaged)
+    monkeypatch.setattr(leaderboard_views, "standing", damaged)
     assert cli.main([str(results)]) == 0
     html = (results / "site" / "index.html").read_text()
     assert "The leaderboard cannot be made: &#x27;&lt;&#x27; not supported." in html and "no rules for it" not in html
@@ -306,27 +306,23 @@ def test_the_leaderboard_is_that_of_the_table_by_device(raced, capsys):
     capsys.readouterr()
     assert table.main(["--leaderboard"]) == 0
     words = capsys.readouterr().out
-    found = store.read_rows([raced])
-    boards = {board["device"]: board for board in leaderboard_views.site_boards(found, [raced])}
-    assert set(boards) == {"Example CPU", "Fast CPU"} and boards["Fast CPU"]["records"] == []
-    records = boards["Example CPU"]["records"]
-    assert [record["number"] for record in records] == [1, 2]
-    assert records[0]["what"] is None and records[1]["what"] == "optim.beta2 0.95 → 0.99"
-    for record in records:
-        assert re.search(rf"^ *{record['number']} .*{record['train_s']:,.3f}", words, re.M)
-    for entry in boards["Example CPU"]["entries"]:
-        assert entry["status"] in words
+    (board,) = leaderboard.boards(store.read_rows([raced]), [raced])
     html = write(raced).read_text()
+    assert [entry.number for entry, *_ in board.records] == [1, 2]
+    for entry, *_ in board.records:
+        assert re.search(rf"^ *{entry.number} .*{entry.train_s:,.3f}", words, re.M) and f"{entry.train_s:,.3f}" in html
+    for entry in board.entries:
+        assert entry.status in words and entry.status in html
+    assert "<h3>cpu_nano on Example CPU</h3>" in html and "No record yet." in html.split("cpu_nano on Fast CPU")[1]
     assert html.count("<h3>cpu_nano on ") == 2 and html.count("<svg") == 1
-    assert f"{records[1]['train_s']:,.3f}" in html and "No record yet." in html
+    assert ": the first" in html and ": optim.beta2 0.95 → 0.99" in html
 
 
 def test_who_made_a_record_is_what_the_readme_beside_its_ledger_says(raced):
     (raced / "README.md").write_text("# Mine\n\nBy: (to be written)\n")
     assert leaderboard_views._who(raced) is None
     (raced / "README.md").write_text("# Mine\n\nBy: @someone, @other\n")
-    board, _ = leaderboard_views.site_boards(store.read_rows([raced]), [raced])
-    assert {record["who"] for record in board["records"]} == {"@someone, @other"}
+    assert str(leaderboard_views.standing(store.read_rows([raced]), [raced]).records).count("@someone, @other") == 2
     (raced / "README.md").write_bytes(b"\xff")
     assert leaderboard_views._who(raced) is None
 
@@ -354,11 +350,13 @@ def test_ticks_are_round_numbers_inside():
 
 
 def test_the_record_comes_down_in_steps_and_each_is_a_link(raced):
-    board, _ = leaderboard_views.site_boards(store.read_rows([raced]), [raced])
-    svg = record_chart.stepped(board["records"])
+    (board,) = leaderboard.boards(store.read_rows([raced]), [raced])
+    shown = leaderboard_views.standing(store.read_rows([raced]), [raced])
+    svg = re.search(r"<svg.*</svg>", shown.records)[0]
     path = re.search(r'd="(M[^"]*)"', svg)[1]
     assert re.fullmatch(r"M[\d.]+,[\d.]+H[\d.]+V[\d.]+H[\d.]+", path)  # across, then down
-    assert svg.count("<a ") == 2 and f"run.html?{board['records'][1]['run_ids'][0]}" in svg
+    run_id = board.records[1][0].rows[0]["run_id"]
+    assert svg.count("<a ") == 2 and f"run.html?{run_id}" in svg and run_id in shown.linked
 
 
 # ---- races

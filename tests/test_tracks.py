@@ -8,12 +8,13 @@ import yaml
 
 from bench.base.paths import REPO
 from bench.claims import claim as claims
-from bench.claims import leaderboard
+from bench.claims import leaderboard, leaderboard_views
 from bench.claims.rules import rulebook, runs
 from bench.cli import table
 from bench.compare import target
 from bench.config import compose, identity, resolve, schema
 from bench.config.resolve import deviations_of
+from bench.record import store
 from bench.report.site import record_chart
 
 GPUS, LAPTOP = schema.Machine(8, 64), schema.Machine(0, 2)
@@ -111,8 +112,6 @@ def three(results, train_s, num_steps, source="41", **more):
 
 
 def board(results):
-    from bench.record import store
-
     found = leaderboard.by_track(store.read_rows([results.folder]))["cpu_nano"]
     records = leaderboard.progression(found, claims.track_rules("cpu_nano"), judge=lambda entry: None)
     return records, sorted(found, key=lambda entry: entry.rows[0]["started_at"])
@@ -136,24 +135,14 @@ def test_the_leaderboard_shows_steps_where_they_are_judged(results, capsys):
     assert "in fewer steps than the one before" in out
 
 
-def test_the_site_draws_steps_where_they_are_judged():
-    entry = {"name": "x", "config_id": "a" * 8, "run_ids": ["r"], "n": 3, "num_lost": 0, "sd_s": 0.1, "val_loss": 3.2}
-    entry |= {"p": 0.001, "status": "record", "last_run": "2026-11-21", "commit": None, "who": None, "measured": ""}
-    entry |= {"certificate": None}
-    of_steps = [
-        entry | {"number": n, "since": f"2026-11-2{n}T00:00:00Z", "what": None, "change_pct": None, "score": score}
-        for n, score in ((1, 3600), (2, 3250))
-    ]
-    board = {
-        "track": "steps",
-        "device": "any device",
-        "judged": "steps",
-        "about": "",
-        "entries": [entry | {"score": 3250}],
-    }
-    html = str(record_chart.leaderboard([board | {"records": [one | {"train_s": 9.0} for one in of_steps]}], ["steps"]))
-    assert "steps on any device" in html and "Record steps by date: from 3,600 to 3,250 steps in 2 records" in html
-    assert "3,250</b>" in html and "train" not in html and "9.000" not in html and "0.100" not in html
+def test_the_site_shows_and_draws_steps_where_they_are_judged(results):
+    three(results, 10, 1200)
+    html = leaderboard_views.standing(store.read_rows([results.folder]), [results.folder]).records
+    assert "cpu_nano on any device" in html and ">1,200</td>" in html
+    assert ">steps</th>" in html and ">train_s" not in html
+    records = [record_chart.Record(n, "x", f"2026-11-2{n}T00:00:00Z", steps, "") for n, steps in ((1, 3600), (2, 3250))]
+    drawn = record_chart.stepped(records, "steps")
+    assert "Record steps by date: from 3,600 to 3,250 steps in 2 records" in drawn and "train" not in drawn
 
 
 def test_judge_counts_suspect_runs_where_steps_are_judged(results):

@@ -1,4 +1,4 @@
-"""Views of the leaderboard: a table for a terminal or Markdown, and plain values for the results site.
+"""Views of the leaderboard: a table for a terminal or Markdown, and a section of the results site with its chart.
 
 ./run.sh table --leaderboard
 """
@@ -19,9 +19,13 @@ from bench.compare import comparison
 from bench.config import groups
 from bench.record import named, store
 from bench.record.rows import Row
-from bench.report.site.record_chart import Board, Entry, Record
+from bench.report.site import packed_pages
+from bench.report.site.record_chart import Record, stepped
+from bench.report.site.site import Standing
+from bench.web.page import Safe, details, section, soft, table, tag
 
 MAX_ENTRIES = 20  # shown of a track
+MAX_ON_SITE, MAX_LOGS = 50, 3  # entries of a track and device; runs of a record that are linked
 CERTIFICATE = "certificate"  # a column where something has one
 # fmt: off
 COLUMNS = (
@@ -30,6 +34,10 @@ COLUMNS = (
 NUMBERS = ("record", "n", "train_s", "sd", "val_loss", "p", "change")
 RECORDS = (
     "record", "since", "entry", "config_id", "train_s", "change", "measured", "n", CERTIFICATE, "device", "commit",
+)
+ON_SITE = ("entry", "config_id", "n", "train_s", "sd", "val_loss", "p", "status", CERTIFICATE, "last run")
+RECORDS_ON_SITE = (
+    "#", "train_s", "change", "what changed", "who", "date", "runs", "val_loss", CERTIFICATE, "logs",
 )
 # fmt: on
 NO_LOSS = "failed, invalid or still running"
@@ -84,9 +92,12 @@ def _cells(entry: leaderboard.Entry) -> dict[str, str]:
 
 def _table(wanted: Sequence[str], rows: list[dict[str, str]], judged: str, form: str) -> str:
     columns = [name for name in wanted if name != CERTIFICATE or any(row[CERTIFICATE] for row in rows)]
-    names = ["steps" if name == "train_s" and judged == "steps" else name for name in columns]
     cells = [[row[name] for name in columns] for row in rows]
-    return text_table.render(names, cells, [name in NUMBERS for name in columns], form)
+    return text_table.render(_heads(columns, judged), cells, [name in NUMBERS for name in columns], form)
+
+
+def _heads(columns: Sequence[str], judged: str) -> list[str]:
+    return ["steps" if name == "train_s" and judged == "steps" else name for name in columns]
 
 
 def _number(value: float | None, form: str, unit: str = "") -> str:
@@ -107,54 +118,72 @@ def why_empty(rows: Sequence[Row], paths: Iterable[Path]) -> str:
     return f"{where}: {text_table.counted(len(rows), 'run')}, none of them counts: {whys}; {published}"
 
 
-def site_boards(runs: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board]:
-    """[(run folder, row)] of these results folders -> a board of each track that has a target, and of each device."""
-    boards = []
-    for board in leaderboard.boards(runs, paths):
-        for device in dict.fromkeys(entry.place for entry in board.entries):
-            boards.append(
-                Board(
-                    track=board.track,
-                    device=device,
-                    judged=board.track_rules.rules.judged,
-                    about=f"{board.track_rules.about}. {board.needed}".replace("`", ""),
-                    records=[_record(*step) for step in board.records if step[0].place == device],
-                    entries=[_entry(entry) for entry in board.entries if entry.place == device],
-                )
-            )
-    return sorted(boards, key=lambda board: (board["track"], not board["records"]))
+# ---- on the results site
 
 
-def _record(entry: leaderboard.Entry, before: leaderboard.Entry | None, change: leaderboard.Change) -> Record:
-    return {
-        "number": entry.number or 0,
-        "since": entry.since,
-        "what": _what_changed(before, entry),
-        "who": _who(entry.book.results),
-        "change_pct": change["change_pct"],
-        "measured": change["measured"],
-        **_entry(entry),
-    }
+def standing(runs: Sequence[tuple[str, Row]], paths: Iterable[Path]) -> Standing:
+    """[(run folder, row)] of these results folders -> what the site shows of each track that has a target."""
+    boards = leaderboard.boards(runs, paths)
+    shown = [(board, place) for board in boards for place in dict.fromkeys(entry.place for entry in board.entries)]
+    shown.sort(key=lambda on: (on[0].track, not any(entry.place == on[1] for entry, *_ in on[0].records)))
+    parts, linked = list[Safe](), set[str]()
+    for board, place in shown:
+        parts += _section(board, place, linked)
+    if others := sorted({str(row["track"]) for _, row in runs} - {board.track for board, _ in shown}):
+        parts.append(soft(f"No record is kept of {', '.join(others)}: this project has no rules for it."))
+    return Standing(section("Records", *parts, id="records") if parts else Safe(""), linked)
 
 
-def _entry(entry: leaderboard.Entry) -> Entry:
-    counted = entry.counted or entry.rows
-    return Entry(
-        name=entry.first["name"],
-        config_id=entry.first["config_id"],
-        run_ids=[row["run_id"] for row in counted],
-        n=len(entry.rows),
-        num_lost=entry.num_lost,
-        train_s=entry.train_s,
-        score=entry.score,
-        sd_s=stats.sd(entry.times_s),
-        val_loss=entry.losses["mean"],
-        p=entry.losses["p"],
-        status=entry.status,
-        certificate=entry.certificate,
-        last_run=entry.last_run,
-        commit=entry.first["commit"],
-    )
+def _section(board: leaderboard.Board, place: str | None, linked: set[str]) -> list[Safe]:
+    """A track on one device.  linked: gets the run_ids of its links."""
+    judged, about = board.track_rules.rules.judged, f"{board.track_rules.about}. {board.needed}".replace("`", "")
+    records = [step for step in board.records if step[0].place == place]
+    entries = [entry for entry in board.entries if entry.place == place]
+    title = tag("h3", f"{board.track} on {place or 'an unknown device'}")
+    lines = [_linked(entry, linked) for entry in entries[:MAX_ON_SITE]]
+    listed = details(f"All entries ({len(entries)})", table(_heads(ON_SITE, judged), lines))
+    if not records:
+        return [title, soft(f"{about} No record yet."), listed]
+    marks = [
+        Record(entry.number or 0, entry.first["name"], entry.since, entry.score or 0.0, _pages(entry)[0][1])
+        for entry, *_ in records
+    ]
+    chart = stepped(marks, judged) if len(marks) > 1 else Safe("")
+    rows = [_record(*step, linked) for step in reversed(records)]
+    return [title, soft(about), chart, table(_heads(RECORDS_ON_SITE, judged), rows, class_="records"), listed]
+
+
+def _pages(entry: leaderboard.Entry) -> list[tuple[str, str]]:
+    """(run_id, the site's link to its page) of the runs whose times count, else of all."""
+    return [(row["run_id"], packed_pages.link(row["run_id"])) for row in entry.counted or entry.rows]
+
+
+def _linked(entry: leaderboard.Entry, linked: set[str]) -> list[object]:
+    cells, (run_id, href) = _cells(entry), _pages(entry)[0]
+    linked.add(run_id)
+    return [tag("a", cells["entry"], href=href), *(cells[name] or None for name in ON_SITE[1:])]
+
+
+def _record(
+    entry: leaderboard.Entry, before: leaderboard.Entry | None, change: leaderboard.Change, linked: set[str]
+) -> list[object]:
+    cells, pages = _cells(entry), _pages(entry)[:MAX_LOGS]
+    linked.update(run_id for run_id, _ in pages)
+    what = _what_changed(before, entry) or ("the first" if change["change_pct"] is None else None)
+    logs = [part for number, (_, href) in enumerate(pages, 1) for part in (tag("a", str(number), href=href), " ")]
+    changed = _number(change["change_pct"], "+.2f", " %")
+    return [
+        entry.number,
+        tag("b", cells["train_s"] or None),
+        tag("span", changed, title=change["measured"]) if changed else None,
+        tag("span", tag("b", cells["entry"]), f": {what}" if what else ""),
+        _who(entry.book.results),
+        entry.since[:10],
+        len(entry.rows),
+        cells["val_loss"] or None,
+        cells[CERTIFICATE] or None,
+        tag("span", *logs),
+    ]
 
 
 def _what_changed(before: leaderboard.Entry | None, entry: leaderboard.Entry) -> str | None:

@@ -126,7 +126,7 @@ def _site(folder: Path, out: Path, args: argparse.Namespace) -> Made:
         page = site.write(
             results,
             out,
-            lambda: leaderboard_views.site_boards(results.runs, [folder]),
+            lambda: leaderboard_views.standing(results.runs, [folder]),
             lambda done, total: arguments.count_up(done, total, "pages"),
             num_pages,
         )

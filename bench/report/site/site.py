@@ -8,10 +8,10 @@ import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from bench.base import atomic
@@ -20,7 +20,7 @@ from bench.record import certificates, configs, race_folder, store, sweep
 from bench.record.rows import COLUMNS as OF_A_ROW
 from bench.record.rows import Row
 from bench.report import race_page, sweep_page, sweep_results, table_groups
-from bench.report.site import packed_pages, record_chart
+from bench.report.site import packed_pages
 from bench.web.document import badge
 from bench.web.page import ASSETS, Safe, join, page, section, soft, table, tag
 
@@ -42,9 +42,15 @@ SWEEP_HEAD = ("started", "sweep", "over", "runs", "best of those tried")
 SCRIPTS = ("charts.js", "tabulator.min.js", "cells.js", "site.js")  # the first for its dark-or-light button
 STYLES = ("tabulator_simple.min.css", "style.css", "site.css")
 HELP = "Click a header to sort, type below it to filter (numbers take <, > and =), tick runs to compare them."
-Boards = Callable[[], Iterable[record_chart.Board]]
 Line = tuple[object, ...]  # of a table
 RUN_ID = re.compile(r"(\d{8})T(\d{6})Z-(.*?)(-s\d+|-r\d+)(?:-m[0-9a-f]{6})?(-\d+)?")
+
+
+class Standing(NamedTuple):
+    """The leaderboard, as bench/claims/leaderboard_views.py draws it."""
+
+    records: Safe = Safe("")  # a section of the page
+    linked: Set[str] = frozenset()  # run_ids of the runs whose pages it links
 
 
 @dataclass
@@ -153,11 +159,11 @@ def _forms(run_id: str) -> tuple[str, str, str]:
 def write(
     results: Results,
     out: Path,
-    boards: Boards = list,
+    standing: Callable[[], Standing] = Standing,
     say: Callable[[int, int], object] = lambda done, total: None,
     num_pages: int = packed_pages.NUM_PAGES,
 ) -> Path:
-    """A results folder that was read, and a function that says what stands on its tracks -> path of the index.
+    """A results folder that was read, and a function that makes its leaderboard -> path of the index.
 
     say(done, total) reports progress.  num_pages: of runs, the newest; those that the leaderboard links have one too.
     ValueError: a folder of the pages is a link.
@@ -170,13 +176,13 @@ def write(
     for asset in ASSETS.iterdir():
         with atomic.replacing(out / "assets" / asset.name, durable=False) as file:  # an error names it, not the source
             file.write(asset.read_bytes())
-    standing, fault = list[record_chart.Board](), None
     with packed_pages.making_curves(out, results.runs) as finish_curves:
         try:
-            standing = list(boards())
+            records, linked = standing()
         except Exception as error:  # whatever is wrong with one record or the ledger, the runs are shown
             fault = f"The leaderboard cannot be made: {error or type(error).__name__}."
-    paged = packed_pages.chosen(results.runs, record_chart.linked(standing), num_pages)
+            records, linked = Standing(section("Records", tag("p", fault)))
+    paged = packed_pages.chosen(results.runs, linked, num_pages)
     limits = packed_pages.limits(num_pages) if len(paged) < len(results.runs) else ""
     faults = packed_pages.write(paged, out, say)
     packed_pages.write_viewer(out, limits)
@@ -192,7 +198,7 @@ def write(
         tag("div", id="bar", class_="bar"),
         tag("div", id="runs"),
         tag("section", id="ticked", aria_label="The ticked runs"),
-        section("Records", tag("p", fault)) if fault else record_chart.leaderboard(standing, tracks),
+        records,
         sweeps(results.folder, results.runs, out),
         races(results.folder, out),
         _damaged(results, faults),
