@@ -107,7 +107,7 @@ def test_the_kind_is_on_the_races_page_and_in_its_markdown_and_an_old_race_has_n
     for name in ("kind", "kind_words"):
         del old["result"]["against"]["B"][name]
     monkeypatch.setattr(race_folder, "read", lambda folder: old)
-    assert "compared:" not in race_page.html(folder)
+    assert "compared:" not in race_page.document(folder).html()
     assert "compared:" not in race_page.document_of(old).markdown()
 
 

@@ -111,7 +111,7 @@ def test_an_excluded_run_is_of_the_arm_that_its_comparison_names():
 
 
 def test_the_change_of_the_loss_is_not_folded_away(race):
-    html = race_page.html(race)
+    html = race_page.document(race).html()
     unfolded = re.sub(r"<details>.*?</details>", "", html, flags=re.S)
     assert "+0.25000" in unfolded and "+0.10000 to +0.40000" in unfolded
     assert "B&#x27;s val_loss is worse, and a rise of 0.002 nats is not excluded" in unfolded
@@ -219,7 +219,7 @@ def test_no_page_or_picture_of_a_race_is_written_through_a_link(race, tmp_path):
 def test_a_damaged_race_is_refused(tmp_path):
     (tmp_path / "race.json").write_text('{"arms": 3}')
     with pytest.raises(ValueError, match="race.json: "):
-        race_page.html(tmp_path)
+        race_page.document(tmp_path).html()
 
 
 # ---- in a browser

@@ -13,6 +13,7 @@ from bench.cli import report, table
 from bench.launch import series
 from bench.record import named, sweep
 from bench.report import sweep_page, sweep_results, table_groups
+from bench.web.document import texts
 
 WORDS = ["optim.lr=0.001,0.003", "model.num_layers=2,4", "seed=0,1"]
 
@@ -137,7 +138,7 @@ def test_a_sweep_by_another_metric_is_ranked_drawn_and_told_by_it_in_its_directi
     assert "core between the best and the worst mean of each setting: model.num_layers 0.04500 (best 4" in (
         sweep_results.why(found)
     )
-    page = sweep_page.html(folder)
+    page = sweep_page.document(folder).html()
     assert "core_mean" in page and "val_loss" not in re.sub(
         "<script.*?</script>|<style.*?</style>", "", page, flags=re.S
     )
@@ -316,7 +317,7 @@ def test_the_page_is_written_by_report_and_its_markdown_is_the_pivot(results, ca
     assert report.main([folder.name, "--md"]) == 0
     out = capsys.readouterr().out
     pivot = table_groups.pivot_of(sweep_results.read(folder).rows, ["optim.lr", "model.num_layers"], "val_loss")
-    assert table_groups.pivot_text(pivot, True) in out
+    assert texts(table_groups.pivot_blocks(pivot), True) in out
 
 
 def test_the_page_says_complete_only_of_a_sweep_that_is(results):
@@ -333,7 +334,7 @@ def test_no_time_of_a_suspect_run_is_the_best_and_the_page_says_why(results):
     found = sweep_results.read(make(results, **{str(at): suspect for at in GRID}))
     pivots = {value: table_groups.pivot_of(found.rows, found.keys, value) for value in ("train_s", "val_loss")}
     assert [sum(cell.is_best for cell in pivot.cells.values()) for pivot in pivots.values()] == [0, 1]
-    html = sweep_page.html(results / "sweeps" / found.facts["sweep_id"])
+    html = sweep_page.document(results / "sweeps" / found.facts["sweep_id"]).html()
     assert "8 of 8 complete runs are suspect (load of 3.1): trust their losses, not their times." in html
     assert html.count("no best, as the runs are suspect") == 1
 

@@ -138,7 +138,7 @@ def by_track(runs: Iterable[tuple[str, Row]]) -> dict[str, list[Entry]]:
             continue
         seen.add((home, row["run_id"]))
         kind = (row["track"], row["config_id"], row["source_sha256"], home)
-        if has_loss(row):
+        if eligibility.is_complete(row):
             by_kind.setdefault((*kind, row["comparability_id"]), []).append((row, folder))
         elif row["status"] != "running":
             num_failed[kind] += 1
@@ -163,11 +163,6 @@ def why_excluded(row: Row, known_tracks: set[str]) -> str | None:
     if row["provenance"] == "imported":
         return "logs, which do not show whether rules were kept"
     return "a warm-up" if row["discarded"] else None
-
-
-def has_loss(row: Row) -> bool:
-    """Whether its loss counts."""
-    return row["status"] == "complete" and row["validity"] != "invalid"
 
 
 def _without_copies(groups: Groups) -> Groups:

@@ -15,7 +15,7 @@ from bench.base.paths import PUBLISHED, results_root, shown
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.claims import leaderboard
-from bench.compare import comparison
+from bench.compare import comparison, eligibility
 from bench.config import groups
 from bench.record import named, store
 from bench.record.rows import Row
@@ -112,7 +112,7 @@ def why_empty(rows: Sequence[Row], paths: Iterable[Path]) -> str:
         return f"no runs in {where} yet; {published}"
     known_tracks, counts = set(groups.choices("track")), collections.Counter[str]()
     for row in rows:
-        why = f"on {row['track']}, which has no target" if leaderboard.has_loss(row) else NO_LOSS
+        why = f"on {row['track']}, which has no target" if eligibility.is_complete(row) else NO_LOSS
         counts[leaderboard.why_excluded(row, known_tracks) or why] += 1
     whys = "; ".join(f"{count} {why}" for why, count in counts.most_common())
     return f"{where}: {text_table.counted(len(rows), 'run')}, none of them counts: {whys}; {published}"

@@ -52,8 +52,8 @@ def sides_of(
             str(PurePath(log.path).parent),
             bool(BASELINE.search(log.path)),
             log.code_key,
-            _device(log),
-            _steps(log),
+            row_of(log.record)["device"],
+            (log.record["imported"] or {}).get("declared_steps") or 0,
         )
         groups.setdefault(_Kind(given) if given else kind, []).append(log)
     folders = [kind.folder for kind in groups]
@@ -74,7 +74,7 @@ def sides_of(
             kind.code_key == script_key,
             is_own,
             len(sides[kind].logs) > 1,
-            _natural(sides[kind].name),
+            [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", sides[kind].name)],
         )
 
     bases = [kind for kind in sides if not kind.given and (kind.is_base or sides[kind].known_as)]
@@ -99,18 +99,6 @@ class _Kind(NamedTuple):
     code_key: str = ""
     device: str | None = None
     steps: int = 0
-
-
-def _device(log: Log) -> str | None:
-    return row_of(log.record)["device"]
-
-
-def _steps(log: Log) -> int:
-    return (log.record["imported"] or {}).get("declared_steps") or 0
-
-
-def _natural(name: str) -> list[Any]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 # ---- the answer

@@ -24,11 +24,11 @@ from bench.base.units import MIB
 from bench.cli import arguments
 from bench.launch import console
 from bench.launch.console import say
-from bench.plans.audit import auditing, clock, counterfactual
+from bench.plans.audit import auditing, counterfactual
 from bench.record import certificates, named, off_clock, run_folder
 from bench.record.clock_lines import UNTIMED
 
-KINDS = (*counterfactual.KINDS, clock.KIND)
+KINDS = (*counterfactual.KINDS, auditing.CLOCK)
 MAX_LINES, MAX_CHARS = 8, 70
 CODES = {certificates.PASSED: 0, certificates.DOUBTED: 0, certificates.FAILED: 1, certificates.NOT_POSSIBLE: 2}
 
@@ -36,9 +36,11 @@ CODES = {certificates.PASSED: 0, certificates.DOUBTED: 0, certificates.FAILED: 1
 def main(argv: list[str]) -> int:
     """Exit codes: 0 no audit failed, 1 an audit failed, 2 usage error, or a run cannot be audited."""
     args = _parser().parse_args(argv)
-    if clock.KIND in (args.only or ()):
+    if auditing.CLOCK in (args.only or ()):
         if len(args.only) > 1:
-            raise ValueError(f"--only {clock.KIND}: audits nothing else: ask for {args.only[-1]} by a second command")
+            raise ValueError(
+                f"--only {auditing.CLOCK}: audits nothing else: ask for {args.only[-1]} by a second command"
+            )
         return _clock(args)
     found: list[Any] = []
     num_refused = 0
@@ -67,7 +69,7 @@ def _clock(args: argparse.Namespace) -> int:
     more: dict[str, list[str]] = {}
     with console.output(args.quiet, args.json):
         for folder in auditing.contestants(named.runs(args.runs)):
-            accounts[folder.name] = found = clock.audit(folder, say)
+            accounts[folder.name] = found = auditing.audit_clock(folder, say)
             more[folder.name] = off_clock.beyond(found, next(iter(accounts.values())))
             say(
                 "clock",

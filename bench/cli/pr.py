@@ -106,7 +106,9 @@ def _read(args: argparse.Namespace, folder: Path, name: str, scratch: Path) -> P
         own = Side("", [Log("", logs[0].record, [], embedded, "")])
         differing = pull_requests.changes_of(PullRequest(name, standard.track, own, theirs, True))
         pull.script_differs = sum(map(sum, differing.values()))
-    claim = claims.from_folders(_folders_of(candidate, scratch / "runs"), track=track)
+    for log in candidate.logs:
+        records.write(log.record, log.steps, scratch / "runs")
+    claim = claims.from_folders(list(run_folder.find_runs([scratch / "runs"])), track=track)
     pull.judged = rulebook.check(claim)
     pull.compared, *_ = [_compared(base, candidate) for base in [pull.baseline] if base] or [None]
     pull.controls = [(base, _compared(base, candidate)) for base in bases[1:]]
@@ -156,12 +158,6 @@ def _earlier(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
         files = next((files for log in logs if (files := modded_nanogpt.sources(log.read_bytes()))), None)
         if files:
             yield path, files
-
-
-def _folders_of(side: Side, results: Path) -> list[Path]:
-    for log in side.logs:
-        records.write(log.record, log.steps, results)
-    return list(run_folder.find_runs([results]))
 
 
 def _written(pull: PullRequest, into: Path, folder: Path) -> list[str]:

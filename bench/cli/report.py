@@ -108,7 +108,9 @@ def _one(folder: Path, args: argparse.Namespace, module: ModuleType) -> Made:
     path = user_path(args.out) if args.out else folder / module.NAME
     if hasattr(module, "write_run_pages"):
         module.write_run_pages(folder)
-    atomic.write_out(path, module.html(folder, at=path.parent))
+    with reading_record(folder):  # what is damaged in it may show only as it is drawn
+        page = module.document(folder, path.parent).html()
+    atomic.write_out(path, page)
     return {"page": os.path.abspath(path)}
 
 

@@ -28,12 +28,8 @@ def fault_of(theirs: Ledger, counted: object) -> str | None:
     """
     if theirs.faults:
         return f"its ledger is not whole: {some(theirs.faults, MAX_NAMED, separator='; ')}"
-    if (known := line_count.newest_of([counted], theirs.lines[0].get("sha256"))) is not None:
-        counter, number = known
-        last = max((line.get("number", 0) for line in theirs.lines if line.get("counter") == counter), default=0)
-        if last < number:
-            return f"its ledger has counted {number} lines, but the last one is number {last}: its end was removed"
-    return None
+    lost = line_count.lost_end(line_count.newest_of([counted], theirs.lines[0].get("sha256")), theirs.lines)
+    return lost and f"its ledger has {lost}"
 
 
 def clashes(own: Ledger, theirs: Ledger) -> list[str]:

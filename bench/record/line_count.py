@@ -55,6 +55,13 @@ def newest_of(counts: Iterable[object], first: str | None) -> tuple[str, int] | 
     return max(of_this, key=lambda count: count[1], default=None)
 
 
+def lost_end(known: tuple[str, int] | None, lines: Iterable[Mapping[str, Any]]) -> str | None:
+    """What was counted more than a ledger's lines, None: nothing.  known: of newest()."""
+    counter, number = known or (None, 0)
+    last = max((line.get("number", 0) for line in lines if line.get("counter") == counter), default=0)
+    return f"counted {number} lines, but the last one is number {last}: its end was removed" if last < number else None
+
+
 def keep(results: Path, first: str | None, line: Mapping[str, Any]) -> None:
     """Remember the last line, wherever it can be written: a ledger without its count is still one."""
     count = {"ledger": first, "counter": line["counter"], "number": line["number"]}

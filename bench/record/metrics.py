@@ -21,7 +21,7 @@ def metrics(run: Facts, steps: Sequence[StepRow]) -> Section:
     """run: "measured", "model", "environment", "world_size", "data", perhaps "goal"; steps: rows of steps.csv."""
     measured = run["measured"]
     num_steps = steps[-1]["step"] if steps else None
-    val_loss = last_val_loss(steps)
+    val_loss = _last(steps, metric.VAL_LOSS.name)
     train_s = max(measured.get("train_s_by_rank") or (), default=None)  # the slowest rank's clock
     num_untimed_steps = measured.get("num_untimed_steps") or 0
     timed_s, num_timed_steps = timed(train_s, steps, num_untimed_steps)
@@ -31,7 +31,8 @@ def metrics(run: Facts, steps: Sequence[StepRow]) -> Section:
     floor_nats, wall_s = run["data"].get("floor_nats"), measured.get("wall_s")
     gap_nats = None if val_loss is None or floor_nats is None else val_loss - floor_nats
     mem_gib = peak_mem_gib(measured.get("peak_mem_gib_by_rank"))
-    timed_ms = unflagged_step_ms(steps) if train_s is not None else []
+    of_steps = [row["step_ms"] for row in steps if row.get("step_ms") is not None and not row.get("flags")]
+    timed_ms = of_steps if train_s is not None else []
     goal_metric, goal = metric.of_goal(run.get("goal")), run.get("goal") or {}
     names_score = goal_metric != metric.VAL_LOSS or bool(goal.get("budget"))
     score = _best_within(run, steps) if goal.get("budget") else _last(steps, goal_metric.name)
@@ -118,11 +119,6 @@ def step_avg_ms(train_ms: float | None, num_steps: int | None) -> float | None:
     return train_ms / num_steps if train_ms is not None and num_steps else None
 
 
-def unflagged_step_ms(steps: Sequence[StepRow]) -> list[float]:
-    """The step times that may enter statistics: measured, and no instrument disturbed the step."""
-    return [row["step_ms"] for row in steps if row.get("step_ms") is not None and not row.get("flags")]
-
-
 def mfu(flops_per_token: float | None, rate: float | None, world_size: int, peak: float | None) -> float | None:
     """Model FLOPs utilisation, 0 to 1: flops_per_token * tokens_per_s / (world_size * peak of one device).
 
@@ -201,11 +197,6 @@ def score_words(run: Facts) -> str:
         within = " within its budget" if (run.get("goal") or {}).get("budget") else ""
         words = [f"{found.name} {score:.6g}{within}", *(f"{word} at the end" if within else word for word in words)]
     return ", ".join(words) or f"no {found.name}"
-
-
-def last_val_loss(steps: Sequence[StepRow]) -> float | None:
-    """The last validation's loss, nats per token; None if there was none or it is not a number."""
-    return _last(steps, metric.VAL_LOSS.name)
 
 
 def _best_within(run: Facts, steps: Sequence[StepRow]) -> float | None:

@@ -57,8 +57,6 @@ ROLES = {  # what each file is for
 WRITTEN_BEFORE = ("config", "overrides", "environment", "code")  # by the launcher; the workers write the rest
 OF_NODE = re.compile(r"\.node\d+(?=\.)")  # in the name of a file that each node writes: telemetry.node1.csv
 
-Found = tuple[str, str, os.stat_result]  # of a run folder: its parent, its name, its run.json
-
 
 # ---- where records are
 
@@ -90,38 +88,23 @@ def find_runs(paths: Iterable[Path | str]) -> Iterator[Path]:
     for path in paths:
         if not os.path.isdir(path):
             raise ValueError(f"{path}: is not a folder: ./run.sh table without a folder shows results/")
-        yield from map(Path, sorted(os.path.join(parent, name) for parent, name, _ in walk(os.fspath(path))))
+        yield from map(Path, sorted(walk(os.fspath(path))))
 
 
-def walk(path: str, on_error: Callable[[str], object] | None = None) -> Iterator[Found]:
+def walk(path: str) -> Iterator[str]:
     """The run folders in and below path; none if path is not a folder.
 
     What is published below path is not searched, so that no run counts twice; path may name it, or lie in it.
-    A folder that cannot be read is reported to on_error(message).
     """
-    try:
-        stat_of_run = os.stat(f"{path}/run.json")
-    except OSError:  # there is none; or the folder is closed, which shows when it is searched
-        stat_of_run = None
-    if stat_of_run:
-        yield *os.path.split(path), stat_of_run
+    if os.path.exists(f"{path}/run.json"):  # without a look at what else is in it: quicker than os.walk()
+        yield path
         return
-    try:
-        with os.scandir(path) as entries:
-            folders = [entry for entry in entries if entry.is_dir(follow_symlinks=False) or entry.is_symlink()]
-    except (FileNotFoundError, NotADirectoryError):  # just removed, or a log
-        return
-    except OSError as error:
-        if on_error:
-            on_error(f"{path}: cannot be read ({error.strerror})")
-        return
-    for entry in folders:
-        if entry.name.startswith(".") or entry.name == PUBLISHED:
-            continue
-        if not entry.is_symlink():
-            yield from walk(entry.path, on_error)
-        elif on_error and os.path.exists(f"{entry.path}/run.json"):
-            on_error(f"{entry.path}: is a link, which is not followed: name it, or move the run here")
+    folders = list[str]()
+    with contextlib.suppress(OSError), os.scandir(path) as entries:  # just removed, a log, or closed
+        folders = [entry.path for entry in entries if entry.name[0] != "." and entry.is_dir(follow_symlinks=False)]
+    for folder in folders:
+        if os.path.basename(folder) != PUBLISHED:
+            yield from walk(folder)
 
 
 # ---- run.json

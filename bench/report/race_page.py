@@ -76,12 +76,6 @@ def document(folder: Path | str, at: Path | str | None = None) -> Document:
         return document_of(race_folder.read(folder), folder, at or folder, Options(patch=True, why=True))
 
 
-def html(folder: Path | str, at: Path | str | None = None) -> str:
-    """document() as a page."""
-    with reading_record(folder):  # what is damaged in it may show only as it is drawn
-        return document(folder, at).html()
-
-
 def document_of(
     race: race_folder.Race, folder: Path | str | None = None, at: Path | str | None = None, options: Options = SHORT
 ) -> Document:

@@ -242,16 +242,12 @@ def is_imported(run: Record) -> bool:
     return run.get("provenance") == "imported"
 
 
-def imported_badges(run: Record) -> list[tuple[str, str]]:
-    """(word, colour) of each: none is green, because nothing here watched the run."""
-    badges = [(IMPORTED, "doubt"), ("log complete" if run["status"] == "complete" else "log incomplete", "soft")]
-    return badges + [("suspect", "doubt")] * (run["validity"] == "suspect")
-
-
-def imported_line(run: Record) -> str:
-    """What stands below the title; "" for a run of our own."""
-    of = run.get("imported") or {}
-    return f", imported from a log of {of.get('format')}: {of.get('file')}" if is_imported(run) else ""
+def made_of(run: Record) -> str:
+    """What stands behind the run's id: the log or the script that it is of; "" for a run of our own model."""
+    log, script = run.get("imported") or {}, run.get("script")
+    if is_imported(run):
+        return f", imported from a log of {log.get('format')}: {log.get('file')}"
+    return f", script {script['file']}, dialect {script.get('dialect') or 'unknown'}" if script else ""
 
 
 def imported_section(run: Record) -> Section:
@@ -306,20 +302,6 @@ def unknown_section(run: Record) -> Section:
         "recompiles, garbage collection, allocator retries": None,
     }
     return Section("Unknown", [Bullets([name for name, value in facts.items() if value is None])])
-
-
-def script_line(run: Record) -> str:
-    """What stands below the title; "" for a run of our own model."""
-    of = run.get("script")
-    return f", script {of['file']}, dialect {of.get('dialect') or 'unknown'}" if of else ""
-
-
-def script_claim(run: Record) -> str:
-    """Behind the times of the sentence that says how the run ended."""
-    wall_s = run["measured"].get("wall_of_lines_s")
-    if not run.get("script"):
-        return ""
-    return ", as the script says" + ("" if wall_s is None else f" (its lines came in {wall_s:.2f} s)")
 
 
 def script_section(run: Record) -> Section:

@@ -77,7 +77,7 @@ def document(
     folder, at = Path(folder), Path(at or folder)
     run = run_folder.effective(run_folder.read(folder))
     rows, events = step_files.read(folder), step_files.read_events(folder)
-    more = run_facts.imported_line(run) + run_facts.script_line(run)
+    more = run_facts.made_of(run)
     of_log = [run_facts.imported_section(run), run_facts.unknown_section(run)] if run_facts.is_imported(run) else []
     blocks: list[Block] = [
         Section("Verdict", _verdict(run)),
@@ -160,7 +160,11 @@ def sentence(run: Record) -> str:
     text = f"{score_words(run)} after {metrics['num_steps']} steps"
     if metrics.get("train_s") is not None:
         text += f" in {metrics['train_s']:.2f} s"
-    text += ", as its log says" if run_facts.is_imported(run) else run_facts.script_claim(run)
+    if run_facts.is_imported(run):
+        text += ", as its log says"
+    elif run.get("script"):
+        wall_s = run["measured"].get("wall_of_lines_s")
+        text += ", as the script says" + ("" if wall_s is None else f" (its lines came in {wall_s:.2f} s)")
     if metrics.get("target_reached") is not None:
         goal = run["goal"] or {}
         score, gap = target_of(goal), goal.get("target_gap_nats")
@@ -181,7 +185,8 @@ def _verdict(run: Record) -> list[Block]:
     status, validity = run["status"], run["validity"]
     badges = [(str(status), "good" if status == "complete" else "bad"), (str(validity), COLOUR.get(validity, "soft"))]
     if run_facts.is_imported(run):
-        badges = run_facts.imported_badges(run)
+        badges = [(run_facts.IMPORTED, "doubt"), (f"log {'' if status == 'complete' else 'in'}complete", "soft")]
+        badges += [("suspect", "doubt")] * (validity == "suspect")  # none is green: nothing here watched the run
     verdict = Verdict(sentence(run), "", badges=[coloured(word, f"badge {colour}") for word, colour in badges])
     changed = [f"Changed against the track: {deviation}" for deviation in run["deviations"]]
     return [verdict, Bullets(run["validity_reasons"]), Bullets(changed)]

@@ -43,13 +43,11 @@ def block(folder: Path | str) -> str:
     return document(folder).markdown() + "\n"
 
 
-def html(folder: Path | str, at: Path | str | None = None) -> str:
-    """The answer as a page.  at: the folder that it will lie in, None: the study's."""
-    return document(folder, at).html()
-
-
 def document(folder: Path | str, at: Path | str | None = None) -> Document:
-    """A study's folder -> its answer.  ValueError: its race has not ended, or is damaged."""
+    """A study's folder -> its answer.  ValueError: its race has not ended, or is damaged.
+
+    at: the folder that the page will lie in, None: the study's.
+    """
     folder = Path(folder).absolute()
     study = sweep.read_study(folder)
     if study["race_id"] is None:

@@ -118,20 +118,15 @@ def _cell(pivot: table_groups.Pivot, at: tuple[Any, ...]) -> heat.Cell | None:
 def write(folder: Path | str, results: sweep_results.Results | None = None) -> Path:
     """A sweep's folder -> sweep.html in it, its path.  results: what was read of it, None: it is read."""
     path = Path(folder) / NAME
-    atomic.write_text(path, html(folder, results=results), durable=False)
+    atomic.write_text(path, document(folder, results=results).html(), durable=False)
     return path
 
 
-def html(folder: Path | str, at: Path | str | None = None, results: sweep_results.Results | None = None) -> str:
-    """A sweep's folder -> its page.  ValueError for a damaged sweep.
+def document(folder: Path | str, at: Path | str | None = None, results: Results | None = None) -> Document:
+    """What a sweep found.  ValueError for a damaged sweep.
 
     at: the folder that the page will lie in, None: the sweep's; results: what was read of it, None: it is read.
     """
-    return document(folder, at, results).html()
-
-
-def document(folder: Path | str, at: Path | str | None = None, results: Results | None = None) -> Document:
-    """html() before it is drawn: what a sweep found."""
     results, at = results or sweep_results.read(folder), Path(at or folder)
     best = sweep_results.best(results)
     means = [Columns(effects) for effects in [sweep_results.effects_table(results)] if effects]

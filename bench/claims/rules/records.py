@@ -118,7 +118,8 @@ def the_ledger_is_whole(claim: Claim) -> Judged:
     for number, root, line in zip(book.numbers, book.roots, book.lines):
         if line.get("run") in claim.names:
             mine.setdefault(root, []).append(number)
-    faults = book.faults + _lost_end(book) + _faults_of_published(book)
+    lost = line_count.lost_end(line_count.newest(book.results, book.lines[0].get("sha256")), book.lines)
+    faults = [*book.faults, *([f"this machine has {lost}"] if lost else []), *_faults_of_published(book)]
     evidence, before = f"{len(book.lines)} lines, each names the one before it", []
     for number, root in book.recounted:
         if root not in mine or number <= mine[root][0]:
@@ -130,17 +131,6 @@ def the_ledger_is_whole(claim: Claim) -> Judged:
         numbers = ", ".join(map(str, before))
         evidence += f"; the line count restarted at line {numbers}: whether lines were removed before it is unknown"
     return not faults, "; ".join(faults[:3]) or evidence
-
-
-def _lost_end(book: ledger.Ledger) -> list[str]:
-    """A sentence where this machine has counted more lines than there are."""
-    known = line_count.newest(book.results, book.lines[0].get("sha256"))
-    if known is None:
-        return []
-    counter, number = known
-    last = max((line.get("number", 0) for line in book.lines if line.get("counter") == counter), default=0)
-    fault = f"this machine has counted {number} lines, but the last one is number {last}: its end was removed"
-    return [fault] if last < number else []
 
 
 def _faults_of_published(book: ledger.Ledger) -> list[str]:

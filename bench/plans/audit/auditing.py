@@ -1,18 +1,20 @@
 """A record -> its audit: untimed runs of the same contestant on counterfactual data, and what follows from them.
 
 They lie in results/.audits/, with a ledger of their own, each marked as an audit in its record, so that none counts as
-a run of the track; the first of a script has its look.  audit.json beside the audited record says how it ended.
+a run of the track; the first of a script has its look.  audit.json beside the audited record says how it ended.  What a
+script does outside its clock shows as it runs once more, sampled a hundred times a second: audit_clock.json keeps it.
 """
 
 import dataclasses
 import os
 import random
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from bench.base import utc
+from bench.base import atomic, utc
 from bench.base.paths import REPO, results_root, variables
 from bench.base.reading import plain_file, yaml_file
 from bench.data.sources import datasets
@@ -21,9 +23,11 @@ from bench.launch import after_race, launcher
 from bench.launch.prepare import Job, prepare
 from bench.plans.audit import counterfactual
 from bench.plans.audit.counterfactual import NotPossible
-from bench.record import certificates, failures, run_folder, step_files
+from bench.record import certificates, failures, off_clock, printed_times, run_folder, step_files
 from bench.record.certificates import AUDITS_FOLDER, DOUBTED, FAILED, NOT_POSSIBLE, PASSED
+from bench.training import line_sampler
 
+CLOCK, CLOCK_FILE = "clock", "audit_clock.json"
 LEFT_OUT = (
     "seed=",
     "exporters",
@@ -63,6 +67,43 @@ def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
     }
     certificates.write_audit(folder, audited)
     return audited
+
+
+def audit_clock(folder: Path, say: Say) -> off_clock.Account:
+    """Run the contestant again and sample it.  ValueError: it is no script, cannot run again, or failed."""
+    run = cast(Run, run_folder.read(folder))
+    if not run.get("script"):
+        raise ValueError(f"{folder.name}: is no script's: the harness's own loop keeps the clock of a model")
+    refuse(folder, run, own_data_too=True)
+    job = job_of(folder, run, say)
+    assert job.script is not None
+    about = {"run": f"{run['track']}/{run['run_id']}", "kind": CLOCK}
+    made = Path(tempfile.mkdtemp(prefix="speedrun-samples-"))
+    try:
+        audited = _launched(job.with_look(False), about, {line_sampler.VARIABLE: made})
+        if audited["status"] != "complete":
+            raise ValueError(f"{folder.name}: the audit run ended as {audited['status']}: {audited['failure']}")
+        samples = made / line_sampler.FILE
+        lines = samples.read_text().splitlines() if samples.exists() else []
+    finally:
+        shutil.rmtree(made)
+    stamps_ns = [(line.t_ns, line.is_val) for line in printed_times.events(step_files.read(audited["folder"]))]
+    sources = {
+        name.removeprefix("script/"): path.read_text(errors="replace") for name, path in job.script.sources.items()
+    }
+    try:
+        found = off_clock.account(lines, job.script.file, sources, stamps_ns, audited["metrics"]["train_s"])
+    except ValueError as error:
+        raise ValueError(f"{folder.name}: {error}") from None
+    atomic.write_json(folder / CLOCK_FILE, found)
+    return found
+
+
+def _launched(job: Job, about: Mapping[str, Any], folders: Mapping[str, Path]) -> Run:
+    """The record of an audit run of what about["run"] names; folders: of variables that it sees."""
+    folders = {"SPEEDRUN_RESULTS": results_root() / AUDITS_FOLDER, **folders}
+    with variables({name: str(path.absolute()) for name, path in folders.items()}):
+        return launcher.launch(job, ["audit", about["run"].rpartition("/")[2]], plan={"audit": about})
 
 
 def outcome_of(outcomes: Sequence[str]) -> str:
@@ -128,11 +169,7 @@ def _audit_run(kind: str, job: Job, run: Run, say: Say) -> dict[str, Any]:
             return {"outcome": NOT_POSSIBLE, "why": str(error), "run": None}
         about = {"run": f"{run['track']}/{run['run_id']}", "kind": kind, "seed": seed, **facts}
         say("audit", f"{kind.replace('_', ' ')}: run {run['run_id']} on other data, untimed")
-        folders = {"SPEEDRUN_RESULTS": results_root() / AUDITS_FOLDER, "SPEEDRUN_DATA": Path(made)}
-        with variables({name: str(path.absolute()) for name, path in folders.items()}):
-            audited = launcher.launch(
-                dataclasses.replace(job, dataset=dataset), ["audit", run["run_id"]], plan={"audit": about}
-            )
+        audited = _launched(dataclasses.replace(job, dataset=dataset), about, {"SPEEDRUN_DATA": Path(made)})
     if line := after_race.line(audited):
         say("look", line)
     name, failure = f"{audited['track']}/{audited['run_id']}", audited["failure"] or {}

@@ -171,7 +171,11 @@ def _target(
         return targets.pop(), f"the runs' own target (goal.target{'_val_loss' * (metric == VAL_LOSS)})"
     name, arm = next(iter(arms.items()))
     rung = kept["rungs"][name]["name"]
-    finals = [curve[-1][2] for row, curve in zip(arm.rows, curves_of[name], strict=True) if _is_ended(row) and curve]
+    finals = [
+        curve[-1][2]
+        for row, curve in zip(arm.rows, curves_of[name], strict=True)
+        if eligibility.is_complete(row) and curve
+    ]
     if not finals:
         return None, f"no run of {rung} is complete, and the target would have been what it reaches"
     of_runs = text_table.counted(len(finals), "run")
@@ -197,7 +201,7 @@ def _notes(race: race_folder.Race, rows: Sequence[Row], timed: set[str]) -> list
         among = "still count for want of others" if disturbed[0]["run_id"] in timed else "are excluded from times"
         first = disturbed[0]["machine_doubts"][0]
         notes.append(f"the machine disturbed {len(disturbed)} of {len(rows)} runs, which {among} ({first})")
-    if num_failed := sum(not _is_ended(row) for row in rows):
+    if num_failed := sum(not eligibility.is_complete(row) for row in rows):
         notes.append(f"{num_failed} of {len(rows)} runs failed or are invalid: they reached nothing")
     if race["unplanned_look"]:
         notes.append("there was an interim look that the plan has not: the verdicts are not evidence")
@@ -213,7 +217,7 @@ def _run(
     row: Row, curve: Sequence[Validation], goal: float | None, interpolate: bool, is_timed: bool, metric: Metric
 ) -> Run:
     """A run's row and validations -> Run.  goal None: there is no target; is_timed: as in Run."""
-    ended = _is_ended(row)
+    ended = eligibility.is_complete(row)
     steps, seconds = way(curve, goal, interpolate, metric) if ended and goal is not None else (None, None)
     return {
         "run_id": row["run_id"],
@@ -241,11 +245,6 @@ def way(
             seconds = None if at_s is None or before_s is None else before_s + frac * (at_s - before_s)
             return step_before + frac * (step - step_before), seconds
     return None, None
-
-
-def _is_ended(row: Row) -> bool:
-    """Whether its losses count: it is complete, and nothing shows that it is wrong."""
-    return row["status"] == "complete" and row["validity"] != "invalid"
 
 
 # ---- a rung against the rung below

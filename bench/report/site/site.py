@@ -21,7 +21,7 @@ from bench.record.rows import COLUMNS as OF_A_ROW
 from bench.record.rows import Row
 from bench.report import race_page, sweep_page, sweep_results, table_groups
 from bench.report.site import packed_pages
-from bench.web.document import badge
+from bench.web.document import Document, badge
 from bench.web.page import ASSETS, Safe, join, page, section, soft, table, tag
 
 # fmt: off
@@ -254,7 +254,7 @@ def _race_lines(folder: Path, out: Path) -> tuple[str, list[Line]]:
     try:
         race = race_folder.read(folder)
         started = str(race["started_at"])
-        href = _page_of(folder, race_page.NAME, out, "races", race_page.html)
+        href = _page_of(folder, race_page.NAME, out, "races", race_page.document)
         link = join([tag("a", race["race_id"], href=href)])
         if stairs := race_page.staircase(folder, out, race):
             link = join([link, stairs.markup], "; ")
@@ -289,13 +289,13 @@ def _badge(word: str, colour: str) -> Safe:
     return tag("span", word.replace("_", " "), class_=f"badge {colour}")
 
 
-def _page_of(folder: Path, name: str, out: Path, kind: str, make: Callable[[Path, Path], str]) -> str:
+def _page_of(folder: Path, name: str, out: Path, kind: str, make: Callable[[Path, Path], Document]) -> str:
     """From the index to the page of a race or a sweep; one that was never made is made, in out/KIND/."""
     path = folder / name
     if not path.exists():
         path = out / kind / f"{folder.name}.html"
         path.parent.mkdir(exist_ok=True)
-        atomic.write_text(path, make(folder, path.parent), durable=False)
+        atomic.write_text(path, make(folder, path.parent).html(), durable=False)
     return quote(os.path.relpath(path, out))
 
 
@@ -317,7 +317,7 @@ def sweeps(results: Path | str, runs: Sequence[tuple[str, Row]], out: Path) -> S
 def _sweep_line(folder: Path, runs: Sequence[tuple[str, Row]], out: Path) -> Line:
     try:
         found = sweep_results.read(folder, runs)
-        make = functools.partial(sweep_page.html, results=found)
+        make = functools.partial(sweep_page.document, results=found)
         link = tag("a", folder.name, href=_page_of(folder, sweep_page.NAME, out, "sweeps", make))
         complete = sum(row["status"] == "complete" for row in found.rows)
         counts = f"{complete} complete" + "".join(
