@@ -14,6 +14,7 @@ from browser import Browser, needs_browser
 from bench.base import metric
 from bench.base.paths import CONF
 from bench.cli import ladder
+from bench.compare import same_loss
 from bench.config import compose, resolve, schema
 from bench.config.resolve import deviations_of
 from bench.launch import own_model
@@ -226,10 +227,10 @@ def test_wrong_words_are_refused(words, says):
 
 def test_the_target_is_reached_at_the_first_validation_at_or_below_it():
     curve = [(0, 0.0, 5.0), (10, 2.0, 4.0), (20, 4.0, 3.0), (30, 6.0, 3.5)]
-    assert staircase.way(curve, 3.5) == (20, 4.0)
-    assert staircase.way(curve, 4.0) == (10, 2.0)
-    assert staircase.way(curve, 2.9) == (None, None)
-    assert staircase.way(curve, 3.5, interpolate=True) == (15.0, 3.0)  # half of the way from 4.0 to 3.0
+    assert same_loss.way(curve, 3.5) == (20, 4.0)
+    assert same_loss.way(curve, 4.0) == (10, 2.0)
+    assert same_loss.way(curve, 2.9) == (None, None)
+    assert same_loss.way(curve, 3.5, interpolate=True) == (15.0, 3.0)  # half of the way from 4.0 to 3.0
     assert staircase.every_steps([*curve, (33, 6.6, 3.4)]) == {10}
 
 
@@ -324,9 +325,9 @@ def test_a_ladder_of_bits_per_byte_is_judged_and_tabled_by_them(raced, tmp_path,
 
 def test_where_higher_is_better_a_target_is_reached_from_below():
     curve = [(0, 0.0, 0.1), (10, 1.0, 0.2), (20, 2.0, 0.4)]
-    assert staircase.way(curve, 0.3, False, metric.CORE) == (20, 2.0)
-    assert staircase.way(curve, 0.3, True, metric.CORE) == (15.0, 1.5)
-    assert staircase.way(curve, 0.5, True, metric.CORE) == (None, None)
+    assert same_loss.way(curve, 0.3, metric.CORE) == (20, 2.0)
+    assert same_loss.way(curve, 0.3, metric.CORE, interpolate=True) == (15.0, 1.5)
+    assert same_loss.way(curve, 0.5, metric.CORE, interpolate=True) == (None, None)
 
 
 def test_a_failed_run_reached_nothing_and_is_noted(raced, tmp_path):

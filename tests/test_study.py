@@ -213,11 +213,8 @@ def test_where_higher_is_better_the_search_goes_up_and_divergence_is_the_worst()
 
 def curve(loss, train_s):
     steps = list(range(0, 101, 20))
-    return {
-        "train_s": [train_s * step / 100 for step in steps],
-        "step": steps,
-        "val_loss": [loss + 2.5 * math.exp(-step / 25) - 2.5 * math.exp(-4) for step in steps],
-    }
+    losses = [loss + 2.5 * math.exp(-step / 25) - 2.5 * math.exp(-4) for step in steps]
+    return [(step, train_s * step / 100, value) for step, value in zip(steps, losses)]
 
 
 def answers(chance, n=5, sd_nats=0.02, b_faster=1.0, reuse=False):
@@ -260,8 +257,3 @@ def test_the_luck_of_a_search_decides_no_more_often_than_alpha(monkeypatch):
     assert cheated.count("better") > 4  # with the search's own luck it would
     seen = [answers(chance, b_faster=2.0)[1] for _ in range(10)]
     assert seen.count("faster") == 10
-
-
-def test_the_same_loss_is_the_worst_that_any_run_ended_with():
-    assert same_loss.first_at(2.0, [0.0, 10.0, 20.0], [5.0, 3.0, 1.0]) == 15.0
-    assert same_loss.first_at(5.0, [0.0, 10.0], [5.0, 3.0]) == 0.0

@@ -7,18 +7,12 @@ times to it keeps its level.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
+from bench.base.metric import VAL_LOSS, Metric
 from bench.compare import design, effects, eligibility
 from bench.record.rows import Row, metric_of
-
-
-class Curve(TypedDict):
-    """The validations of a run."""
-
-    train_s: list[float]
-    step: list[int]
-    val_loss: list[float]  # the goal's metric, its sign turned where higher is better
+from bench.record.step_files import Validation
 
 
 class SameLoss(TypedDict):
@@ -33,33 +27,46 @@ class SameLoss(TypedDict):
     verdict: str  # faster, slower, equivalent, inconclusive or not_comparable
 
 
-def first_at(loss: float, at: Sequence[float], losses: Sequence[float]) -> float:
-    """Where the losses first are no higher than that, linear between validations; at: of each validation."""
-    number = next(number for number, value in enumerate(losses) if value <= loss)
-    if number == 0:
-        return at[0]
-    frac = (losses[number - 1] - loss) / (losses[number - 1] - losses[number])
-    return at[number - 1] + frac * (at[number] - at[number - 1])
+def way(
+    curve: Sequence[Validation], goal: float, metric: Metric = VAL_LOSS, interpolate: bool = False
+) -> tuple[float | None, float | None]:
+    """(steps, seconds) to the first validation that reaches goal; (None, None) where none does.
+
+    interpolate: to where the line from the validation before it crosses goal.
+    """
+    for number, (step, at_s, value) in enumerate(curve):
+        if metric.reaches(value, goal):
+            if not interpolate or not number:
+                return step, at_s
+            step_before, before_s, value_before = curve[number - 1]
+            frac = (value_before - goal) / (value_before - value)
+            seconds = None if at_s is None or before_s is None else before_s + frac * (at_s - before_s)
+            return step_before + frac * (step - step_before), seconds
+    return None, None
 
 
 def compared(
-    arms: Sequence[Sequence[Row]], curves: Mapping[str, Curve], alpha: float, of_race: Mapping[str, Any], plan: Any
+    arms: Sequence[Sequence[Row]],
+    curves: Mapping[str, Sequence[Validation]],
+    alpha: float,
+    of_race: Mapping[str, Any],
+    plan: Any,
 ) -> SameLoss:
-    """Rows of the complete runs of both arms, {run_id: curve} of all arms' runs.  alpha: of this question.
+    """Rows of both arms, complete; curves: {run_id: its validations with times} of all arms.  alpha: of this question.
 
     of_race: the Comparison of both, for its floor, its margin and whether times may be compared; plan: of the race.
     """
-    loss = max(curve["val_loss"][-1] for curve in curves.values())
     metric = metric_of(row for rows in arms for row in rows)
+    loss = metric.sign * max(metric.sign * curve[-1][2] for curve in curves.values())
+    ways = [[way(curves[row["run_id"]], loss, metric, interpolate=True) for row in rows] for rows in arms]
 
-    def reached(axis: Literal["train_s", "step"]) -> list[list[float]]:
-        of_each = [[curves[row["run_id"]] for row in rows] for rows in arms]
-        return [[first_at(loss, curve[axis], curve["val_loss"]) for curve in of_arm] for of_arm in of_each]
+    def reached(axis: Literal[0, 1]) -> list[list[float]]:
+        return [[cast(float, each[axis]) for each in of_arm] for of_arm in ways]
 
     a_rows, b_rows = arms
     floor_pct, margin_pct = of_race["time"]["floor_pct"], of_race["time"]["margin_pct"]
     keys = [[eligibility.identity(row) for row in rows] for rows in arms]
-    seconds = reached("train_s")
+    seconds = reached(1)
     numbers, fitted = effects.change(seconds, alpha, keys, design.of_rows(a_rows, b_rows, plan), floor_pct)
     change_pct, p = numbers["change_pct"], numbers["p"]
     p_equivalent = fitted.p_equivalent(math.log1p(-margin_pct / 100), math.log1p(margin_pct / 100)) if fitted else None
@@ -69,9 +76,9 @@ def compared(
     elif of_race["comparable"] and p is not None and change_pct is not None and p < alpha:
         verdict = ("faster" if change_pct < 0 else "slower") if abs(change_pct) > floor_pct else verdict
     return {
-        "val_loss": metric.sign * loss,
+        "val_loss": loss,
         "mean_s": design.geometric_means(seconds, fitted),
-        "mean_steps": [sum(of_arm) / len(of_arm) for of_arm in reached("step")],
+        "mean_steps": [sum(of_arm) / len(of_arm) for of_arm in reached(0)],
         "change_pct": change_pct,
         "ci95_pct": numbers["ci95_pct"],
         "p": p,

@@ -24,6 +24,7 @@ MIN_LOSSES = 8  # so many training losses agree by chance in no two runs, even i
 
 # {column: value}: "step" int, "flags" str, INT_COLUMNS int, the others float; None is an empty cell
 StepRow = dict[str, Any]
+Validation = tuple[int, float | None, float]  # step, seconds of training so far, value of a metric
 
 
 class Event(TypedDict):

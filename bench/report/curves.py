@@ -72,7 +72,7 @@ def curves_of_columns(columns: Mapping[str, Sequence[Any]], max_points: int, sco
     is the time so far: the printed one of a log, else the sum of step_ms; None where a log prints the time of some
     steps only.  Steps with a flag are in no step_ms.  None is unknown.
     """
-    steps, train_s = columns["step"], train_s_of(columns)
+    steps, train_s = columns["step"], _train_s_of(columns)
     loss_and_ms = zip(columns["train_loss"], columns["step_ms"], strict=True)
     trained = [number for number, (loss, ms) in enumerate(loss_and_ms) if loss is not None or ms is not None]
     validated = [
@@ -85,10 +85,7 @@ def curves_of_columns(columns: Mapping[str, Sequence[Any]], max_points: int, sco
     means = {"train_loss": columns["train_loss"], "step_ms": plain_ms}
     train = {name: _means([values[number] for number in trained], every) for name, values in means.items()}
     val = {name: [columns[name][number] for number in kept] for name in (VAL_LOSS.name, score)}
-    at_val_s = list(train_s)
-    for number in kept:
-        if columns["train_time_at_val_ms"][number] is not None:
-            at_val_s[number] = s_from_ms(columns["train_time_at_val_ms"][number])
+    at_val_s = _at_val_s(columns, train_s)
     return {
         "every": every,
         "train": _shared(steps, train_s, columns["tokens"], ends) | _rounded(train),
@@ -96,7 +93,20 @@ def curves_of_columns(columns: Mapping[str, Sequence[Any]], max_points: int, sco
     }
 
 
-def train_s_of(columns: Mapping[str, Sequence[Any]]) -> list[float | None]:
+def validations(folder: Path | str, metric: Metric) -> list[step_files.Validation]:
+    """A run folder -> its validations that have a value of the metric, all of them and unrounded."""
+    columns = step_files.read_columns(folder, (*STEP_COLUMNS, metric.name))
+    at_val_s = _at_val_s(columns, _train_s_of(columns))
+    return [line for line in zip(columns["step"], at_val_s, columns[metric.name], strict=True) if line[2] is not None]
+
+
+def _at_val_s(columns: Mapping[str, Sequence[Any]], train_s: Sequence[float | None]) -> list[float | None]:
+    """The seconds so far of each step, those that a log prints with its validation where it does."""
+    at_val_ms = columns["train_time_at_val_ms"]
+    return [so_far_s if ms is None else s_from_ms(ms) for so_far_s, ms in zip(train_s, at_val_ms, strict=True)]
+
+
+def _train_s_of(columns: Mapping[str, Sequence[Any]]) -> list[float | None]:
     """Columns of COLUMNS -> seconds of training up to the end of each step; all None where a step's time is missing."""
     if columns["train_time_ms"].count(None) < len(columns["step"]):
         return _printed_s(columns["train_time_ms"])

@@ -98,16 +98,11 @@ def _runs(race: Path, names: Sequence[str]) -> list[tuple[Path, Row]]:
 
 def _same_loss(arms: Runs, race: Any, against: Mapping[str, Any], study: sweep.Study) -> dict[str, SameLoss]:
     """{candidate: its times to the same loss}; {} where some run has no times of its validations."""
-    read: dict[str, same_loss.Curve] = {}
     metric = sweep.metric_of(study)
-    for path, row in [run for runs in arms.values() for run in runs]:
-        val = curves.curves_of_run(path, 10_000, metric.name)["val"]
-        if not val["train_s"] or None in val["train_s"] or not val[metric.name]:
-            return {}
-        losses = [metric.sign * score for score in val[metric.name]]
-        read[row["run_id"]] = {"train_s": val["train_s"], "step": val["step"], "val_loss": losses}
+    read = {row["run_id"]: curves.validations(path, metric) for runs in arms.values() for path, row in runs}
     baseline, *others = arms
-    if not all(arms.values()) or not against:
+    has_times = all(curve and None not in [at_s for _, at_s, _ in curve] for curve in read.values())
+    if not has_times or not all(arms.values()) or not against:
         return {}
     alpha = study["alpha"] / 2 / len(others)
     return {

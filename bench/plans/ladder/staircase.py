@@ -15,13 +15,13 @@ from typing import Any, TypedDict
 
 from bench.base import stats, text_table
 from bench.base.metric import VAL_LOSS, Metric
-from bench.compare import calibration, design, effects, eligibility, selection, target, verdict
+from bench.compare import calibration, design, effects, eligibility, same_loss, selection, target, verdict
 from bench.compare.selection import Arm
-from bench.record import race_folder, step_files
+from bench.record import race_folder
 from bench.record.rows import Row, metric_of
+from bench.record.step_files import Validation
 from bench.report import curves
 
-Validation = tuple[int, float | None, float]  # step, seconds of training so far, value of the goal's metric
 POSITIVE = ("to_target_s", "steps_to_target", "step_ms")  # their means are geometric, their changes per cent
 OWN_CLOCK = {"outside_s": None, "outside_unknown": None}  # the launcher's has no time of a point between validations
 
@@ -96,7 +96,7 @@ def from_race(folder: Path | str, interpolate: bool = False) -> Staircase:
     arms = {name: _arm(folder, race, name) for name in race["arms"]}
     rows = [row for arm in arms.values() for row in arm.rows]
     metric = metric_of(rows)
-    curves_of = {name: [_validations(path, metric) for path in arm.folders if path] for name, arm in arms.items()}
+    curves_of = {name: [curves.validations(path, metric) for path in arm.folders if path] for name, arm in arms.items()}
     goal, target_text = _target(arms, curves_of, kept, metric)
     timed = _timed(arms)
     judge, rungs = Judge(plan, goal, metric), list[Rung]()
@@ -141,13 +141,6 @@ def _arm(folder: Path | str, race: race_folder.Race, name: str) -> Arm:
     if len(paths) < len(runs):
         raise ValueError(f"{race['race_id']}: runs of {name} are not there: restore them beside the race")
     return selection.arm_from_folders(name, paths)
-
-
-def _validations(folder: Path | str, metric: Metric) -> list[Validation]:
-    """A run folder -> its validations, in order."""
-    columns = step_files.read_columns(folder, (*curves.STEP_COLUMNS, metric.name))
-    lines = zip(columns["step"], curves.train_s_of(columns), columns[metric.name], strict=True)
-    return [line for line in lines if line[2] is not None]
 
 
 def every_steps(curve: Sequence[Validation]) -> set[int]:
@@ -218,7 +211,7 @@ def _run(
 ) -> Run:
     """A run's row and validations -> Run.  goal None: there is no target; is_timed: as in Run."""
     ended = eligibility.is_complete(row)
-    steps, seconds = way(curve, goal, interpolate, metric) if ended and goal is not None else (None, None)
+    steps, seconds = same_loss.way(curve, goal, metric, interpolate) if ended and goal is not None else (None, None)
     return {
         "run_id": row["run_id"],
         "steps_to_target": steps,
@@ -227,24 +220,6 @@ def _run(
         "step_ms": row["step_avg_ms"] if ended else None,
         "is_timed": is_timed,
     }
-
-
-def way(
-    curve: Sequence[Validation], goal: float, interpolate: bool = False, metric: Metric = VAL_LOSS
-) -> tuple[float | None, float | None]:
-    """(steps, seconds) to the first validation that reaches goal; (None, None) where none does.
-
-    interpolate: to where the line from the validation before it crosses goal.
-    """
-    for number, (step, at_s, value) in enumerate(curve):
-        if metric.reaches(value, goal):
-            if not interpolate or not number:
-                return step, at_s
-            step_before, before_s, value_before = curve[number - 1]
-            frac = (value_before - goal) / (value_before - value)
-            seconds = None if at_s is None or before_s is None else before_s + frac * (at_s - before_s)
-            return step_before + frac * (step - step_before), seconds
-    return None, None
 
 
 # ---- a rung against the rung below
