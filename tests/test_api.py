@@ -107,7 +107,7 @@ def test_an_arm_is_a_name_a_run_or_runs(raced):
     assert by_run.change_pct == by_name.change_pct
     with pytest.raises(ValueError, match="an arm without a run"):
         api.compare(runs[:0], runs)
-    with pytest.raises(ValueError, match="margin_nats -1: use a number of nats"):
+    with pytest.raises(ValueError, match="margin_nats -1: use a number of 0 or more"):
         api.compare(a, b, margin_nats=-1.0)
     several = api.compare(a[:2], b[:2], b[2:])
     assert len(several.against) == 2
