@@ -178,7 +178,7 @@ def _audit_run(kind: str, job: Job, run: Run, say: Say) -> dict[str, Any]:
     if audited["status"] != "complete":
         why = f"the audit run ended as {audited['status']}: {failure.get('message')}"
         return {"outcome": DOUBTED, "why": why, "run": name}
-    nats = [row["val_loss"] for row in step_files.read(audited["folder"]) if row["val_loss"] is not None]
+    nats = list(step_files.validations(audited["folder"]).values())
     return counterfactual.verdict(kind, facts, run["metrics"]["val_loss"], nats) | {"run": name}
 
 

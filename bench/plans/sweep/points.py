@@ -296,8 +296,7 @@ class AboveBest:
         complete = [run for run in runs if run["status"] == "complete"]
         reached = [run for run in complete if run["metrics"]["target_reached"]]
         self.best = min(reached or complete, key=lambda run: run["metrics"]["val_loss"], default=None)
-        rows = step_files.read(self.best["folder"]) if self.best else ()
-        self.curve = {row["step"]: row["val_loss"] for row in rows if row["val_loss"] is not None}
+        self.curve = step_files.validations(self.best["folder"]) if self.best else {}
 
     def __call__(self, validations: Validations) -> str | None:
         """Why the run is to end now, or None."""

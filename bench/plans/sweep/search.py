@@ -15,7 +15,6 @@ from typing import Any, cast
 
 from bench.base.metric import Metric
 from bench.launch.console import say
-from bench.record import step_files
 from bench.record.rows import metric_of, row_of
 from bench.record.shape import Record
 
@@ -224,11 +223,9 @@ def objective_of(run: dict[str, Any] | None, name: str) -> float | None:
 
 
 def _target_s(folder: str, metric: Metric, target: float | None) -> float | None:
+    from bench.compare import same_loss  # and all that a page needs, which other objectives do without
+    from bench.report import curves
+
     if target is None:
         raise ValueError("hydra.sweeper.objective=target_s: the runs have no target: give goal.target_val_loss=NUMBER")
-    train_ms = 0.0
-    for row in step_files.read(folder):
-        train_ms += row["step_ms"] or 0.0
-        if row.get(metric.name) is not None and metric.reaches(row[metric.name], target):
-            return train_ms / 1e3
-    return None
+    return same_loss.way(curves.validations(folder, metric), target, metric)[1]
