@@ -13,7 +13,6 @@ from bench.cli import report, table
 from bench.launch import series
 from bench.record import named, sweep
 from bench.report import sweep_page, sweep_results, table_groups
-from bench.web.document import texts
 
 WORDS = ["optim.lr=0.001,0.003", "model.num_layers=2,4", "seed=0,1"]
 
@@ -317,7 +316,7 @@ def test_the_page_is_written_by_report_and_its_markdown_is_the_pivot(results, ca
     assert report.main([folder.name, "--md"]) == 0
     out = capsys.readouterr().out
     pivot = table_groups.pivot_of(sweep_results.read(folder).rows, ["optim.lr", "model.num_layers"], "val_loss")
-    assert texts(table_groups.pivot_blocks(pivot), True) in out
+    assert table_groups.pivot_text(pivot, True) in out
 
 
 def test_the_page_says_complete_only_of_a_sweep_that_is(results):

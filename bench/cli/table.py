@@ -18,7 +18,6 @@ from bench.cli import arguments
 from bench.record import named
 from bench.report import table_groups
 from bench.report.table_columns import COLUMNS, Columns
-from bench.web.document import texts
 
 ALONE = {  # what has no effect beside another option
     "leaderboard": (
@@ -97,7 +96,7 @@ def _pivot(args: argparse.Namespace) -> None:
         cells = tables.Table(table_groups.rows_of_pivot(pivot), names)
         print(cells.to_json()) if args.json else cells.print_csv()
     else:
-        print(texts(table_groups.pivot_blocks(pivot), args.md) if rows else _nothing(args))
+        print(table_groups.pivot_text(pivot, args.md) if rows else _nothing(args))
 
 
 def _nothing(args: argparse.Namespace) -> str:

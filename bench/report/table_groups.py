@@ -18,7 +18,7 @@ from bench.record import certificates, configs
 from bench.report import table_columns
 from bench.report.table_columns import Columns, TableRow, rank
 from bench.report.table_text import number_words, value_words
-from bench.web.document import Block, Lines, Table
+from bench.web.document import Block, Lines, Table, texts
 
 GROUPED = (
     *("score", "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "mfu", "peak_mem_gib", "energy_j", "mean_power_w"),
@@ -222,6 +222,11 @@ def pivot_of(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], value: str,
     return Pivot(
         value, of_goal.name if of_goal else value, list(keys), sides, cells, [name for name in over if name not in keys]
     )
+
+
+def pivot_text(pivot: Pivot, is_md: bool) -> str:
+    """Its pivot_blocks() for a terminal, or in Markdown."""
+    return texts(pivot_blocks(pivot), is_md)
 
 
 def pivot_blocks(pivot: Pivot) -> list[Block]:
