@@ -538,9 +538,12 @@ def test_runs_come_from_an_s3_compatible_store(machines, monkeypatch, capsys):
 
         bucket = s3fs.S3FileSystem()
         bucket.mkdir("lab")
+        folder = sweep.begin(a.folder, "sweep-1a2b3c4d", ["run"], [["seed=0"]], None)
+        sweep.keep(folder, 0, ["seed=0"], {"folder": a.folder / runs_in(a.folder)[0]})
         bucket.put(str(a.folder), "lab/a", recursive=True)
         assert collected(into, "s3://lab/a", b) == 0
         assert failed(into) == {} and len(runs_in(into)) == 3
+        assert sweep.points(into / sweep.FOLDER / folder.name)[0].folder == into / runs_in(a.folder)[0]
         bucket.rm(f"lab/a/{runs_in(a.folder)[0]}/steps.csv")
         again = into.with_name("again")
         assert collected(again, "s3://lab/a", b) == 1
