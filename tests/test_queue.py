@@ -155,6 +155,7 @@ def test_of_five_agents_no_two_take_one_entry(results, queue):
     assert queue.waiting() == queue.taken() == [] and len(queue.outcomes()) == 60
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_killed_loses_its_entry_to_the_next_and_its_run_ends(results, queue):
     queue.submit([*SMOKE, "goal.num_steps=100000", "goal.val_every_steps=100000"], 0)
     with started(results, AGENT) as first:
@@ -185,6 +186,7 @@ def test_an_entry_whose_agents_are_lost_again_and_again_ends(queue, monkeypatch)
     assert [each["exit_code"] for each in queue.outcomes()].count(1) == 1
 
 
+@pytest.mark.slow
 def test_a_race_that_is_given_back_goes_on_as_one_race_at_its_price(results, queue):
     words = ["A=", "B=optim=muon", "n=2", "track=free", "experiment=smoke", "name=mine", "--anyway"]
     assert submit.main(["race", *words]) == 0
@@ -215,17 +217,17 @@ def test_a_race_of_another_session_waits_for_its_machine_then_begins_again(resul
     queue.submit(["race", "A=", "B=optim=muon", "n=2", "track=free", "experiment=smoke", "--anyway"], 0)
     (waiting,) = queue.waiting()
     here = Agent(results, None, ("race",))
-    command = here._command(waiting, None)
+    command = here._command(waiting)
     assert command[-1] == f"name=race{waiting.short}"
     folder = planning.begin(
         plan.parse_request([word for word in command[1:] if word != "--anyway"]), results, anyway=True
     )
     assert here._race(waiting) == folder and here._may_begin(waiting)
-    assert here._command(waiting, None) == ["race", "--resume", folder.name, "--anyway"]
+    assert here._command(waiting) == ["race", "--resume", folder.name, "--anyway"]
     elsewhere = Agent(results, None, ("race",))
     elsewhere._session_id = "another"
     assert not elsewhere._may_begin(waiting)
     monkeypatch.setattr(Queue, "idle_s", lambda self, entry: 3601.0)
     assert elsewhere._may_begin(waiting)
-    assert elsewhere._command(waiting, None) == command
+    assert elsewhere._command(waiting) == command
     assert state.unfinished(results) == []  # the first was abandoned

@@ -14,7 +14,7 @@ from bench.base.paths import REPO, shown
 from bench.config import groups
 from bench.launch.console import say
 from bench.machine import environment, gpus, leases, processes
-from bench.machine.signals import Signals, raise_interrupted
+from bench.machine.signals import Signals, held, raise_interrupted
 from bench.plans.queue import FOLDER, RACE_WAITS_S, Entry, Queue
 from bench.plans.race import runner, state
 
@@ -37,6 +37,8 @@ class Agent:
 
     def __post_init__(self) -> None:
         self.queue = Queue(self.results / FOLDER)
+        self._taken: Entry | None = None
+        self._began_s = 0.0
         self._session_id = environment.session_id(environment.environment())
 
     def go(self, once: bool) -> int:
@@ -46,20 +48,22 @@ class Agent:
         """
         self.queue.check_trust()
         with raise_interrupted() as signals:
-            while True:
-                for lost in self.queue.put_back_lost():
-                    say("queue", f"{lost.id} of {lost.user}: its agent was lost", always=True)
-                with self._next() as entry:
-                    if entry is not None:
-                        exit_code = self._run(entry, signals)
-                        if once:
-                            return exit_code
-                        continue
-                if once:
-                    say("queue", "nothing that waits can be begun here now")
-                    return 0
-                signals.check()
-                time.sleep(LOOK_EVERY_S)
+            try:
+                while True:
+                    for lost in self.queue.put_back_lost():
+                        say("queue", f"{lost.id} of {lost.user}: its agent was lost", always=True)
+                    with self._next() as entry:
+                        exit_code = 0 if entry is None else self._run(entry, signals)
+                    if once:
+                        if entry is None:
+                            say("queue", "nothing that waits can be begun here now")
+                        return exit_code
+                    if entry is None:
+                        signals.check()
+                        time.sleep(LOOK_EVERY_S)
+            finally:
+                if self._taken is not None:
+                    self._end(self._taken, None, "it was given back")
 
     @contextlib.contextmanager
     def _next(self) -> Iterator[Entry | None]:
@@ -73,8 +77,10 @@ class Agent:
                     if devices is None:
                         break
                     entry.env["CUDA_VISIBLE_DEVICES"] = ",".join(device.name for device in devices)
-                    if (taken := self.queue.take(entry)) is not None:
-                        yield taken
+                    with held():
+                        self._taken, self._began_s = self.queue.take(entry), time.monotonic()
+                    if self._taken is not None:
+                        yield self._taken
                         return
         yield None
 
@@ -99,38 +105,45 @@ class Agent:
     # ---- one entry
 
     def _run(self, entry: Entry, signals: Signals) -> int:
-        """Runs an entry that was taken -> its exit code.  Interrupted: it waits again."""
-        num_places, began_s = max(1, entry.num_gpus), time.monotonic()
-        usd_per_hour = None if self.usd_per_hour is None else self.usd_per_hour * num_places
-        command = self._command(entry, usd_per_hour)
+        """Runs an entry that was taken -> its exit code."""
+        try:
+            command = self._command(entry)
+        except ValueError as error:  # of a race whose plan was damaged
+            self._end(entry, 2, str(error))
+            return 2
         env = os.environ | {name: entry.env[name] for name in ENV if name in entry.env}
         env["SPEEDRUN_RESULTS"] = str(self.results)
         log = self.queue.log(entry)
         say("queue", escape.line(f"{entry.id} of {entry.user}: {shlex.join(command)}, log {shown(log)}"), always=True)
-        exit_code, why = None, "it was given back"
-        try:
-            program = [sys.executable, "-m", "bench", *command]
-            with open(log, "ab") as out, processes.child(program, REPO, env, out, END_WITHIN_S) as child:
-                beat_s = time.monotonic()
-                while child.poll() is None:
-                    signals.check()
-                    if time.monotonic() - beat_s > BEAT_S:
-                        beat_s = time.monotonic()
-                        if not self.queue.keep(entry):
-                            say("queue", f"{entry.id}: this agent was believed lost, and lost it: it ends", always=True)
-                            return 1
-                    time.sleep(TICK_S)
-            exit_code, why = child.returncode, "it ended"
-        finally:
-            hours = (time.monotonic() - began_s) / 3600
-            if self.queue.keep(entry):
-                self.queue.end(entry, exit_code, why, hours, None if usd_per_hour is None else usd_per_hour * hours)
-                say("queue", f"{entry.id}: {why}{'' if exit_code is None else f', exit code {exit_code}'}", always=True)
-        return exit_code
+        program = [sys.executable, "-m", "bench", *command]
+        with open(log, "ab") as out, processes.child(program, REPO, env, out, END_WITHIN_S) as child:
+            beat_s = time.monotonic()
+            while child.poll() is None:
+                signals.check()
+                if time.monotonic() - beat_s > BEAT_S:
+                    beat_s = time.monotonic()
+                    if not self.queue.keep(entry):
+                        break
+                time.sleep(TICK_S)
+        return self._end(entry, child.returncode, "it ended")
 
-    def _command(self, entry: Entry, usd_per_hour: float | None) -> list[str]:
+    def _end(self, entry: Entry, exit_code: int | None, why: str) -> int:
+        """Says what became of an entry, unless this agent has lost it -> the exit code, 1 for none."""
+        self._taken = None
+        if not self.queue.keep(entry):
+            exit_code, why = None, "this agent was believed lost, and lost it"
+        else:
+            hours, usd_per_hour = (time.monotonic() - self._began_s) / 3600, self._usd_per_hour(entry)
+            self.queue.end(entry, exit_code, why, hours, None if usd_per_hour is None else usd_per_hour * hours)
+        say("queue", f"{entry.id}: {why}{'' if exit_code is None else f', exit code {exit_code}'}", always=True)
+        return 1 if exit_code is None else exit_code
+
+    def _usd_per_hour(self, entry: Entry) -> float | None:
+        return None if self.usd_per_hour is None else self.usd_per_hour * max(1, entry.num_gpus)
+
+    def _command(self, entry: Entry) -> list[str]:
         """Its verb and arguments: a race that it has begun goes on; one that it began elsewhere is abandoned."""
-        command = list(entry.command)
+        command, usd_per_hour = list(entry.command), self._usd_per_hour(entry)
         if usd_per_hour is not None and not any(word.startswith(PRICE) for word in command):
             command.append(f"{PRICE}={usd_per_hour:g}")
         if (race := self._race(entry)) is not None:

@@ -16,6 +16,7 @@ import os
 import pwd
 import secrets
 import stat
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ from bench.base.paths import working_folder
 from bench.base.reading import json_file, yaml_file
 from bench.base.reading.damage import BAD
 from bench.config import groups
-from bench.machine.signals import held
 
 FOLDER = "queue"  # of a results folder
 LEASE_S = 120.0  # longer than an agent needs to end what it runs
@@ -159,52 +159,41 @@ class Queue:
 
     def take(self, entry: Entry) -> Entry | None:
         """The entry, if it is this process that got it."""
-        token = secrets.token_hex(4)
-        mine = entry._replace(token=token)
-        with held():
-            self._lease(mine).touch()
-            try:
-                os.rename(self._path("waiting", entry.id), self._path("taken", mine.name))
-            except FileNotFoundError:  # another agent has it; or a network file system said so of a rename that it did
-                if not self._path("taken", mine.name).exists():
-                    self._lease(mine).unlink(missing_ok=True)
-                    return None
+        mine = entry._replace(token=secrets.token_hex(4))
+        self._lease(mine).touch()
+        try:
+            os.rename(self._path("waiting", entry.id), self._path("taken", mine.name))
+        except FileNotFoundError:  # another agent has it; or a network file system said so of a rename that it did
+            if not self._path("taken", mine.name).exists():
+                self._lease(mine).unlink(missing_ok=True)
+                return None
         return mine
 
     def keep(self, entry: Entry) -> bool:
         """Says that this agent lives.  False: it was believed lost, and somebody else may have the entry."""
-        if not self._path("taken", entry.name).exists():
+        try:
+            os.utime(self._lease(entry))
+        except FileNotFoundError:
             return False
-        os.utime(self._lease(entry))
-        return True
+        return self._path("taken", entry.name).exists()
 
     def end(self, entry: Entry, exit_code: int | None, why: str, hours: float, usd: float | None) -> None:
         """The entry's command has ended; exit_code None: it waits again."""
-        outcome = Outcome(
-            id=entry.id,
-            user=entry.user,
-            exit_code=exit_code,
-            why=why,
-            num_gpus=entry.num_gpus,
-            hours=hours,
-            usd=usd,
-            ended_s=datetime.now(UTC).timestamp(),
-        )
-        atomic.write_json(self.folder / "ended" / f"{entry.name}.json", outcome)
+        known: Any = {"id": entry.id, "user": entry.user, "num_gpus": entry.num_gpus}
+        known |= {"exit_code": exit_code, "why": why, "hours": hours, "usd": usd}
+        atomic.write_json(self._path("ended", entry.name), known | {"ended_s": datetime.now(UTC).timestamp()})
         self._leave(entry, exit_code)
 
     def put_back_lost(self) -> list[Entry]:
         """Entries whose agents are lost wait again -> those that this process put back, or ended after MAX_LOST."""
-        probe = self.folder / f".now-{os.getpid()}"
-        probe.touch()
-        now_s = probe.stat().st_mtime
-        probe.unlink()
+        with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".now-") as probe:
+            now_s = os.stat(probe.name).st_mtime
         lost = []
         for entry in self.taken():
             known_s = _mtime_s(self._lease(entry))
             if known_s is not None and now_s - known_s < LEASE_S:
                 continue
-            ended = self.folder / "ended" / f"{entry.name}.json"
+            ended = self._path("ended", entry.name)
             if ended.exists():  # it was lost between the end and its file's
                 self._leave(entry, atomic.read_json(ended, {}).get("exit_code"))
                 continue
