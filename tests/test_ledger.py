@@ -35,6 +35,17 @@ def test_no_ledger_has_no_lines_and_no_faults(tmp_path):
     assert (ledger.read(tmp_path).lines, ledger.read(tmp_path).faults, ledger.find(tmp_path)) == ([], [], None)
 
 
+@pytest.mark.parametrize("what", ["link", "pipe"])
+def test_nothing_is_written_through_a_link_or_into_a_pipe(tmp_path, what):
+    """Of a results folder that came from somewhere else."""
+    (tmp_path / "victim").write_text("mine")
+    path = tmp_path / "ledger.jsonl"
+    path.symlink_to("victim") if what == "link" else os.mkfifo(path)
+    with pytest.raises(OSError, match=f"ledger.jsonl is (a {what}|not a regular file)"):
+        ledger.append(tmp_path, "look")
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     "harm, message",
     [

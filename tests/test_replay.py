@@ -24,6 +24,7 @@ from bench.claims.rules import rulebook
 from bench.cli import main as program
 from bench.compare import comparison, selection
 from bench.machine import code_state, environment, git, sandbox
+from bench.machine.signals import Interrupted
 from bench.plans.replay import certificate, outcomes, rebuilding, recorded, repeats, replaying
 from bench.record import certificates, ledger, metrics, named, run_folder, step_files, verification
 from bench.record.rows import row_of
@@ -448,6 +449,25 @@ def test_links_in_the_code_of_a_record_are_not_followed(tmp_path):
 
 
 @pytest.mark.slow
+def test_an_interrupted_replay_in_a_sandbox_leaves_its_record(tmp_path, monkeypatch):
+    """As its launcher has finished it there, which gets the signal through the sandbox's wrappers (test_sandbox.py)."""
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    made = types.SimpleNamespace(temp=tmp_path / "temp", code=tmp_path, own=tmp_path)
+    (tmp_path / ".git").write_text(f"gitdir: {tmp_path}/.git")
+    confined = rebuilding.Sandbox(recorded.read(kept_records.COMPLETE), made, has_data=True)
+
+    def ended(*_):
+        claimed.Results(confined.results).add(1, status="aborted")
+        raise Interrupted("SIGINT")
+
+    monkeypatch.setattr(rebuilding.arm_process, "run_to_end", ended)
+    with pytest.raises(Interrupted):
+        rebuilding.train(tmp_path, [], {}, "theirs", confined=confined)
+    (name,) = ledger.read(tmp_path / "results/replays").runs
+    run = run_folder.read(tmp_path / "results/replays" / name)
+    assert (run["status"], run["failure"]["kind"]) == ("aborted", "interrupted")
+
+
 def test_a_strangers_code_runs_in_a_sandbox_and_gets_no_tokens(finished_run, tmp_path, monkeypatch):
     """A patch of bench/, its hash put right, that writes to a file which tokens it sees."""
     folder = real_runs.copy_of(finished_run, tmp_path / "theirs")
@@ -474,6 +494,7 @@ def test_a_strangers_code_runs_in_a_sandbox_and_gets_no_tokens(finished_run, tmp
     (folder / "run.json").write_text(with_code((folder / "run.json").read_text()))
     (found,), said = replayed(tmp_path / "results", folder, HF_TOKEN="secret")
     assert found["outcome"] == "identical" and "code/diff.patch of a record that is not in" in said
+    assert found["sandbox"] in (sandbox.BUBBLEWRAP, sandbox.NAMESPACES)
     assert not spied.exists() and (folder / "certificate.json").exists()
     (name,) = found["replays"]
     assert verification.report(tmp_path / "results/replays" / name)["passed"]
@@ -484,7 +505,7 @@ def test_a_strangers_code_runs_in_a_sandbox_and_gets_no_tokens(finished_run, tmp
     with pytest.raises(ValueError, match=r"code/diff.patch.*no sandbox can be made here .not permitted.*--trust"):
         replaying.replay(record, [], replaying.Options(), say=print)
     (found,), _ = replayed(tmp_path / "results", folder, "--trust", HF_TOKEN="secret")
-    assert found["outcome"] == "identical" and set(spied.read_text()) == set("[]")
+    assert found["outcome"] == "identical" and found["sandbox"] is None and set(spied.read_text()) == set("[]")
     spied.unlink()
     change(folder, "code/diff.patch", lambda text: text.replace("import contextlib, os", "import contextlib, os, sys"))
     patched = (folder / "code/diff.patch").read_bytes()

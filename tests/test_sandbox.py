@@ -126,7 +126,7 @@ for family in (socket.AF_VSOCK, socket.AF_ALG):
     except OSError as error:
         print(errno.errorcode[error.errno], end=" ")
 """
-    assert confined(code) == (0, "ENOSYS ENOSYS ENOSYS ENOSYS EAFNOSUPPORT EAFNOSUPPORT ", None)
+    assert confined(code) == (0, "ENOSYS ENOSYS ENOSYS ENOSYS ENOSYS EAFNOSUPPORT EAFNOSUPPORT ", None)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +141,11 @@ for family in (socket.AF_VSOCK, socket.AF_ALG):
         (
             "import mmap, time\nheld = mmap.mmap(-1, 2**28)\nfor at in range(0, 2**28, 4096): held[at] = 1\n"
             "time.sleep(99)",
+            Limits(memory_gib=0.2),
+            "GiB of memory, and may hold 0.2",
+        ),
+        (
+            "import os, time\nfor _ in range(8): os.write(os.memfd_create('held'), b'x' * 2**25)\ntime.sleep(99)",
             Limits(memory_gib=0.2),
             "GiB of memory, and may hold 0.2",
         ),
@@ -167,7 +172,7 @@ def test_what_takes_too_much_is_named(confined, code, limits, words):
 
 
 def test_what_leaves_the_machine_no_memory_is_ended(confined, monkeypatch):
-    """As files of memfd_create() do, which no process needs to map."""
+    """As closed files of memfd_create() do that wait in a socket."""
     monkeypatch.setattr("bench.machine.environment.meminfo_gib", lambda name: 0.4)
     _, _, why = confined("import time; time.sleep(99)", Limits(memory_gib=10))
     assert why == "less than 0.5 GiB of this machine's memory are left"
@@ -183,6 +188,20 @@ def test_a_daemon_ends_with_what_started_it(confined):
     code = "import subprocess\nsubprocess.Popen('setsid env -i sleep 321.5 & exit', shell=True).wait()"
     assert confined(code)[0] == 0
     assert real_runs.wait_for(lambda: b"321.5" not in b"".join(_command_lines()), 10)
+
+
+def test_what_is_to_end_hears_of_it(confined):
+    """The wrappers around it hand no signal on."""
+    code = "import signal, time\nsignal.signal(15, lambda *_: (open('heard', 'w'), exit()))\n"
+    code += "open('ready', 'w')\ntime.sleep(99)"
+    words = [sys.executable, "-I", "-S", "-c", code]
+    words, env = sandbox.command(
+        words, os.environ, sandbox.of_python(sys.executable), {confined.work: confined.work}, None, confined.work,
+        using=confined.kind,
+    )  # fmt: skip
+    with processes.child(words, confined.work, env, None, 20, sandbox.WRAPPERS):
+        real_runs.wait_for((confined.work / "ready").exists, 30)
+    assert (confined.work / "heard").exists()
 
 
 def _command_lines():

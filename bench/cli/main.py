@@ -67,7 +67,16 @@ CHECKOUT_VERBS = {  # run.sh's own
     "lint": "style and types of the code, as CI checks them",
 }
 # of a file: a sentence is enough
-NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENAMETOOLONG)
+NOT_OURS = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
 # say which folders of the user's they use
 INTRODUCED = ("run", "speedrun", "race", "study", "referee", "ladder", "calibrate")
 # nothing that ranks can do together

@@ -108,10 +108,8 @@ def _run(command: list[str], env: dict[str, str], orders: _Orders, wrappers: int
     stopped_s, is_woken = None, False
     while child.poll() is None and orders.is_open:
         if orders.is_stop and stopped_s is None:
-            stopped_s, inner = time.monotonic(), {child.pid}
-            for _ in range(wrappers):
-                inner = set[int]().union(*map(processes.children, inner))
-            processes.signal_all(inner, signal.SIGTERM)
+            stopped_s = time.monotonic()
+            processes.signal_all(processes.inside(child.pid, wrappers), signal.SIGTERM)
         since_s = 0.0 if stopped_s is None else time.monotonic() - stopped_s
         if since_s > GRACE_S:
             break

@@ -28,12 +28,17 @@ WAKE_AFTER_S = 1.0  # after SIGTERM: what is stopped has not got it
 
 @contextlib.contextmanager
 def child(
-    command: Sequence[str], cwd: Path | str, env: Mapping[str, str], out: IO[Any] | None, end_within_s: float
+    command: Sequence[str],
+    cwd: Path | str,
+    env: Mapping[str, str],
+    out: IO[Any] | None,
+    end_within_s: float,
+    wrappers: int = 0,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Yields a Popen in a new session, ended when the block is left in any way, and on Linux with this process.
 
     out: a file for both its outputs, None for this process' own.  SIGTERM lets it end what it started itself; it is
-    killed after end_within_s.
+    killed after end_within_s.  wrappers: processes around it that hand no signal on, as of inside().
     """
     process = None
     try:
@@ -58,7 +63,9 @@ def child(
                 (signal.SIGKILL, None),
             )
             for number, within_s in ways:
-                process.send_signal(number)
+                reached = {process.pid} if number == signal.SIGKILL else inside(process.pid, wrappers)
+                if process.poll() is None:
+                    signal_all(reached, number)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(within_s)
 
@@ -195,6 +202,14 @@ def _children_among_all(parent: int) -> set[int]:
             pid = int(path.parent.name)
             if int(stat_fields(pid)[1]) == parent:
                 found.add(pid)
+    return found
+
+
+def inside(pid: int, wrappers: int) -> set[int]:
+    """What so many processes are around, each the parent of the next; pid: the outermost."""
+    found = {pid}
+    for _ in range(wrappers):
+        found = set[int]().union(*map(children, found))
     return found
 
 

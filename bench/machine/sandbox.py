@@ -60,7 +60,7 @@ class Limits:
     NAMESPACES alone hold to about that, from Linux 6.14 on.  Watch looks for the others, and for that.
     """
 
-    memory_gib: float | None = None  # with its folders in memory or, if that is more, what one process shares of such
+    memory_gib: float | None = None  # with its files in memory or, if that is more, what one process shares of such
     num_processes: int | None = None  # threads count too
     cpu_s: float | None = None
     disk_gib: float | None = None
@@ -243,13 +243,14 @@ class Watch:
 
 
 def _used(pids: Iterable[int]) -> tuple[int, float]:
-    """-> (processes and threads, GiB that they do not share and GiB of their folders in memory).
+    """-> (processes and threads, GiB that they do not share and GiB of their files in memory).
 
-    In place of the latter the most shared memory that one of them maps, if it is more; files that none maps and that
-    no folder has (memfd_create(2)) show only in what the machine has left.
+    Files: of their folders, and open ones that no folder has (memfd_create(2)).  In place of these the most shared
+    memory that one of them maps, if it is more.
     """
     num_tasks, num_bytes, num_shared_bytes, page_bytes = 0, 0, 0, os.sysconf("SC_PAGE_SIZE")
-    in_memory = {os.stat(path).st_dev: 0 for path in (TEMPORARY, SHARED)}  # bytes by file system; not the machine's own
+    # bytes by file system and, of a memfd, file; not the machine's own
+    in_memory: dict[tuple[int, int | None], int] = {(os.stat(path).st_dev, None): 0 for path in (TEMPORARY, SHARED)}
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):
             num_tasks += int(processes.stat_fields(pid)[17])
@@ -259,7 +260,12 @@ def _used(pids: Iterable[int]) -> tuple[int, float]:
                 num_shared_bytes = max(num_shared_bytes, int(mapped[1]) * KIB)
             for path in (TEMPORARY, SHARED):
                 inside = f"/proc/{pid}/root{path}"
-                if (device := os.stat(inside).st_dev) not in in_memory:
-                    held = os.statvfs(inside)
-                    in_memory[device] = (held.f_blocks - held.f_bfree) * held.f_frsize
+                if (device := (os.stat(inside).st_dev, None)) not in in_memory:
+                    disk = os.statvfs(inside)
+                    in_memory[device] = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):  # it has been closed
+                    if os.readlink(f"/proc/{pid}/fd/{number}").startswith("/memfd:"):
+                        held = os.stat(f"/proc/{pid}/fd/{number}")
+                        in_memory[held.st_dev, held.st_ino] = held.st_blocks * 512
     return num_tasks, (num_bytes + max(num_shared_bytes, sum(in_memory.values()))) / GIB

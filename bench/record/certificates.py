@@ -54,6 +54,7 @@ class Certificate(TypedDict):
     facts: dict[str, Any]  # the numbers behind the word
     made_at: str
     time: NotRequired[dict[str, Any] | None]  # whether the run's time came again; None where nothing ran
+    sandbox: NotRequired[str | None]  # that its replays ran in (bench/machine/sandbox.py); None: as the user
 
 
 def replays_root() -> Path:

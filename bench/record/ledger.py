@@ -136,7 +136,7 @@ def turn(results: Path | str) -> Iterator[FileIO]:
     # The file is opened when the turn is ours: NFS shows what other nodes have closed to who opens it afterwards.
     with atomic.locked(path.parent / TURN), contextlib.ExitStack() as opened:
         for _ in range(MAX_REPLACED):
-            file = opened.enter_context(open(path, "a+b", buffering=0))
+            file = opened.enter_context(open(path, "a+b", buffering=0, opener=_opened_here))
             with contextlib.suppress(OSError):  # a file system without locks; earlier revisions know this lock alone
                 fcntl.flock(file, fcntl.LOCK_EX)
             with contextlib.suppress(FileNotFoundError):
@@ -144,6 +144,16 @@ def turn(results: Path | str) -> Iterator[FileIO]:
                     break
             # a join replaced it while this process waited: what is written to it now would be lost
         yield file
+
+
+def _opened_here(path: str, flags: int) -> int:
+    try:
+        return plain_file.open_now(path, flags | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EINVAL):
+            raise
+        what = "a link, which is not written through" if error.errno == errno.ELOOP else "not a regular file"
+        raise OSError(errno.ELOOP, f"{NAME} is {what}", path) from None
 
 
 def following(results: Path, file: FileIO, event: str, facts: Mapping[str, object]) -> tuple[Line, bytes, int]:

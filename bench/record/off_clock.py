@@ -110,7 +110,9 @@ def beyond(candidate: Account, baseline: Account) -> list[str]:
         old_s, old_bytes, _ = theirs.get((phase, text, inside), (0.0, 0, at))
         more_s, more_bytes = s - old_s, num_bytes - old_bytes
         if more_s > MIN_S + MIN_FRAC * old_s or more_bytes > MIN_BYTES + MIN_FRAC * old_bytes:
-            timed_s = [each.get((TIMED, text, inside), (0.0, 0, at))[0] for each in (theirs, own)]
+            timed_s = [  # wherever within that line's calls: which of their lines a sample meets is chance
+                sum(used[0] for key, used in each.items() if key[:2] == (TIMED, text)) for each in (theirs, own)
+            ]
             is_moved = more_s > MIN_S and timed_s[0] - timed_s[1] > more_s / 2
             how = f"moved out of the timed region (now {phase})" if is_moved else f"more {phase}"
             read = f" and {more_bytes / MIB:.0f} MiB read" if more_bytes > MIB else ""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from bench.base.paths import CHECKOUT, REPO, working_folder
 from bench.config import schema, user_code
-from bench.machine import code_copy, code_state
+from bench.machine import code_copy, code_state, sandbox
 from bench.machine.processes import child, has_ended
 from bench.machine.signals import raise_interrupted
 from bench.record import race_folder, run_folder
@@ -232,7 +232,8 @@ def run_to_end(
     command, env = confined(command, env) if confined else (command, env)
     with tempfile.TemporaryFile() as hidden:
         to: Any = out if show else hidden
-        with raise_interrupted() as signals, child(command, folder, env, to, END_WITHIN_S) as process:
+        wrappers = sandbox.WRAPPERS if confined else 0
+        with raise_interrupted() as signals, child(command, folder, env, to, END_WITHIN_S, wrappers) as process:
             while not has_ended(process.pid, TICK_S):
                 signals.check()
                 tick()

@@ -21,6 +21,7 @@ from bench.base.paths import REPO, results_root
 from bench.base.reading import plain_file
 from bench.data.sources.source import data_root
 from bench.machine import code_state, environment, git, processes, sandbox
+from bench.machine.signals import Interrupted
 from bench.plans.race import arm_process, worktrees
 from bench.plans.replay.recorded import VARIABLES, Recorded
 from bench.record import ledger, race_folder, run_folder
@@ -211,9 +212,8 @@ def train(
     """Train once by this code -> the new run folder.  show: pass on what it prints, to standard error.
 
     name: of the record, for messages; confined: None outside a sandbox.  ValueError: it did not start, or left no
-    record.  Raises Interrupted after the run has been ended, and recorded outside a sandbox.
+    record.  Raises Interrupted after the run has been ended and recorded.
     """
-
     results = confined.results if confined else replays_root()
 
     def folders() -> set[Path]:
@@ -221,7 +221,12 @@ def train(
 
     before = folders()
     if confined:
-        tail = arm_process.run_to_end(code, overrides, env, show, sys.stderr, confined.tick, confined.command)
+        try:
+            tail = arm_process.run_to_end(code, overrides, env, show, sys.stderr, confined.tick, confined.command)
+        except Interrupted:
+            for folder in folders() - before:
+                confined.adopted(folder)
+            raise
         if confined.exceeded:
             raise ValueError(f"{name}: its replay was ended in the sandbox: {confined.exceeded}")
     else:

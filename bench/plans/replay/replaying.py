@@ -47,7 +47,7 @@ def replay(record: Recorded, checks: list[Check], options: Options, say: Say) ->
     A record that `verify` refuses gets none: its certificate is returned, and not written.  A record that brings code
     and is not in this machine's ledger runs in a sandbox, unless options trust it.  ValueError: none can be made.
     """
-    brought = [] if options.trust else rebuilding.strangers_code(record)
+    brought, kind = [] if options.trust else rebuilding.strangers_code(record), None
     if brought:
         try:
             kind = sandbox.kind()
@@ -65,6 +65,7 @@ def replay(record: Recorded, checks: list[Check], options: Options, say: Say) ->
         made, replayed = certificate.impossible(record, str(error)), []
     else:
         made = judged(record, replayed)
+        made["sandbox"] = kind
     if not is_refused(checks):
         certificate.write(made, [record.folder, *(run.folder for run in replayed)])
     return made
