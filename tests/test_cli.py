@@ -299,7 +299,7 @@ def test_a_sweep_counts_a_suspect_run_and_says_so_and_takes_a_valid_one_first(tm
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == f"   sweep  not exported again: ./run.sh dashboard {kept[0].name} --to mlflow"
     assert lines[10].startswith("2 configs, least mean val_loss first")
-    assert lines[11] == "in all of them: exporters=[mlflow]"
+    assert lines[11] == "settings of all: exporters=[mlflow]"
     head, _, best, other = (line.split() for line in lines[13:17])
     assert head[:4] == ["optim.lr", "n", "val_loss_mean", "val_loss_sd"] and head[-1] == "config_id"
     assert best[:6] == ["0.002", "2", "2.5000", "0.00000", "11.00", "1.414"]

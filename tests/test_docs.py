@@ -4,13 +4,17 @@ import fnmatch
 import importlib
 import importlib.util
 import os
+import pickle
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import real_runs
+import snapshots
 
 from bench.cli.main import CHECKOUT_VERBS, VERBS
 from bench.config import overrides
@@ -45,23 +49,82 @@ def test_a_command_prints_what_the_documentation_shows(page, block, tmp_path):
     assert fnmatch.fnmatchcase("\n".join(map(str.rstrip, done.stdout.splitlines())), wanted), done.stdout
 
 
-RUNS = sorted(map(str, (REPO / "results/published/cpu_nano-gpt2-adamw/cpu_nano").glob("2*")))
-OF_RUNS = {
-    line.partition("#")[0].strip()
-    for _, line in COMMANDS
-    if re.match(r"\./run\.sh (verify|explain|judge) (RUN|A B)(\.\.\.)?( --html \S+)?( +#|$)", line)
+# ---- what the blocks show is done, for real or as a dry run
+
+LINES = sorted(
+    {
+        re.split(r"  +#| # ", line)[0].rstrip()
+        for page in PAGES
+        if page.name != "own.md"  # tests/test_wheel.py does all of it, word by word
+        for kind, block in BLOCK.findall(page.read_text())
+        if kind in ("bash", "sh")
+        for line in block.splitlines()
+        if line.strip()
+    }
+)
+NOT_RUN = {  # what no test of this file can do, and why, with the file that tests it
+    r"^torchrun|^srun|hardware\.(nodes|num_processes)|cluster=": "ranks on a cluster, or eight: test_nodes, test_slurm",
+    r"nsys|--capture|project (RUN|traces)": "a GPU, or what was measured on one: test_projection",
+    r"sweeper=optuna|exporters=|dashboard|postgres|^pip": "a package to install: test_sweep_runs, test_dashboards",
+    r"data fetch|collect me@|--clone|records/track_1_short|LOG\.\.\.": "the network, or a clone: test_collect, test_pr",
+    r"optim=mine|(base|mine)/train|script=train\.py": "files of the reader: test_wheel, test_scripts",
+    r"my_record|rank1\.json|pr FOLDER|CLONE": "files of the reader: test_pr, test_explain, test_public_records",
+    r"=\.\.\.": "a pattern of a command",
+    r"^\./run\.sh (test|lint)|^\.ci/|^\./speedrun|^\.venv/": "what runs this test, or is tested by .ci/run",
+    r"--(resume|abandon|look|page|claim|replayed)|judge DIR": "what stopped or was claimed: test_races, test_judge",
+    r"publish": "what git does not have yet: test_publish",
+    r"^\./run\.sh history|judge RACE": "runs of several commits, or a claim: test_history, test_judge",
+    r"ladder( goal.*)?$": "the plan of ladder --dry-run again",
+    r"study|referee|--times|replay (--all|RUN)|doctor": "minutes: test_study, test_referee, test_replay, test_doctor",
 }
+DRY = re.compile(r"\./run\.sh (run|race|ladder) ")  # these begin nothing: settings are composed, plans are made
+ARE_SHORT = ("./run.sh run track=free experiment=smoke",)
+DONE = [line for line in LINES if not any(re.search(pattern, line) for pattern in NOT_RUN)]
 
 
-@pytest.mark.parametrize("line", sorted(OF_RUNS))
-def test_a_command_about_runs_does_its_work_on_published_ones(line, tmp_path):
-    """RUN..., RUN, A and B stand for runs of results/published."""
-    words, meant = line.split()[1:], {"RUN...": RUNS, "RUN": RUNS[:1], "A": RUNS[:1], "B": RUNS[1:2]}
-    command = [sys.executable, "-m", "bench", *(part for word in words for part in meant.get(word, [word]))]
-    env = os.environ | {"SPEEDRUN_CWD": str(tmp_path), "SPEEDRUN_RESULTS": str(tmp_path / "results")}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPO, env=env)
-    assert (done.returncode, done.stderr) == (0, "") and done.stdout
-    assert all((tmp_path / word).is_file() for word in words if word.endswith(".html"))
+def test_every_line_of_the_docs_is_done_or_has_a_reason():
+    assert len(DONE) >= 30
+    unused = [pattern for pattern in NOT_RUN if not any(re.search(pattern, line) for line in LINES)]
+    assert unused == []
+    files = re.findall(r"test_\w+", " ".join(NOT_RUN.values()))
+    assert [name for name in files if not (REPO / f"tests/{name}.py").is_file()] == []
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with what a reader has by then: a run with a look and its memory, a race, folders of traces."""
+    folder = tmp_path_factory.mktemp("docs")
+    results = folder / "results"
+    for words in (
+        ["run", "look=on", "instruments=[regions,memory_history]"],
+        ["race", "A=", "B=optim=muon", "n=2", "--anyway"],
+    ):
+        done = real_runs.bench(results, *words, *real_runs.SHORT)
+        assert done.returncode == 0, done.stderr
+    first = min((results / "free").iterdir())
+    for to in ("traces", "traces/before", "traces/after"):
+        shutil.copytree(first / "traces", folder / to, ignore=shutil.ignore_patterns("ops"), dirs_exist_ok=True)
+    (race,) = (results / "races").iterdir()
+    runs = sorted(map(str, (REPO / "results/published/cpu_nano-gpt2-adamw/cpu_nano").glob("2*")))
+    (folder / "some.pickle").write_bytes(pickle.dumps(snapshots.training()))
+    meant = {"RUN": [str(first)], "RUN...": runs, "RACE": [race.name], "A": runs[:1], "B": runs[1:2]}
+    return folder, meant | {"PLACE...": ["results"], "DIR": ["dir"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", DONE)
+def test_a_line_of_the_docs_does_its_work(line, made):
+    """RUN, RACE, A and the like stand for what was made; what would train for longer is a dry run."""
+    folder, meant = made
+    if "judge" in line or "verify" in line or "publish" in line:
+        meant = meant | {"RUN": meant["A"]}
+    words = [part for word in shlex.split(line)[1:] for part in meant.get(word, [word])]
+    if DRY.match(line) and line not in ARE_SHORT and "--dry-run" not in words:
+        words += ["--dry-run", *["--anyway"] * ("HEAD" in words)]  # commits may differ in documentation alone
+    done = real_runs.bench(folder / "results", *words, SPEEDRUN_CWD=str(folder))
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stdout + done.stderr
+    assert done.stdout + done.stderr
+    assert all((folder / word).exists() for word in words if word.endswith((".html", ".svg")))
 
 
 def hatch_metadata():

@@ -170,7 +170,7 @@ def test_runs_of_another_machine_and_doubtful_clocks_are_no_part_of_a_series(pla
 def test_a_folder_without_git_or_without_runs_is_refused(planted, tmp_path):
     repo, _, _ = planted
     for cwd, message in (
-        (tmp_path, "is in no git repository with such a revision"),
+        (tmp_path, "is in no git repository, or in one without this revision"),
         (repo, "no two commits have runs"),
     ):
         done = real_runs.bench(tmp_path / "empty", "history", SPEEDRUN_CWD=str(cwd))
@@ -200,12 +200,18 @@ def test_the_actions_steps_race_a_slower_head_comment_and_fail(tmp_path):
     repo, temp = tmp_path / "repo", tmp_path / "runner"
     base, head = repository(repo, [5, 20])
     temp.mkdir()
+    cached = [
+        repo / f"speedrun/results/{track}/2020010{day}T000000Z-a run" for day in (1, 2, 3) for track in ("a", "b")
+    ]
+    cached += [repo / f"speedrun/results/races/2020010{day}T000000Z-race" for day in (1, 2, 3, 4, 5)]
+    for folder in cached:
+        folder.mkdir(parents=True)
     (temp / "gh").write_text(f'#!/bin/sh\necho "$@" >>{temp}/gh.log\n')
     (temp / "gh").chmod(0o755)
     output, summary = temp / "output", temp / "summary"
     github = {"action_path": str(REPO / ".ci"), "token": "t", "sha": head, "event.pull_request.number": "7"}
     settings = " ".join(["script=train.py", "script.torchrun=false", "'track=free'", "hardware=cpu"])
-    own, filled = steps({"settings": settings, "base": base, "head": head, "n": "2"}, github)
+    own, filled = steps({"settings": settings, "base": base, "head": head, "n": "2", "keep": "4"}, github)
     codes, outputs = {}, {}
     for step in own:
         env = {name: filled(value, outputs) for name, value in step.get("env", {}).items()}
@@ -218,6 +224,7 @@ def test_the_actions_steps_race_a_slower_head_comment_and_fail(tmp_path):
         outputs |= dict(line.split("=", 1) for line in output.read_text().splitlines())
     assert codes == {"Key of the environment": 0, "Race": 0, "Comment": 0, "Verdict": 1}, done.stderr
     assert outputs["code"] == "1" and len(outputs["sha256"]) == 16
+    assert [folder for folder in cached if not folder.exists()] == [*cached[:2], cached[6]]  # all but the newest four
     comment = (repo / "speedrun" / "comment.md").read_text()
     assert comment.startswith("<!-- speedrun -->\n# Race: B against A\n\nverdict: ") and "<details>" in comment
     assert str(repo) not in comment and summary.read_text() == comment

@@ -238,7 +238,7 @@ def test_the_staircase_is_what_a_hand_works_out(raced, tmp_path):
     code, _ = raced()
     found = staircase.from_race(folder_of(tmp_path))
     assert (code, found["target_val_loss"], found["val_every_steps"]) == (0, 3.3, [40])
-    assert "what r01 reaches at its last step, the highest of 2 runs" in found["target_words"]
+    assert "the highest final val_loss of r01, of 2 runs" in found["target_words"]
     r01, r04, r11 = found["rungs"]
     assert [run["steps_to_target"] for rung in found["rungs"] for run in rung["runs"]] == [120, 120, 80, 80, 40, 40]
     ways_s = [[run["to_target_s"] for run in rung["runs"]] for rung in found["rungs"]]

@@ -188,7 +188,7 @@ def test_runs_are_found_at_any_depth_and_hidden_folders_are_left_alone(tmp_path)
     (tmp_path / "a/deep/run1/inside/run.json").write_text("{}")  # part of run1, no run of its own
     expected = ["a/deep/run1", "b/run2"]
     assert [path.relative_to(tmp_path).as_posix() for path in run_folder.find_runs([tmp_path])] == expected
-    with pytest.raises(ValueError, match="is not a folder"):
+    with pytest.raises(ValueError, match="is not a folder of runs"):
         list(run_folder.find_runs([tmp_path / "nowhere"]))
 
 

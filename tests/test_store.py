@@ -356,7 +356,7 @@ def test_a_broken_run_is_reported_and_skipped_cold_and_warm(results):
 
 
 def test_a_path_that_is_no_folder_is_the_users_mistake(tmp_path):
-    with pytest.raises(ValueError, match="is not a folder"):
+    with pytest.raises(ValueError, match="is not a folder of runs"):
         store.read_rows([tmp_path / "nothing"])
 
 

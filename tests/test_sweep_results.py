@@ -154,7 +154,7 @@ def test_the_table_says_what_all_runs_share_and_no_time_of_runs_beside_others(re
     points = [["track=free", *words] for words in facts["points"]]
     (folder / sweep.NAME).write_text(json.dumps(facts | {"points": points}))
     shown = sweep_results.table(sweep_results.read(folder))
-    assert shown[2] == "in all of them: track=free" and "train_s_mean" in shown[4]
+    assert shown[2] == "settings of all: track=free" and "train_s_mean" in shown[4]
     for path in results.glob("cpu_nano/*/run.json"):
         run = json.loads(path.read_text())
         beside = {"beside": {"num_slots": 2, "slowdown_pct": None}, "validity": "suspect", "validity_reasons": ["b"]}

@@ -3,6 +3,7 @@
 Writes conf/, my_model.py and my_optim.py into the current folder; existing files are not changed.
 """
 
+import shlex
 from pathlib import Path
 
 from bench.base import escape
@@ -34,7 +35,8 @@ def main(argv: list[str]) -> int:
         text = source.read_text()
         (folder / name).write_text(escape.installed(text) if INSTALLED else text)
         print(f"   wrote  {name}")
-    print(NEXT.format(guide=REPO / "docs" / "own.md"))
+    following = NEXT.format(guide=REPO / "docs" / "own.md")
+    print(following if INSTALLED else following.replace("./run.sh", shlex.quote(str(REPO / "run.sh"))))
     return 0
 
 

@@ -213,7 +213,8 @@ def _check_group(override: Any) -> None:
         near, kind = did_you_mean(str(name), choices(group)), group[:-1] if group in LISTS else group
         if group == "experiment" and re.fullmatch(r"r\d\d", str(name)):
             near = "not every record is a rung of the ladder (docs/reference/ladder.md); "
-        raise ValueError(f"{word}: there is no {kind} {name!r}; {near}choose from {', '.join(choices(group))}")
+        own = "; docs/own.md adds one of yours" if group in ("model", "optim", "data", "track") else ""
+        raise ValueError(f"{word}: there is no {kind} {name!r}; {near}choose from {', '.join(choices(group))}{own}")
 
 
 def _set(values: Values, override: Any) -> None:

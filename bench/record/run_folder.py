@@ -87,7 +87,9 @@ def find_runs(paths: Iterable[Path | str]) -> Iterator[Path]:
     """Folders -> the run folders in and below them, sorted.  ValueError if one is not a folder."""
     for path in paths:
         if not os.path.isdir(path):
-            raise ValueError(f"{path}: is not a folder: ./run.sh table without a folder shows results/")
+            raise ValueError(
+                f"{path}: is not a folder of runs: ./run.sh table shows those of results/, ./run.sh import reads logs"
+            )
         yield from map(Path, sorted(walk(os.fspath(path))))
 
 

@@ -93,7 +93,9 @@ def _by_home(folders: Iterable[Path | str], logs_too: bool) -> dict[str, list[st
         if not os.path.isdir(path):
             if logs_too:
                 continue
-            raise ValueError(f"{path}: is not a folder: ./run.sh table without a folder shows results/")
+            raise ValueError(
+                f"{path}: is not a folder of runs: ./run.sh table shows those of results/, ./run.sh import reads logs"
+            )
         is_run = os.path.exists(f"{path}/run.json")
         start = os.path.dirname(path) if is_run else path
         if start not in homes:

@@ -89,7 +89,9 @@ def commits_of(repo: Path, rev: str) -> list[Commit]:
         "--",
     )
     if lines is None:
-        raise ValueError(f"{rev}: {repo} is in no git repository with such a revision: go there, or give --rev")
+        raise ValueError(
+            f"{rev}: {repo} is in no git repository, or in one without this revision: go there, or give --rev"
+        )
     return [Commit(*line.split("\t", 2)) for line in lines.splitlines()]
 
 
@@ -167,7 +169,7 @@ def _verdicts(series: Series) -> Iterator[Verdict]:
         yield Verdict(sentence, _word(change, series.measure), series.name)
     if not series.changes:
         num = len(series.points)
-        why = "" if num >= change_points.MIN_VALUES else f": {change_points.MIN_VALUES} commits are the fewest"
+        why = "" if num >= change_points.MIN_VALUES else f", and {change_points.MIN_VALUES} are needed"
         known = "steady" if not why else "unknown"
         sentence = f"no change of {series.measure} is shown in {num} commits{why}"
         yield Verdict(sentence, "", series.name, badges=[coloured(known, "badge good" if not why else "badge soft")])

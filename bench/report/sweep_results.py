@@ -197,12 +197,12 @@ def table(results: Results) -> list[str]:
     shown = [group | {"num_suspect": 0} for group in groups] if all_suspect else groups  # said once, below
     first = "least" if results.metric.sign > 0 else "greatest"
     about = (
-        f"{len(results.ranked)} configs, {first} mean {results.metric.name} first; score_change: above the first one's"
+        f"{len(results.ranked)} configs, {first} mean {results.metric.name} first; score_change is against the first"
     )
     times = () if all_beside else TIMES  # such times are not eligible
     of_each = results.facts["points"]
     common = [word for word in of_each[0] if all(word in words for words in of_each)] if of_each else []
-    typed = [f"in all of them: {' '.join(common)}"] if common else []  # for a reader who did not type it
+    typed = [f"settings of all: {' '.join(common)}"] if common else []  # for a reader who did not type it
     scores = f"{results.score}_mean", f"{results.score}_sd", "score_change", "score_ci95"
     columns = [*results.keys, "n", *scores, *times, "config_id"]
     lines = ["", about, *typed, "", table_text.fit(shown, columns, results.keys)]

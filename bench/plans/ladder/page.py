@@ -52,8 +52,8 @@ CHANGES = {  # column of a level: (key of the Step, end of the keys of its chang
     "step_ms": ("step_ms", "_pct"),
 }
 ABOUT = (
-    "Means of times and steps are geometric; intervals are of 95 %; the verdict is of the time to the target, its p "
-    "adjusted for all steps of the ladder (Holm); 8x H100 is what the records' own yamls say of their runs."
+    "Means of times and steps are geometric, and intervals are 95 % intervals. The verdict is on the time to the "
+    "target, with p adjusted for all comparisons of the ladder (Holm). 8x H100: the record's own time, from its yaml."
 )
 RECORD = ("minutes", "num_steps", "step_ms", "val_loss")  # of a rung, on 8x H100
 
@@ -96,13 +96,16 @@ def sentences(staircase: Staircase) -> list[str]:
     metric = metric_of(staircase)
     goal = "none" if staircase["target_val_loss"] is None else f"{staircase['target_val_loss']:.4f}"
     every = " or ".join(map(str, staircase["val_every_steps"]))
-    point = f"the first validation at or {metric.better} it"
+    point = f"at the first validation at or {metric.better} it"
     point = "interpolated between validations" if staircase["interpolated"] else point
     return [
         f"target {metric.name} {goal}: {staircase['target_words']}",
-        f"reached: {point}, which come every {every} steps; time is of training alone",
+        f"reached {point}, of which there is one every {every} steps; times are of training only",
         *staircase["notes"],
-        *(f"{name} is not here, it cannot run at this size: {why}" for name, why in staircase["excluded"].items()),
+        *(
+            f"{name} is excluded, because it cannot run at this size: {why}"
+            for name, why in staircase["excluded"].items()
+        ),
     ]
 
 
@@ -150,7 +153,7 @@ def _beside_the_records(rungs: Sequence[Rung]) -> stairs.Panel:
             stairs.Row(rung["rung"]["name"], ", ".join(texts), here, None, () if here is None else (here,), there)
         )
     names = ("here", "the records on 8x H100")
-    return stairs.Panel("Time to the target", f"part of {lowest['rung']['name']}'s", rows, "log", names)
+    return stairs.Panel("Time to the target", f"relative to {lowest['rung']['name']}", rows, "log", names)
 
 
 # ---- each against the one below

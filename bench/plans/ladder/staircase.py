@@ -174,7 +174,7 @@ def _target(
     of_runs = text_table.counted(len(finals), "run")
     worst = metric.sign * max(metric.sign * final for final in finals)
     word = "highest" if metric.sign > 0 else "lowest"
-    return worst, f"measured here: what {rung} reaches at its last step, the {word} of {of_runs}"
+    return worst, f"the {word} final {metric.name} of {rung}, of {of_runs}"
 
 
 def _timed(arms: Mapping[str, Arm]) -> set[str]:
@@ -191,13 +191,17 @@ def _notes(race: race_folder.Race, rows: Sequence[Row], timed: set[str]) -> list
     """rows: of all runs; timed: ids."""
     disturbed, notes = [row for row in rows if row["machine_doubts"]], []
     if disturbed:
-        among = "still count for want of others" if disturbed[0]["run_id"] in timed else "are excluded from times"
+        among = (
+            "still count, because too few others remain"
+            if disturbed[0]["run_id"] in timed
+            else "are excluded from times"
+        )
         first = disturbed[0]["machine_doubts"][0]
         notes.append(f"the machine disturbed {len(disturbed)} of {len(rows)} runs, which {among} ({first})")
     if num_failed := sum(not eligibility.is_complete(row) for row in rows):
-        notes.append(f"{num_failed} of {len(rows)} runs failed or are invalid: they reached nothing")
+        notes.append(f"{num_failed} of {len(rows)} runs failed or are invalid: they have not reached the target")
     if race["unplanned_look"]:
-        notes.append("there was an interim look that the plan has not: the verdicts are not evidence")
+        notes.append("there was an interim look that was not planned: the verdicts are not evidence")
     if race["status"] == "stopped_early":
         notes.append(str(race["why"]))
     return notes

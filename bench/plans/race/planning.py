@@ -160,8 +160,10 @@ def refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mappin
             rows[name] |= measured if rows[name]["target"] is None else {}
     baseline = next(iter(facts))
     for name in [name for name in rows if name != baseline and baseline in rows]:
-        refusals = eligibility.judge([rows[baseline]], [rows[name]], (baseline, name)).refusals
-        if refusals:
+        answer = eligibility.judge([rows[baseline]], [rows[name]], (baseline, name))
+        if (
+            refusals := answer.loss_refusals if rows[name].get("budget") else answer.refusals
+        ):  # a budget asks for the loss
             raise ValueError(
                 f"the times of {baseline} and {name} could not be compared: {'; '.join(refusals)}: give all arms the "
                 "same (what is written beside the arms holds for all); --anyway races them without a verdict on time"
