@@ -28,14 +28,14 @@ def environment(results, **more):
     return os.environ | {"SPEEDRUN_RESULTS": str(results), "OMP_WAIT_POLICY": "PASSIVE"} | more
 
 
-def bench(results, *words, timeout_s=240, **env):
-    """python -m bench WORDS -> CompletedProcess with text output.
+def bench(results, *words, cwd=REPO, timeout_s=240, **env):
+    """python -m bench WORDS, in the checkout cwd -> CompletedProcess with text output.
 
     One that takes longer is ended by SIGTERM, on which each rank leaves its stacks, and fails with its logs.
     """
     command = [sys.executable, "-m", "bench", *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=REPO, env=environment(results, **env), text=True, **pipes) as process:
+    with subprocess.Popen(command, cwd=cwd, env=environment(results, **env), text=True, **pipes) as process:
         try:
             output = process.communicate(timeout=timeout_s)
             return subprocess.CompletedProcess(command, process.returncode, *output)

@@ -1,8 +1,6 @@
 """Which commit made it worse: a search by git over a planted history, and what a race says of a commit."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import real_runs
@@ -80,13 +78,7 @@ def test_a_commit_that_learns_worse_is_found_by_races(tmp_path):
         git(clone, "commit", "-qam", f"change {number}")
     bad = git(clone, "rev-parse", "HEAD")
     words = ["bisect", good, bad, "--on", "val_loss", "n=2", *real_runs.SHORT, "--anyway", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", *words],
-        cwd=clone,
-        env=real_runs.environment(tmp_path / "results"),
-        capture_output=True,
-        text=True,
-    )
+    done = real_runs.bench(tmp_path / "results", *words, cwd=clone, timeout_s=900)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["commits"] == [git(clone, "rev-parse", "HEAD~1")]

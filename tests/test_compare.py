@@ -5,7 +5,6 @@ import io
 import json
 import math
 import re
-from pathlib import Path
 
 import pytest
 import traces
@@ -497,18 +496,3 @@ def test_a_folder_without_runs_and_logs_is_the_users_mistake(results):
     (results / "empty").mkdir()
     with pytest.raises(ValueError, match="it holds no run folder and no training log"):
         compare.main(["empty", "empty"])
-
-
-SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "logs" / "modded-nanogpt" / "track_1_short"
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the public logs do not lie beside this checkout")
-def test_the_public_pair_gives_what_its_logs_say(capsys):
-    claim = SHARED / "2026-02-28_TransposeCopyBackward"
-    found = as_json(capsys, claim / "baseline", claim / "this_pr")
-    time, loss = found["time"], found["val_loss"]
-    assert f"{time['change_pct']:.2f} [{time['ci95_pct'][0]:.2f}, {time['ci95_pct'][1]:.2f}]" == "-0.50 [-0.73, -0.27]"
-    assert (time["n"], found["verdict"]) == ([6, 6], "faster")
-    assert [f"{p:.4f}" for p in loss["p_target"]] == ["0.0091", "0.0026"]
-    found = as_json(capsys, SHARED / "2026-04-29_XSAGatedLayers", SHARED / "2026-05-07_XSAGatedLayers", code=2)
-    assert "GPUs differ: 8 x NVIDIA H200 in A, 8 x NVIDIA H100 80GB HBM3 in B" in found["reasons"]

@@ -5,7 +5,6 @@ import hashlib
 import json
 import shutil
 import subprocess
-import sys
 import types
 import typing
 from pathlib import Path
@@ -572,13 +571,7 @@ def test_code_that_git_does_not_know_is_replayed_too(tmp_path):
     (clone / "models" / "ladder" / "own.py").write_text("ADDED = 1\n")
 
     def bench(*words):
-        done = subprocess.run(
-            [sys.executable, "-m", "bench", *words],
-            cwd=clone,
-            env=real_runs.environment(tmp_path / "results"),
-            capture_output=True,
-            text=True,
-        )
+        done = real_runs.bench(tmp_path / "results", *words, cwd=clone)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
