@@ -147,6 +147,9 @@ def test_a_validation_that_does_not_fit_is_refused_before_the_start():
 @pytest.mark.parametrize(
     ("words", "num_layers", "step_gib", "validation_gib"),
     [  # live at the peak with 64 K tokens at once, of r26 and r53 48 K, of r45 32 K, as doctor --rehearse-gpu counts
+        ("model=gpt2", 12, 27.93, 7.11),
+        ("model=gpt2", 4, 14.06, 6.87),
+        ("experiment=r01", 12, 28.53, 7.70),
         ("model=modern", 12, 30.86, 7.53),
         ("experiment=simple", 12, 53.99, 32.21),
         ("experiment=r12", 8, 23.37, 7.21),

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import importlib
 import os
 import signal
@@ -15,6 +16,7 @@ from bench.base import escape, paths
 from bench.base.reading import plain_file
 from bench.config import groups
 
+NEW_OBJECTS = 100_000  # between two looks for garbage, of which a command leaves little; Python's own are 700
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # purpose: {verb: (module in bench/cli/, what it does)}
     "measure": {
         "run": ("run", "train once, or sweep with -m"),
@@ -215,6 +217,7 @@ def run() -> None:
     """main() to this process's exit code."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _note_interrupt)
+    gc.set_threshold(NEW_OBJECTS)
     escape.open_closed()
     sys.excepthook = lambda *error: escape.Door(sys.stderr).writelines(traceback.format_exception(*error))
     try:

@@ -34,6 +34,8 @@ FINISH_LINE = (
 )
 UNFIXED = ("data.vocab_size", "track.repeats")  # derived from the data; how often a run is made changes no run
 LAYER_BYTES = 39.0  # of a token's feature, that a layer keeps for the backward pass
+OTHER_LAYER_BYTES = {"gpt2": 35.0}  # which keeps no normed queries and keys
+TIED = ("gpt2",)  # whose head is its embedding
 STREAM_BYTES = 4  # of the same before a layer, where that computes the rest again
 LOGITS_BYTES = (2.0, 2.0)  # of a token's logit, in a step and in a validation
 OTHER_LOGITS_BYTES = {"simple": (10.0, 10.0), **dict.fromkeys((f"r{rung}" for rung in range(19, 54)), (3.0, 2.0))}
@@ -223,14 +225,14 @@ def estimated_gib(config: schema.Config, seq_len: int, trains: bool = True) -> t
     """
     model, hardware = config.model, config.hardware
     assert model is not None and model.vocab_size is not None  # of no script, and resolved
-    num_features = model.num_layers * model.width
-    layers_bytes = LAYER_BYTES * num_features if trains else 0.0
+    num_features, layer_bytes = model.num_layers * model.width, OTHER_LAYER_BYTES.get(model.arch, LAYER_BYTES)
+    layers_bytes = layer_bytes * num_features if trains else 0.0
     if trains and model.activation_checkpointing:  # one layer at a time, and the float32 stream before each
-        layers_bytes = LAYER_BYTES * model.width + STREAM_BYTES * num_features
+        layers_bytes = layer_bytes * model.width + STREAM_BYTES * num_features
     part = 0 if trains else 1
     token_bytes = layers_bytes + OTHER_LOGITS_BYTES.get(model.arch, LOGITS_BYTES)[part] * model.vocab_size
     token_bytes *= (1 if hardware.compile else EAGER_TIMES) * (2 if hardware.dtype == "float32" else 1)
-    num_params = 12 * num_features * model.width + 2 * model.vocab_size * model.width
+    num_params = 12 * num_features * model.width + (2 - (model.arch in TIED)) * model.vocab_size * model.width
     # 3.0 and 0.44 in a step at 124M and 1,024 tokens
     return OTHER_GIB + PARAMETER_BYTES[part] * num_params / 2**30, seq_len * token_bytes / 2**30
 

@@ -58,23 +58,30 @@ def _texts(tree: ast.AST) -> list[str]:
         if isinstance(part, str):
             texts.append(part)
         else:
-            waiting += reversed(_parts(part))
+            waiting += _parts(part)[::-1]
     return texts
 
 
 def _parts(node: ast.AST) -> list[str | ast.AST]:
-    """A node -> texts and the nodes between them."""
+    """A node -> the nodes below it that have nodes below them, and the texts before, between and after these."""
     kind: Any = type(node)
-    parts: list[str | ast.AST] = [f"{kind.__name__}("]
+    parts: list[str | ast.AST] = []
+    text = f"{kind.__name__}("
     for name in _field_names(kind):
         value: Any = _field(node, name) if kind in ODD else getattr(node, name, None)
         if value is None or value == []:
             continue
-        if type(value) is list:
-            parts += [f"{name}=[", *(part for item in value for part in (_part(item), ",")), "],"]
-        else:
-            parts += [f"{name}=", _part(value), ","]
-    return [*parts, ")"]
+        is_list = type(value) is list
+        text += f"{name}=[" if is_list else f"{name}="
+        for item in value if is_list else (value,):
+            part = _part(item)
+            if isinstance(part, str):
+                text += f"{part},"
+            else:
+                parts += [text, part]
+                text = ","
+        text += "]," if is_list else ""
+    return [*parts, f"{text})"]
 
 
 @functools.cache
@@ -84,13 +91,14 @@ def _field_names(kind: Any) -> list[str]:
 
 def _part(value: Any) -> str | ast.AST:
     """A value, or a node with nodes below it, which waits for its turn."""
+    kind = type(value)
+    if kind is ast.Constant:
+        return f"Constant({ascii(value.value)})"
+    if kind is ast.Name:  # every third node: written as _parts would
+        return f"Name(ctx={type(value.ctx).__name__}(),id={ascii(value.id)},)"
     if not isinstance(value, ast.AST):
         return ascii(value)
-    if type(value) is ast.Constant:
-        return f"Constant({ascii(value.value)})"
-    if type(value) is ast.Name:  # every third node: written as _parts would
-        return f"Name(ctx={type(value.ctx).__name__}(),id={ascii(value.id)},)"
-    return value if value._fields else f"{type(value).__name__}()"
+    return value if value._fields else f"{kind.__name__}()"
 
 
 def _field(node: Any, name: str) -> Any:
