@@ -6,6 +6,7 @@ from typing import Any
 
 from bench.base import atomic, private
 from bench.base.paths import REPO
+from bench.base.text_table import counted
 from bench.plans.referee import deciding, submission
 from bench.plans.referee.deciding import CONFIRMATION
 from bench.plans.referee.search import Search, Submission
@@ -31,7 +32,7 @@ def document(search: Search) -> Document:
     sentence = f"{len(kept)} of {len(tries)} submissions were kept"
     total = math.fsum(_gain(each) for each in kept)
     sentence += f": {search.shown(total)} together" if kept else ""
-    more = [f"{len(lucky)} more looked good in their race and were luck."] * bool(lucky)
+    more = [f"{len(lucky)} more looked good in the race but not in the confirmation: luck."] * bool(lucky)
     blocks: list[Block] = [Lines([_cost(search, total)])]
     if kept:
         blocks.append(Section("The champion", [Picture(_staircase(search))]))
@@ -63,7 +64,7 @@ def _cost(search: Search, total: float) -> str:
     if price is not None and total > 0 and search.settings["on"] != "loss":
         dollars = search.spent_s * devices / 3600 * price
         sentence += f", ${dollars / (100 * -math.expm1(-total)):.2f} for each per cent"
-    return f"{sentence}, the calibration and all that was dropped included."
+    return f"{sentence}; this includes the calibration and what was dropped."
 
 
 def _staircase(search: Search) -> Safe:
@@ -106,12 +107,13 @@ def _method(search: Search) -> list[str]:
     if calibration is not None:
         stop = search.stop(None)
         noise = f"{stop['sd']:.4g}" if settings["on"] == "loss" else f"{100 * stop['sd']:.2f} %"
-        audits = "passed" if calibration["is_audited"] else "could not be audited by"
+        champion = "The champion {} on random and held-out tokens, {}."
+        audits = ("passed the audits", "and so must every keep")
+        unaudited = ("could not be audited", "so keeps are not audited either")
         lines.append(
             f"Runs differ by {noise} (standard deviation); the search looks for {search.shown(stop['effect'])}."
         )
-        lines.append(
-            f"The champion {audits} the audits on random and held-out tokens, which a keep must pass then too."
-        )
-    budget = f"alpha {settings['alpha']:g} over {len(search.confirmations)} confirmations so far (LORD++)"
+        lines.append(champion.format(*(audits if calibration["is_audited"] else unaudited)))
+    confirmations = counted(len(search.confirmations), "confirmation")
+    budget = f"alpha {settings['alpha']:g} over {confirmations} so far (LORD++)"
     return [*lines, f"Error budget: {budget}; ./run.sh referee replay {search.name} derives every decision again."]
