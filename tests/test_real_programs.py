@@ -5,6 +5,7 @@ What three of them import must be there for SPEEDRUN_PROGRAMS_PYTHON, or for thi
 nothing is fetched.
 """
 
+import ast
 import hashlib
 import json
 import os
@@ -17,6 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import real_runs
+
+from bench.record import rows
+from bench.record.importers import dialects
 
 pytestmark = pytest.mark.slow
 PYTHON = os.environ.get("SPEEDRUN_PROGRAMS_PYTHON", sys.executable)
@@ -198,3 +202,46 @@ def test_autoresearch_and_modded_nanogpts_track_3_stop_where_they_ask_for_a_gpu(
     script = "records/track_3_optimization/train_gpt_simple.py"
     log = stopped(tmp_path / "b", clone(tmp_path, "modded-nanogpt", script), f"script={script}")
     assert "torch.cuda.set_device(device)" in log
+
+
+def printed(source, fragment, **values):
+    """What the program's own statement prints of these values: the one whose source has the fragment."""
+    calls = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Call) and node.args]
+    names = ("print", "print0")
+    texts = [call.args[0] for call in calls if isinstance(call.func, ast.Name) and call.func.id in names]
+    (text,) = [text for text in texts if fragment in ast.unparse(text)]
+    return eval(compile(ast.Expression(text), source, "eval"), values)
+
+
+def read_back(tmp_path, lines, form):
+    """The row of the run in these lines, whose form is detected, and its steps."""
+    path = tmp_path / "a.log"
+    path.write_text("\n".join(lines))
+    assert dialects.detect(path.read_text().replace("\r", "\n").splitlines()) == form
+    [(run, steps)], facts = dialects.read_file(path, form)
+    assert facts["unmatched"] == []
+    return rows.row_of(run), steps
+
+
+def test_what_autoresearchs_own_print_statements_write_is_read_with_its_metric(tmp_path):
+    source = clone(tmp_path, "autoresearch") / "train.py"
+    same = {"lrm": 1.0, "dt": 0.3, "tok_per_sec": 3000, "mfu": 3.0, "epoch": 1, "remaining": 299.0, "pct_done": 0.1}
+    lines = [printed(source, "{pct_done:.1f}", step=step, debiased_smooth_loss=9.0 - step, **same) for step in (0, 1)]
+    lines += ["", "---", printed(source, "val_bpb:", val_bpb=0.9979)]
+    lines += [printed(source, "training_seconds:", total_training_time=300.1), printed(source, "num_steps:", step=2)]
+    row, steps = read_back(tmp_path, lines, "autoresearch")
+    assert (row["status"], row["metric"], row["num_steps"]) == ("complete", "val_bpb", 2)
+    assert (row["score"], row["train_s"]) == (0.9979, 300.1) and steps[-1]["train_loss"] == 8.0
+
+
+def test_what_track_3s_own_print_statements_write_is_read(tmp_path):
+    script = "records/track_3_optimization/train_gpt_simple.py"
+    source = clone(tmp_path, "modded-nanogpt", script) / script
+    lines = []
+    for step in range(3):
+        at = {"step": step, "train_steps": 2}
+        lines.append(printed(source, "val_loss:", val_loss=3.2791, training_time=0.5 * step, step_avg=0.5, **at))
+        if step < 2:
+            lines.append(printed(source, "{approx_training_time:.3f}", approx_training_time=0.5 * step + 0.5, **at))
+    row, _ = read_back(tmp_path, lines, "modded-nanogpt")
+    assert (row["status"], row["num_steps"], row["val_loss"], row["train_s"]) == ("complete", 2, 3.2791, 1.0)
