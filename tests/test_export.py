@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -24,6 +25,15 @@ def test_csv_has_a_line_a_run_or_a_step(capsys):
     assert export.main([str(COMPLETE), "--to", "csv", "--steps"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [int(row["step"]) for row in rows] == [0, 1, 2, 3, 4] and rows[4]["val_loss"] == "4.25"
+
+
+def test_a_pipe_that_is_named_is_written_to_and_not_replaced():
+    """As >(program) of bash names it; /dev/full was a file after --out /dev/full of root."""
+    reading, writing = os.pipe()
+    assert export.main([str(COMPLETE), "--to", "csv", "--out", f"/dev/fd/{writing}"]) == 0
+    assert COMPLETE.name.encode() in os.read(reading, 2**16)
+    os.close(reading)
+    os.close(writing)
 
 
 def test_mllog_lines_are_json_with_the_keys_of_mlperf(tmp_path):

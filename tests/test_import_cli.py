@@ -35,6 +35,12 @@ def test_a_line_that_was_not_understood_is_shown_with_file_and_number_and_makes_
     assert "the first is line 2: 'step:1/1 train_ti'" in run["validity_reasons"][0]
 
 
+def test_a_link_to_itself_is_named(tmp_path, capsys):
+    (tmp_path / "a.log").symlink_to("a.log")
+    with pytest.raises(ValueError, match=r"a\.log: cannot be read"):
+        import_logs.main(["nanogpt", str(tmp_path / "a.log")])
+
+
 def test_of_many_lines_that_were_not_understood_the_first_twenty_are_shown(logs, capsys):
     (logs / "torn.log").write_text(LOG + "step:1/1 what\n" * 25)
     assert import_logs.main(["modded-nanogpt", "torn.log"]) == 1

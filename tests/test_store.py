@@ -72,6 +72,15 @@ def forge(path, statement):
     path.write_bytes(content)
 
 
+def test_a_folder_whose_name_is_not_utf_8_is_reported_and_hides_no_other(results):
+    true, told = read_by_name(results), []
+    (folder, *_) = (path for path in results.iterdir() if path.is_dir())
+    os.mkdir(os.fsencode(folder) + b"/\xff")
+    for _ in range(2):
+        assert len(store.read_rows([results], told.append)) == len(true)
+    assert len(told) == 2 and all(why.endswith("\\xff: its name is not UTF-8: give it another") for why in told)
+
+
 @pytest.mark.parametrize("whose", ["anybody's to write", "a group's to write", "another user's"])
 def test_a_store_that_somebody_else_may_have_forged_is_not_believed_and_made_anew(results, whose):
     true = read_by_name(results)

@@ -21,10 +21,16 @@ STALE_S = 15.0  # a lock is held for milliseconds
 
 
 def write_out(path: Path, text: str, option: str = "--out") -> None:
-    """Write a file that the user requested with this option, and its parent folders.  ValueError where that fails."""
+    """Write a file that the user requested with this option, and its parent folders.  ValueError where that fails.
+
+    A pipe or a device in /dev, such as /dev/stdout, is written to and never replaced.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
+        if path.parts[:2] == ("/", "dev") and path.exists() and not path.is_file() and not path.is_dir():
+            path.write_text(text)
+        else:
+            write_text(path, text)
     except OSError as error:
         raise ValueError(f"{option} {path}: cannot be written ({error.strerror}); name another path") from None
 

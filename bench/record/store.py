@@ -272,9 +272,11 @@ class Store(Database):
         known = {name for (name,) in self.db.execute("SELECT dir FROM _rows WHERE folder = ?", [number])}
         names, folders = set[str](), list[str]()
         for entry in entries:
-            if entry.is_symlink():
+            if (shown := plain_file.name_in_utf8(entry.path)) != entry.path or entry.is_symlink():
                 signature = None  # what is reported is reported every time
-                if os.path.exists(f"{entry.path}/run.json"):
+                if shown != entry.path:
+                    self._on_error(f"{shown}: its name is not UTF-8: give it another")
+                elif os.path.exists(f"{entry.path}/run.json"):
                     self._on_error(f"{entry.path}: is a link, which is not followed: name it, or move the run here")
             elif entry.name in known:
                 names.add(entry.name)

@@ -162,7 +162,7 @@ def files_of(paths: Iterable[Path | str]) -> list[tuple[Path, Path | None]]:
                 why = f"none of its files ends in {', '.join(SUFFIXES)}"
                 raise ValueError(f"{word}: it holds no log: {why}; name a file to read that file anyway")
             for file in below:
-                folder_of.setdefault(file.resolve(), path.resolve() if path.is_dir() else None)
+                folder_of.setdefault(Path(os.path.realpath(file)), path.resolve() if path.is_dir() else None)
     return list(folder_of.items())
 
 
