@@ -70,6 +70,8 @@ READS = {
 ELSEWHERE = {  # verbs that measure, fetch or make: what they read, and where that is tried
     "run": "conf/, code, git, shards, a script: copied or hashed before its ranks start, compared when they have ended",
     "speedrun": "as run",
+    "submit": "settings, a script's sources and commits; it writes into the queue of a results folder",
+    "agent": "the queue of a results folder, then as run",
     "study": "as race",
     "ladder": "as race",
     "bisect": "as race, and commits",
