@@ -188,13 +188,21 @@ def test_the_table_in_the_documentation_is_what_the_command_prints(capsys):
     assert page[first : first + len(table)] == table
 
 
-@pytest.mark.parametrize("rank", [1, 7])
-def test_a_profile_of_eight_ranks_cut_to_one_gives_the_errors_that_are_kept(rank):
-    path = traces.SHARED / "files" / "modded_8xh100" / f"rank{rank}.json.gz"
-    if not path.exists():
-        pytest.skip("no shared traces")
-    job, projection = measured.of_traces("x", [path], 8, 1, NVLINK4, False)
-    assert (round(job.step.ms, 3), round(projection.ms, 3)) == pairs.CUTS[rank]
+def profiles(ranks):
+    paths = [traces.SHARED / "files" / "modded_8xh100" / f"rank{rank}.json.gz" for rank in ranks]
+    return paths if paths[0].exists() else pytest.skip("no shared traces")
+
+
+@pytest.mark.parametrize("first", [2, 4])
+def test_a_profile_of_eight_ranks_cut_to_four_gives_the_errors_that_are_kept(first):
+    job, projection = measured.of_traces("x", profiles(pairs.cut(first)), 8, 1, NVLINK4, False)
+    assert (round(job.step.ms, 3), round(projection.ms, 3)) == pairs.CUTS[first]
+    assert "the 4 ranks without a trace are as fast as those with one" in job.assumed
+
+
+def test_fewer_than_half_of_the_ranks_do_not_say_how_late_the_others_are():
+    with pytest.raises(ValueError, match="3 of 8 ranks: how late the others come is not in them"):
+        measured.of_traces("x", profiles([0, 1, 2]), 8, 1, NVLINK4, False)
 
 
 def test_what_no_pair_is_like_is_not_checked():
@@ -255,16 +263,14 @@ def test_a_batch_must_divide(tmp_path):
     assert job.unlike == "micro-batches get smaller, from 8 to 2 sequences"
 
 
-def test_a_trace_of_one_rank_is_projected_as_json(capsys):
-    path = traces.SHARED / "files" / "modded_8xh100" / "rank1.json.gz"
-    if not path.exists():
-        pytest.skip("no shared traces")
-    assert main.main(["project", str(path), "--gpus", "8", "--json"]) == 0
+def test_traces_of_half_of_the_ranks_are_projected_as_json(capsys):
+    paths = profiles(pairs.cut(4))
+    assert main.main(["project", *map(str, paths), "--gpus", "8", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["scaling"] == "weak" and answer["device"] == pairs.H100 and answer["checked"]
     assert answer["low_ms"] == pytest.approx(answer["step_ms"] * (1 - answer["worst_error_pct"] / 100))
     with pytest.raises(ValueError, match="project the run's record"):
-        projecting.project(path, gpus=8, scaling="strong")
+        projecting.project(*paths, gpus=8, scaling="strong")
 
 
 def test_a_trace_without_sizes_of_its_collectives_is_refused():

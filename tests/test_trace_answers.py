@@ -6,6 +6,7 @@ import pytest
 import traces
 from traces import event, launched, step, write
 
+from bench.analysis.explain import account
 from bench.analysis.trace import analysis, diff, formulas, operators, text, window
 from bench.analysis.trace.load import find, load
 from bench.analysis.trace.text import difference, document, short
@@ -314,17 +315,14 @@ def test_advice_on_copies_knows_pageable_from_pinned_and_hidden_from_exposed(tmp
     assert said(write(tmp_path / "a.json", [*kernel, *copy(0, 100, "Memcpy DtoD (Device -> Device)")])) == ""
 
 
-def test_kernels_of_an_earlier_step_count_as_in_hta_and_are_named_with_the_step_without_them(tmp_path):
+def test_the_one_step_of_a_trace_is_explains_and_has_no_kernels_of_an_earlier_one(tmp_path):
     early = event("kernel", "early", 0, 500, pid=0, tid=7, device=0, stream=7, correlation=77)
     mine = launched("gemm", 600, 300, 510, 2)
     answer = analysed(write(tmp_path / "a.json", [step(7, 505, 450), early, *mine]))
-    assert (answer["temporal"]["span_us"], answer["earlier_rows"]) == (
-        900.0,
-        {"count": 1, "span_us": 300.0, "step_us": 450.0},  # from 505, where the host begins the step, to 955
-    )
-    assert answer["advice"][0].startswith("1 of 2 kernels and copies were launched before the recording began")
-    assert "the step itself takes 0.45 ms" in answer["advice"][0]
-    assert analysed(write(tmp_path / "b.json", [step(7, 505, 450), *mine]))["earlier_rows"] is None
+    assert answer["temporal"]["span_us"] == 300.0
+    assert answer["steps"][0]["step_us"] == 450.0  # from 505, where the host begins the step, to 955
+    assert account.explain_ranks([load(tmp_path / "a.json")])["step_ms"] == 0.45
+    assert answer["num_device_rows_excluded"] == {"last_step": 0, "not_launched": 1}
 
 
 def test_advice_on_item_counts_only_reads_of_the_device(tmp_path):

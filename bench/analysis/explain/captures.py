@@ -25,17 +25,18 @@ MAX_MISSING = 3  # launches in a row that are not in the graph, or the other way
 
 
 class Operator(NamedTuple):
-    """row: of a CPU operator of rank."""
+    """row: of a CPU operator of rank, call: of the launching call within it; -1: not known."""
 
     rank: Rank
     row: int
+    call: int = -1
 
 
 class _Capture(NamedTuple):
-    """rows: of the operator around each launch, -1 for none; kernels: their names, None if they were not recorded."""
+    """launches: operator and call of each, -1 for none; kernels: their names, None if they were not recorded."""
 
     rank: Rank
-    rows: list[int]
+    launches: list[tuple[int, int]]
     kernels: list[str] | None
 
 
@@ -48,7 +49,7 @@ def operators(rank: Rank, rows: np.ndarray, others: Sequence[Rank] = ()) -> dict
         (graph[np.argsort(rank.ts[graph], kind="stable")] for graph in graphs), key=lambda graph: rank.ts[graph[0]]
     )
     captures = [capture for source in (rank, *others) for capture in _captures(source)] if graphs else []
-    fits: dict[tuple[str, ...], list[tuple[_Capture, list[int]]]] = {}
+    fits: dict[tuple[str, ...], list[tuple[_Capture, list[tuple[int, int]]]]] = {}
     seen: collections.Counter[tuple[str, ...]] = collections.Counter()
     known: dict[int, Operator] = {}
     for graph in graphs:
@@ -57,7 +58,7 @@ def operators(rank: Rank, rows: np.ndarray, others: Sequence[Rank] = ()) -> dict
             fits[names] = [(capture, found) for capture in captures if (found := _fitted(capture, names))]
         if fits[names]:
             capture, found = fits[names][seen[names] % len(fits[names])]
-            known |= {row: Operator(capture.rank, of) for row, of in zip(graph.tolist(), found) if of >= 0}
+            known |= {row: Operator(capture.rank, *of) for row, of in zip(graph.tolist(), found) if of[0] >= 0}
         seen[names] += 1
     return known
 
@@ -76,19 +77,20 @@ def _captures(rank: Rank) -> Iterator[_Capture]:
         extras = [rank.extras[extra] if extra >= 0 else None for extra in rank.extra[mine]]
         names = [str(extra[9]) for extra in extras if extra is not None and extra[9] is not None]
         around = attribution.around_launch(rank, mine, events.CPU_OP)
-        yield _Capture(rank, around.tolist(), names if len(names) == len(mine) else None)
+        launched = list(zip(around.tolist(), mine.tolist()))
+        yield _Capture(rank, launched, names if len(names) == len(mine) else None)
 
 
-def _fitted(capture: _Capture, names: Sequence[str]) -> list[int] | None:
-    """Row of the operator of each of a graph's kernels, -1 where none fits; None: the capture is not of this graph."""
+def _fitted(capture: _Capture, names: Sequence[str]) -> list[tuple[int, int]] | None:
+    """Operator and call of each of a graph's kernels, -1 where none fits; None: the capture is not of this graph."""
     if capture.kernels is None or capture.kernels == list(names):
-        return capture.rows if len(capture.rows) == len(names) else None
-    if abs(len(capture.rows) - len(names)) > MAX_MISSING:
+        return capture.launches if len(capture.launches) == len(names) else None
+    if abs(len(capture.launches) - len(names)) > MAX_MISSING:
         return None
     num_alike = len(os.path.commonprefix([capture.kernels, list(names)]))
     of_capture, of_graph = capture.kernels[num_alike:], list(names[num_alike:])
     num_last = len(os.path.commonprefix([of_capture[::-1], of_graph[::-1]]))
     if max(len(of_capture), len(of_graph)) - num_last > MAX_MISSING:
         return None
-    missing = [-1] * (len(of_graph) - num_last)
-    return capture.rows[:num_alike] + missing + capture.rows[len(capture.rows) - num_last :]
+    missing = [(-1, -1)] * (len(of_graph) - num_last)
+    return capture.launches[:num_alike] + missing + capture.launches[len(capture.launches) - num_last :]

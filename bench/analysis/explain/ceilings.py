@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from bench.analysis.explain import parts, traffic
+from bench.analysis.explain import parts, serving, traffic
 from bench.analysis.trace import formulas, operators
 from bench.analysis.trace.rank import Rank
 from bench.base.units import NS_PER_S
@@ -27,6 +27,7 @@ COLLECTIVES = (  # a record's name of a collective: the passport's, bytes of its
     (re.compile("all_?gather"), "all_gather", lambda num_ranks: num_ranks),
     (re.compile("reduce_?scatter"), "reduce_scatter", lambda num_ranks: 1),
 )
+Key = tuple[int, int, serving.Evidence | None]  # of calls that are alike: name, arguments, and what else is known
 
 
 class Bound(NamedTuple):
@@ -158,36 +159,54 @@ class Operators:
 
     def __init__(self, rank: Rank, ceilings: Ceilings) -> None:
         self._rank, self.ceilings = rank, ceilings
-        self._facts: dict[tuple[int, int], dict[str, Any]] = {}
+        self._facts: dict[Key, dict[str, Any]] = {}
         self._is_leaf = operators.leaves_with_flops(rank)
-        # (step index, row of the operator): ns that it has in the account
-        self._ns: collections.Counter[tuple[int, int]] = collections.Counter()
-        self._changes: dict[tuple[int, int], list[parts.Change]] = collections.defaultdict(list)
+        self._inside = serving.Inside(rank)
+        # (step index, row of the operator, key): ns that it has in the account
+        self._ns: collections.Counter[tuple[int, int, Key]] = collections.Counter()
+        self._changes: dict[tuple[int, int, Key], list[parts.Change]] = collections.defaultdict(list)
         self._where: dict[int, str | None] = {}
 
-    def facts(self, row: int, kernel: str | None = None) -> dict[str, Any]:
-        """trace.operators.facts_of() of an operator's call, and "moved_bytes", the least that it must move or None.
+    def facts(self, key: Key, kernel: str | None = None) -> dict[str, Any]:
+        """trace.operators.facts_of() of calls that are alike, and "moved_bytes", the least that one must move or None.
 
         kernel: the name of one that it launched, which may say what its arguments do not.
         """
-        key = int(self._rank.name[row]), int(self._rank.extra[row])
         if key not in self._facts:
-            facts = operators.facts_of(self._rank, *key)
-            self._facts[key] = facts | {"moved_bytes": traffic.moved_bytes(facts, kernel)}
+            name, extra, more = key
+            facts = operators.facts_of(self._rank, name, extra)
+            facts["moved_bytes"] = traffic.moved_bytes(facts, kernel)
+            if more is not None:
+                facts["flop"], facts["moved_bytes"] = more.needs(facts)
+            self._facts[key] = facts
         return self._facts[key]
 
-    def has(self, row: int, kernel: str | None = None) -> bool:
-        """Whether FLOPs or bytes of a call are known, and are not those of an operator inside it."""
-        facts = self.facts(row, kernel)
-        if facts["flop"]:
-            return bool(self._is_leaf[row])
-        return bool(facts["moved_bytes"] and self.ceilings.bytes_per_s(facts["moved_bytes"]))
+    def key(
+        self, row: int, kernel: str | None = None, call: int = -1, lengths: serving.Lengths | None = None
+    ) -> Key | None:
+        """What calls like this one have in common; None where its FLOPs and bytes are not known, or are those of an
+        operator inside it.
 
-    def add(self, step: int, row: int, where: str | None, ns: int, change: parts.Change | None = None) -> None:
-        """ns of a step that belong to an operator for which has() holds.  change: of Pieces.add()."""
-        self._ns[step, row] += ns
+        call: row of the launching call, -1: none; lengths: of the sequences of the batch, None: not known.
+        """
+        key: Key = (int(self._rank.name[row]), int(self._rank.extra[row]), None)
+        facts = self.facts(key, kernel)
+        if facts["flop"]:
+            return key if self._is_leaf[row] else None
+        more: serving.Evidence | None = lengths if lengths and serving.is_attention(facts) else None
+        more = more or self._inside.experts(row, call, kernel, facts)
+        if more and more.needs(facts)[1]:
+            key = (*key[:2], more)
+        num_bytes = self.facts(key, kernel)["moved_bytes"]
+        return key if num_bytes and self.ceilings.bytes_per_s(num_bytes) else None
+
+    def add(
+        self, step: int, row: int, key: Key, where: str | None, ns: int, change: parts.Change | None = None
+    ) -> None:
+        """ns of a step that belong to an operator; key: of key().  change: of Pieces.add()."""
+        self._ns[step, row, key] += ns
         if change is not None:
-            self._changes[step, row].append(change._replace(ns=ns))
+            self._changes[step, row, key].append(change._replace(ns=ns))
         self._where[row] = where
 
     def into(self, pieces: parts.Pieces) -> None:
@@ -195,21 +214,35 @@ class Operators:
         the rest, in each call in proportion; without a bound all.  Together, as rates are means over calls too.
         """
         by_line = collections.defaultdict(list)
-        for (step, row), ns in self._ns.items():
-            by_line[int(self._rank.name[row]), int(self._rank.extra[row])].append((step, row, ns))
+        for (step, row, key), ns in self._ns.items():
+            by_line[key].append((step, row, ns))
+        self._without_windows(by_line)
         seconds = {key: sum(ns for *_, ns in calls) / NS_PER_S for key, calls in by_line.items()}
         num_calls = {key: len({row for _, row, _ in calls}) for key, calls in by_line.items()}
-        of = {key: self._facts[key] for key in by_line}  # has() made them
+        of = {key: self.facts(key) for key in by_line}
         self.ceilings.observe(
             [(of[key]["precision"], (of[key]["flop"] or 0) * num_calls[key], seconds[key]) for key in by_line]
         )
         for key, calls in by_line.items():
             call_s = seconds[key] / num_calls[key]
-            self._divide(pieces, label(of[key]), calls, call_s, self.ceilings.bound(of[key], call_s))
+            self._divide(pieces, key, calls, call_s, self.ceilings.bound(of[key], call_s))
+
+    def _without_windows(self, by_line: dict[Key, list[tuple[int, int, int]]]) -> None:
+        """Attention that took less time than all keys of the batch need cannot have read them all: it has a window, and
+        is bounded by its arguments alone."""
+        for key in [key for key in by_line if isinstance(key[2], serving.Lengths)]:
+            bound = self.ceilings.bound(self.facts(key), float("inf"))
+            is_windowed = [bound is not None and ns < bound.limit_s * NS_PER_S for *_, ns in by_line[key]]
+            calls, plain = by_line.pop(key), (*key[:2], None)
+            for call, windowed in zip(calls, is_windowed):
+                by_line[plain if windowed else key].append(call)
+                if windowed:
+                    self._changes[call[0], call[1], plain] += self._changes.pop((call[0], call[1], key), [])
 
     def _divide(
-        self, pieces: parts.Pieces, what: str, calls: list[tuple[int, int, int]], call_s: float, bound: Bound | None
+        self, pieces: parts.Pieces, key: Key, calls: list[tuple[int, int, int]], call_s: float, bound: Bound | None
     ) -> None:
+        what = label(self.facts(key))
         for step, row, ns in calls:
             where, limit_ns, shape_ns = self._where[row], 0, 0
             if bound is not None:
@@ -221,7 +254,7 @@ class Operators:
                 piece = parts.Piece(part, what, where)
                 pieces.add(step, piece, of_part)
                 if of_part > 0:
-                    changes = self._changes.get((step, row), ())
+                    changes = self._changes.get((step, row, key), ())
                     pieces.changes[piece] += [change._replace(ns=change.ns * of_part // ns) for change in changes]
 
 

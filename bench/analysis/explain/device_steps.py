@@ -6,10 +6,11 @@ the time before communication, communication before copies, and what runs before
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
-from bench.analysis.explain import captures, parts
+from bench.analysis.explain import captures, parts, serving
 from bench.analysis.explain.ceilings import Ceilings, Operators, label
 from bench.analysis.explain.host import MIN_GAP_NS, Thread, main_track
 from bench.analysis.trace import attribution, categories, device_time, events, operators, window
@@ -61,6 +62,8 @@ class Device:
         known = np.where(sources >= 0, sources, np.where(annotations >= 0, annotations, self.operators))
         self.where = rank.names_of(known)
         self.phases = attribution.phases(rank, self.rows)
+        lengths = attribution.around_launch(rank, self.calls, events.ANNOTATION, serving.Lengths.of_name)
+        self.lengths = [serving.Lengths.of_name(name or "") for name in rank.names_of(lengths)]
 
     def name(self, number: int) -> str:
         """Of the number-th of .rows."""
@@ -68,13 +71,13 @@ class Device:
 
     def title(self, number: int) -> str:
         """name(), but of a template of torch's own, which many operators share, the operator that launched it."""
-        name, (rank, row) = self.name(number), self.operator(number)
+        name, (rank, row, _) = self.name(number), self.operator(number)
         return name if row < 0 or TEMPLATE not in name else rank.names[rank.name[row]]
 
     def operator(self, number: int) -> captures.Operator:
         """That launched it, also inside a graph; row -1 where it is not known."""
         known = self.captured.get(int(self.rows[number]))
-        return known or captures.Operator(self.rank, int(self.operators[number]))
+        return known or captures.Operator(self.rank, int(self.operators[number]), int(self.calls[number]))
 
     def wire_frac(self, number: int, ceilings: Ceilings) -> float:
         """The share of a collective's own time, without waiting, that its bytes need at the measured bandwidth."""
@@ -92,8 +95,10 @@ class Device:
         return categories.OPTIMIZER in (by_name, self.phases[number])
 
 
-def pieces(device: Device, counted: Sequence[parts.Step], ceilings: Ceilings) -> parts.Pieces:
-    """counted: of spans() -> Pieces."""
+def pieces(
+    device: Device, counted: Sequence[parts.Step], ceilings: Ceilings, has_timeline: bool = False
+) -> parts.Pieces:
+    """counted: of window.device_spans() -> Pieces."""
     pieces = parts.Pieces(counted)
     ranks = {id(of.rank): of.rank for of in device.captured.values()} | {id(device.rank): device.rank}
     known = {key: Operators(rank, ceilings) for key, rank in ranks.items()}
@@ -102,7 +107,7 @@ def pieces(device: Device, counted: Sequence[parts.Step], ceilings: Ceilings) ->
         ranges = _ranges(device, begin, end)
         seen = set()
         for low, high, owner in owners([entry[:3] for entry in ranges], begin, end):
-            pieces.at_ns = low
+            pieces.at_ns = low if has_timeline else None
             if owner < 0:
                 _idle(device, threads, pieces, index, (low, high), ceilings)
                 continue
@@ -141,7 +146,7 @@ def _running(
     count: int,
 ) -> None:
     layer, number, wait = device_row
-    rank, operator = device.operator(number)
+    rank, operator, call = device.operator(number)
     known, where, change = known_of[id(rank)], device.where[number], parts.Change(int(device.rows[number]), 0)
     if wait is not None:
         pieces.add(index, parts.Piece(parts.WAITING, device.name(number), where, wait[1]), ns, count)
@@ -149,9 +154,9 @@ def _running(
         wire_ns = round(ns * device.wire_frac(number, known.ceilings)) if layer == device_time.COMMUNICATION else 0
         pieces.add(index, parts.Piece(parts.WIRE, device.name(number), where), wire_ns, count, change)
         pieces.add(index, parts.Piece(PART_OF_LAYER[layer], device.name(number), where), ns - wire_ns, count, change)
-    elif operator >= 0 and known.has(operator, device.name(number)):
-        known.add(index, operator, where, ns, change)
-        pieces.passed(parts.Piece(BOUNDED, label(known.facts(operator)), where), ns)
+    elif operator >= 0 and (key := known.key(operator, device.name(number), call, device.lengths[number])):
+        known.add(index, operator, key, where, ns, change)
+        pieces.passed(parts.Piece(BOUNDED, label(known.facts(key)), where), ns)
     else:
         part = parts.OPTIMIZER if device.is_optimizer(number) else parts.UNBOUND
         pieces.add(index, parts.Piece(part, device.title(number), where), ns, count, change)
@@ -162,17 +167,31 @@ class _Threads:
 
     def __init__(self, rank: Rank) -> None:
         self._rank, self.main = rank, main_track(rank)
+        self._is_call = rank.is_kind(events.RUNTIME)
         self._made: dict[int, Thread] = {}
 
-    def explain(self, track: int, low: int, high: int) -> Iterator[tuple[parts.Piece, int, parts.Change]]:
-        """(Piece, ns, where it was): what a thread was doing; where it did nothing, what the main thread was."""
-        thread = self._of(track)
+    def explain(self, track: int, low: int, high: int, is_whole: bool) -> Iterator[tuple[parts.Piece, int, int, int]]:
+        """(Piece, ns, end ns, how often): what a thread was doing; where it did nothing, what the main thread was.
+
+        What it was doing several times between two calls of the runtime is one, unless is_whole.
+        """
+        thread, merged = self._of(track), dict[parts.Piece, tuple[int, int, int]]()
         for begin, end, row in thread.segments(low, high):
-            if row >= 0 or track == self.main or self.main is None:
-                piece = end - begin >= MIN_GAP_NS and thread.gap(begin, end, row) or thread.explained(row, begin)
-                yield piece, end - begin, parts.Change(None, end - begin, False, begin)
+            is_other = row < 0 and track != self.main and self.main is not None
+            is_call = row >= 0 and self._is_call[row]
+            if merged and (is_whole or is_other or is_call):
+                yield from ((piece, *known) for piece, known in merged.items())
+                merged = {}
+            if is_other:
+                yield from self.explain(cast(int, self.main), begin, end, is_whole)
+                continue
+            piece = end - begin >= MIN_GAP_NS and thread.gap(begin, end, row) or thread.explained(row, begin)
+            if is_call:
+                yield piece, end - begin, end, 1
             else:
-                yield from self.explain(self.main, begin, end)
+                ns, _, count = merged.get(piece, (0, 0, 0))
+                merged[piece] = (ns + end - begin, end, count + 1)
+        yield from ((piece, *known) for piece, known in merged.items())
 
     def _of(self, track: int) -> Thread:
         if track not in self._made:
@@ -195,8 +214,9 @@ def _idle(
         pieces.add(index, parts.Piece(parts.UNKNOWN, what, None), high - low)
         return
     called = high if number is None else min(max(int(rank.ts[call]), low), high)
-    for piece, ns, change in threads.explain(track, low, called):
-        pieces.add(index, piece, ns, change=change)
+    is_whole = pieces.at_ns is not None
+    for piece, ns, end_ns, count in threads.explain(track, low, called, is_whole):
+        pieces.add(index, piece, ns, count, parts.Change(None, ns, False, end_ns - ns))
     if number is not None and called < high:
         is_short = high - low < KERNEL_WAIT_BELOW_NS
         part = parts.LAUNCH if called > low else parts.BETWEEN if is_short else parts.DEPENDENCY
@@ -208,7 +228,7 @@ def _idle(
         change = parts.Change(int(device.rows[number]), 0, is_start=True)
         pieces.add(index, parts.Piece(parts.LATENCY, *names), needed_ns, change=change)
         pieces.add(index, parts.Piece(part, *names), until - called - needed_ns, change=change)
-        for piece, ns, _ in threads.explain(track, until, high) if until < high else ():
+        for piece, ns, *_ in threads.explain(track, until, high, is_whole) if until < high else ():
             is_wait = piece.part == parts.SYNC  # for what the device was doing, which is not recorded
             pieces.add(index, piece if is_wait else parts.Piece(parts.DEPENDENCY, *names), ns, change=change)
 

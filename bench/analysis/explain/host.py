@@ -82,10 +82,8 @@ class Thread:
         self._index = {row: index for index, row in enumerate(self.nest.rows.tolist())}
         within = self.nest.innermost(rank.ts[collections.rows])
         self._within = dict(zip(collections.rows.tolist(), within.tolist()))
-        self._known: dict[int, parts.Piece | None] = {}
-        self._answers: list[tuple[int, int, int, int]] | None = None
+        self._known: dict[int, parts.Piece | None] = {}  # by row
         self._names: tuple[np.ndarray, np.ndarray] | None = None  # of .nest, each once, and which of them a range has
-        self._pieces: dict[tuple[int, ...], parts.Piece] = {}
         self._nearest: dict[Property, list[int]] = {}
         ops = rows[np.isin(rank.kind[rows], (events.CPU_OP, events.RUNTIME))]
         self._by_end, self._by_start = (ops[np.argsort(of[ops], kind="stable")] for of in (rank.end, rank.ts))
@@ -173,46 +171,36 @@ class Thread:
 
         moment: ns, of time in no range: it is then known only by what was there last.
         """
-        known = self._known.get(row)
-        if known is None:
-            known = self._known[row] = self._explained(row)
-        if known is not None:
+        self._known = self._known or dict(zip(self.nest.rows.tolist(), self._explain_all()))
+        if (known := self._known.get(row) or self._added(row)) is not None:
             return known
         index = int(np.searchsorted(self.rank.end[self._tops], moment, side="right")) - 1
         return parts.Piece(parts.UNKNOWN, f"after {self.name(self._tops[index])}" if index >= 0 else None, None)
 
-    def _explained(self, row: int) -> parts.Piece | None:
-        """None where nothing is known."""
-        if row in self._within:  # a collection or compilation that the record knows
-            around, name = self._explained(self._within[row]), self.name(row)
-            if around is not None and around.part == parts.COMPILATION:
-                return around
-            kind = parts.COMPILATION if COMPILES.search(name) else parts.GARBAGE
-            return parts.Piece(kind, name, around and around.where)
-        index = self._index.get(row, -1)
-        if self._answers is None:
-            self._answers = self._explain_all()
-        innermost, part, what, where = self._answers[index] if index >= 0 else (-1, 0, -1, -1)
-        if innermost < 0:
+    def _added(self, row: int) -> parts.Piece | None:
+        """Of a collection or compilation that the record knows; None of any other range."""
+        if row not in self._within:
             return None
-        key = (innermost if EXPLAINED[part] == parts.LOADER else -1, part, what, where)
-        if key not in self._pieces:
-            self._pieces[key] = self._piece(innermost, part, what, where)
-        return self._pieces[key]
+        around, name = self._known.get(self._within[row]), self.name(row)
+        if around is not None and around.part == parts.COMPILATION:
+            return around
+        kind = parts.COMPILATION if COMPILES.search(name) else parts.GARBAGE
+        return parts.Piece(kind, name, around and around.where)
 
-    def _piece(self, innermost: int, part: int, what: int, where: int) -> parts.Piece:
-        """Of an entry of _explain_all()."""
+    def _piece(self, innermost: int, part: int, what: int, where: int) -> parts.Piece | None:
+        """innermost: name of the range, -2 where it does not matter; part: index into EXPLAINED; what, where: names."""
+        if innermost == -1:
+            return None
         names, place = self.rank.names, None if where < 0 else self.rank.names[where]
         if part == READS_AT:
             return parts.Piece(parts.SYNC, f"{READS_DEVICE}: {names[what]}", place)
-        name, inner = names[what], names[self.nest.name[innermost]]
+        name = names[what]
         if EXPLAINED[part] == parts.LOADER:
-            name = ADDRESS.sub("", inner if READS_FILE.search(inner) else name)
+            name = ADDRESS.sub("", names[innermost] if READS_FILE.search(names[innermost]) else name)
         return parts.Piece(EXPLAINED[part], name, place)
 
-    def _explain_all(self) -> list[tuple[int, int, int, int]]:
-        """Of each of .nest.rows: index of the innermost range that explains something, index into EXPLAINED, and into
-        rank.names of what it was and of where; -1: none.
+    def _explain_all(self) -> list[parts.Piece | None]:
+        """Of each of .nest.rows the piece that its own time is of, None where nothing is known.
 
         where: the innermost line of Python that is neither torch's nor threading's, else the innermost annotation, else
         the outermost operator; an annotation or operator only if it is not the innermost range itself.
@@ -230,9 +218,12 @@ class Thread:
         for wanted_place in (IS_ANNOTATION, IS_OUTERMOST_OPERATOR):
             place = np.array(self._nearest_of(wanted_place), np.int64)
             where = np.where((where < 0) & (place != innermost), place, where)
-        name = self.nest.name
-        columns = innermost, part, take(name, what), take(name, where)
-        return list(zip(*(column.tolist() for column in columns)))
+        name, is_loader = self.nest.name, part == EXPLAINED.index(parts.LOADER)
+        inner = np.where((innermost < 0) | is_loader, take(name, innermost), -2)
+        columns = inner, part, take(name, what), take(name, where)
+        entries = list(zip(*(column.tolist() for column in columns)))
+        pieces = {entry: self._piece(*entry) for entry in set(entries)}
+        return [pieces[entry] for entry in entries]
 
     def is_optimizer(self, row: int) -> bool:
         """Whether an annotation around it is the optimizer's."""
@@ -295,8 +286,8 @@ def _segment(
         pieces.add(index, parts.Piece(parts.EXPOSED, thread.name(collective), piece.where), ns)
     elif piece.part in (parts.GARBAGE, parts.SYNC, parts.LOADER, parts.COMPILATION) or operator < 0:
         pieces.add(index, piece, ns)
-    elif (product := next(filter(known.has, thread.operators(row)), None)) is not None:
-        known.add(index, product, piece.where, ns)
+    elif product := next(((op, key) for op in thread.operators(row) if (key := known.key(op))), None):
+        known.add(index, *product, piece.where, ns)
     else:
         part = parts.OPTIMIZER if thread.is_optimizer(row) else parts.UNBOUND
         pieces.add(index, parts.Piece(part, thread.name(operator), piece.where), ns)

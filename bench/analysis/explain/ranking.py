@@ -64,10 +64,11 @@ Origin = tuple[str, str | None, int | None]
 
 def of(pieces_by_rank: Mapping[int, parts.Pieces], step_ms: float, graph: Graph | None = None) -> list[dict[str, Any]]:
     """Pieces of each rank and the mean step -> [{"part", "what", "where", "rank", "gain_ms", "gain_pct", "most_ms",
-    "count", "advice", "ladder"}], the largest gain first.
+    "of_rank", "count", "advice", "ladder"}], the largest gain first.
 
     most_ms: its time, mean over the ranks; gain_ms: by how much the graph's step is shorter without it, most_ms where
-    there is no graph; rank: for whom it waits, or where alone it is, else None; count: how often a step, mean; ladder:
+    there is no graph; of_rank: (rank, ms) of the rank with most of it: a gain above most_ms is that of ranks that
+    wait for this one; rank: for whom it waits, or where alone it is, else None; count: how often a step, mean; ladder:
     the records that gained at such a place.
     """
     origins: dict[tuple[Any, ...], _Origin] = {}
@@ -79,17 +80,17 @@ def of(pieces_by_rank: Mapping[int, parts.Pieces], step_ms: float, graph: Graph 
                 origin.add(number, piece, pieces.mean_ms(ns), count, pieces.changes[piece])
     lines = [(_line(key, origin, len(pieces_by_rank)), origin.changes) for key, origin in origins.items()]
     lines.sort(key=lambda item: -item[0]["most_ms"])
-    bounded = [item for item in lines if item[0]["part"] not in parts.NO_BOUND]
-    unbounded = [item for item in lines if item[0]["part"] in parts.NO_BOUND]
+    groups = ([item for item in lines if (item[0]["part"] in parts.NO_BOUND) == unbound] for unbound in (False, True))
+    bounded, unbounded = (group[: 2 * NUM_LINES] for group in groups)
+    if graph is not None:
+        num_steps = [len(pieces.steps) for pieces in pieces_by_rank.values()]
+        all_saved_ns = graph.saved_ns([changes for _, changes in bounded + unbounded]).T.tolist()
+        for (line, _), saved_ns in zip(bounded + unbounded, all_saved_ns):
+            if line["part"] != parts.WAITING:  # nothing in the graph says how a rank would be as fast as the others
+                line["gain_ms"] = sum(ms_from_ns(ns) / num for ns, num in zip(saved_ns, num_steps)) / len(num_steps)
     ranked = []
-    for some in (bounded[: 2 * NUM_LINES], unbounded[: 2 * NUM_LINES]):
-        if graph is not None and some:
-            num_steps = [len(pieces.steps) for pieces in pieces_by_rank.values()]
-            all_saved_ns = graph.saved_ns([changes for _, changes in some]).T.tolist()
-            for (line, _), saved_ns in zip(some, all_saved_ns):
-                if line["part"] != parts.WAITING:  # nothing in the graph says how a rank would be as fast as the others
-                    line["gain_ms"] = sum(ms_from_ns(ns) / num for ns, num in zip(saved_ns, num_steps)) / len(num_steps)
-        ranked += sorted((line for line, _ in some), key=lambda line: -line["gain_ms"])[:NUM_LINES]
+    for group in (bounded, unbounded):
+        ranked += sorted((line for line, _ in group), key=lambda line: -line["gain_ms"])[:NUM_LINES]
     for line in ranked:
         line["gain_pct"] = 100 * line["gain_ms"] / step_ms if step_ms else 0.0
     return ranked
@@ -129,6 +130,7 @@ def _line(key: tuple[str, str | None, int | None], origin: _Origin, num_ranks: i
         "gain_ms": most_ms,
         "gain_pct": 0.0,
         "most_ms": most_ms,
+        "of_rank": (most, origin.by_rank[most]),
         "count": max(origin.counts.values()) / num_ranks,
         "advice": ADVICE[part],
         "ladder": records_for(part, what, num_ranks),

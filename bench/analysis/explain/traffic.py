@@ -16,6 +16,8 @@ COMPARISONS = re.compile(r"^(?:eq|ne|gt|ge|lt|le|isnan|isinf|logical_\w+)$")  # 
 # Inductor's kernels, whose names hold the operators fused into them.  Where one of these is, a tensor among the
 # arguments may be touched in part: each of the points that the kernel calculates reads one number of it at most.
 GENERATED = re.compile(r"^triton_(?:poi|red|per)_fused_")
+# Attention over a cache of keys, of other libraries.
+ATTENTION = re.compile(r"(?<!backward_)(?:attention|attn|(?:^|_)mha(?:_|$))(?!\w*(?:backward|bwd))")
 IN_PART = re.compile(r"index|embedding|gather|scatter|slice|select|pad|split|cat(?![a-z])|unfold|strided|nll_loss|topk")
 # The type of a list's tensors stands nowhere but in the name of the kernel that it is given to.
 ELEMENT = re.compile(r"OpaqueType<(\d+)u?>|\b(float|double|c10::BFloat16|c10::Half|__half|__nv_bfloat16)\b")
@@ -51,7 +53,7 @@ def moved_bytes(facts: dict[str, Any], kernel: str | None = None) -> int | None:
     namespace, _, op = name.rpartition("::")
     op = op.rstrip("_")
     rules = RULES if namespace == "aten" else CUSTOM_RULES
-    return next((rule(op, found) for pattern, rule in rules if pattern.match(op)), None)
+    return next((rule(op, found) for pattern, rule in rules if pattern.search(op)), None)
 
 
 def _num_points(facts: dict[str, Any]) -> int | None:
@@ -160,6 +162,22 @@ def _into_cache(op: str, found: list[Tensor]) -> int | None:
     )
 
 
+def _attention(op: str, found: list[Tensor]) -> int | None:
+    """The new tokens' queries, keys, values and results: how much of a cache is read is in no argument."""
+    query = next((tensor for tensor in found if len(tensor.dims) == 3), None)
+    return query and sum(t.bytes for t in found if (t.dims[:1], t.dims[2:]) == (query.dims[:1], query.dims[2:]))
+
+
+def _lookup(op: str, found: list[Tensor]) -> int:
+    """FBGEMM's embedding bags: indices and offsets, of 8 bytes; which rows they select is in no argument."""
+    return sum(tensor.bytes for tensor in found if tensor.element_bytes == 8)
+
+
+def _last_twice(op: str, found: list[Tensor]) -> int:
+    """What is put into places of another tensor is read and written."""
+    return 2 * found[-1].bytes
+
+
 def _foreach(op: str, found: list[Tensor]) -> int | None:
     """Lists of equal length: each tensor is read, those of the first are written, of a norm none."""
     num_lists = _num_lists(found)
@@ -203,6 +221,7 @@ RULES = (
     _rule("_fused_(?:adam|adamw|sgd|adagrad)", _fused_optimizer),
     _rule("embedding|index_select|index", _rows),
     _rule("gather|take_along_dim", _by_element),
+    _rule("_?index_put(?:_impl)?", _last_twice),
     _rule(
         "_?softmax|_?log_softmax|_(?:log_)?softmax_backward_data|native_(?:layer|batch|group)_norm(?:_backward)?|"
         "(?:cudnn|miopen)_batch_norm(?:_backward)?|_?fused_rms_norm(?:_backward)?|rms_norm|native_dropout|"
@@ -231,5 +250,9 @@ CUSTOM_RULES = (
     _rule(r"(?:fused_)?rotary_(?:pos_)?emb\w*", _rotary),
     _rule(r"reshape_and_cache\w*|store_(?:kv_?)?cache", _into_cache),
     _rule(r"(?:silu|gelu|act)(?:_tanh)?_and_mul(?:_\w+)?", _all),
-    _rule(r"(?:static|dynamic)_scaled_fp8_quant", _all),
+    _rule(r"(?:static|dynamic)_scaled_fp8_quant|sage_quant\w*|bounds_check_indices", _all),
+    _rule(r"permute_[12]D_sparse_data|asynchronous_(?:complete|inclusive|exclusive)_cumsum", _twice),
+    _rule(r"(?:split|dense)_embedding\w*_lookup\w*", _lookup),
+    _rule(r"CppNode<Split(?:NoBag)?LookupFunction\w*>", _all),  # their backward: the gradient of what was looked up
+    (ATTENTION, _attention),
 )

@@ -116,7 +116,7 @@ def of_traces(
     """Traces of ranks that each keep their work -> their step, and the same with collectives among num_gpus GPUs.
 
     The graph of bench/analysis/explain/retimed.py says what that holds up.  ValueError: no collective, or of no known
-    size, or of groups of several sizes.
+    size, or of groups of several sizes; fewer than half of the ranks, as the latest of them decides.
     """
     windows = load.by_window([file for path in paths for file in load.find(path)])
     ranks = [rank for rank in next(iter(windows.values())) if len(rank.device_rows())]
@@ -155,16 +155,19 @@ def of_traces(
     if len(groups) > 1:
         sizes = " and ".join(map(str, sorted(groups)))
         raise ValueError(f"{title}: collectives of groups of {sizes} ranks: only data-parallel jobs can be projected")
+    (group,) = groups
+    if 2 * len(ranks) < group:
+        remedy = "name the traces of half of them or more"
+        raise ValueError(f"{title}: {len(ranks)} of {group} ranks: how late the others come is not in them: {remedy}")
     num_steps = len(next(iter(spans.values())))
     ends_ns = graph.ends_ns([{}, then, without]) - np.array([[begin] for begin, _ in spans_ns.values()])
     measured_ms, then_ms, without_ms = (ms_from_ns(float(ns)) / num_steps for ns in ends_ns.max(axis=0))
-    (group,) = groups
     own_ms = [ms_from_ns(float(ns)) / num_steps for ns in ends_ns[:, 2]]
     spread_ms = stats.sd(own_ms) or 0.0
     slowest_ms = spread_ms * max(0.0, expected_maximum(num_gpus) - expected_maximum(len(ranks)))
     job = Job(title, Step(measured_ms, group), device_name(ranks[0]))
-    if len(ranks) == 1:
-        job.assumed.append("one rank says nothing of the others: that all are as fast")
+    if len(ranks) < group:
+        job.assumed.append(f"the {group - len(ranks)} ranks without a trace are as fast as those with one")
     if num_unknown:
         job.assumed.append(
             f"{num_unknown} of {num_unknown + num_known} collectives, of unknown size, take as long as here"

@@ -86,6 +86,10 @@ def _digest_file(
 
 def _digest(rank: Rank, rules: tuple[categories.Rule, ...], include_last_step: bool) -> Digest:
     rows = window.device_rows(rank, include_last_step)
+    launched = window.launches(rank, rows) >= 0
+    if len(rank.steps()) == 1 and launched.any():
+        first_ns = rank.ts[rows[launched]].min()  # what began earlier was launched by an earlier step
+        rows = rows[launched | (rank.ts[rows] >= first_ns)]
     kinds = device_time.types(rank, rows, rules)
     answer = _analyze_rank(rank, rows, kinds, rules, include_last_step)
     return Digest(rank.only(rows), kinds, answer)
@@ -173,20 +177,7 @@ def _file_facts(rank: Rank, rows: np.ndarray, steps: Sequence[window.Step], unti
         "num_launches_without_kernel": num_lost,
         "cut": rank.cut,
         "device": device_name(rank),
-        "earlier_rows": _earlier_rows(rank, rows),
     }
-
-
-def _earlier_rows(rank: Rank, rows: np.ndarray) -> dict[str, Any] | None:
-    """{"count", "span_us", "step_us"} of a trace of one step: rows that were launched before the recording began,
-    which count all the same, as they do in HTA, the span of the others, and explain's step.  None without any."""
-    launched = window.launches(rank, rows) >= 0
-    if len(rank.steps()) != 1 or launched.all() or not launched.any():
-        return None
-    mine = rows[launched]
-    span_us = (int(rank.end[mine].max()) - int(rank.ts[mine].min())) / 1000
-    step_us = sum(end - begin for _, begin, end in window.device_spans(rank)) / 1000
-    return {"count": int((~launched).sum()), "span_us": span_us, "step_us": step_us}
 
 
 def _device_facts(rank: Rank, rows: np.ndarray, kinds: np.ndarray, steps: Sequence[window.Step]) -> dict[str, Any]:
@@ -259,17 +250,8 @@ def _advice(answer: dict[str, Any]) -> list[str]:
     """
     if not answer["temporal"].get("span_us"):
         return []
-    parts = (_earlier, _idle, _communication, _short_kernels, _copies, _items, _synchronisations, _unknown)
+    parts = (_idle, _communication, _short_kernels, _copies, _items, _synchronisations, _unknown)
     return [sentence for part in parts for sentence in part(answer, answer["temporal"]["span_us"])]
-
-
-def _earlier(answer: dict[str, Any], span_us: float) -> Iterator[str]:
-    if earlier := answer["earlier_rows"]:
-        yield (
-            f"{earlier['count']} of {answer['num_device_rows']} kernels and copies were launched before the recording "
-            "began, by an earlier step, and are counted here; the step itself takes "
-            f"{earlier['step_us'] / 1000:.2f} ms, as in ./run.sh explain.  Record two steps or more."
-        )
 
 
 def _idle(answer: dict[str, Any], span_us: float) -> Iterator[str]:

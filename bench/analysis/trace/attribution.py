@@ -17,7 +17,7 @@ LAUNCHER = ("kernel", "operator", "annotation", "module", "source")
 
 
 def by_thread(
-    rank: Rank, calls: np.ndarray, times: np.ndarray, kind: int, wanted: Callable[[str], bool] | None = None
+    rank: Rank, calls: np.ndarray, times: np.ndarray, kind: int, wanted: Callable[[str], object] | None = None
 ) -> np.ndarray:
     """Row of the innermost range of a kind around each time, on the thread of the call beside it; -1: none.
 
@@ -35,7 +35,9 @@ def by_thread(
     return around
 
 
-def around_launch(rank: Rank, calls: np.ndarray, kind: int, wanted: Callable[[str], bool] | None = None) -> np.ndarray:
+def around_launch(
+    rank: Rank, calls: np.ndarray, kind: int, wanted: Callable[[str], object] | None = None
+) -> np.ndarray:
     """by_thread() at the start of each of these launching calls."""
     return by_thread(rank, calls, take(rank.ts, calls, 0), kind, wanted)
 

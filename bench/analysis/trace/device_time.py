@@ -130,17 +130,21 @@ def idle(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
 
 
 def steps(rank: Rank, rows: np.ndarray, kinds: np.ndarray, counted: Sequence[window.Step]) -> list[dict[str, Any]]:
-    """One line a ProfilerStep: {"step", "host_us", "busy_us", "compute_us", "comm_us", "exposed_comm_us",
+    """One line a ProfilerStep: {"step", "step_us", "host_us", "busy_us", "compute_us", "comm_us", "exposed_comm_us",
     "num_kernels"}.
 
-    counted: window.steps.  Device rows belong to the step in which the host launched them; host_us is the annotation's
+    counted: window.steps.  Device rows belong to the step in which the host launched them; step_us is that of
+    window.device_spans(), None without device rows; host_us is the annotation's
     own time, None where only the GPU shows the step.
     """
     on_host, lines, kind_of = bool(rank.steps()), [], np.full(len(rank.ts), -1, np.int8)
     kind_of[rows] = kinds
+    spans = window.device_spans(rank, include_last_step=True) if len(rank.device_rows()) else []
+    step_us = {number: (end - begin) / US for number, begin, end in spans}
     for (number, start, end), mine in window.rows_of_steps(rank, rows, counted):
         busy_ns, compute_ns, comm_ns, hidden_ns = _busy(rank, mine, kind_of[mine])
-        line = {"step": number, "host_us": (end - start) / US if on_host else None, "busy_us": busy_ns / US}
+        line = {"step": number, "step_us": step_us.get(number)}
+        line |= {"host_us": (end - start) / US if on_host else None, "busy_us": busy_ns / US}
         line |= {"compute_us": compute_ns / US, "comm_us": comm_ns / US}
         lines.append(line | {"exposed_comm_us": (comm_ns - hidden_ns) / US, "num_kernels": len(mine)})
     return lines

@@ -43,7 +43,7 @@ COLUMNS = {  # one row an event
 }
 _RAW = ("dims", "types", "concrete")
 # Operators whose numbers and lists decide what they calculate: strides, windows, lengths.  Of others they are not kept.
-NEEDS_CONCRETE = re.compile(r"conv|attn|attention|^triton_", re.I)
+NEEDS_CONCRETE = re.compile(r"conv|attn|attention|^triton_|topk", re.I)
 LARGEST_US = 2**52
 EXACT_BELOW = 2**42  # microseconds: below, a double keeps the nanoseconds exact
 NO_NUMBER = -1

@@ -251,8 +251,8 @@ def _rates(analysis: Line) -> Iterator[Block]:
 
 
 def _steps(analysis: Line) -> Iterator[Block]:
-    names = ("host_us", "busy_us", "compute_us", "comm_us", "exposed_comm_us")
-    heads = ("host ms", "device busy ms", "compute ms", "comm. ms", "exposed comm. ms")
+    names = ("step_us", "host_us", "busy_us", "compute_us", "comm_us", "exposed_comm_us")
+    heads = ("step ms", "host ms", "device busy ms", "compute ms", "comm. ms", "exposed comm. ms")
     columns = [*((head, name, MS) for head, name in zip(heads, names)), ("kernels", "num_kernels", str)]
     phase_columns = [("host ms", "host_us", MS), ("device ms", "device_us", MS), ("kernels", "num_kernels", str)]
     if not analysis["num_device_rows"]:
