@@ -10,7 +10,7 @@ import pytest
 import traces
 from traces import event, launched, step, write
 
-from bench.analysis.trace import attribution, critical, device_time, events, launches, skew, source, window
+from bench.analysis.trace import attribution, critical, device_time, events, launches, source, window
 from bench.analysis.trace import text as trace_text
 from bench.analysis.trace.columns import covered_ns, merged_intervals, ns_by_combination, shared_ns
 from bench.analysis.trace.load import find, load, load_all
@@ -439,14 +439,6 @@ def test_advice_has_its_figure_and_there_is_none_without_need(tmp_path):
         write(tmp_path / "b.json", [row for num in range(50) for row in launched("gemm", 100 * num, 99, 0, num + 1)])
     )
     assert busy["advice"] == []
-
-
-def test_skew_is_of_own_work():
-    lines = {
-        0: [{"step": 1, "busy_us": 100.0, "exposed_comm_us": 60.0}],
-        1: [{"step": 1, "busy_us": 100.0, "exposed_comm_us": 10.0}],
-    }
-    assert skew.steps(lines) == [{"step": 1, "fastest": 0, "slowest": 1, "skew_us": 50.0}]
 
 
 def test_the_verb_prints_and_writes_into_a_run_folder(tmp_path, capsys):

@@ -7,9 +7,9 @@ import traces
 from traces import event, launched, step, write
 
 from bench.analysis.explain import account
-from bench.analysis.trace import analysis, diff, formulas, operators, text, window
+from bench.analysis.trace import analysis, formulas, operators, text, window
 from bench.analysis.trace.load import find, load
-from bench.analysis.trace.text import difference, document, short
+from bench.analysis.trace.text import document, short
 from bench.cli import analyze
 
 needs_shared = pytest.mark.skipif(
@@ -352,105 +352,6 @@ def test_the_profilers_own_synchronisation_at_the_end_is_no_finding(tmp_path):
     assert "waited 0.10 ms in cudaStreamSynchronize (10.0 % of its time, over 5 %)" in said(
         write(tmp_path / "a.json", inside)
     )
-
-
-# ---- diff
-
-
-def compared(a, b, by=None):
-    ranks = [load(path) for path in (a, b)]
-    by = by or diff.by_default(ranks)
-    return {"by": by} | diff.compare(*(diff.profile(rank, by) for rank in ranks))
-
-
-def adds_up(found):
-    assert found["explained_ms"] == pytest.approx(sum(line["change_ms"] for line in found["lines"]), abs=1e-9)
-    assert found["change_ms"] == pytest.approx(found["explained_ms"] + found["rest_ms"], abs=1e-9)
-    assert found["rest_ms"] == pytest.approx(found["idle_change_ms"] - found["overlap_change_ms"], abs=1e-9)
-
-
-def test_a_steps_change_is_that_of_its_lines_of_idle_time_and_of_overlap(tmp_path):
-    """A: 1 ms of gemm, then 1 ms of copy in a step of 3.  B: both at once, gemm 1.5, in a step of 2."""
-    a = [
-        step(1, 0, 3000),
-        step(2, 3000, 10),
-        *launched("gemm", 100, 1000, 10, 1),
-        *launched("copy", 1100, 1000, 20, 2, stream=9),
-    ]
-    b = [
-        step(1, 0, 2000),
-        step(2, 2000, 10),
-        *launched("gemm", 100, 1500, 10, 1),
-        *launched("copy", 200, 1000, 20, 2, stream=9),
-    ]
-    found = compared(write(tmp_path / "a.json", a), write(tmp_path / "b.json", b))
-    assert (found["of"], found["change_ms"], found["explained_ms"]) == ("step_ms", -1.0, 0.5)
-    assert (found["idle_change_ms"], found["overlap_change_ms"]) == (pytest.approx(0.5 - 1.0), pytest.approx(1.0))
-    adds_up(found)
-    words = difference(found, "a", "b").terminal()
-    assert (
-        "-1.000 ms" in words
-        and "+0.500 ms in the kernels" in words
-        and "-0.500 ms in which none of them ran" in words
-        and "-1.000 ms because more or fewer" in words
-    )
-
-
-def test_cpu_traces_are_compared_by_operator_and_shape(tmp_path, capsys):
-    def trace(name, size, dur):
-        rows = [
-            step(1, 0, 5000),
-            step(2, 5000, 10),
-            op("aten::linear", 0, dur + 100, [size, 8], [8, 8]),
-            op("aten::mm", 50, dur, [size, 8], [8, 8]),
-            event("cpu_op", "aten::add", 4000, 500),
-        ]
-        return write(tmp_path / name, rows)
-
-    a, b = trace("a.json", 16, 1000), trace("b.json", 32, 3000)
-    found = compared(a, b)
-    assert found["by"] == "operator" and found["change_ms"] == 0.0 and found["idle_change_ms"] == -2.0
-    assert [(line["what"], line["status"], line["change_ms"]) for line in found["lines"][:2]] == [
-        ("aten::mm [[32, 8], [8, 8]]", "appeared", 3.0),
-        ("aten::mm [[16, 8], [8, 8]]", "vanished", -1.0),
-    ]
-    adds_up(found)
-    assert analyze.main(["diff", str(a), str(b)]) == 0
-    assert "in the operators listed below" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="--by kernel: .*a.json has no kernels"):
-        analyze.main(["diff", str(a), str(b), "--by", "kernel"])
-
-
-def test_kernels_that_no_operator_launched_have_a_line_too(tmp_path):
-    a = write(
-        tmp_path / "a.json",
-        [event("cpu_op", "aten::mm", 0, 20), *launched("gemm", 50, 1000, 5, 1), *launched("lost", 1050, 500, 30, 2)],
-    )
-    found = compared(a, a, "operator")
-    assert {line["what"]: line["a_ms"] for line in found["lines"]} == {
-        "aten::mm": 1.0,
-        "(launched by no recorded operator)": 0.5,
-    }
-    adds_up(found)
-
-
-@needs_shared
-@pytest.mark.parametrize("by", ["kernel", "operator"])
-def test_the_pair_of_real_traces_explains_its_difference(by):
-    """76.8 ms a step became 115.6: the embedding's backward, copies, graphs' products instead of others."""
-    paths = [find(traces.SHARED / "files" / f"hta_trace_diff_{which}")[0] for which in ("control", "test")]
-    found = compared(*paths, by)
-    assert (found["step_ms"], found["num_steps"]) == ([pytest.approx(76.765), pytest.approx(115.6102)], [5, 5])
-    adds_up(found)
-    ranks = [load(path) for path in paths]
-    sums_ms = [rank.dur[window.device_rows(rank)].sum() / 5e6 for rank in ranks]
-    assert found["explained_ms"] == pytest.approx(sums_ms[1] - sums_ms[0], abs=1e-9)  # no kernel is in no line
-    assert sum(line["change_ms"] for line in found["categories"]) == pytest.approx(found["explained_ms"], abs=1e-9)
-    assert [line["category"] for line in found["categories"][:2]] == ["matmul", "memory copy"]
-    assert {line["status"] for line in found["lines"]} >= {"appeared", "vanished", "changed"}
-    if by == "kernel":
-        most = {line["what"][:40]: line["change_ms"] for line in found["lines"][:6]}
-        assert most["Memcpy DtoD (Device -> Device)"] == pytest.approx((77.503 - 2.107) / 5, abs=0.3)
 
 
 # ---- what was named

@@ -1,5 +1,4 @@
 """./run.sh analyze PATH... [--json] [--html PAGE] [--png FOLDER] [--md [FILE]] [--rules FILE]
-./run.sh analyze diff A B [--json] [--html PAGE] [--png FOLDER] [--md [FILE]]
 
 PATH: a run folder, a Kineto trace (.json, .json.gz), or a folder of ranks' traces, also from other programs.
 Several files are the ranks of one job; several folders, and the windows of a run, are analyzed separately, in --json as
@@ -15,14 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.analysis.trace import categories, diff, load
+from bench.analysis.trace import categories
 from bench.analysis.trace import text as trace_text
 from bench.api import traces
 from bench.base import atomic
 from bench.base.paths import shown, user_path
 from bench.cli import arguments
 from bench.config import windows as config_windows
-from bench.record import named
 
 Answers = dict[str, dict[str, Any]]  # {what was analysed: its analysis}
 
@@ -30,7 +28,7 @@ Answers = dict[str, dict[str, Any]]  # {what was analysed: its analysis}
 def main(argv: list[str]) -> int:
     """Exit codes: 0 analysed, 2 usage error or no trace."""
     if argv[:1] == ["diff"]:
-        return _diff(argv[1:])
+        raise ValueError("analyze diff: what changed from A to B is ./run.sh explain A B")
     args = _parser().parse_args(argv)
     rules = categories.load_rules(user_path(args.rules)) if args.rules else categories.RULES
     answers: Answers = {}
@@ -94,41 +92,6 @@ def _keep(folder: Path, title: str, answer: dict[str, Any]) -> None:
         print(f"analyze: wrote {shown(folder / 'analysis.json')}", file=sys.stderr)
     except OSError as error:
         print(f"analyze: {folder}/analysis.json could not be written ({error.strerror})", file=sys.stderr)
-
-
-def _diff(argv: list[str]) -> int:
-    parser = arguments.Parser("./run.sh analyze diff", description="What changed from A to B, per step.")
-    parser.add_argument("a", metavar="A", help="a trace, a folder of traces or a run")
-    parser.add_argument("b", metavar="B")
-    hint = "match kernels by name, or operators by name and shape; kernels where there are some"
-    parser.add_argument("--by", choices=["kernel", "operator"], help=hint)
-    parser.add_argument("--rank", type=int, help="the rank to compare in a folder of several; default: the lowest")
-    parser.flag("--json", help="print JSON, for programs")
-    _forms(parser)
-    args = parser.parse_args(argv)
-    ranks = [_one_rank(word, args.rank) for word in (args.a, args.b)]
-    by = args.by or diff.by_default(ranks)
-    for word, rank in zip((args.a, args.b), ranks):
-        if by == "kernel" and not len(rank.device_rows()):
-            raise ValueError(f"--by kernel: {word} has no kernels, it is a trace of the CPU alone: match by operator")
-    answer = {"by": by} | diff.compare(*(diff.profile(rank, by) for rank in ranks))
-    document = trace_text.difference(answer, args.a, args.b)
-    if args.json:
-        print(document.json())
-    elif _prints_words(args):
-        print(document.terminal())
-    from bench.report import trace_page
-
-    _write(args, document.markdown() + "\n", lambda: trace_page.difference_document(answer, args.a, args.b))
-    return 0
-
-
-def _one_rank(word: str, number: int | None) -> Any:
-    ranks = load.load_all(load.find(named.path(word)))
-    for rank in ranks:
-        if number is None or rank.rank == number:
-            return rank
-    raise ValueError(f"--rank {number}: {word} has ranks {', '.join(str(rank.rank) for rank in ranks)}")
 
 
 def trace_parser(verb: str, main: arguments.Main) -> arguments.Parser:

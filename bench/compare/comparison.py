@@ -162,9 +162,9 @@ def _traces(a: Arm, b: Arm) -> dict[str, Any] | None:
     folders = [[folder for folder in arm.folders if folder] for arm in (a, b)]
     if not all(any(os.path.isdir(f"{folder}/traces") for folder in some) for some in folders):
         return None
-    from bench.analysis.trace import diff
+    from bench.analysis.explain import explained
 
-    return diff.diff_folders(*folders)
+    return explained.difference_of_runs(*folders)
 
 
 def _with_steps(arm: Arm) -> list[tuple[Mapping[str, Any], list[dict[str, Any]]]]:

@@ -1,4 +1,4 @@
-"""Analyses of traces, and a difference of two, with their pictures: for separate pages and the page of a run.
+"""Analyses of traces with their pictures: for separate pages and the page of a run.
 
 The pictures are bars of sums, and timelines of an analysis's "pictures": ranks around a collective, the largest gap, a
 critical path.  Of several ranks the first is shown where a drawing is of one alone.  Milliseconds, and the shares of a
@@ -6,7 +6,6 @@ span in %.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ from bench.analysis.trace import text
 from bench.analysis.trace.text import plain, short
 from bench.base import atomic
 from bench.base.paths import brief
-from bench.web import waterfall
-from bench.web.chart import Spec, chart, series_of
-from bench.web.document import Block, Chart, Document, Lines, Picture, Section
+from bench.web.document import Block, Document, Lines, Picture, Section
 from bench.web.lanes import Bar, Lane, Panel, Several, stacked
 from bench.web.page import tiles
 
@@ -73,13 +70,12 @@ def section_of_run(folder: Path) -> Section:
 
 
 def _blocks(answer: Answer, id: str, is_first_said: bool = True) -> list[Block]:
-    panels, charts = panels_of(answer, id)
+    panels = panels_of(answer, id)
     first = next(iter(answer["ranks"].values()))
     return [
         Picture(tiles(_facts(first, answer["overall"]))),
         *text.remarks(answer, is_first_said),
         Several(panels),
-        *map(Chart, charts),
         *text.tables(answer),
     ]
 
@@ -96,38 +92,11 @@ def _facts(rank: Answer, overall: Answer) -> Iterable[tuple[str, object]]:
     return facts.items()
 
 
-# ---- the difference of two traces
-
-
-def waterfall_of_difference(difference: Answer, a: str, b: str) -> waterfall.Waterfall | None:
-    """From A's step to B's: the changes that are largest, the rest of them, idle time, overlap.  None without times."""
-    if difference["change_ms"] is None:
-        return None
-    changed = [line for line in difference["lines"] if line["change_ms"]]
-    steps = [(short(line["what"], 80), line["change_ms"], line["status"]) for line in changed[:NUM_CHANGES]]
-    if others := changed[NUM_CHANGES:]:
-        steps.append((f"{len(others)} other {difference['by']}s", sum(line["change_ms"] for line in others), ""))
-    steps += [("none of them running", difference["idle_change_ms"], "")]
-    steps += [("several at the same time", -difference["overlap_change_ms"], "")]
-    of = difference["of"]
-    what = "a step" if of == "step_ms" else "the span"
-    of_a, of_b = difference[of]
-    ends = (plain(brief(a), 60), of_a), (plain(brief(b), 60), of_b)
-    about = f"{difference['change_ms']:+.3f} ms, by {difference['by']}s; the steps add up to it"
-    return waterfall.from_changes(f"What changed in {what}, ms:", about, ends, steps, "difference")
-
-
-def difference_document(difference: dict[str, Any], a: str, b: str) -> Document:
-    """diff.compare() with "by", and the names of the two traces -> the answer of ./run.sh analyze diff."""
-    answer, drawn = text.difference(difference, a, b), waterfall_of_difference(difference, a, b)
-    return replace(answer, blocks=[*([Picture(drawn)] if drawn else []), *answer.blocks])
-
-
 # ---- the drawings and charts of an analysis
 
 
-def panels_of(answer: Answer, id: str) -> tuple[list[Panel], list[Spec]]:
-    """(drawings, chart specs) in the order of the page; id: what theirs begin with."""
+def panels_of(answer: Answer, id: str) -> list[Panel]:
+    """Drawings in the order of the page; id: what theirs begin with."""
     ranks = dict(list(answer["ranks"].items())[:MAX_RANKS])
     number, rank = next(iter(ranks.items()))
     of_rank = f"rank {number} of {len(answer['ranks'])}" if len(answer["ranks"]) > 1 else ""
@@ -143,7 +112,7 @@ def panels_of(answer: Answer, id: str) -> tuple[list[Panel], list[Spec]]:
         *_critical_path(rank, of_rank, id),
         *_critical_links(rank, of_rank, id),
     ]
-    return [panel for panel in panels if panel.lanes], list(_queues(rank, of_rank, id))
+    return [panel for panel in panels if panel.lanes]
 
 
 def _times(ranks: Mapping[str, Answer], id: str) -> Panels:
@@ -278,24 +247,6 @@ def _critical_path(rank: Answer, of_rank: str, id: str) -> Panels:
     about = "the chain of work that leads to the last kernel; it adds up to the time"
     names = [(colour, name) for name, colour in PATH]
     yield Panel(f"{id}critical-path", "Critical path", about, "%", lanes, names, 100.0)
-
-
-def _queues(rank: Answer, of_rank: str, id: str) -> Iterator[Spec]:
-    streams = [line for line in rank["pictures"]["queues"] if len(line["at_us"]) > 1]
-    if not streams:
-        return
-    x_us = sorted({at for line in streams for at in line["at_us"]})
-    series = []
-    for line in streams:
-        depth_at = dict(zip(line["at_us"], line["depth"]))
-        series.append(series_of(f"stream {line['stream']}", [depth_at.get(at) for at in x_us], "stepped"))
-    about = "; ".join(
-        f"stream {line['stream']}: at most {line['max']}, none for {line['empty_pct']:.0f} % of the time"
-        for line in sorted(rank["queues"], key=lambda line: -line["max"])[:2]
-    )
-    x_ms = [ms_from_us(us) for us in x_us]
-    x_label = "ms since the device's first kernel"
-    yield chart(f"{id}queues", "Launched and not yet started", about or of_rank, x_label, "in the queue", x_ms, series)
 
 
 def ms_from_us(us: float | None) -> float:

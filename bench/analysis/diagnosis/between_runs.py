@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from bench.analysis.diagnosis import stalls
-from bench.analysis.trace import text as trace_text
 from bench.base import stats
 from bench.base.text_table import counted
 from bench.web.document import Block, Lines, Table
@@ -206,13 +205,12 @@ def _sentences(diagnosis: dict[str, Any], names: Sequence[str]) -> list[str]:
 
 
 def blocks(diagnosis: Mapping[str, Any]) -> list[Block]:
-    """What diagnose() gave, perhaps with "traces", of any version; [] for nothing known."""
+    """What diagnose() gave, perhaps with "traces", of any version but traces' before "parts"; [] for nothing known."""
     shown = [*(_steps(diagnosis) if diagnosis.get("regions") else [])]
-    if traces := diagnosis.get("traces"):
-        shown += [trace_text.difference_verdict(traces, traces["a"], traces["b"])]
-        shown += trace_text.difference_tables(traces)
-        more = traces["num_lines"] - len(traces["lines"])
-        shown += [Lines([f"and {more} more: ./run.sh analyze diff has all"] if more else [])]
+    if (traces := diagnosis.get("traces")) and "parts" in traces:
+        from bench.analysis.explain import document  # numpy, which a race needs for nothing else
+
+        shown += document.of_difference(traces)
     return [Lines([f"{diagnosis['label']}: where to look; it is not a test"]), *shown] if shown else []
 
 

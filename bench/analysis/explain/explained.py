@@ -81,6 +81,33 @@ def explain_paths(
     return answers
 
 
+def difference_of_runs(a_folders: Sequence[Path | str], b_folders: Sequence[Path | str]) -> dict[str, Any] | None:
+    """Run folders of A and of B -> account.difference() with "files": the two traces, RUN/traces/FILE each.
+
+    The first run of each arm that has traces, the files of one name if there are some, else the first of each: the same
+    window of the same rank.  None without such traces.
+    """
+    a_files, b_files = _first_traces(a_folders), _first_traces(b_folders)
+    if not a_files or not b_files:
+        return None
+    b_by_name = {path.name: path for path in b_files}
+    same = [(path, b_by_name[path.name]) for path in a_files if path.name in b_by_name]
+    files = same[0] if same else (a_files[0], b_files[0])
+    try:
+        answers = [account.explain_ranks(load.load_all([file])) for file in files]
+        found = account.difference(*answers)
+    except ValueError:  # one is no trace, or holds nothing that took time; or they are not of the same kind
+        return None
+    return found | {"files": ["/".join(file.parts[-3:]) for file in files]}
+
+
+def _first_traces(folders: Sequence[Path | str]) -> list[Path]:
+    for folder in map(Path, folders):
+        if (folder / "traces").is_dir() and has_trace([folder / "traces"]):
+            return load.find(folder / "traces")
+    return []
+
+
 def has_trace(paths: Sequence[Path]) -> bool:
     """Whether all of these have traces."""
     try:

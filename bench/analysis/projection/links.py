@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from bench.base.reading import plain_file
 from bench.base.units import GIB
@@ -47,22 +47,9 @@ LINKS = {
 }
 
 
-class Curve(Protocol):
-    """name: as --link names it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def source(self) -> str: ...
-
-    def seconds(self, collective: str, num_bytes: float, num_gpus: int, num_nodes: int) -> float:
-        """num_bytes: as nccl-tests counts them, the whole message of all ranks together."""
-
-
 @dataclass(frozen=True)
 class Nccl:
-    """GPUs of a node joined by one link, nodes by another; network None: one node alone."""
+    """GPUs of a node joined by one link, nodes by another; network None: one node alone.  name: as --link names it."""
 
     node: str
     network: str | None = None
@@ -77,7 +64,10 @@ class Nccl:
         return "; ".join(f"{name}: {LINKS[name].source}" for name in names)
 
     def seconds(self, collective: str, num_bytes: float, num_gpus: int, num_nodes: int = 1) -> float:
-        """By the fastest algorithm and protocol; 0 for one GPU.  ValueError: several nodes without a network."""
+        """By the fastest algorithm and protocol; 0 for one GPU.  ValueError: several nodes without a network.
+
+        num_bytes: as nccl-tests counts them, the whole message of all ranks together.
+        """
         if num_gpus < 2:
             return 0.0
         per_node, link, bus = num_gpus / num_nodes, LINKS[self.node], LINKS[self.node].gb_per_s
@@ -125,6 +115,9 @@ class Measured:
         among = ", ".join(map(str, sorted({number for _, number in self.tables})))
         remedy = "measure that, or name a link"
         raise ValueError(f"--link {self.name}: its tables are of {among} GPUs, none of {num_gpus}: {remedy}")
+
+
+Curve = Nccl | Measured
 
 
 def _at(table: Sequence[tuple[float, float]], num_bytes: float) -> float:

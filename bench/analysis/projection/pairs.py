@@ -124,14 +124,9 @@ def _titan(file: str, about: str, device: str, tokens_per_s: tuple[float, float]
     return Pair("nodes", source, device, step, num_gpus[1], ms[1], num_gpus[1] // 8, link="nvlink4+ib400")
 
 
-def cut(first: int) -> list[int]:
-    """The ranks that are kept: neighbours."""
-    return sorted((first + number) % 8 for number in range(NUM_CUT))
-
-
-def _cut(first: int, ms: tuple[float, float]) -> Pair:
-    ranks = and_([str(rank) for rank in cut(first)])
-    source = f"{NANOGPT}track_1_short/2025-10-31_AdamSyncGradientHook: profile, ranks {ranks}"
+def _cut(ranks: Sequence[int], ms: tuple[float, float]) -> Pair:
+    names = and_([str(rank) for rank in ranks])
+    source = f"{NANOGPT}track_1_short/2025-10-31_AdamSyncGradientHook: profile, ranks {names}"
     about = "rank 1 is late there, and holds up all others"
     return Pair("trace", source, H100, Step(ms[0], 8), 8, CUT_MS, about=about, projected_ms=ms[1])
 
@@ -143,8 +138,17 @@ def _cpu(num_processes: int, measured_ms: float) -> Pair:
     return Pair("cpu", source, "AMD EPYC", step, num_processes, measured_ms, about="without communication")
 
 
-CUTS = ((42.525, 42.630), (42.525, 42.629), (42.137, 42.041), (42.133, 42.110), (42.133, 43.307), (42.132, 42.289),
-        (42.525, 42.631), (42.525, 42.630))  # fmt: skip
+CUTS: dict[tuple[int, ...], tuple[float, float]] = {  # neighbours, and the worst of all 70 choices: (measured, projected)
+    (2, 3, 4, 7): (42.137, 39.746),
+    (0, 1, 2, 3): (42.525, 42.630),
+    (1, 2, 3, 4): (42.525, 42.629),
+    (2, 3, 4, 5): (42.137, 42.041),
+    (3, 4, 5, 6): (42.133, 42.110),
+    (4, 5, 6, 7): (42.133, 43.307),
+    (0, 5, 6, 7): (42.132, 42.289),
+    (0, 1, 6, 7): (42.525, 42.631),
+    (0, 1, 2, 7): (42.525, 42.630),
+}
 PAIRS: tuple[Pair, ...] = (
     *_track_1(
         "2026-07-13_PrefixTokenPrediction, baseline-1390", PREFIX, [(230.74, 31.45), (429.95, 56.55), (632.41, 82.39)]
@@ -160,7 +164,7 @@ PAIRS: tuple[Pair, ...] = (
     _titan("llama3_h100_202412_torchtitan.md", "with torch.compile", H100, (6667, 6514), (8, 128)),
     _titan("llama3_h100_202412_torchtitan.md", "and Float8", H100, (8532, 8380), (8, 128)),
     _titan("llama3-8b_h200_202506_trainy-whitefiber.md", "Float8", H200, (10938, 10753), (32, 64)),
-    *itertools.starmap(_cut, enumerate(CUTS)),
+    *itertools.starmap(_cut, CUTS.items()),
     *(_cpu(num_processes, ms) for num_processes, ms in ((2, 58.6), (4, 30.7))),
 )
 

@@ -114,7 +114,6 @@ def _analyze_job(digests: list[Digest]) -> dict[str, Any]:
         "missing_ranks": sorted(set(range(world_size or 0)) - set(ranks)),
         **shares,
         "slowest_rank": max(times, key=lambda number: times[number]["span_us"], default=None),
-        "step_skew": skew.steps({number: by_rank[str(number)]["steps"] for number in ranks}),
         "collectives": skew.collectives(ranks, calls, num_unmatched),
         "pictures": {"collective": skew.picture_of_collective(ranks, calls)},
     }
@@ -157,7 +156,6 @@ def _analyze_rank(
     answer["pictures"] = {
         "gap": critical.picture_of_gap(rank, rows[leads], kinds[leads], answer["gaps"]),
         "critical_path": critical.links(rank, rows[leads], kinds[leads]),
-        "queues": launches.depth(rank, rows[leads]),
     }
     return answer | {"advice": _advice(answer)}
 

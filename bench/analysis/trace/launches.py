@@ -24,8 +24,6 @@ TIMES = (
     *("delay_us_sum", "delay_us_mean", "delay_us_p50", "delay_us_p95", "delay_us_max"),
 )
 COUNTS = ("num_short_kernels", "num_slow_calls", "num_long_delays")
-MAX_POINTS = 600  # of a stream's depth over time
-MAX_STREAMS = 6  # with a depth over time, those that most was launched on
 
 
 def statistics(rank: Rank, rows: np.ndarray) -> dict[str, Any]:
@@ -115,24 +113,6 @@ def queues(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
     return [_queue_line(rank, *queue) for queue in _queues_of_streams(rank, rows)]
 
 
-def depth(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
-    """[{"device", "stream", "at_us", "depth"}]: how many waited from each moment on, the streams with most first.
-
-    at_us counts from the device's first row; of many moments the fullest and the emptiest of each stretch are kept.
-    """
-    if not len(rows):
-        return []
-    first, lines = int(rank.ts[rows].min()), []
-    for track, moments, waiting in sorted(_queues_of_streams(rank, rows), key=lambda queue: -len(queue[1]))[
-        :MAX_STREAMS
-    ]:
-        kept = _kept(waiting)
-        line = dict(zip(("device", "stream"), rank.tracks[track][1:]))
-        at_us = ((moments[kept] - first) / US).round(1).tolist()
-        lines.append(line | {"at_us": at_us, "depth": waiting[kept].tolist()})
-    return lines
-
-
 def _queues_of_streams(rank: Rank, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """[(track, moments in order, how many wait from each on)]"""
     calls = window.launches(rank, rows)
@@ -158,12 +138,3 @@ def _queue_line(rank: Rank, track: int, moments: np.ndarray, waiting: np.ndarray
     empty_pct = 100 * float(lasting[waiting[:-1] == 0].sum()) / total if total else 0.0
     line = dict(zip(("device", "stream"), rank.tracks[track][1:]))
     return line | {"max": int(waiting.max()), "mean": mean, "empty_pct": empty_pct}
-
-
-def _kept(waiting: np.ndarray) -> np.ndarray:
-    """Indices of at most MAX_POINTS moments, in order."""
-    if len(waiting) <= MAX_POINTS:
-        return np.arange(len(waiting))
-    stretches = np.array_split(np.arange(len(waiting)), MAX_POINTS // 2)
-    ends = [(stretch[waiting[stretch].argmin()], stretch[waiting[stretch].argmax()]) for stretch in stretches]
-    return np.unique(ends)

@@ -1,4 +1,4 @@
-"""Ranks against each other: who was late, step by step and collective by collective.
+"""Ranks against each other: who was late, collective by collective.
 
 Clocks of different hosts are not compared.  A collective ends for all at about the same time, so the rank whose kernel
 ran shortest came last, and the others waited for it: wait = own duration - the shortest.
@@ -17,25 +17,6 @@ from bench.analysis.trace.rank import Rank
 NUM_WORST = 10
 LEAD, TAIL = 0.5, 0.15  # of the slowest collective's time that is shown before and after it
 Ranks = dict[int, tuple[Rank, np.ndarray, np.ndarray]]  # number: rank, its device rows, device_time.types of them
-
-
-def steps(by_rank: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """{rank: lines of temporal.steps} -> [{"step", "fastest", "slowest", "skew_us"}] of steps that all ranks have.
-
-    By own work: the step's busy time without communication that nothing hides, which is mostly waiting for others.
-    """
-    own_us = {}
-    for rank, lines in by_rank.items():
-        own_us[rank] = {line["step"]: line["busy_us"] - line["exposed_comm_us"] for line in lines}
-    on_device = any(time_us for of_step in own_us.values() for time_us in of_step.values())
-    if len(own_us) < 2 or not on_device:
-        return []
-    lines = []
-    for step in sorted(set.intersection(*map(set, own_us.values()))):
-        times = {rank: of_step[step] for rank, of_step in own_us.items()}
-        fastest, slowest = (choose(times, key=lambda rank: times[rank]) for choose in (min, max))
-        lines.append({"step": step, "fastest": fastest, "slowest": slowest, "skew_us": times[slowest] - times[fastest]})
-    return lines
 
 
 def waits(ranks: Ranks) -> tuple[list[dict[str, Any]], int]:
