@@ -119,22 +119,18 @@ class Ceilings:
 
         collective: as the trace names it; num_elements: that this rank sends.
         """
-        size = formulas.BYTES.get(str(dtype).lower(), formulas.BYTES.get(f"c10::{dtype}".lower()))
-        if size is None or num_elements <= 0 or num_ranks < 2:
+        if (known := message(collective, num_elements, dtype, num_ranks)) is None:
             return None
-        for pattern, name, factor in COLLECTIVES:
-            if pattern.search(collective.lower()):
-                num_bytes = size * num_elements * factor(num_ranks)
-                if self.measured and (rate := self.measured.bus_bytes_per_s(name, num_bytes, num_ranks)):
-                    self._is_from(parts.WIRE, True)
-                    return kept.bus_bytes(name, num_bytes, num_ranks) / rate
-                # What must cross a device's links one way, also where the switch adds up: of an all-reduce each byte.
-                crossing = num_bytes if name == "all_reduce" else num_bytes * (num_ranks - 1) / num_ranks
-                rate = peak_rates.link_bytes_per_s(self.device)
-                if rate:
-                    self._is_from(parts.WIRE, None)
-                return crossing / rate if rate else None
-        return None
+        name, num_bytes = known
+        if self.measured and (rate := self.measured.bus_bytes_per_s(name, num_bytes, num_ranks)):
+            self._is_from(parts.WIRE, True)
+            return kept.bus_bytes(name, num_bytes, num_ranks) / rate
+        # What must cross a device's links one way, also where the switch adds up: of an all-reduce each byte.
+        crossing = num_bytes if name == "all_reduce" else num_bytes * (num_ranks - 1) / num_ranks
+        rate = peak_rates.link_bytes_per_s(self.device)
+        if rate:
+            self._is_from(parts.WIRE, None)
+        return crossing / rate if rate else None
 
     def launch_ns(self) -> int:
         """The least time that a launch needs while the device waits for it; 0 where that was not measured."""
@@ -152,6 +148,15 @@ class Ceilings:
         else:
             source = f"data sheet: {known.source}"
         self.sources.setdefault(part, set()).add(source)
+
+
+def message(collective: str, num_elements: int, dtype: str | None, num_ranks: int) -> tuple[str, int] | None:
+    """Of operators.collective_of(): the passport's name of it, and bytes of the whole message; None: not known."""
+    size = formulas.BYTES.get(str(dtype).lower(), formulas.BYTES.get(f"c10::{dtype}".lower()))
+    for pattern, name, factor in COLLECTIVES:
+        if pattern.search(collective.lower()) and size and num_elements > 0 and num_ranks > 1:
+            return name, size * num_elements * factor(num_ranks)
+    return None
 
 
 class Operators:

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.analysis.explain import device_steps, retimed
-from bench.analysis.explain.ceilings import COLLECTIVES
+from bench.analysis.explain import ceilings, device_steps, retimed
 from bench.analysis.explain.parts import Change
 from bench.analysis.projection.links import Curve
 from bench.analysis.projection.projected import Message, Projection, Step, expected_maximum
-from bench.analysis.trace import formulas, load, operators, skew, window
+from bench.analysis.trace import load, operators, skew, window
 from bench.analysis.trace.analysis import device_name
 from bench.analysis.trace.device_time import COMMUNICATION
-from bench.analysis.trace.rank import Rank
 from bench.base import stats
 from bench.base.units import MIB, ms_from_ns
 from bench.record import run_folder, step_files
@@ -140,12 +138,13 @@ def of_traces(
         for row in mine[kinds == COMMUNICATION].tolist():
             own_ns = int(rank.dur[row]) - waits.get((rank.rank, row), 0)
             without.setdefault(rank.rank, []).append(Change(row, own_ns))
-            message = _message(rank, row)
-            if message is None:
+            facts = operators.collective_of(rank, row)
+            message = facts and ceilings.message(*facts)
+            if facts is None or message is None:
                 num_unknown += 1
                 continue
-            name, num_bytes, group = message
-            groups.add(group)
+            name, num_bytes = message
+            groups.add(facts[3])
             num_known += 1
             ns = 1e9 * curve.seconds(name, num_bytes, num_gpus, num_nodes)
             messages_ns += ns
@@ -175,16 +174,3 @@ def of_traces(
     exposed_ms = max(0.0, then_ms - without_ms)
     all_ms = messages_ns / 1e6 / num_steps / len(ranks)
     return job, Projection(num_gpus, num_nodes, then_ms - exposed_ms, 0.0, exposed_ms, slowest_ms, all_ms)
-
-
-def _message(rank: Rank, row: int) -> tuple[str, float, int] | None:
-    """(collective, bytes of the whole message, ranks in the group); None where the trace does not say."""
-    facts = operators.collective_of(rank, row)
-    if facts is None:
-        return None
-    collective, num_elements, dtype, group = facts
-    size = formulas.BYTES.get(str(dtype).lower(), formulas.BYTES.get(f"c10::{dtype}".lower()))
-    for pattern, name, factor in COLLECTIVES:
-        if pattern.search(collective.lower()) and size and num_elements > 0 and group > 1:
-            return name, float(size * num_elements * factor(group)), group
-    return None

@@ -138,7 +138,8 @@ def _cpu(num_processes: int, measured_ms: float) -> Pair:
     return Pair("cpu", source, "AMD EPYC", step, num_processes, measured_ms, about="without communication")
 
 
-CUTS: dict[tuple[int, ...], tuple[float, float]] = {  # neighbours, and the worst of all 70 choices: (measured, projected)
+# {ranks: (measured, projected) ms}: neighbours, and the worst of all 70 choices
+CUTS: dict[tuple[int, ...], tuple[float, float]] = {
     (2, 3, 4, 7): (42.137, 39.746),
     (0, 1, 2, 3): (42.525, 42.630),
     (1, 2, 3, 4): (42.525, 42.629),

@@ -212,8 +212,8 @@ def _operator_facts(rank: Rank, rows: np.ndarray, until_ns: int | None, device_u
 def _not_counted(rank: Rank, num_counted: int) -> dict[str, int]:
     """{"last_step", "not_launched"}: device rows that do not count: of the last step, of no known step (see window)."""
     recorded = rank.device_rows()
-    if num_counted == len(recorded):
-        return {"last_step": 0, "not_launched": 0}
+    if len(rank.steps()) < 2 or num_counted == len(recorded):
+        return {"last_step": 0, "not_launched": len(recorded) - num_counted}
     num_unknown = int((window.step_times(rank, recorded) == window.NOT_LAUNCHED).sum())
     return {"last_step": len(recorded) - num_counted - num_unknown, "not_launched": num_unknown}
 
