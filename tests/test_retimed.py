@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from traces import SHARED, event, step, write
 
-from bench.analysis.explain import account, device_steps, perfetto, retimed
+from bench.analysis.explain import account, device_steps, document, perfetto, retimed
 from bench.analysis.explain.parts import Change
 from bench.analysis.trace import categories, load, skew, window
 from bench.cli import explain as verb
@@ -154,6 +154,18 @@ def test_an_unchanged_graph_gives_the_recorded_steps_to_the_nanosecond(name):
     assert graph.ends_ns([{}])[:, 0].tolist() == [end for _, end in spans.values()]
     nothing_left = [{number: [Change(row, 10**12) for row in device.ends] for number, device in graph.devices.items()}]
     assert graph.saved_ns(nothing_left).sum() > 0
+
+
+@pytest.mark.parametrize("name", ["modded_8xh100", "param_dlrm_8rank"])
+def test_a_gain_above_a_lines_own_time_is_that_of_one_rank_for_which_the_others_wait_and_the_line_says_so(name):
+    answer = account.explain_ranks(load.load_all(load.find(SHARED / "files" / name)))
+    above = [line for line in answer["next"] if line["gain_ms"] > line["most_ms"] * (1 + 1e-9)]
+    shown = str(document.from_accounts({name: answer}))
+    assert above and shown.count("for which the others wait") == len(above)
+    for line in above:
+        late, own_ms = line["of_rank"]
+        assert late == {"modded_8xh100": 1, "param_dlrm_8rank": 7}[name] and line["gain_ms"] <= own_ms
+        assert f"; {own_ms:.3f} on rank {late}, for which the others wait" in shown
 
 
 def test_an_annotated_trace_keeps_every_event_and_its_account_tiles_each_step(tmp_path):

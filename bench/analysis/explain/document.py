@@ -158,10 +158,11 @@ def _ranked(title: str, about: str, lines: Sequence[dict[str, Any]], kind: Kind)
         records = f" ({', '.join(line['ladder'])})" if line["ladder"] else ""
         gain, alone = f"{line['gain_ms']:.3f}", f"{line['most_ms']:.3f}"
         gain, count = (gain if gain == alone else f"{gain} of {alone}"), f"{line['count']:.1f} a step"
+        why = ""
         if line["gain_ms"] > line["most_ms"] * (1 + 1e-9):
-            count += ", {1:.3f} ms on rank {0}, for which the others wait".format(*line["of_rank"])
+            why = "; {1:.3f} on rank {0}, for which the others wait".format(*line["of_rank"])
         gain = f"{gain} ({line['gain_pct']:.1f} %)"
-        bars.append(Bar(evidence(line) + records, 0.0, line["gain_ms"], gain, kind, count))
+        bars.append(Bar(evidence(line) + why + records, 0.0, line["gain_ms"], gain, kind, count))
     return Waterfall(title, about, bars, has_sentences=True)
 
 
