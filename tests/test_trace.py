@@ -455,8 +455,6 @@ def test_the_verb_prints_and_writes_into_a_run_folder(tmp_path, capsys):
     assert {"profiler_steps", "temporal", "overlap_pct", "exposed_comm_us", "idle", "kernel_types", "kernels"} <= set(
         shape
     )
-    assert analyze.main(["diff", str(run), str(run)]) == 0
-    assert "+0.000 ms" in capsys.readouterr().out
     with pytest.raises(ValueError, match="it holds no trace"):
         find(tmp_path.joinpath("empty") if tmp_path.joinpath("empty").mkdir() is None else None)
 

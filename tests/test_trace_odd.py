@@ -346,11 +346,15 @@ def test_kernels_of_a_graph_share_one_launch(tmp_path):
 
 
 def test_kernels_without_a_recorded_launch(tmp_path):
-    """Without steps they count; with steps their step is unknown; the external id still gives the operator."""
+    """Without steps they count, and the external id still gives the operator; of one step those count that ran after its
+    first kernel, as earlier ones are of an earlier step; of several their step is unknown."""
     lost = event("kernel", "lost", 40, 20, pid=0, tid=7, device=0, stream=7, correlation=77, **{"External id": 5})
-    found = of(write(tmp_path / "a.json", [*rows(), lost]))
+    found = of(write(tmp_path / "a.json", [*rows()[:-1], lost]))
     assert (found["temporal"]["span_us"], found["launches"]["num_unlinked"]) == (125.0, 1)
     assert next(line for line in found["launchers"] if line["kernel"] == "lost")["operator"] == "aten::mm"
+    of_one = [of(write(tmp_path / "a.json", [*rows(), lost | {"ts": at}])) for at in (40, 120)]
+    assert [found["num_device_rows_excluded"]["not_launched"] for found in of_one] == [1, 0]
+    assert [found["temporal"]["span_us"] for found in of_one] == [65.0, 65.0]
     path = write(tmp_path / "b.json", [*rows(), lost, step(2, 170, 10)])
     assert (of(path)["num_device_rows"], of(path)["num_device_rows_excluded"]) == (
         4,
