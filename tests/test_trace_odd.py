@@ -346,8 +346,9 @@ def test_kernels_of_a_graph_share_one_launch(tmp_path):
 
 
 def test_kernels_without_a_recorded_launch(tmp_path):
-    """Without steps they count, and the external id still gives the operator; of one step those count that ran after its
-    first kernel, as earlier ones are of an earlier step; of several their step is unknown."""
+    """Without steps they count, and the external id still gives the operator.  Of one step those count that ran after
+    its first kernel, as earlier ones are of an earlier step; of several their step is unknown.
+    """
     lost = event("kernel", "lost", 40, 20, pid=0, tid=7, device=0, stream=7, correlation=77, **{"External id": 5})
     found = of(write(tmp_path / "a.json", [*rows()[:-1], lost]))
     assert (found["temporal"]["span_us"], found["launches"]["num_unlinked"]) == (125.0, 1)
