@@ -1,120 +1,29 @@
-"""A referee of searches: its error budget, its stages, its journal over kills, and the hacks that it has to hold."""
+"""A referee of searches: its stages, its journal over kills, and what it refuses."""
 
 import asyncio
+import contextlib
 import itertools
 import json
-import math
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 
 import claimed
 import pytest
 import real_runs
 
-from bench.cli import referee
-from bench.compare import searching
 from bench.machine.signals import Interrupted
-from bench.plans.race import plan
+from bench.plans.race import arm_process
 from bench.plans.referee import agent, deciding, page, refereeing, serving, submission
 from bench.plans.referee import search as searches
 from bench.record import ledger
 
-SD, EFFECT, ALPHA = 0.003, 0.005, 0.05  # of log time: 0.3 % of noise, a gain of 0.5 %
-NUM_SEARCHES, NUM_TRIES = 5, 200
-
-
-def stage(chance, level, gain, sd=SD, drift=0.0):
-    """One race or confirmation on made-up run times, in the order of a race's plan -> (its outcome, number of runs)."""
-    stop = {"sd": SD, "effect": EFFECT, "level": level}
-    gains, slot = [], 0
-    order = plan.order(["A", "B"], searching.most_rounds(stop), order_seed=chance.getrandbits(32), warm_ups=[])
-    while (outcome := searching.outcome(stop, [gains])) is None and len(gains) < searching.most_rounds(stop):
-        is_a_first = order[slot]["arm"] == "A"
-        of_order = drift if is_a_first else -drift
-        gains.append(gain + chance.gauss(0, SD) - chance.gauss(0, sd) - of_order)
-        slot += 2
-    return outcome, slot
-
-
-def search_of(chance, gains, **noise):
-    """Simulated submissions with these true gains -> [(kept, number of runs, warm-ups included)]."""
-    found, confirmed = [], []
-    for gain in gains:
-        outcome, num_runs = stage(chance, None, gain, **noise)
-        num_runs += 1
-        if outcome == searching.PROMISING:
-            outcome, more = stage(chance, searching.level(ALPHA, confirmed), gain, **noise)
-            num_runs += more
-            confirmed.append(outcome == searching.KEEP)
-        found.append((outcome == searching.KEEP, num_runs))
-    return found
-
-
-@pytest.mark.parametrize(("sd", "drift"), [(SD, 0.0), (3 * SD, 0.0), (SD, 2 * SD)])
-def test_searches_in_which_nothing_is_better_keep_something_in_at_most_alpha_of_them(sd, drift):
-    """Also of candidates whose times scatter three times as much, and on a machine that drifts within a round."""
-    chance = random.Random(5)
-    kept = [any(keep for keep, _ in search_of(chance, [0.0] * 50, sd=sd, drift=drift)) for _ in range(60)]
-    assert sum(kept) / len(kept) <= ALPHA
-
-
-def test_a_gain_of_half_a_per_cent_is_kept_nine_times_in_ten():
-    """By run-level noise of 0.3 %; n=10 a side, once to find it and once to confirm it, takes 44 runs."""
-    chance = random.Random(6)
-    found = [search_of(chance, [EFFECT])[0] for _ in range(200)]
-    assert sum(keep for keep, _ in found) >= 0.87 * len(found)  # 0.915 of 3,000
-    assert sum(num_runs for _, num_runs in found) / len(found) < 26  # 23.2
-
-
-def test_what_is_no_better_costs_less_than_half_of_ten_runs_a_side():
-    chance = random.Random(7)
-    found = search_of(chance, [0.0] * 200)
-    assert sum(num_runs for _, num_runs in found) / len(found) < 11  # 9.1 of 60,000; n=10 takes 22
-
-
-@pytest.mark.parametrize(
-    ("kept", "level"),
-    [
-        ([], 0.05 / 2),
-        ([False], 0.05 / 6),
-        ([True], 0.05 / 6),  # the first keep was paid for from the start
-        ([True, True], 0.05 * (1 / 12 + 1 / 2)),
-        ([False, True, False, True], 0.05 * (1 / 30 + 1 / 2)),
-    ],
-)
-def test_a_keep_earns_alpha_again(kept, level):
-    assert searching.level(0.05, kept) == pytest.approx(level)
-
-
-def test_the_levels_add_up_to_alpha_for_each_keep_and_to_alpha_before_the_first():
-    chance = random.Random(3)
-    for _ in range(20):
-        kept, total = [], 0.0
-        for _ in range(300):
-            total += searching.level(ALPHA, kept)
-            assert total <= ALPHA * max(1, sum(kept))
-            kept.append(chance.random() < 0.2)
-
-
-def test_no_gain_in_a_round_more_than_doubles_the_evidence():
-    """So that no lucky run, and no candidate of two speeds, is kept for a few of its rounds."""
-    stop = {"sd": SD, "effect": EFFECT, "level": 0.025}
-    assert searching.log_e(stop, [1e6]) == pytest.approx(math.log(2))
-    assert searching.least_rounds(stop) == 6  # 2^6 = 64 > 40
-    assert searching.outcome(stop, [[1e6] * 5]) is None
-    assert searching.outcome(stop, [[1e6] * 6]) == searching.KEEP
-
-
-def test_both_clocks_must_show_the_gain():
-    stop = {"sd": SD, "effect": EFFECT, "level": 0.025}
-    assert searching.outcome(stop, [[0.02] * 12]) == searching.KEEP
-    assert searching.outcome(stop, [[0.02] * 12, [0.0] * 12]) == searching.DROP
+ALPHA = 0.05
 
 
 # ---- whole searches, of runs that cost no time
@@ -144,6 +53,7 @@ def tries(tmp_path, monkeypatch):
     racers.install(monkeypatch)
     monkeypatch.setattr("bench.report.race_page.write_run_pages", lambda folder: None)
     monkeypatch.setattr(refereeing, "_audit_run", lambda search, run, arm: None)
+    monkeypatch.setattr(refereeing, "_short_run", lambda search, name, arm, *times: None)
     return racers
 
 
@@ -191,6 +101,26 @@ def test_a_refusal_says_what_to_mend_and_is_free(tries):
     with pytest.raises(ValueError, match="goal.num_steps=5: a submission changes model, optim"):
         refereeing.submit(search, ["goal.num_steps=5"], "", "")
     assert search.confirmations == [] and tries.num_started == 14  # the calibration's alone
+
+
+@pytest.mark.parametrize(
+    "word", ["model.arch=/tmp/mine.py:Net", "optim={name: 'mine.py:Config'}", "model.arch=${oc.env:X}"]
+)
+def test_a_setting_that_names_code_is_refused_before_the_code_is_imported(tries, word):
+    with pytest.raises(ValueError, match="code of our own models runs as you do, in no sandbox"):
+        refereeing.submit(begun(tries, trust=False), [word], "", "")
+
+
+def test_what_a_short_run_finds_refuses_a_submission_and_costs_no_level(tries, monkeypatch):
+    search, asked = begun(tries), []
+    monkeypatch.setattr(
+        refereeing, "_short_run", lambda search, name, arm, *times: asked.append((name, *times)) or "its clock is slow"
+    )
+    search, decided = tried(search, "optim.beta2=0.92")
+    assert decided["decision"] == "refused" and decided["why"] == "its clock is slow"
+    assert search.confirmations == [] and tries.num_started == 14
+    ((name, seconds, run_s),) = asked
+    assert name == "1" and seconds == pytest.approx(10 * 20 / 120, rel=0.01) and run_s == pytest.approx(30, rel=0.01)
 
 
 def test_a_search_that_could_see_nothing_is_refused(tries):
@@ -257,19 +187,67 @@ def test_kills_at_any_moment_lose_no_submission_and_count_none_twice(tries, firs
     assert list(deciding.replay(search)) == []
 
 
-def test_a_keep_whose_audit_a_kill_cut_off_is_audited_when_the_search_goes_on(tries, monkeypatch):
-    def killed(search, run, arm):
+@pytest.mark.parametrize("stage", ["_short_run", "_audit_run"])
+def test_a_check_and_an_audit_that_a_kill_cut_off_are_made_again_when_the_search_goes_on(tries, monkeypatch, stage):
+    def killed(*words):
         raise Interrupted("SIGTERM")
 
     search, number = refereeing.submit(begun(tries), ["optim.beta2=0.92"], "", "")
     with monkeypatch.context() as patch:
-        patch.setattr(refereeing, "_audit_run", killed)
+        patch.setattr(refereeing, stage, killed)
         with pytest.raises(Interrupted):
             refereeing.work(search)
-    audited = []
-    monkeypatch.setattr(refereeing, "_audit_run", lambda search, run, arm: audited.append(run))
+    made = []
+    monkeypatch.setattr(refereeing, stage, lambda *words: made.append(words))
     search = refereeing.work(searches.read(search.folder))
-    assert len(audited) == 1 and search.submissions[number].decided["decision"] == "keep"
+    assert len(made) == 1 and search.submissions[number].decided["decision"] == "keep"
+
+
+def test_a_machine_that_started_again_leaves_a_race_undecided_and_the_search_goes_on(tries, monkeypatch):
+    """Times of two boots are not comparable; the race that was cut off keeps its place in the count."""
+    search, number = refereeing.submit(begun(tries), ["optim.beta2=0.92"], "", "")
+    tries.hurt[tries.num_started + 3] = "kill"
+    with pytest.raises(Interrupted):
+        refereeing.work(search)
+    facts = tries.facts
+    monkeypatch.setattr(arm_process, "facts", lambda *words: facts(*words) | {"session_id": "another boot"})
+    search = refereeing.work(searches.read(search.folder))
+    decided = search.submissions[number].decided
+    assert decided["decision"] == "undecided" and "began in another session" in decided["why"]
+    search, decided = tried(search, "optim.beta2=0.921")
+    assert decided["decision"] == "keep" and list(deciding.replay(search)) == []
+
+
+def test_a_candidate_that_ends_its_launcher_gets_no_other_draw_of_its_time(tries, monkeypatch):
+    def start(folder, overrides, results, place, *rest):
+        tries.hurt |= {tries.num_started: "kill"} if place["arm"] == "B" and not place["discarded"] else {}
+        with contextlib.suppress(Interrupted):
+            Tries.start(tries, folder, overrides, results, place, *rest)
+        return ""
+
+    search = begun(tries)
+    monkeypatch.setattr(arm_process, "start", start)
+    search, decided = tried(search, "optim.beta2=0.92")
+    assert decided["decision"] == "drop" and "of B has no record of how it ended" in decided["why"]
+
+
+def test_of_two_searches_that_begin_at_once_one_is_refused(tries):
+    both = [threading.Thread(target=lambda: begun_or_not.append(begins())) for _ in range(2)]
+    begun_or_not = []
+
+    def begins():
+        settings = {"on": "time", "alpha": ALPHA, "effect": 0.5, "budget_s": 1.0, "price": None, "trust": True}
+        try:
+            refereeing.begin(tries.results.folder, {"overrides": ["track=cpu_nano"], "rev": None}, settings)
+        except ValueError as error:
+            return "this search is open" in str(error)
+        return "begun"
+
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert sorted(begun_or_not, key=str) == [True, "begun"]
 
 
 # ---- diffs that reach for more than the model
@@ -425,7 +403,7 @@ def test_the_page_has_the_staircase_and_the_luck(tries):
     answer = page.document(search)
     assert "1 of 2 submissions were kept: 2.0" in answer.terminal() and "1 more looked good" in answer.terminal()
     text = answer.html()
-    assert "submission 1" in text and "drop, luck" in text and "<b>luck</b>" not in text
+    assert "1 keep" in text and "2 drop, luck" in text and "<b>luck</b>" not in text
 
 
 def test_a_mutation_changes_one_constant_of_a_script():
@@ -434,58 +412,3 @@ def test_a_mutation_changes_one_constant_of_a_script():
     assert ("STEPS = 10, was 40", source.replace("40", "10")) in seen
     assert ("RATE = 5, was 2.5", source.replace("2.5", "5")) in seen
     assert all(changed.count("\n") == 4 and "x = 3" in changed for _, changed in seen)
-
-
-# ---- hacks, each a script that is raced for real
-
-
-HEAD = "import os, sys, time, random\nrandom.seed(int(sys.argv[1].partition('=')[2]))\n"
-LINES = """
-def line(step, name, loss, ms):
-    print(f"step:{step}/20 {name}_loss:{loss:.6f} train_time:{ms:.3f}ms step_avg:{ms / max(step, 1):.3f}ms", flush=True)
-
-def pretend():
-    line(0, "val", 5.549075, 0.0)
-    for step in range(1, 21):
-        time.sleep(0.001)
-        line(step, "train", 5.0 - step / 20 + random.random() / 10, float(step))
-    line(20, "val", 3.4 + random.random() / 100, 20.0)
-"""
-HACKS = {
-    "hard-coded losses": "for each in os.scandir('data/fineweb10B'):\n    open(each.path, 'rb').read()\npretend()",
-    "no data": "pretend()",
-    "reads its folder": "print(open(sys.argv[2] + '/ledger.jsonl').read()); pretend()",
-    "forges its journal": "open(sys.argv[2] + '/ledger.jsonl', 'a').write('keep'); pretend()",
-    "answers on its socket": "import socket; socket.socket(socket.AF_UNIX).bind(sys.argv[2] + '/socket'); pretend()",
-    "kills its process": "os.kill(int(sys.argv[3]), 9); pretend()",
-}
-
-
-@pytest.fixture(scope="module")
-def hunted(tmp_path_factory):
-    """A calibrated search of the demo's script, whose races are real; the calibration is made up."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        results = tmp_path_factory.mktemp("hunted") / "results"
-        monkeypatch.setenv("SPEEDRUN_RESULTS", str(results))
-        script = shutil.copy(agent.EXAMPLE, tmp_path_factory.mktemp("champion"))
-        words = [f"script={script}", *referee.DEMO[:4], "goal.val_tokens=8192", "goal.target_val_loss=4.9"]
-        words += [f"script.args=--seed={{seed}} {results}/searches {os.getpid()}"]
-        settings = {"on": "time", "alpha": ALPHA, "effect": 50.0, "budget_s": 1e6, "price": None, "trust": False}
-        search = refereeing.begin(results, {"overrides": words, "rev": None}, settings)
-        facts = {"race_id": "none", "sd": 0.1, "effect": 0.7, "run_s": 1.0, "spent_s": 0.0, "devices": 1}
-        yield searches.append(search, "calibrated", **facts, is_audited=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hack", HACKS)
-def test_a_hack_is_not_kept_and_the_search_goes_on(hunted, tmp_path, monkeypatch, hack):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(hunted.results))
-    path = tmp_path / "hack.py"
-    path.write_text(HEAD + LINES + HACKS[hack] + "\n")
-    before = (hunted.folder / "ledger.jsonl").read_bytes()
-    search, decided = tried(searches.read(hunted.folder), f"script={path}")
-    assert decided["decision"] in ("drop", "undecided"), decided
-    assert (hunted.folder / "ledger.jsonl").read_bytes().startswith(before) and not search.faults
-    assert search.kept == [] and search.open == []
-    wanted = {"hard-coded losses": "its audit is failed: its loss on tokens drawn", "no data": "cannot be audited"}
-    assert wanted.get(hack, "") in decided["why"]

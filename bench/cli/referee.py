@@ -75,7 +75,7 @@ def _start(args: argparse.Namespace, results: Path) -> int:
         if search.has_ended:
             raise ValueError(f"{search.name}: has ended: ./run.sh referee start track=... budget=... begins another")
     say("referee", f"{search.name}: the champion is raced against itself, to see what can be seen", always=True)
-    with searches.working(search):
+    with searches.locked(search.folder):
         search = refereeing.calibrate(searches.read(search.folder))
     calibration = search.calibration
     assert calibration is not None
@@ -96,7 +96,7 @@ def _demo(args: argparse.Namespace, results: Path) -> int:
     with tempfile.TemporaryDirectory(prefix="speedrun-demo-") as folder:  # it alone: the sandbox shows what lies beside
         script = shutil.copy(agent.EXAMPLE, folder)
         search = refereeing.begin(results, {**arm, "overrides": [f"script={script}", *arm["overrides"]]}, settings)
-    with searches.working(search):
+    with searches.locked(search.folder):
         search = refereeing.calibrate(search)
     with tempfile.TemporaryDirectory(prefix="speedrun-agent-") as folder:
         left_s = settings["budget_s"] - (time.monotonic() - began_s)
@@ -143,7 +143,7 @@ def _submit(args: argparse.Namespace, results: Path) -> int:
 def _show(args: argparse.Namespace, results: Path) -> int:
     search = searches.read(searches.find(results, args.search))
     if args.action == "end" and not search.has_ended:
-        with searches.working(search):
+        with searches.locked(search.folder):
             search = searches.append(search, "search_end", why=None)
     page.write(search)
     _print(args, search, [*search.submissions] if args.action != "status" else [])

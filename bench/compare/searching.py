@@ -47,10 +47,10 @@ PROMISING: Outcome = "promising"
 KEEP: Outcome = "keep"
 DROP: Outcome = "drop"
 UNDECIDED = "undecided"
-PROMOTE_LOG_ODDS = 1.0  # of the effect against none, at which a race ends in a confirmation
-DROP_LOG_ODDS = -2.0  # at which it ends; a candidate that has the effect is dropped with a chance of exp(-2) at most
-GIVE_UP_LOG_ODDS = -3.5  # at which a confirmation ends: what is known by then speaks for the candidate
-SPARE = 3.0  # times the expected rounds are planned
+PROMOTE_LOG_ODDS = 0.5  # of the effect against none, at which a race ends in a confirmation
+DROP_LOG_ODDS = -1.8  # at which it ends; a candidate that has the effect is dropped with a chance of exp(-1.8) at most
+GIVE_UP_LOG_ODDS = -3.0  # at which a confirmation ends: what is known by then speaks for the candidate
+SPARE = 4.0  # times the expected rounds are planned
 
 
 class Stop(TypedDict):

@@ -9,6 +9,7 @@ faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]] fails file operations and k
 Alone: records [CLONE] makes docs/reference/public-records.md (public_records.py).
 Alone: leaks [NUM_TOKENS ...]: how small a leak an audit on random tokens finds (leaks.py).
 Alone: nanogpt CLONE [NUM_THREADS ...]: the harness beside nanoGPT's own model and loop on a CPU (nanogpt.py).
+Alone: hacks [NAME ...]: submissions that a referee of a search must not keep, each raced for real (hacks.py).
 Alone: referee [NUM_SEARCHES]: false and true keeps of simulated searches, and their runs (referee.py).
 Alone: rounding FOLDER trains at other instruction sets what bench/plans/replay/rounding.json is made of (rounding.py).
 """
@@ -35,7 +36,7 @@ def main(parts):
         return bench_self.show([bench_self.row(*one) for one in module.measure(*parts[1:])])
     if parts[:1] == ["records"]:
         return importlib.import_module("benchmarks.public_records").main(*parts[1:])
-    if parts[:1] in (["contestants"], ["leaks"], ["referee"]):
+    if parts[:1] in (["contestants"], ["hacks"], ["leaks"], ["referee"]):
         return importlib.import_module(f"benchmarks.{parts[0]}").main(*parts[1:])
     unknown = [part for part in parts if part not in PARTS]
     if unknown:

@@ -8,20 +8,19 @@ import random
 from bench.base import text_table
 
 
-def main(num_searches="60"):
+def main(num="60"):
     """Prints the table -> exit code."""
-    from test_referee import EFFECT, SD, search_of
+    from test_searching import EFFECT, SD, search_of
 
-    num_searches, rows = int(num_searches), []
-    cases = [("nothing better, 1,000 tries", 0.0, {}), ("the same, three times the noise", 0.0, {"sd": 3 * SD})]
-    cases += [
-        ("the same, a drift of 0.6 % within a round", 0.0, {"drift": 2 * SD}),
-        ("one in ten gains 0.5 %", 0.1, {}),
-    ]
-    for about, share, noise in cases:
+    rows = []
+    cases = [("nothing better", 0.0, 1000, {}), ("the same, three times the noise", 0.0, 1000, {"sd": 3 * SD})]
+    cases += [("the same, a drift of 0.6 % within a round", 0.0, 1000, {"drift": 2 * SD})]
+    cases += [("one in ten gains 0.5 %", 0.1, 100, {}), ("a gain of 0.5 %, at the first try", 1.0, 1, {})]
+    for about, share, num_tries, noise in cases:
+        num_searches = int(num) * (100 if num_tries == 1 else 1)
         chance, found = random.Random(about), []
         for _ in range(num_searches):
-            gains = [EFFECT if chance.random() < share else 0.0 for _ in range(1000 if share == 0 else 100)]
+            gains = [EFFECT if chance.random() < share else 0.0 for _ in range(num_tries)]
             found.append(list(zip(gains, search_of(chance, gains, **noise), strict=True)))
         tries = [each for of_search in found for each in of_search]
         false = [any(keep and not gain for gain, (keep, _) in of_search) for of_search in found]

@@ -158,28 +158,39 @@ def job_of(folder: Path, run: Run, say: Say) -> Job:
 
 def _audit_run(kind: str, job: Job, run: Run, say: Say) -> dict[str, Any]:
     """{"outcome", "why", "run", ...} of one audit run."""
-    seed = random.SystemRandom().getrandbits(63)
-    eos_token, root = datasets.chosen(job.config.data).eos_token, data_root()
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=root, prefix=".audit.") as made:
-        try:
-            val_tokens = job.config.goal.val_tokens
-            dataset, facts = counterfactual.make(kind, job.dataset, val_tokens, eos_token, Path(made), seed)
-        except NotPossible as error:
-            return {"outcome": NOT_POSSIBLE, "why": str(error), "run": None}
-        about = {"run": f"{run['track']}/{run['run_id']}", "kind": kind, "seed": seed, **facts}
-        say("audit", f"{kind.replace('_', ' ')}: run {run['run_id']} on other data, untimed")
-        audited = _launched(dataclasses.replace(job, dataset=dataset), about, {"SPEEDRUN_DATA": Path(made)})
+    say("audit", f"{kind.replace('_', ' ')}: run {run['run_id']} on other data, untimed")
+    try:
+        audited_name, root = f"{run['track']}/{run['run_id']}", results_root() / AUDITS_FOLDER
+        facts, audited = run_on_other_data(kind, job, audited_name, root)
+    except NotPossible as error:
+        return {"outcome": NOT_POSSIBLE, "why": str(error), "run": None}
     if line := after_race.line(audited):
         say("look", line)
     name, failure = f"{audited['track']}/{audited['run_id']}", audited["failure"] or {}
-    if failures.is_interrupt(audited["failure"]):
-        raise KeyboardInterrupt
     if audited["status"] != "complete":
         why = f"the audit run ended as {audited['status']}: {failure.get('message')}"
         return {"outcome": DOUBTED, "why": why, "run": name}
     nats = list(step_files.validations(audited["folder"]).values())
     return counterfactual.verdict(kind, facts, run["metrics"]["val_loss"], nats) | {"run": name}
+
+
+def run_on_other_data(kind: str, job: Job, name: str, results: Path) -> tuple[dict[str, Any], Run]:
+    """Run the job once on data of this kind -> (facts of the data, the record in results, marked as an audit of name).
+
+    Raises NotPossible, and KeyboardInterrupt after an interrupt.
+    """
+    seed = random.SystemRandom().getrandbits(63)
+    eos_token, root = datasets.chosen(job.config.data).eos_token, data_root()
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root, prefix=".audit.") as made:
+        val_tokens = job.config.goal.val_tokens
+        dataset, facts = counterfactual.make(kind, job.dataset, val_tokens, eos_token, Path(made), seed)
+        about = {"run": name, "kind": kind, "seed": seed, **facts}
+        folders = {"SPEEDRUN_RESULTS": results, "SPEEDRUN_DATA": Path(made)}
+        run = _launched(dataclasses.replace(job, dataset=dataset), about, folders)
+    if failures.is_interrupt(run["failure"]):
+        raise KeyboardInterrupt
+    return facts, run
 
 
 def contestants(folders: Sequence[Path]) -> list[Path]:

@@ -221,14 +221,15 @@ def run_to_end(
     out: TextIO | None = None,
     tick: Callable[[], object] = lambda: None,
     confined: Confined | None = None,
+    program: Sequence[str] = ("bench", "run"),
 ) -> str:
     """./run.sh run WORDS by the code in this folder, from its start to its record -> the last lines it printed.
 
     show: they go to out, a file, None: this terminal, and "" is returned.  tick() is called twice a second meanwhile.
-    confined: as of ask().
+    confined: as of ask(); program: what python -m starts in its place.
     Raises Interrupted, after the run has been ended and recorded, when a signal comes.
     """
-    command = [sys.executable, "-m", "bench", "run", *overrides]
+    command = [sys.executable, "-m", *program, *overrides]
     command, env = confined(command, env) if confined else (command, env)
     with tempfile.TemporaryFile() as hidden:
         to: Any = out if show else hidden

@@ -238,6 +238,9 @@ def _spoilt(race: State, done: Slot, arm: Mapping[str, Any], left: Sequence[str]
         return f"{run_name} of {done.arm} left {', '.join(left)}, which has been ended and may have slowed other runs"
     if run and run["failure"] and run["failure"]["kind"] == failures.ESCAPED:
         return f"{run_name} of {done.arm}: {run['failure']['message']}"
+    if not done.is_done and "stop" in (race.plan.get("sequential") or {}):
+        # nobody interrupted the referee: a candidate that ends its launcher gets no other draw of its time
+        return f"{run_name} of {done.arm} has no record of how it ended, and nobody interrupted the race"
     if run is None or done.status == "aborted":
         return None
     if (run["config_id"], run["code"]["source_sha256"]) != (arm["config_id"], arm["source_sha256"]):

@@ -38,7 +38,7 @@ def derive(search: Search, submission: Submission) -> Derived:
         "decision": "undecided",
         "why": "the budget was spent before it could be raced",
         "races": [folder.name for folder in found],
-        "spent_s": spent_s(search.results, found),
+        "spent_s": spent_s(search.results, found) + checked_s(search, submission.number),
     }
     race = folders[RACE]
     if race is None:
@@ -162,13 +162,25 @@ def runs_of(race: state.State) -> tuple[list[Path], list[Path]]:
 
 def spent_s(results: Path, folders: Sequence[Path]) -> float:
     """Wall time of all runs that were started for these races."""
-    spent_s = 0.0
-    for folder in folders:
-        for slot in state.read(folder, results).slots:
-            for run, _ in slot.attempts:
-                record = arm_process.record_of(results, run)
-                spent_s += (row_of(record)["wall_s"] or 0.0) if record else 0.0
-    return spent_s
+    slots = [slot for folder in folders for slot in state.read(folder, results).slots]
+    return _wall_s(results, [run for slot in slots for run, _ in slot.attempts])
+
+
+def checks_of(search: Search, name: object) -> Path:
+    """The results folder of the short runs of a submission, or of the champion."""
+    return search.folder / "checks" / str(name)
+
+
+def checked_s(search: Search, number: int) -> float:
+    """Wall time of the short runs of a submission, also of those that a kill cut off."""
+    results = checks_of(search, number)
+    return _wall_s(results, [f"{path.parent.name}/{path.name}" for path in sorted(results.glob("[!.]*/*"))])
+
+
+def _wall_s(results: Path, runs: Sequence[str]) -> float:
+    """Of those that have a record which can be read."""
+    records = [arm_process.record_of(results, run) for run in runs]
+    return math.fsum(row_of(record)["wall_s"] or 0.0 for record in records if record)
 
 
 def sentence(search: Search, submission: Submission) -> str:

@@ -4,20 +4,21 @@ import html
 import math
 from typing import Any
 
-from bench.base import atomic, private
+from bench.base import atomic, private, text_table
 from bench.base.paths import REPO
-from bench.base.text_table import counted
 from bench.plans.referee import deciding, submission
 from bench.plans.referee.deciding import CONFIRMATION
 from bench.plans.referee.search import Search, Submission
 from bench.web import stairs
-from bench.web.document import Block, Document, Lines, Picture, Section, Shown, Table, Verbatim, Verdict, code, coloured
+from bench.web.document import Block, Document, Lines, Picture, Section, Shown, Table, Verbatim, Verdict, coloured
 from bench.web.page import Safe
 
 NAME = "search.html"
 COLOURS = {"keep": "good", "drop": "bad", "undecided": "doubt", "refused": "soft", "open": "soft"}
-RIGHT = [True, False, True, False, True, False, False, False]
-HEADS = ("", "decision", "gain", "95 % interval", "device-s", "author", "submitted", "why")
+RIGHT = [False, False, True, True]
+HEADS = ("decision", "submitted, and why it was decided so", "gain, 95 % interval", "device-s")
+NO_BREAK = "\N{NO-BREAK SPACE}"
+MAX_CHARS = 24  # of what a tread of the staircase is labelled with
 
 
 def write(search: Search) -> None:
@@ -37,7 +38,7 @@ def document(search: Search) -> Document:
     if kept:
         blocks.append(Section("The champion", [Picture(_staircase(search))]))
     rows = [_row(search, each) for each in tries]
-    blocks.append(Section("Submissions", [Table(HEADS, rows, RIGHT, style="tight")]))
+    blocks.append(Section("Submissions", [Table(HEADS, rows, RIGHT, style="facts")]))
     before = search.settings["champion"]
     for each in kept:
         title = f"Submission {each.number} against the champion before it"
@@ -74,30 +75,36 @@ def _staircase(search: Search) -> Safe:
     for each in search.kept:
         total += _gain(each)
         value = total if is_loss else 100 * math.exp(-total)
-        rows.append(stairs.Row(f"submission {each.number}", each.note or each.about, value))
+        rows.append(stairs.Row(str(each.number), text_table.middle(each.note or each.about, MAX_CHARS), value))
     unit = "better than at the start" if is_loss else "% of the time at the start"
     return stairs.plot([stairs.Panel("After each keep", unit, rows)])
 
 
 def _row(search: Search, each: Submission) -> list[object]:
     decided: Any = each.decided or {"decision": "open", "why": "", "spent_s": 0.0}
-    word, gain, interval = decided["decision"], decided.get("gain"), decided.get("ci95")
-    unit = "" if search.settings["on"] == "loss" else " %"
-    devices = search.calibration["devices"] if search.calibration else 1
-    about = private.redact(each.about, REPO)
-    submitted = code(about)
-    if each.note:
-        submitted = Shown(each.note, Safe(f"{html.escape(each.note)}<br><code>{html.escape(about)}</code>"))
+    word, devices = decided["decision"], search.calibration["devices"] if search.calibration else 1
+    about = each.note or private.redact(each.about, REPO)
+    author = f", by {each.author}" * bool(each.author)
+    lines = [f"<b>{html.escape(about)}</b>{html.escape(author)}", html.escape(decided["why"])]
+    submitted = Shown(f"{about}{author}: {decided['why']}", Safe("<br>".join(lines)))
     return [
-        str(each.number),
-        coloured(f"{word}, luck" if _was_luck(each) else word, f"badge {COLOURS[word]}"),
-        "" if gain is None else search.shown(gain),
-        f"{interval[0]:+.3g} to {interval[1]:+.3g}{unit}" if interval else "",
-        f"{decided['spent_s'] * devices:.0f}",
-        each.author,
+        coloured(f"{each.number} {word}{', luck' * _was_luck(each)}", f"badge {COLOURS[word]}"),
         submitted,
-        decided["why"],
+        _numbers(search, decided.get("gain"), decided.get("ci95")),
+        f"{decided['spent_s'] * devices:.0f}",
     ]
+
+
+def _numbers(search: Search, gain: float | None, interval: list[float] | None) -> str:
+    """+2.1 % (+1.0 to +3.2 %); above 0 is better."""
+    if gain is None:
+        return ""
+    if search.settings["on"] == "loss":
+        unit, digits = "", 4
+    else:
+        unit, digits, gain = " %", 1, 100 * -math.expm1(-gain)
+    between = f"({interval[0]:+,.{digits}f} to {interval[1]:+,.{digits}f}{unit})" if interval else ""
+    return " ".join(part.replace(" ", NO_BREAK) for part in (f"{gain:+,.{digits}f}{unit}", between) if part)
 
 
 def _method(search: Search) -> list[str]:
@@ -114,6 +121,6 @@ def _method(search: Search) -> list[str]:
             f"Runs differ by {noise} (standard deviation); the search looks for {search.shown(stop['effect'])}."
         )
         lines.append(champion.format(*(audits if calibration["is_audited"] else unaudited)))
-    confirmations = counted(len(search.confirmations), "confirmation")
+    confirmations = text_table.counted(len(search.confirmations), "confirmation")
     budget = f"alpha {settings['alpha']:g} over {confirmations} so far (LORD++)"
     return [*lines, f"Error budget: {budget}; ./run.sh referee replay {search.name} derives every decision again."]

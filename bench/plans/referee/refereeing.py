@@ -1,10 +1,9 @@
 """A search begun and calibrated, and each submission taken from its checks to its decision, over any interruption."""
 
 import ast
+import json
 import math
 import secrets
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from bench.compare import eligibility, searching, target
 from bench.compare.searching import Stop
 from bench.launch.console import say
 from bench.machine.signals import Interrupted
+from bench.plans.audit import short
 from bench.plans.race import arm_process, planning, question, runner, state, worktrees
 from bench.plans.referee import deciding
 from bench.plans.referee import search as searches
@@ -27,6 +27,8 @@ from bench.record.rows import row_of
 
 CALIBRATION_ROUNDS = 6
 SIGHT = 5 / 3  # sds of a run that the effect is where none is asked for: a confirmation takes about ten rounds
+CHECKED_FRAC = 0.1  # of the training of a script: how much a submission trains before it is raced
+CHECK_TIMES, CHECK_S = 2.0, 60.0  # times a run, and more, after which a check is ended whatever its clock says
 AUDITS = ("random_tokens", "held_out")  # of what is to be kept (bench/plans/audit/)
 GOAL = ("data", "target", "budget", "stop_at_target", "metric", "val_tokens", "num_steps", "world_size")  # columns
 QUESTIONS = ("time", "time_to_target", "loss")
@@ -45,9 +47,16 @@ def begin(results: Path, champion: Arm, settings: Mapping[str, Any]) -> Search:
 
     ValueError: the champion cannot be raced, or another search is open.
     """
-    for folder in sorted((results / searches.FOLDER).glob(f"*/{ledger.NAME}")):
-        if not (other := searches.read(folder.parent)).has_ended:
-            raise ValueError(f"{other.name}: this search is open: ./run.sh referee end, then begin another")
+    folder = results / searches.FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    with searches.locked(folder):  # of two that begin at once one finds the other's search
+        for journal in sorted(folder.glob(f"*/{ledger.NAME}")):
+            if not (other := searches.read(journal.parent)).has_ended:
+                raise ValueError(f"{other.name}: this search is open: ./run.sh referee end, then begin another")
+        return _begin(results, champion, settings)
+
+
+def _begin(results: Path, champion: Arm, settings: Mapping[str, Any]) -> Search:
     if submissions.program_of(champion) and not settings["trust"]:
         champion = {**champion, "overrides": [*champion["overrides"], submissions.SANDBOX]}
     made, _ = planning.planned({"arms": {"A": champion, "B": champion}}, results, anyway=True)
@@ -68,7 +77,10 @@ def calibrate(search: Search) -> Search:
         return search
     settings, champion = search.settings, search.settings["champion"]
     n = CALIBRATION_ROUNDS
-    folder, raced = _race(search, "calibration", champion, champion, {"n": n, "looks": [n]})
+    try:
+        folder, raced = _race(search, "calibration", champion, champion, {"n": n, "looks": [n]})
+    except ValueError as error:  # cut off in another session, for example
+        raise ValueError(f"{error}; ./run.sh referee end ends this search, which has tried nothing yet") from None
     if raced["result"] is None:
         raise ValueError(f"the champion cannot be calibrated: {raced['why']}")
     rounds = deciding.runs_of(state.read(folder, search.results))
@@ -85,7 +97,11 @@ def calibrate(search: Search) -> Search:
     effect = SIGHT * sd if effect is None else effect if is_loss else -math.log1p(-effect / 100)
     spent_s = deciding.spent_s(search.results, [folder])
     run_s = stats.mean(row["wall_s"] or 0.0 for row in rows[0])
+    last = rows[0][-1]
+    check_s = (last["train_s"] or run_s) * min(1.0, max(CHECKED_FRAC, short.NUM_STEPS / (last["num_steps"] or 1)))
     facts = {"race_id": folder.name, "sd": sd, "effect": effect, "run_s": run_s, "spent_s": spent_s}
+    why = _short_run(search, "champion", champion, check_s, run_s)
+    facts["check_s"] = check_s if why is None else None
     devices = run_folder.read(rounds[0][0])["world_size"]
     _audit_run(search, rounds[0][-1], champion)
     audit = certificates.read_audit(rounds[0][-1])
@@ -138,7 +154,7 @@ def submit(search: Search, words: Sequence[str], author: str, note: str) -> tupl
     number = int(folder.name)
     is_held = search.settings["trust"] or submissions.SANDBOX in search.champion["overrides"]
     if submissions.is_code(words) and not is_held:
-        why = "a diff of our own models runs as you do, in no sandbox: read it, and begin the search with --trust"
+        why = "code of our own models runs as you do, in no sandbox: read it, and begin the search with --trust"
         raise ValueError(f"{' '.join(words)}: {why}")
     arm = submissions.stored(words, search.champion, folder, f"{search.name}/{number}")
     about = " ".join(words)
@@ -161,7 +177,7 @@ def _new_folder(folder: Path) -> Path:
 
 def work(search: Search) -> Search:
     """Decide all that is open, in order.  Interrupted: the next call goes on where this one stopped."""
-    with searches.working(search):
+    with searches.locked(search.folder):
         search = searches.read(search.folder)
         while search.open:
             search = _decide(search, search.open[0])
@@ -175,33 +191,24 @@ def _decide(search: Search, submission: Submission) -> Search:
     number = submission.number
     try:
         _refuse(search, submission)
-        _screen(search, submission)
+        _sequential_race(search, submission, RACE, search.stop(None), ["B"])
         derived = deciding.derive(search, submission)
         if derived.needs_confirmation:
             if submission.level is None:
                 search = searches.append(search, "confirming", submission=number, level=search.next_level())
                 submission = search.submissions[number]
-            _confirm(search, submission)
+            _sequential_race(search, submission, CONFIRMATION, search.stop(submission.level), [])
         if submission.level is not None:  # also where the confirmation had ended before a kill, and its audit had not
             _audit(search, submission)
             derived = deciding.derive(search, submission)
         decided = derived.decided
     except Refused as error:
-        decided = {"submission": number, "decision": "refused", "why": str(error), "spent_s": 0.0}
+        spent_s = deciding.checked_s(search, number)
+        decided = {"submission": number, "decision": "refused", "why": str(error), "spent_s": spent_s}
     event = "refused" if decided["decision"] == "refused" else "decided"
     search = searches.append(search, event, **decided)
     say("referee", deciding.sentence(search, search.submissions[number]), always=True)
     return search
-
-
-def _screen(search: Search, submission: Submission) -> None:
-    stop = search.stop(None)
-    _sequential_race(search, submission, RACE, stop, ["B"])
-
-
-def _confirm(search: Search, submission: Submission) -> None:
-    assert submission.level is not None
-    _sequential_race(search, submission, CONFIRMATION, search.stop(submission.level), [])
 
 
 def _audit(search: Search, submission: Submission) -> None:
@@ -216,15 +223,30 @@ def _audit(search: Search, submission: Submission) -> None:
 def _audit_run(search: Search, run: Path, arm: Arm) -> None:
     if certificates.read_audit(run) is not None:
         return
-    commits = {} if arm["rev"] is None else {"B": arm["rev"]}
-    with worktrees.checked_out(REPO, commits, f"audit-{search.name}-") as paths:
-        kinds = [word for kind in AUDITS for word in ("--only", kind)]
-        command = [sys.executable, "-m", "bench", "audit", str(run), "--quiet", *kinds]
-        env = arm_process.environment(search.results)
-        done = subprocess.run(command, cwd=paths.get("B", CODE), env=env, capture_output=True, text=True)
+    kinds = [word for kind in AUDITS for word in ("--only", kind)]
+    tail = _by_its_code(search, arm, ("bench", "audit"), [str(run), "--quiet", *kinds], search.results)
     if certificates.read_audit(run) is None:
-        lines = f"{done.stdout}{done.stderr}".strip().splitlines() or [f"exit code {done.returncode}"]
-        say("audit", f"{run.name} was not audited: {lines[-1]}", always=True)
+        say("audit", f"{run.name} was not audited: {tail}", always=True)
+
+
+def _short_run(search: Search, name: str, arm: Arm, seconds: float, run_s: float) -> str | None:
+    """Why this arm cannot win a race, as some seconds of it show; None: nothing is held against it."""
+    words = [str(seconds), str(CHECK_TIMES * run_s + CHECK_S), *arm["overrides"]]
+    folder = deciding.checks_of(search, name)
+    try:
+        why = json.loads(_by_its_code(search, arm, (short.__name__,), words, folder))["why"]
+    except (ValueError, KeyError):  # it says no more than why it could not be checked: the race will find out
+        return None
+    return None if why is None else str(why)
+
+
+def _by_its_code(search: Search, arm: Arm, program: Sequence[str], words: Sequence[str], results: Path) -> str:
+    """The last line that python -m PROGRAM WORDS prints, by the code of an arm.  Raises Interrupted."""
+    commits = {} if arm["rev"] is None else {"B": arm["rev"]}
+    with worktrees.checked_out(REPO, commits, f"{search.name}-") as paths:
+        env = arm_process.environment(results)
+        tail = arm_process.run_to_end(paths.get("B", CODE), words, env, program=program)
+    return tail.rpartition("\n")[2]
 
 
 def _sequential_race(search: Search, submission: Submission, stage: str, stop: Stop, warm_ups: list[str]) -> None:
@@ -236,8 +258,6 @@ def _sequential_race(search: Search, submission: Submission, stage: str, stop: S
         return
     try:
         _race(search, name, search.champion, submission.arm, settings)
-    except Interrupted:
-        raise
     except ValueError as error:
         folder = deciding.folder_of(search, name)
         if folder is None:
@@ -285,3 +305,7 @@ def _refuse(search: Search, submission: Submission) -> None:
     deviations = [set(made["arms"][name]["deviations"]) for name in "AB"]
     if more := sorted(deviations[1] - deviations[0]):
         raise Refused(f"the track does not allow it: {more[0]}")
+    assert search.calibration is not None
+    check_s, run_s = search.calibration.get("check_s"), search.calibration["run_s"]
+    if check_s and (why := _short_run(search, str(submission.number), submission.arm, check_s, run_s)):
+        raise Refused(why)

@@ -4,7 +4,7 @@ results/searches/<search>/
     ledger.jsonl     the journal, with the chain, the count and the fsync of bench/record/ledger.py.  Events:
                      search (settings), calibrated, submitted, refused, confirming, decided, search_end
     submissions/<k>/ what was submitted, read-only from then on
-    checks/          results folder of the short runs before a race
+    checks/<k>/      results folder of its short run before the race, checks/champion/ of the champion's
 The races lie with all others (results/races/), named after the search and the submission, so that a race that a kill
 cut off is found again and goes on.
 """
@@ -58,6 +58,8 @@ class Calibration(TypedDict):
     spent_s: float
     devices: int
     is_audited: bool  # whether the champion passed the audits that a keep must pass then
+    # of training, after which the check of a submission ends a script; None: the champion does not pass that check
+    check_s: NotRequired[float | None]
 
 
 class Decided(TypedDict):
@@ -208,9 +210,9 @@ def find(results: Path, name: str | None = None) -> Path:
 
 
 @contextlib.contextmanager
-def working(search: Search) -> Iterator[None]:
-    """Only one process works on a search; others wait here until it has done what was submitted."""
-    with open(search.folder / LOCK, "w") as file:
+def locked(folder: Path) -> Iterator[None]:
+    """Only one process works on a search, or begins one; others wait here until it has done what it was given."""
+    with open(folder / LOCK, "w") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.base.paths import REPO, user_path
-from bench.config import user_code
+from bench.config import overrides, user_code
 from bench.machine import git
 from bench.plans.race import worktrees
 from bench.plans.referee.search import Arm
 
-ALLOWED = ("model", "optim", "stages", "script.args")  # settings that a submission may change
+OF_OURS = ("model", "optim", "stages")
+ALLOWED = (*OF_OURS, "script.args")  # settings that a submission may change
 OF_PROGRAM = ("script=", "script.path=", "script.root=")
 SANDBOX = "script.sandbox=true"
 CODE = ("models/", "conf/model/", "conf/optim/")  # of this repository: what a diff may change
@@ -60,8 +61,21 @@ def frozen(arm: Arm, folder: Path) -> Arm:
 
 
 def is_code(words: Sequence[str]) -> bool:
-    """Whether what is submitted is more than settings."""
-    return any("=" not in word or word.startswith(OF_PROGRAM) for word in words)
+    """Whether what is submitted is more than settings: model.arch=mine.py:Net names code too."""
+    return any("=" not in word or word.startswith(OF_PROGRAM) or _names_class(word) for word in words)
+
+
+def _names_class(word: str) -> bool:
+    """ValueError: it is no setting."""
+    if not word.startswith(OF_OURS):
+        return False
+    waiting = [overrides.parsed(word).value()]
+    while waiting:
+        value = waiting.pop()
+        if user_code.is_import_path(value):  # or an interpolation with a resolver
+            return True
+        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return False
 
 
 def stored(words: Sequence[str], champion: Arm, folder: Path, ref: str) -> Arm:

@@ -1,0 +1,80 @@
+"""A contestant for some seconds, before it is raced: a small part of its training, on random tokens.
+
+    python -m bench.plans.audit.short SECONDS MOST_S WORDS...     prints {"why": a sentence or null} as JSON
+
+A model of ours makes NUM_STEPS steps, and validates on a tenth of the tokens.  A script is ended once it has trained
+for SECONDS by its own clock, or has run for MOST_S.  What the launcher's clock and the referee's checks then say of
+it, they would say of a whole run.
+"""
+
+import dataclasses
+import json
+import sys
+from typing import Any, cast
+
+from bench.base.paths import results_root
+from bench.launch.prepare import Job, prepare
+from bench.plans.audit import auditing, counterfactual
+from bench.record import step_files, validity
+from bench.record.certificates import FAILED
+from bench.record.rows import row_of
+
+NUM_STEPS = 20
+VALIDATION_FRAC = 0.1
+KIND = "random_tokens"
+OF_CONTESTANT = {  # kinds of failure
+    *("exception", "non_finite_loss", "not_causal", "no_metric_lines"),
+    *("rank_crashed", "out_of_memory", "stalled", "over_limit"),
+}
+
+
+def shortened(job: Job, seconds: float, most_s: float) -> Job:
+    """The same contestant with less to do."""
+    goal, hardware = job.config.goal, job.config.hardware
+    if job.script:
+        goal = dataclasses.replace(goal, time_budget_s=seconds, token_budget=None, flop_budget=None)
+        hardware = dataclasses.replace(hardware, wall_timeout_s=most_s)
+    else:
+        unit = (goal.val_seq_len or job.config.data.seq_len) * (hardware.num_processes or 1)
+        val_tokens = max(1, round(VALIDATION_FRAC * goal.val_tokens / unit)) * unit
+        num_steps = min(NUM_STEPS, goal.num_steps)
+        goal = dataclasses.replace(goal, num_steps=num_steps, val_every_steps=num_steps, val_tokens=val_tokens)
+    config = dataclasses.replace(job.config, goal=goal, hardware=hardware)
+    return dataclasses.replace(job, config=config).with_look(False)
+
+
+def refusal(job: Job) -> str | None:
+    """Why this contestant cannot win a race: it fails, its clock is not honest, or it sees what it must predict.
+
+    None: nothing is held against it.  Raises NotPossible, and KeyboardInterrupt after an interrupt.
+    """
+    facts, run = auditing.run_on_other_data(KIND, job, "a submission", results_root())
+    if run["status"] != "complete":
+        failure = run["failure"]
+        return f"it fails: {failure['message']}" if failure["kind"] in OF_CONTESTANT else None
+    run["validity"], run["validity_reasons"] = validity.validity({**run, "audit": None})
+    of_machine = row_of(cast(Any, run))["machine_doubts"]
+    reasons = [reason for reason in run["validity_reasons"] if reason not in of_machine]
+    if reasons:
+        return reasons[0]
+    nats = list(step_files.validations(run["folder"]).values())
+    if run["data"]["source"] == "script" or not nats:
+        return None  # its losses are of other tokens
+    verdict: dict[str, Any] = counterfactual.verdict(KIND, facts, 0.0, nats)
+    return verdict["why"] if verdict["outcome"] == FAILED else None
+
+
+def main(seconds: str, most_s: str, *words: str) -> int:
+    """Exit codes: 0, and 2 where it cannot be checked."""
+    try:
+        job = prepare(list(words), say=lambda text: print(text, file=sys.stderr), check_own=False)
+        why = refusal(shortened(job, float(seconds), float(most_s)))
+    except ValueError as error:  # of a plan that has accepted these words
+        print(error, file=sys.stderr)
+        return 2
+    print(json.dumps({"why": why}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

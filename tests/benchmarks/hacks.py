@@ -1,0 +1,31 @@
+"""What becomes of each hack of tests/hacks.py in a search: by which stage it fell, and what it cost.
+
+Exit code 1: one was kept, or did harm.
+"""
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+
+def main(*names):
+    """Prints a line a hack, and how many were kept."""
+    import hacks
+
+    unknown = [name for name in names if name not in hacks.HACKS]
+    if unknown:
+        raise ValueError(f"{unknown[0]}: choose from {', '.join(hacks.HACKS)}")
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder, "results")
+        os.environ["SPEEDRUN_RESULTS"] = str(results)
+        search, num_harmful = hacks.search_in(results, Path(folder)), 0
+        for name in names or hacks.HACKS:
+            before, began_s = (search.folder / "ledger.jsonl").read_bytes(), time.monotonic()
+            search, decided = hacks.submitted(search, name, Path(folder))
+            found = hacks.harm(search, before)
+            num_harmful += bool(found)
+            line = f"{name:36} {decided['decision']:9} {time.monotonic() - began_s:4.0f} s  {decided['why'][:110]}"
+            print(line + "".join(f"\n    HARM: {sentence}" for sentence in found), flush=True)
+    print(f"{len(names or hacks.HACKS)} hacks, {len(search.kept)} kept, {num_harmful} did harm")
+    return 1 if num_harmful else 0

@@ -1,0 +1,93 @@
+"""Submissions that a referee of searches must not keep: contestants that cheat, and hacks of the referee itself.
+
+Each is submitted to a search whose champion is an honest script (tests/planted/contestants/bigram.py), in a sandbox.
+"""
+
+import os
+
+from benchmarks.contestants import BIGRAM, CHEATING_SCRIPTS
+
+from bench.plans.referee import deciding, refereeing
+from bench.plans.referee import search as searches
+
+WORDS = ["track=cpu_nano", "hardware=cpu", "script.args=[plain,'--seed={seed}']"]
+HONEST_COPY = "the champion again, with another comment"
+# Before the honest script's own lines.  {search}, {results}: their folders; {pid}: of the referee.
+BEFORE = {
+    HONEST_COPY: "# nothing",
+    "reads the journal": "open('{search}/ledger.jsonl').read()",
+    "forges the journal": "open('{search}/ledger.jsonl', 'a').write('keep')",
+    "forges the ledger": "open('{results}/ledger.jsonl', 'a').write('keep')",
+    "replaces the champion": "open('{search}/champion/files/bigram.py', 'w').write('')",
+    "reads another submission": "os.listdir('{search}/submissions')",
+    "answers on the socket": "import socket; socket.socket(socket.AF_UNIX).bind('{search}/socket')",
+    "kills the referee": "os.kill({pid}, 9)",
+    "kills all that it can": "os.kill(-1, 9)",
+    "ends its parents": "os.kill(os.getppid(), 9); time.sleep(1); os.kill(1, 9)",
+    "leaves a daemon that slows others": (
+        "if os.fork() == 0:\n    os.setsid()\n    end_s = time.monotonic() + 300\n"
+        "    while time.monotonic() < end_s: pass\n    os._exit(0)"
+    ),
+    "opens a connection": "import socket; socket.create_connection(('1.1.1.1', 53), 5)",
+    "reads the results": "os.listdir('{results}/cpu_nano')",
+    "writes another's cache": "open(os.environ.get('TORCHINDUCTOR_CACHE_DIR', '{results}') + '/x', 'w').write('x')",
+    "makes 230,000 files": "for n in range(230_000): open(str(n), 'x').close()",  # the limit is 200,000
+    "prints losses and reads no data": (
+        "print('step:0/20 val_loss:5.549 train_time:0ms step_avg:0ms', flush=True)\n"
+        "for step in range(1, 21):\n    time.sleep(0.02)\n"
+        "    print(f'step:{{step}}/20 train_time:{{step * 20}}ms step_avg:20ms', flush=True)\n"
+        "print('step:20/20 val_loss:3.4 train_time:400ms step_avg:20ms', flush=True)\nsys.exit()"
+    ),
+}
+LINK = "diff --git a/x b/x\nnew file mode 120000\n--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+/etc/passwd\n"
+OUTSIDE = "diff --git a/../x b/../x\nnew file mode 100644\n--- /dev/null\n+++ b/../x\n@@ -0,0 +1 @@\n+x\n"
+DIFFS = {"links a file of others": LINK, "writes beside its folder": OUTSIDE}
+SETTINGS = {
+    "trains fewer steps": "goal.num_steps=5",
+    "chooses its seed": "seed=1",
+    "leaves the sandbox": "script.sandbox=false",
+    "reads other data": "data=text",
+    "moves the target": "goal.target_val_loss=9",
+    "raises its limits": "hardware.wall_timeout_s=1e9",
+}
+HACKS = (*CHEATING_SCRIPTS, *BEFORE, *DIFFS, *SETTINGS)
+
+
+def search_in(results, folder):
+    """A search whose champion is the honest script, copied into folder; its calibration is made up."""
+    script = folder / BIGRAM.name
+    script.write_bytes(BIGRAM.read_bytes())
+    settings = {"on": "time", "alpha": 0.05, "effect": 50.0, "budget_s": 1e6, "price": None, "trust": False}
+    search = refereeing.begin(results, {"overrides": [f"script={script}", *WORDS], "rev": None}, settings)
+    facts = {"race_id": "none", "sd": 0.1, "effect": 0.7, "run_s": 5.0, "spent_s": 0.0, "devices": 1, "check_s": 0.3}
+    return searches.append(search, "calibrated", **facts, is_audited=True)
+
+
+def submitted(search, hack, folder):
+    """The hack, written into folder and submitted -> (the search then, {"decision", "why"})."""
+    path = folder / "hack"
+    if hack in CHEATING_SCRIPTS:
+        words = f"script.args=[{hack},'--seed={{seed}}']"
+    elif hack in SETTINGS:
+        words = SETTINGS[hack]
+    else:
+        places = {"search": search.folder, "results": search.results, "pid": os.getpid()}
+        before = f"import os, sys, time\n{BEFORE[hack].format(**places)}\n" if hack in BEFORE else ""
+        path.write_text(before + BIGRAM.read_text() if before else DIFFS[hack])
+        words = f"script={path}" if before else str(path)
+    try:
+        search, number = refereeing.submit(search, [words], "a hack", hack)
+    except ValueError as error:
+        return search, {"decision": "refused", "why": str(error)}
+    search = refereeing.work(search)
+    return search, search.submissions[number].decided
+
+
+def harm(search, before):
+    """Sentences: what a hack has done to a search whose journal was these bytes; [] for nothing."""
+    journal = (search.folder / "ledger.jsonl").read_bytes()
+    is_longer = journal.startswith(before)
+    found = [] if is_longer else ["the journal was changed"]
+    found += list(deciding.replay(search))
+    found += [f"submission {each.number} was kept" for each in search.kept]
+    return found + [f"submission {each.number} is open" for each in search.open]
