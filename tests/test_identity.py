@@ -39,12 +39,14 @@ NOT_RACED = {
     "bench/machine/signals.py": "how a launcher is interrupted",
     "bench/machine/sandbox.py": "confines a script; whether one is confined is a setting of its config",
     "bench/machine/namespaces.py": "the sandbox where bubblewrap is not installed",
+    "bench/machine/leases.py": "which of several runs waits for a GPU, before its ranks start",
     "bench/machine/peak_rates.py": "data sheets, for the MFU that is shown",
     "bench/record/metrics.py": "derives numbers of a record, also for the line that a person sees of a run",
     "bench/base/stats.py": "counts with records",
     "bench/analysis/trace": "reads traces after the run",
     "bench/web": "pages of what was recorded",
     "bench/base/escape.py": "how foreign text is shown",
+    "bench/base/text_table.py": "how tables are shown",
 }
 SAMPLE = b'''"""Doc."""
 import os, sys as s
