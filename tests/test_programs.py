@@ -17,6 +17,7 @@ from bench.launch.script import output, script, work_folder
 from bench.machine import code_state
 from bench.plans.race import plan
 from bench.record import step_files, verification
+from bench.report import run_facts
 
 PACKAGE = scripted.SCRIPTS / "package"
 FREE = ["track=free", "hardware=cpu", "instruments=[]"]
@@ -223,8 +224,20 @@ def test_what_a_script_puts_links_to_in_its_folders_place_is_not_removed(tmp_pat
     before = sorted(root.rglob("*"))
     shutil.rmtree(work / "engine")
     (work / "engine").symlink_to(root / "engine")  # the same content, so that no source has changed
-    assert work_folder.changed(its, work) == work_folder.tidy(its, work) == []
+    assert work_folder.changed(its, work) == work_folder.tidy(its, work)["files_written"] == []
     assert sorted(root.rglob("*")) == before and not work.exists()
     work.symlink_to(root)
-    assert work_folder.tidy(its, work) == []
+    assert work_folder.tidy(its, work) == {"files_written": []}
     assert sorted(root.rglob("*")) == before
+
+
+def test_a_record_names_the_first_thousand_files_of_a_script_that_leaves_many(tmp_path):
+    root, work = tmp_path / "mine", tmp_path / "work"
+    for folder in (root, work):
+        shutil.copytree(PACKAGE, folder)
+    its = script.from_config(compose.compose([f"script.root={root}", *STARTS["module"], "hardware=cpu"]), [])
+    for number in range(1200):
+        (work / f"{number:04}.tmp").touch()
+    facts = work_folder.tidy(its, work)
+    assert facts == {"files_written": [f"{number:04}.tmp" for number in range(1000)], "num_files_written": 1200}
+    assert "0999.tmp, 200 more" in run_facts._files_written(facts)

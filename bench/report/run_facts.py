@@ -319,7 +319,7 @@ def script_section(run: Record) -> Section:
         "its step_avg": of.get("step_avg_meaning"),
         **{name: _plain_number(measured.get(key)) for key, name in FROM_OUTSIDE},
         "data that it opened": ", ".join(of.get("opened") or ()) or "none that was seen",
-        "files that it wrote": ", ".join(of.get("files_written") or ()) or None,
+        "files that it wrote": _files_written(of),
         "lines that its log lacks": of.get("num_unkept_lines") or None,
     }
     note = "Its time is its own claim; the wall time of its lines was taken by another process.  Seeds are labels."
@@ -328,3 +328,9 @@ def script_section(run: Record) -> Section:
 
 def _plain_number(value: float | None) -> str | None:
     return f"{value:.3f}" if isinstance(value, float) else None if value is None else str(value)
+
+
+def _files_written(of: dict[str, Any]) -> str | None:
+    names = of.get("files_written") or []
+    more = of.get("num_files_written", len(names)) - len(names)
+    return ", ".join([*names, *([f"{more:,} more"] if more else [])]) or None

@@ -231,7 +231,7 @@ class Watched:
         try:
             self._new_rows()  # what it printed while it was ended
             of_lines = outcome.write(self._folder, self._job, run, self._output, self._telemetry, self._waits_ns)
-            run["script"]["files_written"] = work_folder.tidy(self._script, self._folder / work_folder.WORK)
+            run["script"] |= work_folder.tidy(self._script, self._folder / work_folder.WORK)
             if self.look and of_lines is None:
                 measured = atomic.read_json(self._folder / run_folder.RESULT)
                 atomic.write_json(self._folder / run_folder.RESULT, measured | {"look": self.look})

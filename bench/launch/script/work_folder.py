@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from bench.base import atomic
 from bench.base.reading import plain_file
@@ -21,6 +22,7 @@ from bench.launch.script.script import Script
 
 WORK = "work"
 COPY_BYTES = 2**24
+MAX_LISTED = 1000  # names of files; a record of a hundred thousand is one that nothing reads
 
 
 def make(folder: Path, script: Script, dataset: Dataset, data_root: Path) -> Path:
@@ -138,13 +140,15 @@ def _sha256(path: Path) -> str | None:
         return None
 
 
-def tidy(script: Script, work: Path) -> list[str]:
-    """Removes links, unchanged copies and empty folders; what the script wrote stays.  Returns its files, sorted.
+def tidy(script: Script, work: Path) -> dict[str, Any]:
+    """Removes links, unchanged copies and empty folders; what the script wrote stays.
+
+    Returns files_written, the first MAX_LISTED of its files in order, and num_files_written where there are more.
 
     Nothing outside work/ is removed, wherever the script has put links in place of its folders.
     """
     if work.is_symlink():
-        return []
+        return {"files_written": []}
     start = len(os.path.join(work, ""))
     entries = list(plain_file.entries_below(work))
     kept, found = set(changed(script, work)), {entry.path[start:] for entry in entries}  # found through no link
@@ -161,4 +165,6 @@ def tidy(script: Script, work: Path) -> list[str]:
     with contextlib.suppress(OSError):
         work.rmdir()
     kept_files = (entry.path[start:] for entry in entries if entry.is_file(follow_symlinks=False))
-    return sorted(plain_file.name_in_utf8(path) for path in kept_files if os.path.lexists(work / path))
+    names = sorted(plain_file.name_in_utf8(path) for path in kept_files if os.path.lexists(work / path))
+    listed = {"files_written": names[:MAX_LISTED]}
+    return listed | ({"num_files_written": len(names)} if len(names) > MAX_LISTED else {})
