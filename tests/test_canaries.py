@@ -172,3 +172,10 @@ def test_a_race_whose_plan_would_show_a_credential_is_refused(checkout):
     done = bench(checkout, "race", "A=script.args=[--lr,0.1]", f"B=script.args=[--token,{CANARY}]", *words)
     assert done.returncode == 2 and "B: script.args.1 looks like a credential" in done.stderr, done.stderr
     assert not (checkout / "results" / "races").exists()
+
+
+def test_a_refusal_of_a_credential_that_was_typed_does_not_show_it(tmp_path):
+    token = "hf_" + "aB3dE5gH7jK9" * 3
+    done = real_runs.bench(tmp_path, "run", f"script.env={{HF_TOKEN: {token}}}")
+    assert done.returncode == 2 and "script.env={HF_TOKEN: SECRET}: there is no script" in done.stderr
+    assert token not in done.stdout + done.stderr

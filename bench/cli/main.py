@@ -152,7 +152,9 @@ def _go(argv: list[str]) -> int:
     except ValueError as error:
         if _interrupts:  # the interrupted wait failed, not the verb
             raise KeyboardInterrupt from None
-        print(f"{verb}: {error}", file=sys.stderr)
+        from bench.base import credentials  # what was typed is shown, and may end up in a log
+
+        print(f"{verb}: {credentials.redacted(str(error))}", file=sys.stderr)
         return 2
     except OSError as error:
         if error.errno not in NOT_OURS or not isinstance(error.filename, str):
