@@ -23,6 +23,7 @@ RACE, HERE = ("RACE/plan.json", "RACE/race.json"), ("RUN/environment.json",)
 CLAIMED = (*VERIFIED, *HERE, "RUN/audit.json", *RACE, "STATE/count.json")
 OF_CLAIM = ("CLAIM/claim.yaml", "CLAIM/README.md", "CLAIM/ledger.jsonl", "CLAIM/.ledger.count")
 JUDGED = (*CLAIMED, *LEDGER, *COUNT, *STORE)
+OF_RERUNS = ("RUN/audit.json", "RUN/certificate.json")
 COPIED = (*RUN, *RACE, "RACE/race.md", *LEDGER)
 
 
@@ -47,7 +48,7 @@ READS = {
     "judge CLAIM": Verb("judge CLAIM", (*CLAIMED, *OF_CLAIM), "claim"),
     "judge --claim": Verb("judge RACE:B --claim OUT", (*JUDGED, "RACE/race.md")),
     "publish": Verb("publish RACE --name mine", (*COPIED, "RESULTS/README.md", "CWD/README.md")),
-    "collect": Verb("collect RESULTS --into OUT", (*RUN, *RACE, *LEDGER, *COUNT)),
+    "collect": Verb("collect RESULTS --into OUT", (*RUN, *RACE, *OF_RERUNS, *LEDGER, *COUNT)),
     "report RUN": Verb("report RUN", PAGE),
     "report RACE": Verb("report RACE", (*PAGE, "RACE/race.json")),
     "report": Verb("report RESULTS --out OUT", (*JUDGED, *PAGE, "RUN/overrides.yaml", "RESULTS/README.md")),

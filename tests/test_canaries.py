@@ -12,7 +12,7 @@ import pytest
 import real_runs
 from real_runs import git
 
-from bench.record import run_folder, verification
+from bench.record import verification
 
 CANARY = "Canary7"  # part of every secret, in text that a search for shapes alone would not know
 SCRIPT = """
@@ -91,10 +91,16 @@ def bench(checkout, *words, **more):
 
 @pytest.fixture(scope="module")
 def run(checkout):
+    return trained(checkout)
+
+
+def trained(checkout):
+    """Runs the script -> the folder of its record."""
+    before = set((checkout / "results" / "cpu_nano").glob("*"))
     words = ["track=cpu_nano", "hardware=cpu", f"script={checkout.parent}/script/train.py", f"script.args={ARGS}"]
     done = bench(checkout, "run", *words)
     assert done.returncode == 0, done.stdout + done.stderr
-    (folder,) = run_folder.find_runs([checkout / "results" / "cpu_nano"])
+    (folder,) = set((checkout / "results" / "cpu_nano").glob("*")) - before
     return folder
 
 
@@ -145,16 +151,26 @@ def test_nothing_that_leaves_holds_a_secret(checkout, run):
     assert "impossible" not in (done.stdout + done.stderr).lower() and holding(checkout / "results") == []
 
 
-def test_what_the_script_opened_is_searched_and_stops_the_publication(checkout, run, tmp_path):
-    path = run / "code" / "script" / "settings.json"
-    path.write_text('{"wandb_api_key": "' + "0f" * 20 + '"}')
-    done = bench(checkout, "publish", run, "--name", "second")
+def test_what_the_script_opened_is_searched_and_stops_the_publication(checkout, run):
+    settings = checkout.parent / "script" / "settings.json"
+    settings.write_text('{"wandb_api_key": "' + "0f" * 20 + '"}')
+    second = trained(checkout)
+    settings.write_text("{}")
+    done = bench(checkout, "publish", second, "--name", "second")
     assert done.returncode == 2 and not (checkout / "results" / "published" / "second").exists()
     assert "code/script/settings.json, line 1: holds the value of wandb_api_key" in done.stderr
     assert "0f0f" not in done.stdout + done.stderr
-    done = bench(checkout, "publish", run, "--name", "second", "--dry-run", "--allow", "script/settings.json")
+    done = bench(checkout, "publish", second, "--name", "second", "--dry-run", "--allow", "script/settings.json")
     assert done.returncode == 0 and not (checkout / "results" / "published" / "second").exists()
+
+
+def test_a_record_that_was_changed_is_not_published(checkout, run):
+    path = run / "code" / "script" / "settings.json"
+    path.write_text('{"a": 1}')
+    done = bench(checkout, "publish", run, "--name", "changed")
     path.write_text("{}")
+    assert done.returncode == 2 and "settings.json has 8 bytes instead of 2: restore it" in done.stderr
+    assert not (checkout / "results" / "published" / "changed").exists()
 
 
 def test_a_file_that_no_part_of_the_record_accounts_for_does_not_go(checkout, run):

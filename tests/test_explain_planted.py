@@ -213,9 +213,9 @@ def change_of(a, b):
     "cause, named",
     [
         ("loader", "loader: enumerate(DataLoader)"),
-        ("disk", "loader: <built-in method read of _io.FileIO"),
-        ("collection", "garbage collection: <built-in function collect>"),
-        ("matmul", "aten::mm [256, 256] [256, 256] float32"),
+        ("disk", "loader: read (built-in)"),
+        ("collection", "garbage collection: collect (built-in)"),
+        ("matmul", "aten::mm [256, 256] x2 float32"),
         ("optimizer", "Optimizer.step#AdamW.step"),
         ("recompilation", "compilation: "),
     ],

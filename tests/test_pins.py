@@ -22,6 +22,7 @@ UNLOCKED = (
     "wandb",
     "mlflow",
     "search",
+    "postgres",
     "submitit",
     "joblib",
     "mcp",

@@ -41,10 +41,14 @@ def test_only_a_regular_file_is_read(odd):
 def test_a_file_that_is_not_there_is_missing_and_one_that_is_too_large_is_refused(tmp_path):
     with pytest.raises(Missing):
         plain_file.content(tmp_path / "none")
-    with open(tmp_path / "sparse", "wb") as file:
-        file.truncate(5 * 2**30)
-    with pytest.raises(Damaged, match="more than 16,777,216 are not read"):
-        json_file.read(tmp_path / "sparse")
+    for name, num_bytes, why in (
+        ("large", 20 * 2**20, "more than 16,777,216 are not read"),
+        ("sparse", 5 * 2**30, "most of which are a hole"),
+    ):
+        with open(tmp_path / name, "wb") as file:
+            file.truncate(num_bytes)
+        with pytest.raises(Damaged, match=why):
+            json_file.read(tmp_path / name)
 
 
 @pytest.mark.parametrize(

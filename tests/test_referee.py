@@ -125,7 +125,7 @@ def test_what_a_short_run_finds_refuses_a_submission_and_costs_no_level(tries, m
 
 def test_a_search_that_could_see_nothing_is_refused(tries):
     with pytest.raises(ValueError, match="takes .* s to be shown, and .* s are left"):
-        begun(tries, effect=0.001)
+        begun(tries, effect=0.0001)
     assert searches.read(searches.find(tries.results.folder)).has_ended
 
 

@@ -38,7 +38,7 @@ HINTS = {  # what to do
     "no module: remove .venv, ./run.sh makes it again; 127.0.0.1: bring the loopback up (ip link set lo up)",
     "folder_removed": "start it again, and leave the folder of a run alone while it lasts",
     "agent_killed": KILLED,
-    ESCAPED: "find what in its code kills other processes and goes on in a session of its own",
+    ESCAPED: "look for what in its code kills other processes and goes on in a session of its own",
     "node_lost": "look at that node: its machine, its network, what the command there said last; start it again",
     "rank_crashed": "read the end of the rank's log: native code crashed, and says there what it can",
     "collective_timeout": "read the other ranks' logs: one of them stalled or died; "
