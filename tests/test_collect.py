@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import claimed
 import pytest
+import real_runs
 from claimed import failed
 
 from bench.base import atomic, utc
@@ -418,6 +419,44 @@ def test_a_sweep_that_two_machines_shared_is_one(machines, monkeypatch):
     (a.folder / sweep.FOLDER / folder.name / sweep.NAME).write_text("{}")
     assert collected(into.with_name("more"), a) == 1  # the runs came, the sweep did not
     assert len(runs_in(into.with_name("more"))) == 2 and sweep.folders(into.with_name("more")) == []
+
+
+def test_a_sweep_and_a_study_that_were_collected_while_they_ran_are_brought_up_to_date(machines, monkeypatch):
+    a, _, into = machines
+    monkeypatch.chdir(a.folder.parent)
+    (name, _), overrides = runs_in(a.folder), ["seed=0"]
+    folder = sweep.begin(a.folder, "sweep-1a2b3c4d", ["study"], [overrides], None)
+    sweep.keep(folder, 0, overrides, {"folder": a.folder / name})
+    study = {"schema_version": 1, "arms": {"A": [], "B": []}, "common": [], "tune": "optim.lr", "starts": {}, "seed": 0}
+    study |= {"n": 4, "alpha": 0.05, "tokens": 10, "num_trials": None, "race_id": None}
+    atomic.write_json(folder / sweep.STUDY, study)
+    here = into / sweep.FOLDER / folder.name
+    assert collected(into, a) == 0
+    page = (here / "sweep.html").read_bytes()
+    sweep.begin(a.folder, folder.name, ["study"], [overrides, ["seed=9"]], None)
+    sweep.end(folder, "1 of 2 points has no run")
+    atomic.write_json(folder / sweep.STUDY, study | {"num_trials": 3, "race_id": "race-1"})
+    assert collected(into, "a") == 0  # the same place, named relatively
+    for file in (sweep.NAME, sweep.STUDY):
+        assert (here / file).read_bytes() == (folder / file).read_bytes()
+    assert (here / "sweep.html").read_bytes() != page and len(list(here.glob("points*.jsonl"))) == 1
+    ended = (folder / sweep.NAME).read_bytes()
+    atomic.write_json(folder / sweep.NAME, {**sweep.read(folder), "started_at": "2020", "ended_at": None})
+    atomic.write_json(folder / sweep.STUDY, study)
+    assert collected(into, a) == 0  # an older state of it takes nothing back
+    assert (here / sweep.NAME).read_bytes() == ended and sweep.read_study(here)["race_id"] == "race-1"
+
+
+def test_records_that_were_published_without_logs_say_how_to_collect_them(tmp_path, capsys):
+    place = real_runs.REPO / "results/published/cpu_nano-gpt2-adamw"
+    assert collect.main([str(place), "--into", str(tmp_path)]) == 1
+    refused = [line for line in capsys.readouterr().out.splitlines() if "refused" in line]
+    assert len(refused) == 3 and runs_in(tmp_path) == []
+    for name, line in zip(runs_in(place), refused, strict=True):
+        why = "its logs/agent.log is not there (published records lack such files: use --without log)"
+        assert line.endswith(f": {name}: {why}")
+    assert collect.main([str(place), "--into", str(tmp_path), "--without", "log"]) == 0
+    assert runs_in(tmp_path) == runs_in(place)
 
 
 def test_what_no_machine_shows_alone_is_a_record_of_their_union(machines, monkeypatch):

@@ -155,6 +155,18 @@ def test_a_list_where_one_value_belongs_excludes_its_record_alone(results):
     assert len(said) == 1 and said[0].startswith(f"{bad}: energy_j=[None, {{}}] is not one value")
 
 
+def test_a_setting_whose_name_no_column_can_have_excludes_its_record_alone(results):
+    bad = write(results, a_run("A", 10.0, 70))
+    with open(bad / "config.yaml", "a") as file:
+        file.write('"a\\0b": 3\nvalue: "a\\0b"\n')
+    said = []
+    rows = read_by_name(results, said.append)
+    assert bad.name not in rows and len(rows) == NUM_RUNS
+    assert len(said) == 1 and said[0].startswith(f"{bad}: config.yaml: the name of a setting has the character 0")
+    (bad / "config.yaml").write_text((bad / "config.yaml").read_text().replace('"a\\0b": 3', "a: 3"))
+    assert bad.name in read_by_name(results, said.append)  # a value may have it
+
+
 def test_a_store_is_its_owners_alone_to_write_whatever_the_umask(results):
     before = os.umask(0o002)
     try:

@@ -384,3 +384,14 @@ def test_a_run_that_ends_at_its_target_costs_its_training_until_then(tmp_path):
         runs.append(run)
     costs = [(row["cost_usd_to_target"], row["energy_kj_to_target"]) for row in map(row_of, runs)]
     assert costs == [(0.3, 4.5), (None, None), (None, None)]  # 30 s of 36 USD an hour
+
+
+def test_the_energy_of_a_resumed_run_is_unknown_and_not_that_of_its_last_segment(tmp_path):
+    run = run_folder.read(claimed.Results(tmp_path).add(0, 30.0))
+    run["goal"]["stop_at_target"] = run["metrics"]["target_reached"] = True
+    run["metrics"] |= {"energy_j": None, "mean_power_w": None}
+    run["instrument_summaries"] = {"telemetry": {"energy_j": 1000.0, "mean_power_w": 100.0, "by_device": {}}}
+    resumed = run | {"segments": [{"from_step": 0, "train_s": 20.0}, {"from_step": 5, "train_s": 10.0}]}
+    names = ("energy_j", "mean_power_w", "energy_kj_to_target")
+    assert [row_of(run)[name] for name in names] == [1000.0, 100.0, 1.0]
+    assert [row_of(resumed)[name] for name in names] == [None] * 3

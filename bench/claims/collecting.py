@@ -223,7 +223,14 @@ def _copy_run(place: Place, name: str, staged: Path, run: StartedRun, without: C
             raise ValueError(f"lists {artifact['path'][:100]!r}, which is no file of a run")
 
     def copy(artifact: dict[str, Any]) -> None:
-        place.copy(f"{name}/{artifact['path']}", staged / artifact["path"], artifact["num_bytes"])
+        try:
+            place.copy(f"{name}/{artifact['path']}", staged / artifact["path"], artifact["num_bytes"])
+        except damage.Missing:
+            role = artifact["role"]
+            remedy = f" (published records lack such files: use --without {role})"
+            raise ValueError(
+                f"its {artifact['path']} is not there{remedy * (role in verification.LOCAL_ROLES)}"
+            ) from None
 
     with concurrent.futures.ThreadPoolExecutor(NUM_AT_ONCE) as pool:
         for copied in [pool.submit(copy, artifact) for artifact in files]:
@@ -314,7 +321,7 @@ def _take_sweeps(place: Place, into: Path, found: Collected) -> None:
 
     One sweep of two machines is one here: the points of each place have a file of their own.
     """
-    mark = hashlib.sha256(str(place).encode()).hexdigest()[:8]
+    mark = hashlib.sha256(str(place.folder.resolve() if place.folder else place).encode()).hexdigest()[:8]
     for sweep_id in filter(race_folder.NAME.fullmatch, place.names(sweep.FOLDER)):
         with _refusing(found, where := f"{sweep.FOLDER}/{sweep_id}"):
             found.num_sweeps += _take_sweep(place, into / where, where, f"points.{mark}.jsonl")
@@ -323,22 +330,33 @@ def _take_sweeps(place: Place, into: Path, found: Collected) -> None:
 def _take_sweep(place: Place, folder: Path, where: str, points: str) -> bool:
     """Whether it is here now.  where: in the place; points: the file that gets theirs.  ValueError: it is damaged."""
     into = folder.parent.parent
+    has_news = False
     for name, kind in ((sweep.NAME, sweep.Facts), (sweep.STUDY, sweep.Study)):
-        if not (folder / name).exists() and (content := place.read(f"{where}/{name}")) is not None:
-            json_file.parsed(content, name, kind)
+        if (content := place.read(f"{where}/{name}")) is None:
+            continue
+        theirs = json_file.parsed(content, name, kind)
+        if not (folder / name).exists() or _progress(json_file.read(folder / name, kind)) < _progress(theirs):
             folder.mkdir(parents=True, exist_ok=True)
             atomic.write_bytes(folder / name, content)
+            has_news = True
     if not (folder / sweep.NAME).exists():
         return False
     files = filter(POINTS.fullmatch, place.names(where, files=True))
     lines = [line for name in files for line in (place.read(f"{where}/{name}") or b"").splitlines(keepends=True)]
     kept = [line for line in lines if _is_run_here(into, json_file.parsed(line, where, sweep.Kept)["folder"])]
-    is_new = kept and (not (folder / points).exists() or plain_file.content(folder / points) != b"".join(kept))
-    if is_new:
+    has_points = kept and (not (folder / points).exists() or plain_file.content(folder / points) != b"".join(kept))
+    if has_points:
         atomic.write_bytes(folder / points, b"".join(kept))
-    if is_new or not (folder / sweep_page.NAME).exists():
+    if has_news or has_points or not (folder / sweep_page.NAME).exists():
         sweep_page.write(folder)
     return True
+
+
+def _progress(facts: dict[str, Any]) -> tuple[Any, ...]:
+    """Of a sweep.json or study.json: greater for a later state of the same sweep."""
+    if "race_id" in facts:  # a study
+        return facts["race_id"] is not None, facts["num_trials"] is not None
+    return max(facts["started_at"], facts["ended_at"] or ""), facts["ended_at"] is not None
 
 
 def _is_run_here(into: Path, name: str) -> bool:

@@ -134,7 +134,9 @@ OF_SEVERAL = ("config", "machine_doubts")
 
 
 def row_of(run: Record, config: configs.Config = ()) -> Row:
-    """A record and what configs.read() found beside it -> its row.  ValueError: it has several values in one column."""
+    """A record and what configs.read() found beside it -> its row.  ValueError: it has several values in one column,
+    or a setting whose name cannot be a column's.
+    """
     complete = run["status"] == "complete"
     ends_at_target = complete and (run.get("goal") or {}).get("stop_at_target") and run["metrics"].get("target_reached")
     env, measured, code = run["environment"], run["measured"], run["code"]
@@ -167,6 +169,8 @@ def row_of(run: Record, config: configs.Config = ()) -> Row:
         row["energy_kj_to_target"] = size["energy_j"] / 1e3
     row |= {**size, **_counted(run, config, complete)}
     assert tuple(row) == COLUMNS  # the store keeps the values in this order
+    if any(r"\u0000" in text and any("\0" in name for name in configs.settings([text])) for text in config):
+        raise ValueError("config.yaml: the name of a setting has the character 0: the file was damaged, restore it")
     for column, value in row.items():
         if type(value) not in PLAIN and column not in OF_SEVERAL:
             raise ValueError(f"{column}={value!r:.40} is not one value: the file was damaged, restore it")
@@ -190,14 +194,16 @@ def _size(run: Record, config: configs.Config, complete: bool) -> Size:
     num_seen = (metrics.get("num_steps") or 0) * (run["measured"].get("batch_tokens") or 0)
     if epochs is None and num_tokens and num_seen:  # an earlier record does not say it
         epochs = num_seen / num_tokens
+    # earlier records have them in the summary alone, which of a resumed run is that of its last segment
+    energy = {} if run.get("segments") else telemetry
     power_w, energy_j = metrics.get("mean_power_w"), metrics.get("energy_j")
     return {
         "size": None if layers is None or width is None else f"{layers}x{width}",
         "num_params": run["model"].get("num_params"),
         "num_shards": len(shards) or None,
         "epochs": epochs,
-        "energy_j": telemetry.get("energy_j") if energy_j is None else energy_j,
-        "mean_power_w": telemetry.get("mean_power_w") if power_w is None else power_w,
+        "energy_j": energy.get("energy_j") if energy_j is None else energy_j,
+        "mean_power_w": energy.get("mean_power_w") if power_w is None else power_w,
         "throttled_frac": max(slowed, default=None),
     }
 

@@ -99,7 +99,7 @@ class Place:
     def copy(self, path: str, target: Path, num_bytes: int) -> None:
         """A file of so many bytes, on disk at target when this returns; of a longer one just one byte more.
 
-        ValueError: it cannot be read.  OSError: target cannot be written.
+        Missing: there is no such file.  ValueError: it cannot be read.  OSError: target cannot be written.
         """
         left = num_bytes + 1
         try:
@@ -112,6 +112,8 @@ class Place:
                 copied.flush()
                 os.fsync(copied.fileno())
         except Exception as error:
+            if isinstance(error, (FileNotFoundError, Missing)):
+                raise Missing(f"{path}: is not there") from None
             if isinstance(error, OSError) and error.errno in plain_file.FULL:
                 raise OSError(error.errno, error.strerror, str(target)) from error
             raise ValueError(f"{path}: cannot be copied ({_reason(error)})") from None
