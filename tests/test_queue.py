@@ -2,17 +2,22 @@
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import real_runs
 
 from bench.cli import agent, submit
+from bench.machine.signals import Interrupted
+from bench.plans import agent as agents
 from bench.plans import queue as queues
+from bench.plans.agent import Agent
 from bench.plans.queue import Entry, Queue, fair, over_budget
 from bench.record import run_folder
 
@@ -100,8 +105,30 @@ def test_a_budget_in_gpu_hours_or_money_is_used_up(queue):
     queue.submit(SMOKE, 0)
     assert queue.order() == [] and len(queue.waiting()) == 1
     (queue.folder / "budgets.yaml").write_text("usd: lots\n")
-    with pytest.raises(ValueError, match="usd: lots: use numbers"):
+    with pytest.raises(ValueError, match="usd: lots: use numbers of 0 or more"):
         queue.order()
+
+
+@pytest.mark.parametrize("text", ["users: [ann]", "users: {ann: 5}", "days: .nan", "usd: -1", "days:", "usd: [", "7"])
+def test_a_budget_that_makes_no_sense_is_said_once_and_agents_wait(queue, monkeypatch, capsys, text):
+    queue.submit(SMOKE, 0)
+    (queue.folder / "budgets.yaml").write_text(text)
+    looks = []
+
+    def looked(seconds):
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise Interrupted("SIGINT")
+
+    monkeypatch.setattr(agents.time, "sleep", looked)
+    assert agent.main([]) == 1
+    assert capsys.readouterr().out.count("budgets.yaml") == 1 and len(queue.waiting()) == 1
+
+
+def test_a_user_without_a_name_has_a_budget(queue):
+    queue.check_trust()
+    (queue.folder / "budgets.yaml").write_text("users: {1000: {usd: 3}}\n")
+    assert over_budget([outcome("1000", usd=4.0)], queue.budgets(), "1000") is not None
 
 
 # ---- what is submitted
@@ -115,7 +142,7 @@ def test_what_makes_no_run_is_refused_before_it_is_submitted(queue):
         (["table"], "choose from run, speedrun, race"),
         (["--gpus", "-1", *SMOKE], "--gpus -1"),
         ([*SMOKE, "name=hf_" + "aB3x" * 9], "looks like a credential"),
-        (["--cancel", "x"], "x: does not wait"),
+        (["--cancel", "x"], "x: neither waits nor runs"),
     ]:
         with pytest.raises(ValueError, match=why):
             submit.main(words)
@@ -136,11 +163,131 @@ def test_the_list_says_what_runs_waits_and_was_had(queue, capsys):
     assert found["spent"] == {first.user: {"gpu_hours": 1.0, "usd": 7.0}}
 
 
-def test_a_queue_into_which_anybody_can_write_is_not_worked_on(queue):
+@pytest.mark.parametrize("state", queues.STATES)
+def test_a_queue_into_which_anybody_can_write_is_not_worked_on(queue, state):
     queue.submit(SMOKE, 0)
-    (queue.folder / "waiting").chmod(0o777)
-    with pytest.raises(ValueError, match="anybody may write commands there: chmod"):
+    (queue.folder / state).chmod(0o777)
+    with pytest.raises(ValueError, match=f"{state}: anybody may write there: chmod"):
         agent.main(["--once"])
+
+
+def test_nothing_but_an_entry_is_cancelled_and_one_that_runs_is_ended(results, queue):
+    record = results / "free" / "RUN" / "run.json"
+    record.parent.mkdir(parents=True)
+    record.write_text("{}")
+    id = queue.submit(SMOKE, 0)
+    mine = queue.take(queue.waiting()[0])
+    for given in ("../../free/RUN/run", mine.name, f"../taken/{mine.name}"):
+        with pytest.raises(ValueError, match="neither waits nor runs"):
+            submit.main(["--cancel", given])
+    assert record.exists() and queue.keep(mine)
+    assert submit.main(["--cancel", id]) == 0
+    assert not queue.keep(mine)  # at which its agent ends the command
+    assert Agent(results, None, ("run",))._end(mine, "it ended") == 1
+    assert [(each["why"], each["exit_code"]) for each in queue.outcomes()] == [("it was cancelled", 1)]
+    assert queue.waiting() == queue.taken() == []
+
+
+def test_a_group_reads_what_was_submitted_with_any_umask_and_what_is_no_entry_is_said(queue, capsys):
+    queue.check_trust()
+    for state in queues.STATES:
+        (queue.folder / state).chmod(0o2770)
+    before = os.umask(0o077)
+    try:
+        queue.submit(SMOKE, 0)
+        mine = queue.take(queue.waiting()[0])
+        queue.opened_log(mine).close()
+        queue.end(mine, None, "it was given back", 0.0, None)
+    finally:
+        os.umask(before)
+    files = [path for path in queue.folder.glob("*/*") if path.is_file()]
+    assert len(files) == 3 and all(path.stat().st_mode & 0o777 == 0o640 for path in files)
+    bad = queue.folder / "waiting" / "20261127T000000Z-deadbeef.json"
+    bad.write_text(json.dumps({"num_gpus": -1, "command": ["run"], "env": {}}))
+    assert [each.id for each in queue.order()] == [mine.id]
+    assert submit.main(["--list"]) == 0 and f"{bad}: num_gpus: -1" in capsys.readouterr().out
+
+
+def test_a_link_or_a_pipe_in_place_of_a_log_is_not_written_to(results, queue):
+    queue.submit(SMOKE, 0)
+    mine = queue.take(queue.waiting()[0])
+    victim = results / "victim"
+    queue.log(mine).symlink_to(victim)
+    with queue.opened_log(mine) as file:
+        assert file.name.endswith(f"{mine.name}.log")
+    assert not victim.exists()
+    queue.log(mine).unlink()
+    os.mkfifo(queue.log(mine))
+    with queue.opened_log(mine) as file:
+        assert file.name.endswith(f"{mine.name}.log")
+
+
+# ---- agents
+
+
+def test_an_entry_that_cannot_be_started_ends_and_the_next_is_run(results, queue):
+    for word in ("name=a\0b", "name=\ud800"):
+        queue.submit(["run", word], 0)
+        assert agent.main(["--once"]) == 2
+    assert [each["exit_code"] for each in queue.outcomes()] == [2, 2] and queue.waiting() == queue.taken() == []
+
+
+def test_on_a_full_disk_an_entry_waits_again(results, queue, monkeypatch):
+    queue.submit(SMOKE, 0)
+    monkeypatch.setattr(agents, "LOOK_EVERY_S", 0.0)
+
+    def full(self, entry):
+        raise OSError(28, "No space left on device", str(self.log(entry)))
+
+    monkeypatch.setattr(Queue, "opened_log", full)
+    assert agent.main(["--once"]) == 1
+    assert len(queue.waiting()) == 1 and queue.outcomes() == []
+
+
+def test_a_race_that_was_killed_before_its_ledger_line_goes_on_and_a_damaged_one_ends(results, queue, monkeypatch):
+    from bench.plans.race import plan, planning, state
+
+    queue.submit(["race", "A=", "B=optim=muon", "n=2", "track=free", "experiment=smoke", "--anyway"], 0)
+    (waiting,) = queue.waiting()
+    here = Agent(results, None, ("race",))
+    words = [word for word in here._command(waiting)[1:] if word != "--anyway"]
+    with monkeypatch.context() as killed:
+        killed.setattr(planning.ledger, "append", lambda *args, **facts: sys.exit("killed"))
+        with pytest.raises(SystemExit):
+            planning.begin(plan.parse_request(words), results, anyway=True)
+    race = here._race(waiting)
+    with state.locked(race):  # an agent that only slept has it
+        assert not here._may_begin(waiting)
+    assert here._may_begin(waiting) and here._command(waiting)[:3] == ["race", "--resume", race.name]
+    (race / "plan.json").write_text("{")
+    assert here.go(once=True) == 2
+    assert [each["exit_code"] for each in queue.outcomes()] == [2] and queue.waiting() == []
+
+
+@pytest.mark.parametrize("at", ["the end of its command", "its outcome"])
+def test_an_entry_that_has_ended_is_not_given_back_when_a_signal_comes(queue, monkeypatch, at):
+    queue.submit(["run", "--help"], 0)
+    interrupt = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+    if at == "its outcome":
+        end = Queue.end
+        monkeypatch.setattr(Queue, "end", lambda self, *known: (interrupt(), end(self, *known)))
+    else:
+        monkeypatch.setattr(Agent, "_watch", lambda self, entry, child, signals: (child.wait(), interrupt()))
+    assert agent.main([]) == 1
+    assert [each["exit_code"] for each in queue.outcomes()] == [0] and queue.waiting() == queue.taken() == []
+
+
+def test_a_lease_is_lost_by_the_time_that_another_agent_watched_and_not_by_a_pause_of_both(queue, monkeypatch):
+    queue.submit(SMOKE, 0)
+    mine = queue.take(queue.waiting()[0])
+    os.utime(queue._lease(mine), (0, 0))
+    now = SimpleNamespace(s=1000.0)
+    monkeypatch.setattr(queues, "time", SimpleNamespace(monotonic=lambda: now.s))
+    for step_s in (0, 50, 50, 1e6, 50, 50):
+        now.s += step_s
+        assert queue.put_back_lost() == []
+    now.s += 50
+    assert [each.name for each in queue.put_back_lost()] == [mine.name]
 
 
 # ---- agents, as processes
@@ -211,7 +358,6 @@ def test_a_race_that_is_given_back_goes_on_as_one_race_at_its_price(results, que
 
 def test_a_race_of_another_session_waits_for_its_machine_then_begins_again(results, queue, monkeypatch, capsys):
     """The first agent's race, as another machine sees it."""
-    from bench.plans.agent import Agent
     from bench.plans.race import plan, planning, state
 
     queue.submit(["race", "A=", "B=optim=muon", "n=2", "track=free", "experiment=smoke", "--anyway"], 0)

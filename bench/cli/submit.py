@@ -52,6 +52,8 @@ def _list(queue: Queue, as_json: bool) -> None:
     """What waits, in the order in which it will be taken, what runs, and what each user has had."""
     ahead = queue.order()
     kept = [entry for entry in queue.waiting() if entry not in ahead]
+    for why in queue.unreadable():
+        say("queue", escape.line(f"left out: {why}"), always=True)
     states = [(queue.taken(), "runs"), (ahead, "waits"), (kept, "over budget")]
     cells = [(each.id, each.user, each.num_gpus, state, each.command) for found, state in states for each in found]
     recent = queue.recent()
@@ -73,6 +75,6 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--gpus", type=int, default=0, metavar="N", help=help_text)
     parser.flag("--list", help="what runs and what waits, in its order, and what users have had")
     parser.flag("--json", help="with --list: the same as JSON")
-    parser.add_argument("--cancel", metavar="ID", help="remove an entry that waits")
+    parser.add_argument("--cancel", metavar="ID", help="remove an entry that waits, end one that runs")
     parser.add_argument("command", nargs="*", metavar="VERB ...", help="as after ./run.sh")
     return parser

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,8 +16,8 @@ from bench.config import groups
 from bench.launch.console import say
 from bench.machine import environment, gpus, leases, processes
 from bench.machine.signals import Signals, held, raise_interrupted
-from bench.plans.queue import FOLDER, RACE_WAITS_S, Entry, Queue
-from bench.plans.race import runner, state
+from bench.plans.queue import FOLDER, OF_THE_DISK, RACE_WAITS_S, Entry, Queue
+from bench.plans.race import planning, runner, state
 
 LOOK_EVERY_S = 5.0  # at the queue
 TICK_S = 0.5
@@ -39,6 +40,8 @@ class Agent:
         self.queue = Queue(self.results / FOLDER)
         self._taken: Entry | None = None
         self._began_s = 0.0
+        self._exit_code: int | None = None  # of what was taken, once it has ended by itself
+        self._told: str | None = None
         self._session_id = environment.session_id(environment.environment())
 
     def go(self, once: bool) -> int:
@@ -50,20 +53,42 @@ class Agent:
         with raise_interrupted() as signals:
             try:
                 while True:
-                    for lost in self.queue.put_back_lost():
-                        say("queue", f"{lost.id} of {lost.user}: its agent was lost", always=True)
-                    with self._next() as entry:
-                        exit_code = 0 if entry is None else self._run(entry, signals)
+                    try:
+                        exit_code = self._one(signals, once)
+                    except (OSError, ValueError) as error:  # of the queue, not of an entry
+                        if once:
+                            raise
+                        exit_code, self._taken = None, None  # should there be one, its lease ends
+                        self._tell(str(error))
                     if once:
-                        if entry is None:
+                        if exit_code is None:
                             say("queue", "nothing that waits can be begun here now")
-                        return exit_code
-                    if entry is None:
+                        return exit_code or 0
+                    if exit_code is None:
                         signals.check()
                         time.sleep(LOOK_EVERY_S)
             finally:
+                signals()
                 if self._taken is not None:
-                    self._end(self._taken, None, "it was given back")
+                    self._end(self._taken, "it was given back" if self._exit_code is None else "it ended")
+
+    def _one(self, signals: Signals, once: bool) -> int | None:
+        """Runs the next entry -> its exit code; None: there is none now."""
+        self._put_back_lost(once)
+        if unreadable := self.queue.unreadable():
+            self._tell("; ".join(unreadable))
+        with self._next() as entry:
+            return None if entry is None else self._run(entry, signals)
+
+    def _put_back_lost(self, at_once: bool = False) -> None:
+        for lost in self.queue.put_back_lost(at_once):
+            say("queue", f"{lost.id} of {lost.user}: its agent was lost", always=True)
+
+    def _tell(self, text: str) -> None:
+        """Says what keeps it from working, once."""
+        if text != self._told:
+            say("queue", escape.line(text), always=True)
+        self._told = text
 
     @contextlib.contextmanager
     def _next(self) -> Iterator[Entry | None]:
@@ -78,7 +103,8 @@ class Agent:
                         break
                     entry.env["CUDA_VISIBLE_DEVICES"] = ",".join(device.name for device in devices)
                     with held():
-                        self._taken, self._began_s = self.queue.take(entry), time.monotonic()
+                        self._exit_code, self._began_s = None, time.monotonic()
+                        self._taken = self.queue.take(entry)
                     if self._taken is not None:
                         yield self._taken
                         return
@@ -88,12 +114,22 @@ class Agent:
         """Whether this machine has what it needs, and a race that it began is this machine's, or waited long enough."""
         if entry.num_gpus > len(gpus.devices()):
             return False
-        race = self._race(entry)
-        if race is None or state.read(race, self.results).plan["session_id"] == self._session_id:
+        try:
+            if (race := self._race(entry)) is None:
+                return True
+            if state.is_running(race):  # its agent was believed lost, and only slept
+                return False
+            planning.enter(race, self.results)
+            if self._is_of_here(race):
+                return True
+        except (OSError, ValueError):  # it is begun, and ends with what is wrong
             return True
         with contextlib.suppress(FileNotFoundError):
             return self.queue.idle_s(entry) > RACE_WAITS_S
         return False
+
+    def _is_of_here(self, race: Path) -> bool:
+        return bool(state.read(race, self.results).plan["session_id"] == self._session_id)
 
     def _race(self, entry: Entry) -> Path | None:
         """The race that an entry has begun, and that has no end."""
@@ -105,37 +141,73 @@ class Agent:
     # ---- one entry
 
     def _run(self, entry: Entry, signals: Signals) -> int:
-        """Runs an entry that was taken -> its exit code."""
+        """Runs an entry that was taken -> its exit code, 1 where it was given back."""
         try:
-            command = self._command(entry)
-        except ValueError as error:  # of a race whose plan was damaged
-            self._end(entry, 2, str(error))
-            return 2
+            why = self._run_command(entry, signals)
+        except (OSError, ValueError) as error:
+            why = str(error)
+            if isinstance(error, OSError) and error.errno in OF_THE_DISK:
+                with held():
+                    self.queue.give_back(entry)
+                    self._taken = None
+                self._wait(f"{entry.id} waits again: {why}", signals)
+                return 1
+            self._exit_code = 2
+        while True:
+            try:
+                return self._end(entry, why)
+            except OSError as error:
+                if error.errno not in OF_THE_DISK:
+                    raise
+                self._wait(f"{entry.id} has ended, which cannot be written: {error}", signals)
+
+    def _wait(self, why: str, signals: Signals) -> None:
+        self._tell(why)
+        signals.check()
+        time.sleep(LOOK_EVERY_S)
+
+    def _run_command(self, entry: Entry, signals: Signals) -> str:
+        """Until it ends or this agent has lost it -> what became of it."""
+        command = self._command(entry)
         env = os.environ | {name: entry.env[name] for name in ENV if name in entry.env}
         env["SPEEDRUN_RESULTS"] = str(self.results)
-        log = self.queue.log(entry)
-        say("queue", escape.line(f"{entry.id} of {entry.user}: {shlex.join(command)}, log {shown(log)}"), always=True)
         program = [sys.executable, "-m", "bench", *command]
-        with open(log, "ab") as out, processes.child(program, REPO, env, out, END_WITHIN_S) as child:
-            beat_s = time.monotonic()
-            while child.poll() is None:
-                signals.check()
-                if time.monotonic() - beat_s > BEAT_S:
-                    beat_s = time.monotonic()
-                    if not self.queue.keep(entry):
-                        break
-                time.sleep(TICK_S)
-        return self._end(entry, child.returncode, "it ended")
+        with self.queue.opened_log(entry) as out:
+            what = f"{entry.id} of {entry.user}: {shlex.join(command)}, log {shown(Path(out.name))}"
+            say("queue", escape.line(what), always=True)
+            with processes.child(program, REPO, env, out, END_WITHIN_S) as child:
+                try:
+                    self._watch(entry, child, signals)
+                finally:
+                    self._exit_code = child.poll()  # before the block ends it
+        return "it ended"
 
-    def _end(self, entry: Entry, exit_code: int | None, why: str) -> int:
+    def _watch(self, entry: Entry, child: subprocess.Popen[bytes], signals: Signals) -> None:
+        beat_s = time.monotonic()
+        while child.poll() is None:
+            signals.check()
+            if time.monotonic() - beat_s > BEAT_S:
+                beat_s = time.monotonic()
+                if not self.queue.keep(entry):
+                    break
+                with contextlib.suppress(OSError):
+                    self._put_back_lost()
+            time.sleep(TICK_S)
+
+    def _end(self, entry: Entry, why: str) -> int:
         """Says what became of an entry, unless this agent has lost it -> the exit code, 1 for none."""
-        self._taken = None
-        if not self.queue.keep(entry):
-            exit_code, why = None, "this agent was believed lost, and lost it"
-        else:
-            hours, usd_per_hour = (time.monotonic() - self._began_s) / 3600, self._usd_per_hour(entry)
-            self.queue.end(entry, exit_code, why, hours, None if usd_per_hour is None else usd_per_hour * hours)
-        say("queue", f"{entry.id}: {why}{'' if exit_code is None else f', exit code {exit_code}'}", always=True)
+        with held():
+            exit_code = self._exit_code
+            if not self.queue.keep(entry) and self.queue.has_outcome(entry):
+                exit_code, why = None, "this agent was believed lost, and lost it"
+            else:
+                if not self.queue.keep(entry):
+                    exit_code, why = 1, "it was cancelled"
+                hours, usd_per_hour = (time.monotonic() - self._began_s) / 3600, self._usd_per_hour(entry)
+                self.queue.end(entry, exit_code, why, hours, None if usd_per_hour is None else usd_per_hour * hours)
+            self._taken = None
+            text = f"{entry.id}: {why}{'' if exit_code is None else f', exit code {exit_code}'}"
+            say("queue", escape.line(text), always=True)
         return 1 if exit_code is None else exit_code
 
     def _usd_per_hour(self, entry: Entry) -> float | None:
@@ -147,7 +219,7 @@ class Agent:
         if usd_per_hour is not None and not any(word.startswith(PRICE) for word in command):
             command.append(f"{PRICE}={usd_per_hour:g}")
         if (race := self._race(entry)) is not None:
-            if state.read(race, self.results).plan["session_id"] == self._session_id:
+            if self._is_of_here(race):
                 return ["race", "--resume", race.name, *(word for word in command if word == "--anyway")]
             runner.finish(race, self.results, "abandoned", "the machine that it began on did not come back")
         if command[0] == "race":

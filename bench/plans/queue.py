@@ -7,27 +7,31 @@
     queue/logs/ID.log                 what it printed
     queue/budgets.yaml                what users may spend, written by hand
 
-A lease that was not touched for LEASE_S, by the file system's own clock, is lost: the next agent that looks puts the
-command back.  An agent that finds its command gone ends what it runs.
+A lease that another agent sees untouched for LEASE_S, by a clock of its own, is lost: that agent puts the command back.
+An agent that finds its command gone ends what it runs.
 """
 
 import contextlib
+import errno
+import json
+import math
 import os
 import pwd
 import secrets
 import stat
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, cast
+from typing import IO, Any, NamedTuple, TypedDict, cast
 
 from bench.base import atomic, credentials
 from bench.base.paths import working_folder
-from bench.base.reading import json_file, yaml_file
-from bench.base.reading.damage import BAD
+from bench.base.reading import json_file, plain_file, yaml_file
+from bench.base.reading.damage import BAD, Damaged, reading_record
 from bench.config import groups
 
 FOLDER = "queue"  # of a results folder
@@ -35,6 +39,8 @@ LEASE_S = 120.0  # longer than an agent needs to end what it runs
 MAX_LOST = 3  # agents: then the command is what ends them
 RACE_WAITS_S = 3600.0  # for the machine that it began on
 LIMITS = ("gpu_hours", "usd")
+OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # which say nothing of an entry
+STATES = ("waiting", "taken", "ended", "logs")
 
 
 class Entry(NamedTuple):
@@ -83,6 +89,8 @@ class Queue:
     """The queue of a results folder."""
 
     folder: Path
+    _watched: dict[str, tuple[float | None, float]] = field(default_factory=dict)  # a lease's mtime, since when
+    _looked_s: float = 0.0  # at the leases, by time.monotonic()
 
     # ---- who submits
 
@@ -95,15 +103,17 @@ class Queue:
         kept |= {name: os.environ[name] for name in (groups.VARIABLE, groups.NAME_VARIABLE) if name in os.environ}
         id = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
         self._make()
-        atomic.write_json(self._path("waiting", id), Submitted(num_gpus=num_gpus, command=command, env=kept))
+        _write(self._path("waiting", id), Submitted(num_gpus=num_gpus, command=command, env=kept))
         return id
 
     def cancel(self, id: str) -> None:
-        """Removes an entry that waits.  ValueError: none of this id does."""
-        try:
-            self._path("waiting", id).unlink()
-        except FileNotFoundError:
-            raise ValueError(f"{id}: does not wait: ./run.sh submit --list shows what does") from None
+        """Removes an entry that waits, or ends one that runs once its agent sees it.  ValueError: there is none."""
+        for state in ("taken", "waiting", "taken"):
+            for entry in [each for each in self._entries(state) if each.id == id]:
+                with contextlib.suppress(FileNotFoundError):  # it has just been taken, or has ended
+                    self._path(state, entry.name).unlink()
+                    return
+        raise ValueError(f"{id}: neither waits nor runs: ./run.sh submit --list shows what does")
 
     # ---- what there is
 
@@ -124,11 +134,19 @@ class Queue:
     def _entries(self, state: str) -> list[Entry]:
         found = []
         for path in sorted((self.folder / state).glob("*.json")):
-            id, _, token = path.stem.partition("@")
-            with contextlib.suppress(*BAD):  # it was just taken, or is no entry
-                submitted = cast(Submitted, json_file.read(path, Submitted))
-                found.append(Entry(id, _name_of(path.stat().st_uid), **submitted, token=token or None))
+            with contextlib.suppress(Damaged):  # it was just taken, or is no entry
+                found.append(_entry(path))
         return found
+
+    def unreadable(self) -> list[str]:
+        """Why files of waiting/ are no entries for this user, a sentence each."""
+        why = []
+        for path in sorted((self.folder / "waiting").glob("*.json")):
+            try:
+                _entry(path)
+            except Damaged as error:
+                why += [str(error)] * path.exists()
+        return why
 
     def order(self) -> list[Entry]:
         """fair() of the entries that wait, without those of users who have used up a budget.
@@ -148,12 +166,16 @@ class Queue:
         """days, limits of every user, and users: {name: limits of theirs}.  ValueError: as of order()."""
         path = self.folder / "budgets.yaml"
         given = yaml_file.read(path) if path.exists() else {}
-        of_users = given.get("users") or {}
-        tables = [{name: value for name, value in given.items() if name != "users"}, *of_users.values()]
-        for name, value in (item for table in tables for item in table.items()):
-            if name not in ("days", *LIMITS) or isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise ValueError(f"{path}: {name}: {value}: use numbers of days, gpu_hours, usd, and users: by name")
-        return {"days": 30} | given | {"users": of_users}
+        users = {} if given.get("users") is None else given["users"]
+        if not isinstance(users, dict) or not all(isinstance(limits, dict) for limits in users.values()):
+            raise ValueError(f"{path}: users: {users}: write limits by name: users: {{ann: {{gpu_hours: 100}}}}")
+        of_all = {name: value for name, value in given.items() if name != "users"}
+        for table, names in ((of_all, ("days", *LIMITS)), *((limits, LIMITS) for limits in users.values())):
+            for name, value in table.items():
+                is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+                if name not in names or not is_number or not 0 <= value < math.inf:
+                    raise ValueError(f"{path}: {name}: {value}: use numbers of 0 or more for {', '.join(names)}")
+        return {"days": 30} | of_all | {"users": {str(name): limits for name, limits in users.items()}}
 
     # ---- agents
 
@@ -170,7 +192,8 @@ class Queue:
         return mine
 
     def keep(self, entry: Entry) -> bool:
-        """Says that this agent lives.  False: it was believed lost, and somebody else may have the entry."""
+        """Says that this agent lives.  False: it was believed lost, and somebody else may have the entry, or the entry
+        was cancelled."""
         try:
             os.utime(self._lease(entry))
         except FileNotFoundError:
@@ -181,18 +204,25 @@ class Queue:
         """The entry's command has ended; exit_code None: it waits again."""
         known: Any = {"id": entry.id, "user": entry.user, "num_gpus": entry.num_gpus}
         known |= {"exit_code": exit_code, "why": why, "hours": hours, "usd": usd}
-        atomic.write_json(self._path("ended", entry.name), known | {"ended_s": datetime.now(UTC).timestamp()})
+        _write(self._path("ended", entry.name), known | {"ended_s": datetime.now(UTC).timestamp()})
         self._leave(entry, exit_code)
 
-    def put_back_lost(self) -> list[Entry]:
-        """Entries whose agents are lost wait again -> those that this process put back, or ended after MAX_LOST."""
-        with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".now-") as probe:
-            now_s = os.stat(probe.name).st_mtime
+    def has_outcome(self, entry: Entry) -> bool:
+        """Whether somebody has said what became of an entry of this agent's."""
+        return self._path("ended", entry.name).exists()
+
+    def give_back(self, entry: Entry) -> None:
+        """The entry waits again, and nothing is written: for a full disk."""
+        self._leave(entry, None)
+
+    def put_back_lost(self, at_once: bool = False) -> list[Entry]:
+        """Entries whose agents are lost wait again -> those that this process put back, or ended after MAX_LOST.
+
+        at_once: believe the file system's clock, where nobody looks again.
+        """
         lost = []
-        for entry in self.taken():
+        for entry in self._silent(at_once):
             known_s = _mtime_s(self._lease(entry))
-            if known_s is not None and now_s - known_s < LEASE_S:
-                continue
             ended = self._path("ended", entry.name)
             if ended.exists():  # it was lost between the end and its file's
                 self._leave(entry, atomic.read_json(ended, {}).get("exit_code"))
@@ -206,6 +236,26 @@ class Queue:
             self.end(entry, 1 if num_lost + 1 >= MAX_LOST else None, "its agent was lost", hours, None)
             lost.append(entry)
         return lost
+
+    def _silent(self, at_once: bool) -> list[Entry]:
+        """Those whose lease nobody has touched for LEASE_S while this process looked.
+
+        A pause of the whole machine counts for nothing: the lease of an agent that slept as well is watched anew.
+        """
+        now_s, taken = time.monotonic(), self.taken()
+        if now_s - self._looked_s > LEASE_S / 2:
+            self._watched.clear()
+        known = {entry.name: _mtime_s(self._lease(entry)) for entry in taken}
+        before, self._looked_s = self._watched, now_s
+        self._watched = {
+            name: before[name] if name in before and before[name][0] == mtime_s else (mtime_s, now_s)
+            for name, mtime_s in known.items()
+        }
+        if not at_once:
+            return [entry for entry in taken if now_s - self._watched[entry.name][1] >= LEASE_S]
+        with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".now-") as probe:
+            file_system_s = os.stat(probe.name).st_mtime
+        return [entry for entry in taken if file_system_s - (known[entry.name] or 0.0) >= LEASE_S]
 
     def _leave(self, entry: Entry, exit_code: int | None) -> None:
         try:
@@ -224,16 +274,27 @@ class Queue:
     def log(self, entry: Entry) -> Path:
         return self.folder / "logs" / f"{entry.id}.log"
 
+    def opened_log(self, entry: Entry) -> IO[bytes]:
+        """To be appended to: log(), or where that is another user's or no plain file, one of this agent's.  OSError."""
+        try:
+            return _opened_log(self.log(entry))
+        except OSError as error:
+            if error.errno in OF_THE_DISK:
+                raise
+            return _opened_log(self.log(entry).with_stem(entry.name))
+
     def check_trust(self) -> None:
-        """Makes the folder.  ValueError: anybody on the machine may write commands into it."""
+        """Makes the folder.  ValueError: anybody on the machine may write into it, or this user may not."""
         self._make()
-        for state in ("", "waiting", "taken"):
+        for state in ("", *STATES):
+            if not os.access(self.folder / state, os.R_OK | os.W_OK | os.X_OK):
+                raise ValueError(f"{self.folder / state}: cannot be written: ask its owner for chmod -R g+rwX")
             if (self.folder / state).stat().st_mode & stat.S_IWOTH:
                 remedy = f"chmod -R o-w {self.folder}; a group of people who trust each other may"
-                raise ValueError(f"{self.folder / state}: anybody may write commands there: {remedy}")
+                raise ValueError(f"{self.folder / state}: anybody may write there: {remedy}")
 
     def _make(self) -> None:
-        for name in ("waiting", "taken", "ended", "logs"):
+        for name in STATES:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
 
     def _path(self, state: str, name: str) -> Path:
@@ -270,6 +331,35 @@ def over_budget(recent: Sequence[Outcome], budgets: Mapping[str, Any], user: str
         if name in limits and used >= limits[name]:
             return f"{user} has used {used:.4g} of {limits[name]:g} {name} in {budgets['days']:g} days"
     return None
+
+
+def _entry(path: Path) -> Entry:
+    """Of a file of waiting/ or taken/.  Damaged: it is none."""
+    id, _, token = path.stem.partition("@")
+    with reading_record(path):
+        submitted = cast(Submitted, json_file.read(path, Submitted))
+        if submitted["num_gpus"] < 0:
+            raise ValueError(f"{path}: num_gpus: {submitted['num_gpus']}: use 0 or more")
+        return Entry(id, _name_of(path.stat().st_uid), **submitted, token=token or None)
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    with atomic.replacing(path) as file:
+        _share(file.fileno(), path.parent)
+        file.write(json.dumps(content, indent=1).encode() + b"\n")
+
+
+def _opened_log(path: Path) -> IO[bytes]:
+    file = open(path, "ab", opener=lambda name, flags: plain_file.open_now(name, flags | os.O_NOFOLLOW))  # noqa: SIM115
+    with contextlib.suppress(PermissionError):  # another user's
+        _share(file.fileno(), path.parent)
+    return file
+
+
+def _share(fd: int, folder: Path) -> None:
+    """The group that may write into the folder may read the file, whatever the umask."""
+    if folder.stat().st_mode & stat.S_IWGRP:
+        os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) | stat.S_IRGRP)
 
 
 def _name_of(uid: int) -> str:
