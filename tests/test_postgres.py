@@ -131,6 +131,75 @@ def test_what_no_column_can_hold_costs_no_other_run(six_runs, database):
     assert database("SELECT count(*) FROM runs WHERE seed < 9") == [(6,)]
 
 
+def with_column(folder, name, value="1.5"):
+    """Adds a column to its steps.csv."""
+    head, *lines = (folder / "steps.csv").read_text().splitlines()
+    lines = [f"{head},{name}", *(f"{line},{value}" for line in lines)]
+    (folder / "steps.csv").write_text("".join(f"{line}\n" for line in lines))
+
+
+@pytest.mark.parametrize("name", ["m" * 70, "xmin", "ctid", "a\0b", ""])
+def test_steps_and_settings_whose_names_no_column_can_have_are_named_and_cost_nothing_else(
+    six_runs, database, capsys, name
+):
+    folder = next((six_runs / "cpu_nano").glob("*-s0"))
+    with_column(folder, name)
+    if name == "xmin":
+        with open(folder / "config.yaml", "a") as file:
+            file.write("xmin: 3\n")
+    for _ in range(2):
+        assert exported(database, six_runs, "--steps") == 0
+        assert "PostgreSQL has no columns with such names" in capsys.readouterr().err
+    assert database("SELECT count(*) FROM runs") == [(7,)]
+    assert not any("mmm" in name for name in types(database, "steps"))
+
+
+def test_numbers_of_over_64_bits_in_steps_cost_no_other_step(six_runs, database):
+    assert exported(database, six_runs, "--steps") == 0
+    before = database("SELECT count(*) FROM steps")[0][0]
+    steps = next((six_runs / "cpu_nano").glob("*-s0")) / "steps.csv"
+    head, *lines = steps.read_text().splitlines()
+    lines[-1] = f"{2**63},{lines[-1].partition(',')[2]}"
+    steps.write_text("\n".join([f"{head},t_ns", *(f"{line},{2**63}" for line in lines)]) + "\n")
+    assert exported(database, six_runs, "--steps") == 0
+    assert database("SELECT count(*), max(t_ns) FROM steps") == [(before - 1, None)]
+
+
+def test_what_a_run_no_longer_has_goes_and_what_the_lab_noted_stays(six_runs, database):
+    folder = next((six_runs / "cpu_nano").glob("*-s0"))
+    config, steps = (folder / "config.yaml").read_text(), (folder / "steps.csv").read_text()
+    (folder / "config.yaml").write_text(config + "gone: 7\n")
+    with_column(folder, "gone")
+    assert exported(database, six_runs, "--steps") == 0
+    database("ALTER TABLE runs ADD COLUMN note text; UPDATE runs SET note = 'ours'")
+    database("ALTER TABLE steps ADD COLUMN note text; UPDATE steps SET note = 'ours'")
+    (folder / "config.yaml").write_text(config)
+    (folder / "steps.csv").write_text("".join(steps.splitlines(keepends=True)[:3]))
+    query = f"FROM steps WHERE run_id = '{folder.name}'"
+    assert database(f"SELECT count(*) > 2, count(gone) > 2 {query}") == [(True, True)]
+    assert exported(database, six_runs, "--steps") == 0
+    assert database(f"SELECT count(*), count(gone), count(note) {query}") == [(2, 0, 2)]
+    assert database("SELECT count(gone), count(note) FROM runs") == [(0, 7)]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://lab:s3cret pw@h:x/x",
+        "postgresql://lab:s3cret/pw@h/x",
+        "postgresql://lab:s3cret@s3cret@h/x",
+        "postgresql://lab:%zzs3cret@h/x",
+        "host=/nowhere password=my s3cret",
+        "postgresql://lab:s3cret@/lab?host=/nowhere/s3cret",
+    ],
+)
+def test_no_refusal_shows_a_password(six_runs, url):
+    pytest.importorskip("psycopg")
+    with pytest.raises(ValueError, match="nothing was exported") as refused:
+        export.main([str(six_runs), "--to", "postgres", "--out", url])
+    assert "s3cret" not in str(refused.value)
+
+
 def test_a_database_that_refuses_is_a_sentence_and_nothing_is_changed(six_runs, database, capsys):
     assert exported(database, six_runs) == 0
     database('CREATE VIEW mine AS SELECT "optim.lr" FROM runs')  # of whose column the type cannot be changed

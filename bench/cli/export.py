@@ -83,7 +83,7 @@ def _to_postgres(args: argparse.Namespace) -> int:
     exported, left_out = postgres.export(args.out, named.store_of(args.run), steps)
     print(exported)
     if left_out:
-        named.report_excluded("export", f"{some(left_out)}: a name is too long for a column")
+        named.report_excluded("export", f"{some(left_out)}: PostgreSQL has no columns with such names")
     return 0
 
 

@@ -1,16 +1,18 @@
 """Runs into a lab's PostgreSQL: the tables runs and steps, a view metrics, the columns and types of ./run.sh sql.
 
 Each export is one transaction: rows of runs that are there already are replaced, the others are added, and columns that
-the lab has added itself are left alone.  Several machines may export into one database, at once too, since no two
-make the same run id.  A setting that another machine has with another type makes its column wider: bigint, then double
-precision, then text.
+the lab has added itself, which lack the comment of ours, are left alone.  Several machines may export into one
+database, at once too, since no two make the same run id.  A setting that another machine has with another type makes
+its column wider: bigint, then double precision, then text.
 """
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bench.base import credentials
 from bench.record import rows, step_files
 from bench.record.database import ANY, JSON, KINDS, quoted
 from bench.record.store import Store
@@ -23,12 +25,16 @@ TYPES = {
     "BOOLEAN": "boolean",
     JSON: "jsonb",
 }
+INT64 = range(-(2**63), 2**63)
 HELD = {"bigint": (int,), "double precision": (int, float), "boolean": (bool,)}  # what a column of the type takes
 KEYS = {"runs": ("run_id",), "steps": ("run_id", "step")}
 MAX_NAME_BYTES = 63  # PostgreSQL cuts longer names off
+SYSTEM_COLUMNS = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid")  # which each table of PostgreSQL has already
+OURS = "exported by speedrun"  # the comment of a column that an export has made
+MISREAD = re.compile(r"://[^?]*[/@][^?]*@")  # libpq ends a login, or its password, at the first of these two
 CONNECT_TIMEOUT_S = 20
 TURNS = "SELECT pg_advisory_xact_lock(hashtext('speedrun export'))"  # exports follow each other
-COLUMNS = """SELECT attname, format_type(atttypid, NULL) FROM pg_attribute
+COLUMNS = """SELECT attname, format_type(atttypid, NULL), col_description(attrelid, attnum) FROM pg_attribute
 WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped"""
 
 Table = Sequence[Mapping[str, Any]]
@@ -37,27 +43,51 @@ Table = Sequence[Mapping[str, Any]]
 def export(url: str, store: Store, steps: Table | None = None) -> tuple[str, list[str]]:
     """Puts the runs of a store into the database at url, as libpq takes it; steps: as formats.rows_of() has them.
 
-    Returns (what was exported, settings whose names are too long for a column).  ValueError: psycopg is not installed,
-    or the database cannot be reached or refuses; then nothing was changed.
+    Returns (what was exported, settings and columns of steps whose names no column can have).  ValueError: psycopg is
+    not installed, or the database cannot be reached or refuses; then nothing was changed.
     """
     try:
         import psycopg
     except ImportError:
         hint = "pip install 'psycopg[binary]>=3.2' into the Python that runs this"
         raise ValueError(f"--to postgres: it needs psycopg: {hint}") from None
-    known = {name: kind for name, kind in (KINDS | store.settings).items() if kind in TYPES}
-    kinds = {name: TYPES[kind] for name, kind in known.items() if len(name.encode()) <= MAX_NAME_BYTES}
+    known = {name: TYPES[kind] for name, kind in (KINDS | store.settings).items() if kind in TYPES}
+    kinds_of_steps = {} if steps is None else _kinds_of_steps(steps)
+    left_out = sorted(name for name in known | kinds_of_steps if not _is_possible(name))
     try:
+        password = _password(url)
         with psycopg.connect(url, connect_timeout=CONNECT_TIMEOUT_S) as db:
             db.execute(TURNS)
-            counts = [_put(db, "runs", kinds, store.listing())]
+            counts = [_put(db, "runs", known, store.listing())]
             if steps is not None:
-                counts.append(_put(db, "steps", _kinds_of_steps(steps), steps))
+                counts.append(_put(db, "steps", kinds_of_steps, steps))
             target = db.info.dbname
     except psycopg.Error as error:
         first_line = str(error).strip().partition("\n")[0]
+        if password:
+            first_line = first_line.replace(password, credentials.SECRET)
         raise ValueError(f"--to postgres: {first_line or type(error).__name__}: nothing was exported") from None
-    return f"database {target}: {', '.join(counts)}", sorted(known.keys() - kinds.keys())
+    return f"database {target}: {', '.join(counts)}", left_out
+
+
+def _password(url: str) -> str | None:
+    """The password in it, None without.  ValueError, which shows none: libpq cannot read it as it was meant."""
+    from psycopg import ProgrammingError, conninfo
+
+    try:
+        if not MISREAD.search(url):
+            return conninfo.conninfo_to_dict(url).get("password") or None
+        why = "a / or @ in its login"
+    except ProgrammingError as error:
+        has_password = "@" in url or "password" in url.lower()  # of which the message may quote a part
+        why = "it is no URL, or no words as psql takes them" if has_password else str(error).strip()
+    remedy = "in a URL write a space as %20, / as %2F and @ as %40, and keep a password in ~/.pgpass"
+    raise ValueError(f"--out: {why}: {remedy}; nothing was exported")
+
+
+def _is_possible(name: str) -> bool:
+    """Whether a column can have this name."""
+    return 0 < len(name.encode()) <= MAX_NAME_BYTES and name not in SYSTEM_COLUMNS and "\0" not in name
 
 
 def _kinds_of_steps(steps: Table) -> dict[str, str]:
@@ -67,16 +97,24 @@ def _kinds_of_steps(steps: Table) -> dict[str, str]:
 
 
 def _put(db: Any, table: str, kinds: Mapping[str, str], found: Table) -> str:
-    """Adds and replaces rows -> how many.  kinds: {column: type in PostgreSQL}."""
-    of_table = _fitted(db, table, kinds)
+    """Adds and replaces rows -> how many.  kinds: {column: type in PostgreSQL}; of impossible names they stay out."""
+    kinds = {name: kind for name, kind in kinds.items() if _is_possible(name)}
+    of_table, stale = _fitted(db, table, kinds)
     names, key = list(kinds), ", ".join(map(quoted, KEYS[table]))
     listed = ", ".join(map(quoted, names))
     db.execute(f"CREATE TEMP TABLE incoming (LIKE {table}) ON COMMIT DROP")
     with db.cursor().copy(f"COPY incoming ({listed}) FROM STDIN") as copy:
         for row in found:
-            copy.write_row([_cell(row.get(name), of_table[name]) for name in names])
+            cells = {name: _cell(row.get(name), of_table[name]) for name in names}
+            if all(cells[name] is not None for name in KEYS[table]):  # else a damaged record: nothing names this row
+                copy.write_row(list(cells.values()))
+    if table == "steps":  # a run has lost some
+        db.execute(
+            "DELETE FROM steps s WHERE run_id IN (SELECT run_id FROM incoming) AND NOT EXISTS "
+            "(SELECT FROM incoming i WHERE i.run_id = s.run_id AND i.step = s.step)"
+        )
     (num_before,) = db.execute(f"SELECT count(*) FROM {table}").fetchone()
-    replaced = ", ".join(f"{quoted(name)} = EXCLUDED.{quoted(name)}" for name in names)
+    replaced = ", ".join(f"{quoted(name)} = EXCLUDED.{quoted(name)}" for name in (*names, *stale))
     done = db.execute(
         f"INSERT INTO {table} ({listed}) SELECT DISTINCT ON ({key}) {listed} FROM incoming "
         f"ON CONFLICT ({key}) DO UPDATE SET {replaced}"
@@ -86,13 +124,14 @@ def _put(db: Any, table: str, kinds: Mapping[str, str], found: Table) -> str:
     return f"{done.rowcount} {table} ({num_after - num_before} new)"
 
 
-def _fitted(db: Any, table: str, kinds: Mapping[str, str]) -> dict[str, str]:
-    """The table with columns for all of these kinds -> {each of its columns: its type}."""
+def _fitted(db: Any, table: str, kinds: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """The table with columns for all of these kinds -> ({each of its columns: its type}, those of earlier exports)."""
     key = [f"{quoted(name)} {kinds[name]}" for name in KEYS[table]]
     primary = ", ".join(map(quoted, KEYS[table]))
     if db.execute("SELECT to_regclass(%s)", [table]).fetchone()[0] is None:  # else one may not have the right to
         db.execute(f"CREATE TABLE {table} ({', '.join(key)}, PRIMARY KEY ({primary}))")
-    known = dict(db.execute(COLUMNS, [table]).fetchall())
+    columns = db.execute(COLUMNS, [table]).fetchall()
+    known = {name: kind for name, kind, _ in columns}
     changes = {name: _wider(known.get(name), kind) for name, kind in kinds.items()}
     changes = {name: kind for name, kind in changes.items() if kind != known.get(name)}
     if changes:
@@ -103,13 +142,15 @@ def _fitted(db: Any, table: str, kinds: Mapping[str, str]) -> dict[str, str]:
             for name, kind in changes.items()
         ]
         db.execute(f"ALTER TABLE {table} {', '.join(parts)}")
+        for name in changes.keys() - known.keys():
+            db.execute(f"COMMENT ON COLUMN {table}.{quoted(name)} IS '{OURS}'")
         if table == "runs":
             each = ", ".join(f"('{name}', r.{name}::{_number(kinds[name])})" for name in rows.METRICS)
             db.execute(
                 "CREATE OR REPLACE VIEW metrics AS SELECT r.run_id, m.metric, m.value FROM runs r, "
                 f"LATERAL (VALUES {each}) AS m (metric, value) WHERE m.value IS NOT NULL"
             )
-    return known | changes
+    return known | changes, [name for name, _, comment in columns if comment == OURS and name not in kinds]
 
 
 def _number(kind: str) -> str:
@@ -136,7 +177,8 @@ def _cell(value: Any, kind: str) -> Any:
             return json.dumps(_clean(json.loads(value)))
         return None
     known = HELD.get(kind)
-    return value if known is None or isinstance(value, known) else None
+    is_held = (known is None or isinstance(value, known)) and (kind != "bigint" or value in INT64)
+    return value if is_held else None
 
 
 def _clean(value: Any) -> Any:
