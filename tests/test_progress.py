@@ -12,6 +12,8 @@ import pytest
 import real_runs
 
 from bench.base.paths import shown
+from bench.cli import main as program
+from bench.cli import race
 from bench.launch import console, ready, series, summary
 from bench.launch import progress as progress_module
 from bench.launch.console import Bars
@@ -185,6 +187,16 @@ def test_a_busy_machine_is_said_and_asked_about(monkeypatch, capsys, checks, any
             with pytest.raises(ValueError, match="use 1.95 of 2 cores .*--anyway"):
                 ready.agree(checks, anyway, what)
     assert ("warn" in capsys.readouterr().out) == (checks[0].status != "ok")
+
+
+@pytest.mark.parametrize(
+    ("checks", "answer", "exit_code"),
+    [([BUSY], None, 75), ([BUSY], False, 2), ([BUSY, Check("disk", "fail", "full", "free space")], None, 2)],
+)
+def test_only_a_busy_machine_that_nobody_was_asked_about_is_to_be_tried_again(monkeypatch, checks, answer, exit_code):
+    monkeypatch.setattr(ready, "confirmed", lambda question: answer)
+    monkeypatch.setattr(race, "main", lambda words: ready.agree(checks, False, "the verdict"))
+    assert program.main(["race"]) == exit_code
 
 
 def test_quiet_says_only_what_matters_and_json_leaves_standard_output_alone(capsys):

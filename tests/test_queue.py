@@ -142,6 +142,8 @@ def test_what_makes_no_run_is_refused_before_it_is_submitted(queue):
         (["table"], "choose from run, speedrun, race"),
         (["--gpus", "-1", *SMOKE], "--gpus -1"),
         ([*SMOKE, "name=hf_" + "aB3x" * 9], "looks like a credential"),
+        (["race", "--resume"], "--resume: the latest race"),
+        (["race", "--resume", "--anyway"], "--resume: the latest race"),
         (["--cancel", "x"], "x: neither waits nor runs"),
     ]:
         with pytest.raises(ValueError, match=why):
@@ -262,6 +264,37 @@ def test_a_race_that_was_killed_before_its_ledger_line_goes_on_and_a_damaged_one
     (race / "plan.json").write_text("{")
     assert here.go(once=True) == 2
     assert [each["exit_code"] for each in queue.outcomes()] == [2] and queue.waiting() == []
+
+
+def test_a_race_that_a_busy_machine_refuses_waits_and_is_not_tried_again_at_once(results, queue, monkeypatch):
+    queue.submit(["run", "--help"], 0)
+    here = Agent(results, None, ("run",))
+    (waiting,) = queue.waiting()
+    refusal = "import sys; from bench.cli import main, run; from bench.machine import leases\n"
+    refusal += "def busy(words): raise leases.Busy('GPU 0: process 1 has it')\n"
+    refusal += "run.main = busy; sys.exit(main.main(['run']))"
+    program = results / "refuses"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{refusal}"\n')
+    program.chmod(0o700)
+    with monkeypatch.context() as busy:
+        busy.setattr(agents.sys, "executable", str(program))
+        assert here.go(once=True) == 1
+    assert [(each["why"], each["exit_code"]) for each in queue.outcomes()] == [("the machine was busy", None)]
+    assert [each.id for each in queue.waiting()] == [waiting.id]
+    assert not here._may_begin(waiting) and Agent(results, None, ("run",))._may_begin(waiting)
+    now_s = time.monotonic()
+    monkeypatch.setattr(agents.time, "monotonic", lambda: now_s + agents.BUSY_WAITS_S)
+    assert here._may_begin(waiting)
+
+
+def test_nothing_costs_is_no_price_of_a_run_and_what_is_no_number_is_refused(results, queue):
+    for price in ("nan", "inf", "-1"):
+        with pytest.raises(ValueError, match="use a number of 0 or more"):
+            agent.main(["--usd-per-hour", price])
+    queue.submit(["run", "--help"], 0)
+    assert Agent(results, 0.0, ("run",))._command(queue.waiting()[0]) == ["run", "--help"]
+    assert agent.main(["--once", "--usd-per-hour", "0"]) == 0
+    assert [each["usd"] for each in queue.outcomes()] == [0.0]
 
 
 @pytest.mark.parametrize("at", ["the end of its command", "its outcome"])

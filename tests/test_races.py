@@ -20,7 +20,7 @@ from bench.base.paths import REPO
 from bench.cli import compare, race
 from bench.compare import calibration, comparison, selection
 from bench.launch import ready
-from bench.machine import preflight
+from bench.machine import leases, preflight
 from bench.machine.preflight import Check
 from bench.plans.race import arm_process, plan, planning, question, runner, state
 from bench.record import ledger, race_folder, run_folder
@@ -430,9 +430,9 @@ def test_the_runs_of_a_race_that_has_not_ended_are_compared_by_looking_only(resu
 def test_a_race_that_runs_is_not_resumed_and_no_second_one_is_begun(results, monkeypatch):
     go(results, monkeypatch, "A=", "B=", "n=2", "name=first", hurt={3: "interrupt"})
     (first,) = state.unfinished(results.folder)
-    with state.locked(first), pytest.raises(ValueError, match="is running at this moment"):
+    with state.locked(first), pytest.raises(leases.Busy, match="is running at this moment"):
         go(results, monkeypatch, "A=", "B=", "n=2", "name=second")
-    with state.locked(first), pytest.raises(ValueError, match="another process runs this race"):
+    with state.locked(first), pytest.raises(leases.Busy, match="another process runs this race"):
         race.main(["--resume", first.name])
     assert race.main(["--resume", first.name]) == 0
 

@@ -44,6 +44,7 @@ LOST = {"status": "failed", "validity": "invalid", "failure": FAILURE}
 def test_the_same_words_and_code_are_the_same_sweep():
     assert re.fullmatch(r"sweep-[0-9a-f]{8}", sweep.id_of(WORDS, "s"))
     assert sweep.id_of(WORDS, "s") == sweep.id_of(WORDS[::-1], "s")
+    assert sweep.id_of(WORDS, "s") == sweep.id_of([*WORDS, "hardware.price_usd_per_hour=3"], "s")
     assert len({sweep.id_of(WORDS, "s"), sweep.id_of(WORDS[:2], "s"), sweep.id_of(WORDS, "t")}) == 3
 
 

@@ -193,10 +193,12 @@ def test_two_runs_at_a_time_are_pinned_and_marked(tmp_path):
     if len(packing.os.sched_getaffinity(0)) < 2:
         pytest.skip("one core: nothing can run beside")
     words = ["optim.lr=0.001,0.002", "hydra.launcher.parallel=2", "hydra.launcher.max_slowdown_pct=10000"]
+    words += ["hardware.price_usd_per_hour=36"]
     done = real_runs.bench(tmp_path, "run", "-m", *real_runs.SHORT, *words, "--json", "--anyway")
     assert done.returncode == 0, done.stderr
     runs = [real_runs.run_json(folder) for folder in real_runs.folders(tmp_path)]
     assert [run["beside"]["num_slots"] for run in runs] == [2, 2]
+    assert [run["hardware"]["price_usd_per_hour"] for run in runs] == [18.0, 18.0]  # which they share
     assert not set(runs[0]["beside"]["cores"]) & set(runs[1]["beside"]["cores"])
     assert {run["validity"] for run in runs} == {"suspect"} and "-m" in runs[0]["command"]
 

@@ -7,6 +7,8 @@ gives the entry back: a race goes on where it stood, a run with resume=auto from
 An agent runs what anybody who can write into results/queue/ submits, as the user who started it.
 """
 
+import math
+
 from bench.base.paths import results_root
 from bench.cli import arguments
 from bench.cli.main import QUEUED
@@ -18,8 +20,8 @@ from bench.plans.agent import Agent
 def main(argv: list[str]) -> int:
     """Exit codes: 0 fine, with --once that of the command; 1 interrupted, 2 usage error."""
     args = _parser().parse_args(argv)
-    if args.usd_per_hour is not None and not args.usd_per_hour >= 0:
-        raise ValueError(f"--usd-per-hour {args.usd_per_hour}: use 0 or more")
+    if args.usd_per_hour is not None and not 0 <= args.usd_per_hour < math.inf:
+        raise ValueError(f"--usd-per-hour {args.usd_per_hour}: use a number of 0 or more")
     try:
         return Agent(results_root().absolute(), args.usd_per_hour, QUEUED).go(args.once)
     except Interrupted as error:

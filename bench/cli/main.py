@@ -98,7 +98,8 @@ To begin: ./run.sh run track=free experiment=smoke (5 s), then ./run.sh race A= 
 --config-dir DIR, with any command, adds models, tracks and so on from a folder of yours (docs/own.md);
 --config-name NAME (-cn) starts a run from NAME.yaml in that folder instead of conf/config.yaml (docs/race.md).
 ./run.sh --version prints version, commit, Python and torch.
-Exit codes: 0 success, 1 a check failed or a target was missed, 2 usage error or not comparable."""
+Exit codes: 0 success, 1 a check failed or a target was missed, 2 usage error or not comparable,
+75 the machine is busy: the same command may succeed later."""
 
 
 def main(argv: list[str]) -> int:
@@ -155,7 +156,7 @@ def _go(argv: list[str]) -> int:
         from bench.base import credentials  # what was typed is shown, and may end up in a log
 
         print(f"{verb}: {credentials.redacted(str(error))}", file=sys.stderr)
-        return 2
+        return int(getattr(error, "exit_code", 2))
     except OSError as error:
         if error.errno not in NOT_OURS or not isinstance(error.filename, str):
             raise

@@ -8,6 +8,7 @@ takes it, runs it there with these GPUs and no others, and the records are in th
 """
 
 import importlib
+import itertools
 import json
 import shlex
 
@@ -39,6 +40,10 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"{verb or 'no command'}: {arguments.guess(verb, QUEUED)}choose from {', '.join(QUEUED)}")
     if args.gpus < 0:
         raise ValueError(f"--gpus {args.gpus}: use 0 or more")
+    for word, following in itertools.pairwise([*words, "-"]):
+        is_of_race = word[2:] and any(option.startswith(word) for option in ("--resume", "--look", "--abandon"))
+        if verb == "race" and is_of_race and following.startswith("-"):
+            raise ValueError(f"{word}: the latest race is another one by then: name it, {word} RACE")
     importlib.import_module(f"bench.cli.{VERBS[verb][0]}").check(words)
     id = queue.submit([verb, *words], args.gpus)
     say("queue", f"{id}, log {shown(queue.folder / 'logs' / f'{id}.log')}", always=True)

@@ -162,7 +162,8 @@ class HardwareConfig:
     # a run that prints nothing, makes no step and computes nothing for so long is ended; null: it may
     stall_timeout_s: Positive | None = 600.0
     wall_timeout_s: Positive | None = None  # the launcher ends a run that lasts longer; null: no limit
-    price_usd_per_hour: Positive | None = None  # of what the run has, all its GPUs together; null: no costs in tables
+    # of what the run has, all its GPUs together, or with --jobs of what the runs share; null: no costs in tables
+    price_usd_per_hour: Positive | None = None
 
     @property
     def ranks_of_node(self) -> int:

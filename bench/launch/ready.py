@@ -9,7 +9,7 @@ from bench.base import text_table
 from bench.base.paths import REPO, results_root
 from bench.launch.console import confirmed
 from bench.launch.prepare import Job
-from bench.machine import code_state, environment, preflight
+from bench.machine import code_state, environment, leases, preflight
 
 BUSY = ("cpu load", "gpus idle", "gpu memory")  # checks which say that other programs run
 SAMPLE_S = 1.0  # of the load; longer than a single run's, because an answer depends on it
@@ -50,7 +50,7 @@ def agree(checks: Iterable[preflight.Check], anyway: bool, what: str | None = No
     """Say what is not well, unless are_shown; ask before going on where other programs run or a check fails.
 
     anyway: do not ask.  what: what would be worthless on a busy machine, then refused where nobody can be asked; None:
-    it goes on there.  Raises ValueError where it does not go on.
+    it goes on there.  Raises ValueError where it does not go on, leases.Busy where only other programs stop it.
     """
     odd = checks if are_shown else show_odd(checks)
     stops = [check for check in odd if check.status == "fail" or (check.name in BUSY and check.status != "ok")]
@@ -60,4 +60,6 @@ def agree(checks: Iterable[preflight.Check], anyway: bool, what: str | None = No
     if answer is False or (answer is None and what):
         why = "; ".join(f"{check.name}: {check.found}" for check in stops)
         worth = f", and {what} would be that of a disturbed machine" if what else ""
-        raise ValueError(f"{why}{worth}: try again when it is quiet, or with --anyway")
+        is_busy = answer is None and all(check.name in BUSY for check in stops)
+        kind = leases.Busy if is_busy else ValueError
+        raise kind(f"{why}{worth}: try again when it is quiet, or with --anyway")

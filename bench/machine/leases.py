@@ -75,11 +75,17 @@ def taken(device: gpus.Device) -> str | None:
     return owner and f"{owner} has it"
 
 
+class Busy(ValueError):
+    """What a command needs is in use: the same command may succeed later."""
+
+    exit_code = os.EX_TEMPFAIL  # 75
+
+
 @contextlib.contextmanager
 def held(number: int) -> Iterator[None]:
     """A context in which this process has the first so many visible GPUs, as far as the driver names them.
 
-    ValueError: another process, which did not start this one, has one of them.
+    Busy: another process, which did not start this one, has one of them.
     """
     before = set(_held)
     devices = gpus.devices()[:number] if number else []
@@ -87,7 +93,7 @@ def held(number: int) -> Iterator[None]:
         for device in devices:
             if owner := lease(device.name):
                 remedy = "wait for its end, or choose other GPUs with CUDA_VISIBLE_DEVICES"
-                raise ValueError(f"GPU {device.number}: {owner} has it, for a run, a race or a sweep: {remedy}")
+                raise Busy(f"GPU {device.number}: {owner} has it, for a run, a race or a sweep: {remedy}")
         yield
     finally:
         for name in _held.keys() - before:

@@ -22,6 +22,7 @@ from bench.plans.race import planning, runner, state
 LOOK_EVERY_S = 5.0  # at the queue
 TICK_S = 0.5
 BEAT_S = 10.0
+BUSY_WAITS_S = 60.0  # then twice as long, and so on
 ENV = ("SPEEDRUN_CWD", groups.VARIABLE, groups.NAME_VARIABLE, "CUDA_VISIBLE_DEVICES")  # what an entry may set
 PRICE = "hardware.price_usd_per_hour"
 END_WITHIN_S = 30.0  # the command ends its workers, then finishes its records
@@ -41,6 +42,7 @@ class Agent:
         self._taken: Entry | None = None
         self._began_s = 0.0
         self._exit_code: int | None = None  # of what was taken, once it has ended by itself
+        self._busy: dict[str, tuple[int, float]] = {}  # by id: how often it was so here, until when it waits
         self._told: str | None = None
         self._session_id = environment.session_id(environment.environment())
 
@@ -112,7 +114,7 @@ class Agent:
 
     def _may_begin(self, entry: Entry) -> bool:
         """Whether this machine has what it needs, and a race that it began is this machine's, or waited long enough."""
-        if entry.num_gpus > len(gpus.devices()):
+        if entry.num_gpus > len(gpus.devices()) or time.monotonic() < self._busy.get(entry.id, (0, 0.0))[1]:
             return False
         try:
             if (race := self._race(entry)) is None:
@@ -180,7 +182,12 @@ class Agent:
                     self._watch(entry, child, signals)
                 finally:
                     self._exit_code = child.poll()  # before the block ends it
-        return "it ended"
+        if self._exit_code != leases.Busy.exit_code:
+            return "it ended"
+        self._exit_code = None
+        num_busy, _ = self._busy.get(entry.id, (0, 0.0))
+        self._busy[entry.id] = num_busy + 1, time.monotonic() + min(BUSY_WAITS_S * 2**num_busy, RACE_WAITS_S)
+        return "the machine was busy"
 
     def _watch(self, entry: Entry, child: subprocess.Popen[bytes], signals: Signals) -> None:
         beat_s = time.monotonic()
@@ -216,7 +223,7 @@ class Agent:
     def _command(self, entry: Entry) -> list[str]:
         """Its verb and arguments: a race that it has begun goes on; one that it began elsewhere is abandoned."""
         command, usd_per_hour = list(entry.command), self._usd_per_hour(entry)
-        if usd_per_hour is not None and not any(word.startswith(PRICE) for word in command):
+        if usd_per_hour and not any(word.startswith(PRICE) for word in command):  # a run has a price or none, never 0
             command.append(f"{PRICE}={usd_per_hour:g}")
         if (race := self._race(entry)) is not None:
             if self._is_of_here(race):

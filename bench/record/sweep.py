@@ -76,8 +76,12 @@ class Point(NamedTuple):
 
 
 def id_of(overrides: Iterable[str], source_sha256: str) -> str:
-    """The id of the sweep that these overrides make of this code: the same command goes on with the same sweep."""
-    return f"sweep-{hashlib.sha256(json.dumps([sorted(overrides), source_sha256]).encode()).hexdigest()[:8]}"
+    """The id of the sweep that these overrides make of this code: the same command goes on with the same sweep.
+
+    What it costs is not part of it, as of no config_id.
+    """
+    words = sorted(word for word in overrides if not word.lstrip("+").startswith("hardware.price_usd_per_hour="))
+    return f"sweep-{hashlib.sha256(json.dumps([words, source_sha256]).encode()).hexdigest()[:8]}"
 
 
 def begin(

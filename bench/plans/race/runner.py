@@ -36,7 +36,7 @@ def go(
         for other in state.unfinished(results):
             if other != folder and state.is_running(other):
                 advice = "is running at this moment, and two races at once disturb each other: wait for its end"
-                raise ValueError(f"{other.name}: {advice}, then ./run.sh race --resume {folder.name}")
+                raise leases.Busy(f"{other.name}: {advice}, then ./run.sh race --resume {folder.name}")
         race = state.read(folder, results)
         if race.has_ended:
             raise ValueError(f"{folder.name}: the race has ended: ./run.sh compare {folder.name} shows it")

@@ -11,6 +11,7 @@ from typing import Any, TypedDict, cast
 
 from bench.base.reading import json_file
 from bench.base.reading.damage import reading_record
+from bench.machine import leases
 from bench.plans.race import plan
 from bench.record import ledger, race_folder, run_folder
 
@@ -175,7 +176,7 @@ def is_running(folder: Path | str) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: str | Path) -> Iterator[None]:
-    """No other process runs this race meanwhile.  ValueError where one does."""
+    """No other process runs this race meanwhile.  leases.Busy where one does."""
     with open(Path(folder) / LOCK, "w") as file:
         for attempts_left in reversed(range(NUM_ATTEMPTS)):
             try:
@@ -183,7 +184,7 @@ def locked(folder: str | Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if not attempts_left:
-                    raise ValueError(f"{folder}: another process runs this race: wait for its end") from None
+                    raise leases.Busy(f"{folder}: another process runs this race: wait for its end") from None
                 time.sleep(0.05)  # is_running() of another race holds it for microseconds
             except OSError:
                 break  # a file system without locks

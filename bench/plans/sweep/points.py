@@ -222,6 +222,8 @@ class Points:
         """Makes one of several runs, in its own process, pinned to its slot -> its record."""
         packing.pin(slot)
         job = prepare(overrides, say=lambda text: say("data", text)).with_look(False)  # it would disturb the others
+        if (of_all := job.config.hardware.price_usd_per_hour) is not None:
+            job.config.hardware.price_usd_per_hour = of_all / slot.num_slots
         return launcher.launch(job, self.command, plan=self._plan | {"beside": slot.fact()})
 
     def records(self) -> list[Run]:
