@@ -155,6 +155,35 @@ def test_a_run_has_its_gpus_alone_and_what_it_starts_uses_them(two_sockets):
         other.kill()
 
 
+def test_what_outlives_a_lease_is_not_believed_to_have_it_when_another_process_does(two_sockets, monkeypatch):
+    name = two_sockets[0].name
+
+    def leased(environ):
+        return subprocess.Popen(
+            [sys.executable, "-c", LEASE, name],
+            cwd=real_runs.REPO,
+            env=environ,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    assert leases.lease(name) is None
+    kept = dict(os.environ)
+    with monkeypatch.context() as in_a_child:
+        in_a_child.setattr(leases, "_held", {})
+        assert {leases.lease(name) for _ in range(leases.NUM_ASKING + 2)} == {None}  # however many ask
+    leases.release(name)
+    clean = {key: value for key, value in kept.items() if key != leases.INHERITED}
+    with leased(clean) as other:
+        assert other.stdout.readline() == "[None]\n"
+        with leased(kept) as survivor:
+            assert survivor.communicate("\n")[0] == f"['process {other.pid} of user {os.geteuid()}']\n"
+        other.kill()
+    with leased(kept) as survivor:  # once it is free, it has it
+        assert survivor.communicate("\n")[0] == "[None]\n"
+
+
 def test_jobs_are_of_a_sweep(results, capsys):
     assert program.main(["run", "track=free", "--jobs", "2"]) == 2
     assert (

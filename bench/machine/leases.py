@@ -2,7 +2,8 @@
 
 A lease is a socket in the abstract namespace of unix(7), whose name no two processes of a network namespace can have,
 whatever their users and folders; the kernel takes it back when the process ends, also by a kill.  Containers with a
-network of their own see only their own leases.  What a process starts uses its leases, which INHERITED names.
+network of their own see only their own leases.  What a process starts uses its leases, which INHERITED names together
+with their sockets: what lives on when the lease has passed to another does not believe it.
 """
 
 import contextlib
@@ -11,11 +12,13 @@ import itertools
 import os
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from bench.machine import gpus
 
-INHERITED = "SPEEDRUN_LEASED_GPUS"
+INHERITED = "SPEEDRUN_LEASED_GPUS"  # NAME@INODE of each, with spaces between
+SOCKETS = Path("/proc/net/unix")  # one a line, with the inode and the address at the end
 NUM_ASKING = 64  # processes that are told which one has it: none of them is answered
 _held: dict[str, socket.socket] = {}  # by this process
 
@@ -28,48 +31,65 @@ def lease(name: str) -> str | None:
     """
     if name in _held:
         return None
-    address, mine = f"\0speedrun-gpu:{name}", socket.socket(socket.AF_UNIX)
+    address, mine = _address(name), socket.socket(socket.AF_UNIX)
     try:
-        mine.bind(address)
+        mine.bind(f"\0{address}")
         mine.listen(NUM_ASKING)
     except OSError as error:
         mine.close()
         if error.errno != errno.EADDRINUSE:
             return None  # a system without such sockets: nothing is leased there
-        if name in _inherited():
+        if _is_inherited(name):
             return None
         with socket.socket(socket.AF_UNIX) as other, contextlib.suppress(OSError):
             other.settimeout(1.0)
-            other.connect(address)
+            other.connect(f"\0{address}")
             credentials = other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             pid, uid, _ = struct.unpack("3i", credentials)
             return f"process {pid} of user {uid}"
         return "another process"  # many have asked already
     _held[name] = mine
-    _tell([*_inherited(), name])
+    _tell(_inherited() | {name: str(os.fstat(mine.fileno()).st_ino)})
     return None
 
 
-def _inherited() -> list[str]:
-    return os.environ.get(INHERITED, "").split()
+def _address(name: str) -> str:
+    """Of a lease's socket, without the 0 before it."""
+    return f"speedrun-gpu:{name}"
 
 
-def _tell(names: Sequence[str]) -> None:
+def _is_inherited(name: str) -> bool:
+    """Whether this process, or one that started it, has leased a GPU and still has it."""
+    inode = _inherited().get(name)
+    try:
+        lines = [line.split() for line in SOCKETS.read_text(errors="replace").splitlines()]
+    except OSError:  # a system that does not list them
+        return inode is not None
+    return [inode, f"@{_address(name)}"] in [line[-2:] for line in lines]
+
+
+def _inherited() -> dict[str, str]:
+    """{name of a GPU: inode of the socket that was its lease}."""
+    words = os.environ.get(INHERITED, "").split()
+    return {name: inode for name, _, inode in (word.rpartition("@") for word in words)}
+
+
+def _tell(inodes: Mapping[str, str]) -> None:
     """Says to what this process starts which GPUs it may use."""
     os.environ.pop(INHERITED, None)
-    if names:
-        os.environ[INHERITED] = " ".join(names)
+    if inodes:
+        os.environ[INHERITED] = " ".join(f"{name}@{inode}" for name, inode in inodes.items())
 
 
 def release(name: str) -> None:
     """Gives back a GPU that this process has leased."""
     _held.pop(name).close()
-    _tell([each for each in _inherited() if each != name])
+    _tell({each: inode for each, inode in _inherited().items() if each != name})
 
 
 def taken(device: gpus.Device) -> str | None:
     """Leases a GPU on which there is room; else why it is not to be had."""
-    if device.name not in _inherited() and (why := gpus.crowded(device.memory_gib, device.used_memory_gib)):
+    if not _is_inherited(device.name) and (why := gpus.crowded(device.memory_gib, device.used_memory_gib)):
         return why
     owner = lease(device.name)
     return owner and f"{owner} has it"
