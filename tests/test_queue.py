@@ -121,8 +121,11 @@ def test_a_budget_that_makes_no_sense_is_said_once_and_agents_wait(queue, monkey
             raise Interrupted("SIGINT")
 
     monkeypatch.setattr(agents.time, "sleep", looked)
+    bad = queue.folder / "waiting" / "20261127T000000Z-deadbeef.json"
+    bad.write_text("{")
     assert agent.main([]) == 1
-    assert capsys.readouterr().out.count("budgets.yaml") == 1 and len(queue.waiting()) == 1
+    out = capsys.readouterr().out
+    assert out.count("budgets.yaml") == out.count(str(bad)) == 1 and len(queue.waiting()) == 1
 
 
 def test_a_user_without_a_name_has_a_budget(queue):
@@ -232,6 +235,21 @@ def test_an_entry_that_cannot_be_started_ends_and_the_next_is_run(results, queue
         queue.submit(["run", word], 0)
         assert agent.main(["--once"]) == 2
     assert [each["exit_code"] for each in queue.outcomes()] == [2, 2] and queue.waiting() == queue.taken() == []
+
+
+def test_an_entry_that_this_user_may_not_take_is_said_and_the_next_is_run(results, queue, monkeypatch, capsys):
+    first, second = sorted(queue.submit(["run", "--help"], 0) for _ in range(2))
+    rename = os.rename
+
+    def sticky(source, target):
+        if source.stem == first:
+            raise PermissionError(1, "Operation not permitted", str(source))
+        rename(source, target)
+
+    monkeypatch.setattr(queues.os, "rename", sticky)
+    assert agent.main(["--once"]) == 0
+    assert [each["id"] for each in queue.outcomes()] == [second] and list((queue.folder / "taken").iterdir()) == []
+    assert f"{first}: cannot be taken" in capsys.readouterr().out
 
 
 def test_on_a_full_disk_an_entry_waits_again(results, queue, monkeypatch):

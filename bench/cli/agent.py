@@ -18,7 +18,7 @@ from bench.plans.agent import Agent
 
 
 def main(argv: list[str]) -> int:
-    """Exit codes: 0 fine, with --once that of the command; 1 interrupted, 2 usage error."""
+    """Exit codes: 0 fine, with --once that of the command; 1 interrupted or given back, 2 usage error."""
     args = _parser().parse_args(argv)
     if args.usd_per_hour is not None and not 0 <= args.usd_per_hour < math.inf:
         raise ValueError(f"--usd-per-hour {args.usd_per_hour}: use a number of 0 or more")

@@ -43,7 +43,7 @@ class Agent:
         self._began_s = 0.0
         self._exit_code: int | None = None  # of what was taken, once it has ended by itself
         self._busy: dict[str, tuple[int, float]] = {}  # by id: how often it was so here, until when it waits
-        self._told: str | None = None
+        self._told = set[str]()
         self._session_id = environment.session_id(environment.environment())
 
     def go(self, once: bool) -> int:
@@ -77,8 +77,8 @@ class Agent:
     def _one(self, signals: Signals, once: bool) -> int | None:
         """Runs the next entry -> its exit code; None: there is none now."""
         self._put_back_lost(once)
-        if unreadable := self.queue.unreadable():
-            self._tell("; ".join(unreadable))
+        for why in self.queue.unreadable():
+            self._tell(f"left out: {why}")
         with self._next() as entry:
             return None if entry is None else self._run(entry, signals)
 
@@ -88,9 +88,9 @@ class Agent:
 
     def _tell(self, text: str) -> None:
         """Says what keeps it from working, once."""
-        if text != self._told:
+        if text not in self._told:
             say("queue", escape.line(text), always=True)
-        self._told = text
+            self._told.add(text)
 
     @contextlib.contextmanager
     def _next(self) -> Iterator[Entry | None]:
@@ -104,9 +104,13 @@ class Agent:
                     if devices is None:
                         break
                     entry.env["CUDA_VISIBLE_DEVICES"] = ",".join(device.name for device in devices)
-                    with held():
-                        self._exit_code, self._began_s = None, time.monotonic()
-                        self._taken = self.queue.take(entry)
+                    try:
+                        with held():
+                            self._exit_code, self._began_s = None, time.monotonic()
+                            self._taken = self.queue.take(entry)
+                    except OSError as error:
+                        self._tell(f"{entry.id}: cannot be taken: {error}")
+                        continue
                     if self._taken is not None:
                         yield self._taken
                         return
@@ -116,11 +120,11 @@ class Agent:
         """Whether this machine has what it needs, and a race that it began is this machine's, or waited long enough."""
         if entry.num_gpus > len(gpus.devices()) or time.monotonic() < self._busy.get(entry.id, (0, 0.0))[1]:
             return False
+        if (race := self._race(entry)) is None:
+            return True
+        if state.is_running(race):  # its agent was believed lost, and only slept
+            return False
         try:
-            if (race := self._race(entry)) is None:
-                return True
-            if state.is_running(race):  # its agent was believed lost, and only slept
-                return False
             planning.enter(race, self.results)
             if self._is_of_here(race):
                 return True

@@ -180,7 +180,7 @@ class Queue:
     # ---- agents
 
     def take(self, entry: Entry) -> Entry | None:
-        """The entry, if it is this process that got it."""
+        """The entry, if it is this process that got it.  OSError: this user may not take it."""
         mine = entry._replace(token=secrets.token_hex(4))
         self._lease(mine).touch()
         try:
@@ -189,6 +189,9 @@ class Queue:
             if not self._path("taken", mine.name).exists():
                 self._lease(mine).unlink(missing_ok=True)
                 return None
+        except OSError:
+            self._lease(mine).unlink(missing_ok=True)
+            raise
         return mine
 
     def keep(self, entry: Entry) -> bool:
