@@ -98,6 +98,7 @@ BELIEVED = {  # input: when, or for how long
     "RUN/events.jsonl": "for what it shows alone",
     "RUN/analysis.json": "for what it shows alone",
     "RUN/audit.json": "if its runs are there and verify",
+    "RUN/certificate.json": "as the claim of the place that it came from",
     "RACE/plan.json": "if it is the one that the ledger's plan line names",
     "RACE/race.json": "if it is the one that the ledger's last line of the race names",
     "RACE/race.md": "never: it is copied",

@@ -44,6 +44,7 @@ def cheat(results, what, script=CHEATS):
 # ---- honest ones
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "words"),
     [
@@ -91,6 +92,7 @@ def test_a_claim_of_a_script_needs_an_audit_made_here(tmp_path):
     assert not passed and "passed according to the claimant" in evidence
 
 
+@pytest.mark.slow
 def test_an_own_model_passes_and_what_the_referee_found_is_shown(tmp_path):
     folder = real_runs.run(tmp_path, "goal.num_steps=30", "goal.val_tokens=8192", "optim.lr=0.01")
     done = real_runs.bench(tmp_path, "audit", folder.name)
@@ -121,6 +123,7 @@ def test_a_planted_cheat_fails(tmp_path, what, kind):
     assert f"{found[kind]['least_nats']:.4f}" in found[kind]["why"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["lowers_gradually", pytest.param("lowers_a_little", marks=pytest.mark.slow)])
 def test_a_last_loss_that_is_lowered_by_a_little_fails(tmp_path, variant):
     """By 0.3 and 0.05 nats of 3.7: its model of bigrams, trained on uniform tokens, stays within 0.01 of ln V."""

@@ -123,6 +123,7 @@ def test_a_record_holds_no_secret_and_all_that_the_run_used(checkout, run):
     assert [rule for rule in verification.report(run)["rules"] if not rule["passed"]] == []
 
 
+@pytest.mark.slow
 def test_nothing_that_leaves_holds_a_secret(checkout, run):
     folder = checkout / "results" / "published" / "first"
     said = []

@@ -43,6 +43,7 @@ def test_a_part_of_the_elements_moves_as_in_the_whole(still):
         assert all(torch.equal(of_part, all_of[cut]) for of_part, all_of in zip(part, map(torch.flatten, whole)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own, as it imports its compiler
 def test_compiled_it_is_the_same_up_to_rounding_and_is_compiled_once():
     from torch._dynamo.utils import counters

@@ -183,6 +183,7 @@ if sys.orig_argv[1:3] == ["-m", "bench.training.worker"]:
 """
 
 
+@pytest.mark.slow
 def test_a_source_that_is_saved_while_a_run_starts_is_in_the_next_run(tmp_path):
     """Between the hash and the import: the rank's interpreter waits there until the file has been edited."""
     clone, site, results = tmp_path / "clone", tmp_path / "site", tmp_path / "results"

@@ -496,6 +496,7 @@ def killed_at(number, into, *places):
     return os.waitpid(pid, 0)[1] != 0
 
 
+@pytest.mark.slow
 def test_killed_at_any_step_and_repeated_it_is_as_if_it_had_not_been(machines, tmp_path, monkeypatch):
     a, b, into = machines
     replays = claimed.Results(a.folder / "replays")

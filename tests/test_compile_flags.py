@@ -38,6 +38,7 @@ def test_torch_as_it_comes_has_no_flags_whether_its_compiler_is_there_or_not():
     assert changed_by("import torch._dynamo, torch._inductor.config; torch.compile(lambda x: x, dynamic=False)") == {}
 
 
+@pytest.mark.slow
 def test_a_value_that_is_set_is_listed_under_its_own_name_and_a_default_that_is_set_again_is_not():
     body = """
 import torch._inductor.config as inductor, torch._dynamo.config as dynamo
@@ -50,6 +51,7 @@ dynamo.cache_size_limit = 64
     assert changed_by(body) == {"dynamo.recompile_limit": 64, **expected}
 
 
+@pytest.mark.slow
 def test_modes_and_options_of_torch_compile_and_variables_are_flags():
     body = (
         'torch.compile(lambda x: x, mode="max-autotune"); torch.compile(lambda x: x, options={"shape_padding": False})'
@@ -60,6 +62,7 @@ def test_modes_and_options_of_torch_compile_and_variables_are_flags():
     assert not any("CACHE_DIR" in name for name in found)
 
 
+@pytest.mark.slow
 def test_a_flag_that_is_set_only_while_something_compiles_is_seen():
     body = """
 import torch._inductor.config as inductor, torch._inductor.compile_fx as compile_fx

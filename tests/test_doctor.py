@@ -93,6 +93,7 @@ def test_a_visit_starts_ranks_lets_them_talk_and_says_fit(tmp_path):
     assert real_runs.left_in_temp(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_ranks_that_hang_end_within_the_timeout_and_leave_nothing(tmp_path, monkeypatch):
     """One of two ranks never comes: the other's wait for it ends, and the check says so."""
     (tmp_path / "usercustomize.py").write_text("")

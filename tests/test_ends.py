@@ -122,6 +122,7 @@ def test_nohup_is_obeyed(tmp_path):
     assert real_runs.run_json(real_runs.folders(tmp_path)[0])["status"] == "complete"
 
 
+@pytest.mark.slow
 def test_a_removed_folder_is_said_in_words_and_the_sweep_goes_on(tmp_path):
     words = ["run", "-m", *real_runs.SHORT, *real_runs.SLIGHT, "hardware.num_threads=1", "seed=0,1", "--anyway"]
     words += ["goal.num_steps=300", "goal.val_every_steps=50"]

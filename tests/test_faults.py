@@ -54,6 +54,7 @@ def _too_large(folder):
         file.write(b"\xff\xf0" * 190_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hurt", "message"),
     [

@@ -15,6 +15,7 @@ TESTS = Path(__file__).resolve().parent
 PARTS = [(0, 1), pytest.param((1, fuzzing.NUM_PARTS), marks=pytest.mark.slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", PARTS, ids=["first", "rest"])
 def test_a_damaged_record_is_excluded_in_a_sentence_and_its_neighbours_are_shown(tmp_path, parts):
     found = fuzzed("fuzzing.py", tmp_path, parts)
@@ -22,6 +23,7 @@ def test_a_damaged_record_is_excluded_in_a_sentence_and_its_neighbours_are_shown
     assert found["faults"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", PARTS, ids=["first", "rest"])
 def test_a_damaged_race_or_claim_is_refused_in_a_sentence(tmp_path, parts):
     found = fuzzed("fuzzing_races.py", tmp_path, parts)

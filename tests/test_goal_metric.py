@@ -394,6 +394,7 @@ def test_what_a_run_used_must_be_known_to_count_and_the_first_step_past_the_budg
     assert metrics.step_past_budget(of_tokens | {"measured": {"batch_tokens": 400}}, rows) == 3
 
 
+@pytest.mark.slow
 def test_a_script_that_trains_on_past_its_budget_is_ended_and_its_run_is_whole(tmp_path):
     words = ["goal=budget", "goal.target_val_loss=null", "script.dialect=modded-nanogpt"]
     run = scripted.odd(tmp_path, "goes_on", *words, "goal.time_budget_s=1")

@@ -104,6 +104,7 @@ def test_a_record_with_a_look_verifies_and_names_no_private_path(pair):
     assert str(real_runs.REPO) not in (pair[1] / "memory" / "look_rank0.html").read_text()
 
 
+@pytest.mark.slow
 def test_two_ranks_look_together(tmp_path):
     folder = real_runs.run(tmp_path, *real_runs.TWO, "look=on")
     run = real_runs.run_json(folder)
@@ -250,6 +251,7 @@ def scripted_look(tmp_path_factory):
     return scripted.run(tmp_path_factory.mktemp("results"), scripted.MODDED, *words)
 
 
+@pytest.mark.slow
 def test_a_script_is_looked_at_in_a_second_run(scripted_look):
     run, look = real_runs.run_json(scripted_look), real_runs.run_json(scripted_look)["look"]
     assert (run["status"], look["status"], look["steps"], run["warnings"]) == ("complete", "recorded", [13, 15], [])

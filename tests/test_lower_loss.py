@@ -97,6 +97,7 @@ def test_a_first_validation_that_is_stretched_excuses_a_quarter_of_the_others():
         assert is_counted(raced(spread_s, b_at_start_s=9.0)) == counted
 
 
+@pytest.mark.slow
 def test_validations_that_a_busy_machine_holds_up_accuse_nobody():
     """Three validations of 50 ms a run, each held up one time in five by 100 ms on average; races of 3 and of 5."""
     rng, false_alarms = random.Random(25), 0

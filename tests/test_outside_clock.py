@@ -155,6 +155,7 @@ print(max(end - begin for begin, end in pipes.gaps_ns), kept.late_ns)
 """
 
 
+@pytest.mark.slow
 def test_a_reader_that_was_stopped_knows_it_and_how_late_it_was(tmp_path):
     path = tmp_path / "pipe"
     words = [sys.executable, "-c", STOPPED, str(path)]
@@ -400,6 +401,7 @@ def test_a_class_that_lets_its_clock_run_at_half_speed_is_caught(tmp_path):
     assert "the launchers clock agrees" in failed
 
 
+@pytest.mark.slow
 def test_a_class_that_trains_in_its_validations_takes_no_less_time_by_the_launchers_clock(tmp_path):
     """As long as some steps in each validation but the first: its own clock does not see them."""
     _, run = own(tmp_path, "in_validations.py:Mine", "hardware.num_threads=1", steps=60)
@@ -408,6 +410,7 @@ def test_a_class_that_trains_in_its_validations_takes_no_less_time_by_the_launch
     assert any("its validations take longer once it has trained" in words for words in distrusted(run))
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_its_launcher_is_disturbed(tmp_path):
     _, run = own(tmp_path, "stops_launcher.py:Mine", "hardware.num_threads=1", steps=40)
     clock = run["referee"]["clock"]

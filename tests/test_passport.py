@@ -285,6 +285,7 @@ def test_a_gpu_slower_than_its_peers_is_named():
 # ---- a whole one, on this CPU
 
 
+@pytest.mark.slow
 def test_the_doctor_measures_keeps_compares_and_prints(machine, monkeypatch, capsys):
     """Stopped after five seconds, so that some figures are omitted; the second has one that is less than half."""
     hardware, said = HardwareConfig(device="cpu", num_processes=1, num_threads=1), []

@@ -467,6 +467,7 @@ def test_an_interrupted_replay_in_a_sandbox_leaves_its_record(tmp_path, monkeypa
     assert (run["status"], run["failure"]["kind"]) == ("aborted", "interrupted")
 
 
+@pytest.mark.slow
 def test_a_strangers_code_runs_in_a_sandbox_and_gets_no_tokens(finished_run, tmp_path, monkeypatch):
     """A patch of bench/, its hash put right, that writes to a file which tokens it sees."""
     folder = real_runs.copy_of(finished_run, tmp_path / "theirs")

@@ -23,6 +23,7 @@ def library(tmp_path_factory):
         yield path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moved", "words"),
     [

@@ -63,6 +63,7 @@ def saboteurs():
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), pytest.param(("script.sandbox=true",), marks=needs_one)])
 def test_a_daemon_is_gone_before_the_other_arm_runs(raced, words):
     _, out, runs = raced(0, *words)
@@ -70,6 +71,7 @@ def test_a_daemon_is_gone_before_the_other_arm_runs(raced, words):
     assert saboteurs() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_killed", [1, 2])
 def test_what_kills_its_guard_and_its_launcher_leaves_nothing_and_ends_its_race(raced, num_killed):
     """Its guard alone, which is its parent, or the launcher too, the guard's."""

@@ -129,6 +129,7 @@ for family in (socket.AF_VSOCK, socket.AF_ALG):
     assert confined(code) == (0, "ENOSYS ENOSYS ENOSYS ENOSYS ENOSYS EAFNOSUPPORT EAFNOSUPPORT ", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "limits", "words"),
     [

@@ -159,7 +159,9 @@ def test_where_the_track_fixes_no_data_a_script_may_bring_its_own(planted, tmp_p
     assert any("track=free" in doubt for doubt in refused)
 
 
-@pytest.mark.parametrize("what", ["good", "untimed_first_steps", "a_child_prints", "prints_much"])
+@pytest.mark.parametrize(
+    "what", ["good", "untimed_first_steps", "a_child_prints", pytest.param("prints_much", marks=pytest.mark.slow)]
+)
 def test_an_honest_script_is_not_doubted(planted, what):
     run = planted(what)
     assert run["status"] == "complete" and of_script(run) == []
@@ -327,6 +329,7 @@ def test_two_scripts_race_by_a_plan_to_a_verdict_that_judge_reads(tmp_path):
     assert len({start["source_sha256"] for start in starts}) == 2
 
 
+@pytest.mark.slow
 def test_steps_of_a_script_are_profiled_by_its_printed_lines_and_do_not_count(tmp_path):
     words = ["profile=window", "profile.stop_after_window=true", "script.args=[2000]"]  # else it would take minutes
     folder = scripted.run(tmp_path, scripted.MODDED, *words, *TWO)
@@ -346,6 +349,7 @@ def test_steps_of_a_script_are_profiled_by_its_printed_lines_and_do_not_count(tm
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_schedule_of_torchs_records_a_script_in_cycles(tmp_path):
     schedule = "profile.schedule={wait:1,warmup:1,active:2,repeat:2,skip_first:2}"  # 5 and 6, then 9 and 10
     words = [schedule, "profile.stop_after_window=true", "script.args=[2000]"]

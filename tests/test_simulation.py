@@ -278,6 +278,7 @@ def test_a_change_of_1_percent_ends_a_plan_of_3_to_20_rounds_before_five(decidin
     assert set(said) == {"slower"} and numpy.mean(rounds) < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 5, None])
 def test_a_null_race_repeated_up_to_five_times_is_won_in_at_most_5_of_100(deciding_alone, n):
     """n=None: n=auto:3-20.  Without the weight of earlier races it was 13 of 100."""

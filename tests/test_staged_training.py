@@ -130,6 +130,7 @@ def test_an_embedding_parts_as_the_head_is_and_what_is_frozen_rests():
     trainer.close()
 
 
+@pytest.mark.slow
 def test_a_run_whose_embedding_parts_is_the_same_on_two_ranks(tmp_path):
     losses, embeddings = [], []
     for world_size, reducer in ((1, "null"), (2, "null"), (2, "plain")):

@@ -381,6 +381,7 @@ def test_a_path_that_is_no_folder_is_the_users_mistake(tmp_path):
         store.read_rows([tmp_path / "nothing"])
 
 
+@pytest.mark.slow
 def test_thousands_of_runs_are_read_by_two_processes_and_answered_from_the_store_in_a_fraction_of_a_second(
     tmp_path, repo
 ):

@@ -112,6 +112,7 @@ def test_arms_have_as_many_trials_of_one_seed_and_the_race_has_others(tmp_path, 
     assert len(bench.trials) == 10
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_after_an_interrupt_of_the_search_and_of_the_race(tmp_path, monkeypatch):
     bench = Bench(tmp_path, monkeypatch, end_after=3, hurt={4: "interrupt"})
     assert cli.main(WORDS) == 1 and len(bench.trials) == 3
@@ -129,6 +130,7 @@ def test_a_budget_of_tokens_holds_the_race_too(tmp_path, monkeypatch):
     assert cli.main([*WORDS[:2], *WORDS[3:], f"budget={tokens}tokens"]) == 0 and len(bench.trials) == 6
 
 
+@pytest.mark.slow
 def test_a_duration_leaves_time_for_the_race_and_arms_have_as_many_trials(tmp_path, monkeypatch):
     bench = Bench(tmp_path, monkeypatch, end_after=3)  # a run takes 30 s
     words = [*WORDS[:2], *WORDS[3:], f"budget={2 * 30 * (4 + 1) + 2 * 30 * 4 + 20}s"]
@@ -247,6 +249,7 @@ def answers(chance, n=5, sd_nats=0.02, b_faster=1.0, reuse=False):
     return race["answers"]["loss"]["verdict"], of_time["verdict"]
 
 
+@pytest.mark.slow
 def test_the_luck_of_a_search_decides_no_more_often_than_alpha(monkeypatch):
     monkeypatch.setattr(effects, "secondary", lambda *args: {name: {} for name in effects.SECONDARY})
     chance, num = random.Random(1), 200

@@ -558,6 +558,7 @@ def test_an_xid_is_noted_at_once_and_warned_of_once(seen, tmp_path):
     assert watch.instruments == [telemetry]
 
 
+@pytest.mark.slow
 def test_a_sampler_that_hangs_costs_its_counters_and_not_the_record(seen, monkeypatch):
     watch, telemetry, context = seen({"GPU-a": {}})
     monkeypatch.setattr(sys.modules["bench.machine.telemetry.sampling"], "ANSWER_S", 1.0)

@@ -131,6 +131,7 @@ def test_analyze_writes_a_page_and_markdown(tmp_path, capsys):
 # ---- real ones
 
 
+@pytest.mark.slow
 @needs_shared
 def test_every_shared_trace_has_a_page_of_bounded_size():
     for name in SETS:
