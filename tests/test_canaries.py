@@ -184,6 +184,7 @@ def test_a_file_that_no_part_of_the_record_accounts_for_does_not_go(checkout, ru
     assert "code/untracked/launch.sh: the record does not say that the run used it" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_race_whose_plan_would_show_a_credential_is_refused(checkout):
     words = [f"script={checkout.parent}/script/train.py", "track=cpu_nano", "hardware=cpu", "n=2"]
     done = bench(checkout, "race", "A=script.args=[--lr,0.1]", f"B=script.args=[--token,{CANARY}]", *words)

@@ -318,6 +318,7 @@ class Net(GPT2):
 """
 
 
+@pytest.mark.slow
 def test_a_model_of_the_users_own_runs_from_its_copy_and_a_computed_import_does_not_count(tmp_path, capsys):
     (tmp_path / "net.py").write_text(OWN)
     (tmp_path / "helper.py").write_text("")

@@ -423,7 +423,7 @@ def test_a_sweep_that_two_machines_shared_is_one(machines, monkeypatch):
 
 def test_a_sweep_and_a_study_that_were_collected_while_they_ran_are_brought_up_to_date(machines, monkeypatch):
     a, _, into = machines
-    monkeypatch.chdir(a.folder.parent)
+    monkeypatch.setenv("SPEEDRUN_CWD", str(a.folder.parent))
     (name, _), overrides = runs_in(a.folder), ["seed=0"]
     folder = sweep.begin(a.folder, "sweep-1a2b3c4d", ["study"], [overrides], None)
     sweep.keep(folder, 0, overrides, {"folder": a.folder / name})

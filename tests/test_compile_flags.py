@@ -33,6 +33,7 @@ def changed_by(body, **variables):
     return json.loads(subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout)
 
 
+@pytest.mark.slow
 def test_torch_as_it_comes_has_no_flags_whether_its_compiler_is_there_or_not():
     assert changed_by("") == {}
     assert changed_by("import torch._dynamo, torch._inductor.config; torch.compile(lambda x: x, dynamic=False)") == {}

@@ -19,6 +19,7 @@ def shop(tmp_path_factory):
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NUM_PLACES)
 def test_a_file_operation_that_fails_loses_no_record_and_falsifies_none(shop, name):
     scenario, chance = SCENARIOS[name], disk_faults.sample()

@@ -37,6 +37,7 @@ def bring_to_an_end(running, how):
         running.process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "num_ranks"),
     [

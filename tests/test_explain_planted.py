@@ -214,7 +214,7 @@ def change_of(a, b):
     [
         ("loader", "loader: enumerate(DataLoader)"),
         ("disk", "loader: read (built-in)"),
-        ("collection", "garbage collection: collect (built-in)"),
+        pytest.param("collection", "garbage collection: collect (built-in)", marks=pytest.mark.slow),
         ("matmul", "aten::mm [256, 256] x2 float32"),
         ("optimizer", "Optimizer.step#AdamW.step"),
         ("recompilation", "compilation: "),

@@ -27,6 +27,7 @@ from bench.record import ledger
 slow = pytest.mark.slow
 
 
+@pytest.mark.slow
 def test_a_pipe_in_its_logs_and_damaged_progress_disturb_no_end_of_a_run(tmp_path):
     with real_runs.Background(tmp_path, changed={"bench.launch.launcher.TICK_S": 0.1}) as running:
         running.wait_for_step(3)

@@ -265,6 +265,7 @@ def test_a_script_is_looked_at_in_a_second_run(scripted_look):
         assert (scripted_look / path).read_text().count("Alive at the peak") == 1
 
 
+@pytest.mark.slow
 def test_nothing_of_a_scripts_second_run_is_in_its_record(scripted_look):
     run = real_runs.run_json(scripted_look)
     assert run["instrument_summaries"].keys() == {"telemetry"} and run["metrics"]["num_flagged_steps"] == 0

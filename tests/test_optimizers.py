@@ -325,7 +325,7 @@ def rank_program(world_size):
     return ended
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def ranks(tmp_path_factory, request):
     """What rank_program() answered on each rank."""
     return ranks_of("test_optimizers", request.param, tmp_path_factory.mktemp("ranks"))

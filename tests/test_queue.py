@@ -407,6 +407,7 @@ def test_a_race_that_is_given_back_goes_on_as_one_race_at_its_price(results, que
     assert all(each["usd"] == pytest.approx(36 * each["hours"]) for each in queue.outcomes())
 
 
+@pytest.mark.slow
 def test_a_race_of_another_session_waits_for_its_machine_then_begins_again(results, queue, monkeypatch, capsys):
     """The first agent's race, as another machine sees it."""
     from bench.plans.race import plan, planning, state

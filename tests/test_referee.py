@@ -170,7 +170,7 @@ def killed_after(tries, num_lines, work):
     return status == 0
 
 
-@pytest.mark.parametrize("first", [2, 3])
+@pytest.mark.parametrize("first", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_kills_at_any_moment_lose_no_submission_and_count_none_twice(tries, first):
     search, _ = refereeing.submit(begun(tries), ["optim.beta2=0.92"], "", "")
     search, _ = refereeing.submit(search, ["optim.beta2=0.89"], "", "")

@@ -54,6 +54,7 @@ def test_a_clock_that_is_set_in_mid_run_is_a_doubt_and_changes_no_duration(tmp_p
     assert verified.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_clock_that_stands_still_measures_nothing_and_the_run_does_not_count(tmp_path, library):
     """Waiting for a thread with a timeout may fail at once under such a clock: then the run says that."""
     more = {"LD_PRELOAD": str(library), "FAKE_CLOCK_STOPS_IN": "bench.training.worker"}

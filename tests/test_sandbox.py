@@ -288,6 +288,7 @@ def test_a_script_that_spies_finds_nothing_and_its_run_is_recorded(tmp_path):
     assert b"432.5" not in b"".join(_command_lines())
 
 
+@pytest.mark.slow
 @needs_one
 def test_a_run_that_passes_a_limit_is_ended_and_says_which(tmp_path):
     (tmp_path / "train.py").write_text("import os, time\nfor n in range(10**4): open(str(n), 'w')\ntime.sleep(99)\n")
@@ -317,6 +318,7 @@ def test_a_sandbox_that_would_let_in_more_than_the_scripts_own_is_refused(tmp_pa
         assert done.returncode == 2 and words in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 @needs_one
 def test_a_script_that_is_ended_hears_of_it_in_its_sandbox(tmp_path):
     words = ["goal=budget", "goal.target_val_loss=null", "goal.time_budget_s=1", "script.dialect=modded-nanogpt"]

@@ -132,7 +132,7 @@ def test_a_dialect_of_ones_own_is_a_yaml_of_patterns(tmp_path):
         ("other_data", "it opened data that are not the track's"),
         ("other_data", "it never opened the track's val shards"),
         ("trains_on_val", "it opened the track's validation shards while it trained, at "),
-        ("validates_longer", "its validations take longer once it has trained: 1."),
+        pytest.param("validates_longer", "its validations take longer once it has trained: 1.", marks=pytest.mark.slow),
     ],
 )
 def test_a_planted_cheat_makes_the_run_suspect_with_the_sentence_why(planted, what, words):
@@ -189,6 +189,7 @@ def test_the_first_steps_that_a_clock_leaves_out_are_in_no_time(planted):
     assert run["metrics"]["step_avg_ms"] == pytest.approx(30, abs=8)
 
 
+@pytest.mark.slow
 def test_a_script_that_prints_64_mb_fills_no_disk(planted):
     run = planted("prints_much")
     assert run["script"]["num_unkept_lines"] > 50_000

@@ -637,6 +637,7 @@ def test_a_killed_worker_leaves_no_sampler_behind(tmp_path):
         assert join.read(running.folder / "telemetry.csv")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_eight_gpus_at_the_default_pace_cost_little(tmp_path, library):
     """CPU time of the sampler's own process, 2.0 to 2.3 % of a core here; the bound leaves room for a busy machine.
