@@ -214,9 +214,9 @@ class Store(Database):
     def _read_ledger(self) -> None:
         """Runs that ended or were resumed since are to be read again, and all where it is another ledger."""
         found = self.db.execute("SELECT value FROM _facts WHERE name = 'ledger'").fetchone()
-        size, tail = json.loads(found[0]) if found else (0, _sha256(b""))
+        size, tail = json.loads(found[0]) if found else (0, hashlib.sha256(b"").hexdigest())
         start, content = self._ledger_from(size - TAIL_BYTES)
-        if _sha256(content[: size - start]) != tail:
+        if hashlib.sha256(content[: size - start]).hexdigest() != tail:
             self._checks_all = True
             start, content = self._ledger_from(0)
         elif self._folders:
@@ -225,7 +225,7 @@ class Store(Database):
             of_run = "folder = (SELECT id FROM _folders WHERE path = ?) AND dir = ?"
             again = f"UPDATE _rows SET signature = NULL WHERE {of_run}"
             self.db.executemany(again, [(folder, name) for folder, _, name in ended])
-        known = json.dumps([start + len(content), _sha256(content[-TAIL_BYTES:])])
+        known = json.dumps([start + len(content), hashlib.sha256(content[-TAIL_BYTES:]).hexdigest()])
         self.db.execute("INSERT OR REPLACE INTO _facts VALUES ('ledger', ?)", [known])
 
     def _ledger_from(self, start: int) -> tuple[int, bytes]:
@@ -396,7 +396,3 @@ def _checked(file: BinaryIO) -> bytes:
 
 def _is_searched(name: str) -> bool:
     return not name.startswith(".") and name != paths.PUBLISHED
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
