@@ -39,7 +39,7 @@ LONGEST = [
     for name in (LONGEST + "profiling_runs run own adopted stages worker_by_hand telemetry cli fuzz_records").split()
 ]
 
-# Files whose outcome hangs on rounding: goldens, replays, the same losses another way.  CI runs them on lesser
+# Files whose outcome depends on rounding: goldens, replays, the same losses another way.  CI runs them on lesser
 # instruction sets too (.ci/run).
 NUMERIC = "buckets causality distributed fp8 ladder masked_attention models normuon optimizers reducer replay run "
 NUMERIC = [f"test_{name}" for name in (NUMERIC + "staged_training stages trainer weights").split()]
