@@ -100,6 +100,7 @@ def trained(checkout):
     words = ["track=cpu_nano", "hardware=cpu", f"script={checkout.parent}/script/train.py", f"script.args={ARGS}"]
     done = bench(checkout, "run", *words)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert CANARY not in done.stdout + done.stderr
     (folder,) = set((checkout / "results" / "cpu_nano").glob("*")) - before
     return folder
 

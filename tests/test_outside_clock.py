@@ -416,3 +416,29 @@ def test_a_run_that_stops_its_launcher_is_disturbed(tmp_path):
     clock = run["referee"]["clock"]
     assert clock["frozen_s"] > 1 and clock["outside_s"] > clock["claimed_train_s"]
     assert any("the launcher did not run for" in words for words in row_of(run)["machine_doubts"])
+
+
+def test_time_that_a_script_names_no_more_or_sets_its_clock_back_over_is_doubted():
+    """40 steps of 30 ms with a line each; the cheats were faster by half and by two thirds."""
+
+    def rows(named_until=40, silent=(), back_at=None):
+        found, began = [], 0
+        for step in range(1, 41):
+            if step == 11 or step == back_at:
+                began = step - 1
+            if step not in silent:
+                time_ms = 30.0 * (step - began) if step <= named_until else None
+                found.append({"step": step, "line_t_ns": 30_000_000 * step, "train_time_ms": time_ms})
+        return found
+
+    def doubted(rows, num_untimed_steps=10):
+        clock = printed_times.clock(rows, num_untimed_steps, {})
+        return printed_times.doubts(rows, num_untimed_steps, clock)
+
+    assert doubted(rows()) == []
+    assert doubted(rows(named_until=38)) == []  # two lines of forty lack it
+    (doubt,) = doubted(rows(named_until=20))
+    assert doubt == "0.60 s passed uncounted after step 20, the last whose time it names"
+    (doubt,) = doubted(rows(silent=range(11, 30), back_at=30))
+    assert doubt == "0.57 s passed uncounted as it set its clock back, after step 10"
+    assert any("out of order: at step 30" in doubt for doubt in doubted(rows(back_at=30)))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from bench.base import credentials
 from bench.base.paths import shown
 from bench.base.text_table import counted
 from bench.base.units import format_about_s, ms_from_s
@@ -27,7 +28,7 @@ def first_words(job: Job, known_s: float | None) -> str:
     about = "" if known_s is None else f", {format_about_s(known_s)}"
     where = f"on {hardware.device}, {counted(hardware.num_processes or 1, 'process')}{about}"
     if job.script:
-        command = " ".join([job.script.typed, *job.script.args])
+        command = credentials.redacted(" ".join([job.script.typed, *job.script.args]))
         return f"script {command}, seed {config.seed}, track {config.track.name}, {where}"
     model, optim = config.model, config.optim
     assert model is not None and optim is not None

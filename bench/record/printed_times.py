@@ -74,8 +74,24 @@ def restarted_at(rows: Sequence[StepRow]) -> int:
 def timed(rows: Sequence[StepRow], num_untimed_steps: int = 0) -> list[Line]:
     """The lines after the untimed steps."""
     lines = [line for line in events(rows) if line.step >= num_untimed_steps]
-    starts = [number for number, (a, b) in enumerate(pairwise(lines), 1) if b.time_ms < a.time_ms]
+    starts = [number for number, (a, b) in enumerate(pairwise(lines), 1) if _set_back(a, b)]
     return lines[starts[-1] :] if starts and num_untimed_steps else lines
+
+
+def _set_back(a: Line, b: Line) -> bool:
+    """Whether the clock went back between two lines, the first of which is of a step that may be untimed."""
+    return b.time_ms < a.time_ms and a.step <= MAX_UNTIMED_STEPS
+
+
+def _unnamed_s(rows: Sequence[StepRow], lines: Sequence[Line], num_untimed_steps: int) -> Iterator[tuple[float, str]]:
+    """(seconds that no time of the script covers, where): as it set its clock back, and after its last time."""
+    for a, b in pairwise(line for line in events(rows) if line.step >= num_untimed_steps):
+        if num_untimed_steps and _set_back(a, b):
+            yield (b.t_ns - a.t_ns) / 1e9 - b.time_ms / 1e3, f"as it set its clock back, after step {a.step}"
+    last = lines[-1]
+    later = [row for row in rows if row["step"] > last.step]
+    stamps_ns = [t_ns for row in later for t_ns in (row.get("line_t_ns"), row.get("val_line_t_ns")) if t_ns is not None]
+    yield (max(stamps_ns, default=last.t_ns) - last.t_ns) / 1e9, f"after step {last.step}, the last whose time it names"
 
 
 def account(rows: Sequence[StepRow], num_untimed_steps: int = 0) -> Account | dict[str, None]:
@@ -220,9 +236,16 @@ def doubts(rows: Sequence[StepRow], num_untimed_steps: int, outside: outside_clo
     if found["unseen_s"] > limit_s + UNSEEN_FRAC * abs(counted_s):
         passed = f"{found['unseen_s']:.2f} s passed uncounted between lines that are several steps apart"
         sentences.append(f"{passed}: whether it validated or trained is not to be seen")
+    for passed_s, where in _unnamed_s(rows, lines, num_untimed_steps):
+        if passed_s > limit_s + UNSEEN_FRAC * abs(counted_s):
+            sentences.append(f"{passed_s:.2f} s passed uncounted {where}")
     sentences += _untimed(rows, num_untimed_steps)
     all_lines = [line for line in events(rows) if line.step >= num_untimed_steps]
-    back = [b for a, b in pairwise(all_lines) if b.step < a.step or (b.time_ms < a.time_ms and not num_untimed_steps)]
+    back = [
+        b
+        for a, b in pairwise(all_lines)
+        if b.step < a.step or (b.time_ms < a.time_ms and not (num_untimed_steps and _set_back(a, b)))
+    ]
     if back:
         sentences.append(f"its lines are out of order: at step {back[0].step} the step or the time goes back")
     return sentences
