@@ -133,18 +133,18 @@ def test_a_gpu_that_another_run_has_is_refused_and_the_others_are_not(tmp_path):
     one_gpu = ["hardware.num_processes=1", EAGER, "look=off"]
     with gpus.running(*one_gpu, CUDA_VISIBLE_DEVICES="1"):
         done = gpus.command("./run.sh", "run", *ON_GPUS, *one_gpu, "hardware.num_processes=2")
-        assert done.returncode == 2 and re.search(r"GPU 1: process \d+ of user \d+ has it", done.stderr), done.stderr
+        assert done.returncode == 75 and re.search(r"GPU 1: process \d+ of user \d+ has it", done.stderr), done.stderr
         done = gpus.command(
             "./run.sh", "race", "A=", "B=optim=muon", "n=2", "--anyway", *ON_GPUS, *one_gpu, "hardware.num_processes=2"
         )
-        assert done.returncode == 2 and "GPU 1: process" in done.stderr
+        assert done.returncode == 75 and "GPU 1: process" in done.stderr
         assert not (gpus.results / "races").exists()  # it was not even planned
         before = len(real_runs.folders(gpus.results))
         assert gpus.command("./run.sh", "run", *ON_GPUS, *one_gpu).returncode == 0
         assert len(real_runs.folders(gpus.results)) == before + 1
         gpus.set(0, others_mib=70_000)
         done = gpus.command("./run.sh", "race", "A=", "B=optim=muon", "n=2", *ON_GPUS, *one_gpu)
-        assert done.returncode == 2 and "GPU 0: 68 of its 80 GiB are in use" in done.stderr, done.stderr
+        assert done.returncode == 75 and "GPU 0: 68 of its 80 GiB are in use" in done.stderr, done.stderr
 
 
 @pytest.mark.slow

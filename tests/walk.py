@@ -132,6 +132,8 @@ class World:
             place = parts[0] if parts else ""
             if place in ("results", "open", "search", "claim") and not any(one.endswith(".tmp") for one in parts):
                 for kind, folder in (("RUN", "cpu_nano"), ("RACE", "races"), ("SEARCH", "searches")):
+                    if parts[1:2] == (folder,) and len(parts) > 3 and parts[3] == "checks":
+                        return f"RUN/{'/'.join(parts[7:])}" if len(parts) > 7 else None  # that a check has made
                     if parts[1:2] == (folder,) and len(parts) > 3:
                         return f"{kind}/{'/'.join(parts[3:])}"
                 top = {"claim": "CLAIM"}.get(place, "RESULTS")
