@@ -36,6 +36,19 @@ def test_a_pipe_that_is_named_is_written_to_and_not_replaced():
     os.close(writing)
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_file_of_a_record_is_not_replaced(tmp_path, form):
+    (tmp_path / "ledger.jsonl").write_text("{}\n")
+    shutil.copytree(COMPLETE, tmp_path / "run")
+    for name in ("ledger.jsonl", "run/run.json", "run/steps.csv"):
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(ValueError, match="is a file of a record, which is not replaced"):
+            export.main([str(COMPLETE), "--to", form, "--out", str(tmp_path / name)])
+        assert (tmp_path / name).read_bytes() == before
+    (tmp_path / "mine").mkdir()
+    assert export.main([str(COMPLETE), "--to", form, "--out", str(tmp_path / "mine" / "steps.csv")]) == 0
+
+
 def test_mllog_lines_are_json_with_the_keys_of_mlperf(tmp_path):
     shutil.copytree(COMPLETE, tmp_path / "run", ignore=shutil.ignore_patterns("events.jsonl"))
     lines = formats.mllog(tmp_path / "run").splitlines()

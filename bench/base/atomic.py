@@ -18,13 +18,16 @@ RESERVE = ".reserve"
 RESERVE_BYTES = 64 * KIB  # several times a run.json
 LOOK_EVERY_S = 0.02  # for a lock
 STALE_S = 15.0  # a lock is held for milliseconds
+OF_RECORDS = ("run.json", "plan.json", "ledger.jsonl")  # in the folder of a run, of a race, of results
+RECORDS = (*OF_RECORDS, "race.json", "config.yaml", "steps.csv", "steps_by_rank.csv")
 
 
 def write_out(path: Path, text: str, option: str = "--out") -> None:
     """Write a file that the user requested with this option, and its parent folders.  ValueError where that fails.
 
-    A pipe or a device in /dev, such as /dev/stdout, is written to and never replaced.
+    A pipe or a device in /dev, such as /dev/stdout, is written to and never replaced.  A record is not replaced either.
     """
+    refuse_record(path, option)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.parts[:2] == ("/", "dev") and path.exists() and not path.is_file() and not path.is_dir():
@@ -33,6 +36,12 @@ def write_out(path: Path, text: str, option: str = "--out") -> None:
             write_text(path, text)
     except OSError as error:
         raise ValueError(f"{option} {path}: cannot be written ({error.strerror}); name another path") from None
+
+
+def refuse_record(path: Path, option: str = "--out") -> None:
+    """ValueError where a file of a run, a race or a results folder would be replaced."""
+    if path.name in RECORDS and any((path.parent / name).exists() for name in OF_RECORDS):
+        raise ValueError(f"{option} {path}: is a file of a record, which is not replaced; name another path")
 
 
 def read_json(path: Path | str, default: Any = None, max_bytes: int = plain_file.MAX_BYTES) -> Any:

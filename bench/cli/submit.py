@@ -58,7 +58,7 @@ def _list(queue: Queue, as_json: bool) -> None:
     ahead = queue.order()
     kept = [entry for entry in queue.waiting() if entry not in ahead]
     for why in queue.unreadable():
-        say("queue", escape.line(f"left out: {why}"), always=True)
+        say("queue", escape.line(f"skipped: {why}"), always=True)
     states = [(queue.taken(), "runs"), (ahead, "waits"), (kept, "over budget")]
     cells = [(each.id, each.user, each.num_gpus, state, each.command) for found, state in states for each in found]
     recent = queue.recent()

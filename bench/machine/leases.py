@@ -19,7 +19,7 @@ from bench.machine import gpus
 
 INHERITED = "SPEEDRUN_LEASED_GPUS"  # NAME@INODE of each, with spaces between
 SOCKETS = Path("/proc/net/unix")  # one a line, with the inode and the address at the end
-NUM_ASKING = 64  # processes that are told which one has it: none of them is answered
+NUM_ASKING = 64  # processes that may ask for the owner at a time; they read its credentials, nothing is sent
 _held: dict[str, socket.socket] = {}  # by this process
 
 

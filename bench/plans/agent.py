@@ -43,7 +43,7 @@ class Agent:
         self._began_s = 0.0
         self._exit_code: int | None = None  # of what was taken, once it has ended by itself
         self._busy: dict[str, tuple[int, float]] = {}  # by id: how often it was so here, until when it waits
-        self._told = set[str]()
+        self._reported = set[str]()
         self._session_id = environment.session_id(environment.environment())
 
     def go(self, once: bool) -> int:
@@ -61,7 +61,7 @@ class Agent:
                         if once:
                             raise
                         exit_code, self._taken = None, None  # should there be one, its lease ends
-                        self._tell(str(error))
+                        self._report_once(str(error))
                     if once:
                         if exit_code is None:
                             say("queue", "nothing that waits can be begun here now")
@@ -78,7 +78,7 @@ class Agent:
         """Runs the next entry -> its exit code; None: there is none now."""
         self._put_back_lost(once)
         for why in self.queue.unreadable():
-            self._tell(f"left out: {why}")
+            self._report_once(f"skipped: {why}")
         with self._next() as entry:
             return None if entry is None else self._run(entry, signals)
 
@@ -86,11 +86,11 @@ class Agent:
         for lost in self.queue.put_back_lost(at_once):
             say("queue", f"{lost.id} of {lost.user}: its agent was lost", always=True)
 
-    def _tell(self, text: str) -> None:
-        """Says what keeps it from working, once."""
-        if text not in self._told:
+    def _report_once(self, text: str) -> None:
+        """Prints what keeps it from working, the first time."""
+        if text not in self._reported:
             say("queue", escape.line(text), always=True)
-            self._told.add(text)
+            self._reported.add(text)
 
     @contextlib.contextmanager
     def _next(self) -> Iterator[Entry | None]:
@@ -109,7 +109,7 @@ class Agent:
                             self._exit_code, self._began_s = None, time.monotonic()
                             self._taken = self.queue.take(entry)
                     except OSError as error:
-                        self._tell(f"{entry.id}: cannot be taken: {error}")
+                        self._report_once(f"{entry.id}: cannot be taken: {error}")
                         continue
                     if self._taken is not None:
                         yield self._taken
@@ -168,7 +168,7 @@ class Agent:
                 self._wait(f"{entry.id} has ended, which cannot be written: {error}", signals)
 
     def _wait(self, why: str, signals: Signals) -> None:
-        self._tell(why)
+        self._report_once(why)
         signals.check()
         time.sleep(LOOK_EVERY_S)
 

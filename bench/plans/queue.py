@@ -5,9 +5,9 @@
     queue/taken/ID@TOKEN.lease        touched by that agent while it lives
     queue/ended/ID@TOKEN.json         what became of it there; exit_code null: it was given back, or its agent was lost
     queue/logs/ID.log                 what it printed
-    queue/budgets.yaml                what users may spend, written by hand
+    queue/budgets.yaml                what users may spend, if the lab has written it
 
-A lease that another agent sees untouched for LEASE_S, by a clock of its own, is lost: that agent puts the command back.
+A lease is lost when another agent has seen it untouched for LEASE_S by its own clock; that agent puts the command back.
 An agent that finds its command gone ends what it runs.
 """
 
@@ -80,7 +80,7 @@ class Outcome(TypedDict):
     why: str
     num_gpus: int
     hours: float
-    usd: float | None  # None: the agent was told no price
+    usd: float | None  # None: the agent had no --usd-per-hour
     ended_s: float  # since 1970
 
 
@@ -243,7 +243,7 @@ class Queue:
     def _silent(self, at_once: bool) -> list[Entry]:
         """Those whose lease nobody has touched for LEASE_S while this process looked.
 
-        A pause of the whole machine counts for nothing: the lease of an agent that slept as well is watched anew.
+        A pause of the whole machine does not count: the watch begins again afterwards.
         """
         now_s, taken = time.monotonic(), self.taken()
         if now_s - self._looked_s > LEASE_S / 2:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.base import escape, utc
+from bench.base import atomic, escape, utc
 from bench.base.reading import plain_file, yaml_file
 from bench.base.reading.damage import Damaged, reading_record
 from bench.base.units import ms_from_s
@@ -70,6 +70,7 @@ def write_parquet(rows: Sequence[Mapping[str, Any]], out: Path | str) -> None:
         table = pyarrow.table({name: [row.get(name) for row in rows] for name in _columns(rows)})
     except (pyarrow.ArrowException, OverflowError) as error:
         raise ValueError(f"--to parquet: a column has values of several kinds ({error}): use --to csv") from None
+    atomic.refuse_record(Path(out))
     try:
         pyarrow.parquet.write_table(table, out)
     except OSError as error:
