@@ -23,6 +23,7 @@ from bench.record.step_files import StepRow
 MAX_UNTIMED_STEPS, RESTART_MS = 10, 1.0
 MIN_UNTIMED_STEPS, MAX_UNTIMED_TIMES = 5, 2.0  # fewer may all compile (assumed)
 MAX_WAITED_FRAC = 1 / 3  # of the counted time: how much of it a busy machine may excuse; up to 0.19 was seen at load 15
+UNNAMED_STEPS = 2  # whose time a script need not name: after its last line with one, or as it sets its clock back
 UNSEEN_FRAC = 0.1  # of the counted time: what may pass uncounted before a validation whose steps have no lines
 
 
@@ -236,8 +237,9 @@ def doubts(rows: Sequence[StepRow], num_untimed_steps: int, outside: outside_clo
     if found["unseen_s"] > limit_s + UNSEEN_FRAC * abs(counted_s):
         passed = f"{found['unseen_s']:.2f} s passed uncounted between lines that are several steps apart"
         sentences.append(f"{passed}: whether it validated or trained is not to be seen")
+    step_s = abs(counted_s) / max(1, lines[-1].step - lines[0].step)
     for passed_s, where in _unnamed_s(rows, lines, num_untimed_steps):
-        if passed_s > limit_s + UNSEEN_FRAC * abs(counted_s):
+        if passed_s > limit_s + UNNAMED_STEPS * step_s:
             sentences.append(f"{passed_s:.2f} s passed uncounted {where}")
     sentences += _untimed(rows, num_untimed_steps)
     all_lines = [line for line in events(rows) if line.step >= num_untimed_steps]
