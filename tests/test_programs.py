@@ -13,10 +13,11 @@ import scripted
 
 from bench.cli import main as program
 from bench.config import compose, user_code
-from bench.launch.script import output, script, work_folder
+from bench.launch.script import outcome, output, script, work_folder
 from bench.machine import code_state
 from bench.plans.race import plan
 from bench.record import step_files, verification
+from bench.record.importers import dialects
 from bench.report import run_facts
 
 PACKAGE = scripted.SCRIPTS / "package"
@@ -241,3 +242,19 @@ def test_a_record_names_the_first_thousand_files_of_a_script_that_leaves_many(tm
     facts = work_folder.tidy(its, work)
     assert facts == {"files_written": [f"{number:04}.tmp" for number in range(1000)], "num_files_written": 1200}
     assert "0999.tmp, 200 more" in run_facts._files_written(facts)
+
+
+@pytest.mark.parametrize("torch", [{"torch": ["x"]}, {"torch": "2.13", "cuda": {}}, "2.13"])
+def test_facts_of_another_kind_than_a_worker_writes_are_not_believed(tmp_path, torch):
+    path = tmp_path / "facts"
+    path.write_text(json.dumps({"python": "3.11", "torch": torch}))
+    assert outcome._facts(path) == {}
+
+
+def test_a_metrics_line_whose_step_is_no_number_is_no_line_of_it():
+    rows = [{"step": 2}, {"step": 3}]
+    lines = [(0, "accuracy 0.5 at three"), (1, "accuracy 0.6 at 3"), (2, "accuracy 0.7 at ")]
+    outcome._add_own_metric(
+        rows, lines, dialects.reader_of("modded-nanogpt"), "accuracy", r"accuracy (?P<value>\S+) at (?P<step>\S*)"
+    )
+    assert rows == [{"step": 2}, {"step": 3, "accuracy": 0.6}]

@@ -46,13 +46,23 @@ BY_TIME = "give goal.time_budget_s in its place"
 MORE_COLUMNS = ("train_time_at_val_ms", "grad_norm", *PRINTED_METRICS)
 
 
+class TorchFacts(TypedDict, total=False):
+    """As script_worker.torch_facts() has them."""
+
+    torch: str | None
+    cuda: str | None
+    cudnn: int | None
+    nccl: str | None
+    cpu_capability: str | None
+
+
 class Facts(TypedDict):
     """What a rank's worker wrote of itself at its end; the script can write there too."""
 
     python: NotRequired[str]
     peak_rss_gib: NotRequired[float | None]
     peak_mem_gib: NotRequired[dict[str, float | None] | None]
-    torch: NotRequired[dict[str, Any]]
+    torch: NotRequired[TorchFacts]
     compile_flags: NotRequired[dict[str, Any]]
     packages: NotRequired[dict[str, str | None]]
 
@@ -215,7 +225,8 @@ def _add_own_metric(
         if (row := reader.row(text)) is not None:
             latest = row["step"]
         if match := re.search(pattern, text[:MAX_LINE_CHARS]):
-            step, value = int(match.groupdict().get("step") or latest), as_number(match["value"])
+            number = match.groupdict().get("step")
+            step, value = as_number(number) if number else latest, as_number(match["value"])
             if value is not None and step in by_step:
                 by_step[step][name] = value
 
@@ -307,9 +318,10 @@ def _write_result(
     if telemetry.get("foreign_cpu_cores") is not None:
         measured["foreign_cpu_cores"] = telemetry["foreign_cpu_cores"]
     # the script's own torch; None of all where it ended well and imported none; {} where nothing is known
-    torch_facts: dict[str, Any] = dict(first.get("torch") or {})
+    given = cast(Mapping[str, Any], first.get("torch") or {})
+    torch_facts: dict[str, Any] = {name: given[name] for name in TorchFacts.__annotations__ if name in given}
     if not torch_facts and "python" in first:
-        torch_facts = dict.fromkeys(("torch", "cuda", "cudnn", "nccl", "cpu_capability"))
+        torch_facts = dict.fromkeys(TorchFacts.__annotations__)
     summaries = {"telemetry": telemetry["summary"]} if telemetry["summary"] else {}
     of_script = [{"rank": 0, "instrument": "script", "doubt": private.redact(doubt, REPO)} for doubt in doubts]
     result = {
