@@ -7,7 +7,7 @@ import browser
 import pytest
 import real_runs
 import traces
-from traces import SHARED, event, launched, step, write
+from traces import SHARED, event, launched, needs_shared, step, write
 
 from bench.analysis.explain import account, ceilings, document, parts, ranking, traffic
 from bench.analysis.explain.device_steps import owners
@@ -476,7 +476,7 @@ def ranks_of(name):
     return load.load_all(sorted((SHARED / "files" / name).glob("*.json*")))
 
 
-@pytest.mark.skipif(not NAMES, reason="no shared traces beside this checkout")
+@needs_shared
 @pytest.mark.parametrize("include_last_step", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_real_traces_add_up_to_the_nanosecond(name, include_last_step):
@@ -492,7 +492,7 @@ def test_real_traces_add_up_to_the_nanosecond(name, include_last_step):
     assert against_itself["change_ns"] == 0 and against_itself["lines"] == []
 
 
-@pytest.mark.skipif(not NAMES, reason="no shared traces beside this checkout")
+@needs_shared
 def test_of_eight_h100s_rank_1_is_late_because_its_host_is():
     ranks = ranks_of("modded_8xh100")
     answer, analysed = account.explain_ranks(ranks), traces.analysed([rank.path for rank in ranks])

@@ -857,3 +857,13 @@ def test_two_revisions_race_through_a_kill_and_the_slow_one_is_called_slower_by_
     assert "in optimizer" in " ".join(found["result"]["against"]["B"]["diagnosis"]["words"])
     worktrees = subprocess.run(["git", "worktree", "list"], cwd=checkout, capture_output=True, text=True).stdout
     assert len(worktrees.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["bench/plans/race/arm_process.py", "bench/race/arm_process.py", "bench/racers.py"])
+def test_a_revision_from_before_a_move_of_this_file_is_asked_too(tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    path.write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    assert arm_process.ask(tmp_path, ["--facts"], dict(os.environ)) == ["--facts"]
+    path.unlink()
+    assert arm_process.ask(tmp_path, ["--facts"], dict(os.environ)) is None

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from traces import SHARED, event, step, write
+from traces import SHARED, event, needs_shared, step, write
 
 from bench.analysis.explain import account, device_steps, document, perfetto, retimed
 from bench.analysis.explain.parts import Change
@@ -145,6 +145,7 @@ def test_a_rank_that_is_early_gains_nothing_and_the_late_one_gains_for_both(tmp_
     assert saved_us.tolist() == [[0, 20, 30], [0, 20, 30]]  # beyond 30 us the other rank is the late one
 
 
+@needs_shared
 @pytest.mark.parametrize("name", ["modded_8xh100", "param_dlrm_8rank", "hta_trace_diff_test", "tl_h100_qwen"])
 def test_an_unchanged_graph_gives_the_recorded_steps_to_the_nanosecond(name):
     ranks = [rank for rank in load.load_all(load.find(SHARED / "files" / name)) if len(rank.device_rows())]
@@ -156,6 +157,7 @@ def test_an_unchanged_graph_gives_the_recorded_steps_to_the_nanosecond(name):
     assert graph.saved_ns(nothing_left).sum() > 0
 
 
+@needs_shared
 @pytest.mark.parametrize("name", ["modded_8xh100", "param_dlrm_8rank"])
 def test_a_gain_above_a_lines_own_time_is_that_of_one_rank_for_which_the_others_wait_and_the_line_says_so(name):
     answer = account.explain_ranks(load.load_all(load.find(SHARED / "files" / name)))
@@ -168,6 +170,7 @@ def test_a_gain_above_a_lines_own_time_is_that_of_one_rank_for_which_the_others_
         assert f"; {own_ms:.3f} on rank {late}, for which the others wait" in shown
 
 
+@needs_shared
 def test_an_annotated_trace_keeps_every_event_and_its_account_tiles_each_step(tmp_path):
     trace = next((SHARED / "files" / "tl_h100_qwen").glob("*.json.gz"))
     assert verb.main([str(trace), "--perfetto", str(tmp_path)]) == 0

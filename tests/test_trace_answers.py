@@ -12,10 +12,6 @@ from bench.analysis.trace.load import find, load
 from bench.analysis.trace.text import document, short
 from bench.cli import analyze
 
-needs_shared = pytest.mark.skipif(
-    not traces.SHARED.is_dir(), reason="the real traces of others are not beside this checkout"
-)
-
 
 def analysed(path, **options):
     return traces.analysed([path], **options)["ranks"]["0"]
@@ -377,7 +373,7 @@ def test_a_world_of_a_billion_ranks_is_not_believed(tmp_path):
     assert traces.analysed([path])["overall"]["missing_ranks"] == []
 
 
-@needs_shared
+@traces.needs_shared
 def test_every_part_of_the_answer_is_printed_for_a_real_trace():
     answer = traces.analysed(find(traces.SHARED / "files" / "hta_nccl_parser_config"))
     text = document(answer, "x").terminal()

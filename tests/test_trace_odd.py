@@ -470,7 +470,7 @@ def test_allocations_are_moments(tmp_path):
     assert of(write(tmp_path / "b.json", rows()))["operators"][0]["allocated_bytes"] is None
 
 
-@pytest.mark.skipif(not traces.SHARED.is_dir(), reason="the real traces of others are not beside this checkout")
+@traces.needs_shared
 def test_a_real_trace_is_the_same_in_every_writing(tmp_path):
     with gzip.open(traces.SHARED / "files" / "hta_triton_example" / "triton_example.json.gz") as file:
         whole = json.load(file)

@@ -14,7 +14,6 @@ from bench.report import trace_page
 from bench.web import document, waterfall
 
 MAX_PAGE_BYTES = 3_000_000
-needs_shared = pytest.mark.skipif(not traces.SHARED.is_dir(), reason="needs the shared traces")
 SETS = sorted(path.name for path in (traces.SHARED / "files").iterdir()) if traces.SHARED.is_dir() else []
 
 
@@ -132,14 +131,14 @@ def test_analyze_writes_a_page_and_markdown(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@needs_shared
+@traces.needs_shared
 def test_every_shared_trace_has_a_page_of_bounded_size():
     for name in SETS:
         for answer in analysis.analyze_files(load.find(traces.SHARED / "files" / name)).values():
             assert len(trace_page.document({name: answer}).html()) < MAX_PAGE_BYTES / 3, name
 
 
-@needs_shared
+@traces.needs_shared
 @needs_browser
 def test_the_page_of_eight_ranks_in_a_browser_wide_and_narrow_light_and_dark(tmp_path):
     page = tmp_path / "page.html"
@@ -170,7 +169,7 @@ def test_stamps_since_the_epoch_are_exact_to_the_nanosecond(tmp_path):
     assert events.nanoseconds([0.5, 1]).tolist() == [500, 1000]
 
 
-@needs_shared
+@traces.needs_shared
 def test_files_analysed_by_processes_of_their_own_give_the_same_answer(monkeypatch):
     paths = load.find(traces.SHARED / "files" / "param_dlrm_8rank")[:3]
     alone = traces.analysed(paths)

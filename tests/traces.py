@@ -4,11 +4,12 @@ import gzip
 import json
 from pathlib import Path
 
+import pytest
+
 from bench.analysis.trace import analysis
 
-SHARED = (
-    Path(__file__).resolve().parent.parent.parent / "shared" / "traces"
-)  # real ones, beside a checkout that has them
+SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "traces"  # real ones, if they are beside a checkout
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real traces of others are not beside this checkout")
 
 
 def event(cat, name, ts, dur, pid=1, tid=1, **args):

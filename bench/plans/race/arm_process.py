@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from bench.base import credentials
 from bench.base.paths import CHECKOUT, REPO, working_folder
 from bench.config import schema, user_code
 from bench.machine import code_copy, code_state, sandbox
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 END_WITHIN_S = 30.0  # the launcher ends its workers, then finishes the record
 TAIL_LINES = 15
 TICK_S = 0.5
-FACTS_MODULE = "bench.plans.race.arm_process"
+# this file's names, the newest first: a revision has one
+FACTS_MODULES = ("bench.plans.race.arm_process", "bench.race.arm_process", "bench.racers")
 OF_LOSSES = ("model", "data", "optim", "stages")  # sections of a config; of the goal the steps, where schedules end
 Confined = Callable[[Sequence[str], Mapping[str, str]], tuple[list[str], dict[str, str]]]  # of sandbox.command()
 MANY = "-"  # in place of an arm's overrides: those of several arms are on standard input
@@ -63,7 +65,8 @@ def facts_of_arms(arms: Mapping[str, tuple[Path, Sequence[str]]], results: Path 
             known = all_facts[name] = answers.get(name) or facts(folder, overrides, results)
             if known.get("refused"):
                 raise ValueError(known["refused"])
-            if hidden := known.get("redacted"):
+            in_words = [word.partition("=")[0] for word in overrides if credentials.found(word)]  # of an older revision
+            if hidden := known.get("redacted") or in_words:
                 remedy = "log in (wandb login, hf auth login) so that the arm needs none"
                 raise ValueError(f"{hidden[0]} looks like a credential, and a plan records all settings: {remedy}")
         except ValueError as error:
@@ -94,9 +97,11 @@ def ask(
 
     given: standard input; confined: what puts it into a sandbox.  ValueError: a refusal.
     """
-    if not (Path(folder) / f"{FACTS_MODULE.replace('.', '/')}.py").exists():
+    paths = {name: Path(folder) / f"{name.replace('.', '/')}.py" for name in FACTS_MODULES}
+    module = next((name for name, path in paths.items() if path.exists()), None)
+    if module is None:
         return None
-    command = [sys.executable, "-m", FACTS_MODULE, *arguments]
+    command = [sys.executable, "-m", module, *arguments]
     command, env = confined(command, env) if confined else (command, env)
     done = subprocess.run(command, cwd=folder, env=env, input=given, capture_output=True, text=True)
     if done.returncode:
