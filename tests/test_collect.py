@@ -368,7 +368,7 @@ def test_certificates_and_audits_come_with_their_runs_and_stay_claims(machines, 
     replayed(a, first, replays, monkeypatch)
     audited(a, first)
     assert collected(into, a, b) == 0
-    assert ", 2 replays and audits" in capsys.readouterr().out
+    assert ", 2 reruns" in capsys.readouterr().out
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(into))
     here = into / "cpu_nano" / first.name
     assert content_of(here) == content_of(first)

@@ -9,7 +9,7 @@ collect() of a place, in this order, so that it can be killed at any moment and 
 
 Repeated, it reads the place's ledgers, what is new by them, and its sweeps.  With a run come certificate.json and
 audit.json beside it, and in the same way as runs the replays and audits that these name, which have ledgers of their
-own.  Such a certificate or audit stays a claim of the place's: whoever is to rely on one makes it again.
+own.  Such a certificate or audit stays a claim of the place's: to rely on one, make it again.
 """
 
 import concurrent.futures
@@ -52,7 +52,7 @@ class Collected:
     new_names: set[str] = field(default_factory=set)
     num_races: int = 0  # whose plan is here now
     num_sweeps: int = 0
-    num_checks: int = 0  # replays and audits of its that are here now
+    num_checks: int = 0  # reruns: of its replays and audits those that are here now
     num_unfinished: int = 0  # runs without an end in the ledger: they run, or were killed
     num_imported: int = 0  # records of logs, which no ledger has
     refused: list[str] = field(default_factory=list)  # sentences
@@ -62,7 +62,7 @@ class Collected:
             f"{counted(len(self.names), 'run')} ({len(self.new_names)} new)",
             counted(self.num_races, "race"),
             *([counted(self.num_sweeps, "sweep")] if self.num_sweeps else []),
-            *([f"{counted(self.num_checks, 'replay')} and audits"] if self.num_checks else []),
+            *([counted(self.num_checks, "rerun")] if self.num_checks else []),
             f"{counted(self.num_lines, 'ledger line')} ({self.num_new_lines} new)",
         ]
         parts += [f"{counted(self.num_unfinished, 'run')} without an end"] if self.num_unfinished else []
