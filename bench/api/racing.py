@@ -54,10 +54,10 @@ def race(*settings: str, quiet: bool = False, anyway: bool = False, **arms_and_p
     until the race has ended.  An interrupt ends it with status "interrupted"; ./run.sh race --resume goes on.
     ValueError: the arms or the plan cannot be raced.
     """
-    words = [f"{name}={_word(value)}" for name, value in arms_and_plan.items()]
+    arguments = [f"{name}={_word(value)}" for name, value in arms_and_plan.items()]
     results = results_root().absolute()
     with console.output(quiet):
-        folder = planning.begin(plan.parse_request([*settings, *words]), results, anyway)
+        folder = planning.begin(plan.parse_request([*settings, *arguments]), results, anyway)
         return Race(folder, runner.go(folder, results, anyway=anyway, is_new=True))
 
 

@@ -28,9 +28,9 @@ def main(argv: list[str]) -> int:
     """Exit codes: 0 fit, perhaps with warnings; 1 a check failed, or nothing could be measured; 2 usage error."""
     args = _parser().parse_intermixed_args(argv)
     if args.rehearse_gpu is not None:
-        words = [*args.rehearse_gpu, *args.overrides]
-        settings = [word for word in words if "=" in word]
-        names = [word for word in words if word not in settings]
+        given = [*args.rehearse_gpu, *args.overrides]
+        settings = [word for word in given if "=" in word]
+        names = [word for word in given if word not in settings]
         return rehearsal(names, settings, args.gpu, 0 if args.full else rehearse.NUM_LAYERS, args.json)
     if not args.timeout_s > 0:
         raise ValueError(f"--timeout-s={args.timeout_s:g}: use a number of seconds above 0")
@@ -83,9 +83,9 @@ def passport(hardware: schema.HardwareConfig, env: dict[str, Any], as_json: bool
 
 def rehearsal(names: list[str], overrides: list[str], gpu: str, num_layers: int, as_json: bool) -> int:
     """Exit code 0: each of these models, or of all, compiles for a GPU as a run needs it; 1: something was found."""
-    asked = {name: rehearse.overrides_of(name) for name in names or rehearse.choices()}
+    requested = {name: rehearse.overrides_of(name) for name in names or rehearse.choices()}
     answers, checks = {}, []
-    for name, own in asked.items():
+    for name, own in requested.items():
         answers[name] = rehearse.rehearse([*own, *overrides], gpu, num_layers)
         rows = rehearse.judge(name, answers[name])
         checks += rows
@@ -96,7 +96,7 @@ def rehearsal(names: list[str], overrides: list[str], gpu: str, num_layers: int,
         rows_as_json = [vars(check) for check in checks]
         print(json.dumps({"fit": not failed, "checks": rows_as_json, "rehearsals": answers}, indent=1))
     else:
-        print(f"{len(asked) - len(failed)} of {len(asked)} compile for {gpu.upper()} as they are")
+        print(f"{len(requested) - len(failed)} of {len(requested)} compile for {gpu.upper()} as they are")
         print(rehearse.NOT_FOUND)
     return 1 if failed else 0
 

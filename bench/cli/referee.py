@@ -220,14 +220,14 @@ def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh referee", main=main)
     actions = ("demo", "start", "submit", "status", "log", "end", "replay", "serve", "mcp")
     parser.add_argument("action", choices=actions)
-    words = (
+    help_text = (
         "start: budget=8h, champion='WORDS' or the words of run; effect=0.5%% (the gain looked for; default: what this "
     )
-    words += (
+    help_text += (
         "machine can show), alpha=0.05, on=time, loss or time_to_target, price=2.5 (dollars a device-hour).  submit: "
     )
-    words += "a diff, a folder, script=PATH or key=value.  Others: the name of a search"
-    parser.add_argument("words", nargs="*", metavar="WORD", help=words)
+    help_text += "a diff, a folder, script=PATH or key=value.  Others: the name of a search"
+    parser.add_argument("words", nargs="*", metavar="WORD", help=help_text)
     parser.add_argument("--search", metavar="NAME", help="which search; default: the newest")
     parser.add_argument("--socket", metavar="PATH", help="path of the socket that serve makes; default: SEARCH/socket")
     parser.add_argument("--author", default="", help="name of the submitter, kept in the journal")

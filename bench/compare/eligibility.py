@@ -145,11 +145,11 @@ def _disturbed(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
             why = "trained in segments or with checkpoints in between: their times do not count"
             yield "of time", f"{counted(len(broken), 'run')} of {name} {why}; race them without checkpoint.every_min"
     busy = [[doubt for row in rows for doubt in row["machine_doubts"] if doubt.startswith(BUSY)] for rows in (a, b)]
-    for one, other in ((0, 1), (1, 0)):
-        num, num_other, num_busy = len((a, b)[one]), len((a, b)[other]), len(busy[one])
+    for arm, other in ((0, 1), (1, 0)):
+        num, num_other, num_busy = len((a, b)[arm]), len((a, b)[other]), len(busy[arm])
         if num_busy > max(1, num - 2) and len(busy[other]) <= min(num_other // 2, num_other - 2):
-            runs = f"{num_busy} of {num} runs of {names[one]} and {len(busy[other])} of {num_other} of {names[other]}"
-            why = f"other programs kept the machine busy in {runs}: {max(busy[one])}"
+            runs = f"{num_busy} of {num} runs of {names[arm]} and {len(busy[other])} of {num_other} of {names[other]}"
+            why = f"other programs kept the machine busy in {runs}: {max(busy[arm])}"
             yield "of time", f"{why}; what burns in one arm's runs may know which arm runs: end it, and race again"
 
 

@@ -298,8 +298,8 @@ def check_profilers(windows_by_instrument: dict[str, list[ProfilerWindow] | None
         why = "nobody knows before whether it overlaps with another window: keep one of them"
         raise ValueError(f"window {by_clock.name}: first_s={by_clock.first_s:g}: {why}")
     for window, other in itertools.combinations(windows, 2):
-        cycles = [f"{one.name}_cycle" for one in (window, other) if one.every_steps]
-        if window.name == other.name or any(one.name.startswith(tuple(cycles)) for one in (window, other)):
+        cycles = [f"{each.name}_cycle" for each in (window, other) if each.every_steps]
+        if window.name == other.name or any(each.name.startswith(tuple(cycles)) for each in (window, other)):
             remedy = "two windows have this name and would write the same files: rename one"
             raise ValueError(f"window name={other.name}: {remedy}")
         overlap = window.overlap(other)

@@ -46,7 +46,8 @@ class Earlier:
         closed = before[-1] | self._end(before)
         begins = {"from_step": self.state["step"], "started_at": utc.now(), "checkpoint_sha256": self.sha256}
         kept = {name: self.run[name] for name in KEPT if name in self.run}
-        warnings = self.run.get("warnings", []) + [one for one in run["warnings"] if one not in self.run["warnings"]]
+        before_it = self.run.get("warnings", [])
+        warnings = before_it + [warning for warning in run["warnings"] if warning not in before_it]
         return run | kept | {"warnings": warnings, "segments": [*before[:-1], closed, begins]}
 
     def _end(self, segments: list[Section]) -> Section:

@@ -168,16 +168,16 @@ def _options() -> str:
 
 
 def _bubblewrap(mounts: Iterable[tuple[str, str, str]]) -> list[str]:
-    words = [shutil.which("bwrap") or "bwrap", "--unshare-user", "--unshare-all", "--cap-drop", "ALL", "--new-session"]
-    words += ["--die-with-parent", "--hostname", "localhost"]  # a name that gloo finds
-    words += ["--disable-userns"] * ("--disable-userns" in _options())
+    command = [shutil.which("bwrap") or "bwrap", "--unshare-user", "--unshare-all", "--cap-drop", "ALL"]
+    command += ["--new-session", "--die-with-parent", "--hostname", "localhost"]  # a name that gloo finds
+    command += ["--disable-userns"] * ("--disable-userns" in _options())
     options = {"ro": "--ro-bind", "rw": "--bind", "device": "--dev-bind", "link": "--symlink"}
     for what, source, path in mounts:
         if what == "tmpfs" and source and "--size" in _options():
-            words += ["--size", source]
-        words += [options[what], source, path] if what in options else [f"--{what}", path]
+            command += ["--size", source]
+        command += [options[what], source, path] if what in options else [f"--{what}", path]
     # root of this machine could set it without any right, core_pattern among it, a program that the kernel runs
-    return [*words, "--ro-bind", "/proc/sys", "/proc/sys", "--remount-ro", "/dev", "--remount-ro", "/"]
+    return [*command, "--ro-bind", "/proc/sys", "/proc/sys", "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
 def of_python(python: str) -> list[str]:

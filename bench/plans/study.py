@@ -241,10 +241,10 @@ def _point(study: sweep.Study, name: str, tried: Mapping[float, float]) -> list[
     """The overrides of an arm's next trial: the first wanted value that the setting may have."""
     why = ValueError(f"{name}: no other value of {study['tune']} is allowed")
     for value in next_values(study["starts"][name], tried, sweep.metric_of(study)):
-        words = [*study["common"], *study["arms"][name], f"{study['tune']}={value!r}", f"seed={study['seed']}"]
+        overrides = [*study["common"], *study["arms"][name], f"{study['tune']}={value!r}", f"seed={study['seed']}"]
         try:
-            requested_config(words)
-            return words
+            requested_config(overrides)
+            return overrides
         except ValueError as error:
             why = error
     raise why

@@ -79,7 +79,7 @@ def account(
         chain = chains[sample[4]]
         place = _of_main(chain, file, main)
         for key in ((phase, NOWHERE, NOWHERE), *([(phase, place[:2], chain[0][:2])] if place else [])):
-            totals[key] = [one + more for one, more in zip(totals.get(key, [0] * 4), spent)]
+            totals[key] = [total + more for total, more in zip(totals.get(key, [0] * 4), spent)]
     texts = {name: text.splitlines() for name, text in sources.items()}
     used = [_used(key, total, texts) for key, total in totals.items()]
     at_lines = [each for each in used if each["file"]]

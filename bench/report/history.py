@@ -72,8 +72,8 @@ class Series:
         """What finds the commit, or where it is known already, what confirms it."""
         before, after = (self.points[index].commit.sha[:SHORT] for index in (change.before, change.after))
         on = ["--on", "val_loss"] if self.measure == "val_loss" else []
-        words = [word for word in self.settings if word.partition("=")[0] not in PER_COMMIT]
-        return f"./run.sh bisect {before} {after} {shlex.join([*on, *words])}".rstrip()
+        settings = [word for word in self.settings if word.partition("=")[0] not in PER_COMMIT]
+        return f"./run.sh bisect {before} {after} {shlex.join([*on, *settings])}".rstrip()
 
 
 def commits_of(repo: Path, rev: str) -> list[Commit]:
@@ -240,8 +240,8 @@ def _data(series: Series) -> dict[str, Any]:
     values = [{series.measure: point.value, "num_runs": point.num_runs} for point in series.points]
     points = [point.commit._asdict() | value for point, value in zip(series.points, values, strict=True)]
     ends = [{end: points[getattr(change, end)]["sha"] for end in ("before", "after")} for change in series.changes]
-    said = [{"change": series.step_of(change), "command": series.command_of(change)} for change in series.changes]
-    return about | {"points": points, "changes": [end | words for end, words in zip(ends, said, strict=True)]}
+    changes = [{"change": series.step_of(change), "command": series.command_of(change)} for change in series.changes]
+    return about | {"points": points, "changes": [end | change for end, change in zip(ends, changes, strict=True)]}
 
 
 def badge(series: Sequence[Series]) -> str:

@@ -92,12 +92,9 @@ def _heat(results: Results, value: str) -> Drawn:
     is_score, name = value == results.score, value.replace("_", "-")
     pivot = results.pivot(keys) if is_score else table_groups.pivot_of(results.rows, keys, value)
     title = results.label if is_score else TRAIN_TIME
-    across = pivot.values[1] if len(keys) == 2 else [None]
-    cells = [[_cell(pivot, (one, other) if len(keys) == 2 else (one,)) for other in across] for one in pivot.values[0]]
-    heads = (
-        [value_words(one) for one in pivot.values[0]],
-        [value_words(one) if len(keys) == 2 else "" for one in across],
-    )
+    down, across = pivot.values[0], pivot.values[1] if len(keys) == 2 else [None]
+    cells = [[_cell(pivot, (row, column) if len(keys) == 2 else (row,)) for column in across] for row in down]
+    heads = ([value_words(row) for row in down], [value_words(column) if len(keys) == 2 else "" for column in across])
     has_best = any(cell.is_best for cell in pivot.cells.values())
     framed = "the best is framed" if has_best else "no best, as the runs are suspect"
     about = f"mean, sd and n of the runs in a cell; {framed}"
@@ -181,8 +178,8 @@ def _facts(results: Results) -> list[str]:
     state = "running, or killed" if facts["ended_at"] is None else ended
     budget = f"budget {format_s(facts['budget_s'])}" if facts["budget_s"] is not None else ""
     tracks = ", ".join(sorted({str(row["track"]) for row in results.rows}))
-    words = (f"track {tracks}" if tracks else "", state, budget, started, code(facts["sweep_id"]))
-    return [word for word in words if word]
+    facts_shown = (f"track {tracks}" if tracks else "", state, budget, started, code(facts["sweep_id"]))
+    return [word for word in facts_shown if word]
 
 
 def _tiles(results: Results) -> Iterator[tuple[str, object]]:

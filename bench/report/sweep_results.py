@@ -100,8 +100,8 @@ class Results:
         """Of the metric within a config, pooled over those with repeats; None where none has."""
         sds = [(group["n"] - 1, group[f"{self.score}_sd"]) for group in self.ranked]
         some = [(df, sd) for df, sd in sds if sd is not None]
-        df = sum(one for one, _ in some)
-        return math.sqrt(sum(one * sd**2 for one, sd in some) / df) if df else None
+        df = sum(freedom for freedom, _ in some)
+        return math.sqrt(sum(freedom * sd**2 for freedom, sd in some) / df) if df else None
 
     def effects(self) -> list[table_groups.Pivot]:
         """means() of the metric, the widest range first, without settings of which no value has two configs."""

@@ -149,7 +149,7 @@ def add_changes(rows: Sequence[TableRow], baseline: TableRow) -> list[str]:
         if row is baseline:
             row.update(dict.fromkeys(CHANGE_COLUMNS))
             continue
-        compared = verdict.compare_rows(*(one.get("members") or [one] for one in (baseline, row)))
+        compared = verdict.compare_rows(*(group.get("members") or [group] for group in (baseline, row)))
         time, loss = compared["time"], compared["val_loss"]
         changes = time["change_pct"], time["ci95_pct"], loss["change"], loss["ci95"]
         row.update(zip(CHANGE_COLUMNS, changes, strict=True))
@@ -243,7 +243,7 @@ def pivot_blocks(pivot: Pivot) -> list[Block]:
     else:
         across = pivot.values[1]
         heads, right = [" \\ ".join(pivot.keys), *map(value_words, across)], [numeric, *[True] * len(across)]
-        lines = [[value_words(one), *(_cell_words(pivot, (one, other)) for other in across)] for one in down]
+        lines = [[value_words(head), *(_cell_words(pivot, (head, column)) for column in across)] for head in down]
     about = f"{pivot.label}: mean, sd, n" if len(pivot.keys) == 1 else f"{pivot.label}: mean ± sd, n runs; * the best"
     about += f"; over {', '.join(pivot.over)}" if pivot.over else ""
     about += "; failed: also aborted or invalid" if any(cell.num_lost for cell in pivot.cells.values()) else ""

@@ -125,7 +125,7 @@ class Plain(Alone):
     def __init__(self, config: Config, model: torch.nn.Module, optimizer: Any, ranks: Ranks, bucket_bytes: int):
         super().__init__(config, model, optimizer)
         self._world_size, late = ranks.world_size, set(self._late)
-        parameters = [one for one in model.parameters() if one.requires_grad and one not in late]
+        parameters = [weight for weight in model.parameters() if weight.requires_grad and weight not in late]
         layouts = buckets.packed(parameters, ranks.world_size, bucket_bytes)
         self._buckets = [buckets.Reduced(layout, ranks) for layout in layouts]
 

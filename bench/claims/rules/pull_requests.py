@@ -252,8 +252,8 @@ def changes_of(pull: PullRequest) -> dict[str, tuple[int, int]]:
 
 
 def _names_any(line: clock_lines.Line, patterns: Sequence[str]) -> bool:
-    words = {line.definition, *re.findall(r"\w+", line.text)}
-    return any(fnmatchcase(word, pattern) for word in words for pattern in patterns)
+    names = {line.definition, *re.findall(r"\w+", line.text)}
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 def shortly(text: str) -> str:

@@ -197,13 +197,13 @@ def every_run_has_a_score_within_its_budget(claim: Claim) -> Judged:
     """Where the track has a budget, each run was validated within it."""
     if not (budget := standard(claim.track).goal.budget):
         return None, f"track {claim.track} has no budget"
-    words = ", ".join(f"{amount:g} {unit.replace('time_', '')}" for unit, amount in budget.items())
+    limits = ", ".join(f"{amount:g} {unit.replace('time_', '')}" for unit, amount in budget.items())
 
     def fault_of(run: Run) -> str | None:
-        return None if row_of(run.record)["score"] is not None else f"it was not validated within {words}"
+        return None if row_of(run.record)["score"] is not None else f"it was not validated within {limits}"
 
     scores = [f"{row['score']:.5f}" for row in claim.rows if row["score"] is not None]
-    return judge_each(claim.runs, fault_of, f"{metric_of(claim.rows).name} {some(scores, MAX_RUNS)} within {words}")
+    return judge_each(claim.runs, fault_of, f"{metric_of(claim.rows).name} {some(scores, MAX_RUNS)} within {limits}")
 
 
 def the_artifact_is_small_enough(claim: Claim) -> Judged:

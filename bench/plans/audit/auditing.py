@@ -50,7 +50,7 @@ def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
     job = job_of(folder, run, say)
     found = list[Any]()
     for kind in kinds:
-        looks = job.script is not None and "look=off" not in job.overrides and not any(one["run"] for one in found)
+        looks = job.script is not None and "look=off" not in job.overrides and not any(audit["run"] for audit in found)
         found.append({"kind": kind} | _audit_run(kind, job.with_look(looks), run, say))
         say("audit", f"{kind.replace('_', ' ')}: {found[-1]['outcome'].upper()}: {found[-1]['why']}")
     audited: certificates.Audit = {

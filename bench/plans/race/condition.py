@@ -63,7 +63,7 @@ def measure(folder: Path, results: Path, arms: Mapping[str, Mapping[str, Any]], 
         return
     past = of(folder)
     faults = list(_faults(passport, _history(results, folder)))
-    faults += [fault for fault in _faults(passport, [one["passport"] for one in past]) if fault not in faults]
+    faults += [fault for fault in _faults(passport, [earlier["passport"] for earlier in past]) if fault not in faults]
     new = Measurement(when=when, passport=passport, faults=faults)
     atomic.write_json(folder / FILE, {"measurements": [*past, new]})
     for fault in faults:
@@ -80,7 +80,7 @@ def of(folder: Path) -> list[Measurement]:
 
 def faults_of(folder: Path) -> list[str]:
     """All that was found before and after a race, as sentences."""
-    return [f"{one['when']} the race, {fault}" for one in of(folder) for fault in one["faults"]]
+    return [f"{measured['when']} the race, {fault}" for measured in of(folder) for fault in measured["faults"]]
 
 
 def _read(path: Path) -> list[Measurement]:
@@ -102,7 +102,7 @@ def _history(results: Path, folder: Path) -> list[kept.Passport]:
     passports = kept.every()
     for path in (results / race_folder.FOLDER).glob(f"*/{FILE}"):
         with contextlib.suppress(ValueError):  # a damaged one says nothing
-            passports += [one["passport"] for one in _read(path) if path.parent != folder]
+            passports += [measured["passport"] for measured in _read(path) if path.parent != folder]
     return sorted(passports, key=lambda passport: passport["at"])
 
 

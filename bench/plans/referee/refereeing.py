@@ -231,21 +231,21 @@ def _audit_run(search: Search, run: Path, arm: Arm) -> None:
 
 def _short_run(search: Search, name: str, arm: Arm, seconds: float, run_s: float) -> str | None:
     """Why this arm cannot win a race, as some seconds of it show; None: nothing is held against it."""
-    words = [str(seconds), str(CHECK_TIMES * run_s + CHECK_S), *arm["overrides"]]
+    arguments = [str(seconds), str(CHECK_TIMES * run_s + CHECK_S), *arm["overrides"]]
     folder = deciding.checks_of(search, name)
     try:
-        why = json.loads(_by_its_code(search, arm, (short.__name__,), words, folder))["why"]
+        why = json.loads(_by_its_code(search, arm, (short.__name__,), arguments, folder))["why"]
     except (ValueError, KeyError):  # it says no more than why it could not be checked: the race will find out
         return None
     return None if why is None else str(why)
 
 
-def _by_its_code(search: Search, arm: Arm, program: Sequence[str], words: Sequence[str], results: Path) -> str:
-    """The last line that python -m PROGRAM WORDS prints, by the code of an arm.  Raises Interrupted."""
+def _by_its_code(search: Search, arm: Arm, program: Sequence[str], arguments: Sequence[str], results: Path) -> str:
+    """The last line that python -m PROGRAM ARGUMENTS prints, by the code of an arm.  Raises Interrupted."""
     commits = {} if arm["rev"] is None else {"B": arm["rev"]}
     with worktrees.checked_out(REPO, commits, f"{search.name}-") as paths:
         env = arm_process.environment(results)
-        tail = arm_process.run_to_end(paths.get("B", CODE), words, env, program=program)
+        tail = arm_process.run_to_end(paths.get("B", CODE), arguments, env, program=program)
     return tail.rpartition("\n")[2]
 
 

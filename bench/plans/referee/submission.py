@@ -40,8 +40,8 @@ class Program(NamedTuple):
 
 def program_of(arm: Arm) -> Program | None:
     """None: it trains one of our models."""
-    words = dict(word.partition("=")[::2] for word in arm["overrides"])
-    path, root = words.get("script.path", words.get("script")), words.get("script.root")
+    settings = dict(word.partition("=")[::2] for word in arm["overrides"])
+    path, root = settings.get("script.path", settings.get("script")), settings.get("script.root")
     if path is None and root is None:
         return None
     if root is not None:
@@ -188,10 +188,10 @@ def _program_of_champion(champion: Arm, typed: str) -> Program:
 def _with_program(arm: Arm, program: Program) -> Arm:
     rest = [word for word in arm["overrides"] if not word.startswith(OF_PROGRAM)]
     if program.is_rooted:
-        words = [f"script.root={program.root}", *([f"script={program.file}"] if program.file else [])]
+        settings = [f"script.root={program.root}", *([f"script={program.file}"] if program.file else [])]
     else:
-        words = [f"script={program.root / program.file}"]
-    return {**arm, "overrides": [*words, *rest]}
+        settings = [f"script={program.root / program.file}"]
+    return {**arm, "overrides": [*settings, *rest]}
 
 
 def _copied(program: Program, arm: Arm, folder: Path, is_final: bool = True) -> Path:

@@ -186,7 +186,7 @@ def facts(trainer: Any, watch: Any) -> dict[str, Any]:
     estimates = [resolve.estimated_gib(config, stage.seq_len) for stage in stages]
     num_val_seqs, val_seq_len = trainer.val_rows.shape_BT
     val_fixed_gib, val_seq_gib = resolve.estimated_gib(config, val_seq_len, trains=False)
-    compiled = [one for configs in watch.kernels.values() for one in configs]
+    compiled = [kernel for configs in watch.kernels.values() for kernel in configs]
     return {
         "num_layers": config.model.num_layers,
         "micro_batch_seqs": [stage.micro_batch_seqs for stage in stages],
@@ -195,7 +195,7 @@ def facts(trainer: Any, watch: Any) -> dict[str, Any]:
         "without_kernel": watch.without_kernel(),
         "has_triton": watch.with_kernels,
         "num_kernels": len(watch.kernels),
-        "largest_shared_bytes": max((one.get("shared_bytes", 0) for one in compiled), default=0),
+        "largest_shared_bytes": max((kernel.get("shared_bytes", 0) for kernel in compiled), default=0),
         "shared_limit_bytes": watch.gpu.shared_memory_per_block_optin,
         "too_large": watch.too_large(),
         "num_flex": watch.num_flex,
