@@ -57,7 +57,7 @@ def test_two_of_three_arms_are_rounds_whatever_runs_between_them():
         runs[arm].append(row_of(a_run(arm, 10.0, number)))
     for first, second in itertools.combinations("ABC", 2):
         assert len(design.rounds(runs[first], runs[second])) == 4
-        assert sorted(design.of_rows(runs[first], runs[second]).slots.values()) == list(range(8))
+        assert sorted(design.from_rows(runs[first], runs[second]).slots.values()) == list(range(8))
 
 
 def test_logs_of_another_harness_and_runs_without_a_start_are_no_rounds():
@@ -357,8 +357,8 @@ def test_a_plan_says_which_rounds_share_a_compilation():
         ({"n": 6, "compilations": 1}, ()),
         ({"n": 6}, ()),
     ):
-        assert design.of_rows(*rows, {"race_id": "r", "on": "time", **plan}).compilations == expected
-    assert design.of_rows(*rows, {"race_id": "r", "on": "time", "n": 6, "sequential": {"first": 3}}).is_sequential
+        assert design.from_rows(*rows, {"race_id": "r", "on": "time", **plan}).compilations == expected
+    assert design.from_rows(*rows, {"race_id": "r", "on": "time", "n": 6, "sequential": {"first": 3}}).is_sequential
 
 
 def test_a_lottery_of_compilations_is_judged_with_its_own_error():

@@ -180,7 +180,9 @@ def test_runs_of_different_metrics_are_not_compared():
 
 def test_the_goal_of_val_loss_is_recorded_as_before():
     config = prepare(["track=cpu_nano", "hardware=cpu"], check_own=False, say=str).config
-    assert metric.goal_facts(config.goal.of, None) == {} and metric.of_goal({"target_val_loss": 3.0}) == metric.VAL_LOSS
+    assert (
+        metric.goal_facts(config.goal.of, None) == {} and metric.from_goal({"target_val_loss": 3.0}) == metric.VAL_LOSS
+    )
 
 
 def test_shards_of_ones_own_have_the_bytes_of_the_tokenizer_that_made_them():

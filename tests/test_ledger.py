@@ -200,7 +200,7 @@ def test_the_lines_of_a_race_are_its_plan_its_runs_its_looks_and_its_end(tmp_pat
     ledger.append(tmp_path, "end", run="t/2", status="failed")
     ledger.append(tmp_path, "look", race_id="other")
     ledger.append(tmp_path, "race_end", race_id="r")
-    lines = ledger.read(tmp_path).of_race("r")
+    lines = ledger.read(tmp_path).race_lines("r")
     assert [line["event"] for line in lines] == ["plan", "start", "end", "race_end"]
     assert ledger.read(tmp_path).runs["t/2"]["end"]["status"] == "failed"
 

@@ -195,14 +195,14 @@ def profiles(ranks):
 
 @pytest.mark.parametrize("ranks", [(2, 3, 4, 7), (4, 5, 6, 7)])
 def test_a_profile_of_eight_ranks_cut_to_four_gives_the_errors_that_are_kept(ranks):
-    job, projection = measured.of_traces("x", profiles(ranks), 8, 1, NVLINK4, False)
+    job, projection = measured.from_traces("x", profiles(ranks), 8, 1, NVLINK4, False)
     assert (round(job.step.ms, 3), round(projection.ms, 3)) == pairs.CUTS[ranks]
     assert "the 4 ranks without a trace are as fast as those with one" in job.assumed
 
 
 def test_fewer_than_half_of_the_ranks_do_not_say_how_late_the_others_are():
     with pytest.raises(ValueError, match="3 of 8 ranks: how late the others come is not in them"):
-        measured.of_traces("x", profiles([0, 1, 2]), 8, 1, NVLINK4, False)
+        measured.from_traces("x", profiles([0, 1, 2]), 8, 1, NVLINK4, False)
 
 
 def test_what_no_pair_is_like_is_not_checked():
@@ -255,7 +255,7 @@ def test_what_cannot_be_projected_is_one_sentence(words, said, capsys):
 
 
 def test_a_batch_must_divide(tmp_path):
-    job = measured.of_record(published())
+    job = measured.from_record(published())
     with pytest.raises(ValueError, match="a batch of 8 sequences does not divide"):
         measured.check_batch(job, 3)
     measured.check_batch(job, 4)

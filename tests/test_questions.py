@@ -91,9 +91,9 @@ def loss(**changes):
     ],
 )
 def test_each_way_to_a_verdict_on_losses(found, verdict):
-    assert questions.of_loss(found, 0.05, is_at_a_look=True) == verdict
+    assert questions.loss_answer(found, 0.05, is_at_a_look=True) == verdict
     away = {"not_comparable": "not_comparable", "equivalent": verdict if found["verdict"] == "waived" else None}
-    assert questions.of_loss(found, 0.05, is_at_a_look=False) == (away.get(verdict) or "inconclusive")
+    assert questions.loss_answer(found, 0.05, is_at_a_look=False) == (away.get(verdict) or "inconclusive")
 
 
 def test_several_candidates_share_holms_p_of_their_losses():
@@ -169,7 +169,7 @@ BELOW = below(True, True)
 def test_why_steps_to_a_target_cannot_be_compared(a, b, of_losses, why):
     steps = questions.steps_to((a, b), of_losses, 0.05)
     assert steps["why"] == why or why in steps["why"]
-    assert why is None or questions.of_steps(steps, is_at_a_look=True) == "inconclusive"
+    assert why is None or questions.steps_answer(steps, is_at_a_look=True) == "inconclusive"
     expected = [sum(row["num_steps"] for row in rows) / len(rows) if rows else None for rows in (a, b)]
     assert steps["mean"] == expected
 
@@ -187,10 +187,10 @@ def test_why_steps_to_a_target_cannot_be_compared(a, b, of_losses, why):
 )
 def test_the_verdict_on_steps_to_a_target(a, b, verdict):
     steps = questions.steps_to([[stopped(num) for num in of_arm] for of_arm in (a, b)], BELOW, 0.05)
-    assert questions.of_steps(steps, is_at_a_look=True) == verdict
-    assert questions.of_steps(steps, is_at_a_look=False) == "inconclusive"
+    assert questions.steps_answer(steps, is_at_a_look=True) == verdict
+    assert questions.steps_answer(steps, is_at_a_look=False) == "inconclusive"
     assert steps["p"] == stats.welch(a, b).p  # None where every run of an arm takes as many
-    assert questions.of_steps(None, is_at_a_look=True) == "inconclusive"
+    assert questions.steps_answer(None, is_at_a_look=True) == "inconclusive"
 
 
 def test_the_sentence_on_steps_to_a_target():

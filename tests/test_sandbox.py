@@ -40,7 +40,7 @@ def confined(request, tmp_path):
     work.mkdir()
 
     def run(code, limits=NO_LIMITS, env=os.environ, readable=()):
-        readable = [*sandbox.of_python(sys.executable), *readable]
+        readable = [*sandbox.python_files(sys.executable), *readable]
         words = [sys.executable, "-I", "-S", "-c", code]
         words, env = sandbox.command(words, env, readable, {work: work}, limits, work, using=request.param)
         process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -106,7 +106,7 @@ def test_of_a_link_to_an_interpreter_only_the_link_is_seen(confined, tmp_path):
     environment = tmp_path / "environment"
     subprocess.run([link, "-m", "venv", "--without-pip", environment], check=True)
     for python in (link, environment / "bin/python"):
-        readable = sandbox.of_python(str(python))
+        readable = sandbox.python_files(str(python))
         code = f"import os, subprocess\nprint(os.path.exists({str(key)!r}), end=' ', flush=True)\n"
         code += f"subprocess.run([{str(python)!r}, '-c', 'import json, sys; print(sys.prefix)'], check=True)"
         prefix = environment if python != link else Path(os.path.realpath(link)).parent.parent
@@ -197,7 +197,7 @@ def test_what_is_to_end_hears_of_it(confined):
     code += "open('ready', 'w')\ntime.sleep(99)"
     words = [sys.executable, "-I", "-S", "-c", code]
     words, env = sandbox.command(
-        words, os.environ, sandbox.of_python(sys.executable), {confined.work: confined.work}, None, confined.work,
+        words, os.environ, sandbox.python_files(sys.executable), {confined.work: confined.work}, None, confined.work,
         using=confined.kind,
     )  # fmt: skip
     with processes.child(words, confined.work, env, None, 20, sandbox.WRAPPERS):
@@ -218,7 +218,7 @@ def test_where_none_can_be_made_the_refusal_names_the_package(tmp_path):
     words, env = sandbox.command(
         [sys.executable, "-c", code],
         {"PATH": os.defpath, "PYTHONPATH": str(real_runs.REPO)},
-        [real_runs.REPO, *sandbox.of_python(sys.executable)],
+        [real_runs.REPO, *sandbox.python_files(sys.executable)],
         using=NAMESPACES if works(NAMESPACES) else BUBBLEWRAP,
     )
     done = subprocess.run(words, env=env, capture_output=True, text=True)

@@ -27,7 +27,7 @@ def parts_ns(path, events):
     ],
 )
 def test_lengths_of_sequences_are_those_of_the_servers_annotations(name, lengths):
-    assert Lengths.of_name(name) == lengths
+    assert Lengths.from_name(name) == lengths
 
 
 def test_a_token_sees_the_cache_and_the_new_ones_up_to_itself():

@@ -136,7 +136,7 @@ def test_what_does_not_fit_gives_way_from_the_right(monkeypatch):
     shown = {}
     for columns in ("", "200", "70"):
         monkeypatch.setenv("COLUMNS", columns)
-        shown[columns] = table_text.of_runs([row_of(run)]).splitlines()
+        shown[columns] = table_text.runs_table([row_of(run)]).splitlines()
     assert shown["200"] == shown[""]  # a pipe without COLUMNS: nothing is cut
     assert shown[""][0].split() == [name for name in table_text.SHOWN if name != "certificate"]
     assert shown[""][2].split()[3:] == ["4.2500", "0.22", "53.33", "19,200", "0.451", "0.50"]
@@ -182,8 +182,8 @@ def test_a_column_that_was_asked_for_is_always_shown(results, capsys, monkeypatc
 
 
 def test_a_column_without_any_value_is_not_shown():
-    assert "mfu" not in table_text.of_runs([row_of(run_folder.read(COMPLETE))])
-    assert table_text.of_runs([]) == ""
+    assert "mfu" not in table_text.runs_table([row_of(run_folder.read(COMPLETE))])
+    assert table_text.runs_table([]) == ""
 
 
 def test_markdown_and_csv(results, capsys):

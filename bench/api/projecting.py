@@ -46,9 +46,9 @@ def project(
     if is_run:
         if include_last_step:
             raise ValueError("--include-last-step: is for traces, and this is a run: remove it")
-        return Projection(document.of_run(paths[0], gpus, nodes, link, scaling or "strong", usd_per_gpu_hour))
+        return Projection(document.from_run(paths[0], gpus, nodes, link, scaling or "strong", usd_per_gpu_hour))
     if usd_per_gpu_hour is not None:
         raise ValueError("--usd-per-gpu-hour: a trace does not say how many steps there are to pay for; name the run")
     if scaling == "strong":
         raise ValueError("--scaling strong: a trace does not say which work is divided; project the run's record")
-    return Projection(document.of_traces(title, paths, gpus, nodes, link or document.LINK, include_last_step))
+    return Projection(document.from_traces(title, paths, gpus, nodes, link or document.LINK, include_last_step))

@@ -150,7 +150,7 @@ class Runs(Sequence[Run]):
         return plotting.figure(curves.charts_of(drawn, [(f"{y} by {x}", y, x)], goal))
 
     def __str__(self) -> str:
-        return table_text.of_runs([dict(run._row) for run in self._runs]) if self._runs else "no runs"
+        return table_text.runs_table([dict(run._row) for run in self._runs]) if self._runs else "no runs"
 
     def __repr__(self) -> str:
         return f"<Runs: {len(self._runs)}>"

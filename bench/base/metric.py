@@ -60,7 +60,7 @@ def named(name: str | None = None, unit: str | None = None, direction: str | Non
     return METRICS.get(name or VAL_LOSS.name) or Metric(str(name), unit or "", direction or DIRECTIONS[0])
 
 
-def of_goal(goal: Mapping[str, Any] | None) -> Metric:
+def from_goal(goal: Mapping[str, Any] | None) -> Metric:
     """run.json["goal"] of any version -> its metric."""
     found: Mapping[str, Any] = (goal or {}).get("metric") or {}
     return named(found.get("name"), found.get("unit"), found.get("direction"))

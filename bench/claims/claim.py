@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from bench.base.metric import goal_facts, of_goal
+from bench.base.metric import from_goal, goal_facts
 from bench.compare import target
 from bench.config import compose, groups, identity, schema
 from bench.plans.race import state
@@ -41,7 +41,7 @@ class Run:
         name, record = ledger.name_of(book.results, folder), run_folder.read(folder)
         return cls(name, folder, record, record.get("provenance") == "imported" and name not in book.runs)
 
-    def of_goal(self, goal: schema.GoalConfig) -> "Run":
+    def with_goal(self, goal: schema.GoalConfig) -> "Run":
         """A log, which does not say its goal, as a run with this one."""
         kept = {name: value for name, value in (self.record.get("goal") or {}).items() if name not in GOAL_FACTS}
         facts = kept | goal_facts(goal.of, goal.target, goal.budget)
@@ -67,7 +67,7 @@ class Run:
     @functools.cached_property
     def validations(self) -> dict[int, float]:
         """{step: value of the goal's metric}.  ValueError: steps.csv cannot be read."""
-        return step_files.validations(self.folder, of_goal(self.record.get("goal")).name)
+        return step_files.validations(self.folder, from_goal(self.record.get("goal")).name)
 
     @property
     def is_discarded(self) -> bool:
@@ -206,7 +206,7 @@ class Claim:
 
     def _is_baseline(self, race: Mapping[str, Any]) -> bool:
         """Whether the ledger's plan of another race has this arm as what others are compared with."""
-        lines = self.ledger.of_race(race["race_id"])
+        lines = self.ledger.race_lines(race["race_id"])
         return any(line["event"] == "plan" and line.get("baseline") == race.get("arm") for line in lines)
 
     def code_of(self, source_sha256: str | None, names: Iterable[str]) -> dict[str, Any] | None:
@@ -242,7 +242,7 @@ def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = Non
     track = found.pop()
     if of_logs == {True} and track not in (known := groups.choices("track")):
         raise ValueError(f"a log does not name its track: add --track and one of {', '.join(known)}")
-    runs = [run.of_goal(standard(track).goal) if run.is_log else run for run in runs]
+    runs = [run.with_goal(standard(track).goal) if run.is_log else run for run in runs]
     claim = Claim(track, track_rules(track), runs, book, copies=copies)
     for race_id, arm in dict.fromkeys((run.race_id, run.arm) for run in runs if run.race_id):
         _add_race(claim, race_id, arm)

@@ -157,7 +157,7 @@ def _ledgers(place: Place, into: Path) -> tuple[bytes, Ledger]:
     if not content or b"\n" not in content:
         raise ValueError(f"{place}: has no {ledger.NAME}, so no record there can be checked: name a results folder")
     content = content[: content.rindex(b"\n") + 1]  # what follows is being written
-    theirs, own = ledger.of_bytes(into, content), ledger.read(into)
+    theirs, own = ledger.from_bytes(into, content), ledger.read(into)
     if own.faults:
         raise ValueError(f"{shown(into)}: its own ledger is not whole: {some(own.faults)}: restore it first")
     if fault := joining.fault_of(theirs, counts):

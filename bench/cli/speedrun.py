@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
         print(json.dumps({"runs": [summary.as_json(run) for run in runs], "verdict": answer}, indent=1))
     elif answer:
         if not args.quiet:
-            print("\n" + table_text.of_runs(rows))
+            print("\n" + table_text.runs_table(rows))
         say("verdict", answer["words"])
         if job.deviations:
             say("verdict", f"open division: not eligible on track {job.config.track.name}")

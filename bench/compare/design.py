@@ -139,7 +139,7 @@ def rounds(a_rows: Sequence[Row], b_rows: Sequence[Row]) -> list[tuple[Row, Row]
     return [(a_rows[a[2]], b_rows[b[2]]) for a, b in by_arm]
 
 
-def of_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], plan: Mapping[str, Any] | None = None) -> Design | None:
+def from_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], plan: Mapping[str, Any] | None = None) -> Design | None:
     """Rows of all started runs, and the plan of their race -> Design; None: they are compared by Welch's test.
 
     A run beside the rounds that has no time, a failed or invalid one, changes nothing.

@@ -59,7 +59,7 @@ def steps_to(arms: Arms, loss: effects.Loss, alpha: float) -> Steps:
     return {"mean": means, "p": test.p if test else None, "alpha": alpha, "why": why}
 
 
-def of_steps(steps: Steps | None, is_at_a_look: bool) -> str:
+def steps_answer(steps: Steps | None, is_at_a_look: bool) -> str:
     """The verdict on steps to the target: better is fewer."""
     if steps is None or steps["why"] is not None or not is_at_a_look:
         return "inconclusive"
@@ -70,7 +70,7 @@ def of_steps(steps: Steps | None, is_at_a_look: bool) -> str:
     return "inconclusive" if steps["p"] >= steps["alpha"] else "better" if b < a else "worse"
 
 
-def of_loss(loss: effects.Loss, alpha: float, is_at_a_look: bool) -> str:
+def loss_answer(loss: effects.Loss, alpha: float, is_at_a_look: bool) -> str:
     """The verdict on the goal's metric: equivalent inside the margin, else better or worse where p < alpha."""
     if loss["verdict"] == "unknown" and loss["reasons"]:
         return "not_comparable"

@@ -67,7 +67,7 @@ def compared(
     floor_pct, margin_pct = of_race["time"]["floor_pct"], of_race["time"]["margin_pct"]
     keys = [[eligibility.identity(row) for row in rows] for rows in arms]
     seconds = reached(1)
-    numbers, fitted = effects.change(seconds, alpha, keys, design.of_rows(a_rows, b_rows, plan), floor_pct)
+    numbers, fitted = effects.change(seconds, alpha, keys, design.from_rows(a_rows, b_rows, plan), floor_pct)
     change_pct, p = numbers["change_pct"], numbers["p"]
     p_equivalent = fitted.p_equivalent(math.log1p(-margin_pct / 100), math.log1p(margin_pct / 100)) if fitted else None
     verdict = "inconclusive" if of_race["comparable"] else "not_comparable"

@@ -129,7 +129,7 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
     alpha: float = given.earlier_weight * _first(plan.get("alpha"), stats.ALPHA)
     if not plan.get("sequential"):  # an e-process holds at all looks together
         alpha /= max(1, len(looks))
-    designed = design.of_rows(a_rows, b_rows, plan)
+    designed = design.from_rows(a_rows, b_rows, plan)
     on = _first(given.on, plan.get("on"), "time")
     track = _common(arms, "track")
     rules = target.rules_of(track)
@@ -260,7 +260,7 @@ def _flags(comparison: Comparison, started: Arms, arms: Arms, given: Options) ->
 def _decide(comparison: Comparison) -> None:
     """Fill in answers, verdict and words, and flag a verdict that depends on the excluded runs."""
     loss, time_all = comparison["val_loss"], comparison["time_all"]
-    of_steps = questions.of_steps(comparison["steps_to_target"], _is_at_a_look(comparison))
+    of_steps = questions.steps_answer(comparison["steps_to_target"], _is_at_a_look(comparison))
     is_lower = (
         named(*loss.get("metric", ())).sign * (loss["change"] or 0.0) < 0
         or loss["below_target"] == [False, True]
@@ -268,7 +268,8 @@ def _decide(comparison: Comparison) -> None:
     )
     hides_time = is_lower and effects.spends_more_outside(comparison["time"])  # B may have trained outside its clock
     flags = {
-        DEPENDS: time_all is not None and of_time(comparison, time_all) != of_time(comparison, comparison["time"]),
+        DEPENDS: time_all is not None
+        and _time_answer(comparison, time_all) != _time_answer(comparison, comparison["time"]),
         effects.DISAGREE: clocks_disagree(comparison["time"]) and comparison["comparable"],
         effects.NOT_COUNTED: hides_time and comparison["comparable"],
     }
@@ -276,8 +277,8 @@ def _decide(comparison: Comparison) -> None:
         flag for flag in flags if flags[flag]
     ]
     answers = {
-        "time": of_time(comparison, comparison["time"]),
-        "loss": questions.of_loss(loss, comparison["time"]["alpha"], _is_at_a_look(comparison)),
+        "time": _time_answer(comparison, comparison["time"]),
+        "loss": questions.loss_answer(loss, comparison["time"]["alpha"], _is_at_a_look(comparison)),
         "steps_to_target": of_steps,
     }
     if effects.NOT_COUNTED in comparison["flags"]:
@@ -293,7 +294,7 @@ def _decide(comparison: Comparison) -> None:
     comparison["words"] = comparison["answers"][comparison["on"]]["words"]
 
 
-def of_time(comparison: Comparison, time: effects.Time) -> str:
+def _time_answer(comparison: Comparison, time: effects.Time) -> str:
     """The verdict on these times."""
     if not comparison["comparable"]:
         return "not_comparable"

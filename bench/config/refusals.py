@@ -13,7 +13,7 @@ BUDGETS = ("time_budget_s", "token_budget", "flop_budget")
 Refusal = tuple[str, Any, str]  # the setting, its value, what to try
 
 
-def of_config(config: schema.Config) -> Iterator[Refusal]:
+def refusals_of(config: schema.Config) -> Iterator[Refusal]:
     """What a config in which everything is filled in cannot be."""
     yield from refusals_of_ranks(config.instruments, config.hardware.num_processes or 1)
     yield from _refusals_of_clocks(config)

@@ -60,7 +60,7 @@ def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> 
         _resolve_batch(config, machine.gpu_memory_gib)
         _resolve_budget(config)
         config.name = config.name or f"{user_code.short(config.model.arch)}-{user_code.short(config.optim.name)}"
-    for refusal in refusals.of_config(config):
+    for refusal in refusals.refusals_of(config):
         _refuse(*refusal)
     for stage in config.stages or ():  # given or not, the default is one config with one id
         stage.untied = stage.untied or None

@@ -42,7 +42,7 @@ DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")
 TEMPORARY, SHARED, HOME = "/tmp", "/dev/shm", "/tmp/home"
 PASSED_DATA = ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "TIKTOKEN_CACHE_DIR")  # folders that may be read, where set
 DISK_LOOK_SHARE = 0.02  # of the time, spent looking at what it has written
-MEMORY_SHARE, MAX_DISK_GIB, MAX_FILES = 0.9, 200.0, 200_000  # of_machine()'s (assumed)
+MEMORY_SHARE, MAX_DISK_GIB, MAX_FILES = 0.9, 200.0, 200_000  # machine_limits()'s (assumed)
 MIN_FREE_GIB = 0.5  # of the disk that it writes to, and of the machine's memory
 MIN_FREE_FILES = 1000
 RSS_SHMEM = re.compile(r"^RssShmem:\s+(\d+) kB$", re.MULTILINE)
@@ -67,7 +67,7 @@ class Limits:
     num_files: int | None = None
 
 
-def of_machine(wall_s: float | None = None) -> Limits:
+def machine_limits(wall_s: float | None = None) -> Limits:
     """What an honest training run stays below, so that this machine survives one that does not.
 
     wall_s: how long it may take; None: as long as it does.
@@ -180,7 +180,7 @@ def _bubblewrap(mounts: Iterable[tuple[str, str, str]]) -> list[str]:
     return [*command, "--ro-bind", "/proc/sys", "/proc/sys", "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
-def of_python(python: str) -> list[str]:
+def python_files(python: str) -> list[str]:
     """What an interpreter reads: the folder of its environment, those that it is made from, and links on the way.
 
     Such a link may lie in ~/.local/bin, whose other folders hold keyrings: it is passed on alone.

@@ -274,7 +274,7 @@ class Ledger:
         """The lines of this folder's own chain, without those that were collected from other folders."""
         return [line for root, line in zip(self.roots, self.lines) if root == self.roots[0]]
 
-    def of_race(self, race_id: str) -> list[Line]:
+    def race_lines(self, race_id: str) -> list[Line]:
         """Lines of one race: its plan, the starts and ends of its runs, looks, its end."""
         mine = {
             name for name, run in self.runs.items() if (race := run["start"].get("race")) and race["race_id"] == race_id
@@ -285,12 +285,12 @@ class Ledger:
 def read(results: Path | str) -> Ledger:
     """The ledger in this results folder; without one it has no lines and no faults."""
     try:
-        return of_bytes(Path(results), plain_file.content(Path(results) / NAME, plain_file.MAX_LINES_BYTES))
+        return from_bytes(Path(results), plain_file.content(Path(results) / NAME, plain_file.MAX_LINES_BYTES))
     except Missing:
         return Ledger(Path(results), [], [])
 
 
-def of_bytes(results: Path, content: bytes) -> Ledger:
+def from_bytes(results: Path, content: bytes) -> Ledger:
     """The ledger whose file has this content."""
     found = [(number, parsed(text), text) for number, text in enumerate(content.split(b"\n"), 1) if text]
     lines = [line or cast(Line, {"event": "damaged", "line": number}) for number, line, _ in found]

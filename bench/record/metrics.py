@@ -33,7 +33,7 @@ def metrics(run: Facts, steps: Sequence[StepRow]) -> Section:
     mem_gib = peak_mem_gib(measured.get("peak_mem_gib_by_rank"))
     of_steps = [row["step_ms"] for row in steps if row.get("step_ms") is not None and not row.get("flags")]
     timed_ms = of_steps if train_s is not None else []
-    goal_metric, goal = metric.of_goal(run.get("goal")), run.get("goal") or {}
+    goal_metric, goal = metric.from_goal(run.get("goal")), run.get("goal") or {}
     names_score = goal_metric != metric.VAL_LOSS or bool(goal.get("budget"))
     score = _best_within(run, steps) if goal.get("budget") else _last(steps, goal_metric.name)
     reached = target_reached(goal, score, gap_nats) if train_s is not None else None
@@ -179,19 +179,19 @@ def target_reached(goal: Section | None, score: float | None, gap_nats: float | 
     goal = goal or {}
     for value, target in ((score, target_of(goal)), (gap_nats, goal.get("target_gap_nats"))):
         if target is not None:
-            return None if value is None else metric.of_goal(goal).reaches(value, target)
+            return None if value is None else metric.from_goal(goal).reaches(value, target)
     return None
 
 
 def target_of(goal: Section) -> float | None:
     """Of run.json["goal"] the target of its metric, but for target_gap_nats; None without."""
-    target: float | None = goal.get("target_val_loss" if metric.of_goal(goal) == metric.VAL_LOSS else "target")
+    target: float | None = goal.get("target_val_loss" if metric.from_goal(goal) == metric.VAL_LOSS else "target")
     return target
 
 
 def score_words(run: Facts) -> str:
     """What a complete run reached: "val_loss 2.7551", or its goal's metric first."""
-    loss, found = run["metrics"].get("val_loss"), metric.of_goal(run.get("goal"))
+    loss, found = run["metrics"].get("val_loss"), metric.from_goal(run.get("goal"))
     words = [] if loss is None else [f"val_loss {loss:.4f}"]
     if (score := run["metrics"].get("score")) is not None:
         within = " within its budget" if (run.get("goal") or {}).get("budget") else ""
@@ -201,7 +201,7 @@ def score_words(run: Facts) -> str:
 
 def _best_within(run: Facts, steps: Sequence[StepRow]) -> float | None:
     """The best value of the goal's metric among the validations within its budget; None of none."""
-    found = metric.of_goal(run["goal"])
+    found = metric.from_goal(run["goal"])
     values = [row.get(found.name) if is_within else None for row, is_within in within_budget(run, steps)]
     return found.best([value for value in values if value is not None and math.isfinite(value)])
 

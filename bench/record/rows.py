@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, TypedDict, cast
 
-from bench.base.metric import Metric, named, of_goal
+from bench.base.metric import Metric, from_goal, named
 from bench.record import configs, outside_clock, validity
 from bench.record.metrics import num_disturbed_steps, num_validating_steps, target_of
 from bench.record.shape import Record, Section
@@ -148,7 +148,7 @@ def row_of(run: Record, config: configs.Config = ()) -> Row:
         "failure": (run["failure"] or {}).get("kind"),
         "num_deviations": len(run["deviations"]),
         "model": run["model"]["arch"],
-        "metric": of_goal(run.get("goal")).name,
+        "metric": from_goal(run.get("goal")).name,
         "data": run["data"]["source"],
         "device": f"{len(gpus)} x {gpus[0]['name']}" if gpus else env.get("cpu_model"),
         "dtype": measured.get("dtype"),
@@ -211,7 +211,7 @@ def _size(run: Record, config: configs.Config, complete: bool) -> Size:
 def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
     goal, imported, doubts = run.get("goal") or {}, run.get("imported") or {}, run.get("doubts") or ()
     floor_nats, gap_nats = run["data"].get("floor_nats"), goal.get("target_gap_nats")
-    goal_metric, target = of_goal(goal), target_of(goal)
+    goal_metric, target = from_goal(goal), target_of(goal)
     if gap_nats is not None and floor_nats is not None:
         target = floor_nats + gap_nats
     distrusted = [doubt["doubt"] for doubt in doubts if doubt.get("instrument") in DISTRUSTING]

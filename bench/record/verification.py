@@ -245,7 +245,7 @@ def tokens_are_counted(files: RunFiles, run: Record) -> tuple[bool, str]:
 def losses_are_finite(files: RunFiles, run: Record) -> tuple[bool, str]:
     """Every loss is a number, and the last row has been validated."""
     rows = files.steps
-    its = metric.of_goal(run.get("goal")).name
+    its = metric.from_goal(run.get("goal")).name
     names = dict.fromkeys(("train_loss", "val_loss", its))
     losses = [(row["step"], row[name]) for row in rows for name in names if row.get(name) is not None]
     wrong = [step for step, loss in losses if not math.isfinite(loss)]
@@ -335,7 +335,7 @@ def the_last_step_was_validated(files: RunFiles, run: Record) -> tuple[bool, str
 
     A script that was ended at its budget could not validate at its end.
     """
-    its = metric.of_goal(run.get("goal")).name
+    its = metric.from_goal(run.get("goal")).name
     last = max(row["step"] for row in files.steps if row.get(its) is not None)
     evidence, past = f"step {last} of {run['metrics']['num_steps']}", step_past_budget(run, files.steps)
     if past is not None and "ended_at_step" in (run.get("script") or {}):

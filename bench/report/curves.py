@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.base.metric import VAL_LOSS, Metric, of_goal
+from bench.base.metric import VAL_LOSS, Metric, from_goal
 from bench.base.reading.damage import Damaged
 from bench.base.units import s_from_ms
 from bench.compare.selection import Arm
@@ -181,7 +181,7 @@ def arm_charts(
 
 def metric_of(goals: Iterable[Mapping[str, Any] | None]) -> Metric:
     """run.json["goal"] of runs -> the metric that all share, else val_loss."""
-    metrics = {of_goal(goal) for goal in goals}
+    metrics = {from_goal(goal) for goal in goals}
     return metrics.pop() if len(metrics) == 1 else VAL_LOSS
 
 

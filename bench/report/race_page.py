@@ -203,7 +203,7 @@ def _points(runs: Sequence[Run], names: Sequence[str], at: Path | str) -> list[C
     runs, charts = [run for run in runs if not run["discarded"]], []
     caption = "each run in the order it was started; warm-up runs are not drawn"
     pages = [run_page.link_to(run["folder"], at) for run in runs]
-    goal = metric.of_goal(runs[0]["run"].get("goal") if runs else None)
+    goal = metric.from_goal(runs[0]["run"].get("goal") if runs else None)
     for id, title, key, unit in (
         ("train-time", "Train time", "train_s", "train time, s"),
         ("val-loss", f"Final {goal.name}", "score", goal.unit_in_full),
@@ -242,7 +242,7 @@ def _runs(runs: Sequence[Run], names: Sequence[str], at: Path | str) -> Section:
         )
     if not rows:
         return Section("Runs, in their order", [Lines(["The records of its runs are not here."], is_soft=True)])
-    score = metric.of_goal(runs[0]["run"].get("goal")).name
+    score = metric.from_goal(runs[0]["run"].get("goal")).name
     heads = ("run", "arm", "seed", "train time, s", score, "step_avg, ms", "status", "run id")
     listed = Table(heads, rows, [False, False, *[True] * 4, False, False], style="tight")
     return Section("Runs, in their order", [Columns(_points(runs, names, at)), listed])

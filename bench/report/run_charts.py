@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.analysis.diagnosis import stalls
 from bench.base import stats
-from bench.base.metric import VAL_LOSS, Metric, of_goal
+from bench.base.metric import VAL_LOSS, Metric, from_goal
 from bench.base.reading import json_file, plain_file
 from bench.base.units import NS_PER_S, s_from_ms
 from bench.record.shape import Record
@@ -42,7 +42,7 @@ def specs_of(folder: Path, run: Record, rows: Rows, events: Events) -> list[Spec
             {"step": stall["step"], "label": f"stall of {stall['ms']:.4g} ms"} for stall in stalls.find(list(rows))
         ]
     charts = [
-        score(rows, of_goal(run.get("goal"))),
+        score(rows, from_goal(run.get("goal"))),
         losses(rows),
         step_time(rows, ends_s, marked, stages),
         regions(rows, ends_s),

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from bench.analysis.memory import page as memory_page
 from bench.analysis.memory import pickles
 from bench.base import escape, text_table
-from bench.base.metric import VAL_LOSS, of_goal
+from bench.base.metric import VAL_LOSS, from_goal
 from bench.base.reading.damage import reading_record
 from bench.record import race_folder, run_folder, step_files
 from bench.record.metrics import score_words, target_of
@@ -175,7 +175,7 @@ def sentence(run: Record) -> str:
 
 def _metrics(run: Record) -> list[tuple[str, str]]:
     """[(label, value as text)] of those that were measured."""
-    goal = of_goal(run.get("goal"))
+    goal = from_goal(run.get("goal"))
     of_score = [("score", ", ".join(filter(None, (goal.name, goal.unit))), 5)] if goal != VAL_LOSS else []
     shown = [(label, run["metrics"].get(name), decimals) for name, label, decimals in (*of_score, *TILES)]
     return [(label, f"{value:,.{decimals}f}") for label, value, decimals in shown if value is not None]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.base.metric import VAL_LOSS, Metric, of_goal
+from bench.base.metric import VAL_LOSS, Metric, from_goal
 from bench.base.paths import shown
 from bench.base.text_table import GAP, MARK_WIDTH, counted
 from bench.record import configs, run_folder, store, sweep
@@ -158,7 +158,7 @@ def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> 
             not_run.append(point.overrides)
     results = Results(facts, axes, rows, folders, not_run)
     if len({row["metric"] for row in rows}) == 1 and rows[0]["metric"] != VAL_LOSS.name:
-        return replace(results, metric=of_goal(_record(results, rows[0]).get("goal")))
+        return replace(results, metric=from_goal(_record(results, rows[0]).get("goal")))
     return results
 
 

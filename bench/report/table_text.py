@@ -35,7 +35,7 @@ HEADLINE = ("score", "score_mean", "val_loss", "val_loss_mean", "n")  # gives wa
 OPEN = "(open): the run changed what its track fixes, and is not eligible for it"
 
 
-def of_runs(rows: Rows) -> str:
+def runs_table(rows: Rows) -> str:
     """Rows of runs -> the table that the terminal shows."""
     return fit(rows, with_metric(rows, SHOWN))
 

@@ -22,7 +22,7 @@ from bench.config.schema import LookConfig
 from bench.training import distributed
 from bench.training.instruments.base import Context, Instrument, InstrumentSet, Warned, warning
 from bench.training.instruments.registry import LOOK as NAME
-from bench.training.instruments.registry import load, of_look
+from bench.training.instruments.registry import load, look_instruments
 from bench.training.instruments.trace import Trace
 from bench.training.step_log import StepLog
 from bench.training.trainer import Trainer
@@ -60,7 +60,7 @@ def look(config: LookConfig, trainer: Trainer, context: Context, num_done: int) 
         rows=[],
     )
     first_step = num_done + config.wait_steps + config.warmup_steps + 1
-    made, failed = load(of_look(config, first_step, context.device_type), context)
+    made, failed = load(look_instruments(config, first_step, context.device_type), context)
     instruments = InstrumentSet(made, warnings=failed)
     trainer.attach(instruments, _NoLog())
     try:

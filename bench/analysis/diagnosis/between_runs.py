@@ -210,7 +210,7 @@ def blocks(diagnosis: Mapping[str, Any]) -> list[Block]:
     if (traces := diagnosis.get("traces")) and "parts" in traces:
         from bench.analysis.explain import document  # numpy, which a race needs for nothing else
 
-        shown += document.of_difference(traces)
+        shown += document.difference_blocks(traces)
     return [Lines([f"{diagnosis['label']}: where to look; it is not a test"]), *shown] if shown else []
 
 

@@ -62,8 +62,8 @@ class Device:
         known = np.where(sources >= 0, sources, np.where(annotations >= 0, annotations, self.operators))
         self.where = rank.names_of(known)
         self.phases = attribution.phases(rank, self.rows)
-        lengths = attribution.around_launch(rank, self.calls, events.ANNOTATION, serving.Lengths.of_name)
-        self.lengths = [serving.Lengths.of_name(name or "") for name in rank.names_of(lengths)]
+        lengths = attribution.around_launch(rank, self.calls, events.ANNOTATION, serving.Lengths.from_name)
+        self.lengths = [serving.Lengths.from_name(name or "") for name in rank.names_of(lengths)]
 
     def name(self, number: int) -> str:
         """Of the number-th of .rows."""

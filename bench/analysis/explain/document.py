@@ -212,7 +212,7 @@ def _verdict_of_difference(title: str, difference: dict[str, Any]) -> Verdict:
     return Verdict(f"{plain(brief(title), MAX_TITLE_CHARS)}: {steps}", "", more=list(_causes(difference)))
 
 
-def of_difference(difference: dict[str, Any]) -> list[Block]:
+def difference_blocks(difference: dict[str, Any]) -> list[Block]:
     """A difference of account.difference() with "files" as a part of another answer, without its folded tables."""
     verdict = _verdict_of_difference(" against ".join(reversed(difference["files"])), difference)
     return [verdict, *(block for block in _difference(difference) if not isinstance(block, Section))]

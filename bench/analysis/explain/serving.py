@@ -36,7 +36,7 @@ class Lengths(NamedTuple):
     sqsk: int
 
     @classmethod
-    def of_name(cls, name: str) -> "Lengths | None":
+    def from_name(cls, name: str) -> "Lengths | None":
         """Of an annotation; None where it does not say them."""
         if not (groups := SUMS.findall(name)):
             of_field = dict.fromkeys(FIELDS, 0)

@@ -20,12 +20,12 @@ PARTS = (
 )
 
 
-def of_run(
+def from_run(
     folder: Path, num_gpus: int, num_nodes: int, link: str | None, scaling: Scaling, usd_per_gpu_hour: float | None
 ) -> Document:
-    """ValueError: of measured.of_record(), of links.read(), or a batch that does not divide."""
+    """ValueError: of measured.from_record(), of links.read(), or a batch that does not divide."""
     _check_gpus(num_gpus, num_nodes)
-    job = measured.of_record(folder)
+    job = measured.from_record(folder)
     if job.device == measured.CPU and (link is None or not Path(link).is_file()):
         remedy = "name the file of a passport (./run.sh doctor --passport), or of nccl-tests"
         raise ValueError(f"--link {link}: a run on a CPU has no such link: {remedy}")
@@ -39,13 +39,13 @@ def of_run(
     return _document(answer | {"job": _of_whole_job(job, answer, usd_per_gpu_hour)})
 
 
-def of_traces(
+def from_traces(
     title: str, paths: Sequence[Path], num_gpus: int, num_nodes: int, link: str, include_last_step: bool
 ) -> Document:
-    """ValueError: of measured.of_traces(), of links.read()."""
+    """ValueError: of measured.from_traces(), of links.read()."""
     curve = links.read(link, num_nodes)
     _check_gpus(num_gpus, num_nodes)
-    job, projection = measured.of_traces(title, paths, num_gpus, num_nodes, curve, include_last_step)
+    job, projection = measured.from_traces(title, paths, num_gpus, num_nodes, curve, include_last_step)
     return _document(_answer(job, projection, curve, "weak", "trace" if num_nodes == 1 else "nodes") | {"job": None})
 
 

@@ -142,10 +142,10 @@ def read(word: str, num_nodes: int) -> Curve:
         return Nccl(near[0], far[0] if far and num_nodes > 1 else None)
     if not Path(word).is_file():
         raise ValueError(f"--link {word}: neither a file nor one of {', '.join(LINKS)}")
-    return of_file(Path(word))
+    return from_file(Path(word))
 
 
-def of_file(path: Path) -> Measured:
+def from_file(path: Path) -> Measured:
     """The printed tables of nccl-tests, or a passport.  ValueError: neither is in it."""
     is_json = path.suffix == ".json"
     rows = _of_passport(kept.read(path)) if is_json else _of_nccl_tests(plain_file.text(path, errors="replace"))

@@ -40,7 +40,7 @@ class Job:
     unlike: str | None = None
 
 
-def of_record(folder: Path) -> Job:
+def from_record(folder: Path) -> Job:
     """ValueError: it has no step that was timed undisturbed, or nobody knows what its ranks send each other."""
     run = run_folder.read(folder)
     step_ms = [row["step_ms"] for row in step_files.read(folder) if row.get("step_ms") and not row.get("flags")]
@@ -108,7 +108,7 @@ def check_batch(job: Job, num_gpus: int) -> None:
         job.unlike = f"micro-batches get smaller, from {seqs} to {batch // num_gpus} sequences"
 
 
-def of_traces(
+def from_traces(
     title: str, paths: Sequence[Path], num_gpus: int, num_nodes: int, curve: Curve, include_last_step: bool
 ) -> tuple[Job, Projection]:
     """Traces of ranks that each keep their work -> their step, and the same with collectives among num_gpus GPUs.

@@ -44,7 +44,7 @@ class PySource(Made):
         shards.write(folder / "train_000000.bin", as_tokens(train))
 
     def token_bytes(self) -> "np.ndarray":
-        return of_bytes(self.vocab_size)
+        return byte_sizes(self.vocab_size)
 
     def wrong_hash(self, key: str, wanted: str, digest: str) -> str:
         versions = installed_versions(PACKAGES)
@@ -96,7 +96,7 @@ def split(documents: list[bytes], min_val_tokens: int) -> tuple[list[bytes], lis
     raise CheckFailed(f"data=pysource found {num_tokens} tokens, too few for val and train: {INSTALL}")
 
 
-def of_bytes(vocab_size: int) -> "np.ndarray":
+def byte_sizes(vocab_size: int) -> "np.ndarray":
     """Source.token_bytes() where a token is a byte, but those from 256 on, which are marks."""
     import numpy as np
 

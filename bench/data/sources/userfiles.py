@@ -26,7 +26,7 @@ from bench.base.paths import user_path
 from bench.config.schema import DataConfig
 from bench.data import shards
 from bench.data.shards import CheckFailed
-from bench.data.sources.pysource import of_bytes
+from bench.data.sources.pysource import byte_sizes
 from bench.data.sources.source import Expected, Made, Source, data_root, with_numbers
 
 NUMBER = re.compile(r"(\d+)\.bin")  # at the end of a shard's name, fineweb_train_000003.bin
@@ -65,7 +65,7 @@ class UserShards(Source):
         if self.data.tokenizer is None or self.vocab_size is None:
             which = "data.tokenizer=gpt2 (or bytes), if that made them"
             raise ValueError(f"source {self.name} does not say what made its tokens: add {which}")
-        sizes = gpt2_token_bytes() if self.data.tokenizer == "gpt2" else of_bytes(BYTES_VOCAB)
+        sizes = gpt2_token_bytes() if self.data.tokenizer == "gpt2" else byte_sizes(BYTES_VOCAB)
         padded = np.zeros(self.vocab_size, np.int64)
         padded[: len(sizes)] = sizes[: self.vocab_size]
         return padded
@@ -101,7 +101,7 @@ class Text(Made):
         return 2 * sum(path.stat().st_size + 1 for path in paths) + shards.HEADER_BYTES * (2 + len(paths))
 
     def token_bytes(self) -> np.ndarray:
-        return gpt2_token_bytes() if self.data.tokenizer == "gpt2" else of_bytes(BYTES_VOCAB)
+        return gpt2_token_bytes() if self.data.tokenizer == "gpt2" else byte_sizes(BYTES_VOCAB)
 
     def make(self, folder: Path, say: Callable[[str], None]) -> None:
         encode = gpt2_encoder() if self.data.tokenizer == "gpt2" else None

@@ -23,7 +23,7 @@ from bench.launch import after_race, initial_record, ranks
 from bench.launch.prepare import Job
 from bench.launch.script import script_run, trace_files
 from bench.record.shape import Section
-from bench.training.instruments.registry import LOOK, of_look
+from bench.training.instruments.registry import LOOK, look_instruments
 from bench.training.profiling import allocations
 from bench.training.profiling.files import write_tables
 
@@ -77,7 +77,7 @@ class ScriptLook:
         look = dataclasses.replace(
             job.config.look, warmup_steps=warmup_steps, active_steps=last_step - first_step + 1, enabled=False
         )
-        instruments = {"trace": of_look(look, first_step, "cpu")["trace"]}
+        instruments = {"trace": look_instruments(look, first_step, "cpu")["trace"]}
         profile = ProfileConfig(stop_after_window=True)
         config = dataclasses.replace(job.config, look=look, instruments=instruments, profile=profile, exporters={})
         job = dataclasses.replace(job, config=config)

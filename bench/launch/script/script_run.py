@@ -55,7 +55,7 @@ class Confined:
         self._folder, self._job, self._script, self._pipes = folder.absolute(), job, job.script, pipes
         self.notes = self._folder / ".sandbox.tmp"
         self.kind = sandbox.kind()
-        self._limits = sandbox.of_machine(job.config.hardware.wall_timeout_s)
+        self._limits = sandbox.machine_limits(job.config.hardware.wall_timeout_s)
         self._watch: sandbox.Watch | None = None
 
     def command(self, words: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
@@ -75,7 +75,7 @@ class Confined:
                 writable[cache], env[name] = cache, str(cache)
         readable = {self._job.code, *work_folder.linked(self._script, work)}
         for python in (sys.executable, self._script.python):
-            readable.update(map(Path, sandbox.of_python(python)))
+            readable.update(map(Path, sandbox.python_files(python)))
         return sandbox.command(words, env, readable, writable, self._limits, self._job.code, self.kind)
 
     def watch(self, guard_pid: int) -> None:

@@ -246,7 +246,7 @@ class Judge:
             way = {"target": self.goal, "stop_at_target": True, "target_reached": True}
             rows_of = [[row | way for row in rows] for rows in rows_of]
         answer = eligibility.judge(rows_of[0], rows_of[1], (below[0], above[0]))
-        designed = design.of_rows(rows_of[0], rows_of[1], self.plan)
+        designed = design.from_rows(rows_of[0], rows_of[1], self.plan)
         missed = []
         for name, _, runs in (below, above):
             num_missing = sum(run["steps_to_target"] is None for run in runs)

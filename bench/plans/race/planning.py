@@ -107,7 +107,7 @@ def enter(folder: Path, results: Path) -> None:
     """
     with reading_record(folder / "plan.json"):
         made = json_file.read(folder / "plan.json", state.Plan)
-        if (folder / "race.json").exists() or ledger.read(results).of_race(made["race_id"]):
+        if (folder / "race.json").exists() or ledger.read(results).race_lines(made["race_id"]):
             return
         facts = _facts_of(made)
     ledger.append(results, "plan", **facts)

@@ -130,7 +130,7 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
         if arms != set(known["arms"]) or known["baseline"] not in arms or known["n"] != max(known["looks"]):
             why = "its arms, baseline, n and looks disagree: restore it, or race again"
             raise ValueError(f"is not a race's plan: {why}")
-    lines = (book or ledger.read(results)).of_race(known["race_id"])
+    lines = (book or ledger.read(results)).race_lines(known["race_id"])
     planned = [line.get("plan_sha256") for line in lines if line["event"] == "plan"]
     if planned != [plan.sha256(known)]:
         why = "it is not the plan in the ledger: it was changed" if planned else "the ledger has no such plan"

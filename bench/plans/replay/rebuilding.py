@@ -104,13 +104,13 @@ class Sandbox:
     results folder of its own, from which adopted() takes the run."""
 
     def __init__(self, recorded: Recorded, made: Checkout, has_data: bool):
-        self._recorded, self._made, self._limits = recorded, made, sandbox.of_machine()
+        self._recorded, self._made, self._limits = recorded, made, sandbox.machine_limits()
         self._watch, self.exceeded = sandbox.Watch(os.getpid(), self._limits, made.temp), ""
         self.results = made.temp / "results"
         own_git = Path((made.code / ".git").read_text().strip().removeprefix("gitdir: "))
         of_git = (own_git.parent.parent / name for name in ("HEAD", "objects", "refs", "packed-refs"))  # no config
         self._readable = [path for path in (made.code, made.own, own_git, *of_git, data_root()) if path.exists()]
-        self._readable += map(Path, sandbox.of_python(sys.executable))
+        self._readable += map(Path, sandbox.python_files(sys.executable))
         self.variables = {"SPEEDRUN_RESULTS": str(self.results)}
         if not has_data:  # it makes them
             self.variables["SPEEDRUN_DATA"] = str(made.temp / "data")

@@ -55,7 +55,7 @@ class Context:
         return self.world_size if self.local_size is None else self.local_size
 
     @property
-    def of_node(self) -> str:
+    def node_suffix(self) -> str:
         """What the name of a file says that each node writes: nothing on the first, ".node1" on the second."""
         return f".node{self.node}" if self.node else ""
 

@@ -116,7 +116,7 @@ def load(chosen: Chosen, context: base.Context) -> tuple[list[base.Instrument], 
     return made, warnings
 
 
-def of_look(config: LookConfig, first_step: int, device_type: str) -> dict[str, dict[str, Any]]:
+def look_instruments(config: LookConfig, first_step: int, device_type: str) -> dict[str, dict[str, Any]]:
     """The instruments of a look and their settings; first_step: the first that is recorded, as instruments count."""
     window = {"name": LOOK, "first_step": first_step, "active_steps": config.active_steps}
     recorded = {"record_shapes": True, "profile_memory": True, "with_stack": True, "max_mib": MAX_TRACE_MIB}
