@@ -16,6 +16,7 @@ import traceback
 import claimed
 import pytest
 import real_runs
+import traces
 
 from bench.machine.signals import Interrupted
 from bench.plans.race import arm_process
@@ -37,6 +38,7 @@ class Tries(claimed.Racers):
         super().__init__(folder, lambda arm, seed: 10 * (1 - self.gain()) * (1 + chance.gauss(0, noise)))
         self.loss_of = lambda arm, seed: 2.75 + 0.001 * (seed % 11)
         self.words = []
+        self.slower_us = 0  # of the candidate's look
 
     def gain(self):
         words = dict(word.split("=") for word in self.words if "=" in word)
@@ -79,6 +81,35 @@ def test_a_gain_is_kept_and_becomes_the_champion_and_no_gain_is_dropped(tries):
     assert decided["decision"] == "drop"
     search, decided = tried(search, "optim.beta2=0.92", "optim.weight_decay=0.2")
     assert decided["decision"] == "drop" and [each.number for each in search.kept] == [1]
+    assert list(deciding.replay(search)) == []
+
+
+def test_an_answer_says_what_changed_in_a_step_where_the_races_have_looks(tries):
+    """The look of an arm is that of its first run: of a race B's is a warm-up, which is no run of the verdict."""
+    write = tries.results._write
+
+    def write_with_look(folder, of_run, run, *facts):
+        if run["race"]["looks"]:
+            (folder / "traces").mkdir()
+            kernel_us = 500 - round(1000 * tries.gain()) + tries.slower_us * (run["race"]["arm"] == "B")
+            events = [traces.step(number, 1000 * number, kernel_us + 50) for number in (1, 2, 3)]
+            for number in (1, 2, 3):
+                events += traces.launched("my_kernel", 1000 * number + 50, kernel_us, 1000 * number + 10, number)
+            traces.write(folder / "traces" / "look_rank0.pt.trace.json.gz", events)
+        write(folder, of_run, run, *facts)
+
+    tries.results._write = write_with_look
+    search, decided = tried(begun(tries), "optim.beta2=0.92")
+    cause = "a profiled step changed most in no bound known: my_kernel, which takes 0.020 ms less"
+    assert decided["stage"] == "confirmation" and decided["cause"] == cause
+    search, decided = tried(search, "optim.beta2=0.9")  # drops in its race
+    assert decided["stage"] == "race" and decided["cause"] == cause.replace("less", "more")
+    assert deciding.answer(search, search.submissions[1])["cause"] == cause
+    assert f"of 40 needed; {cause} (" in deciding.sentence(search, search.submissions[1])
+    assert cause in page.document(search).terminal()
+    tries.slower_us = 100
+    search, decided = tried(search, "optim.beta2=0.94")  # faster, and its look is of a busy moment
+    assert decided["decision"] == "keep" and "cause" not in decided
     assert list(deciding.replay(search)) == []
 
 

@@ -41,6 +41,7 @@ DEMO = ["track=free", "hardware=cpu", "data=pysource", "script.torchrun=false", 
 DEMO += ["goal.val_tokens=8192", "goal.target_val_loss=4.0", "on=time", "budget=10m"]
 NUMBERS = ("alpha", "effect", "price")
 OURS = ("budget", "champion", "on", *NUMBERS)
+MAX_WHY_CHARS = 80  # of a sentence in the table of submissions
 
 
 def main(argv: list[str]) -> int:
@@ -212,7 +213,7 @@ def _row(search: Search, submission: searches.Submission) -> list[str]:
         f"{decided['spent_s']:.0f} s" if decided else "",
         submission.author,
         text_table.middle(submission.note or submission.about, 40),
-        text_table.middle(decided["why"], 80) if decided else "",
+        "; ".join(text_table.middle(reason, MAX_WHY_CHARS) for reason in deciding.reasons(decided)) if decided else "",
     ]
 
 
@@ -220,13 +221,9 @@ def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh referee", main=main)
     actions = ("demo", "start", "submit", "status", "log", "end", "replay", "serve", "mcp")
     parser.add_argument("action", choices=actions)
-    help_text = (
-        "start: budget=8h, champion='WORDS' or the words of run; effect=0.5%% (the gain looked for; default: what this "
-    )
-    help_text += (
-        "machine can show), alpha=0.05, on=time, loss or time_to_target, price=2.5 (dollars a device-hour).  submit: "
-    )
-    help_text += "a diff, a folder, script=PATH or key=value.  Others: the name of a search"
+    help_text = "start: budget=8h, champion='WORDS' or the words of run; effect=0.5%% (the gain looked for; default: "
+    help_text += "what this machine can show), alpha=0.05, on=time, loss or time_to_target, price=2.5 (dollars for "
+    help_text += "a device-hour).  submit: a diff, a folder, script=PATH or key=value.  Others: the name of a search"
     parser.add_argument("words", nargs="*", metavar="WORD", help=help_text)
     parser.add_argument("--search", metavar="NAME", help="which search; default: the newest")
     parser.add_argument("--socket", metavar="PATH", help="path of the socket that serve makes; default: SEARCH/socket")

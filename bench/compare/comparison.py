@@ -158,13 +158,15 @@ def _code_change(a: Arm, b: Arm) -> dict[str, Any] | None:
 
 
 def _traces(a: Arm, b: Arm) -> dict[str, Any] | None:
-    """The change between the traces of both arms; None without traces, and nothing for them is imported then."""
-    folders = [[folder for folder in arm.folders if folder] for arm in (a, b)]
+    """The change between the traces of both arms and its "cause", a sentence; None without traces, and nothing for
+    them is imported then."""
+    folders = [[*arm.warm_ups, *(folder for folder in arm.folders if folder)] for arm in (a, b)]
     if not all(any(os.path.isdir(f"{folder}/traces") for folder in some) for some in folders):
         return None
-    from bench.analysis.explain import explained
+    from bench.analysis.explain import document, explained
 
-    return explained.difference_of_runs(*folders)
+    found = explained.difference_of_runs(*folders)
+    return found and found | {"cause": document.cause(found)}
 
 
 def _with_steps(arm: Arm) -> list[tuple[Mapping[str, Any], list[dict[str, Any]]]]:

@@ -32,6 +32,7 @@ class Arm:
     reported: Mapping[str, Any] | None = None
     damaged: dict[str, str] = field(default_factory=dict)  # run_id -> why its steps cannot be read, of those asked for
     in_race: tuple[str, str] | None = None  # its name in the race and what it is there, its overrides
+    warm_ups: Sequence[str | Path] = ()  # folders of its race's discarded runs: an arm's look is that of its first run
 
     def record_of(self, number: int) -> Mapping[str, Any]:
         """The whole record of the run that has this number in rows."""
@@ -113,8 +114,8 @@ def arm_from_each(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
 def arm_from_folders(name: str, folders: Iterable[str | Path], on_error: OnError = None, **of_race: Any) -> Arm:
     """Run folders -> one arm, of the records themselves: what is judged by it comes from no store.
 
-    of_race: plan, race, unplanned_look, reported and in_race, as in Arm.  What cannot be read is skipped and reported
-    to on_error(message).  ValueError: a path is not a folder.
+    of_race: plan, race, unplanned_look, reported, in_race and warm_ups, as in Arm.  What cannot be read is skipped and
+    reported to on_error(message).  ValueError: a path is not a folder.
     """
     arm = Arm(name, **of_race)
     for folder in sorted(set(map(os.path.abspath, folders))):
@@ -220,14 +221,18 @@ def _arms_of_race(folder: Path, on_error: OnError) -> dict[str, Arm]:
     with reading_record(Path(folder) / "race.json"):
         about = race_folder.about(race["arms"])
         folders_of = {
-            name: [race_folder.run_folder_of(folder, run) for run in arm["runs"] or ()]
+            name: [
+                [path for run in runs or () if (path := race_folder.run_folder_of(folder, run)) is not None]
+                for runs in (arm["runs"], arm.get("warm_up_runs"))
+            ]
             for name, arm in race["arms"].items()
         }
-    for name, folders in folders_of.items():
+    for name, (folders, warm_ups) in folders_of.items():
         arms[name] = arm_from_folders(
             name,
-            [path for path in folders if path is not None],
+            folders,
             on_error,
+            warm_ups=warm_ups,
             in_race=(name, about[name]),
             plan=race.get("plan"),
             race=str(folder),

@@ -42,7 +42,6 @@ CAUSES = (  # key, words, colour
     ("kernel_wait", "between kernels, under 30 us", "series-5"),
     ("other", "launched, waiting for something else", "series-3"),
 )
-NUM_CHANGES = 14  # of a waterfall; the rest is one step
 NOT_OURS = (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError)  # an older answer, or damaged
 RUN_PREFIX = "trace-"  # of the drawings' ids on a run's page
 

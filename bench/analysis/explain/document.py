@@ -218,6 +218,20 @@ def difference_blocks(difference: dict[str, Any]) -> list[Block]:
     return [verdict, *(block for block in _difference(difference) if not isinstance(block, Section))]
 
 
+def cause(difference: dict[str, Any]) -> str | None:
+    """The largest change of account.difference() in the direction of the whole, in a sentence; None: there is none."""
+    for line in _largest(difference)[:1]:
+        place, change = evidence(line).removesuffix(": "), "more" if line["change_ms"] > 0 else "less"
+        return f"a profiled step changed most in {place}, which takes {abs(line['change_ms']):.3f} ms {change}"
+    return None
+
+
+def _largest(difference: dict[str, Any]) -> list[dict[str, Any]]:
+    """Lines of the difference that changed as the whole did, the largest change first."""
+    sign = 1 if difference["change_ms"] >= 0 else -1
+    return [line for line in difference["lines"] if sign * line["change_ms"] > 0]
+
+
 def _causes(difference: dict[str, Any]) -> Iterator[str]:
     """What changed most: compilations that only one of them had outside its steps, then lines of the difference."""
     known = {name: {line["what"] for line in difference["outside"][name]} for name in "ab"}
@@ -225,8 +239,7 @@ def _causes(difference: dict[str, Any]) -> Iterator[str]:
         for line in difference["outside"][name][:1]:
             if line["part"] == parts.COMPILATION and line["what"] not in known[other]:
                 yield f"only {name.upper()}, outside these steps: {_outside(line)}"
-    sign = 1 if difference["change_ms"] >= 0 else -1
-    for line in [line for line in difference["lines"] if sign * line["change_ms"] > 0][:NUM_CAUSES]:
+    for line in _largest(difference)[:NUM_CAUSES]:
         yield f"{line['change_ms']:+.3f} ms {evidence(line)}"
 
 

@@ -100,7 +100,8 @@ def _in_the_way_of_a_claim(known: Mapping[str, Any]) -> Iterator[str]:
         return
     repeats, first = settings["repeats"], known["looks"][0]
     if first < repeats:
-        when = f"n={known['n']} is too few" if known["n"] < repeats else f"if it ends after {first} runs an arm"
+        after = f"if it ends after {text_table.counted(first, 'run')} an arm"
+        when = f"n={known['n']} is too few" if known["n"] < repeats else after
         yield f"{when}: track {track} requires {repeats} (n={repeats})"
     if "on" in known and known["on"] not in question.OF_TRACK[rules.judged]:
         on = question.OF_TRACK[rules.judged][0]
@@ -283,7 +284,11 @@ def result_of(race: State, diagnose: bool = True) -> race_folder.Result:
     about = race_folder.about(race.plan["arms"])
     arms = [
         selection.arm_from_folders(
-            name, [race.results / run for run in race.runs(name)], in_race=(name, overrides), **of_race
+            name,
+            [race.results / run for run in race.runs(name)],
+            in_race=(name, overrides),
+            warm_ups=[race.results / run for run in race.runs(name, discarded=True)],
+            **of_race,
         )
         for name, overrides in about.items()
     ]

@@ -74,14 +74,16 @@ def finding_of(search: Search, folder: Path) -> Finding:
 
 
 def _numbers(search: Search, folder: Path, finding: Finding) -> dict[str, Any]:
-    """Gain and interval, in the unit of the question."""
-    interval = None
-    against = _against(folder)
+    """Gain and interval, in the unit of the question; of a change of time its cause too, where the looks agree."""
+    against, gain = _against(folder), finding["gain"]
     if search.settings["on"] == "loss":
-        interval = (against.get("val_loss") or {}).get("ci95")
-    elif found := (against.get("time") or {}).get("ci95_pct"):
-        interval = [-found[1], -found[0]]
-    return {"gain": finding["gain"], "ci95": interval}
+        return {"gain": gain, "ci95": (against.get("val_loss") or {}).get("ci95")}
+    found = (against.get("time") or {}).get("ci95_pct")
+    numbers: dict[str, Any] = {"gain": gain, "ci95": [-found[1], -found[0]] if found else None}
+    traces = (against.get("diagnosis") or {}).get("traces")
+    if traces and (gain or 0.0) * traces["change_ms"] < 0:
+        numbers["cause"] = traces.get("cause")
+    return numbers
 
 
 def _against(folder: Path) -> dict[str, Any]:
@@ -188,7 +190,13 @@ def sentence(search: Search, submission: Submission) -> str:
     decided = submission.decided
     if decided is None:
         return f"{submission.number} open: {submission.about}"
-    return f"{submission.number} {decided['decision']}: {decided['why']} ({search.cost(decided['spent_s'])})"
+    why = "; ".join(reasons(decided))
+    return f"{submission.number} {decided['decision']}: {why} ({search.cost(decided['spent_s'])})"
+
+
+def reasons(decided: Decided) -> list[str]:
+    """Why it was decided so, and what changed in a step where its races have looks."""
+    return [reason for reason in (decided["why"], decided.get("cause")) if reason]
 
 
 def answer(search: Search, submission: Submission) -> dict[str, Any]:
@@ -196,18 +204,16 @@ def answer(search: Search, submission: Submission) -> dict[str, Any]:
     decided = submission.decided
     if decided is None:
         return {"submission": submission.number, "decision": None}
-    gain, price = decided.get("gain"), search.settings["price"]
-    devices = search.calibration["devices"] if search.calibration else 1
-    device_s = decided["spent_s"] * devices
-    is_loss = search.settings["on"] == "loss"
+    gain, is_loss = decided.get("gain"), search.settings["on"] == "loss"
     return {
         "submission": submission.number,
         "decision": decided["decision"],
         "gain_of_metric" if is_loss else "gain_pct": gain if gain is None or is_loss else 100 * -math.expm1(-gain),
         "ci95": decided.get("ci95"),
-        "device_s": device_s,
-        "dollars": None if price is None else device_s / 3600 * price,
+        "device_s": search.device_s(decided["spent_s"]),
+        "dollars": search.dollars(decided["spent_s"]),
         "why": decided["why"],
+        "cause": decided.get("cause"),
     }
 
 

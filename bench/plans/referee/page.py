@@ -60,10 +60,9 @@ def _was_luck(submission: Submission) -> bool:
 
 
 def _cost(search: Search, total: float) -> str:
-    price, devices = search.settings["price"], search.calibration["devices"] if search.calibration else 1
+    dollars = search.dollars(search.spent_s)
     sentence = f"{search.cost(search.spent_s)} in all"
-    if price is not None and total > 0 and search.settings["on"] != "loss":
-        dollars = search.spent_s * devices / 3600 * price
+    if dollars is not None and total > 0 and search.settings["on"] != "loss":
         sentence += f", ${dollars / (100 * -math.expm1(-total)):.2f} for each per cent"
     return f"{sentence}; this includes the calibration and what was dropped."
 
@@ -82,16 +81,17 @@ def _staircase(search: Search) -> Safe:
 
 def _row(search: Search, each: Submission) -> list[object]:
     decided: Any = each.decided or {"decision": "open", "why": "", "spent_s": 0.0}
-    word, devices = decided["decision"], search.calibration["devices"] if search.calibration else 1
+    word = decided["decision"]
     about = each.note or private.redact(each.about, REPO)
     author = f", by {each.author}" * bool(each.author)
-    lines = [f"<b>{html.escape(about)}</b>{html.escape(author)}", html.escape(decided["why"])]
-    submitted = Shown(f"{about}{author}: {decided['why']}", Safe("<br>".join(lines)))
+    reasons = deciding.reasons(decided)
+    lines = [f"<b>{html.escape(about)}</b>{html.escape(author)}", *map(html.escape, reasons)]
+    submitted = Shown(f"{about}{author}: {'; '.join(reasons)}", Safe("<br>".join(lines)))
     return [
         coloured(f"{each.number} {word}{', luck' * _was_luck(each)}", f"badge {COLOURS[word]}"),
         submitted,
         _numbers(search, decided.get("gain"), decided.get("ci95")),
-        f"{decided['spent_s'] * devices:.0f}",
+        f"{search.device_s(decided['spent_s']):.0f}",
     ]
 
 

@@ -71,6 +71,7 @@ class Decided(TypedDict):
     gain: NotRequired[float | None]
     ci95: NotRequired[list[float] | None]
     stage: NotRequired[str]  # race or confirmation: by which it was decided
+    cause: NotRequired[str | None]  # what changed most in a step, by the looks of its races
     races: NotRequired[list[str]]
     spent_s: float  # wall time of its runs
     arm: NotRequired[Arm | None]  # of a keep: the new champion
@@ -136,11 +137,19 @@ class Search:
         own = self.calibration["spent_s"] if self.calibration else 0.0
         return own + math.fsum(each.decided["spent_s"] for each in self.submissions.values() if each.decided)
 
+    def device_s(self, spent_s: float) -> float:
+        """Of all devices that a run has together."""
+        return spent_s * (self.calibration["devices"] if self.calibration else 1)
+
+    def dollars(self, spent_s: float) -> float | None:
+        """None: the price is not known."""
+        price = self.settings["price"]
+        return None if price is None else self.device_s(spent_s) / 3600 * price
+
     def cost(self, spent_s: float) -> str:
         """120 device-seconds, and dollars where the price is known."""
-        device_s = spent_s * (self.calibration["devices"] if self.calibration else 1)
-        price = self.settings["price"]
-        return f"{device_s:.0f} device-seconds" + ("" if price is None else f", ${device_s / 3600 * price:.2f}")
+        dollars = self.dollars(spent_s)
+        return f"{self.device_s(spent_s):.0f} device-seconds" + ("" if dollars is None else f", ${dollars:.2f}")
 
     def stop(self, level: float | None) -> Stop:
         assert self.calibration is not None
