@@ -86,7 +86,12 @@ SEVERAL_RUNS = ("speedrun", "race", "study", "referee", "ladder", "calibrate", "
 SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
 QUEUED = SUBMITTED[:-1]  # what ./run.sh submit takes
 JUDGING = ("compare", "judge", "pr", "verify", "publish", "export")  # each file that they read is one, however often
-PRINTED = ("compare", "table", "sql", "history", "analyze", "explain", "project", "export")  # nothing else is done
+# what they leave remains when what they print is lost; of every other verb the output is the work
+LASTING = (*INTRODUCED, "bisect", "submit", "agent", "audit", "replay", "collect", "publish", "import", "dashboard")
+LASTING += ("init", "data")
+# of which nothing remains: a command that begins so, and one with such an option
+ANSWERING = ("", "help", "version", "data show", "referee status", "referee log")
+ANSWERS = ("-h", "--help", "-V", "--version", "--cfg", "--info", "--dry-run", "--list", "--check")
 _interrupts: list[int] = []  # numbers of signals, as they came
 HELP = """usage: ./run.sh COMMAND [...]
 
@@ -103,16 +108,26 @@ Exit codes: 0 success, 1 a check failed or a target was missed, 2 usage error or
 
 
 def main(argv: list[str]) -> int:
-    """Exit code, that of the work, whoever reads what is printed: it is mute from where that fails.
+    """Exit code, that of the work; where the output is the work and could not be written, 1.
 
     A ValueError is the user's and becomes one line; anything else is ours and keeps its traceback.
     """
     with escape.doors(renamed=paths.INSTALLED) as out:
-        code = _go(argv)
+        try:
+            code = _go(argv)
+        except SystemExit as ended:  # as argparse does when it has printed the help
+            code = int(ended.code or 0)
     if out.error is None or out.error.errno == errno.EPIPE:  # a reader that has seen enough
         return code
     print(f"standard output: {out.error.strerror}: the rest was not printed", file=sys.stderr)
-    return code or int(bool({*argv[:1]} & {*PRINTED}))
+    return code or int(_only_answers(argv))
+
+
+def _only_answers(argv: list[str]) -> bool:
+    """Whether a command leaves nothing but its output."""
+    if " ".join(argv[:2]) in ANSWERING or any(word.startswith(ANSWERS) for word in argv):
+        return True
+    return argv[0] in VERBS and argv[0] not in LASTING  # settings alone start a run
 
 
 def _go(argv: list[str]) -> int:
