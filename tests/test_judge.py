@@ -15,7 +15,7 @@ from bench.base import atomic
 from bench.base.reading import plain_file
 from bench.claims import claim as claims
 from bench.claims.rules import rulebook
-from bench.cli import judge, race
+from bench.cli import compare, judge, race
 from bench.config import compose, schema
 from bench.plans.race import runner
 from bench.record import certificates, ledger, run_folder
@@ -94,6 +94,20 @@ def test_a_record_edited_so_well_that_it_is_true_to_itself_is_not_the_one_of_the
     assert failed(*folders) == {
         "every record matches the ledger": f"cpu_nano/{folders[0].name}: run.json was changed after the run"
     }
+
+
+def test_no_verdict_rests_on_a_record_that_is_not_the_one_of_the_ledger(results, won, capsys):
+    assert compare.main([str(won)]) == 0
+    changed = runs_of(results, won)[0]
+    edit(changed, lambda run: run["measured"].update(launcher_peak_mem_gib=0.01))
+    capsys.readouterr()
+    assert compare.main([str(won), "--json"]) == 2
+    compared = json.loads(capsys.readouterr().out)
+    assert (compared["verdict"], compared["answers"]["loss"]["verdict"]) == ("not_comparable", "inconclusive")
+    assert compared["reasons"][0].startswith(
+        f"run.json was changed after the run ended, in 1 run of B: cpu_nano/{changed.name}: restore"
+    )
+    assert compare.main([str(won), "--force"]) == 2
 
 
 def test_a_profiled_run_is_refused(results):

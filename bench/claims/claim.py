@@ -219,6 +219,16 @@ class Claim:
         return None
 
 
+def home(folders: Iterable[Path | str]) -> Path:
+    """The one results folder that these run folders lie in.  ValueError where they know different ledgers."""
+    homes = {ledger.find(folder) or folder.parent.parent for folder in map(Path, folders)}
+    if len(homes) > 1:
+        first, second = sorted(homes)[:2]
+        remedy = f"runs of {len(homes)} results folders, each with its own ledger: name runs of one"
+        raise ValueError(f"{first} and {second}: {remedy}")
+    return homes.pop()
+
+
 def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = None, track: str | None = None) -> Claim:
     """A claim of these run folders.  Discarded warm-up runs among them are left out.
 
@@ -227,7 +237,7 @@ def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = Non
     ValueError where nothing can be claimed.
     """
     paths = [Path(folder).absolute() for folder in folders]
-    book = book or ledger.read(ledger.home(paths))
+    book = book or ledger.read(home(paths))
     runs = [run for run in (Run.read(book, path) for path in paths) if not run.is_discarded]
     if not runs:
         raise ValueError(f"{paths[0]}: a discarded warm-up run cannot be claimed: give the runs that count")

@@ -132,7 +132,7 @@ def by_track(runs: Iterable[tuple[str, Row]]) -> dict[str, list[Entry]]:
     for folder, row in runs:
         parent = folder.rpartition("/")[0]
         if parent not in homes:
-            homes[parent] = ledger.home([folder])
+            homes[parent] = claims.home([folder])
         home = homes[parent]
         if why_excluded(row, known_tracks) or (home, row["run_id"]) in seen:  # the latter is a copy
             continue

@@ -23,6 +23,7 @@ from urllib.parse import quote
 from bench.base import credentials, escape, private
 from bench.base.paths import PUBLISHED, REPO, published_root, shown
 from bench.base.reading import plain_file
+from bench.claims import claim as claims
 from bench.plans.race import state
 from bench.record import certificates, ledger, named, race_folder, run_folder, verification
 from bench.record.verification import LOCAL_ROLES
@@ -101,7 +102,7 @@ def content_of(words: Sequence[str]) -> Content:
     if len(words) == 1 and (race := named.find(words)[0].race):
         return Content(ledger.read(race.parent.parent), [], [race.name], race.name)
     folders = [run.absolute() for run in named.runs(words)]
-    book = ledger.read(ledger.home(folders))
+    book = ledger.read(claims.home(folders))
     names = [ledger.name_of(book.results, folder) for folder in folders]
     races = [(run_folder.read(folder).get("race") or {}).get("race_id") for folder in folders]
     first = re.sub(r"-s\d+(-m[0-9a-f]{6})?(-\d+)?$", "", min(folder.name for folder in folders))

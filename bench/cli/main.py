@@ -87,8 +87,8 @@ SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what
 QUEUED = SUBMITTED[:-1]  # what ./run.sh submit takes
 JUDGING = ("compare", "judge", "pr", "verify", "publish", "export")  # each file that they read is one, however often
 # what they leave remains when what they print is lost; of every other verb the output is the work
-LASTING = (*INTRODUCED, "bisect", "submit", "agent", "audit", "replay", "collect", "publish", "import", "dashboard")
-LASTING += ("init", "data")
+LASTING = {*INTRODUCED, "bisect", "submit", "agent", "audit", "replay", "collect", "publish", "import", "dashboard"}
+LASTING |= {"init", "data"}
 # of which nothing remains: a command that begins so, and one with such an option
 ANSWERING = ("", "help", "version", "data show", "referee status", "referee log")
 ANSWERS = ("-h", "--help", "-V", "--version", "--cfg", "--info", "--dry-run", "--list", "--check")

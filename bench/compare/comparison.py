@@ -8,13 +8,15 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.analysis.diagnosis import between_runs
 from bench.base.reading import json_file, yaml_file
 from bench.base.reading.damage import Damaged, reading_record
+from bench.base.text_table import counted
 from bench.compare import calibration, eligibility, questions, verdict
 from bench.compare.selection import Arm, called
 from bench.compare.verdict import Comparison, Difference
@@ -83,6 +85,8 @@ def _compared(
         "names": names,
         "drift_pct": lambda is_one_session: calibration.drift_pct(_history(a, b), is_one_session),
     } | options
+    if "not_as_recorded" not in options:
+        options["not_as_recorded"] = [*_not_as_recorded(a, names[0]), *_not_as_recorded(b, names[1])]
     compared = verdict.compare_rows(a.rows, b.rows, **options)
     compared["about"] = [about for _, about in callings]
     compared["flags"] += ["calibration-ignored"] * ignored
@@ -100,6 +104,23 @@ def _compared(
         compared["diagnosis"] = between_runs.diagnose(*((_with_steps(a), _with_steps(b)) if shown else ([], [])), names)
         compared["diagnosis"]["traces"] = _traces(a, b)  # also of profiled runs, whose times are refused
     return compared
+
+
+def _not_as_recorded(arm: Arm, name: str) -> Iterator[str]:
+    """A sentence about the runs whose run.json is another than the one that the ledger has from their end."""
+    by_ledger: dict[Path, list[str]] = {}
+    for folder in filter(None, arm.folders):
+        if results := ledger.find(folder):
+            by_ledger.setdefault(results, []).append(ledger.name_of(results, folder))
+    changed = []
+    for results, runs in by_ledger.items():
+        pattern = re.compile(b"|".join(re.escape(json.dumps(run).encode()) for run in runs))
+        known = ledger.runs_of(ledger.lines_with(results, pattern))
+        ends = {run: known[run]["end"] for run in runs if run in known}
+        changed += [run for run, end in ends.items() if end and ledger.is_changed(results / run, end)]
+    if changed:
+        where = f"{counted(len(changed), 'run')} of {name}: {changed[0]}"
+        yield f"run.json was changed after the run ended, in {where}: restore what the ledger's sha256 is of"
 
 
 class Earlier(NamedTuple):
@@ -121,8 +142,8 @@ def earlier_races(a: Arm, b: Arm) -> Earlier | None:
     results, found, weight = Path(folder).parent.parent, collections.Counter[str](), 1.0
     planned = [plan["arms"][name] for name, _ in (a.in_race, b.in_race)]
     wanted = [(arm.get("config_id"), arm.get("source_sha256")) for arm in planned]
-    for line in ledger.read(results).lines:
-        if line["event"] != "plan" or not isinstance(line.get("arms"), dict):
+    for line in ledger.lines_with(results, re.compile(rb'"event":"plan"')):
+        if not isinstance(line.get("arms"), dict):
             continue
         if line.get("race_id") == plan["race_id"]:
             break

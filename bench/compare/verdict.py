@@ -104,6 +104,7 @@ class Options:
     loss_margin_nats: float | None = None  # None: the plan's
     force: bool = False  # numbers although the runs are not comparable, still without a verdict
     differing: Sequence[Difference] = ()
+    not_as_recorded: Sequence[str] = ()  # sentences: runs that are not those that the ledger has
     # whether both arms ran in one session -> what the machine alone may do to arms that took no turns; None: what
     # public logs show
     drift_pct: Callable[[bool], float] | None = None
@@ -122,6 +123,8 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
     given = Options(**options)
     plan, names, force = given.plan or {}, given.names, given.force
     answer = eligibility.judge(a_rows, b_rows, names)
+    refusals, of_losses = ([*given.not_as_recorded, *found] for found in (answer.refusals, answer.loss_refusals))
+    answer = answer._replace(refusals=refusals, loss_refusals=of_losses)
     shown = force or not answer.refusals
     arms = [[row for row in rows if eligibility.is_timed(row)] for rows in (a_rows, b_rows)]
     counted, excluded = _without_disturbed_runs(arms, names)

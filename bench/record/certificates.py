@@ -214,6 +214,6 @@ def _is_whole(root: Path, name: str, entry: ledger.StartedRun | None) -> bool:
     if entry is None or entry["end"] is None:
         return False
     try:
-        return entry["end"].get("run_json_sha256") == ledger.sha256_of(root / name / "run.json")
+        return not ledger.is_changed(root / name, entry["end"])
     except (Damaged, OSError):
         return False

@@ -32,6 +32,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -244,6 +245,11 @@ def sha256_of_bytes(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def is_changed(folder: Path | str, end: Line) -> bool:
+    """Whether the run.json of this folder is another than the one that the line of its end has."""
+    return end.get("run_json_sha256") != sha256_of(Path(folder) / "run.json")
+
+
 def name_of(results: Path | str, folder: Path | str) -> str:
     """A run folder -> "<track>/<run_id>"."""
     return Path(os.path.relpath(folder, results)).as_posix()
@@ -276,9 +282,8 @@ class Ledger:
 
     def race_lines(self, race_id: str) -> list[Line]:
         """Lines of one race: its plan, the starts and ends of its runs, looks, its end."""
-        mine = {
-            name for name, run in self.runs.items() if (race := run["start"].get("race")) and race["race_id"] == race_id
-        }
+        races = ((name, run["start"].get("race")) for name, run in self.runs.items())
+        mine = {name for name, race in races if race and race["race_id"] == race_id}
         return [line for line in self.lines if line.get("race_id") == race_id or line.get("run") in mine]
 
 
@@ -288,6 +293,13 @@ def read(results: Path | str) -> Ledger:
         return from_bytes(Path(results), plain_file.content(Path(results) / NAME, plain_file.MAX_LINES_BYTES))
     except Missing:
         return Ledger(Path(results), [], [])
+
+
+def lines_with(results: Path | str, pattern: re.Pattern[bytes]) -> Iterator[Line]:
+    """The lines in which the pattern is found, as written, whatever the chain says: a look at all of it costs much."""
+    with contextlib.suppress(Missing):
+        content = plain_file.content(Path(results) / NAME, plain_file.MAX_LINES_BYTES)
+        yield from filter(None, (parsed(text) for text in content.split(b"\n") if pattern.search(text)))
 
 
 def from_bytes(results: Path, content: bytes) -> Ledger:
@@ -386,13 +398,3 @@ def find(start: Path | str) -> Path | None:
     """The ledger that runs below this folder are in: the nearest folder, upwards, that holds one; or None."""
     start = Path(start).absolute()
     return next((folder for folder in (start, *start.parents) if (folder / NAME).is_file()), None)
-
-
-def home(folders: Iterable[Path | str]) -> Path:
-    """The one results folder that these run folders lie in.  ValueError where they know different ledgers."""
-    homes = {find(folder) or folder.parent.parent for folder in map(Path, folders)}
-    if len(homes) > 1:
-        first, second = sorted(homes)[:2]
-        remedy = f"runs of {len(homes)} results folders, each with its own ledger: name runs of one"
-        raise ValueError(f"{first} and {second}: {remedy}")
-    return homes.pop()

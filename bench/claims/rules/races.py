@@ -191,6 +191,7 @@ def _verdict_again(claim: Claim, race: ClaimedRace, known: State, reported: Mapp
         for name in known.plan["arms"]
     ]
     kept = {"floor_pct": reported["time"]["floor_pct"], "earlier_weight": reported.get("earlier_weight", 1.0)}
+    kept["not_as_recorded"] = ()  # every_record_matches_the_ledger() says it
     return dict(comparison.compare_arms(arms, diagnose=False, **kept))[race.arm]
 
 

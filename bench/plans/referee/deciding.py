@@ -267,7 +267,6 @@ def _faults(search: Search, submission: Submission, races: Sequence[str], book: 
             yield f"{name} stopped by other rules than the search's"
         for slot in race.slots:
             for run, _ in slot.attempts:
-                end = book.runs[run]["end"]
-                path = search.results / run / "run.json"
-                if end and path.is_file() and end.get("run_json_sha256") != ledger.sha256_of(path):
+                end, folder = book.runs[run]["end"], search.results / run
+                if end and (folder / "run.json").is_file() and ledger.is_changed(folder, end):
                     yield f"{run} is not the record that the ledger has"

@@ -95,8 +95,7 @@ def strangers_code(recorded: Recorded) -> list[str]:
     brought += [f"code/{name}/" for name in OWN if (kept / name).is_dir()]
     entry = ledger.read(results_root()).runs.get(recorded.name)
     end = entry and entry["end"]
-    is_ours = end is not None and end["run_json_sha256"] == ledger.sha256_of(recorded.folder / "run.json")
-    return [] if is_ours else brought
+    return brought if end is None or ledger.is_changed(recorded.folder, end) else []
 
 
 class Sandbox:

@@ -223,7 +223,7 @@ def _read_replay(book: ledger.Ledger, name: str) -> Recorded:
         raise ValueError(f"its replay {name} is not in the ledger of this machine's replays, from start to end")
     if not (folder / "run.json").is_file():
         raise ValueError(f"its replay {name} no longer exists: replay it again")
-    if ledger.sha256_of(folder / "run.json") != entry["end"]["run_json_sha256"]:
+    if ledger.is_changed(folder, entry["end"]):
         raise ValueError(f"its replay {name} was changed after it ran")
     failed = [rule for rule in verification.report(folder)["rules"] if not rule["passed"]]
     if failed:
