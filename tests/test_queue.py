@@ -17,8 +17,10 @@ from bench.cli import agent, submit
 from bench.machine.signals import Interrupted
 from bench.plans import agent as agents
 from bench.plans import queue as queues
+from bench.plans import shares
 from bench.plans.agent import Agent
-from bench.plans.queue import Entry, Queue, fair, over_budget
+from bench.plans.queue import Entry, Queue
+from bench.plans.shares import fair, over_budget
 from bench.record import run_folder
 
 SMOKE = ["run", "track=free", "experiment=smoke"]
@@ -32,11 +34,12 @@ sys.exit(main.main(["agent", *sys.argv[1:]]))
 TAKER = """
 import sys
 from pathlib import Path
+from bench.plans import shares
 from bench.plans.queue import Queue
 queue, seen = Queue(Path(sys.argv[1])), 0
 while queue.waiting() or seen < 3:
     seen += not queue.waiting()
-    for entry in queue.order():
+    for entry in shares.order(queue):
         if (mine := queue.take(entry)) is not None:
             print(mine.name, flush=True)
             queue.end(mine, 0, "it ended", 0.0, None)
@@ -99,14 +102,14 @@ def test_a_budget_in_gpu_hours_or_money_is_used_up(queue):
     queue.submit(SMOKE, 0)
     me = queue.waiting()[0].user
     (queue.folder / "budgets.yaml").write_text(f"users: {{{me}: {{usd: 3}}}}\n")
-    assert len(queue.order()) == 1
-    mine = queue.take(queue.order()[0])
+    assert len(shares.order(queue)) == 1
+    mine = queue.take(shares.order(queue)[0])
     queue.end(mine, 0, "it ended", 1.0, 3.0)
     queue.submit(SMOKE, 0)
-    assert queue.order() == [] and len(queue.waiting()) == 1
+    assert shares.order(queue) == [] and len(queue.waiting()) == 1
     (queue.folder / "budgets.yaml").write_text("usd: lots\n")
     with pytest.raises(ValueError, match="usd: lots: use numbers of 0 or more"):
-        queue.order()
+        shares.order(queue)
 
 
 @pytest.mark.parametrize("text", ["users: [ann]", "users: {ann: 5}", "days: .nan", "usd: -1", "days:", "usd: [", "7"])
@@ -131,7 +134,7 @@ def test_a_budget_that_makes_no_sense_is_said_once_and_agents_wait(queue, monkey
 def test_a_user_without_a_name_has_a_budget(queue):
     queue.check_trust()
     (queue.folder / "budgets.yaml").write_text("users: {1000: {usd: 3}}\n")
-    assert over_budget([outcome("1000", usd=4.0)], queue.budgets(), "1000") is not None
+    assert over_budget([outcome("1000", usd=4.0)], shares.budgets(queue), "1000") is not None
 
 
 # ---- what is submitted
@@ -165,7 +168,9 @@ def test_the_list_says_what_runs_waits_and_was_had(queue, capsys):
     assert submit.main(["--list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["entries"] == [{"id": second.id, "user": first.user, "gpus": 2, "state": "runs", "command": SMOKE}]
-    assert found["spent"] == {first.user: {"gpu_hours": 1.0, "usd": 7.0}}
+    used = found["spent"][first.user]  # the second is at work
+    assert used == pytest.approx({"gpu_hours": 1.0, "usd": 7.0, "at_least": True}, abs=1e-3)
+    assert submit.main(["--list"]) == 0 and "at least 1 " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("state", queues.STATES)
@@ -189,8 +194,31 @@ def test_nothing_but_an_entry_is_cancelled_and_one_that_runs_is_ended(results, q
     assert submit.main(["--cancel", id]) == 0
     assert not queue.keep(mine)  # at which its agent ends the command
     assert Agent(results, None, ("run",))._end(mine, "it ended") == 1
-    assert [(each["why"], each["exit_code"]) for each in queue.outcomes()] == [("it was cancelled", 1)]
-    assert queue.waiting() == queue.taken() == []
+    assert [(each["why"], each["exit_code"]) for each in queue.outcomes()] == [(f"cancelled by {mine.user}", 1)]
+    assert queue.waiting() == queue.taken() == [] and list((queue.folder / "taken").iterdir()) == []
+
+
+@pytest.mark.parametrize("state", ["waits", "has lost its agent"])
+def test_a_race_whose_entry_is_cancelled_is_abandoned_and_never_resumed(results, queue, monkeypatch, state):
+    from bench.plans.race import plan, planning
+    from bench.plans.race.state import unfinished
+
+    id = queue.submit(["race", "A=", "B=optim=muon", "n=2", "track=free", "experiment=smoke"], 0)
+    (waiting,) = queue.waiting()
+    here = Agent(results, None, ("race",))
+    folder = planning.begin(plan.parse_request(here._command(waiting)[1:]), results, anyway=True)
+    if state == "has lost its agent":
+        queue.take(waiting)
+        assert submit.main(["--cancel", id]) == 0
+        monkeypatch.setattr(queues, "LEASE_S", -1.0)
+        here._put_back_lost()
+    else:
+        assert submit.main(["--cancel", id]) == 0
+    assert [(each["why"], each["exit_code"]) for each in queue.outcomes()] == [(f"cancelled by {waiting.user}", 1)]
+    race = json.loads((folder / "race.json").read_text())
+    assert (race["status"], race["why"]) == ("abandoned", f"cancelled by {waiting.user}")
+    assert queue.waiting() == queue.taken() == unfinished(results) == []
+    assert list((queue.folder / "taken").iterdir()) == []
 
 
 def test_a_group_reads_what_was_submitted_with_any_umask_and_what_is_no_entry_is_said(queue, capsys):
@@ -209,7 +237,7 @@ def test_a_group_reads_what_was_submitted_with_any_umask_and_what_is_no_entry_is
     assert len(files) == 3 and all(path.stat().st_mode & 0o777 == 0o640 for path in files)
     bad = queue.folder / "waiting" / "20261127T000000Z-deadbeef.json"
     bad.write_text(json.dumps({"num_gpus": -1, "command": ["run"], "env": {}}))
-    assert [each.id for each in queue.order()] == [mine.id]
+    assert [each.id for each in shares.order(queue)] == [mine.id]
     assert submit.main(["--list"]) == 0 and f"{bad}: num_gpus: -1" in capsys.readouterr().out
 
 
@@ -275,7 +303,7 @@ def test_a_race_that_was_killed_before_its_ledger_line_goes_on_and_a_damaged_one
         killed.setattr(planning.ledger, "append", lambda *args, **facts: sys.exit("killed"))
         with pytest.raises(SystemExit):
             planning.begin(plan.parse_request(words), results, anyway=True)
-    race = here._race(waiting)
+    race = agents.race_of(queue, waiting)
     with state.locked(race):  # an agent that only slept has it
         assert not here._may_begin(waiting)
     assert here._may_begin(waiting) and here._command(waiting)[:3] == ["race", "--resume", race.name]
@@ -356,7 +384,7 @@ def test_of_five_agents_no_two_take_one_entry(results, queue):
 @pytest.mark.slow
 def test_an_agent_that_is_killed_loses_its_entry_to_the_next_and_its_run_ends(results, queue):
     queue.submit([*SMOKE, "goal.num_steps=100000", "goal.val_every_steps=100000"], 0)
-    with started(results, AGENT) as first:
+    with started(results, AGENT, "--usd-per-hour", "36") as first:
         real_runs.wait_for(lambda: any("eval_stop" in path.read_text() for path in results.glob("*/*/events.jsonl")))
         assert len(queue.taken()) == 1
         first.kill()
@@ -365,9 +393,9 @@ def test_an_agent_that_is_killed_loses_its_entry_to_the_next_and_its_run_ends(re
     (lost,) = queue.taken()
     with started(results, AGENT) as second:
         real_runs.wait_for(lambda: [each for each in queue.taken() if each.token != lost.token])
-        assert [(each["id"], each["exit_code"], each["why"]) for each in queue.outcomes()] == [
-            (lost.id, None, "its agent was lost")
-        ]
+        (known,) = queue.outcomes()
+        assert (known["id"], known["exit_code"], known["why"]) == (lost.id, None, "its agent was lost")
+        assert known["usd"] == pytest.approx(36 * known["hours"]) and known["hours"] > 0 and known["at_least"]
         assert not queue.keep(lost)  # should it still live, it learns so
         second.send_signal(signal.SIGINT)
         assert ended(second)[0] == 1
@@ -376,12 +404,20 @@ def test_an_agent_that_is_killed_loses_its_entry_to_the_next_and_its_run_ends(re
 
 def test_an_entry_whose_agents_are_lost_again_and_again_ends(queue, monkeypatch):
     monkeypatch.setattr(queues, "LEASE_S", -1.0)
-    queue.submit(SMOKE, 0)
+    queue.submit(SMOKE, 2)
     for _ in range(queues.MAX_LOST):
-        queue.take(queue.waiting()[0])
+        mine = queue.take(queue.waiting()[0], usd_per_hour=5.0)
+        began_s = json.loads(queue._lease(mine).read_text())["began_s"]
+        os.utime(queue._lease(mine), (0, began_s + 1800))  # its last sign of life
+        before = shares.spent(shares.recent(queue), mine.user)  # nobody has found it lost yet
         assert len(queue.put_back_lost()) == 1
+        assert shares.spent(shares.recent(queue), mine.user) == pytest.approx(before)
     assert queue.waiting() == queue.taken() == []
     assert [each["exit_code"] for each in queue.outcomes()].count(1) == 1
+    assert before == pytest.approx({"gpu_hours": 3 * 2 * 0.5, "usd": 3 * 2.5})
+    (queue.folder / "budgets.yaml").write_text("usd: 7\n")
+    why = over_budget(shares.recent(queue), shares.budgets(queue), mine.user)
+    assert why == f"{mine.user} has used at least 7.5 of 7 usd in 30 days"
 
 
 @pytest.mark.slow
@@ -394,6 +430,7 @@ def test_a_race_that_is_given_back_goes_on_as_one_race_at_its_price(results, que
         code, out = ended(first)
         assert code == 1 and "it was given back" in out, out
     (waiting,) = queue.waiting()
+    as_submitted = (queue.folder / "waiting" / f"{waiting.id}.json").read_text()
     (race,) = (results / "races").iterdir()
     assert race.name.rpartition("-")[0].endswith(f"-mine{waiting.short}")
     with started(results, AGENT, "--once", "--usd-per-hour", "36") as second:
@@ -405,6 +442,31 @@ def test_a_race_that_is_given_back_goes_on_as_one_race_at_its_price(results, que
     assert {run["hardware"]["price_usd_per_hour"] for run in runs} == {36.0}
     assert [each["exit_code"] for each in queue.outcomes()].count(0) == 1
     assert all(each["usd"] == pytest.approx(36 * each["hours"]) for each in queue.outcomes())
+    # as an agent leaves it that is stopped while its race ends
+    (queue.folder / "waiting" / f"{waiting.id}.json").write_text(as_submitted)
+    assert agent.main(["--once"]) == 0 and len(real_runs.folders(results)) == len(runs)
+    assert [path.name for path in (results / "races").iterdir()] == [race.name]
+    assert "nothing of it is left to run" in queue.log(waiting).read_text()
+
+
+@pytest.mark.slow
+def test_a_race_that_is_cancelled_while_it_runs_ends_within_seconds_as_abandoned(results, queue):
+    words = ["A=", "B=optim=muon", "n=9", "track=free", "experiment=smoke", "--anyway"]
+    assert submit.main(["race", *words]) == 0
+    with started(results, AGENT) as working:
+        real_runs.wait_for(lambda: len(real_runs.folders(results)) > 1)
+        (mine,) = queue.taken()
+        assert submit.main(["--cancel", mine.id]) == 0
+        (known,) = real_runs.wait_for(queue.outcomes, timeout_s=30)
+        working.send_signal(signal.SIGINT)
+        ended(working)
+    assert (known["why"], known["exit_code"]) == (f"cancelled by {mine.user}", 1)
+    (folder,) = (results / "races").iterdir()
+    race = json.loads((folder / "race.json").read_text())
+    assert (race["status"], race["why"], race["result"]) == ("abandoned", f"cancelled by {mine.user}", None)
+    assert real_runs.run_json(real_runs.folders(results)[-1])["status"] == "aborted"
+    again = real_runs.bench(results, "race", "--resume", folder.name)
+    assert again.returncode == 1 and "nothing of it is left to run" in again.stdout + again.stderr
 
 
 @pytest.mark.slow
@@ -420,8 +482,8 @@ def test_a_race_of_another_session_waits_for_its_machine_then_begins_again(resul
     folder = planning.begin(
         plan.parse_request([word for word in command[1:] if word != "--anyway"]), results, anyway=True
     )
-    assert here._race(waiting) == folder and here._may_begin(waiting)
-    assert here._command(waiting) == ["race", "--resume", folder.name, "--anyway"]
+    assert agents.race_of(queue, waiting) == folder and here._may_begin(waiting)
+    assert here._command(waiting) == ["race", "--resume", folder.name, *waiting.command[1:]]
     elsewhere = Agent(results, None, ("race",))
     elsewhere._session_id = "another"
     assert not elsewhere._may_begin(waiting)

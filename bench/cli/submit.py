@@ -17,7 +17,9 @@ from bench.base.paths import results_root, shown
 from bench.cli import arguments
 from bench.cli.main import QUEUED, VERBS
 from bench.launch.console import say
-from bench.plans.queue import FOLDER, LIMITS, Queue, over_budget, spent
+from bench.plans import shares
+from bench.plans.agent import end_cancelled
+from bench.plans.queue import FOLDER, Queue
 
 COLUMNS = ("id", "user", "gpus", "state", "command")
 
@@ -33,7 +35,7 @@ def main(argv: list[str]) -> int:
     if args.json:
         raise ValueError("--json: it is for --list: omit it")
     if args.cancel:
-        queue.cancel(args.cancel)
+        end_cancelled(queue, queue.cancel(args.cancel))
         return 0
     verb, *words = command or args.command or [""]
     if verb not in QUEUED:
@@ -48,30 +50,32 @@ def main(argv: list[str]) -> int:
     id = queue.submit([verb, *words], args.gpus)
     say("queue", f"{id}, log {shown(queue.folder / 'logs' / f'{id}.log')}", always=True)
     for entry in queue.waiting():
-        if entry.id == id and (why := over_budget(queue.recent(), queue.budgets(), entry.user)):
+        if entry.id == id and (why := shares.over_budget(shares.recent(queue), shares.budgets(queue), entry.user)):
             say("queue", f"it waits: {why}", always=True)
     return 0
 
 
 def _list(queue: Queue, as_json: bool) -> None:
     """What waits, in the order in which it will be taken, what runs, and what each user has had."""
-    ahead = queue.order()
+    ahead = shares.order(queue)
     kept = [entry for entry in queue.waiting() if entry not in ahead]
     for why in queue.unreadable():
         say("queue", escape.line(f"skipped: {why}"), always=True)
     states = [(queue.taken(), "runs"), (ahead, "waits"), (kept, "over budget")]
     cells = [(each.id, each.user, each.num_gpus, state, each.command) for found, state in states for each in found]
-    recent = queue.recent()
-    had = {user: spent(recent, user) for user in sorted({each["user"] for each in recent})}
+    recent = shares.recent(queue)
+    users = sorted({each["user"] for each in recent})
     if as_json:
         rows = [dict(zip(COLUMNS, row, strict=True)) for row in cells]
+        had = {user: shares.spent(recent, user) | {"at_least": shares.is_at_least(recent, user)} for user in users}
         print(json.dumps({"entries": rows, "spent": had}, indent=1))
         return
     texts = [(id, user, str(gpus), state, escape.line(shlex.join(command))) for id, user, gpus, state, command in cells]
     print(text_table.render(COLUMNS, texts) if texts else "the queue is empty")
-    if had:
-        of_users = [(user, *(f"{used[name]:.4g}" for name in LIMITS)) for user, used in had.items()]
-        print("\n" + text_table.render((f"in {queue.budgets()['days']:g} days", *LIMITS), of_users))
+    if users:
+        bound = {user: "at least " * shares.is_at_least(recent, user) for user in users}
+        of_users = [(user, *(f"{bound[user]}{x:.4g}" for x in shares.spent(recent, user).values())) for user in users]
+        print("\n" + text_table.render((f"in {shares.budgets(queue)['days']:g} days", *shares.LIMITS), of_users))
 
 
 def _parser() -> arguments.Parser:

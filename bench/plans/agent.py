@@ -10,22 +10,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.base import escape
+from bench.base import atomic, escape
 from bench.base.paths import REPO, shown
 from bench.config import groups
 from bench.launch.console import say
 from bench.machine import environment, gpus, leases, processes
 from bench.machine.signals import Signals, held, raise_interrupted
+from bench.plans import shares
 from bench.plans.queue import FOLDER, OF_THE_DISK, RACE_WAITS_S, Entry, Queue
 from bench.plans.race import planning, runner, state
+from bench.record import race_folder
 
 LOOK_EVERY_S = 5.0  # at the queue
 TICK_S = 0.5
-BEAT_S = 10.0
+BEAT_S = 5.0
 BUSY_WAITS_S = 60.0  # then twice as long, and so on
 ENV = ("SPEEDRUN_CWD", groups.VARIABLE, groups.NAME_VARIABLE, "CUDA_VISIBLE_DEVICES")  # what an entry may set
 PRICE = "hardware.price_usd_per_hour"
 END_WITHIN_S = 30.0  # the command ends its workers, then finishes its records
+LEFT = "the machine that it began on did not come back"  # why a race was abandoned that its entry begins again
 
 
 @dataclass
@@ -85,6 +88,7 @@ class Agent:
     def _put_back_lost(self, at_once: bool = False) -> None:
         for lost in self.queue.put_back_lost(at_once):
             say("queue", f"{lost.id} of {lost.user}: its agent was lost", always=True)
+            end_cancelled(self.queue, lost)
 
     def _report_once(self, text: str) -> None:
         """Prints what keeps it from working, the first time."""
@@ -98,7 +102,7 @@ class Agent:
 
         The first that fits this machine is waited for, so that one that needs many GPUs is not passed over for ever.
         """
-        for entry in self.queue.order():
+        for entry in shares.order(self.queue):
             if entry.command[:1] and entry.command[0] in self.verbs and self._may_begin(entry):
                 with leases.free(entry.num_gpus) as devices:
                     if devices is None:
@@ -107,7 +111,7 @@ class Agent:
                     try:
                         with held():
                             self._exit_code, self._began_s = None, time.monotonic()
-                            self._taken = self.queue.take(entry)
+                            self._taken = self.queue.take(entry, self._usd_per_hour(entry))
                     except OSError as error:
                         self._report_once(f"{entry.id}: cannot be taken: {error}")
                         continue
@@ -117,16 +121,17 @@ class Agent:
         yield None
 
     def _may_begin(self, entry: Entry) -> bool:
-        """Whether this machine has what it needs, and a race that it began is this machine's, or waited long enough."""
+        """Whether this machine has what it needs, and a race that it began is this machine's, has ended, or waited long
+        enough."""
         if entry.num_gpus > len(gpus.devices()) or time.monotonic() < self._busy.get(entry.id, (0, 0.0))[1]:
             return False
-        if (race := self._race(entry)) is None:
+        if (race := race_of(self.queue, entry)) is None:
             return True
         if state.is_running(race):  # its agent was believed lost, and only slept
             return False
         try:
             planning.enter(race, self.results)
-            if self._is_of_here(race):
+            if self._goes_on_here(race):
                 return True
         except (OSError, ValueError):  # it is begun, and ends with what is wrong
             return True
@@ -134,15 +139,10 @@ class Agent:
             return self.queue.idle_s(entry) > RACE_WAITS_S
         return False
 
-    def _is_of_here(self, race: Path) -> bool:
-        return bool(state.read(race, self.results).plan["session_id"] == self._session_id)
-
-    def _race(self, entry: Entry) -> Path | None:
-        """The race that an entry has begun, and that has no end."""
-        if entry.command[0] != "race":
-            return None
-        ours = [path for path in state.unfinished(self.results) if path.name.rpartition("-")[0].endswith(entry.short)]
-        return ours[-1] if ours else None
+    def _goes_on_here(self, race: Path) -> bool:
+        """Or has ended, and only its answer is shown."""
+        known = state.read(race, self.results)
+        return known.has_ended or bool(known.plan["session_id"] == self._session_id)
 
     # ---- one entry
 
@@ -208,12 +208,13 @@ class Agent:
     def _end(self, entry: Entry, why: str) -> int:
         """Says what became of an entry, unless this agent has lost it -> the exit code, 1 for none."""
         with held():
-            exit_code = self._exit_code
+            exit_code, cancelled = self._exit_code, self.queue.cancelled(entry)
+            end_cancelled(self.queue, entry)
             if not self.queue.keep(entry) and self.queue.has_outcome(entry):
                 exit_code, why = None, "this agent was believed lost, and lost it"
             else:
-                if not self.queue.keep(entry):
-                    exit_code, why = 1, "it was cancelled"
+                if exit_code is None and (cancelled or not self.queue.keep(entry)):
+                    exit_code, why = 1, cancelled or "its file was removed"
                 hours, usd_per_hour = (time.monotonic() - self._began_s) / 3600, self._usd_per_hour(entry)
                 self.queue.end(entry, exit_code, why, hours, None if usd_per_hour is None else usd_per_hour * hours)
             self._taken = None
@@ -229,12 +230,34 @@ class Agent:
         command, usd_per_hour = list(entry.command), self._usd_per_hour(entry)
         if usd_per_hour and not any(word.startswith(PRICE) for word in command):  # a run has a price or none, never 0
             command.append(f"{PRICE}={usd_per_hour:g}")
-        if (race := self._race(entry)) is not None:
-            if self._is_of_here(race):
-                return ["race", "--resume", race.name, *(word for word in command if word == "--anyway")]
-            runner.finish(race, self.results, "abandoned", "the machine that it began on did not come back")
+        if (race := race_of(self.queue, entry)) is not None:
+            if self._goes_on_here(race):
+                return ["race", "--resume", race.name, *command[1:]]
+            runner.finish(race, self.results, "abandoned", LEFT)
         if command[0] == "race":
             names = [word.removeprefix("name=") for word in command if word.startswith("name=")]
             command = [word for word in command if not word.startswith("name=")]
             command.append(f"name={(names or ['race'])[-1]}{entry.short}")
         return command
+
+
+def race_of(queue: Queue, entry: Entry) -> Path | None:
+    """The latest race that an entry has begun, which may have ended; None: there is none, or the machine LEFT it."""
+    folders = sorted(path.parent for path in (queue.folder.parent / race_folder.FOLDER).glob("*/plan.json"))
+    ours = [path for path in folders if path.name.rpartition("-")[0].endswith(entry.short)]
+    if not ours or atomic.read_json(ours[-1] / "race.json", {}).get("why") == LEFT:
+        return None
+    return ours[-1] if entry.command[:1] == ["race"] else None
+
+
+def end_cancelled(queue: Queue, entry: Entry) -> None:
+    """Abandons the race of an entry that was cancelled, so that nothing resumes it; one that runs is its agent's."""
+    if (why := queue.cancelled(entry)) is None or (race := race_of(queue, entry)) is None or state.is_running(race):
+        return
+    try:
+        with state.locked(race):
+            if not state.read(race, queue.folder.parent).has_ended:
+                runner.finish(race, queue.folder.parent, "abandoned", why)
+    except (OSError, ValueError) as error:
+        remedy = f"its owner can end it with ./run.sh race --abandon {race.name}"
+        say("queue", escape.line(f"{race.name} has not been ended: {error}: {remedy}"), always=True)

@@ -3,34 +3,33 @@
     queue/waiting/ID.json             a command, as it was submitted; its owner is whose it is
     queue/taken/ID@TOKEN.json         the same file, taken by an agent: by a rename, which one process alone can do
     queue/taken/ID@TOKEN.lease        touched by that agent while it lives
+    queue/taken/ID@TOKEN.cancelledUID the same file, once that user has cancelled it and until its agent has ended it
     queue/ended/ID@TOKEN.json         what became of it there; exit_code null: it was given back, or its agent was lost
     queue/logs/ID.log                 what it printed
-    queue/budgets.yaml                what users may spend, if the lab has written it
+    queue/budgets.yaml                what users may spend, if the lab has written it (bench/plans/shares.py)
 
 A lease is lost when another agent has seen it untouched for LEASE_S by its own clock; that agent puts the command back.
-An agent that finds its command gone ends what it runs.
+An agent that finds its command cancelled or gone ends what it runs.
 """
 
 import contextlib
 import errno
 import json
-import math
 import os
 import pwd
 import secrets
 import stat
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypedDict, cast
+from typing import IO, Any, NamedTuple, NotRequired, TypedDict, cast
 
 from bench.base import atomic, credentials
 from bench.base.paths import working_folder
-from bench.base.reading import json_file, plain_file, yaml_file
+from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import BAD, Damaged, reading_record
 from bench.config import groups
 
@@ -38,9 +37,10 @@ FOLDER = "queue"  # of a results folder
 LEASE_S = 120.0  # longer than an agent needs to end what it runs
 MAX_LOST = 3  # agents: then the command is what ends them
 RACE_WAITS_S = 3600.0  # for the machine that it began on
-LIMITS = ("gpu_hours", "usd")
 OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # which say nothing of an entry
 STATES = ("waiting", "taken", "ended", "logs")
+CANCELLED = ".cancelled"  # the suffix of a file, before the number of a user
+CANCELLED_BY = "cancelled by "  # how the outcome of a cancelled entry begins to say why
 
 
 class Entry(NamedTuple):
@@ -82,6 +82,14 @@ class Outcome(TypedDict):
     hours: float
     usd: float | None  # None: the agent had no --usd-per-hour
     ended_s: float  # since 1970
+    at_least: NotRequired[bool]  # its agent may have used more after its last sign of life
+
+
+class Lease(TypedDict):
+    """A file that an agent touches while it has an entry."""
+
+    began_s: float  # by the clock of the file system, as the time at which the file was touched
+    usd_per_hour: float | None  # of the entry
 
 
 @dataclass
@@ -106,13 +114,18 @@ class Queue:
         _write(self._path("waiting", id), Submitted(num_gpus=num_gpus, command=command, env=kept))
         return id
 
-    def cancel(self, id: str) -> None:
-        """Removes an entry that waits, or ends one that runs once its agent sees it.  ValueError: there is none."""
+    def cancel(self, id: str) -> Entry:
+        """Ends an entry that waits, or marks one that runs, which its agent then ends.  ValueError: there is none."""
         for state in ("taken", "waiting", "taken"):
             for entry in [each for each in self._entries(state) if each.id == id]:
-                with contextlib.suppress(FileNotFoundError):  # it has just been taken, or has ended
-                    self._path(state, entry.name).unlink()
-                    return
+                if (mine := entry if entry.token else self.take(entry)) is None:
+                    continue  # it has just been taken
+                path = self._path("taken", mine.name)
+                with contextlib.suppress(FileNotFoundError):  # it has ended, or waits again
+                    os.rename(path, path.with_name(f"{mine.name}{CANCELLED}{os.getuid()}"))
+                    if not entry.token:
+                        self.end(mine, 1, self.cancelled(mine) or CANCELLED_BY, 0.0, 0.0)
+                    return mine
         raise ValueError(f"{id}: neither waits nor runs: ./run.sh submit --list shows what does")
 
     # ---- what there is
@@ -131,9 +144,9 @@ class Queue:
                 found.append(cast(Outcome, json_file.read(path, Outcome)))
         return found
 
-    def _entries(self, state: str) -> list[Entry]:
+    def _entries(self, state: str, pattern: str = "*.json") -> list[Entry]:
         found = []
-        for path in sorted((self.folder / state).glob("*.json")):
+        for path in sorted((self.folder / state).glob(pattern)):
             with contextlib.suppress(Damaged):  # it was just taken, or is no entry
                 found.append(_entry(path))
         return found
@@ -148,39 +161,10 @@ class Queue:
                 why += [str(error)] * path.exists()
         return why
 
-    def order(self) -> list[Entry]:
-        """fair() of the entries that wait, without those of users who have used up a budget.
-
-        ValueError: budgets.yaml makes no sense.
-        """
-        recent, budgets = self.recent(), self.budgets()
-        within = [each for each in self.waiting() if not over_budget(recent, budgets, each.user)]
-        return fair(within, self.taken(), recent)
-
-    def recent(self) -> list[Outcome]:
-        """The outcomes of the days that count."""
-        since_s = datetime.now(UTC).timestamp() - 86400 * self.budgets()["days"]
-        return [each for each in self.outcomes() if each["ended_s"] > since_s]
-
-    def budgets(self) -> dict[str, Any]:
-        """days, limits of every user, and users: {name: limits of theirs}.  ValueError: as of order()."""
-        path = self.folder / "budgets.yaml"
-        given = yaml_file.read(path) if path.exists() else {}
-        users = {} if given.get("users") is None else given["users"]
-        if not isinstance(users, dict) or not all(isinstance(limits, dict) for limits in users.values()):
-            raise ValueError(f"{path}: users: {users}: write limits by name: users: {{ann: {{gpu_hours: 100}}}}")
-        of_all = {name: value for name, value in given.items() if name != "users"}
-        for table, names in ((of_all, ("days", *LIMITS)), *((limits, LIMITS) for limits in users.values())):
-            for name, value in table.items():
-                is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-                if name not in names or not is_number or not 0 <= value < math.inf:
-                    raise ValueError(f"{path}: {name}: {value}: use numbers of 0 or more for {', '.join(names)}")
-        return {"days": 30} | of_all | {"users": {str(name): limits for name, limits in users.items()}}
-
     # ---- agents
 
-    def take(self, entry: Entry) -> Entry | None:
-        """The entry, if it is this process that got it.  OSError: this user may not take it."""
+    def take(self, entry: Entry, usd_per_hour: float | None = None) -> Entry | None:
+        """The entry, at this price, if it is this process that got it.  OSError: this user may not take it."""
         mine = entry._replace(token=secrets.token_hex(4))
         self._lease(mine).touch()
         try:
@@ -192,6 +176,9 @@ class Queue:
         except OSError:
             self._lease(mine).unlink(missing_ok=True)
             raise
+        with contextlib.suppress(OSError):  # it was cancelled at once, or the disk is full
+            began_s = self._path("taken", mine.name).stat().st_ctime  # of the rename
+            _write(self._lease(mine), Lease(began_s=began_s, usd_per_hour=usd_per_hour))
         return mine
 
     def keep(self, entry: Entry) -> bool:
@@ -201,14 +188,35 @@ class Queue:
             os.utime(self._lease(entry))
         except FileNotFoundError:
             return False
-        return self._path("taken", entry.name).exists()
+        return f"{entry.name}.json" in os.listdir(self.folder / "taken")  # a list, which NFS does not have cached
 
-    def end(self, entry: Entry, exit_code: int | None, why: str, hours: float, usd: float | None) -> None:
-        """The entry's command has ended; exit_code None: it waits again."""
-        known: Any = {"id": entry.id, "user": entry.user, "num_gpus": entry.num_gpus}
-        known |= {"exit_code": exit_code, "why": why, "hours": hours, "usd": usd}
-        _write(self._path("ended", entry.name), known | {"ended_s": datetime.now(UTC).timestamp()})
+    def cancelled(self, entry: Entry) -> str | None:
+        """Why an entry that an agent has, or had, is to end, such as "cancelled by ann"; None: it is not cancelled."""
+        if (path := self._marked(entry)) is not None:
+            return f"{CANCELLED_BY}{_name_of(int(path.suffix.removeprefix(CANCELLED)))}"
+        why = str(atomic.read_json(self._path("ended", entry.name), {}).get("why"))
+        return why if why.startswith(CANCELLED_BY) else None
+
+    def end(
+        self, entry: Entry, exit_code: int | None, why: str, hours: float | None = None, usd: float | None = None
+    ) -> None:
+        """The entry's command has ended; exit_code None: it waits again; hours None: its agent was lost."""
+        outcome = self.so_far(entry) | {"exit_code": exit_code, "why": why}
+        if hours is not None:
+            outcome |= {"hours": hours, "usd": usd, "at_least": False}
+        _write(self._path("ended", entry.name), outcome)
         self._leave(entry, exit_code)
+
+    def so_far(self, entry: Entry) -> Outcome:
+        """The outcome of an entry that an agent has, if it ended with that agent's last sign of life."""
+        path, hours, usd = self._lease(entry), 0.0, None
+        with contextlib.suppress(*BAD):
+            lease = cast(Lease, json_file.read(path, Lease))
+            hours = max(0.0, path.stat().st_mtime - lease["began_s"]) / 3600
+            usd = None if lease["usd_per_hour"] is None else lease["usd_per_hour"] * hours
+        known: Any = {"id": entry.id, "user": entry.user, "num_gpus": entry.num_gpus, "hours": hours, "usd": usd}
+        known |= {"exit_code": None, "why": "it runs", "ended_s": datetime.now(UTC).timestamp(), "at_least": True}
+        return cast(Outcome, known)
 
     def has_outcome(self, entry: Entry) -> bool:
         """Whether somebody has said what became of an entry of this agent's."""
@@ -225,18 +233,14 @@ class Queue:
         """
         lost = []
         for entry in self._silent(at_once):
-            known_s = _mtime_s(self._lease(entry))
             ended = self._path("ended", entry.name)
             if ended.exists():  # it was lost between the end and its file's
                 self._leave(entry, atomic.read_json(ended, {}).get("exit_code"))
                 continue
             num_lost = sum(each["id"] == entry.id and each["why"] == "its agent was lost" for each in self.outcomes())
-            try:
-                began_s = self._path("taken", entry.name).stat().st_ctime  # of the rename
-            except FileNotFoundError:
-                continue
-            hours = 0.0 if known_s is None else max(0.0, known_s - began_s) / 3600
-            self.end(entry, 1 if num_lost + 1 >= MAX_LOST else None, "its agent was lost", hours, None)
+            cancelled = self.cancelled(entry)
+            exit_code = 1 if cancelled or num_lost + 1 >= MAX_LOST else None
+            self.end(entry, exit_code, cancelled or "its agent was lost")
             lost.append(entry)
         return lost
 
@@ -245,7 +249,7 @@ class Queue:
 
         A pause of the whole machine does not count: the watch begins again afterwards.
         """
-        now_s, taken = time.monotonic(), self.taken()
+        now_s, taken = time.monotonic(), self.taken() + self._entries("taken", f"*{CANCELLED}*")
         if now_s - self._looked_s > LEASE_S / 2:
             self._watched.clear()
         known = {entry.name: _mtime_s(self._lease(entry)) for entry in taken}
@@ -265,7 +269,7 @@ class Queue:
             if exit_code is None:
                 os.rename(self._path("taken", entry.name), self._path("waiting", entry.id))
             else:
-                self._path("taken", entry.name).unlink()
+                (self._marked(entry) or self._path("taken", entry.name)).unlink()
         except FileNotFoundError:  # another agent was as quick
             pass
         self._lease(entry).unlink(missing_ok=True)
@@ -306,34 +310,12 @@ class Queue:
     def _lease(self, entry: Entry) -> Path:
         return self.folder / "taken" / f"{entry.name}.lease"
 
-
-def fair(waiting: Iterable[Entry], taken: Iterable[Entry], recent: Iterable[Outcome]) -> list[Entry]:
-    """Whose turn it is: who has the fewest GPUs at work, then who has had the fewest hours of one; a user's own by age.
-
-    A command without a GPU counts as one.
-    """
-    at_work, hours = Counter[str](), dict[str, float]()
-    for entry in taken:
-        at_work[entry.user] += max(1, entry.num_gpus)
-    for each in recent:
-        hours[each["user"]] = hours.get(each["user"], 0.0) + max(1, each["num_gpus"]) * each["hours"]
-    return sorted(waiting, key=lambda each: (at_work[each.user], hours.get(each.user, 0.0), each.id))
-
-
-def spent(outcomes: Iterable[Outcome], user: str) -> dict[str, float]:
-    """What a user has had, by LIMITS."""
-    own = [each for each in outcomes if each["user"] == user]
-    gpu_hours = sum(each["num_gpus"] * each["hours"] for each in own)
-    return {"gpu_hours": gpu_hours, "usd": sum(each["usd"] or 0.0 for each in own)}
-
-
-def over_budget(recent: Sequence[Outcome], budgets: Mapping[str, Any], user: str) -> str | None:
-    """The budget that a user has used up, in words; None: there is some left, or none was set."""
-    limits = dict(budgets) | dict(budgets["users"].get(user, {}))
-    for name, used in spent(recent, user).items():
-        if name in limits and used >= limits[name]:
-            return f"{user} has used {used:.4g} of {limits[name]:g} {name} in {budgets['days']:g} days"
-    return None
+    def _marked(self, entry: Entry) -> Path | None:
+        """The file of an entry that was cancelled and has not been ended yet."""
+        for path in (self.folder / "taken").iterdir():
+            if path.stem == entry.name and path.suffix.removeprefix(CANCELLED).isdecimal():
+                return path
+        return None
 
 
 def _entry(path: Path) -> Entry:

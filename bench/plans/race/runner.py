@@ -29,8 +29,8 @@ def go(
     would be so far, with status interrupted.
 
     show: every run's numbers, an unplanned look; anyway: on a busy machine too; is_new: it has just been planned, and
-    its arms are not checked again; machine: of condition.MODES. ValueError: the race has ended, is not as planned, or
-    another one runs.
+    its arms are not checked again; machine: of condition.MODES.  Of a race that has ended, what became of it.
+    ValueError: the race is not as planned, or another one runs.
     """
     with state.locked(folder):
         for other in state.unfinished(results):
@@ -39,7 +39,7 @@ def go(
                 raise leases.Busy(f"{other.name}: {advice}, then ./run.sh race --resume {folder.name}")
         race = state.read(folder, results)
         if race.has_ended:
-            raise ValueError(f"{folder.name}: the race has ended: ./run.sh compare {folder.name} shows it")
+            return _ended(race)
         introduce(race.plan)
         commits = {name: arm["commit"] for name, arm in race.plan["arms"].items() if arm["rev"] is not None}
         try:
@@ -63,6 +63,15 @@ def go(
             say("race", why, always=True)
             return state.as_json(state.read(folder, results), "interrupted", why, utc.now(), None)
         return finish(folder, results, status, why)
+
+
+def _ended(race: State) -> race_folder.Race:
+    """race.json of a race that has ended.  ValueError: it is not the one that the ledger names."""
+    say("race", f"{race.race_id} has ended: nothing of it is left to run", always=True)
+    ends = [line["race_json_sha256"] for line in race.lines if line["event"] == "race_end"]
+    if ledger.sha256_of(race.folder / "race.json") != ends[-1]:
+        raise ValueError(f"{race.folder}/race.json: it is not the one in the ledger: it was changed")
+    return race_folder.read(race.folder)
 
 
 def introduce(known: Mapping[str, Any]) -> None:
@@ -305,8 +314,8 @@ def finish(folder: Path, results: Path, status: str, why: str | None) -> race_fo
         recorded["machine"] = condition.faults_of(folder)
     atomic.write_json(folder / "race.json", recorded)
     sha256 = ledger.sha256_of(folder / "race.json")
-    shutil.rmtree(arm_process.caches(folder), ignore_errors=True)
     ledger.append(results, "race_end", race_id=folder.name, status=status, race_json_sha256=sha256)
+    shutil.rmtree(arm_process.caches(folder), ignore_errors=True)
     from bench.report import race_page
 
     try:

@@ -1,0 +1,80 @@
+"""What users of a lab's queue have had and may have (queue/budgets.yaml), and so whose turn it is."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from bench.base.reading import yaml_file
+from bench.plans.queue import Entry, Outcome, Queue
+
+LIMITS = ("gpu_hours", "usd")
+
+
+def order(queue: Queue) -> list[Entry]:
+    """fair() of the entries that wait, without those of users who have used up a budget.
+
+    ValueError: budgets.yaml makes no sense.
+    """
+    had, limits = recent(queue), budgets(queue)
+    within = [each for each in queue.waiting() if not over_budget(had, limits, each.user)]
+    return fair(within, queue.taken(), had)
+
+
+def recent(queue: Queue) -> list[Outcome]:
+    """The outcomes of the days that count, and of what agents have now, which may be lost, what it has used so far."""
+    since_s = datetime.now(UTC).timestamp() - 86400 * budgets(queue)["days"]
+    ended = [each for each in queue.outcomes() if each["ended_s"] > since_s]
+    return [*ended, *map(queue.so_far, queue.taken())]
+
+
+def budgets(queue: Queue) -> dict[str, Any]:
+    """days, limits of every user, and users: {name: limits of theirs}.  ValueError: as of order()."""
+    path = queue.folder / "budgets.yaml"
+    given = yaml_file.read(path) if path.exists() else {}
+    users = {} if given.get("users") is None else given["users"]
+    if not isinstance(users, dict) or not all(isinstance(limits, dict) for limits in users.values()):
+        raise ValueError(f"{path}: users: {users}: write limits by name: users: {{ann: {{gpu_hours: 100}}}}")
+    of_all = {name: value for name, value in given.items() if name != "users"}
+    for table, names in ((of_all, ("days", *LIMITS)), *((limits, LIMITS) for limits in users.values())):
+        for name, value in table.items():
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if name not in names or not is_number or not 0 <= value < math.inf:
+                raise ValueError(f"{path}: {name}: {value}: use numbers of 0 or more for {', '.join(names)}")
+    return {"days": 30} | of_all | {"users": {str(name): limits for name, limits in users.items()}}
+
+
+def fair(waiting: Iterable[Entry], taken: Iterable[Entry], recent: Iterable[Outcome]) -> list[Entry]:
+    """Whose turn it is: who has the fewest GPUs at work, then who has had the fewest hours of one; a user's own by age.
+
+    A command without a GPU counts as one.
+    """
+    at_work, hours = Counter[str](), dict[str, float]()
+    for entry in taken:
+        at_work[entry.user] += max(1, entry.num_gpus)
+    for each in recent:
+        hours[each["user"]] = hours.get(each["user"], 0.0) + max(1, each["num_gpus"]) * each["hours"]
+    return sorted(waiting, key=lambda each: (at_work[each.user], hours.get(each.user, 0.0), each.id))
+
+
+def spent(outcomes: Iterable[Outcome], user: str) -> dict[str, float]:
+    """What a user has had, by LIMITS; a lower bound where is_at_least()."""
+    own = [each for each in outcomes if each["user"] == user]
+    gpu_hours = sum(each["num_gpus"] * each["hours"] for each in own)
+    return {"gpu_hours": gpu_hours, "usd": sum(each["usd"] or 0.0 for each in own)}
+
+
+def is_at_least(outcomes: Iterable[Outcome], user: str) -> bool:
+    """Whether a user may have had more than spent(): an agent was lost, or is still at work."""
+    return any(each.get("at_least", False) for each in outcomes if each["user"] == user)
+
+
+def over_budget(recent: Sequence[Outcome], budgets: Mapping[str, Any], user: str) -> str | None:
+    """The budget that a user has used up, as a sentence; None: there is some left, or none was set."""
+    limits = dict(budgets) | dict(budgets["users"].get(user, {}))
+    for name, used in spent(recent, user).items():
+        if name in limits and used >= limits[name]:
+            at_least = "at least " * is_at_least(recent, user)
+            return f"{user} has used {at_least}{used:.4g} of {limits[name]:g} {name} in {budgets['days']:g} days"
+    return None
