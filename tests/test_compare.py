@@ -401,11 +401,7 @@ def test_the_traces_of_both_arms_are_compared_where_both_have_some(arms, capsys)
     """A kernel of 100 us a step that takes 150 in B.  Profiled runs: their times are refused, traces shown."""
     for folders, kernel_us in zip(arms, (100, 150), strict=True):
         (folders[2] / "traces").mkdir()
-        events = [traces.step(number, 1000 * number, 900) for number in (1, 2, 3)]
-        for number in (1, 2, 3):
-            events += traces.launched(
-                "my_kernel", 1000 * number + 50, kernel_us, 1000 * number + 10, correlation=number
-            )
+        events = traces.steps_of_a_kernel(kernel_us, step_us=900)
         traces.write(folders[2] / "traces" / "window-rank0.pt.trace.json.gz", events)
     found = as_json(capsys, "aaaaaaaa", "bbbbbbbb")["diagnosis"]["traces"]
     assert found["files"][0].endswith("/traces/window-rank0.pt.trace.json.gz")

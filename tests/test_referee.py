@@ -6,26 +6,26 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import traceback
+from types import SimpleNamespace
 
 import claimed
 import pytest
 import real_runs
 import traces
 
+from bench.cli import referee
 from bench.machine.signals import Interrupted
 from bench.plans.race import arm_process
-from bench.plans.referee import agent, deciding, page, refereeing, serving, submission
+from bench.plans.referee import deciding, page, refereeing, serving
 from bench.plans.referee import search as searches
-from bench.record import ledger
-
-ALPHA = 0.05
-
+from bench.plans.replay import certificate
+from bench.record import certificates, ledger, race_folder, run_folder
 
 # ---- whole searches, of runs that cost no time
 
@@ -59,11 +59,14 @@ def tries(tmp_path, monkeypatch):
     return racers
 
 
-def begun(tries, **settings):
-    given = {"on": "time", "alpha": ALPHA, "effect": 0.5, "budget_s": 1e6, "price": None, "trust": True}
+def begin(tries, **settings):
+    given = {"on": "time", "alpha": 0.05, "effect": 0.5, "budget_s": 1e6, "price": None, "trust": True}
     champion = {"overrides": ["track=cpu_nano", "optim.beta2=0.9"], "rev": None}
-    search = refereeing.begin(tries.results.folder, champion, given | settings)
-    return refereeing.calibrate(search)
+    return refereeing.begin(tries.results.folder, champion, given | settings)
+
+
+def begun(tries, **settings):
+    return refereeing.calibrate(begin(tries, **settings))
 
 
 def tried(search, *words):
@@ -92,9 +95,7 @@ def test_an_answer_says_what_changed_in_a_step_where_the_races_have_looks(tries)
         if run["race"]["looks"]:
             (folder / "traces").mkdir()
             kernel_us = 500 - round(1000 * tries.gain()) + tries.slower_us * (run["race"]["arm"] == "B")
-            events = [traces.step(number, 1000 * number, kernel_us + 50) for number in (1, 2, 3)]
-            for number in (1, 2, 3):
-                events += traces.launched("my_kernel", 1000 * number + 50, kernel_us, 1000 * number + 10, number)
+            events = traces.steps_of_a_kernel(kernel_us, step_us=kernel_us + 50)
             traces.write(folder / "traces" / "look_rank0.pt.trace.json.gz", events)
         write(folder, of_run, run, *facts)
 
@@ -105,12 +106,31 @@ def test_an_answer_says_what_changed_in_a_step_where_the_races_have_looks(tries)
     search, decided = tried(search, "optim.beta2=0.9")  # drops in its race
     assert decided["stage"] == "race" and decided["cause"] == cause.replace("less", "more")
     assert deciding.answer(search, search.submissions[1])["cause"] == cause
-    assert f"of 40 needed; {cause} (" in deciding.sentence(search, search.submissions[1])
+    assert f"of 40 needed; {cause}; not replayed (" in deciding.sentence(search, search.submissions[1])
     assert cause in page.document(search).terminal()
     tries.slower_us = 100
     search, decided = tried(search, "optim.beta2=0.94")  # faster, and its look is of a busy moment
     assert decided["decision"] == "keep" and "cause" not in decided
     assert list(deciding.replay(search)) == []
+
+
+def test_a_keep_says_who_replayed_its_runs(tries, capsys):
+    search, decided = tried(begun(tries), "optim.beta2=0.92")
+    assert deciding.answer(search, search.submissions[1])["replayed"] == "not replayed"
+    raced = race_folder.read(tries.results.folder / "races" / decided["races"][1])
+    run = tries.results.folder / raced["arms"]["B"]["runs"][0]
+    record = SimpleNamespace(name=certificates.name_of(run_folder.read(run)), run=run_folder.read(run))
+    found = {"outcome": "identical", "machine": "same session", "made_at": "2026-11-28T", "replays": ["cpu_nano/it"]}
+    certificate.write(certificate.impossible(record, "") | found, [run])
+    found = "replayed: 1 of 6 identical (same session), 2026-11-28"
+    assert referee.main(["log"]) == 0
+    shown = capsys.readouterr().out
+    assert f"champion: track=cpu_nano optim.beta2=0.92 ({found})" in shown and shown.count(found) == 2
+    assert referee.main(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["champion_replayed"] == found
+    assert found in page.document(search).terminal()
+    shutil.rmtree(tries.results.folder / "replays")  # what is left is the bearer's claim
+    assert found.replace("identical", "claimed: identical") in deciding.sentence(search, search.submissions[1])
 
 
 def test_a_search_for_a_lower_loss_keeps_it_and_no_seed_that_is_repeated(tries):
@@ -164,10 +184,9 @@ def test_a_line_that_was_made_up_shows_in_a_replay(tries):
     search, decided = tried(begun(tries), "optim.beta2=0.9001")
     assert decided["decision"] == "drop"
     search, number = refereeing.submit(search, ["optim.beta2=0.95"], "", "")
-    keep = decided | {"submission": number, "decision": "keep", "arm": search.submissions[number].arm}
-    search = searches.append(
-        search, "decided", **{key: value for key, value in keep.items() if key in searches.Decided.__annotations__}
-    )
+    keep = {key: value for key, value in decided.items() if key in searches.Decided.__annotations__}
+    keep |= {"submission": number, "decision": "keep", "arm": search.submissions[number].arm}
+    search = searches.append(search, "decided", **keep)
     assert any("keep in the journal, undecided by its records" in fault for fault in deciding.replay(search))
 
 
@@ -213,8 +232,7 @@ def test_kills_at_any_moment_lose_no_submission_and_count_none_twice(tries, firs
     search = searches.read(search.folder)
     assert [each.decided["decision"] for each in search.submissions.values()] == ["keep", "drop"]
     assert [each.number for each in search.confirmations] == [1]
-    races = [path.name for path in (tries.results.folder / "races").glob("*/plan.json")]
-    assert len(list((tries.results.folder / "races").glob("*/plan.json"))) == 4, races  # calibration, two, confirmation
+    assert len([*(tries.results.folder / "races").glob("*/plan.json")]) == 4  # calibration, two, confirmation
     assert list(deciding.replay(search)) == []
 
 
@@ -267,9 +285,8 @@ def test_of_two_searches_that_begin_at_once_one_is_refused(tries):
     begun_or_not = []
 
     def begins():
-        settings = {"on": "time", "alpha": ALPHA, "effect": 0.5, "budget_s": 1.0, "price": None, "trust": True}
         try:
-            refereeing.begin(tries.results.folder, {"overrides": ["track=cpu_nano"], "rev": None}, settings)
+            begin(tries)
         except ValueError as error:
             return "this search is open" in str(error)
         return "begun"
@@ -279,60 +296,6 @@ def test_of_two_searches_that_begin_at_once_one_is_refused(tries):
     for thread in both:
         thread.join()
     assert sorted(begun_or_not, key=str) == [True, "begun"]
-
-
-# ---- diffs that reach for more than the model
-
-
-def new_file(name, text, mode="100644"):
-    lines = "".join(f"+{line}\n" for line in text.splitlines())
-    head = f"diff --git a/{name} b/{name}\nnew file mode {mode}\n--- /dev/null\n+++ b/{name}\n"
-    return f"{head}@@ -0,0 +1,{len(text.splitlines())} @@\n{lines}"
-
-
-MOVED = "diff --git a/{0} b/{1}\nsimilarity index 100%\nrename from {0}\nrename to {1}\n"
-
-
-@pytest.fixture
-def checkout(tmp_path, monkeypatch):
-    """A repository with a file in each place that matters."""
-    repo = tmp_path / "checkout"
-    for name in ("bench/judge.py", "conf/track/cpu_nano.yaml", "conf/model/gpt2.yaml", "models/gpt2.py"):
-        (repo / name).parent.mkdir(parents=True)
-        (repo / name).write_text("x: 1\n")
-    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "first"]):
-        subprocess.run(["git", *words], cwd=repo, check=True)
-    monkeypatch.setattr(submission, "REPO", repo)
-    return repo
-
-
-@pytest.mark.parametrize(
-    ("patch", "why"),
-    [
-        (MOVED.format("bench/judge.py", "models/judge.py"), "bench/judge.py: a diff changes models/"),
-        (MOVED.format("conf/track/cpu_nano.yaml", "conf/model/size.yaml"), "conf/track/cpu_nano.yaml: a diff changes"),
-        (new_file("conf/goal/steps.yaml", "num_steps: 1"), "conf/goal/steps.yaml: a diff changes"),
-        (new_file("models/mine.py", "/etc/passwd", "120000"), "models/mine.py: is a symbolic link"),
-    ],
-)
-def test_a_diff_of_a_model_reaches_no_other_file(checkout, tmp_path, patch, why):
-    (tmp_path / "my.patch").write_text(patch)
-    with pytest.raises(ValueError, match=why):
-        submission.stored([str(tmp_path / "my.patch")], {"overrides": [], "rev": None}, tmp_path, "s/1")
-    (tmp_path / "my.patch").write_text(new_file("models/mine.py", "y = 1"))
-    arm = submission.stored([str(tmp_path / "my.patch")], {"overrides": [], "rev": None}, tmp_path, "s/1")
-    assert len(arm["rev"]) == 40
-
-
-@pytest.mark.parametrize("words", [[], [submission.SANDBOX]])
-def test_a_diff_of_a_script_adds_no_link(tmp_path, words):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "train.py").write_text("print(1)\n")
-    (tmp_path / "my.patch").write_text(new_file("notes.py", "/etc/passwd", "120000"))
-    champion = {"overrides": [f"script={tmp_path}/mine/train.py", *words], "rev": None}
-    with pytest.raises(ValueError, match="notes.py: is a symbolic link: submit the file itself"):
-        submission.stored([str(tmp_path / "my.patch")], champion, tmp_path / "stored", "s/1")
 
 
 def test_a_goal_that_differs_from_the_champions_is_refused(tries, monkeypatch):
@@ -366,7 +329,7 @@ def accepts(path):
         return client.connect_ex(str(path)) == 0
 
 
-def test_a_client_of_the_socket_gets_an_answer_a_line(served, tmp_path):
+def test_a_client_of_the_socket_gets_an_answer_a_line_and_no_file_is_replaced_by_a_socket(served, tmp_path):
     path = tmp_path / "socket"
     server = real_runs.started(served.results, "referee", "serve", "--socket", str(path))
     try:
@@ -392,17 +355,14 @@ def test_a_client_of_the_socket_gets_an_answer_a_line(served, tmp_path):
         server.communicate()
     assert answers[0].get("answer", {}).get("kept") == [1] and answers[0]["id"] == 1, answers
     assert "seed=3: a submission changes model" in answers[1]["error"]
-    assert "give a list of strings" in wrong[0]["error"] and wrong[0]["id"] == 4, wrong
+    assert "give a list of strings" in wrong[0]["error"] and wrong[0]["id"] == 4
     for answer, name in zip(wrong[1:4], ("words: 3", "note: ", "diff: "), strict=True):
         assert name in answer["error"] and "is not valid text" in answer["error"]
     assert "a request has at most 8,388,608 bytes" in wrong[4]["error"]
     assert second.returncode == 2 and "another server answers there" in second.stderr
     assert "there is no such tool" in answers[2]["error"] and "JSON object a line" in answers[3]["error"]
-
-
-def test_no_file_is_replaced_by_a_socket(served, tmp_path):
-    (tmp_path / "notes").write_text("mine")
     with pytest.raises(ValueError, match="notes: is a file: give --socket a path"):
+        (tmp_path / "notes").write_text("mine")
         serving.serve(served, tmp_path / "notes")
     assert (tmp_path / "notes").read_text() == "mine"
 
@@ -435,11 +395,3 @@ def test_the_page_has_the_staircase_and_the_luck(tries):
     assert "1 of 2 submissions were kept: 2.0" in answer.terminal() and "1 more looked good" in answer.terminal()
     text = answer.html()
     assert "1 keep" in text and "2 drop, luck" in text and "<b>luck</b>" not in text
-
-
-def test_a_mutation_changes_one_constant_of_a_script():
-    source = "import sys\nSTEPS = 40  # of training\nRATE = 2.5\nx = 3\n"
-    seen = {agent.mutated(source, random.Random(seed)) for seed in range(100)}
-    assert ("STEPS = 10, was 40", source.replace("40", "10")) in seen
-    assert ("RATE = 5, was 2.5", source.replace("2.5", "5")) in seen
-    assert all(changed.count("\n") == 4 and "x = 3" in changed for _, changed in seen)

@@ -38,6 +38,13 @@ def step(number, ts, dur):
     return event("user_annotation", f"ProfilerStep#{number}", ts, dur)
 
 
+def steps_of_a_kernel(kernel_us, step_us):
+    """Events of three steps with one kernel each, my_kernel."""
+    numbers = (1, 2, 3)
+    calls = [launched("my_kernel", 1000 * number + 50, kernel_us, 1000 * number + 10, number) for number in numbers]
+    return [step(number, 1000 * number, step_us) for number in numbers] + sum(calls, [])
+
+
 def analysed(paths, **options):
     """Files of one job, of one window -> their analysis."""
     (answer,) = analysis.analyze_files(paths, **options).values()

@@ -36,6 +36,7 @@ from bench.machine.signals import Interrupted
 from bench.plans.referee import agent, deciding, page, refereeing, serving
 from bench.plans.referee import search as searches
 from bench.plans.referee.search import Search
+from bench.record import race_folder
 
 DEMO = ["track=free", "hardware=cpu", "data=pysource", "script.torchrun=false", "script.args=--seed={seed}"]
 DEMO += ["goal.val_tokens=8192", "goal.target_val_loss=4.0", "on=time", "budget=10m"]
@@ -175,10 +176,12 @@ def _replay(args: argparse.Namespace, results: Path) -> int:
 def _print(args: argparse.Namespace, search: Search, numbers: list[int]) -> None:
     chosen = [search.submissions[number] for number in numbers]
     left_s = max(0.0, search.settings["budget_s"] - search.spent_s)
+    replayed = deciding.replayed(search, search.kept[-1]) if search.kept else None
     state: dict[str, Any] = {
         "search": search.name,
         "ended": search.has_ended,
         "champion": search.champion,
+        "champion_replayed": replayed,
         "kept": [each.number for each in search.kept],
         "open": [each.number for each in search.open],
         "num_submissions": len(search.submissions),
@@ -194,10 +197,8 @@ def _print(args: argparse.Namespace, search: Search, numbers: list[int]) -> None
     kept = f"{len(search.kept)} kept of {len(search.submissions)}"
     print(f"{search.name}: {kept}, {len(search.open)} open, {left_s:.0f} s of the budget left")
     print(f"page: {shown(search.folder / page.NAME)}")
-    print(
-        f"champion: {' '.join(search.champion['overrides'])}"
-        + f" at {search.champion['rev']}" * bool(search.champion["rev"])
-    )
+    replay = "" if replayed is None else f" ({replayed})"
+    print(f"champion: {race_folder.what(search.champion)}{replay}")
     if rows := [_row(search, each) for each in chosen]:
         heads = ["", "decision", "gain", "spent", "author", "submitted", "why"]
         print(text_table.render(heads, rows, [True, False, True, True, False, False, False]))
@@ -213,7 +214,7 @@ def _row(search: Search, submission: searches.Submission) -> list[str]:
         f"{decided['spent_s']:.0f} s" if decided else "",
         submission.author,
         text_table.middle(submission.note or submission.about, 40),
-        "; ".join(text_table.middle(reason, MAX_WHY_CHARS) for reason in deciding.reasons(decided)) if decided else "",
+        "; ".join(text_table.middle(reason, MAX_WHY_CHARS) for reason in deciding.reasons(search, submission)),
     ]
 
 

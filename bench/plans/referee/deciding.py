@@ -1,5 +1,6 @@
 """What became of a submission, by the plans, the ledger and the run folders: the same whenever it is asked."""
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -190,13 +191,27 @@ def sentence(search: Search, submission: Submission) -> str:
     decided = submission.decided
     if decided is None:
         return f"{submission.number} open: {submission.about}"
-    why = "; ".join(reasons(decided))
+    why = "; ".join(reasons(search, submission))
     return f"{submission.number} {decided['decision']}: {why} ({search.cost(decided['spent_s'])})"
 
 
-def reasons(decided: Decided) -> list[str]:
-    """Why it was decided so, and what changed in a step where its races have looks."""
-    return [reason for reason in (decided["why"], decided.get("cause")) if reason]
+def reasons(search: Search, submission: Submission) -> list[str]:
+    """Why it was decided so, what changed in a step where its races have looks, and of a keep who replayed its runs."""
+    if submission.decided is None:
+        return []
+    decided = submission.decided
+    return [reason for reason in (decided["why"], decided.get("cause"), replayed(search, submission)) if reason]
+
+
+def replayed(search: Search, submission: Submission) -> str | None:
+    """The certificates of the candidate's runs in the confirmation of a keep, in a line; None: it was not kept."""
+    if submission.decided is None or submission.decided["decision"] != "keep":
+        return None
+    folder, found = folder_of(search, f"{submission.number}-{CONFIRMATION}"), None
+    with contextlib.suppress(ValueError):  # race.json is damaged or gone, and so is what it could be the replay of
+        runs = race_folder.read(folder or search.folder)["arms"]["B"]["runs"] or ()
+        found = certificates.summarized(certificates.sentence(search.results / run) for run in runs)
+    return f"replayed: {found}" if found else "not replayed"
 
 
 def answer(search: Search, submission: Submission) -> dict[str, Any]:
@@ -214,6 +229,7 @@ def answer(search: Search, submission: Submission) -> dict[str, Any]:
         "dollars": search.dollars(decided["spent_s"]),
         "why": decided["why"],
         "cause": decided.get("cause"),
+        "replayed": replayed(search, submission),
     }
 
 

@@ -84,7 +84,7 @@ def _row(search: Search, each: Submission) -> list[object]:
     word = decided["decision"]
     about = each.note or private.redact(each.about, REPO)
     author = f", by {each.author}" * bool(each.author)
-    reasons = deciding.reasons(decided)
+    reasons = deciding.reasons(search, each)
     lines = [f"<b>{html.escape(about)}</b>{html.escape(author)}", *map(html.escape, reasons)]
     submitted = Shown(f"{about}{author}: {'; '.join(reasons)}", Safe("<br>".join(lines)))
     return [
