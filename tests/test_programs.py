@@ -12,7 +12,7 @@ import real_runs
 import scripted
 
 from bench.cli import main as program
-from bench.config import compose, user_code
+from bench.config import compose, schema, user_code
 from bench.launch.script import outcome, output, script, work_folder
 from bench.machine import code_state
 from bench.plans.race import plan
@@ -249,6 +249,41 @@ def test_facts_of_another_kind_than_a_worker_writes_are_not_believed(tmp_path, t
     path = tmp_path / "facts"
     path.write_text(json.dumps({"python": "3.11", "torch": torch}))
     assert outcome._facts(path) == {}
+
+
+TIMES = [  # printed at steps 1 to 4, where each took 30 ms -> those that count, what is said
+    (["30", "60", "90", "120"], [30, 60, 90, 120], None),
+    (["-1", "-2", "-3", "-4"], [], "at step 1 it prints -1 ms as a time (4 such lines)"),
+    (["30", "60", "90", "-5"], [30, 60, 90], "at step 4 it prints -5 ms as a time (1 such line)"),
+    (["30", "1e400", "90", "120"], [30, 90, 120], "at step 2 it prints no number as a time (1 such line)"),
+    (["30", "nan", "90", "inf"], [30, 90], "at step 2 it prints no number as a time (2 such lines)"),
+    (["30", "60", "90", "1e308"], [30, 60, 90], "at step 4 it prints 1e+308 ms as a time (1 such line)"),
+    (["120", "90", "60", "30"], [120], "goes back from 120 to 90 ms at step 2 (3 steps)"),
+    (["30", "60", "20", "80"], [30, 60, 80], "goes back from 60 to 20 ms at step 3 (1 step)"),
+]
+PATTERNS = "step: '^it (?P<step>\\d+) loss (?P<train_loss>\\S+) elapsed (?P<train_time_ms>\\S+)'\n"
+
+
+@pytest.mark.parametrize(("printed", "counting", "sentence"), TIMES)
+def test_a_time_that_no_clock_shows_counts_nowhere_and_is_said(tmp_path, printed, counting, sentence):
+    (tmp_path / "own.yaml").write_text(PATTERNS)
+    own = str(tmp_path / "own.yaml")
+    forms = {
+        "modded-nanogpt": "step:{}/4 train_loss:5.0 train_time:{}ms step_avg:nanms",
+        own: "it {} loss 5.0 elapsed {}",
+    }
+    for dialect, form in forms.items():
+        lines = [(30_000_000 * step, form.format(step, time_ms)) for step, time_ms in enumerate(printed, 1)]
+        read = outcome.read(dialect, lines, schema.GoalConfig(num_steps=4, val_tokens=1, val_every_steps=4))
+        doubts = [doubt for doubt in outcome._doubts_of_lines(read, None, True) if "ms" in doubt or "time" in doubt]
+        assert [sentence in doubt for doubt in doubts] == [True] if sentence else doubts == []
+        if not counting:  # as of a script that prints no time at all
+            assert read.is_wall
+            continue
+        steps_ms = [row["step_ms"] for row in read.rows if row.get("step_ms") is not None]
+        assert [row["train_time_ms"] for row in read.rows if row.get("train_time_ms") is not None] == counting
+        assert min(steps_ms, default=1) > 0 and sum(steps_ms) <= counting[-1]
+        assert read.measured()["train_s_by_rank"] == [counting[-1] / 1e3]
 
 
 def test_a_metrics_line_whose_step_is_no_number_is_no_line_of_it():

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypedDict, cast
 
+from bench.base.text_table import counted
 from bench.record import outside_clock
 from bench.record.step_files import StepRow
 
@@ -70,6 +71,26 @@ def restarted_at(rows: Sequence[StepRow]) -> int:
     """
     back = [b for a, b in pairwise(events(rows)) if b.time_ms < a.time_ms]
     return back[0].step if len(back) == 1 and back[0].step <= MAX_UNTIMED_STEPS and back[0].time_ms <= RESTART_MS else 0
+
+
+def drop_backward(rows: Sequence[StepRow], num_untimed_steps: int = 0) -> list[str]:
+    """Takes times that go back out of the rows, with the steps' times that rest on them -> a sentence about them."""
+    latest_ms, latest_step, dropped = 0.0, 0, dict[int, str]()
+    for row in rows:
+        for name in ("train_time_ms", "train_time_at_val_ms"):
+            if (time_ms := row.get(name)) is None:
+                continue
+            if time_ms >= latest_ms or (num_untimed_steps and latest_step <= MAX_UNTIMED_STEPS):
+                latest_ms, latest_step = time_ms, row["step"]
+            else:
+                dropped.setdefault(row["step"], f"from {latest_ms:g} to {time_ms:g} ms at step {row['step']}")
+                row[name] = None
+        if {row["step"], row["step"] - 1} & dropped.keys():
+            row["step_ms"] = None
+    where = next(iter(dropped.values()), None)
+    return [f"the time that it prints goes back {where} ({counted(len(dropped), 'step')}): it counts nowhere"] * bool(
+        where
+    )
 
 
 def timed(rows: Sequence[StepRow], num_untimed_steps: int = 0) -> list[Line]:

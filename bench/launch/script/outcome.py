@@ -185,13 +185,16 @@ def read(dialect: str | None, lines: Sequence[tuple[int, str]], goal: GoalConfig
     runs, of_file = dialects.read(dialect, [text for _, text in lines]) if dialect else ([], {})
     if not runs or dialect is None:
         return None
-    reader = dialects.reader_of(dialect)
-    rows = stamped(rows_of(runs[-1]), lines, reader)
+    reader, run = dialects.reader_of(dialect), runs[-1]
+    rows = stamped(rows_of(run), lines, reader)
     if goal.metric_pattern is not None:
         _add_own_metric(rows, lines, dialects.reader_of(dialect), goal.of.name, goal.metric_pattern)
-    is_wall = runs[-1].train_time_ms is None
+    is_wall = run.train_time_ms is None
     if is_wall:
         count_wall(rows)
+    elif backward := printed_times.drop_backward(rows, run.num_untimed_steps or printed_times.restarted_at(rows)):
+        run.impossible += backward
+        run.train_time_ms = printed_times.events(rows)[-1].time_ms
     return Printed(runs, of_file, reader, rows, is_wall)
 
 
@@ -264,6 +267,7 @@ def unmatched(of_file: Mapping[str, Any], dialect: str | None) -> Iterator[Secti
 def _doubts_of_lines(printed: Printed, vocab_size: int | None, was_ended: bool) -> Iterator[str]:
     """Doubts that the lines themselves give.  was_ended: at its budget, so that it could not validate at its end."""
     runs, rows, foreign = printed.runs, printed.rows, printed.runs[-1]
+    yield from foreign.impossible
     if len(runs) > 1:
         yield f"its lines are of {len(runs)} runs (steps or their number went back): the last one is recorded"
     last = foreign.declared_steps or foreign.num_steps

@@ -90,6 +90,8 @@ class Form:
                 runs.append({})
             latest = row["step"]
             known = {name: value for name, value in row.items() if value is None or math.isfinite(value)}
+            if "train_time_ms" in row and "train_time_ms" not in known:
+                known["train_time_ms"] = math.inf  # Run says that it is none
             if any(name in row and name not in known for name in LOSSES):
                 known["diverged"] = 1
             runs[-1].setdefault(latest, {}).update(known)  # a run that was resumed did this step again

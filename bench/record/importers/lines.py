@@ -230,7 +230,7 @@ def _read_fields(line: bytes, index: int, metrics: Metrics) -> str | None:
         return None
     values: dict[str, float | None] = {"step": float(match[1] or match[3]), "total": float(match[2] or "nan")}
     if match[1]:  # both stand in every such line: one without them was cut
-        values["train_time_ms"] = _time_ms(fields.pop(b"train_time", b""))
+        values["train_time_ms"] = _time_ms(fields.pop(b"train_time", b""), not_finite=np.inf)
         values["step_avg_ms"] = _time_ms(fields.pop(b"step_avg", b""), (b"ms",))
     for key in [key for key in fields if key in NAMES]:
         name, number = NAMES[key], _number(fields.pop(key))
@@ -256,10 +256,10 @@ def _number(text: bytes) -> float | None:
     return float(text) if NUMBER.fullmatch(text) else None
 
 
-def _time_ms(text: bytes, units: tuple[bytes, ...] = (b"ms", b"s")) -> float | None:
-    """ "12ms" or "0.012s" -> milliseconds, nan for nan and inf; None for what is not a time in one of the units."""
+def _time_ms(text: bytes, units: tuple[bytes, ...] = (b"ms", b"s"), not_finite: float = np.nan) -> float | None:
+    """ "12ms" or "0.012s" -> milliseconds, not_finite for nan and inf; None for what is no time in one of the units."""
     unit = next((unit for unit in units if text.endswith(unit)), None)
     number = _number(text.removesuffix(unit)) if unit else None
     if number is None:
         return None
-    return np.nan if not math.isfinite(number) else number if unit == b"ms" else round(1e3 * number, 6)
+    return not_finite if not math.isfinite(number) else number if unit == b"ms" else round(1e3 * number, 6)

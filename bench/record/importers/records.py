@@ -12,6 +12,7 @@ import numpy as np
 import yaml
 
 from bench.base import atomic, metric
+from bench.base.text_table import counted
 from bench.base.units import MIB, gib_from_bytes, s_from_ms
 from bench.config import groups
 from bench.record import run_folder, step_files
@@ -26,6 +27,7 @@ CLOCK = "as printed by the log's own program; its lines are not synchronised wit
 MIN_VALIDATIONS = 5
 # of a validation, beside val_loss; artifact_bytes: of the model and its code as they are submitted
 PRINTED_METRICS = (metric.VAL_BPB.name, metric.CORE.name, metric.ARTIFACT_BYTES.name)
+MAX_TIME_MS = 1e12  # 32 years
 UNKNOWN_TIME = "00000000T000000Z"
 
 
@@ -59,6 +61,23 @@ class Run:
     batch_tokens: int | None = None
     metric: str = metric.VAL_LOSS.name  # that its authors go by, of which it has a value
     num_untimed_steps: int = 0  # the first ones, which are not in train_time_ms
+    impossible: list[str] = field(default_factory=list)  # sentences about times that no clock shows: they are left out
+
+    def __post_init__(self) -> None:
+        for name in ("train_time_ms", "step_ms"):
+            times_ms = self.columns.get(name, np.empty(0))
+            wrong = ~np.isnan(times_ms) & ~((times_ms >= 0) & (times_ms <= MAX_TIME_MS))
+            if wrong.any():
+                first, count = np.flatnonzero(wrong)[0], int(np.count_nonzero(wrong))
+                value = f"{times_ms[first]:g} ms" if np.isfinite(times_ms[first]) else "no number"
+                where = f"at step {self.columns['step'][first]:g} it prints {value} as a time"
+                self.impossible.append(
+                    f"{where} ({counted(count, 'such line')}): no clock shows that, and it counts nowhere"
+                )
+                self.columns = self.columns | {name: np.where(wrong, np.nan, times_ms)}
+        if self.train_time_ms is not None and not 0 <= self.train_time_ms <= MAX_TIME_MS:
+            times_ms = self.columns["train_time_ms"]
+            self.train_time_ms = next(iter(times_ms[~np.isnan(times_ms)][::-1].tolist()), None)
 
 
 def record_of(
@@ -66,7 +85,7 @@ def record_of(
 ) -> tuple[Record, list[StepRow]]:
     """Run -> (record, rows of steps.csv).  path: of the log; facts: as dialects.read_file has; part_of: its folder."""
     track, name, shown = _named(Path(path), part_of)
-    rows, doubts = rows_of(run), _doubts(facts["unmatched"])
+    rows, doubts = rows_of(run), [*_doubts(facts["unmatched"]), *run.impossible]
     digits = re.sub(r"\D", "", run.facts.get("started_at") or "")
     stamp = f"{digits[:8]}T{digits[8:14]}Z" if len(digits) >= 14 else UNKNOWN_TIME
     # what no log says
