@@ -13,9 +13,9 @@ import torch
 def copy_state(optimizer: Any, source: torch.Tensor, target: torch.Tensor) -> None:
     """What an optimizer, or the part of it that has the tensor, remembers of source: of target from now on too."""
     parts = list(getattr(optimizer, "parts", {"": optimizer}).values())
-    of_source, of_target = (next(part for part in parts if _has(part, tensor)) for tensor in (source, target))
-    state = of_source.state.get(source, {})
-    of_target.state[target] = {
+    source_part, target_part = (next(part for part in parts if _has(part, tensor)) for tensor in (source, target))
+    state = source_part.state.get(source, {})
+    target_part.state[target] = {
         name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()
     }
 

@@ -256,10 +256,10 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _literal(text: str, of_shell: Mapping[str, str]) -> Iterator[Found]:
-    for value in {*_known, *of_shell}:
+def _literal(text: str, names_by_value: Mapping[str, str]) -> Iterator[Found]:
+    for value in {*_known, *names_by_value}:
         if value not in text:
             continue
         for match in re.finditer(rf"(?<![\w]){re.escape(value)}(?![\w])", text):
-            name = of_shell.get(value)
+            name = names_by_value.get(value)
             yield Found(*match.span(), f"the value of ${name}" if name else "what was given as a credential")

@@ -111,8 +111,8 @@ def _host(name: str) -> re.Pattern[str]:
     word = rf"{re.escape(label)}(?:\.[A-Za-z][\w-]*)*(?![\w-])"
     is_ordinary = len(label) <= 4 or label.lower() in ORDINARY or label.isdigit()
     before = r"(?:(?<=@)|(?<=://)|(?<=host=)|(?<=hostname=)|(?<=hostname: ))" if is_ordinary else r"(?<![\w-])"
-    of_domain = rf"|(?<![\w-])(?:[\w-]{{1,63}}\.){{1,8}}{re.escape(domain)}(?![\w-])" if "." in domain else ""
-    return re.compile(before + word + of_domain, re.I)
+    under_domain = rf"|(?<![\w-])(?:[\w-]{{1,63}}\.){{1,8}}{re.escape(domain)}(?![\w-])" if "." in domain else ""
+    return re.compile(before + word + under_domain, re.I)
 
 
 @functools.lru_cache

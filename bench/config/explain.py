@@ -24,9 +24,9 @@ class Origins:
 
     def __init__(self, overrides: list[str], machine: schema.Machine | None = None) -> None:
         self.overrides, self.machine = overrides, machine
-        self._of_cluster, self._of_run = split_cluster(overrides)
-        self._override_of, self._files = compose.origins(self._of_run, machine)
-        self._override_of |= {word.partition("=")[0]: word for word in self._of_cluster if word.startswith("cluster.")}
+        self._cluster, self._run = split_cluster(overrides)
+        self._override_of, self._files = compose.origins(self._run, machine)
+        self._override_of |= {word.partition("=")[0]: word for word in self._cluster if word.startswith("cluster.")}
 
     def of(self, key: str) -> tuple[str, str] | None:
         """(the override or the file that sets it, the file's comment on it); None: nothing does, it is the default."""
@@ -46,8 +46,8 @@ class Origins:
     @functools.cached_property
     def values(self) -> dict[str, Any]:
         """All settings of the run, nested."""
-        run = schema.to_dict(compose.compose(self._of_run, self.machine))
-        return run | {"cluster": cluster_settings(self._of_cluster)}
+        run = schema.to_dict(compose.compose(self._run, self.machine))
+        return run | {"cluster": cluster_settings(self._cluster)}
 
     def value(self, key: str) -> Any:
         """MISSING for a setting that this run does not have."""
@@ -72,11 +72,11 @@ def shown(path: Path) -> str:
 
 def commented(config: schema.Config, origins: Origins) -> str:
     """The config as YAML; each setting has its meaning, what it may be, and where its value is from, as a comment."""
-    known, of_groups = meanings.settings(), meanings.groups()
+    known, group_meanings = meanings.settings(), meanings.groups()
 
     def comment(key: str) -> str:
-        if key in of_groups:
-            return of_groups[key]
+        if key in group_meanings:
+            return group_meanings[key]
         if key not in known:
             return ""  # of the user's own class
         setting, origin = known[key], origins.of(key)

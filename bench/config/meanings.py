@@ -96,8 +96,8 @@ class Setting:
 def settings() -> dict[str, Setting]:
     """Every setting that some run can have, by its key, in the schema's order."""
     known: dict[str, Setting] = {}
-    of_cluster = _settings_of_class(overrides.Cluster, "cluster.", (overrides.CLUSTER_CHOICE,))
-    for setting in [*_settings_of_class(schema.Config, ""), *_settings_of_lists(), *of_cluster]:
+    cluster_settings = _settings_of_class(overrides.Cluster, "cluster.", (overrides.CLUSTER_CHOICE,))
+    for setting in [*_settings_of_class(schema.Config, ""), *_settings_of_lists(), *cluster_settings]:
         before = known.setdefault(setting.key, setting)
         if before is not setting:
             known[setting.key] = dataclasses.replace(before, brought_by=before.brought_by + setting.brought_by)

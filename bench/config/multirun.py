@@ -25,7 +25,7 @@ from omegaconf import OmegaConf, open_dict, read_write
 
 from bench.base.paths import CHECKOUT, REPO, variables
 from bench.config import compose, groups, overrides, schema
-from bench.config.overrides import is_of_hydra, plain
+from bench.config.overrides import is_hydra_override, plain
 
 # Hydra's own settings, unless the user's overrides and yamls change them: it writes into the sweep's folder alone, and
 # this program decides what a person sees.
@@ -50,10 +50,10 @@ class SweepLoader(ConfigLoaderImpl):
         validate_sweep_overrides: bool = True,
     ) -> Any:
         """Hydra's, but the settings of runs are only text in a sweep's own config, and values in a run's."""
-        task = [word for word in overrides if not is_of_hydra(word)]
-        of_hydra = [word for word in overrides if is_of_hydra(word)]
+        task = [word for word in overrides if not is_hydra_override(word)]
+        hydra_overrides = [word for word in overrides if is_hydra_override(word)]
         choices = compose.group_overrides([word for word in task if plain(word)], self.machine)
-        config = super().load_configuration(config_name, [*of_hydra, *choices], run_mode, from_shell)
+        config = super().load_configuration(config_name, [*hydra_overrides, *choices], run_mode, from_shell)
         with read_write(config), open_dict(config):
             config.hydra.overrides.task = task
             how = config.hydra.job.config.override_dirname
@@ -101,52 +101,54 @@ class Task:
 
 def go(arguments: list[str], runner: Runner, folder: Path, machine: schema.Machine | None = None) -> None:
     """Run a sweep to its end.  folder: where Hydra and its plugins write.  Raises ValueError."""
-    of_hydra, mine = overrides.split_sweep(arguments)
-    given = {word.lstrip("+").partition("=")[0] for word in of_hydra}
+    hydra_overrides, swept = overrides.split_sweep(arguments)
+    given = {word.lstrip("+").partition("=")[0] for word in hydra_overrides}
     quiet = [f"{group}={choice}" for group, choice in QUIET.items() if group not in given]
-    of_hydra = [*quiet, f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=.", *of_hydra]
+    hydra_overrides = [*quiet, f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=.", *hydra_overrides]
     with compose.refusals(arguments), _importable():
-        config, _ = _checked(of_hydra, mine, machine)
+        config, _ = _checked(hydra_overrides, swept, machine)
         settings = config.hydra.launcher
         is_ours = settings._target_ == OUR_LAUNCHER
         if runner.budget_s is not None and not is_ours:
             raise ValueError("--budget: this launcher's jobs have limits of their own, as hydra.launcher.timeout_min")
         name = config.hydra.runtime.choices["hydra/launcher"]
         with contextlib.nullcontext() if is_ours else runner.elsewhere(name, settings, HydraException):
-            _app(machine).multirun(groups.config_name(), Task(runner), [*of_hydra, "hydra.output_subdir=null", *mine])
+            _app(machine).multirun(
+                groups.config_name(), Task(runner), [*hydra_overrides, "hydra.output_subdir=null", *swept]
+            )
 
 
 def points(arguments: list[str], machine: schema.Machine | None = None) -> list[list[str]] | None:
     """The overrides of every run of a sweep, in order; None where a search chooses them as it goes.  ValueError."""
-    of_hydra, mine = overrides.split_sweep(arguments)
+    hydra_overrides, swept = overrides.split_sweep(arguments)
     with compose.refusals(arguments):
         hydra = _app(machine)
-        config, stored = _checked(of_hydra, mine, machine)
+        config, stored = _checked(hydra_overrides, swept, machine)
         if config.hydra.sweeper._target_ != BASIC_SWEEPER:
             return None
         parser = OverridesParser.create(config_loader=hydra.config_loader)
-        (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides([*stored, *mine]), None)
+        (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides([*stored, *swept]), None)
     return [list(point) for point in combinations]
 
 
 def show_cfg(arguments: list[str], what: str, machine: schema.Machine | None, resolve: bool) -> None:
     """Print Hydra's own settings ("hydra"), or those with the run's ("all"), as Hydra does."""
-    of_hydra, mine = _split_one_run(arguments)
+    hydra_overrides, run_overrides = _split_one_run(arguments)
     with compose.refusals(arguments):
-        _app(machine).show_cfg(groups.config_name(), [*of_hydra, *mine], what, None, resolve)
+        _app(machine).show_cfg(groups.config_name(), [*hydra_overrides, *run_overrides], what, None, resolve)
 
 
 def show_info(arguments: list[str], what: str) -> None:
     """Print what Hydra knows: compose.INFO."""
-    of_hydra, mine = _split_one_run(arguments)
+    hydra_overrides, run_overrides = _split_one_run(arguments)
     with compose.refusals(arguments), _logging_as_before():
-        compose.app().show_info(what, groups.config_name(), [*of_hydra, *compose.group_overrides(mine)])
+        compose.app().show_info(what, groups.config_name(), [*hydra_overrides, *compose.group_overrides(run_overrides)])
 
 
 def _split_one_run(arguments: list[str]) -> tuple[list[str], list[str]]:
     """(overrides of Hydra, those of every run of the sweep)."""
-    of_hydra = [word for word in arguments if overrides.is_of_hydra(word)]
-    return of_hydra, [word for word in arguments if word not in of_hydra and overrides.plain(word)]
+    hydra_overrides = [word for word in arguments if overrides.is_hydra_override(word)]
+    return hydra_overrides, [word for word in arguments if word not in hydra_overrides and overrides.plain(word)]
 
 
 @contextlib.contextmanager
@@ -161,15 +163,15 @@ def _logging_as_before() -> Iterator[None]:
         root.setLevel(level)
 
 
-def _checked(of_hydra: list[str], mine: list[str], machine: schema.Machine | None) -> tuple[Any, list[str]]:
+def _checked(hydra_overrides: list[str], swept: list[str], machine: schema.Machine | None) -> tuple[Any, list[str]]:
     """-> (the sweep's config, its stored overrides).  Refuses a sweep of nothing, and of what it cannot go through."""
     hydra = _app(machine)
-    config = hydra.compose_config(groups.config_name(), [*of_hydra, *mine], RunMode.MULTIRUN)
+    config = hydra.compose_config(groups.config_name(), [*hydra_overrides, *swept], RunMode.MULTIRUN)
     stored = compose.stored_overrides(config.hydra)
     is_basic = config.hydra.sweeper._target_ == BASIC_SWEEPER
-    if not stored and not mine:
+    if not stored and not swept:
         raise ValueError("there is nothing to sweep: give values, e.g. -m seed=0,1,2")
-    for word in [*stored, *mine] if is_basic else ():
+    for word in [*stored, *swept] if is_basic else ():
         overrides.check_points(word, hydra.config_loader)
     return config, stored
 

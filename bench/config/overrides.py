@@ -100,23 +100,23 @@ def value_of(text: str) -> Any:
     return text.strip("'\"")
 
 
-def is_of_hydra(word: str) -> bool:
+def is_hydra_override(word: str) -> bool:
     """Whether a word sets something of Hydra's: hydra/launcher=joblib, hydra.launcher.n_jobs=2."""
     return bool(re.match(r"[+~]*hydra[./]", word))
 
 
 def split_sweep(overrides: list[str]) -> tuple[list[str], list[str]]:
     """The overrides of a sweep -> (Hydra's, those of its runs as Hydra's grammar reads them).  Raises ValueError."""
-    of_hydra = [word for word in overrides if is_of_hydra(word)]
-    for word in of_hydra:
+    hydra_overrides = [word for word in overrides if is_hydra_override(word)]
+    for word in hydra_overrides:
         key = word.lstrip("+~").partition("=")[0].replace("/", ".")
         if not key.startswith(SWEEP_KEYS):
             taken = ", ".join(SWEEP_KEYS)
             raise ValueError(f"{word}: of Hydra's settings a sweep takes only {taken}; output folders are fixed")
-    mine = [word for word in overrides if word not in of_hydra]
-    for word in mine:
+    run_overrides = [word for word in overrides if word not in hydra_overrides]
+    for word in run_overrides:
         _parsed(word)
-    return of_hydra, [_quoted(word) for word in mine]
+    return hydra_overrides, [_quoted(word) for word in run_overrides]
 
 
 def plain(word: str) -> bool:
@@ -172,7 +172,7 @@ def _quoted(override: str) -> str:
 
 
 def _refuse(override: str) -> None:
-    if is_of_hydra(override):
+    if is_hydra_override(override):
         raise ValueError(f"{override}: a single run takes no setting of Hydra: it is for sweeps, ./run.sh run -m")
     if override[:1] in ("+", "~") and not re.match(r"(\+|~)(instruments|exporters)=", override):
         sign, key, value = override[0], *override.lstrip("+~").partition("=")[::2]
@@ -212,24 +212,24 @@ class Cluster:
 def split_cluster(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
     """The overrides of a command -> (those of the cluster, all others)."""
     overrides = list(overrides)
-    of_cluster = [word for word in overrides if word.startswith(("cluster=", "cluster."))]
-    return of_cluster, [word for word in overrides if word not in of_cluster]
+    cluster_overrides = [word for word in overrides if word.startswith(("cluster=", "cluster."))]
+    return cluster_overrides, [word for word in overrides if word not in cluster_overrides]
 
 
-def cluster_of(of_cluster: Iterable[str]) -> Cluster:
+def cluster_of(cluster_overrides: Iterable[str]) -> Cluster:
     """The cluster's overrides, checked.  Raises ValueError."""
     values = {}
-    for word in of_cluster:
+    for word in cluster_overrides:
         key, _, value = word.partition("=")
         if key != "cluster":
             values[key.removeprefix("cluster.")] = value_of(value)
         elif word != CLUSTER_CHOICE:
             raise ValueError(f"{word}: choose slurm, or remove it to run on this machine")
-    if values and CLUSTER_CHOICE not in of_cluster:
-        raise ValueError(f"{next(iter(of_cluster))}: say which: {CLUSTER_CHOICE}")
+    if values and CLUSTER_CHOICE not in cluster_overrides:
+        raise ValueError(f"{next(iter(cluster_overrides))}: say which: {CLUSTER_CHOICE}")
     return typed.build(Cluster, values, "cluster.")
 
 
-def cluster_settings(of_cluster: Iterable[str]) -> dict[str, Any]:
+def cluster_settings(cluster_overrides: Iterable[str]) -> dict[str, Any]:
     """The settings by name; {} where no cluster is requested."""
-    return dataclasses.asdict(cluster_of(of_cluster)) if CLUSTER_CHOICE in of_cluster else {}
+    return dataclasses.asdict(cluster_of(cluster_overrides)) if CLUSTER_CHOICE in cluster_overrides else {}

@@ -156,7 +156,7 @@ class DocumentStarts:
             self._scanned += len(tokens)
 
 
-def _before_each(shapes: Sequence[BatchShape], of_step: Callable[[BatchShape], int]) -> list[int]:
-    """How many the steps before each shape have, all together.  of_step: how many a step has."""
-    counts = ((shape.num_steps or 0) * of_step(shape) for shape in shapes[:-1])
+def _before_each(shapes: Sequence[BatchShape], per_step: Callable[[BatchShape], int]) -> list[int]:
+    """How many the steps before each shape have, all together.  per_step: how many a step has."""
+    counts = ((shape.num_steps or 0) * per_step(shape) for shape in shapes[:-1])
     return list(itertools.accumulate(counts, initial=0))

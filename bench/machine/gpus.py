@@ -80,8 +80,8 @@ def devices() -> list[Device]:
             facts = _gpu(pynvml, handles[index])
             name = requested if requested.startswith("MIG-") else uuids[index]
             cpus = _cpus_near(pynvml, handles[index])
-            of_memory = facts["memory_gib"], facts["num_compute_processes"]
-            found.append(Device(number, name, *of_memory, cpus, facts["used_memory_gib"]))
+            memory_use = facts["memory_gib"], facts["num_compute_processes"]
+            found.append(Device(number, name, *memory_use, cpus, facts["used_memory_gib"]))
         return found
     except pynvml.NVMLError:
         return []

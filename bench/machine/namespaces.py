@@ -148,12 +148,12 @@ def refuse_calls() -> None:
     because it makes sockets past this filter.
     """
     load, equal, at_least, answer, error, allow = 0x20, 0x15, 0x35, 0x06, 0x00050000, 0x7FFF0000  # linux/seccomp.h
-    of_socket = 4 + len(REFUSED_CALLS)
-    no = of_socket + 3 + len(FAMILIES)  # number of the answer ENOSYS; the next one allows
+    socket_line = 4 + len(REFUSED_CALLS)
+    no = socket_line + 3 + len(FAMILIES)  # number of the answer ENOSYS; the next one allows
     program = [(load, 0, 0, 4), (equal, 0, no - 2, AUDIT_ARCH), (load, 0, 0, 0), (at_least, no - 4, 0, 0x40000000)]
     program += [(equal, no - 5 - place, 0, number) for place, number in enumerate(REFUSED_CALLS)]
-    program += [(equal, 0, no - of_socket, SOCKET), (load, 0, 0, 16)]
-    program += [(equal, no - of_socket - 2 - place, 0, family) for place, family in enumerate(FAMILIES)]
+    program += [(equal, 0, no - socket_line, SOCKET), (load, 0, 0, 16)]
+    program += [(equal, no - socket_line - 2 - place, 0, family) for place, family in enumerate(FAMILIES)]
     program += [(answer, 0, 0, error | errno.EAFNOSUPPORT), (answer, 0, 0, error | errno.ENOSYS), (answer, 0, 0, allow)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
     _call("prctl", NO_NEW_PRIVS, 1, 0, 0, 0)

@@ -156,8 +156,8 @@ def known_name(device_name: str | None, properties: Mapping[str, Any]) -> str | 
     if find(device_name) is not None or any(type(fact) is not int for fact in facts):
         return device_name
     major, minor, num_multiprocessors, num_bytes = map(int, facts)
-    of_memory = 8 * round(num_bytes / GIB / 8)
-    return BY_PROPERTIES.get(((major, minor), num_multiprocessors, of_memory)) or device_name
+    memory_gib = 8 * round(num_bytes / GIB / 8)
+    return BY_PROPERTIES.get(((major, minor), num_multiprocessors, memory_gib)) or device_name
 
 
 def find(device_name: str | None) -> Device | None:

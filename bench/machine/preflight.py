@@ -279,7 +279,7 @@ def checks(
     """hardware: resolved; env: environment().  Samples the CPU for 0.3 s where foreign_cpu_cores is None."""
     quota_cores = env.get("cpu_quota_cores")
     foreign_cpu_cores = sample_foreign_cores() if foreign_cpu_cores is None else foreign_cpu_cores
-    of_machine = [
+    machine_checks = [
         disk_space(results),
         memory(hardware.num_processes or 1, dataset_bytes, environment.available_memory_gib()),
         cpu_load(hardware, foreign_cpu_cores, env["num_cpus"]),
@@ -288,8 +288,8 @@ def checks(
         quota(env["num_cpus"], quota_cores),
     ]
     if hardware.device == "cpu":
-        return [*of_machine, waiting_threads(hardware, env["env"])]
+        return [*machine_checks, waiting_threads(hardware, env["env"])]
     if hardware.compile is not False:  # None: not yet resolved, and compiled on a GPU
-        of_machine.append(compiler())
+        machine_checks.append(compiler())
     used = gpus.used_by_run(env["gpus"], hardware)
-    return [*of_machine, *gpu_checks(used)] if used else of_machine
+    return [*machine_checks, *gpu_checks(used)] if used else machine_checks

@@ -24,8 +24,8 @@ def changes(passport: Passport, earlier: Sequence[Passport]) -> list[Line]:
     """
     lines: list[Line] = []
     for device in passport["devices"]:
-        of_device = [known["figures"] for old in earlier for known in old["devices"] if known["id"] == device["id"]]
-        lines += _changes(device["index"], device["figures"], of_device)
+        past = [known["figures"] for old in earlier for known in old["devices"] if known["id"] == device["id"]]
+        lines += _changes(device["index"], device["figures"], past)
     ids = {device["id"] for device in passport["devices"]}
     same_box = [old["collectives"] for old in earlier if {device["id"] for device in old["devices"]} == ids]
     return lines + _changes(None, passport["collectives"], same_box)
@@ -58,7 +58,7 @@ def slower_than_peers(passport: Passport) -> list[Line]:
         peers = [peer for peer in passport["devices"] if peer is not device and peer["name"] == device["name"]]
         by_what = {figure["what"]: figure for figure in device["figures"]}
         for what, figure in by_what.items():
-            values = [peer["value"] for of_peer in peers for peer in of_peer["figures"] if peer["what"] == what]
+            values = [other["value"] for peer in peers for other in peer["figures"] if other["what"] == what]
             if not values or figure["kind"] in LOWER_IS_BETTER:
                 continue  # the time of a launch is the host's
             median = statistics.median(values)
@@ -98,10 +98,10 @@ def _lines(passport: Passport, path: Path, changes: Sequence[Line], slow: Sequen
 def _table(passport: Passport, changes: Sequence[Line]) -> str:
     change_of = {(line["device"], line["what"]): line for line in changes}
     rows = []
-    of_devices: list[tuple[int | None, list[Figure]]] = [
+    figures_by_device: list[tuple[int | None, list[Figure]]] = [
         (device["index"], device["figures"]) for device in passport["devices"]
     ]
-    for index, figures in [*of_devices, (None, passport["collectives"])]:
+    for index, figures in [*figures_by_device, (None, passport["collectives"])]:
         for figure in figures:
             line = change_of.get((index, figure["what"]))
             change = f"{line['change_pct']:+.1f} %{' *' if line['beyond_spread'] else ''}" if line else ""

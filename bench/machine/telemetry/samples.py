@@ -142,8 +142,8 @@ def _unequal_limits(devices: Mapping[str, Row]) -> list[str]:
 
 def spans_j(samples: list[Row], spans: Sequence[Span]) -> float | None:
     """Integrated power over the spans, all devices; None if one of them has no power."""
-    of_power = [Curve(rows, "power_w") for rows in by_device(samples).values()]
-    return _total([curve.integral(*span) for curve in of_power for span in spans])
+    curves = [Curve(rows, "power_w") for rows in by_device(samples).values()]
+    return _total([curve.integral(*span) for curve in curves for span in spans])
 
 
 def _total(parts: Sequence[float | None]) -> float | None:
@@ -210,16 +210,16 @@ def _by_row(
     samples: list[Row],
     column: str,
     steps: Mapping[int, Span],
-    of_curve: Callable[[Curve, int, int], float | None],
+    figure_of: Callable[[Curve, int, int], float | None],
     reduced: Callable[[list[float]], float],
 ) -> dict[int, float]:
     """{row: one figure of all devices}, of the steps in which each has one."""
     devices = [rows for rows in by_device(samples).values() if any(row.get(column) is not None for row in rows)]
-    of_devices = [Curve(rows, column) for rows in devices]
+    curves = [Curve(rows, column) for rows in devices]
     figures: dict[int, float] = {}
     for row, span in steps.items():
-        known = [figure for curve in of_devices if (figure := of_curve(curve, *span)) is not None]
-        if known and len(known) == len(of_devices):
+        known = [figure for curve in curves if (figure := figure_of(curve, *span)) is not None]
+        if known and len(known) == len(curves):
             figures[row] = reduced(known)
     return figures
 
