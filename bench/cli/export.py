@@ -65,9 +65,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _text(form: str, folders: Sequence[Path], of_steps: bool) -> str:
+def _text(form: str, folders: Sequence[Path], with_steps: bool) -> str:
     if form == "csv":
-        return formats.as_csv(formats.rows_of(folders, of_steps))
+        return formats.as_csv(formats.rows_of(folders, with_steps))
     if form == "mllog":
         return "".join(formats.export_each(folders, formats.mllog))
     if len(folders) != 1:
@@ -79,7 +79,7 @@ def _to_postgres(args: argparse.Namespace) -> int:
     if not args.out:
         raise ValueError("--to postgres: say where with --out postgresql://HOST/DATABASE")
     folders = named.runs(args.run)
-    steps = formats.rows_of(folders, of_steps=True) if args.steps else None
+    steps = formats.rows_of(folders, with_steps=True) if args.steps else None
     exported, left_out = postgres.export(args.out, named.store_of(args.run), steps)
     print(exported)
     if left_out:

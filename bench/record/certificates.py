@@ -71,9 +71,9 @@ def read(folder: Path | str) -> Certificate | None:
         return None
     certificate = cast(Certificate, json_file.read(Path(folder) / FILE, Certificate))
     run = run_folder.read_raw(folder)
-    is_of_this = name_of(run) in certificate["replays"]
-    is_of_this |= certificate["record"] == name_of(run) and certificate["losses_sha256"] == losses_sha256(run)
-    return certificate if is_of_this else None
+    matches = name_of(run) in certificate["replays"]
+    matches |= certificate["record"] == name_of(run) and certificate["losses_sha256"] == losses_sha256(run)
+    return certificate if matches else None
 
 
 def name_of(run: Facts) -> str:

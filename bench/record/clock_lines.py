@@ -56,8 +56,8 @@ def lines_of(source: str) -> list[Line] | None:
         _reach(_names(statement), phase, definitions, reached)
     found = [Line(phase, each.lineno, _text(each), "", main) for each, phase in zip(statements, phases, strict=True)]
     for name, nodes in definitions.items():
-        of_name = reached.get(name, {TIMED})
-        phase = next(phase for phase in (TIMED, PAUSE, BEFORE, AFTER) if phase in of_name)
+        phases_of_name = reached.get(name, {TIMED})
+        phase = next(phase for phase in (TIMED, PAUSE, BEFORE, AFTER) if phase in phases_of_name)
         inside = (each for node in nodes if node.body is not body for each in _flat(node.body, DEFINED))
         found += [Line(phase, each.lineno, _text(each), name, main) for each in inside]
     return sorted((line for line in found if line.text), key=lambda line: line.number)

@@ -169,15 +169,15 @@ class Database:
     def chosen_rows(self) -> list[tuple[str, str, Row]]:
         """(path of the folder, name of the run folder, row) of each run in temp._chosen."""
         texts = dict(self.db.execute("SELECT id, text FROM _texts").fetchall())
-        of_setups = f"SELECT id, {', '.join(map(quoted, SHARED))} FROM _setups s WHERE id IN"
+        setups_query = f"SELECT id, {', '.join(map(quoted, SHARED))} FROM _setups s WHERE id IN"
         setups, at = {}, SHARED.index("config")
-        for id, *shared in self.db.execute(f"{of_setups} (SELECT setup FROM _rows r WHERE {CHOSEN})"):
+        for id, *shared in self.db.execute(f"{setups_query} (SELECT setup FROM _rows r WHERE {CHOSEN})"):
             shared[at] = tuple([texts[number] for number in json.loads(shared[at])])
             setups[id] = shared
         own = ", ".join(f"r.{quoted(name)}" for name in OWN)
         found = self.db.execute(f"SELECT f.path, r.dir, r.setup, {own} FROM {JOINED} WHERE {CHOSEN}")
         rows = [
-            (path, name, dict(zip(COLUMNS, _in_order((*of_run, *setups[of]))))) for path, name, of, *of_run in found
+            (path, name, dict(zip(COLUMNS, _in_order((*values, *setups[id]))))) for path, name, id, *values in found
         ]
         booleans = [name for name, kind in KINDS.items() if kind == "BOOLEAN"]
         for *_, row in rows:

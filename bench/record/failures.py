@@ -184,14 +184,14 @@ def kind_of(error: BaseException) -> str:
 
 def classify(folder: Path, exit_code: int | None) -> Section | None:
     """What the folder says of a worker group that ended with exit_code: a failure, or None for a good end."""
-    found = _of_ranks(folder, exit_code)
+    found = _ranks_failure(folder, exit_code)
     faults = "; ".join(dict.fromkeys(_log(folder, GPU_FAULTS).splitlines()))
     if found is None or not faults or found["kind"] not in BY_GPU:
         return found
     return found | {"kind": "gpu_error", "message": f"{faults}; then: {found['message']}", "hint": HINTS["gpu_error"]}
 
 
-def _of_ranks(folder: Path, exit_code: int | None) -> Section | None:
+def _ranks_failure(folder: Path, exit_code: int | None) -> Section | None:
     found = [_facts(path, Reported) for path in sorted((folder / "logs").glob("rank*.failure.json"))]
     reported = [rank for rank in found if rank and rank["kind"] in HINTS]
     ended = (_facts(folder / "logs" / "agent.json", AgentsFacts) or {"failures": []})["failures"]

@@ -51,8 +51,8 @@ def newest_of(counts: Iterable[object], first: str | None) -> tuple[str, int] | 
     kinds = {"ledger": str, "counter": str, "number": int}
     known = [kept for kept in counts if isinstance(kept, dict)]
     known = [kept for kept in known if all(isinstance(kept.get(key), kind) for key, kind in kinds.items())]
-    of_this = [(kept["counter"], kept["number"]) for kept in known if kept["ledger"] == first]
-    return max(of_this, key=lambda count: count[1], default=None)
+    counted = [(kept["counter"], kept["number"]) for kept in known if kept["ledger"] == first]
+    return max(counted, key=lambda count: count[1], default=None)
 
 
 def lost_end(known: tuple[str, int] | None, lines: Iterable[Mapping[str, Any]]) -> str | None:

@@ -31,8 +31,8 @@ def metrics(run: Facts, steps: Sequence[StepRow]) -> Section:
     floor_nats, wall_s = run["data"].get("floor_nats"), measured.get("wall_s")
     gap_nats = None if val_loss is None or floor_nats is None else val_loss - floor_nats
     mem_gib = peak_mem_gib(measured.get("peak_mem_gib_by_rank"))
-    of_steps = [row["step_ms"] for row in steps if row.get("step_ms") is not None and not row.get("flags")]
-    timed_ms = of_steps if train_s is not None else []
+    clean_ms = [row["step_ms"] for row in steps if row.get("step_ms") is not None and not row.get("flags")]
+    timed_ms = clean_ms if train_s is not None else []
     goal_metric, goal = metric.from_goal(run.get("goal")), run.get("goal") or {}
     names_score = goal_metric != metric.VAL_LOSS or bool(goal.get("budget"))
     score = _best_within(run, steps) if goal.get("budget") else _last(steps, goal_metric.name)

@@ -77,7 +77,7 @@ def account(
     totals: dict[Key, list[int]] = {}
     for spent, phase, sample in zip(_spent(taken), phases, taken[1:]):
         chain = chains[sample[4]]
-        place = _of_main(chain, file, main)
+        place = _main_frame(chain, file, main)
         for key in ((phase, NOWHERE, NOWHERE), *([(phase, place[:2], chain[0][:2])] if place else [])):
             totals[key] = [total + more for total, more in zip(totals.get(key, [0] * 4), spent)]
     texts = {name: text.splitlines() for name, text in sources.items()}
@@ -166,10 +166,10 @@ def _spent(taken: Sequence[Sequence[int]]) -> list[list[int]]:
     return [[max(0, new - old) for old, new in zip(a[:4], b[:4])] for a, b in zip(taken, taken[1:])]
 
 
-def _of_main(chain: Chain, file: str, main: Sequence[clock_lines.Line]) -> Frame | None:
+def _main_frame(chain: Chain, file: str, main: Sequence[clock_lines.Line]) -> Frame | None:
     """Where the script's main part is, or, where that is not on the stack, its outermost line; None: no line is."""
-    of_main = [frame for frame in chain if main and frame[0] == file and frame[2] == main[0].main]
-    return next(reversed(of_main or chain), None)
+    main_frames = [frame for frame in chain if main and frame[0] == file and frame[2] == main[0].main]
+    return next(reversed(main_frames or chain), None)
 
 
 def _phases_by_source(
@@ -178,7 +178,7 @@ def _phases_by_source(
     """A sample without a line of the main part is in the phase before it, the last one after the clock."""
     numbers, found, phase = [line.number for line in main], [], BEFORE
     for sample in taken[1:]:
-        frame = _of_main(chains[sample[4]], file, main)
+        frame = _main_frame(chains[sample[4]], file, main)
         if frame and main and frame[2] == main[0].main and (number := bisect.bisect(numbers, frame[1])):
             phase = main[number - 1].phase
         found.append(phase if frame or sample is not taken[-1] else AFTER)

@@ -131,8 +131,8 @@ def tolerance_s(counted_s: float, num_validations: int, reader_late_s: float) ->
     Each validation has two edges.  Where the reader waits for a core, who writes an edge after reading its clock may
     wait as long.
     """
-    of_edges_s = EDGE_S * num_validations + reader_late_s * (1 + 2 * num_validations)
-    return max(TOLERANCE_S, TOLERANCE_FRAC * abs(counted_s)) + of_edges_s
+    edges_s = EDGE_S * num_validations + reader_late_s * (1 + 2 * num_validations)
+    return max(TOLERANCE_S, TOLERANCE_FRAC * abs(counted_s)) + edges_s
 
 
 def doubts(clock: Clock, is_busy: bool = False) -> list[tuple[str, str]]:

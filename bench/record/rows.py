@@ -215,13 +215,13 @@ def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
     if gap_nats is not None and floor_nats is not None:
         target = floor_nats + gap_nats
     distrusted = [doubt["doubt"] for doubt in doubts if doubt.get("instrument") in DISTRUSTING]
-    of_contestant = validity.contestant_doubts(run) if complete else []
-    distrusted += of_contestant
+    contestant_doubts = validity.contestant_doubts(run) if complete else []
+    distrusted += contestant_doubts
     # why it is suspect, without what an instrument that watches the code, or the referee, had to say of it
-    of_code = {doubt["doubt"] for doubt in doubts if doubt.get("instrument") not in MACHINE_INSTRUMENTS}
-    of_machine = [why for why in run["validity_reasons"] if why not in of_code and why not in of_contestant]
+    code_doubts = {doubt["doubt"] for doubt in doubts if doubt.get("instrument") not in MACHINE_INSTRUMENTS}
+    machine_doubts = [why for why in run["validity_reasons"] if why not in code_doubts and why not in contestant_doubts]
     outside = ((run.get("referee") or {}).get("clock") or {}) if complete else {}
-    of_file = f"{imported['sha256']}-{imported['run_of_file']}" if "sha256" in imported else None
+    file_id = f"{imported['sha256']}-{imported['run_of_file']}" if "sha256" in imported else None
     return {
         "provenance": run.get("provenance"),
         "num_disturbed_steps": num_disturbed_steps(run) if complete else None,
@@ -238,10 +238,10 @@ def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
         "outside_validations_s": outside.get("outside_validations_s"),
         "outside_validation_at_start_s": outside.get("validation_at_start_s"),
         "outside_unknown": outside.get("unknown"),
-        "machine_doubts": of_machine if complete and run["validity"] == "suspect" else [],
+        "machine_doubts": machine_doubts if complete and run["validity"] == "suspect" else [],
         "script_doubt": next(iter(distrusted), None),
         "headline": ", ".join(imported.get("headline") or ()) or None,
-        "log_id": imported.get("same_run_id") or of_file,
+        "log_id": imported.get("same_run_id") or file_id,
         "identity_version": None if imported else run["code"].get("identity_version", 1),
         "config": config,
     }

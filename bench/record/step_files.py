@@ -159,11 +159,11 @@ def _column(name: str, cells: list[str]) -> list[Any]:
 
 def write_by_rank(folder: Path | str, columns: dict[str, list[dict[int, float]]]) -> None:
     """columns: {name: [{row: milliseconds} of each rank]} -> columns name_rank0, name_rank1, ...; microseconds kept."""
-    names = [f"{name}_rank{rank}" for name, of_ranks in columns.items() for rank in range(len(of_ranks))]
-    values = [of_rank for of_ranks in columns.values() for of_rank in of_ranks]
+    names = [f"{name}_rank{rank}" for name, by_rank in columns.items() for rank in range(len(by_rank))]
+    values = [rank_ms for by_rank in columns.values() for rank_ms in by_rank]
     lines = [
-        ",".join([str(row), *(_cell(None if row not in of_rank else round(of_rank[row], 3)) for of_rank in values)])
-        for row in sorted({row for of_rank in values for row in of_rank})
+        ",".join([str(row), *(_cell(None if row not in rank_ms else round(rank_ms[row], 3)) for rank_ms in values)])
+        for row in sorted({row for rank_ms in values for row in rank_ms})
     ]
     atomic.write_text(Path(folder) / BY_RANK, "\n".join([",".join(["step", *names]), *lines]) + "\n")
 

@@ -222,8 +222,8 @@ class Store(Database):
         elif self._folders:
             lines = filter(None, map(ledger.parsed, content[size - start :].split(b"\n")))
             ended = [line.get("run", "").rpartition("/") for line in lines if line["event"] in ("end", "resume")]
-            of_run = "folder = (SELECT id FROM _folders WHERE path = ?) AND dir = ?"
-            again = f"UPDATE _rows SET signature = NULL WHERE {of_run}"
+            is_run = "folder = (SELECT id FROM _folders WHERE path = ?) AND dir = ?"
+            again = f"UPDATE _rows SET signature = NULL WHERE {is_run}"
             self.db.executemany(again, [(folder, name) for folder, _, name in ended])
         known = json.dumps([start + len(content), hashlib.sha256(content[-TAIL_BYTES:]).hexdigest()])
         self.db.execute("INSERT OR REPLACE INTO _facts VALUES ('ledger', ?)", [known])

@@ -66,8 +66,8 @@ def report(folder: Path | str) -> Section:
 
 def check(folder: Path | str, run: Record) -> Iterator[tuple[str, bool, str]]:
     """A record as written, in its folder -> (rule, passed, evidence) of every rule, also after one that failed."""
-    of_complete = RULES_OF_A_COMPLETE_SCRIPT if run.get("script") else RULES_OF_A_COMPLETE_RUN
-    rules = RULES + (of_complete if run.get("status") == "complete" else [])
+    complete_rules = RULES_OF_A_COMPLETE_SCRIPT if run.get("script") else RULES_OF_A_COMPLETE_RUN
+    rules = RULES + (complete_rules if run.get("status") == "complete" else [])
     if run.get("provenance") == "imported":
         rules = RULES_OF_AN_IMPORTED_RUN
     for name, passed, evidence in applied(rules, RunFiles(folder), run):
@@ -263,13 +263,13 @@ def steps_fit_into_the_time(files: RunFiles, run: Record) -> tuple[bool, str]:
         sum_s = sum(row["step_ms"] or 0.0 for row in rows if row["step"] > num_untimed) / 1e3
         limit_s = (MAX_STEP_SUM_FRAC if run["world_size"] == 1 else MAX_OF_MAXIMA_FRAC) * run["metrics"]["train_s"]
         return sum_s <= limit_s, f"they add up to {sum_s:.4f} s, the limit is {limit_s:.4f} s"
-    for rank, (of_rank, train_s) in enumerate(zip(by_rank, run["measured"]["train_s_by_rank"], strict=True)):
-        sum_s, limit_s = sum(of_rank.values()) / 1e3, MAX_STEP_SUM_FRAC * train_s
+    for rank, (rank_ms, train_s) in enumerate(zip(by_rank, run["measured"]["train_s_by_rank"], strict=True)):
+        sum_s, limit_s = sum(rank_ms.values()) / 1e3, MAX_STEP_SUM_FRAC * train_s
         if sum_s > limit_s:
             return False, f"those of rank {rank} add up to {sum_s:.4f} s, the limit is {limit_s:.4f} s"
     wrong = []
     for row in rows:
-        times_ms = [of_rank[row["step"]] for of_rank in by_rank if row["step"] in of_rank]
+        times_ms = [rank_ms[row["step"]] for rank_ms in by_rank if row["step"] in rank_ms]
         # to the microsecond that steps_by_rank.csv keeps
         if row["step_ms"] is not None and times_ms and abs(row["step_ms"] - max(times_ms)) >= 0.001:
             wrong.append(row["step"])

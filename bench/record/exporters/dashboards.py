@@ -53,8 +53,8 @@ def names() -> list[str]:
 
 def chosen(run: Record) -> dict[str, dict[str, Any]]:
     """A record -> {exporter: its settings} that the run chose.  The first records have them among the instruments."""
-    of_old = {name: settings for name, settings in (run["instruments"] or {}).items() if name in names()}
-    return of_old | (run.get("exporters") or {})
+    from_instruments = {name: settings for name, settings in (run["instruments"] or {}).items() if name in names()}
+    return from_instruments | (run.get("exporters") or {})
 
 
 def settings_of(run: Record, name: str, changes: Iterable[str] = ()) -> dict[str, Any]:
@@ -169,8 +169,8 @@ def series_of(row: StepRow) -> dict[str, float]:
     for column, value in row.items():
         if column in NOT_EXPORTED or not isinstance(value, (int, float)):
             continue
-        of_time = "disturbed" if row.get("flags") else "time"
-        group = of_time if column.endswith("_ms") else "steps"
+        time_group = "disturbed" if row.get("flags") else "time"
+        group = time_group if column.endswith("_ms") else "steps"
         series[NAMES.get(column, f"{group}/{column}")] = float(value)
     return series
 

@@ -20,9 +20,9 @@ RULE = "=" * 100  # around the parts of modded-nanogpt's logs
 T = TypeVar("T")
 
 
-def rows_of(folders: Sequence[Path | str], of_steps: bool) -> Sequence[Mapping[str, Any]]:
+def rows_of(folders: Sequence[Path | str], with_steps: bool) -> Sequence[Mapping[str, Any]]:
     """[{column: value}]: of runs with every setting as a column, or of all their steps with run_id first."""
-    if of_steps:
+    if with_steps:
         runs = export_each(folders, lambda folder: (run_folder.read(folder)["run_id"], step_files.read(folder)))
         return [{"run_id": run_id} | row for run_id, rows in runs for row in rows]
     return _some(named.store_of([str(folder) for folder in folders]).listing(), folders)

@@ -99,13 +99,13 @@ def _kinds_of_steps(steps: Table) -> dict[str, str]:
 def _put(db: Any, table: str, kinds: Mapping[str, str], found: Table) -> str:
     """Adds and replaces rows -> how many.  kinds: {column: type in PostgreSQL}; of impossible names they stay out."""
     kinds = {name: kind for name, kind in kinds.items() if _is_possible(name)}
-    of_table, stale = _fitted(db, table, kinds)
+    column_types, stale = _fitted(db, table, kinds)
     names, key = list(kinds), ", ".join(map(quoted, KEYS[table]))
     listed = ", ".join(map(quoted, names))
     db.execute(f"CREATE TEMP TABLE incoming (LIKE {table}) ON COMMIT DROP")
     with db.cursor().copy(f"COPY incoming ({listed}) FROM STDIN") as copy:
         for row in found:
-            cells = {name: _cell(row.get(name), of_table[name]) for name in names}
+            cells = {name: _cell(row.get(name), column_types[name]) for name in names}
             if all(cells[name] is not None for name in KEYS[table]):  # else a damaged record: nothing names this row
                 copy.write_row(list(cells.values()))
     if table == "steps":  # a run has lost some

@@ -67,8 +67,8 @@ def read(data: bytes) -> tuple[list[Run], dict[str, Any]]:
     metrics, text, is_metric = lines.read(data[start:])
     _drop_copies(metrics, text)
     spans = _split(metrics)
-    of_runs = zip(spans, _facts_of_runs(metrics, spans, text, is_metric))
-    runs = [_run(metrics, span, facts, source, number) for number, (span, facts) in enumerate(of_runs)]
+    facts_by_run = zip(spans, _facts_of_runs(metrics, spans, text, is_metric))
+    runs = [_run(metrics, span, facts, source, number) for number, (span, facts) in enumerate(facts_by_run)]
     for run in runs:
         run.code_id = code_id
     unmatched = [(first_number + line, text) for line, text in metrics.unmatched]
