@@ -144,7 +144,7 @@ def test_an_mde_whose_digits_say_nothing_is_given_as_over_a_thousand_per_cent():
     found = compared([10.0, 40.0], [11.0, 30.0])  # two runs a side: sums of squares with a degree of freedom each
     assert found["verdict"] == "inconclusive" and found["time"]["mde_pct"] > 1000
     assert "these runs can only detect changes above 1000 % (MDE, 80 % power): add runs" in found["words"]
-    assert (wording.mde_words(1000.0), wording.mde_words(1000.1)) == ("1000 %", "over 1000 %")
+    assert (wording.mde_text(1000.0), wording.mde_text(1000.1)) == ("1000 %", "over 1000 %")
 
 
 def test_the_floor_is_never_below_a_tenth_of_a_per_cent():

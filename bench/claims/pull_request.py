@@ -225,7 +225,7 @@ def _runs(pull: PullRequest) -> Table:
             [
                 *(role, side.name, str(len(side.logs)), str(first["num_steps"] or "")),
                 f"{stats.mean(times):.2f}" if times else None,
-                *(f"{test['mean']:.5f}" if test["mean"] is not None else None, wording.p_words(test["p"])),
+                *(f"{test['mean']:.5f}" if test["mean"] is not None else None, wording.p_text(test["p"])),
                 some(seeds, 3) if seeds else "not printed",
                 *(first["device"], environment.get("torch"), side.logs[0].code_key[:8]),
             ]

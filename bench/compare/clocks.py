@@ -69,7 +69,7 @@ def outside(
         "p_same_sign": None if test.p is None else test.p / 2 if same_sign else 1 - test.p / 2,
         "p_equivalent": fitted.p_equivalent(*edges),
         "extra_s": extra.difference,
-        "extra_ci95_s": list(of_extra) if (of_extra := stats.interval(extra)) else None,
+        "extra_ci95_s": list(extra_s) if (extra_s := stats.interval(extra)) else None,
         "extra_p": None if extra.p is None else extra.p / 2 if extra.difference > 0 else 1 - extra.p / 2,
     }
 
@@ -84,8 +84,8 @@ def _extra(arms: Arms) -> stats.Welch:
     off_clock_s = [[(row["outside_s"] or 0.0) - (row["train_s"] or 0.0) for row in rows] for rows in arms]
     shortest_s = [min(row.get("outside_validation_at_start_s") or 0.0 for row in rows) for rows in arms]
     a_s, b_s = (stats.mean(eligibility.times_s(rows)) for rows in arms)
-    of_steps, of_start = b_s / a_s, shortest_s[1] / shortest_s[0] if min(shortest_s) > 0 else 1.0
-    pace = max(1.0, min(max(of_steps, of_start), MAX_VALIDATION_RATIO * min(of_steps, of_start)))
+    steps_ratio, start_ratio = b_s / a_s, shortest_s[1] / shortest_s[0] if min(shortest_s) > 0 else 1.0
+    pace = max(1.0, min(max(steps_ratio, start_ratio), MAX_VALIDATION_RATIO * min(steps_ratio, start_ratio)))
     return stats.welch([pace * seconds for seconds in off_clock_s[0]], off_clock_s[1])
 
 

@@ -62,25 +62,25 @@ def _compared(
     losses = losses_of(a), losses_of(b)
     timed = [[row for row in arm.rows if eligibility.is_timed(row)] for arm in (a, b)]
     kept: Mapping[str, Any] | None = None
-    floor_pct, ignored, of_one_race = None, False, a.race is not None and a.race == b.race
-    if of_one_race and b.reported:  # the floor known at its end: a later calibration changes no verdict of a race
+    floor_pct, ignored, is_one_race = None, False, a.race is not None and a.race == b.race
+    if is_one_race and b.reported:  # the floor known at its end: a later calibration changes no verdict of a race
         floor_pct = None if "uncalibrated" in b.reported["flags"] else b.reported["time"]["floor_pct"]
         kept = b.reported.get("calibration")
     elif all(timed):
         if found := calibration.find_for_rows(timed[0] + timed[1]):
             kept, floor_pct = dict(found), calibration.floor_for(found, *map(len, timed))
         ignored = found is None and calibration.has_only_suspect(timed[0] + timed[1])
-    earlier = earlier_races(a, b) if of_one_race and (diagnose or "earlier_weight" not in options) else None
+    earlier = earlier_races(a, b) if is_one_race and (diagnose or "earlier_weight" not in options) else None
     weight = earlier.weight if earlier else 1.0
-    if of_one_race and b.reported:  # as with the floor
+    if is_one_race and b.reported:  # as with the floor
         weight = b.reported.get("earlier_weight", 1.0)
     options = {
-        "plan": a.plan if of_one_race else None,
+        "plan": a.plan if is_one_race else None,
         "earlier_weight": weight,
         "floor_pct": floor_pct,
-        "unplanned_look": of_one_race and a.unplanned_look,
+        "unplanned_look": is_one_race and a.unplanned_look,
         "identical_losses": _identical_losses((a, b), losses),
-        "losses_ids": [[columns and step_files.losses_id(columns) for columns in of_arm] for of_arm in losses],
+        "losses_ids": [[columns and step_files.losses_id(columns) for columns in arm_losses] for arm_losses in losses],
         "differing": differences_of(_facts(a), _facts(b)),
         "names": names,
         "drift_pct": lambda is_one_session: calibration.drift_pct(_history(a, b), is_one_session),
@@ -201,13 +201,13 @@ def _identical_losses(arms: tuple[Arm, Arm], losses: tuple[Losses, Losses]) -> b
     None where that cannot be known: a seed or the steps are missing, or there are too many runs to read.
     """
     by_seed: list[dict[int | None, Losses]] = []  # of each arm
-    for arm, of_arm in zip(arms, losses, strict=True):
+    for arm, arm_losses in zip(arms, losses, strict=True):
         by_seed.append({})
-        for row, columns in zip(arm.rows, of_arm, strict=True):
+        for row, columns in zip(arm.rows, arm_losses, strict=True):
             if eligibility.is_timed(row):
                 by_seed[-1].setdefault(row["seed"], []).append(columns)
     a, b = by_seed
-    runs = [columns for of_arm in by_seed for of_seed in of_arm.values() for columns in of_seed]
+    runs = [columns for seeds in by_seed for seed_runs in seeds.values() for columns in seed_runs]
     is_known = a and a.keys() == b.keys() and None not in a and all(columns and columns["step"] for columns in runs)
     return all(columns == a[seed][0] for seed in a for columns in a[seed] + b[seed]) if is_known else None
 

@@ -110,7 +110,7 @@ class Fit(NamedTuple):
 def geometric_means(values: Sequence[Sequence[float]], fitted: Fit | None) -> list[float | None]:
     """Of two arms, adjusted so that their ratio is the fitted change; where nothing was fitted each arm's own."""
     if fitted is None:
-        return [math.exp(stats.mean(map(math.log, of_arm))) if of_arm else None for of_arm in values]
+        return [math.exp(stats.mean(map(math.log, numbers))) if numbers else None for numbers in values]
     half = fitted.test.difference / 2
     return [math.exp(fitted.middle - half), math.exp(fitted.middle + half)]
 
@@ -153,8 +153,8 @@ def from_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], plan: Mapping[str, A
         in_time = sorted(pair, key=lambda row: row["started_at"] or "")
         slots |= {identity(row): 2 * number + position for position, row in enumerate(in_time)}
     num_compilations, num_planned = known.get("compilations") or 1, known.get("n") or len(found)
-    of_rounds = [number * num_compilations // num_planned for number in range(len(found))]
-    return Design(slots, of_rounds if num_compilations > 1 else (), bool(known.get("sequential")))
+    compilations = [number * num_compilations // num_planned for number in range(len(found))]
+    return Design(slots, compilations if num_compilations > 1 else (), bool(known.get("sequential")))
 
 
 def fit(
@@ -168,11 +168,11 @@ def fit(
         return None
     welch = stats.welch(*values)
     plain = Fit(welch, (stats.mean(values[0]) + stats.mean(values[1])) / 2)
-    if design is None or welch.t is None or any(key not in design.slots for of_arm in keys for key in of_arm):
+    if design is None or welch.t is None or any(key not in design.slots for arm_keys in keys for key in arm_keys):
         return plain
     if design.is_sequential:  # Welch's p is not valid at every look
         plain = plain._replace(test=stats.Welch(welch.difference, None, None, None, None))
-    slots = [[design.slots[key] for key in of_arm] for of_arm in keys]
+    slots = [[design.slots[key] for key in arm_keys] for arm_keys in keys]
     complete = sorted({slot // 2 for slot in slots[0]} & {slot // 2 for slot in slots[1]})
     if len(complete) < MIN_ROUNDS:
         return plain
@@ -181,14 +181,14 @@ def fit(
     if least_squares is None or blocked is None:
         return plain
     by_slot = blocked.cleaned
-    sides = [dict(zip((slot // 2 for slot in of_arm), of_arm, strict=True)) for of_arm in slots]
+    sides = [dict(zip((slot // 2 for slot in arm_slots), arm_slots, strict=True)) for arm_slots in slots]
     differences = [by_slot[sides[1][number]] - by_slot[sides[0][number]] for number in complete]
-    test, of_e, shrinkage = blocked.test, least_squares.test, 1 + PRIOR_SDS**2 / least_squares.variance
+    test, e_test, shrinkage = blocked.test, least_squares.test, 1 + PRIOR_SDS**2 / least_squares.variance
     groups = _grouped(differences, [design.compilations[number] for number in complete] if design.compilations else ())
     if groups is not None:
-        test = of_e = _of_sample(blocked.test.difference, groups)
+        test = e_test = _sample_test(blocked.test.difference, groups)
         shrinkage = 1 + PRIOR_SDS**2 * len(groups)
-    log_e = None if of_e.t is None or of_e.df is None else log_e_value(of_e.t, of_e.df, shrinkage)
+    log_e = None if e_test.t is None or e_test.df is None else log_e_value(e_test.t, e_test.df, shrinkage)
     if design.is_sequential and log_e is not None:
         test = test._replace(p=min(1.0, math.exp(-log_e)))
     sample = groups or differences
@@ -220,7 +220,7 @@ def _fit_blocks(logs: Sequence[Sequence[float]], slots: Sequence[Sequence[int]],
     The constants of the blocks are swept out first, which leaves two regressors (Frisch and Waugh 1933).  Huber's
     estimate is iterated on pseudo-values, fit + clipped residual; its standard error is his, with the correction K.
     """
-    runs = sorted((slot, float(arm), log) for arm, of_arm in enumerate(slots) for slot, log in zip(of_arm, logs[arm]))
+    runs = sorted((slot, float(arm), log) for arm in range(len(slots)) for slot, log in zip(slots[arm], logs[arm]))
     blocks = [slot // (2 * ROUNDS_OF_BLOCK) for slot, _, _ in runs]
     arm_of, slot_of = (_swept([run[column] for run in runs], blocks) for column in (1, 0))
     aa, at, tt = _dot(arm_of, arm_of), _dot(arm_of, slot_of), _dot(slot_of, slot_of)
@@ -239,16 +239,16 @@ def _fit_blocks(logs: Sequence[Sequence[float]], slots: Sequence[Sequence[int]],
             value - swept + difference * arm + trend * slot
             for value, swept, arm, slot in zip(pseudo, y, arm_of, slot_of, strict=True)
         ]
-        residuals = [value - of_fit for value, of_fit in zip(observed, fitted, strict=True)]
+        residuals = [value - expected for value, expected in zip(observed, fitted, strict=True)]
         scale = 1.4826 * statistics.median(map(abs, residuals)) * math.sqrt(num / df)
         if not scale:
             return None
         limit = clip_sds * scale
-        pseudo = [of_fit + min(max(rest, -limit), limit) for of_fit, rest in zip(fitted, residuals, strict=True)]
+        pseudo = [expected + min(max(rest, -limit), limit) for expected, rest in zip(fitted, residuals, strict=True)]
         num_clipped = sum(abs(rest) > limit for rest in residuals)
         if not num_clipped or abs(difference - before) <= 1e-12:
             break
-    clipped = [value - of_fit for value, of_fit in zip(pseudo, fitted, strict=True)]
+    clipped = [value - expected for value, expected in zip(pseudo, fitted, strict=True)]
     inside = 1 - num_clipped / num
     correction = (1 + num_parameters / num * (1 - inside) / inside) / inside
     variance = tt / determinant
@@ -259,7 +259,7 @@ def _fit_blocks(logs: Sequence[Sequence[float]], slots: Sequence[Sequence[int]],
     t = difference / se
     middle_slot = (2 * (runs[-1][0] // 2) + 1) / 2
     cleaned = {run[0]: value - trend * (run[0] - middle_slot) for run, value in zip(runs, pseudo, strict=True)}
-    means = [stats.mean(cleaned[slot] for slot in of_arm) for of_arm in slots]
+    means = [stats.mean(cleaned[slot] for slot in arm_slots) for arm_slots in slots]
     test = stats.Welch(difference, se, df_left, t, 2 * stats.student_t_sf(abs(t), df_left))
     return _Blocked(test, (means[0] + means[1]) / 2, variance, cleaned, num_clipped)
 
@@ -269,7 +269,7 @@ def _swept(values: Sequence[float], blocks: Sequence[int]) -> list[float]:
     members: dict[int, list[float]] = {}
     for value, block in zip(values, blocks, strict=True):
         members.setdefault(block, []).append(value)
-    means = {block: stats.mean(of_block) for block, of_block in members.items()}
+    means = {block: stats.mean(group) for block, group in members.items()}
     return [value - means[block] for value, block in zip(values, blocks, strict=True)]
 
 
@@ -289,7 +289,7 @@ def _grouped(differences: Sequence[float], compilations: Sequence[int]) -> list[
     return [stats.mean(group) for group in by_compilation.values()] if is_shared else None
 
 
-def _of_sample(difference: float, values: Sequence[float]) -> stats.Welch:
+def _sample_test(difference: float, values: Sequence[float]) -> stats.Welch:
     """Student's test of a sample of differences; fewer than two, or equal ones, have no spread to judge by."""
     spread = stats.sd(values)
     if not spread:

@@ -142,8 +142,8 @@ def _against_itself(rows: Sequence[Row], design: Design | None, alpha: float) ->
     in_time = sorted(rows, key=lambda row: design.slots[eligibility.identity(row)])
     halves = [in_time[0::2], in_time[1::2]]
     slots = {eligibility.identity(row): slot for slot, row in enumerate(in_time)}
-    of_halves = Design(slots, (), is_sequential=False)
-    return change([eligibility.times_s(half) for half in halves], alpha, _keys(halves, of_halves), of_halves)[0]
+    halves_design = Design(slots, (), is_sequential=False)
+    return change([eligibility.times_s(half) for half in halves], alpha, _keys(halves, halves_design), halves_design)[0]
 
 
 def rests_on_clipping(time: Time) -> bool:
@@ -255,7 +255,7 @@ def val_loss(
     refused += ["the budgets differ"] * (len({row.get("budget") for row in complete}) > 1)
     unjudged = refused or answer.loss_refusals
     groups = [target.independent(rows, ids) if force or not refused else [] for rows, ids in zip(arms, losses_ids)]
-    values = [[metric.sign * score for score in target.mean_losses(of_arm)] for of_arm in groups]  # less is better
+    values = [[metric.sign * score for score in target.mean_losses(group)] for group in groups]  # less is better
     if design is not None and not design.is_sequential:
         design = None
     keys = [[eligibility.identity(runs[0]) if design else "" for runs in group] for group in groups]

@@ -79,13 +79,13 @@ def times_s(rows: Rows) -> list[float]:
 def judge(a_rows: Rows, b_rows: Rows, names: Sequence[str] = ("A", "B")) -> Answer:
     """Rows of all started runs of both arms -> Answer.  names: what the sentences call the arms."""
     a, b = [row for row in a_rows if is_timed(row)], [row for row in b_rows if is_timed(row)]
-    refusals, remarks, flags, of_losses, loss_remarks = answer = Answer([], [], [], [], [])
+    refusals, remarks, flags, loss_refusals, loss_remarks = answer = Answer([], [], [], [], [])
     for name, timed, rows in zip(names, (a, b), (a_rows, b_rows), strict=True):
         if not timed:
             refusals.append(f"{name} has no complete run with a time among {len(rows)}")
     if refusals:
         return answer._replace(loss_refusals=refusals)
-    kinds = {"refusal": [refusals, of_losses], "of time": [refusals], "remark": [remarks], "flag": [flags]}
+    kinds = {"refusal": [refusals, loss_refusals], "of time": [refusals], "remark": [remarks], "flag": [flags]}
     kinds["of losses"] = [loss_remarks]
     for rule in (_arms, _code, _disturbed, _validated, _trusted, _setting, _session, _finish_line):
         for kind, finding in rule(a, b, names):
@@ -192,8 +192,8 @@ def _setting(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
         yield from (("remark", f"{sentence}: part of what is raced") for sentence in own)
         yield from (("flag", "software-differs") for _ in own)
     yield from (("of time", sentence) for sentence in differing.values())
-    if of_losses := [key for key in CHANGE_LOSSES if key in differing]:
-        yield "of losses", f"{settings_differ(of_losses)}, which may change losses"
+    if loss_settings := [key for key in CHANGE_LOSSES if key in differing]:
+        yield "of losses", f"{settings_differ(loss_settings)}, which may change losses"
     if any(row["provenance"] == "imported" for row in a + b):
         yield "flag", "imported"
         expected = {key: name for key, name in SETTINGS.items() if key in known[0]}

@@ -153,7 +153,7 @@ def _at(steps: list[set[int]]) -> str:
 
 
 def _each(steps: list[set[int]]) -> str:
-    return " and ".join(", ".join(f"{number:,}" for number in sorted(of_arm)) or "unknown" for of_arm in steps)
+    return " and ".join(", ".join(f"{number:,}" for number in sorted(arm_steps)) or "unknown" for arm_steps in steps)
 
 
 def _known_in(rows: Sequence[Row], column: Literal["num_steps", "batch_tokens"]) -> set[Any]:

@@ -49,36 +49,36 @@ def compared(
     arms: Sequence[Sequence[Row]],
     curves: Mapping[str, Sequence[Validation]],
     alpha: float,
-    of_race: Mapping[str, Any],
+    race: Mapping[str, Any],
     plan: Any,
 ) -> SameLoss:
     """Rows of both arms, complete; curves: {run_id: its validations with times} of all arms.  alpha: of this question.
 
-    of_race: the Comparison of both, for its floor, its margin and whether times may be compared; plan: of the race.
+    race: the Comparison of both, for its floor, its margin and whether times may be compared; plan: of the race.
     """
     metric = metric_of(row for rows in arms for row in rows)
     loss = metric.sign * max(metric.sign * curve[-1][2] for curve in curves.values())
     ways = [[way(curves[row["run_id"]], loss, metric, interpolate=True) for row in rows] for rows in arms]
 
     def reached(axis: Literal[0, 1]) -> list[list[float]]:
-        return [[cast(float, each[axis]) for each in of_arm] for of_arm in ways]
+        return [[cast(float, each[axis]) for each in arm_ways] for arm_ways in ways]
 
     a_rows, b_rows = arms
-    floor_pct, margin_pct = of_race["time"]["floor_pct"], of_race["time"]["margin_pct"]
+    floor_pct, margin_pct = race["time"]["floor_pct"], race["time"]["margin_pct"]
     keys = [[eligibility.identity(row) for row in rows] for rows in arms]
     seconds = reached(1)
     numbers, fitted = effects.change(seconds, alpha, keys, design.from_rows(a_rows, b_rows, plan), floor_pct)
     change_pct, p = numbers["change_pct"], numbers["p"]
     p_equivalent = fitted.p_equivalent(math.log1p(-margin_pct / 100), math.log1p(margin_pct / 100)) if fitted else None
-    verdict = "inconclusive" if of_race["comparable"] else "not_comparable"
-    if of_race["comparable"] and p_equivalent is not None and p_equivalent < alpha:
+    verdict = "inconclusive" if race["comparable"] else "not_comparable"
+    if race["comparable"] and p_equivalent is not None and p_equivalent < alpha:
         verdict = "equivalent"
-    elif of_race["comparable"] and p is not None and change_pct is not None and p < alpha:
+    elif race["comparable"] and p is not None and change_pct is not None and p < alpha:
         verdict = ("faster" if change_pct < 0 else "slower") if abs(change_pct) > floor_pct else verdict
     return {
         "val_loss": loss,
         "mean_s": design.geometric_means(seconds, fitted),
-        "mean_steps": [sum(of_arm) / len(of_arm) for of_arm in reached(0)],
+        "mean_steps": [sum(steps) / len(steps) for steps in reached(0)],
         "change_pct": change_pct,
         "ci95_pct": numbers["ci95_pct"],
         "p": p,

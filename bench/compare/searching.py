@@ -203,8 +203,8 @@ def judge(stop: Stop, on: str, champion: Sequence[Path], candidate: Sequence[Pat
         "why": None,
         "gain": math.fsum(least) / len(least),
         "gains": by_clock,
-        "log_odds": min(log_odds(stop, of_clock) for of_clock in by_clock),
-        "log_e": min(log_e(stop, of_clock) for of_clock in by_clock),
+        "log_odds": min(log_odds(stop, clock_gains) for clock_gains in by_clock),
+        "log_e": min(log_e(stop, clock_gains) for clock_gains in by_clock),
         "num_rounds": len(pairs),
     }
 

@@ -111,13 +111,13 @@ def arm_from_each(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
     return arms
 
 
-def arm_from_folders(name: str, folders: Iterable[str | Path], on_error: OnError = None, **of_race: Any) -> Arm:
+def arm_from_folders(name: str, folders: Iterable[str | Path], on_error: OnError = None, **race_facts: Any) -> Arm:
     """Run folders -> one arm, of the records themselves: what is judged by it comes from no store.
 
-    of_race: plan, race, unplanned_look, reported, in_race and warm_ups, as in Arm.  What cannot be read is skipped and
-    reported to on_error(message).  ValueError: a path is not a folder.
+    race_facts: plan, race, unplanned_look, reported, in_race and warm_ups, as in Arm.  What cannot be read is skipped
+    and reported to on_error(message).  ValueError: a path is not a folder.
     """
-    arm = Arm(name, **of_race)
+    arm = Arm(name, **race_facts)
     for folder in sorted(set(map(os.path.abspath, folders))):
         if not os.path.isdir(folder):
             raise ValueError(f"{folder}: is not a folder: ./run.sh table lists the runs")
@@ -256,9 +256,9 @@ def _refuse_empty(word: str, folder: Path, arm: Arm) -> None:
 
 def called(arms: Sequence[Arm]) -> list[tuple[str, str]]:
     """What sentences call each arm, and what it is: in one race its name and overrides there, else A, B, C ..."""
-    of_race = [arm.in_race for arm in arms if arm.in_race is not None]
-    if len({arm.race for arm in arms}) == 1 and len(set(of_race)) == len(arms):
-        return of_race
+    callings = [arm.in_race for arm in arms if arm.in_race is not None]
+    if len({arm.race for arm in arms}) == 1 and len(set(callings)) == len(arms):
+        return callings
     letters = [chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "") for number in range(len(arms))]
     return list(zip(letters, (arm.name for arm in arms), strict=True))
 

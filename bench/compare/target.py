@@ -250,8 +250,8 @@ def _z_fault(
         return f"{num_empty} of {len(rows)} runs have no validation"
     end = min(max(curve, default=0) for curve in curves)
     steps = [{step for step in curve if step <= end} for curve in curves]
-    if uneven := sorted({step for of_run in steps for step in of_run if not all(step in other for other in steps)}):
-        lacking = sum(uneven[0] not in of_run for of_run in steps)
+    if uneven := sorted({step for seen in steps for step in seen if not all(step in other for other in steps)}):
+        lacking = sum(uneven[0] not in seen for seen in steps)
         return (
             f"{lacking} of {len(rows)} runs lack the validation at step {uneven[0]} that others have: a mean is of all "
             "runs, so all must be validated at the same steps"

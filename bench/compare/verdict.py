@@ -146,14 +146,14 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
     target_val_loss = _first(given.target_val_loss, _common(arms, "target"))
     metric = metric_of(row for rows in arms for row in rows)
     margin: float = _first(given.loss_margin_nats, target.planned_margin(plan, metric), metric.margin, 0.0)
-    of_loss = target_val_loss, target.p_value_of(track), margin
+    loss_by = target_val_loss, target.p_value_of(track), margin
     others = effects.secondary(counted if shown else [[], []], alpha, designed)
     comparison: Comparison = {
         "comparable": not answer.refusals,
         "reasons": answer.refusals + answer.remarks,
         "time": effects.time(counted if shown else [[], []], *judged_by),
         "val_loss": effects.val_loss(
-            (a_rows, b_rows), *of_loss, given.identical_losses, force, answer, given.names, given.losses_ids, designed
+            (a_rows, b_rows), *loss_by, given.identical_losses, force, answer, given.names, given.losses_ids, designed
         ),
         "verdict": "",  # as words, filled in by _decide()
         "flags": [*answer.flags, *(["forced"] if force and answer.refusals else [])],
@@ -176,8 +176,8 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
     comparison["flags"] += _flags(comparison, (a_rows, b_rows), arms, given)
     loss, has_times = comparison["val_loss"], comparison["comparable"]
     has_losses = loss["verdict"] != "unknown" or None not in loss["mean"]
-    of_steps = alpha / (len(looks) if plan.get("sequential") else 1)
-    comparison["steps_to_target"] = questions.steps_to(counted, loss, of_steps) if on == "steps_to_target" else None
+    steps_alpha = alpha / (len(looks) if plan.get("sequential") else 1)
+    comparison["steps_to_target"] = questions.steps_to(counted, loss, steps_alpha) if on == "steps_to_target" else None
     comparison["kind"], comparison["kind_words"] = questions.kind_of(
         counted, names, target_val_loss, rules.judged, has_times, has_losses, margin_pct
     )
@@ -215,8 +215,8 @@ def adjust_as(comparison: Comparison, reported: Mapping[str, Any] | None) -> Non
         comparison["time"]["p_equivalent_holm"] = reported["time"].get("p_equivalent_holm")
         comparison["val_loss"]["p_holm"] = reported["val_loss"].get("p_holm")
         comparison["val_loss"]["p_equivalent_holm"] = reported["val_loss"].get("p_equivalent_holm")
-        if (steps := comparison["steps_to_target"]) and (of_race := reported.get("steps_to_target")):
-            steps["alpha"] = of_race.get("alpha", steps["alpha"])
+        if (steps := comparison["steps_to_target"]) and (race_steps := reported.get("steps_to_target")):
+            steps["alpha"] = race_steps.get("alpha", steps["alpha"])
         _decide(comparison)
 
 
@@ -263,11 +263,11 @@ def _flags(comparison: Comparison, started: Arms, arms: Arms, given: Options) ->
 def _decide(comparison: Comparison) -> None:
     """Fill in answers, verdict and words, and flag a verdict that depends on the excluded runs."""
     loss, time_all = comparison["val_loss"], comparison["time_all"]
-    of_steps = questions.steps_answer(comparison["steps_to_target"], _is_at_a_look(comparison))
+    steps_answer = questions.steps_answer(comparison["steps_to_target"], _is_at_a_look(comparison))
     is_lower = (
         named(*loss.get("metric", ())).sign * (loss["change"] or 0.0) < 0
         or loss["below_target"] == [False, True]
-        or of_steps == "better"
+        or steps_answer == "better"
     )
     hides_time = is_lower and effects.spends_more_outside(comparison["time"])  # B may have trained outside its clock
     flags = {
@@ -282,7 +282,7 @@ def _decide(comparison: Comparison) -> None:
     answers = {
         "time": _time_answer(comparison, comparison["time"]),
         "loss": questions.loss_answer(loss, comparison["time"]["alpha"], _is_at_a_look(comparison)),
-        "steps_to_target": of_steps,
+        "steps_to_target": steps_answer,
     }
     if effects.NOT_COUNTED in comparison["flags"]:
         answers = {on: "inconclusive" if answer == "better" else answer for on, answer in answers.items()}

@@ -85,14 +85,14 @@ def cells(comparison: Mapping[str, Any], key: str) -> list[str]:
         *("" if mean is None else f"{mean:,.{decimals}f} {unit}".rstrip() for mean in measure[mean_key]),
         "" if change is None else f"{change:+.{digits}f}{sign}",
         interval(measure.get(f"ci95{end}"), digits, sign),
-        p_words(measure.get("p") if measure.get("p_holm") is None else measure["p_holm"]),
+        p_text(measure.get("p") if measure.get("p_holm") is None else measure["p_holm"]),
         ", ".join(map(str, measure["n"])),
         ", ".join("-" if cv is None else f"{cv:.2f}" for cv in cvs_pct),
-        mde_words(measure.get("mde_pct")),
+        mde_text(measure.get("mde_pct")),
     ]
 
 
-def mde_words(mde_pct: float | None) -> str:
+def mde_text(mde_pct: float | None) -> str:
     """The MDE with its unit; beyond MAX_MDE_PCT its digits say nothing.  "" for None."""
     if mde_pct is None:
         return ""
@@ -104,14 +104,14 @@ def interval(edges: Sequence[float] | None, decimals: int, unit: str) -> str:
     return "" if edges is None else f"{edges[0]:+.{decimals}f} to {edges[1]:+.{decimals}f}{unit}"
 
 
-def p_words(p: float | None) -> str:
+def p_text(p: float | None) -> str:
     """As many digits as are meaningful; "" for None."""
     return "" if p is None else f"{p:.2g}" if p >= 1e-4 else f"{p:.1e}" if p >= 1e-16 else "<1e-16"
 
 
 def p_sentence(p: float | None) -> str:
     """ "p = 0.011", "p < 1e-16"; "p = -" for None."""
-    text = p_words(p)
+    text = p_text(p)
     return f"p < {text[1:]}" if text.startswith("<") else f"p = {text or '-'}"
 
 
@@ -166,7 +166,7 @@ def answer_sentence(comparison: Mapping[str, Any], on: str, verdict: str) -> str
         metric = metric_of(comparison)
         lower = f"{'lower' if metric.sign > 0 else 'higher'} {metric.name} is"
         what = "fewer steps are" if comparison["on"] == "steps_to_target" else lower
-        return f"{sentence}; {extra_words(comparison)}, so its {what} not counted"
+        return f"{sentence}; {extra_sentence(comparison)}, so its {what} not counted"
     return sentence
 
 
@@ -216,7 +216,7 @@ def _not_at_a_look(comparison: Mapping[str, Any]) -> str:
 def _sentence_of_times(comparison: Mapping[str, Any], verdict: str) -> str:
     time, (a, b) = comparison["time"], comparison["arms"]
     if verdict == "not_comparable":
-        return _words_of_losses(comparison)
+        return _losses_sentence(comparison)
     if time["p"] is None:
         if comparison["plan"] and min(time["n"]) > 1 and time["rounds"] is None and time["ci95_pct"] is None:
             return "no verdict: identical times in each arm, or too few rounds for a plan that looks after each"
@@ -281,7 +281,7 @@ def design_sentences(comparison: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
-def outside_words(by_launcher: Mapping[str, Any]) -> str:
+def outside_text(by_launcher: Mapping[str, Any]) -> str:
     """The change by the launcher's clock, or why it is unknown."""
     if by_launcher["unknown"]:
         return f"unknown: {by_launcher['unknown']}"
@@ -290,7 +290,7 @@ def outside_words(by_launcher: Mapping[str, Any]) -> str:
     return f"{by_launcher['change_pct']:+.2f} %{f' (95 % interval {edges})' if edges else ''}, means {means} s"
 
 
-def extra_words(comparison: Mapping[str, Any]) -> str:
+def extra_sentence(comparison: Mapping[str, Any]) -> str:
     """How much more time B spends outside its own clock than A."""
     (a, b), by_launcher = comparison["arms"], comparison["time"]["outside"]
     low_s, high_s = by_launcher["extra_ci95_s"]
@@ -302,7 +302,7 @@ def _why_inconclusive(comparison: Mapping[str, Any]) -> str:
     time = comparison["time"]
     if effects.DISAGREE in comparison["flags"]:
         why = "time that only one arm spends outside its own clock is part of the difference"
-        return f"by the launcher's clock {outside_words(time['outside'])}: {why}"
+        return f"by the launcher's clock {outside_text(time['outside'])}: {why}"
     if len(comparison["excluded"]) == 0 and comparison.get("all_disturbed"):
         return "the machine disturbed every run: run again on a quiet machine"
     if effects.rests_on_clipping(time):
@@ -313,21 +313,21 @@ def _why_inconclusive(comparison: Mapping[str, Any]) -> str:
         return f"{coarse}: measure on a quiet machine, calibrate again"
     if (time["p"] if time["p_holm"] is None else time["p_holm"]) < time["alpha"]:
         return f"the difference is not beyond the noise floor of {floor} %"
-    mde = mde_words(time["mde_pct"]).removeprefix("over ")
+    mde = mde_text(time["mde_pct"]).removeprefix("over ")
     return f"these runs can only detect changes above {mde} (MDE, 80 % power): add runs to detect smaller ones"
 
 
-def _words_of_losses(comparison: Mapping[str, Any]) -> str:
+def _losses_sentence(comparison: Mapping[str, Any]) -> str:
     """Why the times are not comparable, and what the losses show all the same."""
     (a, b), loss, why = comparison["arms"], comparison["val_loss"], str(comparison["reasons"][0])
-    of_losses = {
+    findings = {
         "waived": f"{b} has those of {a}, bit for bit",
         "not_worse": f"{b} is no worse",
         "worse": f"{b} is worse",
         "inconclusive": f"whether {b} is worse is open",
     }
-    if loss["verdict"] not in of_losses:
+    if loss["verdict"] not in findings:
         return why
     metric = metric_of(loss)
     change = "" if loss["change"] is None else f"{loss['change']:+.5f} {metric.unit}".rstrip() + ", "
-    return f"time: {why}; {metric.name}: {of_losses[loss['verdict']]} ({change}margin {loss['margin']:g})"
+    return f"time: {why}; {metric.name}: {findings[loss['verdict']]} ({change}margin {loss['margin']:g})"

@@ -240,7 +240,7 @@ def _sentences(baseline: str, name: str, comparison: Mapping[str, Any]) -> Itera
             yield f"{question}, {answer['verdict'].replace('_', ' ')}: {answer['words']}"
     yield from wording.loss_sentences(comparison.get("val_loss") or {}, (baseline, name))
     if by_launcher := (comparison.get("time") or {}).get("outside"):
-        yield f"by the launcher's clock: {wording.outside_words(by_launcher)}"
+        yield f"by the launcher's clock: {wording.outside_text(by_launcher)}"
     if everything := comparison.get("time_all"):
         low, high = everything["ci95_pct"] or (None, None)
         change = f"{everything['change_pct']:+.2f} % [{low:+.2f}, {high:+.2f}]" if low is not None else "no interval"

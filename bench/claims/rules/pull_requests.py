@@ -165,7 +165,7 @@ def same_hardware(pull: PullRequest) -> Answer:
     if edges is None:
         return NOT_SHOWN, f"{change}: one run of a side has no spread"
     own = [edges[0] + drift_pct, edges[1] - drift_pct]
-    change += f" (95 % interval {wording.interval(own, 2, ' %')}, p = {wording.p_words(time['p']) or '-'})"
+    change += f" (95 % interval {wording.interval(own, 2, ' %')}, p = {wording.p_text(time['p']) or '-'})"
     if own[0] > 0:
         return FAIL, f"it is slower than its baseline: {change}"
     if own[1] >= 0:

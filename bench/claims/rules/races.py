@@ -158,7 +158,7 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
                 is_better = theirs is not None and ours is not None and ours <= theirs
                 sentence = f"it reaches the target at step {ours}; its baseline had not at step {theirs}"
             if effects.spends_more_outside(again["time"]):
-                is_better, sentence = False, f"{sentence}, which are not counted: {wording.extra_words(again)}"
+                is_better, sentence = False, f"{sentence}, which are not counted: {wording.extra_sentence(again)}"
         if not is_better:
             return False, f"{race.race_id}: {sentence}"
         baseline = known.plan["baseline"]
