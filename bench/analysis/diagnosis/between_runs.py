@@ -59,8 +59,8 @@ def diagnose(
         "costs": _costs(a_runs, b_runs),
         "telemetry": _telemetry(a_runs, b_runs),
     }
-    of_logs = any(run.run.get("provenance") == "imported" for run in a_runs + b_runs)
-    return diagnosis | {"words": ([OF_LOGS] if of_logs and regions else []) + _sentences(diagnosis, names)}
+    are_logs = any(run.run.get("provenance") == "imported" for run in a_runs + b_runs)
+    return diagnosis | {"words": ([OF_LOGS] if are_logs and regions else []) + _sentences(diagnosis, names)}
 
 
 class _Run:
@@ -112,7 +112,7 @@ def _regions(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, dict[str, Any]]:
 
 
 def _pair(a_ms: Mapping[int, float], b_ms: Mapping[int, float], steps: Sequence[int]) -> dict[str, Any]:
-    return _change(*(stats.mean([of_arm[step] for step in steps]) for of_arm in (a_ms, b_ms)))
+    return _change(*(stats.mean([arm_ms[step] for step in steps]) for arm_ms in (a_ms, b_ms)))
 
 
 def _change(a_ms: float, b_ms: float) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _ranks(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, Any] | None:
         clocks = [run.run["measured"].get("train_s_by_rank") or [] for run in runs]
         if len({len(ranks_s) for ranks_s in clocks}) != 1 or len(clocks[0]) < 2:
             return None
-        train_s.append([stats.mean(of_rank) for of_rank in zip(*clocks, strict=True)])
+        train_s.append([stats.mean(clock_s) for clock_s in zip(*clocks, strict=True)])
     return {
         "train_s": train_s,
         "spread_pct": [
@@ -156,7 +156,7 @@ def _costs(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, dict[str, list[flo
     for kind in dict.fromkeys(kind for arm in costs for run in arm for kind in run):
         for key in ("count", "ms"):
             values: list[list[Any]] = [[(run.get(kind) or {}).get(key) for run in arm] for arm in costs]
-            means.setdefault(kind, {})[key] = [None if None in of_arm else stats.mean(of_arm) for of_arm in values]
+            means.setdefault(kind, {})[key] = [None if None in arm else stats.mean(arm) for arm in values]
     return means
 
 

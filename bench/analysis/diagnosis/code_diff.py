@@ -42,7 +42,7 @@ def diff_folders(a_folder: Path | str, b_folder: Path | str, repo: Path | str = 
     """
     own = _own_change(Path(a_folder), Path(b_folder))
     if own and _same_but_own(a_folder, b_folder):
-        return _found(own, "", None)
+        return _difference(own, "", None)
     with tempfile.TemporaryDirectory(prefix="speedrun-code-") as scratch:
         try:
             ask = _git(repo, scratch)
@@ -50,11 +50,11 @@ def diff_folders(a_folder: Path | str, b_folder: Path | str, repo: Path | str = 
             counts = ask("diff", "--numstat", "--no-renames", "-z", *trees, *SHOWN).split("\0")
             patch = ask("diff", "--no-color", "--no-ext-diff", "--no-textconv", *trees, *SHOWN)
         except (Unknown, git.Failed) as error:
-            return _found([], "", str(error))
-    return _found([*own, *({**_counted(line), "patch": ""} for line in counts if line)], patch, None)
+            return _difference([], "", str(error))
+    return _difference([*own, *({**_counted(line), "patch": ""} for line in counts if line)], patch, None)
 
 
-def _found(files: list[dict[str, Any]], patch: str, unknown: str | None) -> dict[str, Any]:
+def _difference(files: list[dict[str, Any]], patch: str, unknown: str | None) -> dict[str, Any]:
     patch = "".join(file.pop("patch") for file in files) + patch
     cut = patch[:MAX_PATCH_CHARS].rpartition("\n")[0] + "\n" if len(patch) > MAX_PATCH_CHARS else patch
     return {"files": files, "patch": cut, "is_cut": len(cut) < len(patch), "unknown": unknown}

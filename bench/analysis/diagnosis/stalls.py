@@ -85,9 +85,9 @@ def outliers(values: list[float]) -> list[tuple[int, float]]:
     if len(values) < MIN_STEPS:
         return []
     centres, differences, relative_mad = _usual(values, 1)
-    of_two = _usual(values, 2) if len(values) >= 2 * MIN_STEPS else None
-    if of_two and of_two[2] < relative_mad / 2:  # an optimizer that updates some weights every other step
-        centres, differences, relative_mad = of_two
+    every_second = _usual(values, 2) if len(values) >= 2 * MIN_STEPS else None
+    if every_second and every_second[2] < relative_mad / 2:  # an optimizer that updates some weights every other step
+        centres, differences, relative_mad = every_second
     local_mads = running_median(differences)
     stalled = []
     for num, (value, centre) in enumerate(zip(values, centres)):
@@ -126,13 +126,13 @@ def excess(rows: list[dict[str, Any]], column: str) -> dict[int, float]:
     return {row["step"]: row[column] - centre for row, centre in zip(known, running_median(values))} if values else {}
 
 
-def lateness(of_ranks: Sequence[dict[int, float]]) -> dict[int, tuple[float, int]]:
+def lateness(by_rank: Sequence[dict[int, float]]) -> dict[int, tuple[float, int]]:
     """[{row: milliseconds} of each rank] -> {row: (slowest minus median rank, slowest rank)} of rows that all have."""
-    if len(of_ranks) < 2:
+    if len(by_rank) < 2:
         return {}
     late = {}
-    for row in sorted(set.intersection(*(set(of_rank) for of_rank in of_ranks))):
-        values = [of_rank[row] for of_rank in of_ranks]
+    for row in sorted(set.intersection(*(set(rank_ms) for rank_ms in by_rank))):
+        values = [rank_ms[row] for rank_ms in by_rank]
         slowest = max(range(len(values)), key=values.__getitem__)
         late[row] = (values[slowest] - statistics.median_low(values), slowest)
     return late
@@ -144,18 +144,18 @@ def skew_summary(by_rank: dict[str, list[dict[int, float]]]) -> dict[str, Any] |
     None for fewer than two ranks.  num_late_steps counts lateness above 1 ms and above a tenth of the median rank's
     time; late_steps_by_rank says whose these were.
     """
-    columns = {name: _column_skew(of_ranks) for name, of_ranks in by_rank.items() if len(of_ranks) > 1}
+    columns = {name: _column_skew(ranks) for name, ranks in by_rank.items() if len(ranks) > 1}
     return {name: column for name, column in columns.items() if column} or None
 
 
-def _column_skew(of_ranks: Sequence[dict[int, float]]) -> dict[str, Any] | None:
-    late = lateness(of_ranks)
+def _column_skew(by_rank: Sequence[dict[int, float]]) -> dict[str, Any] | None:
+    late = lateness(by_rank)
     if not late:
         return None
     late_ms = [ms for ms, _ in late.values()]
-    late_by_rank = [0] * len(of_ranks)
+    late_by_rank = [0] * len(by_rank)
     for row, (ms, slowest) in late.items():
-        if is_late(ms, of_ranks[slowest][row] - ms):
+        if is_late(ms, by_rank[slowest][row] - ms):
             late_by_rank[slowest] += 1
     return {
         "late_ms_p50": stats.percentile(late_ms, 50),
@@ -257,8 +257,8 @@ def event_costs(folder: Path | str, run: dict[str, Any], rows: list[dict[str, An
     events = step_files.read_events(folder)
     flagged = {row["step"] for row in rows if row.get("flags")}
     by_rank = {
-        name: [{row: ms for row, ms in of_rank.items() if row not in flagged} for of_rank in of_ranks]
-        for name, of_ranks in step_files.read_by_rank(folder).items()
+        name: [{row: ms for row, ms in rank_ms.items() if row not in flagged} for rank_ms in ranks]
+        for name, ranks in step_files.read_by_rank(folder).items()
     }
     stalled = with_causes(find(rows), rows, events, by_rank)
     skewed = skew_summary(by_rank)

@@ -109,10 +109,10 @@ def answer(accounts: Accounts, of: str, graph: retimed.Graph | None = None) -> d
     step_ms = _mean(rank["step_ms"] for rank in by_rank.values())
     lines, ns_by_part = [], {number: account.pieces.by_part() for number, account in accounts.items()}
     for part in parts.ORDER:
-        of_part = [account.pieces.mean_ms(ns_by_part[number].get(part, 0)) for number, account in accounts.items()]
-        if any(of_part):
+        part_ms = [account.pieces.mean_ms(ns_by_part[number].get(part, 0)) for number, account in accounts.items()]
+        if any(part_ms):
             sources = set().union(*(account.ceilings.sources.get(part, ()) for account in accounts.values()))
-            lines.append(_line(part, _mean(of_part), step_ms) | {"source": "; ".join(sorted(sources)) or None})
+            lines.append(_line(part, _mean(part_ms), step_ms) | {"source": "; ".join(sorted(sources)) or None})
     return {
         "of": of,
         "step_ms": step_ms,
@@ -231,15 +231,15 @@ def difference(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     """
     if a["of"] != b["of"]:
         raise ValueError(f"one account is of the {a['of']}, the other of the {b['of']}: compare runs recorded alike")
-    of_a, of_b = whole_ns(a), whole_ns(b)
+    a_parts, b_parts = whole_ns(a), whole_ns(b)
     rows = []
     for part in parts.ORDER:
-        if part in of_a | of_b:
-            ns = {"a": of_a.get(part, 0), "b": of_b.get(part, 0)}
+        if part in a_parts | b_parts:
+            ns = {"a": a_parts.get(part, 0), "b": b_parts.get(part, 0)}
             ns["change"] = ns["b"] - ns["a"]
             row = {"part": part, "meaning": parts.MEANING[part]} | {f"{name}_ns": value for name, value in ns.items()}
             rows.append(row | {f"{name}_ms": ms_from_ns(value) for name, value in ns.items()})
-    a_ns, b_ns = sum(of_a.values()), sum(of_b.values())
+    a_ns, b_ns = sum(a_parts.values()), sum(b_parts.values())
     lines, change_ms = _changed_lines(a, b), ms_from_ns(b_ns - a_ns)
     return {
         "a": {"step_ms": ms_from_ns(a_ns), "step_ns": a_ns, "of": a["of"]},
@@ -271,13 +271,13 @@ def whole_ns(answer: dict[str, Any]) -> dict[str, int]:
 
 
 def _changed_lines(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
-    of_a, of_b = _by_origin(a), _by_origin(b)
+    sides = _by_origin(a), _by_origin(b)
     ranks = list(b["ranks"]) if list(a["ranks"]) == list(b["ranks"]) else []
     lines = []
-    for key in of_a | of_b:
-        ms = [collections.Counter(side[key][0]) if key in side else collections.Counter[str]() for side in (of_a, of_b)]
-        a_ms, b_ms = (sum(of_rank.values()) / len(side["ranks"]) for of_rank, side in zip(ms, (a, b)))
-        _, piece = of_b.get(key) or of_a[key]
+    for key in sides[0] | sides[1]:
+        ms = [collections.Counter(side[key][0]) if key in side else collections.Counter[str]() for side in sides]
+        a_ms, b_ms = (sum(by_rank.values()) / len(side["ranks"]) for by_rank, side in zip(ms, (a, b)))
+        _, piece = sides[1].get(key) or sides[0][key]
         changes_ms = {rank: abs(ms[1][rank] - ms[0][rank]) for rank in ranks}
         most = max(ranks, key=lambda rank: changes_ms[rank], default="")
         is_alone = len(ranks) > 1 and changes_ms[most] > ranking.ALONE_FRAC * sum(changes_ms.values())

@@ -88,9 +88,9 @@ def _fitted(capture: _Capture, names: Sequence[str]) -> list[tuple[int, int]] | 
     if abs(len(capture.launches) - len(names)) > MAX_MISSING:
         return None
     num_alike = len(os.path.commonprefix([capture.kernels, list(names)]))
-    of_capture, of_graph = capture.kernels[num_alike:], list(names[num_alike:])
-    num_last = len(os.path.commonprefix([of_capture[::-1], of_graph[::-1]]))
-    if max(len(of_capture), len(of_graph)) - num_last > MAX_MISSING:
+    captured, wanted = capture.kernels[num_alike:], list(names[num_alike:])
+    num_last = len(os.path.commonprefix([captured[::-1], wanted[::-1]]))
+    if max(len(captured), len(wanted)) - num_last > MAX_MISSING:
         return None
-    missing = [(-1, -1)] * (len(of_graph) - num_last)
+    missing = [(-1, -1)] * (len(wanted) - num_last)
     return capture.launches[:num_alike] + missing + capture.launches[len(capture.launches) - num_last :]

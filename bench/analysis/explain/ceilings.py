@@ -105,13 +105,13 @@ class Ceilings:
             self._is_from(parts.SEEN, None, precision)
             return Bound(parts.SEEN, arithmetic_s, arithmetic_s)
         self._is_from(parts.ARITHMETIC, self._measured_peak(precision), precision)
-        of_shape = None
+        reached = None
         if self.measured is not None and precision is not None and self.measured.peak_flops(precision):
             shape = formulas.product_shape(facts["name"], facts["shapes"])
-            of_shape = shape and self.measured.shape_flops(precision, shape)
-        if of_shape:
+            reached = shape and self.measured.shape_flops(precision, shape)
+        if reached:
             self._is_from(parts.SHAPE, True)
-        return Bound(parts.ARITHMETIC, arithmetic_s, max(arithmetic_s, flop / of_shape) if of_shape else arithmetic_s)
+        return Bound(parts.ARITHMETIC, arithmetic_s, max(arithmetic_s, flop / reached) if reached else arithmetic_s)
 
     def collective_s(self, collective: str, num_elements: int, dtype: str | None, num_ranks: int) -> float | None:
         """Seconds that a message needs at the measured bus bandwidth of its size, else at that of the device's links;
@@ -251,16 +251,16 @@ class Operators:
         for step, row, ns in calls:
             where, limit_ns, shape_ns = self._where[row], 0, 0
             if bound is not None:
-                of_parts = (bound.limit_s, bound.shape_s)
-                limit_ns, shape_ns = (round(ns * min(1.0, spent_s / call_s)) for spent_s in of_parts)
+                bounds_s = (bound.limit_s, bound.shape_s)
+                limit_ns, shape_ns = (round(ns * min(1.0, spent_s / call_s)) for spent_s in bounds_s)
                 pieces.add(step, parts.Piece(bound.part, what, where), limit_ns)
             rest = parts.SLOWER if bound else parts.UNBOUND
-            for part, of_part in ((parts.SHAPE, shape_ns - limit_ns), (rest, ns - shape_ns)):
+            for part, part_ns in ((parts.SHAPE, shape_ns - limit_ns), (rest, ns - shape_ns)):
                 piece = parts.Piece(part, what, where)
-                pieces.add(step, piece, of_part)
-                if of_part > 0:
+                pieces.add(step, piece, part_ns)
+                if part_ns > 0:
                     changes = self._changes.get((step, row, key), ())
-                    pieces.changes[piece] += [change._replace(ns=change.ns * of_part // ns) for change in changes]
+                    pieces.changes[piece] += [change._replace(ns=change.ns * part_ns // ns) for change in changes]
 
 
 def label(facts: dict[str, Any]) -> str:

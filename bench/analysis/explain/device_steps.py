@@ -31,8 +31,8 @@ def counted_rows(
 ) -> tuple[Rank, np.ndarray, np.ndarray]:
     """(rank, device rows of the steps that count, device_time.types of them): what is compared between ranks."""
     rows = rank.device_rows()
-    of_steps = [mine for _, mine in window.rows_of_steps(rank, rows, window.steps(rank, include_last_step))]
-    rows = np.concatenate(of_steps) if any(map(len, of_steps)) else rows
+    rows_by_step = [mine for _, mine in window.rows_of_steps(rank, rows, window.steps(rank, include_last_step))]
+    rows = np.concatenate(rows_by_step) if any(map(len, rows_by_step)) else rows
     return rank, rows, device_time.types(rank, rows, rules)
 
 

@@ -186,18 +186,18 @@ def _tables(answer: dict[str, Any]) -> list[Block]:
     """What each part holds; of several ranks those with least and most of it, and on a page all of them."""
     by_rank = {f"rank {number}": rank["parts"] for number, rank in answer["ranks"].items()}
     ms_by_rank = {name: {line["part"]: line["ms"] for line in lines} for name, lines in by_rank.items()}
-    rows, of_ranks = [], []
+    rows, rank_rows = [], []
     for line in answer["parts"]:
-        ms = {name: of_parts.get(line["part"], 0.0) for name, of_parts in ms_by_rank.items()}
+        ms = {name: part_ms.get(line["part"], 0.0) for name, part_ms in ms_by_rank.items()}
         ends = [f"{ms[name]:.3f} ({name})" for name in (min(ms, key=ms.__getitem__), max(ms, key=ms.__getitem__))]
         about = [*(ends if len(ms) > 1 else []), line["meaning"], line["source"]]
         rows.append([line["part"], _ms(line["ms"]), f"{line['pct']:.1f}", *about])
-        of_ranks.append([line["part"], *map(_ms, ms.values())])
+        rank_rows.append([line["part"], *map(_ms, ms.values())])
     heads = ["part", "ms", "%", *(["least", "most"] if len(by_rank) > 1 else []), "what it holds", "its limit is from"]
     held = Table(heads, rows, [head in ("ms", "%") for head in heads])
     tables: list[Block] = [Section("What each part holds", [held], is_folded=True)]
     if len(by_rank) > 1:
-        table = Table(("part", *by_rank), of_ranks, [False] + [True] * len(by_rank))
+        table = Table(("part", *by_rank), rank_rows, [False] + [True] * len(by_rank))
         tables.append(Section("Each rank, ms a step", [table], is_folded=True, is_page_only=True))
     return tables
 

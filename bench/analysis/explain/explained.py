@@ -75,9 +75,9 @@ def explain_paths(
             )
         if run:
             answers[label]["outside"] = outside(run, answers[label])
-        for of_rank in accounts.values():
-            if annotated is not None and of_rank.rank is not None:
-                perfetto.write(annotated, of_rank.rank, of_rank.pieces, answers[label]["next"])
+        for rank_account in accounts.values():
+            if annotated is not None and rank_account.rank is not None:
+                perfetto.write(annotated, rank_account.rank, rank_account.pieces, answers[label]["next"])
     return answers
 
 

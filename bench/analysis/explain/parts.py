@@ -115,21 +115,21 @@ class Pieces:
     def total(self) -> collections.Counter[Piece]:
         """Piece -> nanoseconds over all steps."""
         total_ns: collections.Counter[Piece] = collections.Counter()
-        for of_step in self.ns:
-            total_ns.update(of_step)
+        for step_ns in self.ns:
+            total_ns.update(step_ns)
         return total_ns
 
     def by_part(self, step: int | None = None) -> dict[str, int]:
         """Part -> nanoseconds of one step, or of all: only parts that have some, in the account's order."""
         ns: collections.Counter[str] = collections.Counter()
-        for piece, of_piece in (self.total() if step is None else self.ns[step]).items():
-            ns[piece.part] += of_piece
+        for piece, piece_ns in (self.total() if step is None else self.ns[step]).items():
+            ns[piece.part] += piece_ns
         return {part: ns[part] for part in ORDER if ns[part]}
 
     def ms_by(self, key: Callable[[Piece], Any]) -> collections.Counter[Any]:
         """key(Piece) -> milliseconds of a mean step; pieces of which it is None do not count."""
         ns: collections.Counter[Any] = collections.Counter()
-        for piece, of_piece in self.total().items():
+        for piece, piece_ns in self.total().items():
             if (name := key(piece)) is not None:
-                ns[name] += of_piece
-        return collections.Counter({name: self.mean_ms(of_name) for name, of_name in ns.items()})
+                ns[name] += piece_ns
+        return collections.Counter({name: self.mean_ms(name_ns) for name, name_ns in ns.items()})

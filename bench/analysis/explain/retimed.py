@@ -178,9 +178,9 @@ class Graph:
             return
         ends = [self.devices[number].ends for number in numbers]
         shared = [
-            [of_rank[row] for of_rank, row in zip(ends, line["rows"])]
+            [rank_ends[row] for rank_ends, row in zip(ends, line["rows"])]
             for line in collectives
-            if all(row in of_rank for of_rank, row in zip(ends, line["rows"]))
+            if all(row in rank_ends for rank_ends, row in zip(ends, line["rows"]))
         ]
         if not shared:
             return
@@ -211,9 +211,9 @@ class Graph:
     def ends_ns(self, changes: Sequence[Mapping[int, Iterable[Change]]]) -> np.ndarray:
         """When the steps of each rank end with each of these sets of changes, by rank: int64 ns [rank, set]."""
         taken: dict[int, np.ndarray] = collections.defaultdict(lambda: np.zeros(len(changes), np.int64))
-        for column, of_set in enumerate(changes):
-            for number, of_rank in of_set.items():
-                for change in of_rank:
+        for column, by_rank in enumerate(changes):
+            for number, rank_changes in by_rank.items():
+                for change in rank_changes:
                     node = self._changed(self.devices[number], change)
                     if node is not None:
                         taken[node][column] += change.ns

@@ -39,10 +39,10 @@ class Lengths(NamedTuple):
     def from_name(cls, name: str) -> "Lengths | None":
         """Of an annotation; None where it does not say them."""
         if not (groups := SUMS.findall(name)):
-            of_field = dict.fromkeys(FIELDS, 0)
+            sums = dict.fromkeys(FIELDS, 0)
             for field, number in FIELD.findall(name):
-                of_field["sq" if field == "tok" else field] += int(number)
-            groups = [of_field.values()] if of_field["sqsk"] else []
+                sums["sq" if field == "tok" else field] += int(number)
+            groups = [sums.values()] if sums["sqsk"] else []
         return cls(*(sum(map(int, numbers)) for numbers in zip(*groups))) if groups else None
 
     def needs(self, facts: dict[str, Any]) -> Needs:
@@ -90,7 +90,7 @@ class Inside:
         if call < 0 or kernel is None or not EXPERTS.search(facts["name"]) or len(matrices) < 2:
             return None
         rank, num_experts, num_chosen, weights = self._rank, matrices[1][1], None, None
-        ops, launches = self._of_track(int(rank.track[row]))
+        ops, launches = self._launches_of_track(int(rank.track[row]))
         begin, end = np.searchsorted(rank.ts[ops], (rank.ts[row] + 1, rank.ts[call]))
         earlier = int(np.searchsorted(rank.ts[launches], rank.ts[call])) - 1
         since = rank.ts[launches[earlier]] if earlier >= 0 else 0
@@ -107,7 +107,7 @@ class Inside:
         per_byte = 2 if weights.element_bytes == 1 and PACKED.search(kernel) else 1
         return Experts(num_chosen, num_numbers * per_byte, num_numbers * weights.element_bytes)
 
-    def _of_track(self, track: int) -> tuple[np.ndarray, np.ndarray]:
+    def _launches_of_track(self, track: int) -> tuple[np.ndarray, np.ndarray]:
         if track not in self._rows:
             rank, mine = self._rank, self._rank.track == track
             calls = np.flatnonzero(rank.is_kind(events.RUNTIME) & mine)

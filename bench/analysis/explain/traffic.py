@@ -29,7 +29,7 @@ class Tensor(NamedTuple):
 
     dims: list[int]
     element_bytes: int | None
-    is_of_list: bool
+    is_in_list: bool
 
     @property
     def bytes(self) -> int:
@@ -75,7 +75,7 @@ def tensors(shapes: list[Any] | None, types: list[Any] | None, kernel: str | Non
             found.append(Tensor(dims, element_bytes, False))
         elif isinstance(dims, list):
             in_kernel = _element_bytes(kernel)
-            found += [Tensor(of_list, in_kernel, True) for of_list in dims if of_list and _is_shape(of_list)]
+            found += [Tensor(sizes, in_kernel, True) for sizes in dims if sizes and _is_shape(sizes)]
     return found
 
 
@@ -197,7 +197,7 @@ def _fused_optimizer(op: str, found: list[Tensor]) -> int | None:
 
 def _num_lists(found: list[Tensor]) -> int:
     """How often the shapes repeat from the beginning: the number of lists of the same shapes; 0: they do not."""
-    shapes = [tensor.dims for tensor in found if tensor.is_of_list]
+    shapes = [tensor.dims for tensor in found if tensor.is_in_list]
     for num_lists in range(min(len(shapes), 6), 0, -1):
         length, rest = divmod(len(shapes), num_lists)
         if not rest and shapes == shapes[:length] * num_lists:

@@ -36,7 +36,7 @@ def from_run(
     answer = _answer(
         job, projection, curve, scaling, "cpu" if job.device == measured.CPU else "node" if num_nodes == 1 else "nodes"
     )
-    return _document(answer | {"job": _of_whole_job(job, answer, usd_per_gpu_hour)})
+    return _document(answer | {"job": _whole_job(job, answer, usd_per_gpu_hour)})
 
 
 def from_traces(
@@ -85,7 +85,7 @@ def _answer(
     }
 
 
-def _of_whole_job(job: measured.Job, answer: dict[str, Any], usd_per_gpu_hour: float | None) -> dict[str, Any] | None:
+def _whole_job(job: measured.Job, answer: dict[str, Any], usd_per_gpu_hour: float | None) -> dict[str, Any] | None:
     """To the measured run's end, with as many steps: so only where the batch stays the same."""
     assert job.run is not None
     metrics, num_gpus = job.run["metrics"], answer["gpus"]

@@ -148,7 +148,7 @@ def read(word: str, num_nodes: int) -> Curve:
 def from_file(path: Path) -> Measured:
     """The printed tables of nccl-tests, or a passport.  ValueError: neither is in it."""
     is_json = path.suffix == ".json"
-    rows = _of_passport(kept.read(path)) if is_json else _of_nccl_tests(plain_file.text(path, errors="replace"))
+    rows = _passport_rows(kept.read(path)) if is_json else _nccl_tests_rows(plain_file.text(path, errors="replace"))
     tables: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for name, num_gpus, num_bytes, seconds in rows:
         tables.setdefault((name, num_gpus), []).append((num_bytes, seconds))
@@ -158,7 +158,7 @@ def from_file(path: Path) -> Measured:
     return Measured(path.name, f"measured: {path.name}", {key: sorted(table) for key, table in tables.items()})
 
 
-def _of_passport(passport: kept.Passport) -> Iterator[tuple[str, int, float, float]]:
+def _passport_rows(passport: kept.Passport) -> Iterator[tuple[str, int, float, float]]:
     """(collective, GPUs, bytes, seconds)"""
     for figure in passport["collectives"]:
         name, num_bytes, world_size = figure.get("name"), figure.get("num_bytes"), figure.get("world_size")
@@ -166,7 +166,7 @@ def _of_passport(passport: kept.Passport) -> Iterator[tuple[str, int, float, flo
             yield name, world_size, num_bytes, kept.bus_bytes(name, num_bytes, world_size) / (figure["value"] * GIB)
 
 
-def _of_nccl_tests(text: str) -> Iterator[tuple[str, int, float, float]]:
+def _nccl_tests_rows(text: str) -> Iterator[tuple[str, int, float, float]]:
     """(collective, GPUs, bytes, seconds out of place) of each row of the tables in a log."""
     name, num_gpus, column = "all_reduce", 0, None
     for line in text.splitlines():

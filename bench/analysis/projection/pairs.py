@@ -202,11 +202,11 @@ def checked(
     like = [error for error in errors() if error.pair.kind == kind]
     if not like or scaling != scaling_of(kind):
         return [], f"no pair with {scaling} scaling is known for {KINDS[kind]}"
-    of_pairs = [error.pair for error in like]
-    devices, linked = {pair.device for pair in of_pairs}, {pair.link for pair in of_pairs}
-    most, ratio = (max(of) for of in ([pair.num_gpus for pair in of_pairs], [pair.ratio for pair in of_pairs]))
-    least, exposed_frac = min(pair.from_gpus for pair in of_pairs), max(error.exposed_frac for error in like)
-    low_ms, high_ms = min(pair.measured_ms for pair in of_pairs), max(pair.measured_ms for pair in of_pairs)
+    pairs = [error.pair for error in like]
+    devices, linked = {pair.device for pair in pairs}, {pair.link for pair in pairs}
+    most, ratio = (max(numbers) for numbers in ([pair.num_gpus for pair in pairs], [pair.ratio for pair in pairs]))
+    least, exposed_frac = min(pair.from_gpus for pair in pairs), max(error.exposed_frac for error in like)
+    low_ms, high_ms = min(pair.measured_ms for pair in pairs), max(pair.measured_ms for pair in pairs)
     reasons = {
         f"the pairs are of {and_(sorted(devices))}, not of {device or 'an unknown device'}": device not in devices,
         f"the pairs are linked by {and_(sorted(linked))}, not by {link}": link not in linked,

@@ -91,9 +91,9 @@ def phase_times(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> li
     ranges = window.host_rows(rank, events.ANNOTATION, until_ns)
     lines = []
     for phase in PHASES:
-        of_phase, mine = ranges[rank.is_named(phase.__eq__, ranges)], rows[launched == phase] if len(rows) else rows
-        if len(of_phase):
-            times = {"host_us": int(rank.dur[of_phase].sum()) / US, "device_us": int(rank.dur[mine].sum()) / US}
+        ranged, mine = ranges[rank.is_named(phase.__eq__, ranges)], rows[launched == phase] if len(rows) else rows
+        if len(ranged):
+            times = {"host_us": int(rank.dur[ranged].sum()) / US, "device_us": int(rank.dur[mine].sum()) / US}
             lines.append({"phase": phase} | times | {"num_kernels": len(mine)})
     return lines
 

@@ -144,7 +144,7 @@ def _rule(path: str | Path, number: int, entry: Any) -> Rule:
     if rule.category not in CATEGORIES:
         raise ValueError(f"{where}: category={rule.category}: choose from {', '.join(CATEGORIES)}")
     try:
-        matches = _found(rule.pattern, (rule.example, rule.example.lower()))
+        matches = _match(rule.pattern, (rule.example, rule.example.lower()))
     except re.error as error:
         raise ValueError(f"{where}: pattern={rule.pattern}: {error}") from None
     if rule.example and not matches:
@@ -158,10 +158,10 @@ def _first(name: str, rules: tuple[Rule, ...]) -> str:
         return OTHER
     name = name[:MAX_CHARS]
     names = (name, name.lower())
-    return next((rule.category for rule in rules if _found(rule.pattern, names)), OTHER)
+    return next((rule.category for rule in rules if _match(rule.pattern, names)), OTHER)
 
 
-def _found(pattern: str, names: tuple[str, str]) -> re.Match[str] | None:
+def _match(pattern: str, names: tuple[str, str]) -> re.Match[str] | None:
     """names: as it is, and in small letters: a pattern in small letters is searched there, three times as fast."""
     return _compiled(pattern).search(names[pattern.islower()])
 

@@ -88,7 +88,7 @@ def steps(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> list[dict[str, Any
 
     A step begins with the first of its rows, so what the host did before that is the end of the step before.
     """
-    return [{"step": number} | path(rank, *of_step) for number, of_step in _rows_of_steps(rank, rows, kinds)]
+    return [{"step": number} | path(rank, *chain) for number, chain in _rows_of_steps(rank, rows, kinds)]
 
 
 def _rows_of_steps(
@@ -97,8 +97,8 @@ def _rows_of_steps(
     """[(step, (its rows, their kinds, their launches))] of the steps that launched some."""
     kind_of, launch_of = np.full(len(rank.ts), -1, np.int8), np.zeros(len(rank.ts), np.int64)
     kind_of[rows], launch_of[rows] = kinds, window.launch_times(rank, rows)
-    of_steps = window.rows_of_steps(rank, rows, window.steps(rank, include_last_step=True))
-    return [(step[0], (mine, kind_of[mine], launch_of[mine])) for step, mine in of_steps if len(mine)]
+    rows_by_step = window.rows_of_steps(rank, rows, window.steps(rank, include_last_step=True))
+    return [(step[0], (mine, kind_of[mine], launch_of[mine])) for step, mine in rows_by_step if len(mine)]
 
 
 def links(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict[str, Any] | None:
@@ -109,8 +109,8 @@ def links(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict[str, Any] | N
     if not len(rows):
         return None
     whole = None, (rows, kinds, window.launch_times(rank, rows))
-    of_steps = _rows_of_steps(rank, rows, kinds) or [whole]
-    number, chosen = max(of_steps, key=lambda item: rank.end[item[1][0]].max() - rank.ts[item[1][0]].min())
+    rows_by_step = _rows_of_steps(rank, rows, kinds) or [whole]
+    number, chosen = max(rows_by_step, key=lambda item: rank.end[item[1][0]].max() - rank.ts[item[1][0]].min())
     low, high = int(rank.ts[chosen[0]].min()), int(rank.end[chosen[0]].max())
     found = sorted((begin, end, kind, row) for kind, begin, end, row in walk(rank, *chosen) if end > begin)
     picture = Picture(high - low)

@@ -174,8 +174,8 @@ def _experts(dims: list[Any]) -> tuple[int, int] | None:
     num_chosen = next((shape[1] for shape in matrices[1:] if shape[0] == num_tokens), 0)
     if not num_chosen or up[0] != down[0] or up[2] != width or down[1] != width:
         return None
-    of_expert = up[1] * width + width * down[2]
-    return 2 * num_tokens * num_chosen * of_expert, num_chosen * of_expert + 2 * num_tokens * width
+    expert_size = up[1] * width + width * down[2]
+    return 2 * num_tokens * num_chosen * expert_size, num_chosen * expert_size + 2 * num_tokens * width
 
 
 # ---- attention
@@ -197,10 +197,10 @@ def _dense_attention(name: str, op: str, dims: list[Any]) -> int | None:
         return None
     query, key, value = shapes
     heads, time = axes
-    return _of_pairs(query[0] * query[heads] * query[time] * key[time], query[3], value[3], is_backward)
+    return _pairs_flop(query[0] * query[heads] * query[time] * key[time], query[3], value[3], is_backward)
 
 
-def _of_pairs(num_pairs: int, key_size: int, value_size: int, is_backward: bool) -> int:
+def _pairs_flop(num_pairs: int, key_size: int, value_size: int, is_backward: bool) -> int:
     return 2 * num_pairs * (3 * key_size + 2 * value_size if is_backward else key_size + value_size)
 
 
@@ -216,7 +216,7 @@ def _packed_attention(name: str, dims: list[Any], concrete: list[Any] | None) ->
     length, left = query[0] / num_sequences, _number(concrete, window)
     seen = length if left is None or left < 0 else min(length, left + 1)
     num_pairs = int(num_sequences * query[1] * (seen * length - seen * seen / 2))
-    return _of_pairs(num_pairs, query[2], value[2], is_backward)
+    return _pairs_flop(num_pairs, query[2], value[2], is_backward)
 
 
 # ---- convolutions

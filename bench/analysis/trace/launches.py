@@ -47,11 +47,11 @@ def statistics(rank: Rank, rows: np.ndarray) -> dict[str, Any]:
         return counts | dict.fromkeys((*TIMES, *COUNTS))
     call_ns, run_ns = rank.dur[calls[linked]], rank.dur[rows[linked]]
     delay_ns = np.maximum(0, rank.ts[rows[linked]] - rank.end[calls[linked]])
-    of_calls = (call_ns.sum(), call_ns.mean(), np.percentile(call_ns, 95), run_ns.sum())
-    of_delays = (delay_ns.sum(), delay_ns.mean(), np.median(delay_ns), np.percentile(delay_ns, 95), delay_ns.max())
+    calls_ns = (call_ns.sum(), call_ns.mean(), np.percentile(call_ns, 95), run_ns.sum())
+    delays_ns = (delay_ns.sum(), delay_ns.mean(), np.median(delay_ns), np.percentile(delay_ns, 95), delay_ns.max())
     is_slow, is_late = call_ns > SLOW_CALL_NS, delay_ns > LONG_DELAY_NS
     flagged = ((run_ns < call_ns) & ~is_slow, is_slow, is_late)
-    times_us = {name: value.item() / US for name, value in zip(TIMES, (*of_calls, *of_delays))}
+    times_us = {name: value.item() / US for name, value in zip(TIMES, (*calls_ns, *delays_ns))}
     return counts | times_us | {name: int(mask.sum()) for name, mask in zip(COUNTS, flagged)}
 
 

@@ -30,17 +30,17 @@ def waits(ranks: Ranks) -> tuple[list[dict[str, Any]], int]:
     numbers, sequences = list(ranks), [_sequences(*entry) for entry in ranks.values()]
     lines, num_unmatched = [], 0
     for name in sorted(set().union(*sequences)) if len(ranks) > 1 else ():
-        of_ranks = [(rank, of_rank.get(name, [])) for (rank, *_), of_rank in zip(ranks.values(), sequences)]
-        is_numbered = all(row in rank.sequence for rank, mine in of_ranks for row in mine)
+        calls = [(rank, by_name.get(name, [])) for (rank, *_), by_name in zip(ranks.values(), sequences)]
+        is_numbered = all(row in rank.sequence for rank, mine in calls for row in mine)
         by_key: list[dict[Any, int]]
-        by_key = [_by_number(rank, mine) if is_numbered else dict(enumerate(mine)) for rank, mine in of_ranks]
+        by_key = [_by_number(rank, mine) if is_numbered else dict(enumerate(mine)) for rank, mine in calls]
         shared = [key for key in by_key[0] if all(key in rows for rows in by_key)]
         if not is_numbered and len(set(map(len, by_key))) > 1:
             shared = []
         num_unmatched += len(set().union(*by_key)) - len(shared)
         if not shared:
             continue
-        rows = np.array([[of_rank[key] for key in shared] for of_rank in by_key])
+        rows = np.array([[row_by_key[key] for key in shared] for row_by_key in by_key])
         durations = np.array([rank.dur[mine] for (rank, *_), mine in zip(ranks.values(), rows)])
         waited, late = durations - durations.min(axis=0), durations.argmin(axis=0)
         for index, key in enumerate(shared):

@@ -134,12 +134,12 @@ def _rank(answer: Line) -> str:
 
 def tables(answer: Line) -> list[Block]:
     """What a person looks up: folded on a page.  Of several ranks those of the first."""
-    ranks, of_rank = answer["ranks"], _rank(answer)
+    ranks, suffix = answer["ranks"], _rank(answer)
     analysis = next(iter(ranks.values()))
     blocks: list[Block] = [_times(ranks)]
     for parts in (_kernels, _operators, _rates, _steps, _by_name, _waiting, _critical_path):
         for block in parts(analysis):
-            blocks.append(replace(block, title=block.title + of_rank) if isinstance(block, Section) else block)
+            blocks.append(replace(block, title=block.title + suffix) if isinstance(block, Section) else block)
     return [*blocks, *_over_ranks(answer["overall"])]
 
 
@@ -305,10 +305,10 @@ def _waiting(analysis: Line) -> Iterator[Block]:
 def _critical_path(analysis: Line) -> Iterator[Block]:
     """For the whole span and for a mean step, whose shares say what bounds it; then the largest gaps."""
     names = ("compute", "communication", "memory", "launch", "host", "wait")
-    of_steps = analysis["critical_path_of_steps"]
-    sums = {key: sum(path[key] for path in of_steps) for key in (*(f"{name}_us" for name in names), "span_us")}
-    of_a_step = (f"Critical path of a step, mean of {len(of_steps)}", sums, len(of_steps))
-    for title, path, num in [("Critical path", analysis["critical_path"], 1)] + [of_a_step] * bool(of_steps):
+    paths = analysis["critical_path_of_steps"]
+    sums = {key: sum(path[key] for path in paths) for key in (*(f"{name}_us" for name in names), "span_us")}
+    mean_path = (f"Critical path of a step, mean of {len(paths)}", sums, len(paths))
+    for title, path, num in [("Critical path", analysis["critical_path"], 1)] + [mean_path] * bool(paths):
         if path["span_us"]:
             shares = ", ".join(f"{name} {100 * path[f'{name}_us'] / path['span_us']:.1f} %" for name in names)
             yield Lines([f"{title}: {path['span_us'] / num / 1000:.2f} ms: {shares}"])

@@ -26,8 +26,8 @@ def until(rank: Rank, include_last_step: bool = False) -> int | None:
 
 def steps(rank: Rank, include_last_step: bool = False) -> list[Step]:
     """[(number, start ns, end ns)] of the ProfilerSteps that count; where the host has none, of those the GPU shows."""
-    of_host = rank.steps()
-    return (of_host[:-1] if len(of_host) >= 2 and not include_last_step else of_host) or gpu_steps(rank)
+    host_steps = rank.steps()
+    return (host_steps[:-1] if len(host_steps) >= 2 and not include_last_step else host_steps) or gpu_steps(rank)
 
 
 def gpu_steps(rank: Rank) -> list[Step]:
@@ -78,15 +78,15 @@ def device_spans(rank: Rank, include_last_step: bool = False) -> list[tuple[int 
     So steps tile the time, and a device that lags behind its host is measured at its own pace.
     """
     rows = rank.device_rows()
-    of_steps = [step for step in rows_of_steps(rank, rows, steps(rank, include_last_step)) if len(step[1])]
-    if not of_steps:
+    launching = [step for step in rows_of_steps(rank, rows, steps(rank, include_last_step)) if len(step[1])]
+    if not launching:
         return [(None, int(rank.ts[rows].min()), int(rank.end[rows].max()))]
     on_host = bool(rank.steps())
-    first = int(rank.ts[of_steps[0][1]].min())
+    first = int(rank.ts[launching[0][1]].min())
     before = rank.end[rows[rank.ts[rows] < first]].max(initial=0)
-    begin = max(min(int(before), first), of_steps[0][0][1] if on_host else first)
+    begin = max(min(int(before), first), launching[0][0][1] if on_host else first)
     spans: list[tuple[int | None, int, int]] = []
-    for (number, _, host_end), mine in of_steps:
+    for (number, _, host_end), mine in launching:
         end = max(begin, int(rank.end[mine].max()), host_end if on_host else begin)
         spans.append((number, begin, end))
         begin = end
