@@ -122,7 +122,7 @@ def check(
     finally:
         model.train(was_training)
     modes = {way.mode: [ask for ask in asks if ask.mode == way.mode] for way in ways}
-    reasons = [of_mode[-1].unchecked for of_mode in modes.values() if all(ask.unchecked for ask in of_mode)]
+    reasons = [mode_asks[-1].unchecked for mode_asks in modes.values() if all(ask.unchecked for ask in mode_asks)]
     found = {"found": "not checked" if reasons else "causal", "why": reasons[0] if reasons else None}
     return found | {"asks": [asdict(ask) for ask in asks], "sdpa_backends": sorted(backends)}
 

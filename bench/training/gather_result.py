@@ -105,7 +105,7 @@ def add_look(folder: Path, facts: dict[str, Any], warnings: list[list[dict[str, 
     """facts: of the look (look.py), warnings: of each rank -> into what write() left, unless the disk is full."""
     measured = atomic.read_json(folder / run_folder.RESULT)
     measured["look"] |= facts
-    measured["warnings"] += [{"rank": num, **warning} for num, of_rank in enumerate(warnings) for warning in of_rank]
+    measured["warnings"] += [{"rank": num, **warning} for num, raised in enumerate(warnings) for warning in raised]
     with contextlib.suppress(OSError):
         atomic.write_json(folder / run_folder.RESULT, measured)
 

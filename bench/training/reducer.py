@@ -153,7 +153,7 @@ class Shard(Alone):
         self._parts = [(name, part, list(_buckets_of(part, ranks, bucket_bytes))) for name, part in parts]
         self._parts.sort(key=lambda row: hasattr(row[1], "shares"))  # weights are gathered beside Muon's products
         super().__init__(config, model, optimizer)
-        self._order = [bucket for *_, of_part in self._parts for bucket in of_part]  # in which all ranks reduce
+        self._order = [bucket for *_, group in self._parts for bucket in group]  # in which all ranks reduce
         self._due = self._order  # those of them that this step reduces, in that order
         self._bucket_of = {parameter: bucket for bucket in self._order for parameter in bucket.layout.parameters}
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in self._bucket_of]
@@ -163,7 +163,7 @@ class Shard(Alone):
 
     def expect(self, names: Collection[str] | None) -> None:
         self._refuse_left()
-        due = {bucket for name, _, of_part in self._parts if names is None or name in names for bucket in of_part}
+        due = {bucket for name, _, group in self._parts if names is None or name in names for bucket in group}
         self._due = [bucket for bucket in self._order if bucket in due]
 
     def _refuse_left(self) -> None:
@@ -196,13 +196,13 @@ class Shard(Alone):
             torch._foreach_mul_(grads, frac)
 
     def step(self, names: Collection[str] | None = None) -> None:
-        for name, part, of_part in self._parts:
+        for name, part, group in self._parts:
             if names is not None and name not in names:
                 continue
-            for bucket in of_part:
+            for bucket in group:
                 bucket.wait()
             part.step()
-            for bucket in of_part:
+            for bucket in group:
                 bucket.publish()
         for bucket in self._due:
             bucket.finish()
@@ -215,8 +215,8 @@ class Shard(Alone):
 
     def drop_grads(self, names: Collection[str]) -> None:
         super().drop_grads(names)
-        for _, _, of_part in (row for row in self._parts if row[0] in names):
-            for parameter in (parameter for bucket in of_part for parameter in bucket.layout.parameters):
+        for _, _, group in (row for row in self._parts if row[0] in names):
+            for parameter in (parameter for bucket in group for parameter in bucket.layout.parameters):
                 parameter.grad = None  # of what rests: its optimizer has parts of a buffer in the tensors' place
 
     def close(self) -> None:

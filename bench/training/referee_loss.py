@@ -298,7 +298,7 @@ class RefereeLoss:
 
 
 def _gathered(own: list[T]) -> list[T]:
-    return [item for of_rank in distributed.gather(own) for item in of_rank]
+    return [item for items in distributed.gather(own) for item in items]
 
 
 def _sd(values: list[float]) -> float:

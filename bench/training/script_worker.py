@@ -165,10 +165,10 @@ def watch_opened(path: str, beside: tuple[str, ...]) -> None:
     seen: dict[str | bytes, list[Any] | None] = {}  # name -> [what its line begins with, ns of its last line]
     now_ns, write_to = time.perf_counter_ns, os.write  # as they are before the script runs
 
-    def note(of_name: list[Any]) -> None:
-        of_name[1] = now_ns()
+    def note(entry: list[Any]) -> None:
+        entry[1] = now_ns()
         with contextlib.suppress(OSError):
-            write_to(fd, b'%s, "t_ns": %d}\n' % tuple(of_name))
+            write_to(fd, b'%s, "t_ns": %d}\n' % tuple(entry))
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event != "open":
@@ -189,9 +189,9 @@ def watch_opened(path: str, beside: tuple[str, ...]) -> None:
         if is_data or real.startswith(beside):
             writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else bool(args[2] & os.O_ACCMODE)
             line = json.dumps({"path": os.path.abspath(text), "real": real, "writes": writes})
-            of_name = [line[:-1].encode(), 0]
-            seen[name] = of_name if is_data else None
-            note(of_name)
+            entry = [line[:-1].encode(), 0]
+            seen[name] = entry if is_data else None
+            note(entry)
 
     beside = tuple(os.path.realpath(folder) + os.sep for folder in beside)
     sys.addaudithook(hook)

@@ -249,11 +249,11 @@ class InstrumentSet:
         known = {instrument.name: instrument for instrument in self.instruments + self._dropped}
         merged = {}
         for name in dict.fromkeys(name for summaries in by_rank for name in summaries):
-            of_ranks = [summaries.get(name) or {} for summaries in by_rank]
-            merged[name] = of_ranks[0]
+            rank_summaries = [summaries.get(name) or {} for summaries in by_rank]
+            merged[name] = rank_summaries[0]
             try:
                 if name in known:
-                    merged[name] = _checked("merge", known[name].merge(of_ranks))
+                    merged[name] = _checked("merge", known[name].merge(rank_summaries))
             except Exception as error:
                 self.warnings.append(warning(name, "merge", error))
         return {name: summary for name, summary in merged.items() if summary}

@@ -81,11 +81,11 @@ class Memory(Instrument):
         """The phase before has ended, and this one begins; None: one that is not recorded."""
         now = self._peaks.split()
         if self._phase is not None:
-            of_phase = self._found.setdefault(self._phase, {"peak_bytes": {}, **dict.fromkeys(COUNTS, 0)})
+            needed = self._found.setdefault(self._phase, {"peak_bytes": {}, **dict.fromkeys(COUNTS, 0)})
             for kind, num_bytes in now["peak_bytes"].items():
-                of_phase["peak_bytes"][kind] = max(num_bytes, of_phase["peak_bytes"].get(kind, 0))
+                needed["peak_bytes"][kind] = max(num_bytes, needed["peak_bytes"].get(kind, 0))
             for name in COUNTS:
-                of_phase[name] = None if now[name] is None else of_phase[name] + now[name] - self._seen[name]
+                needed[name] = None if now[name] is None else needed[name] + now[name] - self._seen[name]
         if self._phase == "train":
             self._emit_retries(now["num_alloc_retries"], None, None)
         self._seen = {name: now[name] for name in COUNTS}
@@ -100,11 +100,11 @@ class Memory(Instrument):
     def summary(self) -> dict[str, Any]:
         """{"what", "total_gib", PHASE_KIND_gib: peaks, PHASE_num_alloc_retries, PHASE_num_ooms (GPU)}."""
         summary: dict[str, Any] = {"what": self._peaks.what, "total_gib": self._peaks.total_gib()}
-        for phase, of_phase in self._found.items():
-            peaks = of_phase["peak_bytes"].items()
+        for phase, needed in self._found.items():
+            peaks = needed["peak_bytes"].items()
             summary |= {f"{phase}_peak_{kind}_gib": gib_from_bytes(num_bytes) for kind, num_bytes in peaks}
             if self._on_gpu:
-                summary |= {f"{phase}_{name}": of_phase[name] for name in COUNTS}
+                summary |= {f"{phase}_{name}": needed[name] for name in COUNTS}
         return summary
 
     def merge(self, summaries: list[dict[str, Any]]) -> dict[str, Any]:

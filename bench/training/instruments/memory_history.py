@@ -177,14 +177,14 @@ class MemoryHistory(Instrument):
         windows: dict[str, dict[str, Any]] = {}
         for rank, summary in known:
             for window in summary["windows"]:
-                of_all = windows.setdefault(window["window"], {**window, "ranks": []})
+                merged = windows.setdefault(window["window"], {**window, "ranks": []})
                 if "file" in window:
-                    if not of_all["ranks"]:
-                        of_all.update(window)
+                    if not merged["ranks"]:
+                        merged.update(window)
                     else:
-                        of_all["num_bytes"] += window["num_bytes"]
-                        of_all["dump_ms"] = max(of_all["dump_ms"], window["dump_ms"])
-                    of_all["ranks"].append(rank)
+                        merged["num_bytes"] += window["num_bytes"]
+                        merged["dump_ms"] = max(merged["dump_ms"], window["dump_ms"])
+                    merged["ranks"].append(rank)
         if not known:
             return {}
         num_ooms = sum(summary["num_ooms"] for _, summary in known)

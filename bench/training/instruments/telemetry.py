@@ -112,10 +112,10 @@ class Telemetry(Instrument):
 
     def merge(self, summaries: list[dict[str, Any]]) -> dict[str, Any]:
         """Rank 0's, with energies of all nodes and, where there are several, each node's own summary."""
-        of_nodes = [summary for summary in summaries if summary]
-        if len(of_nodes) < 2:
+        by_node = [summary for summary in summaries if summary]
+        if len(by_node) < 2:
             return summaries[0]
-        return join.total_of_nodes(of_nodes)
+        return join.total_of_nodes(by_node)
 
     def doubts(self) -> list[str]:
         if self._stopped is None:

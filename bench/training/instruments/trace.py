@@ -59,8 +59,8 @@ class Profiling(Instrument):
         """For each window, the facts of its first recording rank, with all files."""
         merged_windows = {}
         for name in dict.fromkeys(name for summary in summaries for name in summary):
-            of_ranks = [summary[name] for summary in summaries if name in summary]
-            written = [window for window in of_ranks if window.get("files")] or of_ranks[:1]
+            windows = [summary[name] for summary in summaries if name in summary]
+            written = [window for window in windows if window.get("files")] or windows[:1]
             merged_windows[name] = merged = dict(written[0])
             if len(written) > 1:
                 merged["files"] = [file for window in written for file in window["files"]]

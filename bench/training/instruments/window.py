@@ -29,10 +29,10 @@ class Window(Trace):
         for shot in self.shots:
             if shot.saved is not None and shot.recording is not None and self.context.rank == 0:
                 profile, shown = shot.recording.profile, self._shown(self._folder)
-                of_window = summaries[shot.window.name]
-                of_window["classifier"] = self._classifier
-                of_window["breakdown"] = print_profiler_summary(profile, self._folder, self._classifier, shown)
-                of_window["files"].append(f"{shown}/summary.md")
+                facts = summaries[shot.window.name]
+                facts["classifier"] = self._classifier
+                facts["breakdown"] = print_profiler_summary(profile, self._folder, self._classifier, shown)
+                facts["files"].append(f"{shown}/summary.md")
         return summaries
 
 
