@@ -342,10 +342,10 @@ def test_what_an_instrument_could_not_do_is_reported_after_the_run():
         "folder": "f",
         "warnings": warned,
     }
-    assert summary.last_words(run).splitlines()[3:] == [
+    assert summary.outcome_text(run).splitlines()[3:] == [
         "       warning: wandb: needs a package",
         "       warning: mlflow: needs a package",
         "       warning: tensorboard: needs a package",
         "       warning: and 1 more warnings in run.json",
     ]
-    assert "warning" not in summary.last_words(run | {"warnings": []})
+    assert "warning" not in summary.outcome_text(run | {"warnings": []})

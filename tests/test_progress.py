@@ -291,7 +291,7 @@ def last_line(step_avg_ms=100.0, num_flagged_steps=0, train_s_by_rank=(2.0,), **
     metrics |= {"step_avg_ms": step_avg_ms, "num_flagged_steps": num_flagged_steps}
     run = {"status": "complete", "validity": "valid", "folder": "f", "instruments": {"trace": {}, "regions": {}}}
     measured = {"train_s_by_rank": list(train_s_by_rank), "num_untimed_steps": more.pop("untimed", 0)}
-    return summary.last_words(run | {"metrics": metrics, "measured": measured} | more).splitlines()[0]
+    return summary.outcome_text(run | {"metrics": metrics, "measured": measured} | more).splitlines()[0]
 
 
 def test_the_last_line_says_why_its_step_avg_is_not_that_of_the_last_step_line():

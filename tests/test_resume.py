@@ -192,7 +192,7 @@ def test_a_job_that_slurm_starts_again_knows_that_its_earlier_start_has_ended(mo
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     for restarts, heartbeat in (("0", "2999"), ("1", "1970")):
         monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
-        assert resume._of_this_job(run)["heartbeat_at"].startswith(heartbeat)
+        assert resume._ended_if_own(run)["heartbeat_at"].startswith(heartbeat)
 
 
 # ---- its parts

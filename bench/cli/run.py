@@ -173,12 +173,12 @@ def _run_job(job: Job, args: argparse.Namespace, argv: list[str], leading: Any) 
         job = job.with_look(False)
     if not race:
         known_s = series.earlier_s({job.config.track.name}, [job.config_id]).get(job.config_id)
-        say("run", summary.first_words(job, known_s) + "; what else there is: ./run.sh --help" * (not args.overrides))
+        say("run", summary.announcement(job, known_s) + "; what else there is: ./run.sh --help" * (not args.overrides))
     plan = {"race": race} if race else None
     run = launcher.launch(job, ["run", *(args.overrides if race else argv)], plan=plan, leader=leading)
     if leading:
         leading.bye(run)
-    say("run", summary.last_words(run), always=True)
+    say("run", summary.outcome_text(run), always=True)
     return summary.as_json(run)
 
 

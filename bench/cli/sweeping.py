@@ -67,7 +67,7 @@ def forecast(args: argparse.Namespace, points: list[list[str]] | None) -> list[d
             say("run", f"{' '.join(job.overrides)}: complete, {run['run_id']}")
             continue
         its_own = f"{' '.join(job.overrides)}{'' if about is None else f', {format_about_s(about)}'}"
-        what = its_own if args.multirun else summary.first_words(job, about)
+        what = its_own if args.multirun else summary.announcement(job, about)
         say("run", f"{what}, config {job.config_id}")
         for deviation in job.deviations:
             say("track", f"open division, because {deviation}")

@@ -53,8 +53,8 @@ class Allocation:
 
     def facts(self) -> dict[str, Any]:
         """run.json["launched_by"]."""
-        of_array = {"array_job_id": self.array[0], "array_task_id": self.array[1]} if self.array else {}
-        return {"by": "slurm", "job_id": self.job_id, "num_restarts": self.num_restarts, **of_array}
+        array = {"array_job_id": self.array[0], "array_task_id": self.array[1]} if self.array else {}
+        return {"by": "slurm", "job_id": self.job_id, "num_restarts": self.num_restarts, **array}
 
 
 def found(environ: Mapping[str, str] = os.environ) -> Allocation | None:

@@ -57,10 +57,10 @@ class Request:
 
 def request_from(arguments: list[str]) -> Request | None:
     """None without cluster=slurm.  ValueError: another cluster, or a setting that there is not."""
-    of_cluster, rest = overrides.split_cluster(arguments)
-    if not of_cluster:
+    cluster_overrides, rest = overrides.split_cluster(arguments)
+    if not cluster_overrides:
         return None
-    wanted = overrides.cluster_of(of_cluster)
+    wanted = overrides.cluster_of(cluster_overrides)
     given = {option: getattr(wanted, name) for name, option in SBATCH.items()}
     options = [f"--{option}={value}" for option, value in given.items() if value is not None]
     if wanted.requeue is not None:

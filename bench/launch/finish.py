@@ -146,11 +146,11 @@ def _merge(
         run["referee"]["clock"] = edges.clock(clock_s)
     if earlier and failure is None:
         _close(run, earlier)
-    of_clock = [("clock", doubt) for doubt in clock.doubts()]
+    clock_doubts = [("clock", doubt) for doubt in clock.doubts()]
     if failure is None and "clock" in run["referee"]:
-        of_clock += outside_clock.doubts(run["referee"]["clock"], validity.is_busy(run))
+        clock_doubts += outside_clock.doubts(run["referee"]["clock"], validity.is_busy(run))
     run["doubts"] = measured.get("doubts", [])
-    run["doubts"] += [{"rank": None, "instrument": name, "doubt": doubt} for name, doubt in of_clock]
+    run["doubts"] += [{"rank": None, "instrument": name, "doubt": doubt} for name, doubt in clock_doubts]
     run["warnings"] += measured.get("warnings", [])
     run["comparability_id"] = environment.comparability_id(run)
 

@@ -65,10 +65,10 @@ def record_of(job: Job, env: dict[str, Any], command: Sequence[str]) -> dict[str
     warnings = dashboards.warnings(config.exporters)
     if "git_failure" in code:  # nothing says which commit the run was, or how its code differs from it
         warnings.append({"rank": None, "instrument": "git", "edge": "start", "error": code["git_failure"]})
-    of_some: dict[str, Any] = {"script": job.script.facts()} if job.script else {}
+    optional: dict[str, Any] = {"script": job.script.facts()} if job.script else {}
     if job.secrets:  # settings that the record does not show as they were given
-        of_some["redacted"] = [".".join(map(str, path)) for path in job.secrets]
-        seen = f"{', '.join(of_some['redacted'])}: looks like a credential and is recorded as {credentials.SECRET}"
+        optional["redacted"] = [".".join(map(str, path)) for path in job.secrets]
+        seen = f"{', '.join(optional['redacted'])}: looks like a credential and is recorded as {credentials.SECRET}"
         remedy = "this run cannot be claimed: log in (wandb login, hf auth login) so that it needs none"
         warnings.append({"rank": None, "instrument": "launcher", "edge": "run start", "error": f"{seen}; {remedy}"})
     protocol = script.TIMING_PROTOCOL
@@ -116,7 +116,7 @@ def record_of(job: Job, env: dict[str, Any], command: Sequence[str]) -> dict[str
         "measured": {},
         "metrics": {},
         "artifacts": [],
-    } | of_some
+    } | optional
 
 
 def _public(word: str, job: Job) -> str:

@@ -105,7 +105,7 @@ def launch_each(
             run = launch(job, command, shown, plan if number else first_plan or plan, stop_of(job))
             has_looked.update([job.config_id] if "look" in run else [])
             shown.end(series is None or run["status"] in ("complete", "stopped"))
-            say("run", summary.last_words(run), always=run["status"] != "complete")
+            say("run", summary.outcome_text(run), always=run["status"] != "complete")
             yield run
             if failures.interrupted_by(run):
                 return
@@ -136,8 +136,8 @@ class _Launch:
         self._run: Run = initial_record.record_of(job, self._env, command) | dict(plan)
         if leader:
             self._run |= leader.record_facts()
-        elif of_slurm := allocation.found():
-            self._run |= {"launched_by": of_slurm.facts()}
+        elif slurm := allocation.found():
+            self._run |= {"launched_by": slurm.facts()}
         self._guard: ranks.Guard | None = None
         self._watched: Watched | None = None
         self._edges: EdgePipe | None = None

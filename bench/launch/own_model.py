@@ -71,7 +71,7 @@ def refusals(configs: Sequence[schema.Config]) -> list[str]:
             question = _question(config) | {"optim": schema.to_dict(optim), "num_steps": config.goal.num_steps}
             tried.append((number, f"optim.name={optim.name}", question))
     whys = [""] * len(configs)
-    for (number, where, _), faults in zip(tried, _asked([question for *_, question in tried]), strict=True):
+    for (number, where, _), faults in zip(tried, _answered([question for *_, question in tried]), strict=True):
         whys[number] = whys[number] or _refusal(where, faults)
     return whys
 
@@ -94,7 +94,7 @@ def _refusal(where: str, faults: Sequence[str]) -> str:
 
 def faults_of_configs(configs: Sequence[schema.Config]) -> list[list[str]]:
     """All that each config's model lacks, [] for nothing; one process tries them all."""
-    return _asked([_question(config) for config in configs])
+    return _answered([_question(config) for config in configs])
 
 
 def _question(config: schema.Config) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _question(config: schema.Config) -> dict[str, Any]:
     return schema.to_dict(_model(config)) | {"seq_len": config.data.seq_len, "methods": methods}
 
 
-def _asked(questions: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def _answered(questions: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     if not questions:
         return []
     names = [name for question in questions for name in (question["arch"], *_names(question.get("optim")))]

@@ -23,9 +23,9 @@ def checks(
     if env is None:
         env, foreign_cores = environment.environment(), preflight.sample_foreign_cores(SAMPLE_S)
     hardware = dataclasses.replace(job.config.hardware, num_processes=job.config.hardware.ranks_of_node, nodes=None)
-    of_machine = preflight.checks(hardware, job.data_bytes, env, results_root(), foreign_cores)
+    machine_checks = preflight.checks(hardware, job.data_bytes, env, results_root(), foreign_cores)
     failure = code_state.git_failure() if code is None else code.get("git_failure")
-    return [*of_machine, preflight.git(failure, REPO), epochs(job)]
+    return [*machine_checks, preflight.git(failure, REPO), epochs(job)]
 
 
 def epochs(job: Job) -> preflight.Check:

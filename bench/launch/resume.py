@@ -87,7 +87,7 @@ def go_on(job: Job, run: Section, results: Path) -> tuple[Earlier, Section] | No
         return None
     with atomic.locked(track / TURN):  # of two launchers one goes on
         for folder in _candidates(track, job, str(word)):
-            before: Any = run_folder.effective(_of_this_job(run_folder.read_raw(folder)))
+            before: Any = run_folder.effective(_ended_if_own(run_folder.read_raw(folder)))
             if before["status"] == "complete" and word == AUTO:
                 return None
             found = None
@@ -116,7 +116,7 @@ def _candidates(track: Path, job: Job, word: str) -> list[Path]:
     return sorted(found, key=lambda folder: folder.name, reverse=True)
 
 
-def _of_this_job(run: Any) -> Any:
+def _ended_if_own(run: Any) -> Any:
     """An earlier start of this SLURM job has ended, whatever its last heartbeat says: SLURM starts one at a time."""
     own, launched_by = allocation.found(), run.get("launched_by") or {}
     is_earlier = own and launched_by.get("job_id") == own.job_id and launched_by["num_restarts"] < own.num_restarts

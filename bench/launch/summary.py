@@ -9,7 +9,7 @@ from bench.base.text_table import counted
 from bench.base.units import format_about_s, ms_from_s
 from bench.launch import after_race
 from bench.launch.prepare import Job
-from bench.record.metrics import score_words, step_avg_ms
+from bench.record.metrics import score_text, step_avg_ms
 from bench.training.instruments import registry
 
 MAX_WARNINGS = 3  # shown after a run; the record has all
@@ -21,7 +21,7 @@ KEYS = (  # of run.json, and the folder that it is in, absolute
 # fmt: on
 
 
-def first_words(job: Job, known_s: float | None) -> str:
+def announcement(job: Job, known_s: float | None) -> str:
     """What is going to run, and about how long, known_s seconds; None: unknown."""
     config = job.config
     hardware = config.hardware
@@ -36,7 +36,7 @@ def first_words(job: Job, known_s: float | None) -> str:
     return f"{what}, track {config.track.name}, {config.goal.num_steps} steps {where}"
 
 
-def last_words(run: Mapping[str, Any]) -> str:
+def outcome_text(run: Mapping[str, Any]) -> str:
     """The record that launch() returns -> how the run ended."""
     if run["status"] == "complete":
         doubt = "" if run["validity"] == "valid" else f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
@@ -45,7 +45,7 @@ def last_words(run: Mapping[str, Any]) -> str:
             times = ""
         at_step = (run.get("script") or {}).get("ended_at_step")
         past = "" if at_step is None else f", ended at step {at_step}, past its budget"
-        ended = f"complete: {score_words(run)}{past}{times}"
+        ended = f"complete: {score_text(run)}{past}{times}"
     elif run["status"] == "stopped":
         ended = f"stopped at step {run['failure']['step']}: {run['failure']['message']}"
     else:

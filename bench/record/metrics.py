@@ -189,7 +189,7 @@ def target_of(goal: Section) -> float | None:
     return target
 
 
-def score_words(run: Facts) -> str:
+def score_text(run: Facts) -> str:
     """What a complete run reached: "val_loss 2.7551", or its goal's metric first."""
     loss, found = run["metrics"].get("val_loss"), metric.from_goal(run.get("goal"))
     words = [] if loss is None else [f"val_loss {loss:.4f}"]

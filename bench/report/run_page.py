@@ -13,7 +13,7 @@ from bench.base import escape, text_table
 from bench.base.metric import VAL_LOSS, from_goal
 from bench.base.reading.damage import reading_record
 from bench.record import race_folder, run_folder, step_files
-from bench.record.metrics import score_words, target_of
+from bench.record.metrics import score_text, target_of
 from bench.record.shape import Record
 from bench.report import run_charts, run_facts, trace_page
 from bench.web.document import (
@@ -157,7 +157,7 @@ def sentence(run: Record) -> str:
         where = "" if failure.get("step") is None else f" at step {failure['step']}"
         hint = (failure.get("hint") or "see the logs").rstrip(".")
         return f"It ended with {failure['kind']}{where}: {str(failure['message']).rstrip('.')}. Hint: {hint}."
-    text = f"{score_words(run)} after {metrics['num_steps']} steps"
+    text = f"{score_text(run)} after {metrics['num_steps']} steps"
     if metrics.get("train_s") is not None:
         text += f" in {metrics['train_s']:.2f} s"
     if run_facts.is_imported(run):

@@ -195,16 +195,16 @@ def measured(
     return min(readings, key=lambda reading: reading["round_trip_ns"])
 
 
-def record_row(number: int, num_ranks: int, of_node: Mapping[str, Any] | None, peer: Peer | None) -> dict[str, Any]:
+def record_row(number: int, num_ranks: int, node_facts: Mapping[str, Any] | None, peer: Peer | None) -> dict[str, Any]:
     """A node in run.json["nodes"]."""
-    assert of_node is not None
+    assert node_facts is not None
     return {
         "node": number,
         "ranks": list(range(number * num_ranks, (number + 1) * num_ranks)),
-        "host_hash": of_node["host_hash"],
-        "commit": of_node["commit"],
-        "environment": of_node["used"],
-        "fabric": of_node["fabric"],
+        "host_hash": node_facts["host_hash"],
+        "commit": node_facts["commit"],
+        "environment": node_facts["used"],
+        "fabric": node_facts["fabric"],
         "clock": None if peer is None else peer.clock,
         "clock_at_end": None,
     }

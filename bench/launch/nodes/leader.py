@@ -163,7 +163,7 @@ class Leader:
 
     def record_facts(self) -> dict[str, Any]:
         """{"launched_by", "nodes"} of run.json: who started the ranks, and each node with its clock and network."""
-        size, of_slurm = self._job.config.hardware.ranks_of_node, allocation.found()
+        size, slurm = self._job.config.hardware.ranks_of_node, allocation.found()
         own = facts.facts_of(self._job) | {"fabric": facts.network(self._interface())}
         nodes = sorted(self._nodes, key=lambda peer: peer.node)
         rows = [record_row(0, size, own, None), *(record_row(peer.node, size, peer.facts, peer) for peer in nodes)]
@@ -171,7 +171,7 @@ class Leader:
         if self._adopted:
             by = {"by": self._adopted.by, "job_id": self._adopted.job_id}
         else:
-            by = of_slurm.facts() if of_slurm else {"by": "nodes", "job_id": None}
+            by = slurm.facts() if slurm else {"by": "nodes", "job_id": None}
         return {"launched_by": by} | ({"nodes": rows} if len(rows) > 1 else {})
 
     @contextlib.contextmanager
@@ -320,9 +320,9 @@ class Leader:
         """Put into the record what was known later than record_facts(): clocks, and files that could not come home."""
         at = {"rank": None, "instrument": "nodes", "edge": "after the run"}
         run["warnings"] += [at | {"error": warning} for warning in self._bad_files]
-        of_node = {peer.node: peer for peer in self._nodes}
+        peer_by_node = {peer.node: peer for peer in self._nodes}
         for row in run.get("nodes", [])[1:]:
-            peer = of_node[row["node"]]
+            peer = peer_by_node[row["node"]]
             row["clock"], row["clock_at_end"] = peer.clock, peer.clock_at_end
             if why := facts.clock_fault(peer):
                 run["warnings"].append(at | {"edge": "start", "error": why})
@@ -338,7 +338,7 @@ class Leader:
 
     # ---- what arrives
 
-    def _take(self, within_s: float, asked: Peer | None = None) -> bool:
+    def _take(self, within_s: float, awaited: Peer | None = None) -> bool:
         """Heed what has come, or wait -> whether that member has left."""
         came = self._store.take()
         for number, message in came:
@@ -349,7 +349,7 @@ class Leader:
                     self._lose(peer, f"its message {message['kind'][:40]!r} makes no sense")
         if not came:
             time.sleep(within_s)
-        return asked is not None and asked.has_left
+        return awaited is not None and awaited.has_left
 
     def _heed(self, peer: Peer, message: Mapping[str, Any]) -> None:
         """KeyError, TypeError, ValueError: it makes no sense."""

@@ -216,7 +216,7 @@ class MemberStore:
     """
 
     def __init__(self, host: str, ports: Sequence[int], key: str, timeout_s: float):
-        self._whole, self._store = self._found(host, ports, key, timeout_s)
+        self._whole, self._store = self._reached(host, ports, key, timeout_s)
         self.own_address = facts.own_address(host)
         self.heard_s = time.monotonic()  # when the store last answered
         self._inbox: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -238,13 +238,13 @@ class MemberStore:
             thread.start()
 
     @staticmethod
-    def _found(host: str, ports: Sequence[int], key: str, timeout_s: float) -> tuple[Any, Any]:
+    def _reached(host: str, ports: Sequence[int], key: str, timeout_s: float) -> tuple[Any, Any]:
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s:
             for port in ports:
                 with contextlib.suppress(OSError):
                     socket.create_connection((host, port), timeout=CONNECT_S).close()
-                    found = _within(CONNECT_S, functools.partial(_asked, host, port, key))
+                    found = _within(CONNECT_S, functools.partial(_own_store, host, port, key))
                     if found is not None:
                         return found
             time.sleep(RETRY_S)
@@ -361,7 +361,7 @@ class MemberStore:
         self._wrote_s = time.monotonic()
 
 
-def _asked(host: str, port: int, key: str) -> tuple[Any, Any] | None:
+def _own_store(host: str, port: int, key: str) -> tuple[Any, Any] | None:
     """The store that listens there where it is that of this run, else None."""
     with contextlib.suppress(RuntimeError):
         whole, store = _opened(host, port, key, is_master=False)

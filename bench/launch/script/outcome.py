@@ -97,7 +97,7 @@ def write(
     foreign, rows, is_wall = printed.runs[-1], printed.rows, printed.is_wall
     telemetry = telemetry_of(rows)
     telemetry["profiles"] = trace_files.conclude(folder, job.config.instruments, num_ranks, rows)
-    telemetry["doubts"] = [*telemetry["doubts"], *unmatched(printed.of_file, shown)]
+    telemetry["doubts"] = [*telemetry["doubts"], *unmatched(printed.file_facts, shown)]
     protocol = WALL_PROTOCOL if is_wall else TIMING_PROTOCOL
     if any(row.get("flags") == "validation" for row in rows):  # nanoGPT's clock runs on in them
         protocol = protocol | {"excluded": [what for what in protocol["excluded"] if what != "validation"]}
@@ -161,7 +161,7 @@ class Printed(NamedTuple):
     """All that a script has printed so far: the last of its runs, with the rows that steps.csv gets."""
 
     runs: list[Run]
-    of_file: dict[str, Any]  # as dialects.read() has it
+    file_facts: dict[str, Any]  # as dialects.read() has it
     reader: dialects.Modded | Form  # that has read every line
     rows: list[StepRow]
     is_wall: bool  # the script prints no total of its own: the time of its rows is that of their lines
@@ -182,7 +182,7 @@ class Printed(NamedTuple):
 
 def read(dialect: str | None, lines: Sequence[tuple[int, str]], goal: GoalConfig) -> Printed | None:
     """lines: Output.lines; None: none of them is of a step."""
-    runs, of_file = dialects.read(dialect, [text for _, text in lines]) if dialect else ([], {})
+    runs, file_facts = dialects.read(dialect, [text for _, text in lines]) if dialect else ([], {})
     if not runs or dialect is None:
         return None
     reader, run = dialects.reader_of(dialect), runs[-1]
@@ -195,7 +195,7 @@ def read(dialect: str | None, lines: Sequence[tuple[int, str]], goal: GoalConfig
     elif backward := printed_times.drop_backward(rows, run.num_untimed_steps or printed_times.restarted_at(rows)):
         run.impossible += backward
         run.train_time_ms = printed_times.events(rows)[-1].time_ms
-    return Printed(runs, of_file, reader, rows, is_wall)
+    return Printed(runs, file_facts, reader, rows, is_wall)
 
 
 def stamped(rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: dialects.Modded | Form) -> list[StepRow]:
@@ -256,11 +256,11 @@ def _measured(foreign: Run, rows: list[StepRow], is_wall: bool) -> dict[str, Any
     return measured | ({"batch_tokens": foreign.batch_tokens} if foreign.batch_tokens else {})
 
 
-def unmatched(of_file: Mapping[str, Any], dialect: str | None) -> Iterator[Section]:
+def unmatched(file_facts: Mapping[str, Any], dialect: str | None) -> Iterator[Section]:
     """A doubt of what was read, not of the script."""
-    if of_file["unmatched"]:
-        number, text = of_file["unmatched"][0]
-        what = f"{len(of_file['unmatched'])} lines look like metric lines of {dialect} but are not; the first"
+    if file_facts["unmatched"]:
+        number, text = file_facts["unmatched"][0]
+        what = f"{len(file_facts['unmatched'])} lines look like metric lines of {dialect} but are not; the first"
         yield {"rank": 0, "instrument": "import", "doubt": f"{what}: {text[:80]!r}"}
 
 
@@ -327,12 +327,12 @@ def _write_result(
     if not torch_facts and "python" in first:
         torch_facts = dict.fromkeys(TorchFacts.__annotations__)
     summaries = {"telemetry": telemetry["summary"]} if telemetry["summary"] else {}
-    of_script = [{"rank": 0, "instrument": "script", "doubt": private.redact(doubt, REPO)} for doubt in doubts]
+    script_doubts = [{"rank": 0, "instrument": "script", "doubt": private.redact(doubt, REPO)} for doubt in doubts]
     result = {
         "measured": measured,
         "torch_facts": torch_facts | ({"python": first["python"]} if "python" in first else {}),
         "instrument_summaries": telemetry.get("profiles", {}) | summaries,
-        "doubts": of_script + telemetry["doubts"],
+        "doubts": script_doubts + telemetry["doubts"],
         "referee": referee,
         "warnings": telemetry["warnings"],
     }

@@ -96,9 +96,9 @@ class Script:
 
     def facts(self) -> dict[str, Any]:
         """What run.json["script"] says before the run."""
-        of_start: dict[str, Any] = {} if self.module is None else {"module": self.module}
-        of_start |= {} if self.command is None else {"command": private.redact_all(list(self.command), REPO)}
-        return of_start | {
+        start: dict[str, Any] = {} if self.module is None else {"module": self.module}
+        start |= {} if self.command is None else {"command": private.redact_all(list(self.command), REPO)}
+        return start | {
             "file": self.file or self.title,
             "args": private.redact_all(list(self.args), REPO),
             "python": None if self.python == sys.executable else private.redact(self.python, REPO),
@@ -271,8 +271,8 @@ def _export(root: Path, tree: str, folder: Path) -> None:
 def _python(word: str | None, root: Path | None) -> str:
     """The interpreter, absolute; a link of a virtual environment stays one."""
     if word is None:
-        of_root = root and root / ".venv" / "bin" / "python"  # as uv makes it
-        return str(of_root) if of_root and of_root.exists() else sys.executable
+        project_python = root and root / ".venv" / "bin" / "python"  # as uv makes it
+        return str(project_python) if project_python and project_python.exists() else sys.executable
     found = shutil.which(os.path.expanduser(word)) or shutil.which(str(user_path(word)))
     if found is None:
         raise ValueError(f"script.python={word}: there is no such interpreter: give e.g. ~/other/.venv/bin/python")

@@ -124,12 +124,12 @@ class ScriptLook:
             atomic.write_text(page, html, durable=False)
             written = [path, *write_tables(path, stem, window=LOOK, steps=steps), page]
             files += [file.relative_to(self._folder).as_posix() for file in written]
-        of_ranks: list[dict[str, Any]] = [facts[f"rank{rank}"] for rank in range(num_ranks) if f"rank{rank}" in facts]
-        dropped: Counter[str] = sum((Counter(rank["dropped"]) for rank in of_ranks), Counter())
+        rank_facts: list[dict[str, Any]] = [facts[f"rank{rank}"] for rank in range(num_ranks) if f"rank{rank}" in facts]
+        dropped: Counter[str] = sum((Counter(rank["dropped"]) for rank in rank_facts), Counter())
         self._look |= {
             "status": "recorded",
             "steps": steps,
-            "num_events": sum(rank["num_events"] for rank in of_ranks),
+            "num_events": sum(rank["num_events"] for rank in rank_facts),
             "dropped": dict(dropped),
             "look_s": time.monotonic() - self._look["began_s"],
             "files": files,

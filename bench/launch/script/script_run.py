@@ -230,21 +230,21 @@ class Watched:
         failure = failure or failures.classify(self._folder, exit_code)
         try:
             self._new_rows()  # what it printed while it was ended
-            of_lines = outcome.write(self._folder, self._job, run, self._output, self._telemetry, self._waits_ns)
+            lines_failure = outcome.write(self._folder, self._job, run, self._output, self._telemetry, self._waits_ns)
             run["script"] |= work_folder.tidy(self._script, self._folder / work_folder.WORK)
-            if self.look and of_lines is None:
+            if self.look and lines_failure is None:
                 measured = atomic.read_json(self._folder / run_folder.RESULT)
                 atomic.write_json(self._folder / run_folder.RESULT, measured | {"look": self.look})
         except OSError as error:
-            of_lines = failures.failure(failures.kind_of(error), str(error))
+            lines_failure = failures.failure(failures.kind_of(error), str(error))
         except Exception as error:  # of lines that nobody has thought of: the record says so, and is kept
             with contextlib.suppress(OSError):
                 atomic.write_text(self._folder / "logs" / "reading.log", traceback.format_exc(), durable=False)
             why = f"what the script printed cannot be read: {type(error).__name__}: {error}"
-            of_lines = failures.failure("exception", why)
+            lines_failure = failures.failure("exception", why)
         if failure and failure["step"] is None:
             failure["step"] = self.step
-        return failure or of_lines
+        return failure or lines_failure
 
     def _telemetry(self, rows: list[StepRow]) -> Section:
         """rows: of all steps, with the times of their lines."""
@@ -259,8 +259,8 @@ class Watched:
             {"rank": None, "instrument": "telemetry", "edge": "run end", "error": warning}
             for warning in join.warnings(summary, self._stopped["report"])
         ]
-        of_gpus = join.by_device(samples).values() if self._job.config.hardware.device == "cuda" else ()
-        used_gib = [[row["mem_gib"] for row in of_gpu if row.get("mem_gib") is not None] for of_gpu in of_gpus]
+        by_gpu = join.by_device(samples).values() if self._job.config.hardware.device == "cuda" else ()
+        used_gib = [[row["mem_gib"] for row in rows if row.get("mem_gib") is not None] for rows in by_gpu]
         return known | {
             "device_peak_mem_gib": [max(used, default=None) for used in used_gib],
             "summary": summary,

@@ -84,8 +84,8 @@ def conclude(folder: Path, chosen: Mapping[str, Section], num_ranks: int, rows: 
         last_row = rows[-1]["step"] if rows else 0
         for window in _windows({name: chosen[name]} if name in chosen else {}, last_row):
             facts: Section = {"status": "not reached", "steps_asked": [window.first_step, window.last_step]}
-            for rank, of_rank in enumerate(noted):
-                recorded = of_rank.get(window.name)
+            for rank, windows in enumerate(noted):
+                recorded = windows.get(window.name)
                 raw = folder / f".{window.name}_rank{rank}.raw.tmp"  # not what the script's process says
                 if not recorded or raw.is_symlink() or not raw.is_file():
                     continue

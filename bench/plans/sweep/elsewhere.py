@@ -203,7 +203,7 @@ def _watched(folder: Path, jobs: Jobs) -> Iterator[None]:
             for overrides, path in now.items():
                 if known.get(overrides) != path:
                     run = run_folder.read(path) | {"folder": str(path)}
-                    say("run", f"{sweep.its_own(overrides, requested)}: {summary.last_words(run)}")
+                    say("run", f"{sweep.its_own(overrides, requested)}: {summary.outcome_text(run)}")
             known = now
 
     thread = threading.Thread(target=watch, daemon=True)

@@ -103,7 +103,7 @@ class Points:
         run = complete_before([job]).get(0)
         if run is None:
             run = launcher.launch(job, self.command, plan=self._plan)
-            say("run", summary.last_words(run), always=True)
+            say("run", summary.outcome_text(run), always=True)
         else:
             say_complete(job, run)
         sweep.keep(self.folder, number, overrides, run, apart=True)
@@ -213,7 +213,7 @@ class Points:
         with series if is_all else contextlib.nullcontext():
             for number, folder, tail in packing.run_all(points, where, self.folder / "logs", facts, series, is_all):
                 run = None if folder is None else _read(folder)
-                how = summary.last_words(run) if run else f"left no record:\n{tail}"
+                how = summary.outcome_text(run) if run else f"left no record:\n{tail}"
                 say("run", f"{sweep.its_own(points[number], points.values())}: {how}", always=not run)
                 if run:
                     yield number, run
