@@ -306,9 +306,9 @@ def html(arms: Iterable[Arm], path: Path) -> str:
     return page_of(index, goals=goals_of(row for arm in arms for row in arm.rows))
 
 
-def goals_of(of_runs: Iterable[Row]) -> list[Metric]:
+def goals_of(runs: Iterable[Row]) -> list[Metric]:
     """The metrics of these runs' goals, each once, by name."""
-    return sorted({rows.metric_of([row]) for row in of_runs})
+    return sorted({rows.metric_of([row]) for row in runs})
 
 
 def charts_of_arms(arms: Iterable[Arm]) -> list[Spec]:

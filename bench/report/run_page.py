@@ -78,14 +78,14 @@ def document(
     run = run_folder.effective(run_folder.read(folder))
     rows, events = step_files.read(folder), step_files.read_events(folder)
     more = run_facts.made_of(run)
-    of_log = [run_facts.imported_section(run), run_facts.unknown_section(run)] if run_facts.is_imported(run) else []
+    log = [run_facts.imported_section(run), run_facts.unknown_section(run)] if run_facts.is_imported(run) else []
     blocks: list[Block] = [
         Section("Verdict", _verdict(run)),
         Picture(tiles(_metrics(run))),
         Columns([Chart(spec) for spec in run_charts.specs_of(folder, run, rows, events)]),
         Columns(
             [
-                *of_log,
+                *log,
                 run_facts.script_section(run),
                 run_facts.section_of(run, rows, events),
                 run_facts.where(folder, run, at),
@@ -176,8 +176,8 @@ def sentence(run: Record) -> str:
 def _metrics(run: Record) -> list[tuple[str, str]]:
     """[(label, value as text)] of those that were measured."""
     goal = from_goal(run.get("goal"))
-    of_score = [("score", ", ".join(filter(None, (goal.name, goal.unit))), 5)] if goal != VAL_LOSS else []
-    shown = [(label, run["metrics"].get(name), decimals) for name, label, decimals in (*of_score, *TILES)]
+    score_tile = [("score", ", ".join(filter(None, (goal.name, goal.unit))), 5)] if goal != VAL_LOSS else []
+    shown = [(label, run["metrics"].get(name), decimals) for name, label, decimals in (*score_tile, *TILES)]
     return [(label, f"{value:,.{decimals}f}") for label, value, decimals in shown if value is not None]
 
 

@@ -59,11 +59,11 @@ def document(folder: Path | str, at: Path | str | None = None) -> Document:
     same = _same_loss(arms, race, against, study)
     baseline, *others = arms
     metric = sweep.metric_of(study)
-    of_loss, *more = race_page.document_of(race).verdicts
+    verdict, *more = race_page.document_of(race).verdicts
     if edges := [name for name, tried in trials.items() if not min(tried) < sweep.best_of(tried, metric) < max(tried)]:
         doubt = f"The best {study['tune']} of {and_(edges)} is at the edge of what was tried: a larger budget goes on."
-        of_loss = replace(of_loss, more=[*of_loss.more, doubt])
-    of_time = [Verdict(_words(name, baseline, times, metric), times["verdict"], name) for name, times in same.items()]
+        verdict = replace(verdict, more=[*verdict.more, doubt])
+    timed = [Verdict(_sentence(name, baseline, times, metric), times["verdict"], name) for name, times in same.items()]
     rows = _rows(study, trials, arms, against, same)
     tuned = chart_of_arms(
         "study-tuned",
@@ -74,16 +74,16 @@ def document(folder: Path | str, at: Path | str | None = None) -> Document:
         [{"name": name, "runs": [_points(tried)]} for name, tried in trials.items()],
         "none",
     )
-    of_race = curves.arm_charts({name: [path for path, _ in runs] for name, runs in arms.items()})[:2]
+    race_charts = curves.arm_charts({name: [path for path, _ in runs] for name, runs in arms.items()})[:2]
     blocks: list[Block] = [
         Section("Result", [Table(_heads(study), rows, [False] * 3 + [True] * 9, style="tight")]),
-        Section("Figure", [Columns([Chart(tuned | {"log_x": True}), *map(Chart, of_race)])]),
+        Section("Figure", [Columns([Chart(tuned | {"log_x": True}), *map(Chart, race_charts)])]),
         Section("Method", [Lines(_method(study, race))]),
     ]
     title = f"Study: {and_(others)} against {baseline}, {study['tune']} tuned"
     way = link(race["race_id"], quote(os.path.relpath(race_path / race_page.NAME, Path(at or folder).absolute())))
     data = {"study": study, "trials": trials, "same_loss": same, "table": rows, "race": race}
-    return Document(title, [of_loss, *more, *of_time], blocks, data, about=[f"track {race['track']}", folder.name, way])
+    return Document(title, [verdict, *more, *timed], blocks, data, about=[f"track {race['track']}", folder.name, way])
 
 
 def _heads(study: sweep.Study) -> list[str]:
@@ -117,16 +117,16 @@ def _same_loss(arms: Runs, race: Any, against: Mapping[str, Any], study: sweep.S
     }
 
 
-def _words(name: str, baseline: str, times: SameLoss, metric: Metric) -> str:
+def _sentence(name: str, baseline: str, times: SameLoss, metric: Metric) -> str:
     (a_s, b_s), (a_steps, b_steps) = times["mean_s"], times["mean_steps"]
-    words = f"{name} reaches {metric.name} {times['val_loss']:.4f}, as every run does, in {b_steps:.0f} steps"
-    words += f" ({baseline} in {a_steps:.0f})"
+    sentence = f"{name} reaches {metric.name} {times['val_loss']:.4f}, as every run does, in {b_steps:.0f} steps"
+    sentence += f" ({baseline} in {a_steps:.0f})"
     if a_s is not None and b_s is not None and times["change_pct"] is not None:
-        words += f" and {b_s:.2f} s ({a_s:.2f} s): {times['change_pct']:+.2f} %"
+        sentence += f" and {b_s:.2f} s ({a_s:.2f} s): {times['change_pct']:+.2f} %"
     if times["ci95_pct"] and times["p"] is not None:
         low, high = times["ci95_pct"]
-        words += f" (95 % interval {low:+.2f} to {high:+.2f} %, p = {times['p']:.2g})"
-    return words
+        sentence += f" (95 % interval {low:+.2f} to {high:+.2f} %, p = {times['p']:.2g})"
+    return sentence
 
 
 def _points(tried: Mapping[float, float]) -> dict[str, list[float]]:

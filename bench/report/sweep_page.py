@@ -12,7 +12,7 @@ from bench.base import atomic, stats
 from bench.base.units import format_s
 from bench.report import curves, run_page, sweep_results, table_groups
 from bench.report.sweep_results import Results
-from bench.report.table_text import number_words, value_words
+from bench.report.table_text import number_text, value_text
 from bench.web import heat
 from bench.web.chart import Spec, chart, series_of
 from bench.web.document import (
@@ -80,7 +80,7 @@ def _line(results: Results, key: str) -> Spec:
         about = "mean with its 95 % interval (Student's t); points are runs"
     else:
         about = "mean over all the other settings; points are runs"
-    labels = [f"{row['run_id']}\n{results.words(row[results.score])}" for row in runs]
+    labels = [f"{row['run_id']}\n{results.text(row[results.score])}" for row in runs]
     dots = series_of("runs", [row[results.score] for row in runs], "points", labels)
     name = f"by-{re.sub('[^a-z0-9_]', '-', key)}"
     spec = chart(name, f"{results.metric.name} by {key}", about, key, results.label, at, [mean, dots])
@@ -94,7 +94,7 @@ def _heat(results: Results, value: str) -> Drawn:
     title = results.label if is_score else TRAIN_TIME
     down, across = pivot.values[0], pivot.values[1] if len(keys) == 2 else [None]
     cells = [[_cell(pivot, (row, column) if len(keys) == 2 else (row,)) for column in across] for row in down]
-    heads = ([value_words(row) for row in down], [value_words(column) if len(keys) == 2 else "" for column in across])
+    heads = ([value_text(row) for row in down], [value_text(column) if len(keys) == 2 else "" for column in across])
     has_best = any(cell.is_best for cell in pivot.cells.values())
     framed = "the best is framed" if has_best else "no best, as the runs are suspect"
     about = f"mean, sd and n of the runs in a cell; {framed}"
@@ -108,8 +108,8 @@ def _cell(pivot: table_groups.Pivot, at: tuple[Any, ...]) -> heat.Cell | None:
         return None
     if cell.mean is None:
         return heat.Cell(None, f"{cell.num_lost} failed")
-    sd = "" if cell.sd is None else f"±{pivot.words(cell.sd)}, "
-    return heat.Cell(cell.mean, pivot.words(cell.mean), f"{sd}n={cell.n}{cell.lost}", cell.is_best)
+    sd = "" if cell.sd is None else f"±{pivot.text(cell.sd)}, "
+    return heat.Cell(cell.mean, pivot.text(cell.mean), f"{sd}n={cell.n}{cell.lost}", cell.is_best)
 
 
 def write(folder: Path | str, results: sweep_results.Results | None = None) -> Path:
@@ -197,7 +197,7 @@ def _groups(results: Results) -> Table:
     names = (f"{results.score}_mean", f"{results.score}_sd", *speeds)
     rows = [
         [
-            *(value_words(group[key]) for key in results.keys),
+            *(value_text(group[key]) for key in results.keys),
             str(group["n"]),
             *(_number(group, name) for name in names),
             code(group["config_id"]),
@@ -220,7 +220,7 @@ def _groups(results: Results) -> Table:
 
 
 def _number(row: Mapping[str, Any], name: str) -> str | None:
-    return None if row[name] is None else number_words(name, row[name])
+    return None if row[name] is None else number_text(name, row[name])
 
 
 def _lost(results: Results, at: Path) -> list[Block]:
@@ -236,7 +236,7 @@ def _runs(results: Results, at: Path) -> Table:
     rows = [
         [
             _link(results, row, at),
-            *(value_words(row[key]) for key in results.axes),
+            *(value_text(row[key]) for key in results.axes),
             run_page.state(row),
             *(_number(row, name) for name in (results.score, "train_s")),
         ]

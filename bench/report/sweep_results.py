@@ -18,7 +18,7 @@ from bench.record.rows import Row, row_of
 from bench.record.shape import Record
 from bench.report import table_columns, table_groups, table_text
 from bench.report.table_columns import TableRow
-from bench.report.table_text import number_words, value_words
+from bench.report.table_text import number_text, value_text
 from bench.web.document import Table
 
 SEED = "seed"
@@ -49,8 +49,8 @@ class Results:
         """The metric with its unit, for an axis."""
         return self.metric.label
 
-    def words(self, value: float | None) -> str:
-        return "" if value is None else number_words(self.score, value)
+    def text(self, value: float | None) -> str:
+        return "" if value is None else number_text(self.score, value)
 
     @property
     def keys(self) -> list[str]:
@@ -152,9 +152,9 @@ def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> 
     killed = [[row[key] for key in axes] for row in rows if row["run_id"] not in numbers]  # before they were kept
     not_run = []
     for point in points:
-        of_point = sweep.values(point.overrides)
+        settings = sweep.values(point.overrides)
         has_run = point.folder is not None and point.folder.name in ran
-        if not has_run and [of_point.get(key) for key in axes] not in killed:
+        if not has_run and [settings.get(key) for key in axes] not in killed:
             not_run.append(point.overrides)
     results = Results(facts, axes, rows, folders, not_run)
     if len({row["metric"] for row in rows}) == 1 and rows[0]["metric"] != VAL_LOSS.name:
@@ -200,8 +200,8 @@ def table(results: Results) -> list[str]:
         f"{len(results.ranked)} configs, {first} mean {results.metric.name} first; score_change is against the first"
     )
     times = () if all_beside else TIMES  # such times are not eligible
-    of_each = results.facts["points"]
-    common = [word for word in of_each[0] if all(word in words for words in of_each)] if of_each else []
+    points = results.facts["points"]
+    common = [word for word in points[0] if all(word in overrides for overrides in points)] if points else []
     typed = [f"settings of all: {' '.join(common)}"] if common else []  # for a reader who did not type it
     scores = f"{results.score}_mean", f"{results.score}_sd", "score_change", "score_ci95"
     columns = [*results.keys, "n", *scores, *times, "config_id"]
@@ -220,10 +220,10 @@ def suspects(results: Results) -> str:
     if not suspect:
         return ""
     reason = _record(results, suspect[0])["validity_reasons"][0]
-    of_all = f"{len(suspect)} of {len(complete)} complete runs are suspect ({reason})"
+    counts = f"{len(suspect)} of {len(complete)} complete runs are suspect ({reason})"
     doubted = sum(bool(row["script_doubt"]) for row in suspect)
     trust = f"the losses of {doubted} are doubted too" if doubted else "trust their losses, not their times"
-    return f"{of_all}: {trust}"
+    return f"{counts}: {trust}"
 
 
 def _record(results: Results, row: TableRow) -> Record:
@@ -236,7 +236,7 @@ def effects_table(results: Results) -> list[Table]:
     for pivot in results.effects() if len(results.keys) > 1 else []:
         for (value,), cell in pivot.cells.items():
             name, best = pivot.keys[0] if value == pivot.values[0][0] else "", "best" if cell.is_best else ""
-            rows.append([name, value_words(value), pivot.words(cell.mean), f"{cell.n}{cell.lost}", best])
+            rows.append([name, value_text(value), pivot.text(cell.mean), f"{cell.n}{cell.lost}", best])
     heads = ("setting", "value", f"{results.metric.name}_mean", "n", "")
     about = "mean over all runs with a value, whatever their other settings; what matters most first"
     return [Table(heads, rows, [False, False, True, True, False], about, style="tight")] if rows else []
@@ -248,8 +248,8 @@ def best(results: Results) -> str:
     if len(groups) < 2:
         return ""
     first, second = groups[:2]
-    mean, sd = results.words(first[f"{results.score}_mean"]), first[f"{results.score}_sd"]
-    spread = f"mean of {first['n']} runs, sd {results.words(sd)}" if sd is not None else "one run"
+    mean, sd = results.text(first[f"{results.score}_mean"]), first[f"{results.score}_sd"]
+    spread = f"mean of {first['n']} runs, sd {results.text(sd)}" if sd is not None else "one run"
     which = f"{values(results, first)}, {results.metric.name} {mean} ({spread})"
     return f"best of {len(groups)}: {which}; {_ahead(results, first, second)}"
 
@@ -266,8 +266,8 @@ def _ahead(results: Results, first: TableRow, second: TableRow) -> str:
     if interval is None:
         return f"{by}, and without repeats it is unknown whether by chance: sweep seed=0,1,2 too"
     low, high = sorted(sign * edge for edge in interval)
-    words = f"95 % interval {low:+.4f} to {high:+.4f}"
-    return f"{by} ({words})" if low > 0 else f"{by}, which these runs do not tell apart ({words})"
+    interval_text = f"95 % interval {low:+.4f} to {high:+.4f}"
+    return f"{by} ({interval_text})" if low > 0 else f"{by}, which these runs do not tell apart ({interval_text})"
 
 
 def why(results: Results) -> str:
@@ -276,12 +276,12 @@ def why(results: Results) -> str:
     if not effects:
         return ""
     parts = [
-        f"{pivot.keys[0]} {results.words(results.range_of(pivot))} (best {_best_value(pivot)})" for pivot in effects
+        f"{pivot.keys[0]} {results.text(results.range_of(pivot))} (best {_best_value(pivot)})" for pivot in effects
     ]
     sd, noise = results.sd_of_repeats, ""
     if sd is not None:
         less = [pivot.keys[0] for pivot in effects if results.range_of(pivot) < sd]
-        noise = f"; repeats of one config differ by sd {results.words(sd)}"
+        noise = f"; repeats of one config differ by sd {results.text(sd)}"
         noise += f", more than {' and '.join(less)} made" * bool(less)
     uneven = any(len({cell.n for cell in pivot.cells.values()}) > 1 for pivot in effects)
     doubt = "; not every combination ran: the means are of unlike runs" if uneven else ""
@@ -299,28 +299,28 @@ def _best_value(pivot: table_groups.Pivot) -> str:
     is_edge = best in (values[0], values[-1]) and len(values) > 2
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
     edge = "least" if best == values[0] else "greatest"
-    return value_words(best) + f", the {edge} that was tried: try beyond it" * (is_edge and numbers)
+    return value_text(best) + f", the {edge} that was tried: try beyond it" * (is_edge and numbers)
 
 
 def confirm(results: Results) -> str:
     """What to type to confirm the best; "" for fewer than two configs."""
     if len(results.trusted) < 2:
         return ""
-    words = f"./run.sh race --from-sweep {results.facts['sweep_id']} --top 2 n=5"
-    return f"the best of many is the luckiest too; with fresh seeds, alone on the machine: {words}"
+    command = f"./run.sh race --from-sweep {results.facts['sweep_id']} --top 2 n=5"
+    return f"the best of many is the luckiest too; with fresh seeds, alone on the machine: {command}"
 
 
 def values(results: Results, row: Mapping[str, Any]) -> str:
     """optim.lr=0.003 model.num_layers=1."""
-    return " ".join(f"{key}={value_words(row[key])}" for key in results.keys)
+    return " ".join(f"{key}={value_text(row[key])}" for key in results.keys)
 
 
-def ended(results: Results, page: Path, all_complete: int, all_asked: int) -> str:
+def ended(results: Results, page: Path, all_complete: int, all_requested: int) -> str:
     """How many are complete, which failed or did not begin and why, and where to look: several lines."""
-    lines = [f"{all_complete} of {all_asked} complete"]
+    lines = [f"{all_complete} of {all_requested} complete"]
     lines += _first([_lost(results, row) for row in results.lost])
     lines += filter(None, [again(results)])
-    lines += _first([f"not begun: {' '.join(words)}" for words in results.not_run])
+    lines += _first([f"not begun: {' '.join(overrides)}" for overrides in results.not_run])
     lines.append(f"{shown(page)}; ./run.sh table --sweep {results.facts['sweep_id']}")
     return f"\n{' ' * (MARK_WIDTH + GAP)}".join(lines)
 

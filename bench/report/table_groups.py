@@ -17,7 +17,7 @@ from bench.compare.eligibility import index_of_runs
 from bench.record import certificates, configs
 from bench.report import table_columns
 from bench.report.table_columns import Columns, TableRow, rank
-from bench.report.table_text import number_words, value_words
+from bench.report.table_text import number_text, value_text
 from bench.web.document import Block, Lines, Table, texts
 
 GROUPED = (
@@ -66,7 +66,7 @@ def members_of(rows: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]
     A run that did not complete may not know its comparability_id; it is counted with its siblings of the same track,
     config and source.
     """
-    complete, incomplete, of_family = defaultdict(list), defaultdict(list), defaultdict(list)
+    complete, incomplete, keys_of_family = defaultdict(list), defaultdict(list), defaultdict(list)
     for row in rows:
         family = (row["track"], row["config_id"] or row["name"], row["source_sha256"])  # a log knows no config
         if row["status"] == "complete":
@@ -74,9 +74,9 @@ def members_of(rows: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]
         else:
             incomplete[family].append(row)
     for key in complete:
-        of_family[key[:3]].append(key)
+        keys_of_family[key[:3]].append(key)
     for family, members in incomplete.items():
-        siblings = of_family[family]
+        siblings = keys_of_family[family]
         for row in members:
             own = (*family, row["comparability_id"])
             complete[own if own in siblings or not siblings else siblings[-1]].append(row)
@@ -188,9 +188,9 @@ class Pivot:
     cells: dict[tuple[Any, ...], Cell]
     over: list[str]
 
-    def words(self, number: float | None, more: int = 0) -> str:
+    def text(self, number: float | None, more: int = 0) -> str:
         """A mean or a standard deviation, with so many decimals more; "" for None."""
-        return "" if number is None else number_words(self.value, number, more)
+        return "" if number is None else number_text(self.value, number, more)
 
 
 def pivot_of(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], value: str, goal: Metric | None = None) -> Pivot:
@@ -210,9 +210,9 @@ def pivot_of(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], value: str,
         mean = stats.mean(numbers) if numbers else None
         cells[at] = Cell(len(numbers), mean, stats.sd(numbers), len(members[at]) - len(numbers))
     means = {at: cell.mean for at, cell in cells.items() if cell.mean is not None and may_be_best(members[at], value)}
-    of_goal = goal if value == "score" else None
-    if means and (of_goal or value in (*LOWER, *HIGHER)):
-        is_lower = of_goal.sign > 0 if of_goal else value in LOWER
+    goal = goal if value == "score" else None
+    if means and (goal or value in (*LOWER, *HIGHER)):
+        is_lower = goal.sign > 0 if goal else value in LOWER
         best = (min if is_lower else max)(means, key=lambda at: means[at])
         cells[best] = replace(cells[best], is_best=True)
     over: dict[str, None] = {}  # settings that differ within a cell, and the seed
@@ -220,7 +220,7 @@ def pivot_of(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], value: str,
         over |= dict.fromkeys(["seed"] * (len({row["seed"] for row in inside}) > 1) + configs.varied(inside))
     sides = [sorted({at[number] for at in cells}, key=rank) for number in range(len(keys))]
     return Pivot(
-        value, of_goal.name if of_goal else value, list(keys), sides, cells, [name for name in over if name not in keys]
+        value, goal.name if goal else value, list(keys), sides, cells, [name for name in over if name not in keys]
     )
 
 
@@ -238,27 +238,27 @@ def pivot_blocks(pivot: Pivot) -> list[Block]:
         for value in down:
             cell = pivot.cells[value,]
             best = "best" if cell.is_best else ""
-            numbers = pivot.words(cell.mean), pivot.words(cell.sd, 1), f"{cell.n}{cell.lost}"
-            lines.append([value_words(value), *numbers, best])
+            numbers = pivot.text(cell.mean), pivot.text(cell.sd, 1), f"{cell.n}{cell.lost}"
+            lines.append([value_text(value), *numbers, best])
     else:
         across = pivot.values[1]
-        heads, right = [" \\ ".join(pivot.keys), *map(value_words, across)], [numeric, *[True] * len(across)]
-        lines = [[value_words(head), *(_cell_words(pivot, (head, column)) for column in across)] for head in down]
+        heads, right = [" \\ ".join(pivot.keys), *map(value_text, across)], [numeric, *[True] * len(across)]
+        lines = [[value_text(head), *(_cell_text(pivot, (head, column)) for column in across)] for head in down]
     about = f"{pivot.label}: mean, sd, n" if len(pivot.keys) == 1 else f"{pivot.label}: mean ± sd, n runs; * the best"
     about += f"; over {', '.join(pivot.over)}" if pivot.over else ""
     about += "; failed: also aborted or invalid" if any(cell.num_lost for cell in pivot.cells.values()) else ""
     return [Table(heads, lines, right), Lines([about])]
 
 
-def _cell_words(pivot: Pivot, at: tuple[Any, ...]) -> str:
+def _cell_text(pivot: Pivot, at: tuple[Any, ...]) -> str:
     """E.g. * 3.9123 ±0.0021 n=2"""
     cell = pivot.cells.get(at)
     if cell is None:
         return ""
     if cell.mean is None:
         return f"-{cell.lost}"
-    spread = "" if cell.sd is None else f" ±{pivot.words(cell.sd)}"
-    return f"{'* ' if cell.is_best else ''}{pivot.words(cell.mean)}{spread} n={cell.n}{cell.lost}"
+    spread = "" if cell.sd is None else f" ±{pivot.text(cell.sd)}"
+    return f"{'* ' if cell.is_best else ''}{pivot.text(cell.mean)}{spread} n={cell.n}{cell.lost}"
 
 
 def rows_of_pivot(pivot: Pivot) -> list[dict[str, Any]]:

@@ -139,7 +139,7 @@ def _cell(row: Mapping[str, Any], column: str) -> str:
         return f"[{value[0]:+.{digits}f}, {value[1]:+.{digits}f}]" if "_ci95" in column else " ".join(map(str, value))
     if column.endswith(("_change_pct", "_change")):
         return f"{value:+.{_decimals(column)}f}"
-    return number_words(column, value) if isinstance(value, float) else str(value)
+    return number_text(column, value) if isinstance(value, float) else str(value)
 
 
 def as_json(rows: Rows, columns: Sequence[str]) -> str:
@@ -155,12 +155,12 @@ def print_csv(rows: Rows, columns: Sequence[str]) -> None:
     print(escape.csv_text([columns, *cells]), end="")
 
 
-def number_words(column: str, value: float, more: int = 0) -> str:
+def number_text(column: str, value: float, more: int = 0) -> str:
     """A number as its column shows it, with so many decimals more."""
     return f"{value:,.{_decimals(column) + more}f}"
 
 
-def value_words(value: object) -> str:
+def value_text(value: object) -> str:
     """A setting's value as its column shows it; none for null."""
     if value is None:
         return "none"

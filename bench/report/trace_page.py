@@ -98,18 +98,18 @@ def panels_of(answer: Answer, id: str) -> list[Panel]:
     """Drawings in the order of the page; id: what theirs begin with."""
     ranks = dict(list(answer["ranks"].items())[:MAX_RANKS])
     number, rank = next(iter(ranks.items()))
-    of_rank = f"rank {number} of {len(answer['ranks'])}" if len(answer["ranks"]) > 1 else ""
+    which = f"rank {number} of {len(answer['ranks'])}" if len(answer["ranks"]) > 1 else ""
     panels = [
         *_times(ranks, id),
         *_overlap(ranks, id),
         *_idle(ranks, id),
         *_collective(answer["overall"], id),
-        *_steps(rank, of_rank, id),
-        *_kernels(rank, of_rank, id),
-        *_host(rank, of_rank, id),
-        *_gap(rank, of_rank, id),
-        *_critical_path(rank, of_rank, id),
-        *_critical_links(rank, of_rank, id),
+        *_steps(rank, which, id),
+        *_kernels(rank, which, id),
+        *_host(rank, which, id),
+        *_gap(rank, which, id),
+        *_critical_path(rank, which, id),
+        *_critical_links(rank, which, id),
     ]
     return [panel for panel in panels if panel.lanes]
 
@@ -171,7 +171,7 @@ def _idle(ranks: Mapping[str, Answer], id: str) -> Panels:
     yield Panel(f"{id}idle", "Idle time by its cause", about, "ms", lanes, names)
 
 
-def _steps(rank: Answer, of_rank: str, id: str) -> Panels:
+def _steps(rank: Answer, which: str, id: str) -> Panels:
     lanes = []
     for line in rank["steps"][:MAX_STEPS]:
         compute, exposed = ms_from_us(line["compute_us"]), ms_from_us(line["exposed_comm_us"])
@@ -188,7 +188,7 @@ def _steps(rank: Answer, of_rank: str, id: str) -> Panels:
             lanes.append(Lane(f"step {line['step']}", caption, bars))
     names = [(COMPUTE, "compute"), (COMMUNICATION, "exposed communication"), (COPY, "copies alone")]
     if len(lanes) > 1:
-        yield Panel(f"{id}steps", "Steps", of_rank or "what the host launched in each", "ms", lanes, names)
+        yield Panel(f"{id}steps", "Steps", which or "what the host launched in each", "ms", lanes, names)
 
 
 def _ranked(id: str, title: str, about: str, lines: Iterable[Ranked], names: Sequence[tuple[str, str]] = ()) -> Panels:
@@ -200,19 +200,19 @@ def _ranked(id: str, title: str, about: str, lines: Iterable[Ranked], names: Seq
     yield Panel(id, title, about, "ms", lanes, names)
 
 
-def _kernels(rank: Answer, of_rank: str, id: str) -> Panels:
+def _kernels(rank: Answer, which: str, id: str) -> Panels:
     total_us = sum(line["sum_us"] for line in rank["kernels"]) or 1.0
     lines = [
         (short(k["name"]), k["sum_us"], 100 * k["sum_us"] / total_us, f", {k['count']:,} times", OF_TYPE[k["type"]])
         for k in rank["kernels"][:NUM_LINES]
     ]
     names = [(OF_TYPE[kind], name) for kind, name in zip(OF_TYPE, TYPES)]
-    yield from _ranked(f"{id}kernels", "Kernels that take longest", of_rank, lines, names)
+    yield from _ranked(f"{id}kernels", "Kernels that take longest", which, lines, names)
     lines = [(c["category"], c["sum_us"], c["pct"], f", {c['count']:,} kernels", COMPUTE) for c in rank["categories"]]
-    yield from _ranked(f"{id}categories", "Kernels by what they do", of_rank, lines)
+    yield from _ranked(f"{id}categories", "Kernels by what they do", which, lines)
 
 
-def _host(rank: Answer, of_rank: str, id: str) -> Panels:
+def _host(rank: Answer, which: str, id: str) -> Panels:
     """For a trace without a device, operators by own time and modules; for any trace, phases."""
     if not rank["num_device_rows"]:
         by_time = sorted(rank["operators"], key=lambda line: -line["self_cpu_us"])
@@ -222,22 +222,22 @@ def _host(rank: Answer, of_rank: str, id: str) -> Panels:
             shapes = f", {plain(o['shapes'], 40)}" if o["shapes"] else ""
             more = f", {o['count']:,} times{shapes}"
             lines.append((plain(o["name"]), o["self_cpu_us"], 100 * o["self_cpu_us"] / total_us, more, COMPUTE))
-        yield from _ranked(f"{id}operators", "Operators by their own time", of_rank, lines)
+        yield from _ranked(f"{id}operators", "Operators by their own time", which, lines)
     lines = []
     for phase in rank["phases"]:
         device = f", {ms_from_us(phase['device_us']):.2f} ms on the device" if rank["num_device_rows"] else ""
         lines.append((phase["phase"], phase["host_us"], None, device, HOST))
-    yield from _ranked(f"{id}phases", "Phases on the host", of_rank, lines)
+    yield from _ranked(f"{id}phases", "Phases on the host", which, lines)
     time = "device_us" if rank["num_device_rows"] else "cpu_us"
     lines = [(plain(line["module"]), line[time], None, "", COMPUTE) for line in rank["modules"][:NUM_LINES]]
-    yield from _ranked(f"{id}modules", "By nn.Module", of_rank, lines)
+    yield from _ranked(f"{id}modules", "By nn.Module", which, lines)
 
 
-def _critical_path(rank: Answer, of_rank: str, id: str) -> Panels:
-    of_steps = rank["critical_path_of_steps"]
-    mean = {key: sum(path[key] for path in of_steps) for key in (*(f"{name}_us" for name, _ in PATH), "span_us")}
+def _critical_path(rank: Answer, which: str, id: str) -> Panels:
+    paths = rank["critical_path_of_steps"]
+    mean = {key: sum(path[key] for path in paths) for key in (*(f"{name}_us" for name, _ in PATH), "span_us")}
     lanes = []
-    for label, path, num in (("the whole trace", rank["critical_path"], 1), ("a step", mean, len(of_steps))):
+    for label, path, num in (("the whole trace", rank["critical_path"], 1), ("a step", mean, len(paths))):
         if path["span_us"]:
             shares = [(100 * path[f"{name}_us"] / path["span_us"], colour, name) for name, colour in PATH]
             caption = ", ".join(f"{name} {pct:.1f} %" for pct, _, name in shares if pct >= 0.05)
@@ -266,8 +266,8 @@ def _collective(overall: Answer, id: str) -> Panels:
         yield _timeline(f"{id}collective", "Ranks around the slowest collective", about, picture, lanes)
 
 
-def _gap(rank: Answer, of_rank: str, id: str) -> Panels:
-    """Yields the drawing of the device's largest gap; of_rank: which rank it is, "" where there is only one."""
+def _gap(rank: Answer, which: str, id: str) -> Panels:
+    """Yields the drawing of the device's largest gap; which: which rank it is, "" where there is only one."""
     picture = rank["pictures"]["gap"]
     if picture:
         lanes = [
@@ -276,15 +276,13 @@ def _gap(rank: Answer, of_rank: str, id: str) -> Panels:
         ]
         gap = rank["gaps"][0]
         host, after = plain(gap["host"] or "nothing recorded"), short(gap["after"])
-        about = (
-            f"{of_rank}{': ' * bool(of_rank)}{ms_from_us(gap['us']):.3f} ms, the host was in {host}; then came {after}"
-        )
+        about = f"{which}{': ' * bool(which)}{ms_from_us(gap['us']):.3f} ms, the host was in {host}; then came {after}"
         marks = [(ms_from_us(picture["start_us"]), "the dashed lines are where the gap begins and ends")]
         marks += [(ms_from_us(picture["start_us"] + picture["gap_us"]), "")]
         yield _timeline(f"{id}gap", "The device's largest gap", about, picture, lanes, marks)
 
 
-def _critical_links(rank: Answer, of_rank: str, id: str) -> Panels:
+def _critical_links(rank: Answer, which: str, id: str) -> Panels:
     """Yields the drawing of a critical path link by link, a lane a kind."""
     links = rank["pictures"]["critical_path"]
     if links:
@@ -292,13 +290,13 @@ def _critical_links(rank: Answer, of_rank: str, id: str) -> Panels:
         for kind, (name, colour) in enumerate(PATH):
             bars = [
                 Bar(ms_from_us(start), ms_from_us(start + us), colour, f"{short(links['names'][index])}: {us:,.1f} us")
-                for start, us, of_kind, index in links["bars"]
-                if of_kind == kind
+                for start, us, bar_kind, index in links["bars"]
+                if bar_kind == kind
             ]
             if bars:
                 drawn.append(Lane(name, f"{sum(bar.end - bar.start for bar in bars):.2f} ms", bars))
         what = "of the whole trace" if links["step"] is None else f"of step {links['step']}, the longest"
-        about = f"{of_rank}{': ' * bool(of_rank)}what the device's end waited for at each moment"
+        about = f"{which}{': ' * bool(which)}what the device's end waited for at each moment"
         title, end_ms = f"Critical path {what}", ms_from_us(links["us"])
         yield Panel(f"{id}critical-links", title, about, "ms", drawn, end=end_ms, is_wide=True)
 

@@ -179,8 +179,8 @@ def basis(against: Against) -> list[Block]:
 def panels(against: Against, names: Sequence[str]) -> list[forest.Panel]:
     """A panel a measure that has a change, a row a candidate.  names: all arms, in the order of the charts' series."""
     metric = wording.metric_of(next(iter(against.values()), {}))
-    of_metric = ("val_loss", metric.name, ("better", "worse") if metric.sign > 0 else ("worse", "better"))
-    chosen = [of_metric if panel[0] == "val_loss" else panel for panel in PANELS]
+    metric_panel = ("val_loss", metric.name, ("better", "worse") if metric.sign > 0 else ("worse", "better"))
+    chosen = [metric_panel if panel[0] == "val_loss" else panel for panel in PANELS]
     shown = [_panel(key, title, ways, against, names) for key, title, ways in chosen]
     return [panel for panel in shown if panel.rows]
 

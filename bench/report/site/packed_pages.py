@@ -215,11 +215,11 @@ def making_curves(site: Path, runs: Iterable[tuple[str, Row]]) -> Iterator[Calla
     by_id = sorted({row["run_id"]: (folder, row) for folder, row in runs}.items())
     folder, max_points = site / "curves", curves.points_of(len(by_id))
     folder.mkdir(parents=True, exist_ok=True)
-    files = _files([(run_id, of_run) for run_id, (of_run, _) in by_id])
+    files = _files([(run_id, run_path) for run_id, (run_path, _) in by_id])
     made = atomic.read_json(folder / MADE, {}, plain_file.MAX_LINES_BYTES)
     stamps = {}
     for name, part in files.items():
-        changed = [[run_id, _changed_ns(f"{of_run}/steps.csv")] for run_id, of_run in part]
+        changed = [[run_id, _changed_ns(f"{run_path}/steps.csv")] for run_id, run_path in part]
         stamps[name] = [_version(), max_points, *changed]
     stale = [name for name in files if made.get(name) != stamps[name] or not (folder / f"{name}.js").exists()]
     for path in folder.glob("*.js"):
@@ -258,8 +258,8 @@ def _files(runs: Runs) -> dict[str, Runs]:
 
 def _write_curves(max_points: int, metrics: Mapping[str, str], job: tuple[Path, Runs]) -> None:
     path, runs = job
-    of_runs = {}
+    curves_by_run = {}
     for run_id, folder in runs:
         with contextlib.suppress(ValueError):  # damaged: the page says that it has no such values
-            of_runs[run_id] = curves.curves_of_run(folder, max_points, metrics.get(run_id, VAL_LOSS.name))
-    atomic.write_text(path, f'addCurves("{_deflated(of_runs, 3)}");\n', durable=False)
+            curves_by_run[run_id] = curves.curves_of_run(folder, max_points, metrics.get(run_id, VAL_LOSS.name))
+    atomic.write_text(path, f'addCurves("{_deflated(curves_by_run, 3)}");\n', durable=False)
