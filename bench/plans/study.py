@@ -81,7 +81,7 @@ def begin(words: Sequence[str], command: list[str], results: Path, anyway: bool)
     sweep_id = f"study-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]}"
     if (results / sweep.FOLDER / sweep_id / sweep.STUDY).exists():
         study = sweep.read_study(results / sweep.FOLDER / sweep_id)
-    budget_s = _of_budget(study, budget) if study["num_trials"] is None else None
+    budget_s = _budget_s(study, budget) if study["num_trials"] is None else None
     if budget_s is not None:
         ids = [known["config_id"] for known in facts.values()]
         if (known_s := earlier_s(tracks, ids)).keys() >= set(ids):
@@ -148,7 +148,7 @@ def _start(words: list[str], arm: str, tune: str) -> float:
     return float(value)
 
 
-def _of_budget(study: sweep.Study, budget: str) -> float | None:
+def _budget_s(study: sweep.Study, budget: str) -> float | None:
     """Seconds, or None: it is a number of trials or tokens, and study has its trials now.  ValueError."""
     found = BUDGET.fullmatch(budget)
     if found is None:

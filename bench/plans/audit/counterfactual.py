@@ -141,12 +141,12 @@ def floor_nats(num_alphabet: int, eos_frac: float, num_tokens: int) -> float:
     A contestant chooses which ones it validates on, so how many of them end documents is not known.  Where these are
     the likelier tokens, there are at most so many as Bernstein's inequality allows at stats.E_VALUE_ALPHA.
     """
-    of_others = math.log(num_alphabet / (1 - eos_frac))
-    if eos_frac == 0 or -math.log(eos_frac) >= of_others:
-        return of_others
+    others_nats = math.log(num_alphabet / (1 - eos_frac))
+    if eos_frac == 0 or -math.log(eos_frac) >= others_nats:
+        return others_nats
     expected = eos_frac * num_tokens
     most = expected + math.sqrt(2 * expected * stats.MIN_LOG_E_VALUE) + stats.MIN_LOG_E_VALUE / 3
-    return of_others - (of_others + math.log(eos_frac)) * min(1.0, most / num_tokens)
+    return others_nats - (others_nats + math.log(eos_frac)) * min(1.0, most / num_tokens)
 
 
 def _judge_random_training(facts: Mapping[str, Any], claimed_nats: float, lowest: float) -> dict[str, Any]:

@@ -53,8 +53,8 @@ def refusal(job: Job) -> str | None:
         failure = run["failure"]
         return f"it fails: {failure['message']}" if failure["kind"] in OF_CONTESTANT else None
     run["validity"], run["validity_reasons"] = validity.validity({**run, "audit": None})
-    of_machine = row_of(cast(Any, run))["machine_doubts"]
-    reasons = [reason for reason in run["validity_reasons"] if reason not in of_machine]
+    machine_doubts = row_of(cast(Any, run))["machine_doubts"]
+    reasons = [reason for reason in run["validity_reasons"] if reason not in machine_doubts]
     if reasons:
         return reasons[0]
     nats = list(step_files.validations(run["folder"]).values())

@@ -66,7 +66,7 @@ def document(folder: Path | str, staircase: Staircase) -> Document:
     about = [f"size {staircase['size']}: {staircase['about']}", f"track {staircase['track']}"]
     about += [race["status"].replace("_", " "), race["started_at"], link(staircase["race_id"], "race.html")]
     verdicts = Counter(rung["step"]["verdict"].replace("_", " ") for rung in rungs if rung["step"])
-    of_each = ", ".join(f"{num} {verdict}" for verdict, num in verdicts.items())
+    counts = ", ".join(f"{num} {verdict}" for verdict, num in verdicts.items())
     changes = text_table.counted(len(rungs) - 1, "change")
     folders = {}
     for rung in rungs:
@@ -82,7 +82,7 @@ def document(folder: Path | str, staircase: Staircase) -> Document:
         Section("Curves", [Columns([Chart(spec) for spec in curves.arm_charts(folders)])]),
         Section("What this size changes", [Lines([request.KEPT]), folded], is_page_only=True),
     ]
-    verdict = Verdict(f"{changes} against the rung below, by time to the target: {of_each}", "")
+    verdict = Verdict(f"{changes} against the rung below, by time to the target: {counts}", "")
     return Document(title, [verdict], blocks, staircase, f"{title}, {staircase['size']}", about)
 
 
@@ -257,8 +257,8 @@ def csv_rows(staircase: Staircase) -> list[dict[str, Any]]:
         row = {"rung": known["name"], "what": known["what"], "num_runs": len(rung["runs"])}
         row |= {"num_reached": rung["num_reached"], "verdict": step and step["verdict"]}
         row["why"] = "; ".join(step["why"]) if step else ""
-        for key, (of_step, end) in CHANGES.items():
-            level, numbers = rung["levels"][key], step[of_step] if step else {}
+        for key, (step_key, end) in CHANGES.items():
+            level, numbers = rung["levels"][key], step[step_key] if step else {}
             low, high = level["ci95"] or (None, None)
             change_low, change_high = numbers.get(f"ci95{end}") or (None, None)
             key = key if end else metric.name

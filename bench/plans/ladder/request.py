@@ -133,10 +133,10 @@ def forecast(size: Size, fitted: Sequence[Fitted], request: Mapping[str, Any]) -
 def forecast_text(forecast: Mapping[str, Any]) -> str:
     """For a terminal."""
     rungs, num_known = forecast["rungs"], forecast["num_known"]
-    of_about: dict[str, list[str]] = {}
+    names_by_time: dict[str, list[str]] = {}
     for name, rung in rungs.items():
-        of_about.setdefault(format_about_s(rung["run_s"]), []).append(name)
-    each = ", ".join(f"{about} ({spans(names, list(rungs))})" for about, names in of_about.items())
+        names_by_time.setdefault(format_about_s(rung["run_s"]), []).append(name)
+    each = ", ".join(f"{about} ({spans(names, list(rungs))})" for about, names in names_by_time.items())
     source = f"by earlier runs of {num_known} of {len(rungs)} rungs, the rest is a guess"
     if num_known in (0, len(rungs)):
         source = "by earlier runs here" if num_known else "a guess: none has run here"

@@ -215,8 +215,8 @@ def _scaled(
     is_own = any(override.startswith("data.batch_tokens=") for override in given)
     batch = sized.data.batch_tokens if is_own else round(record.data.batch_tokens * batch_frac)
 
-    def row(tokens: int, of_tokens: int) -> int:
-        return min(max(1, round(tokens * row_frac)), of_tokens // num_ranks)
+    def row(tokens: int, batch_tokens: int) -> int:
+        return min(max(1, round(tokens * row_frac)), batch_tokens // num_ranks)
 
     wanted: dict[str, Any] = {"data.batch_tokens": batch, "data.seq_len": row(record.data.seq_len, batch)}
     if record.goal.val_seq_len is not None:
@@ -229,11 +229,11 @@ def _scaled(
     stages, steps_frac = [], sized.goal.num_steps / record.goal.num_steps
     for stage in record.stages or ():
         values = {key: value for key, value in asdict(stage).items() if value is not None}
-        of_step = batch
+        batch_tokens = batch
         if stage.batch_tokens is not None:
-            values["batch_tokens"] = of_step = round(stage.batch_tokens * batch_frac)
+            values["batch_tokens"] = batch_tokens = round(stage.batch_tokens * batch_frac)
         if stage.seq_len is not None:
-            values["seq_len"] = row(stage.seq_len, of_step)
+            values["seq_len"] = row(stage.seq_len, batch_tokens)
         values |= {key: round(values[key] * row_frac) for key in IN_A_ROW if key in values}
         if stage.until_step is not None:
             values["until_step"] = max(1, round(stage.until_step * steps_frac))

@@ -171,10 +171,10 @@ def _target(
     ]
     if not finals:
         return None, f"no run of {rung} is complete, and the target would have been what it reaches"
-    of_runs = text_table.counted(len(finals), "run")
+    all_runs = text_table.counted(len(finals), "run")
     worst = metric.sign * max(metric.sign * final for final in finals)
     word = "highest" if metric.sign > 0 else "lowest"
-    return worst, f"the {word} final {metric.name} of {rung}, of {of_runs}"
+    return worst, f"the {word} final {metric.name} of {rung}, of {all_runs}"
 
 
 def _timed(arms: Mapping[str, Arm]) -> set[str]:

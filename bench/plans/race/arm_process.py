@@ -137,9 +137,9 @@ def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
             jobs[number] = _job(overrides)
         except ValueError as error:
             refused[number] = str(error)
-    of_ours = [number for number, job in jobs.items() if job.script is None]
-    whys = own_model.refusals([jobs[number].config for number in of_ours])
-    refused |= {number: why for number, why in zip(of_ours, whys, strict=True) if why}
+    ours = [number for number, job in jobs.items() if job.script is None]
+    whys = own_model.refusals([jobs[number].config for number in ours])
+    refused |= {number: why for number, why in zip(ours, whys, strict=True) if why}
     env, foreign_cores = machine.environment(), preflight.sample_foreign_cores(ready.SAMPLE_S)
     facts = [{"refused": refused.get(number)} for number in range(len(arms))]
     for number in jobs.keys() - refused.keys():

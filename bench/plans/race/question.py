@@ -26,7 +26,7 @@ def chosen(facts: Facts, judged: str) -> tuple[str, str]:
     if any((known.get("row") or {}).get("budget") for known in facts.values()):
         return "loss", "every run has the same budget"
     first, *others = [known.get("changes_losses") or {} for known in facts.values()]  # {}: an older revision's
-    differing = [name for name in first if any(of_arm and of_arm[name] != first[name] for of_arm in others)]
+    differing = [name for name in first if any(changes and changes[name] != first[name] for changes in others)]
     has_target = not any(_lacks_target(facts))
     if unequal := next(_unequal(facts), None):
         return ("time_to_target" if has_target else "time"), unequal

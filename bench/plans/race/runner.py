@@ -289,7 +289,7 @@ def searched(race: State) -> searching.Finding:
 
 def result_of(race: State, diagnose: bool = True) -> race_folder.Result:
     """The verdicts by the runs so far.  diagnose: with where the time went."""
-    of_race: dict[str, Any] = {"plan": race.plan, "race": race.race_id, "unplanned_look": race.has_unplanned_look}
+    race_facts: dict[str, Any] = {"plan": race.plan, "race": race.race_id, "unplanned_look": race.has_unplanned_look}
     about = race_folder.about(race.plan["arms"])
     arms = [
         selection.arm_from_folders(
@@ -297,7 +297,7 @@ def result_of(race: State, diagnose: bool = True) -> race_folder.Result:
             [race.results / run for run in race.runs(name)],
             in_race=(name, overrides),
             warm_ups=[race.results / run for run in race.runs(name, discarded=True)],
-            **of_race,
+            **race_facts,
         )
         for name, overrides in about.items()
     ]

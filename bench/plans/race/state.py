@@ -135,13 +135,13 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
     if planned != [plan.sha256(known)]:
         why = "it is not the plan in the ledger: it was changed" if planned else "the ledger has no such plan"
         raise ValueError(f"{folder}/plan.json: {why}")
-    for run, of_run in ledger.runs_of(lines).items():
+    for run, events in ledger.runs_of(lines).items():
         if not RUN.fullmatch(run):
             raise ValueError(f"{folder}: the ledger has a run {run!r}, which is not <track>/<run_id>")
-        position = cast(dict[str, int], of_run["start"]["race"] or {}).get("position", -1)
+        position = cast(dict[str, int], events["start"]["race"] or {}).get("position", -1)
         if not 0 <= position < len(slots):
             raise ValueError(f"{folder}: the ledger has a run at position {position}, the plan has {len(slots)} runs")
-        slots[position].attempts.append((run, _status(results, run, of_run["end"])))
+        slots[position].attempts.append((run, _status(results, run, events["end"])))
     return State(folder, results, known, cast(list[dict[str, Any]], lines), slots)
 
 

@@ -50,7 +50,7 @@ def derive(search: Search, submission: Submission) -> Derived:
         return Derived(cast(Decided, {**decided, **_without_keep(search, race, finding)}), False)
     confirmation = folders[CONFIRMATION]
     if confirmation is None or not (confirmation / "race.json").exists():
-        why = f"promising, {_said(search, finding)}, but the budget was spent before it could be confirmed"
+        why = f"promising, {_gain_text(search, finding)}, but the budget was spent before it could be confirmed"
         is_to_run = confirmation is not None or search.spent_s <= search.settings["budget_s"]
         return Derived({**decided, "why": why}, is_to_run)
     earlier = decided
@@ -63,10 +63,10 @@ def derive(search: Search, submission: Submission) -> Derived:
         decided["why"] = f"{search.shown(earlier.get('gain') or 0.0)} in its race {how}: {decided['why']}"
         return Derived(decided, False)
     if doubt := _doubt(search, confirmation):
-        return Derived({**decided, "why": f"{_said(search, finding)}, but {doubt}"}, False)
+        return Derived({**decided, "why": f"{_gain_text(search, finding)}, but {doubt}"}, False)
     assert submission.level is not None and finding["log_e"] is not None
     e, needed = math.exp(finding["log_e"]), 1 / submission.level
-    why = f"{_said(search, finding)} on fresh seeds, e-value {e:.0f} of {needed:.0f} needed"
+    why = f"{_gain_text(search, finding)} on fresh seeds, e-value {e:.0f} of {needed:.0f} needed"
     return Derived({**decided, "decision": "keep", "why": why, "arm": submission.arm}, False)
 
 
@@ -97,7 +97,7 @@ def _against(folder: Path) -> dict[str, Any]:
 def _without_keep(search: Search, folder: Path, finding: Finding) -> dict[str, Any]:
     if finding["outcome"] == searching.DROP:
         effect = search.shown(search.stop(None)["effect"])
-        return {"decision": "drop", "why": finding["why"] or f"{_said(search, finding)}: {effect} is unlikely"}
+        return {"decision": "drop", "why": finding["why"] or f"{_gain_text(search, finding)}: {effect} is unlikely"}
     raced = race_folder.read(folder) if (folder / "race.json").exists() else None
     why = raced["why"] if raced and raced["status"] == "abandoned" else None
     blamed = why is not None and " of B " in f" {why} "
@@ -105,7 +105,7 @@ def _without_keep(search: Search, folder: Path, finding: Finding) -> dict[str, A
         return {"decision": "drop", "why": why}
     return {
         "decision": "undecided",
-        "why": why or finding["why"] or f"{_said(search, finding)}: the rounds are used up",
+        "why": why or finding["why"] or f"{_gain_text(search, finding)}: the rounds are used up",
     }
 
 
@@ -153,7 +153,7 @@ def _held_out_gain(race: state.State) -> float | None:
     return means[0] - means[1]
 
 
-def _said(search: Search, finding: Finding) -> str:
+def _gain_text(search: Search, finding: Finding) -> str:
     gain = "no gain known" if finding["gain"] is None else search.shown(finding["gain"])
     return f"{gain} in {finding['num_rounds']} rounds"
 

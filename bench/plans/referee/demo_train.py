@@ -25,9 +25,9 @@ def gradient(weights: Any, tokens: Any) -> tuple[float, Any]:
     p /= p.sum(1, keepdims=True)
     loss = -float(np.log(p[np.arange(len(x)), y]).mean())
     p[np.arange(len(x)), y] -= 1
-    of_weights = np.zeros_like(weights)
-    np.add.at(of_weights, x, p / len(x))
-    return loss, of_weights
+    weights_grad = np.zeros_like(weights)
+    np.add.at(weights_grad, x, p / len(x))
+    return loss, weights_grad
 
 
 def report(step: int, name: str, loss: float, train_ms: float) -> None:
@@ -46,10 +46,10 @@ def main() -> None:
     for step in range(1, STEPS + 1):
         start_s = time.perf_counter()
         first = rng.integers(len(train) - BATCH - 1)
-        loss, of_weights = 0.0, weights
+        loss, weights_grad = 0.0, weights
         for _ in range(PASSES):
-            loss, of_weights = gradient(weights, train[first : first + BATCH + 1])
-        weights -= LEARNING_RATE * of_weights
+            loss, weights_grad = gradient(weights, train[first : first + BATCH + 1])
+        weights -= LEARNING_RATE * weights_grad
         train_ms += 1e3 * (time.perf_counter() - start_s)
         report(step, "train", loss, train_ms)
     report(STEPS, "val", gradient(weights, val[:8193])[0], train_ms)

@@ -86,19 +86,19 @@ def stored(words: Sequence[str], champion: Arm, folder: Path, ref: str) -> Arm:
     if len(words) == 1 and "=" not in words[0]:
         path = user_path(words[0]).absolute()
         if path.is_dir():
-            return _of_folder(words[0], path, champion, folder)
+            return _arm_from_folder(words[0], path, champion, folder)
         if not path.is_file():
             raise ValueError(f"{words[0]}: there is no such file or folder: submit a diff, a folder or key=value")
-        return _of_patch(path, champion, folder, ref)
+        return _arm_from_patch(path, champion, folder, ref)
     if len(words) == 1 and words[0].startswith(OF_PROGRAM[:2]):
         path = user_path(words[0].partition("=")[2]).absolute()
         if not path.is_file():
             raise ValueError(f"{words[0]}: there is no such file: give the path of a script")
-        return _of_script(path, champion, folder)
-    return _of_settings(words, champion)
+        return _arm_from_script(path, champion, folder)
+    return _arm_from_settings(words, champion)
 
 
-def _of_settings(words: Sequence[str], champion: Arm) -> Arm:
+def _arm_from_settings(words: Sequence[str], champion: Arm) -> Arm:
     keys = set()
     for word in words:
         key, equals, _ = word.partition("=")
@@ -111,7 +111,7 @@ def _of_settings(words: Sequence[str], champion: Arm) -> Arm:
     return {**champion, "overrides": [*kept, *words]}
 
 
-def _of_script(path: Path, champion: Arm, folder: Path) -> Arm:
+def _arm_from_script(path: Path, champion: Arm, folder: Path) -> Arm:
     program = _program_of_champion(champion, "script=")
     root = _copied(program, champion, folder)
     target = root / program.file
@@ -121,14 +121,14 @@ def _of_script(path: Path, champion: Arm, folder: Path) -> Arm:
     return _with_program(champion, program._replace(root=root))
 
 
-def _of_folder(typed: str, path: Path, champion: Arm, folder: Path) -> Arm:
+def _arm_from_folder(typed: str, path: Path, champion: Arm, folder: Path) -> Arm:
     program = _program_of_champion(champion, typed)
     if program.file and not (path / program.file).is_file():
         raise ValueError(f"{typed}: it has no {program.file}, which the champion starts: submit a folder that has")
     return _with_program(champion, program._replace(root=_copied(program._replace(root=path), champion, folder)))
 
 
-def _of_patch(path: Path, champion: Arm, folder: Path, ref: str) -> Arm:
+def _arm_from_patch(path: Path, champion: Arm, folder: Path, ref: str) -> Arm:
     if path.stat().st_size > MAX_PATCH_BYTES:
         raise ValueError(f"{path.name}: a diff has at most {MAX_PATCH_BYTES:,} bytes: submit the folder")
     patch = path.read_bytes()

@@ -229,7 +229,7 @@ class Moved:
 def first_frac(dtype: str) -> dict[str, float]:
     """What rounding does before any update, by kind of loss; the widest known for a dtype that was not measured."""
     kept = json_file.read(ROUNDING_FILE, Kept)["first_frac"]
-    return kept.get(dtype) or max(kept.values(), key=lambda of_dtype: of_dtype["train_loss"])
+    return kept.get(dtype) or max(kept.values(), key=lambda fracs: fracs["train_loss"])
 
 
 def perturbations(dtype: str) -> Sequence[Mapping[str, str]]:
@@ -248,25 +248,25 @@ def _frac(first: float, second: float) -> float:
     return abs(second - first) / max(abs(first), 1e-12) if math.isfinite(first) and math.isfinite(second) else math.inf
 
 
-def moved_by_rounding(of_record: Fracs, pairs: Sequence[Fracs], least: Mapping[str, float]) -> list[Moved]:
+def moved_by_rounding(recorded: Fracs, pairs: Sequence[Fracs], least: Mapping[str, float]) -> list[Moved]:
     """How far the record lies from a replay, in what the replays lie from each other, in order of steps.
 
     least: of each kind of loss, what rounding does at the least.
     """
-    trained, others = _windows(of_record), [_windows(pair) for pair in pairs]
+    trained, others = _windows(recorded), [_windows(pair) for pair in pairs]
     most, moved, is_steady = least["train_loss"], list[Moved](), True
-    for window, keys in itertools.groupby(of_record, key=lambda key: key[0].bit_length()):
+    for window, keys in itertools.groupby(recorded, key=lambda key: key[0].bit_length()):
         here = max([0.0, *(other.get(window, 0.0) for other in others)])
         most, steps = max(most, here), []
         for key in keys:
             step, what = key
             steps.append(step)
             if what == "train_loss":
-                is_steady = is_steady and not of_record[key]
+                is_steady = is_steady and not recorded[key]
                 continue
             # While no training loss has differed nothing has grown: a validation has the room of one evaluation alone.
             validated = [] if is_steady else [VALIDATED * here, *(pair.get(key, 0.0) for pair in pairs)]
-            moved.append(Moved(of_record[key] / max([least["val_loss"], *validated]), step, what))
+            moved.append(Moved(recorded[key] / max([least["val_loss"], *validated]), step, what))
         if window in trained:
             moved.append(Moved(trained[window] / most, steps[-1], "train_loss"))
     return moved
@@ -284,4 +284,4 @@ def _windows(fracs: Fracs) -> dict[int, float]:
     for (step, what), frac in fracs.items():
         if what == "train_loss":
             fracs_in.setdefault(step.bit_length(), []).append(frac)
-    return {window: math.sqrt(sum(frac * frac for frac in of_it) / len(of_it)) for window, of_it in fracs_in.items()}
+    return {window: math.sqrt(sum(frac * frac for frac in group) / len(group)) for window, group in fracs_in.items()}

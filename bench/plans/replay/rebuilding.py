@@ -107,8 +107,8 @@ class Sandbox:
         self._watch, self.exceeded = sandbox.Watch(os.getpid(), self._limits, made.temp), ""
         self.results = made.temp / "results"
         own_git = Path((made.code / ".git").read_text().strip().removeprefix("gitdir: "))
-        of_git = (own_git.parent.parent / name for name in ("HEAD", "objects", "refs", "packed-refs"))  # no config
-        self._readable = [path for path in (made.code, made.own, own_git, *of_git, data_root()) if path.exists()]
+        repository = (own_git.parent.parent / name for name in ("HEAD", "objects", "refs", "packed-refs"))  # no config
+        self._readable = [path for path in (made.code, made.own, own_git, *repository, data_root()) if path.exists()]
         self._readable += map(Path, sandbox.python_files(sys.executable))
         self.variables = {"SPEEDRUN_RESULTS": str(self.results)}
         if not has_data:  # it makes them

@@ -77,8 +77,8 @@ class Recorded:
 
 def variables(environment: Mapping[str, Any]) -> dict[str, str]:
     """environment.json -> its variables that reach arithmetic."""
-    of_shell = environment.get("env", {}).items()
-    return {name: value for name, value in of_shell if name.startswith(VARIABLES) and name not in OWN_VARIABLES}
+    shell_variables = environment.get("env", {}).items()
+    return {name: value for name, value in shell_variables if name.startswith(VARIABLES) and name not in OWN_VARIABLES}
 
 
 def read(folder: Path) -> Recorded:
@@ -118,8 +118,8 @@ def with_secrets(recorded: Recorded, values: Sequence[str]) -> Recorded:
 
 def checks(recorded: Recorded) -> list[Check]:
     """All that must be here before a replay starts; status fail: it is not, and found says what is missing."""
-    of_each: tuple[Callable[[Recorded], Check], ...] = (_record, _commit, _patch, _untracked, _devices, _data)
-    return [check(recorded) for check in of_each]
+    every: tuple[Callable[[Recorded], Check], ...] = (_record, _commit, _patch, _untracked, _devices, _data)
+    return [check(recorded) for check in every]
 
 
 def _record(recorded: Recorded) -> Check:

@@ -89,8 +89,8 @@ def _runs(record: Recorded, options: Options, say: Say, is_confined: bool) -> It
         def trained(seed: int, which: str, perturbation: Mapping[str, str]) -> Recorded:
             say("replay", f"{which}, seed {seed}, of code {record.run['code']['commit'][:8]}")
             with rebuilding.alone(say):
-                of_run = [*overrides, f"seed={seed}"], env | dict(perturbation)
-                folder = rebuilding.train(made.code, *of_run, record.name, options.show, confined)
+                run_with = [*overrides, f"seed={seed}"], env | dict(perturbation)
+                folder = rebuilding.train(made.code, *run_with, record.name, options.show, confined)
             run: Any = run_folder.read(folder)
             if run["status"] != "complete":
                 why = (run["failure"] or {}).get("message") or run["status"]
@@ -139,8 +139,8 @@ def judged(record: Recorded, replayed: list[Recorded]) -> Certificate:
         return certificate.from_replays(record, replayed, outcome_of(record, replayed), time_of(record, replayed))
     metrics, losses = record.run["metrics"], [run.run["metrics"]["val_loss"] for run in replayed]
     target = (record.run.get("goal") or {}).get("target_val_loss")
-    of_track = record.config["track"]["p_value"], metrics.get("target_reached")
-    word, why, facts = repeats.judged_losses(metrics["val_loss"], losses, target, *of_track)
+    judged_by = record.config["track"]["p_value"], metrics.get("target_reached")
+    word, why, facts = repeats.judged_losses(metrics["val_loss"], losses, target, *judged_by)
     return certificate.from_replays(record, replayed, Outcome(word, why, facts=facts), _time(record, replayed))
 
 

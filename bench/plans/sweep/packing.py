@@ -89,10 +89,10 @@ def slots(parallel: int | str | None, cores_per_run: int | None, on_cpu: bool) -
         )
     found = []
     for slot, (device, near) in enumerate(places[:number]):
-        of_slot = Slot(slot, number, near[: cores_per_run or None])
+        packed = Slot(slot, number, near[: cores_per_run or None])
         if device:
-            of_slot = replace(of_slot, gpu=device.name, memory_gib=device.memory_gib, gpu_number=device.number)
-        found.append(of_slot)
+            packed = replace(packed, gpu=device.name, memory_gib=device.memory_gib, gpu_number=device.number)
+        found.append(packed)
     return found
 
 
@@ -125,10 +125,10 @@ def _gpu_places(devices: Sequence[gpus.Device], cores: Sequence[Core], num_wante
         near = [core for core in cores if device.cpus.issuperset(core)] or cores
         groups.setdefault(frozenset(near), []).append(device)
     shares, taken = dict[int, Core](), set[Core]()
-    for near_of_group, of_group in sorted(groups.items(), key=lambda group: len(group[0])):
-        left = sorted(near_of_group - taken)
-        each = max(1, len(left) // len(of_group))  # where there are fewer cores than GPUs, the last ones get none
-        for place, device in enumerate(of_group):
+    for near_cores, members in sorted(groups.items(), key=lambda group: len(group[0])):
+        left = sorted(near_cores - taken)
+        each = max(1, len(left) // len(members))  # where there are fewer cores than GPUs, the last ones get none
+        for place, device in enumerate(members):
             own = left[place * each : (place + 1) * each]
             taken.update(own)
             shares[device.number] = sum(own, ())

@@ -67,8 +67,8 @@ class Points:
         """Around a search by our launcher: one plan and one bar for all its trials, which take about equally long."""
         runs = self.records()
         known_s = earlier_s({run["track"] for run in runs}, {run["config_id"] for run in runs})
-        of_one = {"trial": statistics.mean(known_s.values())} if known_s else {}
-        with Series(["trial"] * num_trials, of_one, budget_s=self.budget_s) as self._series:
+        usual_s = {"trial": statistics.mean(known_s.values())} if known_s else {}
+        with Series(["trial"] * num_trials, usual_s, budget_s=self.budget_s) as self._series:
             yield
         self._series = None
 
@@ -206,9 +206,9 @@ class Points:
     ) -> Iterator[tuple[int, Run]]:
         """points: {index: overrides} -> yields (index, record) as they end."""
         known_s = earlier_s({job.config.track.name for job in jobs}, [jobs[number].config_id for number in points])
-        of_one = {"run": statistics.mean(known_s.values())} if known_s else {}
+        usual_s = {"run": statistics.mean(known_s.values())} if known_s else {}
         facts = {"folder": str(self.folder), "command": self.command}
-        series = Series(["run"] * len(points), of_one, live=False, budget_s=self.left_s(), at_once=len(where))
+        series = Series(["run"] * len(points), usual_s, live=False, budget_s=self.left_s(), at_once=len(where))
         is_all = self._series is None  # else a search, which has said how long it takes
         with series if is_all else contextlib.nullcontext():
             for number, folder, tail in packing.run_all(points, where, self.folder / "logs", facts, series, is_all):
@@ -222,8 +222,8 @@ class Points:
         """Makes one of several runs, in its own process, pinned to its slot -> its record."""
         packing.pin(slot)
         job = prepare(overrides, say=lambda text: say("data", text)).with_look(False)  # it would disturb the others
-        if (of_all := job.config.hardware.price_usd_per_hour) is not None:
-            job.config.hardware.price_usd_per_hour = of_all / slot.num_slots
+        if (whole_usd := job.config.hardware.price_usd_per_hour) is not None:
+            job.config.hardware.price_usd_per_hour = whole_usd / slot.num_slots
         return launcher.launch(job, self.command, plan=self._plan | {"beside": slot.fact()})
 
     def records(self) -> list[Run]:
