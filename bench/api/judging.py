@@ -82,7 +82,7 @@ def claims_of(
     if len(names) == 1 and len(found := named.find(names)) == 1:
         chosen = found[0]
         if chosen.race:
-            return _of_race(chosen.race, chosen.arm)
+            return _race_claims(chosen.race, chosen.arm)
         if chosen.claim:
             return [(names[0], claim_folder.read(chosen.claim))]
         if claim_folder.lacks_claim(chosen.paths[0]):
@@ -114,7 +114,7 @@ def _folders(names: Sequence[str], folder: Path | None, track: str | None) -> li
         return folders
 
 
-def _of_race(folder: Path, arm: str | None) -> list[tuple[str, claims.Claim]]:
+def _race_claims(folder: Path, arm: str | None) -> list[tuple[str, claims.Claim]]:
     """[(name, Claim)] of one arm, or without one of every arm that was raced against the baseline."""
     book = ledger.read(folder.parent.parent)
     race = state.read(folder, book=book)

@@ -88,9 +88,9 @@ def _add_tables(store: Store, with_steps: bool) -> None:
     store.db.execute(f"CREATE TEMP VIEW metrics AS {' UNION ALL '.join(map(each.format, rows.METRICS))}")
     kinds = {("runs", name): kind for name, kind in (KINDS | store.settings).items()}
     kinds |= {("metrics", "run_id"): "TEXT", ("metrics", "metric"): "TEXT", ("metrics", "value"): "REAL"}
-    of_steps = {name: "INTEGER" if name in step_files.INT_COLUMNS else "REAL" for name in step_files.CORE_COLUMNS}
-    of_steps |= {"run_id": "TEXT", "flags": "TEXT"}
-    kinds |= {("steps", name): of_steps[name] for name in ("run_id", *step_files.CORE_COLUMNS)}
+    step_types = {name: "INTEGER" if name in step_files.INT_COLUMNS else "REAL" for name in step_files.CORE_COLUMNS}
+    step_types |= {"run_id": "TEXT", "flags": "TEXT"}
+    kinds |= {("steps", name): step_types[name] for name in ("run_id", *step_files.CORE_COLUMNS)}
     store.db.execute("CREATE TEMP TABLE columns (table_name TEXT, name TEXT, type TEXT)")
     store.db.executemany("INSERT INTO columns VALUES (?, ?, ?)", [(*key, kind) for key, kind in kinds.items()])
     if with_steps:

@@ -142,9 +142,9 @@ def rows_of(
     kinds = database.KINDS | store.settings
     texts, values = ["1"], list[Any]()
     for condition in conditions:
-        text, of_condition = table_columns.in_sql(condition, kinds.get(condition.key, database.ANY))
+        text, parameters = table_columns.in_sql(condition, kinds.get(condition.key, database.ANY))
         texts.append(text)
-        values += of_condition
+        values += parameters
     rows: list[Any] = named.listed(store.rows(" AND ".join(texts), values))
     if sweep:
         from bench.record import sweep as sweeps

@@ -109,8 +109,8 @@ def trace(*paths: Named, rules: Sequence[categories.Rule] = categories.RULES, in
     paths: runs, trace files (the ranks of one job), folders of them.  ValueError: no trace is there.
     """
     answers: dict[str, dict[str, Any]] = {}
-    for title, of_job in jobs([name for part in paths for name in names_of(part)]):
-        answers |= titled(title, analyses(of_job, rules, include_last_step))
+    for title, job in jobs([name for part in paths for name in names_of(part)]):
+        answers |= titled(title, analyses(job, rules, include_last_step))
     return Trace.of(answers)
 
 

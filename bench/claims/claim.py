@@ -242,15 +242,15 @@ def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = Non
     if not runs:
         raise ValueError(f"{paths[0]}: a discarded warm-up run cannot be claimed: give the runs that count")
     runs, copies = _without_copies(runs)
-    of_logs = {run.is_log for run in runs}
-    if len(of_logs) > 1:
+    kinds = {run.is_log for run in runs}
+    if len(kinds) > 1:
         raise ValueError("records and logs together: judge them apart; a log cannot show what a record must keep to")
     found = {groups.UPSTREAM_TRACKS.get(run.record["track"], run.record["track"]) for run in runs}
-    found = {track} if track and of_logs == {True} else found
+    found = {track} if track and kinds == {True} else found
     if len(found) > 1:
         raise ValueError(f"runs of {len(found)} tracks, {', '.join(sorted(found))}: name runs of one track")
     track = found.pop()
-    if of_logs == {True} and track not in (known := groups.choices("track")):
+    if kinds == {True} and track not in (known := groups.choices("track")):
         raise ValueError(f"a log does not name its track: add --track and one of {', '.join(known)}")
     runs = [run.with_goal(standard(track).goal) if run.is_log else run for run in runs]
     claim = Claim(track, track_rules(track), runs, book, copies=copies)

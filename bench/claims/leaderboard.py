@@ -168,10 +168,10 @@ def why_excluded(row: Row, known_tracks: set[str]) -> str | None:
 def _without_copies(groups: Groups) -> Groups:
     """Without groups whose runs are all in another: an older publication of the repeats, a claim of published runs."""
     kept: Groups = {}
-    of_kind: dict[tuple[Any, ...], list[set[str]]] = {}
+    by_kind: dict[tuple[Any, ...], list[set[str]]] = {}
     for key, members in sorted(groups.items(), key=lambda item: -len(item[1])):
         *kind, _, comparability_id = key
-        larger = of_kind.setdefault((*kind, comparability_id), [])
+        larger = by_kind.setdefault((*kind, comparability_id), [])
         run_ids = {row["run_id"] for row, _ in members}
         if not any(run_ids <= other for other in larger):
             larger.append(run_ids)

@@ -64,7 +64,7 @@ def _write(args: argparse.Namespace, markdown: str, with_pictures: Callable[[], 
         print(f"analyze: wrote {shown(path)}", file=sys.stderr)
 
 
-def _prints_words(args: argparse.Namespace) -> bool:
+def _prints_text(args: argparse.Namespace) -> bool:
     return not (args.json or args.html or args.png or args.md is not None)
 
 
@@ -72,7 +72,7 @@ def _answer(whole: str, paths: list[Path], rules: tuple[categories.Rule, ...], a
     """Paths of one job -> {title: analysis}, one for each window."""
     by_window = traces.analyses(paths, rules, args.include_last_step)
     answers = traces.titled(whole, by_window)
-    for title, answer in answers.items() if _prints_words(args) else ():
+    for title, answer in answers.items() if _prints_text(args) else ():
         print(trace_text.document(answer, title).terminal())
     if (paths[0] / "run.json").is_file():
         _keep(paths[0], paths[0].name, next(iter(answers.values())))

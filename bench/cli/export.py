@@ -110,7 +110,7 @@ def _to_dashboards(names: Sequence[str], args: argparse.Namespace) -> int:
 
 def _export(exported: dashboards.Exported, name: str, changes: Sequence[str]) -> dict[str, Any]:
     """-> what --json prints of one run and one exporter."""
-    of_run = {"run_id": exported.run["run_id"], "exporter": name}
+    export = {"run_id": exported.run["run_id"], "exporter": name}
     settings = dashboards.settings_of(exported.run, name, changes)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # their packages print what they like
@@ -120,9 +120,9 @@ def _export(exported: dashboards.Exported, name: str, changes: Sequence[str]) ->
     except Exception as error:  # their packages raise what they like
         message = f"{type(error).__name__}: {error}"
         dashboards.note(exported.folder, name, message)
-        return of_run | {"error": message, "facts": None}
+        return export | {"error": message, "facts": None}
     dashboards.note(exported.folder, name, **facts)
-    return of_run | {"error": None, "facts": facts}
+    return export | {"error": None, "facts": facts}
 
 
 def _parser() -> arguments.Parser:

@@ -227,8 +227,8 @@ def version_text() -> str:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:
         torch = "not installed"
-    of_commit = f" ({commit.strip()})" if commit else ""
-    return f"speedrun {__version__}{of_commit}, Python {python_version()}, torch {torch}"
+    suffix = f" ({commit.strip()})" if commit else ""
+    return f"speedrun {__version__}{suffix}, Python {python_version()}, torch {torch}"
 
 
 def run() -> None:

@@ -106,8 +106,8 @@ def _raced(args: argparse.Namespace, results: Path) -> tuple[Path, Race]:
     is_new = False
     if args.resume is not None:
         folder = _chosen(results, args.resume)
-    elif args.from_sweep is None and (of_this_job := _requeued(results)) is not None:
-        folder = of_this_job
+    elif args.from_sweep is None and (requeued := _requeued(results)) is not None:
+        folder = requeued
         console.say("race", f"job requeued: {folder.name} goes on")
     else:
         folder, is_new = planning.begin(plan.parse_request(_requested(args)), results, args.anyway), True

@@ -74,8 +74,8 @@ def _list(queue: Queue, as_json: bool) -> None:
     print(text_table.render(COLUMNS, texts) if texts else "the queue is empty")
     if users:
         bound = {user: "at least " * shares.is_at_least(recent, user) for user in users}
-        of_users = [(user, *(f"{bound[user]}{x:.4g}" for x in shares.spent(recent, user).values())) for user in users]
-        print("\n" + text_table.render((f"in {shares.budgets(queue)['days']:g} days", *shares.LIMITS), of_users))
+        spent_rows = [(user, *(f"{bound[user]}{x:.4g}" for x in shares.spent(recent, user).values())) for user in users]
+        print("\n" + text_table.render((f"in {shares.budgets(queue)['days']:g} days", *shares.LIMITS), spent_rows))
 
 
 def _parser() -> arguments.Parser:

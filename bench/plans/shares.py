@@ -36,13 +36,13 @@ def budgets(queue: Queue) -> dict[str, Any]:
     users = {} if given.get("users") is None else given["users"]
     if not isinstance(users, dict) or not all(isinstance(limits, dict) for limits in users.values()):
         raise ValueError(f"{path}: users: {users}: write limits by name: users: {{ann: {{gpu_hours: 100}}}}")
-    of_all = {name: value for name, value in given.items() if name != "users"}
-    for table, names in ((of_all, ("days", *LIMITS)), *((limits, LIMITS) for limits in users.values())):
+    common = {name: value for name, value in given.items() if name != "users"}
+    for table, names in ((common, ("days", *LIMITS)), *((limits, LIMITS) for limits in users.values())):
         for name, value in table.items():
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if name not in names or not is_number or not 0 <= value < math.inf:
                 raise ValueError(f"{path}: {name}: {value}: use numbers of 0 or more for {', '.join(names)}")
-    return {"days": 30} | of_all | {"users": {str(name): limits for name, limits in users.items()}}
+    return {"days": 30} | common | {"users": {str(name): limits for name, limits in users.items()}}
 
 
 def fair(waiting: Iterable[Entry], taken: Iterable[Entry], recent: Iterable[Outcome]) -> list[Entry]:

@@ -65,9 +65,9 @@ def the_runs_share_one_setting(claim: Claim) -> Judged:
     """
     if claim.is_of_logs:
         differing = eligibility.differing_settings(claim.rows)
-        of_time = claim.track_rules.rules.judged == "time"
-        return False if differing and of_time else None, (
-            f"{', '.join(differing)} differ" + "; the track judges no times" * (not of_time) if differing else NOT_KNOWN
+        timed = claim.track_rules.rules.judged == "time"
+        return False if differing and timed else None, (
+            f"{', '.join(differing)} differ" + "; the track judges no times" * (not timed) if differing else NOT_KNOWN
         )
     own, others = ([run for run in runs if run.record["status"] == "complete"] for runs in (claim.runs, claim.others))
     settings = {run.record["comparability_id"] for run in own + others}
@@ -77,9 +77,9 @@ def the_runs_share_one_setting(claim: Claim) -> Judged:
     rows = [row_of(run.record) for run in own + others]
     keys = eligibility.differing_settings(rows)
     own_choice = {*eligibility.OF_A_SCRIPT, *eligibility.OF_ANY}
-    of_scripts = all(run.record.get("script") for run in own + others) and set(keys) <= own_choice
-    of_one_arm = len({run.record["comparability_id"] for run in own}) == 1
-    passed = of_one_arm and of_scripts and bool(keys)
+    are_scripts = all(run.record.get("script") for run in own + others) and set(keys) <= own_choice
+    is_one_arm = len({run.record["comparability_id"] for run in own}) == 1
+    passed = is_one_arm and are_scripts and bool(keys)
     return passed, f"{evidence}; {', '.join(keys) or 'nothing known'} differ" + ", part of what is raced" * passed
 
 
