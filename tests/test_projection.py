@@ -81,7 +81,7 @@ def test_printed_tables_of_nccl_tests_are_read_and_lines_lie_between_their_sizes
 
 def test_a_passport_has_collectives_as_bus_bandwidth(tmp_path):
     figure = {"name": "all_reduce", "num_bytes": 2**30, "world_size": 2, "value": 2.0}
-    rows = list(links._of_passport({"collectives": [figure, figure | {"name": "broadcast"}]}))
+    rows = list(links._passport_rows({"collectives": [figure, figure | {"name": "broadcast"}]}))
     assert rows == [("all_reduce", 2, 2**30, 0.5)]  # a bus factor of 1 for two ranks
 
 
