@@ -195,6 +195,23 @@ def test_the_baseline_may_be_named_and_what_fits_no_glob_is_refused(planted, cap
         pr.main([str(folder / "empty")])
 
 
+def test_the_pull_requests_script_decides_between_groups_of_logs_and_the_others_are_named(planted, capsys):
+    folder = planted(CHANGED, folders=("one", "two"))  # names that do not say whose the logs are
+    _, _, found = answers(folder, capsys)
+    why = "nothing but the order of the names, and --candidate one judges another."
+    assert (found["candidate"], found["choice"]) == (
+        "two", f"2 groups of logs could be the candidate: two was chosen by {why}")  # fmt: skip
+    _, _, found = answers(folder, capsys, "--candidate", "one")
+    assert (found["candidate"], found["choice"]) == ("one", None)
+    (folder / "train_gpt.py").write_text(SCRIPT.replace("seed = 1", "seed = 8"))
+    pr.main([str(folder)])
+    text = capsys.readouterr().out
+    assert "verdict: **NOT SHOWN**  5 runs of one" in text
+    assert "one was chosen by the code of the pull request's script, and --candidate two judges another." in text
+    pr.main([str(folder), "--baseline", "two", "--candidate", "one", "--rerun", str(folder / "race")])
+    assert capsys.readouterr().err == ""
+
+
 def test_the_rerun_writes_both_sources_and_the_race(planted, capsys, tmp_path):
     assert pr.main([str(planted(CHANGED)), "--rerun", str(tmp_path / "race"), "--", "n=3"]) == 0
     command = capsys.readouterr().out.split()
@@ -226,19 +243,18 @@ def clone(planted, tmp_path):
     planted(CHANGED, "", folders=("", "2026-02-02_Second")).joinpath("2026-02-02_Second").rename(
         home / "2026-02-02_Second"
     )
-    (
-        git("add", "."),
-        git("commit", "-qm", "second"),
-        git("update-ref", "refs/pull/7/head", "HEAD"),
-        git("reset", "-q", "--hard", "HEAD~1"),
-    )
+    for minute in (50, 51):  # logs of another code
+        (home / "2026-02-02_Second" / f"z{minute}.txt").write_text(log(f"{SCRIPT}x = 1\n", 60 + minute, 3.3, minute))
+    (where / "train_gpt.py").write_text(CHANGED)
+    for words in ("add .", "commit -qm second", "update-ref refs/pull/7/head HEAD", "reset -q --hard HEAD~1"):
+        git(*words.split())
     return where
 
 
 def test_a_number_is_taken_from_a_clone_and_the_record_before_is_no_baseline_of_the_same_node(clone, capsys):
-    code = pr.main(["7", "--clone", str(clone), "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert (code, found["baseline"]) == (1, "2026-01-01_First")
+    code, _, found = answers("7", capsys, "--clone", str(clone))
+    assert (code, found["candidate"], found["baseline"]) == (1, "0", "2026-01-01_First")
+    assert "0 was chosen by the code of the pull request's script, and --candidate z50" in found["choice"]
     word, evidence = found["answers"]["same_hardware"]
     assert word == "not shown" and "71.10 s to 70.10 s" in evidence
     for number, why in (("8", "no refs/pull/8/head and no commit"), ("9", "fetch origin pull/9/head")):

@@ -142,7 +142,7 @@ def test_the_page_tells_of_each_pull_request_once():
 
 
 @pytest.mark.skipif(not CLONE, reason="SPEEDRUN_RECORDS_CLONE names no clone of modded-nanogpt")
-@pytest.mark.parametrize(("number", "verdict"), [*PULLS, ("246 --candidate combined/*", "meets the rules")])
+@pytest.mark.parametrize(("number", "verdict"), [*PULLS, ("246 --candidate muon-beta2", "not shown")])
 def test_pr_says_of_a_public_pull_request_what_the_page_says(number, verdict, capsys):
     words = [*number.split(), "--clone", CLONE]
     if verdict == "refused":

@@ -7,7 +7,8 @@ answered by the check of the same name here from bench/claims/rules/ (judge), be
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -33,72 +34,79 @@ MAX_LINES, MAX_N = 12, 100
 def sides_of(
     logs: Sequence[Log],
     known: Mapping[str, str],
-    script_key: str,
+    own_keys: Collection[str],
     wants: Callable[[Row], bool],
     candidate: str,
     base: str,
-) -> tuple[Side, list[Side], list[Side]]:
-    """Logs -> (candidate, its baselines, the likeliest first, others).
+) -> tuple[Side, list[Side], list[Side], str]:
+    """Logs -> (candidate, its baselines, the likeliest first, others, which others could be it, "" for none).
 
-    known: {code_key: an earlier record}; script_key: of the pull request's own script; wants: whether a row is of the
-    track's hardware; candidate, base: globs of paths that the user gave, "" for none.  ValueError: there is no
-    candidate, or nothing fits a glob.
+    known: {code_key: an earlier record}; own_keys: of the pull request's own script; wants: whether a row is of the
+    track's hardware; candidate, base: names of sides or globs of paths that the user gave, "" for none.  ValueError:
+    there is no candidate, or nothing fits a name or a glob.
     """
-    groups: dict[_Kind, list[Log]] = {}
-    for log in logs:
-        given = next((glob for glob in (candidate, base) if glob and PurePath(log.path).match(glob)), "")
-        kind = _Kind(
-            given,
-            str(PurePath(log.path).parent),
-            bool(BASELINE.search(log.path)),
-            log.code_key,
-            row_of(log.record)["device"],
-            (log.record["imported"] or {}).get("declared_steps") or 0,
-        )
-        groups.setdefault(_Kind(given) if given else kind, []).append(log)
-    folders = [kind.folder for kind in groups]
+    kinds, groups = [_kind_of(log) for log in logs], dict[_Kind, list[Log]]()
+    folders, names = [kind.folder for kind in dict.fromkeys(kinds)], dict[_Kind, str]()
+    for log, kind in zip(logs, kinds, strict=True):
+        stem = PurePath(log.path).stem if folders.count(kind.folder) > 1 else ""
+        names.setdefault(kind, "/".join(part for part in (kind.folder, stem) if part not in ("", ".")) or "logs")
+        fits = (glob for glob in (candidate, base) if glob and (glob == names[kind] or PurePath(log.path).match(glob)))
+        groups.setdefault(next(map(_Kind, fits), kind), []).append(log)
     sides = {}
     for kind, group in groups.items():
-        stem = PurePath(group[0].path).stem if folders.count(kind.folder) > 1 else ""
-        name = kind.given or "/".join(part for part in (kind.folder, stem) if part not in ("", ".")) or "logs"
         once = eligibility.index_of_runs([row_of(log.record) for log in group])
+        name = kind.given or names[kind]
         sides[kind] = Side(name, [group[number] for number in once], known.get(group[0].code_key, ""))
     for glob in filter(None, (candidate, base)):
         if _Kind(glob) not in sides:
             raise ValueError(f"{glob}: no complete log of the pull request fits it: give a glob such as 'this_pr/*'")
 
-    def likeliness(kind: _Kind) -> tuple[Any, ...]:
-        is_own = any(OWN.search(log.path) for log in sides[kind].logs)
-        return (
-            wants(sides[kind].rows[0]),
-            kind.code_key == script_key,
-            is_own,
-            len(sides[kind].logs) > 1,
-            [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", sides[kind].name)],
-        )
+    def likeliness(kind: _Kind) -> dict[str, Any]:
+        """{what speaks for it: a value that is larger where it does}, what weighs most first."""
+        parts = re.split(r"(\d+)", sides[kind].name)
+        return {
+            "its hardware": wants(sides[kind].rows[0]),
+            "the code of the pull request's script": kind.code_key in own_keys,
+            "its name": any(OWN.search(log.path) for log in sides[kind].logs),
+            "its number of runs": len(sides[kind].logs) > 1,
+            "nothing but the order of the names": [(int(p), "") if p.isdigit() else (-1, p) for p in parts],
+        }
 
     bases = [kind for kind in sides if not kind.given and (kind.is_base or sides[kind].known_as)]
     own = [kind for kind in sides if kind not in bases and kind.given != (base or None)]
     if not own:
         why = "every log is a baseline's by its name or its code"
         raise ValueError(f"{why}: --candidate GLOB names the pull request's own")
-    found = _Kind(candidate) if candidate else max(own, key=likeliness)
+    own.sort(key=lambda kind: list(likeliness(kind).values()), reverse=True)
+    found = _Kind(candidate) if candidate else own[0]
+    choice, rivals = "", [shlex.join(["--candidate", sides[kind].name]) for kind in own[1:]]
+    if rivals and not candidate:
+        pairs = zip(likeliness(own[0]).items(), likeliness(own[1]).values(), strict=True)
+        why = next((reason for (reason, value), other in pairs if value != other), "")
+        choice = f"{len(own)} groups of logs could be the candidate: {sides[found].name} was chosen by {why}, and "
+        choice += f"{some(rivals, 6, ' or ')} judges another."
     device = sides[found].rows[0]["device"]
     bases = [_Kind(base)] if base else [kind for kind in bases if kind.device == device]
     bases.sort(key=lambda kind: (not sides[kind].known_as, -kind.steps, -len(sides[kind].logs)))
     others = [side for kind, side in sides.items() if kind != found and kind not in bases]
-    return sides[found], [sides[kind] for kind in bases], others
+    return sides[found], [sides[kind] for kind in bases], others, choice
 
 
 class _Kind(NamedTuple):
     """What logs of one side share."""
 
-    given: str  # the user's glob; "" where none was given for it
+    given: str  # the user's name or glob; "" where none was given for it
     folder: str = ""
     is_base: bool = False  # by its name
     code_key: str = ""
     device: str | None = None
     steps: int = 0
+
+
+def _kind_of(log: Log) -> _Kind:
+    device, steps = row_of(log.record)["device"], (log.record["imported"] or {}).get("declared_steps") or 0
+    folder, is_base = str(PurePath(log.path).parent), bool(BASELINE.search(log.path))
+    return _Kind("", folder, is_base, log.code_key, device, steps)
 
 
 # ---- the answer
@@ -122,6 +130,7 @@ def document_of(pull: PullRequest) -> Document:
     ]
     data = {
         "candidate": pull.candidate.name,
+        "choice": pull.choice or None,
         "baseline": pull.baseline and pull.baseline.name,
         "answers": {name: list(answer) for name, answer in answers.items()},
         "judge": pull.judged,
@@ -131,22 +140,24 @@ def document_of(pull: PullRequest) -> Document:
 
 
 def _verdict(pull: PullRequest, answers: Mapping[str, Answer]) -> Verdict:
-    names = {
-        word: [name.replace("_", " ") for name, answer in answers.items() if answer[0] == word]
-        for word in (FAIL, NOT_SHOWN, READER)
-    }
-    what, gain = f"{counted(len(pull.candidate.logs), 'run')} of {pull.candidate.name}", pull_requests.gain_of(pull)
-    if pull.baseline and (pull.compared or {}).get("time", {}).get("change_pct") is not None:
-        what += (
-            f", {gain} faster than {pull.baseline.name}" if pull.is_same_pr else f", {gain} below {pull.baseline.name}"
-        )
+    names: dict[str, list[str]] = {PASS: [], FAIL: [], NOT_SHOWN: [], READER: []}
+    for name, (word, _) in answers.items():
+        names[word].append(name.replace("_", " "))
+    what = f"{counted(len(pull.candidate.logs), 'run')} of {pull.candidate.name}"
+    time = (pull.compared or {}).get("time") or {}
+    if pull.baseline and time.get("change_pct") is not None:
+        gain, is_more = pull_requests.gain_of(pull), pull_requests.gain_of(pull).startswith("-")
+        way = ("faster than", "slower than") if pull.is_same_pr else ("below", "above")
+        what += f", {gain.removeprefix('-')} {way[is_more]} {pull.baseline.name}"
+    more = [pull.choice] * bool(pull.choice)
     if names[FAIL]:
-        return Verdict(f"{what}: {', '.join(names[FAIL])} {'fails' if len(names[FAIL]) == 1 else 'fail'}", "refused")
+        fails = f"{', '.join(names[FAIL])} {'fails' if len(names[FAIL]) == 1 else 'fail'}"
+        return Verdict(f"{what}: {fails}", "refused", more=more)
     if names[NOT_SHOWN]:
-        return Verdict(f"{what}: not shown: {', '.join(names[NOT_SHOWN])}", "not_shown")
+        return Verdict(f"{what}: not shown: {', '.join(names[NOT_SHOWN])}", "not_shown", more=more)
     left = f"; for a reader: {', '.join(names[READER])}" if names[READER] else ""
-    drift = ((pull.compared or {}).get("time") or {}).get("drift_pct")
-    more = ["The runs were not interleaved: that it is faster rests on a machine that did not drift."] if drift else []
+    if time.get("drift_pct"):
+        more.append("The runs were not interleaved: that it is faster rests on a machine that did not drift.")
     return Verdict(f"{what}: the rules that logs can answer are met{left}", "meets_the_rules", more=more)
 
 
@@ -159,17 +170,11 @@ def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
     if answers.get("mean_loss", (PASS,))[0] in (NOT_SHOWN, READER):
         losses = [row["val_loss"] for row in pull.candidate.rows if row["val_loss"] is not None]
         needed = needed_runs(losses, pull_requests.goal_of(pull), pull.track.p_value)
-        more = (
-            f"at this mean and spread about {needed} runs show it"
-            if needed
-            else "more runs of this mean cannot show it"
-        )
-        found.append(
-            f"p < {pull.track.p_value:g} of the mean val_loss: {more}; the race above makes them, with n={needed or 10}"
-        )
-    if any(rule["passed"] is False for rule in pull.judged):
-        failed = [f"{rule['rule']} ({rule['evidence']})" for rule in pull.judged if rule["passed"] is False]
-        found += [f"judge refuses: {pull_requests.shortly(text) if len(text) > 300 else text}" for text in failed]
+        more = f"at this mean and spread about {needed} runs show it" if needed else "more runs cannot show it"
+        p_value = f"p < {pull.track.p_value:g} of the mean val_loss"
+        found.append(f"{p_value}: {more}; the race above makes them, with n={needed or 10}")
+    failed = [f"{rule['rule']} ({rule['evidence']})" for rule in pull.judged if rule["passed"] is False]
+    found += [f"judge refuses: {pull_requests.shortly(text) if len(text) > 300 else text}" for text in failed]
     if not pull.candidate.sources:
         found.append("the source: let the script write itself into its log, as train_gpt.py does")
     found.append("what runs outside the clock, in seconds: ./run.sh audit RACE --only clock, after that race")
@@ -250,15 +255,9 @@ def _notes(pull: PullRequest) -> list[str]:
 
 def _source(pull: PullRequest) -> Section:
     rows = [[name, f"+{added}", f"-{removed}"] for name, (added, removed) in pull_requests.changes_of(pull).items()]
-    lines = pull.statements
-    changed = []
-    if lines:
-        known = {(line.definition, line.text) for line in lines[1]}
-        changed = sorted(
-            {line.definition for line in lines[0] if (line.definition, line.text) not in known and line.definition}
-        )
+    own, theirs = pull.statements or ([], [])
+    known = {(line.definition, line.text) for line in theirs}
+    changed = sorted({line.definition for line in own if (line.definition, line.text) not in known} - {""})
     touched = [Lines([f"changed in {SCRIPT}: {some(changed, 20)}"])] if changed else []
-    return Section(
-        "Source, against the baseline's",
-        [Table(("file", "added", "removed"), rows, [False, True, True]), *touched] if rows else [],
-    )
+    shown: list[Block] = [Table(("file", "added", "removed"), rows, [False, True, True]), *touched] if rows else []
+    return Section("Source, against the baseline's", shown)

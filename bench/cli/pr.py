@@ -13,6 +13,7 @@ SETTINGs of ./run.sh race (n=10 track=...).  The sources run in a sandbox, unles
 
 import argparse
 import shlex
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
@@ -30,6 +31,7 @@ from bench.config import groups
 from bench.machine import git
 from bench.record import metrics, run_folder
 from bench.record.importers import dialects, modded_nanogpt, records
+from bench.record.importers.modded_nanogpt import SCRIPT
 from bench.record.rows import Row
 
 NUM_EARLIER = 12  # earlier records whose code may be the baseline's
@@ -56,6 +58,8 @@ def main(argv: list[str]) -> int:
         words = _written(pull, user_path(args.rerun), folder) + (settings or [f"n={pull.track.repeats}"])
         if not any(word.startswith("script.sandbox=") for word in words):
             words.append("script.sandbox=true")
+        if pull.choice:
+            print(pull.choice, file=sys.stderr)
         print(shlex.join(["./run.sh", "race", *words]))
         if args.go:
             from bench.cli import race
@@ -66,22 +70,15 @@ def main(argv: list[str]) -> int:
 
 def _read(args: argparse.Namespace, folder: Path, name: str, scratch: Path) -> PullRequest:
     """The pull request of this folder, compared and judged."""
-    track = args.track or next(
-        (ours for theirs, ours in groups.UPSTREAM_TRACKS.items() if theirs in folder.parts), "gpt2_small"
-    )
+    of_path = (ours for theirs, ours in groups.UPSTREAM_TRACKS.items() if theirs in folder.parts)
+    track = args.track or next(of_path, "gpt2_small")
     standard = claims.standard(track)
     logs, num_incomplete = _logs(folder, track, standard.goal.target_val_loss)
     if not logs:
-        raise ValueError(
-            f"{shown(folder)}: it holds no log of a complete run: a pull request brings its logs ({SUFFIX})"
-        )
-    script = next((path for path in sorted(folder.rglob(modded_nanogpt.SCRIPT))), None)
-    text = script.read_text(errors="replace") if script else None
-    by_text = {
-        log.code_key
-        for log in logs
-        if text is not None and log.sources.get(modded_nanogpt.SCRIPT, "").strip() == text.strip()
-    }
+        raise ValueError(f"{shown(folder)}: it holds no log of a complete run: a pull request brings logs ({SUFFIX})")
+    own, is_own = _own_sources(folder, scratch)
+    names = {tuple(log.sources) for log in logs if log.sources}
+    own_keys = {modded_nanogpt.code_key({name: own.get(name, "") for name in each}) for each in names}
     earlier = list(_earlier(folder))
     known = {key: record.name for record, files in reversed(earlier) for key in [modded_nanogpt.code_key(files)]}
     rules = standard.track.rules
@@ -89,23 +86,21 @@ def _read(args: argparse.Namespace, folder: Path, name: str, scratch: Path) -> P
     def wants(row: Row) -> bool:
         return rules.gpu is None or row["device"] == f"{rules.num_gpus or 1} x {rules.gpu}"
 
-    candidate, bases, others = pull_request.sides_of(
-        logs, known, next(iter(by_text), ""), wants, args.candidate or "", args.baseline or ""
+    candidate, bases, others, choice = pull_request.sides_of(
+        logs, known, own_keys, wants, args.candidate or "", args.baseline or ""
     )
     pull = PullRequest(
         name, standard.track, candidate, bases[0] if bases else None, bool(bases), others, num_incomplete, len(earlier)
     )
     if pull.baseline is None and earlier:
-        before = earlier[0][0]
+        before, files = earlier[0]
         found, _ = _logs(before, track, standard.goal.target_val_loss)
-        found = [log for log in found if log.code_key == modded_nanogpt.code_key(earlier[0][1])]
+        found = [log for log in found if log.code_key == modded_nanogpt.code_key(files)]
         pull.baseline = Side(before.name, found, before.name) if found else None
-    if text is not None and candidate.sources:
-        theirs = Side("", [Log("", logs[0].record, [], {modded_nanogpt.SCRIPT: text}, "")])
-        embedded = {modded_nanogpt.SCRIPT: candidate.sources[modded_nanogpt.SCRIPT]}
-        own = Side("", [Log("", logs[0].record, [], embedded, "")])
-        differing = pull_requests.changes_of(PullRequest(name, standard.track, own, theirs, True))
-        pull.script_differs = sum(map(sum, differing.values()))
+    pull.choice = choice
+    if is_own and candidate.sources:
+        scripts = [{SCRIPT: files.get(SCRIPT, "").strip()} for files in (candidate.sources, own)]
+        pull.script_differs = sum(map(sum, pull_requests.changed_lines(*scripts).values())) if scripts[1][SCRIPT] else 0
     for log in candidate.logs:
         records.write(log.record, log.steps, scratch / "runs")
     claim = claims.from_folders(list(run_folder.find_runs([scratch / "runs"])), track=track)
@@ -116,8 +111,8 @@ def _read(args: argparse.Namespace, folder: Path, name: str, scratch: Path) -> P
 
 
 def _compared(base: Side, candidate: Side) -> Any:
-    found = dict(comparison.compare_arms([base.arm, candidate.arm], diagnose=False)[0][1])
-    return found | {"arms": [base.name, candidate.name]}
+    found = comparison.compare_arms([base.arm, candidate.arm], diagnose=False)[0][1]
+    return {**found, "arms": [base.name, candidate.name]}
 
 
 def _logs(folder: Path, track: str, target_val_loss: float | None) -> tuple[list[Log], int]:
@@ -137,6 +132,14 @@ def _logs(folder: Path, track: str, target_val_loss: float | None) -> tuple[list
             run["metrics"] = metrics.metrics(run, steps)
             found.append(Log(path.relative_to(folder.resolve()).as_posix(), run, steps, sources, keys[digest]))
     return found, incomplete
+
+
+def _own_sources(folder: Path, scratch: Path) -> tuple[dict[str, str], bool]:
+    """(the Python files of the pull request, whether they are its own and not those of a checkout that it lies in)."""
+    script = next(iter(sorted(folder.rglob(SCRIPT))), None)
+    is_own = script is not None or folder.is_relative_to(scratch)
+    home = script.parent if script else folder.parents[2] if folder.parent.name in groups.UPSTREAM_TRACKS else folder
+    return {path.name: path.read_text(errors="replace") for path in home.glob("*.py") if path.is_file()}, is_own
 
 
 def _earlier(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
@@ -163,9 +166,8 @@ def _earlier(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
 def _written(pull: PullRequest, into: Path, folder: Path) -> list[str]:
     """Writes the sources of both sides below a folder -> the arms and the track of the race."""
     if pull.baseline is None:
-        raise ValueError(
-            f"--rerun {shown(into)}: there is no baseline: --baseline GLOB names its logs, --clone DIR the records"
-        )
+        remedy = "--baseline GLOB names its logs, --clone DIR the records"
+        raise ValueError(f"--rerun {shown(into)}: there is no baseline: {remedy}")
     arms = []
     for arm, side in (("Baseline", pull.baseline), ("Candidate", pull.candidate)):
         if not side.sources:
@@ -176,7 +178,7 @@ def _written(pull: PullRequest, into: Path, folder: Path) -> list[str]:
                 raise ValueError(f"{shown(path)}: is there already, with other contents: name another folder")
             home.mkdir(parents=True, exist_ok=True)
             atomic.write_text(path, text)
-        arms.append(f"{arm}=script={home / modded_nanogpt.SCRIPT}")
+        arms.append(f"{arm}=script={home / SCRIPT}")
     return [*arms, f"track={pull.candidate.logs[0].record['track']}"]
 
 
@@ -206,9 +208,7 @@ def _exported(clone: Path, number: str, scratch: Path) -> Path:
         have = f"it has no {ref} and no commit that names (#{number})"
         raise ValueError(f"--clone {shown(clone)}: {have}: git fetch origin pull/{number}/head:{ref} there")
     main_line = git.ask(clone, "merge-base", tip, "HEAD") if head else None
-    base = (main_line or "").strip() or f"{tip}^"
-    if base == tip:
-        base = f"{tip}^"
+    base = main_line.strip() if main_line and main_line.strip() != tip else f"{tip}^"
     try:
         added = git.run(
             clone, "diff", "--name-only", "--no-renames", "--diff-filter=A", base, tip, "--", "records"
@@ -229,7 +229,8 @@ def _exported(clone: Path, number: str, scratch: Path) -> Path:
             if name.endswith(SUFFIX) and not pull_request.BASELINE.search(name)
         }
         before = [name for name in sorted(logs, reverse=True) if name < folders[0]][:NUM_EARLIER]
-        _write_tree(clone, tip, [folders[0]], scratch)
+        scripts = [name for name in git.run(clone, "ls-tree", "--name-only", tip).splitlines() if name.endswith(".py")]
+        _write_tree(clone, tip, [folders[0], *scripts], scratch)
         _write_tree(clone, base, before[:1] + [logs[name] for name in before[1:]], scratch)
     except git.Failed as error:
         raise ValueError(f"--clone {shown(clone)}: {error}") from None

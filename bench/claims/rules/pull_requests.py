@@ -81,6 +81,7 @@ class PullRequest:
     judged: list[rulebook.Result] = field(default_factory=list)
     compared: Mapping[str, Any] | None = None  # bench.compare.verdict.Comparison; None: nothing to compare with
     controls: list[tuple[Side, Mapping[str, Any]]] = field(default_factory=list)  # with the other baselines
+    choice: str = ""  # which other logs could be the candidate; "" where none could
     words: str = ""  # how this was called, for the commands that are proposed
 
     @functools.cached_property
@@ -186,11 +187,8 @@ def diff_size(pull: PullRequest) -> Answer:
 
 def loss_buffer(pull: PullRequest) -> Answer:
     """How far below the target the mean is, and how much of that the change spends."""
-    loss = (pull.compared or {}).get("val_loss") or {}
-    mean, goal = (
-        stats.mean(row["val_loss"] for row in pull.candidate.rows if row["val_loss"] is not None),
-        goal_of(pull),
-    )
+    loss, goal = (pull.compared or {}).get("val_loss") or {}, goal_of(pull)
+    mean = stats.mean(row["val_loss"] for row in pull.candidate.rows if row["val_loss"] is not None)
     if goal is None:
         return PASS, "the track has no target"
     left = f"{abs(goal - mean):.5f} nats {'below' if mean <= goal else 'ABOVE'} {goal:g}"
@@ -233,18 +231,20 @@ def _compile_options(text: str) -> list[tuple[str, int]]:
         calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
     except (SyntaxError, ValueError, RecursionError):
         return []
-    named = [
-        (call, keyword) for call in calls if ast.unparse(call.func) == "torch.compile" for keyword in call.keywords
-    ]
-    return [(f"{keyword.arg}", call.lineno) for call, keyword in named if keyword.arg in ("mode", "options", "backend")]
+    calls = [call for call in calls if ast.unparse(call.func) == "torch.compile"]
+    named = [(f"{keyword.arg}", call.lineno) for call in calls for keyword in call.keywords]
+    return [(name, line) for name, line in named if name in ("mode", "options", "backend")]
 
 
 def changes_of(pull: PullRequest) -> dict[str, tuple[int, int]]:
-    """{file: (lines added, lines removed)} from the baseline's source to the candidate's; {} where one is unknown."""
-    if not pull.baseline or not pull.baseline.sources or not pull.candidate.sources:
-        return {}
-    a, b, counts = pull.baseline.sources, pull.candidate.sources, {}
-    for name in sorted(a.keys() | b.keys()):
+    """From the baseline's source to the candidate's, as changed_lines(); {} where one is unknown."""
+    return changed_lines(pull.baseline.sources if pull.baseline else {}, pull.candidate.sources)
+
+
+def changed_lines(a: Mapping[str, str], b: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+    """Sources as {file: text} -> {file: (lines added, lines removed)}; {} where there are none on one side."""
+    counts = {}
+    for name in sorted(a.keys() | b.keys()) if a and b else ():
         lines = list(difflib.unified_diff(a.get(name, "").splitlines(), b.get(name, "").splitlines(), lineterm="", n=0))
         if lines:
             counts[name] = (sum(line[0] == "+" for line in lines[2:]), sum(line[0] == "-" for line in lines[2:]))
