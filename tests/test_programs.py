@@ -14,9 +14,10 @@ import scripted
 from bench.cli import main as program
 from bench.config import compose, schema, user_code
 from bench.launch.script import outcome, output, script, work_folder
+from bench.launch.script.script_run import NO_TELEMETRY
 from bench.machine import code_state
 from bench.plans.race import plan
-from bench.record import step_files, verification
+from bench.record import run_folder, step_files, verification
 from bench.record.importers import dialects
 from bench.report import run_facts
 
@@ -244,11 +245,35 @@ def test_a_record_names_the_first_thousand_files_of_a_script_that_leaves_many(tm
     assert "0999.tmp, 200 more" in run_facts._files_written(facts)
 
 
-@pytest.mark.parametrize("torch", [{"torch": ["x"]}, {"torch": "2.13", "cuda": {}}, "2.13"])
-def test_facts_of_another_kind_than_a_worker_writes_are_not_believed(tmp_path, torch):
+HOSTILE = [  # what a script may write where its worker notes its facts
+    {"torch": {"torch": ["x"]}},
+    {"torch": {"torch": "2.13", "cuda": {}}},
+    {"torch": "2.13"},
+    {"torch": {"torch": "9" * 201}},
+    {"python": "3" * 201},
+    {"peak_rss_gib": -1.0},
+    {"peak_mem_gib": {"allocated": -1}},
+    {"compile_flags": {"a": {"b": 1}}},
+    {"packages": {"p" * 201: "1"}},
+]
+
+
+@pytest.mark.parametrize("facts", HOSTILE, ids=str)
+def test_facts_of_another_kind_than_a_worker_writes_are_not_believed(tmp_path, facts):
     path = tmp_path / "facts"
-    path.write_text(json.dumps({"python": "3.11", "torch": torch}))
+    path.write_text(json.dumps({"python": "3.11"} | facts))
     assert outcome._facts(path) == {}
+
+
+def test_of_a_scripts_facts_none_but_those_of_its_torch_are_of_its_environment(tmp_path):
+    more = {"cpu_model": "fake", "gpus": [{"name": "H200"}], "driver": "1"}
+    path = tmp_path / "facts"
+    path.write_text(json.dumps({"python": "3.11", "torch": {"torch": "2.13.0"} | more, "environment": more} | more))
+    outcome._write_result(tmp_path, [outcome._facts(path)], {}, [], NO_TELEMETRY, {})
+    assert json.loads((tmp_path / run_folder.RESULT).read_text())["torch_facts"] == {
+        "python": "3.11",
+        "torch": "2.13.0",
+    }
 
 
 TIMES = [  # printed at steps 1 to 4, where each took 30 ms -> those that count, what is said

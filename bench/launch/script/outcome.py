@@ -8,7 +8,9 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NotRequired, TypedDict, cast
+from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict, cast
+
+import msgspec
 
 from bench.base import atomic, private, utc
 from bench.base.paths import REPO
@@ -46,25 +48,29 @@ BY_TIME = "give goal.time_budget_s in its place"
 MORE_COLUMNS = ("train_time_at_val_ms", "grad_norm", *PRINTED_METRICS)
 
 
+Text = Annotated[str, msgspec.Meta(max_length=200)]
+Gib = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+
+
 class TorchFacts(TypedDict, total=False):
     """As script_worker.torch_facts() has them."""
 
-    torch: str | None
-    cuda: str | None
+    torch: Text | None
+    cuda: Text | None
     cudnn: int | None
-    nccl: str | None
-    cpu_capability: str | None
+    nccl: Text | None
+    cpu_capability: Text | None
 
 
 class Facts(TypedDict):
     """What a rank's worker wrote of itself at its end; the script can write there too."""
 
-    python: NotRequired[str]
-    peak_rss_gib: NotRequired[float | None]
-    peak_mem_gib: NotRequired[dict[str, float | None] | None]
+    python: NotRequired[Text]
+    peak_rss_gib: NotRequired[Gib | None]
+    peak_mem_gib: NotRequired[dict[str, Gib | None] | None]
     torch: NotRequired[TorchFacts]
-    compile_flags: NotRequired[dict[str, Any]]
-    packages: NotRequired[dict[str, str | None]]
+    compile_flags: NotRequired[dict[Text, bool | int | float | Text | None]]
+    packages: NotRequired[dict[Text, Text | None]]
 
 
 def write(
@@ -316,7 +322,7 @@ def _write_result(
     if any(peak is not None for peak in telemetry.get("device_peak_mem_gib", ())):
         peaks["device"] = telemetry["device_peak_mem_gib"]
     measured = measured | {"peak_mem_gib_by_rank": peaks}
-    known = [facts["compile_flags"] for facts in by_rank if isinstance(facts.get("compile_flags"), dict)]
+    known = [facts["compile_flags"] for facts in by_rank if "compile_flags" in facts]
     if known:
         measured["compile_flags"] = {name: value for flags in known for name, value in flags.items()}
     if telemetry.get("foreign_cpu_cores") is not None:
