@@ -10,9 +10,11 @@ import sys
 import threading
 import time
 
+import kept_records
 import pytest
 
 from bench.base import atomic
+from bench.cli import main as program
 from bench.record import ledger, line_count
 
 
@@ -71,6 +73,23 @@ def test_a_ledger_that_is_moved_or_removed_as_a_whole_is_counted_rightly(tmp_pat
     fill(tmp_path / "a", 1)  # a new one where another was
     assert [line["number"] for line in ledger.read(tmp_path / "b").lines] == [1, 2, 3]
     assert [line["number"] for line in ledger.read(tmp_path / "a").lines] == [1]
+
+
+@pytest.mark.parametrize("how", ["is empty", "is gone"])
+def test_a_destroyed_ledger_is_said_by_who_shows_its_runs_and_before_the_next(results, how, capsys):
+    path = results / ledger.NAME
+    kept_records.add(results, 0)
+    fill(results, 3)
+    commands = (["table"], ["report", str(results)], ["run", "--dry-run", "track=free", "experiment=smoke"])
+    for words in commands:
+        assert program.main(words) == 0 and "ledger" not in capsys.readouterr().err
+    path.unlink() if how == "is gone" else path.write_bytes(b"")
+    for words in commands:
+        assert program.main(words) == 0
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if "ledger" in line]
+        assert f"ledger.jsonl: {how}, and had 3 lines: restore it" in line
+    fill(results, 1)
+    assert line_count.lost(path) is None
 
 
 def test_lines_of_an_older_program_and_a_kill_before_the_count_was_kept_leave_no_gap(tmp_path, monkeypatch):
@@ -209,6 +228,7 @@ APPENDING = """
 import sys, fcntl
 def none(*_): raise OSError(38, "no locks here")
 fcntl.flock = none
+from bench.cli import main as program
 from bench.record import ledger, line_count
 for number in range(25):
     ledger.append(sys.argv[1], "start", run=f"track/{sys.argv[2]}-{number}", race=None)

@@ -160,9 +160,12 @@ def _go(argv: list[str]) -> int:
             joining.refuse(verb, rest)
         rest = _use_config(rest)
         if verb in INTRODUCED and not {"-h", "--help", "--race", "-q", "--quiet"} & set(rest):
-            introduction = groups.introduction()
-            if introduction:
-                print(f"    conf  {introduction}", file=sys.stderr)
+            from bench.record import ledger, line_count
+
+            lost = line_count.lost(paths.results_root() / ledger.NAME)
+            for topic, message in (("conf", groups.introduction()), ("ledger", lost)):
+                if message:
+                    print(f"{topic:>8}  {message}", file=sys.stderr)
         with plain_file.unchanging() if verb in JUDGING else contextlib.nullcontext():
             return cast(int, module.main(rest))
     except ValueError as error:

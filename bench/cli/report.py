@@ -23,7 +23,7 @@ from bench.base.paths import published_root, results_root, shown, user_path
 from bench.base.reading.damage import reading_record
 from bench.base.units import format_bytes
 from bench.cli import arguments
-from bench.record import ledger, named, sweep
+from bench.record import ledger, line_count, named, sweep
 from bench.record.rows import Row
 
 Made = dict[str, Any]  # what --json prints
@@ -118,6 +118,8 @@ def _site(folder: Path, out: Path, args: argparse.Namespace) -> Made:
     from bench.claims import leaderboard_views
     from bench.report.site import packed_pages, site
 
+    if lost := line_count.lost(folder / ledger.NAME):
+        named.report_excluded("report", lost)
     results = site.read(folder)
     num_pages = packed_pages.NUM_PAGES if args.pages is None else args.pages
     roots = (results_root().resolve(), published_root().resolve())  # of what is run, published or claimed here

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from bench.base import atomic
-from bench.base.paths import state_root
+from bench.base.paths import shown, state_root
 
 NAME = ".ledger.count"
 COUNTER_BYTES = 8
@@ -60,6 +60,19 @@ def lost_end(known: tuple[str, int] | None, lines: Iterable[Mapping[str, Any]]) 
     counter, number = known or (None, 0)
     last = max((line.get("number", 0) for line in lines if line.get("counter") == counter), default=0)
     return f"counted {number} lines, but the last one is number {last}: its end was removed" if last < number else None
+
+
+def lost(ledger: Path) -> str | None:
+    """A sentence where this ledger is gone or empty, which had lines, beside runs; None: it is not."""
+    is_there = os.path.lexists(ledger)
+    if is_there and ledger.stat().st_size:
+        return None
+    counts = [atomic.read_json(path) for path in _paths(ledger.parent)]
+    numbers = [kept["number"] for kept in counts if isinstance(kept, dict) and isinstance(kept.get("number"), int)]
+    if not any(numbers) or next(ledger.parent.glob("*/*/run.json"), None) is None:
+        return None
+    what = f"{shown(ledger)}: is {'empty' if is_there else 'gone'}, and had {max(numbers):,} lines"
+    return f"{what}: restore it (a backup, a publication's copy): without it no claim can be made of the runs beside it"
 
 
 def keep(results: Path, first: str | None, line: Mapping[str, Any]) -> None:

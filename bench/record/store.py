@@ -38,7 +38,7 @@ from typing import Any, BinaryIO, cast
 from bench.base import atomic, paths
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
-from bench.record import certificates, database, ledger, row_reader
+from bench.record import certificates, database, ledger, line_count, row_reader
 from bench.record.database import CHOSEN, JOINED, KINDS, Database
 from bench.record.row_reader import Place
 from bench.record.rows import Row
@@ -188,6 +188,8 @@ class Store(Database):
     # ---- what changed since it was written
 
     def _refresh(self, below: Iterable[str]) -> None:
+        if lost := line_count.lost(Path(self.home, ledger.NAME)):
+            self._on_error(lost)
         self.db.executescript(SCOPE)
         self.db.execute("BEGIN")
         self._read_ledger()
