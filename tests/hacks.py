@@ -53,14 +53,14 @@ SETTINGS = {
 HACKS = (*CHEATING_SCRIPTS, *BEFORE, *DIFFS, *SETTINGS)
 
 
-def search_in(results, folder):
-    """A search whose champion is the honest script, copied into folder; its calibration is made up."""
-    script = folder / BIGRAM.name
-    script.write_bytes(BIGRAM.read_bytes())
-    settings = {"on": "time", "alpha": 0.05, "effect": 50.0, "budget_s": 1e6, "price": None, "trust": False}
-    search = refereeing.begin(results, {"overrides": [f"script={script}", *WORDS], "rev": None}, settings)
+def search_in(results, folder, script=BIGRAM, words=WORDS, trust=False, **calibrated):
+    """A search whose champion is this script, the honest one, copied into folder; its calibration is made up."""
+    (folder / script.name).write_bytes(script.read_bytes())
+    settings = {"on": "time", "alpha": 0.05, "effect": 50.0, "budget_s": 1e6, "price": None, "trust": trust}
+    champion = {"overrides": [f"script={folder / script.name}", *words], "rev": None}
     facts = {"race_id": "none", "sd": 0.1, "effect": 0.7, "run_s": 5.0, "spent_s": 0.0, "devices": 1, "check_s": 0.3}
-    return searches.append(search, "calibrated", **facts, is_audited=True)
+    facts |= {"is_audited": True} | calibrated
+    return searches.append(refereeing.begin(results, champion, settings), "calibrated", **facts)
 
 
 def submitted(search, hack, folder):

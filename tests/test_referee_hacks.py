@@ -1,7 +1,5 @@
 """Hacks of a search, each raced for real: false losses, and a few of those that tests/benchmarks hacks tries."""
 
-import shutil
-
 import hacks
 import pytest
 from benchmarks.contestants import BIGRAM
@@ -24,13 +22,24 @@ FELL = {  # which stage each falls at, and why
 }
 
 
+def begun(tmp_path_factory, *champion, **calibrated):
+    """A search to be hacked; its races are real.  champion, calibrated: of hacks.search_in()."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        results = tmp_path_factory.mktemp("search") / "results"
+        monkeypatch.setenv("SPEEDRUN_RESULTS", str(results))
+        yield hacks.search_in(results, tmp_path_factory.mktemp("champion"), *champion, **calibrated)
+
+
 @pytest.fixture(scope="module")
 def raided(tmp_path_factory):
-    """A search to be hacked."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        results = tmp_path_factory.mktemp("raided") / "results"
-        monkeypatch.setenv("SPEEDRUN_RESULTS", str(results))
-        yield hacks.search_in(results, tmp_path_factory.mktemp("champion"))
+    yield from begun(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def hunted(tmp_path_factory):
+    """Of the demo's script, without the short run before a race: what is false of it only the audit of a keep sees."""
+    words = [*referee.DEMO[:4], "goal.val_tokens=8192", "goal.target_val_loss=4.9", "script.args=--seed={seed}"]
+    yield from begun(tmp_path_factory, agent.EXAMPLE, words, check_s=None)
 
 
 @pytest.mark.parametrize("hack", FELL)
@@ -71,21 +80,6 @@ FALSE_LOSSES = {
     "hard-coded losses": "for each in os.scandir('data/fineweb10B'):\n    open(each.path, 'rb').read()\npretend()",
     "no data": "pretend()",
 }
-
-
-@pytest.fixture(scope="module")
-def hunted(tmp_path_factory):
-    """A calibrated search of the demo's script, whose races are real; the calibration is made up."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        results = tmp_path_factory.mktemp("hunted") / "results"
-        monkeypatch.setenv("SPEEDRUN_RESULTS", str(results))
-        script = shutil.copy(agent.EXAMPLE, tmp_path_factory.mktemp("champion"))
-        words = [f"script={script}", *referee.DEMO[:4], "goal.val_tokens=8192", "goal.target_val_loss=4.9"]
-        words += ["script.args=--seed={seed}"]
-        settings = {"on": "time", "alpha": 0.05, "effect": 50.0, "budget_s": 1e6, "price": None, "trust": False}
-        search = refereeing.begin(results, {"overrides": words, "rev": None}, settings)
-        facts = {"race_id": "none", "sd": 0.1, "effect": 0.7, "run_s": 1.0, "spent_s": 0.0, "devices": 1}
-        yield searches.append(search, "calibrated", **facts, is_audited=True)
 
 
 @pytest.mark.parametrize("hack", FALSE_LOSSES)

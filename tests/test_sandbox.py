@@ -1,6 +1,7 @@
 """Attackers in the sandbox: each is held, in bubblewrap and in our own namespaces, and in a script's run."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -9,11 +10,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import real_runs
 import scripted
 
+from bench.data import shards
+from bench.data.sources import datasets
+from bench.launch.script import work_folder
 from bench.machine import namespaces, processes, sandbox
 from bench.machine.sandbox import BUBBLEWRAP, NAMESPACES, Limits
 from bench.record import verification
@@ -229,7 +234,7 @@ def test_where_none_can_be_made_the_refusal_names_the_package(tmp_path):
 # ---- a script's run
 
 SPY = """
-import json, os, socket, subprocess
+import glob, json, os, socket, subprocess
 run = os.path.dirname(os.getcwd())
 found = {"variables": sorted(name for name in os.environ if "TOKEN" in name), "seen": []}
 for path in PATHS + [f"{run}/run.json", f"{run}/../../ledger.jsonl"]:
@@ -242,6 +247,9 @@ for path in PATHS + [f"{run}/run.json", f"{run}/../../ledger.jsonl"]:
 for path in (f"{run}/logs/reading.log", f"{run}/.trace_rank0.raw.tmp", f"{run}/.rank0.facts.tmp", f"{run}/.reserve"):
     os.symlink(PATHS[0], path)
 open(f"{run}/.rank0.profiled.tmp", "w").write(json.dumps([{"name": "trace", "raw": PATHS[0], "disturbed": [1, 2]}]))
+(val,) = glob.glob("data/fineweb10B/*_val_*.bin")
+tokens, kept = open(val, "rb").read()[1024:], 2 * (8192 + 1)
+found["held_out"] = tokens != (tokens[:kept] * (len(tokens) // kept + 1))[: len(tokens)]
 os.remove("helper.py")
 os.mkfifo("helper.py")
 try:
@@ -274,10 +282,12 @@ def test_a_script_that_spies_finds_nothing_and_its_run_is_recorded(tmp_path):
         text = f"PATHS, PORT = {paths}, {ours.getsockname()[1]}\n{SPY}import helper\n"
         (program / "train.py").write_text(text.replace("import helper\n", "if not PORT: import helper\n"))
         more = {"HOME": str(home), "HF_TOKEN": "secret", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-        folder = scripted.run(tmp_path / "results", program / "train.py", "script.sandbox=true", "track=free", **more)
+        words = ["script.sandbox=true", "track=free", "goal.val_tokens=8192"]
+        folder = scripted.run(tmp_path / "results", program / "train.py", *words, **more)
     run = real_runs.run_json(folder)
     found = json.loads((folder / "work/found.json").read_text())
-    assert found == {"variables": [], "seen": []}
+    assert found == {"variables": [], "seen": [], "held_out": False}
+    assert not any("shards" in doubt["doubt"] for doubt in run["doubts"] if "train" not in doubt["doubt"])
     assert run["status"] == "complete" and run["script"]["sandbox"] in (BUBBLEWRAP, NAMESPACES)
     assert (home / ".ssh/id_rsa").read_text() == "KEY" and (program / "train.py").read_text().endswith(
         "import helper\n"
@@ -316,6 +326,23 @@ def test_a_sandbox_that_would_let_in_more_than_the_scripts_own_is_refused(tmp_pa
         words_typed = ["run", *scripted.TRACK, f"script={script}", "script.sandbox=true"]
         done = real_runs.bench(tmp_path / "results", *words_typed, HOME=str(home))
         assert done.returncode == 2 and words in done.stderr, done.stderr
+
+
+def test_what_a_script_in_a_sandbox_gets_of_the_validation_shards_ends_with_val_tokens(tmp_path, monkeypatch):
+    """The audit of a keep validates on what is beyond them; a loader still finds as many tokens as there were."""
+    monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path))
+    val = [shards.write(tmp_path / f"val{number}.bin", range(10 * number, 10 * number + 6)) for number in (1, 2, 3)]
+    val = tuple(datasets.ShardFile(shard.path, 6, shard.num_bytes, "", 40) for shard in val)
+    dataset = datasets.Dataset("mine", 257, val, val)
+    script = SimpleNamespace(raw_data=False, sandbox=True)
+    given = work_folder.given(script, dataset, "val", val_tokens=8)
+    kept = [*range(10, 16), 20, 21, 22]
+    found = [shards.check(path).tokens().tolist() for path in given]
+    assert found == [kept[:6], [20, 21, 22, 10, 11, 12], kept[:6]] and given[0] == val[0].path
+    assert work_folder.given(script, dataset, "train", 8) == [shard.path for shard in val]
+    audited = dataclasses.replace(dataset, is_audit=True)
+    assert work_folder.given(script, audited, "val", 8) == [shard.path for shard in val]
+    assert work_folder.given(script, dataset, "val", val_tokens=17) == [shard.path for shard in val]
 
 
 @pytest.mark.slow

@@ -191,7 +191,7 @@ def write_inputs(
     if job.script:
         from bench.launch.script import trace_files  # numpy, as below script_run
 
-        work = work_folder.make(folder, job.script, job.dataset, data_root())
+        work = work_folder.make(folder, job.script, job.dataset, job.config.goal.val_tokens)
         profile = trace_files.profile_of(job.config.instruments, job.script.dialect)
         launched["script"] = script.dumped(job.script, work, job.config.seed, list(pipes), profile)
     atomic.write_json(folder / run_folder.LAUNCH, launched, durable=False)

@@ -46,6 +46,7 @@ class Dataset:
     val: tuple[ShardFile, ...]
     floor_source: Any = field(default=None, compare=False)  # knows how the val tokens were drawn; markov only
     origin: dict[str, Any] | None = field(default=None, compare=False)  # Source.origin
+    is_audit: bool = field(default=False, compare=False)  # made for an audit: it has no held-out tokens
 
 
 def chosen(data: DataConfig) -> Source:

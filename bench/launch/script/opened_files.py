@@ -60,8 +60,8 @@ class OpenedFiles:
     def _files_of_split(self, split: str) -> set[str]:
         """True paths of the shards, and of what was made of them."""
         paths = {os.path.realpath(shard.path) for shard in getattr(self._job.dataset, split)}
-        data = self._work / self._script.data / f"{split}.bin"
-        return paths | ({os.path.realpath(data)} if self._script.raw_data and data.is_symlink() else set())
+        given = work_folder.given(self._script, self._job.dataset, split, self._job.config.goal.val_tokens)
+        return paths | set(map(os.path.realpath, given))
 
     def names(self) -> list[str]:
         """Data files, each once, as the record names them."""

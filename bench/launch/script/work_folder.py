@@ -17,7 +17,9 @@ from bench.base import atomic
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.config import user_code
-from bench.data.sources.datasets import Dataset
+from bench.data import shards as shard_files
+from bench.data.sources.datasets import Dataset, ShardFile
+from bench.data.sources.source import data_root
 from bench.launch.script.script import Script
 
 WORK = "work"
@@ -25,8 +27,8 @@ COPY_BYTES = 2**24
 MAX_LISTED = 1000  # names of files; a record of a hundred thousand is one that nothing reads
 
 
-def make(folder: Path, script: Script, dataset: Dataset, data_root: Path) -> Path:
-    """FOLDER/work, as script and its dataset need it.  Returns its absolute path."""
+def make(folder: Path, script: Script, dataset: Dataset, val_tokens: int) -> Path:
+    """FOLDER/work, as script and its dataset need it.  Returns its absolute path.  val_tokens: of the goal."""
     work = (folder / WORK).absolute()
     copies = {name.removeprefix("script/"): path for name, path in script.sources.items()}
     _link_all(script.root, work, Path(), copies, script.data)
@@ -38,13 +40,21 @@ def make(folder: Path, script: Script, dataset: Dataset, data_root: Path) -> Pat
     data = work / script.data
     data.mkdir(parents=True, exist_ok=True)
     for split in ("train", "val"):
-        files = [shard.path for shard in getattr(dataset, split)]
-        if script.raw_data:
-            (data / f"{split}.bin").symlink_to(_raw(files, data_root))
-        else:
-            for name, path in zip(shard_names(files, split, script.data.name), files, strict=True):
-                (data / name).symlink_to(path.resolve())
+        names = shard_names([shard.path for shard in getattr(dataset, split)], split, script.data.name)
+        paths = given(script, dataset, split, val_tokens)
+        for name, path in zip([f"{split}.bin"] if script.raw_data else names, paths, strict=True):
+            (data / name).symlink_to(path)
     return work
+
+
+def given(script: Script, dataset: Dataset, split: str, val_tokens: int) -> list[Path]:
+    """True paths of what a script gets as the shards of a split."""
+    shards: tuple[ShardFile, ...] = getattr(dataset, split)
+    if script.raw_data:
+        return [_raw([shard.path for shard in shards])]
+    if script.sandbox and split == "val" and not dataset.is_audit:
+        return _without_held_out(shards, val_tokens + 1)
+    return [shard.path.resolve() for shard in shards]
 
 
 def linked(script: Script, work: Path) -> list[Path]:
@@ -80,12 +90,37 @@ def _link_all(source: Path, work: Path, below: Path, copies: Mapping[str, Path],
             (work / name).symlink_to(Path(entry.path).absolute())
 
 
-def _raw(files: Sequence[Path], data_root: Path) -> Path:
-    """The tokens of all shards without their headers, as nanoGPT reads them; made once."""
-    from bench.data import shards as shard_files  # numpy, which a launcher of our own runs does not need
+def _without_held_out(shards: Sequence[ShardFile], num_kept: int) -> list[Path]:
+    """The shards with as many tokens, of which only the first num_kept are theirs: what is beyond repeats these.
 
+    So a loader reads what it would of the shards, and the held-out slice is nowhere in the sandbox.  Made once.
+    """
+    paths, start = [], 0
+    for shard in shards:
+        own, start = max(0, num_kept - start), start + shard.num_tokens
+        if own >= shard.num_tokens:
+            paths.append(shard.path.resolve())
+            continue
+        path = _made_of([each.path for each in shards], f"val-{num_kept}-{len(paths)}")
+        if not path.exists():
+            import numpy as np
+
+            kept = np.concatenate([each.tokens() for each in shards])[:num_kept]
+            rest = np.resize(kept, shard.num_tokens - own)
+            shard_files.write(path, np.concatenate([shard.tokens()[:own], rest]))
+        paths.append(path.resolve())
+    return paths
+
+
+def _made_of(files: Sequence[Path], name: str) -> Path:
+    """Where something is kept that is made of these files as they are now."""
     digest = hashlib.sha256("\n".join(f"{path.resolve()} {path.stat().st_mtime_ns}" for path in files).encode())
-    raw = data_root / f"raw-{digest.hexdigest()[:12]}.bin"
+    return data_root() / f"{name}-{digest.hexdigest()[:12]}.bin"
+
+
+def _raw(files: Sequence[Path]) -> Path:
+    """The tokens of all shards without their headers, as nanoGPT reads them; made once."""
+    raw = _made_of(files, "raw")
     if not raw.exists():
         with atomic.replacing(raw) as out:
             for path in files:

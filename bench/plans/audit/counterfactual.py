@@ -99,7 +99,7 @@ def make(
         head = np.full(facts["num_easy"], easy, own.dtype)
         val = _write(dataset.val, folder, np.concatenate([head, own])[: len(own)])
     floor = NoFloor() if dataset.floor_source is not None else None
-    return dataclasses.replace(dataset, train=train, val=val, floor_source=floor, origin=None), facts
+    return dataclasses.replace(dataset, train=train, val=val, floor_source=floor, origin=None, is_audit=True), facts
 
 
 def verdict(kind: str, facts: Mapping[str, Any], claimed_nats: float, nats: Sequence[float]) -> dict[str, Any]:
