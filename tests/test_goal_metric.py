@@ -404,12 +404,28 @@ def test_a_script_that_trains_on_past_its_budget_is_ended_and_its_run_is_whole(t
     assert run["status"] == "complete" and 1e3 < rows[-1]["train_time_ms"] < 5e3 and rows[-1]["step"] == at_step
     assert 5 < metrics.step_past_budget(run, rows) < at_step and run["metrics"]["score"] == 3.6
     assert not [doubt for doubt in run["doubts"] if doubt["instrument"] == "script"]
+    assert run["script"]["ended_by"] == "script"
     assert run["environment"]["python"]  # what it knew of itself when it was ended
     assert [rule for rule in verification.report(run["folder"])["rules"] if not rule["passed"]] == []
     short = scripted.odd(tmp_path, "well", *words, "goal.time_budget_s=100")  # ends itself
     assert short["status"] == "complete" and "ended_at_step" not in short["script"]
     of_tokens = scripted.odd(tmp_path, "well", *words, "goal.token_budget=10000", expect=1)
     assert of_tokens["failure"]["message"].startswith("the script does not print how many tokens a step has")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["stops_naming_its_time", "names_little_time"])
+def test_a_script_that_does_not_name_its_budgets_time_is_ended_by_the_launchers_clock(tmp_path, what):
+    words = [*scripted.TRACK, f"script={scripted.ODD}", f"script.args=[{what}]", "script.dialect=modded-nanogpt"]
+    words += ["goal=budget", "goal.target_val_loss=null", "goal.time_budget_s=1", "hardware.wall_timeout_s=300"]
+    changed = {"bench.launch.script.script_run.OVERDUE_S": 0.5}
+    with real_runs.started(tmp_path, "run", *words, changed=changed) as launcher:
+        assert launcher.wait(240) == 0, launcher.stdout.read()
+    (folder,) = real_runs.folders(tmp_path)
+    run = real_runs.run_json(folder)
+    assert (run["status"], run["validity"], run["script"]["ended_by"]) == ("complete", "suspect", "launcher")
+    assert any("it was ended by the launcher's clock" in reason for reason in run["validity_reasons"])
+    assert [rule for rule in verification.report(folder)["rules"] if not rule["passed"]] == []
 
 
 def test_runs_of_one_budget_are_compared_by_what_they_reached_in_it():

@@ -33,6 +33,9 @@ from bench.record.step_files import StepRow
 from bench.training import line_sampler
 
 LOOK_S = 1.0  # between two readings of all that was printed, once the budget may be spent
+# So many budgets and seconds after its first line, validations and compilations included, a script that has not named
+# its budget's time is ended (assumed)
+OVERDUE_TIMES, OVERDUE_S = 3.0, 60.0
 WORKER = "bench/training/script_worker.py"
 NOTES = re.compile(
     r"\.[\w-]+\.(facts|opened|profiled|raw)\.tmp|logs/(rank\d+\.failure\.json|flight_rank\d+)|memory/oom_rank\d+\.pickle"
@@ -123,7 +126,9 @@ class Watched:
         self.look: Section | None = None  # of script_look.py, as .result.tmp has it
         self._began_s = time.monotonic()
         self._may_be_spent_s = job.config.goal.time_budget_s or 0.0  # after the start, and not before
-        self._was_ended = False  # at its budget
+        self._first_line_s: float | None = None  # by time.monotonic()
+        self._ended_by: str | None = None  # whose clock had reached the budget; None: it was not ended there
+        self._doubts: list[Section] = []
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -184,6 +189,8 @@ class Watched:
                 return []
             self._reader = dialects.reader_of(name)
         rows = [row for _, text in new if (row := self._reader.row(text))]
+        if rows and self._first_line_s is None:
+            self._first_line_s = time.monotonic()
         for row in rows:
             self._last |= row
         return rows
@@ -206,25 +213,37 @@ class Watched:
         )
 
     def trains_past_its_budget(self) -> bool:
-        """Whether the script makes steps although its budget is spent, by its record's clock: it is ended then."""
+        """Whether the script makes steps although its budget is spent, by its record's clock: it is ended then.
+
+        By the launcher's clock too, long after, whatever times it names.
+        """
         goal, since_s = self._job.config.goal, time.monotonic() - self._began_s
+        if self._first_line_s is not None and goal.time_budget_s is not None:
+            lasted_s, named_s = time.monotonic() - self._first_line_s, (self._last.get("train_time_ms") or 0.0) / 1e3
+            if named_s < goal.time_budget_s and lasted_s > OVERDUE_TIMES * goal.time_budget_s + OVERDUE_S:
+                self._ended_by = "launcher"
+                why = f"its clock named {named_s:.2f} of the {goal.time_budget_s:g} s of its budget"
+                doubt = f"{why} in the {lasted_s:.0f} s since its first line: it was ended by the launcher's clock"
+                self._doubts.append({"rank": 0, "instrument": "script", "doubt": doubt})
+                return True
         if not goal.budget or self._reader is None or since_s < self._may_be_spent_s:
             return False  # no clock that counts what passed has reached the budget
         name = self._script.dialect or dialects.detect(text for _, text in self._output.lines)
         printed = outcome.read(name, list(self._output.lines), goal)
         if printed is None:
             return False
-        self._was_ended = printed.ended_at_step(goal) is not None
+        self._ended_by = "script" if printed.ended_at_step(goal) is not None else None
         left_s = (goal.time_budget_s or 0.0) - max(printed.measured().get("train_s_by_rank") or (0.0,))
         self._may_be_spent_s = since_s + max(LOOK_S, left_s)
-        return self._was_ended
+        return self._ended_by is not None
 
     def conclude(self, run: Section, exit_code: int | None, failure: Section | None) -> Section | None:
         """The run's half of the record, as bench/training/ leaves it for our own.  Returns the failure, or None."""
         if self.confined:
             self.confined.collect()
             run["script"]["sandbox"] = self.confined.kind
-        if self._was_ended:  # what a rank says of SIGTERM is no failure
+        if self._ended_by:  # what a rank says of SIGTERM is no failure
+            run["script"]["ended_by"] = self._ended_by
             for path in (self._folder / "logs").glob("rank*.failure.json"):
                 path.unlink(missing_ok=True)
         failure = failure or failures.classify(self._folder, exit_code)
@@ -249,6 +268,7 @@ class Watched:
     def _telemetry(self, rows: list[StepRow]) -> Section:
         """rows: of all steps, with the times of their lines."""
         known = NO_TELEMETRY | {"foreign_cpu_cores": self._foreign_cores, "warnings": self._warnings}
+        known["doubts"] = self._doubts
         if self._started is None or self._stopped is None:
             return known
         timed = printed_times.events(rows)
@@ -264,6 +284,7 @@ class Watched:
         return known | {
             "device_peak_mem_gib": [max(used, default=None) for used in used_gib],
             "summary": summary,
-            "doubts": [{"rank": 0, "instrument": "telemetry", "doubt": doubt} for doubt in join.doubts(summary)],
+            "doubts": self._doubts
+            + [{"rank": 0, "instrument": "telemetry", "doubt": doubt} for doubt in join.doubts(summary)],
             "warnings": self._warnings + warnings,
         }

@@ -189,6 +189,11 @@ def main():
         train()
     elif WHAT == "goes_on":  # and stays a while when it is asked to end
         train(num_steps=600)
+    elif WHAT == "names_little_time":
+        train(num_steps=600, counted_frac=0.001)
+    elif WHAT == "stops_naming_its_time":
+        train()
+        time.sleep(60)
     elif WHAT == "leaves_what_no_record_can_hold":
         train()
         leave_what_no_record_can_hold()
