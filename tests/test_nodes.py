@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import types
 
@@ -18,7 +19,7 @@ from bench.config import schema
 from bench.launch import ranks
 from bench.launch.nodes import carried, facts, joining, leader, seal, store
 from bench.launch.nodes import member as member_module
-from bench.machine import environment
+from bench.machine import environment, gpus, leases
 from bench.machine.signals import Interrupted
 from bench.record import run_folder
 
@@ -371,16 +372,44 @@ def test_a_node_that_refuses_while_it_prepares_itself_is_heard_by_all_the_others
         with pytest.raises(ValueError, match=f"another node refuses: {why}"):
             while True:
                 leading._join()
-        assert arrived(other) == {"kind": "refuse", "why": f"another node refuses: {why}"}
+        assert arrived(other) == {"kind": "refuse", "why": f"another node refuses: {why}", "exit_code": None}
         other.close()
+
+
+LEASE = "import sys; from bench.machine.leases import lease; print(lease(sys.argv[1]), flush=True); input()"
+
+
+def test_a_node_whose_gpu_another_process_has_refuses_with_75_and_so_do_all_the_others(monkeypatch):
+    own = gpus.Device(0, f"GPU-{os.getpid()}", 80.0, 0, frozenset())
+    monkeypatch.setattr(gpus, "devices", lambda: [own])
+    monkeypatch.setattr(member_module, "frozen", contextlib.nullcontext)
+    hardware = types.SimpleNamespace(device="cuda", ranks_of_node=1)
+    job = types.SimpleNamespace(code=real_runs.REPO, config=types.SimpleNamespace(hardware=hardware))
+    leading, reach = listening(2)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", LEASE, own.name], cwd=real_runs.REPO, **pipes) as owner, leading:
+        assert owner.stdout.readline() == "None\n"
+        other = member_module.Member(reach(5.0), None, real_runs.REPO)
+        why = f"GPU 0: process {owner.pid} of user {os.geteuid()} has it"
+        with pytest.raises(leases.Busy, match=why) as here:
+            member_module._take_part(reach, 5.0, "", lambda: job, {})
+        with pytest.raises(leases.Busy, match=f"another node refuses: {why}") as on_node_zero:
+            while True:
+                leading._join()
+        with pytest.raises(member_module.Refused, match=f"another node refuses: {why}") as elsewhere:
+            other._wait_for("start")
+        assert {error.value.exit_code for error in (here, on_node_zero, elsewhere)} == {75}
+        other._store.close()
+        owner.kill()
+    assert own.name not in leases._held
 
 
 def test_a_node_zero_that_refuses_is_heard_by_those_that_still_prepare_themselves():
     leading, reach = listening()
     with leading:
         member = reach(5.0)  # and has said nothing yet
-        leading.refuse("optim.lr=fast: it is no number")
-        assert arrived(member) == {"kind": "refuse", "why": "optim.lr=fast: it is no number"}
+        leading.refuse(ValueError("optim.lr=fast: it is no number"))
+        assert arrived(member) == {"kind": "refuse", "why": "optim.lr=fast: it is no number", "exit_code": None}
         member.close()
 
 

@@ -13,6 +13,7 @@ from bench.launch import console, launcher, ready, series, summary
 from bench.launch.console import say
 from bench.launch.nodes import joining, member
 from bench.launch.prepare import Job, frozen, prepare, requested_config, this_machine
+from bench.machine import leases
 from bench.plans.sweep import packing
 
 Answer = dict[str, Any] | int  # what --json prints; or the exit code, where another node has the record
@@ -126,9 +127,9 @@ def _follow(started_by: Any, overrides: list[str]) -> int:
     """A rank that another launcher started: rank 0 says what there is to say."""
     try:
         return member.follow_adopted(started_by, lambda: _prepared(joining.effective(overrides, started_by), True))
-    except member.Refused:
+    except member.Refused as refused:
         time.sleep(joining.SAY_S)
-        return 2
+        return refused.exit_code
 
 
 def _prepared(overrides: list[str], check_own: bool) -> Job:
@@ -157,10 +158,11 @@ def _run(args: argparse.Namespace, argv: list[str], started_by: Any) -> Answer:
                 args.overrides += [f"hardware.rendezvous={meet.rendezvous}", f"hardware.nodes={meet.nodes}"]
                 return _run(args, argv, started_by)
             if leading is not None:
+                stack.enter_context(leases.held_by_ranks(job.config.hardware))
                 leading.gather(job)
         except ValueError as error:
             if leading is not None:
-                leading.refuse(str(error))
+                leading.refuse(error)
             raise
         return _run_job(job, args, argv, leading)
 

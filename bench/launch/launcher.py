@@ -63,7 +63,7 @@ def launch(
     ValueError where no record can be written at all, or another process has a GPU that it needs.
     """
     hardware = job.config.hardware
-    with leases.held(hardware.ranks_of_node if hardware.device == "cuda" else 0), contextlib.ExitStack() as stack:
+    with leases.held_by_ranks(hardware), contextlib.ExitStack() as stack:
         job = stack.enter_context(frozen(job))
         if leader is None and job.config.hardware.nodes:
             leader = stack.enter_context(leader_of_allocation(job))

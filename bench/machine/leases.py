@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from bench.config import schema
 from bench.machine import gpus
 
 INHERITED = "SPEEDRUN_LEASED_GPUS"  # NAME@INODE of each, with spaces between
@@ -118,6 +119,11 @@ def held(number: int) -> Iterator[None]:
     finally:
         for name in _held.keys() - before:
             release(name)
+
+
+def held_by_ranks(hardware: schema.HardwareConfig) -> contextlib.AbstractContextManager[None]:
+    """held() of as many GPUs as ranks run on this node."""
+    return held(hardware.ranks_of_node if hardware.device == "cuda" else 0)
 
 
 @contextlib.contextmanager

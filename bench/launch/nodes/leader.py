@@ -30,6 +30,7 @@ from bench.launch.nodes import carried, facts
 from bench.launch.nodes.facts import Peer, clock_of, peer_of, record_row
 from bench.launch.nodes.store import GONE, LOST_AFTER_S, LeaderStore
 from bench.launch.prepare import Job
+from bench.machine import leases
 from bench.record import failures
 
 RENDEZVOUS_S = 300.0  # for nodes that a person starts manually, one after the other
@@ -132,7 +133,7 @@ class Leader:
             if message["kind"] == GONE:
                 self._refuse_all(f"a node is not taken in: {message['why']}", number)
             if message["kind"] == "refused":
-                self._refuse_all(f"another node refuses: {message.get('why')}", number)
+                self._refuse_all(f"another node refuses: {message.get('why')}", number, code=message.get("exit_code"))
             if message["kind"] == "hello":
                 if (peer := peer_of(number, message, bool(self._adopted))) is None:
                     self._refuse_all("a node is not taken in: it does not say which ranks it has", number)
@@ -144,20 +145,20 @@ class Leader:
                 del self._peers[number]
         time.sleep(TICK_S)
 
-    def refuse(self, why: str) -> None:
-        """Tell all members, also those that come within some seconds, that there will be no run."""
+    def refuse(self, error: ValueError) -> None:
+        """Tell all members, also those that come within some seconds, why there will be no run."""
         until_s = time.monotonic() + REFUSE_S
         with contextlib.suppress(ValueError):
             while len(self._store.members) < self._num_members and time.monotonic() < until_s:
                 self._join()
-            self._refuse_all(why)
+            self._refuse_all(str(error), code=getattr(error, "exit_code", None))
 
-    def _refuse_all(self, why: str, *others: int) -> NoReturn:
-        """others: members that are no peers."""
+    def _refuse_all(self, why: str, *others: int, code: object = None) -> NoReturn:
+        """others: members that are no peers; code: leases.Busy's, where the same command may succeed later."""
         for number in {*self._peers, *self._store.members, *others}:
-            self._store.tell(number, "refuse", why=why)
+            self._store.tell(number, "refuse", why=why, exit_code=code)
         time.sleep(SAY_S)  # those that prepare themselves still have heard it then
-        raise ValueError(why)
+        raise leases.Busy(why) if code == leases.Busy.exit_code else ValueError(why)
 
     # ---- the run
 
@@ -167,11 +168,9 @@ class Leader:
         own = facts.facts_of(self._job) | {"fabric": facts.network(self._interface())}
         nodes = sorted(self._nodes, key=lambda peer: peer.node)
         rows = [record_row(0, size, own, None), *(record_row(peer.node, size, peer.facts, peer) for peer in nodes)]
-        by: dict[str, Any]
+        by: dict[str, Any] = slurm.facts() if slurm else {"by": "nodes", "job_id": None}
         if self._adopted:
             by = {"by": self._adopted.by, "job_id": self._adopted.job_id}
-        else:
-            by = slurm.facts() if slurm else {"by": "nodes", "job_id": None}
         return {"launched_by": by} | ({"nodes": rows} if len(rows) > 1 else {})
 
     @contextlib.contextmanager

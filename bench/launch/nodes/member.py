@@ -21,7 +21,7 @@ from bench.launch.allocation import Adopted
 from bench.launch.nodes import carried, facts, leader
 from bench.launch.nodes.store import GONE, MemberStore, words_of
 from bench.launch.prepare import Job, frozen, prepare
-from bench.machine import code_copy
+from bench.machine import code_copy, leases
 from bench.machine.signals import Interrupted, Signals, raise_interrupted
 
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-[^/\0\n]{1,200}")  # run_folder.run_id()'s
@@ -32,14 +32,18 @@ AT_ONCE_S, TELL_S = 2.0, 30.0  # for a leader that is there already; and for one
 class Refused(ValueError):
     """The leader does not start the run, or is gone; the message is the reason."""
 
+    def __init__(self, why: str, exit_code: object = 2):
+        super().__init__(why)
+        self.exit_code = leases.Busy.exit_code if exit_code == leases.Busy.exit_code else 2
+
 
 def main(overrides: list[str]) -> int:
-    """Exit code: 0 where the run is complete, 2 where this node cannot take part."""
+    """Exit code: 0 where the run is complete, 2 where this node cannot take part, 75 where its GPUs are in use."""
     try:
         return follow_nodes(overrides, lambda: prepare(overrides, say=lambda text: None, check_own=False))
     except ValueError as error:
         print(f"node {os.environ.get('SLURMD_NODENAME', '?')}: {error}", file=sys.stderr)
-        return 2
+        return int(getattr(error, "exit_code", 2))
 
 
 def follow_adopted(adopted: Adopted, prepared: Callable[[], Job]) -> int:
@@ -86,9 +90,10 @@ def _take_part(
             store = _reached(reach, AT_ONCE_S)  # a leader that refuses meanwhile is heard
             try:
                 job = stack.enter_context(frozen(prepared()))
+                stack.enter_context(leases.held_by_ranks(job.config.hardware))
             except ValueError as error:
                 if store := store or _reached(reach, TELL_S):
-                    store.send("refused", why=str(error))
+                    store.send("refused", why=str(error), exit_code=getattr(error, "exit_code", None))
                     store.close()
                 raise
             code = job.code
@@ -211,7 +216,7 @@ class Member:
             if came is None:
                 continue
             if came["kind"] == "refuse":
-                raise Refused(str(came.get("why", "node 0 starts no run: see what it says")))
+                raise Refused(str(came.get("why", "node 0 starts no run: see what it says")), came.get("exit_code"))
             if came["kind"] == GONE:
                 raise Refused(f"node 0 is gone before the run has ended ({came['why']}): see what it says")
             if came["kind"] == "stop" and self._group is None or came["kind"] == "bye" and kind != "bye":
