@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -21,7 +22,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if (capability := os.environ.get("ATEN_CPU_CAPABILITY")) is not None:  # why: bench/launch/ranks.py
     cache = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}_{capability}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # containers set it; each process would compile bench anew: 0.7 s
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # containers set it; each process would compile bench anew: 0.7 s,
+sys.dont_write_bytecode = False  # and each process of pytest all tests with their rewritten assertions: 10 s
 os.environ.pop("PYTHONUNBUFFERED", None)  # them too; a script's ranks do not get it, and only what is alike is forked
 os.environ.pop("COLUMNS", None)  # of the terminal that the tests are started from: tables would fold
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # nohup and a script's "&" ignore it, and runs would inherit that
