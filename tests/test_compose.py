@@ -128,8 +128,7 @@ def test_a_run_that_breaks_a_rule_says_which():
 
 
 @pytest.mark.parametrize("track", [track for track in compose.choices("track") if track != "nanochat"])
-@pytest.mark.parametrize("model", ["gpt2", "modern"])
-@pytest.mark.parametrize("optim", ["adamw", "muon"])
+@pytest.mark.parametrize(("model", "optim"), [("gpt2", "adamw"), ("modern", "muon")])
 def test_every_track_takes_every_model_and_optimizer(track, model, optim):
     asked = compose.compose([f"track={track}", f"model={model}", f"optim={optim}"])
     resolved = resolve.resolve(asked, schema.Machine(num_gpus=8, num_cpus=64), vocab_size=257)

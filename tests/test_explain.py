@@ -477,8 +477,9 @@ def ranks_of(name):
 
 
 @needs_shared
-@pytest.mark.parametrize("include_last_step", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "include_last_step"), [*((name, False) for name in NAMES), ("param_dlrm_8rank", True)]
+)
 def test_real_traces_add_up_to_the_nanosecond(name, include_last_step):
     answer = account.explain_ranks(ranks_of(name), include_last_step=include_last_step)
     for one in answer["ranks"].values():

@@ -122,7 +122,7 @@ def test_a_dialect_of_ones_own_is_a_yaml_of_patterns(tmp_path):
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("claims_less", "it claims less time than its lines took"),
+        ("trains_on_val_and_claims_less", "it claims less time than its lines took"),
         ("claims_more", "it counts more time than passed: its lines came in 0.0"),
         ("hides_steps", "passed uncounted between lines that are several steps apart"),
         ("trained_before", "its loss at step 0 is already 2.600"),
@@ -131,7 +131,7 @@ def test_a_dialect_of_ones_own_is_a_yaml_of_patterns(tmp_path):
         ("edits_itself", "script/train.py changed while it ran"),
         ("other_data", "it opened data that are not the track's"),
         ("other_data", "it never opened the track's val shards"),
-        ("trains_on_val", "it opened the track's validation shards while it trained, at "),
+        ("trains_on_val_and_claims_less", "it opened the track's validation shards while it trained, at "),
         pytest.param("validates_longer", "its validations take longer once it has trained: 1.", marks=pytest.mark.slow),
     ],
 )
@@ -369,7 +369,7 @@ def test_a_schedule_of_torchs_records_a_script_in_cycles(tmp_path):
 
 
 def test_a_cheat_is_not_compared(planted, capsys):
-    a, b = planted("good")["folder"], planted("claims_less")["folder"]
+    a, b = planted("good")["folder"], planted("trains_on_val_and_claims_less")["folder"]
     assert program.main(["compare", str(a), str(b)]) == 2
     shown = " ".join(capsys.readouterr().out.split())
     assert "1 run of B cannot be trusted: it claims less time than its lines took" in shown
