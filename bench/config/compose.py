@@ -65,10 +65,11 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
     composed = _with_lists(groups, lists)
     for override in settings:
         _set(composed, override)
-    try:
-        composed = OmegaConf.to_container(OmegaConf.create(composed), resolve=True)
-    except OmegaConfBaseException as error:
-        raise ValueError(f"{' '.join(overrides)}: {one_line(error)}") from None
+    if "${" in str(composed):  # few configs interpolate, and resolving all values takes longer than the rest
+        try:
+            composed = OmegaConf.to_container(OmegaConf.create(composed), resolve=True)
+        except OmegaConfBaseException as error:
+            raise ValueError(f"{' '.join(overrides)}: {one_line(error)}") from None
     for group in LISTS:
         _check_settings(group, composed[group])
     _check_track(composed["track"])
