@@ -24,26 +24,11 @@ def results(tmp_path_factory):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "model=gpt3"], "run: model=gpt3: there is no model 'gpt3'; did you mean gpt2?"),
         (["model=gpt3"], "run: model=gpt3"),
-        (["run", "goal.num_step=3"], "unknown setting goal.num_step=3: did you mean goal.num_steps?"),
-        (
-            ["run", "track=cpu_nano", "hardware=cpu", "hardware.num_processes=3"],
-            "it must be a multiple of seq_len * num_processes",
-        ),
-        (
-            ["run", "track=cpu_nano", "optim.muon_lr=0.02"],
-            "this run has no such setting; only runs with optim=muon have it",
-        ),
-        (["run", "instruments.trace.first_step=3"], "no such setting; only runs with instruments=[trace] have it"),
         (["run", "data=shards"], "data.train_glob is not set"),
         (
             ["run", "optim.schedule=cosine"],
             "optim.schedule=cosine: write optim/schedule=cosine; choose from constant, cosine, stepped, trapezoid",
-        ),
-        (
-            ["run", "optim/schedule=wavy"],
-            "there is no optim/schedule 'wavy'; choose from constant, cosine, stepped, trapezoid",
         ),
         (["run", "optim.warmup_frac=0"], "optim.warmup_frac=0: did you mean optim.schedule.warmup_frac?"),
         (
@@ -52,20 +37,10 @@ def results(tmp_path_factory):
         ),
         (["run", "model.arch=base"], "model.arch=base: unknown model; choose from gpt2, modern"),
         (["run", "instruments=[regions,wandb]"], "wandb is an exporter, not an instrument: write exporters=[wandb]"),
-        (["run", "-m", "seed=range(0,"], "run: seed=range(0,: a bracket is not closed"),
-        (["run", "-m", "optim.lr=interval(0.001,0.002)"], "name the values, optim.lr=0.001,0.002, or give a step"),
-        (["run", "-m", "model=glob(z*)"], "run: model=glob(z*): it matches none of gpt2, modern"),
-        (["run", "-m", "optim.lr=glob(*)"], "optim.lr is not a group"),
         (["run", "optim.lr=1e-3 seed=2"], "these are two settings in one word: write optim.lr=1e-3 seed=2"),
-        (["run", "seed=a"], "run: seed=a: use a whole number of 0 or more"),
         (["run", "seed=99999999999999999999"], "use a whole number of 0 or more, below 2**63"),
         (["run", "exporters=[wandb]", "exporters.wandb.mode=on"], "exporters.wandb.mode=on: use offline or online"),
         (["run", "--track", "cpu_nano"], "run: --track: settings are key=value, not flags: write track=VALUE"),
-        (["run", "--multirn"], "run: --multirn: there is no such option; did you mean --multirun?"),
-        (
-            ["run", "--help", "optim.lrr"],
-            "run: --help optim.lrr: there is no such setting or group; did you mean optim.lr?",
-        ),
         (["speedrun", "-m", "seed=0,1"], "speedrun: -m: only ./run.sh run sweeps"),
         (["race", "A=model=modern,gpt2", "B="], "a race gives each value an arm: A=model=modern B=model=gpt2"),
         (["race", "A=", "B=", "-m"], "race: -m: only ./run.sh run sweeps"),
@@ -88,15 +63,12 @@ def results(tmp_path_factory):
         (["bench-self", "speed"], "bench-self speed: choose from loop"),
         (["compare", "a", "b", "--format", "json"], "compare: --format: did you mean --json?"),
         (["run", "-m", "seed=0,1", "--parallel", "3"], "run: --parallel: did you mean --jobs?"),
-        (["run", "seed=0", "--jobs=3"], "a single run takes no setting of Hydra: it is for sweeps, ./run.sh run -m"),
         (["table", "--html"], "table: --html: ./run.sh report writes pages"),
         (["doctor", "--fast"], "doctor: --fast: did you mean --quick?"),
         (["run", "experiment=r03"], "there is no experiment 'r03'; not every record is a rung of the ladder"),
-        (["run", "-model=gpt2"], "run: -model=gpt2: settings are key=value, not flags: write model=VALUE"),
         (["run", "script=README.md", "track=free"], "script=README.md: is not a Python program: give a .py file"),
         (["table", "--where", "optim.lr<"], "table: --where optim.lr<: a value must follow <"),
         (["run", "-m", "optim.lr=interval(1,2)", "hydra/sweeper=optuna", "--dry-run"], "run: "),
-        (["race", "A=", "B=", "--dry-run", "track=cpu_nano"], "race: A and B are the same config"),
     ],
 )
 def test_wrong_use_is_one_clear_line_and_exit_code_2(words, message, tmp_path, monkeypatch, capsys):

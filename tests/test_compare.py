@@ -64,10 +64,6 @@ def test_a_run_that_two_globs_name_counts_once(arms, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (
-            ["nothing-like-it", "bbbbbbbb"],
-            "nothing-like-it: is not a path, a glob that matches, or part of the id of a run, a race or a sweep",
-        ),
         (["aaaaaaaa"], "that is one group of runs; give two, A B, or the folder of a race"),
         (["aaaaaaaa", "vs"], "write runs on both sides of vs"),
         (

@@ -193,7 +193,6 @@ def test_a_value_with_spaces_is_quoted_inside_the_arm():
         ("A", "'A': write key=value"),
         ("B=seed=3", "the race sets the seeds"),
         ("n=many", "n=many: it must be a number of runs, or auto:3-20"),
-        ("n=auto", "n=auto: it must be a number of runs, or auto:3-20"),
         ("looks=3;5", "looks=3;5: it must be numbers of runs"),
         ("A='open", "No closing quotation"),
         ("B.goal.num_steps=40", "write B='goal.num_steps=40'"),

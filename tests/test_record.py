@@ -94,11 +94,7 @@ def test_an_old_record_passes_through_every_upgrade(folder, monkeypatch):
         ('{"schema_version": 1, "run_id": null}', "run_id: expected str, got null"),
         ('{"schema_version": 1, "run_id": "x", "started_at": 5}', "started_at: expected str . null, got int"),
         ('{"schema_version": 1, "run_id": "x", "measured": null}', "measured: expected object, got null"),
-        ('{"schema_version": 1, "run_id": "x", "metrics": {"train_s": NaN}}', "NaN is not a number in JSON"),
-        ('{"schema_version": 1, "run_id": "x", "metrics": {"train_s": 1e400}}', "a number that is not finite"),
         ('{"schema_version": 1, "run_id": "x", "metrics": {"val_loss": "3.2"}}', "metrics.val_loss: expected"),
-        ('{"schema_version": 1, "run_id": "x", "metrics": {"val_loss": [1]}}', "metrics.val_loss: expected"),
-        pytest.param("[" * 100_000, "nested more than 64 deep", id="deep"),
     ],
 )
 def test_what_is_no_record_is_refused_by_name(folder, content, words):

@@ -186,19 +186,12 @@ def test_words_of_a_cluster_that_cannot_be_are_refused(words, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("run optim.lrr=3", "unknown setting optim.lrr=3: did you mean optim.lr"),
-        ("run -m optim.lr=1,abc", "optim.lr=abc: use a number above 0"),
         ("run -m seed=0,1 --budget soon", "--budget soon"),
         ("run --nope", "--nope: there is no such option"),
         ("run hardware.nodes=2 cluster.nodes=1", "cluster.nodes=1: a run of it has hardware.nodes=2"),
         ("speedrun model=nope", "model=nope: there is no model 'nope'"),
         ("race A= B=optim.lrr=3", "B: unknown setting optim.lrr=3"),
-        ("race A= B=optim=muon n=1", "n=1: one run has no spread"),
-        ("race A=optim=adamw B=", "A and B are the same config"),
-        ("race A.rev=no-such-revision B=", "no-such-revision: this repository has no such revision"),
-        ("race --resume nothing", "nothing: is not a path"),
         ("ladder size=x", "size=x: choose from"),
-        ("calibrate n=1", "n=1: give a number of runs a side"),
         ("doctor hardware.devic=cpu", "unknown setting hardware.devic=cpu"),
     ],
 )

@@ -241,7 +241,6 @@ def test_where_chooses_rows(results, capsys, where, seeds):
         (["--where", "target_reached=maybe"], "target_reached is yes or no"),
         (["--sort", "speed"], "there is no column speed; did you mean seed? choose from run_id, track"),
         (["--group", "--sort", "seed"], "there is no column seed; choose from track"),
-        (["/no/such/folder"], "is not a path, a glob"),
     ],
 )
 def test_a_wrong_question_is_refused_with_what_would_be_right(results, capsys, argv, words):
