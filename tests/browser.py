@@ -25,7 +25,6 @@ OPTIONS |= {"rules": {"page-has-heading-one": {"enabled": False}}}  # tests also
 AUDIT = f"axe.run(document, {json.dumps(OPTIONS)})"
 AUDIT += """.then((found) => found.violations.map((rule) => rule.id + ": " + rule.help + ": " + rule.nodes.slice(0, 5)
     .map((node) => node.target.join(" ") + " " + node.failureSummary.slice(0, 300)).join("; ")))"""
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium to open a page")
 needs_axe = pytest.mark.skipif(not AXE, reason="needs SPEEDRUN_AXE=.../axe.min.js, of npm install axe-core")
 FLAGS = (
     "--headless=new",
@@ -39,6 +38,11 @@ FLAGS = (
     "--hide-scrollbars",
     "--host-resolver-rules=MAP * ~NOTFOUND",  # offline, whatever this machine has
 )
+
+
+def needs_browser(test):
+    """Marks it: CI opens its pages, and ./run.sh test those of test_site.py alone."""
+    return pytest.mark.browser(pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium to open a page")(test))
 
 
 def look_at(*paths):

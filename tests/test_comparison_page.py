@@ -49,7 +49,6 @@ def test_two_folders_of_logs_become_one_page_to_send(logs, capsys):
 
 
 @needs_browser
-@pytest.mark.browser
 def test_the_page_shows_its_verdict_on_its_first_screen(logs, capsys):
     path = page_of(logs, capsys)
     with Browser() as browser:

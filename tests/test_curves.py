@@ -269,7 +269,6 @@ def drawn(browser, tmp_path, *specs, **options):
 
 
 @needs_browser
-@pytest.mark.browser
 def test_axes_fit_the_data(browser, tmp_path):
     now_s = 1_795_305_600
     dates = {"dates": True}
@@ -301,7 +300,6 @@ def test_axes_fit_the_data(browser, tmp_path):
 
 
 @needs_browser
-@pytest.mark.browser
 def test_a_point_says_its_label_and_opens_its_link(browser, tmp_path):
     (tmp_path / "run.html").write_text("<title>the run</title>")
     (tmp_path / "other.html").write_text("<title>other</title>")
@@ -327,7 +325,6 @@ def test_a_point_says_its_label_and_opens_its_link(browser, tmp_path):
 
 
 @needs_browser
-@pytest.mark.browser
 def test_the_legend_hides_a_series_with_its_band_by_mouse_and_by_key(browser, results, tmp_path):
     folders = [add(results, seed, loss=4.0 + seed) for seed in range(2)]
     shown = drawn(browser, tmp_path, curves.arm_charts({"A": folders})[0])
@@ -360,7 +357,6 @@ def three_configs(results):
 
 
 @needs_browser
-@pytest.mark.browser
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_overlay_shows_mean_and_band_of_a_config_and_keeps_its_state_in_the_address(browser, results, dark):
     three_configs(results)
@@ -407,7 +403,6 @@ def test_the_overlay_shows_mean_and_band_of_a_config_and_keeps_its_state_in_the_
 
 
 @needs_browser
-@pytest.mark.browser
 def test_a_sites_overlay_loads_what_is_chosen_and_links_the_runs_pages(browser, results, monkeypatch):
     monkeypatch.setattr(packed_pages, "RUNS_A_FILE", 1)  # a file a run
     three_configs(results)
@@ -434,7 +429,6 @@ def test_a_sites_overlay_loads_what_is_chosen_and_links_the_runs_pages(browser, 
 
 
 @needs_browser
-@pytest.mark.browser
 def test_a_word_is_one_line_in_the_order_of_the_words_and_different_configs_are_no_arm(browser, results):
     for seed, config in ((1, "aaaaaaaa"), (2, "aaaaaaaa"), (3, "bbbbbbbb"), (4, "cccccccc"), (5, "cccccccc")):
         add(results, seed, config=config, name=config[:4])
@@ -449,7 +443,6 @@ def test_a_word_is_one_line_in_the_order_of_the_words_and_different_configs_are_
 
 
 @needs_browser
-@pytest.mark.browser
 def test_a_legend_has_the_colour_of_its_line_also_when_the_theme_changes(browser, tmp_path):
     spec = chart("one", "", "", "s", "s", [0.0, 1.0], [series_of(name, [1.0, 2.0], "line") for name in "ab"])
     shown = drawn(browser, tmp_path, spec)
@@ -460,7 +453,6 @@ def test_a_legend_has_the_colour_of_its_line_also_when_the_theme_changes(browser
 
 
 @needs_browser
-@pytest.mark.browser
 def test_the_curves_of_several_words_become_pictures(results, tmp_path):
     for seed in (1, 2):
         add(results, seed, config=f"aaaaaaa{seed}")

@@ -162,7 +162,6 @@ def test_the_page_names_what_was_alive_and_runs_no_script_of_the_snapshot():
 
 
 @needs_browser
-@pytest.mark.browser
 @pytest.mark.slow
 def test_the_page_opens_in_a_browser_offline(staged):
     with Browser() as browser:

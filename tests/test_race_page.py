@@ -226,7 +226,6 @@ def test_a_damaged_race_is_refused(tmp_path):
 
 
 @needs_browser
-@pytest.mark.browser
 @pytest.mark.parametrize(("width", "height", "dark"), [(1300, 900, False), (400, 800, True)])
 def test_the_verdict_is_on_the_first_screen_and_the_picture_can_be_read(race, width, height, dark):
     cli.main([str(race)])
@@ -248,7 +247,6 @@ LOOK = (("body", "backgroundColor"), (".forest text", "fill"))
 
 
 @needs_browser
-@pytest.mark.browser
 def test_the_pictures_of_a_race_have_the_verdict_too(race, tmp_path, capsys):
     assert cli.main([str(race), "--png", "--out", str(tmp_path / "plots")]) == 0
     written = [Path(line).name for line in capsys.readouterr().out.splitlines()]

@@ -186,7 +186,6 @@ def browser():
 
 
 @needs_browser
-@pytest.mark.browser
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_runs_page_draws_its_charts_offline_and_says_nothing_on_the_console(browser, results, tmp_path, dark):
     path = tmp_path / "report.html"
@@ -211,7 +210,6 @@ def test_a_runs_page_draws_its_charts_offline_and_says_nothing_on_the_console(br
 
 
 @needs_browser
-@pytest.mark.browser
 def test_every_chart_of_a_run_becomes_a_picture(results, tmp_path, capsys):
     folder, out = add(results, 1), tmp_path / "deep" / "plots"
     assert cli.main([str(folder), "--png", "--out", str(out)]) == 0

@@ -132,7 +132,6 @@ def test_the_other_runs_of_a_config_are_the_nearest_in_time(results):
 
 
 @needs_browser
-@pytest.mark.browser
 def test_a_run_has_two_columns_where_there_is_room_and_its_numbers_on_the_first_screen(results):
     path = add(results, 7) / run_page.NAME
     cli.main([str(path.parent)])

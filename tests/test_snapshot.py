@@ -279,7 +279,6 @@ def test_nothing_in_a_snapshot_becomes_markup():
 
 
 @needs_browser
-@pytest.mark.browser
 def test_the_page_opens_offline_in_light_and_dark_and_shows_the_peak_and_its_places(tmp_path):
     path = saved(tmp_path, snapshots.training())
     assert cli.main([str(path)]) == 0
