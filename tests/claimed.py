@@ -64,16 +64,11 @@ class Results:
         self.clock = itertools.count()
         self.now = at(0)  # of the ledger's next line
 
-    def race(self, monkeypatch, *words, b="optim.beta2=0.99", pct=-5, luck=3, pages=False, **more):
-        """A race of A against B -> its folder.  B takes pct % longer; luck: seed of the noise; more: of Racers.
-
-        pages: also those of its runs.
-        """
+    def race(self, monkeypatch, *words, b="optim.beta2=0.99", pct=-5, luck=3, **more):
+        """A race of A against B -> its folder.  B takes pct % longer; luck: seed of the noise; more: of Racers."""
         chance, before = random.Random(luck), set((self.folder / "races").glob("*"))
         time_of = lambda arm, seed: 10 * (1 + pct / 100 * (arm == "B")) * (1 + chance.gauss(0, 0.002))  # noqa: E731
         Racers(self, time_of, **more).install(monkeypatch)
-        if not pages:
-            monkeypatch.setattr("bench.report.race_page.write_run_pages", lambda folder: None)
         code = race.main(["A=", f"B={b}", *(words or ["n=3"])])
         while code == 1 and more.get("hurt"):
             code = race.main(["--resume"])
@@ -230,10 +225,22 @@ def _kept_race(pct, luck):
     return temporary, next(results.clock), results.now
 
 
+def three(results, **more):
+    """What ./speedrun.sh leaves: three runs of three seeds."""
+    return [results.add(seed, train_s=10 + 0.01 * seed, val_loss=2.74 + 0.01 * seed, **more) for seed in range(3)]
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """Where this test's commands find their results, filled run by run."""
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    return Results(tmp_path / "results")
+
+
 class Racers:
     """For plans.race.arm_process: arms that cost no time.  time_of(arm, seed) -> seconds, loss_of(arm, seed) -> nats.
 
-    hurt: {number of the run to be started, from 0: "interrupt" | "kill" | "fail"}.
+    hurt: {number of the run to be started, from 0: "interrupt" | "kill" | "fail"}.  pages: also those of the runs.
     """
 
     def __init__(
@@ -243,12 +250,12 @@ class Racers:
         loss_of=lambda arm, seed: 2.75 + 0.01 * seed,
         shares_of=lambda arm: None,
         hurt=None,
-        source_of=lambda arm: "41",
         losses_of=lambda arm, seed: None,
+        pages=False,
     ):
         self.results = results if isinstance(results, Results) else Results(results)
         self.time_of, self.loss_of, self.shares_of, self.hurt = time_of, loss_of, shares_of, dict(hurt or {})
-        self.source_of, self.losses_of = source_of, losses_of
+        self.losses_of, self.pages = losses_of, pages
         self.num_started = 0
 
     def install(self, monkeypatch):
@@ -258,6 +265,8 @@ class Racers:
         clock = types.SimpleNamespace(**vars(utc) | {"now": lambda: self.results.now})
         for module in (ledger, planning):  # plans, looks and ends lie between the runs
             monkeypatch.setattr(module, "utc", clock)
+        if not self.pages:
+            monkeypatch.setattr("bench.report.race_page.write_run_pages", lambda folder: None)
         monkeypatch.setattr(arm_process, "facts", self.facts)
         monkeypatch.setattr(
             arm_process,

@@ -7,7 +7,7 @@ import shutil
 
 import claimed
 import pytest
-from claimed import failed
+from claimed import failed, results, three  # noqa: F401  results is a fixture
 from real_runs import git
 
 from bench.base import utc
@@ -22,15 +22,9 @@ WHOLE, DROPPED, OF_LEDGER = "the ledger is whole", "no run was left out", "every
 OWN_SEED, PLAN = "every run has its own seed", "the plan is as strict as the track"
 
 
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return claimed.Results(tmp_path / "results")
-
-
-def three(results, **more):
-    return [results.add(seed, train_s=10 + 0.01 * seed, val_loss=2.74 + 0.01 * seed, **more) for seed in range(3)]
 
 
 # ---- the track's alpha, margins and number of runs

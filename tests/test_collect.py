@@ -200,6 +200,17 @@ def test_records_whose_lines_were_cut_off_with_their_count_are_named(machines, c
     assert f"{runs_in(a.folder)[1]}: is not in the ledger there" in capsys.readouterr().out
 
 
+def hash_again(folder, name):
+    """The ledger from its start on, as a forger of this run would."""
+    lines, prev = [json.loads(line) for line in (folder / ledger.NAME).read_bytes().splitlines()], None
+    for line in lines:
+        line["prev"] = prev
+        if line["event"] == "end" and line["run"] == name:
+            line["run_json_sha256"] = ledger.sha256_of(folder / name / "run.json")
+        line["sha256"] = prev = ledger.digest(line)
+    (folder / ledger.NAME).write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
+
+
 def test_a_ledger_rewritten_after_it_was_collected_clashes_with_both_sides_named(machines, capsys, tmp_path):
     a, _, into = machines
     collected(into, a)
@@ -210,14 +221,7 @@ def test_a_ledger_rewritten_after_it_was_collected_clashes_with_both_sides_named
     run = run_folder.read_raw(forger.folder / name)
     run["measured"]["launcher_peak_mem_gib"] = 0.01
     atomic.write_json(forger.folder / name / "run.json", run)
-    lines = [json.loads(line) for line in (forger.folder / ledger.NAME).read_bytes().splitlines()]
-    prev = None
-    for line in lines:  # hashed again from the start
-        line["prev"] = prev
-        if line["event"] == "end" and line["run"] == name:
-            line["run_json_sha256"] = ledger.sha256_of(forger.folder / name / "run.json")
-        line["sha256"] = prev = ledger.digest(line)
-    (forger.folder / ledger.NAME).write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
+    hash_again(forger.folder, name)
     assert ledger.read(forger.folder).faults == []
     assert collected(into, forger) == 1
     assert f"forged/{name} and " in (err := capsys.readouterr().err) and f"all/{name} have one name" in err
@@ -255,14 +259,7 @@ def test_a_list_of_files_that_makes_no_sense_is_refused_in_a_line(machines, path
     artifact = next(artifact for artifact in run["artifacts"] if artifact["path"] == "steps.csv")
     run["artifacts"].append(artifact | {"path": path})
     atomic.write_json(a.folder / name / "run.json", run)
-    lines = [json.loads(line) for line in (a.folder / ledger.NAME).read_bytes().splitlines()]
-    prev = None
-    for line in lines:
-        line["prev"] = prev
-        if line["event"] == "end" and line["run"] == name:
-            line["run_json_sha256"] = ledger.sha256_of(a.folder / name / "run.json")
-        line["sha256"] = prev = ledger.digest(line)
-    (a.folder / ledger.NAME).write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
+    hash_again(a.folder, name)
     (a.folder / line_count.NAME).unlink()
     assert collected(into, a) == 1
     out = capsys.readouterr().out

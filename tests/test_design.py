@@ -8,6 +8,7 @@ import claimed
 import least_squares
 import numpy as np
 import pytest
+from claimed import results  # noqa: F401  a fixture
 from comparing import FAILED, a_run, compare, raced
 
 from bench.base import stats
@@ -374,17 +375,19 @@ def test_a_lottery_of_compilations_is_judged_with_its_own_error():
 # ---- earlier races of the same arms
 
 
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
-    return claimed.Results(tmp_path / "results")
-
-
 def test_alpha_is_what_earlier_races_leave_of_it():
     found = compare(*raced(FAST, SLOW), earlier_weight=0.25, plan={"n": 5, "looks": [3, 5], "alpha": 0.04})
     assert (found["time"]["alpha"], found["earlier_weight"]) == (0.005, 0.25)
     plan = {"n": 5, "looks": [3, 4, 5], "alpha": 0.04, "sequential": {"first": 3, "last": 5}, "on": "time"}
     assert compare(*raced(FAST, SLOW), plan=plan)["time"]["alpha"] == 0.04  # its looks share nothing
+
+
+@pytest.fixture(scope="module")
+def four_races(tmp_path_factory):
+    """Folders of races of the same arms, the oldest first."""
+    results = claimed.Results(tmp_path_factory.mktemp("raced") / "results")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        return [results.race(monkeypatch, "n=2") for _ in range(4)]
 
 
 @pytest.mark.parametrize(
@@ -397,15 +400,15 @@ def test_alpha_is_what_earlier_races_leave_of_it():
         ([None, -1.0], math.exp(-1) / 2),
     ],
 )
-def test_each_earlier_race_multiplies_alpha_by_its_e_value(results, monkeypatch, log_es, expected):
+def test_each_earlier_race_multiplies_alpha_by_its_e_value(four_races, monkeypatch, log_es, expected):
     """1 at most; half where it has none: it was abandoned, is gone, or was judged by Welch's test."""
-    for log_e in log_es:
-        folder = results.race(monkeypatch, "n=2")
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(four_races[0].parent.parent))
+    for folder, log_e in zip(four_races, log_es, strict=False):
         path = folder / "race.json"
         race = json.loads(path.read_text())
         race["result"]["against"]["B"]["time"]["log_e"] = log_e
         path.write_text(json.dumps(race))
-    last = results.race(monkeypatch, "n=2")
+    last = four_races[len(log_es)]
     plan = json.loads((last / "plan.json").read_text())
     a, b = comparison_arms(last, plan)
     found = comparison.earlier_races(a, b)

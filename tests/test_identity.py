@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import claimed
 import pytest
+from claimed import results  # noqa: F401  a fixture
 
 from bench.api import judging
 from bench.base.paths import REPO
@@ -70,12 +71,6 @@ def code(tmp_path):
     for name in ("bench", "models"):
         shutil.copytree(REPO / name, tmp_path / "code" / name, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path / "code"
-
-
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
-    return claimed.Results(tmp_path / "results")
 
 
 def of_code(code):

@@ -8,7 +8,7 @@ from pathlib import Path
 import claimed
 import pytest
 import yaml
-from claimed import failed
+from claimed import failed, results, three  # noqa: F401  results is a fixture
 
 from bench.api import judging
 from bench.base import atomic
@@ -19,17 +19,6 @@ from bench.cli import compare, judge, race
 from bench.config import compose, schema
 from bench.plans.race import runner
 from bench.record import certificates, ledger, run_folder
-
-
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
-    return claimed.Results(tmp_path / "results")
-
-
-def three(results, **more):
-    """What ./speedrun.sh leaves: three runs of three seeds."""
-    return [results.add(seed, train_s=10 + 0.01 * seed, val_loss=2.74 + 0.01 * seed, **more) for seed in range(3)]
 
 
 def runs_of(results, race):

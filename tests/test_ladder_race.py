@@ -1,6 +1,7 @@
 """The ladder as a race: rungs found by their yamls, fitted to a size, the staircase worked out by hand, its page."""
 
 import csv
+import functools
 import io
 import json
 import warnings
@@ -49,21 +50,30 @@ def raced(tmp_path, monkeypatch):
 
     The third run of a rung is as its first.
     """
+    return functools.partial(race, tmp_path, monkeypatch)
+
+
+def race(base, monkeypatch, losses=None, train_s=None, words=(), names=WORDS[:3], **more):
     monkeypatch.setattr(own_model, "faults_of_configs", lambda configs: [[] for _ in configs])
+    losses, train_s = LOSSES | (losses or {}), TRAIN_S | (train_s or {})
+    arms = claimed.Racers(
+        base / "results",
+        lambda arm, seed: train_s[arm][seed % 2],
+        lambda arm, seed: losses[arm][seed % 2][120],
+        losses_of=lambda arm, seed: losses[arm][seed % 2],
+        **more,
+    )
+    arms.install(monkeypatch)
+    return ladder.main([*names, *WORDS[3:], *words, "--anyway"]), arms
 
-    def race(losses=None, train_s=None, words=(), names=WORDS[:3], **more):
-        losses, train_s = LOSSES | (losses or {}), TRAIN_S | (train_s or {})
-        arms = claimed.Racers(
-            tmp_path / "results",
-            lambda arm, seed: train_s[arm][seed % 2],
-            lambda arm, seed: losses[arm][seed % 2][120],
-            losses_of=lambda arm, seed: losses[arm][seed % 2],
-            **more,
-        )
-        arms.install(monkeypatch)
-        return ladder.main([*names, *WORDS[3:], *words, "--anyway"]), arms
 
-    return race
+@pytest.fixture(scope="module")
+def climbed(tmp_path_factory):
+    """The folder of the race of LOSSES, for tests that only read it."""
+    base = tmp_path_factory.mktemp("climbed")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert race(base, monkeypatch)[0] == 0
+    return folder_of(base)
 
 
 def folder_of(tmp_path):
@@ -234,10 +244,9 @@ def test_the_target_is_reached_at_the_first_validation_at_or_below_it():
     assert staircase.every_steps([*curve, (33, 6.6, 3.4)]) == {10}
 
 
-def test_the_staircase_is_what_a_hand_works_out(raced, tmp_path):
-    code, _ = raced()
-    found = staircase.from_race(folder_of(tmp_path))
-    assert (code, found["target_val_loss"], found["val_every_steps"]) == (0, 3.3, [40])
+def test_the_staircase_is_what_a_hand_works_out(climbed):
+    found = staircase.from_race(climbed)
+    assert (found["target_val_loss"], found["val_every_steps"]) == (3.3, [40])
     assert "the highest final val_loss of r01, of 2 runs" in found["target_words"]
     r01, r04, r11 = found["rungs"]
     assert [run["steps_to_target"] for rung in found["rungs"] for run in rung["runs"]] == [120, 120, 80, 80, 40, 40]
@@ -255,11 +264,10 @@ def test_the_staircase_is_what_a_hand_works_out(raced, tmp_path):
     assert r11["step"]["record_pct"] == pytest.approx(100 * (7.2 / 22.3 - 1))
 
 
-def test_its_intervals_and_p_are_welchs_on_logarithms_and_p_is_adjusted_for_all_steps(raced, tmp_path):
+def test_its_intervals_and_p_are_welchs_on_logarithms_and_p_is_adjusted_for_all_steps(climbed):
     from math import exp, log
 
-    raced()
-    steps = [rung["step"]["to_target"] for rung in staircase.from_race(folder_of(tmp_path))["rungs"][1:]]
+    steps = [rung["step"]["to_target"] for rung in staircase.from_race(climbed)["rungs"][1:]]
     ways_s = [[12.0, 13.0], [8.0, 8.4], [8.0, 8.2]]
     logs = [[log(value) for value in values] for values in ways_s]
     tests = [scipy.stats.ttest_ind(logs[k + 1], logs[k], equal_var=False) for k in (0, 1)]
@@ -359,15 +367,13 @@ def test_disturbed_runs_are_in_no_time_where_two_others_are_left(raced, tmp_path
 # ---- the verb
 
 
-def test_it_is_a_race_whose_plan_keeps_the_rungs_before_the_first_run(raced, tmp_path):
-    raced()
-    folder = folder_of(tmp_path)
-    plan = json.loads((folder / "plan.json").read_text())
+def test_it_is_a_race_whose_plan_keeps_the_rungs_before_the_first_run(climbed):
+    plan = json.loads((climbed / "plan.json").read_text())
     assert plan["ladder"]["size"] == "nano" and plan["ladder"]["rungs"]["R04"]["minutes"] == 22.3
     assert ["model.vocab_size", "50257", "null"] in plan["ladder"]["rungs"]["R04"]["changed"]
-    assert ledger.read(tmp_path / "results").lines[0]["event"] == "plan"
-    assert (folder / page.NAME).exists()
-    assert f'href="{page.NAME}">its staircase</a>' in (folder / "race.html").read_text()
+    assert ledger.read(climbed.parent.parent).lines[0]["event"] == "plan"
+    assert (climbed / page.NAME).exists()
+    assert f'href="{page.NAME}">its staircase</a>' in (climbed / "race.html").read_text()
 
 
 def test_an_interrupted_ladder_is_resumed(raced, tmp_path, capsys):
@@ -380,15 +386,14 @@ def test_an_interrupted_ladder_is_resumed(raced, tmp_path, capsys):
         ladder.main(["--resume"])
 
 
-def test_csv_and_json_are_on_standard_output_alone(raced, tmp_path, capsys):
-    raced()
-    capsys.readouterr()
+def test_csv_and_json_are_on_standard_output_alone(climbed, monkeypatch, capsys):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(climbed.parent.parent))
     assert ladder.main(["--page", "--csv"]) == 0
     lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [line["rung"] for line in lines] == ["r01", "r04", "r11"]
     assert float(lines[1]["to_target_s_change_pct"]) == pytest.approx(-34.367, abs=1e-3)
     assert (lines[1]["steps_to_target"], lines[2]["record_minutes"], lines[0]["verdict"]) == ("80", "7.2", "")
-    assert ladder.main(["--page", folder_of(tmp_path).name, "--json"]) == 0
+    assert ladder.main(["--page", climbed.name, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["target_val_loss"] == 3.3
 
 
@@ -437,7 +442,6 @@ def test_what_the_size_changes_is_a_line_a_setting_whatever_the_number_of_rungs(
 
 
 @needs_browser
-@pytest.mark.browser
 @pytest.mark.parametrize(("width", "dark"), [(1300, False), (400, True)])
 def test_the_staircase_can_be_read_on_a_screen_and_on_a_phone(raced, tmp_path, width, dark):
     raced(losses={"R11": [{0: 5.6, 120: 3.4}, LOSSES["R11"][1]]})

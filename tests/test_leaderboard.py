@@ -4,16 +4,11 @@ import json
 
 import claimed
 import pytest
+from claimed import results  # noqa: F401  a fixture
 
 from bench.claims import claim as claims
 from bench.claims import leaderboard
 from bench.cli import table
-
-
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
-    return claimed.Results(tmp_path / "results")
 
 
 def entries(results):

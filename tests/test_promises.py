@@ -6,6 +6,7 @@ import json
 import claimed
 import pytest
 import real_runs
+from claimed import results  # noqa: F401  a fixture
 from comparing import a_run, raced, write
 
 from bench.cli import compare, judge, race
@@ -22,11 +23,9 @@ TARGET = 3.0  # of track cpu_nano
 TRACKS = sorted(path.stem for path in (real_runs.REPO / "conf" / "track").glob("*.yaml"))
 
 
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
     monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
-    return claimed.Results(tmp_path / "results")
 
 
 def compared(capsys):

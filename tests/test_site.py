@@ -199,8 +199,6 @@ def test_a_new_repeat_is_linked_from_the_pages_beside_it(results):
         ("events.jsonl", b'{"event": "\xff"}\n', "events.jsonl: byte 11 is damaged"),
         ("events.jsonl", b"7\n", "events.jsonl, line 1: expected object, got int"),
         ("run.json", b'{"a": \xff\xfe', "run.json: is not valid JSON"),
-        ("run.json", b"[" * 100_000, "run.json: is nested more than 64 deep"),
-        ("run.json", b'{"schema_version": 1, "run_id": 7}', "run_id: expected str, got int"),
     ],
 )
 def test_a_damaged_record_has_a_row_that_says_why_and_all_else_is_written(results, name, content, why):
@@ -290,16 +288,24 @@ def test_the_size_that_is_said_is_about_that_of_the_pages(results):
 # ---- the leaderboard
 
 
-@pytest.fixture
-def raced(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def raced_once(tmp_path_factory):
     """Two records and a slower entry on one device, too few runs on another."""
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
-    found, chance = claimed.Results(tmp_path / "results"), random.Random(1)
-    times = {"A": 10.0, "B": 9.0, "C": 11.0}
-    claimed.Racers(found, lambda arm, seed: times[arm] * (1 + chance.gauss(0, 0.002))).install(monkeypatch)
-    assert race.main(["A=", "B=optim.beta2=0.99", "C=optim.beta1=0.8", "n=3"]) == 0
-    found.add(50, train_s=1.0, change=lambda run: run["environment"].update(cpu_model="Fast CPU"))
+    base, chance = tmp_path_factory.mktemp("raced"), random.Random(1)
+    found, times = claimed.Results(base / "results"), {"A": 10.0, "B": 9.0, "C": 11.0}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("XDG_STATE_HOME", str(base / "state"))
+        claimed.Racers(found, lambda arm, seed: times[arm] * (1 + chance.gauss(0, 0.002))).install(monkeypatch)
+        assert race.main(["A=", "B=optim.beta2=0.99", "C=optim.beta1=0.8", "n=3"]) == 0
+        found.add(50, train_s=1.0, change=lambda run: run["environment"].update(cpu_model="Fast CPU"))
     return found.folder
+
+
+@pytest.fixture
+def raced(raced_once, tmp_path, monkeypatch):
+    """A copy of it, where this test's commands find their results."""
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    return shutil.copytree(raced_once, tmp_path / "results")
 
 
 def test_the_leaderboard_is_that_of_the_table_by_device(raced, capsys):
@@ -415,7 +421,6 @@ SHOWN = (
 
 
 @needs_browser
-@pytest.mark.browser
 @pytest.mark.parametrize("dark", [False, True])
 def test_at_1300_px_every_headline_number_is_in_sight_in_its_order(browser, many, dark):
     page = browser.open(many, width=1300, dark=dark)
@@ -431,7 +436,6 @@ def test_at_1300_px_every_headline_number_is_in_sight_in_its_order(browser, many
 
 
 @needs_browser
-@pytest.mark.browser
 def test_at_400_px_a_run_is_a_card_and_the_page_does_not_scroll_sideways(browser, many):
     page = browser.open(many, width=400)
     page.until("document.querySelectorAll('.card').length > 3")
@@ -448,7 +452,6 @@ def test_at_400_px_a_run_is_a_card_and_the_page_does_not_scroll_sideways(browser
 
 
 @needs_browser
-@pytest.mark.browser
 def test_the_site_filters_sorts_and_sets_ticked_runs_side_by_side(browser, many):
     page = browser.open(many, width=1300)
     assert "12 of 12 runs" in page.text
@@ -475,7 +478,6 @@ def test_the_site_filters_sorts_and_sets_ticked_runs_side_by_side(browser, many)
 
 
 @needs_browser
-@pytest.mark.browser
 def test_what_is_seen_is_in_the_address_and_comes_back(browser, many):
     page = browser.open(many, width=1300)
     for step in ("column-seed", "group"):
@@ -500,7 +502,6 @@ def test_what_is_seen_is_in_the_address_and_comes_back(browser, many):
 
 
 @needs_browser
-@pytest.mark.browser
 def test_groups_show_mean_sd_and_n_and_open_by_keyboard(browser, results):
     for seed, train_s in ((1, 5.0), (2, 6.0), (3, 7.0)):
         add(results, seed, metrics={"train_s": train_s}, config_id="aaaaaaaa")
@@ -530,7 +531,6 @@ def downloaded(path):
 
 
 @needs_browser
-@pytest.mark.browser
 def test_a_file_holds_exactly_what_is_seen(browser, many, tmp_path):
     page = browser.open(f"{many.as_uri()}#cols=val_loss,train_s,run_id&sort=-train_s&f.train_s=>5.95", width=1300)
     browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
@@ -550,7 +550,6 @@ def test_a_file_holds_exactly_what_is_seen(browser, many, tmp_path):
 
 
 @needs_browser
-@pytest.mark.browser
 def test_a_short_id_copies_the_whole(browser, many):
     page = browser.open(many, width=1300)
     page.js("document.addEventListener('copy', (event) => (window.copied = event.clipboardData.getData('text/plain')))")
@@ -566,7 +565,6 @@ def test_a_short_id_copies_the_whole(browser, many):
 
 
 @needs_browser
-@pytest.mark.browser
 def test_a_run_opens_from_its_pack_with_its_charts_and_no_code_of_the_record(browser, many):
     page = browser.open(many, width=1300)
     page.click("[tabulator-field=run_id] .id a")
@@ -580,7 +578,6 @@ def test_a_run_opens_from_its_pack_with_its_charts_and_no_code_of_the_record(bro
 
 
 @needs_browser
-@pytest.mark.browser
 def test_ticked_runs_lead_to_their_curves(browser, many):
     page = browser.open(many, width=1300)
     assert page.js("document.getElementById('curves').getAttribute('href')") == "curves.html"
@@ -596,7 +593,6 @@ def test_ticked_runs_lead_to_their_curves(browser, many):
 
 
 @needs_browser
-@pytest.mark.browser
 def test_the_words_of_a_record_show_at_its_dot_by_pointer_and_by_key(browser, raced):
     page = browser.open(write(raced), width=1300)
     page.js("document.querySelectorAll('.history a')[1].focus()")

@@ -96,7 +96,9 @@ class World:
     def _racers(self, home, **more):
         if home == "search":
             return Tries(self.here / home)
-        return claimed.Racers(claimed.Results(self.here / home), lambda arm, seed: 10 - 0.5 * (arm == "B"), **more)
+        return claimed.Racers(
+            claimed.Results(self.here / home), lambda arm, seed: 10 - 0.5 * (arm == "B"), pages=True, **more
+        )
 
     # ---- one command
 
