@@ -26,6 +26,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # containers set it; each proce
 sys.dont_write_bytecode = False  # and each process of pytest all tests with their rewritten assertions: 10 s
 os.environ.pop("PYTHONUNBUFFERED", None)  # them too; a script's ranks do not get it, and only what is alike is forked
 os.environ.pop("COLUMNS", None)  # of the terminal that the tests are started from: tables would fold
+os.fsync = lambda file: None  # in this process: no test cuts the power, and thousands of small files wait 2 ms and more
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # nohup and a script's "&" ignore it, and runs would inherit that
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -64,7 +64,7 @@ def assert_same_compiled(model, tokens_BT):
     return backend
 
 
-MASKS = ("r09", "r53", "simple")  # without masks, with the last way to make them; the others only with --all
+MASKS = ("r09", "r53")  # without masks, with the last way to make them; the others only with --all
 
 
 def differs(rung):
@@ -111,7 +111,7 @@ def test_a_compiled_model_is_the_plain_one(arch):
     assert backend.count("flex_attention") == (2 if arch == "windowed" else 0)
 
 
-@pytest.mark.parametrize("scale", [0.12, torch.tensor(0.12)])
+@pytest.mark.parametrize("scale", [pytest.param(0.12, marks=pytest.mark.slow), torch.tensor(0.12)])
 def test_each_layer_of_one_graph_has_its_own_window(scale):
     """Long, short, short, long; of 4 blocks and documents of 25 tokens, which both hide keys that the other shows."""
     tokens_BT = torch.randint(EOS + 1, 100, (2, 64), generator=torch.Generator().manual_seed(0))

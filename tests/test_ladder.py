@@ -174,7 +174,7 @@ def losses_rounded_once(model, rung):
     return losses
 
 
-@pytest.mark.parametrize("rung", BFLOAT16)
+@pytest.mark.parametrize("rung", some(BFLOAT16))
 def test_bfloat16_activations_round_where_the_records_do(rung):
     golden = GOLDEN[rung]
     assert losses_rounded_once(made(rung)[0], rung) == pytest.approx(golden["loss_bf16_rounded_once"], abs=2e-6)

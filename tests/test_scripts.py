@@ -85,7 +85,7 @@ def test_what_it_wrote_is_kept_and_copies_and_links_are_gone(modded):
     assert run["script"]["opened"] == expected
 
 
-@pytest.mark.parametrize("more", [[], TWO])
+@pytest.mark.parametrize("more", [[], pytest.param(TWO, marks=pytest.mark.slow)])
 def test_a_script_of_nanogpts_habits_runs_unmodified(tmp_path, more):
     folder = scripted.run(tmp_path, scripted.NANO, *NANO, *more)
     run, rows = real_runs.run_json(folder), step_files.read(folder)
