@@ -59,17 +59,14 @@ TRACK_OF_GPUS = "gpt2_small"  # where no track is named
 def compose(overrides: list[str], machine: schema.Machine | None = None) -> schema.Config:
     """The config of these overrides, not resolved.  machine chooses the track where none is named.  ValueError."""
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     groups, lists, settings = _split(overrides, machine)
     composed = _with_lists(groups, lists)
     for override in settings:
         _set(composed, override)
     if "${" in str(composed):  # few configs interpolate, and resolving all values takes longer than the rest
-        try:
+        with refusals(overrides):
             composed = OmegaConf.to_container(OmegaConf.create(composed), resolve=True)
-        except OmegaConfBaseException as error:
-            raise ValueError(f"{' '.join(overrides)}: {one_line(error)}") from None
     for group in LISTS:
         _check_settings(group, composed[group])
     _check_track(composed["track"])
@@ -77,10 +74,10 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
     if composed["optim"] and composed["optim"]["schedule"].get("name", MISSING) == MISSING:
         raise ValueError(f"optim.schedule.name is not set: {NO_SCHEDULE}")
     config = schema.build(schema.Config, composed)
-    ours = [name for name in choices("model") if models.find(name)]
-    if config.model is not None and config.model.arch not in ours and not user_code.is_import_path(config.model.arch):
-        known = f"choose from {', '.join(ours)}, or give my_model.py:MyModel"
-        raise ValueError(f"model.arch={config.model.arch}: unknown model; {known}")
+    arch = config.model.arch if config.model else None
+    if arch is not None and not user_code.is_import_path(arch) and not (arch in choices("model") and models.find(arch)):
+        known = f"choose from {', '.join(filter(models.find, choices('model')))}, or give my_model.py:MyModel"
+        raise ValueError(f"model.arch={arch}: unknown model; {known}")
     return config
 
 
