@@ -294,6 +294,23 @@ def test_nothing_remains_of_a_script_whose_launcher_is_ended(tmp_path, number):
     shown = run_folder.read(folder)
     assert (shown["status"], shown["validity"]) == ("aborted", "invalid")
     assert shown["failure"]["kind"] == ("interrupted" if number == signal.SIGTERM else "launcher_killed")
+    real_runs.wait_for(lambda: run_folder.read_raw(folder)["status"] == "aborted")  # its guard has finished the record
+    assert [rule["rule"] for rule in faults(folder)] == ["is complete"]
+
+
+@pytest.mark.parametrize("how", ["removed", "a link"])
+def test_nothing_is_written_where_a_folder_was_taken_from_its_running_script(tmp_path, how):
+    other, results = tmp_path / "other", tmp_path / "results"
+    other.mkdir()
+    with scripted.hanging(results) as (launcher, folder):
+        folder.rename(tmp_path / "moved")
+        if how == "a link":
+            folder.symlink_to(other)
+        assert launcher.wait(60) == 1 and scripted.all_gone(results)
+    assert folder.is_symlink() == (how == "a link") and folder.exists() == (how == "a link")
+    assert list(other.iterdir()) == []
+    end = ledger.read(results).lines[-1]
+    assert (end["event"], end["failure"], end["run_json_sha256"]) == ("end", "folder_removed", None)
 
 
 def test_a_race_says_after_a_warm_up_that_a_script_will_not_be_compared(planted, capsys):

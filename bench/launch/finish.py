@@ -23,6 +23,7 @@ from bench.record.metrics import metrics
 from bench.record.shape import Record, Section
 
 Run = Section  # run.json on its way to a shape.Record
+Place = tuple[int, int]  # device and inode
 MIN_STOOD_S, MAX_STOOD_FRAC = 1.0, 0.1  # of train_s, in stalls without a known cause (assumed)
 MAX_MESSAGE_CHARS = 4000
 
@@ -38,13 +39,21 @@ def finish(
     clock: RunClock,
     edges: EdgePipe | None = None,
     ended_by: Callable[[], str | None] = lambda: None,
+    place: Place | None = None,
 ) -> None:
     """Complete run, the record as it was while the run lasted, and write it.
 
     exit_code: of the ranks, None if the launcher ended it; failure: why it did (failures.failure), else None.
     clock: RunClock, begun with the run; edges: EdgePipe of a run of our own; ended_by(): the signal that ends the
-    reading of its files, None as long as there is none.
+    reading of its files, None as long as there is none; place: of the folder as it was made, None: unknown.
     """
+    if gone := removed(folder, place):
+        _merge(folder, run, {}, gone, clock, None)
+        run["metrics"] = metrics(run, [])
+        run["validity"], run["validity_reasons"] = validity.validity(run)
+        with contextlib.suppress(OSError):
+            ledger.ended(folder.parent.parent, folder, cast(Record, run), is_there=False)
+        return
     try:
         _finish(folder, run, exit_code, failure, clock, edges, ended_by)
     except OSError as error:
@@ -52,6 +61,25 @@ def finish(
         run["metrics"] = metrics(run, [])
         run["validity"], run["validity_reasons"] = validity.validity(run)
         _write(folder, run)
+
+
+def place_of(folder: Path) -> Place:
+    """By which another folder, or a link, in the place of a run's is known."""
+    found = os.lstat(folder)
+    return found.st_dev, found.st_ino
+
+
+def removed(folder: Path, place: Place | None) -> Section | None:
+    """The failure of a run whose folder is no longer the one that was made: nothing is written where that was."""
+    with contextlib.suppress(OSError):
+        if place is None or place_of(folder) == place:
+            return None
+    what = (
+        "a link was put in the place of the run's folder"
+        if folder.is_symlink()
+        else "the run's folder was removed or moved"
+    )
+    return failures.failure("folder_removed", f"{what} while it ran")
 
 
 def _unfinished(folder: Path, error: OSError, what: str) -> Section:

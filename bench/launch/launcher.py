@@ -115,6 +115,7 @@ class _Launch:
     """A run on its way; job, command ... as of launch()."""
 
     _folder: Path  # go() makes it
+    _place: finish.Place
 
     def __init__(
         self,
@@ -192,6 +193,7 @@ class _Launch:
                 run, self._folder = self._run, earlier.folder
             else:
                 self._folder = initial_record.folder_of(job.config, run, results_root())
+            self._place = finish.place_of(self._folder)
         folder = self._folder
         foreign_cores = self._meter.foreign_cpu_cores()
         self._others = time.monotonic(), processes.everyones_cpu_s()
@@ -232,6 +234,8 @@ class _Launch:
                 progress.read()
             num_asked, beat_s = 0, time.monotonic()
             while not self._has_ended(group, signals):
+                if gone := finish.removed(self._folder, self._place):
+                    return None, gone
                 if self._watched:
                     self._watched.tick()
                     if why := self._watched.confined and self._watched.confined.exceeded():
@@ -348,13 +352,14 @@ class _Launch:
                 for name, spent_s in others
                 if spent_s > LEAST_CORES * lasted_s
             ]
-        if self._watched:
+        gone = finish.removed(folder, self._place)
+        if self._watched and not gone:
             failure = self._watched.conclude(run, exit_code, failure)
-        failure = failure or failures.classify(folder, exit_code)
+        failure = gone or failure or failures.classify(folder, exit_code)
         may_be_of_data = failure is None or failure["kind"] in failures.BY_CHANGED_DATA
         if may_be_of_data and (changed := datasets.changed(self._job.dataset, gone_too=failure is not None)):
             failure = failures.bad_data(changed, failure)
-        finish.finish(folder, run, exit_code, failure, self._clock, self._edges, signals.late)
+        finish.finish(folder, run, exit_code, failure, self._clock, self._edges, signals.late, self._place)
 
 
 def _why(signal_name: str) -> str:

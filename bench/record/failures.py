@@ -293,6 +293,8 @@ def write_launcher_killed(folder: Path | str, message: str = "the launcher ended
         run["validity"], run["validity_reasons"] = "invalid", ["the run did not complete"]
         atomic.release(folder)
         private.redact_logs(folder, REPO)
+        if run.get("script") and not (work := folder / "work").is_symlink():
+            run_folder.remove_links(work)  # to its data and what lies beside its sources
         run["artifacts"], not_kept = run_folder.kept(folder)
         if not_kept:
             run["not_kept"] = not_kept

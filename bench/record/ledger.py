@@ -226,9 +226,9 @@ def started(results: Path | str, folder: Path | str, run: Record, shape: Mapping
     return append(results, "start", run=name_of(results, folder), race=run.get("race"), **facts)["sha256"]
 
 
-def ended(results: Path | str, folder: Path | str, run: Record) -> Line:
-    """The end of a run whose run.json is final.  Returns the line."""
-    sha256 = sha256_of(Path(folder) / "run.json")
+def ended(results: Path | str, folder: Path | str, run: Record, is_there: bool = True) -> Line:
+    """The end of a run whose run.json is final, or whose folder is not there any more.  Returns the line."""
+    sha256 = sha256_of(Path(folder) / "run.json") if is_there else None
     name = name_of(results, folder)
     facts = {"status": run["status"], "validity": run["validity"], "run_json_sha256": sha256}
     facts |= {"failure": failure["kind"]} if (failure := run["failure"]) else {}

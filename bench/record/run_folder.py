@@ -269,6 +269,15 @@ def remove_outputs(folder: Path | str) -> None:
             (Path(folder) / path).unlink()
 
 
+def remove_links(folder: Path | str) -> None:
+    """Deletes the links and the empty folders in and below folder, which lead to what is no part of a record."""
+    for entry in reversed(list(plain_file.entries_below(folder))):
+        with contextlib.suppress(OSError):  # not empty, or immutable
+            os.unlink(entry.path) if entry.is_symlink() else os.rmdir(entry.path) if entry.is_dir() else None
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+
+
 def remove_temporary(folder: Path | str) -> None:
     """Deletes the run's temporary files and the reserve; what a disk does not let go stays."""
     for path in Path(folder).iterdir():

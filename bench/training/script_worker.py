@@ -263,7 +263,8 @@ def write_facts(path: str, rank: int, compile_flags: Callable[[], dict[str, Any]
 
         facts["packages"] = {dist.metadata["Name"]: dist.version for dist in metadata.distributions()}
     with contextlib.suppress(OSError):
-        write(path, facts)
+        if not os.path.islink(os.path.dirname(path)):  # put in the folder's place meanwhile
+            write(path, facts)
 
 
 def write(path: str, facts: dict[str, Any]) -> None:

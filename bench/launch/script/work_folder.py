@@ -21,6 +21,7 @@ from bench.data import shards as shard_files
 from bench.data.sources.datasets import Dataset, ShardFile
 from bench.data.sources.source import data_root
 from bench.launch.script.script import Script
+from bench.record import run_folder
 
 WORK = "work"
 COPY_BYTES = 2**24
@@ -191,14 +192,7 @@ def tidy(script: Script, work: Path) -> dict[str, Any]:
         if name not in kept and name.removeprefix("script/") in found:
             with contextlib.suppress(OSError):  # the script made it immutable
                 (work / name.removeprefix("script/")).unlink(missing_ok=True)
-    for entry in reversed(entries):
-        with contextlib.suppress(OSError):  # not empty, or immutable
-            if entry.is_symlink():
-                os.unlink(entry.path)
-            elif entry.is_dir():
-                os.rmdir(entry.path)
-    with contextlib.suppress(OSError):
-        work.rmdir()
+    run_folder.remove_links(work)
     kept_files = (entry.path[start:] for entry in entries if entry.is_file(follow_symlinks=False))
     names = sorted(plain_file.name_in_utf8(path) for path in kept_files if os.path.lexists(work / path))
     listed = {"files_written": names[:MAX_LISTED]}
