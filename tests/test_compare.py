@@ -266,7 +266,7 @@ def test_the_terminal_shows_the_verdict_first_then_differences_comparability_and
         "noise floor 0.1 %",
         "MDE (80 % power)",
         "\ntime ",
-        "val_loss",
+        "\nval_loss",
         "peak memory",
         "within-run",
     ]

@@ -324,14 +324,23 @@ def test_losses_against_the_target_and_against_each_other():
     assert found["verdict"] == "worse"
 
 
-def test_not_worse_is_shown_only_where_the_margin_is_excluded():
+def test_not_worse_is_shown_only_where_the_margin_is_excluded(monkeypatch):
     losses = [4.2500, 4.2501, 4.2499, 4.2500, 4.2502]
     changes = {"a_losses": losses, "b_losses": [loss + 0.0005 for loss in losses]}
-    assert compared(FAST, FAST, changes=changes)["val_loss"]["verdict"] == "not_worse"
-    assert compared(FAST, FAST, changes=changes, loss_margin_nats=0.0005)["val_loss"]["verdict"] == "worse"
-    assert (
-        compared(FAST, FAST, changes=changes, plan={"n": 5, "loss_margin_nats": 0.001})["val_loss"]["margin"] == 0.001
-    )
+    by_default = "0.002 nats, the default, as the track has no loss_margin_nats"
+    of_track = target.track_settings("cpu_nano") | {"rules": {"loss_margin_nats": 0.0004}}
+    for options, verdict, margin in (
+        ({}, "not_worse", by_default),
+        ({"loss_margin_nats": 0.0005}, "worse", "0.0005 nats, as given"),
+        ({"plan": {"n": 5, "loss_margin_nats": 0.001}}, "not_worse", "0.001 nats, as planned"),
+        ({"of_track": of_track}, "worse", "0.0004 nats, as track cpu_nano has it"),
+    ):
+        if of_track := options.pop("of_track", None):
+            monkeypatch.setattr(target, "track_settings", lambda _: of_track)
+        found = compared(FAST, FAST, changes=changes, **options)
+        assert found["val_loss"]["verdict"] == verdict
+        assert f"margin of val_loss: {margin}" in wording.design_sentences(found)
+    monkeypatch.undo()
     changes = {"a_losses": [4.2, 4.3, 4.25, 4.22, 4.28], "b_losses": [4.21, 4.3, 4.25, 4.22, 4.28]}
     assert compared(FAST, FAST, changes=changes)["val_loss"]["verdict"] == "inconclusive"
 

@@ -160,6 +160,8 @@ def test_a_track_that_fixes_bits_per_byte_allows_no_wider_margin_of_them():
     planning.refuse_laxer("autoresearch", {"margin": 0.0006, "metric": metric.VAL_BPB})
     with pytest.raises(ValueError, match="margin=0.001: track autoresearch allows at most 0.0006"):
         planning.refuse_laxer("autoresearch", margin | {"metric": metric.VAL_BPB})
+    with pytest.raises(ValueError, match="margin=0.001: track autoresearch allows at most 0: leave margin out"):
+        planning.refuse_laxer("autoresearch", margin | {"metric": ["accuracy", "", "higher"]})
     planned = margin | {"metric": ["val_bpb", "bits per byte", "lower"]}  # as plan.json has it, which a claim shows
     assert target.laxer_than_track("autoresearch", planned) == [("margin", 0.001, 0.0006)]
 

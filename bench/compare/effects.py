@@ -89,6 +89,7 @@ class Loss(TypedDict):
     p_target: list[float | None]
     below_target: list[bool | None]
     margin: float
+    margin_source: NotRequired[str]  # as words
     p_not_worse: float | None
     identical: bool | None  # all trajectories, bit for bit; None: unknown
     verdict: str  # waived, not_worse, worse, inconclusive, unknown: whether B is shown to be no worse

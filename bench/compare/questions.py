@@ -78,10 +78,8 @@ def loss_answer(loss: effects.Loss, alpha: float, is_at_a_look: bool) -> str:
         return "equivalent"
     if loss["verdict"] == "unknown" or loss["p"] is None or loss["change"] is None or not is_at_a_look:
         return "inconclusive"
-    p, p_equivalent = (
-        loss.get("p_holm") if loss.get("p_holm") is not None else loss["p"],
-        loss.get("p_equivalent_holm") if loss.get("p_equivalent_holm") is not None else loss["p_equivalent"],
-    )
+    p, p_equivalent = loss.get("p_holm"), loss.get("p_equivalent_holm")
+    p, p_equivalent = loss["p"] if p is None else p, loss["p_equivalent"] if p_equivalent is None else p_equivalent
     if p_equivalent is not None and p_equivalent < alpha:
         return "equivalent"
     if p is not None and p < alpha:

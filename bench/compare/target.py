@@ -59,10 +59,13 @@ def rules_of(track: str | None) -> TrackRules:
     return TrackRules(**(track_settings(track).get("rules") or {}))
 
 
-def widest_margin(track: str | None, metric: Metric) -> float:
-    """By how much this metric may be worse on the track and still count as no worse, in its unit."""
-    nats = rules_of(track).loss_margin_nats
-    return nats if metric == VAL_LOSS or metric.margin is None else metric.margin
+def margin_of(track: str | None, metric: Metric) -> tuple[float, str]:
+    """(how much worse the metric may be on the track and still count as no worse, in its unit; why so much)."""
+    if metric != VAL_LOSS:
+        return metric.margin or 0.0, f"the default of {metric.name}" if metric.margin else "as no other is known"
+    is_named = "loss_margin_nats" in (track_settings(track).get("rules") or {})
+    why = f"as track {track} has it" if is_named else "the default, as the track has no loss_margin_nats"
+    return rules_of(track).loss_margin_nats, why
 
 
 def planned_margin(plan: Mapping[str, Any], metric: Metric) -> float | None:
@@ -86,7 +89,7 @@ def laxer_than_track(track: str | None, settings: Mapping[str, Any]) -> list[tup
     """
     rules, metric = rules_of(track), named(*(settings.get("metric") or ())[:3])
     allowed = {key: getattr(rules, key) for key in (*LIMITS, "loss_margin_nats")}
-    allowed["margin"] = widest_margin(track, metric)
+    allowed["margin"], _ = margin_of(track, metric)
     limits = [(key, settings[key], limit) for key, limit in allowed.items() if settings.get(key) is not None]
     return [limit for limit in limits if limit[1] > limit[2]] if track_settings(track).get("fixed") else []
 
@@ -137,8 +140,7 @@ def first_passing(curves: Sequence[Curve], target_val_loss: float, z_margin_nats
     at which every run was validated are judged.  A run may have ended before its schedule did, and runs may go on
     after the step that counts.  target_val_loss and z_margin_nats: 3.28 and 0.004 on track 3 (conf/track/steps.yaml).
     """
-    passing = (at for at in step_means(curves) if is_enough(at.margin_nats(target_val_loss), z_margin_nats))
-    return next(passing, None)
+    return next((at for at in step_means(curves) if is_enough(at.margin_nats(target_val_loss), z_margin_nats)), None)
 
 
 def is_enough(margin_nats: float, z_margin_nats: float) -> bool:

@@ -96,10 +96,7 @@ class Options:
     # n, looks, alpha, margins, made before the first run; None: the margin is the track's
     plan: Mapping[str, Any] | None = None
     identical_losses: bool | None = None  # every trajectory of B is one of A, bit for bit; None: unknown
-    losses_ids: Sequence[Sequence[str | None] | None] = (
-        None,
-        None,
-    )  # of each arm's rows step_files.losses_id(); None: unknown
+    losses_ids: Sequence[Sequence[str | None] | None] = (None, None)  # of each arm's rows, losses_id(); None: unknown
     target_val_loss: float | None = None  # None: the runs' own
     loss_margin_nats: float | None = None  # None: the plan's
     force: bool = False  # numbers although the runs are not comparable, still without a verdict
@@ -145,7 +142,9 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
     judged_by = max(effects.MIN_FLOOR_PCT, given.floor_pct or 0.0), margin_pct, alpha, designed, drift_pct
     target_val_loss = _first(given.target_val_loss, _common(arms, "target"))
     metric = metric_of(row for rows in arms for row in rows)
-    margin: float = _first(given.loss_margin_nats, target.planned_margin(plan, metric), metric.margin, 0.0)
+    margin, margin_source = target.margin_of(track, metric)
+    if (known := _first(given.loss_margin_nats, target.planned_margin(plan, metric))) is not None:
+        margin, margin_source = known, "as planned" if given.loss_margin_nats is None else "as given"
     loss_by = target_val_loss, target.p_value_of(track), margin
     others = effects.secondary(counted if shown else [[], []], alpha, designed)
     comparison: Comparison = {
@@ -175,6 +174,7 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
     }
     comparison["flags"] += _flags(comparison, (a_rows, b_rows), arms, given)
     loss, has_times = comparison["val_loss"], comparison["comparable"]
+    loss["margin_source"] = margin_source
     has_losses = loss["verdict"] != "unknown" or None not in loss["mean"]
     steps_alpha = alpha / (len(looks) if plan.get("sequential") else 1)
     comparison["steps_to_target"] = questions.steps_to(counted, loss, steps_alpha) if on == "steps_to_target" else None

@@ -126,10 +126,8 @@ def loss_sentences(loss: Mapping[str, Any], arms: Sequence[str]) -> list[str]:
             f"{name} {p_sentence(p)}{f' ({metric.better})' if below else ' (not shown)' if p is not None else ''}"
             for name, p, below in zip(arms, loss["p_target"], loss["below_target"], strict=True)
         ]
-        needed = f"needed p < {loss['target_p_value']:g}"
-        lines.append(
-            f"mean {metric.name} {metric.better} {loss['target']:g}, one-sided t, {needed}: {', '.join(tests)}"
-        )
+        needed = f"one-sided t, needed p < {loss['target_p_value']:g}"
+        lines.append(f"mean {metric.name} {metric.better} {loss['target']:g}, {needed}: {', '.join(tests)}")
     way = "rise" if metric.sign > 0 else "fall"
     rise, p = f"a {way} of {loss['margin']:g} {metric.unit}".rstrip(), p_sentence(loss.get("p_not_worse"))
     sentences = {
@@ -138,17 +136,15 @@ def loss_sentences(loss: Mapping[str, Any], arms: Sequence[str]) -> list[str]:
         "worse": f"{arms[1]}'s {metric.name} is worse, and {rise} is not excluded",
         "inconclusive": f"not shown that {arms[1]}'s {metric.name} is not worse: {rise} is not excluded ({p})",
     }
-    return (
-        lines + ([sentences[loss["verdict"]]] if loss["verdict"] in sentences else []) + list(loss.get("remarks") or ())
-    )
+    lines += [sentences[loss["verdict"]]] if loss["verdict"] in sentences else []
+    return lines + list(loss.get("remarks") or ())
 
 
 def standalone_verdict(comparison: Mapping[str, Any]) -> str:
     """The sentence for where the verdict itself is not shown beside it.  comparison: a Comparison of any version."""
     verdict, sentence = str(comparison["verdict"]).replace("_", " "), str(comparison["words"])
-    says_it = verdict in ("faster", "slower", "better", "worse", "equivalent") or sentence.startswith(
-        (verdict, "no verdict")
-    )
+    says_it = verdict in ("faster", "slower", "better", "worse", "equivalent")
+    says_it |= sentence.startswith((verdict, "no verdict"))
     return sentence if says_it else f"{verdict}: {sentence}"
 
 
@@ -265,9 +261,12 @@ def _difference(time: Mapping[str, Any], verdict: str, a: str, b: str) -> str:
 
 
 def design_sentences(comparison: Mapping[str, Any]) -> list[str]:
-    """How the runs were compared: the design, and what lowered alpha.  comparison: a Comparison of any version."""
-    time = comparison.get("time") or {}
+    """How the runs were compared: margin, design, what lowered alpha.  comparison: a Comparison of any version."""
+    time, loss = comparison.get("time") or {}, comparison.get("val_loss") or {}
     sentences = []
+    if source := loss.get("margin_source"):
+        metric = metric_of(loss)
+        sentences.append(f"margin of {metric.name}: {loss['margin']:g} {metric.unit}".rstrip() + f", {source}")
     if num_rounds := time.get("rounds"):
         clipped = f"; {text_table.counted(time['clipped'], 'outlying run')} clipped" if time["clipped"] else ""
         sentences.append(f"design: {num_rounds} rounds, compared within blocks of two{clipped}")

@@ -11,6 +11,7 @@ from bench.compare.verdict import Comparison
 from bench.plans.race import plan, question
 from bench.plans.race.state import State
 from bench.record import ledger, race_folder
+from bench.record.rows import metric_of
 
 MAX_ONE_SIDED = 1  # interrupted runs of an arm beyond those of another
 
@@ -92,8 +93,11 @@ def the_plan_is_as_strict_as_the_track(claim: Claim) -> Judged:
         if (on := known.plan["on"]) not in question.OF_TRACK[track.rules.judged]:
             laxer.append(f"it asks for {on}, the track judges {track.rules.judged}")
         faults += [f"{race.race_id}: {', '.join(laxer)}"] if laxer else []
-    margin = f"a margin of {track.rules.equivalence_margin_pct:g} %"
-    evidence = f"at most alpha {track.rules.alpha:g} and {margin}, at least {track.repeats} runs per arm"
+    metric = metric_of(claim.rows)
+    margin, source = target.margin_of(claim.track, metric)
+    margins = f"margins of {track.rules.equivalence_margin_pct:g} % of time and {margin:g} {metric.unit}".rstrip()
+    margins += f" of {metric.name} ({source})"
+    evidence = f"at most alpha {track.rules.alpha:g}, {margins}, at least {track.repeats} runs per arm"
     return not faults, "; ".join(faults) or evidence
 
 
@@ -180,16 +184,9 @@ def _last_failing(claim: Claim, known: State) -> int | None:
 
 def _verdict_again(claim: Claim, race: ClaimedRace, known: State, reported: Mapping[str, Any]) -> Comparison:
     folders = {run.name: run.folder for run in claim.all_runs}
-    arms = [
-        selection.arm_from_folders(
-            name,
-            [folders[run] for run in known.runs(name) if run in folders],
-            plan=known.plan,
-            race=race.race_id,
-            in_race=(name, ""),
-        )
-        for name in known.plan["arms"]
-    ]
+    runs = {name: [folders[run] for run in known.runs(name) if run in folders] for name in known.plan["arms"]}
+    raced: Any = {"plan": known.plan, "race": race.race_id}
+    arms = [selection.arm_from_folders(name, found, in_race=(name, ""), **raced) for name, found in runs.items()]
     kept = {"floor_pct": reported["time"]["floor_pct"], "earlier_weight": reported.get("earlier_weight", 1.0)}
     kept["not_as_recorded"] = ()  # every_record_matches_the_ledger() says it
     return dict(comparison.compare_arms(arms, diagnose=False, **kept))[race.arm]

@@ -135,7 +135,8 @@ def refuse_laxer(track: str, settings: Mapping[str, Any]) -> None:
     setting_of = {name: word for word, (name, *_) in plan.SETTINGS.items()}
     for key, value, limit in target.laxer_than_track(track, settings):
         word = setting_of[key]
-        remedy = f"give {word}={limit:g} or less, or race on a track that fixes nothing (track=free)"
+        remedy = f"give {word}={limit:g} or less" if limit else f"leave {word} out"
+        remedy += ", or race on a track that fixes nothing (track=free)"
         raise ValueError(f"{word}={value:g}: track {track} allows at most {limit:g}: {remedy}")
 
 
