@@ -409,6 +409,9 @@ def test_a_script_that_trains_on_past_its_budget_is_ended_and_its_run_is_whole(t
     assert run["script"]["ended_by"] == "script"
     assert run["environment"]["python"]  # what it knew of itself when it was ended
     assert [rule for rule in verification.report(run["folder"])["rules"] if not rule["passed"]] == []
+    none = scripted.odd(tmp_path, "well", *words, "goal.time_budget_s=0.001", expect=1)
+    spent = "goal.time_budget_s=0.001 is spent before the end of step 1, the first that the script names: give more"
+    assert none["failure"]["message"] == spent and none["failure"]["kind"] == "bad_setting"
     short = scripted.odd(tmp_path, "well", *words, "goal.time_budget_s=100")  # ends itself
     assert short["status"] == "complete" and "ended_at_step" not in short["script"]
     of_tokens = scripted.odd(tmp_path, "well", *words, "goal.token_budget=10000", expect=1)

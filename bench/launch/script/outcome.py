@@ -31,19 +31,15 @@ from bench.record.importers.records import PRINTED_METRICS, Run, rows_of
 from bench.record.shape import Section
 from bench.record.step_files import StepRow
 
-OWN_DATA: Section = {
-    "source": "script",
-    "vocab_size": None,
-    "floor_nats": None,
-    "train": [],
-    "val": [],
-}  # nothing is known
+# of which nothing is known
+OWN_DATA: Section = {"source": "script", "vocab_size": None, "floor_nats": None, "train": [], "val": []}
 LOWER = "lower the script's learning rate"
 NO_LINES = "the script printed no line that {} reads"
 NO_VALIDATION = "the script printed no {}, which the goal is of"
 TWO_PATTERNS = "both patterns of {} match the line {!r}: make one of them more exact, ^ and $ hold the line's ends"
 NO_STEPS = "the script printed no step after step 0"
 NO_TOKENS = "the script does not print how many tokens a step has, of which goal.token_budget={} is"
+TOO_SHORT = "{} is spent before the end of step {}, the first that the script names: give more"
 BY_TIME = "give goal.time_budget_s in its place"
 MORE_COLUMNS = ("train_time_at_val_ms", "grad_norm", *PRINTED_METRICS)
 
@@ -118,10 +114,8 @@ def write(
     doubts: list[str] = []
     if not is_wall:
         doubts += printed_times.doubts(rows, num_untimed, outside)
-        telemetry["doubts"] += [
-            {"rank": 0, "instrument": outside_clock.MACHINE, "doubt": doubt}
-            for doubt in printed_times.disturbances(rows, num_untimed, outside)
-        ]
+        found = printed_times.disturbances(rows, num_untimed, outside)
+        telemetry["doubts"] += [{"rank": 0, "instrument": outside_clock.MACHINE, "doubt": doubt} for doubt in found]
     if opened.are_own_data:
         run["data"] = dict(OWN_DATA)
     ended_at_step = printed.ended_at_step(goal)
@@ -139,6 +133,9 @@ def write(
         return failures.failure("no_metric_lines", TWO_PATTERNS.format(shown, line[:80]))
     if not rows[-1]["step"]:
         return failures.failure("no_metric_lines", NO_STEPS)
+    if printed.step_past_budget(goal) == (first := next(row["step"] for row in rows if row["step"])):
+        asked = f"token_budget={goal.token_budget}" if goal.token_budget else f"time_budget_s={goal.time_budget_s:g}"
+        return failures.failure("bad_setting", TOO_SHORT.format(f"goal.{asked}", first))
     if goal.token_budget is not None and foreign.batch_tokens is None:
         return failures.failure("no_metric_lines", NO_TOKENS.format(goal.token_budget)) | {"hint": BY_TIME}
     if any(row.get(goal.of.name) is not None for row in rows):
@@ -181,9 +178,13 @@ class Printed(NamedTuple):
 
         One line past the budget may be its last step, whose validation is still to come; a later step is not.
         """
-        facts: dict[str, Any] = {"measured": self.measured(), "goal": {"budget": goal.budget}, "model": {}}
-        past, last = metrics.step_past_budget(facts, self.rows), self.rows[-1]["step"]
+        past, last = self.step_past_budget(goal), self.rows[-1]["step"]
         return last if past is not None and last > past else None
+
+    def step_past_budget(self, goal: GoalConfig) -> int | None:
+        """The first step that is known to lie past the goal's budget; None: there is none, or no budget."""
+        facts: dict[str, Any] = {"measured": self.measured(), "goal": {"budget": goal.budget}, "model": {}}
+        return metrics.step_past_budget(facts, self.rows)
 
 
 def read(dialect: str | None, lines: Sequence[tuple[int, str]], goal: GoalConfig) -> Printed | None:
