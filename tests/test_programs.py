@@ -101,6 +101,10 @@ def test_an_edit_below_the_root_is_another_identity_and_what_runs_wrote_is_none(
         (["script.root=ROOT/none", "script.module=a"], "there is no such folder: give the program's repository"),
         (["script.root=ROOT", "script.module=scripts.other"], "script.root=ROOT has no file scripts/other.py"),
         (["script.root=ROOT", "script=other.py"], "script=other.py: script.root=ROOT has no file other.py"),
+        (
+            ["script.root=ROOT", "script.command=./train.sh", "script.dialect=nanogpt", "goal.metric=val_bpb"],
+            "goal.metric=val_bpb: lines of script.dialect=nanogpt have none: give another metric",
+        ),
         (["script.root=ROOT", "script=../odd/train.py"], "has no file ../odd/train.py: give one that is there"),
         (["script.root=ROOT", "script.command=no-such-program 1"], "neither a file in ROOT nor a program on PATH"),
         (["script.root=ROOT", "script.command=[]"], "script.command: is empty"),

@@ -140,6 +140,10 @@ def from_config(config: schema.Config, overrides: list[str]) -> Script | None:
         dialect = str(user_path(dialect).absolute())
         dialects.read_yaml(dialect, f"script.dialect={settings.dialect}")
         settings.dialect = private.redact(dialect, REPO)
+    metric = config.goal.of.name
+    if dialect is not None and config.goal.metric_pattern is None and metric not in dialects.metrics_of(dialect):
+        why = f"lines of script.dialect={settings.dialect} have none"
+        raise ValueError(f"goal.metric={metric}: {why}: give another metric, or goal.metric_pattern for it")
     args, command = tuple(settings.args or ()), None if settings.command is None else tuple(settings.command)
     env, flags = settings.env or {}, (bool(settings.raw_data), bool(settings.sandbox))
     script = Script(typed, own, settings.module, command, torchrun, python, args, env, dialect, data, *flags)

@@ -58,6 +58,12 @@ class Modded:
         return modded_nanogpt.read(data)
 
 
+def metrics_of(dialect: str) -> set[str]:
+    """Names of metrics that lines of this dialect may have; val_loss is always one."""
+    patterns = getattr(reader_of(dialect), "patterns", ())
+    return {"val_loss", *(name for pattern in patterns for name in re.compile(pattern).groupindex)}
+
+
 class Patterns(consoles.Form):
     """The form that the patterns of a yaml describe."""
 
