@@ -54,16 +54,9 @@ def main(argv: list[str]) -> int:
         args.search = args.search or args.words[0]
     try:
         with console.output(not args.show, args.json):
-            return int(
-                {
-                    "start": _start,
-                    "submit": _submit,
-                    "demo": _demo,
-                    "replay": _replay,
-                    "serve": _serve,
-                    "mcp": _serve,
-                }.get(args.action, _show)(args, results)
-            )
+            verbs = {"start": _start, "submit": _submit, "demo": _demo, "replay": _replay}
+            verbs |= {"serve": _serve, "mcp": _serve}
+            return verbs.get(args.action, _show)(args, results)
     except Interrupted as error:
         say("referee", f"interrupted ({error}): ./run.sh referee start goes on", always=True)
         return 1
@@ -76,7 +69,8 @@ def _start(args: argparse.Namespace, results: Path) -> int:
         search = searches.read(searches.find(results, args.search))
         if search.has_ended:
             raise ValueError(f"{search.name}: has ended: ./run.sh referee start track=... budget=... begins another")
-    say("referee", f"{search.name}: the champion is raced against itself, to see what can be seen", always=True)
+    if search.calibration is None:
+        say("referee", f"{search.name}: the champion is raced against itself, to see what can be seen", always=True)
     with searches.locked(search.folder):
         search = refereeing.calibrate(searches.read(search.folder))
     calibration = search.calibration
@@ -189,10 +183,8 @@ def _print(args: argparse.Namespace, search: Search, numbers: list[int]) -> None
     }
     if args.json:
         answers = [deciding.answer(search, each) for each in chosen]
-        print(
-            json.dumps(answers[0] if args.action == "submit" else state | {"submissions": answers}, indent=1),
-            file=args.out,
-        )
+        answer = answers[0] if args.action == "submit" else state | {"submissions": answers}
+        print(json.dumps(answer, indent=1), file=args.out)
         return
     kept = f"{len(search.kept)} kept of {len(search.submissions)}"
     print(f"{search.name}: {kept}, {len(search.open)} open, {left_s:.0f} s of the budget left")

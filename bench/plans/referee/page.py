@@ -55,8 +55,7 @@ def _gain(submission: Submission) -> float:
 
 def _was_luck(submission: Submission) -> bool:
     decided = submission.decided
-    is_confirmed = decided is not None and decided.get("stage") == CONFIRMATION
-    return is_confirmed and decided is not None and decided["decision"] == "drop"
+    return decided is not None and (decided.get("stage"), decided["decision"]) == (CONFIRMATION, "drop")
 
 
 def _cost(search: Search, total: float) -> str:

@@ -99,6 +99,7 @@ class Search:
     settings: Settings
     calibration: Calibration | None = None
     submissions: dict[int, Submission] = field(default_factory=dict)
+    confirmations: list[Submission] = field(default_factory=list)  # as they began: their levels are the error budget
     has_ended: bool = False
     faults: list[str] = field(default_factory=list)  # of the journal's chain
 
@@ -119,13 +120,6 @@ class Search:
     def champion(self) -> Arm:
         kept = self.kept
         return kept[-1].arm if kept else self.settings["champion"]
-
-    @property
-    def confirmations(self) -> list[Submission]:
-        """In the order in which they began: their levels are the error budget."""
-        return [each for each in self._by_confirmation if each.level is not None]
-
-    _by_confirmation: list[Submission] = field(default_factory=list)
 
     @property
     def open(self) -> list[Submission]:
@@ -192,7 +186,7 @@ def _enter(search: Search, line: dict[str, Any]) -> None:
             submission = search.submissions[line["submission"]]
             if submission.level is None:
                 submission.level = line["level"]
-                search._by_confirmation.append(submission)
+                search.confirmations.append(submission)
         case "decided" | "refused":
             submission = search.submissions[line["submission"]]
             if submission.decided is None:
