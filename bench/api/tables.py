@@ -103,7 +103,7 @@ def table(
 
     Runs that cannot be read are left out and named on standard error.  ValueError: a name or a key means nothing.
     """
-    rows, asked = rows_of(names, where, sweep)
+    rows, filtered_keys = rows_of(names, where, sweep)
     fixed: tuple[str, ...] = table_groups.GROUP_COLUMNS if group else COLUMNS
     rows = [*table_groups.groups(rows)] if group else rows
     known = Columns(rows, fixed)
@@ -124,7 +124,7 @@ def table(
     behind = shown.index("track" if group else "status") + 1
     shown = list(dict.fromkeys([*(chosen or [*shown[:behind], *varied, *shown[behind:]]), *changes]))
     # What a user asks about is shown, of a group its mean.
-    keys = [name for key in asked for name in (key, f"{key}_mean") if rows and name in rows[0]]
+    keys = [name for key in filtered_keys for name in (key, f"{key}_mean") if rows and name in rows[0]]
     requested = list(dict.fromkeys([*(key for key, _ in orders), *keys, *changes]))
     num_hidden = 0 if chosen else known.num_varied - table_columns.MAX_VARIED
     if num_hidden > 0:

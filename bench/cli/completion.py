@@ -104,8 +104,8 @@ def _settings(word: str) -> Iterator[str]:
     elif equals:
         allowed = meanings.settings()[key].allowed if key in meanings.settings() else "a word"
         is_free = re.match("an? ", allowed)  # a number; else "on, off or manual, or null"
-        words = () if is_free else re.split(",? or |, ", allowed)
-        yield from (f"{key}={word}" for word in words)
+        values = () if is_free else re.split(",? or |, ", allowed)
+        yield from (f"{key}={value}" for value in values)
     else:
         yield from (f"{key}=" for key in (*groups.GROUPS, *meanings.settings()))
 

@@ -55,16 +55,16 @@ def main(argv: list[str]) -> int:
     elif not args.rerun:
         print(document.json() if args.json else document.markdown())
     if args.rerun:
-        words = _written(pull, user_path(args.rerun), folder) + (settings or [f"n={pull.track.repeats}"])
-        if not any(word.startswith("script.sandbox=") for word in words):
-            words.append("script.sandbox=true")
+        overrides = _written(pull, user_path(args.rerun), folder) + (settings or [f"n={pull.track.repeats}"])
+        if not any(word.startswith("script.sandbox=") for word in overrides):
+            overrides.append("script.sandbox=true")
         if pull.choice:
             print(pull.choice, file=sys.stderr)
-        print(shlex.join(["./run.sh", "race", *words]))
+        print(shlex.join(["./run.sh", "race", *overrides]))
         if args.go:
             from bench.cli import race
 
-            return race.main(words)
+            return race.main(overrides)
     return 0 if document.verdicts[0].word == "meets_the_rules" else 1
 
 

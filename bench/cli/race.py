@@ -153,9 +153,9 @@ def _with_ranges(words: list[str]) -> list[str]:
     repo = user_path(plan.root_of_script(words) or REPO)
     is_range = [".." in word and "=" not in word for word in words]
     each = (
-        worktrees.commits_between(repo, word) if found else [word] for word, found in zip(words, is_range, strict=True)
+        worktrees.commits_between(repo, word) if many else [word] for word, many in zip(words, is_range, strict=True)
     )
-    return [word for words in each for word in words]
+    return [word for commits in each for word in commits]
 
 
 def _chosen(results: Path, word: str) -> Path:

@@ -105,14 +105,14 @@ def _demo(args: argparse.Namespace, results: Path) -> int:
 
 def _settings(args: argparse.Namespace) -> tuple[searches.Arm, dict[str, Any]]:
     given = {key: value for key, _, value in (word.partition("=") for word in args.words) if key in OURS}
-    words = [word for word in args.words if word.partition("=")[0] not in OURS]
-    words += shlex.split(given.get("champion", ""))
+    overrides = [word for word in args.words if word.partition("=")[0] not in OURS]
+    overrides += shlex.split(given.get("champion", ""))
     if "budget" not in given:
         raise ValueError("budget is not given: ./run.sh referee start track=cpu_nano budget=1h")
     numbers = {key: _number(key, given[key], 0.5 if key == "alpha" else 99.0) for key in NUMBERS if key in given}
     settings = {"on": given.get("on"), "alpha": numbers.get("alpha", ALPHA), "effect": numbers.get("effect")}
     settings |= {"budget_s": seconds_of(given["budget"]), "price": numbers.get("price"), "trust": args.trust}
-    return {"overrides": words, "rev": None}, settings
+    return {"overrides": overrides, "rev": None}, settings
 
 
 def _number(key: str, text: str, below: float) -> float:

@@ -230,13 +230,13 @@ def decide_z(
     p = z_p(margin_nats, rules.z_sd_nats)
     first = f"step {at.step} is the first" if found else f"step {at.step} comes closest, and none is"
     copies = f"{len(rows)} runs count as {len(groups)} by their seeds and losses; " * (len(rows) > len(groups))
-    words = (
+    sentence = (
         f"{copies}{first} at which the mean of all runs is below {target_val_loss:g} by the z rule: mean val_loss "
         f"{at.mean:.5f} ({sd_text}, n={at.n}), ({target_val_loss:g} - mean) * sqrt(n) = {margin_nats:.5f}, "
         f"needed {rules.z_margin_nats:g}"
     )
     tested: LossTest = {"n": at.n, "mean": at.mean, "sd": sd, "t": None, "p": p, "below": found is not None}
-    return {**tested, "passed": found is not None, "words": words, "step": found and found.step}
+    return {**tested, "passed": found is not None, "words": sentence, "step": found and found.step}
 
 
 def _z_fault(
@@ -274,8 +274,8 @@ def decide(rows: Sequence[Row], p_value: float, losses_ids: Sequence[str | None]
     num_losses = sum(map(len, groups))
     if target_val_loss is not None and num_losses > len(groups):
         sentence = f"{num_losses} runs count as {len(groups)} by their seeds and losses; {sentence}"
-    words = sentence + (doubt if num_suspect and tested["n"] > 1 else "")
-    return {**tested, "passed": passed, "words": words, "step": None}
+    sentence += doubt if num_suspect and tested["n"] > 1 else ""
+    return {**tested, "passed": passed, "words": sentence, "step": None}
 
 
 def _decided(

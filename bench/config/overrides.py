@@ -52,7 +52,7 @@ def spelled(overrides: list[str]) -> list[str]:
 
 def with_schedule(overrides: Iterable[str]) -> list[str]:
     """profile.schedule={wait:5,...} and profile.every=500, or 60s, as what they set of the instrument trace."""
-    words = []
+    spelled = []
     for word in overrides:
         key, _, value = word.partition("=")
         steps: dict[str, Any] = {}
@@ -65,14 +65,14 @@ def with_schedule(overrides: Iterable[str]) -> list[str]:
                 raise ValueError(f"{word}: write it as {{wait:5,warmup:5,active:4,repeat:2}}")
             steps = windows.steps_of_schedule({str(name): number for name, number in schedule.items()})
         else:
-            words.append(word)
+            spelled.append(word)
             continue
         settings = {f"instruments.trace.{name}": number for name, number in steps.items()}
         for other in overrides:
             if other.partition("=")[0] in settings:
                 raise ValueError(f"{word}: {other} is given too, which it sets: keep one of them")
-        words += ["+instruments=trace", *(f"{name}={number}" for name, number in settings.items())]
-    return words
+        spelled += ["+instruments=trace", *(f"{name}={number}" for name, number in settings.items())]
+    return spelled
 
 
 def parsed(word: str) -> Any:

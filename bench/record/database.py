@@ -139,8 +139,8 @@ class Database:
             self.db.execute(f"ALTER TABLE _setups ADD COLUMN {quoted(name)}")
         elif known != "NULL":
             if known == "BOOLEAN":
-                words = f"CASE {quoted(name)} WHEN 1 THEN 'true' WHEN 0 THEN 'false' END"
-                self.db.execute(f"UPDATE _setups SET {quoted(name)} = {words}")
+                as_text = f"CASE {quoted(name)} WHEN 1 THEN 'true' WHEN 0 THEN 'false' END"
+                self.db.execute(f"UPDATE _setups SET {quoted(name)} = {as_text}")
             kind = "REAL" if {kind, known} == {"INTEGER", "REAL"} else ANY
         self.settings[name] = kind
         self.db.execute("INSERT OR REPLACE INTO _settings VALUES (?, ?)", [name, kind])

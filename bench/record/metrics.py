@@ -191,12 +191,12 @@ def target_of(goal: Section) -> float | None:
 
 def score_text(run: Facts) -> str:
     """What a complete run reached: "val_loss 2.7551", or its goal's metric first."""
-    loss, found = run["metrics"].get("val_loss"), metric.from_goal(run.get("goal"))
-    words = [] if loss is None else [f"val_loss {loss:.4f}"]
+    loss, goal = run["metrics"].get("val_loss"), metric.from_goal(run.get("goal"))
+    scores = [] if loss is None else [f"val_loss {loss:.4f}"]
     if (score := run["metrics"].get("score")) is not None:
         within = " within its budget" if (run.get("goal") or {}).get("budget") else ""
-        words = [f"{found.name} {score:.6g}{within}", *(f"{word} at the end" if within else word for word in words)]
-    return ", ".join(words) or f"no {found.name}"
+        scores = [f"{goal.name} {score:.6g}{within}", *(f"{text} at the end" if within else text for text in scores)]
+    return ", ".join(scores) or f"no {goal.name}"
 
 
 def _best_within(run: Facts, steps: Sequence[StepRow]) -> float | None:

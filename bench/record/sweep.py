@@ -80,8 +80,8 @@ def id_of(overrides: Iterable[str], source_sha256: str) -> str:
 
     What it costs is not part of it, as of no config_id.
     """
-    words = sorted(word for word in overrides if not word.lstrip("+").startswith("hardware.price_usd_per_hour="))
-    return f"sweep-{hashlib.sha256(json.dumps([words, source_sha256]).encode()).hexdigest()[:8]}"
+    settings = sorted(word for word in overrides if not word.lstrip("+").startswith("hardware.price_usd_per_hour="))
+    return f"sweep-{hashlib.sha256(json.dumps([settings, source_sha256]).encode()).hexdigest()[:8]}"
 
 
 def begin(
@@ -136,7 +136,7 @@ def trials(folder: Path | str, study: Study) -> dict[str, dict[float, float]]:
     metric = metric_of(study)
     found: dict[str, dict[float, float]] = {name: {} for name in study["arms"]}
     for point in points(folder):
-        name = next(name for name, words in study["arms"].items() if set(words) <= set(point.overrides))
+        name = next(name for name, settings in study["arms"].items() if set(settings) <= set(point.overrides))
         run = point.folder and run_folder.read(point.folder)
         if not run or run["status"] in ("aborted", "preempted", "running"):
             continue

@@ -49,18 +49,18 @@ def with_metric(rows: Rows, columns: Sequence[str]) -> list[str]:
     return [*columns[:before], "metric", *scores, *columns[before:]]
 
 
-def fit(rows: Rows, columns: Sequence[str], asked: Sequence[str] = (), varied: Sequence[str] = ()) -> str:
+def fit(rows: Rows, columns: Sequence[str], wanted: Sequence[str] = (), varied: Sequence[str] = ()) -> str:
     """As many of the columns as the terminal has room for, the most useful first; all of them where there is none.
 
-    asked: columns that the user named, shown in any case.  varied: settings that tell the rows apart, which give way
+    wanted: columns that the user named, shown in any case.  varied: settings that tell the rows apart, which give way
     after the numbers but HEADLINE.  Long ids are shortened in the middle before a column goes.
     """
-    columns = filled(rows, [*columns, *(name for name in asked if name not in columns)])
+    columns = filled(rows, [*columns, *(name for name in wanted if name not in columns)])
     cells, limit = {name: column(rows, name) for name in columns}, text_table.screen_width()
     if limit is not None:
         _shorten_names(cells, limit, MIN_ID_CHARS, MAX_ID_CHARS)
         late = [*columns[: columns.index(varied[0])], *HEADLINE] if varied else []  # give way after the settings
-        spare = [name for name in reversed(columns[1:]) if name not in asked]
+        spare = [name for name in reversed(columns[1:]) if name not in wanted]
         for name in sorted(spare, key=lambda name: 1 if name in varied else 2 if name in late else 0):
             if _excess(cells, limit) > 0:
                 del cells[name]

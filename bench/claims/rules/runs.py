@@ -179,13 +179,13 @@ def _other_code(claim: Claim, kind: Kind, names: list[str]) -> str:
     config, source = kind
     version = claim.ledger.runs[names[0]]["start"].get("identity_version", 1)
     ours = next(run.record["code"] for run in claim.runs if run.record["config_id"] == config)
-    words = f"of the same config under code {str(source)[:12]}"
+    which = f"of the same config under code {str(source)[:12]}"
     if version != code_state.identity_version(ours):
-        return f"{words} of identity version {version} (whether it is the same code is unknown)"
+        return f"{which} of identity version {version} (whether it is the same code is unknown)"
     files = code_state.differing_files(ours, claim.code_of(source, names) or {"identity_version": version})
     if not files:
-        return f"{words} (no folder says which files differ)"
-    return f"{words} (differing: {some(files, MAX_FILES)})"
+        return f"{which} (no folder says which files differ)"
+    return f"{which} (differing: {some(files, MAX_FILES)})"
 
 
 def the_target_is_reached(claim: Claim) -> Judged:

@@ -108,8 +108,8 @@ def _numbers(search: Search, gain: float | None, interval: list[float] | None) -
 
 def _method(search: Search) -> list[str]:
     settings, calibration = search.settings, search.calibration
-    words = private.redact_all(settings["champion"]["overrides"], REPO)
-    lines = [f"The first champion: {' '.join(words)}."]
+    overrides = private.redact_all(settings["champion"]["overrides"], REPO)
+    lines = [f"The first champion: {' '.join(overrides)}."]
     if calibration is not None:
         stop = search.stop(None)
         noise = f"{stop['sd']:.4g}" if settings["on"] == "loss" else f"{100 * stop['sd']:.2f} %"
