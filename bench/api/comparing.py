@@ -94,8 +94,8 @@ def compare(
     check_nats("margin_nats", margin_nats)
     check_nats("target_val_loss", target_val_loss)
     report = on_error or (lambda message: named.report_excluded("compare", message))
-    found = selection.arms_from_words(_words_of(arms), report)
-    for arm in found:
+    chosen = selection.arms_from_words(_words_of(arms), report)
+    for arm in chosen:
         for race_id in selection.open_races(arm):  # looking is a declared act, which a race's ledger keeps
             raise ValueError(
                 f"{arm.name}: holds runs of the race {race_id}, which has not ended: ./run.sh race --look {race_id} "
@@ -103,10 +103,10 @@ def compare(
             )
     options: dict[str, Any] = {"force": force, "target_val_loss": target_val_loss, "loss_margin_nats": margin_nats}
     options |= {"on": on} if on else {}
-    compared = comparison.compare_arms(found, diagnose=diagnose, **options)
-    for message in dict.fromkeys(message for arm in found for message in arm.damaged.values()):
+    compared = comparison.compare_arms(chosen, diagnose=diagnose, **options)
+    for message in dict.fromkeys(message for arm in chosen for message in arm.damaged.values()):
         report(f"the steps of a run: {message}")
-    return Comparison(found, compared)
+    return Comparison(chosen, compared)
 
 
 def check_nats(name: str, value: float | None) -> None:

@@ -74,11 +74,11 @@ def sql(query: str, *names: str | os.PathLike[str]) -> Table:
     store.db.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in ALLOWED else sqlite3.SQLITE_DENY)
     store.db.set_progress_handler(lambda: 0, STEPS_TO_INTERRUPT)
     try:
-        found = store.db.execute(text)
-        if not found.description:
+        cursor = store.db.execute(text)
+        if not cursor.description:
             raise ValueError(f"{query!r}: there is no query: give one SELECT")
-        columns = _distinct([name for name, *_ in found.description])
-        return Found([dict(zip(columns, row, strict=True)) for row in found], columns)
+        columns = _distinct([name for name, *_ in cursor.description])
+        return Found([dict(zip(columns, row, strict=True)) for row in cursor], columns)
     except (sqlite3.Error, sqlite3.Warning) as error:
         raise ValueError(f"{_short(query)}: {_explained(str(error), store)}") from None
 
@@ -141,8 +141,8 @@ def _with_settings(query: str, store: Store) -> str:
 
 
 def _is_column(name: str, store: Store) -> bool:
-    found = store.db.execute("SELECT 1 FROM columns WHERE lower(name) = ?", [name.lower()])
-    return found.fetchone() is not None
+    cursor = store.db.execute("SELECT 1 FROM columns WHERE lower(name) = ?", [name.lower()])
+    return cursor.fetchone() is not None
 
 
 def _explained(error: str, store: Store) -> str:
@@ -172,11 +172,11 @@ def _near(name: str, known: Sequence[str]) -> str:
 
 def _distinct(names: Sequence[str]) -> list[str]:
     """Names of columns, of which a query may give several alike: a, a -> a, a:1."""
-    found: list[str] = []
+    distinct: list[str] = []
     for name in names:
-        number = sum(other.partition(":")[0] == name for other in found)
-        found.append(f"{name}:{number}" if name in found else name)
-    return found
+        number = sum(other.partition(":")[0] == name for other in distinct)
+        distinct.append(f"{name}:{number}" if name in distinct else name)
+    return distinct
 
 
 def _short(query: str) -> str:

@@ -61,27 +61,27 @@ def explain(
     names = [name for part in what for name in names_of(part)]
     machine = user_path(passport) if passport else None
     annotated = user_path(annotated) if annotated else None
-    found = _jobs_to_explain(names)
+    chosen = _jobs_to_explain(names)
     options = Options(tuple(rules), include_last_step, machine, tuple(map(user_path, captured)))
-    if len(found) == 2:
+    if len(chosen) == 2:
         if annotated:
             raise ValueError("--perfetto annotates the traces of one job: name one run, or the traces of one run")
-        (a_title, a), (b_title, b) = (_side(job, found, options) for job in found)
+        (a_title, a), (b_title, b) = (_side(job, chosen, options) for job in chosen)
         return Account(explain_document.from_differences({f"{a_title} -> {b_title}": account.difference(a, b)}))
     answers: dict[str, dict[str, Any]] = {}
-    for title, paths in found:
+    for title, paths in chosen:
         answers |= explain_paths(title, paths, options, annotated)
     return Account(explain_document.from_accounts(answers))
 
 
 def _jobs_to_explain(names: list[str]) -> list[Job]:
     """As jobs(), but two files are A and B, unless they say that they are different ranks of one job."""
-    found = jobs(names)
-    if len(names) == 2 and len(found) == 1 and len(found[0][1]) == 2:
-        files = found[0][1]
+    known = jobs(names)
+    if len(names) == 2 and len(known) == 1 and len(known[0][1]) == 2:
+        files = known[0][1]
         if all(path.is_file() for path in files) and not are_of_one_job(files):
             return [(name, [path]) for name, path in zip(names, files)]
-    return found
+    return known
 
 
 def _side(job: Job, of: Sequence[Job], options: Options) -> tuple[str, dict[str, Any]]:

@@ -309,17 +309,17 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 def power(difference: float, sds: Sequence[float | None], ns: Sequence[int], alpha: float = ALPHA) -> float | None:
     """Probability that the test gives p < alpha where the means differ so; None: no test (n < 2, no spread)."""
-    found = _se_and_df(sds, ns)
-    if found is None:
+    se_and_df = _se_and_df(sds, ns)
+    if se_and_df is None:
         return None
-    se, df = found
+    se, df = se_and_df
     return _power(difference / se, df, student_t_quantile(1 - alpha / 2, df))
 
 
 def smallest_difference(sds: Sequence[float | None], ns: Sequence[int], alpha: float = ALPHA) -> float | None:
     """The difference of the means that Welch's test finds with WANTED_POWER (MDE); None where there is no test."""
-    found = _se_and_df(sds, ns)
-    return None if found is None else detectable(*found, alpha)
+    se_and_df = _se_and_df(sds, ns)
+    return None if se_and_df is None else detectable(*se_and_df, alpha)
 
 
 def detectable(se: float, df: float, alpha: float = ALPHA) -> float:

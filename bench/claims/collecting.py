@@ -80,53 +80,53 @@ def collect(place: Place, into: Path, without: Collection[str] = ()) -> Collecte
         raise ValueError(f"{place}: is the folder that collects: name the others")
     with _alone(into):
         is_more_beside = _has_news(place, into)
-        found = _collect(place, into, without)
-        _take_sweeps(place, into, found)
-        for name in found.names:
-            if name in found.new_names or is_more_beside:
+        collected = _collect(place, into, without)
+        _take_sweeps(place, into, collected)
+        for name in collected.names:
+            if name in collected.new_names or is_more_beside:
                 _take_beside(place, into, name)
         for part in OF_CHECKS:
-            with _refusing(found, part):
+            with _refusing(collected, part):
                 if place.read(f"{part}/{ledger.NAME}"):
                     checks = _collect(place.below(part), into / part, without)
-                    found.num_checks += len(checks.names)
-                    found.refused += [f"{part}/{sentence}" for sentence in checks.refused]
-    return found
+                    collected.num_checks += len(checks.names)
+                    collected.refused += [f"{part}/{sentence}" for sentence in checks.refused]
+    return collected
 
 
 @contextlib.contextmanager
-def _refusing(found: Collected, what: str) -> Iterator[None]:
+def _refusing(collected: Collected, what: str) -> Iterator[None]:
     """In this block a ValueError is why this part of a place is not taken, and the others are."""
     try:
         yield
     except ValueError as error:
-        found.refused.append(f"{what}: {error}")
+        collected.refused.append(f"{what}: {error}")
 
 
 def _collect(place: Place, into: Path, without: Collection[str]) -> Collected:
     """The ledger, runs and races of one results folder.  ValueError, OSError: as of collect()."""
     content, theirs = _ledgers(place, into)
-    found = Collected(len(theirs.lines), joining.join(into, content))
+    collected = Collected(len(theirs.lines), joining.join(into, content))
     for name, run in (union := ledger.read(into)).runs.items():
         if name not in theirs.runs:
             continue
         if run["end"] is None or run["end"].get("run_json_sha256") is None:
-            found.num_unfinished += 1
+            collected.num_unfinished += 1
             continue
         their_end = theirs.runs[name]["end"]
         if their_end is None or their_end["sha256"] != run["end"]["sha256"]:
             continue  # an older state of it, of which this folder knows how it went on
         try:
             if _take_run(place, into, name, run, union.lines, without):
-                found.new_names.add(name)
-            found.names.append(name)
+                collected.new_names.add(name)
+            collected.names.append(name)
         except damage.BAD as error:
             if isinstance(error, OSError) and error.errno in plain_file.FULL:
                 raise
-            found.refused.append(f"{name}: {error}")
-    _take_races(place, into, theirs, found)
-    _look_for_others(place, theirs, found)
-    return found
+            collected.refused.append(f"{name}: {error}")
+    _take_races(place, into, theirs, collected)
+    _look_for_others(place, theirs, collected)
+    return collected
 
 
 @contextlib.contextmanager
@@ -240,20 +240,20 @@ def _copy_run(place: Place, name: str, staged: Path, run: StartedRun, without: C
 # ---- races, and what else is there
 
 
-def _take_races(place: Place, into: Path, theirs: Ledger, found: Collected) -> None:
+def _take_races(place: Place, into: Path, theirs: Ledger, collected: Collected) -> None:
     """The plan of each race that the place's ledger has, and race.json of those that have ended."""
     ends = {line.get("race_id"): line.get("race_json_sha256") for line in theirs.lines if line["event"] == "race_end"}
     for line in theirs.lines:
         if line["event"] != "plan":
             continue
         race_id = line.get("race_id", "")
-        with _refusing(found, f"{race_folder.FOLDER}/{race_id}"):
+        with _refusing(collected, f"{race_folder.FOLDER}/{race_id}"):
             folder = race_folder.of(into, race_id)
             _take_file(place, folder, "plan.json", _plan_sha256, line.get("plan_sha256"))
             ended = ends.get(race_id)
             if ended and _take_file(place, folder, "race.json", ledger.sha256_of_bytes, ended):
                 race_page.write(folder)
-            found.num_races += 1
+            collected.num_races += 1
 
 
 def _take_file(place: Place, folder: Path, name: str, digest: Callable[[bytes], str], sha256: str | None) -> bool:
@@ -276,7 +276,7 @@ def _plan_sha256(content: bytes) -> str:
     return plan.sha256(json_file.parsed(content, "plan.json", dict[str, Any]))
 
 
-def _look_for_others(place: Place, theirs: Ledger, found: Collected) -> None:
+def _look_for_others(place: Place, theirs: Ledger, collected: Collected) -> None:
     """Records that the place's ledger does not have are named, and stay there."""
     for track in place.names():
         if track.startswith(".") or track in NOT_TRACKS:
@@ -287,9 +287,9 @@ def _look_for_others(place: Place, theirs: Ledger, found: Collected) -> None:
             with contextlib.suppress(ValueError):  # no record
                 record = json_file.parsed(place.read(f"{name}/run.json") or b"{}", name, dict[str, Any])
                 if record.get("provenance") == "imported":
-                    found.num_imported += 1
+                    collected.num_imported += 1
                 elif "run_id" in record:
-                    found.refused.append(
+                    collected.refused.append(
                         f"{name}: is not in the ledger there: it came from elsewhere, or lines were lost"
                     )
 

@@ -68,24 +68,24 @@ def candidates(line: str) -> list[str]:
     """What may stand in place of the last word of a command line that ends at the cursor, sorted."""
     _, *before, word = line.split(" ")
     if not before:
-        found = {*VERBS, *(() if INSTALLED else CHECKOUT_VERBS), "--help", "--version"}
-        return sorted(name for name in found if name.startswith(word))
+        candidates = {*VERBS, *(() if INSTALLED else CHECKOUT_VERBS), "--help", "--version"}
+        return sorted(name for name in candidates if name.startswith(word))
     verb = before[0]
     if verb not in VERBS:
         return []
     parser = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")._parser()
     if choices := _choices(parser, before[-1]):
-        found = set(choices)
+        candidates = set(choices)
     elif word.startswith("-"):
-        found = {option for action in parser._actions for option in action.option_strings}
+        candidates = {option for action in parser._actions for option in action.option_strings}
     else:
         positional = next((action for action in parser._actions if not action.option_strings), None)
-        found = set(positional.choices or () if positional else ())
-        found |= set() if verb in OF_SETTINGS and before[-1][:2] != "--" else set(_ids())
+        candidates = set(positional.choices or () if positional else ())
+        candidates |= set() if verb in OF_SETTINGS and before[-1][:2] != "--" else set(_ids())
     if verb in OF_SETTINGS and not word.startswith("-"):
         arm = match[0] if (match := ARM.match(word)) else ""
-        found |= {arm + setting for setting in _settings(word.removeprefix(arm))}
-    return sorted(name for name in found if name.startswith(word))
+        candidates |= {arm + setting for setting in _settings(word.removeprefix(arm))}
+    return sorted(name for name in candidates if name.startswith(word))
 
 
 def _choices(parser: argparse.ArgumentParser, option: str) -> list[str]:

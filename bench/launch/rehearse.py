@@ -69,92 +69,92 @@ def rehearse(overrides: list[str], gpu: str = "h100", num_layers: int = NUM_LAYE
         return {"error": f"it took more than {TIMEOUT_S:.0f} s"}
     lines = done.stdout.strip().splitlines()
     try:
-        found: dict[str, Any] = json.loads(lines[-1])
+        facts: dict[str, Any] = json.loads(lines[-1])
     except (IndexError, ValueError):
         return {"error": f"exit code {done.returncode}: {done.stderr.strip()[-500:]}"}
-    return found
+    return facts
 
 
-def judge(name: str, found: dict[str, Any]) -> list[Check]:
+def judge(name: str, facts: dict[str, Any]) -> list[Check]:
     """A row for each finding; where none is a fault, after one that sums up what was seen."""
     for failure in ("unavailable", "error"):
-        if failure in found:
+        if failure in facts:
             remedy = "see the message; the rehearsal knows torch 2.13 and Triton 3.7"
-            return [Check(name, "fail", str(found[failure]).strip().splitlines()[0][:300], remedy)]
-    findings = list(_findings(name, found))
+            return [Check(name, "fail", str(facts[failure]).strip().splitlines()[0][:300], remedy)]
+    findings = list(_findings(name, facts))
     if any(finding.status == "fail" for finding in findings):
         return findings
-    return [Check(name, "ok", _summary(found)), *findings]
+    return [Check(name, "ok", _summary(facts)), *findings]
 
 
-def _summary(found: dict[str, Any]) -> str:
-    per_step = [row["triton_kernels"] + row["other_operators"] for row in found["per_step"].values()]
+def _summary(facts: dict[str, Any]) -> str:
+    per_step = [row["triton_kernels"] + row["other_operators"] for row in facts["per_step"].values()]
     launches = f"{min(per_step)}" if min(per_step) == max(per_step) else f"{min(per_step)} to {max(per_step)}"
-    shared_kib = found["largest_shared_bytes"] / 1024
-    kernels = f"{found['num_kernels']} Triton kernels, of shared memory at most {shared_kib:.0f} KiB"
-    if not found["has_triton"]:
+    shared_kib = facts["largest_shared_bytes"] / 1024
+    kernels = f"{facts['num_kernels']} Triton kernels, of shared memory at most {shared_kib:.0f} KiB"
+    if not facts["has_triton"]:
         kernels = "kernels not compiled: pip install triton"
     peaks = [
         f"{live_gib:.1f} GiB in a {part} ({estimated_gib:.1f} estimated)"
-        for part, live_gib, estimated_gib in _live(found)
+        for part, live_gib, estimated_gib in _live(facts)
     ]
-    peak = f"at most {', '.join(peaks)} with {found['num_layers']} layers"
-    steps = f"{found['num_graphs']} graphs, {launches} launches a step"
-    return f"{steps}, {found['collectives']} collectives, {kernels}, {peak}"
+    peak = f"at most {', '.join(peaks)} with {facts['num_layers']} layers"
+    steps = f"{facts['num_graphs']} graphs, {launches} launches a step"
+    return f"{steps}, {facts['collectives']} collectives, {kernels}, {peak}"
 
 
-def _live(found: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
+def _live(facts: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
     """(step or validation, GiB live at its peak, GiB estimated)."""
-    peaks = found["peak_gib"].items()
-    yield "step", max(gib for phase, gib in peaks if "validation" not in phase), found["estimated_gib"]
+    peaks = facts["peak_gib"].items()
+    yield "step", max(gib for phase, gib in peaks if "validation" not in phase), facts["estimated_gib"]
     yield (
         "validation",
         max((gib for phase, gib in peaks if "validation" in phase), default=0.0),
-        found["estimated_val_gib"],
+        facts["estimated_val_gib"],
     )
 
 
-def _findings(name: str, found: dict[str, Any]) -> Iterator[Check]:
-    for reason in found["graph_breaks"]:
+def _findings(name: str, facts: dict[str, Any]) -> Iterator[Check]:
+    for reason in facts["graph_breaks"]:
         yield Check(name, "fail", f"graph break: {reason}", "write that part so that dynamo can trace it")
-    after = [*found["graphs_after_warmup"], *found["recompiles_after_warmup"]]
+    after = [*facts["graphs_after_warmup"], *facts["recompiles_after_warmup"]]
     if after:
-        why = found["recompiles_after_warmup"][0][1] if found["recompiles_after_warmup"] else "a new function"
+        why = facts["recompiles_after_warmup"][0][1] if facts["recompiles_after_warmup"] else "a new function"
         remedy = "make what changes a tensor, or a shape that the warm-up sees"
         yield Check(
-            name, "fail", f"{len(found['graphs_after_warmup'])} graphs compiled after the warm-up: {why}", remedy
+            name, "fail", f"{len(facts['graphs_after_warmup'])} graphs compiled after the warm-up: {why}", remedy
         )
-    for operator in found["without_kernel"]:
+    for operator in facts["without_kernel"]:
         yield Check(name, "fail", f"{operator} has no kernel for this GPU", "use an operator that has one")
-    for kernel in found["too_large"]:
-        limit_kib, shared_kib = (found["shared_limit_bytes"] / 1024, kernel.get("shared_bytes", 0) / 1024)
+    for kernel in facts["too_large"]:
+        limit_kib, shared_kib = (facts["shared_limit_bytes"] / 1024, kernel.get("shared_bytes", 0) / 1024)
         what = kernel.get("error") or f"{shared_kib:.0f} KiB of shared memory, of {limit_kib:.0f} a block may have"
         yield Check(name, "fail", f"{kernel['name']} ({kernel['config']}): {what}", "use smaller blocks")
-    if found["num_maskless"]:
+    if facts["num_maskless"]:
         what = (
-            f"{found['num_maskless']} of {found['num_flex']} calls of FlexAttention see every token: their mask is lost"
+            f"{facts['num_maskless']} of {facts['num_flex']} calls of FlexAttention see every token: their mask is lost"
         )
         yield Check(name, "fail", what, "make the BlockMask where dynamo sees it made, not in a method that assigns it")
-    for phase, what, count in found["syncs"]:
+    for phase, what, count in facts["syncs"]:
         if phase == "step":
             yield Check(
                 name, "warn", f"the host waits for the GPU in a step: {what}, {count} times", "keep it on the GPU"
             )
-    if found["out_of_order"]:
-        yield Check(name, "fail", found["out_of_order"], "let every rank call the same collectives in one order")
-    for operator, count in found["one_by_one"].items():
+    if facts["out_of_order"]:
+        yield Check(name, "fail", facts["out_of_order"], "let every rank call the same collectives in one order")
+    for operator, count in facts["one_by_one"].items():
         what = f"the optimizer calls {operator} {count} times a step, once or more for every tensor"
         yield Check(name, "warn", what, f"use torch._foreach_{operator}, or foreach=True")
-    peak_gib, phase = max((num_gib, phase) for phase, num_gib in found["peak_gib"].items())
-    if not found["has_triton"]:
+    peak_gib, phase = max((num_gib, phase) for phase, num_gib in facts["peak_gib"].items())
+    if not facts["has_triton"]:
         return  # operators one by one keep what a kernel of inductor's never writes
-    if peak_gib > found["memory_gib"]:
-        what = f"{peak_gib:.1f} GiB live in the {phase}, of {found['memory_gib']:.1f} that a GPU has"
+    if peak_gib > facts["memory_gib"]:
+        what = f"{peak_gib:.1f} GiB live in the {phase}, of {facts['memory_gib']:.1f} that a GPU has"
         yield Check(name, "fail", what, "lower hardware.micro_batch_seqs")
-    elif peak_gib > USABLE_FRAC * found["memory_gib"]:
+    elif peak_gib > USABLE_FRAC * facts["memory_gib"]:
         what = f"{peak_gib:.1f} GiB live in the {phase}: above the {USABLE_FRAC:.0%} of memory that the estimate fills"
         yield Check(name, "warn", what, "lower hardware.micro_batch_seqs")
-    for part, live_gib, estimated_gib in _live(found):
+    for part, live_gib, estimated_gib in _live(facts):
         if live_gib > MAX_OF_ESTIMATE * estimated_gib:
             what = f"{live_gib:.1f} GiB live in a {part}, above the {estimated_gib:.1f} that choose micro-batches"
             yield Check(name, "warn", what, "give hardware.micro_batch_seqs on GPUs of less memory")

@@ -196,31 +196,31 @@ def children(pid: int | None = None) -> set[int]:
 
 
 def _children_among_all(parent: int) -> set[int]:
-    found = set()
+    pids = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):
             pid = int(path.parent.name)
             if int(stat_fields(pid)[1]) == parent:
-                found.add(pid)
-    return found
+                pids.add(pid)
+    return pids
 
 
 def inside(pid: int, wrappers: int) -> set[int]:
     """What so many processes are around, each the parent of the next; pid: the outermost."""
-    found = {pid}
+    pids = {pid}
     for _ in range(wrappers):
-        found = set[int]().union(*map(children, found))
-    return found
+        pids = set[int]().union(*map(children, pids))
+    return pids
 
 
 def descendants(pid: int) -> set[int]:
     """The children of that process, and theirs, zombies too.  Empty where there is no /proc."""
-    found: set[int] = set()
+    pids: set[int] = set()
     waiting = {pid}
     while waiting:
-        waiting = set[int]().union(*map(children, waiting)) - found
-        found |= waiting
-    return found
+        waiting = set[int]().union(*map(children, waiting)) - pids
+        pids |= waiting
+    return pids
 
 
 def cpu_s(pids: Iterable[int]) -> dict[int, float]:
@@ -243,11 +243,11 @@ def busiest_others(before_s: Mapping[int, float], most: int = 3) -> list[tuple[s
     its own.  A program that has ended is not among them."""
     own = descendants(os.getpid()) | {os.getpid()}
     spent_s = {pid: now_s - before_s.get(pid, 0.0) for pid, now_s in everyones_cpu_s().items() if pid not in own}
-    found = []
+    busiest = []
     for pid in sorted(spent_s, key=lambda pid: -spent_s[pid])[:most]:
         with contextlib.suppress(OSError):
-            found.append((Path(f"/proc/{pid}/comm").read_text().strip(), spent_s[pid]))
-    return found
+            busiest.append((Path(f"/proc/{pid}/comm").read_text().strip(), spent_s[pid]))
+    return busiest
 
 
 def waited_ns(pid: int) -> int | None:

@@ -78,8 +78,8 @@ def check_tables(db: sqlite3.Connection) -> None:
     with contextlib.closing(sqlite3.connect(":memory:")) as own:
         own.executescript(_tables())
         expected = own.execute(SCHEMA).fetchall()
-    found = db.execute(SCHEMA).fetchall()
-    for (kind, name, text), made in zip(found, expected, strict=True):
+    present = db.execute(SCHEMA).fetchall()
+    for (kind, name, text), made in zip(present, expected, strict=True):
         gained_columns = name == "_setups" and str(text).startswith(made[2][:-1] + ", ")
         if (kind, name) != made[:2] or (text != made[2] and not gained_columns):
             raise ValueError(f"{name} is not as it is made here")
@@ -149,8 +149,8 @@ class Database:
     def _text(self, text: str) -> int:
         """The number of the settings of a group."""
         text = plain(text)
-        found = self.db.execute("SELECT id FROM _texts WHERE text = ?", [text]).fetchone()
-        return cast(int, (found or [self.db.execute("INSERT INTO _texts (text) VALUES (?)", [text]).lastrowid])[0])
+        row = self.db.execute("SELECT id FROM _texts WHERE text = ?", [text]).fetchone()
+        return cast(int, (row or [self.db.execute("INSERT INTO _texts (text) VALUES (?)", [text]).lastrowid])[0])
 
     def show(self, columns: Mapping[str, str], scope: str, is_kept: bool) -> None:
         """The view runs.  columns: {more of its columns: in SQL}; is_kept: in the file, else for this connection."""
@@ -175,9 +175,9 @@ class Database:
             shared[at] = tuple([texts[number] for number in json.loads(shared[at])])
             setups[id] = shared
         own = ", ".join(f"r.{quoted(name)}" for name in OWN)
-        found = self.db.execute(f"SELECT f.path, r.dir, r.setup, {own} FROM {JOINED} WHERE {CHOSEN}")
+        cursor = self.db.execute(f"SELECT f.path, r.dir, r.setup, {own} FROM {JOINED} WHERE {CHOSEN}")
         rows = [
-            (path, name, dict(zip(COLUMNS, _in_order((*values, *setups[id]))))) for path, name, id, *values in found
+            (path, name, dict(zip(COLUMNS, _in_order((*values, *setups[id]))))) for path, name, id, *values in cursor
         ]
         booleans = [name for name, kind in KINDS.items() if kind == "BOOLEAN"]
         for *_, row in rows:

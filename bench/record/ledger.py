@@ -304,22 +304,22 @@ def lines_with(results: Path | str, pattern: re.Pattern[bytes]) -> Iterator[Line
 
 def from_bytes(results: Path, content: bytes) -> Ledger:
     """The ledger whose file has this content."""
-    found = [(number, parsed(text), text) for number, text in enumerate(content.split(b"\n"), 1) if text]
-    lines = [line or cast(Line, {"event": "damaged", "line": number}) for number, line, _ in found]
-    book = Ledger(results, lines, _faults(found), [number for number, _, _ in found])
-    book.faults.extend(_faults_along_the_chain(found, book))
+    parsed_lines = [(number, parsed(text), text) for number, text in enumerate(content.split(b"\n"), 1) if text]
+    lines = [line or cast(Line, {"event": "damaged", "line": number}) for number, line, _ in parsed_lines]
+    book = Ledger(results, lines, _faults(parsed_lines), [number for number, _, _ in parsed_lines])
+    book.faults.extend(_faults_along_the_chain(parsed_lines, book))
     return book
 
 
-def _faults(found: Sequence[ParsedLine]) -> list[str]:
+def _faults(lines: Sequence[ParsedLine]) -> list[str]:
     """[(number in the file from 1, dict or None, bytes)] -> sentences."""
     wrong: list[str] = []
     names: set[str | None] = set()
     firsts: list[str] = []
     joined: set[str] = set()
-    for number, line, text in found:
+    for number, line, text in lines:
         if line is None:
-            if number == found[-1][0]:
+            if number == lines[-1][0]:
                 wrong.append(f"line {number}, the last, is damaged or unfinished")
             names.add(name_of_line(text))  # the next line names it so, if a power cut left it so
             continue
@@ -348,7 +348,7 @@ class _Link(NamedTuple):
     counted: tuple[str, int] | None = None  # counter and number of the last line that has them
 
 
-def _faults_along_the_chain(found: Sequence[ParsedLine], book: Ledger) -> list[str]:
+def _faults_along_the_chain(lines: Sequence[ParsedLine], book: Ledger) -> list[str]:
     """Sentences about times that go back and numbers that leave gaps, each line against the one that it names.
 
     book: gets its recounted and roots.
@@ -356,7 +356,7 @@ def _faults_along_the_chain(found: Sequence[ParsedLine], book: Ledger) -> list[s
     wrong: list[str] = []
     links: dict[str | None, _Link] = {}
     before = _Link()
-    for number, line, text in found:
+    for number, line, text in lines:
         at = count = None
         link = links.get(line.get("prev"), _Link()) if line else before
         if line and (stamp := line.get("at")):

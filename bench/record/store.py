@@ -65,10 +65,10 @@ def read_rows(folders: Iterable[Path | str], on_error: OnError = None, logs_too:
     What cannot be read is skipped and reported to on_error(message).  ValueError if a path is not a folder, unless
     logs_too says that the caller reads those.
     """
-    found: dict[str, Row] = {}
+    row_by_folder: dict[str, Row] = {}
     for home, below in _by_home(folders, logs_too).items():
-        found |= Store(home, below, on_error).rows()
-    return sorted(found.items(), key=lambda item: item[0])
+        row_by_folder |= Store(home, below, on_error).rows()
+    return sorted(row_by_folder.items(), key=lambda item: item[0])
 
 
 def opened(folders: Iterable[Path | str], on_error: OnError = None) -> "Store":
@@ -142,7 +142,7 @@ class Store(Database):
             with contextlib.suppress(Damaged, OSError):
                 trusted = (0, os.stat(owner).st_uid) if owner else ()
                 files.append((plain_file.opened(path, plain_file.MAX_LINES_BYTES), trusted))
-        newest_first = sorted(files, key=lambda found: os.fstat(found[0].fileno()).st_mtime_ns, reverse=True)
+        newest_first = sorted(files, key=lambda item: os.fstat(item[0].fileno()).st_mtime_ns, reverse=True)
         known = None
         for file, trusted in newest_first:
             with file, contextlib.suppress(sqlite3.Error, OSError, ValueError):
@@ -215,8 +215,8 @@ class Store(Database):
 
     def _read_ledger(self) -> None:
         """Runs that ended or were resumed since are to be read again, and all where it is another ledger."""
-        found = self.db.execute("SELECT value FROM _facts WHERE name = 'ledger'").fetchone()
-        size, tail = json.loads(found[0]) if found else (0, hashlib.sha256(b"").hexdigest())
+        row = self.db.execute("SELECT value FROM _facts WHERE name = 'ledger'").fetchone()
+        size, tail = json.loads(row[0]) if row else (0, hashlib.sha256(b"").hexdigest())
         start, content = self._ledger_from(size - TAIL_BYTES)
         if hashlib.sha256(content[: size - start]).hexdigest() != tail:
             self._checks_all = True
@@ -264,8 +264,8 @@ class Store(Database):
     def _scan(self, path: str, number: int, signature: str | None) -> list[str]:
         """Notes which runs a folder gained and lost.  Returns the folders in it that are none."""
         try:
-            with os.scandir(path) as found:
-                entries = [entry for entry in found if _is_searched(entry.name)]
+            with os.scandir(path) as scan:
+                entries = [entry for entry in scan if _is_searched(entry.name)]
         except (FileNotFoundError, NotADirectoryError):  # just removed
             return []
         except OSError as error:
@@ -345,10 +345,10 @@ class Store(Database):
 
     def include(self, rows: Mapping[str, Row]) -> None:
         """Adds rows of another results folder, {absolute folder: row}."""
-        found = [(*os.path.split(folder), tuple(row.values())) for folder, row in rows.items()]
-        self.put((self._folder(parent)[0], name, None, values) for parent, name, values in found)
-        self._read_now |= {(parent, name) for parent, name, _ in found}
-        numbers = {self._folder(parent)[0] for parent, *_ in found}
+        added = [(*os.path.split(folder), tuple(row.values())) for folder, row in rows.items()]
+        self.put((self._folder(parent)[0], name, None, values) for parent, name, values in added)
+        self._read_now |= {(parent, name) for parent, name, _ in added}
+        numbers = {self._folder(parent)[0] for parent, *_ in added}
         self.db.executemany("INSERT OR IGNORE INTO temp._scope VALUES (?)", [(number,) for number in numbers])
         self._show()
 
@@ -366,9 +366,9 @@ class Store(Database):
         A number that is none, of a damaged record, is None.
         """
         self.choose("1")
-        found = self.db.execute("SELECT * FROM runs ORDER BY track, started_at, run_id")
-        names = [name for name, *_ in found.description]
-        rows = [dict(zip(names, row, strict=True)) for row in found]
+        cursor = self.db.execute("SELECT * FROM runs ORDER BY track, started_at, run_id")
+        names = [name for name, *_ in cursor.description]
+        rows = [dict(zip(names, row, strict=True)) for row in cursor]
         kinds = KINDS | self.settings
         number, any_kind = (int, float), (int, float, str)
         types: dict[str, tuple[type, tuple[type, ...]]]
@@ -380,8 +380,8 @@ class Store(Database):
 
     def folders(self) -> list[str]:
         """The run folders in scope, absolute, also of those that cannot be read."""
-        found = self.db.execute(f"SELECT f.path, r.dir FROM {JOINED} WHERE {IN_SCOPE}")
-        return [row_reader.absolute(self.home, path, name) for path, name in found]
+        cursor = self.db.execute(f"SELECT f.path, r.dir FROM {JOINED} WHERE {IN_SCOPE}")
+        return [row_reader.absolute(self.home, path, name) for path, name in cursor]
 
     def _relative(self, path: str) -> str:
         return "" if path == self.home else os.path.relpath(path, self.home)

@@ -40,20 +40,20 @@ class Tensor(NamedTuple):
 def moved_bytes(facts: dict[str, Any], kernel: str | None = None) -> int | None:
     """facts: of trace.operators.facts_of(); kernel: the name of one that it launched -> bytes; None: not known."""
     name, known_bytes = facts["name"], facts["bytes"]
-    found = tensors(facts["shapes"], facts["types"], kernel)
-    if known_bytes or not found or any(tensor.element_bytes is None for tensor in found):
+    args = tensors(facts["shapes"], facts["types"], kernel)
+    if known_bytes or not args or any(tensor.element_bytes is None for tensor in args):
         return known_bytes
     if GENERATED.match(name):  # its results are among its arguments
         if not IN_PART.search(name) or "log_softmax" in name:
-            return _all(name, found)
+            return _all(name, args)
         num_points = _num_points(facts)
         return num_points and sum(
-            (tensor.element_bytes or 0) * min(num_points, math.prod(tensor.dims)) for tensor in found
+            (tensor.element_bytes or 0) * min(num_points, math.prod(tensor.dims)) for tensor in args
         )
     namespace, _, op = name.rpartition("::")
     op = op.rstrip("_")
     rules = RULES if namespace == "aten" else CUSTOM_RULES
-    return next((rule(op, found) for pattern, rule in rules if pattern.search(op)), None)
+    return next((rule(op, args) for pattern, rule in rules if pattern.search(op)), None)
 
 
 def _num_points(facts: dict[str, Any]) -> int | None:
@@ -68,15 +68,15 @@ def _num_points(facts: dict[str, Any]) -> int | None:
 
 def tensors(shapes: list[Any] | None, types: list[Any] | None, kernel: str | None = None) -> list[Tensor]:
     """The arguments that have a shape, those of a list each."""
-    found = []
+    args = []
     for dims, kind in zip(shapes or (), types or ()):
         element_bytes = formulas.BYTES.get(str(kind).lower())
         if _is_shape(dims) and (dims or element_bytes):  # without axes: a tensor of one number, if it has a type
-            found.append(Tensor(dims, element_bytes, False))
+            args.append(Tensor(dims, element_bytes, False))
         elif isinstance(dims, list):
             in_kernel = _element_bytes(kernel)
-            found += [Tensor(sizes, in_kernel, True) for sizes in dims if sizes and _is_shape(sizes)]
-    return found
+            args += [Tensor(sizes, in_kernel, True) for sizes in dims if sizes and _is_shape(sizes)]
+    return args
 
 
 def _is_shape(dims: object) -> bool:
@@ -96,108 +96,108 @@ def _broadcast(shapes: list[list[int]]) -> list[int] | None:
     return common if all(size in (1, common[axis]) for dims in padded for axis, size in enumerate(dims)) else None
 
 
-def _pointwise(op: str, found: list[Tensor]) -> int | None:
+def _pointwise(op: str, args: list[Tensor]) -> int | None:
     """The result has the common shape and the widest type of those that have axes: a single number widens nothing."""
-    shape = _broadcast([tensor.dims for tensor in found])
+    shape = _broadcast([tensor.dims for tensor in args])
     element_bytes = (
         1
         if COMPARISONS.match(op)
-        else max((tensor.element_bytes or 0 for tensor in found if tensor.dims), default=found[0].element_bytes or 0)
+        else max((tensor.element_bytes or 0 for tensor in args if tensor.dims), default=args[0].element_bytes or 0)
     )
-    return None if shape is None else _all(op, found) + element_bytes * math.prod(shape)
+    return None if shape is None else _all(op, args) + element_bytes * math.prod(shape)
 
 
-def _all(op: str, found: list[Tensor]) -> int:
+def _all(op: str, args: list[Tensor]) -> int:
     """Each argument once: a reduction, whose result is small, and kernels whose results are among their arguments."""
-    return sum(tensor.bytes for tensor in found)
+    return sum(tensor.bytes for tensor in args)
 
 
-def _first(op: str, found: list[Tensor]) -> int:
+def _first(op: str, args: list[Tensor]) -> int:
     """The first alone, which is written."""
-    return found[0].bytes
+    return args[0].bytes
 
 
-def _like_first(op: str, found: list[Tensor]) -> int:
+def _like_first(op: str, args: list[Tensor]) -> int:
     """Each argument, and a result like the first: norms, softmax, scans, and their backward."""
-    return _all(op, found) + found[0].bytes
+    return _all(op, args) + args[0].bytes
 
 
-def _norm(op: str, found: list[Tensor]) -> int:
+def _norm(op: str, args: list[Tensor]) -> int:
     """Each argument, and a result like the first where none of the others can be it."""
-    return _all(op, found) + found[0].bytes * all(tensor.dims != found[0].dims for tensor in found[1:])
+    return _all(op, args) + args[0].bytes * all(tensor.dims != args[0].dims for tensor in args[1:])
 
 
-def _twice(op: str, found: list[Tensor]) -> int:
+def _twice(op: str, args: list[Tensor]) -> int:
     """Each argument is read and written somewhere else."""
-    return 2 * _all(op, found)
+    return 2 * _all(op, args)
 
 
-def _rows(op: str, found: list[Tensor]) -> int | None:
+def _rows(op: str, args: list[Tensor]) -> int | None:
     """What the indices select is read and written: of each at least the smallest slice that the table has."""
-    if len(found) < 2:
+    if len(args) < 2:
         return None
-    table, index = found[0], found[1]
+    table, index = args[0], args[1]
     slice_numel = math.prod(table.dims) // max(1, *table.dims, 1)
     return 2 * math.prod(index.dims) * slice_numel * (table.element_bytes or 0) + index.bytes
 
 
-def _by_element(op: str, found: list[Tensor]) -> int | None:
+def _by_element(op: str, args: list[Tensor]) -> int | None:
     """gather: the index has the shape of the result."""
-    if len(found) < 2:
+    if len(args) < 2:
         return None
-    return 2 * math.prod(found[1].dims) * (found[0].element_bytes or 0) + found[1].bytes
+    return 2 * math.prod(args[1].dims) * (args[0].element_bytes or 0) + args[1].bytes
 
 
-def _rotary(op: str, found: list[Tensor]) -> int | None:
+def _rotary(op: str, args: list[Tensor]) -> int | None:
     """Queries and keys are read and written; of the table the rows of the positions alone."""
-    num_tokens = found[0].dims[0] if found[0].dims else 0
-    return 2 * sum(tensor.bytes for tensor in found[1:3] if tensor.dims[:1] == [num_tokens]) or None
+    num_tokens = args[0].dims[0] if args[0].dims else 0
+    return 2 * sum(tensor.bytes for tensor in args[1:3] if tensor.dims[:1] == [num_tokens]) or None
 
 
-def _into_cache(op: str, found: list[Tensor]) -> int | None:
+def _into_cache(op: str, args: list[Tensor]) -> int | None:
     """New keys and values are read, and written into the caches in their type."""
-    new, caches = found[:2], found[2:4]
+    new, caches = args[:2], args[2:4]
     return (
         _all(op, new) + sum(math.prod(a.dims) * (b.element_bytes or 0) for a, b in zip(new, caches)) if caches else None
     )
 
 
-def _attention(op: str, found: list[Tensor]) -> int | None:
+def _attention(op: str, args: list[Tensor]) -> int | None:
     """The new tokens' queries, keys, values and results: how much of a cache is read is in no argument."""
-    query = next((tensor for tensor in found if len(tensor.dims) == 3), None)
-    return query and sum(t.bytes for t in found if (t.dims[:1], t.dims[2:]) == (query.dims[:1], query.dims[2:]))
+    query = next((tensor for tensor in args if len(tensor.dims) == 3), None)
+    return query and sum(t.bytes for t in args if (t.dims[:1], t.dims[2:]) == (query.dims[:1], query.dims[2:]))
 
 
-def _lookup(op: str, found: list[Tensor]) -> int:
+def _lookup(op: str, args: list[Tensor]) -> int:
     """FBGEMM's embedding bags: indices and offsets, of 8 bytes; which rows they select is in no argument."""
-    return sum(tensor.bytes for tensor in found if tensor.element_bytes == 8)
+    return sum(tensor.bytes for tensor in args if tensor.element_bytes == 8)
 
 
-def _last_twice(op: str, found: list[Tensor]) -> int:
+def _last_twice(op: str, args: list[Tensor]) -> int:
     """What is put into places of another tensor is read and written."""
-    return 2 * found[-1].bytes
+    return 2 * args[-1].bytes
 
 
-def _foreach(op: str, found: list[Tensor]) -> int | None:
+def _foreach(op: str, args: list[Tensor]) -> int | None:
     """Lists of equal length: each tensor is read, those of the first are written, of a norm none."""
-    num_lists = _num_lists(found)
+    num_lists = _num_lists(args)
     if not num_lists:
         return None
-    written = 0 if op.startswith("_foreach_norm") else sum(t.bytes for t in found[: len(found) // num_lists])
+    written = 0 if op.startswith("_foreach_norm") else sum(t.bytes for t in args[: len(args) // num_lists])
     is_copy = op.startswith(("_foreach_copy", "_foreach_zero"))  # what is written was not read
-    return _all(op, found) + (0 if is_copy else written)
+    return _all(op, args) + (0 if is_copy else written)
 
 
-def _fused_optimizer(op: str, found: list[Tensor]) -> int | None:
+def _fused_optimizer(op: str, args: list[Tensor]) -> int | None:
     """Parameters, gradients and moments are read, all but the gradients written; the counts of steps are small."""
-    large = [tensor for tensor in found if math.prod(tensor.dims) > 1]
+    large = [tensor for tensor in args if math.prod(tensor.dims) > 1]
     num_lists = _num_lists(large)
     return None if num_lists < 2 else 2 * _all(op, large) - _all(op, large) // num_lists
 
 
-def _num_lists(found: list[Tensor]) -> int:
+def _num_lists(args: list[Tensor]) -> int:
     """How often the shapes repeat from the beginning: the number of lists of the same shapes; 0: they do not."""
-    shapes = [tensor.dims for tensor in found if tensor.is_in_list]
+    shapes = [tensor.dims for tensor in args if tensor.is_in_list]
     for num_lists in range(min(len(shapes), 6), 0, -1):
         length, rest = divmod(len(shapes), num_lists)
         if not rest and shapes == shapes[:length] * num_lists:
