@@ -70,8 +70,8 @@ def main(argv: list[str]) -> int:
 
 def _read(args: argparse.Namespace, folder: Path, name: str, scratch: Path) -> PullRequest:
     """The pull request of this folder, compared and judged."""
-    of_path = (ours for theirs, ours in groups.UPSTREAM_TRACKS.items() if theirs in folder.parts)
-    track = args.track or next(of_path, "gpt2_small")
+    tracks = (ours for theirs, ours in groups.UPSTREAM_TRACKS.items() if theirs in folder.parts)
+    track = args.track or next(tracks, "gpt2_small")
     standard = claims.standard(track)
     logs, num_incomplete = _logs(folder, track, standard.goal.target_val_loss)
     if not logs:
