@@ -18,17 +18,17 @@ from models.settings import Frac, Momentum, NotNegativeInt, Positive, PositiveIn
 class Stage:
     """Some steps of a run, one row of `stages`.  What is null is as without stages."""
 
-    until_frac: Frac | None = None  # where it ends, as a part of goal.num_steps; null in the last, which has no end
-    until_step: PositiveInt | None = None  # the same, as the number of steps done then
-    batch_tokens: PositiveInt | None = None  # tokens of a step; null: data.batch_tokens
-    seq_len: PositiveInt | None = None  # tokens of a sequence; null: data.seq_len
-    # most sequences of a rank at once; null: as many tokens as hardware.micro_batch_seqs of data.seq_len are
+    until_frac: Frac | None = None  # where the stage ends, as a fraction of goal.num_steps; null in the last stage
+    until_step: PositiveInt | None = None  # where the stage ends, as a number of steps
+    batch_tokens: PositiveInt | None = None  # tokens per step; null: data.batch_tokens
+    seq_len: PositiveInt | None = None  # tokens per sequence; null: data.seq_len
+    # sequences per rank and micro-step, at most; null: as many tokens as in hardware.micro_batch_seqs of data.seq_len
     micro_batch_seqs: PositiveInt | None = None
     window_tokens: PositiveInt | None = None  # how far back the model's long windows reach; null: the model's own
     # the window at the stage's first step, from where it grows to window_tokens at its end, both before rounding to
     # whole blocks of the model, of which a window has at least one; null: it does not grow
     first_window_tokens: NotNegativeInt | None = None
-    window_rounding: Annotated[str, one_of("down", "up")] | None = None  # of a window that grows; null: down
+    window_rounding: Annotated[str, one_of("down", "up")] | None = None  # how a growing window is rounded; null: down
     # window of the validation after the run's last step, in the last stage alone; null: what windows have grown to
     end_window_tokens: PositiveInt | None = None
     lr_frac: Positive | None = None  # multiplies every learning rate; null: 1
@@ -37,14 +37,14 @@ class Stage:
     loss_scale: Positive | None = None
     # momentum, or beta1, of parts of the optimizer: groups of optim=groups, adamw and muon of optim=muon
     momenta: dict[str, Momentum] | None = None
-    # parts that are updated every so many steps, on the sum of their gradients; null: all in every step
+    # parts that are updated only every N steps, with the sum of their gradients; null: all in every step
     update_every_steps: dict[str, PositiveInt] | None = None
-    # parts that rest in the stage's first so many steps: no update, and their gradients are dropped; null: none
+    # parts that are not updated in this many first steps of the stage, and whose gradients are dropped; null: none
     frozen_steps: dict[str, PositiveInt] | None = None
-    # of the next token in the loss, of the one after it ...; null: the next one alone, as in validation
+    # weights in the loss of the next token, the one after it ...; null: only the next, as in validation
     ahead_weights: list[float] | None = None
-    end_ahead_weights: list[float] | None = None  # what they come to, in a line, at the stage's end; null: they stay
-    # an embedding apart from the head's matrix, from this stage on, which begins as that; null: the model's own way
+    end_ahead_weights: list[float] | None = None  # their values at the stage's end, reached linearly; null: constant
+    # from this stage on the embedding is separate from the head's matrix, and begins as its copy; null: as the model
     untied: bool | None = None
 
     def is_due(self, part: str, step: int) -> bool:

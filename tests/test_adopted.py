@@ -116,7 +116,7 @@ def test_the_launch_decides_how_many_ranks_there_are():
 
 def test_a_rank_of_a_run_starts_no_run(monkeypatch):
     monkeypatch.setenv(ranks.IN_RUN, "1")
-    with pytest.raises(ValueError, match="a rank of a run, and no run starts another"):
+    with pytest.raises(ValueError, match="a rank of a run, which cannot start another"):
         joining.started_by("run")
 
 
@@ -184,7 +184,7 @@ def test_what_ranks_cannot_do_together_is_refused_in_one_line(tmp_path, words):
     done = torchrun(tmp_path, *words)
     assert done.returncode == 1
     ours = [line for line in done.stderr.splitlines() if "torchrun started 2 ranks" in line]
-    assert len(ours) == 1 and "a run is all that they can do together: start ./run.sh" in ours[0]
+    assert len(ours) == 1 and "such ranks can only make a run together: start ./run.sh" in ours[0]
     assert real_runs.folders(tmp_path) == [] and not os.listdir(tmp_path)
 
 

@@ -140,10 +140,10 @@ def test_the_users_mistakes_are_said(results):
     for number in range(4):
         write(results, a_run("AB"[number % 2], 10.0 + number / 10, number))
     for argv, sentence in (
-        (["n=1"], "n=1: give a number of runs a side, 2 or more"),
+        (["n=1"], "n=1: use 2 or more runs per side"),
         (["seed=abc"], "seed=abc: the first of 10 seeds: use a whole number"),
-        (["n=x"], "n=x: give a number of runs a side"),
-        (["--runs", "2026"], "these are 2 configs; calibrate with repeats of one"),
+        (["n=x"], "n=x: use 2 or more runs per side"),
+        (["--runs", "2026"], "these are 2 configs: name repeats of one config"),
         (["--runs", "aaaaaaaa", "--", "seed=1"], "finished runs cannot be changed"),
     ):
         with pytest.raises(ValueError, match=sentence):
@@ -208,9 +208,7 @@ def test_a_busy_machine_is_not_calibrated_unless_that_is_asked_for(results, monk
     failed = a_run("A", None, 0, base=FAILED) | {"folder": "x"}
     busy = Check("cpu load", "warn", "other programs use 1.95 of 2 cores (limit 0.1)", "end them")
     play(monkeypatch, lambda *args, **kwargs: failed, busy)
-    with pytest.raises(
-        ValueError, match="use 1.95 of 2 cores .*, and the noise floor would be that of a disturbed machine.*--anyway"
-    ):
+    with pytest.raises(ValueError, match="use 1.95 of 2 cores .*, and the noise floor would be unreliable.*--anyway"):
         calibrate.main(["n=2"])
     assert "warn  cpu load" in capsys.readouterr().out
     assert calibrate.main(["n=2", "--anyway"]) == 1  # it ran, and the run failed

@@ -224,7 +224,7 @@ def test_a_ledger_rewritten_after_it_was_collected_clashes_with_both_sides_named
     hash_again(forger.folder, name)
     assert ledger.read(forger.folder).faults == []
     assert collected(into, forger) == 1
-    assert f"forged/{name} and " in (err := capsys.readouterr().err) and f"all/{name} have one name" in err
+    assert f"forged/{name} and " in (err := capsys.readouterr().err) and f"all/{name} have the same name" in err
     assert content_of(into) == before
 
 
@@ -245,7 +245,7 @@ def test_a_machine_that_has_collected_from_another_cannot_rewrite_its_runs(machi
     path.write_bytes(path.read_bytes() + json.dumps(forged, sort_keys=True).encode() + b"\n")
     assert ledger.read(b.folder).faults == []
     assert collected(into, b) == 1 and collected(a.folder, b) == 1
-    assert f"b/{name} and " in (err := capsys.readouterr().err) and f"a/{name} have one name" in err
+    assert f"b/{name} and " in (err := capsys.readouterr().err) and f"a/{name} have the same name" in err
     assert content_of(into) == before
 
 
@@ -278,7 +278,7 @@ def test_two_runs_of_one_name_are_refused_with_both_sides_named(machines, monkey
     assert collected(into, b) == 1
     err = capsys.readouterr().err
     name = next(name for name in runs_in(b.folder) if "-s9-" in name)
-    assert f"b/{name} and " in err and f"all/{name} have one name and are not the same" in err
+    assert f"b/{name} and " in err and f"all/{name} have the same name but differ" in err
     assert content_of(into) == before
 
 

@@ -64,7 +64,7 @@ def test_a_run_that_two_globs_name_counts_once(arms, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["aaaaaaaa"], "that is one group of runs; give two, A B, or the folder of a race"),
+        (["aaaaaaaa"], "this is a single group of runs: name two, A B, or a race"),
         (["aaaaaaaa", "vs"], "write runs on both sides of vs"),
         (
             ["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:x"],
@@ -88,7 +88,7 @@ def test_the_warm_up_runs_of_races_are_no_part_of_an_arm(arms, results, capsys):
     warm_up = a_run("A", 30.0, 50, race={"race_id": "r", "arm": "A", "position": 0, "attempt": 1, "discarded": True})
     write(results, warm_up)
     assert as_json(capsys, "aaaaaaaa", "bbbbbbbb")["started"] == [5, 5]
-    with pytest.raises(ValueError, match="all of them warm-up runs"):
+    with pytest.raises(ValueError, match="all of them discarded warm-up runs"):
         compare.main([warm_up["run_id"], "bbbbbbbb"])
 
 
@@ -146,7 +146,7 @@ def test_arms_of_a_race_can_be_named(race, capsys):
     assert found["started"] == [5, 5]
     with pytest.raises(ValueError, match="the race has no arm D; choose from A, B, C"):
         compare.main(["r1:A", "r1:D"])
-    with pytest.raises(ValueError, match="that is a race with several arms; name one, r1:B"):
+    with pytest.raises(ValueError, match="this race has several arms: name one, r1:B"):
         compare.main(["r1", "bbbbbbbb"])
 
 
@@ -209,7 +209,7 @@ def test_other_conditions_to_fail_on(results, capsys):
     assert compare.main([*words, "loss"]) == 1  # from -0.00133 to +0.00453 nats: a rise of 0.002 is possible
     assert "val_loss by 0.002 nats is not excluded (95 % interval -0.00133 to +0.00453 nats" in capsys.readouterr().err
     assert compare.main([*words, "loss", "--fail-if", "shown"]) == 0
-    with pytest.raises(ValueError, match="give --fail-on slower:0.5% too"):
+    with pytest.raises(ValueError, match="add --fail-on slower:0.5%"):
         compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-if", "shown"])
 
 

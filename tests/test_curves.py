@@ -192,7 +192,7 @@ def test_several_words_make_one_page_and_markdown_is_refused(results, capsys, mo
     assert cli.main(["s1", "s2"]) == 0
     html = (results / "curves.html").read_text()
     assert "curves.html" in capsys.readouterr().out and not re.search(r"""(src|href)=["']?(https?:)?//""", html)
-    with pytest.raises(ValueError, match="--md with several words: Markdown is of one run or race"):
+    with pytest.raises(ValueError, match="--md with several words: it prints one run or race"):
         cli.main(["s1", "s2", "--md"])
     with pytest.raises(ValueError, match="no runs in .* yet"):
         monkeypatch.setenv("SPEEDRUN_RESULTS", str(results / "none"))

@@ -132,7 +132,7 @@ def test_what_is_asked_wrongly_is_refused(monkeypatch):
     monkeypatch.setattr(doctor.gpus, "num_visible", lambda: 0)
     with pytest.raises(ValueError, match="hardware.device=cuda: this machine shows no NVIDIA GPU"):
         doctor.main(["hardware=cuda", "--quick", "hardware.num_processes=1"])
-    with pytest.raises(ValueError, match="is not an override"):
+    with pytest.raises(ValueError, match="is not a setting"):
         doctor.main(["fast"])
     with pytest.raises(ValueError, match="--timeout-s=-5: use a number of seconds above 0"):
         doctor.main(["--timeout-s=-5"])

@@ -217,13 +217,13 @@ def test_on_gpus_the_rungs_are_their_records_and_in_the_closed_division(name, nu
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["r04"], "two rungs or more"),
+        (["r04"], "needs two rungs"),
         (["r04", "r04"], "named twice"),
         (["r04", "r99"], "there is no experiment of that name"),
         (["r01", "r04", "size=huge"], "choose from nano, short, record"),
         (["r01", "r04", "experiment=r02"], "each rung is an experiment"),
         (["A=optim=muon"], "makes its own arms"),
-        (["on=loss"], "on=loss: a ladder asks for the time to its own target"),
+        (["on=loss"], "on=loss: a ladder always asks for the time to its own target"),
         (["n=auto:3-20"], "n=auto: each change of a ladder is judged once"),
     ],
 )
@@ -403,7 +403,7 @@ def test_a_race_of_other_arms_is_no_ladder(raced, tmp_path):
     found = json.loads((folder / "race.json").read_text())
     del found["plan"]["ladder"]
     (folder / "race.json").write_text(json.dumps(found))
-    with pytest.raises(ValueError, match="is a race of other arms"):
+    with pytest.raises(ValueError, match="it is not a ladder"):
         staircase.from_race(folder)
 
 

@@ -140,7 +140,7 @@ def test_check_fails_when_a_committed_table_is_stale_and_write_mends_it(results,
 def test_only_tables_may_be_written_into_a_file(tmp_path):
     file = tmp_path / "README.md"
     file.write_text("<!-- ./run.sh run seed=1 -->\n<!-- end of ./run.sh -->\n")
-    with pytest.raises(ValueError, match="only what ./run.sh table prints"):
+    with pytest.raises(ValueError, match="only tables of ./run.sh table"):
         table.main(["--write", str(file)])
 
 

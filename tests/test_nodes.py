@@ -192,7 +192,7 @@ def test_a_node_of_a_group_that_never_started_is_stopped_and_asked_for_nothing(m
     waiting = member_module.Member.__new__(member_module.Member)
     vars(waiting).update(_store=member, _waiting=[], _group=None)
     leading.tell(1, "stop")
-    with pytest.raises(member_module.Refused, match="the run has ended before it began"):
+    with pytest.raises(member_module.Refused, match="the run ended before it began"):
         waiting._wait_for("start")
 
 
@@ -255,13 +255,11 @@ def test_a_clock_that_is_not_told_is_a_refusal(met, monkeypatch, ask, why):
     monkeypatch.setattr(member, "_ask", ask)
     waiting = member_module.Member.__new__(member_module.Member)
     vars(waiting).update(_store=member)
-    with pytest.raises(member_module.Refused, match=rf"tell its clock at the end \({why}\)"):
+    with pytest.raises(member_module.Refused, match=rf"send its clock at the end \({why}\)"):
         waiting._measured("end")
 
 
-@pytest.mark.parametrize(
-    "kind, why", [("refuse", "node 0 starts no run"), ("bye", "the run has ended before it began")]
-)
+@pytest.mark.parametrize("kind, why", [("refuse", "node 0 starts no run"), ("bye", "the run ended before it began")])
 def test_a_message_without_its_fields_is_a_refusal(met, kind, why):
     leading, member = met
     waiting = member_module.Member.__new__(member_module.Member)
@@ -441,7 +439,7 @@ INPUTS |= {"texts": {"config.yaml": "", "run.json": ""}}
 )
 def test_a_run_is_checked_before_a_folder_is_named_by_it(changed):
     assert member_module._checked(INPUTS | {"launch": {"own": "/elsewhere"}})[3] == {}
-    with pytest.raises(member_module.Refused, match="does not say which run"):
+    with pytest.raises(member_module.Refused, match="did not send which run"):
         member_module._checked(INPUTS | changed)
 
 

@@ -191,7 +191,7 @@ def test_a_schedule_that_cannot_be_is_refused(word, message):
 def test_settings_that_a_schedule_sets_are_given_once():
     with pytest.raises(ValueError, match="instruments.trace.first_step=3 is given too, which it sets: keep one"):
         composed("profile.schedule={wait:5,warmup:5,active:4}", "instruments.trace.first_step=3")
-    with pytest.raises(ValueError, match="repeat=2: it repeats every how many steps"):
+    with pytest.raises(ValueError, match="repeat=2: no distance is set"):
         composed("+instruments=trace", "instruments.trace.repeat=2")
 
 
@@ -344,7 +344,7 @@ def test_a_run_that_ends_before_its_window_by_the_clock_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["instruments.trace.active_s=2"], "active_s=2: a window by the clock has a beginning: give first_s too"),
+        (["instruments.trace.active_s=2"], "active_s=2: a window by the clock needs its beginning: set first_s too"),
         (
             ["instruments.trace.first_s=2", "instruments.trace.every_steps=9"],
             "every_steps=9: first_s is set: use every_s",

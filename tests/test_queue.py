@@ -150,7 +150,7 @@ def test_what_makes_no_run_is_refused_before_it_is_submitted(queue):
         ([*SMOKE, "name=hf_" + "aB3x" * 9], "looks like a credential"),
         (["race", "--resume"], "--resume: the latest race"),
         (["race", "--resume", "--anyway"], "--resume: the latest race"),
-        (["--cancel", "x"], "x: neither waits nor runs"),
+        (["--cancel", "x"], "x: no such entry is waiting or running"),
     ]:
         with pytest.raises(ValueError, match=why):
             submit.main(words)
@@ -177,7 +177,7 @@ def test_the_list_says_what_runs_waits_and_was_had(queue, capsys):
 def test_a_queue_into_which_anybody_can_write_is_not_worked_on(queue, state):
     queue.submit(SMOKE, 0)
     (queue.folder / state).chmod(0o777)
-    with pytest.raises(ValueError, match=f"{state}: anybody may write there: chmod"):
+    with pytest.raises(ValueError, match=f"{state}: everybody can write there: chmod"):
         agent.main(["--once"])
 
 
@@ -188,7 +188,7 @@ def test_nothing_but_an_entry_is_cancelled_and_one_that_runs_is_ended(results, q
     id = queue.submit(SMOKE, 0)
     mine = queue.take(queue.waiting()[0])
     for given in ("../../free/RUN/run", mine.name, f"../taken/{mine.name}"):
-        with pytest.raises(ValueError, match="neither waits nor runs"):
+        with pytest.raises(ValueError, match="no such entry is waiting or running"):
             submit.main(["--cancel", given])
     assert record.exists() and queue.keep(mine)
     assert submit.main(["--cancel", id]) == 0

@@ -288,7 +288,7 @@ def test_of_two_searches_that_begin_at_once_one_is_refused(tries):
         try:
             begin(tries)
         except ValueError as error:
-            return "this search is open" in str(error)
+            return "is still open" in str(error)
         return "begun"
 
     for thread in both:

@@ -163,10 +163,10 @@ def test_wrong_use_is_refused(tmp_path):
         cli.main([str(tmp_path)])
     with pytest.raises(ValueError, match="nowhere: is not a path"):
         cli.main([str(tmp_path / "nowhere")])
-    with pytest.raises(ValueError, match="it is for one run or race; name one"):
+    with pytest.raises(ValueError, match="it works for a single run or race: name one"):
         cli.main([str(tmp_path), "--png"])
     for more in (["--png"], ["--out", "x.md"]):
-        with pytest.raises(ValueError, match=f"--md with {' '.join(more)}: Markdown is printed"):
+        with pytest.raises(ValueError, match=f"--md with {' '.join(more)}: Markdown is only printed"):
             cli.main([str(COMPLETE), "--md", *more])
 
 

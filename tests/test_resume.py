@@ -178,7 +178,7 @@ def test_settings_of_checkpoints_change_no_config_id():
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("hardware.nodes=2", "hardware.num_processes=2", "hardware.rendezvous=h:1"), "runs of one node go on"),
+        (("hardware.nodes=2", "hardware.num_processes=2", "hardware.rendezvous=h:1"), "only runs on one node"),
         (("+instruments=trace",), "disturbs the run"),
     ],
 )

@@ -98,6 +98,8 @@ def test_help_of_a_key_says_meaning_unit_range_default_value_and_file(capsys):
     run.main(["hardware.wall_timeout_s=60", "--help", "wall_timeout_s"])
     text = " ".join(capsys.readouterr().out.split())
     assert "use a number above 0, or null unit seconds default null now 60.0, from hardware.wall_timeout_s=60" in text
+    run.main(["--help", "nats_per_100_steps"])
+    assert "unit" not in capsys.readouterr().out  # neither steps nor nats
 
 
 def test_help_of_the_last_part_shows_every_setting_that_ends_in_it():

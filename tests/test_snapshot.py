@@ -305,7 +305,7 @@ def test_the_verb_prints_the_largest_holders_and_as_json_the_bytes(tmp_path, cap
     assert "device 0: largest 42.0 MiB, reserved 60.0 MiB" in said
     assert re.search(r"models/gpt2.py:12 __init__ +18.00", said)
     assert (tmp_path / "out" / "page.html").read_text().startswith("<!DOCTYPE html>")
-    with pytest.raises(ValueError, match="--out x.html with --json: facts are printed"):
+    with pytest.raises(ValueError, match="--out x.html with --json: JSON is printed"):
         cli.main([str(path), "--json", "--out", "x.html"])
     assert cli.main([str(path), "--json"]) == 0
     assert '"peak_bytes": 44041692' in capsys.readouterr().out

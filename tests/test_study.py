@@ -174,7 +174,7 @@ def test_a_best_at_the_edge_is_said_and_a_run_that_diverges_is_the_worst(tmp_pat
         ([*WORDS[:2], "budget=2x", *WORDS[3:]], "budget=2x: write 2h or 45m, 8trials"),
         ([*WORDS[:2], "budget=0trials", *WORDS[3:]], "give each arm a trial or more"),
         ([*WORDS[:2], "budget=1Mtokens", *WORDS[3:]], "are 12 runs: give 1.5 times as much"),
-        ([*WORDS, "on=time"], "on=time: a study asks for the loss"),
+        ([*WORDS, "on=time"], "on=time: a study always asks for loss"),
         ([*WORDS[:3], "n=auto:3-9", WORDS[4]], "a study's race has a fixed number of runs: give n=5"),
     ],
 )

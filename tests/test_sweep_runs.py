@@ -186,9 +186,7 @@ def test_what_outlives_a_lease_is_not_believed_to_have_it_when_another_process_d
 
 def test_jobs_are_of_a_sweep(results, capsys):
     assert program.main(["run", "track=free", "--jobs", "2"]) == 2
-    assert (
-        "hydra.launcher.parallel=2: a single run takes no setting of Hydra: it is for sweeps" in capsys.readouterr().err
-    )
+    assert "hydra.launcher.parallel=2: settings of Hydra are for sweeps" in capsys.readouterr().err
     assert program.main(["run", "-m", "track=free", "seed=0,1", "-j", "2", "--cfg", "hydra"]) == 0
     assert "parallel: 2" in capsys.readouterr().out
 
@@ -423,7 +421,7 @@ def test_a_budget_is_not_for_launchers_with_limits_of_their_own(tmp_path):
     runner = type("Runner", (), {"budget_s": 60.0, "elsewhere": None})()
     config = multirun.OUR_LAUNCHER
     assert config == "hydra_plugins.speedrun.Processes"
-    with pytest.raises(ValueError, match="--budget: this launcher's jobs have limits of their own"):
+    with pytest.raises(ValueError, match="--budget: this launcher's jobs have their own limits"):
         multirun.go(["seed=0,1", "hydra.launcher._target_=some.Other"], runner, tmp_path)
 
 

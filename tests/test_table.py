@@ -85,7 +85,7 @@ def test_a_running_record_of_a_dead_launcher_is_listed_as_aborted(results, capsy
 
 def test_results_is_the_default_and_an_empty_one_says_what_to_do(results, capsys):
     assert table.main([]) == 0
-    assert f"no runs in {results}/ yet: ./speedrun.sh makes the first" in capsys.readouterr().out
+    assert f"no runs in {results}/ yet: make one with ./run.sh run" in capsys.readouterr().out
     assert as_json(capsys) == []
     add(results, 3)
     assert [row["seed"] for row in as_json(capsys)] == [3]
@@ -343,7 +343,7 @@ def test_the_help_names_every_column(capsys):
 
 @pytest.mark.parametrize("words", [["--json"], ["--csv"], ["--group"], ["--all-columns"], ["--sort", "seed"]])
 def test_what_the_leaderboard_cannot_do_is_refused(results, words):
-    with pytest.raises(ValueError, match=f"{words[0]} with --leaderboard: it has no effect there"):
+    with pytest.raises(ValueError, match=f"{words[0]} with --leaderboard: they cannot be combined"):
         table.main(["--leaderboard", *words])
 
 

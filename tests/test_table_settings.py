@@ -257,5 +257,5 @@ def test_a_pivot_of_one_key_says_what_its_means_are_over(grid, capsys):
 
 @pytest.mark.parametrize("words", [["--group"], ["--sort", "seed"], ["--baseline", "x"], ["--columns", "seed"]])
 def test_what_a_pivot_cannot_do_is_refused(grid, words):
-    with pytest.raises(ValueError, match=f"{words[0]} with --pivot: it has no effect there"):
+    with pytest.raises(ValueError, match=f"{words[0]} with --pivot: they cannot be combined"):
         table.main(["--pivot", "optim.lr", *words])

@@ -144,7 +144,7 @@ def test_a_run_is_published_in_the_users_folder(installed, run):
 
 def test_revisions_are_refused(installed):
     done = installed.speedrun("race", "A.rev=HEAD", "B=", "track=free", "experiment=smoke")
-    assert done.returncode == 2 and "does not lie in a git repository" in done.stderr
+    assert done.returncode == 2 and "is not in a git repository" in done.stderr
 
 
 # ---- a program and a project of the user's own

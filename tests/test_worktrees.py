@@ -53,7 +53,7 @@ def test_what_a_killed_race_left_behind_is_made_anew(two_commits):
 def test_a_revision_that_does_not_exist_and_a_folder_without_git_are_refused(two_commits, tmp_path):
     with pytest.raises(ValueError, match="nosuch: this repository has no such revision"):
         worktrees.commit_of(two_commits, "nosuch")
-    with pytest.raises(ValueError, match="does not lie in a git repository"):
+    with pytest.raises(ValueError, match="is not in a git repository"):
         worktrees.path_of(tmp_path, "a")
 
 

@@ -21,31 +21,31 @@ PAGE_PX = 640  # height of a page in a notebook
 
 
 class Answer:
-    """What a command answers: print() shows it as in a terminal, a notebook as the page."""
+    """The answer of a command.  print() shows it as the terminal does, a notebook as a page."""
 
     def __init__(self, document: Document, data: Any = None) -> None:
         self._document, self._data = document, document.data if data is None else data
 
     def to_dict(self) -> Any:
-        """What the command prints with --json: dicts and lists of plain values, numbers not rounded."""
+        """What the command prints with --json: dicts and lists of plain values, with numbers not rounded."""
         return self._data
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1)
 
     def to_markdown(self) -> str:
-        """For a pull request."""
+        """Markdown for a pull request."""
         return self._document.markdown()
 
     def to_html(self, path: str | Path | None = None) -> str:
-        """A page that opens offline, also written to path if there is one."""
+        """A page that opens offline as HTML, also written to path if that is given."""
         page = self._page().html()
         if path is not None:
             atomic.write_out(user_path(path), page)
         return page
 
     def plot(self) -> "Figure":
-        """The charts of the page, below each other.  ImportError without matplotlib; ValueError where it has none."""
+        """Plot the page's charts, one below the other.  Needs matplotlib; raises ValueError if there is none."""
         return plotting.figure(self._page().charts)
 
     def _page(self) -> Document:

@@ -39,17 +39,17 @@ class Comparison(Answer):
 
     @property
     def change_pct(self) -> float | None:
-        """The change of the train time, negative is faster; None: one of them has no time."""
+        """Change of the training time in per cent, negative is faster; None if an arm has no time."""
         return self._only["time"]["change_pct"]
 
     @property
     def ci95_pct(self) -> list[float] | None:
-        """The 95 % interval of change_pct; None: too few runs."""
+        """The 95 % interval of change_pct; None for too few runs."""
         return self._only["time"]["ci95_pct"]
 
     @property
     def change_of_loss(self) -> float | None:
-        """The change of the goal's metric, in its own unit: of val_loss nats per token."""
+        """Change of the goal's metric, in its own unit (val_loss: nats per token)."""
         return self._only["val_loss"]["change"]
 
     @property
@@ -61,7 +61,7 @@ class Comparison(Answer):
         return facts
 
     def plot(self) -> "Figure":
-        """The changes with their 95 % intervals, and the curves of the arms.  ImportError without matplotlib."""
+        """Plot the changes with their 95 % intervals, and the arms' curves.  Needs matplotlib."""
         names = [arm.name for arm in self.arms]
         return plotting.figure(self._page().charts, verdicts.panels(self.against, names))
 
@@ -82,14 +82,14 @@ def compare(
     diagnose: bool = True,
     on_error: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """Is B faster, or better, than A?  The baseline first; one name of a race compares all its arms.
+    """Compare arms, the baseline first: is B faster, or better, than A?  A race alone stands for all its arms.
 
-    Each arm is a name as ./run.sh compare takes it, a Run, Runs, or a list of these.  on: the question, of
-    bench/compare/questions.py; None: that of the race's plan, else time.  margin_nats: by how much the
-    goal's metric may be worse and count as not worse, in its unit; target_val_loss: of that metric, None is the runs'
-    own; force: numbers also where arms are not
-    comparable, without a verdict; diagnose: with where the time went; on_error(message): called for each record that
-    is left out, None says it on standard error.  ValueError: nothing can be compared, or a race is still open.
+    Each arm is a name as ./run.sh compare takes it, a Run, Runs, or a list of these.
+    on: the question, time, loss, time_to_target or steps_to_target; None: that of the race's plan, else time.
+    margin_nats: the largest rise of the goal's metric that counts as not worse, in its unit.  target_val_loss: the
+    target of that metric; None: the runs' own.  force: numbers, but no verdict, even if the arms are not comparable.
+    diagnose: also find where the time went.  on_error(message): called for each record that is omitted; None: it is
+    printed to standard error.  Raises ValueError if nothing can be compared, or a race has not ended.
     """
     check_nats("margin_nats", margin_nats)
     check_nats("target_val_loss", target_val_loss)

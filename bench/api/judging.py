@@ -18,7 +18,7 @@ MARKS = {True: ("pass", "good"), None: ("-", "soft"), False: ("FAIL", "bad")}
 
 
 class Judgement(Answer):
-    """Whether a claim holds by its track's rules.  accepted: None where it is of logs and nothing is against it."""
+    """Whether a claim holds by its track's rules.  accepted: None for logs that show nothing against it."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self.accepted: bool | None = facts["accepted"]
@@ -36,11 +36,11 @@ class Judgement(Answer):
 
 
 def judge(*runs: Named, track: str | None = None, against: Named | None = None, replayed: bool = False) -> Judgement:
-    """Does the claim that these runs make together hold?  ./run.sh judge
+    """Judge whether these runs together make a claim that holds: ./run.sh judge.
 
     runs: run folders, a race of two arms, RACE:ARM, a claim's folder, or with track also logs.  against: the runs of
     the record that stands, for the rule on two results; replayed: ask for a replay of each run too.
-    ValueError: nothing can be claimed, or a race has several candidates.
+    Raises ValueError if nothing can be claimed, or a race has several candidates.
     """
     with tempfile.TemporaryDirectory() as folder:
         names = [name for part in runs for name in names_of(part)]

@@ -52,18 +52,18 @@ def _cell(value: object) -> str:
 
 
 def sql(query: str, *names: str | os.PathLike[str]) -> Table:
-    """One SELECT of SQLite's SQL over the runs that these names mean; without a name all of results/.
+    """Query the runs with these names, or all of results/, by one SELECT in SQLite's SQL.
 
         speedrun.sql("SELECT optim.lr, avg(val_loss) AS loss, count(*) AS n FROM runs GROUP BY 1 ORDER BY loss")
 
-    names: as of load().
-    runs: a row a run, with the columns of ./run.sh table and every setting by its dotted name.
+    names: as for load().
+    runs: a row per run, with the columns of ./run.sh table and every setting by its dotted name.
     metrics: run_id, metric, value, of the metrics that a run has.
     steps: run_id and the columns of steps.csv; read when a query names it.
     columns: table_name, name and type of the columns of these.
 
-    NULL is off, unknown or not measured; a boolean is 1 or 0, a list JSON.  Nothing can be changed.  Runs that cannot
-    be read are left out and named on standard error.  ValueError: it is no query, or a name means nothing.
+    NULL means off, unknown or not measured; a boolean is 1 or 0, a list is JSON.  Nothing can be changed.
+    Unreadable runs are omitted and named on standard error.  Raises ValueError for an invalid query or unknown name.
     """
     store = named.store_of([os.fspath(name) for name in names])
     store.choose("1")

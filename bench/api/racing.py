@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Race(Answer):
-    """A race that has ended, or was interrupted.  against: {candidate: all facts}; {} without a verdict."""
+    """A race that has ended or was interrupted.  against: {candidate: all facts}; {} if it has no verdict."""
 
     def __init__(self, folder: Path, race: race_folder.Race) -> None:
         self.folder = folder
@@ -31,13 +31,13 @@ class Race(Answer):
 
     @property
     def verdict(self) -> str | None:
-        """Of two arms the verdict, as Comparison has it; None: the race has none.  ValueError: there are more arms."""
+        """The verdict as in Comparison; None without one.  Raises ValueError for more than two arms."""
         if len(self.against) > 1:
             raise ValueError(f"{len(self.against)} candidates, {', '.join(self.against)}: read .against[NAME]")
         return next((str(facts["verdict"]) for facts in self.against.values()), None)
 
     def plot(self) -> "Figure":
-        """As Comparison.plot()."""
+        """The same as Comparison.plot()."""
         panels = verdicts.panels(self.against, [*self._data["arms"]]) if self.against else ()
         return plotting.figure(self._page().charts, panels)
 
@@ -46,13 +46,13 @@ class Race(Answer):
 
 
 def race(*settings: str, quiet: bool = False, anyway: bool = False, **arms_and_plan: Any) -> Race:
-    """Train the arms in turn, by a plan that is made first, and judge them: ./run.sh race.
+    """Plan, train and judge a race, with the arms interleaved: ./run.sh race.
 
-    settings: overrides of every arm, "goal.num_steps=100".  Arms are keywords that begin with a capital, A="",
-    B="optim=muon"; the others are of the plan, n=5, looks=[3, 5], alpha, margin, seed, name, on, compilations.  quiet:
-    print nothing; anyway: race on a busy machine too.  What is printed meanwhile never shows a result: they stay hidden
-    until the race has ended.  An interrupt ends it with status "interrupted"; ./run.sh race --resume goes on.
-    ValueError: the arms or the plan cannot be raced.
+    settings: settings of every arm, "goal.num_steps=100".  Arms are keywords that begin with a capital, A="",
+    B="optim=muon"; the others belong to the plan: n=5, looks=[3, 5], alpha, margin, seed, name, on, compilations.
+    quiet: print nothing.  anyway: race even on a busy machine.  No numbers are printed until the race has ended.
+    An interrupt ends it with the status "interrupted", and ./run.sh race --resume continues it.
+    Raises ValueError if the arms or the plan cannot be raced.
     """
     arguments = [f"{name}={_word(value)}" for name, value in arms_and_plan.items()]
     results = results_root().absolute()

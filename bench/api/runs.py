@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """One training.  Equal to every Run of the same folder.
+    """One training run.  Two Runs of the same folder are equal.
 
-    id: the run id; folder: where its files lie; metrics such as val_loss are keys, run["val_loss"], as are the other
-    columns of ./run.sh table and every setting by its dotted name, run["optim.lr"].  None is off, unknown or not
+    id: the run id; folder: the folder with its files.  Metrics are keys, run["val_loss"], and so are the other
+    columns of ./run.sh table and every setting by its dotted name, run["optim.lr"].  None means off, unknown or not
     measured.
     """
 
@@ -51,18 +51,18 @@ class Run:
         return values[name]
 
     def to_dict(self) -> dict[str, Any]:
-        """Columns and settings, {"run_id": ..., "val_loss": ..., "optim.lr": ...}."""
+        """All columns and settings, {"run_id": ..., "val_loss": ..., "optim.lr": ...}."""
         columns = {name: value for name, value in self._row.items() if name not in ("config", "setting")}
         return columns | self.settings
 
     @functools.cached_property
     def settings(self) -> dict[str, Any]:
-        """{dotted name: value} of config.yaml; {} of an imported log."""
+        """Settings of config.yaml, {dotted name: value}; {} for an imported log."""
         return configs.settings(self._row["config"])
 
     @functools.cached_property
     def record(self) -> Record:
-        """run.json, upgraded to the newest version.  ValueError: it is damaged."""
+        """run.json, upgraded to the newest version.  Raises ValueError if it is damaged."""
         return run_folder.read(self.folder)
 
     def steps(self) -> list[dict[str, Any]]:
@@ -102,31 +102,31 @@ class Runs(Sequence[Run]):
         return iter(self._runs)
 
     def filter(self, keep: Callable[[Run], object]) -> "Runs":
-        """The runs of which keep(run) is true: runs.filter(lambda run: run["optim.lr"] > 1e-3)."""
+        """The runs for which keep(run) is true: runs.filter(lambda run: run["optim.lr"] > 1e-3)."""
         return Runs(run for run in self._runs if keep(run))
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Run.to_dict() of each."""
+        """Run.to_dict() of each run."""
         return [run.to_dict() for run in self._runs]
 
     def steps(self) -> list[dict[str, Any]]:
-        """Rows of the steps of all runs, each with its run_id."""
+        """The rows of steps.csv of all runs, each with its run_id."""
         return [{"run_id": run.id} | row for run in self._runs for row in run.steps()]
 
     def to_pandas(self, steps: bool = False) -> "pandas.DataFrame":
-        """A row a run, with every setting as a column; steps=True: a row a step.  ImportError without pandas."""
+        """A row per run with every setting, or with steps=True a row per step.  Needs pandas."""
         import pandas
 
         return pandas.DataFrame(self._rows(steps))
 
     def to_polars(self, steps: bool = False) -> "polars.DataFrame":
-        """As to_pandas().  ImportError without polars."""
+        """The same as to_pandas(), for polars, which must be installed."""
         import polars
 
         return polars.DataFrame(self._rows(steps), infer_schema_length=None, strict=False)
 
     def to_parquet(self, path: str | Path, steps: bool = False) -> None:
-        """The rows of to_pandas() as a parquet file.  ValueError without pyarrow, or where path cannot be written."""
+        """Write the rows of to_pandas() to a parquet file.  Raises ValueError without pyarrow or write access."""
         formats.write_parquet(self._rows(steps), user_path(path))
 
     def _rows(self, steps: bool) -> list[dict[str, Any]]:
@@ -136,9 +136,9 @@ class Runs(Sequence[Run]):
         return [{name: _cell(row.get(name)) for name in names} for row in rows]
 
     def plot(self, y: str = "val_loss", x: str = "step") -> "Figure":
-        """A curve a run.  y: val_loss, the metric of the runs' goal, train_loss or step_ms; x: step, train_s or tokens.
+        """Plot a curve per run.  Needs matplotlib.
 
-        Needs matplotlib.
+        y: val_loss, the metric of the runs' goal, train_loss or step_ms.  x: step, train_s or tokens.
         """
         goal = curves.metric_of(run.record.get("goal") for run in self._runs)
         known_y = list(dict.fromkeys((goal.name, *curves.Y_LABELS)))
@@ -166,9 +166,9 @@ def _cell(value: object) -> Any:
 
 
 def load(*names: str | Path) -> Runs:
-    """The runs that these names mean; without a name all of results/.
+    """Load the runs with these names; without a name, all of results/.
 
     names: run folders, folders of them, quoted globs, (parts of) run ids, races, RACE:ARM, sweeps, as ./run.sh table
-    takes them.  What cannot be read is left out and named on standard error.  ValueError: a name means nothing.
+    takes them.  Unreadable runs are omitted and named on standard error.  Raises ValueError if nothing has a name.
     """
     return Runs(Run(row) for row in named.rows_of_words([str(name) for name in names]))

@@ -21,7 +21,7 @@ class Table:
     """Rows of runs, or of groups of repeats.  print() shows it as ./run.sh table does; len() is the number of rows.
 
     columns: names of the columns in the order of the exports, settings by their dotted names.
-    notes: sentences about what the text leaves out or estimates.
+    notes: sentences about what the printed table omits or estimates.
     """
 
     def __init__(
@@ -45,23 +45,23 @@ class Table:
         return len(self._rows)
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """A dict a row, numbers not rounded; None is off, unknown or not measured."""
+        """A dict per row, with numbers not rounded; None means off, unknown or not measured."""
         return [{name: row.get(name) for name in self.columns} for row in self._rows]
 
     def to_json(self) -> str:
         return table_text.as_json(self._rows, self.columns)
 
     def print_csv(self) -> None:
-        """To standard output, numbers not rounded, formulas of a spreadsheet escaped."""
+        """Print CSV, with numbers not rounded and spreadsheet formulas escaped."""
         table_text.print_csv(self._rows, self.columns)
 
     def to_markdown(self) -> str:
-        """For a pull request, without the columns that are empty."""
+        """Markdown for a pull request, without empty columns."""
         shown = self.columns if self._shown is None else table_text.filled(self._rows, self._shown)
         return table_text.render(self._rows, shown, "github")
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """ImportError without pandas."""
+        """The rows as a DataFrame.  Needs pandas."""
         import pandas
 
         return pandas.DataFrame(self.to_dict(), columns=self.columns)
@@ -89,19 +89,19 @@ def table(
     baseline: Sequence[str] = (),
     sweep: str | None = None,
 ) -> Table:
-    """The runs that these names mean, one a row and oldest first; without a name all of results/.
+    """Tabulate the runs with these names, oldest first; without a name, all of results/.
 
         speedrun.table("results/", where=["optim=muon", "optim.lr<0.01"], group=True, sort="val_loss_mean")
 
-    names: as of load().  KEY below is a column or a setting such as optim.lr.
+    names: as for load().  KEY below is a column or a setting such as optim.lr.
     where: conditions that all must hold, "KEY=VALUE", "KEY=A,B", "KEY<VALUE" and so on; a value may be a glob.
-    sort: "KEY,-KEY", - for the largest first.  reverse: the other order; without sort the newest first.
-    columns: only these, "optim.*" matches several; all_columns: all of them, and every setting.
-    group: a row is a set of repeats, with n, mean and standard deviation.
-    baseline: the row, as part of an id or conditions, against which a change is given for every other one.
+    sort: "KEY,-KEY", with - for the largest first.  reverse: the reverse order; without sort, the newest first.
+    columns: show only these; "optim.*" matches several.  all_columns: show all, and every setting.
+    group: a row per set of repeats, with n, mean and standard deviation.
+    baseline: part of an id, or conditions: the row to which the changes of all others are relative.
     sweep: only the runs of this sweep, by (a part of) its id.
 
-    Runs that cannot be read are left out and named on standard error.  ValueError: a name or a key means nothing.
+    Unreadable runs are omitted and named on standard error.  Raises ValueError for an unknown name or key.
     """
     rows, filtered_keys = rows_of(names, where, sweep)
     fixed: tuple[str, ...] = table_groups.GROUP_COLUMNS if group else COLUMNS

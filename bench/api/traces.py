@@ -24,12 +24,12 @@ class Account(Answer):
 
     @property
     def step_ms(self) -> float:
-        """Of the only account.  ValueError: it is a difference, or of several windows: read to_dict()."""
+        """The step's milliseconds.  Raises ValueError for a difference or several windows: use to_dict()."""
         return float(self._account["step_ms"])
 
     @property
     def parts(self) -> list[dict[str, Any]]:
-        """Of the only account: {"part": ..., "ms": ..., ...} each; they add up to step_ms."""
+        """A dict for each part, {"part": ..., "ms": ..., ...}; the parts add up to step_ms.  Raises as step_ms."""
         return list(self._account["parts"])
 
     @property
@@ -39,7 +39,7 @@ class Account(Answer):
         return self._data
 
     def plot(self) -> "Figure":
-        """The parts of the step as a bar each.  ImportError without matplotlib."""
+        """Plot the parts of the step as bars.  Needs matplotlib."""
         return plotting.bars("Where the step goes", [(line["part"], line["ms"]) for line in self.parts], "ms a step")
 
 
@@ -51,12 +51,12 @@ def explain(
     annotated: str | Path | None = None,
     captured: Sequence[str | Path] = (),
 ) -> Account:
-    """Why a step takes so long: ./run.sh explain, of a run, of traces, or of the difference of two of them.
+    """Explain why a step takes so long, from a run or traces, or what changed between two: ./run.sh explain.
 
     what: runs, Kineto traces (files of the ranks of one job) or folders of them.  passport: measured limits in place of
     those kept for the run's machine; annotated: the folder to write the traces to with the account as tracks; captured:
     traces of the captures of CUDA graphs, which say what the graphs' kernels are.
-    ValueError: nothing is there to be explained.
+    Raises ValueError if there is nothing to explain.
     """
     names = [name for part in what for name in names_of(part)]
     machine = user_path(passport) if passport else None
@@ -94,7 +94,7 @@ def _side(job: Job, of: Sequence[Job], options: Options) -> tuple[str, dict[str,
 
 
 class Trace(Answer):
-    """What traces say, {what was analysed: its analysis} in to_dict() where it is more than one."""
+    """The analysis of traces; of several, to_dict() is {name: analysis}."""
 
     @classmethod
     def of(cls, answers: Mapping[str, dict[str, Any]]) -> Self:
@@ -104,9 +104,9 @@ class Trace(Answer):
 
 
 def trace(*paths: Named, rules: Sequence[categories.Rule] = categories.RULES, include_last_step: bool = False) -> Trace:
-    """Steps, kernels, gaps and ranks of Kineto traces, of any PyTorch program: ./run.sh analyze.  Writes nothing.
+    """Analyze Kineto traces of any PyTorch program: ./run.sh analyze.  Writes nothing.
 
-    paths: runs, trace files (the ranks of one job), folders of them.  ValueError: no trace is there.
+    paths: runs, trace files (the ranks of one job), folders of them.  Raises ValueError if there is no trace.
     """
     answers: dict[str, dict[str, Any]] = {}
     for title, job in jobs([name for part in paths for name in names_of(part)]):

@@ -240,11 +240,11 @@ def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = Non
     book = book or ledger.read(home(paths))
     runs = [run for run in (Run.read(book, path) for path in paths) if not run.is_discarded]
     if not runs:
-        raise ValueError(f"{paths[0]}: a discarded warm-up run cannot be claimed: give the runs that count")
+        raise ValueError(f"{paths[0]}: a discarded warm-up run cannot be claimed: omit it")
     runs, copies = _without_copies(runs)
     kinds = {run.is_log for run in runs}
     if len(kinds) > 1:
-        raise ValueError("records and logs together: judge them apart; a log cannot show what a record must keep to")
+        raise ValueError("records and logs cannot be judged together: name them in separate commands")
     found = {groups.UPSTREAM_TRACKS.get(run.record["track"], run.record["track"]) for run in runs}
     found = {track} if track and kinds == {True} else found
     if len(found) > 1:

@@ -73,12 +73,12 @@ def write(folder: str | Path, claim: claims.Claim, gated: publication.Gated | No
     folder, results = Path(folder).absolute(), claim.ledger.results.absolute()
     if folder.is_relative_to(results):
         remedy = "name a folder outside, or its copies would be counted as runs"
-        raise ValueError(f"--claim {folder}: it lies in {results}: {remedy}")
+        raise ValueError(f"--claim {folder}: it is inside {results}: {remedy}")
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"--claim {folder}: it is not empty: name a new folder, or remove it")
     arms = {race.arm for race in claim.races}
     if len(arms) > 1 or (arms and any(run.race_id is None for run in claim.runs)):
-        raise ValueError("a claim is of one arm, or of runs outside any race: these runs are mixed")
+        raise ValueError("these runs are of several arms or races: claim one arm, or runs outside any race")
     races = [race.race_id for race in claim.races]
     claimed = {"track": claim.track, "n": len(claim.runs), "races": races, "arm": next(iter(arms), None)}
     head = f"# Claim on {claim.track}\n\nWhat was changed, and why it is faster: (to be written)\n\nBy: (to be written)"

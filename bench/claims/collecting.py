@@ -77,7 +77,7 @@ def collect(place: Place, into: Path, without: Collection[str] = ()) -> Collecte
     written.
     """
     if place.folder and place.folder.resolve() == into.resolve():
-        raise ValueError(f"{place}: is the folder that collects: name the others")
+        raise ValueError(f"{place}: this is the folder to collect into: name only the others")
     with _alone(into):
         is_more_beside = _has_news(place, into)
         collected = _collect(place, into, without)
@@ -137,7 +137,7 @@ def _alone(into: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"{shown(into)}: another process is collecting into it: wait for its end") from None
+            raise ValueError(f"{shown(into)}: another process is collecting into it: wait until it ends") from None
         except OSError:  # a file system without locks
             pass
         try:
@@ -163,7 +163,7 @@ def _ledgers(place: Place, into: Path) -> tuple[bytes, Ledger]:
     if fault := joining.fault_of(theirs, counts):
         raise ValueError(f"{place}: {fault}: nothing was collected from it; restore it there")
     if names := joining.clashes(own, theirs):
-        both = f"{place}/{names[0]} and {shown(into / names[0])} have one name and are not the same"
+        both = f"{place}/{names[0]} and {shown(into / names[0])} have the same name but differ"
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
         raise ValueError(f"{both}{more}: nothing was collected from it; collect it --into another folder")
     return content, theirs
@@ -185,7 +185,7 @@ def _take_run(
         if here == end["run_json_sha256"]:
             return False
         if here not in [line.get("run_json_sha256") for line in lines if line.get("run") == name]:
-            raise ValueError(f"{place}/{name} and {shown(target)} have one name and are not the same; both are kept")
+            raise ValueError(f"{place}/{name} and {shown(target)} have the same name but differ; both are kept")
     staged = into / STAGING / target.name
     try:
         _copy_run(place, name, staged, run, without)
@@ -208,7 +208,7 @@ def _copy_run(place: Place, name: str, staged: Path, run: StartedRun, without: C
     """run.json and the files that it lists.  ValueError: it is not the run of the ledger, or a file is missing."""
     content = place.read(f"{name}/run.json")
     if content is None:
-        raise ValueError("is in the ledger, but its folder is not there")
+        raise ValueError("is in the ledger, but its folder is missing")
     if run["end"] is None or ledger.sha256_of_bytes(content) != run["end"]["run_json_sha256"]:
         raise ValueError("its run.json is not the one in the ledger: it was changed")
     staged.mkdir(parents=True)

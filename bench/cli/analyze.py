@@ -28,7 +28,7 @@ Answers = dict[str, dict[str, Any]]  # {what was analysed: its analysis}
 def main(argv: list[str]) -> int:
     """Exit codes: 0 analysed, 2 usage error or no trace."""
     if argv[:1] == ["diff"]:
-        raise ValueError("analyze diff: what changed from A to B is ./run.sh explain A B")
+        raise ValueError("analyze diff: to see what changed from A to B, use ./run.sh explain A B")
     args = _parser().parse_args(argv)
     rules = categories.load_rules(user_path(args.rules)) if args.rules else categories.RULES
     answers: Answers = {}

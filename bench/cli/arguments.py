@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
     def _unknown(self, word: str) -> str:
         key = word.lstrip("-").partition("=")[0]
         if word in ("-m", "--multirun"):
-            return f"{word}: only ./run.sh run sweeps"
+            return f"{word}: only ./run.sh run makes sweeps: omit it"
         is_named = re.search(rf"(?<![\w-]){re.escape(key)}=", self.format_help())  # by the verb's own help: n=5
         if word.startswith("-") and (is_named or ("key=value" in self.format_usage() and _is_setting(key))):
             return f"{word}: settings are key=value, not flags: write {key}=VALUE"

@@ -38,9 +38,7 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     if auditing.CLOCK in (args.only or ()):
         if len(args.only) > 1:
-            raise ValueError(
-                f"--only {auditing.CLOCK}: audits nothing else: ask for {args.only[-1]} by a second command"
-            )
+            raise ValueError(f"--only {auditing.CLOCK}: it cannot be combined with other audits: use two commands")
         return _clock(args)
     found: list[Any] = []
     num_refused = 0

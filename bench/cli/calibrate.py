@@ -83,7 +83,7 @@ def _n_and_overrides(given: Sequence[str]) -> tuple[int, list[str]]:
     for word in given:
         if word.startswith("n="):
             if not word[2:].isdigit() or int(word[2:]) < 2:
-                raise ValueError(f"{word}: give a number of runs a side, 2 or more")
+                raise ValueError(f"{word}: use 2 or more runs per side")
             n = int(word[2:])
         else:
             overrides.append(word)
@@ -115,7 +115,7 @@ def _rows_of_made_runs(names: Sequence[str]) -> tuple[list[Row], list[Row]]:
     arm = selection.arms_from_words([*names, selection.SEPARATOR, *names])[0]
     configs = {row["config_id"] for row in arm.rows}
     if len(configs) > 1:
-        raise ValueError(f"--runs {' '.join(names)}: these are {len(configs)} configs; calibrate with repeats of one")
+        raise ValueError(f"--runs {' '.join(names)}: these are {len(configs)} configs: name repeats of one config")
     return _dealt(sorted(arm.rows, key=lambda row: row["started_at"] or ""))
 
 
@@ -164,5 +164,5 @@ def _pct(word: str) -> float:
     except ValueError:
         pct = 0
     if not 0 < pct < 1000:
-        raise argparse.ArgumentTypeError(f"{word}: a change in per cent, 0.5 for example")
+        raise argparse.ArgumentTypeError(f"{word}: use a change in per cent, such as 0.5")
     return pct

@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     fail_on = conditions(args.fail_on)
     if args.fail_if and not fail_on:
-        raise ValueError(f"--fail-if {args.fail_if}: it chooses how --fail-on is read: give --fail-on slower:0.5% too")
+        raise ValueError(f"--fail-if {args.fail_if}: it needs a condition: add --fail-on slower:0.5%")
     for option, value in (("--margin", args.margin), ("--target", args.target)):
         comparing.check_nats(option, value)
     options: dict[str, Any] = {"on": args.on, "margin_nats": args.margin, "target_val_loss": args.target}

@@ -82,7 +82,7 @@ def _parser() -> arguments.Parser:
 def _get(verb: str, name: str, overrides: Sequence[str], as_json: bool) -> int:
     data = data_config(name, overrides)
     if verb == "make" and data.source == "hub":
-        raise ValueError(f"data make {name}: it is not made but fetched: ./run.sh data fetch {name}")
+        raise ValueError(f"data make {name}: these data are downloaded, not made: use ./run.sh data fetch {name}")
     facts = _facts(name, datasets.prepare(data, fetch=verb == "fetch", say=_say))
     print(json.dumps(facts, indent=1) if as_json else _lines(facts))
     return 0

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"--steps with --to {args.to}: it is for csv, parquet and postgres: omit it")
     if args.to == "parquet":
         if out is None:
-            raise ValueError("--to parquet: it is binary: name a file with --out FILE.parquet")
+            raise ValueError("--to parquet: the format is binary: name a file with --out FILE.parquet")
         formats.write_parquet(formats.rows_of(folders, args.steps), out)
         print(shown(out))
     elif out is None:
@@ -71,13 +71,13 @@ def _text(form: str, folders: Sequence[Path], with_steps: bool) -> str:
     if form == "mllog":
         return "".join(formats.export_each(folders, formats.mllog))
     if len(folders) != 1:
-        raise ValueError(f"--to modded-nanogpt: it is the log of one run, and these are {len(folders)}")
+        raise ValueError(f"--to modded-nanogpt: a log holds one run, and {len(folders)} are named: name one")
     return formats.export_each(folders, formats.modded_nanogpt_log)[0]
 
 
 def _to_postgres(args: argparse.Namespace) -> int:
     if not args.out:
-        raise ValueError("--to postgres: say where with --out postgresql://HOST/DATABASE")
+        raise ValueError("--to postgres: name the database with --out postgresql://HOST/DATABASE")
     folders = named.runs(args.run)
     steps = formats.rows_of(folders, with_steps=True) if args.steps else None
     exported, left_out = postgres.export(args.out, named.store_of(args.run), steps)

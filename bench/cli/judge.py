@@ -43,7 +43,7 @@ def _judged(args: argparse.Namespace, folder: Path) -> int:
         print("\n\n".join(map(_text, verdicts)))
     if args.claim:
         if len(judged) > 1:
-            raise ValueError(f"--claim {args.claim}: a race of {len(judged)} candidates; name one, RACE:B")
+            raise ValueError(f"--claim {args.claim}: the race has {len(judged)} candidates: name one, as RACE:B")
         gated = publication.Gated((lambda leaving: None) if args.json else publish.show_leaving, args.allow)
         claim_folder.write(args.claim, judged[0][0], gated)
         if not args.json:

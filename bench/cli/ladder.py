@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     """Exit codes: 0 the ladder has ended (or --dry-run), 1 it was interrupted or abandoned, 2 usage error."""
     args = _parser().parse_intermixed_args(argv)
     if args.dry_run and (args.csv or args.resume is not None or args.page is not None):
-        raise ValueError("--dry-run runs and reads nothing: give it alone, or with --json")
+        raise ValueError("--dry-run: it cannot be combined with other options than --json: omit them")
     results = results_root().absolute()
     with console.output(args.quiet, args.json or args.csv):
         if args.dry_run:

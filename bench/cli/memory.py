@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     if args.out and len(paths) > 1:
         raise ValueError(f"--out {args.out}: there are {len(paths)} snapshots; name one of them")
     if args.out and args.json:
-        raise ValueError(f"--out {args.out} with --json: facts are printed: leave one of the two out")
+        raise ValueError(f"--out {args.out} with --json: JSON is printed, not written: omit one of the two")
     summaries = []
     for path in paths:
         answer = page.document_of_file(path)

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     argv, settings = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
     args = _parser().parse_args(argv)
     if (args.go or settings) and not args.rerun:
-        raise ValueError(f"{'--go' if args.go else settings[0]}: --rerun DIR says where the sources are to be written")
+        raise ValueError(f"{'--go' if args.go else settings[0]}: it needs --rerun DIR, a folder for the sources")
     with tempfile.TemporaryDirectory(prefix="speedrun-pr-") as scratch:
         folder, name = _folder(args, Path(scratch))
         pull = _read(args, folder, name, Path(scratch))

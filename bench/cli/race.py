@@ -167,7 +167,7 @@ def _chosen(results: Path, word: str) -> Path:
     else:
         unfinished = state.unfinished(results)
         if not unfinished:
-            raise ValueError("no race is unfinished: ./run.sh race A=... B=... begins one")
+            raise ValueError("there is no unfinished race: start one with ./run.sh race A=... B=...")
         folder = unfinished[-1]
     planning.enter(folder, results)
     return folder

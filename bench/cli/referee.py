@@ -70,7 +70,7 @@ def _start(args: argparse.Namespace, results: Path) -> int:
         if search.has_ended:
             raise ValueError(f"{search.name}: has ended: ./run.sh referee start track=... budget=... begins another")
     if search.calibration is None:
-        say("referee", f"{search.name}: the champion is raced against itself, to see what can be seen", always=True)
+        say("referee", f"{search.name}: the champion races itself, to measure the noise", always=True)
     with searches.locked(search.folder):
         search = refereeing.calibrate(searches.read(search.folder))
     calibration = search.calibration
@@ -108,7 +108,7 @@ def _settings(args: argparse.Namespace) -> tuple[searches.Arm, dict[str, Any]]:
     overrides = [word for word in args.words if word.partition("=")[0] not in OURS]
     overrides += shlex.split(given.get("champion", ""))
     if "budget" not in given:
-        raise ValueError("budget is not given: ./run.sh referee start track=cpu_nano budget=1h")
+        raise ValueError("budget is not set: use e.g. ./run.sh referee start track=cpu_nano budget=1h")
     numbers = {key: _number(key, given[key], 0.5 if key == "alpha" else 99.0) for key in NUMBERS if key in given}
     settings = {"on": given.get("on"), "alpha": numbers.get("alpha", ALPHA), "effect": numbers.get("effect")}
     settings |= {"budget_s": seconds_of(given["budget"]), "price": numbers.get("price"), "trust": args.trust}

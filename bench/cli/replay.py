@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 def _folders(args: argparse.Namespace) -> list[Path]:
     if args.times is not None and args.times < 2:
-        raise ValueError(f"--times {args.times}: an interval takes at least 2 runs of fresh seeds")
+        raise ValueError(f"--times {args.times}: an interval needs at least 2 runs with fresh seeds")
     if not args.all:
         return named.runs(args.runs)
     folders = [folder for word in args.runs for folder in run_folder.find_runs([Path(word)])]

@@ -49,9 +49,9 @@ def _made(args: argparse.Namespace) -> Made:
     """-> {"page": path}, {"site": path} or {"pictures": [path]}, what --json prints; {} where Markdown was printed."""
     if not args.names and not results_root().is_dir():
         where = shown(results_root())
-        raise ValueError(f"no runs in {where}/ yet: ./speedrun.sh makes the first, ./run.sh run makes one")
+        raise ValueError(f"no runs in {where}/ yet: make one with ./run.sh run, or start with ./speedrun.sh")
     if args.pages is not None and args.pages < 0:
-        raise ValueError(f"--pages {args.pages}: a number of pages, 0 for none")
+        raise ValueError(f"--pages {args.pages}: use a number of pages, or 0 for none")
     if args.curves or len(args.names) > 1:
         return _curves(args)
     folder = named.folder(args.names[0]) if args.names else results_root()
@@ -60,7 +60,7 @@ def _made(args: argparse.Namespace) -> Made:
             return _one(folder, args, importlib.import_module(f"bench.report.{module}"))
     for option in ("md", "png"):
         if getattr(args, option):
-            raise ValueError(f"--{option} {folder}: it is for one run or race; name one")
+            raise ValueError(f"--{option} {folder}: it works for a single run or race: name one")
     return _site(folder, user_path(args.out) if args.out else folder / "site", args)
 
 
@@ -70,7 +70,7 @@ def _curves(args: argparse.Namespace) -> Made:
     from bench.report import curves
 
     if args.md:
-        raise ValueError("--md with several words: Markdown is of one run or race; ./run.sh compare A B --md compares")
+        raise ValueError("--md with several words: it prints one run or race; use ./run.sh compare A B --md")
     names = args.names or [str(results_root())]
     arms = selection.arm_from_each(names, lambda message: named.report_excluded("report", message))
     path = user_path(args.out) if args.out else results_root() / ("plots" if args.png else "curves.html")
@@ -92,7 +92,7 @@ def _one(folder: Path, args: argparse.Namespace, module: ModuleType) -> Made:
     """A run, a race or a sweep; module: the module that knows its Document and its block of Markdown."""
     if args.md and (args.png or args.out):
         other = "--png" if args.png else f"--out {args.out}"
-        raise ValueError(f"--md with {other}: Markdown is printed: leave {other.split()[0]} out, or --md")
+        raise ValueError(f"--md with {other}: Markdown is only printed: omit {other.split()[0]} or --md")
     if args.md:
         print(module.block(folder), end="")
         return {}

@@ -89,7 +89,7 @@ def _is_sweep(args: argparse.Namespace) -> list[str]:
     mode, stored = (None, []) if args.multirun or args.race else compose.stored_sweep(args.overrides)
     args.multirun = args.multirun or mode == "MULTIRUN"
     if args.anyway and not args.multirun:
-        raise ValueError("--anyway: one run warns of a busy machine and never asks: it is for sweeps (-m)")
+        raise ValueError("--anyway: it is for sweeps (-m); a single run only warns of a busy machine: omit it")
     if args.budget is not None and not args.multirun:
         raise ValueError(f"--budget {args.budget}: it is for sweeps (-m); hardware.wall_timeout_s=SECONDS ends one run")
     try:
@@ -117,7 +117,7 @@ def _show_cfg(args: argparse.Namespace) -> None:
         return
     points = _points(args)
     if points is None:
-        raise ValueError("-m --cfg job: a search chooses its points as it goes; --cfg job of one shows what all share")
+        raise ValueError("-m --cfg job: a search has no list of points: omit -m to see what they share")
     for point in points:
         header = f"---\n# {' '.join(point)}\n" if args.multirun else ""
         print(header + explain.commented(requested_config(point), explain.Origins(point, this_machine())), end="")

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
         _list(queue, args.json)
         return 0
     if args.json:
-        raise ValueError("--json: it is for --list: omit it")
+        raise ValueError("--json: it works only with --list: omit it")
     if args.cancel:
         end_cancelled(queue, queue.cancel(args.cancel))
         return 0
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     for word, following in itertools.pairwise([*words, "-"]):
         is_of_race = word[2:] and any(option.startswith(word) for option in ("--resume", "--look", "--abandon"))
         if verb == "race" and is_of_race and following.startswith("-"):
-            raise ValueError(f"{word}: the latest race is another one by then: name it, {word} RACE")
+            raise ValueError(f"{word}: the latest race may be another one by then: name the race, {word} RACE")
     importlib.import_module(f"bench.cli.{VERBS[verb][0]}").check(words)
     id = queue.submit([verb, *words], args.gpus)
     say("queue", f"{id}, log {shown(queue.folder / 'logs' / f'{id}.log')}", always=True)

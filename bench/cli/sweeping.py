@@ -57,7 +57,7 @@ def forecast(args: argparse.Namespace, points: list[list[str]] | None) -> list[d
     points: the overrides of each; None, where a search chooses them, is refused.  Returns what --json prints.
     """
     if points is None:
-        raise ValueError("--dry-run: a search chooses its points as it goes: give values, optim.lr=0.001,0.002")
+        raise ValueError("--dry-run: a search has no list of points: list values, as in optim.lr=0.001,0.002")
     jobs = [prepare(point, say=lambda text: say("data", text)) for point in points]
     complete = complete_before(jobs) if args.multirun else {}
     known_s = earlier_s({job.config.track.name for job in jobs}, [job.config_id for job in jobs])

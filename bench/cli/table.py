@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
         for option in others if getattr(args, alone) else ():
             if getattr(args, option):
                 flag = option.replace("_", "-")
-                raise ValueError(f"--{flag} with --{alone}: it has no effect there: give one of the two")
+                raise ValueError(f"--{flag} with --{alone}: they cannot be combined: use one of them")
     if args.leaderboard:
         from bench.claims import leaderboard_views
 
@@ -83,7 +83,7 @@ def _table(args: argparse.Namespace) -> None:
 def _pivot(args: argparse.Namespace) -> None:
     given = f"--pivot {' '.join(args.pivot)}"
     if len(args.pivot) > 2:
-        raise ValueError(f"{given}: one or two keys: a table has lines and columns")
+        raise ValueError(f"{given}: give one or two keys, for the rows and the columns")
     rows, _ = tables.rows_of(args.folder, args.where, args.sweep)
     shared = {row["metric"] for row in rows}
     goal = METRICS.get(*shared) if len(shared) == 1 else None  # of a metric of the user's own a row says no direction
@@ -104,7 +104,7 @@ def _nothing(args: argparse.Namespace) -> str:
         return f"no run matches --where {' '.join(args.where)}: omit it to see all"
     where = " ".join(args.folder) or f"{paths.shown(paths.results_root())}/"
     more = "" if args.folder else f"; ./run.sh table results/{PUBLISHED} shows the published ones"
-    return f"no runs in {where} yet: ./speedrun.sh makes the first, ./run.sh run makes one{more}"
+    return f"no runs in {where} yet: make one with ./run.sh run, or start with ./speedrun.sh{more}"
 
 
 def _joined(argv: list[str]) -> list[str]:

@@ -81,7 +81,7 @@ def arms_from_words(words: Sequence[str], on_error: OnError = None) -> list[Arm]
 
 def _race_alone(found: named.Named, on_error: OnError) -> list[Arm]:
     if found.race is None:
-        raise ValueError(f"{found.word}: that is one group of runs; give two, A B, or the folder of a race")
+        raise ValueError(f"{found.word}: this is a single group of runs: name two, A B, or a race")
     arms = _arms_of_race(found.race, on_error)
     if found.arm is not None:
         _refuse_unknown(found, arms)
@@ -162,7 +162,7 @@ def _arm_from_named(found: named.Named, rows: Mapping[str, Row], on_error: OnErr
     if found.race is None:
         return _arm_from_paths(found.word, found.holders, rows)
     if found.arm is None:
-        raise ValueError(f"{found.word}: that is a race with several arms; name one, {found.word}:B")
+        raise ValueError(f"{found.word}: this race has several arms: name one, {found.word}:B")
     arms = _arms_of_race(found.race, on_error)
     _refuse_unknown(found, arms)
     _refuse_empty(found.word, found.race, arms[found.arm])
@@ -186,7 +186,7 @@ def _arm_from_paths(word: str, paths: Iterable[Path], rows: Mapping[str, Row]) -
         return _arm_from_logs(word, paths)
     kept = [folder for folder in folders if not rows[folder]["discarded"]]  # warm-up runs of races are never compared
     if not kept:
-        raise ValueError(f"{word}: {counted(len(folders), 'run')}, all of them warm-up runs that were to be discarded")
+        raise ValueError(f"{word}: {counted(len(folders), 'run')}, all of them discarded warm-up runs")
     return _once(word, [rows[folder] for folder in kept], kept)
 
 

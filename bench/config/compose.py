@@ -311,7 +311,7 @@ def _check_script(composed: Values, overrides: list[str]) -> None:
         if word.partition("=")[0].replace("/", ".").split(".")[0] in ("model", "optim"):
             raise ValueError(f"{word}: {what} has its own model and optimizer: remove it")
     if (composed["checkpoint"] or {}).get("save"):
-        raise ValueError(f"checkpoint.save=true with {what}: a script saves its own: remove it")
+        raise ValueError(f"checkpoint.save=true with {what}: a script saves its own checkpoints: remove it")
     composed["model"] = composed["optim"] = None
 
 

@@ -90,7 +90,8 @@ class Setting:
     def unit(self) -> str | None:
         """The unit as text; None for a setting without one, or that is no number."""
         last = self.key.rpartition(".")[2].removeprefix("val_every_").removeprefix("gc_every_")
-        return UNITS.get(last.rpartition("_")[2]) if "number" in self.allowed and not last.startswith("num_") else None
+        has_one = "number" in self.allowed and not re.match("num_|.*_per_", last)
+        return UNITS.get(last.rpartition("_")[2]) if has_one else None
 
 
 def settings() -> dict[str, Setting]:

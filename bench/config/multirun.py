@@ -110,7 +110,7 @@ def go(arguments: list[str], runner: Runner, folder: Path, machine: schema.Machi
         settings = config.hydra.launcher
         is_ours = settings._target_ == OUR_LAUNCHER
         if runner.budget_s is not None and not is_ours:
-            raise ValueError("--budget: this launcher's jobs have limits of their own, as hydra.launcher.timeout_min")
+            raise ValueError("--budget: this launcher's jobs have their own limits: use hydra.launcher.timeout_min")
         name = config.hydra.runtime.choices["hydra/launcher"]
         with contextlib.nullcontext() if is_ours else runner.elsewhere(name, settings, HydraException):
             _app(machine).multirun(

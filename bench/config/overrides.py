@@ -173,20 +173,20 @@ def _quoted(override: str) -> str:
 
 def _refuse(override: str) -> None:
     if is_hydra_override(override):
-        raise ValueError(f"{override}: a single run takes no setting of Hydra: it is for sweeps, ./run.sh run -m")
+        raise ValueError(f"{override}: settings of Hydra are for sweeps: use ./run.sh run -m")
     if override[:1] in ("+", "~") and not re.match(r"(\+|~)(instruments|exporters)=", override):
         sign, key, value = override[0], *override.lstrip("+~").partition("=")[::2]
         example = f"{sign}{key}=NAME" if key in ("instruments", "exporters") else f"{key}={value or 'VALUE'}"
         example += f", or {key}=null where it may be off" if sign == "~" and "NAME" not in example else ""
         raise ValueError(f"{override}: + and ~ work on lists only, as +instruments=memory_history: write {example}")
     if override in ("-m", "--multirun"):
-        raise ValueError(f"{override}: only ./run.sh run sweeps")
+        raise ValueError(f"{override}: only ./run.sh run makes sweeps: omit it")
     if override.startswith("-") and "=" in override:
         raise ValueError(f"{override}: settings are key=value, not flags: write {override.lstrip('-')}")
     if "=" not in override:
         choices = [f"{group}={override}" for group in groups.GROUPS if override in groups.choices(group)]
         example = " or ".join(choices) or "e.g. seed=3 or model=modern"
-        raise ValueError(f"{override!r} is not an override: write key=value, {example}")
+        raise ValueError(f"{override!r} is not a setting: write key=value, {example}")
 
 
 def one_line(error: Exception) -> str:

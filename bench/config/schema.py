@@ -37,10 +37,10 @@ class ModelConfig:
     width: PositiveInt  # features of the residual stream
     vocab_size: PositiveInt | None = None  # rows of the embedding; null: data.vocab_size, up to a multiple of 64
     residual_dtype: Annotated[str, one_of("float32", "bfloat16")] | None = None  # of the residual stream; null: float32
-    # kept in bfloat16: embedding, head, matrices, vectors, or names with wildcards as in optim.groups, where the
-    # optimizer's state of them is bfloat16 too; null: all parameters are float32, or what the model makes them
+    # parameters kept in bfloat16: embedding, head, matrices, vectors, or names with wildcards, as in optim.groups; the
+    # optimizer's state of these is bfloat16 too; null: all are float32, or what the model makes them
     bfloat16_params: list[str] | None = None
-    # drop activations inside of blocks, compute them again in the backward pass: less memory, slower; null: keep them
+    # recompute the activations inside blocks in the backward pass: less memory, but slower; null: keep them
     activation_checkpointing: bool | None = None
     args: dict[str, Any] | None = None  # further arguments of your own class
 
@@ -48,29 +48,29 @@ class ModelConfig:
 @dataclass(kw_only=True)
 class DataConfig:
     source: str  # where tokens come from: bench/data/sources/, or a class of your own
-    vocab_size: int | None = None  # tokens are below this number; null: the source knows
-    seq_len: PositiveInt  # tokens of a sequence
+    vocab_size: int | None = None  # all tokens are below this number; null: as the source says
+    seq_len: PositiveInt  # tokens per sequence
     # tokens of one optimizer step, over all ranks and micro-steps: a multiple of seq_len * num_processes
     batch_tokens: PositiveInt
-    # every sequence begins at a document, and what lies between them is skipped; null: the stream without gaps
+    # begin every sequence at a document, and skip the tokens in between; null: use the stream without gaps
     bos_aligned: bool | None = None
-    # the token before each document; null: the source knows, but not of your own shards; source shards
+    # the token before each document, for data=shards; null: as the source says, and unknown for shards
     eos_token: Annotated[int, between(0, 65535)] | None = None
-    train_glob: str | None = None  # your files to train on, a path with wildcards; sources shards and text
-    val_glob: str | None = None  # your files to validate on, a path with wildcards; sources shards and text
-    tokenizer: Annotated[str, one_of("bytes", "gpt2")] | None = None  # what made the tokens; sources text and shards
-    train_tokens: Annotated[int, between(2, 2**28)] | None = None  # how many to make; source markov
-    markov_seed: Annotated[int, between(0, 2**32 - 1)] | None = None  # of the source itself, not of the run; markov
-    markov_lags: list[int] | None = None  # which earlier tokens the next one depends on, [1] or [1,3]; source markov
-    repo: Repository | None = None  # dataset repository on the Hugging Face hub; source hub
-    revision: str | None = None  # commit of repo; null: the hub's current one, noted by the first fetch; source hub
-    # how many to fetch, 100 million tokens each, from the first on; source hub; null: those that shards names
+    train_glob: str | None = None  # your files to train on, a path with wildcards, for data=shards and text
+    val_glob: str | None = None  # your files to validate on, a path with wildcards, for data=shards and text
+    tokenizer: Annotated[str, one_of("bytes", "gpt2")] | None = None  # the tokenizer of your text or shards
+    train_tokens: Annotated[int, between(2, 2**28)] | None = None  # how many tokens to make, for data=markov
+    markov_seed: Annotated[int, between(0, 2**32 - 1)] | None = None  # seed of data=markov, not of the run
+    markov_lags: list[int] | None = None  # which earlier tokens the next depends on in data=markov, [1] or [1,3]
+    repo: Repository | None = None  # dataset repository on the Hugging Face hub
+    revision: str | None = None  # commit of repo; null: the one that was current at the first fetch
+    # how many shards to fetch, of 100 million tokens each, from the first on; null: those in data.shards
     num_train_shards: AtLeast1 | None = None
-    # which training shards and in which order, by the number in their names, [3,7,9-12]; sources hub and shards; null:
-    # all of source shards, the first num_train_shards of a hub's
+    # which training shards to use and in which order, by the numbers in their names, [3,7,9-12]; null:
+    # all of your own shards, the first num_train_shards of a downloaded dataset
     shards: list[ShardNumbers] | None = None
-    train_sha256: str | None = None  # what the made training file must hash to; null: anything; pysource and markov
-    val_sha256: str | None = None  # what the made validation file must hash to; null: anything; pysource and markov
+    train_sha256: str | None = None  # required sha256 of the training file, for data=pysource and markov; null: any
+    val_sha256: str | None = None  # required sha256 of the validation file, for data=pysource and markov; null: any
     args: dict[str, Any] | None = None  # settings of your own source
 
     @property
@@ -89,30 +89,30 @@ class DataConfig:
 
 @dataclass(kw_only=True)
 class GoalConfig:
-    num_steps: PositiveInt  # optimizer steps, at most; schedules end there
-    # tokens of a validation, the first of the val shards: a multiple of seq_len * num_processes
+    num_steps: PositiveInt  # maximum number of optimizer steps; schedules end there
+    # tokens per validation, from the start of the validation shards: a multiple of seq_len * num_processes
     val_tokens: PositiveInt
-    val_every_steps: PositiveInt  # steps between validations; the clock stands still meanwhile
-    val_seq_len: PositiveInt | None = None  # tokens of a sequence of validation; null: data.seq_len
-    # window of every validation, of a run whose stages have windows; null: that of the step that comes next
+    val_every_steps: PositiveInt  # steps from one validation to the next; the clock is stopped during a validation
+    val_seq_len: PositiveInt | None = None  # tokens per sequence in validations; null: data.seq_len
+    # window of every validation, if the stages have windows; null: that of the next step
     val_window_tokens: PositiveInt | None = None
-    target_val_loss: float | None = None  # validation loss to be below, nats per token; null: no target
-    # the target as nats per token above the data's known floor, data=markov only; null: no such target
+    target_val_loss: float | None = None  # the validation loss must be below this; null: no target
+    # the target as a distance above the data's known floor, for data=markov; null: no such target
     target_gap_nats: Positive | None = None
     stop_at_target: bool = False  # end the run at the first validation that reaches the target
-    # what targets, budgets and comparisons are of: val_loss, val_bpb (bits per byte), core, or a name of your own that
+    # the metric of targets, budgets and comparisons: val_loss, val_bpb (bits per byte), core, or one of your own, which
     # metric_pattern finds in a script's lines; null: val_loss
     metric: Annotated[str, metric_name] | None = None
-    metric_unit: str | None = None  # of a metric of your own; null: it has none
-    metric_direction: Annotated[str, one_of(*DIRECTIONS)] | None = None  # of your own, which is better; null: lower
-    # a regular expression with the group (?P<value>...), and perhaps (?P<step>...), in a script's lines; null: of a
-    # metric that is known by name
+    metric_unit: str | None = None  # unit of your own metric; null: none
+    metric_direction: Annotated[str, one_of(*DIRECTIONS)] | None = None  # which is better, lower or higher; null: lower
+    # a regular expression that finds your own metric in a script's lines, with the group (?P<value>...) and perhaps
+    # (?P<step>...); null: the metric is a known one
     metric_pattern: str | None = None
-    target: float | None = None  # value of another metric than val_loss to reach; null: no such target
-    # seconds of training, by the run's clock; the best validation until then counts; null: no such budget
+    target: float | None = None  # the target of goal.metric, if that is not val_loss; null: no such target
+    # budget of training time, by the run's clock; the best validation within it counts; null: no such budget
     time_budget_s: Positive | None = None
-    token_budget: PositiveInt | None = None  # the same in tokens of training; null: no such budget
-    flop_budget: Positive | None = None  # the same in FLOPs of training, by flops_per_token; null: no such budget
+    token_budget: PositiveInt | None = None  # budget of training tokens; null: no such budget
+    flop_budget: Positive | None = None  # budget of training FLOPs, by flops_per_token; null: no such budget
 
     @property
     def of(self) -> Metric:
@@ -137,32 +137,32 @@ class HardwareConfig:
     num_processes: AtLeast1 | None = None  # ranks, of all nodes together; null: one per GPU, or one on a CPU and node
     # machines that the run spans; the same command is given on each; null: this one
     nodes: AtLeast1 | None = None
-    # HOST:PORT where nodes meet, an address of the node that makes the record and a free port there; with nodes only
+    # HOST:PORT, an address of the node that makes the record and a free port there; only with several nodes
     rendezvous: str | None = None
     rendezvous_timeout_s: Positive | None = None  # how long ranks wait for each other before a run; null: 300 s
     num_threads: AtLeast1 | None = None  # CPU threads of each process; null: an equal share of the cores
-    # of activations; null: bfloat16 on a GPU, float32 on a CPU
+    # precision of activations; null: bfloat16 on a GPU, float32 on a CPU
     dtype: Annotated[str, one_of("float32", "bfloat16")] | None = None
-    tf32: bool | None = None  # float32 products on a GPU in TF32; null: as torch has it, which is not
-    # what attention may run on: flash, efficient, cudnn or math; null: what torch chooses
+    tf32: bool | None = None  # compute float32 products on a GPU in TF32; null: torch's default, false
+    # the backend of attention: flash, efficient, cudnn or math; null: torch chooses
     sdpa: Annotated[str, one_of("flash", "efficient", "cudnn", "math")] | None = None
-    compile: bool | None = None  # torch.compile; null: on a GPU only
-    # how ranks come to one update: plain, every rank all of it, gradients reduced after the backward pass; shard, each
-    # its share, reduced while that runs; null: torch's DistributedDataParallel, every rank all of it
+    compile: bool | None = None  # use torch.compile; null: only on a GPU
+    # how ranks share gradients and updates: plain, all-reduce after the backward pass; shard, reduce-scatter during it,
+    # and each rank updates its share; null: torch's DistributedDataParallel
     reducer: Annotated[str, one_of("plain", "shard")] | None = None
-    # most sequences of a rank at once; null: what is estimated to fit the GPU's memory, all of them on a CPU
+    # sequences per rank and micro-step, at most; null: as many as should fit the GPU's memory, all of them on a CPU
     micro_batch_seqs: PositiveInt | None = None
-    deterministic: bool = False  # torch.use_deterministic_algorithms: the same bits again, slower on a GPU
+    deterministic: bool = False  # use torch.use_deterministic_algorithms: reproducible bits, but slower on a GPU
     # when Python's garbage collector runs while steps are timed; null: freeze, what exists before training is never
     # collected again
     gc: Annotated[str, one_of("freeze", "on", "off", "manual")] | None = None
-    gc_every_steps: AtLeast1 | None = None  # steps between collections of generation 1; with gc=manual only
-    # a collective that hangs longer fails the run; until warm-up ends 600 s at least, for ranks that compile unevenly
+    gc_every_steps: AtLeast1 | None = None  # steps from one collection of generation 1 to the next; only with gc=manual
+    # a collective that hangs longer fails the run; at least 600 s until warm-up ends, because ranks compile unevenly
     collective_timeout_s: Positive = 120.0
-    # a run that prints nothing, makes no step and computes nothing for so long is ended; null: it may
+    # end a run that prints nothing, makes no step and computes nothing for this long; null: never
     stall_timeout_s: Positive | None = 600.0
-    wall_timeout_s: Positive | None = None  # the launcher ends a run that lasts longer; null: no limit
-    # of what the run has, all its GPUs together, or with --jobs of what the runs share; null: no costs in tables
+    wall_timeout_s: Positive | None = None  # end a run that lasts longer; null: no limit
+    # price of all hardware that the run uses, or with --jobs that the runs share; null: no costs in tables
     price_usd_per_hour: Positive | None = None
 
     @property
@@ -175,18 +175,18 @@ class HardwareConfig:
 @dataclass(kw_only=True)
 class ScriptConfig:
     path: str | None = None  # any training script, script=train_gpt.py; null: train a model of ours
-    root: str | None = None  # folder that it is started in, with all its code; null: the script's own
-    rev: str | None = None  # revision of the repository of root; null: its files as they are
-    module: str | None = None  # in place of a path: scripts.base_train, as python -m starts it; needs root
-    command: list[str] | None = None  # in place of a path: any program, 'bash train.sh'; needs root
-    torchrun: bool | None = None  # whether it gets RANK, WORLD_SIZE ...; null: yes, but for a command
-    args: list[str] | None = None  # its arguments; {seed} in one of them is the run's seed; null: none
-    python: str | None = None  # the interpreter that runs it; null: root's .venv, or this program's own
-    env: dict[str, Any] | None = None  # variables that it gets beside the harness's; null as a value: the shell's own
-    dialect: str | None = None  # how its lines read: a name, or a yaml of patterns; null: found in what it prints
-    data: str | None = None  # folder in which it looks for shards; null: data/fineweb10B
-    sandbox: bool | None = None  # without network, home folder and other files than its own; null: as you
-    raw_data: bool | None = None  # give it nanoGPT's train.bin and val.bin there, without a header; null: shards
+    root: str | None = None  # the folder in which the script is started, with all its code; null: the script's own
+    rev: str | None = None  # use this revision of root's repository; null: the files as they are
+    module: str | None = None  # instead of a path, a module that python -m starts, scripts.base_train; needs root
+    command: list[str] | None = None  # instead of a path, any other program, 'bash train.sh'; needs root
+    torchrun: bool | None = None  # start the script with RANK, WORLD_SIZE ... set; null: yes, except for a command
+    args: list[str] | None = None  # arguments of the script; {seed} becomes the run's seed; null: none
+    python: str | None = None  # the interpreter that runs the script; null: root's .venv, or this program's own
+    env: dict[str, Any] | None = None  # further environment variables; null as a value takes the shell's
+    dialect: str | None = None  # format of the script's lines: a name, or a yaml of patterns; null: detected
+    data: str | None = None  # the folder in which the script looks for shards; null: data/fineweb10B
+    sandbox: bool | None = None  # run without network, home folder and other files; null: run as you
+    raw_data: bool | None = None  # provide nanoGPT's train.bin and val.bin, without a header; null: shards
 
 
 SCRIPT_STARTS = ("path", "module", "command")  # of these a script has one
@@ -194,24 +194,24 @@ SCRIPT_STARTS = ("path", "module", "command")  # of these a script has one
 
 @dataclass(kw_only=True)
 class ProfileConfig:
-    # end the run after the last step that the chosen instruments record; schedules are those of the whole run
+    # end the run after the last step that the instruments record; schedules are still those of the whole run
     stop_after_window: bool = False
 
 
 @dataclass(kw_only=True)
 class LookConfig:
-    # train some more steps with torch's profiler after the clock has stopped; null: on a GPU
+    # train a few more steps under torch's profiler after the clock has stopped; null: only on a GPU
     enabled: bool | None = None
-    wait_steps: NotNegativeInt = 1  # trained before, without the profiler
-    warmup_steps: NotNegativeInt = 1  # then with the profiler, which records nothing yet
-    active_steps: AtLeast1 = 3  # then recorded
+    wait_steps: NotNegativeInt = 1  # steps before the profiler starts
+    warmup_steps: NotNegativeInt = 1  # steps of the profiler's warm-up, which are not recorded
+    active_steps: AtLeast1 = 3  # steps that the profiler records
 
 
 @dataclass(kw_only=True)
 class CheckpointConfig:
     save: bool = False  # write the final weights to weights.safetensors, after the clock has stopped
-    # write the whole state so often, the clock paused, and at a warning (SIGTERM, SIGUSR1, SIGUSR2), so that resume=
-    # can go on from it; null: with resume= at a warning only, else never
+    # minutes between checkpoints, with the clock paused; a warning (SIGTERM, SIGUSR1, SIGUSR2) makes one too, and
+    # resume= continues from it; null: with resume= only on a warning, else never
     every_min: Positive | None = None
 
 
@@ -223,72 +223,74 @@ class TrackRules:
     gpu: str | None = None  # the GPU's model, as the driver names it; null: any
     num_gpus: int | None = None  # how many GPUs; null: any number
     may_be_untimed: list[str] | None = None  # what train_s may exclude; null: anything that the record names
-    # flags of torch.compile that a contestant may set, patterns of bench/training/compile_flags.py's names; null: any
+    # flags of torch.compile that a contestant may set, as patterns (bench/training/compile_flags.py); null: any
     compile_flags: list[str] | None = None
-    max_interrupted: int | None = None  # runs of a claim's races that were interrupted and raced again; null: any
-    # whether a run whose clock was paused for checkpoints, or which went on from one, has a time that counts; null: no
+    max_interrupted: int | None = None  # how many interrupted runs a claim's races may have; null: any number
+    # whether the time of a run counts that wrote checkpoints or was resumed from one; null: no
     may_resume: bool | None = None
-    implausible_val_loss: float | None = None  # a run whose val_loss is below it is invalid; null: no such bound
+    implausible_val_loss: float | None = None  # a run with a lower val_loss is invalid; null: no such bound
     # what makes a record: least time, fewest steps whatever their time, or the best value of the goal's metric
     judged: Annotated[str, one_of("time", "steps", "metric")] = "time"
     logs: str | None = None  # the dialect of its logs, as ./run.sh import names it; null: modded-nanogpt
-    max_artifact_bytes: PositiveInt | None = None  # of the model and its code, as a script prints it; null: any size
-    # by how much a result must be better than another (judge --against), in nats a token, at p_value; null: by no rule
+    max_artifact_bytes: PositiveInt | None = None  # maximum size of model and code, as a script prints it; null: any
+    # by how much a result must be better than another, at p_value (judge --against); null: no such rule
     min_gain_nats: Positive | None = None
-    compilations: AtLeast1 = 1  # the fewest fresh compilations of each arm in a claim's races
-    # how the losses are held against the target: t, a one-sided t test of the last ones at p_value; z, modded-nanogpt's
+    compilations: AtLeast1 = 1  # minimum number of compilations of each arm in a claim's races
+    # how losses are compared with the target: t, a one-sided t test of the final ones at p_value; z, modded-nanogpt's
     # rule of track 3, at the first step at which the mean of all runs is z_margin_nats / sqrt(runs) below the target
     statistic: Annotated[str, one_of("t", "z")] = "t"
     z_margin_nats: Positive = 0.004  # with statistic=z: what (target - mean) * sqrt(runs) must reach
-    z_sd_nats: Positive = 0.0013  # with statistic=z: the standard deviation over runs that it assumes, not measures
-    nats_per_100_steps: Positive = 0.0045  # with statistic=z: what 100 steps are worth when two results are compared
-    # a change of run time shown to be smaller than this, either way, is called equivalent
+    z_sd_nats: Positive = 0.0013  # with statistic=z: the standard deviation of runs, which is assumed
+    nats_per_100_steps: Positive = 0.0045  # with statistic=z: the nats that 100 steps are worth (judge --against)
+    # changes of run time that are shown to be smaller than this are equivalent
     equivalence_margin_pct: Annotated[float, Range(lambda pct: 0 < pct < 100, "between 0 and 100")] = 0.5
-    # the largest alpha of a race on a track that fixes something: a plan may be stricter
+    # the largest alpha of a race on a track that fixes something; a plan may be stricter
     alpha: Annotated[float, Range(lambda value: 0 < value < 0.5, "between 0 and 0.5")] = 0.05
-    # the widest rise of the mean val_loss that a race there calls no worse; of others: bench/base/metric.py
+    # the largest rise of the mean val_loss that still counts as not worse; for other metrics see bench/base/metric.py
     loss_margin_nats: Annotated[float, Range(lambda nats: nats > 0, "above 0")] = 0.002
     # what ./run.sh pr asks of a record's pull request: {a check of bench/claims/pull_request.py: the rule in words}
     pull_request: dict[str, str] = field(default_factory=dict)
     # patterns of names in a script's source: statements that have one belong to the data pipeline or the validation
     data_names: list[str] = field(default_factory=list)
-    loss_buffer_nats: Positive = 0.002  # how far below the target records are kept; half of it may be spent unasked
+    loss_buffer_nats: Positive = 0.002  # how far below the target records are kept; a record may use up half of it
 
 
 @dataclass(kw_only=True)
 class TrackConfig:
-    name: str  # a file of conf/track/: its rules cannot be changed by a run, but for repeats
+    name: str  # a file of conf/track/; a run can change none of its rules but repeats
     about: str  # the track in a sentence
-    repeats: PositiveInt  # runs that ./speedrun.sh makes and a record takes, each with a fresh seed
-    # of the one-sided t test of the mean val_loss against the target
+    repeats: PositiveInt  # how many runs ./speedrun.sh makes and a record needs, each with a fresh seed
+    # level of the one-sided t test of the mean val_loss against the target
     p_value: Annotated[float, Range(lambda value: 0 < value < 1, "between 0 and 1")]
-    fixed: list[str] = field(default_factory=list)  # settings that a run must leave alone to count on this track
+    fixed: list[str] = field(default_factory=list)  # settings that a run must not change to be eligible for this track
     reference_hardware: str | None = None  # where the track's times are compared; null: anywhere
-    rules: TrackRules = field(default_factory=TrackRules)  # what ./run.sh judge demands of a claim
+    rules: TrackRules = field(default_factory=TrackRules)  # what ./run.sh judge requires of a claim
 
 
 @dataclass(kw_only=True)
 class Config:
-    name: Name | None = None  # for people, in the run's id; null: arch-optim
-    # of the initial weights and of torch's random numbers
+    name: Name | None = None  # a name that becomes part of the run's id; null: arch-optim
+    # seed of the initial weights and of torch's random numbers
     seed: Annotated[int, Range(lambda value: 0 <= value < 2**63, "of 0 or more, below 2**63")] = 0
     script: ScriptConfig | None = None  # a training script instead of our training loop; null: ours
     model: ModelConfig | None  # what is trained; null: a script's own
-    data: DataConfig  # what it is trained on, and in which portions
+    data: DataConfig  # the data to train on, and the size of batches
     optim: optimizers.Config | None  # how weights are updated; null: a script's own way
     goal: GoalConfig  # when a run ends and what it should reach
-    # what changes in the course of a run, each from the end of the one before, [{until_frac:0.5,batch_tokens:512},{}]:
-    # docs/own.md; null: nothing does
+    # settings that change during a run, stage by stage, [{until_frac:0.5,batch_tokens:512},{}]:
+    # docs/own.md; null: nothing changes
     stages: list[Stage] | None = None
     hardware: HardwareConfig = field(default_factory=HardwareConfig)  # where and how it runs
-    track: TrackConfig  # the rules that a run keeps
-    instruments: dict[str, Any] = field(default_factory=dict)  # what is measured beside the clock
-    exporters: dict[str, Any] = field(default_factory=dict)  # where the finished record is sent; no part of the run
-    profile: ProfileConfig = field(default_factory=ProfileConfig)  # how far a profiled run goes; no part of config_id
-    look: LookConfig = field(default_factory=LookConfig)  # what is recorded after the race; no part of config_id
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)  # what is kept; no part of config_id
-    # auto: go on with the newest run of this config and seed that ended with a checkpoint, if there is one; or the
-    # run_id of one; null: begin a new run.  No part of config_id
+    track: TrackConfig  # the rules of the track
+    instruments: dict[str, Any] = field(default_factory=dict)  # optional measurements
+    exporters: dict[str, Any] = field(default_factory=dict)  # where the finished record is sent; not part of the run
+    profile: ProfileConfig = field(default_factory=ProfileConfig)  # profiling; not part of config_id
+    look: LookConfig = field(default_factory=LookConfig)  # profiling after the clock has stopped; not in config_id
+    checkpoint: CheckpointConfig = field(
+        default_factory=CheckpointConfig
+    )  # checkpoints, weights; not part of config_id
+    # auto: continue the newest run of this config and seed that ended with a checkpoint, if there is one; or the
+    # run_id of a run to continue; null: begin a new run.  Not part of config_id
     resume: str | None = None
 
 

@@ -219,7 +219,7 @@ def _check_clock(where: str, values: dict[str, Any]) -> None:
         for key in ("active_s", "every_s"):
             if values[key] is not None:
                 raise ValueError(
-                    f"{where}.{key}={values[key]}: a window by the clock has a beginning: give first_s too"
+                    f"{where}.{key}={values[key]}: a window by the clock needs its beginning: set first_s too"
                 )
     elif values["every_steps"] is not None:
         raise ValueError(f"{where}.every_steps={values['every_steps']}: first_s is set: use every_s=SECONDS")
@@ -238,7 +238,7 @@ def trace_windows(settings: dict[str, Any]) -> list[ProfilerWindow]:
             )
         num_disturbed = values["warmup_steps"] + values["active_steps"]
         if values["every_steps"] is None and values["every_s"] is None and values["repeat"]:
-            raise ValueError(f"{where}.repeat={values['repeat']}: it repeats every how many steps? give every_steps")
+            raise ValueError(f"{where}.repeat={values['repeat']}: no distance is set: give every_steps too")
         if values["every_steps"] is not None and values["every_steps"] < num_disturbed:
             raise ValueError(
                 f"{where}.every_steps={values['every_steps']}: one cycle takes {num_disturbed} steps, "
@@ -356,8 +356,8 @@ def memory_windows(settings: dict[str, Any]) -> list[MemoryWindow]:
     for window, later in zip(windows, windows[1:]):
         if later.first_step <= window.last_step:
             raise ValueError(
-                f"{where}.windows: {later.name} begins at step {later.first_step} and {window.name} ends at step "
-                f"{window.last_step}: there is one memory history only, let it begin after step {window.last_step}"
+                f"{where}.windows: {later.name} begins at step {later.first_step}, but {window.name} ends at step "
+                f"{window.last_step}: there is only one memory history: let it begin after step {window.last_step}"
             )
     names = [window.name for window in windows]
     for name in names:

@@ -59,7 +59,7 @@ def agree(checks: Iterable[preflight.Check], anyway: bool, what: str | None = No
     answer = confirmed("continue anyway?")
     if answer is False or (answer is None and what):
         why = "; ".join(f"{check.name}: {check.found}" for check in stops)
-        worth = f", and {what} would be that of a disturbed machine" if what else ""
+        worth = f", and {what} would be unreliable" if what else ""
         is_busy = answer is None and all(check.name in BUSY for check in stops)
         kind = leases.Busy if is_busy else ValueError
-        raise kind(f"{why}{worth}: try again when it is quiet, or with --anyway")
+        raise kind(f"{why}{worth}: try again when the machine is quiet, or add --anyway")

@@ -91,7 +91,7 @@ def cpu_load(hardware: HardwareConfig, foreign_cores: float | None, num_cpus: in
     found = f"other programs use {foreign_cores:.2f} of {num_cpus} cores"
     if round(foreign_cores, 2) <= limit:  # as it is shown: what reads as the limit is not above it
         return Check("cpu load", "ok", found)
-    remedy = "end them (top shows which): steps get slower and uneven, and the record will say suspect"
+    remedy = "end them (top lists them), or expect slower and uneven steps and a suspect run"
     return Check("cpu load", "warn", f"{found} (limit {limit:g})", remedy)
 
 

@@ -126,7 +126,7 @@ class Queue:
                     if not entry.token:
                         self.end(mine, 1, self.cancelled(mine) or CANCELLED_BY, 0.0, 0.0)
                     return mine
-        raise ValueError(f"{id}: neither waits nor runs: ./run.sh submit --list shows what does")
+        raise ValueError(f"{id}: no such entry is waiting or running: ./run.sh submit --list shows them")
 
     # ---- what there is
 
@@ -297,8 +297,8 @@ class Queue:
             if not os.access(self.folder / state, os.R_OK | os.W_OK | os.X_OK):
                 raise ValueError(f"{self.folder / state}: cannot be written: ask its owner for chmod -R g+rwX")
             if (self.folder / state).stat().st_mode & stat.S_IWOTH:
-                remedy = f"chmod -R o-w {self.folder}; a group of people who trust each other may"
-                raise ValueError(f"{self.folder / state}: anybody may write there: {remedy}")
+                remedy = f"chmod -R o-w {self.folder}; only a group whose members trust each other may write"
+                raise ValueError(f"{self.folder / state}: everybody can write there: {remedy}")
 
     def _make(self) -> None:
         for name in STATES:

@@ -98,7 +98,7 @@ def _parsed(words: Sequence[str]) -> tuple[sweep.Study, str]:
         if not given.get(key):
             raise ValueError(f"{key} is not given: {EXAMPLE}")
     if "on" in given:
-        raise ValueError(f"on={given['on']}: a study asks for the loss and for the time to the same loss: leave it out")
+        raise ValueError(f"on={given['on']}: a study always asks for loss and time to the same loss: omit it")
     rest = [word for word in words if word.partition("=")[0] not in OURS]
     axes = [word for word in rest if not overrides.plain(word)]
     if len(axes) != 1:

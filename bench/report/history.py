@@ -89,9 +89,7 @@ def commits_of(repo: Path, rev: str) -> list[Commit]:
         "--",
     )
     if lines is None:
-        raise ValueError(
-            f"{rev}: {repo} is in no git repository, or in one without this revision: go there, or give --rev"
-        )
+        raise ValueError(f"{rev}: {repo} is in no repository with this revision: change the folder, or use --rev")
     return [Commit(*line.split("\t", 2)) for line in lines.splitlines()]
 
 

@@ -97,9 +97,9 @@ def printed(command: str, table: Table) -> str:
     """What ./run.sh COMMAND prints in Markdown.  table(argv) is the table's main; ValueError for any other verb."""
     verb, *argv = shlex.split(command) or [""]
     if verb != "table" or {"--check", "--write"} & set(argv):
-        raise ValueError(f"./run.sh {command}: only what ./run.sh table prints can be written again")
+        raise ValueError(f"./run.sh {command}: only tables of ./run.sh table can be updated")
     out = io.StringIO()
     with contextlib.redirect_stdout(out), variables({"SPEEDRUN_CWD": str(project_folder())}):
         if table([*argv, *(["--md"] if "--md" not in argv else [])]):
-            raise ValueError(f"./run.sh {command}: it fails, so that the table cannot be written")
+            raise ValueError(f"./run.sh {command}: it failed, so the table cannot be updated")
     return out.getvalue()

@@ -51,7 +51,7 @@ def document(folder: Path | str, at: Path | str | None = None) -> Document:
     folder = Path(folder).absolute()
     study = sweep.read_study(folder)
     if study["race_id"] is None:
-        raise ValueError(f"{folder.name}: the race of this study has not begun: the command that began it goes on")
+        raise ValueError(f"{folder.name}: the race of this study has not begun: repeat the command that began it")
     race_path = race_folder.of(folder.parent.parent, study["race_id"])
     race, trials = race_folder.read(race_path), sweep.trials(folder, study)
     against = race_folder.verdicts_of(race)

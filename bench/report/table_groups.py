@@ -135,7 +135,7 @@ def find_baseline(rows: Sequence[TableRow], words: Sequence[str], columns: Colum
     if len(found) != 1:
         what = f"{len(found)} of {text_table.counted(len(rows), 'row')}" if found else "no row"
         remedy = "give part of a run id, a config_id, or KEY=VALUE ... that one row has"
-        raise ValueError(f"{option}: it names {what}: {remedy}")
+        raise ValueError(f"{option}: it matches {what}: {remedy}")
     return found[0]
 
 

@@ -13,12 +13,12 @@ from models.settings import Momentum, NotNegative, Positive
 
 @dataclass(kw_only=True)
 class Config(optimizers.Config):
-    beta1: Momentum  # AdamW's decay of the mean gradient
-    beta2: Momentum  # AdamW's decay of the mean squared gradient
+    beta1: Momentum  # AdamW's decay rate of the mean gradient
+    beta2: Momentum  # AdamW's decay rate of the mean squared gradient
     eps: Positive  # added to AdamW's denominator
-    weight_decay: NotNegative  # AdamW's, of matrices, times the learning rate a step
-    # on a CPU too AdamW's update is one kernel, as it always is on CUDA: a third of the time, other last digits; null:
-    # the loop over tensors, to the digit what records without this setting had
+    weight_decay: NotNegative  # AdamW's weight decay of matrices per step, times the learning rate
+    # use AdamW's fused kernel on a CPU, as always on CUDA: a third of the time, but other last digits; null:
+    # the loop over tensors, bit-identical to records that lack this setting
     fused: bool | None = None
 
     def build(self, model: Any, rank: int, world_size: int, device_type: str) -> Any:

@@ -12,13 +12,13 @@ from models.updates.muon import FIRST_MOMENTUM, momentum_at
 class Config(adamw.Config):
     """lr, the betas, eps and weight_decay are AdamW's."""
 
-    muon_lr: Positive  # Muon's learning rate at the schedule's peak, times sqrt(rows / columns) of a tall matrix
-    muon_momentum: Momentum  # of Nesterov's momentum
-    # linear rise of the momentum from 0.85 to muon_momentum, as a part of num_steps; null: none
+    muon_lr: Positive  # Muon's learning rate at the peak, multiplied by sqrt(rows / columns) for tall matrices
+    muon_momentum: Momentum  # Nesterov momentum
+    # fraction of num_steps in which the momentum rises linearly from 0.85 to muon_momentum; null: no rise
     muon_momentum_warmup_frac: Frac | None = None
-    muon_weight_decay: NotNegative  # Muon's, times the learning rate a step
+    muon_weight_decay: NotNegative  # Muon's weight decay per step, times the learning rate
     muon_ns_steps: PositiveInt  # Newton-Schulz iterations
-    # matrices of one shape together, eager or compiled by torch.compile; null: one by one, the same bits for any
+    # update matrices of one shape together, eager or compiled by torch.compile; null: one by one, the same bits for any
     # number of processes
     muon_batched: Annotated[str, one_of("eager", "compiled")] | None = None
 

@@ -9,7 +9,7 @@ from models.settings import Frac
 
 @dataclass(kw_only=True)
 class Config(schedules.Config):
-    final_lr_frac: Frac  # learning rate at the end, as a part of the peak
+    final_lr_frac: Frac  # final learning rate, as a fraction of the peak
 
     def lr_frac(self, step: int, num_steps: int) -> float:
         rise = super().lr_frac(step, num_steps)

@@ -13,9 +13,9 @@ from models.settings import Frac
 
 @dataclass(kw_only=True)
 class Config(schedules.Config):
-    cooldown_frac: Frac  # linear fall at the end, as a part of num_steps
-    final_lr_frac: Frac  # learning rate at the end, as a part of the peak
-    tail_frac: Frac | None = None  # part of num_steps that stays at final_lr_frac after the cooldown; null: none
+    cooldown_frac: Frac  # fraction of num_steps at the end in which the learning rate falls linearly
+    final_lr_frac: Frac  # final learning rate, as a fraction of the peak
+    tail_frac: Frac | None = None  # fraction of num_steps at final_lr_frac after the cooldown; null: none
 
     def __post_init__(self) -> None:
         if self.warmup_frac + self.cooldown_frac + (self.tail_frac or 0) > 1:

@@ -9,10 +9,10 @@ from models.settings import Momentum, NotNegative, Positive
 
 @dataclass(kw_only=True)
 class Config(updates.Group):
-    beta1: Momentum = 0.9  # decay of the mean gradient
-    beta2: Momentum = 0.95  # decay of the mean squared gradient
+    beta1: Momentum = 0.9  # decay rate of the mean gradient
+    beta2: Momentum = 0.95  # decay rate of the mean squared gradient
     eps: Positive = 1e-8  # added to the denominator
-    weight_decay: NotNegative = 0.0  # times the learning rate a step
+    weight_decay: NotNegative = 0.0  # weight decay per step, times the learning rate
 
     def build(self, tensors: list[Any], lr: float, rank: int, world_size: int, device_type: str) -> Any:
         """torch.optim.AdamW: every rank does the same update."""

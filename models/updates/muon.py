@@ -11,18 +11,18 @@ FIRST_MOMENTUM = 0.85  # modded-nanogpt, record 9 and since
 
 @dataclass(kw_only=True)
 class Config(updates.Group):
-    momentum: Momentum = 0.95  # Nesterov's
-    first_momentum: Momentum = FIRST_MOMENTUM  # at step 0 of the momentum's warm-up
-    momentum_warmup_frac: Frac = 0.0  # linear rise from first_momentum to momentum, as a part of num_steps
-    # of gradients: the running sum of the records of 2024, or torch.optim.Muon's mean; one direction, unless the
-    # momentum changes from step to step
+    momentum: Momentum = 0.95  # Nesterov momentum
+    first_momentum: Momentum = FIRST_MOMENTUM  # the momentum at step 0 of its warm-up
+    momentum_warmup_frac: Frac = 0.0  # fraction of num_steps in which it rises linearly from first_momentum to momentum
+    # the momentum buffer: a running sum, as in the records of 2024, or a mean, as in torch.optim.Muon; the same
+    # direction, unless the momentum changes
     accumulate: Annotated[str, one_of("sum", "mean")] = "mean"
-    # the step of a matrix of R rows and C columns: spectral sqrt(max(1, R/C)), rms sqrt(max(R, C)), which makes the
-    # root mean square of a full-rank update 1
+    # factor of the update of a matrix of R rows and C columns: spectral sqrt(max(1, R/C)), rms sqrt(max(R, C)), where
+    # a full-rank update has a root mean square of 1
     scale: Annotated[str, one_of("spectral", "rms")] = "spectral"
-    weight_decay: NotNegative = 0.0  # times the learning rate a step
+    weight_decay: NotNegative = 0.0  # weight decay per step, times the learning rate
     ns_steps: PositiveInt = 5  # Newton-Schulz iterations
-    # matrices of one shape together, eager or compiled by torch.compile; null: one by one
+    # update matrices of one shape together, eager or compiled by torch.compile; null: one by one
     batched: Annotated[str, one_of("eager", "compiled")] | None = None
     ns_coefficients: list[float] = field(default_factory=lambda: [3.4445, -4.7750, 2.0315])  # of x, x^3 and x^5
 

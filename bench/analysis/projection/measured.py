@@ -47,7 +47,7 @@ def from_record(folder: Path) -> Job:
     metrics, measured, hardware, env = (run[name] or {} for name in ("metrics", "measured", "hardware", "environment"))
     ms, num_params = metrics.get("step_avg_ms"), (run.get("model") or {}).get("num_params")
     if len(step_ms) < 2 or ms is None:
-        raise ValueError(f"{folder}: it has no two steps that were timed undisturbed: run it longer")
+        raise ValueError(f"{folder}: it has fewer than two undisturbed steps with a time: run it longer")
     world_size = run["world_size"]
     if not num_params or world_size is None:
         remedy = "its traces can be projected, or a run of a model of this project"

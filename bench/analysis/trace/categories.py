@@ -131,7 +131,7 @@ def load_rules(path: str | Path) -> tuple[Rule, ...]:
     except Damaged as error:
         raise ValueError(f"rules={path}: cannot be read ({error}): give a yaml or json list") from None
     if not isinstance(entries, list):
-        raise ValueError(f"rules={path}: it is not a list: write one {{category, pattern}} an entry")
+        raise ValueError(f"rules={path}: it is not a list: write an entry {{category, pattern}} for each rule")
     return tuple(_rule(path, number, entry) for number, entry in enumerate(entries, 1)) + RULES
 
 

@@ -31,7 +31,7 @@ SRUN_GRACE_S, SRUN_END_S = 20.0, 15.0  # after SIGTERM, and by itself
 def started_by(verb: str) -> Adopted | None:
     """The launcher that started this process as one of several ranks; None: nobody did.  ValueError: within a run."""
     if ranks.IN_RUN in os.environ:
-        raise ValueError(f"{verb}: this process is a rank of a run, and no run starts another: start it by itself")
+        raise ValueError(f"{verb}: this process is a rank of a run, which cannot start another: start it separately")
     return allocation.externally_launched()
 
 
@@ -92,7 +92,7 @@ def refuse(verb: str, arguments: list[str]) -> None:
     if is_follower(adopted):
         time.sleep(SAY_S)
         sys.exit(2)
-    raise ValueError(f"{adopted.summary()}, and a run is all that they can do together: start ./run.sh {verb} alone")
+    raise ValueError(f"{adopted.summary()}, and such ranks can only make a run together: start ./run.sh {verb} alone")
 
 
 # ---- who leads

@@ -184,7 +184,7 @@ class Member:
             folder, log = self._folder or _within_results(start["folder"]), f"start{int(place.first_rank)}.log"
             env = ranks.environment(schema.build(schema.HardwareConfig, start["hardware"]))
         except (KeyError, TypeError, ValueError):
-            raise Refused("node 0 does not say which ranks to start here, and where: see what it says") from None
+            raise Refused("node 0 did not send which ranks to start here, and where: see its output") from None
         self._log = folder / "logs" / log
         env |= facts.variables(self._interface if place.num_nodes > 1 else None, os.environ)
         guard = stack.enter_context(ranks.Guard(folder, self._code, is_member=True))
@@ -216,11 +216,11 @@ class Member:
             if came is None:
                 continue
             if came["kind"] == "refuse":
-                raise Refused(str(came.get("why", "node 0 starts no run: see what it says")), came.get("exit_code"))
+                raise Refused(str(came.get("why", "node 0 starts no run: see its output")), came.get("exit_code"))
             if came["kind"] == GONE:
-                raise Refused(f"node 0 is gone before the run has ended ({came['why']}): see what it says")
+                raise Refused(f"node 0 is gone before the run has ended ({came['why']}): see its output")
             if came["kind"] == "stop" and self._group is None or came["kind"] == "bye" and kind != "bye":
-                raise Refused("the run has ended before it began: see what node 0 says")
+                raise Refused("the run ended before it began: see the output of node 0")
             if came["kind"] != "stop":
                 self._waiting.append(came)
 
@@ -235,7 +235,7 @@ class Member:
         try:
             return self._store.measured(edge)
         except RuntimeError as error:
-            raise Refused(f"node 0 did not tell its clock at the {edge} ({error}): see what it says") from None
+            raise Refused(f"node 0 did not send its clock at the {edge} ({error}): see its output") from None
 
 
 def _checked(inputs: dict[str, Any]) -> tuple[str, int, dict[str, str], dict[str, Any]]:
@@ -252,7 +252,7 @@ def _checked(inputs: dict[str, Any]) -> tuple[str, int, dict[str, str], dict[str
         and isinstance(shared, dict)
     ):
         return run_id, node, texts, {"secrets": shared["secrets"]} if "secrets" in shared else {}
-    raise Refused("node 0 does not say which run this is: see what it says")
+    raise Refused("node 0 did not send which run this is: see its output")
 
 
 def _within_results(folder: str) -> Path:

@@ -164,7 +164,7 @@ def _check_sandbox(config: schema.Config, script: Script) -> None:
     """ValueError: none can be made here, or it would let in more than the script's own."""
     sandbox.kind()
     if config.hardware.nodes:
-        raise ValueError(f"script.sandbox=true: has no network, and hardware.nodes={config.hardware.nodes} needs one")
+        raise ValueError(f"script.sandbox=true: it has no network, which hardware.nodes={config.hardware.nodes} needs")
     root = os.path.realpath(script.root)
     if os.path.realpath(os.path.expanduser("~")).startswith(root):
         raise ValueError(f"script.sandbox=true: all of {script.root} could be read: give the script its own folder")
@@ -179,7 +179,7 @@ def _set_instruments(config: schema.Config, overrides: list[str]) -> None:
         names = [name.strip() for name in value.strip("[]").split(",") if name.strip()]
         if key == "instruments" and not set(names) <= set(INSTRUMENTS):
             remedy = f"choose from {', '.join(INSTRUMENTS)}, or none: instruments=[]"
-            raise ValueError(f"{word}: a script is measured from outside, where those do not see: {remedy}")
+            raise ValueError(f"{word}: a script is measured from outside, where this cannot work: {remedy}")
         if key == "profile" and value not in ("null", "window", "modded"):
             raise ValueError(f"{word}: a script is measured from outside: use profile=window or profile=modded")
     config.instruments = {name: settings for name, settings in config.instruments.items() if name in INSTRUMENTS}
@@ -210,7 +210,7 @@ def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
         where = str(root)
     if settings.command is not None:
         if not settings.command:
-            raise ValueError("script.command: is empty: give the program and its words, script.command='bash train.sh'")
+            raise ValueError("script.command: it is empty: give a program, as script.command='bash train.sh'")
         typed, names = " ".join(settings.command), [os.path.normpath(settings.command[0])]
         if not (root / names[0]).is_file():
             names = [""]  # bash, make: found by PATH
@@ -287,7 +287,7 @@ def _value(name: str, value: object) -> str:
     if value is not None:
         return str(value)
     if credentials.VARIABLE.search(name):
-        raise ValueError(f"script.env.{name}=null: the record keeps it, and it looks like a secret")
+        raise ValueError(f"script.env.{name}=null: the record would keep it, and it looks like a secret: remove it")
     if name not in os.environ:
         raise ValueError(f"script.env.{name}=null: the shell has no such variable: give its value, {name}: VALUE")
     return os.environ[name]

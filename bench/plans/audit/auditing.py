@@ -73,7 +73,7 @@ def audit_clock(folder: Path, say: Say) -> off_clock.Account:
     """Run the contestant again and sample it.  ValueError: it is no script, cannot run again, or failed."""
     run = cast(Run, run_folder.read(folder))
     if not run.get("script"):
-        raise ValueError(f"{folder.name}: is no script's: the harness's own loop keeps the clock of a model")
+        raise ValueError(f"{folder.name}: it is not a script's run, and a model is timed by the harness's own loop")
     refuse(folder, run, own_data_too=True)
     job = job_of(folder, run, say)
     assert job.script is not None

@@ -76,7 +76,7 @@ def _parsed(arguments: Sequence[str]) -> tuple[list[str], Size | None, dict[str,
     named_sizes = [sizes.named(word.partition("=")[2]) for word in given]
     settings = plan.parse_request([word for word in arguments if "=" in word and word not in given])
     if "on" in settings:
-        raise ValueError(f"on={settings['on']}: a ladder asks for the time to its own target: leave it out")
+        raise ValueError(f"on={settings['on']}: a ladder always asks for the time to its own target: omit it")
     if "sequential" in settings:
         raise ValueError("n=auto: each change of a ladder is judged once, after all runs: give n=3 or more")
     if settings.pop("arms"):
@@ -90,10 +90,10 @@ def _chosen(names: Sequence[str]) -> list[Rung]:
     """The rungs of these names in the user's order, all that there are without any.  ValueError: not a ladder."""
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise ValueError(f"{twice[0]}: it is named twice: name each rung once")
+        raise ValueError(f"{twice[0]}: this rung is named twice: name it once")
     rungs = [sizes.rung_named(name) for name in names] or sizes.known_rungs()
     if len(rungs) < 2:
-        raise ValueError(f"{rungs[0].name}: a ladder has two rungs or more: ./run.sh ladder r04 r08, or none for all")
+        raise ValueError(f"{rungs[0].name}: a ladder needs two rungs: name r04 r08, for example, or none for all")
     return rungs
 
 

@@ -90,7 +90,7 @@ def from_race(folder: Path | str, interpolate: bool = False) -> Staircase:
     plan = race["plan"] or {}
     kept = plan.get("ladder")
     if kept is None:
-        raise ValueError(f"{race['race_id']}: is a race of other arms: ./run.sh report {race['race_id']} is its page")
+        raise ValueError(f"{race['race_id']}: it is not a ladder: ./run.sh report {race['race_id']} makes its page")
     if race["result"] is None:
         raise ValueError(f"{race['race_id']}: there is no staircase: {race['why']}")
     arms = {name: _arm(folder, race, name) for name in race["arms"]}
@@ -139,7 +139,7 @@ def _arm(folder: Path | str, race: race_folder.Race, name: str) -> Arm:
     runs = race["arms"][name]["runs"] or []
     paths = [path for run in runs if (path := race_folder.run_folder_of(Path(folder), run))]
     if len(paths) < len(runs):
-        raise ValueError(f"{race['race_id']}: runs of {name} are not there: restore them beside the race")
+        raise ValueError(f"{race['race_id']}: the runs of {name} are missing: restore them to the results folder")
     return selection.arm_from_folders(name, paths)
 
 

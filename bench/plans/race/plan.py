@@ -83,7 +83,7 @@ def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
             except ValueError as error:
                 raise ValueError(f"{word}: {error}") from None
         elif ARM.fullmatch(name):  # B.goal.num_steps=40 would be taken for a setting of all arms, and b=optim=muon too
-            raise ValueError(f"{word}: all settings of an arm stand in its one word: write {name}='{what}={value}'")
+            raise ValueError(f"{word}: all settings of an arm go into one word: write {name}='{what}={value}'")
         elif len(name) == 1 and not what:
             raise ValueError(f"{word}: an arm's name begins with a capital letter: write {name.upper()}='{value}'")
         else:

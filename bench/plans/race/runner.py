@@ -203,7 +203,7 @@ def _run_one(race: State, slot: Slot, folder: Path, show: bool, series: Series) 
     failure = (arm_process.record_of(race.results, done.attempts[-1][0]) or {}).get("failure")
     if failure and failure["kind"] in state.OF_THE_DISK:  # run again at once, it would use up the slot's attempts
         why = f"{done.arm}: {failure['kind']}: {failure['message']}"
-        raise ValueError(f"{why}: free or mend the disk, then ./run.sh race --resume {race.race_id}")
+        raise ValueError(f"{why}: free or repair the disk, then ./run.sh race --resume {race.race_id}")
     if done.discarded:
         _warn_of_doubts(done, race.results)
     return race
@@ -333,7 +333,7 @@ def look(folder: Path, results: Path) -> race_folder.Result:
     race = state.read(folder, results)
     started = race.started()
     if not all(started.values()):
-        raise ValueError(f"{race.race_id}: not every arm has a run yet, so there is nothing to see: wait for one each")
+        raise ValueError(f"{race.race_id}: there is nothing to compare yet: wait until every arm has a run")
     if not race.has_ended:
         planned = len(set(started.values())) == 1 and min(started.values()) in race.plan["looks"]
         ledger.append(results, "look", race_id=race.race_id, started=started, planned=planned)

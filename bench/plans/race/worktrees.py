@@ -19,7 +19,7 @@ def commit_of(repo: Path | str, rev: str) -> str:
     _git_folder(repo, rev)
     commit = git.ask(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
     if commit is None:
-        raise ValueError(f"{rev}: this repository has no such revision: git log --oneline shows some")
+        raise ValueError(f"{rev}: this repository has no such revision: git log --oneline lists some")
     return commit.strip()
 
 
@@ -39,7 +39,7 @@ def _git_folder(repo: Path | str, name: str) -> Path:
     """The repository's .git.  An installed harness has none: one around it is another project's."""
     common = git.ask(repo, "rev-parse", "--path-format=absolute", "--git-common-dir")
     if common is None:
-        raise ValueError(f"{name}: the harness does not lie in a git repository of its own: race revisions in a clone")
+        raise ValueError(f"{name}: this harness is not in a git repository of its own: race revisions from a clone")
     return Path(common.strip())
 
 

@@ -35,7 +35,7 @@ def go(search: Search, seconds: float, seed: int, folder: Path) -> Search:
     while time.monotonic() < deadline_s and search.spent_s < search.settings["budget_s"]:
         program = submission.program_of(search.champion)
         if program is None or not program.file:
-            raise ValueError("the champion is not a script: this agent only changes the constants of a script")
+            raise ValueError("the champion is not a script: this agent changes only constants of scripts")
         source = (program.root / program.file).read_text()
         note, changed = mutated(source, chance)
         if changed in tried or changed == source:

@@ -52,7 +52,7 @@ def begin(results: Path, champion: Arm, settings: Mapping[str, Any]) -> Search:
     with searches.locked(folder):  # of two that begin at once one finds the other's search
         for journal in sorted(folder.glob(f"*/{ledger.NAME}")):
             if not (other := searches.read(journal.parent)).has_ended:
-                raise ValueError(f"{other.name}: this search is open: ./run.sh referee end, then begin another")
+                raise ValueError(f"{other.name}: is still open: end it first, ./run.sh referee end")
         return _begin(results, champion, settings)
 
 
@@ -92,7 +92,7 @@ def calibrate(search: Search) -> Search:
         clocks = searching.gains(pairs, settings["on"], named("val_loss"))
         sd = max((math.sqrt(stats.mean(gain * gain for gain in gains) / 2) for gains in clocks), default=None)
     if not sd:
-        raise ValueError("the champion's runs do not differ at all: a search needs seeds that change what is asked")
+        raise ValueError("the champion's runs are all alike: a search needs runs that depend on their seed")
     effect, is_loss = settings["effect"], settings["on"] == "loss"
     effect = SIGHT * sd if effect is None else effect if is_loss else -math.log1p(-effect / 100)
     spent_s = deciding.spent_s(search.results, [folder])

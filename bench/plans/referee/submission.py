@@ -103,10 +103,10 @@ def _arm_from_settings(words: Sequence[str], champion: Arm) -> Arm:
     for word in words:
         key, equals, _ = word.partition("=")
         if not equals or not any(key == name or key.startswith((f"{name}.", f"{name}/")) for name in ALLOWED):
-            raise ValueError(f"{word}: a submission changes {', '.join(ALLOWED)}; the rest is the search's")
+            raise ValueError(f"{word}: a submission can change only {', '.join(ALLOWED)}")
         keys.add(key)
     if not words:
-        raise ValueError("nothing is submitted: give a diff, a folder, script=PATH or key=value")
+        raise ValueError("nothing was submitted: name a diff, a folder, script=PATH or key=value")
     kept = [word for word in champion["overrides"] if word.partition("=")[0] not in keys]
     return {**champion, "overrides": [*kept, *words]}
 
@@ -173,7 +173,7 @@ def _refuse_other_files(base: str, tree: str) -> None:
     changed = git.run(REPO, "diff-tree", "-r", "-z", "--no-renames", base, tree).split("\0")
     for facts, name in zip(changed[::2], changed[1::2], strict=False):
         if not name.startswith(CODE):
-            raise ValueError(f"{name}: a diff changes {', '.join(CODE)} alone: the rest is the referee's")
+            raise ValueError(f"{name}: a diff can change only {', '.join(CODE)}: omit the rest")
         if facts.split()[1] not in ("000000", "100644", "100755"):
             raise ValueError(f"{name}: is a symbolic link: submit the file itself")
 

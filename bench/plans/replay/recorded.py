@@ -85,7 +85,7 @@ def read(folder: Path) -> Recorded:
     """ValueError: it is imported, is not complete, or lacks a file."""
     run: Any = run_folder.read(folder)
     if run.get("imported"):
-        raise ValueError(f"{folder.name}: is imported from a log, which has no code, settings and data to run again")
+        raise ValueError(f"{folder.name}: it was imported from a log, without code, settings and data to run again")
     if run["status"] != "complete":
         raise ValueError(f"{folder.name}: its status is {run['status']}: only a complete run can be run again")
     config, path = yaml_file.read(folder / "config.yaml"), folder / "overrides.yaml"

@@ -182,8 +182,8 @@ class Points:
             return []
         if any(self.stops.values()) or settings["stop_above_nats"] is not None:
             raise ValueError(
-                f"hydra.launcher.parallel={settings['parallel']}: runs side by side cannot be stopped midway: give no "
-                "hydra.sweeper.pruner and no hydra.launcher.stop_above_nats"
+                f"hydra.launcher.parallel={settings['parallel']}: concurrent runs cannot be stopped early: omit "
+                "hydra.sweeper.pruner and hydra.launcher.stop_above_nats"
             )
         on_cpu = requested_config(points[0], this_machine()).hardware.device == "cpu" or not this_machine().num_gpus
         where = packing.slots(settings["parallel"], settings["cores_per_run"], on_cpu)

@@ -80,7 +80,7 @@ class Settings:
                 raise ValueError(f"hydra.sweeper.{name}={getattr(self, name)}: use a whole number of 1 or more")
         if self.pruner and self.objective != "val_loss":
             raise ValueError(
-                f"hydra.sweeper.pruner={self.pruner}: it compares losses while runs are trained, and the objective is "
+                f"hydra.sweeper.pruner={self.pruner}: it compares losses during training, but the objective is "
                 f"{self.objective}: use hydra.sweeper.objective=val_loss, or no pruner"
             )
 
