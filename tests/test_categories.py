@@ -39,6 +39,9 @@ def test_an_annotation_that_says_nothing_changes_nothing():
         ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26", "attention"),
         ("attn_fwd", "attention"),
         ("_attn_bwd_dkdv", "attention"),
+        # flashinfer has other kernels than attention, and other libraries take its types as arguments
+        ("void trt::quantize_with_block_size<2>(int, unsigned int*, flashinfer::QuantizationSFLayout)", "elementwise"),
+        ("void flashinfer::BatchPrefillWithRaggedKVCacheKernel<flashinfer::KernelTraits<1> >(P)", "attention"),
         ("void (anonymous namespace)::softmax_warp_backward<float, half, float, 10, true, false>(float*)", "loss"),
         ("void (anonymous namespace)::softmax_warp_backward<float, half, float, 10, false, false>(half*)", "attention"),
         ("fused_softcapped_entropy_fwd_kernel", "loss"),

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from bench.base import atomic, escape, stats
 from bench.base.metric import Metric
+from bench.base.text_table import counted
 from bench.compare import same_loss
 from bench.compare.same_loss import SameLoss
 from bench.record import race_folder, run_folder, sweep
@@ -166,8 +167,8 @@ def _method(study: sweep.Study, race: Any) -> list[str]:
     seeds = sorted({entry["seed"] for entry in race["plan"]["order"]})
     starts = ", ".join(f"{start:g} ({name})" for name, start in study["starts"].items())
     return [
-        f"Each arm: {study['num_trials']} trials of {study['tokens']:,} tokens with seed {study['seed']}, "
-        f"{study['tune']} from {starts}; a run that diverges counts as the worst.",
+        f"Each arm: {counted(study['num_trials'] or 0, 'trial')} of {study['tokens']:,} tokens with seed "
+        f"{study['seed']}, {study['tune']} from {starts}; a run that diverges counts as the worst.",
         f"Race: {study['n']} runs an arm, interleaved, seeds {seeds[0]} to {seeds[-1]}, of which the search had none.",
         f"Alpha {study['alpha']:g}, half of it for each question.  Steps and time are to the same {metric.name}, the "
         "worst with which any run of the race ended, linear between validations (goal.val_every_steps).",

@@ -72,7 +72,7 @@ RULES = (
          "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, float, float, "
          "at::native::(anonymous namespace)::LogSoftMaxForwardEpilogue>(float*, float*, int)"),
     Rule(LOSS, r"entropy|(?<![a-z])loss|mse_kernel|mse_backward", "nll_loss_forward_reduce_cuda_kernel_2d"),
-    Rule(ATTENTION, r"flash|fmha|sdpa|attention|attn|(?<![a-z])mha_",
+    Rule(ATTENTION, r"flash(?!infer)|fmha|sdpa|attention|attn|(?<![a-z])mha_|(?:prefill|decode)with\w*kvcache",
          "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<> > >"),
     Rule(ATTENTION, r"(?<!log_)(?<!log)softmax|bwd_kernel_d[kq]|paged_?kv",
          "void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, false, false>(float*)"),
