@@ -113,7 +113,7 @@ def test_wrong_use_is_refused(tmp_path):
         export.main([str(COMPLETE), "--to", "parquet"])
     with pytest.raises(ValueError, match="there is no run.json in or below it"):
         export.main([str(tmp_path), "--to", "csv"])
-    with pytest.raises(ValueError, match="these are 2"):
+    with pytest.raises(ValueError, match="and 2 are named"):
         export.main([str(COMPLETE.parent), "--to", "modded-nanogpt"])
     with pytest.raises(ValueError, match="--steps with --to mllog: it is for csv, parquet and postgres"):
         export.main([str(COMPLETE), "--to", "mllog", "--steps"])

@@ -280,7 +280,7 @@ def test_a_failing_dump_ends_the_recording_and_becomes_a_warning(cuda, tmp_path,
         ("max_entries=0", "max_entries=0"),
         (
             "windows=[{name:a,first_step:2,active_steps:5},{name:b,first_step:6}]",
-            "b begins at step 6 and a ends at step 6",
+            "b begins at step 6, but a ends at step 6",
         ),
         ("windows=[{first_step:2},{first_step:9}]", "two windows are called steps"),
         (

@@ -149,7 +149,7 @@ def test_a_refusal_says_what_to_mend_and_is_free(tries):
     search = begun(tries)
     search, decided = tried(search, "optim.beta2=0.9")
     assert decided["decision"] == "refused" and "same config" in decided["why"]
-    with pytest.raises(ValueError, match="goal.num_steps=5: a submission changes model, optim"):
+    with pytest.raises(ValueError, match="goal.num_steps=5: a submission can change only model, optim"):
         refereeing.submit(search, ["goal.num_steps=5"], "", "")
     assert search.confirmations == [] and tries.num_started == 14  # the calibration's alone
 
@@ -354,7 +354,7 @@ def test_a_client_of_the_socket_gets_an_answer_a_line_and_no_file_is_replaced_by
         server.kill()
         server.communicate()
     assert answers[0].get("answer", {}).get("kept") == [1] and answers[0]["id"] == 1, answers
-    assert "seed=3: a submission changes model" in answers[1]["error"]
+    assert "seed=3: a submission can change only model" in answers[1]["error"]
     assert "give a list of strings" in wrong[0]["error"] and wrong[0]["id"] == 4
     for answer, name in zip(wrong[1:4], ("words: 3", "note: ", "diff: "), strict=True):
         assert name in answer["error"] and "is not valid text" in answer["error"]
@@ -383,7 +383,7 @@ def test_an_mcp_client_is_told_what_there_is_and_gets_answers(served):
     names, log, refused = asyncio.run(talk())
     assert names == ["submit", "status", "log"]
     assert [each["decision"] for each in log["submissions"]] == ["keep"]
-    assert "goal.num_steps=3: a submission changes" in refused["error"]
+    assert "goal.num_steps=3: a submission can change only" in refused["error"]
 
 
 def test_the_page_has_the_staircase_and_the_luck(tries):

@@ -18,7 +18,7 @@ FELL = {  # which stage each falls at, and why
     "kills the referee": "it fails: ProcessLookupError",
     "leaves a daemon that slows others": None,  # it is raced, and no better than the champion
     "links a file of others": "is a symbolic link",
-    "leaves the sandbox": "a submission changes model, optim",
+    "leaves the sandbox": "a submission can change only model, optim",
 }
 
 

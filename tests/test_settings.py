@@ -156,7 +156,7 @@ def test_a_comment_is_read_wherever_it_stands(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text("# @package _global_\n# What it is.\n# More.\na:  # of a\n  b: 'x # y'  # of b\n  c: [1, 2]\n")
     assert meanings.file_comments(file) == ("What it is. More.", {"a": "of a", "a.b": "of b", "a.c": ""})
-    expected = "of the one-sided t test of the mean val_loss against the target"
+    expected = "level of the one-sided t test of the mean val_loss against the target"
     assert meanings.class_comments(schema.TrackConfig)["p_value"] == expected
 
 
