@@ -1,5 +1,6 @@
 """Faults that once got through, each injected for real: docs/reference/faults.md names the test of every one."""
 
+import errno
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from test_rainy_days import fill, small_disk  # noqa: F401 - a fixture
 from bench.base import private
 from bench.cli import race
 from bench.data import shards
+from bench.launch import finish
 from bench.launch.console import Bars
 from bench.launch.progress import Progress
 from bench.plans.race import state as race_state
@@ -148,6 +150,20 @@ def test_a_run_json_that_goes_before_the_ranks_read_it_is_no_bad_setting(tmp_pat
         run = real_runs.run_json(running.folder)
     assert (code, run["status"]) == (1, "failed"), out
     assert run["failure"]["kind"] == "folder_removed", run["failure"]
+
+
+OF_A_DISK, OF_NO_FOLDER = (errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT), (errno.ENOENT, errno.ENOTDIR)
+
+
+@pytest.mark.parametrize("number", [*OF_A_DISK, *OF_NO_FOLDER])
+def test_a_disk_that_fails_for_a_moment_has_not_removed_the_folder_of_a_run(tmp_path, monkeypatch, number):
+    place = os.lstat(tmp_path)
+
+    def lstat(path):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    assert (finish.removed(tmp_path, place) is None) == (number in OF_A_DISK)
 
 
 @slow

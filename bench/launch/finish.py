@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from bench.record.metrics import metrics
 from bench.record.shape import Record, Section
 
 Run = Section  # run.json on its way to a shape.Record
-Place = tuple[int, int]  # device and inode
+GONE = (FileNotFoundError, NotADirectoryError)  # a disk or server that fails raises other errors
 MIN_STOOD_S, MAX_STOOD_FRAC = 1.0, 0.1  # of train_s, in stalls without a known cause (assumed)
 MAX_MESSAGE_CHARS = 4000
 
@@ -39,54 +40,50 @@ def finish(
     clock: RunClock,
     edges: EdgePipe | None = None,
     ended_by: Callable[[], str | None] = lambda: None,
-    place: Place | None = None,
+    place: os.stat_result | None = None,
 ) -> None:
     """Complete run, the record as it was while the run lasted, and write it.
 
     exit_code: of the ranks, None if the launcher ended it; failure: why it did (failures.failure), else None.
     clock: RunClock, begun with the run; edges: EdgePipe of a run of our own; ended_by(): the signal that ends the
-    reading of its files, None as long as there is none; place: of the folder as it was made, None: unknown.
+    reading of its files, None as long as there is none; place: os.lstat() of the folder as it was made, None: unknown.
     """
-    if gone := removed(folder, place):
-        _merge(folder, run, {}, gone, clock, None)
-        run["metrics"] = metrics(run, [])
-        run["validity"], run["validity_reasons"] = validity.validity(run)
-        with contextlib.suppress(OSError):
-            ledger.ended(folder.parent.parent, folder, cast(Record, run), is_there=False)
-        return
-    try:
-        _finish(folder, run, exit_code, failure, clock, edges, ended_by)
-    except OSError as error:
-        _merge(folder, run, {}, _unfinished(folder, error, "the record could not be finished"), clock, None)
-        run["metrics"] = metrics(run, [])
-        run["validity"], run["validity_reasons"] = validity.validity(run)
+    lost = gone = removed(folder, place)
+    if not gone:
+        try:
+            return _finish(folder, run, exit_code, failure, clock, edges, ended_by)
+        except OSError as error:
+            lost = _unfinished(error, "the record could not be finished")
+    _merge(folder, run, {}, lost, clock, None)
+    run["metrics"] = metrics(run, [])
+    run["validity"], run["validity_reasons"] = validity.validity(run)
+    if not gone:
         _write(folder, run)
-
-
-def place_of(folder: Path) -> Place:
-    """By which another folder, or a link, in the place of a run's is known."""
-    found = os.lstat(folder)
-    return found.st_dev, found.st_ino
-
-
-def removed(folder: Path, place: Place | None) -> Section | None:
-    """The failure of a run whose folder is no longer the one that was made: nothing is written where that was."""
+        return
     with contextlib.suppress(OSError):
-        if place is None or place_of(folder) == place:
-            return None
-    what = (
-        "a link was put in the place of the run's folder"
-        if folder.is_symlink()
-        else "the run's folder was removed or moved"
-    )
+        ledger.ended(folder.parent.parent, folder, cast(Record, run), is_there=False)
+
+
+def removed(folder: Path, place: os.stat_result | None) -> Section | None:
+    """The failure of a run whose folder is no longer the one that was made: nothing is written where that was."""
+    try:
+        status = os.lstat(folder)
+    except GONE:
+        status = None
+    except OSError:
+        return None
+    if place is None or (status and os.path.samestat(status, place)):
+        return None
+    is_link = status and stat.S_ISLNK(status.st_mode)
+    what = "a link was put in the place of the run's folder" if is_link else "the run's folder was removed or moved"
     return failures.failure("folder_removed", f"{what} while it ran")
 
 
-def _unfinished(folder: Path, error: OSError, what: str) -> Section:
+def _unfinished(error: OSError, what: str) -> Section:
     """The failure of a run whose last files cannot be written."""
-    if folder.is_dir() and not isinstance(error, FileNotFoundError):
-        return failures.failure(failures.kind_of(error), f"{what} ({error})")
-    return failures.failure("folder_removed", f"the run's folder was removed or moved while it ran ({error})")
+    if isinstance(error, GONE):
+        return failures.failure("folder_removed", f"the run's folder was removed or moved while it ran ({error})")
+    return failures.failure(failures.kind_of(error), f"{what} ({error})")
 
 
 def _finish(
@@ -226,7 +223,7 @@ def _write(folder: Path, run: Run) -> None:
     try:
         _twice(lambda: atomic.write_json(folder / "run.json", run))
     except OSError as error:
-        run["status"], run["failure"] = "failed", _unfinished(folder, error, "run.json could not be finished")
+        run["status"], run["failure"] = "failed", _unfinished(error, "run.json could not be finished")
         run["validity"], run["validity_reasons"] = validity.validity(run)
         print(f"{folder}: run.json could not be finished ({error.strerror}): it still says running", file=sys.stderr)
     results = folder.parent.parent

@@ -115,7 +115,7 @@ class _Launch:
     """A run on its way; job, command ... as of launch()."""
 
     _folder: Path  # go() makes it
-    _place: finish.Place
+    _place: os.stat_result
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class _Launch:
                 run, self._folder = self._run, earlier.folder
             else:
                 self._folder = initial_record.folder_of(job.config, run, results_root())
-            self._place = finish.place_of(self._folder)
+            self._place = os.lstat(self._folder)
         folder = self._folder
         foreign_cores = self._meter.foreign_cpu_cores()
         self._others = time.monotonic(), processes.everyones_cpu_s()
