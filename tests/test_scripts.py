@@ -285,9 +285,14 @@ def test_a_killed_script_is_named_and_its_children_end(tmp_path):
     assert len(step_files.read(folder)) > 1  # what it had printed
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_remains_of_a_script_whose_launcher_is_ended(tmp_path, number):
+ENDED = [(signal.SIGTERM, True), (signal.SIGKILL, True), (signal.SIGKILL, False)]
+
+
+@pytest.mark.parametrize(("number", "has_work"), ENDED)
+def test_nothing_remains_of_a_script_whose_launcher_is_ended(tmp_path, number, has_work):
     with scripted.hanging(tmp_path) as (launcher, folder):
+        if not has_work:  # the script has removed the folder in which it was started
+            shutil.rmtree(folder / "work")
         launcher.send_signal(number)
         launcher.wait(60)
         assert scripted.all_gone(tmp_path)

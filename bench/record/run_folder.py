@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -222,10 +223,8 @@ def kept(folder: Path | str, ended_by: Callable[[], str | None] = lambda: None) 
                 raise
             not_kept[path] = str(error.strerror)
     if len(not_kept) > MAX_NOT_KEPT:
-        first, tops = next(iter(not_kept.values())), dict[str, int]()
-        for name in not_kept:
-            top = name.partition("/")[0]
-            tops[top] = tops.get(top, 0) + 1
+        first = next(iter(not_kept.values()))
+        tops = Counter(name.partition("/")[0] for name in not_kept)
         not_kept = {top: f"{count} of its files, the first because {first}" for top, count in tops.items()}
     return artifacts, not_kept
 
@@ -271,9 +270,10 @@ def remove_outputs(folder: Path | str) -> None:
 
 def remove_links(folder: Path | str) -> None:
     """Deletes the links and the empty folders in and below folder, which lead to what is no part of a record."""
-    for entry in reversed(list(plain_file.entries_below(folder))):
-        with contextlib.suppress(OSError):  # not empty, or immutable
-            os.unlink(entry.path) if entry.is_symlink() else os.rmdir(entry.path) if entry.is_dir() else None
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a script removed it, or put a file in its place
+        for entry in reversed(list(plain_file.entries_below(folder))):
+            with contextlib.suppress(OSError):  # not empty, or immutable
+                os.unlink(entry.path) if entry.is_symlink() else os.rmdir(entry.path) if entry.is_dir() else None
     with contextlib.suppress(OSError):
         os.rmdir(folder)
 
