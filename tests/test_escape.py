@@ -102,7 +102,7 @@ def test_a_closed_output_mutes_a_verb(which, tmp_path):
 
 RECORD = next((REPO / "results" / "published").glob("cpu_nano-gpt2-adamw/*/2*"))
 ANSWERS = (  # of a command whose output is its work, with its exit code otherwise
-    ["--help"],
+    ["help", "race"],
     ["completion", "bash"],
     ["data", "show", "--help"],
     ["run", "--dry-run", "track=free", "experiment=smoke"],

@@ -91,6 +91,17 @@ def test_a_destroyed_ledger_is_said_by_who_shows_its_runs_and_before_the_next(re
     assert line_count.lost(path) is None
 
 
+def test_a_ledger_that_never_had_the_runs_beside_its_place_is_not_missed(results):
+    kept_records.add(results, 0)
+    (run_json,) = results.glob("*/*/run.json")
+    fill(results, 3)
+    (results / ledger.NAME).unlink()
+    (results / ledger.NAME).symlink_to(results / "nothing")
+    assert "is gone, and had 3 lines" in line_count.lost(results / ledger.NAME)
+    run_json.write_text(json.dumps(json.loads(run_json.read_text()) | {"provenance": "imported"}))
+    assert line_count.lost(results / ledger.NAME) is None
+
+
 def test_lines_of_an_older_program_and_a_kill_before_the_count_was_kept_leave_no_gap(tmp_path, monkeypatch):
     fill(tmp_path, 2)
     with monkeypatch.context() as older:

@@ -110,7 +110,7 @@ def test_an_answer_says_what_changed_in_a_step_where_the_races_have_looks(tries)
     assert cause in page.document(search).terminal()
     tries.slower_us = 100
     search, decided = tried(search, "optim.beta2=0.94")  # faster, and its look is of a busy moment
-    assert decided["decision"] == "keep" and "cause" not in decided
+    assert decided["decision"] == "keep" and decided["cause"] is None
     assert list(deciding.replay(search)) == []
 
 

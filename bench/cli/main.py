@@ -89,8 +89,8 @@ JUDGING = ("compare", "judge", "pr", "verify", "publish", "export")  # each file
 # what they leave remains when what they print is lost; of every other verb the output is the work
 LASTING = {*INTRODUCED, "bisect", "submit", "agent", "audit", "replay", "collect", "publish", "import", "dashboard"}
 LASTING |= {"init", "data"}
-# of which nothing remains: a command that begins so, and one with such an option
-ANSWERING = ("", "help", "version", "data show", "referee status", "referee log")
+# of which nothing remains: a command that begins so, also ./run.sh help and version, and one with such an option
+ANSWERING = ("data show", "referee status", "referee log")
 ANSWERS = ("-h", "--help", "-V", "--version", "--cfg", "--info", "--dry-run", "--list", "--check")
 _interrupts: list[int] = []  # numbers of signals, as they came
 HELP = """usage: ./run.sh COMMAND [...]
@@ -116,7 +116,9 @@ def main(argv: list[str]) -> int:
         try:
             code = _go(argv)
         except SystemExit as ended:  # as argparse does when it has printed the help
-            code = int(ended.code or 0)
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+            if isinstance(ended.code, str):  # of code of the user's that a launcher loads
+                print(escape.line(ended.code), file=sys.stderr)
     if out.error is None or out.error.errno == errno.EPIPE:  # a reader that has seen enough
         return code
     print(f"standard output: {out.error.strerror}: the rest was not printed", file=sys.stderr)
@@ -125,7 +127,8 @@ def main(argv: list[str]) -> int:
 
 def _only_answers(argv: list[str]) -> bool:
     """Whether a command leaves nothing but its output."""
-    if " ".join(argv[:2]) in ANSWERING or any(word.startswith(ANSWERS) for word in argv):
+    begins = {*argv[:1], " ".join(argv[:2])}
+    if not argv or begins & {"help", "version", *ANSWERING} or any(word.startswith(ANSWERS) for word in argv):
         return True
     return argv[0] in VERBS and argv[0] not in LASTING  # settings alone start a run
 

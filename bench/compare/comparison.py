@@ -109,15 +109,18 @@ def _compared(
 def _not_as_recorded(arm: Arm, name: str) -> Iterator[str]:
     """A sentence about the runs whose run.json is another than the one that the ledger has from their end."""
     by_ledger: dict[Path, list[str]] = {}
-    for folder in filter(None, arm.folders):
-        if results := ledger.find(folder):
+    for folder, row in zip(arm.folders, arm.rows):
+        if folder and row["status"] == "complete" and (results := ledger.find(folder)):
             by_ledger.setdefault(results, []).append(ledger.name_of(results, folder))
     changed = []
     for results, runs in by_ledger.items():
         pattern = re.compile(b"|".join(re.escape(json.dumps(run).encode()) for run in runs))
-        known = ledger.runs_of(ledger.lines_with(results, pattern))
-        ends = {run: known[run]["end"] for run in runs if run in known}
-        changed += [run for run, end in ends.items() if end and ledger.is_changed(results / run, end)]
+        ends: dict[str, list[ledger.Line]] = {}  # several of one that went on
+        for line in ledger.lines_with(results, pattern):
+            if line["event"] == "end":
+                ends.setdefault(line.get("run", ""), []).append(line)
+        known = [run for run in runs if run in ends]
+        changed += [run for run in known if all(ledger.is_changed(results / run, end) for end in ends[run])]
     if changed:
         where = f"{counted(len(changed), 'run')} of {name}: {changed[0]}"
         yield f"run.json was changed after the run ended, in {where}: restore what the ledger's sha256 is of"

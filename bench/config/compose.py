@@ -225,6 +225,8 @@ def _set(values: Values, override: Any) -> None:
         except ValueError as error:
             raise ValueError(f"{word}: {error}") from None
     for free in FREE:
+        if key == free and isinstance(value, dict) and not all(isinstance(name, str) for name in value):
+            raise ValueError(f"{word}: the names of {free} must be text")
         if key.startswith(f"{free}."):
             for part in reversed(key.removeprefix(f"{free}.").split(".")):
                 value = {part: value}

@@ -64,15 +64,21 @@ def lost_end(known: tuple[str, int] | None, lines: Iterable[Mapping[str, Any]]) 
 
 def lost(ledger: Path) -> str | None:
     """A sentence where this ledger is gone or empty, which had lines, beside runs; None: it is not."""
-    is_there = os.path.lexists(ledger)
+    is_there = ledger.is_file()
     if is_there and ledger.stat().st_size:
         return None
     counts = [atomic.read_json(path) for path in _paths(ledger.parent)]
     numbers = [kept["number"] for kept in counts if isinstance(kept, dict) and isinstance(kept.get("number"), int)]
-    if not any(numbers) or next(ledger.parent.glob("*/*/run.json"), None) is None:
+    if not any(numbers) or not any(map(_is_of_a_ledger, ledger.parent.glob("*/*/run.json"))):
         return None
     what = f"{shown(ledger)}: is {'empty' if is_there else 'gone'}, and had {max(numbers):,} lines"
     return f"{what}: restore it (a backup, a publication's copy): without it no claim can be made of the runs beside it"
+
+
+def _is_of_a_ledger(run_json: Path) -> bool:
+    """An imported log never was in one."""
+    record = atomic.read_json(run_json)
+    return isinstance(record, dict) and record.get("provenance") != "imported"
 
 
 def keep(results: Path, first: str | None, line: Mapping[str, Any]) -> None:

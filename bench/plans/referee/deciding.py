@@ -82,9 +82,9 @@ def _numbers(search: Search, folder: Path, finding: Finding) -> dict[str, Any]:
     found = (against.get("time") or {}).get("ci95_pct")
     numbers: dict[str, Any] = {"gain": gain, "ci95": [-found[1], -found[0]] if found else None}
     traces = (against.get("diagnosis") or {}).get("traces")
-    if traces and (gain or 0.0) * traces["change_ms"] < 0:
-        numbers["cause"] = traces.get("cause")
-    return numbers
+    agrees = traces is not None and (gain or 0.0) * traces["change_ms"] < 0
+    cause = traces.get("cause") if traces and agrees else None
+    return numbers | {"cause": cause}  # that of an earlier race is none of this one
 
 
 def _against(folder: Path) -> dict[str, Any]:

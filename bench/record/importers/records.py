@@ -62,6 +62,7 @@ class Run:
     metric: str = metric.VAL_LOSS.name  # that its authors go by, of which it has a value
     num_untimed_steps: int = 0  # the first ones, which are not in train_time_ms
     impossible: list[str] = field(default_factory=list)  # sentences about times that no clock shows: they are left out
+    ends_untimed: bool = False  # its last time is such a one, and train_time_ms the one before
 
     def __post_init__(self) -> None:
         for name in ("train_time_ms", "step_ms"):
@@ -78,6 +79,7 @@ class Run:
         if self.train_time_ms is not None and not 0 <= self.train_time_ms <= MAX_TIME_MS:
             times_ms = self.columns["train_time_ms"]
             self.train_time_ms = next(iter(times_ms[~np.isnan(times_ms)][::-1].tolist()), None)
+            self.ends_untimed = True
 
 
 def record_of(
@@ -122,7 +124,7 @@ def record_of(
         "code": code | {"source_sha256": run.source_sha256},
         "environment": _environment(run.facts),
         "measured": {
-            "train_s_by_rank": [] if run.train_time_ms is None else [s_from_ms(run.train_time_ms)],
+            "train_s_by_rank": [] if run.train_time_ms is None or run.ends_untimed else [s_from_ms(run.train_time_ms)],
             "batch_tokens": run.batch_tokens,
             "num_untimed_steps": run.num_untimed_steps,
             "peak_mem_gib_by_rank": {} if peak_mib is None else {"allocated": [gib_from_bytes(peak_mib * MIB)]},
