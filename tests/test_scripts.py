@@ -303,15 +303,18 @@ def test_nothing_remains_of_a_script_whose_launcher_is_ended(tmp_path, number, h
     assert [rule["rule"] for rule in faults(folder)] == ["is complete"]
 
 
-@pytest.mark.parametrize("how", ["removed", "a link"])
+@pytest.mark.parametrize("how", ["removed", "a link", "with all results"])
 def test_nothing_is_written_where_a_folder_was_taken_from_its_running_script(tmp_path, how):
-    other, results = tmp_path / "other", tmp_path / "results"
+    other, results, moved = tmp_path / "other", tmp_path / "results", tmp_path / "moved"
     other.mkdir()
     with scripted.hanging(results) as (launcher, folder):
-        folder.rename(tmp_path / "moved")
+        (results if how == "with all results" else folder).rename(moved)
         if how == "a link":
             folder.symlink_to(other)
         assert launcher.wait(60) == 1 and scripted.all_gone(results)
+    if how == "with all results":
+        assert not results.exists() and [line["event"] for line in ledger.read(moved).lines] == ["start"]
+        return
     assert folder.is_symlink() == (how == "a link") and folder.exists() == (how == "a link")
     assert list(other.iterdir()) == []
     end = ledger.read(results).lines[-1]

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import stat
 import sys
 import time
@@ -60,8 +61,10 @@ def finish(
     if not gone:
         _write(folder, run)
         return
-    with contextlib.suppress(OSError):
-        ledger.ended(folder.parent.parent, folder, cast(Record, run), is_there=False)
+    results = folder.parent.parent
+    with contextlib.suppress(OSError, Damaged):  # where they went as well, no other ledger is begun in their place
+        if any(ledger.lines_with(results, re.compile(run["ledger_sha256"].encode()))):
+            ledger.ended(results, folder, cast(Record, run), is_there=False)
 
 
 def removed(folder: Path, place: os.stat_result | None) -> Section | None:
