@@ -35,7 +35,8 @@ def main(argv: list[str]) -> int:
     if args.json:
         raise ValueError("--json: it works only with --list: omit it")
     if args.cancel:
-        end_cancelled(queue, queue.cancel(args.cancel))
+        if queue.has_outcome(entry := queue.cancel(args.cancel)):  # it waited; what runs is for its agent to end
+            end_cancelled(queue, entry)
         return 0
     verb, *words = command or args.command or [""]
     if verb not in QUEUED:
@@ -61,7 +62,10 @@ def _list(queue: Queue, as_json: bool) -> None:
     kept = [entry for entry in queue.waiting() if entry not in ahead]
     for why in queue.unreadable():
         say("queue", escape.line(f"skipped: {why}"), always=True)
-    states = [(queue.taken(), "runs"), (ahead, "waits"), (kept, "over budget")]
+    taken = queue.taken()
+    ending = [entry for entry in taken if queue.cancelled(entry)]
+    running = [entry for entry in taken if entry not in ending]
+    states = [(running, "runs"), (ending, "being cancelled"), (ahead, "waits"), (kept, "over budget")]
     cells = [(each.id, each.user, each.num_gpus, state, each.command) for found, state in states for each in found]
     recent = shares.recent(queue)
     users = sorted({each["user"] for each in recent})

@@ -155,6 +155,7 @@ class Agent:
             if isinstance(error, OSError) and error.errno in OF_THE_DISK:
                 with held():
                     self.queue.give_back(entry)
+                    end_cancelled(self.queue, entry)
                     self._taken = None
                 self._wait(f"{entry.id} waits again: {why}", signals)
                 return 1
@@ -208,15 +209,17 @@ class Agent:
     def _end(self, entry: Entry, why: str) -> int:
         """Says what became of an entry, unless this agent has lost it -> the exit code, 1 for none."""
         with held():
-            exit_code, cancelled = self._exit_code, self.queue.cancelled(entry)
+            exit_code = self._exit_code
             end_cancelled(self.queue, entry)
             if not self.queue.keep(entry) and self.queue.has_outcome(entry):
                 exit_code, why = None, "this agent was believed lost, and lost it"
             else:
-                if exit_code is None and (cancelled or not self.queue.keep(entry)):
-                    exit_code, why = 1, cancelled or "its file was removed"
+                if exit_code is None and not self.queue.keep(entry):
+                    exit_code, why = 1, self.queue.cancelled(entry) or "its file was removed"
                 hours, usd_per_hour = (time.monotonic() - self._began_s) / 3600, self._usd_per_hour(entry)
                 self.queue.end(entry, exit_code, why, hours, None if usd_per_hour is None else usd_per_hour * hours)
+                end_cancelled(self.queue, entry)  # if it was cancelled only now
+                why = self.queue.cancelled(entry) or why
             self._taken = None
             text = f"{entry.id}: {why}{'' if exit_code is None else f', exit code {exit_code}'}"
             say("queue", escape.line(text), always=True)

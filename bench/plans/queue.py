@@ -135,7 +135,8 @@ class Queue:
         return self._entries("waiting")
 
     def taken(self) -> list[Entry]:
-        return self._entries("taken")
+        """Those that agents have, and among them those that are being cancelled: their commands may still run."""
+        return [*self._entries("taken"), *self._entries("taken", f"*{CANCELLED}*")]
 
     def outcomes(self) -> list[Outcome]:
         found = []
@@ -199,13 +200,18 @@ class Queue:
 
     def end(
         self, entry: Entry, exit_code: int | None, why: str, hours: float | None = None, usd: float | None = None
-    ) -> None:
-        """The entry's command has ended; exit_code None: it waits again; hours None: its agent was lost."""
-        outcome = self.so_far(entry) | {"exit_code": exit_code, "why": why}
-        if hours is not None:
-            outcome |= {"hours": hours, "usd": usd, "at_least": False}
-        _write(self._path("ended", entry.name), outcome)
-        self._leave(entry, exit_code)
+    ) -> bool:
+        """The entry's command has ended; exit_code None: it waits again; hours None: its agent was lost.
+
+        An outcome that was written before its agent was lost, or by another agent that saw it lost, stays.
+        False: somebody else has moved the entry already.
+        """
+        path, outcome = self._path("ended", entry.name), self.so_far(entry) | {"exit_code": exit_code, "why": why}
+        if hours is None:
+            _write_first(path, outcome)
+            return self._leave(entry, atomic.read_json(path, {}).get("exit_code"))
+        _write(path, outcome | {"hours": hours, "usd": usd, "at_least": False})
+        return self._leave(entry, exit_code)
 
     def so_far(self, entry: Entry) -> Outcome:
         """The outcome of an entry that an agent has, if it ended with that agent's last sign of life."""
@@ -233,15 +239,11 @@ class Queue:
         """
         lost = []
         for entry in self._silent(at_once):
-            ended = self._path("ended", entry.name)
-            if ended.exists():  # it was lost between the end and its file's
-                self._leave(entry, atomic.read_json(ended, {}).get("exit_code"))
-                continue
             num_lost = sum(each["id"] == entry.id and each["why"] == "its agent was lost" for each in self.outcomes())
             cancelled = self.cancelled(entry)
             exit_code = 1 if cancelled or num_lost + 1 >= MAX_LOST else None
-            self.end(entry, exit_code, cancelled or "its agent was lost")
-            lost.append(entry)
+            if self.end(entry, exit_code, cancelled or "its agent was lost"):
+                lost.append(entry)
         return lost
 
     def _silent(self, at_once: bool) -> list[Entry]:
@@ -249,7 +251,7 @@ class Queue:
 
         A pause of the whole machine does not count: the watch begins again afterwards.
         """
-        now_s, taken = time.monotonic(), self.taken() + self._entries("taken", f"*{CANCELLED}*")
+        now_s, taken = time.monotonic(), self.taken()
         if now_s - self._looked_s > LEASE_S / 2:
             self._watched.clear()
         known = {entry.name: _mtime_s(self._lease(entry)) for entry in taken}
@@ -264,15 +266,25 @@ class Queue:
             file_system_s = os.stat(probe.name).st_mtime
         return [entry for entry in taken if file_system_s - (known[entry.name] or 0.0) >= LEASE_S]
 
-    def _leave(self, entry: Entry, exit_code: int | None) -> None:
+    def _leave(self, entry: Entry, exit_code: int | None) -> bool:
+        """Moves the entry out of taken/; one that is to wait again, but was cancelled, ends instead.
+
+        False: another agent was as quick.
+        """
+        is_moved = True
         try:
             if exit_code is None:
                 os.rename(self._path("taken", entry.name), self._path("waiting", entry.id))
             else:
-                (self._marked(entry) or self._path("taken", entry.name)).unlink()
-        except FileNotFoundError:  # another agent was as quick
-            pass
+                self._path("taken", entry.name).unlink()
+        except FileNotFoundError:
+            if is_moved := (marked := self._marked(entry)) is not None:
+                if exit_code is None:
+                    path, why = self._path("ended", entry.name), self.cancelled(entry) or CANCELLED_BY
+                    _write(path, self.so_far(entry) | atomic.read_json(path, {}) | {"exit_code": 1, "why": why})
+                marked.unlink(missing_ok=True)
         self._lease(entry).unlink(missing_ok=True)
+        return is_moved
 
     def idle_s(self, entry: Entry) -> float:
         """Seconds since the entry, which waits, was submitted or given back, by this machine's clock."""
@@ -332,6 +344,23 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
     with atomic.replacing(path) as file:
         _share(file.fileno(), path.parent)
         file.write(json.dumps(content, indent=1).encode() + b"\n")
+
+
+def _write_first(path: Path, content: Mapping[str, Any]) -> None:
+    """Like _write(), but a file that is there stays as it is."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        _write(draft, content)
+        os.link(draft, path)
+    except FileExistsError:
+        pass
+    except OSError:
+        if not draft.exists():
+            raise
+        if not path.exists():  # a file system without hard links
+            os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _opened_log(path: Path) -> IO[bytes]:
