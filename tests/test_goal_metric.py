@@ -419,17 +419,30 @@ def test_a_script_that_trains_on_past_its_budget_is_ended_and_its_run_is_whole(t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["stops_naming_its_time", "names_little_time"])
-def test_a_script_that_does_not_name_its_budgets_time_is_ended_by_the_launchers_clock(tmp_path, what):
+@pytest.mark.parametrize(
+    ("what", "status", "ended_by"),
+    [
+        ("stops_naming_its_time", "complete", "launcher"),
+        ("names_little_time", "complete", "launcher"),
+        ("validates_never", "failed", "launcher"),
+        ("compiles_for_long", "complete", "script"),  # after step 0, for longer than three budgets
+    ],
+)
+def test_a_script_that_does_not_name_its_budgets_time_is_ended_by_the_launchers_clock(tmp_path, what, status, ended_by):
     words = [*scripted.TRACK, f"script={scripted.ODD}", f"script.args=[{what}]", "script.dialect=modded-nanogpt"]
     words += ["goal=budget", "goal.target_val_loss=null", "goal.time_budget_s=1", "hardware.wall_timeout_s=300"]
     changed = {"bench.launch.script.script_run.OVERDUE_S": 0.5}
     with real_runs.started(tmp_path, "run", *words, changed=changed) as launcher:
-        assert launcher.wait(240) == 0, launcher.stdout.read()
+        assert launcher.wait(240) == (status != "complete")
+        out = launcher.stdout.read()
     (folder,) = real_runs.folders(tmp_path)
     run = real_runs.run_json(folder)
-    assert (run["status"], run["validity"], run["script"]["ended_by"]) == ("complete", "suspect", "launcher")
-    assert any("it was ended by the launcher's clock" in reason for reason in run["validity_reasons"])
+    assert (run["status"], run["script"]["ended_by"]) == (status, ended_by), out
+    by_launcher = "since its first step: it was ended by the launcher's clock"
+    if status == "failed":
+        assert by_launcher in run["failure"]["message"] and by_launcher in out
+        return
+    assert any(by_launcher in reason for reason in run["validity_reasons"]) == (ended_by == "launcher")
     assert [rule for rule in verification.report(folder)["rules"] if not rule["passed"]] == []
 
 

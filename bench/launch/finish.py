@@ -1,7 +1,6 @@
 """The end of a run's record, however its workers ended: status, failure, metrics, validity, artifacts, ledger."""
 
 import contextlib
-import errno
 import os
 import re
 import stat
@@ -99,8 +98,7 @@ def _finish(
     ended_by: Callable[[], str | None],
 ) -> None:
     failure = failure or failures.classify(folder, exit_code)
-    if not folder.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+    os.stat(folder)  # FileNotFoundError where it is gone
     measured = atomic.read_json(folder / run_folder.RESULT, {})
     failure = after_race.spared(measured, failure)
     if failure is None and not measured:

@@ -33,14 +33,13 @@ from bench.record.step_files import StepRow
 from bench.training import line_sampler
 
 LOOK_S = 1.0  # between two readings of all that was printed, once the budget may be spent
-# So many budgets and seconds after its first line, validations and compilations included, a script that has not named
-# its budget's time is ended (assumed)
+# So many budgets and seconds after the line of its first step, validations included, a script that has not named its
+# budget's time is ended (assumed); how long it compiles before is bounded by hardware.wall_timeout_s alone
 OVERDUE_TIMES, OVERDUE_S = 3.0, 60.0
 WORKER = "bench/training/script_worker.py"
 NOTES = re.compile(
     r"\.[\w-]+\.(facts|opened|profiled|raw)\.tmp|logs/(rank\d+\.failure\.json|flight_rank\d+)|memory/oom_rank\d+\.pickle"
 )
-NO_TELEMETRY: Section = {"summary": {}, "doubts": [], "warnings": []}
 
 
 class Confined:
@@ -126,7 +125,7 @@ class Watched:
         self.look: Section | None = None  # of script_look.py, as .result.tmp has it
         self._began_s = time.monotonic()
         self._may_be_spent_s = job.config.goal.time_budget_s or 0.0  # after the start, and not before
-        self._first_line_s: float | None = None  # by time.monotonic()
+        self._stepped_s: float | None = None  # by time.monotonic(), when the line of its first step came
         self._ended_by: str | None = None  # whose clock had reached the budget; None: it was not ended there
         self._doubts: list[Section] = []
 
@@ -189,8 +188,8 @@ class Watched:
                 return []
             self._reader = dialects.reader_of(name)
         rows = [row for _, text in new if (row := self._reader.row(text))]
-        if rows and self._first_line_s is None:
-            self._first_line_s = time.monotonic()
+        if self._stepped_s is None and any(row["step"] for row in rows):
+            self._stepped_s = time.monotonic()
         for row in rows:
             self._last |= row
         return rows
@@ -218,12 +217,12 @@ class Watched:
         By the launcher's clock too, long after, whatever times it names.
         """
         goal, since_s = self._job.config.goal, time.monotonic() - self._began_s
-        if self._first_line_s is not None and goal.time_budget_s is not None:
-            lasted_s, named_s = time.monotonic() - self._first_line_s, (self._last.get("train_time_ms") or 0.0) / 1e3
+        if self._stepped_s is not None and goal.time_budget_s is not None:
+            lasted_s, named_s = time.monotonic() - self._stepped_s, (self._last.get("train_time_ms") or 0.0) / 1e3
             if named_s < goal.time_budget_s and lasted_s > OVERDUE_TIMES * goal.time_budget_s + OVERDUE_S:
                 self._ended_by = "launcher"
                 why = f"its clock named {named_s:.2f} of the {goal.time_budget_s:g} s of its budget"
-                doubt = f"{why} in the {lasted_s:.0f} s since its first line: it was ended by the launcher's clock"
+                doubt = f"{why} in the {lasted_s:.0f} s since its first step: it was ended by the launcher's clock"
                 self._doubts.append({"rank": 0, "instrument": "script", "doubt": doubt})
                 return True
         if not goal.budget or self._reader is None or since_s < self._may_be_spent_s:
@@ -261,14 +260,16 @@ class Watched:
                 atomic.write_text(self._folder / "logs" / "reading.log", traceback.format_exc(), durable=False)
             why = f"what the script printed cannot be read: {type(error).__name__}: {error}"
             lines_failure = failures.failure("exception", why)
+        if lines_failure and self._ended_by == "launcher":
+            lines_failure["message"] += f"; {self._doubts[-1]['doubt']}"
         if failure and failure["step"] is None:
             failure["step"] = self.step
         return failure or lines_failure
 
     def _telemetry(self, rows: list[StepRow]) -> Section:
         """rows: of all steps, with the times of their lines."""
-        known = NO_TELEMETRY | {"foreign_cpu_cores": self._foreign_cores, "warnings": self._warnings}
-        known["doubts"] = self._doubts
+        known: Section = {"summary": {}, "foreign_cpu_cores": self._foreign_cores}
+        known |= {"doubts": self._doubts, "warnings": self._warnings}
         if self._started is None or self._stopped is None:
             return known
         timed = printed_times.events(rows)
