@@ -14,7 +14,6 @@ import scripted
 from bench.cli import main as program
 from bench.config import compose, schema, user_code
 from bench.launch.script import outcome, output, script, work_folder
-from bench.launch.script.script_run import NO_TELEMETRY
 from bench.machine import code_state
 from bench.plans.race import plan
 from bench.record import run_folder, step_files, verification
@@ -232,6 +231,7 @@ def test_what_a_script_puts_links_to_in_its_folders_place_is_not_removed(tmp_pat
     (work / "engine").symlink_to(root / "engine")  # the same content, so that no source has changed
     assert work_folder.changed(its, work) == work_folder.tidy(its, work)["files_written"] == []
     assert sorted(root.rglob("*")) == before and not work.exists()
+    assert work_folder.tidy(its, work) == {"files_written": []}  # as where the script has removed it
     work.symlink_to(root)
     assert work_folder.tidy(its, work) == {"files_written": []}
     assert sorted(root.rglob("*")) == before
@@ -273,7 +273,7 @@ def test_of_a_scripts_facts_none_but_those_of_its_torch_are_of_its_environment(t
     more = {"cpu_model": "fake", "gpus": [{"name": "H200"}], "driver": "1"}
     path = tmp_path / "facts"
     path.write_text(json.dumps({"python": "3.11", "torch": {"torch": "2.13.0"} | more, "environment": more} | more))
-    outcome._write_result(tmp_path, [outcome._facts(path)], {}, [], NO_TELEMETRY, {})
+    outcome._write_result(tmp_path, [outcome._facts(path)], {}, [], {"summary": {}, "doubts": [], "warnings": []}, {})
     assert json.loads((tmp_path / run_folder.RESULT).read_text())["torch_facts"] == {
         "python": "3.11",
         "torch": "2.13.0",

@@ -183,7 +183,7 @@ def tidy(script: Script, work: Path) -> dict[str, Any]:
 
     Nothing outside work/ is removed, wherever the script has put links in place of its folders.
     """
-    if work.is_symlink():
+    if work.is_symlink() or not work.is_dir():
         return {"files_written": []}
     start = len(os.path.join(work, ""))
     entries = list(plain_file.entries_below(work))
