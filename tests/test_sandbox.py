@@ -328,9 +328,12 @@ def test_a_sandbox_that_would_let_in_more_than_the_scripts_own_is_refused(tmp_pa
         assert done.returncode == 2 and words in done.stderr, done.stderr
 
 
-def test_what_a_script_in_a_sandbox_gets_of_the_validation_shards_ends_with_val_tokens(tmp_path, monkeypatch):
+@pytest.mark.parametrize("root", ["data", "file/data"])
+def test_what_a_script_in_a_sandbox_gets_of_the_validation_shards_ends_with_val_tokens(tmp_path, monkeypatch, root):
     """The audit of a keep validates on what is beyond them; a loader still finds as many tokens as there were."""
-    monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path))
+    (tmp_path / "file").touch()  # nothing can be written below it, even by root
+    monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path / root))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     val = [shards.write(tmp_path / f"val{number}.bin", range(10 * number, 10 * number + 6)) for number in (1, 2, 3)]
     val = tuple(datasets.ShardFile(shard.path, 6, shard.num_bytes, "", 40) for shard in val)
     dataset = datasets.Dataset("mine", 257, val, val)
@@ -339,6 +342,11 @@ def test_what_a_script_in_a_sandbox_gets_of_the_validation_shards_ends_with_val_
     kept = [*range(10, 16), 20, 21, 22]
     found = [shards.check(path).tokens().tolist() for path in given]
     assert found == [kept[:6], [20, 21, 22, 10, 11, 12], kept[:6]] and given[0] == val[0].path
+    made_in = tmp_path / ("data" if root == "data" else "cache/speedrun-data")
+    assert {path.parent for path in given[1:]} == {made_in}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(OSError, match="SPEEDRUN_DATA=/path") if root != "data" else contextlib.nullcontext():
+        assert work_folder.given(script, dataset, "val", val_tokens=8) == given
     assert work_folder.given(script, dataset, "train", 8) == [shard.path for shard in val]
     audited = dataclasses.replace(dataset, is_audit=True)
     assert work_folder.given(script, audited, "val", 8) == [shard.path for shard in val]

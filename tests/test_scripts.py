@@ -92,7 +92,6 @@ def test_a_script_of_nanogpts_habits_runs_unmodified(tmp_path, more):
     assert (run["status"], run["script"]["dialect"]) == ("complete", "nanogpt")
     assert [row["step"] for row in rows] == list(range(22))
     assert run["metrics"]["val_loss"] == [row["val_loss"] for row in rows if row["val_loss"] is not None][-1]
-    assert run["script"]["opened"] == ["work/data/toy/train.bin", "work/data/toy/val.bin"]
     assert run["script"]["files_written"] == ["out/ckpt.pt"]
     row, num_held = row_of(run), sum(row["flags"] == "validation" for row in rows)
     assert (row["num_disturbed_steps"], row["num_validating_steps"]) == (0, num_held) and num_held > 1
@@ -117,6 +116,19 @@ def test_a_dialect_of_ones_own_is_a_yaml_of_patterns(tmp_path):
     assert [row["train_loss"] for row in rows] == [None, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
     assert [row["val_loss"] for row in rows] == [6.0, None, None, 3.0, None, None, 3.5]
     assert run["metrics"]["train_s"] == 0.36
+
+
+def test_shards_that_are_touched_while_a_script_runs_accuse_it_of_nothing_and_are_not_copied_again(tmp_path):
+    script, data = tmp_path / "train.py", tmp_path / "data"
+    lines = ["import glob, os", "for split in ('train', 'val'): open(f'data/{split}.bin', 'rb').read(10)"]
+    lines += [f"for shard in glob.glob('{data}/pysource*/*.bin'): os.utime(shard)"]
+    lines += ["for step in (1, 2): print(f'step:{step}/2 train_time:{step * 10}ms step_avg:10.0ms')"]
+    lines += ["print('step:2/2 val_loss:4.0 train_time:20ms step_avg:10.0ms')"]
+    script.write_text("\n".join(lines))
+    words = ["script.dialect=modded-nanogpt", "script.raw_data=true", "script.data=data"]
+    run = real_runs.run_json(scripted.run(tmp_path / "results", script, *words, SPEEDRUN_DATA=str(data)))
+    assert not any("shards" in doubt or "data" in doubt for doubt in of_script(run)), of_script(run)
+    assert len(list(data.glob("raw-*.bin"))) == 2
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
@@ -43,25 +43,25 @@ def noted(folder: Path, rank: int) -> Iterator[Opened]:
 
 
 class OpenedFiles:
-    """What data a script really opened, and whether those are the track's."""
+    """What data a script really opened, and whether those are the track's.
 
-    def __init__(self, folder: Path, job: Job, opened: Sequence[Opened]):
+    given: true paths of what its work/ had as the shards of each split when it began.
+    """
+
+    def __init__(self, folder: Path, job: Job, opened: Sequence[Opened], given: Mapping[str, Sequence[str]]):
         assert job.script is not None
-        self._job, self._script, self._work = job, job.script, (folder / work_folder.WORK).absolute()
+        self._script, self._work = job.script, (folder / work_folder.WORK).absolute()
         self._opened = opened
         self._data = [file for file in opened if file["path"].endswith(DATA) or file["real"].endswith(DATA)]
         self._real = {file["real"] for file in self._data}
-        self._ours = {split: self._files_of_split(split) for split in ("train", "val")}
+        shards = {"train": job.dataset.train, "val": job.dataset.val}
+        self._ours = {
+            split: {*given[split], *(os.path.realpath(shard.path) for shard in shards[split])} for split in shards
+        }
         self.read = [file["real"] for file in opened if not file["writes"]]
         # whether its track fixes no data, and it opened none of what it was given
         is_fixed = any(key.split(".")[0] == "data" for key in job.config.track.fixed)
         self.are_own_data = not is_fixed and not self._real & (self._ours["train"] | self._ours["val"])
-
-    def _files_of_split(self, split: str) -> set[str]:
-        """True paths of the shards, and of what was made of them."""
-        paths = {os.path.realpath(shard.path) for shard in getattr(self._job.dataset, split)}
-        given = work_folder.given(self._script, self._job.dataset, split, self._job.config.goal.val_tokens)
-        return paths | set(map(os.path.realpath, given))
 
     def names(self) -> list[str]:
         """Data files, each once, as the record names them."""

@@ -76,18 +76,19 @@ def write(
     output: Output,
     telemetry_of: Callable[[list[StepRow]], Section],
     waits_ns: Iterable[tuple[int, int]],
+    given: Mapping[str, Sequence[str]],
 ) -> Section | None:
     """steps.csv, events and .result.tmp; run gets its "script" and timing protocol.  Returns a failure, or None.
 
     output: closed; telemetry_of(its rows): {"summary", "doubts", "warnings"} of the launcher's sampler; waits_ns: as
-    in printed_times.clock().
+    in printed_times.clock(); given: as in OpenedFiles.
     """
     goal = job.config.goal
     script, num_ranks = _script(job), job.config.hardware.num_processes or 1
     dialect = script.dialect or dialects.detect(text for _, text in output.lines)
     shown = dialect if dialect is None or dialect in dialects.NAMES else private.redact(dialect, REPO)
     facts = [_facts(folder / f".rank{rank}.facts.tmp") for rank in range(num_ranks)]
-    opened = OpenedFiles(folder, job, [file for rank in range(num_ranks) for file in noted(folder, rank)])
+    opened = OpenedFiles(folder, job, [file for rank in range(num_ranks) for file in noted(folder, rank)], given)
     used = work_folder.keep_used(folder, script, opened.read)
     run["script"] |= {"dialect": shown, "num_unkept_lines": output.num_unkept_lines, "opened": opened.names()}
     run["script"] |= {"used": used}

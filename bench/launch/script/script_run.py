@@ -128,11 +128,16 @@ class Watched:
         self._stepped_s: float | None = None  # by time.monotonic(), when the line of its first step came
         self._ended_by: str | None = None  # whose clock had reached the budget; None: it was not ended there
         self._doubts: list[Section] = []
+        self._given: dict[str, list[str]] = {"train": [], "val": []}  # as in OpenedFiles
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Around the ranks."""
         step_files.write(self._folder, [], step_files.RUN_COLUMNS)
+        work = self._folder.absolute() / work_folder.WORK
+        for split in self._given:  # now: the script may change its links, and anybody the shards
+            links = work_folder.shard_links(self._script, self._job.dataset, split, work)
+            self._given[split] = list(map(os.path.realpath, links))
         meter = CpuMeter(own_s=lambda: sum(os.times()[:4]))
         try:
             with self._output:
@@ -248,7 +253,8 @@ class Watched:
         failure = failure or failures.classify(self._folder, exit_code)
         try:
             self._new_rows()  # what it printed while it was ended
-            lines_failure = outcome.write(self._folder, self._job, run, self._output, self._telemetry, self._waits_ns)
+            facts = self._output, self._telemetry, self._waits_ns, self._given
+            lines_failure = outcome.write(self._folder, self._job, run, *facts)
             run["script"] |= work_folder.tidy(self._script, self._folder / work_folder.WORK)
             if self.look and lines_failure is None:
                 measured = atomic.read_json(self._folder / run_folder.RESULT)

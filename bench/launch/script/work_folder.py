@@ -9,11 +9,12 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bench.base import atomic
+from bench.base.paths import cache_root
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.config import user_code
@@ -41,11 +42,16 @@ def make(folder: Path, script: Script, dataset: Dataset, val_tokens: int) -> Pat
     data = work / script.data
     data.mkdir(parents=True, exist_ok=True)
     for split in ("train", "val"):
-        names = shard_names([shard.path for shard in getattr(dataset, split)], split, script.data.name)
-        paths = given(script, dataset, split, val_tokens)
-        for name, path in zip([f"{split}.bin"] if script.raw_data else names, paths, strict=True):
-            (data / name).symlink_to(path)
+        links = shard_links(script, dataset, split, work)
+        for link, path in zip(links, given(script, dataset, split, val_tokens), strict=True):
+            link.symlink_to(path)
     return work
+
+
+def shard_links(script: Script, dataset: Dataset, split: str, work: Path) -> list[Path]:
+    """The links in work/ to what given() returns."""
+    names = shard_names([shard.path for shard in getattr(dataset, split)], split, script.data.name)
+    return [work / script.data / name for name in ([f"{split}.bin"] if script.raw_data else names)]
 
 
 def given(script: Script, dataset: Dataset, split: str, val_tokens: int) -> list[Path]:
@@ -102,33 +108,53 @@ def _without_held_out(shards: Sequence[ShardFile], num_kept: int) -> list[Path]:
         if own >= shard.num_tokens:
             paths.append(shard.path.resolve())
             continue
-        path = _made_of([each.path for each in shards], f"val-{num_kept}-{len(paths)}")
-        if not path.exists():
+
+        def write(path: Path, shard: ShardFile = shard, own: int = own) -> None:
             import numpy as np
 
             kept = np.concatenate([each.tokens() for each in shards])[:num_kept]
             rest = np.resize(kept, shard.num_tokens - own)
             shard_files.write(path, np.concatenate([shard.tokens()[:own], rest]))
-        paths.append(path.resolve())
+
+        paths.append(_made_of([each.path for each in shards], f"val-{num_kept}-{len(paths)}", write))
     return paths
 
 
-def _made_of(files: Sequence[Path], name: str) -> Path:
-    """Where something is kept that is made of these files as they are now."""
+def _made_of(files: Sequence[Path], name: str, write: Callable[[Path], None]) -> Path:
+    """What write() makes of these files as they are now, made once.
+
+    It is kept in the data folder, or in the user's cache where that folder cannot be written.
+    """
     digest = hashlib.sha256("\n".join(f"{path.resolve()} {path.stat().st_mtime_ns}" for path in files).encode())
-    return data_root() / f"{name}-{digest.hexdigest()[:12]}.bin"
+    roots = [data_root(), cache_root() / "speedrun-data"]
+    paths = [root / f"{name}-{digest.hexdigest()[:12]}.bin" for root in roots]
+    for path in paths:
+        if path.exists():
+            return path.resolve()
+    errors = []
+    for path in paths:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path)
+            return path.resolve()
+        except OSError as error:
+            errors.append(error)
+    first, last = errors
+    remedy = f"and {roots[1]} cannot be written either ({last.strerror}): set SPEEDRUN_DATA=/path to a folder of yours"
+    raise OSError(first.errno, f"{first.strerror}, {remedy}", first.filename)
 
 
 def _raw(files: Sequence[Path]) -> Path:
     """The tokens of all shards without their headers, as nanoGPT reads them; made once."""
-    raw = _made_of(files, "raw")
-    if not raw.exists():
+
+    def write(raw: Path) -> None:
         with atomic.replacing(raw) as out:
             for path in files:
                 with open(path, "rb") as shard:
                     shard.seek(shard_files.HEADER_BYTES)
                     shutil.copyfileobj(shard, out, COPY_BYTES)
-    return raw.resolve()
+
+    return _made_of(files, "raw", write)
 
 
 def keep_used(folder: Path, script: Script, opened: Iterable[str]) -> dict[str, str]:
