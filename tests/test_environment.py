@@ -507,11 +507,12 @@ def test_peak_memory_is_this_programs_own_and_not_its_parents():
 
 
 def test_of_a_package_that_is_installed_twice_the_first_on_the_path_counts(tmp_path, monkeypatch):
-    for folder, version in (("first", "1.9.0"), ("second", "2.0.0")):
+    """What setuptools brings along for itself, and torch's compiler adds to the path by importing it, does not."""
+    for folder, version in (("_vendor", "0.1"), ("first", "1.9.0"), ("second", "2.0.0")):
         info = tmp_path / folder / "twice-1.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: twice\nVersion: {version}\n")
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), str(tmp_path / "second"), *sys.path])
+    monkeypatch.setattr(sys, "path", [*(str(tmp_path / name) for name in ("_vendor", "first", "second")), *sys.path])
     assert environment.packages()["twice"] == "1.9.0"
 
 

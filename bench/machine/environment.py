@@ -36,6 +36,7 @@ PASSED = (
     "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE", "TIKTOKEN_CACHE_DIR", "SSL_CERT_FILE",
 )  # fmt: skip
 PASSED_PREFIXES = ("LC_", "XDG_", "SLURM_")
+VENDORED = "_vendor"  # setuptools' own copies, which it adds to sys.path where it is imported, as torch's compiler does
 CGROUPS = Path("/sys/fs/cgroup")
 MEMORY_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # v2, v1
 CACHES = "/sys/devices/system/cpu/cpu0/cache"
@@ -212,7 +213,8 @@ def packages() -> dict[str, str]:
 
     Those that importlib.metadata finds, which imports all of Python's email for it: a twentieth of a launch.
     """
-    infos = (path for folder in sys.path for path in Path(folder).glob("*-info"))
+    folders = [Path(folder) for folder in sys.path if Path(folder).name != VENDORED]
+    infos = (path for folder in folders for path in folder.glob("*-info"))
     versions: dict[str, str] = {}
     for name, version in map(_name_and_version, (path for path in infos if path.suffix in (".dist-info", ".egg-info"))):
         versions.setdefault(name, version)
