@@ -38,7 +38,8 @@ LOOK_S = 1.0  # between two readings of all that was printed, once the budget ma
 OVERDUE_TIMES, OVERDUE_S = 3.0, 60.0
 WORKER = "bench/training/script_worker.py"
 NOTES = re.compile(
-    r"\.[\w-]+\.(facts|opened|profiled|raw)\.tmp|logs/(rank\d+\.failure\.json|flight_rank\d+)|memory/oom_rank\d+\.pickle"
+    r"\.[\w-]+\.(facts|opened|profiled|raw)\.tmp"
+    r"|logs/(rank\d+\.failure\.json|flight_rank\d+)|memory/oom_rank\d+\.pickle"
 )
 
 

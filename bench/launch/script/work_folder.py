@@ -112,7 +112,7 @@ def _without_held_out(shards: Sequence[ShardFile], num_kept: int) -> list[Path]:
         def write(path: Path, shard: ShardFile = shard, own: int = own) -> None:
             import numpy as np
 
-            kept = np.concatenate([each.tokens() for each in shards])[:num_kept]
+            kept = np.concatenate([each.tokens()[:num_kept] for each in shards])[:num_kept]
             rest = np.resize(kept, shard.num_tokens - own)
             shard_files.write(path, np.concatenate([shard.tokens()[:own], rest]))
 
