@@ -47,13 +47,13 @@ def test_the_floor_holds_19_of_20_comparisons_of_the_same_code():
 
 
 def test_what_is_kept():
-    found = calibration.calibrate(*rows_of(TIMES, TIMES[::-1]), resolution_pct=0.75)
+    found = calibration.calibrate(*rows_of(TIMES, TIMES[::-1]))
     logs = [math.log(value) for value in TIMES * 2]
     assert found["floor_pct"] == pytest.approx(calibration.floor_pct(stats.sd(logs), 9, 5))
     assert found["session_id"] == "c0ffee00c0ffee00"
     expected = least_squares.raced(TIMES, TIMES[::-1]).difference
     assert found["aa"]["change_pct"] == pytest.approx(100 * math.expm1(expected), abs=1e-9)
-    assert list(found["needed_n"]) == ["0.1", "0.2", "0.5", "0.75", "1", "2", "5"]
+    assert list(found["needed_n"]) == ["0.1", "0.2", "0.5", "1", "2", "5"]
     assert found["needed_n"]["1"] == stats.needed_n(math.log1p(0.01), stats.sd(logs))
     assert found["smallest_change_pct"]["5"] == pytest.approx(
         100 * math.expm1(stats.smallest_difference([stats.sd(logs)] * 2, (5, 5)))
@@ -92,62 +92,67 @@ def test_it_is_found_by_its_session_the_newest_of_comparable_runs_first(results)
     assert calibration.find(None) is None
 
 
-def test_runs_that_were_made_can_calibrate(results, capsys):
-    for number, train_s in enumerate([10.0, 10.1, 10.05, 9.95, 10.02, 9.9]):
-        write(results, a_run("A", train_s, number))
-    assert calibrate.main(["--runs", "aaaaaaaa", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["n"] == [3, 3]
-    assert found["aa"]["n"] == [3, 3]
-    # dealt A B B A A B: 10.0, 9.95, 10.02 against 10.1, 10.05, 9.9; geometric means
+BUSY = {"validity": "suspect", "validity_reasons": ["other programs used 1.50 CPU cores during the run (limit 0.1)"]}
+
+
+@pytest.fixture
+def calibrated(results, monkeypatch, capsys):
+    """(times, those of disturbed runs, *options) -> exit code and output of a calibration whose runs take so long."""
+
+    def of(times_s, busy_s, *options):
+        folders = [
+            write(results, a_run("A", train_s, number, **(BUSY if train_s in busy_s else {})))
+            for number, train_s in enumerate([30.0, *times_s])
+        ]
+        runs = [json.loads((folder / "run.json").read_text()) | {"folder": str(folder)} for folder in folders]
+        monkeypatch.setattr(calibrate, "_make_runs", lambda *_: runs)
+        code = calibrate.main([f"n={len(times_s) // 2}", *options])
+        return code, capsys.readouterr().out
+
+    return of
+
+
+def test_runs_are_dealt_out_in_the_order_a_b_b_a(calibrated):
+    code, shown = calibrated([10.0, 10.1, 10.05, 9.95, 10.02, 9.9], (), "--json")
+    found = json.loads(shown)
+    assert (code, found["n"], found["aa"]["n"]) == (0, [3, 3], [3, 3])
+    # A B B A A B: 10.0, 9.95, 10.02 against 10.1, 10.05, 9.9; geometric means
     geometric = [math.prod(times_s) ** (1 / 3) for times_s in ((10.0, 9.95, 10.02), (10.1, 10.05, 9.9))]
     assert found["aa"]["mean_s"] == pytest.approx(geometric, rel=1e-12)
     assert calibration.find("c0ffee00c0ffee00")["file"] == found["file"]
 
 
-def test_a_busy_machine_is_not_calibrated(results, capsys):
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_busy_machine_is_not_calibrated(calibrated, options):
     """Its figures are shown, nothing is kept, and the exit code says so."""
-    busy = {
-        "validity": "suspect",
-        "validity_reasons": ["other programs used 1.50 CPU cores during the run (limit 0.1)"],
-    }
-    for number, train_s in enumerate([10.0, 14.0, 9.0, 12.0]):
-        write(results, a_run("A", train_s, number, **busy))
-    assert calibrate.main(["--runs", "aaaaaaaa"]) == 1
-    shown = capsys.readouterr().out
+    times_s = [10.0, 14.0, 9.0, 12.0]
+    code, shown = calibrated(times_s, times_s, *options)
+    assert code == 1 and not calibration.folder().exists()
+    if options:
+        found = json.loads(shown)
+        assert found["file"] is None and found["doubts"] and found["floor_pct"] > 20
+        return
     assert "noise floor: " in shown and "MDE (80 % power)" in shown
     assert "not kept, and no verdict uses it: the machine disturbed 4 of 4 runs: other programs used 1.50 CPU" in shown
-    assert not calibration.folder().exists()
-    assert calibrate.main(["--runs", "aaaaaaaa", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["file"] is None and found["doubts"] and found["floor_pct"] > 20
 
 
-def test_one_disturbed_run_is_excluded_and_the_others_calibrate(results, capsys):
-    busy = {
-        "validity": "suspect",
-        "validity_reasons": ["other programs used 1.50 CPU cores during the run (limit 0.1)"],
-    }
-    for number, train_s in enumerate([10.0, 10.1, 10.05, 9.95, 10.02, 29.9]):
-        write(results, a_run("A", train_s, number, **(busy if train_s > 20 else {})))
-    assert calibrate.main(["--runs", "aaaaaaaa"]) == 0
-    shown = capsys.readouterr().out
-    assert "kept in" in shown and "runs-excluded" in shown
+def test_one_disturbed_run_is_excluded_and_the_others_calibrate(calibrated):
+    code, shown = calibrated([10.0, 10.1, 10.05, 9.95, 10.02, 29.9], [29.9])
+    assert code == 0 and "kept in" in shown and "runs-excluded" in shown
     assert "coarser than the margin of 0.5 %" in shown  # 1 %: nothing will be called equivalent
 
 
-def test_the_users_mistakes_are_said(results):
-    for number in range(4):
-        write(results, a_run("AB"[number % 2], 10.0 + number / 10, number))
-    for argv, sentence in (
-        (["n=1"], "n=1: use 2 or more runs per side"),
-        (["seed=abc"], "seed=abc: the first of 10 seeds: use a whole number"),
-        (["n=x"], "n=x: use 2 or more runs per side"),
-        (["--runs", "2026"], "these are 2 configs: name repeats of one config"),
-        (["--runs", "aaaaaaaa", "--", "seed=1"], "finished runs cannot be changed"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            calibrate.main(argv)
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("n=1", "n=1: use 2 or more runs per side"),
+        ("seed=abc", "seed=abc: the first of 10 seeds: use a whole number"),
+        ("n=x", "n=x: use 2 or more runs per side"),
+    ],
+)
+def test_the_users_mistakes_are_said(word, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        calibrate.main([word])
 
 
 def test_the_floor_of_more_runs_is_lower_and_of_uneven_groups_in_between():

@@ -60,7 +60,6 @@ def results(tmp_path_factory):
         (["run", "optim.lr=nan"], "optim.lr=nan: use a number above 0"),
         (["run", "instruments.regions=5"], "instruments.regions=5"),
         (["run", "track=free", "--anyway"], "--anyway: it is for sweeps (-m)"),
-        (["bench-self", "speed"], "bench-self speed: choose from loop"),
         (["compare", "a", "b", "--format", "json"], "compare: --format: did you mean --json?"),
         (["run", "-m", "seed=0,1", "--parallel", "3"], "run: --parallel: did you mean --jobs?"),
         (["table", "--html"], "table: --html: ./run.sh report writes pages"),

@@ -283,8 +283,6 @@ def test_where_the_time_went_is_shown_when_asked_for(arms, capsys):
     shown = capsys.readouterr().out
     assert "within-run" not in shown
     assert "\n--why shows where the time went\n" in shown  # all regions are as much slower: none is the cause
-    compare.main(["aaaaaaaa", "bbbbbbbb", "--no-diagnosis"])
-    assert "--why" not in capsys.readouterr().out
 
 
 def test_a_verdict_has_its_colour_on_a_terminal_alone(arms, capsys, monkeypatch):

@@ -29,10 +29,28 @@ class Parser(argparse.ArgumentParser):
             options["epilog"] = "\n\n".join(filter(None, parts))
         options["formatter_class"] = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, **options)
+        self.add_argument("--config-dir", metavar="DIR", help="a folder of groups of your own, used beside conf/")
 
     def flag(self, *names: str, help: str) -> None:
         """An option without a value: False, unless it is given."""
         self.add_argument(*names, action="store_true", help=help)
+
+    def forms(
+        self, json: str, md: str = "", csv: str = "", says_more: bool = False
+    ) -> argparse._MutuallyExclusiveGroup:
+        """The forms of an answer, of which one may be chosen, each with its help; "" for one that there is not.
+
+        says_more: the verb prints more than its answer, for console.output(): --quiet drops that, and with --json it
+        goes to standard error.  Returns the group.
+        """
+        if says_more:
+            self.flag("-q", "--quiet", help="only warnings, failures and the result")
+            json += "; all else goes to standard error"
+        forms = self.add_mutually_exclusive_group()
+        for name, about in (("json", json), ("md", md), ("csv", csv)):
+            if about:
+                forms.add_argument(f"--{name}", action="store_true", help=about)
+        return forms
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Like argparse's, and keeps the arguments for error().  args: None: the program's own."""

@@ -123,5 +123,5 @@ def _parser() -> arguments.Parser:
     parser.add_argument(
         "--only", action="append", choices=KINDS, metavar="KIND", help=f"run only this audit; may be repeated: {kinds}"
     )
-    console.add_options(parser, "a list of what was found")
+    parser.forms("print a list of what was found", says_more=True)
     return parser

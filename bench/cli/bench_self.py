@@ -1,8 +1,7 @@
-"""Measure the overhead of this harness, with targets.  ./run.sh bench-self [PART ...] [--json]
+"""What this harness adds to a training step, beside its targets.  ./run.sh bench-self [--json]
 
-`python tests/benchmarks` measures what needs a GPU, files of the tests or another program.
-
-Ratios are medians of variants interleaved in one run; absolute times depend on this machine and its load.
+Ratios are medians over variants that are interleaved in one run.  `python tests/benchmarks` measures what needs a GPU,
+the tests' files or another program.
 """
 
 import json
@@ -15,15 +14,10 @@ from bench.cli import arguments
 
 Row = dict[str, Any]  # what, measured, ci95, sign, target
 
-PARTS = ("loop",)
-
 
 def main(argv: list[str]) -> int:
     """Exit codes: 0 no target missed, 1 one missed, 2 usage error."""
     args = _parser().parse_args(argv)
-    unknown = [part for part in args.what if part not in PARTS]
-    if unknown:
-        raise ValueError(f"bench-self {unknown[0]}: choose from {', '.join(PARTS)}")
     from bench.plans import overhead  # imports torch
 
     print("measuring the loop ...", file=sys.stderr, flush=True)
@@ -62,6 +56,5 @@ def verdict(row: Row) -> str:
 
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh bench-self", main=main)
-    parser.add_argument("what", nargs="*", metavar="loop", help="the training loop, which is the default")
-    parser.add_argument("--json", action="store_true")
+    parser.flag("--json", help="print the measurements and their targets as JSON")
     return parser

@@ -15,7 +15,6 @@ from typing import Any
 
 from bench.base.paths import REPO, results_root, user_path
 from bench.cli import arguments
-from bench.config import groups
 from bench.launch import console, ready
 from bench.launch.console import say
 from bench.machine.signals import Interrupted
@@ -152,7 +151,6 @@ def _parser() -> arguments.Parser:
     settings_help = "settings of the runs, and n=, looks=, seed= of the races"
     parser.add_argument("settings", nargs="*", metavar="key=value", help=settings_help)
     parser.add_argument("--on", choices=tuple(bisect.MEASURES), default="step_avg_ms", help="what became worse")
-    parser.add_argument("--config-dir", **groups.OPTION)
     parser.flag("--anyway", help=ready.ANYWAY)
-    console.add_options(parser, "the commit, its effect, what was asked and the races")
+    parser.forms("print the commit, its effect, what was asked and the races", says_more=True)
     return parser

@@ -4,7 +4,6 @@ Prints the noise floor of this session, the MDE (minimum detectable effect, 80 %
 are needed to detect a given change; the verdicts of this session use it.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,14 +11,13 @@ from typing import Any
 
 from bench.base import atomic, text_table, utc
 from bench.cli import arguments
-from bench.compare import calibration, selection, target, wording
+from bench.compare import calibration, target, wording
 from bench.compare.effects import MIN_FLOOR_PCT
-from bench.config import groups
 from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import prepare, requested_config
 from bench.record import run_folder
-from bench.record.rows import Row, row_of
+from bench.record.rows import row_of
 
 DEFAULT_N = 5
 ORDER = "ABBA"
@@ -29,25 +27,18 @@ def main(argv: list[str]) -> int:
     """Exit codes: 0 calibrated, 1 a run failed or the machine disturbed them (nothing is kept), 2 usage error."""
     args = _parser().parse_intermixed_args(argv)
     n, overrides = _n_and_overrides(args.overrides)
-    if args.runs:
-        if overrides or args.anyway:
-            given = " ".join([*overrides, *["--anyway"] * args.anyway])
-            raise ValueError(f"--runs with {given}: finished runs cannot be changed: give one of the two")
-        a_rows, b_rows = _rows_of_made_runs(args.runs)
-        warm_up = None
-    else:
-        with console.output(args.quiet, args.json):
-            warm_up, *runs = _make_runs(n, overrides, args.anyway, ["calibrate", *argv])
-        if len(runs) < 2 * n or runs[-1]["status"] != "complete":
-            if args.json:
-                print(json.dumps({"runs": [summary.as_json(run) for run in (warm_up, *runs)]}, indent=1))
-            return 1
-        warm_up = warm_up["run_id"]
-        a_rows, b_rows = _dealt([row_of(run_folder.read(run["folder"])) for run in runs])
-    noise = calibration.calibrate(a_rows, b_rows, args.resolution)
-    noise |= {"made_at": utc.now(), "warm_up_run": warm_up}
+    with console.output(args.quiet, args.json):
+        warm_up, *runs = _make_runs(n, overrides, args.anyway, ["calibrate", *argv])
+    if len(runs) < 2 * n or runs[-1]["status"] != "complete":
+        if args.json:
+            print(json.dumps({"runs": [summary.as_json(run) for run in (warm_up, *runs)]}, indent=1))
+        return 1
+    rows = [row_of(run_folder.read(run["folder"])) for run in runs]
+    # the runs of A and those of B, in the order of their starts: A B B A A B B A ...
+    a_rows, b_rows = ([row for number, row in enumerate(rows) if ORDER[number % len(ORDER)] == arm] for arm in "AB")
+    noise = calibration.calibrate(a_rows, b_rows) | {"made_at": utc.now(), "warm_up_run": warm_up["run_id"]}
     path = None if noise["doubts"] else keep(noise)
-    as_text = f"{text(noise, 'github' if args.md else 'simple')}\n\n{_end(noise, path)}"
+    as_text = f"{text(noise)}\n\n{_end(noise, path)}"
     print(json.dumps(noise | {"file": path and path.name}, indent=1) if args.json else as_text)
     return 0 if path else 1
 
@@ -110,22 +101,7 @@ def _make_runs(n: int, overrides: list[str], anyway: bool, command: list[str]) -
     return runs
 
 
-def _rows_of_made_runs(names: Sequence[str]) -> tuple[list[Row], list[Row]]:
-    """Runs of one config that exist already, in order of their starts, dealt out A B B A."""
-    arm = selection.arms_from_words([*names, selection.SEPARATOR, *names])[0]
-    configs = {row["config_id"] for row in arm.rows}
-    if len(configs) > 1:
-        raise ValueError(f"--runs {' '.join(names)}: these are {len(configs)} configs: name repeats of one config")
-    return _dealt(sorted(arm.rows, key=lambda row: row["started_at"] or ""))
-
-
-def _dealt(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Rows in order of their starts -> those of A and those of B, A B B A A B B A ..."""
-    a, b = ([row for number, row in enumerate(rows) if ORDER[number % len(ORDER)] == arm] for arm in "AB")
-    return a, b
-
-
-def text(noise: dict[str, Any], form: str = "simple") -> str:
+def text(noise: dict[str, Any]) -> str:
     """What is kept, for a person."""
     aa = noise["aa"]
     low, high = aa["ci95_pct"]
@@ -139,9 +115,9 @@ def text(noise: dict[str, Any], form: str = "simple") -> str:
         f"A against A: {aa['change_pct']:+.2f} %, 95 % interval {low:+.2f} to {high:+.2f} %, p = {aa['p']:.2g}{flags}",
         f"noise floor: {noise['floor_pct']:.2f} %, groups of {noise['floor_n']} runs of the same code stay within it",
         "",
-        text_table.render(["runs a side", "MDE (80 % power)"], mdes, [True, True], form),
+        text_table.render(["runs a side", "MDE (80 % power)"], mdes, [True, True]),
         "",
-        text_table.render(["to show a change of", "runs a side"], needed, [True, True], form),
+        text_table.render(["to show a change of", "runs a side"], needed, [True, True]),
     ]
     return "\n".join(lines)
 
@@ -149,20 +125,6 @@ def text(noise: dict[str, Any], form: str = "simple") -> str:
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh calibrate", main=main)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="n=5 runs per side; settings as for run")
-    parser.add_argument("--config-dir", **groups.OPTION)
-    parser.add_argument("--runs", nargs="+", metavar="RUN", help="use these repeats of one config instead of new runs")
-    parser.add_argument("--resolution", type=_pct, metavar="PCT", help="print how many runs detect a change of PCT %%")
     parser.flag("--anyway", help=ready.ANYWAY)
-    form = console.add_options(parser, "print what is kept as JSON, or the runs if one failed")
-    form.add_argument("--md", action="store_true", help="Markdown")
+    parser.forms("print what is kept as JSON, or the runs if one failed", says_more=True)
     return parser
-
-
-def _pct(word: str) -> float:
-    try:
-        pct = float(word.rstrip("% "))
-    except ValueError:
-        pct = 0
-    if not 0 < pct < 1000:
-        raise argparse.ArgumentTypeError(f"{word}: use a change in per cent, such as 0.5")
-    return pct

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     for option, value in (("--margin", args.margin), ("--target", args.target)):
         comparing.check_nats(option, value)
     options: dict[str, Any] = {"on": args.on, "margin_nats": args.margin, "target_val_loss": args.target}
-    compared = comparing.compare(*args.runs, **options, force=args.force, diagnose=not args.no_diagnosis)
+    compared = comparing.compare(*args.runs, **options, force=args.force)
     if args.json:
         print(compared.to_json())
     elif args.html:
@@ -163,13 +163,12 @@ def _parser() -> arguments.Parser:
         help="by how much the goal's metric may be worse and count as not worse, in its unit; default: the plan's, or "
         f"{VAL_LOSS.margin:g} nats of val_loss",
     )
-    time = parser.add_mutually_exclusive_group()
-    time.add_argument("--why", action="store_true", help="also where the time went: regions, stalls, telemetry, traces")
-    time.add_argument("--no-diagnosis", action="store_true", help="skip the analysis of where the time went")
+    parser.flag("--why", help="also where the time went: regions, stalls, telemetry, traces")
     parser.flag("--diff", help="the full source diff, if the code differs")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="everything, not rounded; a list for several candidates")
-    form.add_argument("--md", action="store_true", help="Markdown, to paste into a pull request")
-    form.add_argument("--csv", action="store_true", help="the numbers as csv, one line per metric")
+    form = parser.forms(
+        "everything, not rounded; a list for several candidates",
+        "Markdown, to paste into a pull request",
+        "the numbers as CSV, one line per metric",
+    )
     form.add_argument("--html", metavar="PATH", help="write a self-contained page with the verdict and the curves")
     return parser

@@ -41,7 +41,5 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--on", choices=tuple(history.MEASURES), default="step_avg_ms", help="the metric to follow")
     parser.add_argument("--html", metavar="PATH", help="write a self-contained page")
     parser.add_argument("--badge", metavar="PATH", help="write an SVG badge with the newest change, or steady")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print the series, not rounded, and their changes")
-    form.add_argument("--md", action="store_true", help="print Markdown")
+    parser.forms("print the series, not rounded, and their changes", "print Markdown")
     return parser

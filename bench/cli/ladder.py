@@ -18,7 +18,6 @@ from pathlib import Path
 from bench.base import atomic
 from bench.base.paths import results_root, shown
 from bench.cli import arguments
-from bench.config import groups
 from bench.launch import console, ready
 from bench.launch.console import say
 from bench.plans.ladder import page, request, staircase
@@ -101,8 +100,6 @@ def _parser() -> arguments.Parser:
         "--interpolate",
         help="the target is reached where the line between two validations crosses it, not at the later one",
     )
-    parser.add_argument("--config-dir", **groups.OPTION)
     parser.flag("--anyway", help=ready.ANYWAY)
-    form = console.add_options(parser, "print the staircase")
-    form.add_argument("--csv", action="store_true", help="print it as CSV, one line per rung")
+    parser.forms("print the staircase", csv="print it as CSV, one line per rung", says_more=True)
     return parser

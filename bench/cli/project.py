@@ -49,6 +49,5 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--usd-per-gpu-hour", type=float, metavar="USD", help="price, to project what the run costs")
     parser.flag("--include-last-step", help="also count the last ProfilerStep, whose kernels may be cut off")
     parser.flag("--errors", help="show what projections were checked on, with their errors")
-    parser.flag("--json", help="print JSON, for programs")
-    parser.flag("--md", help="print Markdown")
+    parser.forms("print JSON, for programs", "print Markdown")
     return parser

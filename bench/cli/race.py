@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.base.paths import REPO, results_root, shown, user_path
 from bench.cli import arguments, compare
-from bench.config import groups, identity
+from bench.config import identity
 from bench.launch import allocation, console, ready
 from bench.launch.prepare import requested_config
 from bench.plans.race import arm_process, condition, plan, planning, runner, state, worktrees
@@ -191,7 +191,6 @@ def _parser() -> arguments.Parser:
         "--from-sweep", metavar="ID", help="race the best configs of this sweep, by the mean of the goal's metric"
     )
     parser.add_argument("--top", type=int, default=2, metavar="N", help="how many of them; default 2")
-    parser.add_argument("--config-dir", **groups.OPTION)
     fails = "exit code 1 where a condition of ./run.sh compare --fail-on holds: slower:0.5%%, worse, inconclusive, ..."
     parser.add_argument("--fail-on", action="append", default=[], metavar="CONDITION", help=fails)
     parser.flag("--dry-run", help="print the plan and how long it would take; run and write nothing")
@@ -201,6 +200,5 @@ def _parser() -> arguments.Parser:
     parser.add_argument(
         "--machine", choices=condition.MODES, default="auto", help=help_ + "; auto: flag, on GPUs alone"
     )
-    form = console.add_options(parser, "print race.json, of an interrupted race as far as it has come")
-    form.add_argument("--md", action="store_true", help="print race.md")
+    parser.forms("print race.json, of an interrupted race as far as it has come", "print race.md", says_more=True)
     return parser

@@ -29,7 +29,6 @@ from bench.base.paths import results_root, shown
 from bench.base.stats import ALPHA
 from bench.base.units import seconds_of
 from bench.cli import arguments
-from bench.config import groups
 from bench.launch import console
 from bench.launch.console import say
 from bench.machine.signals import Interrupted
@@ -224,6 +223,5 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--note", default="", help="what the submission is about")
     parser.flag("--trust", help="race code without a sandbox, where this kernel allows none")
     parser.flag("--show", help="print the progress of the runs")
-    parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--json", action="store_true", help="print the answer as JSON; all else to standard error")
     return parser

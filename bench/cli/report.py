@@ -12,8 +12,7 @@ import argparse
 import importlib
 import json
 import os
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,16 +20,14 @@ from typing import Any
 from bench.base import atomic
 from bench.base.paths import published_root, results_root, shown, user_path
 from bench.base.reading.damage import reading_record
-from bench.base.units import format_bytes
 from bench.cli import arguments
 from bench.record import ledger, line_count, named, sweep
-from bench.record.rows import Row
 
 Made = dict[str, Any]  # what --json prints
 
 # file of a folder: its module
 PAGES = {"run.json": "run_page", sweep.STUDY: "study_page", sweep.NAME: "sweep_page", "race.json": "race_page"}
-MAX_UNASKED = 500  # pages of a folder that is not a results folder
+MAX_UNASKED = 500  # runs of a folder that is not a results folder, which may hold anything
 
 
 def main(argv: list[str]) -> int:
@@ -50,8 +47,6 @@ def _made(args: argparse.Namespace) -> Made:
     if not args.names and not results_root().is_dir():
         where = shown(results_root())
         raise ValueError(f"no runs in {where}/ yet: make one with ./run.sh run, or start with ./speedrun.sh")
-    if args.pages is not None and args.pages < 0:
-        raise ValueError(f"--pages {args.pages}: use a number of pages, or 0 for none")
     if args.curves or len(args.names) > 1:
         return _curves(args)
     folder = named.folder(args.names[0]) if args.names else results_root()
@@ -116,40 +111,27 @@ def _one(folder: Path, args: argparse.Namespace, module: ModuleType) -> Made:
 
 def _site(folder: Path, out: Path, args: argparse.Namespace) -> Made:
     from bench.claims import leaderboard_views
-    from bench.report.site import packed_pages, site
+    from bench.report.site import site
 
     if lost := line_count.lost(folder / ledger.NAME):
         named.report_excluded("report", lost)
     results = site.read(folder)
-    num_pages = packed_pages.NUM_PAGES if args.pages is None else args.pages
     roots = (results_root().resolve(), published_root().resolve())  # of what is run, published or claimed here
     is_results = (folder / ledger.NAME).is_file() or any(map(folder.resolve().is_relative_to, roots))
     if not args.anyway and results.num_runs > MAX_UNASKED and not is_results:
-        _ask(folder, packed_pages.chosen(results.runs, (), num_pages), out)
+        many = f"{folder} is not a results folder, and pages of {results.num_runs:,} runs would go to {out}"
+        raise ValueError(f"{many}: add --anyway, or name a folder of results")
     try:
         page = site.write(
             results,
             out,
             lambda: leaderboard_views.standing(results.runs, [folder]),
             lambda done, total: arguments.count_up(done, total, "pages"),
-            num_pages,
         )
         return {"site": os.path.abspath(page)}
     except OSError as error:
         where = error.filename or out
         raise ValueError(f"{where}: cannot be written ({error.strerror}): name another folder with --out") from None
-
-
-def _ask(folder: Path, paged: Sequence[tuple[str, Row]], out: Path) -> None:
-    """Many pages, of a folder that may hold anything.  ValueError: declined, or there is no terminal to ask at."""
-    from bench.report.site import packed_pages
-
-    size = format_bytes(packed_pages.estimated_bytes(paged))
-    question = f"{folder} is not a results folder: {len(paged):,} pages, about {size}, would go to {out}"
-    if not sys.stdin.isatty():
-        raise ValueError(f"{question}: add --anyway, or name a folder of results")
-    if input(f"{question}. Write them? [y/N] ").strip().lower() not in ("y", "yes"):
-        raise ValueError("nothing was written")
 
 
 def _parser() -> arguments.Parser:
@@ -159,10 +141,6 @@ def _parser() -> arguments.Parser:
     parser.flag("--curves", help="overlay the curves in one chart")
     parser.add_argument("--out", metavar="PATH", help="the page's path, or the folder of the site or the pictures")
     parser.flag("--png", help="pictures of the charts instead of a page; needs Chromium")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--md", action="store_true", help="print Markdown for a pull request instead")
-    form.add_argument("--json", action="store_true", help='{"page": PATH}, {"site": PATH} or {"pictures": [PATH]}')
-    parser.add_argument("--pages", type=int, metavar="N", help="how many runs of a folder get a page (default 1000)")
-    anyway_help = f"more than {MAX_UNASKED} pages of a folder that is not a results folder"
-    parser.flag("--anyway", help=anyway_help)
+    parser.forms('{"page": PATH}, {"site": PATH} or {"pictures": [PATH]}', "print Markdown for a pull request instead")
+    parser.flag("--anyway", help=f"pages of more than {MAX_UNASKED} runs of a folder that is not a results folder")
     return parser

@@ -207,8 +207,8 @@ def _parser() -> arguments.Parser:
     )
     parser.flag("--resolve", help="with --cfg hydra or all: replace ${...} by values")
     parser.add_argument("--info", nargs="?", const="all", choices=compose.INFO, help="what Hydra found, and stop")
-    parser.add_argument("--config-dir", **groups.OPTION)
-    parser.add_argument("-cn", "--config-name", **groups.NAME_OPTION)
+    name_help = "the yaml that a run begins with, instead of conf/config.yaml"
+    parser.add_argument("-cn", "--config-name", metavar="NAME", help=name_help)
     parser.add_argument(
         "--budget",
         metavar="2h",
@@ -223,7 +223,7 @@ def _parser() -> arguments.Parser:
     )
     parser.flag("--dry-run", help="check every run, print what is left to do and how long it would take; run nothing")
     parser.flag("--anyway", help=f"for a sweep: {ready.ANYWAY}")
-    console.add_options(parser, "print run_id, folder, status, validity, metrics ... as JSON, with -m a list of them")
+    parser.forms("print run_id, folder, status, validity, metrics ... as JSON, with -m a list of them", says_more=True)
     parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, JSON: bench/plans/race/runner.py
     parser.add_argument(packing.OPTION, help=argparse.SUPPRESS)  # where it runs beside others, JSON
     return parser

@@ -13,7 +13,7 @@ from bench.base.units import format_bytes
 from bench.claims import claim as claims
 from bench.cli import arguments
 from bench.compare import target
-from bench.config import explain, groups
+from bench.config import explain
 from bench.config.overrides import spelled
 from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
@@ -143,7 +143,6 @@ def _parser() -> arguments.Parser:
     parser = arguments.Parser("./speedrun.sh", main=main)
     values = "as of ./run.sh run --help; seed=N begins at N"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=values)
-    parser.add_argument("--config-dir", **groups.OPTION)
     parser.flag("--anyway", help=ready.ANYWAY)
-    console.add_options(parser, 'print {"runs": [as of ./run.sh run --json], "verdict": {...}}')
+    parser.forms('print {"runs": [as of ./run.sh run --json], "verdict": {...}}', says_more=True)
     return parser

@@ -34,8 +34,5 @@ def _parser() -> arguments.Parser:
         "words", nargs="*", metavar="QUERY | RUN", help="one SELECT in quotes, then the runs; default results/"
     )
     parser.flag("--schema", help="print the tables with their columns and types")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print a list of objects, not rounded")
-    form.add_argument("--csv", action="store_true", help="print CSV, not rounded")
-    form.add_argument("--md", action="store_true", help="print Markdown")
+    parser.forms("print a list of objects, not rounded", "print Markdown", "print CSV, not rounded")
     return parser

@@ -13,7 +13,6 @@ import contextlib
 
 from bench.base.paths import results_root, shown
 from bench.cli import arguments
-from bench.config import groups
 from bench.launch import console, ready
 from bench.machine.signals import Interrupted
 from bench.plans import study
@@ -60,8 +59,6 @@ def _parser() -> arguments.Parser:
         "every arm has; budget=2h, 8trials (of each arm) or 500Mtokens; n=5 (runs an arm of the race), alpha=0.05, "
         "seed=0 (of the trials); key=value for all arms",
     )
-    parser.add_argument("--config-dir", **groups.OPTION)
     parser.flag("--anyway", help=ready.ANYWAY)
-    form = console.add_options(parser, "print what the study found")
-    form.add_argument("--md", action="store_true", help="print study.md")
+    parser.forms("print what the study found", "print study.md", says_more=True)
     return parser

@@ -157,8 +157,5 @@ def _parser() -> arguments.Parser:
     files: dict[str, Any] = {"nargs": "*", "metavar": "FILE"}
     parser.add_argument("--check", **files, help="exit 1 if a table in README.md, results/README.md or FILE is stale")
     parser.add_argument("--write", **files, help="update these tables")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="a list of objects, not rounded, all columns")
-    form.add_argument("--csv", action="store_true", help="not rounded, all columns")
-    form.add_argument("--md", action="store_true", help="Markdown")
+    parser.forms("a list of objects, not rounded, all columns", "Markdown", "CSV, not rounded, all columns")
     return parser

@@ -51,10 +51,9 @@ class Found(Kept):
     exact: bool  # its runs had the comparability_id that was asked for
 
 
-def calibrate(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None = None) -> dict[str, Any]:
+def calibrate(a_rows: list[Row], b_rows: list[Row]) -> dict[str, Any]:
     """Rows of the two groups of an A/A race -> what is kept, without its time stamp.
 
-    resolution_pct: a change of run time for which needed_n is given too, beside CHANGES_PCT.
     Raises ValueError where fewer than two runs a side have a time that counts.
     """
     aa = verdict.compare_rows(a_rows, b_rows)
@@ -73,7 +72,6 @@ def calibrate(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None
     mdes = {n: stats.smallest_difference((spread, spread), (n, n)) for n in NS}
     losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
     first, flags = rows[0], [flag for flag in aa["flags"] if flag != "uncalibrated"]
-    changes = sorted({*CHANGES_PCT, *([resolution_pct] if resolution_pct else [])})
     return {
         "schema_version": SCHEMA_VERSION,
         **{key: first[key] for key in ("session_id", "comparability_id", "config_id", "name", "track", "device")},
@@ -91,7 +89,7 @@ def calibrate(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None
         "smallest_change_pct": {str(n): max(MIN_FLOOR_PCT, _pct(mde)) for n, mde in mdes.items() if mde is not None},
         "needed_n": {
             f"{change:g}": None if change < MIN_FLOOR_PCT else stats.needed_n(math.log1p(change / 100), spread)
-            for change in changes
+            for change in CHANGES_PCT
         },
     }
 

@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from bench.base.paths import CONF, MARK, own_conf, user_path, working_folder
 
@@ -30,12 +29,6 @@ NAME_VARIABLE = "SPEEDRUN_CONFIG_NAME"  # --config-name, in the same way
 # Folders of modded-nanogpt's records/: the tracks of conf/ with their data, target and rule
 UPSTREAM_TRACKS = {"track_1_short": "gpt2_small", "track_2_medium": "gpt2_medium", "track_3_optimization": "steps"}
 PRIMARY = "config"  # conf/config.yaml, the root of a run that names no other
-# __main__ takes these two
-OPTION: dict[str, Any] = {"metavar": "DIR", "help": "a folder of groups of your own, used beside conf/"}
-NAME_OPTION: dict[str, Any] = {
-    "metavar": "NAME",
-    "help": "the yaml that a run begins with, instead of conf/config.yaml",
-}
 ENTRY_POINTS = "speedrun.conf"  # name = "my_package.conf": the folder of that package
 
 

@@ -2,9 +2,9 @@
 
 256 little-endian int32: magic 20240520, version 1, token count, zeros; then that many little-endian uint16 tokens.
 
-Facts remembers sha256 and largest token of files while a file stays the same, so that a launch need not read it all:
-<data root>/.checked.json says what was found in a file, never what should be there.  It is believed where this user
-alone can have written it, and for large files: ANEW_BYTES of others are read at each launch whatever it says.
+Facts is a cache of the sha256 and the largest token of files that have not changed, so that a launch need not read all
+of them.  Its file, <data root>/.checked.json, is trusted only if this user alone can have written it, and it never says
+what a file should hash to.  The first ANEW_BYTES are hashed at each launch, whatever the cache says.
 """
 
 import contextlib
@@ -153,7 +153,20 @@ class Facts:
 
     def sha256(self, path: Path, say: Callable[[str], None] = lambda text: None) -> str:
         """Hash of the file as it is now."""
-        return str(self._fact(path, "sha256", lambda: sha256(path), say))
+        path = path.resolve()
+        stamp = stamp_of(path)
+        if path not in self._read and stamp[0] <= self._anew_bytes:
+            self._anew_bytes -= stamp[0]
+            self._read.add(path)
+        if path in self._read:
+            return sha256(path)
+        known = self._known.get(str(path))
+        if not isinstance(known, dict) or known.get("stamp") != stamp or "sha256" not in known:
+            if stamp[0] > SLOW_BYTES:
+                say(f"checking {path.name}, {format_bytes(stamp[0])}")
+            known = self._known[str(path)] = {"stamp": stamp, "sha256": sha256(path)}
+            self._new = True
+        return str(known["sha256"])
 
     def of(self, shard: Shard, say: Callable[[str], None] = lambda text: None) -> tuple[str, int]:
         """(sha256, largest token) of the file as it is now."""
@@ -162,22 +175,3 @@ class Facts:
         if not isinstance(known.get("max_token"), int):
             known["max_token"], self._new = max_token(shard), True
         return digest, known["max_token"]
-
-    def _fact(
-        self, path: Path, kind: str, find: Callable[[], Any], say: Callable[[str], None] = lambda text: None
-    ) -> Any:
-        path = path.resolve()
-        stamp = stamp_of(path)
-        if path not in self._read and stamp[0] <= self._anew_bytes:
-            self._anew_bytes -= stamp[0]
-            self._read.add(path)
-        if path in self._read:
-            return find()
-        known = self._known.get(str(path))
-        if not isinstance(known, dict) or known.get("stamp") != stamp:
-            known = self._known[str(path)] = {"stamp": stamp}
-        if kind not in known:
-            if stamp[0] > SLOW_BYTES:
-                say(f"checking {path.name}, {format_bytes(stamp[0])}")
-            known[kind], self._new = find(), True
-        return known[kind]

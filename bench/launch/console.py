@@ -3,7 +3,6 @@
 Quiet, only what was said with always=True; where JSON is wanted, everything goes to standard error.
 """
 
-import argparse
 import contextlib
 import os
 import sys
@@ -18,14 +17,6 @@ if TYPE_CHECKING:
 
 BAR_CHARS = 16
 _quiet = False
-
-
-def add_options(parser: argparse.ArgumentParser, json_help: str) -> argparse._MutuallyExclusiveGroup:
-    """--quiet and --json of a verb, for output().  Returns the group of --json, of which only one may be given."""
-    parser.add_argument("-q", "--quiet", action="store_true", help="only warnings, failures and the result")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help=f"{json_help}; all else goes to standard error")
-    return form
 
 
 @contextlib.contextmanager

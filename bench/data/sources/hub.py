@@ -6,21 +6,16 @@ the commit data.revision, or for its current one if that is null, and writes it:
 beside the data, for checkouts that have none.  From then on exactly these bytes are taken and anything else is refused.
 What the hub says at that first fetch is believed.
 
-A file arrives as FILE.part, which the next fetch goes on with if this one is broken off, and gets its name when its
-hash is right; a part that is wrong, too long or not a file is thrown away.  The function http_get of
-huggingface_hub goes on where a file ends; its hf_hub_download (2.4) throws away what a broken call has fetched.
+A file arrives under a temporary name and gets its own when its hash is right.  huggingface_hub's http_get() continues
+after a broken connection; a fetch that is ended begins its current file again.
 """
 
-import contextlib
-import fcntl
 import os
 import re
-import stat
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import msgspec
 
@@ -90,18 +85,17 @@ class Hub(Source):
         if not fetch:
             return
         lock = self._read_lock() or self._make_lock(say)
-        with self._alone():
-            missing = self._missing(lock)
-            num_bytes = sum(lock.files[name].num_bytes for name in missing)
-            need_bytes(self.folder(), num_bytes, f"data={self.name}")
-            if missing:
-                origin = f"{lock.repo} at {lock.revision[:8]}"
-                say(f"fetching {len(missing)} files, {format_bytes(num_bytes)}, of {origin}")
-            for number, name in enumerate(missing, 1):
-                started_s = time.monotonic()
-                self._fetch(name, lock)
-                took = f"{format_bytes(lock.files[name].num_bytes)} in {format_s(time.monotonic() - started_s)}"
-                say(f"{number} of {len(missing)}: {name}, {took}, sha256 right")
+        missing = self._missing(lock)
+        num_bytes = sum(lock.files[name].num_bytes for name in missing)
+        need_bytes(self.folder(), num_bytes, f"data={self.name}")
+        if missing:
+            origin = f"{lock.repo} at {lock.revision[:8]}"
+            say(f"fetching {len(missing)} files, {format_bytes(num_bytes)}, of {origin}")
+        for number, name in enumerate(missing, 1):
+            started_s = time.monotonic()
+            self._fetch(name, lock)
+            took = f"{format_bytes(lock.files[name].num_bytes)} in {format_s(time.monotonic() - started_s)}"
+            say(f"{number} of {len(missing)}: {name}, {took}, sha256 right")
 
     def token_bytes(self) -> "np.ndarray":
         from bench.data.sources.userfiles import gpt2_token_bytes  # numpy, which a launcher of others does not need
@@ -186,36 +180,24 @@ class Hub(Source):
         assert checked is not None
         return checked
 
-    # ---- a file ----
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Two fetches into one file would spoil it."""
-        self.folder().mkdir(parents=True, exist_ok=True)
-        with open(self.folder() / ".fetching", "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                what = "another process is fetching into it: wait for its end"
-                raise CheckFailed(f"{self.folder()}: {what}") from error
-            yield
-
     def _fetch(self, name: str, lock: Lock) -> None:
+        """Downloads one file; another one than the lock names never appears under its name."""
         file = lock.files[name]
+        where = {"repo_type": "dataset", "revision": lock.revision, "endpoint": _endpoint()}
 
-        def get(target: Any, hf: Any) -> None:
-            where = {"repo_type": "dataset", "revision": lock.revision, "endpoint": _endpoint()}
+        def download(hf: Any) -> None:
             url, headers = hf.hf_hub_url(self.data.repo, name, **where), hf.utils.build_hf_headers()
             about = {"expected_size": file.num_bytes, "displayed_filename": name}
-            hf.file_download.http_get(url, target, resume_size=target.tell(), headers=headers, **about)
+            hf.file_download.http_get(url, bounded, headers=headers, **about)
 
-        part = self.folder() / f"{name}.part"
-        digest = arrived(part, file.num_bytes, file.sha256, lambda target: _ask(self.name, partial(get, target)))
-        if digest != file.sha256:
-            what = f"sha256 {digest}, but {self._lock_path().name} says {file.sha256}"
-            again = f"./run.sh data fetch {self.name} starts it again"
-            raise CheckFailed(f"{name}: {what}: the transfer or the hub's copy is damaged: {again}")
-        os.replace(part, self.folder() / name)
+        with atomic.replacing(self.folder() / name) as written:
+            bounded = _Bounded(written, file.num_bytes)
+            _ask(self.name, download)
+            written.flush()
+            if (digest := shards.sha256(written.name)) != file.sha256:
+                what = f"sha256 {digest}, but {self._lock_path().name} says {file.sha256}"
+                again = f"./run.sh data fetch {self.name} starts it again"
+                raise CheckFailed(f"{name}: {what}: the transfer or the hub's copy is damaged: {again}")
 
 
 def _split_and_number(name: str) -> tuple[str, int]:
@@ -245,44 +227,10 @@ def _ask(name: str, question: Callable[[Any], Any]) -> Any:
         raise CheckFailed(f"data={name} could not be fetched from {_endpoint()} ({why}): {remedy}") from error
 
 
-def arrived(part: Path, num_bytes: int, sha256: str, get: Callable[[Any], None]) -> str:
-    """Fetches what is missing of part -> its sha256; with another than the wanted one it is gone.
-
-    get(file): writes what follows file.tell().  What was there before and proves wrong is thrown away, and all is
-    fetched once more.  ValueError, from within get(): more than num_bytes came.
-    """
-    was_begun = _is_begun(part, num_bytes)
-    with open(
-        part, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    ) as file:
-        if file.tell() < num_bytes:
-            get(_Bounded(file, num_bytes))
-        file.flush()
-        os.fsync(file.fileno())
-    digest = shards.sha256(part)
-    if digest != sha256:
-        part.unlink()
-        if was_begun:
-            return arrived(part, num_bytes, sha256, get)
-    return digest
-
-
-def _is_begun(part: Path, num_bytes: int) -> bool:
-    """Whether something is there to go on with; a link, a folder's entry of another kind or too long a file goes."""
-    try:
-        stat_of_part = part.lstat()
-    except FileNotFoundError:
-        return False
-    if stat.S_ISREG(stat_of_part.st_mode) and 0 < stat_of_part.st_size <= num_bytes:
-        return True
-    part.unlink()
-    return False
-
-
 class _Bounded:
-    """A file that takes no more than so many bytes, whatever a server sends; all but write() is the file's own."""
+    """A file that takes no more than num_bytes, whatever a server sends."""
 
-    def __init__(self, file: IO[bytes], num_bytes: int) -> None:
+    def __init__(self, file: BinaryIO, num_bytes: int) -> None:
         self._file, self._num_bytes = file, num_bytes
 
     def __getattr__(self, name: str) -> Any:

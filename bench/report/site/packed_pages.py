@@ -42,8 +42,6 @@ HEAD, TAIL = 'window.packed = "', '";\n'
 MADE = ".made.json"
 WATCHED = ("run.json", "events.jsonl", "steps.csv", "analysis.json", "memory")
 FOLDERS = ("report", "analysis", "web")  # whose code makes a page
-NUM_SAMPLES = 12
-BYTES_OF_A_ROW = 300  # of the table, as measured
 
 
 def links_by_run(rows: Iterable[Row]) -> dict[str, list[tuple[str, str]]]:
@@ -123,13 +121,6 @@ def write_viewer(out: Path, limits: str = "") -> None:
     body = tag("p", "The page of a run needs scripts.", id="message", role="status", data_limits=limits)
     html = page("A run", body, scripts=("pages.js",), styles=("style.css",), assets="../assets")
     atomic.write_text(out / "runs" / "run.html", html, durable=False)
-
-
-def estimated_bytes(runs: Sequence[tuple[str, Row]]) -> int:
-    """About what the pages of these runs and their rows will take, from those of some."""
-    num = min(NUM_SAMPLES, max(1, len(runs) // NUM_PACKS))  # pages in a pack: together they take less
-    pages = [_html(folder, folder)[0] or "" for folder, _ in runs[:: max(1, len(runs) // num)][:num]]
-    return len(runs) * (len(_packed(dict(enumerate(pages)))) // num + BYTES_OF_A_ROW)
 
 
 def pack_of(run_id: str) -> str:
