@@ -12,7 +12,6 @@ from typing import Any
 from bench.base import atomic, text_table, utc
 from bench.cli import arguments
 from bench.compare import calibration, target, wording
-from bench.compare.effects import MIN_FLOOR_PCT
 from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import prepare, requested_config
@@ -108,8 +107,7 @@ def text(noise: dict[str, Any]) -> str:
     flags = f" ({', '.join(aa['flags'])})" if aa["flags"] else ""
     runs = f"{noise['n'][0]} + {noise['n'][1]} runs of {noise['name']} ({noise['config_id'] or 'logs'})"
     mdes = [[n, wording.mde_text(pct)] for n, pct in noise["smallest_change_pct"].items()]
-    never = {True: "none can", False: "too many"}
-    needed = [[f"{pct} %", str(n or never[float(pct) < MIN_FLOOR_PCT])] for pct, n in noise["needed_n"].items()]
+    needed = [[f"{pct} %", str(n or "too many")] for pct, n in noise["needed_n"].items()]
     lines = [
         f"{runs} on {noise['device']}, mean {noise['mean_s']:.2f} s, CV {noise['cv_pct']:.2f} %",
         f"A against A: {aa['change_pct']:+.2f} %, 95 % interval {low:+.2f} to {high:+.2f} %, p = {aa['p']:.2g}{flags}",

@@ -87,10 +87,7 @@ def calibrate(a_rows: list[Row], b_rows: list[Row]) -> dict[str, Any]:
         "aa": aa["time"] | {"verdict": aa["verdict"], "flags": flags},
         # no verdict says faster or slower within the least floor, however many runs there are
         "smallest_change_pct": {str(n): max(MIN_FLOOR_PCT, _pct(mde)) for n, mde in mdes.items() if mde is not None},
-        "needed_n": {
-            f"{change:g}": None if change < MIN_FLOOR_PCT else stats.needed_n(math.log1p(change / 100), spread)
-            for change in CHANGES_PCT
-        },
+        "needed_n": {f"{change:g}": stats.needed_n(math.log1p(change / 100), spread) for change in CHANGES_PCT},
     }
 
 
