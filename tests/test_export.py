@@ -119,63 +119,13 @@ def test_wrong_use_is_refused(tmp_path):
         export.main([str(COMPLETE), "--to", "mllog", "--steps"])
 
 
-def log_of(lines, head="Running PyTorch 2.6.0 compiled for CUDA 12.6\nSat Jan 10 23:36:12 2026\n"):
-    return f"import os\n{'=' * 100}\n{head}{'=' * 100}\n" + "".join(line + "\n" for line in lines)
-
-
-LOGS = {
-    "losses at every step": [
-        f"step:{step}/3 train_loss:{9.5 - step} train_time:{90 * step}ms step_avg:90.00ms" for step in (1, 2, 3)
-    ]
-    + ["step:3/3 val_loss:3.2712 train_time:275ms step_avg:91.67ms", "peak memory allocated: 31262 MiB"],
-    "clock of the validation apart": [
-        "step:0/2 val_loss:10.8 train_time:0ms step_avg:nanms",
-        "step:1/2 train_time:80ms step_avg:80.00ms",
-        "step:2/2 train_time:120ms step_avg:60.00ms",
-        "step:2/2 val_loss:3.27123 train_time:211ms step_avg:105.50ms",
-    ],
-    "first ten untimed": [
-        f"step:{step}/30 train_time:{1000 * step if step < 11 else 50 * (step - 10)}ms "
-        f"step_avg:{'nan' if step < 11 else '50.00'}ms"
-        for step in range(1, 31)
-    ]
-    + ["step:30/30 val_loss:3.3000 train_time:1000ms step_avg:50.00ms"],
-    "windows, free tail, broken off": [
-        "step:100/400 val_loss:4.50000 train_time:5.000s step_avg:50.00ms ref_gamma:0.5 handoff:none",
-        "tailavg step:200 tau:9 val_loss:3.9",
-        "step:200/400 val_loss:4.00000 train_time:17.000s step_avg:120.00ms",
-    ],
-    "llm.c": [
-        "s:0 tel:11.0092",
-        "s:0 trl:11.0091 lr:0.000001 norm:15.37",
-        "s:1 trl:10.9598 lr:0.000002 norm:15.24",
-        "s:1 tel:10.9",
-    ],
-}
-
-
-@pytest.mark.parametrize("name", LOGS)
-def test_a_log_imported_exported_and_imported_again_says_the_same(name, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
-    (tmp_path / "a.txt").write_text(log_of(LOGS[name]))
-    ((first, rows),), _ = dialects.read_file(tmp_path / "a.txt")
-    records.write(first, rows, tmp_path / "results")
-    (folder,) = run_folder.find_runs([tmp_path / "results"])
-    (tmp_path / "b.txt").write_text(formats.modded_nanogpt_log(folder))
-    ((again, rows_again),), facts = dialects.read_file(tmp_path / "b.txt")
-    assert facts["unmatched"] == [] and rows_again == rows
-    for key in ("status", "metrics", "seed", "world_size", "started_at", "failure", "environment", "measured"):
-        assert again[key] == first[key], key
-    for key in (
-        "declared_steps",
-        "step_avg_meaning",
-        "printed_step_avg_ms",
-        "headline",
-        "line_tails",
-        "tail_averages",
-        "started_zone",
-    ):
-        assert again["imported"][key] == first["imported"][key], key
+def test_an_imported_log_is_not_written_again(tmp_path):
+    (tmp_path / "a.txt").write_text("s:0 tel:11.0092\ns:1 trl:10.9598\ns:1 tel:10.9\n")
+    (pair,), _ = dialects.read_file(tmp_path / "a.txt")
+    records.write(*pair, tmp_path)
+    (folder,) = run_folder.find_runs([tmp_path])
+    with pytest.raises(ValueError, match="was imported from a log, which is not written again"):
+        formats.modded_nanogpt_log(folder)
 
 
 def test_a_log_of_a_run_that_broke_off_says_how_many_steps_it_was_to_have(tmp_path):

@@ -1,7 +1,6 @@
 """Runs, or their steps, for other programs: csv, parquet, MLPerf's log lines, a log as modded-nanogpt writes it."""
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from bench.base.reading.damage import Damaged, reading_record
 from bench.base.units import ms_from_s
 from bench.record import named, run_folder, step_files
 from bench.record.metrics import step_avg_ms
-from bench.record.shape import Record, Section
+from bench.record.shape import Record
 from bench.record.step_files import StepRow
 
 RULE = "=" * 100  # around the parts of modded-nanogpt's logs
@@ -138,28 +137,23 @@ def _unix_ms(text: str | None) -> int | None:
 
 
 def modded_nanogpt_log(folder: Path) -> str:
-    """Code, environment and step lines between rules of 100 =, as in the records of KellerJordan/modded-nanogpt.
+    """A run folder as a log like those of KellerJordan/modded-nanogpt: code, environment and steps between rules.
 
-    The code is its sha256, its commit and what was not committed.  train_time is the sum of the steps so far, at the
-    end the record's train_s, which is the slowest rank's; validation is outside of it.  Times have 0 decimals and
-    losses 4, or all that the record has.  A run without times is written as llm.c's log, which has none.  What is
-    unknown has no line.
-    ValueError: it did not complete and does not say how many steps it was to have.
+    In place of the code it has the code's sha256, the commit and the uncommitted changes.  train_time is what a script
+    printed, or else the sum of the steps so far; at the end of a complete run it is the record's train_s.  Values are
+    written with all the digits that the record has, and what is unknown has no line.
+    ValueError: the record is an imported log, or the run did not complete and its number of steps is not known.
     """
     run, rows = run_folder.read(folder), step_files.read(folder)
+    if run.get("provenance") == "imported":
+        raise ValueError(f"{run['run_id']}: was imported from a log, which is not written again: export it --to csv")
     patch = folder / "code" / "diff.patch"
     code = [f"# sources sha256 {run['code'].get('source_sha256')}, commit {run['code'].get('commit')}"]
     if patch.is_file() and patch.stat().st_size:
         changes = plain_file.text(patch, errors="replace").splitlines()
         code += ["# changes that were not committed:", *(f"# {line}" for line in changes)]
-    imported = run.get("imported") or {}
-    is_timed = not imported and any(row.get("step_ms") is not None for row in rows)
-    has_times = is_timed or run["metrics"].get("train_s") is not None
-    train_s = run["metrics"].get("train_s") if is_timed and run["status"] == "complete" else None
-    planned = _num_planned(folder, run, rows)
-    lines = list(_step_lines(rows, planned, imported, train_s) if has_times else _llmc_lines(rows))
-    lines += [f"tailavg {_tail(fields)}" for fields in imported.get("tail_averages") or ()]
-    lines += imported.get("other_lines") or ()
+    train_s = run["metrics"].get("train_s") if run["status"] == "complete" else None
+    lines = list(_step_lines(rows, _num_planned(folder, run, rows), train_s))
     peaks_gib = (run["measured"].get("peak_mem_gib_by_rank") or {}).get("allocated") or ()
     if peaks := [gib for gib in peaks_gib if gib is not None]:
         lines.append(f"peak memory allocated: {max(peaks) * 1024:.0f} MiB")
@@ -183,77 +177,50 @@ def _environment(run: Record) -> Iterator[str]:
     if env.get("driver") is not None:
         yield f"Driver Version: {env['driver']}"
     if run["started_at"] is not None:
-        is_local = str((run.get("imported") or {}).get("started_zone")).startswith("unknown")
-        local = f"{utc.parse(run['started_at']):%a %b %d %H:%M:%S %Y}"
-        yield local if is_local else f"Run UTC timestamp={run['started_at']}"
+        yield f"Run UTC timestamp={run['started_at']}"
     if run["seed"] is not None:
         yield f"Using seed={run['seed']}"
 
 
 def _num_planned(folder: Path, run: Record, rows: Sequence[StepRow]) -> int:
-    """Steps that the run was to have: a log that says fewer would make a run that broke off look like a whole one."""
-    declared = (run.get("imported") or {}).get("declared_steps")
-    if declared is None and run["status"] != "complete":
-        if (folder / "config.yaml").is_file():
-            declared = (yaml_file.read(folder / "config.yaml").get("goal") or {}).get("num_steps")
-        if declared is None:
-            what = f"status={run['status']}, and it does not say how many steps it was to have"
-            raise ValueError(f"{run['run_id']}: {what}: export it --to csv")
-    return declared or run["metrics"].get("num_steps") or (rows[-1]["step"] if rows else 0)
+    """The number of steps that the run was to have, so that an aborted run does not look like a complete one."""
+    if run["status"] == "complete":
+        return run["metrics"].get("num_steps") or (rows[-1]["step"] if rows else 0)
+    config = yaml_file.read(folder / "config.yaml") if (folder / "config.yaml").is_file() else {}
+    num_steps: int | None = (config.get("goal") or {}).get("num_steps")
+    if num_steps is None:
+        what = f"status={run['status']}, and it does not say how many steps it was to have"
+        raise ValueError(f"{run['run_id']}: {what}: export it --to csv")
+    return num_steps
 
 
-def _step_lines(rows: Sequence[StepRow], total: int, imported: Section, train_s: float | None = None) -> Iterator[str]:
-    """A line a step and one a validation; step_avg as the log had it.  train_s: of our own complete run."""
-    meaning, tails = imported.get("step_avg_meaning") or "", imported.get("line_tails") or {}
-    untimed, train_ms, before = 10 if "step-10" in meaning else 0, 0.0, (0, 0.0)
+def _step_lines(rows: Sequence[StepRow], total: int, train_s: float | None) -> Iterator[str]:
+    """A line for each step and each validation.  train_s: of a complete run, the time at its last row."""
+    train_ms = 0.0
     for row in rows:
-        step, known_ms = row["step"], row.get("train_time_ms")
-        if known_ms is not None or (imported and row.get("step_ms") is None and step):
-            train_ms = math.nan if known_ms is None else known_ms  # a log that does not say this step's
-        else:
-            train_ms += row.get("step_ms") or 0.0
+        step, printed_ms = row["step"], row.get("train_time_ms")
+        train_ms = train_ms + (row.get("step_ms") or 0.0) if printed_ms is None else printed_ms
         if train_s is not None and row is rows[-1]:
-            train_ms = train_s * 1e3
-        average = _average(train_ms, step - untimed)
-        start, tail = f"step:{step}/{total}", f" {_tail(tails[str(step)])}" if str(step) in tails else ""
-        is_own_time = row.get("val_loss") is None or row.get("train_time_at_val_ms") is not None
-        has_line = (known_ms is not None and is_own_time) or row.get("train_loss") is not None
-        if step and (has_line or row.get("step_ms") is not None):
+            train_ms = ms_from_s(train_s)
+        start = f"step:{step}/{total}"
+        if step and (row.get("train_loss") is not None or row.get("step_ms") is not None):
             loss = "" if row.get("train_loss") is None else f" train_loss:{_loss(row['train_loss'])}"
-            yield f"{start}{loss} train_time:{_ms(train_ms)}ms step_avg:{average}ms"
+            yield f"{start}{loss} {_times(train_ms, step)}"
         if row.get("val_loss") is not None:
-            at_ms = train_ms if row.get("train_time_at_val_ms") is None else row["train_time_at_val_ms"]
-            since, since_ms = before if "previous val" in meaning and step > before[0] else (untimed, 0.0)
-            before = step, at_ms
-            average = _average(at_ms - since_ms, step - since)
-            yield f"{start} val_loss:{_loss(row['val_loss'])} train_time:{_ms(at_ms)}ms step_avg:{average}ms{tail}"
+            at_ms = row.get("train_time_at_val_ms")
+            yield f"{start} val_loss:{_loss(row['val_loss'])} {_times(train_ms if at_ms is None else at_ms, step)}"
 
 
-def _average(train_ms: float, num_steps: int) -> str:
-    average_ms = step_avg_ms(train_ms, max(0, num_steps))
-    if average_ms is None:
-        return "nan"
-    return f"{average_ms:.2f}" if train_ms.is_integer() else _ms(average_ms)
-
-
-def _llmc_lines(rows: Sequence[StepRow]) -> Iterator[str]:
-    for row in rows:
-        if row.get("train_loss") is not None:
-            has_more = None not in (row.get("lr"), row.get("grad_norm"))
-            more = f" lr:{row['lr']!r} norm:{row['grad_norm']!r}" if has_more else ""
-            yield f"s:{row['step']} trl:{_loss(row['train_loss'])}{more}"
-        if row.get("val_loss") is not None:
-            yield f"s:{row['step']} tel:{_loss(row['val_loss'])}"
+def _times(train_ms: float, step: int) -> str:
+    average_ms = step_avg_ms(train_ms, step)
+    average = "nan" if average_ms is None else f"{average_ms:.2f}" if train_ms.is_integer() else _ms(average_ms)
+    return f"train_time:{_ms(train_ms)}ms step_avg:{average}ms"
 
 
 def _ms(time_ms: float) -> str:
-    """Milliseconds to the nanosecond, none of the digits that say nothing."""
+    """Milliseconds to the nanosecond, without trailing zeros."""
     return f"{time_ms:.6f}".rstrip("0").rstrip(".")
 
 
 def _loss(nats: float) -> str:
     return f"{nats:.4f}" if float(f"{nats:.4f}") == nats else repr(nats)
-
-
-def _tail(fields: dict[str, str]) -> str:
-    return " ".join(f"{key}:{text}" if text else key for key, text in fields.items())
