@@ -1,29 +1,23 @@
-"""A run folder -> its row and the signature of the file that the row is made from; thousands by two processes."""
+"""A run folder -> its row, and the signature of the file that the row is made from."""
 
 import contextlib
 import functools
 import gc
 import hashlib
-import marshal
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from bench.base.reading import damage, json_file, plain_file, yaml_file
+from bench.base.reading import damage
 from bench.base.reading.damage import Damaged, reading_record
-from bench.machine import processes
-from bench.record import configs, database, metrics, run_folder, shape, validity
-from bench.record import rows as rows_module
+from bench.record import configs, run_folder, shape
 from bench.record.database import Values
 from bench.record.rows import COLUMNS, row_of
 
 SETTLED_S = 2.0  # a file younger than this may change again within one tick of its time stamps
-MIN_PARALLEL = 2000
-NUM_PARTS = 8  # of the work of two processes
 
 Place = tuple[str, str]  # of a run folder: its parent, absolute, and its name
-Answer = tuple[Place, Values | None, str | None]  # a row or None, None or why it cannot be read
 
 
 def absolute(home: str, *parts: str) -> str:
@@ -50,38 +44,21 @@ def may_end(values: Values) -> bool:
     return status == "running" or failure == "launcher_killed"
 
 
-def read_all(places: Sequence[Place]) -> Iterator[Answer]:
-    """Thousands of them by two processes."""
-    if len(places) < MIN_PARALLEL:
-        yield from map(_read, places)
-        return
-    size = -(-len(places) // NUM_PARTS)
-    parts = [places[at : at + size] for at in range(0, len(places), size)]
-    with processes.started(_read_part, parts, are_many=True) as read:
-        for part in read:
-            yield from marshal.loads(part)
-
-
-def _read_part(places: Sequence[Place]) -> bytes:
-    """Uses marshal, which takes a third of pickle's time, between two of our own processes."""
-    return marshal.dumps([_read(place) for place in places])
-
-
-def _read(place: Place) -> Answer:
+def read(place: Place) -> tuple[Values | None, str | None]:
+    """A run folder -> (its row, None), or (None, why it cannot be read)."""
     folder = "/".join(place)
     try:
         with reading_record(folder):
-            return place, tuple(row_of(run_folder.read(folder), configs.read(folder)).values()), None
+            return tuple(row_of(run_folder.read(folder), configs.read(folder)).values()), None
     except Damaged as error:
-        return place, None, str(error)
+        return None, str(error)
 
 
 @functools.cache
 def code() -> str:
-    """Hash of the code that makes rows: what other code made is ignored."""
-    modules = (damage, json_file, plain_file, yaml_file, run_folder, rows_module, configs, metrics, validity, database)
-    own = [Path(__file__), Path(__file__).with_name("store.py"), shape.SCHEMA]
-    sources = [*(Path(str(module.__file__)) for module in modules), *own]
+    """Hash of the code that makes rows: a store that other code made is ignored."""
+    record, reading = Path(__file__).parent, Path(damage.__file__).parent
+    sources = sorted([*record.glob("*.py"), *reading.glob("*.py"), shape.SCHEMA])
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 

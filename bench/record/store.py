@@ -328,7 +328,8 @@ class Store(Database):
     def _read_again(self, places: set[Place]) -> None:
         signatures = {place: row_reader.signature(place) for place in places}
         rows = []
-        for place, values, message in row_reader.read_all(sorted(place for place in places if signatures[place][0])):
+        for place in sorted(place for place in places if signatures[place][0]):
+            values, message = row_reader.read(place)
             if values is None:
                 self.faults["/".join(place)] = str(message)
                 self._on_error(str(message))
