@@ -1,9 +1,9 @@
 """Runs into a lab's PostgreSQL: the tables runs and steps, a view metrics, the columns and types of ./run.sh sql.
 
-Each export is one transaction: rows of runs that are there already are replaced, the others are added, and columns that
-the lab has added itself, which lack the comment of ours, are left alone.  Several machines may export into one
-database, at once too, since no two make the same run id.  A setting that another machine has with another type makes
-its column wider: bigint, then double precision, then text.
+Each export is one transaction.  It updates the rows of runs that the database already has, adds the others, replaces
+all steps of these runs, and leaves columns that the lab has added to runs as they are.  Several machines may export
+into one database, even at the same time, since no two make the same run id.  A setting that has another type on another
+machine makes its column wider: bigint, then double precision, then text.
 """
 
 import contextlib
@@ -30,11 +30,10 @@ HELD = {"bigint": (int,), "double precision": (int, float), "boolean": (bool,)} 
 KEYS = {"runs": ("run_id",), "steps": ("run_id", "step")}
 MAX_NAME_BYTES = 63  # PostgreSQL cuts longer names off
 SYSTEM_COLUMNS = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid")  # which each table of PostgreSQL has already
-OURS = "exported by speedrun"  # the comment of a column that an export has made
 MISREAD = re.compile(r"://[^?]*[/@][^?]*@")  # libpq ends a login, or its password, at the first of these two
 CONNECT_TIMEOUT_S = 20
 TURNS = "SELECT pg_advisory_xact_lock(hashtext('speedrun export'))"  # exports follow each other
-COLUMNS = """SELECT attname, format_type(atttypid, NULL), col_description(attrelid, attnum) FROM pg_attribute
+COLUMNS = """SELECT attname, format_type(atttypid, NULL) FROM pg_attribute
 WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped"""
 
 Table = Sequence[Mapping[str, Any]]
@@ -97,41 +96,35 @@ def _kinds_of_steps(steps: Table) -> dict[str, str]:
 
 
 def _put(db: Any, table: str, kinds: Mapping[str, str], found: Table) -> str:
-    """Adds and replaces rows -> how many.  kinds: {column: type in PostgreSQL}; of impossible names they stay out."""
+    """Adds and replaces rows.  Returns how many.  kinds: {column: its type}; impossible names are omitted."""
     kinds = {name: kind for name, kind in kinds.items() if _is_possible(name)}
-    column_types, stale = _fitted(db, table, kinds)
-    names, key = list(kinds), ", ".join(map(quoted, KEYS[table]))
-    listed = ", ".join(map(quoted, names))
+    column_types = _fitted(db, table, kinds)
+    key, listed = (", ".join(map(quoted, names)) for names in (KEYS[table], kinds))
     db.execute(f"CREATE TEMP TABLE incoming (LIKE {table}) ON COMMIT DROP")
     with db.cursor().copy(f"COPY incoming ({listed}) FROM STDIN") as copy:
         for row in found:
-            cells = {name: _cell(row.get(name), column_types[name]) for name in names}
+            cells = {name: _cell(row.get(name), column_types[name]) for name in kinds}
             if all(cells[name] is not None for name in KEYS[table]):  # else a damaged record: nothing names this row
                 copy.write_row(list(cells.values()))
-    if table == "steps":  # a run has lost some
-        db.execute(
-            "DELETE FROM steps s WHERE run_id IN (SELECT run_id FROM incoming) AND NOT EXISTS "
-            "(SELECT FROM incoming i WHERE i.run_id = s.run_id AND i.step = s.step)"
-        )
     (num_before,) = db.execute(f"SELECT count(*) FROM {table}").fetchone()
-    replaced = ", ".join(f"{quoted(name)} = EXCLUDED.{quoted(name)}" for name in (*names, *stale))
+    if table == "steps":
+        db.execute("DELETE FROM steps WHERE run_id IN (SELECT run_id FROM incoming)")
     done = db.execute(
         f"INSERT INTO {table} ({listed}) SELECT DISTINCT ON ({key}) {listed} FROM incoming "
-        f"ON CONFLICT ({key}) DO UPDATE SET {replaced}"
+        f"ON CONFLICT ({key}) DO UPDATE SET {', '.join(f'{name} = EXCLUDED.{name}' for name in map(quoted, kinds))}"
     )
     (num_after,) = db.execute(f"SELECT count(*) FROM {table}").fetchone()
     db.execute("DROP TABLE incoming")
     return f"{done.rowcount} {table} ({num_after - num_before} new)"
 
 
-def _fitted(db: Any, table: str, kinds: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The table with columns for all of these kinds -> ({each of its columns: its type}, those of earlier exports)."""
+def _fitted(db: Any, table: str, kinds: Mapping[str, str]) -> dict[str, str]:
+    """Makes or widens the table's columns so that they hold these kinds -> {column: its type}."""
     key = [f"{quoted(name)} {kinds[name]}" for name in KEYS[table]]
     primary = ", ".join(map(quoted, KEYS[table]))
     if db.execute("SELECT to_regclass(%s)", [table]).fetchone()[0] is None:  # else one may not have the right to
         db.execute(f"CREATE TABLE {table} ({', '.join(key)}, PRIMARY KEY ({primary}))")
-    columns = db.execute(COLUMNS, [table]).fetchall()
-    known = {name: kind for name, kind, _ in columns}
+    known: dict[str, str] = dict(db.execute(COLUMNS, [table]).fetchall())
     changes = {name: _wider(known.get(name), kind) for name, kind in kinds.items()}
     changes = {name: kind for name, kind in changes.items() if kind != known.get(name)}
     if changes:
@@ -142,15 +135,13 @@ def _fitted(db: Any, table: str, kinds: Mapping[str, str]) -> tuple[dict[str, st
             for name, kind in changes.items()
         ]
         db.execute(f"ALTER TABLE {table} {', '.join(parts)}")
-        for name in changes.keys() - known.keys():
-            db.execute(f"COMMENT ON COLUMN {table}.{quoted(name)} IS '{OURS}'")
         if table == "runs":
             each = ", ".join(f"('{name}', r.{name}::{_number(kinds[name])})" for name in rows.METRICS)
             db.execute(
                 "CREATE OR REPLACE VIEW metrics AS SELECT r.run_id, m.metric, m.value FROM runs r, "
                 f"LATERAL (VALUES {each}) AS m (metric, value) WHERE m.value IS NOT NULL"
             )
-    return known | changes, [name for name, _, comment in columns if comment == OURS and name not in kinds]
+    return known | changes
 
 
 def _number(kind: str) -> str:
@@ -172,21 +163,10 @@ def _cell(value: Any, kind: str) -> Any:
         return None
     if kind == "text":
         return (str(value).lower() if isinstance(value, bool) else str(value)).replace("\0", "")
-    if kind == "jsonb":
+    if kind == "jsonb":  # which takes neither the character 0 nor a number that is none
         with contextlib.suppress(ValueError):
-            return json.dumps(_clean(json.loads(value)))
+            return json.dumps(json.loads(value.replace(r"\u0000", ""), parse_constant=lambda name: None))
         return None
     known = HELD.get(kind)
     is_held = (known is None or isinstance(value, known)) and (kind != "bigint" or value in INT64)
     return value if is_held else None
-
-
-def _clean(value: Any) -> Any:
-    """JSON without what jsonb refuses: numbers that are none, and the character 0."""
-    if isinstance(value, float) and not abs(value) < float("inf"):
-        return None
-    if isinstance(value, str):
-        return value.replace("\0", "")
-    if isinstance(value, list):
-        return [_clean(part) for part in value]
-    return {_clean(name): _clean(part) for name, part in value.items()} if isinstance(value, dict) else value
