@@ -194,8 +194,9 @@ def lines(*steps, val_every=5):
 
 
 def of_lines(rows, late_ns=None):
-    clock = printed_times.clock(rows, 0, late_ns or {})
-    return printed_times.doubts(rows, 0, clock), clock
+    times = printed_times.PrintedTimes(rows)
+    clock = times.clock(late_ns or {})
+    return times.doubts(clock)[0], clock
 
 
 @pytest.mark.parametrize("frac", [0.5, 0.95, 0.97, 0.98])
@@ -249,7 +250,8 @@ def test_work_in_the_first_steps_that_a_clock_leaves_out_is_seen():
 
     assert printed_times.restarted_at(rows(50)) == 10
     for first_ms, is_doubted in ((50, False), (60, False), (200, True)):
-        found = printed_times.doubts(rows(first_ms), 10, printed_times.clock(rows(first_ms), 10, {}))
+        times = printed_times.PrintedTimes(rows(first_ms), 10)
+        found, _ = times.doubts(times.clock({}))
         assert found == [] or is_doubted and "is 200 ms, that of the steps that it counts 50 ms" in found[0]
         assert bool(found) == is_doubted
 
@@ -267,11 +269,11 @@ def test_time_between_steps_in_which_the_script_waited_for_a_core_is_the_machine
     end_ns = rows[-1]["line_t_ns"]
     for waited_s, num_doubts in ((0.05, 1), (0.2, 0)):
         waits_ns = [(0, 7), (end_ns, 7 + round(waited_s * 1e9))]
-        clock = printed_times.clock(rows, 0, {}, waits_ns=waits_ns)
+        times = printed_times.PrintedTimes(rows)
+        clock = times.clock({}, waits_ns=waits_ns)
         assert clock["ranks_waited_s"] == pytest.approx(waited_s)
-        assert len(printed_times.doubts(rows, 0, clock)) == num_doubts
-        disturbances = printed_times.disturbances(rows, 0, clock)
-        assert len(disturbances) == 1 - num_doubts
+        found, disturbances = times.doubts(clock)
+        assert (len(found), len(disturbances)) == (num_doubts, 1 - num_doubts)
     assert "waited 0.20 s for a CPU core" in disturbances[0]
 
 
@@ -432,8 +434,8 @@ def test_time_that_a_script_names_no_more_or_sets_its_clock_back_over_is_doubted
         return found
 
     def doubted(rows, num_untimed_steps=10):
-        clock = printed_times.clock(rows, num_untimed_steps, {})
-        return printed_times.doubts(rows, num_untimed_steps, clock)
+        times = printed_times.PrintedTimes(rows, num_untimed_steps)
+        return times.doubts(times.clock({}))[0]
 
     assert doubted(rows()) == []
     assert doubted(rows(named_until=38)) == []  # two lines of forty lack it

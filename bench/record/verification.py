@@ -315,7 +315,8 @@ def printed_times_are_accounted_for(files: RunFiles, run: Record) -> tuple[bool,
     rows, measured = files.steps, run["measured"]
     if run["timing_protocol"]["id"] != "script-1":
         return True, "the wall time of the lines is the time: nothing is claimed"
-    account: Section = {**printed_times.account(rows, measured["num_untimed_steps"])}
+    times = printed_times.PrintedTimes(rows, measured["num_untimed_steps"])
+    account: Section = {**times.account()}
     wrong = [
         f"{name}: {value}, recorded {measured.get(name)}"
         for name, value in account.items()
@@ -323,9 +324,8 @@ def printed_times_are_accounted_for(files: RunFiles, run: Record) -> tuple[bool,
     ]
     reported = {doubt["doubt"] for doubt in run.get("doubts", ())}
     outside = (run.get("referee") or {})["clock"]
-    due = printed_times.doubts(rows, measured["num_untimed_steps"], outside)
-    due += [doubt for _, doubt in outside_clock.doubts(outside, validity.is_busy(run))]
-    due += printed_times.disturbances(rows, measured["num_untimed_steps"], outside)
+    doubts, disturbances = times.doubts(outside)
+    due = [*doubts, *disturbances, *(doubt for _, doubt in outside_clock.doubts(outside, validity.is_busy(run)))]
     wrong += [f"not recorded: {doubt}" for doubt in due if doubt not in reported]
     return not wrong, "; ".join(wrong) or f"{account['uncounted_s'] or 0:.3f} s uncounted"
 

@@ -81,7 +81,7 @@ def write(
     """steps.csv, events and .result.tmp; run gets its "script" and timing protocol.  Returns a failure, or None.
 
     output: closed; telemetry_of(its rows): {"summary", "doubts", "warnings"} of the launcher's sampler; waits_ns: as
-    in printed_times.clock(); given: as in OpenedFiles.
+    in PrintedTimes.clock(); given: as in OpenedFiles.
     """
     goal = job.config.goal
     script, num_ranks = _script(job), job.config.hardware.num_processes or 1
@@ -111,12 +111,13 @@ def write(
     run["script"] |= {"step_avg_meaning": meaning, "printed_step_avg_ms": foreign.step_avg_ms}
     run["script"] |= {"declared_steps": foreign.declared_steps}
     at_start_s = opened.validation_at_start_s(rows)
-    outside = printed_times.clock(rows, num_untimed, output.late_ns, output.gaps_ns, at_start_s, is_wall, waits_ns)
+    times = printed_times.PrintedTimes(rows, num_untimed)
+    outside = times.clock(output.late_ns, output.gaps_ns, at_start_s, is_wall, waits_ns)
     doubts: list[str] = []
     if not is_wall:
-        doubts += printed_times.doubts(rows, num_untimed, outside)
-        found = printed_times.disturbances(rows, num_untimed, outside)
-        telemetry["doubts"] += [{"rank": 0, "instrument": outside_clock.MACHINE, "doubt": doubt} for doubt in found]
+        doubts, disturbances = times.doubts(outside)
+        machine = {"rank": 0, "instrument": outside_clock.MACHINE}
+        telemetry["doubts"] += [machine | {"doubt": disturbance} for disturbance in disturbances]
     if opened.are_own_data:
         run["data"] = dict(OWN_DATA)
     ended_at_step = printed.ended_at_step(goal)
@@ -260,7 +261,7 @@ def _measured(foreign: Run, rows: list[StepRow], is_wall: bool) -> dict[str, Any
     num_validations = sum(row.get("val_loss") is not None for row in rows)
     measured: dict[str, Any] = {} if train_ms is None else {"train_s_by_rank": [s_from_ms(train_ms)]}
     measured |= {"num_untimed_steps": num_untimed, "num_validations": num_validations}
-    measured |= printed_times.account(rows, num_untimed)
+    measured |= printed_times.PrintedTimes(rows, num_untimed).account()
     return measured | ({"batch_tokens": foreign.batch_tokens} if foreign.batch_tokens else {})
 
 

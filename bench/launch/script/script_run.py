@@ -122,7 +122,7 @@ class Watched:
         self._stopped: Section | None = None
         self._warnings: list[Section] = []
         self._guard_pid = os.getpid()
-        self._waits_ns: list[tuple[int, int]] = []  # as in printed_times.clock()
+        self._waits_ns: list[tuple[int, int]] = []  # as in PrintedTimes.clock()
         self.look: Section | None = None  # of script_look.py, as .result.tmp has it
         self._began_s = time.monotonic()
         self._may_be_spent_s = job.config.goal.time_budget_s or 0.0  # after the start, and not before
