@@ -235,6 +235,17 @@ def test_a_race_whose_entry_is_cancelled_is_abandoned_and_never_resumed(results,
     assert list((queue.folder / "taken").iterdir()) == []
 
 
+def test_a_race_that_had_ended_when_its_entry_was_cancelled_stays_as_it_was(results, queue):
+    from bench.plans.race import plan, planning, runner
+
+    id = queue.submit(["race", "A=", "B=optim=muon", "n=2", "track=free", "experiment=smoke"], 0)
+    command = Agent(results, None, ("race",))._command(queue.waiting()[0])
+    folder = planning.begin(plan.parse_request(command[1:]), results, anyway=True)
+    runner.finish(folder, results, "abandoned", "its owner had seen enough")
+    assert submit.main(["--cancel", id]) == 0
+    assert json.loads((folder / "race.json").read_text())["why"] == "its owner had seen enough"
+
+
 def test_a_group_reads_what_was_submitted_with_any_umask_and_what_is_no_entry_is_said(queue, capsys):
     queue.check_trust()
     for state in queues.STATES:
@@ -461,6 +472,9 @@ def test_a_race_that_is_given_back_goes_on_as_one_race_at_its_price(results, que
     assert all(each["usd"] == pytest.approx(36 * each["hours"]) for each in queue.outcomes())
     # as an agent leaves it that is stopped while its race ends
     (queue.folder / "waiting" / f"{waiting.id}.json").write_text(as_submitted)
+    elsewhere = Agent(results, None, ("race",))
+    elsewhere._session_id = "another"  # has nothing to run either, and only shows the answer
+    assert elsewhere._may_begin(waiting) and elsewhere._command(waiting)[1:3] == ["--resume", race.name]
     assert agent.main(["--once"]) == 0 and len(real_runs.folders(results)) == len(runs)
     assert [path.name for path in (results / "races").iterdir()] == [race.name]
     assert "nothing of it is left to run" in queue.log(waiting).read_text()
@@ -507,4 +521,4 @@ def test_a_race_of_another_session_waits_for_its_machine_then_begins_again(resul
     monkeypatch.setattr(Queue, "idle_s", lambda self, entry: 3601.0)
     assert elsewhere._may_begin(waiting)
     assert elsewhere._command(waiting) == command
-    assert state.unfinished(results) == []  # the first was abandoned
+    assert state.unfinished(results) == [] and agents.race_of(queue, waiting) is None  # the first was abandoned
