@@ -315,8 +315,6 @@ def test_a_model_without_logits_is_for_track_free_alone(project):
         ("gone.py:Net", "", "there is no file"),
         ("net.py:Net", "import nowhere", "ModuleNotFoundError: No module named 'nowhere' (net.py, line 1)"),
         ("net.py:Net", "from bench.mine import x", "bench is the harness's own package here"),
-        ("net.py:Net", "from bench.instruments.base import Instrument", "its place is bench.training.instruments now"),
-        ("net.py:Net", "from bench.compat import CUDATimer", "its place is bench.training.compat now (net.py, line 1)"),
         ("net.py:Net", "from .x import y", "write my_package.my_model:NAME"),
         ("net.py:Net", "class Nett: pass", "there is no Net in net.py; it has Nett"),
         ("net.py:Net", "def Net(): pass", "Net is a function, not a class"),

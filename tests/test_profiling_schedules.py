@@ -201,35 +201,17 @@ def window(name, first_step, active_steps, every_steps=None, repeat=0):
     )
 
 
-def test_windows_that_repeat_overlap_where_any_of_their_cycles_do():
-    draw = random.Random(5)
-    for _ in range(3000):
-        a, b = (
-            window(
-                name,
-                draw.randrange(1, 40),
-                active,
-                draw.choice([None, draw.randrange(active, 18)]),
-                draw.choice([0, draw.randrange(1, 6)]),
-            )
-            for name, active in (("a", draw.randrange(1, 4)), ("b", draw.randrange(1, 4)))
-        )
-        steps = [
-            {step for cycle in one.cycles(700) for step in range(cycle.first_step, cycle.last_step + 1)}
-            for one in (a, b)
-        ]
-        assert bool(a.overlap(b)) == bool(steps[0] & steps[1]), (a, b)
-    even, odd = window("even", 2, 1, 1_000_000), window("odd", 1_000_001, 1, 999_999)
-    assert even.overlap(odd) is not None
-
-
-def test_an_overlap_is_named_by_its_cycles():
-    listed = [{"name": "a", "first_step": 5, "every_steps": 10}, {"name": "b", "first_step": 24}]
-    with pytest.raises(ValueError, match="window a_cycle3, steps 25 to 27 .* overlaps with window b, steps 24 to 26"):
-        windows_of({"windows": listed})
-    listed = [{"name": "a", "first_step": 5, "every_steps": 10}, {"name": "a_cycle1", "first_step": 10}]
-    with pytest.raises(ValueError, match="two windows have this name"):
-        windows_of({"windows": listed})
+def test_a_window_that_repeats_has_all_steps_to_the_end_of_its_last_cycle():
+    repeated = window("a", 5, 3, 10, 2)  # steps 5 to 7 and 15 to 17
+    assert [repeated.overlaps(window("b", step, 2)) for step in (3, 4, 10, 17, 18)] == [False, True, True, True, False]
+    endless = window("a", 5, 3, 10)
+    assert endless.overlaps(window("b", 1000, 1)) and not endless.overlaps(window("b", 1, 4))
+    for listed, message in (
+        ([{"name": "a", "first_step": 5, "every_steps": 10}, {"name": "b", "first_step": 24}], "keep one of them"),
+        ([{"name": "a", "first_step": 5, "every_steps": 10}, {"name": "a_cycle1"}], "two windows have this name"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            windows_of({"windows": listed})
 
 
 def test_what_is_said_of_a_window():

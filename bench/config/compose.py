@@ -287,9 +287,6 @@ def _check_track(track: Values) -> None:
     name = track["name"]
     if name not in choices("track"):
         raise ValueError(f"track.name={name}: unknown track; choose from {', '.join(choices('track'))}")
-    own = filled(schema.TrackConfig, (_settings_of(path_of("track", name)) or {}).get("track") or {})
-    if track | {"repeats": None} == own | {"repeats": None}:
-        return  # as its own file has them, without what that takes from another: nothing need be composed
     for key, rule in track_values(name)["track"].items():
         if key != "repeats" and track[key] != rule:
             remedy = "other rules are another file in conf/track/"

@@ -144,22 +144,11 @@ def _import_failure(module_name: str, error: Exception) -> str:
         return f"there is no file {file}"
     why = f"{type(error).__name__}: {error}"
     missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
-    if places := _places_of(missing):
-        why += f"; its place is {' or '.join(places)} now"
-    elif missing.partition(".")[0] in OURS:
+    if missing.partition(".")[0] in OURS:
         why += f"; {missing.partition('.')[0]} is the harness's own package here: give yours another name"
     if "no known parent package" in str(error):
         why += "; a file alone has none: write my_package.my_model:NAME instead of the file"
     return f"cannot be imported: {why}{line_of(error)}"
-
-
-def _places_of(missing: str) -> list[str]:
-    """bench.instruments, a module of ours by an older name -> [bench.training.instruments]; [] of any other name."""
-    package, _, inner = missing.partition(".")
-    last = inner.rpartition(".")[2]
-    found = sorted((CODE / package).rglob("*")) if package in OURS and last.isidentifier() else []
-    is_module = (path for path in found if path.name == f"{last}.py" or path.name == last and list(path.glob("*.py")))
-    return [".".join(path.relative_to(CODE).with_suffix("").parts) for path in is_module]
 
 
 def line_of(error: BaseException) -> str:

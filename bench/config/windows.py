@@ -173,23 +173,11 @@ class ProfilerWindow(Window):
         first_step = self.first_step + cycle * self.every_steps
         return replace(self, name=f"{self.name}_cycle{cycle + 1}", first_step=first_step, every_steps=None)
 
-    def overlap(self, other: "ProfilerWindow") -> tuple["ProfilerWindow", "ProfilerWindow"] | None:
-        """The first two cycles, one of each, that some rank would have at once; None: there are none."""
-        if not (self.ranks is None or other.ranks is None or set(self.ranks) & set(other.ranks)):
-            return None
-        # Two that repeat until the run ends meet within one common multiple of their periods, or never.
-        common = math.lcm(self.every_steps or 1, other.every_steps or 1) + max(self.last_step, other.last_step)
-        num_steps, num_others = (window.warmup_steps + window.active_steps for window in (self, other))
-        mine, others = 0, 0  # which cycles
-        begin, begin_other = self.begin_step, other.begin_step
-        while begin <= (self.end_step or common) and begin_other <= (other.end_step or common):
-            if begin < begin_other + num_others and begin_other < begin + num_steps:
-                return self._cycle(mine), other._cycle(others)
-            if begin < begin_other:
-                mine, begin = mine + 1, begin + (self.every_steps or common)
-            else:
-                others, begin_other = others + 1, begin_other + (other.every_steps or common)
-        return None
+    def overlaps(self, other: "ProfilerWindow") -> bool:
+        """Whether some rank has both at once; one that repeats has all steps to the end of its last cycle."""
+        share_ranks = self.ranks is None or other.ranks is None or set(self.ranks) & set(other.ranks)
+        begins = max(self.begin_step, other.begin_step)
+        return bool(share_ranks) and begins <= min(self.end_step or math.inf, other.end_step or math.inf)
 
 
 def steps_of_schedule(schedule: dict[str, Any]) -> dict[str, int]:
@@ -297,18 +285,16 @@ def check_profilers(windows_by_instrument: dict[str, list[ProfilerWindow] | None
     if by_clock and len(windows) > 1:
         why = "nobody knows before whether it overlaps with another window: keep one of them"
         raise ValueError(f"window {by_clock.name}: first_s={by_clock.first_s:g}: {why}")
-    for window, other in itertools.combinations(windows, 2):
-        cycles = [f"{each.name}_cycle" for each in (window, other) if each.every_steps]
-        if window.name == other.name or any(each.name.startswith(tuple(cycles)) for each in (window, other)):
+    for first, second in itertools.combinations(windows, 2):
+        cycles = [f"{window.name}_cycle" for window in (first, second) if window.every_steps]
+        if first.name == second.name or any(window.name.startswith(tuple(cycles)) for window in (first, second)):
             remedy = "two windows have this name and would write the same files: rename one"
-            raise ValueError(f"window name={other.name}: {remedy}")
-        overlap = window.overlap(other)
-        if overlap:
-            first, second = sorted(overlap, key=lambda cycle: cycle.begin_step)
+            raise ValueError(f"window name={second.name}: {remedy}")
+        if first.overlaps(second):
+            later = f"let it begin after step {first.end_step}, warm-up included"
             raise ValueError(
                 f"window {second.name}, {described(second)}: it overlaps with window {first.name}, {described(first)}, "
-                "and two torch profilers at once crash the process: let it begin after step "
-                f"{first.last_step}, warm-up included"
+                f"and two torch profilers at once crash the process: {later if first.end_step else 'keep one of them'}"
             )
 
 
