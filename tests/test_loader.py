@@ -53,49 +53,6 @@ def test_a_step_reads_its_tokens_and_the_one_after(counting, open_loader):
     assert tokens_BT.is_contiguous() and targets_BT.is_contiguous()
 
 
-def test_starts_over_at_the_end_of_the_last_shard(counting, open_loader):
-    loader = open_loader(counting, 8, 8, 1, 0, 1, "cpu")
-    batches = [loader.next() for _ in range(7)]
-    assert loader.num_tokens == 50
-    assert batches[5][0].tolist() == [[40, 41, 42, 43, 44, 45, 46, 47]]
-    assert batches[6][0].tolist() == [[48, 49, 0, 1, 2, 3, 4, 5]]
-    assert batches[6][1].tolist() == [[49, 0, 1, 2, 3, 4, 5, 6]]
-
-
-def test_the_last_target_of_an_epoch_is_its_first_token(counting, open_loader):
-    loader = open_loader(counting, 50, 10, 1, 0, 1, "cpu")
-    assert loader.next()[1][-1].tolist() == [41, 42, 43, 44, 45, 46, 47, 48, 49, 0]
-
-
-def test_a_batch_may_be_larger_than_an_epoch(counting, open_loader):
-    tokens_BT, _ = open_loader(counting, 120, 60, 1, 0, 1, "cpu").next()
-    assert tokens_BT[1].tolist() == [*range(10, 50), *range(20)]
-
-
-def global_batch(stream, step, batch_tokens, seq_len):
-    """The plain reference: tokens_RT, targets_RT of one step over all ranks and micro-steps, int64."""
-    span = torch.from_numpy(stream.read(step * batch_tokens, batch_tokens + 1).astype(np.int64))
-    return span[:-1].view(-1, seq_len), span[1:].view(-1, seq_len)
-
-
-@pytest.mark.parametrize("num_micro_steps", [1, 2, 4])
-@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
-def test_all_ranks_together_read_the_global_batch(counting, open_loader, world_size, num_micro_steps):
-    """Rank r has the r-th block of rows, its micro-step m the m-th slice of that, in every step."""
-    stream, batch_tokens, seq_len, num_steps = Stream(counting), 96, 3, 5
-    ranks = [
-        open_loader(counting, batch_tokens, seq_len, num_micro_steps, rank, world_size, "cpu")
-        for rank in range(world_size)
-    ]
-    for step in range(num_steps):
-        tokens_RT, targets_RT = global_batch(stream, step, batch_tokens, seq_len)
-        assert (tokens_RT.reshape(-1).numpy() == np.arange(step * 96, step * 96 + 96) % 50).all()
-        read = [rank.next() for rank in ranks for _ in range(num_micro_steps)]
-        assert all(tokens_BT.shape == (32 // world_size // num_micro_steps, 3) for tokens_BT, _ in read)
-        assert torch.equal(torch.cat([tokens_BT for tokens_BT, _ in read]), tokens_RT)
-        assert torch.equal(torch.cat([targets_BT for _, targets_BT in read]), targets_RT)
-
-
 def test_the_stream_does_not_depend_on_how_much_is_read_at_once(counting, open_loader, monkeypatch):
     stepwise = open_loader(counting, 12, 3, 2, 0, 2, "cpu")
     monkeypatch.setattr(rooms, "BLOCK_TOKENS", 30)
@@ -107,21 +64,6 @@ def test_the_stream_does_not_depend_on_how_much_is_read_at_once(counting, open_l
         first, *others = (torch.stack(loader.next()) for loader in loaders)
         assert all(torch.equal(first, other) for other in others)
     assert [len(loader._block) for loader in loaders] == [2, 10, 128]  # micro-steps: two a step, 64 steps at most
-
-
-@pytest.mark.parametrize("num_taken", [0, 1, 2, 3, 7])
-def test_resumes_exactly_also_in_the_middle_of_a_step(counting, open_loader, num_taken):
-    loader = open_loader(counting, 12, 3, 2, 1, 2, "cpu")
-    for _ in range(num_taken):
-        loader.next()
-    state = loader.state_dict()
-    assert state == {"step": num_taken // 2, "micro_step": num_taken % 2}
-    coming = [torch.stack(loader.next()) for _ in range(9)]
-    for other in (loader, open_loader(counting, 12, 3, 2, 1, 2, "cpu")):
-        other.load_state_dict(state)
-        assert other.state_dict() == state
-        for expected in coming:
-            assert torch.equal(torch.stack(other.next()), expected)
 
 
 def test_a_batch_stays_as_it_was_handed_out(counting, open_loader):
@@ -148,27 +90,15 @@ def test_what_fails_in_the_thread_reaches_next(counting, open_loader, monkeypatc
             loader.next()
 
 
-def test_waiting_for_the_thread_is_measured(counting, open_loader, monkeypatch):
-    fill = rooms._read_pair
-
-    def slow_fill(*args):
-        time.sleep(0.3)
-        fill(*args)
-
-    monkeypatch.setattr(rooms, "_read_pair", slow_fill)
+def test_waiting_for_the_thread_is_measured_and_forgotten_when_a_state_is_loaded(counting, open_loader, monkeypatch):
+    read_pair = rooms._read_pair
+    monkeypatch.setattr(rooms, "_read_pair", lambda *args: (time.sleep(0.3), read_pair(*args)))
     loader = open_loader(counting, 6, 3, 1, 0, 1, "cpu")
     loader.next()
     assert loader.num_waits == 1
     assert 0.01e9 < loader.wait_ns < 5e9  # 300 ms, less what passed before next() was called
-
-
-def test_no_wait_is_left_after_a_state_was_loaded(counting, open_loader, monkeypatch):
-    fill = rooms._read_pair
-    monkeypatch.setattr(rooms, "_read_pair", lambda *args: (time.sleep(0.1), fill(*args)))
-    loader = open_loader(counting, 6, 3, 1, 0, 1, "cpu")
     loader.load_state_dict({"step": 3, "micro_step": 0})
-    tokens_BT, _ = loader.next()
-    assert tokens_BT[0].tolist() == [18, 19, 20]
+    assert loader.next()[0][0].tolist() == [18, 19, 20]
     assert (loader.wait_ns, loader.num_waits) == (0, 0)
 
 
@@ -209,9 +139,11 @@ def reference_steps(shapes, num_steps):
 
 @pytest.mark.parametrize("num_micro_steps", [1, 2])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_shapes_that_change_read_one_stream_at_every_world_size(counting, monkeypatch, world_size, num_micro_steps):
+def test_all_ranks_together_read_one_stream_in_shapes_that_change(counting, world_size, num_micro_steps):
+    """Rank r has the r-th block of a step's rows, its micro-step m the m-th slice of that."""
     shapes = [dataclasses.replace(shape, num_micro_steps=num_micro_steps) for shape in SHAPES]
     ranks = [Loader(counting, shapes, rank, world_size, "cpu") for rank in range(world_size)]
+    assert ranks[0].num_tokens == 50
     position = 0
     for _, shape in reference_steps(SHAPES, 9):
         read = [rank.next() for rank in ranks for _ in range(num_micro_steps)]
@@ -219,7 +151,8 @@ def test_shapes_that_change_read_one_stream_at_every_world_size(counting, monkey
         assert torch.cat([tokens_BT for tokens_BT, _ in read]).flatten().tolist() == expected
         targets = torch.cat([targets_BT for _, targets_BT in read]).flatten().tolist()
         assert targets == [(token + 1) % 50 for token in expected]
-        assert {tokens_BT.shape[1] for tokens_BT, _ in read} == {shape.seq_len}
+        rows = shape.num_seqs // world_size // num_micro_steps
+        assert {tokens_BT.shape for tokens_BT, _ in read} == {(rows, shape.seq_len)}
         position += shape.batch_tokens
     assert ranks[0].state_dict() == {"step": 9, "micro_step": 0}
     for rank in ranks:
@@ -227,7 +160,7 @@ def test_shapes_that_change_read_one_stream_at_every_world_size(counting, monkey
 
 
 @pytest.mark.parametrize("eos_token", [None, 7])
-def test_resumes_exactly_in_every_shape(counting, tmp_path, eos_token):
+def test_resumes_exactly_in_every_shape(tmp_path, eos_token):
     shards_of_documents = documents(tmp_path, every=5)
     shapes = [dataclasses.replace(shape, num_micro_steps=2) for shape in SHAPES]
     whole = Loader(shards_of_documents, shapes, 1, 2, "cpu", eos_token=eos_token)
@@ -316,17 +249,9 @@ def test_validation_reads_exactly_val_tokens_at_every_world_size(counting, world
     assert len(read[0][0]) <= micro_batch_seqs
 
 
-def test_validation_uses_the_largest_equal_batches():
-    """18 rows on 3 ranks are 6 each; at most 4 at once is 3, because 4 does not divide 6."""
-    assert [len(tokens_BT) for tokens_BT, _ in val_batches([_Ones(55)], 54, 3, 4, 2, 3, "cpu")] == [3, 3]
-
-
-class _Ones:
-    def __init__(self, num_tokens):
-        self.num_tokens = num_tokens
-
-    def tokens(self):
-        return np.ones(self.num_tokens, np.uint16)
+def test_validation_uses_the_largest_equal_batches(counting):
+    """16 rows on 2 ranks are 8 each; at most 3 at once is 2, because 3 does not divide 8."""
+    assert [len(tokens_BT) for tokens_BT, _ in val_batches(counting, 48, 3, 3, 1, 2, "cpu")] == [2, 2, 2, 2]
 
 
 def test_validation_needs_one_token_more_than_val_tokens(counting):
@@ -346,7 +271,7 @@ def test_a_gpu_gets_the_same_batches(counting, open_loader):
     """The sister of the tests above; more steps than pinned blocks, so that each is written again and again."""
     device = torch.device("cuda", 0)
     on_cpu, on_gpu = (open_loader(counting, 12, 3, 2, 0, 1, where) for where in ("cpu", device))
-    assert all(block.is_pinned() for block in on_gpu._blocks)
+    assert all(block.is_pinned() for block in on_gpu._buffers)
     busy = torch.randn(4096, 4096, device=device)
     kept = []
     for _ in range(50):

@@ -20,15 +20,9 @@ def test_the_random_numbers_are_splitmix64():
         4593380528125082431,
         16408922859458223821,
     ]
-    state, found = 1234567, []
-    for _ in published:
-        state = (state + markov.GOLDEN) & markov.MASK
-        found.append(markov._mix(state))
-    assert found == published
-
-
-def test_the_array_form_is_the_plain_form():
-    counters = np.array([0, 1, 2, 2**40, 2**64 - 1], np.uint64)
+    states = [(1234567 + number * markov.GOLDEN) & markov.MASK for number in range(1, 6)]
+    assert [markov._mix(state) for state in states] == published
+    counters = np.array([0, 1, 2, 2**40, 2**64 - 1], np.uint64)  # and as an array
     key = markov._mix((7 * markov.GOLDEN + 2 + 1) & markov.MASK)
     plain = [markov._mix((key + int(counter) * markov.GOLDEN) & markov.MASK) for counter in counters]
     assert markov.random_u64(7, 2, counters).tolist() == plain
@@ -78,29 +72,22 @@ def test_draws_what_the_counts_say():
     assert (tokens[1:][(tokens[:-1] != 0) & inside[1:]] == 0).all()
 
 
-def test_the_floor_of_a_text_worked_out_by_hand():
-    """Lag 1 alone: 0 -> 0 or 1 evenly; 1 -> 0 always; a document begins with 1.  Text 1 0 1 0 0."""
-    counts = np.array([[[2048, 2048], [4096, 0], [0, 4096]]])
-    assert markov.mean_nats(counts, [1], [1, 0, 1, 0, 0]) == pytest.approx(2 * math.log(2) / 4, rel=1e-15)
-
-
-def test_the_floor_of_a_mixture_worked_out_by_hand():
-    """Lags 1 and 2, text 0 0 1: p(second 0) = (0.5 + 1) / 2 with no token two before, p(1) = (0.5 + 0.25) / 2."""
-    counts = np.array(
-        [
-            [[2048, 2048], [2048, 2048], [4096, 0]],  # by the token before
-            [[3072, 1024], [2048, 2048], [4096, 0]],  # by the one before that; the last row: before the start
-        ]
-    )
-    by_hand = -(math.log(0.75) + math.log(0.375)) / 2
-    assert markov.mean_nats(counts, [1, 2], [0, 0, 1]) == pytest.approx(by_hand, rel=1e-15)
-
-
-def test_a_new_document_knows_nothing_of_the_one_before():
-    """The token after 4,096 others is drawn from the row "before the start", 0.25 here, not from row 0 or 1."""
-    counts = np.array([[[4096, 0], [2048, 2048], [3072, 1024]]])
-    tokens = [0] * 4096 + [1]
-    assert markov.mean_nats(counts, [1], tokens) == pytest.approx(math.log(4) / 4096, rel=1e-12)
+@pytest.mark.parametrize(
+    ("counts", "lags", "tokens", "nats"),
+    [  # rows: after token 0, after token 1, before the start of a document
+        # 0 -> 0 or 1 evenly, 1 -> 0 always, a document begins with 1
+        ([[[2048, 2048], [4096, 0], [0, 4096]]], [1], [1, 0, 1, 0, 0], 2 * math.log(2) / 4),
+        # a mixture: p(second 0) = (0.5 + 1) / 2 with no token two before, p(1) = (0.5 + 0.25) / 2
+        (
+            [[[2048, 2048], [2048, 2048], [4096, 0]], [[3072, 1024], [2048, 2048], [4096, 0]]],
+            *([1, 2], [0, 0, 1], -(math.log(0.75) + math.log(0.375)) / 2),
+        ),
+        # a new document knows nothing of the one before: p(1) = 0.25
+        ([[[4096, 0], [2048, 2048], [3072, 1024]]], [1], [0] * 4096 + [1], math.log(4) / 4096),
+    ],
+)
+def test_the_floor_of_a_text_worked_out_by_hand(counts, lags, tokens, nats):
+    assert markov.mean_nats(np.array(counts), lags, tokens) == pytest.approx(nats, rel=1e-12)
 
 
 def test_the_floor_nears_the_entropy_rate():
@@ -128,22 +115,6 @@ def test_the_floor_is_that_of_the_tokens_that_validation_reads():
     assert datasets.floor_nats(dataset, 256) != expected
     with pytest.raises(ValueError, match="goal.val_tokens=2000000"):
         datasets.floor_nats(dataset, 2_000_000)
-
-
-def test_a_better_guess_than_the_truth_is_hard_to_make():
-    """The best table that can be fitted without seeing the val draw is above the floor; one fitted to it is below."""
-    counts = markov.tables(16, 1, 0)
-    train, val = (markov.draw(counts, [1], 0, stream, 50_000).astype(int) for stream in (markov.TRAIN, markov.VAL))
-    floor_nats = markov.mean_nats(counts, [1], val)
-
-    def fitted_nats(seen):
-        table = np.full((16, 16), 1e-9)
-        np.add.at(table, (seen[:-1], seen[1:]), 1.0)
-        table /= table.sum(-1, keepdims=True)
-        return -np.log(table[val[:-1], val[1:]]).mean()
-
-    assert fitted_nats(train) > floor_nats
-    assert fitted_nats(val) < floor_nats - markov.floor_slack_nats(50_000)  # it has seen its targets
 
 
 def test_the_slack_is_twenty_nats_for_the_whole_text_and_rounding():
