@@ -132,7 +132,8 @@ def jobs(names: Iterable[str]) -> list[Job]:
     files: list[tuple[str, Path]] = []
     folders: list[tuple[str, Path]] = []
     for name in names:
-        for path in named.find([name])[0].holders:
-            (files if path.is_file() else folders).append((name, path))
+        paths = named.find([name])[0].holders
+        files += [(name, path) for path in paths if path.is_file()]
+        folders += [(name if len(paths) == 1 else path.name, path) for path in paths if not path.is_file()]
     grouped = [files] * bool(files) + [[folder] for folder in folders]
     return [(", ".join(dict.fromkeys(name for name, _ in job)), [path for _, path in job]) for job in grouped]

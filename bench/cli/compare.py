@@ -69,7 +69,7 @@ def exit_code(compared: Comparison, fail_on: Sequence[Condition] = (), shown: bo
     code = 0
     for kind, limit_pct in fail_on:
         if why := _failure(compared, kind, limit_pct, shown):
-            print(f"compare: fails on {kind}: {why}", file=sys.stderr)
+            print(f"--fail-on {kind} fails: {why}", file=sys.stderr)
             code = 1
     return code
 

@@ -28,9 +28,10 @@ OF_REVISION = ("script.rev", "script.root")  # differ between commits and checko
 PER_COMMIT = ("seed", "script.rev")  # settings that ./run.sh bisect sets itself
 METHOD = (
     "A commit's value is the mean of its valid and suspect runs of one configuration on one machine.",
-    "Stretches that hold a change, all together at 95 %: Narrowest Significance Pursuit (P. Fryzlewicz, JASA 119, "
-    "2024, 1633-1646), with the noise taken from neighbouring commits; the interval of a change is Welch's t.",
-    "It takes the noise from commit to commit for independent; a machine that drifts for days is not, so confirm a "
+    "The ranges of commits that contain a change, at 95 % for all of them together, are found by Narrowest Significance "
+    "Pursuit (P. Fryzlewicz, JASA 119, 2024, 1633-1646), which estimates the noise from neighbouring commits; the "
+    "interval of a change is Welch's t.",
+    "The method assumes that this noise is independent, which it is not on a machine that drifts for days: confirm a "
     "change with the command beside it, whose runs are interleaved.",
 )
 
@@ -167,7 +168,7 @@ def _verdicts(series: Series) -> Iterator[Verdict]:
         yield Verdict(sentence, _word(change, series.measure), series.name)
     if not series.changes:
         num = len(series.points)
-        why = "" if num >= change_points.MIN_VALUES else f", and {change_points.MIN_VALUES} are needed"
+        why = "" if num >= change_points.MIN_VALUES else f"; it takes {change_points.MIN_VALUES} to show one"
         known = "steady" if not why else "unknown"
         sentence = f"no change of {series.measure} is shown in {num} commits{why}"
         yield Verdict(sentence, "", series.name, badges=[coloured(known, "badge good" if not why else "badge soft")])

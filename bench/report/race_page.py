@@ -140,9 +140,9 @@ def _arm(
 def _code(arm: race_folder.Arm) -> str:
     """Which code an arm ran, as text; "" where the race does not know."""
     parts = [f"revision {arm['rev']}"] if arm.get("rev") else []
-    parts += (
-        [f"commit {commit[:8]}{' with changes' if arm.get('dirty') else ''}"] if (commit := arm.get("commit")) else []
-    )
+    if commit := arm.get("commit"):
+        whose = "harness " if any(word.startswith("script") for word in arm.get("overrides") or ()) else ""
+        parts.append(f"{whose}commit {commit[:8]}{' with changes' if arm.get('dirty') else ''}")
     return ", ".join(parts)
 
 

@@ -232,7 +232,7 @@ def _pieces_of_step(
     take(parts.OPTIMIZER, "optimizer_ms", regions_ns["optimizer_ms"])
     take(parts.ARITHMETIC, "the model's FLOPs", arithmetic_ns)
     has_regions = bool(regions_ns["forward_ms"] or regions_ns["backward_ms"])
-    what = "forward_ms and backward_ms" if has_regions else "the step: instruments=[regions] divides it"
+    what = "forward_ms and backward_ms" if has_regions else "the step: a trace divides it (look=on)"
     take(parts.UNBOUND if has_regions else parts.UNKNOWN, what, left)
     return pieces
 

@@ -55,7 +55,7 @@ ADVICE = {
     parts.COMPILATION: "keep shapes and arguments as they were in warm-up, or mark them dynamic",
     parts.GARBAGE: "freeze or disable the collector, collect between steps",
     parts.LOADER: "prepare batches ahead, in a thread or process of their own",
-    parts.UNKNOWN: "record Python's stack: with_stack=true",
+    parts.UNKNOWN: "record a trace with Python's stacks: look=on, or with_stack=true of torch.profiler",
 }
 
 

@@ -124,7 +124,7 @@ def find(word: str | Path) -> list[Path]:
         files = sorted(file for file in found if _looks_like_a_trace(file))
         if files:
             return files
-    raise NoTrace(f"{word}: it holds no trace (.json, .json.gz); a run records traces with profile=window")
+    raise NoTrace(f"{word}: it holds no trace (.json, .json.gz); a run records traces with look=on or profile=window")
 
 
 def _looks_like_a_trace(path: Path) -> bool:

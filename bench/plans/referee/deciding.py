@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from bench.base.text_table import counted
 from bench.compare import searching
 from bench.compare.searching import Finding
 from bench.plans.race import arm_process, runner, state
@@ -59,7 +60,7 @@ def derive(search: Search, submission: Submission) -> Derived:
     if finding["outcome"] != searching.KEEP:
         decided = cast(Decided, {**decided, **_without_keep(search, confirmation, finding)})
         is_luck = decided["decision"] == "drop" and finding["gain"] is not None
-        how = "was luck; confirmed" if is_luck else "was not confirmed"
+        how = "was luck; its confirmation" if is_luck else "was not confirmed"
         decided["why"] = f"{search.shown(earlier.get('gain') or 0.0)} in its race {how}: {decided['why']}"
         return Derived(decided, False)
     if doubt := _doubt(search, confirmation):
@@ -97,7 +98,7 @@ def _against(folder: Path) -> dict[str, Any]:
 def _without_keep(search: Search, folder: Path, finding: Finding) -> dict[str, Any]:
     if finding["outcome"] == searching.DROP:
         effect = search.shown(search.stop(None)["effect"])
-        return {"decision": "drop", "why": finding["why"] or f"{_gain_text(search, finding)}: {effect} is unlikely"}
+        return {"decision": "drop", "why": finding["why"] or f"{_gain_text(search, finding)}, so {effect} is unlikely"}
     raced = race_folder.read(folder) if (folder / "race.json").exists() else None
     why = raced["why"] if raced and raced["status"] == "abandoned" else None
     blamed = why is not None and " of B " in f" {why} "
@@ -155,7 +156,7 @@ def _held_out_gain(race: state.State) -> float | None:
 
 def _gain_text(search: Search, finding: Finding) -> str:
     gain = "no gain known" if finding["gain"] is None else search.shown(finding["gain"])
-    return f"{gain} in {finding['num_rounds']} rounds"
+    return f"{gain} in {counted(finding['num_rounds'], 'round')}"
 
 
 def runs_of(race: state.State) -> tuple[list[Path], list[Path]]:
