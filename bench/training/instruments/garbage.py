@@ -14,7 +14,10 @@ from bench.training.instruments.base import Context, Instrument
 class Garbage(Instrument):
     """Collections of min_event_ms or more are events; shorter ones are counted."""
 
-    in_timed_region = "notes the running step, two clock reads around each collection, and its event at the step's end"
+    in_timed_region = (
+        "It remembers the running step, reads the clock before and after each collection, and logs a long one at "
+        "the end of its step."
+    )
 
     def __init__(self, context: Context, min_event_ms: float):
         super().__init__(context)

@@ -19,7 +19,8 @@ MAX_BETWEEN_NS = 500_000  # else an instrument worked between two steps, and the
 
 class Host(Instrument):
     in_timed_region = (
-        "reads a file of /proc for each of at most three threads at the end of each step: some microseconds"
+        "At the end of each step it reads one file of /proc for each of up to three threads, which takes a few "
+        "microseconds."
     )
 
     def __init__(self, context: Context):

@@ -19,7 +19,10 @@ ALWAYS_STEPS = 3  # the usual is not known yet
 
 
 class Memory(Instrument):
-    in_timed_region = "on a GPU two clock reads a step, and the allocator's counters after one that took the host long"
+    in_timed_region = (
+        "On a GPU it reads the clock twice in each step, and the allocator's counters after a step that took the "
+        "host long."
+    )
 
     def __init__(self, context: Context):
         super().__init__(context)

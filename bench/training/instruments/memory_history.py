@@ -21,7 +21,7 @@ MAX_OOM_SNAPSHOTS = 3  # a run that survives running out of memory may do so oft
 
 class MemoryHistory(Instrument):
     in_timed_region = (
-        "the allocator keeps a stack of each allocation in its windows: those steps are flagged and do not count"
+        "In its windows the allocator records a stack for each allocation. These steps are flagged and do not count."
     )
     flags_steps = True
 

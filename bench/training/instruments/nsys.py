@@ -21,7 +21,9 @@ REMEDY = (
 
 
 class Nsys(Nvtx):
-    in_timed_region = "the capture range of its steps, which are flagged and do not count; elsewhere NVTX ranges"
+    in_timed_region = (
+        "Nsight Systems captures its steps, which are flagged and do not count. In the other steps it sets NVTX ranges."
+    )
     flags_steps = True
 
     @staticmethod

@@ -7,7 +7,10 @@ from bench.training.instruments.base import Context, Instrument
 
 
 class Nvtx(Instrument):
-    in_timed_region = "a range pushed and popped a phase; well below a microsecond each where nobody listens (assumed)"
+    in_timed_region = (
+        "It pushes and pops a range for each phase, which takes well below a microsecond if no profiler listens "
+        "(assumed)."
+    )
 
     def __init__(self, context: Context):
         super().__init__(context)

@@ -17,7 +17,10 @@ MAX_REASON_CHARS = 300
 
 
 class Recompiles(Instrument):
-    in_timed_region = "notes the running step; clock reads around each compilation, which should not happen"
+    in_timed_region = (
+        "It remembers the running step, and reads the clock before and after each compilation, of which there "
+        "should be none."
+    )
 
     def __init__(self, context: Context):
         super().__init__(context)

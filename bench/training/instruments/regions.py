@@ -10,7 +10,9 @@ from bench.training.instruments.base import PHASES, Context, Instrument
 
 
 class Regions(Instrument):
-    in_timed_region = "a CUDA event, or a clock read on a CPU, at each edge of a phase: no sync"
+    in_timed_region = (
+        "At each edge of a phase it records a CUDA event or, on a CPU, reads the clock. It never synchronizes."
+    )
 
     def __init__(self, context: Context):
         super().__init__(context)

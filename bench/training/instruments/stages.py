@@ -27,7 +27,7 @@ STAGES = {"model_init": "stage1-", "eval_bpb": "stage2-", "training_microsteps":
 
 
 class Stages(Profiling):
-    in_timed_region = "torch's profiler over one step, which is flagged and does not count"
+    in_timed_region = "torch's profiler records one step, which is flagged and does not count."
 
     @staticmethod
     def profiler_windows(settings: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ MAX_SAMPLER_CPU_FRAC = 0.01
 
 class Telemetry(Instrument):
     in_timed_region = (
-        "compares the name of each phase; a process of its own takes the samples, see MAX_SAMPLER_CPU_FRAC"
+        "It checks the name of each phase. The samples are taken by a process of its own, whose CPU time is limited."
     )
 
     @staticmethod

@@ -147,7 +147,8 @@ class ByTheClock:
 
 class Trace(Profiling):
     in_timed_region = (
-        "torch's profiler over its windows, whose steps are flagged and do not count; elsewhere a comparison a phase"
+        "torch's profiler records its windows, whose steps are flagged and do not count. In the other steps it "
+        "marks the step, and checks a variable in each phase."
     )
     profiler_windows = staticmethod(config_windows.trace_windows)
     keeps_profiles = False  # torch's, until summary()
