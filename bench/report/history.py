@@ -28,9 +28,9 @@ OF_REVISION = ("script.rev", "script.root")  # differ between commits and checko
 PER_COMMIT = ("seed", "script.rev")  # settings that ./run.sh bisect sets itself
 METHOD = (
     "A commit's value is the mean of its valid and suspect runs of one configuration on one machine.",
-    "The ranges of commits that contain a change, at 95 % for all of them together, are found by Narrowest Significance "
-    "Pursuit (P. Fryzlewicz, JASA 119, 2024, 1633-1646), which estimates the noise from neighbouring commits; the "
-    "interval of a change is Welch's t.",
+    "The ranges of commits that contain a change, at 95 % for all of them together, are found by Narrowest "
+    "Significance Pursuit (P. Fryzlewicz, JASA 119, 2024, 1633-1646), which estimates the noise from neighbouring "
+    "commits; the interval of a change is Welch's t.",
     "The method assumes that this noise is independent, which it is not on a machine that drifts for days: confirm a "
     "change with the command beside it, whose runs are interleaved.",
 )
