@@ -27,7 +27,6 @@ of it was published (bench/claims/rules/records.py).
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import functools
 import hashlib
 import json
@@ -48,7 +47,6 @@ from bench.record.shape import Record
 
 NAME = "ledger.jsonl"
 TURN = ".ledger.turn"
-MAX_REPLACED = 10  # times in a row, during one append
 MAX_FIRST_BYTES = 2**16  # of the first line, by which a ledger is known
 
 
@@ -134,16 +132,8 @@ def turn(results: Path | str) -> Iterator[FileIO]:
     """The ledger, open to be appended to by this process alone."""
     path = Path(results) / NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The file is opened when the turn is ours: NFS shows what other nodes have closed to who opens it afterwards.
-    with atomic.locked(path.parent / TURN), contextlib.ExitStack() as opened:
-        for _ in range(MAX_REPLACED):
-            file = opened.enter_context(open(path, "a+b", buffering=0, opener=_opened_here))
-            with contextlib.suppress(OSError):  # a file system without locks; earlier revisions know this lock alone
-                fcntl.flock(file, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                    break
-            # a join replaced it while this process waited: what is written to it now would be lost
+    # The file is opened once the turn is ours: NFS shows what other nodes have closed to who opens it afterwards.
+    with atomic.locked(path.parent / TURN), open(path, "a+b", buffering=0, opener=_opened_here) as file:
         yield file
 
 
@@ -151,10 +141,8 @@ def _opened_here(path: str, flags: int) -> int:
     try:
         return plain_file.open_now(path, flags | os.O_NOFOLLOW)
     except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.EINVAL):
-            raise
-        what = "a link, which is not written through" if error.errno == errno.ELOOP else "not a regular file"
-        raise OSError(errno.ELOOP, f"{NAME} is {what}", path) from None
+        why = "is a link, which is not written through" if error.errno == errno.ELOOP else error.strerror
+        raise OSError(error.errno, f"{NAME}: {why}", path) from None
 
 
 def following(results: Path, file: FileIO, event: str, facts: Mapping[str, object]) -> tuple[Line, bytes, int]:

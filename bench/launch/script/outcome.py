@@ -167,7 +167,7 @@ class Printed(NamedTuple):
 
     runs: list[Run]
     file_facts: dict[str, Any]  # as dialects.read() has it
-    reader: dialects.Modded | Form  # that has read every line
+    reader: Form  # that has read every line
     rows: list[StepRow]
     is_wall: bool  # the script prints no total of its own: the time of its rows is that of their lines
 
@@ -207,7 +207,7 @@ def read(dialect: str | None, lines: Sequence[tuple[int, str]], goal: GoalConfig
     return Printed(runs, file_facts, reader, rows, is_wall)
 
 
-def stamped(rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: dialects.Modded | Form) -> list[StepRow]:
+def stamped(rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: Form) -> list[StepRow]:
     """rows with line_t_ns and val_line_t_ns, when the last line of a step's training and of its validation came.
 
     t_ns, as of our own runs, is when the step began: when the line before came.
@@ -229,7 +229,7 @@ def stamped(rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: diale
 
 
 def _add_own_metric(
-    rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: dialects.Modded | Form, name: str, pattern: str
+    rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: Form, name: str, pattern: str
 ) -> None:
     """Puts what goal.metric_pattern finds into the rows: of its group step, or of the last step that was printed."""
     by_step, latest = {row["step"]: row for row in rows}, 0

@@ -113,7 +113,7 @@ class Watched:
         self.pipes = self._output.pipes
         self.confined = Confined(folder, job, self.pipes) if job.script.sandbox else None
         self.program = (job.script.python, str(job.code / WORKER))  # of each rank
-        self._reader: dialects.Modded | Form | None = None  # of the dialect, once it is known
+        self._reader: Form | None = None  # of the dialect, once it is known
         self._num_read = 0
         self._last: StepRow = {}
         self._foreign_cores: float | None = None

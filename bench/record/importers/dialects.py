@@ -27,9 +27,13 @@ from bench.record.importers.records import Run
 from bench.record.shape import Record
 from bench.record.step_files import StepRow
 
-WORD = re.compile(r" (train_loss|val_loss|trl|tel|train_time):([-+.\deEnaif]+)(ms|s)?(?= |$)")
-STEP = re.compile(r"^(?:\S{0,20}: ?)?(?:step:(\d{1,9})/(\d{1,9})|s:(\d{1,9})(?= t[re]l:))(?= )")
-COLUMN = {"trl": "train_loss", "tel": "val_loss", "train_time": "train_time_ms"}
+# Words of modded-nanogpt's and llm.c's lines in any order, each if it is there: what it is called, the column, the unit
+WORDS = (
+    ("train_loss|trl", "train_loss", ""),
+    ("val_loss|tel", "val_loss", ""),
+    ("train_time", "train_time_ms", "ms"),
+    ("train_time", "train_time_s", "s"),
+)
 GROUPS = (
     *("step", "total", "train_loss", "val_loss", *records.PRINTED_METRICS, "lr", "grad_norm"),
     *("train_time_ms", "train_time_s", "step_ms", "step_s"),
@@ -39,28 +43,31 @@ SUFFIXES = (".txt", ".log", ".stdout", ".out")
 MAX_BYTES = GIB  # of a log; the largest public one has 5 MB
 
 
-class Modded:
-    """modded-nanogpt's tracks, and llm.c's main.log: row() while the program runs, read() for what it comes to."""
+class Modded(consoles.Form):
+    """modded-nanogpt's tracks, and llm.c's main.log: patterns for a program that runs; logs are read by lines.py."""
 
+    name = "modded-nanogpt"
     looks_like = re.compile(r"^(?:step|s|val_step):\d")
+    patterns = {
+        r"^(?:\S{0,20}: ?)?(?:step:(?P<step>\d{1,9})/(?P<total>\d{1,9})|s:(?P<s>\d{1,9})(?= t[re]l:))(?= )"
+        + "".join(rf"(?=(?:.* (?:{key}):(?P<{name}>{consoles.FLOAT}){unit}(?= |$))?)" for key, name, unit in WORDS): 0
+    }
 
-    def row(self, line: str) -> consoles.Row | None:
-        match = STEP.search(line)
-        if not match:
-            return None
-        row: consoles.Row = {"step": int(match[1] or match[3])} | ({"total": int(match[2])} if match[2] else {})
-        for name, text, unit in WORD.findall(line):
-            if (number := consoles.as_number(text)) is not None:
-                row[COLUMN.get(name, name)] = number * (1e3 if unit == "s" else 1.0)
-        return row if len(row) > 1 else None
+    def parsed(self, line: str) -> consoles.Row | None:
+        """As of Form; None also for a line that names a step and nothing else."""
+        row = super().parsed(line)
+        if row and "s" in row:
+            row["step"] = int(row.pop("s"))
+        return row if row and len(row) > 1 else None
 
     def read(self, data: bytes) -> tuple[list[Run], dict[str, Any]]:
+        """The bytes of a log -> its runs and facts, as modded_nanogpt.read()."""
         return modded_nanogpt.read(data)
 
 
 def metrics_of(dialect: str) -> set[str]:
     """Names of metrics that lines of this dialect may have; val_loss is always one."""
-    patterns = getattr(reader_of(dialect), "patterns", ())
+    patterns = reader_of(dialect).patterns
     return {"val_loss", *(name for pattern in patterns for name in re.compile(pattern).groupindex)}
 
 
@@ -90,11 +97,8 @@ class Patterns(consoles.Form):
         return super().clock(by_step)
 
 
-def reader_of(name: str) -> Modded | consoles.Form:
-    """A new reader of one of NAMES, or of a yaml of patterns, with looks_like, row(line) and read(bytes).
-
-    row: {"step", ...} of one line, None for another; step k is after k optimizer steps.  ValueError: see read_yaml.
-    """
+def reader_of(name: str) -> consoles.Form:
+    """A new reader of one of NAMES, or of a yaml of patterns.  ValueError: see read_yaml()."""
     if name == "modded-nanogpt":
         return Modded()
     return consoles.FORMS[name]() if name in consoles.FORMS else read_yaml(name, name)
