@@ -15,7 +15,7 @@ says is attributed to that validation, where bench/compare/effects.py compares i
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict, cast
 
 from bench.base.text_table import counted
 from bench.record import outside_clock
@@ -103,10 +103,10 @@ class PrintedTimes:
         self._with_restart = [line for line in every if line.step >= num_untimed_steps]
         restarts = [number for number, pair in enumerate(pairwise(self._with_restart), 1) if self._is_restart(*pair)]
         self._lines = self._with_restart[restarts[-1] if restarts else 0 :]
-        # up to each line
-        self._wall_s = [(line.t_ns - self._lines[0].t_ns) / 1e9 for line in self._lines]
-        self._counted_s = [(line.time_ms - self._lines[0].time_ms) / 1e3 for line in self._lines]
-        self._uncounted_s = [wall - counted for wall, counted in zip(self._wall_s, self._counted_s, strict=True)]
+        start = self._lines[0] if self._lines else None
+        self._uncounted_s = [  # up to each line
+            (line.t_ns - start.t_ns) / 1e9 - (line.time_ms - start.time_ms) / 1e3 for line in self._lines if start
+        ]
 
     def _is_restart(self, a: Line, b: Line) -> bool:
         """Whether the script restarted its clock between two lines, the first of which may be of an untimed step."""
@@ -116,16 +116,22 @@ class PrintedTimes:
         """All None if fewer than two lines name a time."""
         if len(self._lines) < 2:
             return dict.fromkeys(Account.__annotations__)
-        changes_s = zip(pairwise(self._lines), pairwise(self._uncounted_s))
-        at_validations = [(after - before, a, b) for (a, b), (before, after) in changes_s if b.is_val]
-        return {
-            "wall_of_lines_s": self._wall_s[-1],
-            "counted_s": self._counted_s[-1],
-            "uncounted_s": self._uncounted_s[-1],
-            "uncounted_at_validations_s": sum(seconds for seconds, _, _ in at_validations),
-            "unseen_s": sum(seconds for seconds, a, b in at_validations if b.step > a.step + 1),
-            "overcounted_s": _largest_fall(self._uncounted_s, self._uncounted_s),
-        }
+        return self._account()
+
+    def _account(self) -> Account:
+        facts = cast(Account, dict.fromkeys(Account.__annotations__, 0.0))
+        most_s = 0.0
+        for a, b in pairwise(self._lines):  # added up in this order: the doubts of a record are compared as text
+            wall_s, counted_s = (b.t_ns - a.t_ns) / 1e9, (b.time_ms - a.time_ms) / 1e3
+            facts["wall_of_lines_s"] += wall_s
+            facts["counted_s"] += counted_s
+            facts["uncounted_s"] += wall_s - counted_s
+            if b.is_val:
+                facts["uncounted_at_validations_s"] += wall_s - counted_s
+                facts["unseen_s"] += wall_s - counted_s if b.step > a.step + 1 else 0.0
+            most_s = max(most_s, facts["uncounted_s"])
+            facts["overcounted_s"] = max(facts["overcounted_s"], most_s - facts["uncounted_s"])
+        return facts
 
     def clock(
         self,
@@ -145,9 +151,9 @@ class PrintedTimes:
         if len(lines) < 2:
             return outside_clock.unknown("lines", "fewer than two lines name a time")
         stamps = [(line.t_ns, late_ns.get(line.t_ns, 0)) for line in lines]
-        at_validations_s = 0.0 if is_wall else max(0.0, self.account()["uncounted_at_validations_s"] or 0.0)
-        validations_s = [] if is_wall else self._portions_s()[1]
-        claimed_s = self._counted_s[-1]
+        facts = self._account()
+        at_validations_s = 0.0 if is_wall else max(0.0, facts["uncounted_at_validations_s"])
+        validations_s, claimed_s = [] if is_wall else self._portions_s()[1], facts["counted_s"]
         times = outside_clock.clock_from_times(
             stamps, gaps_ns, at_validations_s, validations_s, validation_at_start_s, claimed_s, source="lines"
         )
@@ -177,14 +183,16 @@ class PrintedTimes:
         """(why the printed times cannot be true, what the machine did to them).  outside: the record's."""
         if len(self._lines) < 2:
             return ["fewer than two lines name a time: what the script counted cannot be checked"], []
-        sentences, disturbances, counted_s = list[str](), list[str](), self._counted_s[-1]
+        sentences, disturbances, facts = list[str](), list[str](), self._account()
+        counted_s, unseen_s = facts["counted_s"], facts["unseen_s"]
         limit_s = outside_clock.tolerance_s(counted_s, self._num_validations, outside["reader_late_s"])
         between_s, _ = self._portions_s()
-        agreed_s = [min(pair) for pair in pairwise(self._uncounted_s)]
-        over_s = _largest_fall(agreed_s, self._uncounted_s[1:])
+        # the most that was counted without having passed since two neighbouring lines said so
+        agreed_s = accumulate((min(pair) for pair in pairwise(self._uncounted_s)), max)
+        over_s = max([0.0, *(most_s - later_s for most_s, later_s in zip(agreed_s, self._uncounted_s[2:]))])
         # what may pass uncounted between steps because the machine ran something else meanwhile
         waited_s = min(outside.get("ranks_waited_s") or 0.0, MAX_WAITED_FRAC * abs(counted_s))
-        seen = f"its lines came in {self._wall_s[-1]:.2f} s and count {counted_s:.2f} s"
+        seen = f"its lines came in {facts['wall_of_lines_s']:.2f} s and count {counted_s:.2f} s"
         if over_s > limit_s:
             over = f" ({over_s:.2f} s too much in a row, tolerance {limit_s:.2f} s)"
             sentences.append(f"it counts more time than passed: {seen}; they were not printed as it trained{over}")
@@ -195,7 +203,6 @@ class PrintedTimes:
             waited = f"the script waited {waited_s:.2f} s for a CPU core"
             passed = f"{between_s:.2f} s passed uncounted between steps"
             disturbances.append(f"{passed} (tolerance {limit_s:.2f} s), and {waited}")
-        unseen_s = self.account()["unseen_s"] or 0.0
         if unseen_s > limit_s + UNSEEN_FRAC * abs(counted_s):
             passed = f"{unseen_s:.2f} s passed uncounted between lines that are several steps apart"
             sentences.append(f"{passed}: whether it validated or trained is not to be seen")
@@ -235,8 +242,3 @@ class PrintedTimes:
         if first_ms > MAX_UNTIMED_TIMES * usual_ms + 1e3 * outside_clock.TOLERANCE_S:
             both = f"{first_ms:.0f} ms, that of the steps that it counts {usual_ms:.0f} ms"
             yield f"the median of the first {self._num_untimed_steps} steps, which its clock excludes, is {both}"
-
-
-def _largest_fall(highest: Sequence[float], values: Sequence[float]) -> float:
-    """The most by which a value is below the largest of highest so far; highest has a number before each value's."""
-    return max([0.0, *(most - value for most, value in zip(accumulate(highest, max), values[1:]))])
