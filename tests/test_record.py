@@ -1,5 +1,6 @@
 """The run folder: written whole or not at all, read forever, honest about runs that died."""
 
+import contextlib
 import errno
 import json
 import os
@@ -112,39 +113,29 @@ def test_a_folder_without_a_record_is_refused_by_name(tmp_path):
 # ---- status of a run whose launcher is gone
 
 
-def test_a_running_record_with_its_launcher_alive_is_running(folder):
-    edit(folder, status="running")
-    run = run_folder.effective(
-        run_folder.read_raw(folder),
-        now_s=HEARTBEAT_S + 1e6,
-        boot="ab12ab12ab12ab12",
-        start_ticks_of=lambda pid: 99887766,
-    )
-    assert run["status"] == "running"  # however old its heartbeat: the process is there
-
-
-@pytest.mark.parametrize("ticks", [None, 5])
-def test_a_running_record_whose_launcher_is_gone_is_shown_as_aborted(folder, ticks):
-    """No such process (None), or its pid now belongs to another (5)."""
-    before = edit(folder, status="running", ended_at=None)
-    run = run_folder.effective(
-        run_folder.read_raw(folder), now_s=HEARTBEAT_S, boot="ab12ab12ab12ab12", start_ticks_of=lambda pid: ticks
-    )
-    assert (run["status"], run["failure"]["kind"], run["validity"]) == ("aborted", "launcher_killed", "invalid")
-    assert run["ended_at"] == "2026-11-21T03:15:05.000Z"  # its last sign of life
-    assert json.loads((folder / "run.json").read_text()) == before  # shown, not written
-    assert run_folder.read_raw(folder)["status"] == "running"
-
-
 @pytest.mark.parametrize(
-    ("age_s", "status"), [(59.0, "running"), (61.0, "aborted"), (-599.0, "running"), (-601.0, "aborted")]
+    "boot, ticks, age_s, status",
+    [
+        ("ab12ab12ab12ab12", 99887766, 1e6, "running"),  # however old its heartbeat: the process is there
+        ("ab12ab12ab12ab12", None, 0.0, "aborted"),  # no such process
+        ("ab12ab12ab12ab12", 5, 0.0, "aborted"),  # its pid now belongs to another
+        ("another", 99887766, 59.0, "running"),
+        ("another", 99887766, 61.0, "aborted"),
+        ("another", 99887766, -599.0, "running"),
+        ("another", 99887766, -601.0, "aborted"),
+    ],
 )
-def test_on_another_boot_the_heartbeat_decides(folder, age_s, status):
-    edit(folder, status="running")
-    run = run_folder.effective(
-        run_folder.read_raw(folder), now_s=HEARTBEAT_S + age_s, boot="another", start_ticks_of=lambda pid: 99887766
-    )
+def test_a_running_record_whose_launcher_is_gone_is_shown_as_aborted(folder, monkeypatch, boot, ticks, age_s, status):
+    before = edit(folder, status="running", ended_at=None)
+    monkeypatch.setattr(processes, "boot_id_hash", lambda: boot)
+    monkeypatch.setattr(processes, "start_ticks", lambda pid: ticks)
+    monkeypatch.setattr(run_folder.time, "time", lambda: HEARTBEAT_S + age_s)
+    run = run_folder.read(folder)
     assert run["status"] == status
+    if status == "aborted":
+        assert (run["failure"]["kind"], run["validity"]) == ("launcher_killed", "invalid")
+        assert run["ended_at"] == "2026-11-21T03:15:05.000Z"  # its last sign of life
+    assert json.loads((folder / "run.json").read_text()) == before  # shown, not written
 
 
 def test_this_process_is_found_and_a_dead_one_is_not():
@@ -202,19 +193,6 @@ def test_what_json_cannot_say_becomes_null(tmp_path):
     assert json.loads((tmp_path / "x.json").read_text()) == {"losses": [1.0, None], "t": None}
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
-    atomic.write_json(tmp_path / "run.json", {"old": True})
-
-    def fails(source, target):
-        raise OSError(errno.EIO, "input/output error")
-
-    monkeypatch.setattr(os, "replace", fails)
-    with pytest.raises(OSError, match="input/output"):
-        atomic.write_json(tmp_path / "run.json", {"old": False})
-    assert json.loads((tmp_path / "run.json").read_text()) == {"old": True}
-    assert os.listdir(tmp_path) == ["run.json"]
-
-
 def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path):
     code = (
         "import sys; from bench.base import atomic\n"
@@ -234,56 +212,34 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path):
         (tmp_path / "run.json").unlink()
 
 
-def disk_full_while_reserved(monkeypatch, folder, always=False):
-    """os.fsync fails with "no space left" as long as the reserve takes the last space."""
-
-    def fsync(fd):
-        if always or (folder / atomic.RESERVE).exists():
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fsync)
-
-
-def test_on_a_full_disk_the_reserve_is_given_up_for_the_record(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "error, until_released, durable, is_written, reserve_left",
+    [
+        (errno.ENOSPC, True, True, True, False),  # the reserve takes the last space, and is given up for the record
+        (errno.ENOSPC, False, True, False, False),
+        (errno.ENOSPC, False, False, False, True),  # a file that only the living read does not cost the reserve
+        (errno.EIO, False, True, False, True),
+    ],
+)
+def test_a_write_that_fails_leaves_the_old_file_and_a_full_disk_costs_the_reserve(
+    tmp_path, monkeypatch, error, until_released, durable, is_written, reserve_left
+):
+    path, reserve = tmp_path / "run.json", tmp_path / atomic.RESERVE
+    atomic.write_json(path, {"old": True})
     atomic.reserve(tmp_path)
-    assert (tmp_path / atomic.RESERVE).stat().st_size == 65536
-    disk_full_while_reserved(monkeypatch, tmp_path)
-    atomic.write_json(tmp_path / "run.json", {"status": "failed"})
-    assert json.loads((tmp_path / "run.json").read_text()) == {"status": "failed"}
-    assert os.listdir(tmp_path) == ["run.json"]
-
-
-def test_on_a_disk_that_stays_full_the_error_is_raised(tmp_path, monkeypatch):
-    atomic.reserve(tmp_path)
-    disk_full_while_reserved(monkeypatch, tmp_path, always=True)
-    with pytest.raises(OSError, match="No space left"):
-        atomic.write_json(tmp_path / "run.json", {})
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_file_that_only_the_living_read_does_not_cost_the_reserve(tmp_path, monkeypatch):
-    atomic.reserve(tmp_path)
+    assert reserve.stat().st_size == 65536
+    replace = os.replace
 
     def fails(source, target):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        if until_released and not reserve.exists():
+            return replace(source, target)
+        raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(os, "replace", fails)
-    with pytest.raises(OSError, match="No space left"):
-        atomic.write_json(tmp_path / "progress.json", {}, durable=False)
-    assert os.listdir(tmp_path) == [atomic.RESERVE]
-
-
-def test_another_error_does_not_cost_the_reserve(tmp_path, monkeypatch):
-    atomic.reserve(tmp_path)
-
-    def fails(source, target):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(os, "replace", fails)
-    with pytest.raises(PermissionError):
-        atomic.write_json(tmp_path / "run.json", {})
-    assert atomic.release(tmp_path) is True
-    assert atomic.release(tmp_path) is False
+    with contextlib.nullcontext() if is_written else pytest.raises(OSError, match=os.strerror(error)):
+        atomic.write_json(path, {"old": False}, durable)
+    assert json.loads(path.read_text()) == {"old": not is_written}
+    assert sorted(os.listdir(tmp_path)) == [atomic.RESERVE] * reserve_left + ["run.json"]
 
 
 def test_the_record_of_a_run_that_filled_a_real_disk_can_still_be_finished(tmp_path):
@@ -334,28 +290,12 @@ def test_artifacts_are_all_files_but_the_record_and_what_passes(tmp_path):
 
 
 def test_steps_come_back_as_they_were_written(tmp_path):
-    rows = [
-        {
-            "step": 0,
-            "flags": "",
-            "tokens": 0,
-            "lr": None,
-            "train_loss": None,
-            "val_loss": 0.1 + 0.2,
-            "step_ms": None,
-            "data_ms": None,
-        },
-        {
-            "step": 1,
-            "flags": "profiled;memory",
-            "tokens": 1024,
-            "lr": 3e-4,
-            "train_loss": float("inf"),
-            "val_loss": None,
-            "step_ms": 55.5,
-            "data_ms": 0.25,
-        },
+    names = (*step_files.CORE_COLUMNS, "data_ms")
+    values = [
+        (0, "", 0, None, None, 0.1 + 0.2, None, None),
+        (1, "profiled;memory", 1024, 3e-4, float("inf"), None, 55.5, 0.25),
     ]
+    rows = [dict(zip(names, row, strict=True)) for row in values]
     step_files.write(tmp_path, rows)
     assert (tmp_path / "steps.csv").read_text().splitlines() == [
         "step,flags,tokens,lr,train_loss,val_loss,step_ms,data_ms",

@@ -11,7 +11,7 @@ URL, no --api-key VALUE), and importing it takes 0.3 s.
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,13 +150,14 @@ def is_variable(name: str, value: Any) -> bool:
     return is_text and name.isupper() and bool(VARIABLE.search(name)) and not OF_TEXT.fullmatch(name)
 
 
-def hidden(values: Any, path: Path = ()) -> tuple[Any, dict[Path, str]]:
-    """Nested dicts and lists -> the same without credentials, and {path: text as it was} of each that was changed.
+def hidden(values: Any, clean_text: Callable[[str], str] = redacted, path: Path = ()) -> tuple[Any, dict[Path, str]]:
+    """Nested dicts and lists -> the same without credentials, and {path: original text} of each that was changed.
 
-    A value's name is the key of a dict, or in a list the option before it (--api-key, VALUE).
+    A value's name is the key of a dict, or in a list the option before it (--api-key, VALUE).  clean_text: what becomes
+    of texts whose name says nothing.
     """
     if isinstance(values, str):
-        clean = redacted(values)
+        clean = clean_text(values)
         return clean, {path: values} if clean != values else {}
     if isinstance(values, dict):
         parts = [(key, value, is_variable(str(key), value)) for key, value in values.items()]
@@ -168,7 +169,9 @@ def hidden(values: Any, path: Path = ()) -> tuple[Any, dict[Path, str]]:
     clean_by_key: dict[str | int, Any] = {}
     changed: dict[Path, str] = {}
     for key, value, is_secret in parts:
-        clean_by_key[key], inside = (SECRET, {(*path, key): value}) if is_secret else hidden(value, (*path, key))
+        clean_by_key[key], inside = (
+            (SECRET, {(*path, key): value}) if is_secret else hidden(value, clean_text, (*path, key))
+        )
         changed |= inside
     return (clean_by_key if isinstance(values, dict) else list(clean_by_key.values())), changed
 

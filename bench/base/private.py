@@ -147,15 +147,7 @@ def _lines_of(path: str) -> list[str]:
 
 def redact_all(values: Any, repo: Path | str) -> Any:
     """Nested dicts and lists with redact() applied to each text, and SECRET in place of values named as credentials."""
-    return _redact_each(credentials.hidden(values)[0], repo)
-
-
-def _redact_each(values: Any, repo: Path | str) -> Any:
-    if isinstance(values, dict):
-        return {key: _redact_each(value, repo) for key, value in values.items()}
-    if isinstance(values, list):
-        return [_redact_each(value, repo) for value in values]
-    return redact(values, repo) if isinstance(values, str) else values
+    return credentials.hidden(values, lambda text: redact(text, repo))[0]
 
 
 def redact_logs(folder: Path, repo: Path | str) -> None:

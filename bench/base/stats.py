@@ -309,17 +309,16 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 def power(difference: float, sds: Sequence[float | None], ns: Sequence[int], alpha: float = ALPHA) -> float | None:
     """Probability that the test gives p < alpha where the means differ so; None: no test (n < 2, no spread)."""
-    se_and_df = _se_and_df(sds, ns)
-    if se_and_df is None:
+    test = _test_of(sds, ns)
+    if test.se is None or test.df is None:
         return None
-    se, df = se_and_df
-    return _power(difference / se, df, student_t_quantile(1 - alpha / 2, df))
+    return _power(difference / test.se, test.df, student_t_quantile(1 - alpha / 2, test.df))
 
 
 def smallest_difference(sds: Sequence[float | None], ns: Sequence[int], alpha: float = ALPHA) -> float | None:
     """The difference of the means that Welch's test finds with WANTED_POWER (MDE); None where there is no test."""
-    se_and_df = _se_and_df(sds, ns)
-    return None if se_and_df is None else detectable(*se_and_df, alpha)
+    test = _test_of(sds, ns)
+    return None if test.se is None or test.df is None else detectable(test.se, test.df, alpha)
 
 
 def detectable(se: float, df: float, alpha: float = ALPHA) -> float:
@@ -350,12 +349,10 @@ def needed_n(difference: float, sd: float | None) -> int | None:
     return bisect.bisect_left(range(high), True, lo=high // 2 + 1, key=is_enough)
 
 
-def _se_and_df(sds: Sequence[float | None], ns: Sequence[int]) -> tuple[float, float] | None:
-    """Standard error and degrees of freedom of a difference; None: nothing can be tested."""
+def _test_of(sds: Sequence[float | None], ns: Sequence[int]) -> Welch:
+    """Welch's test of samples of these spreads and sizes, for its standard error and degrees of freedom."""
     known = [spread for spread in sds if spread is not None]
-    if len(known) < len(sds) or min(ns) < 2 or sum(known) == 0:
-        return None
-    return math.sqrt(sum(spread * spread / n for spread, n in zip(known, ns, strict=True))), welch_df(known, ns)
+    return welch_of_samples(0.0, known, ns) if len(known) == len(sds) and min(ns) > 1 else Welch(0.0, *[None] * 4)
 
 
 def _power(shift: float, df: float, critical: float) -> float:

@@ -154,28 +154,21 @@ def _check_kinds(path: str, run: Record) -> None:
             raise Damaged(f"{path}: referee cannot be read ({error!r}): the file was damaged, restore it") from None
 
 
-def effective(
-    run: Record,
-    now_s: float | None = None,
-    boot: str | None = None,
-    start_ticks_of: Callable[[int], int | None] | None = None,
-) -> Record:
+def effective(run: Record) -> Record:
     """A record that says running although its launcher is gone, as aborted; any other as it is.
 
-    Gone is: on the same boot, no process with the launcher's pid and start time; elsewhere, no heartbeat for 60 s, or
-    one of a clock that is more than ten minutes ahead.
+    The launcher is gone if, on the same boot, no process has its pid and start time; elsewhere, if its last heartbeat
+    is more than 60 s old, or of a clock that is more than ten minutes ahead.
     """
     if run["status"] != "running":
         return run
     launcher = run.get("launcher") or {}
-    boot = processes.boot_id_hash() if boot is None else boot
+    boot = processes.boot_id_hash()
     if boot is not None and launcher.get("boot_id_hash") == boot:
-        gone = (start_ticks_of or processes.start_ticks)(launcher["pid"]) != launcher["start_ticks"]
+        gone = processes.start_ticks(launcher["pid"]) != launcher["start_ticks"]
         why = f"its launcher, process {launcher['pid']}, is no longer there"
     else:
-        age_s = (time.time() if now_s is None else now_s) - utc.seconds(
-            run.get("heartbeat_at") or run["started_at"] or ""
-        )
+        age_s = time.time() - utc.seconds(run.get("heartbeat_at") or run["started_at"] or "")
         gone, why = age_s > STALE_HEARTBEAT_S, f"its last heartbeat is {age_s:.0f} s old"
         if age_s < -MAX_CLOCK_SKEW_S:
             gone, why = True, f"its last heartbeat is {-age_s:.0f} s in the future, so one of the two clocks is wrong"
