@@ -1,7 +1,6 @@
 """Cells as a table of text: for a terminal, a pipe, or Markdown.
 
-Standard output decides the width and whether colours are used.  On a terminal rich draws tables with colours, or that
-have to be folded to fit; all others are joined here, 10,000 rows in a tenth of a second, where rich would take seconds.
+Standard output decides the width and whether colours are used.
 """
 
 import itertools
@@ -9,33 +8,16 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from bench.base import escape
 
+GREEN, RED, YELLOW = 32, 31, 33  # of the terminal's escape sequences
 COLOURS = {  # of a cell that consists of this word, in any case
-    "faster": "green",
-    "better": "green",
-    "accepted": "green",
-    "slower": "red",
-    "worse": "red",
-    "fail": "red",
-    "failed": "red",
-    "refused": "red",
-    "missed": "red",
-    "invalid": "red",
-    "aborted": "red",
-    "stopped": "yellow",
-    "preempted": "yellow",
-    "inconclusive": "yellow",
-    "equivalent": "yellow",
-    "not comparable": "yellow",
-    "not interleaved": "yellow",
-    "no verdict": "yellow",
-    "suspect": "yellow",
-    "warn": "yellow",
+    **dict.fromkeys(("faster", "better", "accepted"), GREEN),
+    **dict.fromkeys(("slower", "worse", "fail", "failed", "refused", "missed", "invalid", "aborted"), RED),
+    **dict.fromkeys(("stopped", "preempted", "inconclusive", "equivalent", "suspect", "warn"), YELLOW),
+    **dict.fromkeys(("not comparable", "not interleaved", "no verdict"), YELLOW),
 }
-MAX_DRAWN_ROWS = 500  # by rich, 0.7 ms each
 GAP = 2  # spaces between columns
 MIN_WORDS_WIDTH = 12  # of a column that is folded
 MARK_WIDTH = 8  # of the word before a line, as in progress lines
@@ -48,76 +30,59 @@ def render(
 ) -> str:
     """columns: names, none for rows without a header; cells: rows of strings; right: columns of numbers, aligned right.
 
-    form: simple, which fits into the terminal's width; wide, which does not; or github.
+    form: simple, whose texts are folded to fit into the terminal's width; wide, which is not folded; or github.
     No rows: just the header.  Cells may be texts of a foreign record: see bench/base/escape.py.
     """
-    is_md = form == "github"
+    is_md, limit = form == "github", screen_width() if form == "simple" else None
     rows: Rows = []
-    for row in map(tuple, (columns, *cells)):
-        if row:
-            is_plain = not is_md and all(map(str.isprintable, row))
-            rows.append(row if is_plain else [escape.escaped(cell, is_md) for cell in row])
+    for texts in map(tuple, (columns, *cells)):
+        if texts:
+            is_plain = not is_md and all(map(str.isprintable, texts))
+            rows.append(texts if is_plain else [escape.escaped(text, is_md) for text in texts])
     widths = [max(map(len, column)) for column in zip(*rows)]
     right = right or [False] * len(widths)
-    if form != "simple" or len(rows) > MAX_DRAWN_ROWS or not (_is_too_wide(widths) or _has_colours(rows)):
-        return _joined(rows, widths, right, is_md, bool(columns))
-    return _drawn(rows, widths, right, bool(columns))
+    if limit is not None and sum(widths) + GAP * (len(widths) - 1) > limit:
+        widths = _folded_widths(rows, widths, right, limit)
+    if is_md:
+        widths = [max(width, 3) for width in widths]
+    between, edges = (" | ", ("| ", " |")) if is_md else (" " * GAP, ("", ""))
+    has_colours = form == "simple" and shows_colours()
+    lines = []
+    for row in rows:
+        folded = [_folded(cell, width) for cell, width in zip(row, widths)]
+        for line in itertools.zip_longest(*folded, fillvalue=""):
+            padded = [
+                " " * (width - len(text)) * is_right
+                + (_painted(text, cell) if has_colours else text)
+                + " " * (width - len(text)) * (not is_right)
+                for text, cell, width, is_right in zip(line, row, widths, right)
+            ]
+            lines.append(between.join(padded).join(edges).rstrip())
+        if columns and row is rows[0]:
+            rule = between.join("-" * width for width in widths).join(edges)
+            lines.append(rule.replace(" ", "-") if is_md else rule)
+    return "\n".join(lines)
+
+
+def _folded_widths(rows: Rows, widths: Sequence[int], right: Sequence[bool], limit: int) -> list[int]:
+    """The widths of columns of texts reduced, the widest first, until a row fits; only the names of numbers fold."""
+    longest = [max(map(len, [*column[0].split(), *column[1:]]), default=0) for column in zip(*rows)]
+    fitted = [word if is_right else width for word, width, is_right in zip(longest, widths, right)]
+    while sum(fitted) + GAP * (len(fitted) - 1) > limit:
+        texts = [number for number, width in enumerate(fitted) if not right[number] and width > MIN_WORDS_WIDTH]
+        if not texts:
+            break
+        fitted[max(texts, key=fitted.__getitem__)] -= 1
+    return fitted
+
+
+def _folded(cell: str, width: int) -> list[str]:
+    return [cell] if len(cell) <= width else textwrap.wrap(cell, width, break_on_hyphens=False)
 
 
 def marked(pairs: Iterable[tuple[str, str]]) -> str:
     """(mark, sentence) each -> lines such as "    FAIL  sentence"; a mark is a word of up to 8 characters."""
     return render((), [(mark.rjust(MARK_WIDTH), sentence) for mark, sentence in pairs])
-
-
-def _is_too_wide(widths: Sequence[int]) -> bool:
-    limit = screen_width()
-    return limit is not None and sum(widths) + GAP * (len(widths) - 1) > limit
-
-
-def _has_colours(rows: Rows) -> bool:
-    return is_terminal() and any(map(colour, itertools.chain.from_iterable(rows)))
-
-
-def _joined(rows: Rows, widths: Sequence[int], right: Sequence[bool], is_md: bool, has_header: bool) -> str:
-    widths = [max(width, 3) for width in widths] if is_md else widths
-    signs = [">" if is_right else "<" for is_right in right]
-    between, edges = (" | ", ("| ", " |")) if is_md else (" " * GAP, ("", ""))
-    form_row = between.join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths)).join(edges).format
-    lines = [form_row(*row).rstrip() for row in rows]
-    if has_header:
-        rule = between.join("-" * width for width in widths).join(edges)
-        lines.insert(1, rule.replace(" ", "-") if is_md else rule)
-    return "\n".join(lines)
-
-
-def _drawn(rows: Rows, widths: Sequence[int], right: Sequence[bool], has_header: bool) -> str:
-    """With rich: text is folded until the table fits; numbers never are, so it may exceed a very narrow terminal."""
-    from rich.rule import Rule
-    from rich.table import Table
-    from rich.text import Text
-
-    limit = screen_width() or sum(widths) + GAP * len(widths)
-    if has_header and _is_too_wide(widths):
-        rows[0] = [_folded_header(column, is_right) for column, is_right in zip(zip(*rows), right)]
-    least = [
-        max(len(part) for cell in column for part in cell.split("\n")) if is_right else min(width, MIN_WORDS_WIDTH)
-        for column, width, is_right in zip(zip(*rows), widths, right)
-    ]
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, GAP, 0, 0))
-    for is_right in right:
-        table.add_column(justify="right" if is_right else "left", no_wrap=is_right, overflow="fold")
-    for number, row in enumerate(rows):
-        table.add_row(*(Text(cell, colour(cell)) for cell in row))
-        if has_header and number == 0:
-            table.add_row(*(Rule(characters="-", style="") for _ in row))
-    return drawn(table, max(limit, sum(least) + GAP * (len(least) - 1)))
-
-
-def _folded_header(column: Sequence[str], is_right: bool) -> str:
-    """The name of a column of numbers, on several lines rather than wider than its numbers."""
-    name, *cells = column
-    widest = max(map(len, [*cells, *name.split()]), default=1)
-    return textwrap.fill(name, widest, break_long_words=False, break_on_hyphens=False) if is_right and name else name
 
 
 def two_digits(number: float) -> str:
@@ -163,25 +128,16 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def colour(word: str) -> str:
-    """Style of a word by rich's names; "" for the plain ones."""
-    return COLOURS.get(word.strip().lower(), "")
+def shows_colours() -> bool:
+    """Whether standard output is a terminal whose user wants colours."""
+    return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def coloured(word: str) -> str:
     """A verdict with the escape sequences of its colour; without them in a pipe, with NO_COLOR, and if TERM=dumb."""
-    if not is_terminal():
-        return word
-    from rich.text import Text
-
-    return drawn(Text(word, colour(word)), len(word))
+    return _painted(word, word) if shows_colours() else word
 
 
-def drawn(what: Any, line_width: int) -> str:
-    """A renderable of rich as text, in lines of this width, without trailing spaces or markup."""
-    from rich.console import Console
-
-    console = Console(width=max(line_width, 1), markup=False, highlight=False, emoji=False)
-    with console.capture() as captured:
-        console.print(what)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+def _painted(text: str, word: str) -> str:
+    colour = COLOURS.get(word.strip().lower())
+    return text if colour is None else f"\x1b[{colour}m{text}\x1b[0m"
