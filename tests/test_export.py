@@ -56,8 +56,8 @@ def test_mllog_lines_are_json_with_the_keys_of_mlperf(tmp_path):
     assert all(set(event) == {"namespace", "time_ms", "event_type", "key", "value", "metadata"} for event in events)
     keys = [event["key"] for event in events]
     assert keys.index("run_start") < keys.index("eval_accuracy") < keys.index("run_stop")
-    stop, start = (next(event for event in events if event["key"] == key) for key in ("run_stop", "run_start"))
-    assert stop["time_ms"] - start["time_ms"] == 220 and stop["metadata"]["status"] == "success"
+    assert events[-1]["key"] == "run_stop" and events[-1]["time_ms"] is None  # without events nobody knows
+    assert events[-1]["metadata"] == {"status": "success", "train_s": 0.22}
 
 
 def test_a_log_says_nothing_that_a_terminal_obeys(tmp_path):

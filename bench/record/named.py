@@ -122,17 +122,12 @@ def find(words: Iterable[str]) -> list[Named]:
     return Lookup().each(words)
 
 
-def path(word: str) -> Path:
-    """The one file or folder that a word means.  ValueError: none, or several."""
-    return Lookup().find(word).path
-
-
 def folder(word: str) -> Path:
     """The one folder that a word means.  ValueError: none, several, or a file."""
-    found = path(word)
-    if not found.is_dir():
+    path = Lookup().find(word).path
+    if not path.is_dir():
         raise ValueError(f"{word}: is a file: give a folder, or part of a run id; ./run.sh table lists the runs")
-    return found
+    return path
 
 
 def sweep_folder(word: str) -> Path:

@@ -210,24 +210,15 @@ def folders(results: Path | str | None = None) -> list[Path]:
     return sorted(path.parent for path in Path(results or results_root()).glob(f"{FOLDER}/*/{NAME}"))
 
 
-def find(word: str, known: Iterable[str] = ()) -> str:
-    """Part of a sweep's id -> the id.  known: ids that records bear.  ValueError: it is none, or several."""
+def chosen(rows: Sequence[RowT], word: str, known: Iterable[str]) -> list[RowT]:
+    """The rows of the runs of one sweep, which bear its id or stand in its points.jsonl.
+
+    word: part of the id; known: ids that records bear.  ValueError: it is part of none, or of several.
+    """
     ids = sorted({folder.name for folder in folders()} | set(known))
     fitting = [word] if word in ids else [sweep_id for sweep_id in ids if word in sweep_id]
     if len(fitting) != 1:
         what = f"is part of {len(fitting)} ids" if fitting else "there is no such sweep"
         raise ValueError(f"--sweep {word}: {what}; choose from {', '.join(fitting or ids) or 'none: run -m makes one'}")
-    return fitting[0]
-
-
-def members(sweep_id: str) -> set[str]:
-    """The ids of the runs that points.jsonl names; records that bear the sweep's id are its runs as well."""
-    folder = results_root() / FOLDER / sweep_id
-    return {Path(line["folder"]).name for line in _lines(folder)}
-
-
-def chosen(rows: Sequence[RowT], word: str, known: Iterable[str]) -> list[RowT]:
-    """The rows of the runs of one sweep.  known: ids that records bear.  ValueError: there is no such sweep."""
-    sweep_id = find(word, known)
-    ids = members(sweep_id)
-    return [row for row in rows if row["sweep_id"] == sweep_id or row["run_id"] in ids]
+    members = {Path(line["folder"]).name for line in _lines(results_root() / FOLDER / fitting[0])}
+    return [row for row in rows if row["sweep_id"] == fitting[0] or row["run_id"] in members]

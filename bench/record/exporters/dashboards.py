@@ -21,11 +21,8 @@ import yaml
 
 from bench.base import atomic, private, utc
 from bench.base.paths import REPO, results_root
-from bench.base.reading import yaml_file
-from bench.base.reading.damage import Damaged
-from bench.config import groups, schema
-from bench.config.typed import leaves
-from bench.record import run_folder, step_files
+from bench.config import groups
+from bench.record import configs, run_folder, step_files
 from bench.record.shape import Facts, Record
 from bench.record.step_files import StepRow
 
@@ -176,13 +173,9 @@ def series_of(row: StepRow) -> dict[str, float]:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """config.yaml, flat; a list or None as its words."""
-    try:
-        settings = leaves(schema.upgraded(yaml_file.read(folder / "config.yaml")))
-    except Damaged:  # verify says so
-        return {}
-    plain = (bool, int, float)
-    return {key: value if isinstance(value, plain) else str(value)[:MAX_TEXT] for key, value in settings if value != {}}
+    """The settings of a run by dotted name; lists and None as text."""
+    settings, plain = configs.settings(configs.read(str(folder))), (bool, int, float)
+    return {key: value if isinstance(value, plain) else str(value)[:MAX_TEXT] for key, value in settings.items()}
 
 
 # ---- one function a program: settings of its yaml -> where the export is; one of before is replaced

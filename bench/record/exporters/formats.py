@@ -81,9 +81,8 @@ def mllog(folder: Path | str) -> str:
     """The lines of a run folder: https://github.com/mlcommons/logging, keys of MLPerf training.
 
     A line is ":::MLLOG " and a JSON object: namespace, time_ms (Unix), event_type, key, value, metadata.  Times are
-    those of the events, which bear MLPerf's names; a log that has none is timed by its train time from its start, and
-    what is unknown has no line, or no time_ms.  train_s in the metadata is the run's clock, which stands still during
-    a validation.
+    those of the record's events, which have MLPerf's names.  What is unknown has no line, or time_ms null.  train_s in
+    the metadata is the run's clock, which stands still during a validation.
     """
     return "".join(f"{line}\n" for line in _mllog_lines(run_folder.read(folder), folder))
 
@@ -111,20 +110,14 @@ def _mllog_lines(run: Record, folder: Path | str) -> Iterator[str]:
         yield _line("INTERVAL_START", "init_start", None, at_ms["init_start", None])
         yield _line("INTERVAL_END", "init_stop", None, start_ms)
     yield _line("INTERVAL_START", "run_start", None, start_ms)
-    train_ms = 0.0
     for row in step_files.read(folder):
-        train_ms = train_ms + (row.get("step_ms") or 0.0) if row.get("train_time_ms") is None else row["train_time_ms"]
         if row.get("val_loss") is not None:
-            known_ms = round(start_ms + train_ms) if start_ms is not None and (train_ms or not row["step"]) else None
-            time_ms = at_ms.get(("eval_stop", row["step"]), known_ms)
+            time_ms = at_ms.get(("eval_stop", row["step"]))
             units = {"samples_count": row.get("tokens"), "samples": "tokens", "loss": "nats per token"}
             yield _line("POINT_IN_TIME", "eval_accuracy", row["val_loss"], time_ms, step_num=row["step"], **units)
     has_reached = run["status"] == "complete" and run["metrics"].get("target_reached") is not False
-    train_s = run["metrics"].get("train_s")
-    total_ms = train_ms if train_s is None else ms_from_s(train_s)
-    known_ms = round(start_ms + total_ms) if start_ms is not None and total_ms else None
-    status, end_ms = "success" if has_reached else "aborted", at_ms.get(("run_stop", None), known_ms)
-    yield _line("INTERVAL_END", "run_stop", None, end_ms, status=status, train_s=train_s)
+    status, end_ms = "success" if has_reached else "aborted", at_ms.get(("run_stop", None))
+    yield _line("INTERVAL_END", "run_stop", None, end_ms, status=status, train_s=run["metrics"].get("train_s"))
 
 
 def _line(kind: str, key: str, value: Any, time_ms: int | None, **metadata: Any) -> str:
