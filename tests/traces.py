@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.analysis.trace import analysis
+from bench.analysis.trace import analysis, text
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "traces"  # real ones, if they are beside a checkout
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real traces of others are not beside this checkout")
@@ -49,3 +49,15 @@ def analysed(paths, **options):
     """Files of one job, of one window -> their analysis."""
     (answer,) = analysis.analyze_files(paths, **options).values()
     return answer
+
+
+def rank_of(folder, events, **meta):
+    """Events of one rank, written into the folder as a.json -> the analysis of that rank."""
+    (rank,) = analysed([write(folder / "a.json", events, **meta)])["ranks"].values()
+    return rank
+
+
+def read_as_text(answer, both=False):
+    """An analysis as a terminal shows it; both: also as Markdown."""
+    document = text.document(answer, "x")
+    return (document.terminal(), document.markdown()) if both else document.terminal()

@@ -1,8 +1,7 @@
 """Analyses of traces with their pictures: for separate pages and the page of a run.
 
-The pictures are bars of sums, and timelines of an analysis's "pictures": ranks around a collective, the largest gap, a
-critical path.  Of several ranks the first is shown where a drawing is of one alone.  Milliseconds, and the shares of a
-span in %.
+The pictures are bars of sums, and timelines of an analysis's "pictures": ranks around a collective, the largest gap.
+Of several ranks the first is shown where a drawing is of one alone.  Milliseconds, and the shares of a span in %.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from bench.analysis.trace.text import plain, short
 from bench.base import atomic
 from bench.base.paths import brief
 from bench.web.document import Block, Document, Lines, Picture, Section
-from bench.web.lanes import Bar, Lane, Panel, Several, stacked
+from bench.web.lanes import Bar, Lane, Panel, side_by_side, stacked
 from bench.web.page import tiles
 
 Answer = dict[str, Any]  # of bench/analysis/trace/analysis.py, or a part of it
@@ -74,7 +73,7 @@ def _blocks(answer: Answer, id: str, is_first_said: bool = True) -> list[Block]:
     return [
         Picture(tiles(_facts(first, answer["overall"]))),
         *text.remarks(answer, is_first_said),
-        Several(panels),
+        *side_by_side(panels),
         *text.tables(answer),
     ]
 
@@ -109,7 +108,6 @@ def panels_of(answer: Answer, id: str) -> list[Panel]:
         *_host(rank, which, id),
         *_gap(rank, which, id),
         *_critical_path(rank, which, id),
-        *_critical_links(rank, which, id),
     ]
     return [panel for panel in panels if panel.lanes]
 
@@ -280,25 +278,6 @@ def _gap(rank: Answer, which: str, id: str) -> Panels:
         marks = [(ms_from_us(picture["start_us"]), "the dashed lines are where the gap begins and ends")]
         marks += [(ms_from_us(picture["start_us"] + picture["gap_us"]), "")]
         yield _timeline(f"{id}gap", "The device's largest gap", about, picture, lanes, marks)
-
-
-def _critical_links(rank: Answer, which: str, id: str) -> Panels:
-    """Yields the drawing of a critical path link by link, a lane a kind."""
-    links = rank["pictures"]["critical_path"]
-    if links:
-        drawn = []
-        for kind, (name, colour) in enumerate(PATH):
-            bars = [
-                Bar(ms_from_us(start), ms_from_us(start + us), colour, f"{short(links['names'][index])}: {us:,.1f} us")
-                for start, us, bar_kind, index in links["bars"]
-                if bar_kind == kind
-            ]
-            if bars:
-                drawn.append(Lane(name, f"{sum(bar.end - bar.start for bar in bars):.2f} ms", bars))
-        what = "of the whole trace" if links["step"] is None else f"of step {links['step']}, the longest"
-        about = f"{which}{': ' * bool(which)}what the device's end waited for at each moment"
-        title, end_ms = f"Critical path {what}", ms_from_us(links["us"])
-        yield Panel(f"{id}critical-links", title, about, "ms", drawn, end=end_ms, is_wide=True)
 
 
 def _timeline(

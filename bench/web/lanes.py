@@ -6,12 +6,12 @@ reads at any width.  Colours come from the page's CSS; what a bar is also stands
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.web import forest
-from bench.web.document import Picture
-from bench.web.page import Safe, join, tag
+from bench.web.document import Block, Columns, Picture
+from bench.web.page import Safe, tag
 
 WIDTH = 1000  # of a track in its own units, stretched to the page
 ROW_PX, GAP_PX = 14, 2
@@ -127,19 +127,8 @@ def stacked(parts: Sequence[tuple[float, str, str]]) -> list[Bar]:
     return bars
 
 
-@dataclass(frozen=True)
-class Several:
-    """A block of a document: drawings in their order, in two columns where there is room; those that are wide alone."""
-
-    panels: Sequence[Panel]
-
-    def text(self, is_md: bool) -> str:
-        return ""
-
-    def html(self) -> Safe:
-        grouped = itertools.groupby(self.panels, key=lambda panel: panel.is_wide)
-        return join(tag("div", *map(plot, some), class_=None if is_wide else "columns") for is_wide, some in grouped)
-
-    @property
-    def blocks(self) -> Sequence[Picture]:
-        return [Picture(panel) for panel in self.panels]
+def side_by_side(panels: Sequence[Panel]) -> Iterator[Block]:
+    """Drawings as blocks of a document: in two columns where a page has room, and those that are wide alone."""
+    for is_wide, group in itertools.groupby(panels, key=lambda panel: panel.is_wide):
+        pictures = list(map(Picture, group))
+        yield from pictures if is_wide else [Columns(pictures)]

@@ -8,9 +8,9 @@ import sys
 from bench.analysis.trace import device_time, load, window
 
 
-def of_file(path, num_parts):
+def of_file(path):
     """-> {"idle_pct", "overlap_pct", "num_kernels", "num_types", "num_streams"} of a trace."""
-    rank = load.load(path, num_parts)
+    rank = load.load(path)
     rows = window.device_rows(rank)
     kinds = device_time.types(rank, rows)
     times = device_time.breakdown(rank, rows, kinds)

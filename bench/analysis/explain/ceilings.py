@@ -39,6 +39,13 @@ class Bound(NamedTuple):
     shape_s: float
 
 
+class Rate(NamedTuple):
+    """What a device can do in a second, and where that is known from."""
+
+    per_s: float
+    source: str
+
+
 @dataclass
 class Ceilings:
     """device: name as the driver gives it, or None; measured: of the passport, or None.
@@ -51,25 +58,24 @@ class Ceilings:
     observed: dict[str, float] = field(default_factory=dict)
     sources: dict[str, set[str]] = field(default_factory=dict)
 
-    def peak(self, precision: str | None, flop_per_s: float) -> tuple[str | None, float | None]:
-        """(precision, FLOP/s or None): of what an operator of this precision can have run at."""
-        reached = operators.peak_of_rate(precision, flop_per_s, self._peak)
-        return (precision, self._peak(precision)) if reached[1] is None else reached
+    def peak(self, precision: str | None) -> Rate | None:
+        """FLOP/s of a precision."""
+        if self.measured is not None and (flop_per_s := self.measured.peak_flops(precision)):
+            return Rate(flop_per_s, self.measured.source)
+        if flop_per_s := peak_rates.peak_flops(self.device, precision):
+            return self._data_sheet(flop_per_s)
+        flop_per_s = None if precision is None else self.observed.get(precision)
+        return Rate(flop_per_s, OBSERVED) if flop_per_s else None
 
-    def _peak(self, precision: str | None) -> float | None:
-        return self._known_peak(precision) or (None if precision is None else self.observed.get(precision))
+    def bandwidth(self, num_bytes: float) -> Rate | None:
+        """Bytes per second of the memory for about so many bytes."""
+        if self.measured is not None and (bytes_per_s := self.measured.bytes_per_s(num_bytes)):
+            return Rate(bytes_per_s, self.measured.source)
+        return self._data_sheet(peak_rates.mem_bytes_per_s(self.device))
 
-    def _known_peak(self, precision: str | None) -> float | None:
-        """FLOP/s of the passport or the data sheet; None where the trace alone says what was reached."""
-        return self._measured_peak(precision) or peak_rates.peak_flops(self.device, precision)
-
-    def _measured_peak(self, precision: str | None) -> float | None:
-        return None if self.measured is None else self.measured.peak_flops(precision)
-
-    def bytes_per_s(self, num_bytes: float) -> float | None:
-        """Memory bandwidth for about so many bytes, None where it is not known."""
-        measured = self.measured and self.measured.bytes_per_s(num_bytes)
-        return measured or peak_rates.mem_bytes_per_s(self.device)
+    def _data_sheet(self, per_s: float | None) -> Rate | None:
+        known = peak_rates.find(self.device)
+        return Rate(per_s, f"data sheet: {known.source}") if per_s and known is not None else None
 
     @property
     def source(self) -> str | None:
@@ -90,28 +96,30 @@ class Ceilings:
 
     def bound(self, facts: dict[str, Any], seconds: float) -> Bound | None:
         """facts: of Operators.facts(), of one call; seconds: how long it took.  None where no bound is known."""
-        flop, num_bytes = facts["flop"] or 0, facts["moved_bytes"] or 0
-        precision, peak = self.peak(facts["precision"], flop / seconds) if flop and seconds else (None, None)
-        rate = self.bytes_per_s(num_bytes) if num_bytes else None
-        if flop and peak is None or not (flop and peak) and not rate:
+        flop, num_bytes, precision = facts["flop"] or 0, facts["moved_bytes"] or 0, facts["precision"]
+        peak = self.peak(precision) if flop and seconds else None
+        if flop and peak is None:
             return None
-        arithmetic_s = flop / peak if flop and peak else 0.0
-        memory_s = num_bytes / rate if rate else 0.0
-        if memory_s > arithmetic_s:
-            measured = self.measured and self.measured.bytes_per_s(num_bytes)
-            self._is_from(parts.BANDWIDTH, measured)
+        if precision == "float32" and peak and flop / seconds > peak.per_s and (tf32 := self.peak("tf32")):
+            precision, peak = "tf32", tf32  # more than FP32 can: on tensor cores
+        memory = self.bandwidth(num_bytes) if num_bytes else None
+        if peak is None and memory is None:
+            return None
+        arithmetic_s = flop / peak.per_s if peak else 0.0
+        memory_s = num_bytes / memory.per_s if memory else 0.0
+        if memory is not None and memory_s > arithmetic_s:
+            self._is_from(parts.BANDWIDTH, memory.source)
             return Bound(parts.BANDWIDTH, memory_s, memory_s)
-        if self._known_peak(precision) is None:
-            self._is_from(parts.SEEN, None, precision)
+        if peak is None or peak.source == OBSERVED:
+            self._is_from(parts.SEEN, OBSERVED)
             return Bound(parts.SEEN, arithmetic_s, arithmetic_s)
-        self._is_from(parts.ARITHMETIC, self._measured_peak(precision), precision)
-        reached = None
-        if self.measured is not None and precision is not None and self.measured.peak_flops(precision):
-            shape = formulas.product_shape(facts["name"], facts["shapes"])
-            reached = shape and self.measured.shape_flops(precision, shape)
-        if reached:
-            self._is_from(parts.SHAPE, True)
-        return Bound(parts.ARITHMETIC, arithmetic_s, max(arithmetic_s, flop / reached) if reached else arithmetic_s)
+        self._is_from(parts.ARITHMETIC, peak.source)
+        shape = formulas.product_shape(facts["name"], facts["shapes"])
+        if self.measured is None or shape is None or peak.source != self.measured.source:
+            return Bound(parts.ARITHMETIC, arithmetic_s, arithmetic_s)
+        if shape_flops := self.measured.shape_flops(precision, shape):
+            self._is_from(parts.SHAPE, self.measured.source)
+        return Bound(parts.ARITHMETIC, arithmetic_s, max(arithmetic_s, flop / (shape_flops or peak.per_s)))
 
     def collective_s(self, collective: str, num_elements: int, dtype: str | None, num_ranks: int) -> float | None:
         """Seconds that a message needs at the measured bus bandwidth of its size, else at that of the device's links;
@@ -122,31 +130,23 @@ class Ceilings:
         if (known := message(collective, num_elements, dtype, num_ranks)) is None:
             return None
         name, num_bytes = known
-        if self.measured and (rate := self.measured.bus_bytes_per_s(name, num_bytes, num_ranks)):
-            self._is_from(parts.WIRE, True)
-            return kept.bus_bytes(name, num_bytes, num_ranks) / rate
+        if self.measured and (bytes_per_s := self.measured.bus_bytes_per_s(name, num_bytes, num_ranks)):
+            self._is_from(parts.WIRE, self.measured.source)
+            return kept.bus_bytes(name, num_bytes, num_ranks) / bytes_per_s
+        if (links := self._data_sheet(peak_rates.link_bytes_per_s(self.device))) is None:
+            return None
+        self._is_from(parts.WIRE, links.source)
         # What must cross a device's links one way, also where the switch adds up: of an all-reduce each byte.
-        crossing = num_bytes if name == "all_reduce" else num_bytes * (num_ranks - 1) / num_ranks
-        rate = peak_rates.link_bytes_per_s(self.device)
-        if rate:
-            self._is_from(parts.WIRE, None)
-        return crossing / rate if rate else None
+        return (num_bytes if name == "all_reduce" else num_bytes * (num_ranks - 1) / num_ranks) / links.per_s
 
     def launch_ns(self) -> int:
         """The least time that a launch needs while the device waits for it; 0 where that was not measured."""
-        launch_s = self.measured and self.measured.launch_s
-        if launch_s:
-            self._is_from(parts.LATENCY, True)
-        return round(launch_s * NS_PER_S) if launch_s else 0
+        if self.measured is None or not self.measured.launch_s:
+            return 0
+        self._is_from(parts.LATENCY, self.measured.source)
+        return round(self.measured.launch_s * NS_PER_S)
 
-    def _is_from(self, part: str, is_measured: object, precision: str | None = None) -> None:
-        known = peak_rates.find(self.device)
-        if is_measured and self.measured is not None:
-            source = self.measured.source
-        elif known is None or part == parts.ARITHMETIC and peak_rates.peak_flops(self.device, precision) is None:
-            source = OBSERVED
-        else:
-            source = f"data sheet: {known.source}"
+    def _is_from(self, part: str, source: str) -> None:
         self.sources.setdefault(part, set()).add(source)
 
 
@@ -203,7 +203,7 @@ class Operators:
         if more and more.needs(facts)[1]:
             key = (*key[:2], more)
         num_bytes = self.facts(key, kernel)["moved_bytes"]
-        return key if num_bytes and self.ceilings.bytes_per_s(num_bytes) else None
+        return key if num_bytes and self.ceilings.bandwidth(num_bytes) else None
 
     def add(
         self, step: int, row: int, key: Key, where: str | None, ns: int, change: parts.Change | None = None

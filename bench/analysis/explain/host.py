@@ -53,15 +53,16 @@ IS_OPERATOR = Property(lambda name: True, events.CPU_OP)
 IS_OUTERMOST_OPERATOR = IS_OPERATOR._replace(outermost=True)
 IS_OPTIMIZER = Property(lambda name: categories.category("", name) == categories.OPTIMIZER, events.ANNOTATION)
 IS_COMMUNICATION = Property(COMMUNICATES.search)
-READS = Property(READS_DEVICE.__eq__)
-PARTS_OF_HOST = (
-    (parts.COMPILATION, Property(COMPILES.search, outermost=True)),
-    (parts.GARBAGE, Property(COLLECTS.search)),
-    (parts.SYNC, Property(WAITS_FOR_DEVICE.search)),
+IS_READ = Property(READS_DEVICE.__eq__)
+IS_COMPILATION = Property(COMPILES.search, outermost=True)
+IS_COLLECTION = Property(COLLECTS.search)
+IS_WAIT = Property(WAITS_FOR_DEVICE.search)
+IS_LOADER = Property(LOADS.search)
+IS_WAIT_FOR_THREAD = Property(WAITS_FOR_THREAD.search)
+EXPLAINED_BY = (
+    *(ANYTHING, IS_LINE, IS_COMPILATION, IS_COLLECTION, IS_WAIT, IS_READ, IS_LOADER, IS_WAIT_FOR_THREAD),
+    *(IS_ANNOTATION, IS_OUTERMOST_OPERATOR),
 )
-PARTS_OF_PYTHON = ((parts.LOADER, Property(LOADS.search)), (parts.SYNC, Property(WAITS_FOR_THREAD.search)))
-EXPLAINED = (parts.HOST, *(part for part, _ in PARTS_OF_HOST), parts.SYNC, *(part for part, _ in PARTS_OF_PYTHON))
-READS_AT = 1 + len(PARTS_OF_HOST)  # .item(): in EXPLAINED
 
 
 class Thread:
@@ -137,12 +138,12 @@ class Thread:
     def _nearest_of(self, wanted: Property) -> list[int]:
         """For each of .nest.rows the index of the nearest outwards, itself among them; of an outermost one its own."""
         if wanted not in self._nearest:
-            has, parent = self._has(wanted), self.nest.parent
+            has = self._has(wanted)
             if not wanted.is_step:
                 has &= ~self._has(IS_STEP)
-            nearest = _climbed(has, parent)
+            nearest = self.nest.nearest(has)
             if wanted.outermost:
-                nearest = _climbed(has & (take(nearest, parent) < 0), parent)
+                nearest = self.nest.nearest(has & (take(nearest, self.nest.parent) < 0))
             self._nearest[wanted] = nearest.tolist()
         return self._nearest[wanted]
 
@@ -187,61 +188,43 @@ class Thread:
         kind = parts.COMPILATION if COMPILES.search(name) else parts.GARBAGE
         return parts.Piece(kind, name, around and around.where)
 
-    def _piece(self, innermost: int, part: int, what: int, where: int) -> parts.Piece | None:
-        """innermost: name of the range, -2 where it does not matter; part: index into EXPLAINED; what, where: names."""
-        if innermost == -1:
-            return None
-        names, place = self.rank.names, None if where < 0 else self.rank.names[where]
-        if part == READS_AT:
-            return parts.Piece(parts.SYNC, f"{READS_DEVICE}: {names[what]}", place)
-        name = names[what]
-        if EXPLAINED[part] == parts.LOADER:
-            name = ADDRESS.sub("", names[innermost] if READS_FILE.search(names[innermost]) else name)
-        return parts.Piece(EXPLAINED[part], name, place)
-
     def _explain_all(self) -> list[parts.Piece | None]:
         """Of each of .nest.rows the piece that its own time is of, None where nothing is known.
 
         where: the innermost line of Python that is neither torch's nor threading's, else the innermost annotation, else
         the outermost operator; an annotation or operator only if it is not the innermost range itself.
         """
-        innermost = np.array(self._nearest_of(ANYTHING), np.int64)
-        part, what = np.zeros(len(innermost), np.int64), innermost.copy()
-        for number, wanted in reversed(list(enumerate((*PARTS_OF_HOST, (parts.SYNC, READS), *PARTS_OF_PYTHON), 1))):
-            found = np.array(self._nearest_of(wanted[1]), np.int64)
-            is_it = found >= 0
-            if number == READS_AT:
-                is_it &= take(self.rank.kind[self.nest.rows], innermost, -1) == events.RUNTIME
-                found = innermost
-            part, what = np.where(is_it, number, part), np.where(is_it, found, what)
-        where = np.array(self._nearest_of(IS_LINE), np.int64)
-        for wanted_place in (IS_ANNOTATION, IS_OUTERMOST_OPERATOR):
-            place = np.array(self._nearest_of(wanted_place), np.int64)
+        index = {wanted: np.array(self._nearest_of(wanted), np.int64) for wanted in EXPLAINED_BY}
+        innermost, where = index[ANYTHING], index[IS_LINE]
+        for place in (index[IS_ANNOTATION], index[IS_OUTERMOST_OPERATOR]):
             where = np.where((where < 0) & (place != innermost), place, where)
-        name, is_loader = self.nest.name, part == EXPLAINED.index(parts.LOADER)
-        inner = np.where((innermost < 0) | is_loader, take(name, innermost), -2)
-        columns = inner, part, take(name, what), take(name, where)
-        entries = list(zip(*(column.tolist() for column in columns)))
-        pieces = {entry: self._piece(*entry) for entry in set(entries)}
-        return [pieces[entry] for entry in entries]
+        is_call = take(self.rank.kind[self.nest.rows], innermost) == events.RUNTIME
+        index |= {IS_READ: np.where(is_call, index[IS_READ], -1), IS_LINE: where}
+        columns = [take(self.nest.name, index[wanted]).tolist() for wanted in EXPLAINED_BY]
+        pieces = {names: self._piece(*names) for names in set(zip(*columns))}
+        return [pieces[names] for names in zip(*columns)]
+
+    def _piece(self, *indices: int) -> parts.Piece | None:
+        """indices: the name of the nearest range that has each of EXPLAINED_BY, -1 for none."""
+        names = [None if index < 0 else self.rank.names[index] for index in indices]
+        innermost, where, compilation, collection, wait, read, loader, thread, *_ = names
+        if innermost is None:
+            return None
+        for part, what in (
+            (parts.COMPILATION, compilation),
+            (parts.GARBAGE, collection),
+            (parts.SYNC, wait),
+            (parts.SYNC, read and f"{READS_DEVICE}: {innermost}"),
+            (parts.LOADER, loader and ADDRESS.sub("", innermost if READS_FILE.search(innermost) else loader)),
+            (parts.SYNC, thread),
+        ):
+            if what is not None:
+                return parts.Piece(part, what, where)
+        return parts.Piece(parts.HOST, innermost, where)
 
     def is_optimizer(self, row: int) -> bool:
         """Whether an annotation around it is the optimizer's."""
         return self.around(row, IS_OPTIMIZER) >= 0
-
-
-def _climbed(has: np.ndarray, parent: np.ndarray) -> np.ndarray:
-    """For each range the index of itself, if it has something, or of the nearest around it that has; -1: none.
-
-    Each round doubles the distance that is looked over, so rounds are the logarithm of the depth.
-    """
-    nearest = np.where(has, np.arange(len(has)), parent)
-    while len(nearest):
-        further = take(nearest, nearest)
-        if np.array_equal(further, nearest):
-            break
-        nearest = further
-    return nearest
 
 
 def main_track(rank: Rank) -> int | None:

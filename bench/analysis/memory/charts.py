@@ -1,33 +1,29 @@
-"""Drawings of a device's memory: chart specs over time, bars of modules, and a map of its segments as SVG."""
+"""Drawings of a device's memory: charts over time, and bars of its modules and segments."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from bench.analysis.memory.lives import OTHER, Name, Timeline, sampled, segments_of
+from bench.analysis.memory.lives import OTHER, Timeline, sampled, segments_of
 from bench.analysis.memory.uses import USES
 from bench.base.units import GIB, MIB, format_bytes
 from bench.web import lanes
 from bench.web.chart import chart, mark_of, series_of
-from bench.web.page import Safe, join, tag
 
 NUM_SITES = 6  # with an area each; the rest is one area
-NUM_MODULES = 12
 MAX_POINTS = 1600  # moments; each is drawn as a step of two points
-MAX_SEGMENTS = 40
-MAX_BLOCKS = 4000
-WIDTH, ROW = 1000, 14  # of the map, in its own units
-COLOURS = {use: f"series-{number}" for number, use in enumerate(USES)}  # as the chart has them
-FILL = {
-    "active_allocated": "var(--series-0)",
-    "active_awaiting_free": "var(--series-4)",
-    "active_pending_free": "var(--series-4)",
+MAX_SEGMENTS = 24
+MAX_BARS = 4000  # of all segments
+STATES = {  # of a block: its colour, what it is
+    "active_allocated": ("series-0", "used"),
+    "active_awaiting_free": ("series-4", "waiting for a stream"),
+    "active_pending_free": ("series-4", "waiting for a stream"),
 }
+FREE = ("line", "free")
 Spec = dict[str, Any]
 Point = tuple[int, dict[Any, int], int, int]  # of lives.sampled()
-Bar = tuple[float, float, str, str]  # x, width, state, title
 
 
-def draw_places(held: Timeline[str], id: str) -> list[Spec]:
+def draw_places(held: Timeline, id: str) -> list[Spec]:
     """Who held how much, and what was used of what was reserved."""
     if not held.changes and not held.lives.reserved_changes:
         return []
@@ -45,7 +41,7 @@ def draw_places(held: Timeline[str], id: str) -> list[Spec]:
     return specs
 
 
-def draw_uses(held: Timeline[str], id: str) -> list[Spec]:
+def draw_uses(held: Timeline, id: str) -> list[Spec]:
     """How much of the memory was for what; [] where nothing changed."""
     if not held.changes:
         return []
@@ -55,7 +51,7 @@ def draw_uses(held: Timeline[str], id: str) -> list[Spec]:
     return [chart(f"{id}-{held.lives.device}", "What memory was for", about, series=areas, **common)]
 
 
-def _drawn(held: Timeline[str], names: Sequence[str], id: str) -> tuple[list[Point], int, dict[str, Any]]:
+def _drawn(held: Timeline, names: Sequence[str], id: str) -> tuple[list[Point], int, dict[str, Any]]:
     """(points of lives.sampled, bytes of the y axis' unit, what the charts of a device share).
 
     What is held stays held until it changes: each point is preceded by the values before it.
@@ -84,77 +80,36 @@ def _areas(points: list[Point], names: Sequence[str], scale: float) -> list[dict
     return [series_of(label, [held[name] / scale for _, held, _, _ in points], "area") for name, label in shown]
 
 
-def draw_modules(held: Timeline[tuple[str, str]]) -> lanes.Panel:
-    """Timeline by (module, use): at the fullest moment, each module's bytes by use."""
-    by_module: dict[str, dict[str, int]] = {}
-    for (module, use), size in held.at_peak.items():
-        by_module.setdefault(module, {})[use] = size
-    drawn = []
-    for module, sizes in sorted(by_module.items(), key=lambda item: -sum(item[1].values()))[:NUM_MODULES]:
-        known = [(use, sizes[use]) for use in USES if use in sizes]
-        bars = lanes.stacked([(size / MIB, COLOURS[use], f"{use} {format_bytes(size)}") for use, size in known])
-        caption = ", ".join(f"{use} {format_bytes(size)}" for use, size in by_size(sizes))
-        drawn.append(lanes.Lane(module, caption, bars))
-    names = [(COLOURS[use], use) for use in USES if any(use in sizes for sizes in by_module.values())]
-    more = f"the largest {NUM_MODULES} of {len(by_module)}; " if len(by_module) > NUM_MODULES else ""
-    about = f"{more}whose forward, or whose construction, asked"
-    return lanes.Panel("modules", "By nn.Module at the largest moment", about, "MiB", drawn, names)
-
-
-def by_size(sizes: dict[Name, int]) -> list[tuple[Name, int]]:
+def by_size(sizes: dict[str, int]) -> list[tuple[str, int]]:
     """What holds something, the largest first."""
     return sorted(((name, size) for name, size in sizes.items() if size), key=lambda item: -item[1])
 
 
-def segment_map(snapshot: dict[str, Any], device: int) -> Safe:
-    """The largest segments as bars of blocks, to one scale.  A block too thin to see joins its equal neighbours."""
-    segments = segments_of(snapshot, device)
-    segments.sort(key=lambda segment: (-segment["total_size"], segment.get("address") or 0))
-    if not segments:
-        return Safe("")
-    largest = segments[0]["total_size"]
-    rows: list[Safe] = []
-    num_blocks = 0
-    for segment in segments[:MAX_SEGMENTS]:
-        bars = _bars(segment, WIDTH / largest)
-        num_blocks += len(bars)
-        if num_blocks > MAX_BLOCKS:
+def draw_segments(snapshot: dict[str, Any], device: int) -> lanes.Panel:
+    """The largest segments as bars of blocks, to one scale.  Blocks too thin to see join neighbours of their state."""
+    segments = sorted(segments_of(snapshot, device), key=lambda segment: -segment["total_size"])
+    thin_bytes = max((segment["total_size"] for segment in segments), default=0) / (2 * lanes.WIDTH)
+    drawn: list[lanes.Lane] = []
+    num_bars = 0
+    for number, segment in enumerate(segments[:MAX_SEGMENTS], 1):
+        stretches: list[tuple[int, int, str, int]] = []  # begin, end, state, number of blocks
+        end = 0
+        for block in segment["blocks"]:
+            begin, end, state = end, end + block["size"], block["state"]
+            last = stretches[-1] if stretches else None
+            if last and last[2] == state and min(end - begin, last[1] - last[0]) < thin_bytes:
+                stretches[-1] = (last[0], end, state, last[3] + 1)
+            else:
+                stretches.append((begin, end, state, 1))
+        bars = []
+        for begin, end, state, num_blocks in stretches:
+            colour, what = STATES.get(state, FREE)
+            blocks = f"{num_blocks} blocks, " if num_blocks > 1 else ""
+            bars.append(lanes.Bar(begin / MIB, end / MIB, colour, f"{blocks}{format_bytes(end - begin)}, {what}"))
+        num_bars += len(bars)
+        if num_bars > MAX_BARS:
             break
-        rows.append(_row(segment, bars, len(rows), WIDTH / largest))
-    caption = f"{len(rows)} of {len(segments)} segments, the largest {format_bytes(largest)}"
-    caption = caption if rows else "too many blocks to draw"
-    box = {"viewBox": f"0 0 {WIDTH} {ROW * max(1, len(rows))}", "style": "width:100%;display:block"}
-    drawing = tag("svg", *rows, **box, role="img", aria_label=f"Map of {caption}")
-    used, waiting = FILL["active_allocated"], FILL["active_awaiting_free"]
-    square = "display:inline-block;width:.8em;height:.8em;border:1px solid var(--soft);margin:0 .3em 0 .8em;background:"
-    keys = (("used", used), ("waiting for a stream", waiting), ("free", "var(--card)"))
-    key = join(join([tag("span", style=square + fill), word]) for word, fill in keys)
-    return tag("figure", tag("figcaption", tag("b", "Segments"), " ", tag("span", caption + ". "), key), drawing)
-
-
-def _row(segment: dict[str, Any], bars: list[Bar], number: int, scale: float) -> Safe:
-    outline = _rect(0, segment["total_size"] * scale, number, "fill:var(--card);stroke:var(--line)")
-    rects = [
-        _rect(x, width, number, f"fill:{FILL[state]};stroke:var(--page);stroke-width:.4", tag("title", title))
-        for x, width, state, title in bars
-        if state in FILL
-    ]
-    return join([outline, *rects])
-
-
-def _rect(x: float, width: float, number: int, style: str, *title: Safe) -> Safe:
-    return tag("rect", *title, x=f"{x:.2f}", y=number * ROW + 1, width=f"{width:.2f}", height=ROW - 3, style=style)
-
-
-def _bars(segment: dict[str, Any], scale: float) -> list[Bar]:
-    """[(x, width, state, title)] of the blocks from left to right."""
-    bars: list[Bar] = []
-    address = 0
-    for block in segment["blocks"]:
-        width, x, state = block["size"] * scale, address * scale, block["state"]
-        address += block["size"]
-        if bars and bars[-1][2] == state and (width < 0.5 or bars[-1][1] < 0.5):
-            bars[-1] = (bars[-1][0], bars[-1][1] + width, state, "several blocks")
-        else:
-            bars.append((x, width, state, f"{format_bytes(block['size'])}, {state.replace('_', ' ')}"))
-    return bars
+        drawn.append(lanes.Lane(f"segment {number}", format_bytes(segment["total_size"]), bars))
+    about = f"the largest {len(drawn)} of {len(segments)}, each from its first address to its last"
+    names = [*dict.fromkeys(STATES.values()), FREE]
+    return lanes.Panel("segments", "Segments", about, "MiB", drawn, names)

@@ -17,7 +17,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 INSIDE_TORCH = re.compile(r"(^|/)torch/|^<(?!eval_with_key)")
 PYTHON = re.compile(r"\.py$|^<")  # the rest is C++, where stacks=all recorded it
@@ -198,21 +198,22 @@ def line_of(frame: dict[str, Any], short: bool = False) -> str:
 
 # ---- who held how much, when
 
-Name = TypeVar("Name")  # of what held memory: a place in the code, a use, a module
-
 
 @dataclass
-class Timeline(Generic[Name]):
-    """One device.  Changes are (entry, name, bytes); an entry is a number in the trace."""
+class Timeline:
+    """One device.  A name is that of what held memory: a place in the code, or a use.
+
+    Changes are (entry, name, bytes); an entry is a number in the trace.
+    """
 
     lives: Lives
-    initial: dict[Name, int] = field(default_factory=dict)  # name -> bytes before the first entry
-    changes: list[tuple[int, Name, int]] = field(default_factory=list)
-    allocated: dict[Name, list[int]] = field(default_factory=dict)  # name -> [allocations, bytes] during the recording
+    initial: dict[str, int] = field(default_factory=dict)  # name -> bytes before the first entry
+    changes: list[tuple[int, str, int]] = field(default_factory=list)
+    allocated: dict[str, list[int]] = field(default_factory=dict)  # name -> [allocations, bytes] during the recording
     end_bytes: int = 0  # by the walk
     peak_bytes: int = 0
     peak_entry: int = BEFORE_ALL
-    at_peak: dict[Name, int] = field(default_factory=dict)  # name -> bytes
+    at_peak: dict[str, int] = field(default_factory=dict)  # name -> bytes
 
     @property
     def unexplained_bytes(self) -> int:
@@ -225,9 +226,9 @@ def by_place(sites: Sites) -> Callable[[Life], str]:
     return lambda life: BEFORE if life.frames is None else sites.of(life.frames)
 
 
-def held_by(lives: Lives, name_of: Callable[[Life], Name]) -> Timeline[Name]:
+def held_by(lives: Lives, name_of: Callable[[Life], str]) -> Timeline:
     """Lives, what each is called -> Timeline."""
-    held = Timeline[Name](lives)
+    held = Timeline(lives)
     for life in lives.found:
         name = name_of(life)
         if life.start == BEFORE_ALL:
@@ -249,7 +250,7 @@ def held_by(lives: Lives, name_of: Callable[[Life], Name]) -> Timeline[Name]:
     return held
 
 
-def held_at(timeline: Timeline[Name], entry: int) -> dict[Name, int]:
+def held_at(timeline: Timeline, entry: int) -> dict[str, int]:
     """{name: bytes} once that entry of the trace has happened; names that hold nothing are omitted."""
     held = dict(timeline.initial)
     for number, name, change in timeline.changes:
@@ -260,24 +261,24 @@ def held_at(timeline: Timeline[Name], entry: int) -> dict[Name, int]:
 
 
 def sampled(
-    timeline: Timeline[Name], names: Iterable[Name], max_points: int
-) -> list[tuple[int, dict[Name | None, int], int, int]]:
+    timeline: Timeline, names: Iterable[str], max_points: int
+) -> list[tuple[int, dict[str | None, int], int, int]]:
     """Bytes over time at no more than max_points moments: [(entry, {name: bytes}, bytes of all, reserved)].
 
     Of each segment of changes the moments of its largest and smallest sum are kept, so that no peak is lost.
     names: those listed; the rest is under None.
     """
-    changes: list[tuple[int, Name | None, int, int]]
+    changes: list[tuple[int, str | None, int, int]]
     changes = [(number, name, change, 0) for number, name, change in timeline.changes]
     changes += [(number, None, 0, change) for number, change in timeline.lives.reserved_changes]
     changes.sort(key=lambda entry: entry[0])
     length = max(1, -(-len(changes) // max(1, max_points // 2 - 1)))
-    held: dict[Name | None, int] = {name: timeline.initial.get(name, 0) for name in names}
+    held: dict[str | None, int] = {name: timeline.initial.get(name, 0) for name in names}
     total, reserved = sum(timeline.initial.values()), timeline.lives.reserved_initial
     held[None] = total - sum(held.values())
     points = [(0, dict(held), total, reserved)]
     for start in range(0, len(changes), length):
-        extremes: dict[int, tuple[int, dict[Name | None, int], int, int]] = {}
+        extremes: dict[int, tuple[int, dict[str | None, int], int, int]] = {}
         for number, name, change, grown in changes[start : start + length]:
             held[name if name in held else None] += change
             total, reserved = total + change, reserved + grown

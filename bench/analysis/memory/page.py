@@ -79,18 +79,15 @@ def _fact(key: str, value: object) -> str:
 class _Device:
     number: int
     lives: Lives
-    held: Timeline[str]  # by place
+    held: Timeline  # by place
     full: dict[str, int]  # lives.segment_totals
     judged: uses.Uses
-    by_use: Timeline[str]
-    by_module: Timeline[tuple[str, str]]  # and use
+    by_use: Timeline
 
     @property
     def facts(self) -> dict[str, Any]:
         """For programs."""
-        held, modules = self.held, dict[str, int]()
-        for (module, _), size in self.by_module.at_peak.items():
-            modules[module] = modules.get(module, 0) + size
+        held = self.held
         return {
             "device": self.number,
             "num_events": self.lives.num_entries,
@@ -99,7 +96,6 @@ class _Device:
             "unexplained_bytes": held.unexplained_bytes,
             "places_at_peak": [{"place": place, "bytes": size} for place, size in by_size(held.at_peak)],
             "uses_at_peak": dict(by_size(self.by_use.at_peak)),
-            "modules_at_peak": dict(by_size(modules)),
             "segments": {key if key == "num_segments" else f"{key}_bytes": size for key, size in self.full.items()},
             "ooms": [{"size_bytes": oom["size"], "device_free_bytes": oom["device_free"]} for oom in self.lives.ooms],
         }
@@ -110,7 +106,7 @@ def _devices(snapshot: dict[str, Any], sites: Sites) -> Iterator[_Device]:
         found = lives.from_snapshot(snapshot, number)
         judged, full = uses.Uses(found), lives.segment_totals(snapshot, number)
         held = held_by(found, lives.by_place(sites))
-        yield _Device(number, found, held, full, judged, held_by(found, judged.of), held_by(found, judged.with_module))
+        yield _Device(number, found, held, full, judged, held_by(found, judged.of))
 
 
 def _verdict(device: _Device) -> Verdict:
@@ -133,7 +129,7 @@ def _device(snapshot: dict[str, Any], device: _Device, sites: Sites, end: str) -
     holders: list[Block] = [_places(held), _notes(held), _stacks(held, sites)]
     yield Section("Who held it" + end, holders)
     if device.full["num_segments"]:
-        segments: list[Block] = [_fullness(device.full), Picture(charts.segment_map(snapshot, device.number))]
+        segments: list[Block] = [_fullness(device.full), Picture(charts.draw_segments(snapshot, device.number))]
         yield Section("How full the memory is" + end, segments, is_page_only=True)
 
 
@@ -169,11 +165,10 @@ def _uses(device: _Device, id: str) -> list[Block]:
     has_marks = device.judged.has_marks
     how = "the recording's phases" if has_marks else "the stacks alone, as the recording marks no phases"
     note = f"Judged from where each piece was asked for and in which phase it was freed, by {how}."
-    modules = Picture(charts.draw_modules(device.by_module))
-    return [*map(Chart, charts.draw_uses(device.by_use, id)), modules, Lines([note], is_soft=True)]
+    return [*map(Chart, charts.draw_uses(device.by_use, id)), Lines([note], is_soft=True)]
 
 
-def _by_phase(held: Timeline[str]) -> list[Block]:
+def _by_phase(held: Timeline) -> list[Block]:
     """Largest and final bytes between one mark and the next."""
     edges, times_us = held.lives.marks_us, held.lives.times_us
     if not edges or times_us is None:
@@ -195,7 +190,7 @@ def _by_phase(held: Timeline[str]) -> list[Block]:
     return [Table(heads, rows[:MAX_ROWS], (False, True, True, True), "Marks of the recording")]
 
 
-def _places(held: Timeline[str], max_rows: int = MAX_ROWS) -> Table:
+def _places(held: Timeline, max_rows: int = MAX_ROWS) -> Table:
     """All that held something at the peak or asked for something, the largest first."""
     end = held_at(held, held.lives.num_entries)
     requests = {place: held.allocated.get(place, (0, 0)) for place in {*held.at_peak, *held.allocated}}
@@ -212,7 +207,7 @@ def _places(held: Timeline[str], max_rows: int = MAX_ROWS) -> Table:
     return Table(heads, rows, right, "Places in the code" + more, NUM_SHOWN, "; --json has all")
 
 
-def _notes(held: Timeline[str]) -> Lines:
+def _notes(held: Timeline) -> Lines:
     seen, notes = {*held.at_peak, *held.allocated}, []
     if BEFORE in seen:
         notes.append(f"“{BEFORE}”: allocated earlier, without a stack.")
@@ -226,7 +221,7 @@ def _notes(held: Timeline[str]) -> Lines:
     return Lines(notes, is_soft=True)
 
 
-def _stacks(held: Timeline[str], sites: Sites) -> Section:
+def _stacks(held: Timeline, sites: Sites) -> Section:
     largest = sorted({*held.at_peak, *held.allocated}, key=lambda place: -held.at_peak.get(place, 0))[:MAX_STACKS]
     stacks = [
         Section(place, [Verbatim("\n".join(sites.stacks[place]))], is_folded=True)

@@ -1,4 +1,4 @@
-"""What memory was for: parameters, gradients, optimizer state, activations, temporary; and which module asked for it.
+"""What memory was for: parameters, gradients, optimizer state, activations, temporary.
 
 An allocator knows stacks and times, no tensors, so this is judged from when a life began and ended:
 
@@ -11,24 +11,14 @@ An allocator knows stacks and times, no tensors, so this is judged from when a l
 Phases are the recording's marks, or without marks what the stacks of the allocations show: torch's optimizers, the
 backward call or no Python stack at all (autograd's own thread), else forward.  A compiled backward that runs on the
 calling thread, and whatever began before the recording without a stack, cannot be distinguished: other.
-
-A stack has functions and lines, no objects.  torch calls every module's forward through Module._call_impl, so the frame
-just inside it is that of a forward; its class is read from the source where that is this repository's and still has
-such a function at that line, else the file stands for it.  Modules that share a class share a name.
 """
 
-import ast
 import bisect
-import functools
 import itertools
 import re
-from collections.abc import Sequence
 from typing import Any
 
-from bench.analysis.memory.lives import BEFORE_ALL, INSIDE_TORCH, Life, Lives
-from bench.base.paths import REPO
-from bench.base.reading import plain_file
-from bench.base.reading.damage import Damaged
+from bench.analysis.memory.lives import BEFORE_ALL, Life, Lives
 
 PARAMETERS, GRADIENTS, STATE = "parameters", "gradients", "optimizer state"
 ACTIVATIONS, TEMPORARY, OTHER = "activations", "temporary", "other"
@@ -38,10 +28,6 @@ KEPT: dict[str | None, str] = {FORWARD: ACTIVATIONS, BACKWARD: GRADIENTS, OPTIMI
 OPTIMIZER_FILE = re.compile(r"optim", re.I)  # torch/optim, and those of other projects by their file's name
 AUTOGRAD_FILE = re.compile(r"(^|/)torch/autograd/|(^|/)torch/_tensor\.py$|(^|/)torch/utils/checkpoint\.py$")
 BUILDERS = ("__init__", "_apply", "reset_parameters", "_init_weights", "init_weights")
-CALLS = ("_call_impl", "_wrapped_call_impl")
-MODULE_FILE = re.compile(r"(^|/)torch/nn/modules/module\.py$")
-MAX_DEPTH = 3  # the innermost ones of a chain
-OUTSIDE, UNKNOWN = "outside of modules", "before the recording"
 
 
 class Uses:
@@ -78,10 +64,6 @@ class Uses:
         is_built = any(str(frame.get("name")) in BUILDERS for frame in life.frames or ())  # or moved to the device
         return PARAMETERS if life.stop is None and is_built else KEPT.get(phase, OTHER)
 
-    def with_module(self, life: Life) -> tuple[str, str]:
-        """(module, use)"""
-        return module_of(life), self.of(life)
-
     def _segment(self, entry: int) -> tuple[int, str | None]:
         """(number, phase) of the segment in which an entry lies."""
         number = bisect.bisect_right(self._entries, entry) - 1
@@ -102,51 +84,3 @@ class Uses:
         kind = self._kinds[filename]
         name = str(frame.get("name"))
         return kind if kind != BACKWARD or "backward" in name or "recompute" in name or "unpack_hook" in name else None
-
-
-def module_of(life: Life) -> str:
-    """Life -> "GPT > Block > MLP"."""
-    if life.frames is None:
-        return UNKNOWN
-    chain = _chain(tuple((str(f.get("filename")), f.get("line"), str(f.get("name"))) for f in life.frames))
-    return " > ".join(chain[-MAX_DEPTH:]) if chain else OUTSIDE
-
-
-@functools.lru_cache(maxsize=4096)
-def _chain(frames: tuple[tuple[str, Any, str], ...]) -> list[str]:
-    """Frames, innermost first -> names of modules, outermost first; torch's own (Linear) are not listed."""
-    chain = []
-    for inner, (filename, _, name) in zip(frames, frames[1:]):
-        is_call = name in CALLS and MODULE_FILE.search(filename) and inner[2] not in CALLS
-        if (is_call or inner[2] == "__init__") and not INSIDE_TORCH.search(inner[0]):
-            chain.append(_class_at(*inner))
-    if frames and frames[-1][2] == "__init__" and not INSIDE_TORCH.search(frames[-1][0]):
-        chain.append(_class_at(*frames[-1]))
-    return [name for name in reversed(chain) if name]
-
-
-def _class_at(filename: str, line: object, function: str) -> str | None:
-    """Name of the class whose function holds the line; without its source the file's name, None for no Python."""
-    for first, last, class_name, name in _methods(filename):
-        if name == function and isinstance(line, int) and first <= line <= last:
-            return class_name
-    return filename.rpartition("/")[2] if filename.endswith(".py") else None
-
-
-@functools.lru_cache(maxsize=256)
-def _methods(filename: str) -> Sequence[tuple[int, int, str, str]]:
-    """[(first line, last line, class, function)] of a file of this repository, () for any other."""
-    path = (REPO / filename).resolve()
-    if filename.startswith("/") or not path.is_relative_to(REPO.resolve()) or path.suffix != ".py":
-        return ()
-    try:
-        tree = ast.parse(plain_file.text(path))
-    except (Damaged, SyntaxError, ValueError, RecursionError):
-        return ()
-    return [
-        (node.lineno, node.end_lineno or node.lineno, owner.name, node.name)
-        for owner in ast.walk(tree)
-        if isinstance(owner, ast.ClassDef)
-        for node in owner.body
-        if isinstance(node, ast.FunctionDef)
-    ]

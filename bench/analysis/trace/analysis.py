@@ -1,7 +1,5 @@
 """Ranks of one job -> everything that is said about them: the --json answer of ./run.sh analyze."""
 
-import pickle
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,32 +54,21 @@ def analyze_files(
 
     A file that is not a trace raises NoTrace.
 
-    Each of several large files is read and analysed by one process, which hands on its device rows alone.  Traces of
-    this project say of which window they are; the others are one, None.
+    Each of several large files is read and analysed by one process, which hands on its device rows alone.
     """
-    windows: dict[str | None, list[Digest]] = {}
-    with tempfile.TemporaryDirectory(prefix="trace-") as folder:
-        files = list(load.over_files(_digest_file, paths, rules, include_last_step, folder))
-        for file in files:
-            with open(file, "rb") as opened:
-                digest = pickle.load(opened)
-            windows.setdefault(load.window_of(digest.rank), []).append(digest)
-    return {name: _analyze_job(digests) for name, digests in load.earliest_first(windows, lambda digest: digest.rank)}
+    digests = load.over_files(_digest_file, paths, rules, include_last_step)
+    windows = load.grouped(digests, lambda digest: digest.rank)
+    return {name: _analyze_job(digests) for name, digests in windows.items()}
 
 
 def analyze_rank(rank: Rank, include_last_step: bool = False) -> dict[str, Any]:
     """What analyze_files() answers of a window, of this rank alone."""
+    load.number([rank])
     return _analyze_job([_digest(rank, categories.RULES, include_last_step)])
 
 
-def _digest_file(
-    path: str | Path, num_parts: int | None, rules: tuple[categories.Rule, ...], include_last_step: bool, folder: str
-) -> str:
-    """-> a file in folder that holds the Digest: no process has those of the others beside the file that it reads."""
-    digest = _digest(load.load(path, num_parts=num_parts), rules, include_last_step)
-    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-        pickle.dump(digest, file)
-    return file.name
+def _digest_file(path: str | Path, rules: tuple[categories.Rule, ...], include_last_step: bool) -> Digest:
+    return _digest(load.load(path), rules, include_last_step)
 
 
 def _digest(rank: Rank, rules: tuple[categories.Rule, ...], include_last_step: bool) -> Digest:
@@ -96,8 +83,6 @@ def _digest(rank: Rank, rules: tuple[categories.Rule, ...], include_last_step: b
 
 
 def _analyze_job(digests: list[Digest]) -> dict[str, Any]:
-    load.number([digest.rank for digest in digests])
-    digests = sorted(digests, key=lambda digest: digest.rank.rank)
     by_rank = {str(digest.rank.rank): digest.answer for digest in digests}
     ranks = {digest.rank.rank: (digest.rank, np.arange(len(digest.rank.ts)), digest.kinds) for digest in digests}
     times = {number: answer["temporal"] for number, answer in by_rank.items() if answer["temporal"]["span_us"]}
@@ -153,10 +138,7 @@ def _analyze_rank(
             str(device): device_time.breakdown(rank, rows[mask], kinds[mask]) for device, mask in by_device.items()
         },
     }
-    answer["pictures"] = {
-        "gap": critical.picture_of_gap(rank, rows[leads], kinds[leads], answer["gaps"]),
-        "critical_path": critical.links(rank, rows[leads], kinds[leads]),
-    }
+    answer["pictures"] = {"gap": critical.picture_of_gap(rank, rows[leads], kinds[leads], answer["gaps"])}
     return answer | {"advice": _advice(answer)}
 
 

@@ -4,13 +4,12 @@ An index of -1 means: no row.  Times are integer nanoseconds.  A set of interval
 and merged: touching intervals are one, and intervals that are empty or run backwards hold no time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 US = 1000  # nanoseconds
-MAX_ROUNDS = 200  # of levels of depth, after which ranges are walked from left to right
 Intervals = tuple[np.ndarray, np.ndarray]  # starts and ends: sorted, merged, none empty
 
 
@@ -99,78 +98,40 @@ class Nest:
         order = np.lexsort((-rank.end[rows], rank.ts[rows]))
         self.rows = rows[order]
         self.start, self.end, self.name = rank.ts[self.rows], rank.end[self.rows], rank.name[self.rows]
-        self.parent = _parents(self.end)
+        self.parent = _parents(self.end.tolist())
 
     def innermost(self, times: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
         """Row of the innermost range around each time, -1 where there is none.
 
         wanted: a mask over the rank's names; ranges outwards are tried until it holds.
         """
-        index = self._around(times)
-        return take(self.rows, index if wanted is None else self._climb(index, wanted[self.name]))
+        index = np.searchsorted(self.start, times, side="right") - 1  # the last one that began
+        jumps = [self.parent]  # 1, 2, 4 ... ranges outwards
+        while (jumps[-1] >= 0).any():
+            jumps.append(take(jumps[-1], jumps[-1]))
+        for jump in reversed(jumps):  # to the outermost that has ended: ranges further out end later
+            outwards = take(jump, index)
+            index = np.where((outwards >= 0) & (take(self.end, outwards) <= times), outwards, index)
+        index = np.where((index >= 0) & (take(self.end, index) <= times), take(self.parent, index), index)
+        return take(self.rows, index if wanted is None else take(self.nearest(wanted[self.name]), index))
 
-    def _around(self, times: np.ndarray) -> np.ndarray:
-        """Index into .rows of the innermost range around each time, -1 where there is none."""
-        index = np.searchsorted(self.start, times, side="right") - 1
-        asking = _outwards(index, self.parent, lambda pending, inside: self.end[inside] <= times[pending])
-        if len(asking):
-            index[asking] = self._swept(times[asking])
-        return index
+    def nearest(self, has: np.ndarray) -> np.ndarray:
+        """For each range the index of itself or the nearest around it that has something; -1: none.
 
-    def _swept(self, times: np.ndarray) -> np.ndarray:
-        """_around() in one walk through ranges and times."""
-        start, end, index, stack, begun = (
-            self.start.tolist(),
-            self.end.tolist(),
-            np.empty(len(times), np.int64),
-            list[int](),
-            0,
-        )
-        for number in np.argsort(times, kind="stable"):
-            while begun < len(start) and start[begun] <= times[number]:
-                while stack and end[stack[-1]] < end[begun]:
-                    stack.pop()
-                stack.append(begun)
-                begun += 1
-            while stack and end[stack[-1]] <= times[number]:
-                stack.pop()
-            index[number] = stack[-1] if stack else -1
-        return index
-
-    def _climb(self, index: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-        """The first range outwards from each index for which wanted (a mask over .rows) holds; -1: none."""
-        index = index.copy()
-        asking = _outwards(index, self.parent, lambda pending, inside: ~wanted[inside])
-        if len(asking):
-            nearest: list[int] = []
-            for number, (good, parent) in enumerate(zip(wanted.tolist(), self.parent.tolist())):
-                nearest.append(number if good else nearest[parent] if parent >= 0 else -1)
-            index[asking] = np.array(nearest)[index[asking]]
-        return index
+        has: a mask over .rows.  Each round doubles the distance, so rounds are the logarithm of the depth.
+        """
+        nearest = np.where(has, np.arange(len(has)), self.parent)
+        while not np.array_equal(further := take(nearest, nearest), nearest):
+            nearest = further
+        return nearest
 
 
-def _outwards(
-    index: np.ndarray, parent: np.ndarray, goes_on: Callable[[np.ndarray, np.ndarray], np.ndarray]
-) -> np.ndarray:
-    """Replace each index by its parent while goes_on(which ask, their indices).  Returns who asks after MAX_ROUNDS."""
-    asking = np.flatnonzero(index >= 0)
-    for _ in range(MAX_ROUNDS):
-        asking = asking[goes_on(asking, index[asking])]
-        if not len(asking):
-            break
-        index[asking] = parent[index[asking]]
-        asking = asking[index[asking] >= 0]
-    return asking
-
-
-def _parents(end: np.ndarray) -> np.ndarray:
-    """For ranges by start, the nearest earlier one that ends later."""
-    parent = np.arange(len(end)) - 1
-    if len(_outwards(parent, parent, lambda pending, inside: end[inside] < end[pending])):
-        stack: list[int] = []
-        for number, stop in enumerate(ends := end.tolist()):
-            while stack and ends[stack[-1]] < stop:
-                stack.pop()
-            parent[number] = stack[-1] if stack else -1
-            stack.append(number)
+def _parents(ends: list[int]) -> np.ndarray:
+    """For ranges by start, the index of the nearest earlier one that ends later."""
+    parent, stack = np.empty(len(ends), np.int64), list[int]()
+    for number, end in enumerate(ends):
+        while stack and ends[stack[-1]] < end:
+            stack.pop()
+        parent[number] = stack[-1] if stack else -1
+        stack.append(number)
     return parent

@@ -6,7 +6,7 @@ the span is in exactly one link, so the links add up to it.  It is a path throug
 stream waited for, without a separate row, is not seen.
 
 A picture is a short stretch of a trace as bars, [start_us, us, kind, index into "names"] each; kind: index into
-device_time.TYPES, HOST_CALL for a call, of the chain into KINDS.  Bars too thin to see are joined with their neighbours
+device_time.TYPES, HOST_CALL for a call.  Bars too thin to see are joined with their neighbours
 of the same kind; such a bar's name says how many it holds.
 """
 
@@ -88,35 +88,14 @@ def steps(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> list[dict[str, Any
 
     A step begins with the first of its rows, so what the host did before that is the end of the step before.
     """
-    return [{"step": number} | path(rank, *chain) for number, chain in _rows_of_steps(rank, rows, kinds)]
-
-
-def _rows_of_steps(
-    rank: Rank, rows: np.ndarray, kinds: np.ndarray
-) -> list[tuple[int | None, tuple[np.ndarray, np.ndarray, np.ndarray]]]:
-    """[(step, (its rows, their kinds, their launches))] of the steps that launched some."""
     kind_of, launch_of = np.full(len(rank.ts), -1, np.int8), np.zeros(len(rank.ts), np.int64)
     kind_of[rows], launch_of[rows] = kinds, window.launch_times(rank, rows)
     rows_by_step = window.rows_of_steps(rank, rows, window.steps(rank, include_last_step=True))
-    return [(step[0], (mine, kind_of[mine], launch_of[mine])) for step, mine in rows_by_step if len(mine)]
-
-
-def links(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict[str, Any] | None:
-    """The chain of the longest step as bars of a picture, their kinds of KINDS; None without a row.
-
-    {"step": its number, None: of the whole trace, as it has no steps, "us", "bars", "names"}.
-    """
-    if not len(rows):
-        return None
-    whole = None, (rows, kinds, window.launch_times(rank, rows))
-    rows_by_step = _rows_of_steps(rank, rows, kinds) or [whole]
-    number, chosen = max(rows_by_step, key=lambda item: rank.end[item[1][0]].max() - rank.ts[item[1][0]].min())
-    low, high = int(rank.ts[chosen[0]].min()), int(rank.end[chosen[0]].max())
-    found = sorted((begin, end, kind, row) for kind, begin, end, row in walk(rank, *chosen) if end > begin)
-    picture = Picture(high - low)
-    names = (KINDS[kind] if row is None else rank.names[rank.name[row]] for _, _, kind, row in found)
-    bars = picture.bars([(*item[:3], name) for item, name in zip(found, names)], low)
-    return {"step": number, "us": picture.ns / US, "bars": bars, "names": list(picture.names)}
+    return [
+        {"step": number} | path(rank, mine, kind_of[mine], launch_of[mine])
+        for (number, _, _), mine in rows_by_step
+        if len(mine)
+    ]
 
 
 class _Begun:

@@ -44,9 +44,9 @@ COLUMNS = {  # one row an event
 _RAW = ("dims", "types", "concrete")
 # Operators whose numbers and lists decide what they calculate: strides, windows, lengths.  Of others they are not kept.
 NEEDS_CONCRETE = re.compile(r"conv|attn|attention|^triton_|topk", re.I)
-LARGEST_US = 2**52
 EXACT_BELOW = 2**42  # microseconds: below, a double keeps the nanoseconds exact
 NO_NUMBER = -1
+ZERO = msgspec.Raw(b"0")
 BAD = np.iinfo(np.int64).min  # what is not a moment
 DECIMALS = 3
 MAX_DIGITS = 19  # of nanoseconds that fit into 64 bits where the first is below 4
@@ -76,8 +76,8 @@ class Event(msgspec.Struct, gc=False):
     ph: str | None = None
     cat: str | None = None
     name: Number = None
-    ts: msgspec.Raw = msgspec.Raw(b"")  # as text: see above
-    dur: Number = None
+    ts: msgspec.Raw = msgspec.Raw(b"")  # this and dur as text: see above
+    dur: msgspec.Raw = msgspec.Raw(b"")
     pid: Number = None
     tid: Number = None
     args: Args | None = None
@@ -94,8 +94,9 @@ def from_plain(value: dict[str, Any]) -> Event:
     }
     plain = {key: _if(args.get(name), (int, float, str)) for key, name in _ARG_NAMES.items() if key not in _RAW}
     texts = {key: _if(value.get(key), str) for key in ("ph", "cat")}
-    rest = {key: _if(value.get(key), (int, float, str)) for key in ("name", "dur", "pid", "tid")}
-    return Event(**texts, **rest, ts=msgspec.Raw(str(value.get("ts")).encode()), args=Args(**plain, **raw))
+    rest = {key: _if(value.get(key), (int, float, str)) for key in ("name", "pid", "tid")}
+    stamps: dict[str, Any] = {key: msgspec.Raw(str(value.get(key)).encode()) for key in ("ts", "dur")}
+    return Event(**texts, **rest, **stamps, args=Args(**plain, **raw))
 
 
 def _if(value: Any, types: Any) -> Any:
@@ -105,25 +106,14 @@ def _if(value: Any, types: Any) -> Any:
 _ARG_NAMES = {field.name: field.encode_name for field in msgspec.structs.fields(Args)}
 
 
-def nanoseconds(values: list[Any]) -> np.ndarray:
-    """Microseconds as numbers or text -> int64 nanoseconds, exactly; what is not a number becomes BAD."""
-    kinds = set(map(type, values))
-    if kinds == {msgspec.Raw}:
-        return _exact(values)
-    if kinds == {int} and max(values) < LARGEST_US and min(values) > -LARGEST_US:
-        return np.array(values, np.int64) * 1000
-    if kinds <= {int, float}:
-        stamps_us = _floats(values)
-        good = np.abs(stamps_us) < LARGEST_US  # and not nan
-        return np.where(good, np.rint(np.where(good, stamps_us, 0) * 1000), BAD).astype(np.int64)
-    return np.array([_one_ns(value) for value in values], np.int64)
+def nanoseconds(texts: list[msgspec.Raw]) -> np.ndarray:
+    """Microseconds as JSON text -> int64 nanoseconds, exactly; what is not a number becomes BAD.
 
-
-def _exact(values: list[Any]) -> np.ndarray:
-    """Stamps as JSON text -> int64 nanoseconds; those that all have as many digits, as Kineto's, or few, at once."""
-    widths = set(map(len, values))
+    Those that all have as many digits, as Kineto's stamps have, or few digits, are converted at once.
+    """
+    widths = set(map(len, texts))
     if len(widths) == 1 and 0 < (width := widths.pop()) <= MAX_DIGITS + 1:
-        digits, unit_ns = np.frombuffer(b"".join(values), np.uint8).reshape(len(values), width), 1000
+        digits, unit_ns = np.frombuffer(b"".join(texts), np.uint8).reshape(len(texts), width), 1000
         if width > DECIMALS + 1 and (digits[:, -DECIMALS - 1] == ord(".")).all():
             digits, unit_ns = np.delete(digits, width - DECIMALS - 1, axis=1), 1
         digits = digits - ord("0")  # what is not a digit wraps to over 9
@@ -131,24 +121,13 @@ def _exact(values: list[Any]) -> np.ndarray:
         if digits.max() <= 9 and (num_spare > 0 or num_spare == 0 and digits[:, 0].max() < 4):
             return digits.astype(np.int64) @ 10 ** np.arange(digits.shape[1] - 1, -1, -1) * unit_ns
     with contextlib.suppress(ValueError):  # of a word, or of none
-        stamps_us = np.array([bytes(value) for value in values]).astype(np.float64)
+        stamps_us = np.array([bytes(text) for text in texts]).astype(np.float64)
         if (np.abs(stamps_us) < EXACT_BELOW).all():
             return np.rint(stamps_us * 1000).astype(np.int64)
-    return np.array([_one_ns(value) for value in values], np.int64)
+    return np.array([_one_ns(bytes(text).decode("ascii", "replace").strip('" ')) for text in texts], np.int64)
 
 
-def _floats(values: list[Any]) -> np.ndarray:
-    try:
-        return np.array(values, np.float64)
-    except OverflowError:  # a whole number of hundreds of digits: not a moment
-        return np.array([value if abs(value) < LARGEST_US else np.nan for value in values], np.float64)
-
-
-def _one_ns(value: Any) -> int:
-    if value is None:
-        return int(BAD)  # a moment is not a range, and a range without its start cannot be placed
-    text = bytes(value).decode("ascii", "replace") if isinstance(value, msgspec.Raw) else str(value)
-    text = text.strip('" ')
+def _one_ns(text: str) -> int:
     whole, _, decimals = text.partition(".")
     try:
         if whole.lstrip("-").isdigit() and (decimals or "0").isdigit():

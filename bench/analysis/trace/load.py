@@ -1,118 +1,102 @@
-"""Trace files -> Ranks.  A large file is read by several processes, a folder of ranks by one process a file."""
+"""Trace files -> Ranks.  Large files of one job are read by one process each."""
 
+import concurrent.futures
 import contextlib
 import gc
+import itertools
+import multiprocessing
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any, TypeVar
 
 from bench.analysis.trace.rank import Collector, Rank
 from bench.analysis.trace.source import NoTrace, Source
 from bench.base.reading import plain_file
 from bench.machine.environment import usable_cpus
 
-if TYPE_CHECKING:
-    from concurrent.futures import ProcessPoolExecutor
-
-PARALLEL_BYTES = 100 * 2**20  # of JSON; below, starting a process costs more than it saves
-PART_BYTES = PARALLEL_BYTES // 2  # of one file, at least
-MAX_PARTS_OF_GZIP = 4  # each decompresses all of it
+PARALLEL_BYTES = 100 * 2**20  # of JSON in all files; below, starting processes costs more than it saves
 GZIP_FACTOR = 15  # of JSON, about
 SUFFIXES = (".json", ".json.gz")
+Made = TypeVar("Made")  # of a trace file
 
 
-def load(path: str | Path, num_parts: int | None = None) -> Rank:
-    """One file -> Rank.  NoTrace (a ValueError) for a file that is not a trace.
-
-    num_parts: that so many processes read, None: as many as may run here, of a large file.
-    """
-    source = Source(path)
-    if source.is_zip:
-        raise NoTrace(f"{path}: it is a zip archive: unpack it and name the .json in it")
-    if num_parts is None:
-        most = MAX_PARTS_OF_GZIP if source.is_gzip else num_bytes(path) // PART_BYTES
-        num_parts = min(usable_cpus(), most) if num_bytes(path) >= PARALLEL_BYTES else 1
-    if num_parts == 1:
-        return _rank(path, [_read(path)])
-    with tempfile.TemporaryDirectory(prefix="trace-") as folder:
-        with _pool(num_parts - 1) as pool:
-            reading = [pool.submit(_read_into, folder, path, part, num_parts) for part in range(1, num_parts)]
-            first = _read(path, 0, num_parts)
-            others = [other.result() for other in reading]
-        for part in others:  # once the processes that read are gone
-            part["columns"] = {name: np.load(file, mmap_mode="r") for name, file in part["columns"].items()}
-        return _rank(path, [first, *others])
+def load(path: str | Path) -> Rank:
+    """Read one file.  Raises NoTrace, a ValueError, for a file that is not a trace."""
+    source, collector = Source(path), Collector()
+    with uncollected():
+        for chunk in source.chunks():
+            collector.add(chunk)
+    if not collector.num_events and source.cut is None and not source.head and not source.tail:
+        raise NoTrace(f"{path}: it is not a Kineto trace: it has no events")
+    return Rank(path, collector.finish(), source.head, source.tail, source.cut)
 
 
 def load_all(paths: Sequence[str | Path]) -> list[Rank]:
     """Files of one job -> Ranks in order of rank.  A file that cannot be read raises NoTrace."""
-    return number(list(over_files(_load_one, paths)))
+    return number(over_files(load, paths))
 
 
 def by_window(paths: Sequence[str | Path]) -> dict[str | None, list[Rank]]:
-    """Files -> {window: Ranks in order of rank}, the earliest first.  A file that is not a trace raises NoTrace.
+    """Files -> {window: Ranks in order of rank}, the earliest first.  A file that is not a trace raises NoTrace."""
+    return grouped(over_files(load, paths), lambda rank: rank)
 
-    Traces of this project say of which window they are; the others are one, None.
+
+def grouped(made: Iterable[Made], rank_of: Callable[[Made], Rank]) -> dict[str | None, list[Made]]:
+    """What was made of each file -> {window: the same in order of rank}, the earliest window first.
+
+    Traces of this project say in which window of the run they were recorded; the others are one window, None.
     """
-    windows: dict[str | None, list[Rank]] = {}
-    for rank in over_files(_load_one, paths):
-        windows.setdefault(window_of(rank), []).append(rank)
-    return {name: number(ranks) for name, ranks in earliest_first(windows)}
+    windows: dict[str | None, list[Made]] = {}
+    first_ns: dict[str | None, int] = {}
+    for item in made:
+        rank = rank_of(item)
+        facts = rank.meta.get("speedrun")
+        name = facts.get("window") if isinstance(facts, dict) else None
+        windows.setdefault(name, []).append(item)
+        if len(rank.ts):
+            earliest_ns = int(rank.ts.min())
+            first_ns[name] = min(first_ns.get(name, earliest_ns), earliest_ns)
+    for members in windows.values():
+        number(map(rank_of, members))
+        members.sort(key=lambda item: rank_of(item).rank)
+    return {name: windows[name] for name in sorted(windows, key=lambda name: first_ns.get(name, 0))}
 
 
-def window_of(rank: Rank) -> str | None:
-    """The window of a run in which it was recorded; None: it does not say."""
-    facts = rank.meta.get("speedrun")
-    return facts.get("window") if isinstance(facts, dict) else None
+def number(ranks: Iterable[Rank]) -> list[Rank]:
+    """In order of rank; files that do not say their rank, or say one that is taken, get the next free one."""
+    taken: set[int | None] = set()
+    ordered = sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.path.name))
+    for rank in ordered:
+        if rank.rank is None or rank.rank in taken:
+            rank.rank = next(free for free in itertools.count() if free not in taken)
+        taken.add(rank.rank)
+    return sorted(ordered, key=lambda rank: rank.rank)
 
 
-def earliest_first(
-    windows: Mapping[str | None, list[Any]], rank_of: Callable[[Any], Rank] = lambda rank: rank
-) -> list[tuple[str | None, list[Any]]]:
-    """{window: what has a Rank each} -> its items, by the first row of any."""
-    first_ns = {
-        name: min((int(rank.ts.min()) for rank in map(rank_of, members) if len(rank.ts)), default=0)
-        for name, members in windows.items()
-    }
-    return sorted(windows.items(), key=lambda item: first_ns[item[0]])
+def over_files(work: Callable[..., Made], paths: Sequence[str | Path], *given: Any) -> Iterator[Made]:
+    """Yield work(path, *given) of each file in order, in processes where the files are large.
 
-
-def over_files(work: Callable[..., Any], paths: Sequence[str | Path], *given: Any) -> Iterator[Any]:
-    """Yields work(path, num_parts, *given) of each file in order, on all cores where they are large.
-
-    work is a function of a module; num_parts: as load() has it.  This process has its share of the files too: another
-    one would cost a start and the memory of its modules.
+    work is a function of a module.
     """
-    if len(paths) == 1 or usable_cpus() == 1 or sum(map(num_bytes, paths)) < PARALLEL_BYTES:
-        yield from (work(path, None, *given) for path in paths)
+    num_processes, arguments = min(usable_cpus(), len(paths)), (paths, *map(itertools.repeat, given))
+    if num_processes == 1 or sum(map(_num_bytes, paths)) < PARALLEL_BYTES:
+        yield from map(work, *arguments)
         return
-    num = min(usable_cpus(), len(paths))
-    largest_first = sorted(range(len(paths)), key=lambda index: -num_bytes(paths[index]))
-    own = set(largest_first[num - 1 :: num])  # the smallest of every num
-    with _pool(num - 1) as pool:
-        others = {index: pool.submit(work, path, 1, *given) for index, path in enumerate(paths) if index not in own}
-        done = {index: work(paths[index], 1, *given) for index in own}
-        for index in range(len(paths)):
-            yield others.pop(index).result() if index in others else done.pop(index)
+    spawning = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(num_processes, spawning) as pool:
+        yield from pool.map(work, *arguments)
 
 
-def num_bytes(path: str | Path) -> int:
+def _num_bytes(path: str | Path) -> int:
     """Approximate bytes of JSON in a file; estimated for a compressed one."""
     return os.path.getsize(path) * (GZIP_FACTOR if str(path).endswith(".gz") else 1)
-
-
-def _load_one(path: str | Path, num_parts: int | None) -> Rank:
-    return load(path, num_parts=num_parts)
 
 
 def find(word: str | Path) -> list[Path]:
     """What a user named -> trace files, at least one: a file, or all traces in a folder, else those in its traces/.
 
-    NoTrace where there is none.
+    Raises NoTrace where there is none.
     """
     path = Path(word)
     if path.is_file():
@@ -135,16 +119,9 @@ def _looks_like_a_trace(path: Path) -> bool:
     return True
 
 
-def _pool(size: int) -> "ProcessPoolExecutor":
-    import concurrent.futures
-    import multiprocessing
-
-    return concurrent.futures.ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
-
-
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Without garbage collection: a chunk, or an account, is a hundred thousand objects in no circle."""
+    """Suspend garbage collection: a chunk, or an account, is a hundred thousand objects without cycles."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -152,40 +129,3 @@ def uncollected() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
-
-
-def _read(path: str | Path, part: int = 0, num_parts: int = 1) -> dict[str, Any]:
-    source, collector = Source(path), Collector()
-    with uncollected():
-        for chunk in source.chunks(part, num_parts):
-            collector.add(chunk)
-    return collector.finish() | {"head": source.head, "tail": source.tail, "cut": source.cut}
-
-
-def _read_into(folder: str, path: str | Path, part: int, num_parts: int) -> dict[str, Any]:
-    """_read() with its columns in files: through a pipe the one who merges would hold them twice."""
-    part_read = _read(path, part, num_parts)
-    for name, column in part_read["columns"].items():
-        file = f"{folder}/{part}-{name}.npy"
-        np.save(file, column)
-        part_read["columns"][name] = file
-    return part_read
-
-
-def _rank(path: str | Path, parts: list[dict[str, Any]]) -> Rank:
-    head = next((part["head"] for part in parts if part["head"]), b"")
-    tail = next((part["tail"] for part in parts if part["tail"]), b"")
-    cut = next((part["cut"] for part in parts if part["cut"]), None)
-    if sum(part["num_events"] for part in parts) == 0 and cut is None and not head and not tail:
-        raise NoTrace(f"{path}: it is not a Kineto trace: it has no events")
-    return Rank(path, parts, head, tail, cut)
-
-
-def number(ranks: list[Rank]) -> list[Rank]:
-    """In order of rank; files that do not say their rank, or say one that is taken, get the next free one."""
-    taken: set[int | None] = set()
-    for rank in sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.path.name)):
-        if rank.rank is None or rank.rank in taken:
-            rank.rank = next(number for number in range(len(ranks) + len(taken) + 1) if number not in taken)
-        taken.add(rank.rank)
-    return sorted(ranks, key=lambda rank: rank.rank)

@@ -53,7 +53,10 @@ def _rate(
     line: dict[str, Any], peak_of: Callable[[str], float | None], mem_bytes_per_s: float | None
 ) -> dict[str, Any]:
     rate = line["flop"] / (line["time_us"] / 1e6)
-    kind, peak = peak_of_rate(line["precision"], rate, peak_of)
+    kind = line["precision"]
+    peak = peak_of(kind) if kind else None
+    if kind == "float32" and peak and rate > peak:  # more than FP32 can: on tensor cores, as TF32
+        kind, peak = "tf32", peak_of("tf32")
     intensity = line["flop"] / line["bytes"] if line["bytes"] else None
     ridge = peak / mem_bytes_per_s if peak and mem_bytes_per_s else None
     bound = None if ridge is None or intensity is None else "compute" if intensity > ridge else "memory"
@@ -66,16 +69,6 @@ def _rate(
         "flop_per_byte": intensity,
         "bound": bound,
     }
-
-
-def peak_of_rate(
-    kind: str | None, flop_per_s: float, peak_of: Callable[[str], float | None]
-) -> tuple[str | None, float | None]:
-    """(precision, its peak in FLOP/s or None) of what ran at this rate; peak_of(precision) -> FLOP/s or None."""
-    peak = peak_of(kind) if kind else None
-    if kind == "float32" and peak and flop_per_s > peak:  # more than FP32 can: on tensor cores, as TF32
-        kind, peak = "tf32", peak_of("tf32")
-    return kind, peak
 
 
 COUNTS = ("num_kernels", "allocated_bytes", "net_bytes")

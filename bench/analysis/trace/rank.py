@@ -25,32 +25,6 @@ _NEXT = re.compile(r'\}\s*,\s*(?=\{\s*")')
 _NO_ARGS = Args()
 
 
-def _merge(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Parts' tables of names, tracks and extras become one; their columns follow each other."""
-    if len(parts) == 1:
-        return parts[0]
-    merged = {
-        "columns": {},
-        "num_events": sum(part["num_events"] for part in parts),
-        "num_bad": sum(part["num_bad"] for part in parts),
-        "sequence": {},
-    }
-    num_rows = 0
-    for part in parts:
-        merged["sequence"] |= {num_rows + row: known for row, known in part["sequence"].items()}
-        num_rows += len(part["columns"]["ts"])
-    for table, column in (("names", "name"), ("tracks", "track"), ("extras", "extra")):
-        index: dict[Any, int] = {}
-        for part in parts:
-            new = np.array([index.setdefault(entry, len(index)) for entry in part[table]] or [0], np.int32)
-            old = part["columns"][column]
-            part["columns"][column] = np.where(old < 0, np.int32(-1), new[np.maximum(old, 0)])
-        merged[table] = list(index)
-    for name in events.COLUMNS:
-        merged["columns"][name] = np.concatenate([part["columns"].pop(name) for part in parts])
-    return merged
-
-
 class Collector:
     """add(chunk) decodes; finish() gives {"columns", "names", "tracks", "extras", "sequence", "num_events", "num_bad"}.
 
@@ -107,7 +81,7 @@ class Collector:
     def _keep(self, kept: list[Event], kinds: list[Any]) -> None:
         names, track_of, unset = self._names, self._track_of, msgspec.UNSET
         ts = nanoseconds([event.ts for event in kept])
-        dur = nanoseconds([0 if kind == events.MEMORY else event.dur for kind, event in zip(kinds, kept)])
+        dur = nanoseconds([events.ZERO if kind == events.MEMORY else event.dur for kind, event in zip(kinds, kept)])
         columns = {"kind": kinds, "ts": ts, "dur": dur}
         columns["name"] = [names.setdefault(event.name, len(names)) for event in kept]
         facts = [event.args or _NO_ARGS for event in kept]
@@ -218,16 +192,14 @@ class Rank:
     extra: np.ndarray
     rank: Any  # int, or None before load.number() gave it one
 
-    def __init__(
-        self, path: str | Path, parts: list[dict[str, Any]], head: bytes, tail: bytes, cut: str | None
-    ) -> None:
-        merged = _merge(parts)
+    def __init__(self, path: str | Path, rows: dict[str, Any], head: bytes, tail: bytes, cut: str | None) -> None:
+        """rows: of Collector.finish(); head, tail: what stood around the events."""
         for name in events.COLUMNS:
-            setattr(self, name, merged["columns"][name])
+            setattr(self, name, rows["columns"][name])
         self.end = self.ts + self.dur
-        self.names, self.tracks, self.extras = merged["names"], merged["tracks"], merged["extras"]
-        self.sequence: dict[int, tuple[str, int]] = merged["sequence"]
-        self.num_events, self.num_bad = merged["num_events"], merged["num_bad"]
+        self.names, self.tracks, self.extras = rows["names"], rows["tracks"], rows["extras"]
+        self.sequence: dict[int, tuple[str, int]] = rows["sequence"]
+        self.num_events, self.num_bad = rows["num_events"], rows["num_bad"]
         self.path, self.cut = Path(path), cut
         self.meta = _meta(head, tail)
         info = self.meta.get("distributedInfo")

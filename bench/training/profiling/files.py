@@ -95,8 +95,7 @@ def write_tables(trace: Path, stem: str, **facts: Any) -> list[Path]:
     """
     from bench.analysis.trace import analysis, load, text  # numpy, which a launcher needs for nothing else
 
-    rank = load.load(trace, num_parts=1)  # in this process: other ranks read theirs
-    answer = analysis.analyze_rank(rank, include_last_step=True)  # the device was waited for
+    answer = analysis.analyze_rank(load.load(trace), include_last_step=True)  # the device was waited for
     text_path, json_path = (trace.parent / "ops" / f"{stem}.{suffix}" for suffix in ("txt", "json"))
     text_path.parent.mkdir(exist_ok=True)
     atomic.write_text(text_path, text.document(answer, trace.name).terminal() + "\n", durable=False)
