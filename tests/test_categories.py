@@ -124,12 +124,12 @@ def test_a_users_rules_come_first(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("category: loss", "is not a list"),
-        ("- loss", "entry 1 is 'loss'"),
+        ("category: loss", "Expected `array`, got `object`"),
+        ("- loss", r"Expected `object`, got `str` - at `\$\[0\]`"),
         ("- {category: lost, pattern: x}", "category=lost: choose from matmul"),
         ("- {category: loss, pattern: '('}", r"pattern=\(:"),
         ("- {category: loss, pattern: a, example: b}", "does not match its example b"),
-        ("- {category: loss, pattern: a, colour: b}", "give category, pattern"),
+        ("- {category: loss, pattern: a, colour: b}", "unknown field `colour`.*give a list of {category, pattern}"),
         ("{", "cannot be read"),
     ],
 )

@@ -93,7 +93,7 @@ def test_queue_length_and_launch_delay_by_hand(tmp_path):
 
 def test_each_step_has_a_critical_path_of_what_its_host_launched(tmp_path):
     """Step 1 runs 10 us of gemm; step 2 10 us, a gap: the host had launched nothing until 145; and 5 us more."""
-    calls = [launched("gemm", ts, dur, ts - lead, n) for n, (ts, dur, lead) in enumerate(((100, 10, 10), (130, 10, 5)))]
+    calls = [launched("gemm", ts, 10, ts - lead, number) for number, (ts, lead) in ((1, (100, 10)), (2, (130, 5)))]
     rows = [step(1, 80, 40), step(2, 120, 40), step(3, 160, 10), *sum(calls, []), *launched("gemm", 150, 5, 145, 3)]
     paths = rank_of(tmp_path, rows)["critical_path_of_steps"]
     names = ("step", "span_us", "compute_us", "host_us", "launch_us")

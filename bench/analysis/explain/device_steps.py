@@ -5,8 +5,8 @@ the time before communication, communication before copies, and what runs before
 """
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -95,73 +95,6 @@ class Device:
         return categories.OPTIMIZER in (by_name, self.phases[number])
 
 
-def pieces(
-    device: Device, counted: Sequence[parts.Step], ceilings: Ceilings, has_timeline: bool = False
-) -> parts.Pieces:
-    """counted: of window.device_spans() -> Pieces."""
-    pieces = parts.Pieces(counted)
-    ranks = {id(of.rank): of.rank for of in device.captured.values()} | {id(device.rank): device.rank}
-    known = {key: Operators(rank, ceilings) for key, rank in ranks.items()}
-    threads = _Threads(device.rank)
-    for index, (_, begin, end) in enumerate(counted):
-        ranges = _ranges(device, begin, end)
-        seen = set()
-        for low, high, owner in owners([entry[:3] for entry in ranges], begin, end):
-            pieces.at_ns = low if has_timeline else None
-            if owner < 0:
-                _idle(device, threads, pieces, index, (low, high), ceilings)
-                continue
-            _, _, layer, number, wait = ranges[owner]
-            _running(device, known, pieces, index, (layer, number, wait), high - low, int(owner not in seen))
-            seen.add(owner)
-    pieces.at_ns = None
-    for operators_of_rank in known.values():
-        operators_of_rank.into(pieces)
-    return pieces
-
-
-def _ranges(device: Device, begin: int, end: int) -> list[tuple[int, int, int, int, Wait | None]]:
-    """[(start, end, layer, number of the row, its wait or None)]; a row that waited is two, waiting first."""
-    rank = device.rank
-    ranges: list[tuple[int, int, int, int, Wait | None]] = []
-    mine = (rank.end[device.rows] > begin) & (rank.ts[device.rows] < end)
-    for number in np.flatnonzero(mine).tolist():
-        row, layer = int(device.rows[number]), int(device.kinds[number])
-        low, high = int(rank.ts[row]), int(rank.end[row])
-        wait = device.waits.get(row)
-        if wait is not None and wait[0]:
-            ranges.append((low, low + wait[0], layer, number, wait))
-            low += wait[0]
-        ranges.append((low, high, layer, number, None))
-    return ranges
-
-
-def _running(
-    device: Device,
-    known_of: Mapping[int, Operators],
-    pieces: parts.Pieces,
-    index: int,
-    device_row: tuple[int, int, Wait | None],
-    ns: int,
-    count: int,
-) -> None:
-    layer, number, wait = device_row
-    rank, operator, call = device.operator(number)
-    known, where, change = known_of[id(rank)], device.where[number], parts.Change(int(device.rows[number]), 0)
-    if wait is not None:
-        pieces.add(index, parts.Piece(parts.WAITING, device.name(number), where, wait[1]), ns, count)
-    elif layer in PART_OF_LAYER:
-        wire_ns = round(ns * device.wire_frac(number, known.ceilings)) if layer == device_time.COMMUNICATION else 0
-        pieces.add(index, parts.Piece(parts.WIRE, device.name(number), where), wire_ns, count, change)
-        pieces.add(index, parts.Piece(PART_OF_LAYER[layer], device.name(number), where), ns - wire_ns, count, change)
-    elif operator >= 0 and (key := known.key(operator, device.name(number), call, device.lengths[number])):
-        known.add(index, operator, key, where, ns, change)
-        pieces.passed(parts.Piece(BOUNDED, label(known.facts(key)), where), ns)
-    else:
-        part = parts.OPTIMIZER if device.is_optimizer(number) else parts.UNBOUND
-        pieces.add(index, parts.Piece(part, device.title(number), where), ns, count, change)
-
-
 class _Threads:
     """Threads of a rank, each made when it is first asked for.  main: the track of the main one, or None."""
 
@@ -199,36 +132,108 @@ class _Threads:
         return self._made[track]
 
 
-def _idle(
-    device: Device, threads: _Threads, pieces: parts.Pieces, index: int, gap: tuple[int, int], ceilings: Ceilings
-) -> None:
-    """Nothing ran in the gap: until the next row was launched the host had the time, then its launch."""
-    rank, (low, high) = device.rank, gap
-    following = int(np.searchsorted(rank.ts[device.rows], high))
-    is_end = following == len(device.rows) or rank.ts[device.rows[following]] != high  # the step's
-    number = None if is_end else following
-    call = -1 if number is None else int(device.calls[number])
-    track = threads.main if number is None else int(rank.track[call])
-    if track is None or number is not None and call < 0:
-        what = None if number is None else f"before {device.name(number)}, whose launch was not recorded"
-        pieces.add(index, parts.Piece(parts.UNKNOWN, what, None), high - low)
-        return
-    called = high if number is None else min(max(int(rank.ts[call]), low), high)
-    is_whole = pieces.at_ns is not None
-    for piece, ns, end_ns, count in threads.explain(track, low, called, is_whole):
-        pieces.add(index, piece, ns, count, parts.Change(None, ns, False, end_ns - ns))
-    if number is not None and called < high:
+class _Range(NamedTuple):
+    """The time of a device row.  layer: index into device_time.TYPES; wait: of a range in which it waited, or None."""
+
+    start: int
+    end: int
+    layer: int
+    number: int  # of the row in Device.rows
+    wait: Wait | None = None
+
+
+def pieces(
+    device: Device, counted: Sequence[parts.Step], ceilings: Ceilings, has_timeline: bool = False
+) -> parts.Pieces:
+    """counted: of window.device_spans() -> Pieces."""
+    return _Division(device, counted, ceilings, has_timeline).pieces
+
+
+class _Division:
+    """The steps of a device divided into .pieces."""
+
+    def __init__(
+        self, device: Device, counted: Sequence[parts.Step], ceilings: Ceilings, has_timeline: bool = False
+    ) -> None:
+        self.device, self.ceilings, self.has_timeline = device, ceilings, has_timeline
+        self.pieces, self.threads = parts.Pieces(counted), _Threads(device.rank)
+        ranks = {id(of.rank): of.rank for of in device.captured.values()} | {id(device.rank): device.rank}
+        self.known = {key: Operators(rank, ceilings) for key, rank in ranks.items()}
+        for index, (_, begin, end) in enumerate(counted):
+            ranges, seen = self._ranges(begin, end), set()
+            for low, high, owner in owners([ranged[:3] for ranged in ranges], begin, end):
+                self.pieces.at_ns = low if has_timeline else None
+                if owner < 0:
+                    self._idle(index, low, high)
+                else:
+                    self._running(index, ranges[owner], high - low, int(owner not in seen))
+                    seen.add(owner)
+        self.pieces.at_ns = None
+        for operators_of_rank in self.known.values():
+            operators_of_rank.into(self.pieces)
+
+    def _ranges(self, begin: int, end: int) -> list[_Range]:
+        """Of the rows that run between begin and end; a row that waited has two, waiting first."""
+        device, rank = self.device, self.device.rank
+        ranges = []
+        mine = (rank.end[device.rows] > begin) & (rank.ts[device.rows] < end)
+        for number in np.flatnonzero(mine).tolist():
+            row, layer = int(device.rows[number]), int(device.kinds[number])
+            low, wait = int(rank.ts[row]), device.waits.get(row)
+            if wait is not None and wait[0]:
+                ranges.append(_Range(low, low + wait[0], layer, number, wait))
+                low += wait[0]
+            ranges.append(_Range(low, int(rank.end[row]), layer, number))
+        return ranges
+
+    def _running(self, index: int, ranged: _Range, ns: int, count: int) -> None:
+        """ns of a step belong to a device row."""
+        device, pieces, number = self.device, self.pieces, ranged.number
+        rank, operator, call = device.operator(number)
+        known, where, name = self.known[id(rank)], device.where[number], device.name(number)
+        change = parts.Change(int(device.rows[number]), 0)
+        if ranged.wait is not None:
+            pieces.add(index, parts.Piece(parts.WAITING, name, where, ranged.wait[1]), ns, count)
+        elif ranged.layer in PART_OF_LAYER:
+            is_message = ranged.layer == device_time.COMMUNICATION
+            wire_ns = round(ns * device.wire_frac(number, self.ceilings)) if is_message else 0
+            pieces.add(index, parts.Piece(parts.WIRE, name, where), wire_ns, count, change)
+            pieces.add(index, parts.Piece(PART_OF_LAYER[ranged.layer], name, where), ns - wire_ns, count, change)
+        elif operator >= 0 and (key := known.key(operator, name, call, device.lengths[number])):
+            known.add(index, operator, key, where, ns, change)
+            pieces.passed(parts.Piece(BOUNDED, label(known.facts(key)), where), ns)
+        else:
+            part = parts.OPTIMIZER if device.is_optimizer(number) else parts.UNBOUND
+            pieces.add(index, parts.Piece(part, device.title(number), where), ns, count, change)
+
+    def _idle(self, index: int, low: int, high: int) -> None:
+        """Nothing ran from low to high: until the next row was launched the host had the time, then its launch."""
+        device, rank, pieces = self.device, self.device.rank, self.pieces
+        following = int(np.searchsorted(rank.ts[device.rows], high))
+        is_end = following == len(device.rows) or rank.ts[device.rows[following]] != high  # the step's
+        number = None if is_end else following
+        call = -1 if number is None else int(device.calls[number])
+        track = self.threads.main if number is None else int(rank.track[call])
+        if track is None or number is not None and call < 0:
+            what = None if number is None else f"before {device.name(number)}, whose launch was not recorded"
+            pieces.add(index, parts.Piece(parts.UNKNOWN, what, None), high - low)
+            return
+        called = high if number is None else min(max(int(rank.ts[call]), low), high)
+        for piece, ns, end_ns, count in self.threads.explain(track, low, called, self.has_timeline):
+            pieces.add(index, piece, ns, count, parts.Change(None, ns, False, end_ns - ns))
+        if number is None or called == high:
+            return
         is_short = high - low < KERNEL_WAIT_BELOW_NS
         part = parts.LAUNCH if called > low else parts.BETWEEN if is_short else parts.DEPENDENCY
         names = f"before {device.title(number)}", device.where[number]
-        until = high
+        change = parts.Change(int(device.rows[number]), 0, is_start=True)
+        until, needed_ns = high, 0
         if part == parts.LAUNCH:
             until = min(high, max(called, int(rank.end[call])) + LAUNCH_BELOW_NS)
-        needed_ns = min(ceilings.launch_ns(), until - called) if part == parts.LAUNCH else 0
-        change = parts.Change(int(device.rows[number]), 0, is_start=True)
+            needed_ns = min(self.ceilings.launch_ns(), until - called)
         pieces.add(index, parts.Piece(parts.LATENCY, *names), needed_ns, change=change)
         pieces.add(index, parts.Piece(part, *names), until - called - needed_ns, change=change)
-        for piece, ns, *_ in threads.explain(track, until, high, is_whole) if until < high else ():
+        for piece, ns, *_ in self.threads.explain(track, until, high, self.has_timeline) if until < high else ():
             is_wait = piece.part == parts.SYNC  # for what the device was doing, which is not recorded
             pieces.add(index, piece if is_wait else parts.Piece(parts.DEPENDENCY, *names), ns, change=change)
 

@@ -112,24 +112,9 @@ def _all(op: str, args: list[Tensor]) -> int:
     return sum(tensor.bytes for tensor in args)
 
 
-def _first(op: str, args: list[Tensor]) -> int:
-    """The first alone, which is written."""
-    return args[0].bytes
-
-
-def _like_first(op: str, args: list[Tensor]) -> int:
-    """Each argument, and a result like the first: norms, softmax, scans, and their backward."""
-    return _all(op, args) + args[0].bytes
-
-
 def _norm(op: str, args: list[Tensor]) -> int:
     """Each argument, and a result like the first where none of the others can be it."""
     return _all(op, args) + args[0].bytes * all(tensor.dims != args[0].dims for tensor in args[1:])
-
-
-def _twice(op: str, args: list[Tensor]) -> int:
-    """Each argument is read and written somewhere else."""
-    return 2 * _all(op, args)
 
 
 def _rows(op: str, args: list[Tensor]) -> int | None:
@@ -168,16 +153,6 @@ def _attention(op: str, args: list[Tensor]) -> int | None:
     return query and sum(t.bytes for t in args if (t.dims[:1], t.dims[2:]) == (query.dims[:1], query.dims[2:]))
 
 
-def _lookup(op: str, args: list[Tensor]) -> int:
-    """FBGEMM's embedding bags: indices and offsets, of 8 bytes; which rows they select is in no argument."""
-    return sum(tensor.bytes for tensor in args if tensor.element_bytes == 8)
-
-
-def _last_twice(op: str, args: list[Tensor]) -> int:
-    """What is put into places of another tensor is read and written."""
-    return 2 * args[-1].bytes
-
-
 def _foreach(op: str, args: list[Tensor]) -> int | None:
     """Lists of equal length: each tensor is read, those of the first are written, of a norm none."""
     num_lists = _num_lists(args)
@@ -214,19 +189,19 @@ def _rule(names: str, rule: Rule) -> tuple[re.Pattern[str], Rule]:
 
 # By the operator's name without aten:: and the underscore of one that works in place.
 RULES = (
-    _rule("fill|zero|normal|uniform|random|bernoulli|exponential", _first),
+    _rule("fill|zero|normal|uniform|random|bernoulli|exponential", lambda op, args: args[0].bytes),  # which is written
     _rule("copy", _all),  # its first argument is written, not read
-    _rule("cat|stack", _twice),
+    _rule("cat|stack", lambda op, args: 2 * _all(op, args)),  # each is read and written somewhere else
     _rule("_foreach_\\w+", _foreach),
     _rule("_fused_(?:adam|adamw|sgd|adagrad)", _fused_optimizer),
     _rule("embedding|index_select|index", _rows),
     _rule("gather|take_along_dim", _by_element),
-    _rule("_?index_put(?:_impl)?", _last_twice),
+    _rule("_?index_put(?:_impl)?", lambda op, args: 2 * args[-1].bytes),  # what is put into places of another tensor
     _rule(
         "_?softmax|_?log_softmax|_(?:log_)?softmax_backward_data|native_(?:layer|batch|group)_norm(?:_backward)?|"
         "(?:cudnn|miopen)_batch_norm(?:_backward)?|_?fused_rms_norm(?:_backward)?|rms_norm|native_dropout|"
         "_fused_dropout|cumsum|cumprod|flip|roll|tril|triu|sort|clone|max_pool2d_with_indices_backward",
-        _like_first,
+        lambda op, args: _all(op, args) + args[0].bytes,  # each argument, and a result like the first
     ),
     _rule(
         "sum|mean|amax|amin|max|min|argmax|argmin|any|all|prod|var|std|var_mean|norm|linalg_vector_norm|logsumexp|"
@@ -251,8 +226,15 @@ CUSTOM_RULES = (
     _rule(r"reshape_and_cache\w*|store_(?:kv_?)?cache", _into_cache),
     _rule(r"(?:silu|gelu|act)(?:_tanh)?_and_mul(?:_\w+)?", _all),
     _rule(r"(?:static|dynamic)_scaled_fp8_quant|sage_quant\w*|bounds_check_indices", _all),
-    _rule(r"permute_[12]D_sparse_data|asynchronous_(?:complete|inclusive|exclusive)_cumsum", _twice),
-    _rule(r"(?:split|dense)_embedding\w*_lookup\w*", _lookup),
+    _rule(
+        r"permute_[12]D_sparse_data|asynchronous_(?:complete|inclusive|exclusive)_cumsum",
+        lambda op, args: 2 * _all(op, args),
+    ),
+    # FBGEMM's embedding bags: indices and offsets, of 8 bytes; which rows they select is in no argument
+    _rule(
+        r"(?:split|dense)_embedding\w*_lookup\w*",
+        lambda op, args: sum(tensor.bytes for tensor in args if tensor.element_bytes == 8),
+    ),
     _rule(r"CppNode<Split(?:NoBag)?LookupFunction\w*>", _all),  # their backward: the gradient of what was looked up
     (ATTENTION, _attention),
 )

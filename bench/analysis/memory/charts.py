@@ -1,24 +1,15 @@
-"""Drawings of a device's memory: charts over time, and bars of its modules and segments."""
+"""Charts of a device's memory over time."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from bench.analysis.memory.lives import OTHER, Timeline, sampled, segments_of
+from bench.analysis.memory.lives import OTHER, Timeline, sampled
 from bench.analysis.memory.uses import USES
 from bench.base.units import GIB, MIB, format_bytes
-from bench.web import lanes
 from bench.web.chart import chart, mark_of, series_of
 
 NUM_SITES = 6  # with an area each; the rest is one area
 MAX_POINTS = 1600  # moments; each is drawn as a step of two points
-MAX_SEGMENTS = 24
-MAX_BARS = 4000  # of all segments
-STATES = {  # of a block: its colour, what it is
-    "active_allocated": ("series-0", "used"),
-    "active_awaiting_free": ("series-4", "waiting for a stream"),
-    "active_pending_free": ("series-4", "waiting for a stream"),
-}
-FREE = ("line", "free")
 Spec = dict[str, Any]
 Point = tuple[int, dict[Any, int], int, int]  # of lives.sampled()
 
@@ -83,33 +74,3 @@ def _areas(points: list[Point], names: Sequence[str], scale: float) -> list[dict
 def by_size(sizes: dict[str, int]) -> list[tuple[str, int]]:
     """What holds something, the largest first."""
     return sorted(((name, size) for name, size in sizes.items() if size), key=lambda item: -item[1])
-
-
-def draw_segments(snapshot: dict[str, Any], device: int) -> lanes.Panel:
-    """The largest segments as bars of blocks, to one scale.  Blocks too thin to see join neighbours of their state."""
-    segments = sorted(segments_of(snapshot, device), key=lambda segment: -segment["total_size"])
-    thin_bytes = max((segment["total_size"] for segment in segments), default=0) / (2 * lanes.WIDTH)
-    drawn: list[lanes.Lane] = []
-    num_bars = 0
-    for number, segment in enumerate(segments[:MAX_SEGMENTS], 1):
-        stretches: list[tuple[int, int, str, int]] = []  # begin, end, state, number of blocks
-        end = 0
-        for block in segment["blocks"]:
-            begin, end, state = end, end + block["size"], block["state"]
-            last = stretches[-1] if stretches else None
-            if last and last[2] == state and min(end - begin, last[1] - last[0]) < thin_bytes:
-                stretches[-1] = (last[0], end, state, last[3] + 1)
-            else:
-                stretches.append((begin, end, state, 1))
-        bars = []
-        for begin, end, state, num_blocks in stretches:
-            colour, what = STATES.get(state, FREE)
-            blocks = f"{num_blocks} blocks, " if num_blocks > 1 else ""
-            bars.append(lanes.Bar(begin / MIB, end / MIB, colour, f"{blocks}{format_bytes(end - begin)}, {what}"))
-        num_bars += len(bars)
-        if num_bars > MAX_BARS:
-            break
-        drawn.append(lanes.Lane(f"segment {number}", format_bytes(segment["total_size"]), bars))
-    about = f"the largest {len(drawn)} of {len(segments)}, each from its first address to its last"
-    names = [*dict.fromkeys(STATES.values()), FREE]
-    return lanes.Panel("segments", "Segments", about, "MiB", drawn, names)

@@ -55,7 +55,7 @@ def document_of_snapshot(snapshot: dict[str, Any], title: str) -> Document:
         verdicts = [Verdict("The snapshot is empty: nothing was allocated, and no history was recorded.", "")]
     blocks: list[Block] = []
     for device in devices:
-        blocks += _device(snapshot, device, sites, f", device {device.number}" if len(devices) > 1 else "")
+        blocks += _device(device, sites, f", device {device.number}" if len(devices) > 1 else "")
     settings = snapshot.get("allocator_settings")
     if isinstance(settings, dict):
         rows = [(str(key), str(value)) for key, value in settings.items()]
@@ -116,7 +116,7 @@ def _verdict(device: _Device) -> Verdict:
     return Verdict(f"device {device.number}: largest {largest}, reserved {reserved}, lost to gaps {gaps}, {events}", "")
 
 
-def _device(snapshot: dict[str, Any], device: _Device, sites: Sites, end: str) -> Iterator[Block]:
+def _device(device: _Device, sites: Sites, end: str) -> Iterator[Block]:
     held = device.held
     drawn: list[Block] = [
         _tiles(device),
@@ -129,8 +129,7 @@ def _device(snapshot: dict[str, Any], device: _Device, sites: Sites, end: str) -
     holders: list[Block] = [_places(held), _notes(held), _stacks(held, sites)]
     yield Section("Who held it" + end, holders)
     if device.full["num_segments"]:
-        segments: list[Block] = [_fullness(device.full), Picture(charts.draw_segments(snapshot, device.number))]
-        yield Section("How full the memory is" + end, segments, is_page_only=True)
+        yield Section("How full the memory is" + end, [_fullness(device.full)], is_page_only=True)
 
 
 def _tiles(device: _Device) -> Block:

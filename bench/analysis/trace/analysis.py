@@ -114,38 +114,11 @@ def _analyze_rank(
     """
     by_device = window.devices(rank, rows)
     leads = max(by_device.values(), key=lambda mask: mask.sum(), default=slice(None))
+    leading, leading_kinds = rows[leads], kinds[leads]
     steps, until_ns = window.steps(rank, include_last_step), window.until(rank, include_last_step)
-    table = device_time.by_name(rank, rows, kinds, rules)
-    answer = _file_facts(rank, rows, steps, until_ns)
-    answer |= _device_facts(rank, rows[leads], kinds[leads], steps)
-    answer |= _operator_facts(rank, rows, until_ns, sum(line["sum_us"] for line in table) if len(rows) else None)
-    answer |= {
-        "idle": device_time.idle(rank, rows),
-        "kernels": table,
-        "categories": device_time.by_category(table),
-        "phases": attribution.phase_times(rank, rows, until_ns),
-        "annotations": device_time.annotations(rank, events.ANNOTATION, until_ns),
-        "gpu_annotations": device_time.annotations(rank, events.GPU_ANNOTATION, until_ns),
-        "launches": launches.statistics(rank, rows),
-        "queues": launches.queues(rank, rows),
-        "copies": launches.copies(rank, rows),
-        "launchers": attribution.launchers(rank, rows),
-        "modules": attribution.modules(rank, rows, until_ns),
-        "sources": attribution.sources(rank, rows, until_ns)[:MAX_OPERATORS],
-        "synchronisations": critical.synchronisations(rank, steps),
-        "items": critical.items(rank, rows),
-        "devices": {
-            str(device): device_time.breakdown(rank, rows[mask], kinds[mask]) for device, mask in by_device.items()
-        },
-    }
-    answer["pictures"] = {"gap": critical.picture_of_gap(rank, rows[leads], kinds[leads], answer["gaps"])}
-    return answer | {"advice": _advice(answer)}
-
-
-def _file_facts(rank: Rank, rows: np.ndarray, steps: Sequence[window.Step], until_ns: int | None) -> dict[str, Any]:
-    """What was read and what of it counts."""
+    table, times = device_time.by_name(rank, rows, kinds, rules), device_time.breakdown(rank, leading, leading_kinds)
     num_calls, num_lost = launches.without_kernel(rank, until_ns)
-    return {
+    answer = {
         "file": rank.path.name,
         "profiler_steps": [number for number, _, _ in steps],
         "profiler_steps_excluded": [number for number, _, _ in rank.steps()][len(steps) :],
@@ -157,33 +130,49 @@ def _file_facts(rank: Rank, rows: np.ndarray, steps: Sequence[window.Step], unti
         "num_launches_without_kernel": num_lost,
         "cut": rank.cut,
         "device": device_name(rank),
-    }
-
-
-def _device_facts(rank: Rank, rows: np.ndarray, kinds: np.ndarray, steps: Sequence[window.Step]) -> dict[str, Any]:
-    """What is known of one device."""
-    times = device_time.breakdown(rank, rows, kinds)
-    return {
         "temporal": {name: times[name] for name in device_time.TIMES},
         **{name: times[name] for name in ("overlap_pct", "comm_us", "exposed_comm_us")},
-        "kernel_types": device_time.by_type(rank, rows, kinds),
-        "steps": device_time.steps(rank, rows, kinds, steps),
-        "critical_path": critical.path(rank, rows, kinds),
-        "critical_path_of_steps": critical.steps(rank, rows, kinds),
-        "gaps": critical.gaps(rank, rows),
-        "host_copies": launches.host_copies(rank, rows),
+        "kernel_types": device_time.by_type(rank, leading, leading_kinds),
+        "steps": device_time.steps(rank, leading, leading_kinds, steps),
+        "critical_path": critical.path(rank, leading, leading_kinds),
+        "critical_path_of_steps": critical.steps(rank, leading, leading_kinds),
+        "gaps": critical.gaps(rank, leading),
+        "host_copies": launches.host_copies(rank, leading),
+        **_operator_facts(rank, rows, until_ns, sum(line["sum_us"] for line in table) if len(rows) else None),
+        "idle": device_time.idle(rank, rows),
+        "kernels": table,
+        "categories": device_time.by_category(table),
+        "phases": attribution.phase_times(rank, rows, until_ns),
+        "annotations": device_time.annotations(rank, events.ANNOTATION, until_ns),
+        "gpu_annotations": device_time.annotations(rank, events.GPU_ANNOTATION, until_ns),
+        "launches": launches.statistics(rank, rows),
+        "queues": launches.queues(rank, rows),
+        "copies": launches.copies(rank, rows),
+        "launchers": attribution.launchers(rank, rows),
+        "modules": attribution.by_python(rank, rows, until_ns, attribution.is_module, "module"),
+        "sources": attribution.by_python(rank, rows, until_ns, attribution.is_source, "source")[:MAX_OPERATORS],
+        "synchronisations": critical.synchronisations(rank, steps),
+        "items": critical.items(rank, rows),
+        "devices": {
+            str(device): device_time.breakdown(rank, rows[mask], kinds[mask]) for device, mask in by_device.items()
+        },
     }
+    answer["pictures"] = {"gap": critical.picture_of_gap(rank, leading, leading_kinds, answer["gaps"])}
+    return answer | {"advice": list(_advice(answer))}
 
 
 def _operator_facts(rank: Rank, rows: np.ndarray, until_ns: int | None, device_us: float | None) -> dict[str, Any]:
-    table, name = operators.table(rank, rows, until_ns), known_device_name(rank)
+    """device_us: of all kernels together, None in a trace without a device."""
+    table, name, leading = operators.table(rank, rows, until_ns), known_device_name(rank), set[int]()
+    for measure in ("device_us", "self_cpu_us", "allocated_bytes", "flop"):
+        leading |= set(sorted(range(len(table)), key=lambda index: -(table[index][measure] or 0))[:MAX_OPERATORS])
 
     def peak_of(precision: str) -> float | None:
         return peak_rates.peak_flops(name, precision) if precision in DTYPES else None
 
     rates, whole = operators.achieved(table, device_us, peak_of, peak_rates.mem_bytes_per_s(name))
     return {
-        "operators": _leading(table),
+        "operators": [table[index] for index in sorted(leading)],  # that lead by any of these, in their order
         "num_operators": len(table),
         "achieved": rates[:MAX_OPERATORS],
         "achieved_whole": whole,
@@ -198,14 +187,6 @@ def _not_counted(rank: Rank, num_counted: int) -> dict[str, int]:
         return {"last_step": 0, "not_launched": len(recorded) - num_counted}
     num_unknown = int((window.step_times(rank, recorded) == window.NOT_LAUNCHED).sum())
     return {"last_step": len(recorded) - num_counted - num_unknown, "not_launched": num_unknown}
-
-
-def _leading(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that lead by device time, own CPU time, memory or FLOPs, in their order."""
-    leading = set()
-    for measure in ("device_us", "self_cpu_us", "allocated_bytes", "flop"):
-        leading |= set(sorted(range(len(table)), key=lambda index: -(table[index][measure] or 0))[:MAX_OPERATORS])
-    return [table[index] for index in sorted(leading)]
 
 
 def device_name(rank: Rank) -> str | None:
@@ -223,46 +204,32 @@ def _devices(rank: Rank) -> list[dict[str, Any]]:
     return [device for device in properties if isinstance(device, dict)] if isinstance(properties, list) else []
 
 
-def _advice(answer: dict[str, Any]) -> list[str]:
+def _advice(answer: dict[str, Any]) -> Iterator[str]:
     """One rank's analysis -> what it means, as an engineer would say it, the most important first.
 
     Every sentence has its figure and its threshold; nothing is said where nothing is known.
     """
-    if not answer["temporal"].get("span_us"):
-        return []
-    parts = (_idle, _communication, _short_kernels, _copies, _items, _synchronisations, _unknown)
-    return [sentence for part in parts for sentence in part(answer, answer["temporal"]["span_us"])]
-
-
-def _idle(answer: dict[str, Any], span_us: float) -> Iterator[str]:
+    span_us, table = answer["temporal"]["span_us"], answer["kernels"]
+    if not span_us:
+        return
     busy_pct = 100 - answer["temporal"]["idle_pct"]
     if busy_pct < BUSY_BELOW_PCT:
         why = max(IDLE_REMEDIES, key=lambda name: sum(line[f"{name}_us"] for line in answer["idle"]))
         yield f"The device is busy {busy_pct:.1f} % of the time (under {BUSY_BELOW_PCT} %): {IDLE_REMEDIES[why]}."
-
-
-def _communication(answer: dict[str, Any], span_us: float) -> Iterator[str]:
     exposed_us = answer["exposed_comm_us"]
-    if exposed_us is not None and exposed_us > EXPOSED_ABOVE_PCT / 100 * span_us:
+    if exposed_us > EXPOSED_ABOVE_PCT / 100 * span_us:
         yield (
             f"Communication that overlaps with no kernel takes {100 * exposed_us / span_us:.1f} % of the time (over "
             f"{EXPOSED_ABOVE_PCT} %): overlap it with backward, or send less; see which rank is late."
         )
-
-
-def _short_kernels(answer: dict[str, Any], span_us: float) -> Iterator[str]:
-    table = answer["kernels"]
     count = sum(line["count"] for line in table)
     is_short = [line["mean_us"] < SHORT_KERNEL_US and line["type"] != "MEMORY" for line in table]
-    short = sum(line["count"] for line, yes in zip(table, is_short) if yes)
-    if count >= SHORT_MIN_COUNT and 100 * short / count > SHORT_SHARE_PCT:
+    num_short = sum(line["count"] for line, yes in zip(table, is_short) if yes)
+    if count >= SHORT_MIN_COUNT and 100 * num_short / count > SHORT_SHARE_PCT:
         yield (
-            f"{short} of {count} kernels take under {SHORT_KERNEL_US} us on average (over {SHORT_SHARE_PCT} %): "
+            f"{num_short} of {count} kernels take under {SHORT_KERNEL_US} us on average (over {SHORT_SHARE_PCT} %): "
             "launching costs as much; fuse them or use CUDA graphs."
         )
-
-
-def _copies(answer: dict[str, Any], span_us: float) -> Iterator[str]:
     copies = answer["host_copies"]
     if copies["exposed_us"] > COPY_ABOVE_PCT / 100 * span_us:
         is_pageable = copies["pageable_us"] > copies["sum_us"] / 2
@@ -272,20 +239,14 @@ def _copies(answer: dict[str, Any], span_us: float) -> Iterator[str]:
             f"Copies to the device that overlap with nothing take {100 * copies['exposed_us'] / span_us:.1f} % of the "
             f"time (over {COPY_ABOVE_PCT} %): {how}."
         )
-
-
-def _items(answer: dict[str, Any], span_us: float) -> Iterator[str]:
-    count, num_steps = answer["items"]["count"], len(answer["profiler_steps"])
-    if count:
-        often = counted(count, "value") + (f", {count / num_steps:.1f} a step," if num_steps > 1 else "")
+    if num_items := answer["items"]["count"]:
+        num_steps = len(answer["profiler_steps"])
+        often = counted(num_items, "value") + (f", {num_items / num_steps:.1f} a step," if num_steps > 1 else "")
         yield (
             f"The host read {often} from the device (.item(), float(), printing a tensor) and spent "
             f"{answer['items']['sum_us'] / 1000:.2f} ms on it: each waits until the device has caught up; keep them "
             "out of the step (any is too many)."
         )
-
-
-def _synchronisations(answer: dict[str, Any], span_us: float) -> Iterator[str]:
     waiting_us = sum(line["sum_us"] for line in answer["synchronisations"])
     host_us = sum(line["host_us"] or 0.0 for line in answer["steps"]) or span_us
     if waiting_us > SYNC_ABOVE_PCT / 100 * host_us:
@@ -294,9 +255,6 @@ def _synchronisations(answer: dict[str, Any], span_us: float) -> Iterator[str]:
             f"The host waited {waiting_us / 1000:.2f} ms in {names} ({100 * waiting_us / host_us:.1f} % of its time, "
             f"over {SYNC_ABOVE_PCT} %): look at who calls it."
         )
-
-
-def _unknown(answer: dict[str, Any], span_us: float) -> Iterator[str]:
     pct = next((line["pct"] for line in answer["categories"] if line["category"] == "other"), 0.0)
     if pct > UNKNOWN_ABOVE_PCT:
         yield (

@@ -106,7 +106,7 @@ def launchers(rank: Rank, rows: np.ndarray, limit: int = 100) -> list[dict[str, 
     with_stack.
     """
     calls, around = window.launches(rank, rows), [rows, operators(rank, rows), annotations(rank, rows)]
-    around += [around_launch(rank, calls, events.PYTHON, wanted) for wanted in (_is_module, is_source)]
+    around += [around_launch(rank, calls, events.PYTHON, wanted) for wanted in (is_module, is_source)]
     names, index = np.unique(np.stack([take(rank.name, of) for of in around]), axis=1, return_inverse=True)
     index, lines = index.ravel(), []
     device_ns, count = sums(index, names.shape[1], rank.dur[rows]), np.bincount(index, minlength=names.shape[1])
@@ -117,20 +117,8 @@ def launchers(rank: Rank, rows: np.ndarray, limit: int = 100) -> list[dict[str, 
     return lines
 
 
-def modules(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict[str, Any]]:
-    """[{"module", "device_us", "num_kernels"}] by the innermost nn.Module around the launch; only with_stack.
-
-    Without device rows [{"module", "cpu_us", "num_calls"}]: the modules' own time, without the modules inside them.
-    """
-    return _by_python(rank, rows, until_ns, _is_module, "module")
-
-
-def sources(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict[str, Any]]:
-    """The same by the innermost line of Python around the launch that is not torch's own; only with_stack."""
-    return _by_python(rank, rows, until_ns, is_source, "source")
-
-
-def _is_module(name: str) -> bool:
+def is_module(name: str) -> bool:
+    """Whether a range of Python is the call of an nn.Module."""
     return name.startswith(MODULE)
 
 
@@ -139,32 +127,30 @@ def is_source(name: str) -> bool:
     return ".py(" in name and LIBRARY.search(name) is None
 
 
-def _by_python(
+def by_python(
     rank: Rank, rows: np.ndarray, until_ns: int | None, wanted: Callable[[str], bool], label: str
 ) -> list[dict[str, Any]]:
+    """[{label, "device_us", "num_kernels"}] by the innermost range of Python around the launch whose name is wanted.
+
+    Without device rows [{label, "cpu_us", "num_calls"}]: these ranges' own time, without those inside them.  Empty for
+    a trace without Python's stack (with_stack).
+    """
     if not rank.is_kind(events.PYTHON).any():
         return []
     if len(rows):
-        time, count = "device_us", "num_kernels"
+        time, count, time_ns = "device_us", "num_kernels", rank.dur[rows]
         ranges = around_launch(rank, window.launches(rank, rows), events.PYTHON, wanted)
-        time_ns = rank.dur[rows]
     else:
-        time, count = "cpu_us", "num_calls"
-        ranges, time_ns = _own_ranges(rank, until_ns, wanted)
+        time, count, own = "cpu_us", "num_calls", rank.dur.copy()
+        ranges = window.host_rows(rank, events.PYTHON, until_ns)
+        ranges = ranges[rank.is_named(wanted, ranges)]
+        for _, members in groups(rank.track[ranges]):
+            nest = Nest(rank, ranges[members])
+            inside = nest.parent >= 0
+            np.subtract.at(own, nest.rows[nest.parent[inside]], rank.dur[nest.rows[inside]])
+        time_ns = np.maximum(own[ranges], 0)
     lines = []
     for name, mine in groups(take(rank.name, ranges)):
         shown = rank.names[name].removeprefix(MODULE) if name >= 0 else "unknown"
         lines.append({label: shown, time: int(time_ns[mine].sum()) / US, count: len(mine)})
     return sorted(lines, key=lambda line: -line[time])
-
-
-def _own_ranges(rank: Rank, until_ns: int | None, wanted: Callable[[str], bool]) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, own nanoseconds) of the Python ranges that are wanted, each without those directly inside it."""
-    ranges = window.host_rows(rank, events.PYTHON, until_ns)
-    ranges = ranges[rank.is_named(wanted, ranges)]
-    own = rank.dur.copy()
-    for _, members in groups(rank.track[ranges]):
-        nest = Nest(rank, ranges[members])
-        inside = nest.parent >= 0
-        np.subtract.at(own, nest.rows[nest.parent[inside]], rank.dur[nest.rows[inside]])
-    return ranges, np.maximum(own[ranges], 0)

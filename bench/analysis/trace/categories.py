@@ -12,7 +12,9 @@ Names are data from outside: they are only ever searched, and only in their firs
 import functools
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from bench.base.reading import plain_file, yaml_file
 from bench.base.reading.damage import Damaged
@@ -127,29 +129,28 @@ def load_rules(path: str | Path) -> tuple[Rule, ...]:
     and an example that its own pattern does not match.
     """
     try:
-        entries = yaml_file.parsed(plain_file.text(path), path)  # reads json as well
-    except Damaged as error:
-        raise ValueError(f"rules={path}: cannot be read ({error}): give a yaml or json list") from None
-    if not isinstance(entries, list):
-        raise ValueError(f"rules={path}: it is not a list: write an entry {{category, pattern}} for each rule")
-    return tuple(_rule(path, number, entry) for number, entry in enumerate(entries, 1)) + RULES
+        entries = msgspec.convert(yaml_file.parsed(plain_file.text(path), path), list[_Entry])  # reads json as well
+    except (Damaged, msgspec.ValidationError) as error:
+        form = "give a list of {category, pattern} and, if useful, example"
+        raise ValueError(f"rules={path}: cannot be read ({error}): {form}") from None
+    rules = tuple(Rule(entry.category, entry.pattern, entry.example) for entry in entries)
+    for number, rule in enumerate(rules, 1):
+        where = f"rules={path}: entry {number}"
+        if rule.category not in CATEGORIES:
+            raise ValueError(f"{where}: category={rule.category}: choose from {', '.join(CATEGORIES)}")
+        try:
+            matches = _match(rule.pattern, (rule.example, rule.example.lower()))
+        except re.error as error:
+            raise ValueError(f"{where}: pattern={rule.pattern}: {error}") from None
+        if rule.example and not matches:
+            raise ValueError(f"{where}: pattern={rule.pattern} does not match its example {rule.example}")
+    return rules + RULES
 
 
-def _rule(path: str | Path, number: int, entry: Any) -> Rule:
-    where = f"rules={path}: entry {number}"
-    fields = {"category", "pattern"}
-    if not isinstance(entry, dict) or not fields <= set(entry) <= fields | {"example"}:
-        raise ValueError(f"{where} is {entry!r}: give category, pattern and, if useful, example")
-    rule = Rule(*(str(entry.get(field) or "") for field in Rule._fields))
-    if rule.category not in CATEGORIES:
-        raise ValueError(f"{where}: category={rule.category}: choose from {', '.join(CATEGORIES)}")
-    try:
-        matches = _match(rule.pattern, (rule.example, rule.example.lower()))
-    except re.error as error:
-        raise ValueError(f"{where}: pattern={rule.pattern}: {error}") from None
-    if rule.example and not matches:
-        raise ValueError(f"{where}: pattern={rule.pattern} does not match its example {rule.example}")
-    return rule
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    category: str
+    pattern: str
+    example: str = ""
 
 
 @functools.lru_cache(maxsize=4096)

@@ -5,7 +5,6 @@ stream, a graph, is one thing in its queue until the first of it starts.
 """
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -79,10 +78,11 @@ def are_graph_launches(rank: Rank, calls: np.ndarray) -> np.ndarray:
 def copies(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
     """[{"name", "count", "gib", "sum_us", "gib_per_s"}] of copies and memsets; None without recorded sizes."""
     mine = rows[np.isin(rank.kind[rows], (events.MEMCPY, events.MEMSET))]
-    sizes = np.array([_bytes(extra) for extra in rank.extras] + [-1], np.int64)[rank.extra[mine]]
+    sizes = [size if 0 <= (size := whole(extra[0])) < 2**62 else -1 for extra in rank.extras]
+    sizes_of_rows = np.array([*sizes, -1], np.int64)[rank.extra[mine]]
     lines = []
     for name, members in groups(rank.name[mine]):
-        sum_ns, known = int(rank.dur[mine[members]].sum()), sizes[members]
+        sum_ns, known = int(rank.dur[mine[members]].sum()), sizes_of_rows[members]
         gib = float(known.sum()) / 2**30 if (known >= 0).all() else None
         rate = gib / (sum_ns / 1e9) if gib is not None and sum_ns > 0 else None
         line = {"name": rank.names[name], "count": len(members), "gib": gib}
@@ -103,38 +103,25 @@ def host_copies(rank: Rank, rows: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _bytes(extra: tuple[Any, ...]) -> int:
-    num_bytes = whole(extra[0])
-    return num_bytes if 0 <= num_bytes < 2**62 else -1
-
-
 def queues(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
     """[{"device", "stream", "max", "mean", "empty_pct"}]: launched and not yet started, the mean over time."""
-    return [_queue_line(rank, *queue) for queue in _queues_of_streams(rank, rows)]
-
-
-def _queues_of_streams(rank: Rank, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """[(track, moments in order, how many wait from each on)]"""
-    calls = window.launches(rank, rows)
-    later = np.zeros(len(rows), bool)
+    calls, track = window.launches(rank, rows), rank.track[rows]
+    later = np.zeros(len(rows), bool)  # rows of a graph after its first on a stream
     graph = np.flatnonzero(are_graph_launches(rank, calls))
-    track = rank.track[rows]
     order = graph[np.lexsort((rank.ts[rows[graph]], calls[graph], track[graph]))]
     later[order[1:]] = (calls[order[1:]] == calls[order[:-1]]) & (track[order[1:]] == track[order[:-1]])
     queued = np.flatnonzero((calls >= 0) & ~later)
+    lines = []
     for number, members in groups(track[queued]):
         mine = queued[members]
         launched = rank.ts[calls[mine]]
         moments = np.concatenate((launched, np.maximum(rank.ts[rows[mine]], launched)))
         change = np.repeat((1, -1), len(mine))
         order = np.lexsort((-change, moments))  # at one time: first those that join
-        yield number, moments[order], np.cumsum(change[order])
-
-
-def _queue_line(rank: Rank, track: int, moments: np.ndarray, waiting: np.ndarray) -> dict[str, Any]:
-    lasting = np.diff(moments)
-    total = int(lasting.sum())
-    mean = float((waiting[:-1] * lasting).sum() / total) if total else 0.0
-    empty_pct = 100 * float(lasting[waiting[:-1] == 0].sum()) / total if total else 0.0
-    line = dict(zip(("device", "stream"), rank.tracks[track][1:]))
-    return line | {"max": int(waiting.max()), "mean": mean, "empty_pct": empty_pct}
+        lasting, waiting = np.diff(moments[order]), np.cumsum(change[order])
+        total = int(lasting.sum())
+        mean = float((waiting[:-1] * lasting).sum() / total) if total else 0.0
+        empty_pct = 100 * float(lasting[waiting[:-1] == 0].sum()) / total if total else 0.0
+        line = dict(zip(("device", "stream"), rank.tracks[number][1:]))
+        lines.append(line | {"max": int(waiting.max()), "mean": mean, "empty_pct": empty_pct})
+    return lines

@@ -96,7 +96,10 @@ def table(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dic
     ]
     nests = [Nest(rank, ops[mine]) for _, mine in groups(rank.track[ops])]  # one a thread
     is_leaf = _leaves(ops, nests, np.array([fact["flop"] is not None for fact in facts])[index])
-    own_ns = _own_time(rank, ops, nests)
+    own_ns = np.zeros(len(ops), np.int64)  # without the operators directly inside
+    for nest in nests:
+        left_ns = rank.dur[nest.rows] - sums(nest.parent, len(nest.rows), rank.dur[nest.rows])
+        own_ns[np.searchsorted(ops, nest.rows)] = np.maximum(left_ns, 0)
     del nests, key
     columns_ns = {
         "cpu_us": rank.dur[ops],
@@ -146,15 +149,6 @@ def collective_of(rank: Rank, row: int) -> tuple[str, int, str | None, int] | No
     if extra is None or extra[3] is None:
         return None
     return str(extra[3]), whole(extra[4]), None if extra[8] is None else str(extra[8]), whole(extra[7])
-
-
-def _own_time(rank: Rank, ops: np.ndarray, nests: list[Nest]) -> np.ndarray:
-    """Nanoseconds of each operator without those directly inside it, on its thread."""
-    own = np.zeros(len(ops), np.int64)
-    for nest in nests:
-        left = rank.dur[nest.rows] - sums(nest.parent, len(nest.rows), rank.dur[nest.rows])
-        own[np.searchsorted(ops, nest.rows)] = np.maximum(left, 0)
-    return own
 
 
 def _leaves(ops: np.ndarray, nests: list[Nest], known: np.ndarray) -> np.ndarray:

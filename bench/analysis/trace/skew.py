@@ -27,7 +27,12 @@ def waits(ranks: Ranks) -> tuple[list[dict[str, Any]], int]:
     rank meets the k-th on the others, and names that do not occur equally often on all ranks are not matched.
     rows, wait_ns: by rank, in the order of ranks: the kernel, and for how long of it its rank waited for the last one.
     """
-    numbers, sequences = list(ranks), [_sequences(*entry) for entry in ranks.values()]
+    numbers, sequences = list(ranks), list[dict[str, list[int]]]()
+    for rank, rows, kinds in ranks.values():
+        mine = rows[kinds == COMMUNICATION]
+        sequences.append({})
+        for row in mine[np.argsort(rank.ts[mine], kind="stable")].tolist():
+            sequences[-1].setdefault(rank.names[rank.name[row]], []).append(row)
     lines, num_unmatched = [], 0
     for name in sorted(set().union(*sequences)) if len(ranks) > 1 else ():
         calls = [(rank, by_name.get(name, [])) for (rank, *_), by_name in zip(ranks.values(), sequences)]
@@ -90,16 +95,6 @@ def picture_of_collective(ranks: Ranks, calls: list[dict[str, Any]]) -> dict[str
         lanes.append({"rank": number, "stream": None, "bars": bars})
     facts = {"name": slowest["name"], "late_rank": late, "wait_us": max(slowest["wait_ns"]) / US}
     return facts | {"us": picture.ns / US, "lanes": lanes, "names": list(picture.names)}
-
-
-def _sequences(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict[str, list[int]]:
-    """{name: rows in the order of start} of a rank's communication kernels."""
-    mine = rows[kinds == COMMUNICATION]
-    mine = mine[np.argsort(rank.ts[mine], kind="stable")]
-    by_name: dict[str, list[int]] = {}
-    for row in mine.tolist():
-        by_name.setdefault(rank.names[rank.name[row]], []).append(row)
-    return by_name
 
 
 def _by_number(rank: Rank, rows: list[int]) -> dict[Any, int]:
