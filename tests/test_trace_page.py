@@ -44,16 +44,15 @@ def test_ranks_stand_side_by_side_around_the_collective_for_which_one_waited_lon
 
 
 def test_bars_too_thin_to_see_are_one_bar_that_says_how_many_it_holds(tmp_path):
-    """1,000 kernels of 1 us in 4 us each, before a gap of 100 us, which is what is shown."""
-    rows = [row for n in range(1000) for row in launched("k", 1000 + n, 1, 10 + n, n + 1)]
-    rows += launched("late", 102_000, 100, 101_990, 2000)
-    one = traces.analysed([write(tmp_path / "a.json", rows)])["ranks"]["0"]
-    found = one["pictures"]["gap"]
-    assert found["gap_us"] == 100_000.0 and one["gaps"][0]["after"] == "late"
-    stream, host = found["lanes"]
-    assert (stream["stream"], host["stream"]) == ("7", "host")
-    assert sum(us for _, us, _, _ in stream["bars"]) == pytest.approx(1000 + 100)
-    assert len(stream["bars"]) < 20 and any(name.endswith("of these") for name in found["names"])
+    """1,000 kernels of 1 us in 4 us each, before a collective of 100 ms, around which is shown."""
+    for rank, late_us in enumerate((0, 50_000)):
+        rows = [row for n in range(1000) for row in launched("k", 4 * n, 1, 4 * n - 1, n + 1)]
+        rows += launched("ncclDevKernel_AllReduce", 4000 + late_us, 100_000 - late_us, 3999 + late_us, 2000)
+        write(tmp_path / f"rank{rank}.json", rows, distributedInfo={"rank": rank, "world_size": 2})
+    picture = traces.analysed(load.find(tmp_path))["overall"]["pictures"]["collective"]
+    bars = picture["lanes"][0]["bars"]
+    assert 3900 < sum(us for _, us, kind, _ in bars if kind == 0) <= 4000
+    assert len(bars) < 20 and any(name.endswith("of these") for name in picture["names"])
 
 
 def test_a_waterfall_goes_from_one_total_to_the_other():

@@ -1,6 +1,6 @@
 """Analyses of traces with their pictures: for separate pages and the page of a run.
 
-The pictures are bars of sums, and timelines of an analysis's "pictures": ranks around a collective, the largest gap.
+The pictures are bars of sums, and a timeline of the ranks around their slowest collective.
 Of several ranks the first is shown where a drawing is of one alone.  Milliseconds, and the shares of a span in %.
 """
 
@@ -22,8 +22,8 @@ Ranked = tuple[str, float | None, float | None, str, str]  # label, us, share in
 
 US_PER_MS = 1000
 COMPUTE, COMMUNICATION, COPY, IDLE, HOST = "series-0", "series-1", "series-2", "line", "series-6"
-TYPES = ("computation", "communication", "copies", "host calls")  # by the index in a timeline's bar
-TYPE_COLOURS = (COMPUTE, COMMUNICATION, COPY, HOST)
+TYPES = ("computation", "communication", "copies")  # by the index in a timeline's bar
+TYPE_COLOURS = (COMPUTE, COMMUNICATION, COPY)
 PATH = (  # kinds of a critical path's links, in their order
     ("compute", COMPUTE),
     ("communication", COMMUNICATION),
@@ -106,7 +106,6 @@ def panels_of(answer: Answer, id: str) -> list[Panel]:
         *_steps(rank, which, id),
         *_kernels(rank, which, id),
         *_host(rank, which, id),
-        *_gap(rank, which, id),
         *_critical_path(rank, which, id),
     ]
     return [panel for panel in panels if panel.lanes]
@@ -254,50 +253,20 @@ def ms_from_us(us: float | None) -> float:
 def _collective(overall: Answer, id: str) -> Panels:
     """Yields the drawing of ranks side by side; nothing for one rank or without a collective."""
     picture = overall["pictures"]["collective"]
-    if picture:
-        late = picture["late_rank"]
-        lanes = [(f"rank {lane['rank']}", "came last" * (lane["rank"] == late)) for lane in picture["lanes"]]
-        about = (
-            f"{short(picture['name'])}: rank {late} came last, another waited {ms_from_us(picture['wait_us']):.2f} ms "
-            "for it.  Each rank's clock is set by the end of this collective; the lower row of a rank is communication"
-        )
-        yield _timeline(f"{id}collective", "Ranks around the slowest collective", about, picture, lanes)
-
-
-def _gap(rank: Answer, which: str, id: str) -> Panels:
-    """Yields the drawing of the device's largest gap; which: which rank it is, "" where there is only one."""
-    picture = rank["pictures"]["gap"]
-    if picture:
-        lanes = [
-            ("the host's launching thread", "calls") if lane["stream"] == "host" else (f"stream {lane['stream']}", "")
-            for lane in picture["lanes"]
-        ]
-        gap = rank["gaps"][0]
-        host, after = plain(gap["host"] or "nothing recorded"), short(gap["after"])
-        about = f"{which}{': ' * bool(which)}{ms_from_us(gap['us']):.3f} ms, the host was in {host}; then came {after}"
-        marks = [(ms_from_us(picture["start_us"]), "the dashed lines are where the gap begins and ends")]
-        marks += [(ms_from_us(picture["start_us"] + picture["gap_us"]), "")]
-        yield _timeline(f"{id}gap", "The device's largest gap", about, picture, lanes, marks)
-
-
-def _timeline(
-    id: str,
-    title: str,
-    about: str,
-    picture: Answer,
-    lanes: Iterable[tuple[str, str]],
-    marks: Sequence[tuple[float, str]] = (),
-) -> Panel:
-    """Bars of picture["lanes"]; lanes: (label, caption) of each.  Communication and the host have separate rows."""
-    drawn, seen = [], set()
-    for (label, caption), lane in zip(lanes, picture["lanes"]):
+    if not picture:
+        return
+    late, lanes, seen = picture["late_rank"], [], set()
+    for lane in picture["lanes"]:
         bars = []
         for start_us, us, kind, name in lane["bars"]:
-            hint = f"{short(picture['names'][name])}: {us:,.1f} us"
-            bars.append(Bar(ms_from_us(start_us), ms_from_us(start_us + us), TYPE_COLOURS[kind], hint, int(kind == 1)))
+            begin_ms, hint = ms_from_us(start_us), f"{short(picture['names'][name])}: {us:,.1f} us"
+            bars.append(Bar(begin_ms, begin_ms + ms_from_us(us), TYPE_COLOURS[kind], hint, int(kind == 1)))
             seen.add(kind)
-        drawn.append(Lane(label, caption, bars))
-    names = [(TYPE_COLOURS[kind], TYPES[kind]) for kind in sorted(seen)]
-    return Panel(
-        id, title, about, "ms", drawn, names, ms_from_us(picture["us"]), marks, 2 if 1 in seen else 1, is_wide=True
+        lanes.append(Lane(f"rank {lane['rank']}", "came last" * (lane["rank"] == late), bars))
+    about = (
+        f"{short(picture['name'])}: rank {late} came last, another waited {ms_from_us(picture['wait_us']):.2f} ms "
+        "for it.  Each rank's clock is set by the end of this collective; the lower row of a rank is communication"
     )
+    names = [(TYPE_COLOURS[kind], TYPES[kind]) for kind in sorted(seen)]
+    title, end_ms = "Ranks around the slowest collective", ms_from_us(picture["us"])
+    yield Panel(f"{id}collective", title, about, "ms", lanes, names, end_ms, num_rows=2, is_wide=True)

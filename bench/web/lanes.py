@@ -42,8 +42,7 @@ class Lane:
 @dataclass(frozen=True)
 class Panel:
     """id: of its picture's file.  names: [(colour, text)] of the legend; end: of the axis, None: where the last bar
-    ends; marks: [(place, text)], a line through all lanes each; num_rows: of a lane; is_wide:
-    over the whole width of a page.
+    ends; num_rows: of a lane; is_wide: over the whole width of a page.
     """
 
     id: str
@@ -53,7 +52,6 @@ class Panel:
     lanes: Sequence[Lane]
     names: Sequence[tuple[str, str]] = ()
     end: float | None = None
-    marks: Sequence[tuple[float, str]] = ()
     num_rows: int = 1
     is_wide: bool = False
 
@@ -79,8 +77,7 @@ def plot(panel: Panel) -> Safe:
     ]
     caption = tag("figcaption", tag("b", panel.title), " ", tag("span", panel.about), tag("div", *legend))
     drawn = [_lane(lane, panel, span) for lane in panel.lanes]
-    marks = [tag("p", text, class_="soft mark") for _, text in panel.marks if text]
-    return tag("figure", caption, *marks, *drawn, _axis(high, panel.unit), class_="lanes")
+    return tag("figure", caption, *drawn, _axis(high, panel.unit), class_="lanes")
 
 
 def _lane(lane: Lane, panel: Panel, span: float) -> Safe:
@@ -98,14 +95,8 @@ def _lane(lane: Lane, panel: Panel, span: float) -> Safe:
             path = paths.setdefault(bar.colour, [])
             path.append(f"M{x:.5g} {y}h{width:.3g}v{ROW_PX}h-{width:.3g}z")
     thin = [tag("path", d="".join(path), style=f"fill: var(--{colour})") for colour, path in paths.items()]
-    lines = []
-    for at, _ in panel.marks:
-        place_x = f"{WIDTH * at / span:.5g}"
-        lines.append(
-            tag("line", x1=place_x, x2=place_x, y1=0, y2=size, class_="at", vector_effect="non-scaling-stroke")
-        )
     box = {"viewBox": f"0 0 {WIDTH} {size}", "preserveAspectRatio": "none", "style": f"height: {size}px"}
-    track = tag("svg", *thin, *shapes, *lines, **box, role="img", aria_label=f"{lane.label}: {lane.caption}")
+    track = tag("svg", *thin, *shapes, **box, role="img", aria_label=f"{lane.label}: {lane.caption}")
     return tag("div", heading, track, class_="lane")
 
 

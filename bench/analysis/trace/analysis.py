@@ -157,7 +157,6 @@ def _analyze_rank(
             str(device): device_time.breakdown(rank, rows[mask], kinds[mask]) for device, mask in by_device.items()
         },
     }
-    answer["pictures"] = {"gap": critical.picture_of_gap(rank, leading, leading_kinds, answer["gaps"])}
     return answer | {"advice": list(_advice(answer))}
 
 

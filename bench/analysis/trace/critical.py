@@ -4,30 +4,21 @@ The chain is walked backwards from the end of the last row.  A row that began as
 that one; a row that the host launched only after everything else had ended waited for the host.  Every nanosecond of
 the span is in exactly one link, so the links add up to it.  It is a path through what was recorded: an event that a
 stream waited for, without a separate row, is not seen.
-
-A picture is a short stretch of a trace as bars, [start_us, us, kind, index into "names"] each; kind: index into
-device_time.TYPES, HOST_CALL for a call.  Bars too thin to see are joined with their neighbours
-of the same kind; such a bar's name says how many it holds.
 """
 
 import bisect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from bench.analysis.trace import attribution, events, window
 from bench.analysis.trace.columns import US, gaps_between, groups, merged_intervals
-from bench.analysis.trace.device_time import COMMUNICATION, TYPES
 from bench.analysis.trace.rank import Rank
 
 KINDS = ("compute", "communication", "memory", "launch", "host", "wait")
 LAUNCH, HOST, WAIT = 3, 4, 5
 NUM_GAPS = 10
-HOST_CALL = len(TYPES)
-NUM_COLUMNS = 600  # of a picture: what is narrower cannot be seen
-MAX_LANES = 16
-AROUND_GAP = 0.6  # of the gap, on either side
 
 
 def path(rank: Rank, rows: np.ndarray, kinds: np.ndarray, launched: np.ndarray | None = None) -> dict[str, Any]:
@@ -137,74 +128,6 @@ def gaps(rank: Rank, rows: np.ndarray, limit: int = NUM_GAPS) -> list[dict[str, 
         around = np.where(around >= 0, around, attribution.by_thread(rank, calls, (low + high) // 2, kind))
     columns = (rank.names_of(rows) for rows in (before, after, around))
     return [line | dict(zip(("before", "after", "host"), names)) for line, *names in zip(times, *columns)]
-
-
-def picture_of_gap(
-    rank: Rank, rows: np.ndarray, kinds: np.ndarray, gaps: list[dict[str, Any]]
-) -> dict[str, Any] | None:
-    """The streams of a device, and the thread that launched what came next, around its longest gap; None without one.
-
-    gaps: of gaps().  {"gap_us", "start_us": of the gap, "us", "lanes": [{"rank": None, "stream": a number or
-    "host", "bars"}], "names"}; start_us counts from the beginning of what is shown.
-    """
-    if not gaps or not gaps[0]["us"]:
-        return None
-    gap_ns = round(gaps[0]["us"] * US)
-    begin = int(rank.ts[rows].min()) + round(gaps[0]["start_us"] * US)
-    around = int(AROUND_GAP * gap_ns) + 1
-    picture, low, lanes = Picture(gap_ns + 2 * around), begin - around, []
-    for track in np.unique(rank.track[rows]):
-        mine = rank.track[rows] == track
-        if bars := picture.bars_of_rows(rank, rows[mine], kinds[mine], low):
-            lanes.append({"rank": None, "stream": str(rank.tracks[track][2]), "bars": bars})
-    after = rows[np.searchsorted(rank.ts[rows], begin + gap_ns)]  # rows are by start
-    call = window.launches(rank, np.array([after]))[0]
-    if call >= 0:
-        calls = np.flatnonzero(rank.is_kind(events.RUNTIME) & (rank.track == rank.track[call]))
-        bars = picture.bars_of_rows(rank, calls, np.full(len(calls), HOST_CALL, np.int8), low)
-        lanes.append({"rank": None, "stream": "host", "bars": bars})
-    facts = {"gap_us": gap_ns / US, "start_us": around / US, "us": picture.ns / US}
-    return facts | {"lanes": lanes[:MAX_LANES], "names": list(picture.names)}
-
-
-class Picture:
-    """Bars of stretches that are so many nanoseconds long; .names: name -> its number, in their order."""
-
-    def __init__(self, ns: int) -> None:
-        self.ns = ns
-        self.names: dict[str, int] = {}
-
-    def bars(self, ranges: Iterable[tuple[int, int, int, str]], low: int) -> list[list[Any]]:
-        """(start ns, end ns, kind, name) by start -> bars of the stretch that begins at low, cut at both its ends."""
-        thin, bars = self.ns / NUM_COLUMNS, []
-        open_of: dict[int, list[Any]] = {}
-        for start, end, kind, name in ranges:
-            begin, stop = max(start, low), min(end, low + self.ns)
-            if stop < begin:
-                continue
-            last = open_of.get(kind)
-            if last and stop - begin < thin and begin - last[1] < thin and last[1] - last[0] < 4 * thin:
-                last[1], last[4] = max(last[1], stop), last[4] + 1
-                continue
-            open_of[kind] = [begin, stop, kind, name, 1]
-            bars.append(open_of[kind])
-        shown = [(*bar[:3], bar[3] if bar[4] == 1 else f"{bar[4]:,} of these") for bar in bars]
-        numbers = [self.names.setdefault(name, len(self.names)) for *_, name in shown]
-        return [
-            [(begin - low) / US, (stop - begin) / US, kind, number]
-            for (begin, stop, kind, _), number in zip(shown, numbers)
-        ]
-
-    def bars_of_rows(self, rank: Rank, rows: np.ndarray, kinds: np.ndarray, low: int) -> list[list[Any]]:
-        """The bars of device rows or calls."""
-        inside = (rank.end[rows] > low) & (rank.ts[rows] < low + self.ns)
-        rows, kinds = rows[inside], kinds[inside]
-        order = np.lexsort((rank.ts[rows], kinds == COMMUNICATION))
-        rows, kinds = rows[order], kinds[order]
-        columns = rank.ts[rows].tolist(), rank.end[rows].tolist(), kinds.tolist()
-        return self.bars(
-            ((*interval, rank.names[index]) for *interval, index in zip(*columns, rank.name[rows].tolist())), low
-        )
 
 
 def synchronisations(rank: Rank, counted: Sequence[window.Step] = ()) -> list[dict[str, Any]]:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from bench.analysis.trace.columns import US
-from bench.analysis.trace.critical import MAX_LANES, Picture
 from bench.analysis.trace.device_time import COMMUNICATION
 from bench.analysis.trace.rank import Rank
 
 NUM_WORST = 10
+NUM_COLUMNS = 600  # of a picture: what is narrower cannot be seen
+MAX_LANES = 16
 LEAD, TAIL = 0.5, 0.15  # of the slowest collective's time that is shown before and after it
 Ranks = dict[int, tuple[Rank, np.ndarray, np.ndarray]]  # number: rank, its device rows, device_time.types of them
 
@@ -76,25 +77,49 @@ def collectives(ranks: Ranks, matched: list[dict[str, Any]], num_unmatched: int)
 def picture_of_collective(ranks: Ranks, calls: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Ranks side by side around the collective for which one of them waited longest; None without one.
 
-    calls: of waits().  {"name", "late_rank", "wait_us", "us", "lanes": [{"rank", "stream": None, "bars"}],
-    "names"}; us: what is shown.  Clocks of ranks are not compared: each is set by the end of this collective, which all
-    leave at about the same time.
+    calls: of waits().  {"name", "late_rank", "wait_us", "us", "lanes": [{"rank", "bars": [[start_us, us, kind, index
+    into "names"]]}], "names"}; us: what is shown; kind: index into device_time.TYPES.  Bars too thin to see are joined
+    with their neighbours of the same kind; such a bar's name says how many it holds.  Clocks of ranks are not compared:
+    each is set by the end of this collective, which all leave at about the same time.
     """
     if not calls:
         return None
     slowest = max(calls, key=lambda call: max(call["wait_ns"]))
     members = list(zip(ranks, slowest["rows"], slowest["wait_ns"]))
     longest_ns = max(int(ranks[number][0].dur[row]) for number, row, _ in members)
-    lead, tail = int(LEAD * longest_ns) + 1, int(TAIL * longest_ns) + 1
-    late = slowest["late_rank"]
+    lead_ns = int(LEAD * longest_ns) + 1
+    shown_ns = lead_ns + longest_ns + int(TAIL * longest_ns) + 1
+    late, names = slowest["late_rank"], dict[str, int]()
     shown = sorted(members, key=lambda member: (member[0] != late, -member[2]))[:MAX_LANES]
-    picture, lanes = Picture(longest_ns + lead + tail), []
+    lanes = []
     for number, row, _ in sorted(shown):
-        rank, rows, kinds = ranks[number]
-        bars = picture.bars_of_rows(rank, rows, kinds, int(rank.end[row]) - longest_ns - lead)
-        lanes.append({"rank": number, "stream": None, "bars": bars})
+        low = int(ranks[number][0].end[row]) - longest_ns - lead_ns
+        lanes.append({"rank": number, "bars": _bars(*ranks[number], low, low + shown_ns, names)})
     facts = {"name": slowest["name"], "late_rank": late, "wait_us": max(slowest["wait_ns"]) / US}
-    return facts | {"us": picture.ns / US, "lanes": lanes, "names": list(picture.names)}
+    return facts | {"us": shown_ns / US, "lanes": lanes, "names": list(names)}
+
+
+def _bars(
+    rank: Rank, rows: np.ndarray, kinds: np.ndarray, low: int, high: int, names: dict[str, int]
+) -> list[list[Any]]:
+    """What ran from low to high ns, cut at both ends.  names: name -> its number; new ones are added."""
+    inside = (rank.end[rows] > low) & (rank.ts[rows] < high)
+    order = np.lexsort((rank.ts[rows[inside]], kinds[inside] == COMMUNICATION))
+    thin_ns, bars = (high - low) / NUM_COLUMNS, list[list[Any]]()
+    last_of_kind: dict[int, list[Any]] = {}
+    for row, kind in zip(rows[inside][order].tolist(), kinds[inside][order].tolist()):
+        begin, end = max(int(rank.ts[row]), low), min(int(rank.end[row]), high)
+        last = last_of_kind.get(kind)
+        if last and end - begin < thin_ns and begin - last[1] < thin_ns and last[1] - last[0] < 4 * thin_ns:
+            last[1], last[4] = max(last[1], end), last[4] + 1
+            continue
+        last_of_kind[kind] = [begin, end, kind, rank.names[rank.name[row]], 1]
+        bars.append(last_of_kind[kind])
+    drawn = []
+    for begin, end, kind, name, count in bars:
+        number = names.setdefault(name if count == 1 else f"{count:,} of these", len(names))
+        drawn.append([(begin - low) / US, (end - begin) / US, kind, number])
+    return drawn
 
 
 def _by_number(rank: Rank, rows: list[int]) -> dict[Any, int]:
