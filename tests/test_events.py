@@ -28,9 +28,10 @@ def emitted():
 
 @pytest.fixture
 def context(tmp_path, emitted):
-    return Context(
-        tmp_path, 0, 1, "cpu", 4, HostMarks(), emit=lambda name, **facts: emitted.append({"event": name, **facts})
-    )
+    def emit(name, **facts):
+        emitted.append({"event": name, **facts})
+
+    return Context(tmp_path, 0, 1, "cpu", 4, HostMarks(), emit=emit)
 
 
 @pytest.fixture
@@ -48,22 +49,43 @@ def made(context, **chosen):
     return InstrumentSet(found), *found
 
 
+def run(watch, *works, between=lambda: None):
+    """A run of a step for each of these functions, and one to be called between the steps."""
+    watch.on_run_start()
+    for step, work in enumerate(works):
+        watch.on_step_start(step)
+        work()
+        watch.on_step_end(step)
+        between()
+    watch.on_run_end()
+
+
+def computes(ms):
+    started_ns = time.thread_time_ns()
+    while time.thread_time_ns() - started_ns < ms * 1e6:
+        pass
+
+
+def nothing():
+    pass
+
+
 def test_collections_in_a_step_are_events_with_generation_and_time(context, emitted, collecting):
     watch, garbage = made(context, garbage={"min_event_ms": 0.0})
-    watch.on_run_start()
-    watch.on_step_start(4)
-    before_ns = time.perf_counter_ns()
-    gc.collect()
-    after_ns = time.perf_counter_ns()
-    gc.collect(0)
-    watch.on_step_end(4)
-    gc.collect()  # between steps, where a validation may be
-    watch.on_run_end()
+    around_ns = []
+
+    def collects():
+        around_ns.append(time.perf_counter_ns())
+        gc.collect()
+        around_ns.append(time.perf_counter_ns())
+        gc.collect(0)
+
+    run(watch, nothing, collects, between=gc.collect)  # between steps a validation may be
     gc.collect()
     full, young, total = emitted
-    assert (full["event"], full["step"], full["generation"]) == ("gc", 5, 2)
-    assert before_ns <= full["t_ns"] and full["t_ns"] + full["ms"] * 1e6 <= after_ns
-    assert (young["generation"], young["step"]) == (0, 5)
+    assert (full["event"], full["step"], full["generation"]) == ("gc", 2, 2)
+    assert around_ns[0] <= full["t_ns"] and full["t_ns"] + full["ms"] * 1e6 <= around_ns[1]
+    assert (young["generation"], young["step"]) == (0, 2)
     assert total == {"event": "gc_total", "count": 2, "ms": pytest.approx(full["ms"] + young["ms"])}
     summary = garbage.summary()
     assert (summary["num_collections"], summary["num_by_generation"]) == (2, {"0": 1, "1": 0, "2": 1})
@@ -74,11 +96,7 @@ def test_collections_in_a_step_are_events_with_generation_and_time(context, emit
 
 def test_short_collections_are_counted_but_are_no_events(context, emitted, collecting):
     watch, _ = made(context, garbage={"min_event_ms": 60_000.0})
-    watch.on_run_start()
-    watch.on_step_start(0)
-    gc.collect()
-    watch.on_step_end(0)
-    watch.on_run_end()
+    run(watch, gc.collect)
     assert [event["event"] for event in emitted] == ["gc_total"]
     assert emitted[0]["count"] == 1
 
@@ -104,14 +122,7 @@ def test_a_recompile_and_a_graph_break_in_a_step_are_events_and_a_doubt(context,
     compiled, parts = (torch.compile(function, backend="eager", dynamic=False) for function in (doubled, broken))
     compiled(torch.ones(3))
     watch, recompiles = made(context, recompiles={})
-    watch.on_run_start()
-    for step, call in enumerate(
-        (lambda: compiled(torch.ones(3)), lambda: compiled(torch.ones(4)), lambda: parts(torch.ones(3)))
-    ):
-        watch.on_step_start(step)
-        call()
-        watch.on_step_end(step)
-    watch.on_run_end()
+    run(watch, lambda: compiled(torch.ones(3)), lambda: compiled(torch.ones(4)), lambda: parts(torch.ones(3)))
     compiled(torch.ones(5))  # after the run: the listener is gone
     expected = [("recompile", 2), ("recompile", 3), ("recompile", 3), ("graph_break", 3)]
     assert [(event["event"], event["step"]) for event in emitted] == expected
@@ -128,45 +139,30 @@ def test_a_recompile_and_a_graph_break_in_a_step_are_events_and_a_doubt(context,
 
 def test_a_run_that_compiles_nothing_has_no_doubt(context, emitted):
     watch, recompiles = made(context, recompiles={})
-    watch.on_run_start()
-    watch.on_step_start(0)
-    watch.on_step_end(0)
-    watch.on_run_end()
+    run(watch, nothing)
     assert (emitted, recompiles.doubts()) == ([], [])
     assert recompiles.summary()["num_recompiles"] == 0
 
 
 def test_the_default_instruments_import_nothing_that_takes_long():
     """torch._dynamo takes a second to import: where nothing is compiled, watching for it must not import it."""
-    code = (
-        "import sys; from pathlib import Path;"
-        "from bench.training.instruments import registry; from bench.training.instruments.base import Context;"
-        "from bench.training.instruments.base import InstrumentSet;"
-        "context = Context(Path('.'), 0, 1, 'cpu', 1, None);"
-        "made, warnings = registry.load({'garbage': {'min_event_ms': 1.0}, 'recompiles': {}, 'host': {}}, context);"
-        "watch = InstrumentSet(made); watch.on_run_start(); watch.on_step_start(0);"
-        "watch.on_step_end(0); watch.on_run_end();"
-        "print(warnings, watch.warnings, 'torch' in sys.modules)"
-    )
+    code = """
+import sys
+from pathlib import Path
+from bench.training.instruments import registry
+from bench.training.instruments.base import Context, InstrumentSet
+chosen = {"garbage": {"min_event_ms": 1.0}, "recompiles": {}, "host": {}}
+made, warnings = registry.load(chosen, Context(Path("."), 0, 1, "cpu", 1, None))
+watch = InstrumentSet(made)
+watch.on_run_start(), watch.on_step_start(0), watch.on_step_end(0), watch.on_run_end()
+print(warnings, watch.warnings, "torch" in sys.modules)"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[] [] False\n"
 
 
 def test_the_host_distinguishes_computing_from_waiting(context):
     watch, host = made(context, host={})
-    watch.on_run_start()
-    watch.on_step_start(0)
-    started_ns = time.thread_time_ns()
-    while time.thread_time_ns() - started_ns < 30_000_000:
-        pass
-    watch.on_step_end(0)
-    watch.on_step_start(1)
-    time.sleep(0.05)
-    watch.on_step_end(1)
-    watch.on_validation(2, 3.0, 0.1)
-    watch.on_step_start(2)
-    watch.on_step_end(2)
-    watch.on_run_end()
+    run(watch, lambda: computes(30), lambda: time.sleep(0.05), nothing)
     columns = host.columns()
     assert 29 < columns["cpu_ms"][1] < 60
     assert columns["cpu_ms"][2] < 25  # of at least 50 ms
@@ -178,14 +174,7 @@ def test_the_host_distinguishes_computing_from_waiting(context):
 def test_what_others_do_between_two_steps_is_in_neither(context):
     """A profiler's flush comes after the host's reading at the end of a step."""
     watch, host = made(context, host={})
-    watch.on_run_start()
-    for step in range(2):
-        watch.on_step_start(step)
-        watch.on_step_end(step)
-        started_ns = time.thread_time_ns()
-        while time.thread_time_ns() - started_ns < 50_000_000:
-            pass
-    watch.on_run_end()
+    run(watch, nothing, nothing, between=lambda: computes(50))
     assert max(host.columns()["cpu_ms"].values()) < 25
 
 
@@ -202,13 +191,13 @@ def test_the_host_shows_when_another_program_had_its_core(context):
         other.stdout.readline()
         os.sched_setaffinity(0, {core})
         watch, host = made(context, host={})
-        watch.on_run_start()
-        watch.on_step_start(0)
-        started_s = time.perf_counter()
-        while time.perf_counter() - started_s < 0.3:
-            pass
-        watch.on_step_end(0)
-        watch.on_run_end()
+
+        def spins():
+            until_s = time.perf_counter() + 0.3
+            while time.perf_counter() < until_s:
+                pass
+
+        run(watch, spins)
     finally:
         os.sched_setaffinity(0, ours)
         other.kill()
@@ -331,21 +320,10 @@ def test_binary_dumps_stay_as_they_are_when_logs_lose_their_private_paths(tmp_pa
 
 
 def test_what_an_instrument_could_not_do_is_reported_after_the_run():
-    warned = [
-        {"rank": rank, "instrument": name, "error": "needs a package"}
-        for name in ("wandb", "mlflow", "tensorboard", "telemetry")
-        for rank in (0, 1)
-    ]
-    run = {
-        "status": "aborted",
-        "failure": {"kind": "interrupted", "rank": None, "step": 3, "message": "m", "hint": "h"},
-        "folder": "f",
-        "warnings": warned,
-    }
-    assert summary.outcome_text(run).splitlines()[3:] == [
-        "       warning: wandb: needs a package",
-        "       warning: mlflow: needs a package",
-        "       warning: tensorboard: needs a package",
-        "       warning: and 1 more warnings in run.json",
-    ]
-    assert "warning" not in summary.outcome_text(run | {"warnings": []})
+    names = ("wandb", "mlflow", "tensorboard", "telemetry")
+    warned = [{"rank": rank, "instrument": name, "error": "needs x"} for name in names for rank in (0, 1)]
+    failure = {"kind": "interrupted", "rank": None, "step": 3, "message": "m", "hint": "h"}
+    record = {"status": "aborted", "failure": failure, "folder": "f", "warnings": warned}
+    shown = [*(f"{name}: needs x" for name in names[:3]), "and 1 more warnings in run.json"]
+    assert summary.outcome_text(record).splitlines()[3:] == [f"       warning: {line}" for line in shown]
+    assert "warning" not in summary.outcome_text(record | {"warnings": []})

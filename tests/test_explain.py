@@ -21,6 +21,7 @@ from bench.record import step_files
 
 H100 = {"deviceProperties": [{"name": "NVIDIA H100 80GB HBM3"}]}
 BF16 = "c10::BFloat16"
+ROTARY = [[4], [4, 8], [4, 2], [], [99, 8]]
 MM = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}
 
 
@@ -107,10 +108,8 @@ def test_limits_are_the_passports_where_there_is_one_and_say_so(tmp_path):
     # the device waited for two launches, of 8 and 5 us, which need 3 us each
     assert (ns[parts.LATENCY], ns[parts.LAUNCH]) == (6_000, 7_000) and sum(ns.values()) == 100_000
     sources = {line["part"]: line["source"] for line in answer["parts"]}
-    assert (
-        sources[parts.LATENCY] == sources[parts.BANDWIDTH] == sources[parts.WIRE] == "measured, passport of 2026-11-22"
-    )
-    assert sources[parts.HOST] is None
+    of_passport = dict.fromkeys((parts.LATENCY, parts.BANDWIDTH, parts.WIRE), "measured, passport of 2026-11-22")
+    assert of_passport | {parts.HOST: None} == {part: sources[part] for part in (*of_passport, parts.HOST)}
     gains = {line["part"]: line["gain_ms"] for line in answer["next"]}
     assert gains[parts.EXPOSED] == pytest.approx(0.010)  # at its bandwidth it could still be hidden
 
@@ -227,18 +226,8 @@ def test_at_each_moment_one_range_has_the_time():
         ("triton_poi_fused_add_mul_0", [[4, 8], [4, 8], []], ["float", "c10::BFloat16", "Scalar"], 6 * 32),
         ("triton_poi_fused_embedding_add_0", [[4, 8], [4, 8]], ["float", "float"], None),
         ("triton_poi_fused_add_mul_0", None, None, None),
-        (
-            "_C::rotary_embedding",
-            [[4], [4, 8], [4, 2], [], [99, 8]],
-            ["long int", BF16, BF16, "Scalar", BF16],
-            2 * 2 * 40,
-        ),
-        (
-            "x::store_cache",
-            [[4, 8], [4, 8], [99, 8], [99, 8], [4]],
-            [BF16, BF16, "unsigned char", "unsigned char", "int"],
-            3 * 64,
-        ),
+        ("_C::rotary_embedding", ROTARY, ["long int", BF16, BF16, "Scalar", BF16], 2 * 2 * 40),
+        ("x::store_cache", [[4, 8]] * 2 + [[99, 8]] * 2 + [[4]], [BF16] * 2 + ["unsigned char"] * 2 + ["int"], 3 * 64),
     ],
 )
 def test_bytes_are_known_from_shapes_or_not_at_all(name, shapes, types, num_bytes):
@@ -300,17 +289,14 @@ def graph_and_capture(folder, kernels=("one", "two", "three"), **names):
     """A step whose graph runs some kernels, and its capture: a product, a copy, and what no operator launched."""
     call = event("cuda_runtime", "cudaGraphLaunch", 5, 5, correlation=9)
     rows = [launched(name, 20 + 10 * at, 10, 5, 9)[1] for at, name in enumerate(kernels)]
-    copy = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["float", "c10::BFloat16"]}
-    captured = [
-        event("cuda_runtime", "cudaStreamBeginCapture", 0, 1),
-        event("cpu_op", "aten::mm", 10, 9, **MM),
-        event("cuda_runtime", "cudaLaunchKernel", 12, 2, **{key: value[0] for key, value in names.items()}),
-        event("cpu_op", "aten::copy_", 20, 9, **copy),
-        event("cuda_runtime", "cudaLaunchKernel", 22, 2, **{key: value[1] for key, value in names.items()}),
-        event("cuda_runtime", "cudaLaunchKernel", 32, 2, **{key: value[2] for key, value in names.items()}),
-        event("cuda_runtime", "cudaStreamEndCapture", 40, 1),
-        event("cuda_runtime", "cudaLaunchKernel", 50, 1),
+    calls = [("StreamBeginCapture", 0, 1), ("StreamEndCapture", 40, 1), ("LaunchKernel", 50, 1)]
+    captured = [event("cuda_runtime", f"cuda{name}", ts, dur) for name, ts, dur in calls]
+    captured += [
+        event("cuda_runtime", "cudaLaunchKernel", 12 + 10 * at, 2, **{key: value[at] for key, value in names.items()})
+        for at in range(3)
     ]
+    captured += [event("cpu_op", "aten::mm", 10, 9, **MM)]
+    captured += [event("cpu_op", "aten::copy_", 20, 9, **MM | {"Input type": ["float", BF16]})]
     run = write(folder / "replay.json", [step(1, 0, 60), call, *rows], **H100)
     return run, write(folder / "capture.json", captured)
 
@@ -352,12 +338,9 @@ def test_a_device_without_a_known_name_is_found_by_what_it_is(tmp_path):
 def test_bounds_are_those_of_the_data_sheet_and_unknown_without_one():
     facts = {"name": "aten::mm", "shapes": None, "types": None, "precision": "bfloat16", "flop": 989e9}
     facts |= {"bytes": 335e6, "moved_bytes": 335e6}
-    assert ceilings.Ceilings("NVIDIA H100 80GB HBM3").bound(facts, 0.01) == (
-        parts.ARITHMETIC,
-        *[pytest.approx(0.001)] * 2,
-    )
-    expected = (parts.BANDWIDTH, 0.01, 0.01)
-    assert ceilings.Ceilings("NVIDIA H100 80GB HBM3").bound(facts | {"moved_bytes": 33.5e9}, 0.02) == expected
+    h100 = ceilings.Ceilings("NVIDIA H100 80GB HBM3")
+    assert h100.bound(facts, 0.01) == (parts.ARITHMETIC, pytest.approx(0.001), pytest.approx(0.001))
+    assert h100.bound(facts | {"moved_bytes": 33.5e9}, 0.02) == (parts.BANDWIDTH, 0.01, 0.01)
     assert ceilings.Ceilings("Somebody's GPU").bound(facts, 0.01) is None
     observed = ceilings.Ceilings(None)
     observed.observe([("float32", 1e9, 0.5), ("float32", 3e9, 1.0), ("float32", 1e9, 0.01)])  # the last shows no rate
@@ -406,9 +389,8 @@ def test_a_compilation_before_the_window_is_named(tmp_path, finished_run):
         made = {"event": "recompile", "step": step_number, "ms": ms, "function": "gpt2.py:27", "t_ns": 0}
         step_files.append_event(folder, made)
     outside = explain_record(folder)["outside"]
-    assert [(line["what"], line["count"], line["ms"]) for line in outside] == [
-        ("recompilation of gpt2.py:27", 2, 1200.0)
-    ]
+    (line,) = outside
+    assert (line["what"], line["count"], line["ms"]) == ("recompilation of gpt2.py:27", 2, 1200.0)
     words = str(api_traces.explain(finished_run, folder)).splitlines()
     assert words[1].strip().startswith("only B, outside these steps: compilation: recompilation of gpt2.py:27, 2 times")
 
@@ -515,9 +497,8 @@ def test_the_verb_prints_words_or_json(tmp_path, capsys):
     write(tmp_path / "a.json", one_step(), **H100)
     assert verb.main([str(tmp_path / "a.json")]) == 0
     words = capsys.readouterr().out
-    assert words.startswith(
-        f"{tmp_path.name}/a.json: of a step of 0.10 ms, 0.00 ms is roofline time, 0.04 ms is not modelled "
-    )
+    about = "of a step of 0.10 ms, 0.00 ms is roofline time, 0.04 ms is not modelled "
+    assert words.startswith(f"{tmp_path.name}/a.json: {about}")
     assert "Where the next millisecond is" in words
     assert verb.main([str(tmp_path / "a.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_ms"] == 0.1
@@ -567,15 +548,12 @@ def test_the_verb_takes_a_passport_and_writes_a_page(tmp_path, capsys):
     browser.look_at(tmp_path / "a.html", tmp_path / "b.html")
 
 
-def test_a_runs_page_has_its_explanation_folded(finished_run, monkeypatch):
+def test_a_run_without_a_trace_is_explained_and_its_page_has_that_folded(finished_run, monkeypatch, capsys):
     words = document.section_of_run(finished_run).html()
     assert "<details>" in words and "<details open" not in words and "as the run has no trace" in words
     assert "Its traces are large" not in words
     monkeypatch.setattr(document, "MAX_TRACE_BYTES", -1)
     assert "Its traces are large" in document.section_of_run(finished_run).html()
-
-
-def test_the_verb_explains_a_run_without_a_trace(finished_run, capsys):
     assert verb.main([str(finished_run)]) == 0
     assert "the run has no trace" in capsys.readouterr().out
 

@@ -148,14 +148,8 @@ def test_over_ranks_the_largest_and_the_smallest_peak_are_reported_and_counts_ad
     instrument = memory.INSTRUMENT(context(tmp_path)[0])
     of_rank = {"what": "CUDA allocator", "total_gib": 80.0, "train_num_ooms": 1}
     ranks = [{**of_rank, "train_peak_allocated_gib": gib} for gib in (3.0, 5.0, 4.0)]
-    assert instrument.merge([*ranks, {}]) == {
-        "what": "CUDA allocator",
-        "total_gib": 80.0,
-        "train_num_ooms": 3,
-        "train_peak_allocated_gib": 5.0,
-        "train_peak_allocated_gib_min": 3.0,
-        "fullest_rank": 1,
-    }
+    peaks = {"train_peak_allocated_gib": 5.0, "train_peak_allocated_gib_min": 3.0, "fullest_rank": 1}
+    assert instrument.merge([*ranks, {}]) == of_rank | {"train_num_ooms": 3} | peaks
     assert instrument.merge([{}, {}]) == {}
 
 
@@ -192,30 +186,15 @@ def test_on_two_cpu_ranks_both_are_recorded_and_no_loss_changes(results_dir, two
     found = run["instrument_summaries"]["memory"]
     assert found["what"] == "resident set of the process" and found["fullest_rank"] in (0, 1)
     for phase in ("build", "warmup", "train", "validation"):
-        assert (
-            0
-            < found[f"{phase}_peak_rss_gib_min"]
-            <= found[f"{phase}_peak_rss_gib"]
-            <= run["metrics"]["peak_mem_gib"] + 1e-3
-        )
+        least, most = found[f"{phase}_peak_rss_gib_min"], found[f"{phase}_peak_rss_gib"]
+        assert 0 < least <= most <= run["metrics"]["peak_mem_gib"] + 1e-3
     (window,) = run["instrument_summaries"]["memory_history"]["windows"]
     assert window["ranks"] == [0, 1] and window["status"] == "recorded"
     expected = ["", "", "", "memory_history", "memory_history", "memory_history", ""]
     assert [row["flags"] for row in steps(folder)] == expected
     for rank in (0, 1):
         samples = pickles.load_rss(folder / "memory" / f"steps_rank{rank}.rss.json")
-        assert [name for _, name in samples["marks"]] == [
-            "step 3",
-            "data",
-            "forward",
-            "backward",
-            "optimizer",
-            "validation",
-            "step 4",
-            "data",
-            "forward",
-            "backward",
-            "optimizer",
-            "end",
-        ]
+        phases = ["data", "forward", "backward", "optimizer"]
+        marks = [name for _, name in samples["marks"]]
+        assert marks == ["step 3", *phases, "validation", "step 4", *phases, "end"]
     assert run["warnings"] == []

@@ -16,16 +16,8 @@ from bench.training.instruments.base import InstrumentSet
 from bench.training.instruments.registry import load
 
 GIB = 2**30
-SETTINGS = {
-    "name": "steps",
-    "first_step": 2,
-    "active_steps": 2,
-    "ranks": None,
-    "max_entries": 1000,
-    "stacks": "python",
-    "whole_race": False,
-    "windows": [],
-}
+SETTINGS = {"name": "steps", "first_step": 2, "active_steps": 2, "ranks": None, "max_entries": 1000}
+SETTINGS |= {"stacks": "python", "whole_race": False, "windows": []}
 
 
 @pytest.fixture
@@ -101,35 +93,36 @@ def build_and_warm_up(watch, cuda):
     watch.on_run_start()
 
 
-def run_step(watch, cuda, step, fails=False):
-    watch.on_step_start(step)
-    watch.on_phase("forward")
-    address = cuda.gpu.alloc(1000 + step, FORWARD)
-    if fails:
-        cuda.observer(0, 5000, 80 * GIB, 400)
-    cuda.gpu.free(address)
-    watch.on_step_end(step)
+def run_steps(watch, cuda, num_steps=5, fails_at=None):
+    """Returns whether the history was recorded in each step."""
+    recorded = []
+    for step in range(num_steps):
+        watch.on_step_start(step)
+        recorded.append(cuda.is_recording)
+        watch.on_phase("forward")
+        address = cuda.gpu.alloc(1000 + step, FORWARD)
+        if step == fails_at:
+            cuda.observer(0, 5000, 80 * GIB, 400)
+        cuda.gpu.free(address)
+        watch.on_step_end(step)
+    return recorded
+
+
+def written(folder):
+    return sorted(path.name for path in (folder / "memory").iterdir())
 
 
 def test_the_history_is_off_in_the_run_but_for_its_window(cuda, tmp_path):
     instrument, watch, events, said = history(tmp_path)
     build_and_warm_up(watch, cuda)
     assert not cuda.is_recording
-    recorded = []
-    for step in range(5):
-        watch.on_step_start(step)
-        recorded.append(cuda.is_recording)
-        watch.on_phase("forward")
-        cuda.gpu.free(cuda.gpu.alloc(1000 + step, FORWARD))
-        watch.on_step_end(step)
+    assert run_steps(watch, cuda) == [False, True, True, False, False]
     watch.on_run_end()
-    assert recorded == [False, True, True, False, False]
     assert instrument.flags() == dict.fromkeys((2, 3, 4), "memory_history")  # step 4 begins after the file was written
     found = pickles.load(tmp_path / "memory" / "steps_rank0.pickle")
     assert [entry["size"] for entry in found["device_traces"][0] if entry["action"] == "alloc"] == [1001, 1002]
-    assert found["segments"][0]["blocks"][0]["frames"] == frames(
-        "models/gpt2.py:12 __init__"
-    )  # of before the window, with its stack
+    before = found["segments"][0]["blocks"][0]  # of before the window, with its stack
+    assert before["frames"] == frames("models/gpt2.py:12 __init__")
     assert [name for _, name in found["speedrun"]["marks"]] == ["step 2", "forward", "step 3", "forward"]
     (window,) = instrument.summary()["windows"]
     assert window["status"] == "recorded" and window["file"] == "memory/steps_rank0.pickle"
@@ -146,20 +139,18 @@ def test_several_windows_are_recorded_each_for_itself_and_one_out_of_reach_is_sa
     ]
     instrument, watch, _, _ = history(tmp_path, windows=windows)
     build_and_warm_up(watch, cuda)
-    for step in range(5):
-        run_step(watch, cuda, step)
+    run_steps(watch, cuda)
     watch.on_run_end()
     status = {window["window"]: window["status"] for window in instrument.summary()["windows"]}
     assert status == {"early": "recorded", "late": "recorded", "never": "not reached"}
-    assert sorted(path.name for path in (tmp_path / "memory").iterdir()) == ["early_rank0.pickle", "late_rank0.pickle"]
+    assert written(tmp_path) == ["early_rank0.pickle", "late_rank0.pickle"]
     assert set(instrument.flags()) == {1, 2, 4, 5}
 
 
 def test_a_run_that_stops_within_a_window_writes_what_there_is(cuda, tmp_path):
     instrument, watch, _, _ = history(tmp_path, active_steps=50)
     build_and_warm_up(watch, cuda)
-    for step in range(3):
-        run_step(watch, cuda, step)
+    run_steps(watch, cuda, 3)
     watch.on_run_end()
     (window,) = instrument.summary()["windows"]
     assert (window["status"], window["first_step"], window["last_step"]) == ("cut short", 2, 3)
@@ -169,22 +160,14 @@ def test_a_run_that_stops_within_a_window_writes_what_there_is(cuda, tmp_path):
 def test_ranks_that_are_not_asked_record_nothing_and_windows_of_all_ranks_are_reported_together(cuda, tmp_path):
     instrument, watch, _, _ = history(tmp_path, rank=1, ranks=[0])
     build_and_warm_up(watch, cuda)
-    for step in range(5):
-        run_step(watch, cuda, step)
+    run_steps(watch, cuda)
     watch.on_run_end()
     assert instrument.flags() == {} and instrument.summary()["windows"] == []
-    recorded = {
-        "window": "steps",
-        "status": "recorded",
-        "file": "memory/steps_rank0.pickle",
-        "num_bytes": 10,
-        "dump_ms": 1.0,
-    }
+    recorded = {"window": "steps", "status": "recorded", "file": "memory/steps_rank0.pickle", "num_bytes": 10}
+    recorded |= {"dump_ms": 1.0}
     silent = {"window": "steps", "status": "not recorded: busy"}
-    ranks = [
-        {"what": "x", "windows": [one], "num_ooms": 1} for one in (silent, recorded, recorded | {"dump_ms": 5.0})
-    ] + [{}]
-    merged = instrument.merge(ranks)
+    windows = (silent, recorded, recorded | {"dump_ms": 5.0})
+    merged = instrument.merge([*({"what": "x", "windows": [window], "num_ooms": 1} for window in windows), {}])
     assert merged["windows"] == [recorded | {"num_bytes": 20, "dump_ms": 5.0, "ranks": [1, 2]}]
     assert merged["num_ooms"] == 3
 
@@ -199,10 +182,8 @@ def test_out_of_memory_is_written_at_once_with_its_history_in_the_build_and_with
     assert any(entry["size"] == 3000 for entry in found["device_traces"][0])
     assert found["speedrun"]["where"] == "build" and found["speedrun"]["requested_bytes"] == 5000
     watch.on_run_start()
-    for step in range(5):
-        run_step(watch, cuda, step, fails=step == 4)
-    expected = ["oom2_rank0.pickle", "oom_rank0.pickle", "steps_rank0.pickle"]
-    assert sorted(path.name for path in (tmp_path / "memory").iterdir()) == expected
+    run_steps(watch, cuda, fails_at=4)
+    assert written(tmp_path) == ["oom2_rank0.pickle", "oom_rank0.pickle", "steps_rank0.pickle"]
     assert pickles.load(tmp_path / "memory" / "oom2_rank0.pickle")["speedrun"]["where"] == "step 5"
     assert set(instrument.flags()) == {2, 3, 4, 5}
     assert [event["step"] for event in events if event["event"] == "out_of_memory"] == [None, 5]
@@ -213,17 +194,14 @@ def test_out_of_memory_is_written_at_once_with_its_history_in_the_build_and_with
 def test_the_whole_run_can_be_recorded_and_then_no_step_is_timed(cuda, tmp_path):
     instrument, watch, _, _ = history(tmp_path, whole_race=True)
     build_and_warm_up(watch, cuda)
-    for step in range(5):
-        run_step(watch, cuda, step)
-        assert cuda.is_recording
+    assert run_steps(watch, cuda) == [True] * 5 and cuda.is_recording
     cuda.observer(0, 1, 2, 3)
     watch.on_run_end()
     assert not cuda.is_recording
     assert [window["status"] for window in instrument.summary()["windows"]] == ["recorded"]
     assert set(instrument.flags()) == {1, 2, 3, 4, 5}
-    assert any(
-        entry["size"] == 1004 for entry in pickles.load(tmp_path / "memory" / "oom_rank0.pickle")["device_traces"][0]
-    )
+    (entries,) = pickles.load(tmp_path / "memory" / "oom_rank0.pickle")["device_traces"]
+    assert any(entry["size"] == 1004 for entry in entries)
 
 
 def test_an_observer_that_fails_never_hides_the_runs_own_error(cuda, capsys):
@@ -244,8 +222,7 @@ def test_where_something_else_records_the_window_is_not_recorded_and_says_why(cu
     instrument, watch, _, said = history(tmp_path)
     build_and_warm_up(watch, cuda)
     assert cuda.is_recording  # theirs goes on
-    for step in range(5):
-        run_step(watch, cuda, step)
+    run_steps(watch, cuda)
     watch.on_run_end()
     watch.close()
     assert cuda.is_recording and instrument.flags() == {} and watch.warnings == []
@@ -259,8 +236,7 @@ def test_a_failing_dump_ends_the_recording_and_becomes_a_warning(cuda, tmp_path,
     instrument, watch, _, _ = history(tmp_path)
     build_and_warm_up(watch, cuda)
     (tmp_path / "memory").write_text("in the way")
-    for step in range(4):
-        run_step(watch, cuda, step)
+    run_steps(watch, cuda, 4)
     assert not cuda.is_recording
     assert [(one["edge"], one["error"].split(":")[0]) for one in watch.warnings] == [("on_step_end", "FileExistsError")]
 
@@ -278,14 +254,11 @@ def test_a_failing_dump_ends_the_recording_and_becomes_a_warning(cuda, tmp_path,
         ("name=oom", "name=oom: file names begin with it: no dot in it"),
         ("ranks=[-1]", "ranks=\\[-1\\]: use a list of ranks"),
         ("max_entries=0", "max_entries=0"),
-        (
-            "windows=[{name:a,first_step:2,active_steps:5},{name:b,first_step:6}]",
-            "b begins at step 6, but a ends at step 6",
-        ),
+        ("windows=[{name:a,first_step:2,active_steps:5},{name:b,first_step:6}]", "b begins at step 6, but a ends at"),
         ("windows=[{first_step:2},{first_step:9}]", "two windows are called steps"),
         (
             "windows=[{step:2}]",
-            r"unknown setting instruments.memory_history.windows\[0\].step=2: a window has name, first_step",
+            r"unknown setting instruments.memory_history.windows\[0\].step=2: a window has name, fi",
         ),
         ("windows=[3]", "windows=\\[3\\]: give a list"),
     ],

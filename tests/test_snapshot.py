@@ -40,6 +40,10 @@ def test_a_pickle_that_would_run_something_is_refused_and_nothing_runs(tmp_path,
     assert capsys.readouterr().out == ""
 
 
+def pickled(segments=(), *entries):
+    return pickle.dumps({"segments": list(segments), "device_traces": [list(entries)]})
+
+
 @pytest.mark.parametrize(
     "content, says",
     [
@@ -48,23 +52,11 @@ def test_a_pickle_that_would_run_something_is_refused_and_nothing_runs(tmp_path,
         (b"not a pickle", "is not a memory snapshot"),
         (pickle.dumps(3), "no segments and device_traces"),
         (pickle.dumps({"segments": {}, "device_traces": []}), "segments: not a list"),
-        (pickle.dumps({"segments": [{"blocks": []}], "device_traces": []}), "segment 0 has no total_size"),
-        (
-            pickle.dumps({"segments": [{"total_size": 1, "blocks": [{"size": "1"}]}], "device_traces": []}),
-            "block without size and state",
-        ),
-        (
-            pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc"}]]}),
-            "entry 0 of device 0 has no action and size",
-        ),
-        (
-            pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "size": 1, "frames": 5}]]}),
-            "frames that are not dicts",
-        ),
-        (
-            pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "size": 1, "addr": [1]}]]}),
-            "an address or a time that is not a number",
-        ),
+        (pickled([{"blocks": []}]), "segment 0 has no total_size"),
+        (pickled([{"total_size": 1, "blocks": [{"size": "1"}]}]), "block without size and state"),
+        (pickled((), {"action": "alloc"}), "entry 0 of device 0 has no action and size"),
+        (pickled((), {"action": "alloc", "size": 1, "frames": 5}), "frames that are not dicts"),
+        (pickled((), {"action": "alloc", "size": 1, "addr": [1]}), "an address or a time that is not a number"),
     ],
 )
 def test_what_is_no_snapshot_is_refused_with_what_is_wrong(tmp_path, content, says):
@@ -144,10 +136,8 @@ def test_memory_that_waits_for_another_stream_is_still_held():
 
 
 def test_without_segments_as_from_a_cpu_profiler_it_begins_at_nothing():
-    trace = [
-        {"action": "alloc", "addr": 1, "size": 10, "time_us": 1.0},
-        {"action": "free_completed", "addr": 1, "size": 10, "time_us": 2.0},
-    ]
+    actions = (("alloc", 1.0), ("free_completed", 2.0))
+    trace = [{"action": action, "addr": 1, "size": 10, "time_us": time_us} for action, time_us in actions]
     found = snapshots.held({"segments": [], "device_traces": [trace]})
     assert (found.initial, found.peak_bytes, found.end_bytes, found.unexplained_bytes) == ({}, 10, 0, 0)
     assert found.at_peak == {lives.NO_STACK: 10}
@@ -188,17 +178,9 @@ def test_fullness_separates_rounding_gaps_and_whole_free_segments():
     gpu.free(gap)
     found = lives.segment_totals(gpu.snapshot(), 0)
     tail = 20 * MIB - 19 * MIB - 512
-    assert found == {
-        "num_segments": 2,
-        "reserved": 40 * MIB,
-        "used": 15 * MIB + 100,
-        "rounding": 412,
-        "waiting": 0,
-        "free": 24 * MIB + tail,
-        "in_gaps": 4 * MIB + tail,
-        "largest_gap": 4 * MIB,
-        "largest_free": 20 * MIB,
-    }
+    expected = {"num_segments": 2, "reserved": 40 * MIB, "used": 15 * MIB + 100, "rounding": 412, "waiting": 0}
+    expected |= {"free": 24 * MIB + tail, "in_gaps": 4 * MIB + tail, "largest_gap": 4 * MIB}
+    assert found == expected | {"largest_free": 20 * MIB}
 
 
 def test_torchs_own_reader_takes_these_snapshots_and_finds_the_same_sums():
@@ -207,35 +189,26 @@ def test_torchs_own_reader_takes_these_snapshots_and_finds_the_same_sums():
     for made in (snapshots.training(), snapshots.training(num_steps=1, num_layers=9, weights_before=False)):
         full = lives.segment_totals(made, 0)
         text = _memory_viz.segsum(made)
-        reserved, allocated, free = re.search(
-            r"total_reserved: (.*)\ntotal_allocated: (.*)\ntotal_free: (\S*)", text
-        ).groups()
-        assert reserved == _memory_viz._format_size(full["reserved"])
-        assert (
-            allocated
-            == _memory_viz._format_size(full["used"])
-            == _memory_viz._format_size(snapshots.held(made).end_bytes)
-        )
-        assert free == _memory_viz._format_size(full["rounding"] + full["free"])
+        totals = re.search(r"total_reserved: (.*)\ntotal_allocated: (.*)\ntotal_free: (\S*)", text).groups()
+        sizes = (full["reserved"], full["used"], full["rounding"] + full["free"])
+        assert totals == tuple(map(_memory_viz._format_size, sizes)) and full["used"] == snapshots.held(made).end_bytes
         assert f"{len(made['device_traces'][0])} entries" in _memory_viz.trace(made)
 
 
 # ---- names of places
+
+TORCH, GPT2 = "/x/site-packages/torch", "/x/models/gpt2.py:45 forward"
 
 
 @pytest.mark.parametrize(
     "stack, name",
     [
         (
-            (
-                "/x/site-packages/torch/nn/functional.py:9 linear",
-                "/x/models/gpt2.py:45 forward",
-                "/x/bench/training/worker.py:1 main",
-            ),
+            (f"{TORCH}/nn/functional.py:9 linear", GPT2, "/x/bench/training/worker.py:1 main"),
             "models/gpt2.py:45 forward",
         ),
-        (("/x/site-packages/torch/optim/adamw.py:9 step", "<frozen runpy>:1 run"), "optim/adamw.py:9 step (torch)"),
-        (("/tmp/torchinductor/ab/cabc.py:33 call", "/x/models/gpt2.py:45 forward"), "compiled cabc.py:33 call"),
+        ((f"{TORCH}/optim/adamw.py:9 step", "<frozen runpy>:1 run"), "optim/adamw.py:9 step (torch)"),
+        (("/tmp/torchinductor/ab/cabc.py:33 call", GPT2), "compiled cabc.py:33 call"),
         (("??:0 malloc", "/x/c10/cuda/CUDACachingAllocator.cpp:0 alloc"), lives.NO_STACK),
         ((), lives.NO_STACK),
     ],
@@ -262,10 +235,8 @@ def test_an_out_of_memory_says_when_it_was_the_gaps(tmp_path):
 
 
 def test_an_empty_snapshot_has_a_page():
-    assert (
-        "The snapshot is empty"
-        in page.document_of_snapshot({"segments": [], "device_traces": [[], []]}, "nothing").html()
-    )
+    empty = page.document_of_snapshot({"segments": [], "device_traces": [[], []]}, "nothing")
+    assert "The snapshot is empty" in empty.html()
 
 
 def test_nothing_in_a_snapshot_becomes_markup():
@@ -317,9 +288,8 @@ def test_of_a_run_all_snapshots_get_a_page_and_a_run_without_one_says_how_to_rec
     with pytest.raises(ValueError, match="holds no memory snapshot; record one with instruments="):
         cli.main([str(run)])
     saved(run / "memory", snapshots.training())
-    (run / "memory" / "steps_rank1.rss.json").write_text(
-        '{"marks": [[1e15, "step 3"], [1.0e15, "end"]], "rss_bytes": [1048576, 3145728]}'
-    )
+    samples = '{"marks": [[1e15, "step 3"], [1.0e15, "end"]], "rss_bytes": [1048576, 3145728]}'
+    (run / "memory" / "steps_rank1.rss.json").write_text(samples)
     assert cli.main([str(run)]) == 0
     assert sorted(path.name for path in (run / "memory").glob("*.html")) == ["steps_rank0.html", "steps_rank1.rss.html"]
     assert "resident set of the process" in capsys.readouterr().out

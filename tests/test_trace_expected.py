@@ -19,31 +19,17 @@ from bench.analysis.trace import device_time, events, launches, window
 from bench.analysis.trace.load import find, load, load_all
 
 FOLDER = traces.SHARED / "expected"
-EXPECTED = (
-    {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))} if FOLDER.is_dir() else {}
-)
+EXPECTED = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 MODES = {"exclude_last_step": False, "include_last_step": True}
 CASES = [(name, mode) for name in EXPECTED for mode in MODES]
 # Triton's ranges of the host carry a stream, so HTA takes them for device time, and events' synchronisation too.
 HOST_ROWS_COUNTED = ("hta_triton_example", "tl_compile_triton")
 SYNC_ROWS_COUNTED = ("hta_cp_event_sync",)
 CRASHES = ("tl_h100_qwen",)  # its rounding makes compute longer than busy, and it asserts that this cannot be
-STATISTICS_OF = (
-    "cudaLaunchKernel",
-    "cudaLaunchKernelExC",
-    "cudaMemcpyAsync",
-    "cudaMemsetAsync",
-)  # the launches HTA knows there
-QUEUES_OF = (
-    *STATISTICS_OF,
-    "cuLaunchKernel",
-    "cuLaunchKernelEx",
-    "hipLaunchKernel",
-    "hipExtModuleLaunchKernel",
-    "hipMemcpyAsync",
-    "hipMemsetAsync",
-    "hipMemcpyWithStream",
-)
+# The launches HTA knows in either
+STATISTICS_OF = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaMemcpyAsync", "cudaMemsetAsync")
+QUEUES_OF = (*STATISTICS_OF, "cuLaunchKernel", "cuLaunchKernelEx", "hipLaunchKernel", "hipExtModuleLaunchKernel")
+QUEUES_OF += ("hipMemcpyAsync", "hipMemsetAsync", "hipMemcpyWithStream")
 KINDS = {events.KERNEL: "kernel", events.MEMCPY: "gpu_memcpy", events.MEMSET: "gpu_memset"}
 
 pytestmark = pytest.mark.skipif(not EXPECTED, reason="the real traces of others are not beside this checkout")
@@ -109,11 +95,8 @@ def test_times_types_and_kernels_are_htas_to_the_last_digit(name, mode):
         else:
             same_times(found, of_rank(expected["temporal_breakdown"], number)[0])
         (overlap,) = of_rank(expected["comm_comp_overlap"], number)
-        assert found["overlap_pct"] == (
-            None
-            if overlap["comp_comm_overlap_pctg"] is None
-            else pytest.approx(overlap["comp_comm_overlap_pctg"], abs=0.00501)
-        )
+        theirs_pct = overlap["comp_comm_overlap_pctg"]
+        assert found["overlap_pct"] == (None if theirs_pct is None else pytest.approx(theirs_pct, abs=0.00501))
         for line in device_time.by_type(rank, rows, kinds):
             by_type[line["type"]] = by_type.get(line["type"], 0) + line["sum_us"]
         table |= {(number, line["name"], line["type"]): line for line in device_time.by_name(rank, rows, kinds)}
@@ -122,14 +105,9 @@ def test_times_types_and_kernels_are_htas_to_the_last_digit(name, mode):
 
 
 def same_times(ours, theirs):
-    pairs = {
-        "idle_us": "idle_time(us)",
-        "compute_us": "compute_time(us)",
-        "non_compute_us": "non_compute_time(us)",
-        "span_us": "kernel_time(us)",
-    }
-    assert {key: ours[key] for key in pairs} == {key: theirs[word] for key, word in pairs.items()}
+    assert ours["span_us"] == theirs["kernel_time(us)"]
     for key in ("idle", "compute", "non_compute"):
+        assert ours[f"{key}_us"] == theirs[f"{key}_time(us)"], key
         assert ours[f"{key}_pct"] == pytest.approx(theirs[f"{key}_time_pctg"], abs=0.00501), key
 
 
@@ -142,15 +120,13 @@ def same_types(sums, theirs):
 def same_kernels(table, theirs):
     assert set(table) == {(line["rank"], line["name"], line["kernel_type"]) for line in theirs}
     for line in theirs:
-        ours = table[line["rank"], line["name"], line["kernel_type"]]
-        assert (ours["sum_us"], ours["max_us"], ours["min_us"]) == (
-            line["sum (us)"],
-            line["max (us)"],
-            line["min (us)"],
-        ), line["name"]
-        assert (ours["mean_us"], ours["std_us"]) == pytest.approx((line["mean (us)"], line["stddev"]), rel=1e-9), line[
-            "name"
-        ]
+        same_durations(table[line["rank"], line["name"], line["kernel_type"]], line)
+
+
+def same_durations(ours, theirs):
+    for key in ("sum", "max", "min"):
+        assert ours[f"{key}_us"] == theirs[f"{key} (us)"], theirs["name"]
+    assert (ours["mean_us"], ours["std_us"]) == pytest.approx((theirs["mean (us)"], theirs["stddev"]), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", HOST_ROWS_COUNTED + SYNC_ROWS_COUNTED)
@@ -162,9 +138,7 @@ def test_where_hta_counts_rows_of_the_host_as_device_time(name, tmp_path):
         args = one.get("args", {})
         if one.get("cat") == "cpu_op" and "stream" in args:  # HTA shows them by their host name, as kernels
             one = one | {"cat": "kernel", "args": args | {"device": 0}}
-        elif (
-            one.get("cat") == "cuda_sync" and int(args.get("stream", -1)) != -1
-        ):  # and these as time that is no computation
+        elif one.get("cat") == "cuda_sync" and int(args.get("stream", -1)) != -1:  # and these as no computation
             one = one | {"cat": "gpu_memset", "args": args | {"device": 0}}
         (steps if "ProfilerStep" in one["name"] else rows).append(one)
     rank = as_hta_reads(load(traces.write(tmp_path / "a.json", rows)))
@@ -172,14 +146,10 @@ def test_where_hta_counts_rows_of_the_host_as_device_time(name, tmp_path):
     kinds = device_time.types(rank, rows)
     same_times(device_time.breakdown(rank, rows, kinds), expected["temporal_breakdown"][0])
     if name in HOST_ROWS_COUNTED:
-        same_types(
-            {line["type"]: line["sum_us"] for line in device_time.by_type(rank, rows, kinds)},
-            expected["kernel_breakdown_all"]["by_type"],
-        )
-        same_kernels(
-            {(0, line["name"], line["type"]): line for line in device_time.by_name(rank, rows, kinds)},
-            expected["kernel_breakdown_all"]["by_kernel"],
-        )
+        theirs = expected["kernel_breakdown_all"]
+        sums = {line["type"]: line["sum_us"] for line in device_time.by_type(rank, rows, kinds)}
+        table = {(0, line["name"], line["type"]): line for line in device_time.by_name(rank, rows, kinds)}
+        same_types(sums, theirs["by_type"]), same_kernels(table, theirs["by_kernel"])
 
 
 def idle_as_hta_does(rank, rows, first_event_ns):
@@ -211,9 +181,8 @@ IDLE_DIFFERS |= {("param_dlrm_8rank", number): [(7, "host_wait"), (7, "kernel_wa
 def test_idle_time_by_stream_is_htas_but_for_its_faults(name, mode):
     for number, rank, rows, _ in chosen(name, mode):
         path = rank.path if rank.path.is_absolute() else traces.SHARED / "files" / name / rank.path.name
-        first = next(
-            one for one in raw_events(path) if one.get("dur") is not None and one.get("cat") not in (None, "Trace")
-        )
+        timed = (one for one in raw_events(path) if one.get("dur") is not None)
+        first = next(one for one in timed if one.get("cat") not in (None, "Trace"))
         reference = idle_as_hta_does(rank, rows, int(np.ceil(first["ts"])) * 1000)
         ours = {line["stream"]: line for line in device_time.idle(rank, rows)}
         differ = []
@@ -247,15 +216,13 @@ def test_launches_and_queues_are_htas_for_the_calls_it_knows(name, mode):
         }
         assert {key: found[key] or 0 for key in pairs} == {key: theirs[word] or 0 for key, word in pairs.items()}
         longest = {line["stream"]: line["max"] for line in launches.queues(rank, rows[np.isin(called, QUEUES_OF)])}
-        assert longest == {
-            line["stream"]: line["queue_length_max"]
-            for line in EXPECTED[name][mode]["queue_length_summary"][str(number)] or ()
-        }
+        theirs = EXPECTED[name][mode]["queue_length_summary"][str(number)] or ()
+        assert longest == {line["stream"]: line["queue_length_max"] for line in theirs}
 
 
-LAGGING = {
-    ("hta_ns_resolution", "exclude_last_step")
-}  # on the GPU a range of a counted step may begin after the last step has
+# On the GPU a range of a counted step may begin after the last step has
+LAGGING = ("hta_ns_resolution", "exclude_last_step")
+LAGGING_NAMES = ("## backward ##", "Optimizer.step#SGD.step")
 
 
 @pytest.mark.parametrize("name, mode", CASES)
@@ -265,22 +232,14 @@ def test_annotations_are_htas_to_the_last_digit(name, mode, where):
     for number, rank, _, _ in chosen(name, mode):
         ours = {line["name"]: line for line in device_time.annotations(rank, kind, window.until(rank, MODES[mode]))}
         theirs = of_rank(EXPECTED[name][mode][f"{where}_user_annotation_breakdown"], number)
-        lagging = where == "gpu" and (name, mode) in LAGGING
+        lagging = where == "gpu" and (name, mode) == LAGGING
         assert set(ours) == {line["name"] for line in theirs}
         for line in theirs:
             one = ours[line["name"]]
             if lagging and one["sum_us"] != line["sum (us)"]:
-                assert one["sum_us"] > line["sum (us)"] and line["name"] in (
-                    "## backward ##",
-                    "Optimizer.step#SGD.step",
-                )
-                continue
-            assert (one["sum_us"], one["max_us"], one["min_us"]) == (
-                line["sum (us)"],
-                line["max (us)"],
-                line["min (us)"],
-            ), line["name"]
-            assert (one["mean_us"], one["std_us"]) == pytest.approx((line["mean (us)"], line["stddev"]), rel=1e-9)
+                assert one["sum_us"] > line["sum (us)"] and line["name"] in LAGGING_NAMES
+            else:
+                same_durations(one, line)
 
 
 @pytest.mark.parametrize("name, mode", CASES)
