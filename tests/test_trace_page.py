@@ -61,7 +61,7 @@ def test_a_waterfall_goes_from_one_total_to_the_other():
     assert drawn.low == 6.5  # the smallest total, less the reach of the changes
     ends = [(round(bar.begin, 6), round(bar.end, 6), bar.kind) for bar in drawn.bars]
     assert ends == [(6.5, 10, "total"), (10, 11.5, "more"), (11.5, 9, "less"), (6.5, 9, "total")]
-    assert 'style="margin-left:70.00%;width:30.00%"' in drawn.markup, "from 10 to 11.5 of a scale from 6.5 to 11.5"
+    assert 'style="margin-left:70.00%;width:30.00%"' in drawn.html(), "from 10 to 11.5 of a scale from 6.5 to 11.5"
     signs = [line.split()[-1] for line in drawn.text(is_md=False).splitlines()[2:]]
     assert signs == ["#" * 21, "." * 21 + "#" * 9, "." * 15 + "#" * 15, "#" * 15]
     assert drawn.text(is_md=True).splitlines()[3].startswith("|--------|---")  # a table of Markdown has a head

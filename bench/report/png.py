@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.base import atomic
 from bench.web.chart import Spec
-from bench.web.document import Drawing
+from bench.web.document import Drawn
 from bench.web.page import REPORT_STYLES, figure, page, tag
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -20,7 +20,7 @@ TIMEOUT_S = 60
 STYLE = tag("style", ".top, .u-value, .u-series:first-child { display: none } figure { margin: .5rem 0 }")
 
 
-def write(charts: Iterable[Spec], out: Path, drawings: Iterable[Drawing] = ()) -> Iterator[Path]:
+def write(charts: Iterable[Spec], out: Path, drawings: Iterable[Drawn] = ()) -> Iterator[Path]:
     """Chart specs, folder -> yields the path of each picture, out/ID.png.  ValueError without a Chromium.
 
     drawings: what is no chart, and comes first.

@@ -31,22 +31,6 @@ class Block(Protocol):
     def html(self) -> Safe: ...
 
 
-class Drawing(Protocol):
-    """A picture that a page shows, and --png takes; no text has it."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def markup(self) -> Safe: ...
-
-    @property
-    def height_px(self) -> int: ...
-
-
 # ---- text
 
 
@@ -231,26 +215,26 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """A picture that a page shows, and --png takes."""
+
+    id: str
+    title: str
+    markup: Safe
+    height_px: int
+
+
+@dataclass(frozen=True)
 class Picture:
     """A drawing in its place, or markup that no text has."""
 
-    drawing: Drawing | Safe
+    drawing: Drawn | Safe
 
     def text(self, is_md: bool) -> str:
         return ""
 
     def html(self) -> Safe:
         return self.drawing if isinstance(self.drawing, Safe) else self.drawing.markup
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A Drawing that was made already."""
-
-    id: str
-    title: str
-    markup: Safe
-    height_px: int
 
 
 @dataclass(frozen=True)
@@ -372,7 +356,7 @@ class Document:
         return [block.spec for block in _walk(self.blocks) if isinstance(block, Chart)]
 
     @property
-    def drawings(self) -> list[Drawing]:
+    def drawings(self) -> list[Drawn]:
         """What is drawn and no chart, in its order."""
         pictures = (block.drawing for block in _walk(self.blocks) if isinstance(block, Picture))
         return [drawing for drawing in pictures if not isinstance(drawing, Safe)]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.web import forest
-from bench.web.document import Block, Columns, Picture
+from bench.web.document import Block, Columns, Drawn, Picture
 from bench.web.page import Safe, tag
 
 WIDTH = 1000  # of a track in its own units, stretched to the page
@@ -55,18 +55,9 @@ class Panel:
     num_rows: int = 1
     is_wide: bool = False
 
-    @property
-    def markup(self) -> Safe:
-        return plot(self)
 
-    @property
-    def height_px(self) -> int:
-        """The height of the picture."""
-        return HEAD_PX + AXIS_PX + len(self.lanes) * (LANE_PX + self.num_rows * (ROW_PX + GAP_PX))
-
-
-def plot(panel: Panel) -> Safe:
-    """Panel -> markup."""
+def plot(panel: Panel) -> Drawn:
+    """Panel -> its picture."""
     high = (
         panel.end if panel.end is not None else max((bar.end for lane in panel.lanes for bar in lane.bars), default=0)
     )
@@ -77,7 +68,9 @@ def plot(panel: Panel) -> Safe:
     ]
     caption = tag("figcaption", tag("b", panel.title), " ", tag("span", panel.about), tag("div", *legend))
     drawn = [_lane(lane, panel, span) for lane in panel.lanes]
-    return tag("figure", caption, *drawn, _axis(high, panel.unit), class_="lanes")
+    height_px = HEAD_PX + AXIS_PX + len(drawn) * (LANE_PX + panel.num_rows * (ROW_PX + GAP_PX))
+    markup = tag("figure", caption, *drawn, _axis(high, panel.unit), class_="lanes")
+    return Drawn(panel.id, panel.title, markup, height_px)
 
 
 def _lane(lane: Lane, panel: Panel, span: float) -> Safe:
@@ -121,5 +114,5 @@ def stacked(parts: Sequence[tuple[float, str, str]]) -> list[Bar]:
 def side_by_side(panels: Sequence[Panel]) -> Iterator[Block]:
     """Drawings as blocks of a document: in two columns where a page has room, and those that are wide alone."""
     for is_wide, group in itertools.groupby(panels, key=lambda panel: panel.is_wide):
-        pictures = list(map(Picture, group))
+        pictures = [Picture(plot(panel)) for panel in group]
         yield from pictures if is_wide else [Columns(pictures)]

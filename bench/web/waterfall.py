@@ -13,7 +13,6 @@ from bench.web.page import Safe, tag
 
 MIN_PCT = 0.3  # of the width: what is smaller is still seen
 BAR_CHARS = 30  # of the scale in a text
-HEAD_PX, ROW_PX = 90, 27  # of a picture, about
 Kind = Literal["limit", "above", "unknown", "total", "less", "more"]
 CHANGES: tuple[tuple[Kind, str], ...] = (("less", "less than in A"), ("more", "more than in A"))
 
@@ -34,7 +33,7 @@ class Bar:
 class Waterfall:
     """The scale goes from low, or the least begin, to the largest end.  names: a legend, (kind, what it stands for).
 
-    has_sentences: labels are long, and get most of the width.  id: of its picture's file.
+    has_sentences: labels are long, and get most of the width.
     """
 
     title: str
@@ -43,7 +42,6 @@ class Waterfall:
     names: Sequence[tuple[Kind, str]] = ()
     has_sentences: bool = False
     low: float = 0.0
-    id: str = ""
 
     def text(self, is_md: bool) -> str:
         if not self.bars:
@@ -57,15 +55,8 @@ class Waterfall:
         return f"{escape.escaped(f'{self.title} {self.about}'.strip(), is_md)}\n\n{drawn}"
 
     def html(self) -> Safe:
-        return self.markup if self.bars else Safe("")
-
-    def _scale(self) -> tuple[float, float]:
-        """(its least value, its width)"""
-        low = min(self.low, *(min(bar.begin, bar.end) for bar in self.bars))
-        return low, max(max(bar.begin, bar.end) for bar in self.bars) - low or 1.0
-
-    @property
-    def markup(self) -> Safe:
+        if not self.bars:
+            return Safe("")
         rows = [_row(bar, *self._scale()) for bar in self.bars]
         keys = [tag("span", tag("i", class_=kind), text) for kind, text in self.names]
         legend = tag("p", *keys, class_="keys") if keys else ""
@@ -73,18 +64,14 @@ class Waterfall:
         bars = tag("div", *rows, class_="bars", role="list")
         return tag("figure", caption, legend, bars, class_=f"waterfall{' sentences' if self.has_sentences else ''}")
 
-    @property
-    def height_px(self) -> int:
-        """The height of the picture."""
-        return HEAD_PX + len(self.bars) * ROW_PX
+    def _scale(self) -> tuple[float, float]:
+        """(its least value, its width)"""
+        low = min(self.low, *(min(bar.begin, bar.end) for bar in self.bars))
+        return low, max(max(bar.begin, bar.end) for bar in self.bars) - low or 1.0
 
 
 def from_changes(
-    title: str,
-    about: str,
-    ends: tuple[tuple[str, float], tuple[str, float]],
-    steps: Sequence[tuple[str, float, str]],
-    id: str = "",
+    title: str, about: str, ends: tuple[tuple[str, float], tuple[str, float]], steps: Sequence[tuple[str, float, str]]
 ) -> Waterfall:
     """From one total to another, ms: ends: (label, total) of both; steps: (label, change, what it is) in between.
 
@@ -100,7 +87,7 @@ def from_changes(
     for (label, change, about_it), before, after in zip(steps, totals, totals[1:]):
         bars.append(Bar(label, before, after, f"{change:+,.3f}", "less" if change < 0 else "more", about_it))
     bars.append(Bar(last, low, end, f"{end:,.3f}", "total"))
-    return Waterfall(title, about, bars, CHANGES, low=low, id=id)
+    return Waterfall(title, about, bars, CHANGES, low=low)
 
 
 def _signs(bar: Bar, low: float, span: float) -> str:

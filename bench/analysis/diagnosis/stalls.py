@@ -22,14 +22,8 @@ then, as far as these do not explain the stall, what the process did in the rest
 then what only coincides, without milliseconds: throttling (slowed_frac of the step), after_validation, first_step.
 Causes that overlap are each given in full, so they may add up to more than the stall.
 
-A finished run keeps this as run.json["costs"], ["skew"] and events:
-    costs   {kind: {"count", "ms"}}; a kind is there only if it was measured; ms null: it has no duration
-      stall             stalled steps, and the milliseconds above the usual
-      gc, recompile     in the timed region, of the rank that lost most; the instruments of that work see them
-      graph_break       seen by the same instrument
-      allocator_retry   of the rank that lost most
-      late_rank         steps with a late rank, and the others' waiting over all steps
-      non_finite_loss   ends the run
+A finished run keeps this as run.json["costs"], {kind: {"count", "ms"}}, ["skew"] and events; docs/profiling.md lists
+the kinds.  A kind is there only if it was watched; ms is null if it has no duration, and of the rank that lost most.
 No sum is given because it would count milliseconds twice: a collection that stalls a step is in both.
 """
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.analysis.memory import charts, lives, pickles, uses
-from bench.analysis.memory.charts import by_size
+from bench.analysis.memory import lives, pickles, uses
 from bench.analysis.memory.lives import BEFORE, NO_STACK, Lives, Sites, Timeline, held_at, held_by
-from bench.base.units import MIB, format_bytes
+from bench.base.units import GIB, MIB, format_bytes
 from bench.web.chart import chart, mark_of, series_of
 from bench.web.document import Block, Chart, Document, Lines, Picture, Section, Table, Verbatim, Verdict
 from bench.web.page import tiles
@@ -20,7 +19,10 @@ MAX_ROWS = 50
 NUM_SUMMARY_ROWS = 10
 NUM_SHOWN = 8  # rows of a text
 MAX_STACKS = 20
+NUM_SITES = 6  # with an area each; the rest is one area
+MAX_POINTS = 1600  # moments; each is drawn as a step of two points
 OF_PROCESS = "resident set of the process: without a GPU, torch keeps no history of allocations"
+Point = tuple[int, dict[Any, int], int, int]  # of lives.sampled()
 
 
 def document_of_file(path: Path) -> Document:
@@ -37,7 +39,7 @@ def summary(path: Path, id: str) -> list[Block]:
         return [Lines([OF_PROCESS + "."], is_soft=True), Chart(_rss_chart(pickles.load_rss(path), id))]
     blocks: list[Block] = []
     for device in _devices(pickles.load(path), Sites()):
-        specs = charts.draw_places(device.held, id)
+        specs = _draw_places(device.held, id)
         blocks += [_tiles(device), *map(Chart, specs), *_uses(device, f"{id}-use"), *_by_phase(device.held)]
         blocks.append(_places(device.held, NUM_SUMMARY_ROWS))
     return blocks
@@ -118,12 +120,7 @@ def _verdict(device: _Device) -> Verdict:
 
 def _device(device: _Device, sites: Sites, end: str) -> Iterator[Block]:
     held = device.held
-    drawn: list[Block] = [
-        _tiles(device),
-        *_ooms(device),
-        *map(Chart, charts.draw_places(held, "memory")),
-        *_by_phase(held),
-    ]
+    drawn: list[Block] = [_tiles(device), *_ooms(device), *map(Chart, _draw_places(held, "memory")), *_by_phase(held)]
     yield Section("What was held" + end, drawn, is_page_only=not device.lives.ooms)
     yield Section("What it was for" + end, _uses(device, "memory-use"), is_page_only=True)
     holders: list[Block] = [_places(held), _notes(held), _stacks(held, sites)]
@@ -164,7 +161,7 @@ def _uses(device: _Device, id: str) -> list[Block]:
     has_marks = device.judged.has_marks
     how = "the recording's phases" if has_marks else "the stacks alone, as the recording marks no phases"
     note = f"Judged from where each piece was asked for and in which phase it was freed, by {how}."
-    return [*map(Chart, charts.draw_uses(device.by_use, id)), Lines([note], is_soft=True)]
+    return [*map(Chart, _draw_uses(device.by_use, id)), Lines([note], is_soft=True)]
 
 
 def _by_phase(held: Timeline) -> list[Block]:
@@ -247,6 +244,69 @@ def _fullness(full: dict[str, int]) -> Table:
 
 def _mib(num_bytes: int) -> str:
     return f"{num_bytes / MIB:.2f}"
+
+
+# ---- charts
+
+
+def _draw_places(held: Timeline, id: str) -> list[dict[str, Any]]:
+    """Who held how much, and what was used of what was reserved."""
+    if not held.changes and not held.lives.reserved_changes:
+        return []
+    places = [place for place, _ in by_size(held.at_peak)[:NUM_SITES]]
+    note = "; dashed lines are the marks of the table below" if held.lives.marks else ""
+    about = f"largest {format_bytes(held.peak_bytes)}{note}"
+    points, areas, scale, common = _drawn(held, places, id)
+    specs = [chart(f"{id}-held-{held.lives.device}", "Who held memory", about, series=areas, **common)]
+    if any(reserved for *_, reserved in points):
+        both = [series_of("used", [used / scale for _, _, used, _ in points], "line")]
+        both += [series_of("reserved by the allocator", [reserved / scale for *_, reserved in points], "line")]
+        between = "what lies between them is rounding, gaps and cache"
+        specs.append(chart(f"{id}-reserved-{held.lives.device}", "Used and reserved", between, series=both, **common))
+    return specs
+
+
+def _draw_uses(held: Timeline, id: str) -> list[dict[str, Any]]:
+    """How much of the memory was for what; [] where nothing changed."""
+    if not held.changes:
+        return []
+    about = ", ".join(f"{use} {format_bytes(size)}" for use, size in by_size(held.at_peak))
+    _, areas, _, common = _drawn(held, uses.USES, id)
+    about = f"at the largest moment {about}"
+    return [chart(f"{id}-{held.lives.device}", "What memory was for", about, series=areas, **common)]
+
+
+def _drawn(
+    held: Timeline, names: Sequence[str], id: str
+) -> tuple[list[Point], list[dict[str, Any]], int, dict[str, Any]]:
+    """(points of lives.sampled, an area for each name, bytes of the y axis' unit, what the charts of a device share).
+
+    What is held stays held until it changes: each point is preceded by the values before it.
+    """
+    found, points = held.lives, list[Point]()
+    for point in lives.sampled(held, names, MAX_POINTS):
+        if points and point[0] > points[-1][0]:
+            points.append((point[0], *points[-1][1:]))
+        points.append(point)
+    is_large = max(held.peak_bytes, *(reserved for *_, reserved in points)) >= 4 * GIB
+    scale = GIB if is_large else MIB
+    shown = [(name, name) for name in names] + [(None, lives.OTHER)] * any(sizes[None] for _, sizes, _, _ in points)
+    areas = [series_of(label, [sizes[name] / scale for _, sizes, _, _ in points], "area") for name, label in shown]
+    lines = [mark_of(where, label, "validation") for where, label in found.marks]
+    lines += [mark_of(found.x[oom["entry"]], "out of memory", "stall") for oom in found.ooms]
+    common = {
+        "x_label": "event" if found.times_us is None else "ms since the recording's first event",
+        "y_label": "GiB" if is_large else "MiB",
+        "x": [found.x[entry] for entry, *_ in points],
+        "marks": lines,
+        "sync": f"{id}-{found.device}",
+    }
+    return points, areas, scale, common
+
+
+def by_size(sizes: dict[str, int]) -> list[tuple[str, int]]:
+    """What holds something, the largest first."""
+    return sorted(((name, size) for name, size in sizes.items() if size), key=lambda item: -item[1])
 
 
 # ---- a resident set
