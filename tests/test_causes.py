@@ -13,14 +13,8 @@ def row(step, step_ms=100.0, **columns):
 
 def rows_of(odd_ms, **odd):
     """Steps 1 to 20 of 100 ms and their columns; step 10 takes odd_ms, its columns are given."""
-    usual = {
-        "data_ms": 1.0,
-        "forward_ms": 39.0,
-        "backward_ms": 50.0,
-        "optimizer_ms": 10.0,
-        "cpu_ms": 90.0,
-        "runqueue_ms": 0.0,
-    }
+    usual = {"data_ms": 1.0, "forward_ms": 39.0, "backward_ms": 50.0, "optimizer_ms": 10.0, "cpu_ms": 90.0}
+    usual |= {"runqueue_ms": 0.0}
     made = [row(step, **usual) for step in range(1, 21)]
     made[9] = row(10, odd_ms, **(usual | odd))
     return made
@@ -48,12 +42,9 @@ def test_events_of_several_ranks_count_once_by_the_rank_that_lost_most():
 
 
 def test_an_event_without_a_step_is_joined_by_time():
-    inside, after = (
-        {"event": "recompile", "t_ns": 10_150 * MS, "ms": 60.0},
-        {"event": "recompile", "t_ns": 10_201 * MS, "ms": 60.0},
-    )
-    assert explained(rows_of(200.0), inside)["what"] == "recompile"
-    assert explained(rows_of(200.0), after)["what"] == "waiting"
+    for at_ms, what in ((10_150, "recompile"), (10_201, "waiting")):  # in the step, after it
+        seen = {"event": "recompile", "t_ns": at_ms * MS, "ms": 60.0}
+        assert explained(rows_of(200.0), seen)["what"] == what
 
 
 @pytest.mark.parametrize(
@@ -117,11 +108,8 @@ def test_lateness_is_the_slowest_against_the_median_rank():
 
 def test_the_skew_of_a_run_says_who_was_late_how_often():
     """Late by 7, 1, 0 and 30 ms on 12, 10, 10 and 10 ms: more than 1 ms and a tenth are the first and the last."""
-    own = [
-        {1: 10.0, 2: 10.0, 3: 10.0, 4: 10.0},
-        {1: 12.0, 2: 11.0, 3: 10.0, 4: 40.0},
-        {1: 19.0, 2: 10.0, 3: 10.0, 4: 10.0},
-    ]
+    ranks_ms = ((10.0, 10.0, 10.0, 10.0), (12.0, 11.0, 10.0, 40.0), (19.0, 10.0, 10.0, 10.0))
+    own = [dict(enumerate(rank_ms, 1)) for rank_ms in ranks_ms]
     found = stalls.skew_summary({"own_ms": own})["own_ms"]
     assert (found["late_ms_p50"], found["late_ms_max"], found["late_ms_sum"]) == (4.0, 30.0, 38.0)
     assert (found["num_late_steps"], found["late_steps_by_rank"]) == (2, [0, 1, 1])

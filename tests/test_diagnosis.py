@@ -7,17 +7,7 @@ from bench.analysis.diagnosis import between_runs
 
 def run(steps_ms, forward=0.25, flags=(), **record):
     """A record and its steps: 2 ms data, this share forward, the rest backward; flags by step."""
-    rows = [
-        {
-            "step": 0,
-            "flags": "",
-            "step_ms": None,
-            "data_ms": None,
-            "forward_ms": None,
-            "backward_ms": None,
-            "cpu_ms": None,
-        }
-    ]
+    rows = [{"step": 0, "flags": ""} | dict.fromkeys(("step_ms", "data_ms", "forward_ms", "backward_ms", "cpu_ms"))]
     for step, ms in enumerate(steps_ms, 1):
         parts = {"data_ms": 2.0, "forward_ms": forward * ms, "backward_ms": ms - 2.0 - forward * ms, "cpu_ms": 77.0}
         rows.append({"step": step, "flags": dict(flags).get(step, ""), "step_ms": ms, **parts})
@@ -105,15 +95,10 @@ def test_what_only_some_runs_measured_is_compared_too():
 
 def test_plain_numbers_of_the_telemetry_are_compared():
     def clocked(mhz):
-        return {
-            "instrument_summaries": {
-                "telemetry": {"sm_clock_mhz_mean": mhz, "throttled": {"heat": 0.1}, "note": "x", "ok": True}
-            }
-        }
+        facts = {"sm_clock_mhz_mean": mhz, "throttled": {"heat": 0.1}, "note": "x", "ok": True}
+        return run([40.0] * 8, instrument_summaries={"telemetry": facts})
 
-    found = between_runs.diagnose(
-        [run([40.0] * 8, **clocked(1980.0)), run([40.0] * 8, **clocked(1970.0))], [run([40.0] * 8, **clocked(1755.0))]
-    )
+    found = between_runs.diagnose([clocked(1980.0), clocked(1970.0)], [clocked(1755.0)])
     assert found["telemetry"] == {"sm_clock_mhz_mean": [1975.0, 1755.0]}
 
 

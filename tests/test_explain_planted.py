@@ -31,29 +31,35 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+def profiled(path, step, with_stack=True):
+    """Three steps that count, step(number) each, recorded into path: the first warms up, the last does not count."""
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    plan, cpu = schedule(wait=0, warmup=1, active=4, repeat=1), [ProfilerActivity.CPU]
+    with profile(activities=cpu, record_shapes=True, with_stack=with_stack, schedule=plan) as profiler:
+        for number in range(5):
+            step(number)
+            profiler.step()
+    profiler.export_chrome_trace(str(path))
+
+
 def traced(path, work, slow, with_stack=True):
-    """Three steps that count, of work and a planted slowdown -> the mean milliseconds of each, (work, slow)."""
-    from torch.profiler import ProfilerActivity, profile, record_function, schedule
+    """Steps of work and a planted slowdown -> the mean milliseconds of each, (work, slow)."""
+    from torch.profiler import record_function
+
+    took_s = []
+
+    def step(number):
+        began_s = time.perf_counter()
+        work()
+        middle_s = time.perf_counter()
+        with record_function(slow.__name__):
+            slow(number)
+        took_s.append((middle_s - began_s, time.perf_counter() - middle_s))
 
     slow(99)  # what it imports is none of a step's time
-    took_s = []
-    plan = schedule(wait=0, warmup=1, active=4, repeat=1)
-    with profile(
-        activities=[ProfilerActivity.CPU],
-        record_shapes=True,
-        with_stack=with_stack,
-        schedule=plan,
-        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
-    ) as profiler:
-        for number in range(5):
-            began_s = time.perf_counter()
-            work()
-            middle_s = time.perf_counter()
-            with record_function(slow.__name__):
-                slow(number)
-            took_s.append((middle_s - began_s, time.perf_counter() - middle_s))
-            profiler.step()
-    return [1e3 * sum(column) / 3 for column in zip(*took_s[1:4])]  # the first warms up, the last does not count
+    profiled(path, step, with_stack)
+    return [1e3 * sum(column) / 3 for column in zip(*took_s[1:4])]
 
 
 def products():
@@ -136,28 +142,25 @@ def test_a_product_split_into_small_ones_is_the_first_line_with_what_the_split_c
 
 
 def traced_loop(path, batches, num_products, make_optimizer, between, with_stack=True):
-    """Three steps that count, of a loader, products and an optimizer, as a training script has them."""
+    """Steps of a loader, products and an optimizer, as a training script has them."""
     import torch
-    from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
     weights = [torch.nn.Parameter(torch.ones(32, 32)) for _ in range(40)]
     optimizer, matrix = make_optimizer(weights), torch.ones(256, 256)
     for weight in weights:
         weight.grad = torch.ones_like(weight)
     optimizer.step()  # what it makes at first is none of a step's time
-    plan = schedule(wait=0, warmup=1, active=4, repeat=1)
-    cpu = [ProfilerActivity.CPU]
-    with profile(activities=cpu, record_shapes=True, with_stack=with_stack, schedule=plan) as profiler:
-        loader = iter(torch.utils.data.DataLoader(batches, batch_size=None))
-        for number in range(5):
-            next(loader)
-            with record_function("forward"):
-                for _ in range(num_products):
-                    torch.mm(matrix, matrix)
-                between(number)
-            optimizer.step()
-            profiler.step()
-    profiler.export_chrome_trace(str(path))
+    loader = iter(torch.utils.data.DataLoader(batches, batch_size=None))
+
+    def step(number):
+        next(loader)
+        with torch.profiler.record_function("forward"):
+            for _ in range(num_products):
+                torch.mm(matrix, matrix)
+            between(number)
+        optimizer.step()
+
+    profiled(path, step, with_stack)
 
 
 class Batches(list):

@@ -24,26 +24,24 @@ def test_a_step_far_above_its_neighbours_is_found_with_what_it_cost():
     ]
 
 
-@pytest.mark.parametrize(("odd_ms", "found"), [(120.0, False), (120.5, True)])
-def test_less_than_a_fifth_is_no_stall_however_steady_the_others_are(odd_ms, found):
-    assert bool(stalls.outliers([100.0] * 20 + [odd_ms] + [100.0] * 20)) is found
+# Of 31 around step 19, 11 take 100 ms, 10 take 90, 10 take 110 or more: median 100, median difference 10 ms, still so
+# with one of them odd.  A robust standard deviation is 14.826 ms, six of them 88.956: the border is at 188.956 ms.
+UNEVEN = [90.0, 100.0, 110.0] * 13
 
 
-@pytest.mark.parametrize(("odd_ms", "found"), [(1.4, False), (1.6, True)])
-def test_less_than_a_millisecond_is_no_stall_however_short_the_steps_are(odd_ms, found):
-    assert bool(stalls.outliers([0.5] * 20 + [odd_ms] + [0.5] * 20)) is found
-
-
-@pytest.mark.parametrize(("odd_ms", "found"), [(188.0, False), (190.0, True)])
-def test_among_uneven_steps_a_stall_must_be_six_robust_standard_deviations(odd_ms, found):
-    """Of 31 around it, 11 steps take 100 ms, 10 take 90, 10 take 110 or more: median 100, median difference 10 ms.
-
-    A robust standard deviation is 14.826 ms, six of them 88.956: the border is at 188.956 ms.
-    """
-    values = [90.0, 100.0, 110.0] * 13
-    assert values[19] == 100.0
-    values[19] = odd_ms  # 10 of 100 are left beside it, and the MAD of 10 * 0, 10 * 10, 10 * 10 and this one is 10
-    assert bool(stalls.outliers(values)) is found
+@pytest.mark.parametrize(
+    ("values", "odd_ms", "found"),
+    [
+        ([100.0] * 41, 120.0, False),  # less than a fifth, however steady the others are
+        ([100.0] * 41, 120.5, True),
+        ([0.5] * 41, 1.4, False),  # less than a millisecond, however short the steps are
+        ([0.5] * 41, 1.6, True),
+        (UNEVEN, 188.0, False),  # less than six robust standard deviations
+        (UNEVEN, 190.0, True),
+    ],
+)
+def test_a_stall_is_above_all_three_borders(values, odd_ms, found):
+    assert bool(stalls.outliers([*values[:19], odd_ms, *values[20:]])) is found
 
 
 def test_too_few_steps_show_no_usual_time():

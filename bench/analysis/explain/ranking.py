@@ -19,7 +19,7 @@ import collections
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.analysis.explain import parts
 from bench.analysis.explain.retimed import Graph
@@ -71,14 +71,15 @@ def of(pieces_by_rank: Mapping[int, parts.Pieces], step_ms: float, graph: Graph 
     wait for this one; rank: for whom it waits, or where alone it is, else None; count: how often a step, mean; ladder:
     the records that gained at such a place.
     """
-    origins: dict[tuple[Any, ...], _Origin] = {}
+    shares = collections.defaultdict[Origin, list[_Share]](list)
+    changes = collections.defaultdict[Origin, dict[int, list[parts.Change]]](dict)
     for number, pieces in pieces_by_rank.items():
         for piece, ns in pieces.total().items():
             if piece.part not in NO_GAIN:
-                origin = origins.setdefault(origin_of(piece), _Origin())
-                count = pieces.count[piece] / len(pieces.steps)
-                origin.add(number, piece, pieces.mean_ms(ns), count, pieces.changes[piece])
-    lines = [(_line(key, origin, len(pieces_by_rank)), origin.changes) for key, origin in origins.items()]
+                origin, count = origin_of(piece), pieces.count[piece] / len(pieces.steps)
+                shares[origin].append(_Share(number, piece, pieces.mean_ms(ns), count))
+                changes[origin].setdefault(number, []).extend(pieces.changes[piece])
+    lines = [(_line(origin, known, len(pieces_by_rank)), changes[origin]) for origin, known in shares.items()]
     lines.sort(key=lambda item: -item[0]["most_ms"])
     groups = ([item for item in lines if (item[0]["part"] in parts.NO_BOUND) == unbound] for unbound in (False, True))
     bounded, unbounded = (group[: 2 * NUM_LINES] for group in groups)
@@ -96,32 +97,29 @@ def of(pieces_by_rank: Mapping[int, parts.Pieces], step_ms: float, graph: Graph 
     return ranked
 
 
-class _Origin:
-    """What is one line: milliseconds by rank, and by the names that it had."""
+class _Share(NamedTuple):
+    """What a rank has of a line: a piece, its milliseconds of a mean step, and how often a step."""
 
-    def __init__(self) -> None:
-        self.by_rank = collections.defaultdict[int, float](float)
-        self.what = collections.defaultdict[str | None, float](float)
-        self.where = collections.defaultdict[str | None, float](float)
-        self.counts = collections.defaultdict[str, float](float)
-        self.changes = collections.defaultdict[int, list[parts.Change]](list)
-
-    def add(self, rank: int, piece: parts.Piece, ms: float, count: float, changes: Sequence[parts.Change]) -> None:
-        self.by_rank[rank] += ms
-        self.what[piece.what] += ms
-        self.where[piece.where] += ms
-        self.counts[piece.part] += count
-        self.changes[rank] += changes
+    rank: int
+    piece: parts.Piece
+    ms: float
+    per_step: float
 
 
-def _line(key: tuple[str, str | None, int | None], origin: _Origin, num_ranks: int) -> dict[str, Any]:
-    part, _, late = key
-    what = max(origin.what, key=lambda name: origin.what[name])
-    places = sorted(origin.where, key=lambda name: -origin.where[name])
-    most = max(origin.by_rank, key=lambda rank: origin.by_rank[rank])
-    is_alone = num_ranks > 1 and origin.by_rank[most] > ALONE_FRAC * sum(origin.by_rank.values())
-    alone = most if is_alone else None
-    most_ms = sum(origin.by_rank.values()) / (max(1, num_ranks - 1) if part == parts.WAITING else num_ranks)
+def _line(origin: Origin, shares: Sequence[_Share], num_ranks: int) -> dict[str, Any]:
+    part, _, late = origin
+    rank_ms, what_ms, where_ms = (collections.defaultdict[Any, float](float) for _ in range(3))
+    counts = collections.defaultdict[str, float](float)
+    for share in shares:
+        rank_ms[share.rank] += share.ms
+        what_ms[share.piece.what] += share.ms
+        where_ms[share.piece.where] += share.ms
+        counts[share.piece.part] += share.per_step
+    what, most = max(what_ms, key=what_ms.__getitem__), max(rank_ms, key=rank_ms.__getitem__)
+    places = sorted(where_ms, key=lambda name: -where_ms[name])
+    all_ms = sum(rank_ms.values())
+    alone = most if num_ranks > 1 and rank_ms[most] > ALONE_FRAC * all_ms else None
+    most_ms = all_ms / (max(1, num_ranks - 1) if part == parts.WAITING else num_ranks)
     return {
         "part": part,
         "what": what,
@@ -130,8 +128,8 @@ def _line(key: tuple[str, str | None, int | None], origin: _Origin, num_ranks: i
         "gain_ms": most_ms,
         "gain_pct": 0.0,
         "most_ms": most_ms,
-        "of_rank": (most, origin.by_rank[most]),
-        "count": max(origin.counts.values()) / num_ranks,
+        "of_rank": (most, rank_ms[most]),
+        "count": max(counts.values()) / num_ranks,
         "advice": ADVICE[part],
         "ladder": records_for(part, what, num_ranks),
     }

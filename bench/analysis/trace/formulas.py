@@ -213,8 +213,8 @@ def _packed_attention(name: str, dims: list[Any], concrete: list[Any] | None) ->
     if len(key) != 3 or len(value) != 3 or len(num_ends) != 1 or num_ends[0] < 2 or query[0] != key[0]:
         return None  # of a cache, or of queries that see other tokens: how many stands in no shape
     num_sequences = num_ends[0] - 1
-    length, left = query[0] / num_sequences, _number(concrete, window)
-    seen = length if left is None or left < 0 else min(length, left + 1)
+    length, left = query[0] / num_sequences, _value(concrete, window)
+    seen = length if type(left) is not int or left < 0 else min(length, left + 1)
     num_pairs = int(num_sequences * query[1] * (seen * length - seen * seen / 2))
     return _pairs_flop(num_pairs, query[2], value[2], is_backward)
 
@@ -227,11 +227,11 @@ def _convolution(op: str, dims: list[Any], concrete: list[Any] | None) -> tuple[
     if op == "convolution_backward":
         out, data, weight = (_sizes(dims, number) for number in range(3))
         mask = _list(concrete, 10) or [False, True]
-        num_products, is_transposed = max(1, sum(map(bool, mask[:2]))), _is_true(concrete, 7)
+        num_products, is_transposed = max(1, sum(map(bool, mask[:2]))), _value(concrete, 7) is True
     else:
         data, weight, num_products = _sizes(dims, 0), _sizes(dims, 1), 1
         *places, transposed = CONVOLUTIONS[op]
-        is_transposed = transposed is not None and _is_true(concrete, transposed)
+        is_transposed = transposed is not None and _value(concrete, transposed) is True
         lists = [_list(concrete, place) for place in places]
         out = _out(data, weight, lists, is_transposed)
     if len(data) < 3 or len(weight) != len(data) or not out:
@@ -260,20 +260,15 @@ def _out(data: list[int], weight: list[int], lists: list[Any], is_transposed: bo
     ]
 
 
-def _list(concrete: list[Any] | None, number: int) -> list[int] | None:
-    """An argument that is a list of numbers or of words, as the trace writes it: "[1, 1]", "[True, False]"."""
-    text = str(concrete[number]) if concrete and number < len(concrete) else ""
+def _value(concrete: list[Any] | None, number: int) -> Any:
+    """An argument as the trace writes it, "[1, 1]", "3", "True" -> its value; None where it says nothing."""
     try:
-        found = json.loads(text.lower())
+        return json.loads(str(concrete[number]).lower()) if concrete and number < len(concrete) else None
     except (ValueError, RecursionError):
         return None
+
+
+def _list(concrete: list[Any] | None, number: int) -> list[int] | None:
+    """An argument that is a list of numbers or of words, not empty."""
+    found = _value(concrete, number)
     return found if isinstance(found, list) and found and all(type(item) in (int, bool) for item in found) else None
-
-
-def _number(concrete: list[Any] | None, number: int) -> int | None:
-    text = str(concrete[number]) if concrete and number < len(concrete) else ""
-    return int(text) if re.fullmatch(r"-?\d{1,9}", text) else None
-
-
-def _is_true(concrete: list[Any] | None, number: int) -> bool:
-    return bool(concrete and number < len(concrete) and str(concrete[number]) == "True")
