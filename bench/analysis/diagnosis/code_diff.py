@@ -25,7 +25,7 @@ SHOWN = ("--", ".", ":(exclude)results")
 
 
 class Commit(TypedDict):
-    """Of code/commit.json what is read here."""
+    """The fields of code/commit.json that are read here."""
 
     commit: str | None
     untracked: list[str] | None

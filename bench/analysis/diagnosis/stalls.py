@@ -92,7 +92,10 @@ def outliers(values: list[float]) -> list[tuple[int, float]]:
 
 
 def _usual(values: list[float], period: int) -> tuple[list[float], list[float], float]:
-    """(running medians, |value - median|, median of that relative to the median), of every period-th value apart."""
+    """Return (running medians, |value - median|, the median of that relative to its median).
+
+    Every period-th value has medians of its own.
+    """
     centres = [0.0] * len(values)
     for first in range(period):
         centres[first::period] = running_median(values[first::period])

@@ -33,7 +33,7 @@ NUM_LINES = 20  # of a difference
 
 
 class Account(NamedTuple):
-    """Of one rank.  rank: None of a record; host_step_ms: None where the host's steps were not recorded."""
+    """The account of one rank.  rank: None for a record; host_step_ms: None where the host recorded no steps."""
 
     rank: Rank | None
     pieces: Pieces

@@ -25,7 +25,7 @@ MAX_MISSING = 3  # launches in a row that are not in the graph, or the other way
 
 
 class Operator(NamedTuple):
-    """row: of a CPU operator of rank, call: of the launching call within it; -1: not known."""
+    """A CPU operator: its row in rank, and the row of the launching call within it; -1: not known."""
 
     rank: Rank
     row: int
@@ -33,7 +33,7 @@ class Operator(NamedTuple):
 
 
 class _Capture(NamedTuple):
-    """launches: operator and call of each, -1 for none; kernels: their names, None if they were not recorded."""
+    """A capture.  launches: (operator, call) of each, -1 for none; kernels: their names, None if not recorded."""
 
     rank: Rank
     launches: list[tuple[int, int]]
@@ -64,7 +64,7 @@ def operators(rank: Rank, rows: np.ndarray, others: Sequence[Rank] = ()) -> dict
 
 
 def _captures(rank: Rank) -> Iterator[_Capture]:
-    """Those of a trace, in order."""
+    """Yield the captures in a trace, in order."""
     calls = np.flatnonzero(rank.is_kind(events.RUNTIME))
     begins, ends, are_launches = (calls[rank.is_named(pattern.search, calls)] for pattern in (BEGIN, END, LAUNCH))
     for begin in begins[np.argsort(rank.ts[begins])].tolist():

@@ -31,8 +31,8 @@ Key = tuple[int, int, serving.Evidence | None]  # of calls that are alike: name,
 
 
 class Bound(NamedTuple):
-    """Of one call.  part: ARITHMETIC, BANDWIDTH or SEEN, which of them bounds it; limit_s: the seconds that it needs at
-    least; shape_s: the same at the rate that its shape was measured to reach, limit_s where that is not known."""
+    """The bound of one call.  part: which limit it is, ARITHMETIC, BANDWIDTH or SEEN; limit_s: the least time that the
+    call needs; shape_s: the same at the rate that its shape was measured to reach, limit_s where that is not known."""
 
     part: str
     limit_s: float
@@ -48,9 +48,9 @@ class Rate(NamedTuple):
 
 @dataclass
 class Ceilings:
-    """device: name as the driver gives it, or None; measured: of the passport, or None.
+    """What a device can reach.  device: its name as the driver gives it, or None; measured: by the passport, or None.
 
-    observed: precision -> FLOP/s, see observe(); sources: {part: where the rates of its bounds were from}.
+    observed: precision -> FLOP/s, see observe(); sources: {part: where the rates of its bounds are from}.
     """
 
     device: str | None
@@ -86,7 +86,7 @@ class Ceilings:
         return f"data sheet: {known.source}" if known is not None else OBSERVED if self.observed else None
 
     def observe(self, lines: list[tuple[str | None, float, float]]) -> None:
-        """(precision, FLOP, seconds) of each operator with known FLOPs; for precisions of which nothing is known."""
+        """Keep the best rate of each precision whose peak is not known.  lines: (precision, FLOP, seconds) each."""
         if peak_rates.find(self.device) is not None:
             return
         all_s = math.fsum(seconds for _, _, seconds in lines)
@@ -151,7 +151,8 @@ class Ceilings:
 
 
 def message(collective: str, num_elements: int, dtype: str | None, num_ranks: int) -> tuple[str, int] | None:
-    """Of operators.collective_of(): the passport's name of it, and bytes of the whole message; None: not known."""
+    """What operators.collective_of() gives -> (the passport's name of the collective, bytes of the whole message), or
+    None where they are not known."""
     size = formulas.BYTES.get(str(dtype).lower(), formulas.BYTES.get(f"c10::{dtype}".lower()))
     for pattern, name, factor in COLLECTIVES:
         if pattern.search(collective.lower()) and size and num_elements > 0 and num_ranks > 1:

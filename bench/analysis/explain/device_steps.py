@@ -29,7 +29,7 @@ PART_OF_LAYER = {device_time.COMMUNICATION: parts.EXPOSED, device_time.MEMORY: p
 def counted_rows(
     rank: Rank, rules: tuple[categories.Rule, ...] = categories.RULES, include_last_step: bool = False
 ) -> tuple[Rank, np.ndarray, np.ndarray]:
-    """(rank, device rows of the steps that count, device_time.types of them): what is compared between ranks."""
+    """Return (rank, device rows of the steps that count, device_time.types of them), which skew.waits() compares."""
     rows = rank.device_rows()
     rows_by_step = [mine for _, mine in window.rows_of_steps(rank, rows, window.steps(rank, include_last_step))]
     rows = np.concatenate(rows_by_step) if any(map(len, rows_by_step)) else rows
@@ -66,7 +66,7 @@ class Device:
         self.lengths = [serving.Lengths.from_name(name or "") for name in rank.names_of(lengths)]
 
     def name(self, number: int) -> str:
-        """Of the number-th of .rows."""
+        """The name of the number-th of .rows."""
         return self.rank.names[self.rank.name[self.rows[number]]]
 
     def title(self, number: int) -> str:
@@ -75,7 +75,7 @@ class Device:
         return name if row < 0 or TEMPLATE not in name else rank.names[rank.name[row]]
 
     def operator(self, number: int) -> captures.Operator:
-        """That launched it, also inside a graph; row -1 where it is not known."""
+        """The operator that launched a row, also inside a graph; its row is -1 where it is not known."""
         known = self.captured.get(int(self.rows[number]))
         return known or captures.Operator(self.rank, int(self.operators[number]), int(self.calls[number]))
 
@@ -104,7 +104,7 @@ class _Threads:
         self._made: dict[int, Thread] = {}
 
     def explain(self, track: int, low: int, high: int, is_whole: bool) -> Iterator[tuple[parts.Piece, int, int, int]]:
-        """(Piece, ns, end ns, how often): what a thread was doing; where it did nothing, what the main thread was.
+        """Yield (Piece, ns, end ns, how often) of what a thread was doing, or the main thread where it did nothing.
 
         What it was doing several times between two calls of the runtime is one, unless is_whole.
         """
@@ -173,7 +173,7 @@ class _Division:
             operators_of_rank.into(self.pieces)
 
     def _ranges(self, begin: int, end: int) -> list[_Range]:
-        """Of the rows that run between begin and end; a row that waited has two, waiting first."""
+        """The ranges of the rows that run between begin and end; a row that waited has two, waiting first."""
         device, rank = self.device, self.device.rank
         ranges = []
         mine = (rank.end[device.rows] > begin) & (rank.ts[device.rows] < end)

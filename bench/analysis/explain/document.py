@@ -269,7 +269,7 @@ def _difference(difference: dict[str, Any]) -> list[Block]:
     ]
 
 
-# ---- words
+# ---- sentences
 
 
 def evidence(line: dict[str, Any]) -> str:

@@ -37,7 +37,7 @@ COMMUNICATES = re.compile(r"^(?:gloo|nccl|c10d|mpi|ucc)::?|record_param_comms|_f
 
 
 class Property(NamedTuple):
-    """Of a range: what its name and its kind must be.  kind: None means any; outermost: look from outside."""
+    """A property of ranges: a test of the name, and a kind, None for any.  outermost: the search begins outside."""
 
     test: Callable[[str], object]
     kind: int | None = None
@@ -95,7 +95,7 @@ class Thread:
         self._tops = tops[np.argsort(rank.end[tops], kind="stable")]
 
     def segments(self, begin: int, end: int) -> list[tuple[int, int, int]]:
-        """(begin ns, end ns, row of the innermost range or -1), which tile [begin, end]."""
+        """Return [(begin ns, end ns, row of the innermost range or -1)], which tile [begin, end]."""
         first = int(np.searchsorted(self._edges, begin, side="right"))
         last = int(np.searchsorted(self._edges, end, side="left"))
         stamps = [begin, *self._edges[first:last].tolist(), end]
@@ -179,7 +179,7 @@ class Thread:
         return parts.Piece(parts.UNKNOWN, f"after {self.name(self._tops[index])}" if index >= 0 else None, None)
 
     def _added(self, row: int) -> parts.Piece | None:
-        """Of a collection or compilation that the record knows; None of any other range."""
+        """The piece of a collection or compilation that the record knows; None for any other range."""
         if row not in self._within:
             return None
         around, name = self._known.get(self._within[row]), self.name(row)
@@ -189,7 +189,7 @@ class Thread:
         return parts.Piece(kind, name, around and around.where)
 
     def _explain_all(self) -> list[parts.Piece | None]:
-        """Of each of .nest.rows the piece that its own time is of, None where nothing is known.
+        """For each of .nest.rows the piece to which its own time belongs, None where nothing is known.
 
         where: the innermost line of Python that is neither torch's nor threading's, else the innermost annotation, else
         the outermost operator; an annotation or operator only if it is not the innermost range itself.

@@ -88,7 +88,10 @@ class Pieces:
         self.at_ns: int | None = None
 
     def add(self, step: int, piece: Piece, ns: int, count: int = 1, change: Change | None = None) -> None:
-        """Does nothing for 0 ns, so that nothing is listed that took no time.  change: its ns are the piece's."""
+        """Add ns to a piece of a step; 0 ns add nothing, so that what took no time is not listed.
+
+        change: what would have to go; its ns become those of the piece.
+        """
         if ns > 0:
             if self.at_ns is not None:
                 self.passed(piece, ns)

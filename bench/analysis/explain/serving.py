@@ -37,7 +37,7 @@ class Lengths(NamedTuple):
 
     @classmethod
     def from_name(cls, name: str) -> "Lengths | None":
-        """Of an annotation; None where it does not say them."""
+        """Read them from the name of an annotation; None where it does not say them."""
         if not (groups := SUMS.findall(name)):
             sums = dict.fromkeys(FIELDS, 0)
             for field, number in FIELD.findall(name):

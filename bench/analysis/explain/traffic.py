@@ -33,7 +33,7 @@ class Tensor(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of all its elements; 0 where their size is not known."""
+        """The bytes of all its elements; 0 where their size is not known."""
         return (self.element_bytes or 0) * math.prod(self.dims)
 
 

@@ -23,7 +23,8 @@ PARTS = (
 def from_run(
     folder: Path, num_gpus: int, num_nodes: int, link: str | None, scaling: Scaling, usd_per_gpu_hour: float | None
 ) -> Document:
-    """ValueError: of measured.from_record(), of links.read(), or a batch that does not divide."""
+    """Project a run.  Raises the ValueErrors of measured.from_record() and links.read(), and one where the batch does
+    not divide."""
     _check_gpus(num_gpus, num_nodes)
     job = measured.from_record(folder)
     if job.device == measured.CPU and (link is None or not Path(link).is_file()):
@@ -42,7 +43,7 @@ def from_run(
 def from_traces(
     title: str, paths: Sequence[Path], num_gpus: int, num_nodes: int, link: str, include_last_step: bool
 ) -> Document:
-    """ValueError: of measured.from_traces(), of links.read()."""
+    """Project the traces of a job.  Raises the ValueErrors of measured.from_traces() and links.read()."""
     curve = links.read(link, num_nodes)
     _check_gpus(num_gpus, num_nodes)
     job, projection = measured.from_traces(title, paths, num_gpus, num_nodes, curve, include_last_step)

@@ -64,7 +64,9 @@ class Nccl:
         return "; ".join(f"{name}: {LINKS[name].source}" for name in names)
 
     def seconds(self, collective: str, num_bytes: float, num_gpus: int, num_nodes: int = 1) -> float:
-        """By the fastest algorithm and protocol; 0 for one GPU.  ValueError: several nodes without a network.
+        """The time that a collective takes by its fastest algorithm and protocol; 0 for one GPU.
+
+        Raises ValueError for several nodes without a network.
 
         num_bytes: as nccl-tests counts them, the whole message of all ranks together.
         """

@@ -41,7 +41,8 @@ class Job:
 
 
 def from_record(folder: Path) -> Job:
-    """ValueError: it has no step that was timed undisturbed, or nobody knows what its ranks send each other."""
+    """Take a run's step apart.  Raises ValueError where no step was timed undisturbed, or nothing says what the ranks
+    send each other."""
     run = run_folder.read(folder)
     step_ms = [row["step_ms"] for row in step_files.read(folder) if row.get("step_ms") and not row.get("flags")]
     metrics, measured, hardware, env = (run[name] or {} for name in ("metrics", "measured", "hardware", "environment"))
@@ -90,13 +91,13 @@ def from_record(folder: Path) -> Job:
 
 
 def _spread_ms(step_ms: Sequence[float]) -> float:
-    """By chance, of one rank's step, from neighbouring steps, so that a drift or a stall does not count."""
+    """The standard deviation of a step by chance, from neighbouring steps, so that no drift or stall counts."""
     differences = [abs(after - before) for before, after in zip(step_ms, step_ms[1:])]
     return 1.4826 / math.sqrt(2) * (stats.percentile(differences, 50) or 0.0)
 
 
 def check_batch(job: Job, num_gpus: int) -> None:
-    """ValueError where the run's batch does not divide among so many."""
+    """Raise ValueError where the run's batch does not divide among so many GPUs."""
     assert job.run is not None
     seqs = (job.run["hardware"] or {}).get("micro_batch_seqs")
     batch = job.step.num_micro * job.step.num_gpus * (seqs or 0)

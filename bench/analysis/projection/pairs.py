@@ -175,7 +175,7 @@ def scaling_of(kind: Kind) -> Scaling:
 
 
 def errors(pairs: Sequence[Pair] = PAIRS) -> list[Error]:
-    """Of each pair, the worst first."""
+    """The error of each pair, the worst first."""
     found = []
     for pair in pairs:
         scaling, projected_ms, exposed_frac = scaling_of(pair.kind), pair.projected_ms, 0.0
@@ -193,7 +193,7 @@ def errors(pairs: Sequence[Pair] = PAIRS) -> list[Error]:
 def checked(
     kind: Kind, scaling: Scaling, device: str | None, link: str, num_gpus: tuple[int, int], projection: Projection
 ) -> tuple[list[Error], str]:
-    """(errors of the pairs that a projection is like, the worst first, what they are or why there are none).
+    """Return (errors of the pairs that resemble a projection, the worst first; what they are, or why there are none).
 
     num_gpus: measured and projected.
     """

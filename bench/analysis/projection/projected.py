@@ -108,7 +108,7 @@ def _crowding(num_gpus: int, slots: int | None) -> float:
 
 
 def _exposed(step: Step, num_gpus: int, num_nodes: int, share: float, curve: Curve) -> tuple[float, float]:
-    """(exposed, all) ms of the messages of a step whose GPUs have this share of the work that they had."""
+    """Return (exposed, all) ms of the messages of a step; share: of the measured work that each GPU has now."""
     last_backward_ms = step.backward_ms * share / max(1.0, step.num_micro * share)
     after_ms, beside = 0.0, []
     for message in step.messages:
@@ -127,7 +127,7 @@ def _exposed(step: Step, num_gpus: int, num_nodes: int, share: float, curve: Cur
 
 @functools.cache
 def expected_maximum(count: int) -> float:
-    """Of so many independent standard normal values: 0 of one, 1.42 of eight (Tippett 1925)."""
+    """The expected largest of so many independent standard normal values: 0 of one, 1.42 of eight (Tippett 1925)."""
     if count < 2:
         return 0.0
     total, step = 0.0, 1 / 256

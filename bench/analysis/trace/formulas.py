@@ -150,7 +150,7 @@ def _product(name: str, dims: list[Any]) -> tuple[int, int, int] | None:
 
 
 def _num_rows(a: list[int], b: list[int]) -> int:
-    """Of all products in a batch together."""
+    """The number of rows of all products in a batch together."""
     return math.prod(a[:-1] if len(a) >= len(b) else [*b[:-2], a[-2]])
 
 
@@ -223,7 +223,7 @@ def _packed_attention(name: str, dims: list[Any], concrete: list[Any] | None) ->
 
 
 def _convolution(op: str, dims: list[Any], concrete: list[Any] | None) -> tuple[int, int] | None:
-    """(FLOPs, numbers moved), of backward for each gradient that it makes: of the input, of the weight."""
+    """Return (FLOPs, numbers moved); a backward pass counts for each gradient that it makes, of input and weight."""
     if op == "convolution_backward":
         out, data, weight = (_sizes(dims, number) for number in range(3))
         mask = _list(concrete, 10) or [False, True]

@@ -55,8 +55,9 @@ def statistics(rank: Rank, rows: np.ndarray) -> dict[str, Any]:
 
 
 def without_kernel(rank: Rank, until_ns: int | None = None) -> tuple[int, int]:
-    """(launching calls that end before until_ns, how many of them have no device row); (0, 0) for a trace without
-    device rows.
+    """Count the launching calls that end before until_ns, and those of them without a device row.
+
+    (0, 0) for a trace without device rows.
 
     CUPTI before 13.1 gives kernels at the start of a profile wrong times, and libkineto drops those: pytorch#192021.
     """
