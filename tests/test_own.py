@@ -176,6 +176,10 @@ def test_an_own_optimizer_and_schedule_are_settings_like_the_programs_own(projec
         identity.config_id(compose.compose(["optim=clash"]))
     with pytest.raises(ValueError, match="Other must extend the dataclass Config of models.optimizers"):
         compose.compose(["optim=mine", "optim.name=opt.py:Other"])
+    with pytest.raises(
+        ValueError, match=r"unknown setting optim.alpha=1: optim.name=clash.py:Config takes .*warmup_frac"
+    ):
+        compose.compose(["optim.name=clash.py:Config", "optim.alpha=1"])  # and not what the yaml of AdamW has
 
 
 def test_an_own_instrument_is_loaded_by_its_class_and_one_that_flags_steps_is_known(project):

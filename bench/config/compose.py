@@ -33,7 +33,8 @@ from bench.config.groups import (
     path_of,
 )
 from bench.config.overrides import WORDS_KEYS, one_line, parsed, with_schedule
-from bench.config.typed import MISSING, fill_like, filled, leaves
+from bench.config.typed import MISSING, check_names, fill_like, filled, leaves
+from models import optimizers
 
 JOB_NAME = "speedrun"
 VERSION_BASE = "1.3"
@@ -241,6 +242,10 @@ def _set(values: Values, override: Any) -> None:
             have = " or ".join(known[key].brought_by)
             raise ValueError(f"{word}: this run has no such setting; only runs with {have} have it")
         near = did_you_mean(key, [known for known, _ in leaves(values)] + list(GROUPS))
+        if path == ["optim"] and isinstance(section, dict) and user_code.is_import_path(str(section.get("name"))):
+            check_names(optimizers.Config, {last: value, **section}, "optim.")
+        if path and isinstance(section, dict) and f" {'.'.join(path)}." not in near:
+            near = f"{'.'.join(path)} has {', '.join(section)}; {near}"
         remedy = "`./run.sh run --cfg job` shows every setting, with its meaning"
         raise ValueError(f"unknown setting {word}: {near}{remedy}")
     group = key.replace(".", "/")

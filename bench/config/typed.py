@@ -52,13 +52,10 @@ Name = Annotated[
 
 def build(cls: type[T], values: dict[str, typing.Any], path: str = "") -> T:
     """Plain nested dict -> cls.  Raises ValueError for a key, type, range or missing value that cls does not have."""
+    check_names(cls, values, path)
     made_of = _variant(cls, values, path)
     hints = typing.get_type_hints(made_of, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(made_of)}
-    for key in values:
-        if key not in fields:
-            where = path.rstrip(".") or "the config"
-            raise ValueError(f"unknown setting {path}{key}={values[key]}: {where} has {', '.join(fields)}")
     made = {}
     for name in fields:
         if values.get(name, MISSING) != MISSING:
@@ -69,6 +66,18 @@ def build(cls: type[T], values: dict[str, typing.Any], path: str = "") -> T:
         return typing.cast(T, made_of(**made))
     except ValueError as error:  # of __post_init__: what two settings together cannot be
         raise ValueError(f"{path}{error}") from None
+
+
+def check_names(cls: typing.Any, values: dict[str, typing.Any], path: str = "") -> None:
+    """Raise ValueError for the first key that cls, or the class of the user's that values name, does not have."""
+    names = [field.name for field in dataclasses.fields(_variant(cls, values, path))]
+    for key in values:
+        if key not in names:
+            what = f"unknown setting {path}{key}={values[key]}: "
+            if user_code.is_import_path(str(values.get("name"))):
+                example = "a yaml of its own sets these alone, as the one that ./run.sh init writes (docs/own.md)"
+                raise ValueError(f"{what}{path}name={values['name']} takes {', '.join(names)}; {example}")
+            raise ValueError(f"{what}{path.rstrip('.') or 'the config'} has {', '.join(names)}")
 
 
 def filled(cls: typing.Any, values: dict[str, typing.Any], path: str = "") -> dict[str, typing.Any]:
