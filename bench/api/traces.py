@@ -11,6 +11,7 @@ from bench.analysis.trace import analysis, categories, load
 from bench.api import plotting
 from bench.api.answers import Answer, Named, names_of
 from bench.base.paths import user_path
+from bench.base.text_table import some
 from bench.record import named
 
 if TYPE_CHECKING:
@@ -136,4 +137,4 @@ def jobs(names: Iterable[str]) -> list[Job]:
         files += [(name, path) for path in paths if path.is_file()]
         folders += [(name if len(paths) == 1 else path.name, path) for path in paths if not path.is_file()]
     grouped = [files] * bool(files) + [[folder] for folder in folders]
-    return [(", ".join(dict.fromkeys(name for name, _ in job)), [path for _, path in job]) for job in grouped]
+    return [(some(list(dict.fromkeys(name for name, _ in job))), [path for _, path in job]) for job in grouped]

@@ -226,13 +226,13 @@ def plain(value: object) -> str | None:
 
 IMPORTED = "imported"
 FROM_OUTSIDE = (
-    ("wall_of_lines_s", "its lines came in, s"),
-    ("counted_s", "of that it counted, s"),
-    ("uncounted_s", "and did not count, s"),
-    ("uncounted_at_validations_s", "of that before validations, s"),
-    ("unseen_s", "of that with steps that have no line, s"),
-    ("overcounted_s", "counted, but not passed, s"),
-    ("num_untimed_steps", "first steps that are in no time"),
+    ("wall_of_lines_s", "from its first line to its last, s"),
+    ("counted_s", "of which its clock counted, s"),
+    ("uncounted_s", "of which it did not count, s"),
+    ("uncounted_at_validations_s", "uncounted before validations, s"),
+    ("unseen_s", "uncounted while steps had no line, s"),
+    ("overcounted_s", "counted although it did not pass, s"),
+    ("num_untimed_steps", "first steps that its clock left out"),
     ("foreign_cpu_cores", "other programs' load, CPU cores"),
 )
 
@@ -322,7 +322,7 @@ def script_section(run: Record) -> Section:
         "files that it wrote": _files_written(of),
         "lines that its log lacks": of.get("num_unkept_lines") or None,
     }
-    note = "Its time is its own claim; the wall time of its lines was taken by another process.  Seeds are labels."
+    note = "The script timed itself; the launcher timed its lines.  A seed that it does not take is only a label."
     return _facts("The training script", facts, Lines([note], is_soft=True))
 
 

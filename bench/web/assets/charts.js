@@ -70,7 +70,7 @@
 
   function nice(u, axis, low, high) { // ticks of a logarithmic axis that spans less than two powers of ten
     if (high > 8 * low) return [-1, 0, 1, 2].flatMap((power) => [1, 2, 5].map((digit) => +(digit * 10 ** (Math.floor(Math.log10(low)) + power)).toPrecision(1))).filter((one) => one >= low && one <= high);
-    const rough = (high - low) / 6, power = 10 ** Math.floor(Math.log10(rough));
+    const rough = (high - low) / (u.width < 500 ? 3 : 6), power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((digit) => digit * power).find((one) => one >= 0.7 * rough);
     return Array.from({ length: Math.floor(high / step) - Math.ceil(low / step) + 1 }, (_, number) => (Math.ceil(low / step) + number) * step);
   }
