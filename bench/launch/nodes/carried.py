@@ -1,7 +1,7 @@
 """The files of a node's ranks, carried to the record when the run has ended: each node writes only its own.
 
-A node's ranks write into their own folder, .nodes/RUN_ID.nodeN in its results folder; whether that folder is shared
-with node 0 or not, the files travel over the connection, and one process writes the record.
+A node's ranks write into their own folder, .nodes/RUN_ID.nodeN in its results folder.  Whether that folder is shared
+with node 0 or not, its files travel over the connection, and one process writes the record.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from bench.machine import processes
 from bench.record import run_folder
 
 OWNER = ".owner.tmp"  # the process that made a node's folder and removes it
-ABANDONED_S = 86400.0  # one of another machine's that nobody has touched for so long
+ABANDONED_S = 86400.0  # a folder of another machine that nobody has touched for so long
 FOLDER = ".nodes"  # in a results folder; what searches one skips a name with a dot
 KEPT = ("config.yaml", "run.json", "environment.json")  # of the record, which node 0 writes itself
 
@@ -49,25 +49,23 @@ def clear(results: Path) -> None:
     """Remove the folders of nodes whose process was killed; its guard has ended what it left alive."""
     for folder in (results / FOLDER).glob("*"):
         owner = atomic.read_json(folder / OWNER)
-        if processes.is_of_this_boot(owner):
-            if not processes.is_there(owner):
-                remove(folder)
-            continue
         with contextlib.suppress(OSError):  # another process removes it
-            written_s = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))  # by the clock of its disk
-            if time.time() - written_s > ABANDONED_S:
+            if processes.is_of_this_boot(owner):
+                is_abandoned = not processes.is_there(owner)
+            else:
+                written_s = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))  # by its disk's clock
+                is_abandoned = time.time() - written_s > ABANDONED_S
+            if is_abandoned:
                 remove(folder)
 
 
 def rescue(folders: Iterable[Path], record: Path) -> None:
     """The logs of lost nodes into the record, where this machine sees those nodes' folders."""
-    logs = [
-        (folder, name) for folder in folders if folder.is_dir() for name in names(folder) if name.startswith("logs/")
-    ]
-    for folder, name in logs:
-        if not (record / name).exists():
-            with contextlib.suppress(OSError):
-                shutil.copyfile(folder / name, record / name)
+    for folder in filter(Path.is_dir, folders):
+        for name in names(folder):
+            if name.startswith("logs/") and not (record / name).exists():
+                with contextlib.suppress(OSError):
+                    shutil.copyfile(folder / name, record / name)
 
 
 def names(folder: Path) -> Iterator[str]:
@@ -75,28 +73,47 @@ def names(folder: Path) -> Iterator[str]:
     return (name for name in run_folder.files(folder) if name not in KEPT)
 
 
-def store(folder: Path, name: str, chunks: Iterable[bytes]) -> None:
-    """A file of another node into the record.  ValueError: a name that leads elsewhere or that is taken.
+class Incoming:
+    """The files of a node on their way into the record, one after the other, in pieces."""
 
-    Where the chunks end with an exception, the record is as before.
-    """
-    parts = PurePosixPath(name).parts
-    if not parts or name.startswith("/") or ".." in parts or parts[0].startswith("."):
-        raise ValueError(f"{name[:200]!r} is not a file's name in a run's folder")
-    path = folder.joinpath(*parts)
-    if path.exists() and parts != ("events.jsonl",):
-        raise ValueError(f"{name}: the record has this file already")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab") as file:
-        num_bytes = file.tell()
-        try:
-            for chunk in chunks:
-                file.write(chunk)
-        except BaseException:
-            file.truncate(num_bytes)
-            if not num_bytes:
+    def __init__(self, record: Path):
+        self._record = record
+        self._name: str | None = None  # of the file that is coming
+        self._path: Path | None = None  # where it is written; None: the rest of it is ignored
+        self._num_bytes = 0  # that the record's file had before
+
+    def add(self, name: str, piece: bytes, is_last: bool) -> None:
+        """OSError: it cannot be written.  ValueError: a name that leads elsewhere or that is taken."""
+        if name != self._name:
+            self._name, self._path = name, None
+            path = self._place(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._path, self._num_bytes = path, path.stat().st_size if path.exists() else 0
+        if self._path is not None:
+            with open(self._path, "ab") as file:
+                file.write(piece)
+        if is_last:
+            self._name = self._path = None
+
+    def _place(self, name: str) -> Path:
+        parts = PurePosixPath(name).parts
+        if not parts or name.startswith("/") or ".." in parts or parts[0].startswith("."):
+            raise ValueError(f"{name[:200]!r} is not a file's name in a run's folder")
+        path = self._record.joinpath(*parts)
+        if path.exists() and parts != ("events.jsonl",):
+            raise ValueError(f"{name}: the record has this file already")
+        return path
+
+    def undo(self) -> str | None:
+        """Take out of the record the part of a file that has come -> the file's name; None: there is no such part."""
+        path, self._path = self._path, None
+        if path is None:
+            return None
+        with contextlib.suppress(OSError):
+            os.truncate(path, self._num_bytes)
+            if not self._num_bytes:
                 path.unlink()
-            raise
+        return self._name
 
 
 def on_own_clock(folder: Path, rank: int, offset_s: float) -> None:

@@ -4,11 +4,8 @@ its leader knows of a member.
 The network as this node has it: which interface leads to the others, how fast, what else there is.
 """
 
-import contextlib
-import fcntl
 import hashlib
 import socket
-import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,14 +14,14 @@ from typing import Any
 
 from bench.base.paths import REPO
 from bench.launch import ranks
+from bench.launch.nodes import carried
 from bench.launch.prepare import Job
 from bench.machine import code_state, environment
 
 Clock = dict[str, Any]  # measured()'s
 MAX_UTC_OFFSET_S = 5.0  # between nodes; NTP keeps clocks within a tenth of a second
 NUM_QUESTIONS = 12  # about another node's clock
-SIOCGIFADDR = 0x8915  # linux/sockios.h
-NET, INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
+INFINIBAND = Path("/sys/class/infiniband")
 ALIKE = {  # what all nodes must have alike: (what a person calls it, what to do)
     "source_sha256": ("code", "check out the same commit, with the same changes, on every node"),
     "torch": ("torch", "install the same requirements.lock on every node"),
@@ -74,31 +71,26 @@ def _short(value: object) -> str:
 
 def interface_of(address: str) -> str | None:
     """The interface that has this IPv4 address, eth0; None where that is not known."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(answer[20:24]) == address:
-                    return name
+    import psutil  # 40 ms, which a launcher on one node does not need
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if address in [known.address for known in addresses]:
+            return name
     return None
 
 
 def network(interface: str | None) -> dict[str, Any]:
-    """{"interface", "mtu_bytes", "speed_mbit_per_s", "infiniband": [{"device", "rate"}]}; None: not known.
+    """{"interface", "mtu_bytes", "speed_mbit_per_s", "infiniband": [{"device", "rate"}]}; None: the driver does not
+    say."""
+    import psutil
 
-    speed: as the driver says it, of /sys/class/net; a virtual interface has none.
-    """
-    folder = NET / (interface or "")
-    rates = [
-        {"device": path.parents[2].name, "rate": environment.text_of(path)}
-        for path in sorted(INFINIBAND.glob("*/ports/*/rate"))
-    ]
-    speed = _whole(folder / "speed") if interface else None
+    ports = sorted(INFINIBAND.glob("*/ports/*/rate"))
+    stats = psutil.net_if_stats().get(interface or "")
     return {
         "interface": interface,
-        "mtu_bytes": _whole(folder / "mtu") if interface else None,
-        "speed_mbit_per_s": speed if speed is not None and speed > 0 else None,
-        "infiniband": rates,
+        "mtu_bytes": stats.mtu if stats else None,
+        "speed_mbit_per_s": (stats.speed or None) if stats else None,
+        "infiniband": [{"device": path.parents[2].name, "rate": environment.text_of(path)} for path in ports],
     }
 
 
@@ -106,11 +98,6 @@ def variables(interface: str | None, environ: Mapping[str, str]) -> dict[str, st
     """Makes gloo and NCCL use it too, unless the user chose: their default is what the host's name leads to."""
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     return {name: interface for name in names if interface and name not in environ}
-
-
-def _whole(path: Path) -> int | None:
-    word = environment.text_of(path)
-    return int(word) if word and word.lstrip("-").isdigit() else None
 
 
 def own_address(host: str) -> str:
@@ -134,11 +121,11 @@ class Peer:
     local_rank: int
     facts: dict[str, Any] | None  # of the first of each node
     folder: str | None = None
-    clock: Clock | None = None  # measured() at the start
-    clock_at_end: Clock | None = None
+    clock: Clock | None = None  # measured()
+    files: carried.Incoming | None = None  # of the first of each node, once the run begins
     has_ended: bool = False
+    has_sent_files: bool = False
     has_left: bool = False
-    is_interrupted: bool = False
     is_lost: bool = False
 
     @property
@@ -206,5 +193,4 @@ def record_row(number: int, num_ranks: int, node_facts: Mapping[str, Any] | None
         "environment": node_facts["used"],
         "fabric": node_facts["fabric"],
         "clock": None if peer is None else peer.clock,
-        "clock_at_end": None,
     }

@@ -18,7 +18,7 @@ from bench.base.paths import REPO
 from bench.config import typed
 from bench.launch import allocation, ranks
 from bench.launch.allocation import Adopted
-from bench.launch.nodes import seal, store
+from bench.launch.nodes import store
 from bench.launch.nodes.leader import Leader
 from bench.launch.prepare import Job
 from bench.machine import processes
@@ -172,8 +172,8 @@ def leader_of_allocation(job: Job) -> Iterator[Leader]:
 
 def _with_key(secret: str) -> dict[str, str]:
     """srun's environment: its tasks get the key too where the job was submitted with --export=NONE."""
-    env = os.environ | {seal.KEY: secret}
+    env = os.environ | {store.KEY: secret}
     exported = env.get("SLURM_EXPORT_ENV", "ALL")
     if exported != "ALL":
-        env["SLURM_EXPORT_ENV"] = seal.KEY if exported in ("NONE", "NIL") else f"{exported},{seal.KEY}"
+        env["SLURM_EXPORT_ENV"] = store.KEY if exported in ("NONE", "NIL") else f"{exported},{store.KEY}"
     return env

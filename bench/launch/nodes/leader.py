@@ -9,14 +9,10 @@ gather(): every member has come, and is like this process, or all are refused
 """
 
 import contextlib
-import functools
-import itertools
-import operator
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -39,16 +35,7 @@ STOP_S = LOST_AFTER_S + 10.0  # for ranks of other nodes to end, or their nodes 
 REFUSE_S = 10.0  # for those that are still on their way
 SAY_S = 1.0  # for a member's thread to have read a message
 LEAVE_S = 5.0  # for members to have read that the run is over
-
-
-@dataclass
-class _Ends:
-    """What the leader has learnt of the end of the run; the first of each kind counts."""
-
-    failures: list[dict[str, Any]] = field(default_factory=list)  # as Group.failures, of all nodes
-    lost: str | None = None
-    interrupted: str | None = None
-    own_is_known: bool = False
+COLLECT_S = 600.0  # for the next piece of a file, of a node that is heard
 
 
 class Leader:
@@ -77,9 +64,14 @@ class Leader:
         self._stack = contextlib.ExitStack()
         self._group: ranks.Group | None = None
         self._has_begun = False  # members have been sent the order to start their ranks
-        self._ends = _Ends()
+        # what is known of the end of the run; the first of each kind counts
+        self.failures: list[dict[str, Any]] = []  # as Group.failures, of all nodes
+        self._lost: str | None = None
+        self._interrupted: str | None = None
+        self._own_is_known = False
         self._bad_files: list[str] = []
         self._exit_code = 1  # of members, where nobody says bye()
+        self._came_s = 0.0  # when the last piece of a file came
 
     def __enter__(self) -> Self:
         return self
@@ -178,6 +170,7 @@ class Leader:
         """A context that yields this, with every rank begun; leaving it ends them and brings home what they wrote."""
         self._folder, adopted, hardware = folder, self._adopted, self._job.config.hardware
         for peer in self._nodes:
+            peer.files = carried.Incoming(folder)
             if peer.facts:
                 atomic.write_json(folder / f"environment.node{peer.node}.json", peer.facts["environment"])
         master = None
@@ -217,14 +210,14 @@ class Leader:
         for peer in self._nodes:
             self._store.tell(peer.number, "inputs", run_id=folder.name, node=peer.node, texts=texts, launch=launch)
         until_s = time.monotonic() + LOST_AFTER_S
-        while any(peer.folder is None for peer in self._nodes) and not self._ends.lost:
+        while any(peer.folder is None for peer in self._nodes) and not self._lost:
             self._take(TICK_S)
             if time.monotonic() > until_s:
                 late = next(peer for peer in self._nodes if peer.folder is None)
-                self._ends.lost = f"{late.name}, made no folder"
+                self._lost = f"{late.name}, made no folder"
         for why in filter(None, map(facts.clock_fault, self._nodes)):
             say("warn", why, always=True)
-        return not self._ends.lost
+        return not self._lost
 
     def _start_members(self, folder: Path, place: ranks.Place) -> None:
         folders = {0: str(folder.resolve())} | {peer.node: peer.folder for peer in self._nodes}
@@ -241,8 +234,8 @@ class Leader:
             if self._group is None:
                 return True
             own_has_ended = self._group.has_ended(0.0)
-            if own_has_ended and not self._ends.own_is_known:
-                self._ends.own_is_known = True
+            if own_has_ended and not self._own_is_known:
+                self._own_is_known = True
                 self._ended(self._group.ends())
             if own_has_ended and all(peer.has_ended for peer in self._peers.values()):
                 return True
@@ -256,17 +249,12 @@ class Leader:
 
     def exit_code(self) -> int:
         """0 where all ended well.  After has_ended()."""
-        return 1 if self._ends.failures or self.failure else 0
-
-    @property
-    def failures(self) -> list[dict[str, Any]]:
-        """Group.failures of all nodes."""
-        return self._ends.failures
+        return 1 if self.failures or self.failure else 0
 
     @property
     def failure(self) -> dict[str, Any] | None:
         """What only this process knows: that a node was lost, or that a signal ended one."""
-        for kind, why in (("interrupted", self._ends.interrupted), ("node_lost", self._ends.lost)):
+        for kind, why in (("interrupted", self._interrupted), ("node_lost", self._lost)):
             if why:
                 return failures.failure(kind, why, None, failures.last_step(self._folder))
         return None
@@ -284,36 +272,42 @@ class Leader:
             if not peer.folder or peer.is_lost:
                 continue
             self._store.tell(peer.number, "collect")
-            try:
-                files = self._store.files(peer.number, functools.partial(self._take, 0.0, peer))
-                for name, named in itertools.groupby(files, key=operator.itemgetter(0)):
-                    self._keep(peer, name, named)
-                if not peer.is_interrupted:
-                    self._store.answer_clock(peer.number, "end")
-                    until_s = time.monotonic() + LOST_AFTER_S
-                    while peer.clock_at_end is None and time.monotonic() < until_s:
-                        self._take(TICK_S)
-            except RuntimeError as error:  # its network is gone
+            if why := self._hindrance(peer):
                 peer.is_lost = True
-                why = str(error).partition("\n")[0]
-                self._bad_files.append(
-                    f"node {peer.node} is lost after its ranks had ended, its files may be missing: {why}"
-                )
+                if peer.files and (name := peer.files.undo()):
+                    self._bad_files.append(f"node {peer.node}, {name}: not in the record: only a part of it came")
+                what = f"node {peer.node} is lost after its ranks had ended, its files may be missing"
+                self._bad_files.append(f"{what}: {why}")
         lost = [Path(peer.folder) for peer in self._nodes if peer.is_lost and peer.folder]
         carried.rescue(lost, self._folder)
         for peer in self._nodes:
             for rank in range(peer.first_rank, peer.first_rank + peer.num_ranks):
                 carried.on_own_clock(self._folder, rank, (peer.clock or {}).get("offset_ns", 0) / 1e9)
 
-    def _keep(self, peer: Peer, name: str, named: Iterable[tuple[str, bytes | str]]) -> None:
-        """named: [(name, piece)] of one file.  RuntimeError: no more files come."""
+    def _hindrance(self, peer: Peer) -> str | None:
+        """Until a node has sent all its files -> None; or why it does not."""
+        self._came_s = time.monotonic()
+        while not peer.has_sent_files:
+            if peer.has_left:
+                return "it left"
+            if self._store.silent_s(peer.number) > LOST_AFTER_S:
+                return f"it said nothing for {LOST_AFTER_S:g} s"
+            if time.monotonic() - self._came_s > COLLECT_S:
+                return f"it sent nothing for {COLLECT_S:g} s"
+            self._take(TICK_S)
+        return None
+
+    def _keep(self, peer: Peer, name: str, message: Mapping[str, Any]) -> None:
+        """A piece of a file of this node."""
+        self._came_s = time.monotonic()
+        assert peer.files is not None
         try:
-            carried.store(self._folder, name, _to_the_end(named))
-        except (OSError, ValueError, TypeError) as error:
-            self._bad_files.append(f"node {peer.node}, {str(name)[:200]}: not in the record: {error}")
-        except RuntimeError as error:
-            self._bad_files.append(f"node {peer.node}, {name}: not in the record: only a part of it came")
-            raise error from None
+            if "why" in message:
+                raise OSError(message["why"])
+            peer.files.add(name, message.get("data", b""), message["is_last"])
+        except (OSError, ValueError) as error:
+            peer.files.undo()
+            self._bad_files.append(f"node {peer.node}, {name[:200]}: not in the record: {error}")
 
     def complete(self, run: dict[str, Any]) -> None:
         """Put into the record what was known later than record_facts(): clocks, and files that could not come home."""
@@ -322,7 +316,7 @@ class Leader:
         peer_by_node = {peer.node: peer for peer in self._nodes}
         for row in run.get("nodes", [])[1:]:
             peer = peer_by_node[row["node"]]
-            row["clock"], row["clock_at_end"] = peer.clock, peer.clock_at_end
+            row["clock"] = peer.clock
             if why := facts.clock_fault(peer):
                 run["warnings"].append(at | {"edge": "start", "error": why})
 
@@ -337,8 +331,8 @@ class Leader:
 
     # ---- what arrives
 
-    def _take(self, within_s: float, awaited: Peer | None = None) -> bool:
-        """Heed what has come, or wait -> whether that member has left."""
+    def _take(self, within_s: float) -> None:
+        """Heed what has come, or wait."""
         came = self._store.take()
         for number, message in came:
             if peer := self._peers.get(number):
@@ -348,7 +342,6 @@ class Leader:
                     self._lose(peer, f"its message {message['kind'][:40]!r} makes no sense")
         if not came:
             time.sleep(within_s)
-        return awaited is not None and awaited.has_left
 
     def _heed(self, peer: Peer, message: Mapping[str, Any]) -> None:
         """KeyError, TypeError, ValueError: it makes no sense."""
@@ -358,7 +351,7 @@ class Leader:
             self._lose(peer, message["why"])
         elif kind == "clock":
             try:
-                self._store.answer_clock(peer.number, "start")
+                self._store.answer_clock(peer.number)
             except RuntimeError:
                 self._lose(peer, "it asks nothing more")
         elif kind == "ready":
@@ -367,11 +360,12 @@ class Leader:
             ends = [(int(rank), int(exit_code)) for rank, exit_code in message["ends"]]
             peer.has_ended = True
             self._ended(ends)
-        elif kind == "clock_at_end":
-            peer.clock_at_end = clock_of(message)
+        elif kind == "piece":
+            self._keep(peer, message["name"], message)
+        elif kind == "files_end":
+            peer.has_sent_files = True
         elif kind == "interrupted":
-            peer.is_interrupted = True
-            self._ends.interrupted = self._ends.interrupted or f"{peer.name} got {message['signal']}"
+            self._interrupted = self._interrupted or f"{peer.name} got {message['signal']}"
             self._stop_all()
         elif kind == "left":
             peer.has_left = True
@@ -380,20 +374,12 @@ class Leader:
 
     def _lose(self, peer: Peer, why: str) -> None:
         peer.has_ended = peer.is_lost = True
-        self._ends.lost = self._ends.lost or f"{peer.name} is lost: {why}"
+        self._lost = self._lost or f"{peer.name} is lost: {why}"
         self._stop_all()
 
     def _ended(self, ends: Sequence[tuple[int, int]]) -> None:
         """ends: [(rank, exit code)] of the ranks of a launcher that failed first."""
         for rank, exit_code in ends:
-            self._ends.failures.append({"rank": rank, "exit_code": exit_code, "failed_at_s": time.monotonic()})
+            self.failures.append({"rank": rank, "exit_code": exit_code, "failed_at_s": time.monotonic()})
         if ends:
             self._stop_all()
-
-
-def _to_the_end(named: Iterable[tuple[str, bytes | str]]) -> Iterator[bytes]:
-    """The pieces of a file.  OSError: its node cannot read all of it."""
-    for _, piece in named:
-        if isinstance(piece, str):
-            raise OSError(piece)
-        yield piece

@@ -143,7 +143,8 @@ class Member:
                 self._group = self._started(self._wait_for("start"), stack)
                 self._watch(self._group, signals)
                 if self._folder is not None:
-                    self._carry(self._folder)
+                    self._wait_for("collect")
+                    self._store.send_files({name: self._folder / name for name in carried.names(self._folder)})
                 exit_code = self._wait_for("bye").get("exit_code")
                 return exit_code if type(exit_code) is int else 1
             except Interrupted as error:
@@ -169,7 +170,10 @@ class Member:
         inputs = self._wait_for("inputs")
         run_id, node, texts, shared = _checked(inputs)
         self._store.send("clock")
-        clock = self._measured("start")
+        try:
+            clock = self._store.measured()
+        except RuntimeError as error:
+            raise Refused(f"node 0 did not send its clock ({error}): see its output") from None
         shards = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
         launch = shared | {"launcher_pid": os.getpid(), "shards": shards, "t_offset_ns": clock["offset_ns"]}
         launch |= {"own": job.own_folder} if job.own_folder else {}
@@ -223,19 +227,6 @@ class Member:
                 raise Refused("the run ended before it began: see the output of node 0")
             if came["kind"] != "stop":
                 self._waiting.append(came)
-
-    def _carry(self, folder: Path) -> None:
-        """When all ranks of the run have ended: its files to the leader, and the clock once more."""
-        self._wait_for("collect")
-        self._store.send_files({name: folder / name for name in carried.names(folder)})
-        self._store.send("clock_at_end", clock=self._measured("end"))
-
-    def _measured(self, edge: str) -> facts.Clock:
-        """store.measured().  Refused."""
-        try:
-            return self._store.measured(edge)
-        except RuntimeError as error:
-            raise Refused(f"node 0 did not send its clock at the {edge} ({error}): see its output") from None
 
 
 def _checked(inputs: dict[str, Any]) -> tuple[str, int, dict[str, str], dict[str, Any]]:
