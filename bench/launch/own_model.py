@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import models
@@ -35,13 +35,6 @@ METHODS = {  # what a run calls: what it must do
 OF_EVERY_RUN = ("forward", "init_weights", "flops_per_token", "flops_per_token_causal")
 OF_STAGES = {"window_tokens": "set_window", "untied": "set_untied"}
 MATRIX_OPTIMIZERS = ("muon", "groups")
-INHERITED = {  # what LanguageModel's methods use: what a subclass must have
-    "logits": "logits(tokens_BT): [B, T, V], which LanguageModel.forward needs",
-    "blocks": "self.blocks: an nn.ModuleList, whose 2-D weights are the hidden matrices",
-    "num_heads": "self.num_heads: attention heads, for flops_per_token",
-    "head_dim": "self.head_dim: the width of a head, for flops_per_token",
-    "head_weight": "head_weight(): the [V, D] matrix of the output, for flops_per_token",
-}
 CHILDREN_WITHIN_S = 5.0
 SIGNATURE = "build(self, model, rank, world_size, device_type)"
 HEADS, VOCAB_SIZE, SEQ_LEN = 2, 64, 16  # of the small model, at most; the layers and a head's width are the run's
@@ -71,25 +64,18 @@ def refusals(configs: Sequence[schema.Config]) -> list[str]:
             question = _question(config) | {"optim": schema.to_dict(optim), "num_steps": config.goal.num_steps}
             tried.append((number, f"optim.name={optim.name}", question))
     whys = [""] * len(configs)
-    for (number, where, _), faults in zip(tried, _answered([question for *_, question in tried]), strict=True):
-        whys[number] = whys[number] or _refusal(where, faults)
+    for (number, setting, question), faults in zip(tried, _answered([question for *_, question in tried]), strict=True):
+        if faults and not whys[number]:
+            lines = "".join(f"\n  - {fault}" for fault in faults)
+            remedy = "\n" + REMEDY.format(name=user_code.short(question["arch"])) if len(faults) > 1 else ""
+            why = f": {faults[0]}" if "optim" in question else f" cannot be trained:{lines}{remedy}"
+            whys[number] = setting + why
     return whys
 
 
 def _model(config: schema.Config) -> schema.ModelConfig:
     assert config.model is not None  # it is no script's
     return config.model
-
-
-def _refusal(where: str, faults: Sequence[str]) -> str:
-    """where: setting=value."""
-    if not faults:
-        return ""
-    if where.startswith("optim"):
-        return f"{where}: {faults[0]}"
-    lines = "".join(f"\n  - {fault}" for fault in faults)
-    remedy = "\n" + REMEDY.format(name=user_code.short(where.partition("=")[2])) if len(faults) > 1 else ""
-    return f"{where} cannot be trained:{lines}{remedy}"
 
 
 def faults_of_configs(configs: Sequence[schema.Config]) -> list[list[str]]:
@@ -110,13 +96,11 @@ def _question(config: schema.Config) -> dict[str, Any]:
 def _answered(questions: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     if not questions:
         return []
-    names = [name for question in questions for name in (question["arch"], *_names(question.get("optim")))]
+    optims = [question["optim"] for question in questions if "optim" in question]
+    names = [question["arch"] for question in questions]
+    names += [name for optim in optims for name in (optim["name"], optim["schedule"]["name"])]
     files = code_state.raced_files(CODE, user_code.sources(filter(user_code.is_import_path, names)))
     return _answers(json.dumps(questions, default=str), tuple(files.items()))
-
-
-def _names(optim: Mapping[str, Any] | None) -> tuple[str, ...]:
-    return (optim["name"], optim["schedule"]["name"]) if optim else ()
 
 
 def _methods_of_stages(config: schema.Config) -> list[str]:
@@ -156,15 +140,23 @@ def faults_of(question: Mapping[str, Any]) -> list[str]:
     if not issubclass(model_class, torch.nn.Module):
         return [f"{model_class.__name__} is not a torch.nn.Module"]
     needed = [name for name in METHODS if name in (*OF_EVERY_RUN, *question["methods"])]
-    faults = [f"it lacks {METHODS[name]}" for name in needed if not callable(getattr(model_class, name, None))]
-    if getattr(model_class, "forward", None) is torch.nn.Module.forward:
-        faults.insert(0, f"it lacks {METHODS['forward']}")
-    given = {"vocab_size": question["vocab_size"] or 64}
-    given |= {name: question[name] for name in ("seq_len", "num_layers", "num_heads", "width")}
+    unset = (None, torch.nn.Module.forward)
+    faults = [f"it lacks {METHODS[name]}" for name in needed if getattr(model_class, name, None) in unset]
+    shape = {name: question[name] for name in ("seq_len", "num_layers", "num_heads", "width")}
+    shape["vocab_size"] = question["vocab_size"] or VOCAB_SIZE
     args = question["args"] or {}
-    if wrong_arguments := _faults_of_arguments(model_class, given, args):
-        return faults + wrong_arguments
-    return faults + _faults_of_model(model_class, given | args, question["methods"], are_whole=not faults)
+    if twice := sorted(shape.keys() & args.keys()):
+        return [*faults, f"model.args.{twice[0]} is given by the harness: remove it from model.args"]
+    try:
+        with torch.device("meta"):
+            model = model_class(**shape, **args)
+    except Exception as error:
+        given = ", ".join(f"{name}={value}" for name, value in (shape | args).items())
+        return faults + _fault(error, f"it cannot be made with {given}")
+    try:
+        return faults or list(_faults_of_forward(model, shape["seq_len"], shape["vocab_size"], question["methods"]))
+    except Exception as error:
+        return _fault(error, "a forward pass fails")
 
 
 def _loaded(arch: str) -> Any:
@@ -172,95 +164,31 @@ def _loaded(arch: str) -> Any:
     return user_code.load("model.arch", arch) if user_code.is_import_path(arch) else models.load(arch)
 
 
-def _faults_of_arguments(model_class: type, given: Collection[str], args: Collection[str]) -> list[str]:
-    """given: what the harness gives; args: what model.args gives."""
-    parameters = _parameters_of(model_class)
-    named = {parameter.name: parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
-    faults = [f"model.args.{name} is given by the harness: remove it from model.args" for name in given if name in args]
-    if len(named) == len(parameters):  # it takes no **options
-        faults += [f"its __init__ must take {name}" for name in given if name not in named]
-        takes = ", ".join(sorted(named.keys() - {*given, "residual_dtype"})) or "no more than the usual ones"
-        faults += [f"model.args.{name}: its __init__ takes {takes}" for name in args if name not in named]
-    unset = [name for name, parameter in named.items() if parameter.default is parameter.empty]
-    unset = sorted(set(unset) - {*given, *args})
-    return faults + [f"its __init__ needs {name}: give model.args.{name}" for name in unset]
+def _fault(error: Exception, what: str) -> list[str]:
+    """[] of an error that is none of the user's code: this device has no such kernel, or no values."""
+    if isinstance(error, NotImplementedError) or "meta" in str(error).lower():
+        return []
+    return [f"{what}: {type(error).__name__}: {str(error).strip() or 'no message'}{user_code.line_of(error)}"]
 
 
-def _parameters_of(model_class: type) -> list[inspect.Parameter]:
-    """Parameters of its __init__, and where that passes on **options, of its bases up to the first that does not.
-
-    LanguageModel and what it is made of take none: what is handed on to them the class takes itself.
-    """
+def _faults_of_forward(model: Any, seq_len: int, vocab_size: int, methods: Sequence[str]) -> Iterator[str]:
+    """What a forward pass of one sequence shows, on the meta device: no memory, no numbers."""
     import torch
 
-    from models.base import LanguageModel
+    def shape(value: object) -> tuple[int, ...] | str:
+        return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
 
-    parameters: list[inspect.Parameter] = []
-    for base in model_class.__mro__:
-        if base in (LanguageModel, torch.nn.Module):
-            break
-        if "__init__" in vars(base):
-            own = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
-            own = [parameter for parameter in own if parameter.kind is not parameter.VAR_POSITIONAL]
-            parameters = [known for known in parameters if known.kind is not known.VAR_KEYWORD] + own
-            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own):
-                break
-    return parameters
-
-
-def _faults_of_model(
-    model_class: type, arguments: Mapping[str, Any], methods: Collection[str], are_whole: bool
-) -> list[str]:
-    """What only a model that is made and called can show.  What the meta device cannot do is not a fault.
-
-    are_whole: whether the class has all methods, so that they can be called.
-    """
-    import torch
-
-    from models.base import LanguageModel
-
-    def failure(error: Exception, what: str) -> list[str]:
-        if isinstance(error, NotImplementedError) or "meta" in str(error).lower():
-            return []
-        message = f"{type(error).__name__}: {str(error).strip() or 'no message'}{user_code.line_of(error)}"
-        return [f"{what}: {message}"]
-
-    try:
-        with torch.device("meta"):
-            model = model_class(**arguments)
-    except Exception as error:
-        return failure(error, f"it cannot be made with {', '.join(f'{name}={arguments[name]}' for name in arguments)}")
-    unmet = [f"it lacks {text}" for name, text in INHERITED.items() if not hasattr(model, name)]
-    if not are_whole:
-        return unmet if isinstance(model, LanguageModel) else []
-    seq_len, vocab_size = arguments["seq_len"], arguments["vocab_size"]
     tokens_BT = torch.zeros(1, seq_len, dtype=torch.int64, device="meta")
-    faults: list[str] = []
-    try:
-        with torch.no_grad():
-            if (shape := _shape(model(tokens_BT, tokens_BT))) != ():
-                what = "forward must return one number, the mean loss as a tensor of shape ()"
-                faults.append(f"{what}; it returns {shape}")
-            if "logits" in methods:
-                shape = _shape(model.logits(tokens_BT))
-                if isinstance(shape, str) or shape[:-1] != (1, seq_len) or shape[-1] < vocab_size:
-                    wanted = f"(1, {seq_len}, {vocab_size})"
-                    faults.append(f"logits must return {wanted} for one sequence; it returns {shape}")
-        if "hidden_matrices" in methods:
-            model.hidden_matrices()
-        model.flops_per_token(seq_len), model.flops_per_token_causal(seq_len)
-    except Exception as error:
-        if isinstance(model, LanguageModel) and isinstance(error, AttributeError) and unmet:
-            return faults + unmet
-        faults += failure(error, "a forward pass fails")
-    return faults
-
-
-def _shape(value: object) -> tuple[int, ...] | str:
-    """Shape of what a method returned; the name of its type if that is no tensor."""
-    import torch
-
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+    with torch.no_grad():
+        if (loss := shape(model(tokens_BT, tokens_BT))) != ():
+            yield f"forward must return one number, the mean loss as a tensor of shape (); it returns {loss}"
+        if "logits" in methods:
+            logits = shape(model.logits(tokens_BT))
+            if isinstance(logits, str) or logits[:-1] != (1, seq_len) or logits[-1] < vocab_size:
+                yield f"logits must return (1, {seq_len}, {vocab_size}) for one sequence; it returns {logits}"
+    if "hidden_matrices" in methods:
+        model.hidden_matrices()
+    model.flops_per_token(seq_len), model.flops_per_token_causal(seq_len)
 
 
 def _faults_of_optimizer(question: Mapping[str, Any]) -> list[str]:
@@ -286,11 +214,8 @@ def _faults_of_optimizer(question: Mapping[str, Any]) -> list[str]:
         return []
     try:
         return _faults_of_steps(config, model, question["num_steps"])
-    except Exception as error:  # whatever the user's code raises
-        if isinstance(error, NotImplementedError):
-            return []  # of a CPU, as a kernel for a GPU alone
-        message = f"{type(error).__name__}: {str(error).strip() or 'no message'}{user_code.line_of(error)}"
-        return [f"a step on random gradients fails: {message}"]
+    except Exception as error:
+        return _fault(error, "a step on random gradients fails")
     finally:
         torch.manual_seed(0)
 
