@@ -33,8 +33,6 @@ from bench.record import ledger, run_folder
 
 SOURCE = Path(__file__).with_suffix(".c")
 WRITES = ("write", "pwrite", "writev", "sendfile", "copy_file_range")
-RUN_FOLDER = re.compile(r"\d{8}T\d{6}Z-[\w.-]+")
-TEMPORARY = re.compile(r"(?<=\.)\d+\.[0-9a-f]{6,}(?=\.tmp)")
 KINDS = ("enospc", "full", "eio", "short", "crash", "torn")
 
 
@@ -48,7 +46,6 @@ class Outcome:
     num_records: int = 0
     wrong: list[str] = field(default_factory=list)
     hit: bool = True  # whether the operation was reached, or a process was there to be killed
-    operation: tuple | None = None  # that failed: (number, process, what, path)
 
 
 def compiler():
@@ -133,7 +130,7 @@ class Workshop:
         hits = [line for line in operations(self.state) if line[0] == number]
         where = f"{hits[0][2]} {hits[0][3]} by {hits[0][1]}" if hits else "was not reached"
         outcome = Outcome(f"{scenario.name}, operation {number}, {kind}: {where}", done.returncode, done.stdout)
-        outcome.hit, outcome.operation = bool(hits), hits[0] if hits else None
+        outcome.hit = bool(hits)
         return disk_faults_judge.judged(self, scenario, outcome, is_kill=kind in ("crash", "torn"))
 
     def kill(self, scenario, chance, role=""):
@@ -266,22 +263,6 @@ def every_place(operation):
             continue  # these free space
         if what in WRITES or kind not in ("short", "torn"):
             yield number, kind
-
-
-def same(operation):
-    """(process, what, path) of an operation, whichever run it belongs to."""
-    _, who, what, where = operation
-    return who, what, TEMPORARY.sub("*", RUN_FOLDER.sub("RUN", where))
-
-
-def alike(operations):
-    """{(*same(), k): operations}: the k-th of its kind in each run of the command."""
-    found, times = {}, {}
-    for one in operations:
-        run = (RUN_FOLDER.search(one[3]) or [""])[0]
-        times[run, same(one)] = times.get((run, same(one)), 0) + 1
-        found.setdefault((*same(one), times[run, same(one)]), []).append(one)
-    return found
 
 
 def places(operations, chance, num_places):

@@ -1,8 +1,9 @@
-"""Damaged records, one after the other, through the verbs, in one process.
+"""Damaged files, one after the other, through the verbs, in one process.
 
-    python fuzzing.py RESULTS FIRST END [SEED]
+    python fuzzing.py records RESULTS FIRST END [SEED]     each field and file of one record among good ones
+    python fuzzing.py races RESULTS FIRST END [SEED]       of a race, its plan and ledger, and of a claim of an arm
 
-The cases are dealt to NUM_PARTS parts: parts FIRST to END - 1.  SEED draws the values, and six of the verbs a case;
+The cases are dealt to NUM_PARTS parts: parts FIRST to END - 1.  SEED draws the values, and some of the verbs a case;
 beside 0, the tests', with it every case goes through every verb.
 
 Prints JSON {"calls": number, "faults": [[case, verb, what]]}: tracebacks, hangs, good neighbours that are not shown,
@@ -16,13 +17,16 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import sys
 import time
 import traceback
 from pathlib import Path
 
+import claimed
 import kept_records
+import pytest
 import yaml
 
 NUM_PARTS = 16  # of the cases
@@ -64,49 +68,68 @@ class Hang(BaseException):
     """A verb is not back in time."""
 
 
-def of_fields(chance):
-    """(what, damage(folder)) of each field of run.json with two values that it cannot have."""
-    run = json.loads((kept_records.COMPLETE / "run.json").read_text())
-    run |= {"costs": {"stall": {"count": 1, "ms": 2.0}}, "race": {"race_id": "x", "arm": "A", "discarded": False}}
-    run |= {
-        "warnings": [{"instrument": "host", "rank": 0, "error": "x"}],
-        "doubts": [{"instrument": "host", "doubt": "x"}],
-    }
-    run |= {"instrument_summaries": {"telemetry": {"by_device": {"cpu": {"slowed_frac": 0.1}}, "energy_j": 1.0}}}
-    run |= {"sweep": {"sweep_id": "sweep-12345678"}, "script": None, "imported": None}
-    for path in paths_of(run):
-        for value in chance.sample(WRONG, 3):
-            yield (
-                f"run.json {'.'.join(map(str, path))} = {str(value)[:20]}",
-                lambda folder, p=path, v=value: put(folder, run, p, v),
-            )
+# A case is (what, the file, what it becomes: a text, or a function that makes something else of its path).
 
 
-def of_other_fields(chance):
-    """The same of every other file of a record: each field of its objects and events, each column of its tables."""
-    for name in ("environment.json", "code/commit.json", "config.yaml", "overrides.yaml"):
-        text = (kept_records.COMPLETE / name).read_text()
-        load, dump = (json.loads, json.dumps) if name.endswith("json") else (yaml.safe_load, yaml.safe_dump)
-        found = load(text)
-        for path in paths_of(found):
-            for value in chance.sample(WRONG, 2):
-                words = f"{name} {'.'.join(map(str, path))} = {str(value)[:20]}"
-                text = dump(with_value(found, path, value))
-                yield words, lambda folder, n=name, t=text: (folder / n).write_text(t)
-    lines = [json.loads(line) for line in (kept_records.COMPLETE / "events.jsonl").read_text().splitlines()]
-    for number, event in enumerate(lines):
-        for key in event:
-            for value in chance.sample(WRONG, 2):
-                changed = [*lines[:number], event | {key: value}, *lines[number + 1 :]]
+def of_a_file(path, facts, chance, num_values, label=None):
+    """Every field of a JSON or YAML file with values that it cannot have."""
+    dump = yaml.safe_dump if path.suffix == ".yaml" else json.dumps
+    for field in paths_of(facts):
+        for value in chance.sample(WRONG, num_values):
+            what = f"{label or path.name} {'.'.join(map(str, field))} = {str(value)[:20]}"
+            yield what, path, dump(with_value(facts, field, value))
+
+
+def of_lines(path, chance, num_values, kind=None):
+    """Every field of the lines of a JSONL file; of lines of one kind, the value of this key, once."""
+    lines, seen = [json.loads(line) for line in path.read_text().splitlines()], set()
+    for number, line in enumerate(lines):
+        for key in line:
+            place = (line[kind] if kind else number, key)
+            if place in seen:
+                continue
+            seen.add(place)
+            for value in chance.sample(WRONG, num_values):
+                changed = [*lines[:number], line | {key: value}, *lines[number + 1 :]]
                 text = "".join(json.dumps(one) + "\n" for one in changed)
-                words = f"events.jsonl {number}.{key} = {str(value)[:20]}"
-                yield words, lambda folder, t=text: (folder / "events.jsonl").write_text(t)
-    head, *rows = [line.split(",") for line in (kept_records.COMPLETE / "steps.csv").read_text().splitlines()]
+                yield f"{path.name} {place[0]}.{key} = {str(value)[:20]}", path, text
+
+
+def of_texts(path, texts):
+    """A file with other texts, and as a pipe, a device, a folder and a link to itself."""
+    yield from ((f"{path.name} {text[:25]!r}", path, text) for text in texts)
+    yield from ((f"{path.name} is a {what}", path, make) for what, make in MAKERS)
+
+
+def of_a_record(folder, chance):
+    """Every field of every file of a record, every column of its tables, and every file as something else."""
+    run = json.loads((folder / "run.json").read_text())
+    run |= {"costs": {"stall": {"count": 1, "ms": 2.0}}, "race": {"race_id": "x", "arm": "A", "discarded": False}}
+    run |= {"warnings": [{"instrument": "host", "rank": 0, "error": "x"}]}
+    run |= {"doubts": [{"instrument": "host", "doubt": "x"}], "sweep": {"sweep_id": "sweep-12345678"}}
+    run |= {"instrument_summaries": {"telemetry": {"by_device": {"cpu": {"slowed_frac": 0.1}}, "energy_j": 1.0}}}
+    yield from of_a_file(folder / "run.json", run | {"script": None, "imported": None}, chance, 3)
+    for name in ("environment.json", "code/commit.json", "config.yaml", "overrides.yaml"):
+        load = json.loads if name.endswith("json") else yaml.safe_load
+        yield from of_a_file(folder / name, load((folder / name).read_text()), chance, 2, name)
+    yield from of_lines(folder / "events.jsonl", chance, 2)
+    head, *rows = [line.split(",") for line in (folder / "steps.csv").read_text().splitlines()]
     for column, name in enumerate(head):
         for cell in chance.sample(CELLS, 3):
             changed = [[*row[:column], cell, *row[column + 1 :]] for row in rows]
             text = "".join(",".join(row) + "\n" for row in [head, *changed])
-            yield f"steps.csv {name} = {cell[:20]!r}", lambda folder, t=text: (folder / "steps.csv").write_text(t)
+            yield f"steps.csv {name} = {cell[:20]!r}", folder / "steps.csv", text
+    for name, texts in FILES.items():
+        yield from of_texts(folder / name, texts)
+
+
+def of_a_race(race, claim, chance):
+    """Every field and file of a race, its plan and its claim, and every field of the lines of the ledger."""
+    for path in (race / "race.json", race / "plan.json", claim / "claim.yaml"):
+        is_yaml = path.suffix == ".yaml"
+        yield from of_a_file(path, (yaml.safe_load if is_yaml else json.loads)(path.read_text()), chance, 2)
+        yield from of_texts(path, YAML if is_yaml else JSON)
+    yield from of_lines(race.parent.parent / "ledger.jsonl", chance, 2, "event")
 
 
 def with_value(found, path, value):
@@ -127,33 +150,9 @@ def paths_of(value, path=()):
             yield from paths_of(value[key], (*path, key))
 
 
-def put(folder, run, path, value):
-    changed = json.loads(json.dumps(run)) | json.loads((folder / "run.json").read_text())
-    for key in run:
-        changed.setdefault(key, run[key])
-        if changed[key] is None or key in ("costs", "race", "warnings", "doubts", "instrument_summaries", "sweep"):
-            changed[key] = json.loads(json.dumps(run[key]))
-    (folder / "run.json").write_text(json.dumps(with_value(changed, path, value)))
-
-
-def of_files(_chance):
-    """(what, damage(folder)) of each file: other texts, a pipe, a device, a folder, a link to itself."""
-    for name, texts in FILES.items():
-        for text in texts:
-            yield f"{name} {text[:25]!r}", lambda folder, n=name, t=text: (folder / n).write_text(t)
-        for what, make in MAKERS:
-            yield f"{name} is a {what}", lambda folder, n=name, m=make: replaced(folder / n, m)
-
-
-def replaced(path, make):
-    path.unlink(missing_ok=True)
-    make(path)
-
-
-def verbs(bad, results):
-    """[words] of the calls for one damaged record."""
-    good = str(results / "cpu_nano" / "20261122T000001Z-gpt2-adamw-48623a63-s1")
-    other = str(results / "cpu_nano" / "20261122T000002Z-gpt2-adamw-48623a63-s2")
+def verbs_of_a_record(bad, results):
+    """{name: words} of the calls for one damaged record."""
+    good, other = (str(path) for path in sorted(results.glob("cpu_nano/*"))[:2])
     return {
         "table": ["table", str(results)],
         "group": ["table", "--group", str(results)],
@@ -170,7 +169,35 @@ def verbs(bad, results):
         "mllog": ["export", str(results), "--to", "mllog"],
         "log": ["export", str(bad), "--to", "modded-nanogpt"],
         "site": ["report", str(results), "--anyway"],
-    }  # fmt: skip
+    }
+
+
+def verbs_of_a_race(race, claim, results):
+    return {
+        "judge": ["judge", str(claim)],
+        "publish": ["publish", str(claim), "--name", "x/y"],
+        "compare": ["compare", str(race)],
+        "arm": ["compare", f"{race}:A", f"{race}:B"],
+        "report": ["report", str(race)],
+        "look": ["race", "--look", race.name],
+        "judge race": ["judge", *sorted(map(str, results.glob("cpu_nano/*")))[:2]],
+        "leaderboard": ["table", "--leaderboard", str(results)],
+        "table": ["table", str(results)],
+    }
+
+
+def raced(results):
+    """(folder of a race of two arms, folder of a claim of one of them)."""
+    from bench.cli import judge, race
+
+    with pytest.MonkeyPatch.context() as patch:
+        racers = claimed.Racers(claimed.Results(results), lambda arm, seed: 10.0 + 0.01 * seed + 0.5 * (arm == "B"))
+        racers.install(patch)
+        race.main(["A=", "B=optim.beta2=0.99", "n=3"])
+        (folder,) = (results / "races").glob("*")
+        runs = json.loads((folder / "race.json").read_text())["arms"]["A"]["runs"]
+        judge.main(["--claim", str(results.parent / "claim"), *(str(results / run) for run in runs)])
+    return folder, results.parent / "claim"
 
 
 def call(words):
@@ -195,36 +222,46 @@ def call(words):
     return code, out.getvalue(), "what a record says reaches the terminal raw" if raw else None
 
 
-def main(results, first, end, seed=0):
+def main(what, results, first, end, seed=0):
     signal.signal(signal.SIGALRM, _hang)
     chance, num_calls, faults = random.Random(seed), 0, []
-    for good in (1, 2, 3):
-        kept_records.add(results, good)
-    bounded()
-    cases = [*of_fields(chance), *of_other_fields(chance), *of_files(chance)]
-    for number, (what, damage) in enumerate(cases):
-        chosen = range(15) if seed else chance.sample(range(15), 6)
-        if number % NUM_PARTS not in range(first, end):
-            continue
-        bad = kept_records.add(results, 9)
-        ledger = results / "ledger.jsonl"
+    if what == "records":
+        bad = [kept_records.add(results, number) for number in (1, 2, 3, 9)][-1]
         for name in ("code", "memory"):
             (bad / name).mkdir(exist_ok=True)
-        damage(bad)
-        calls = list(verbs(bad, results).items())
-        for index in chosen:
-            name, words = calls[index]
-            code, out, fault = call(words)
+        cases, verbs, num_chosen = list(of_a_record(bad, chance)), verbs_of_a_record(bad, results), 6
+    else:
+        race, claim = raced(results)
+        cases, verbs, num_chosen = list(of_a_race(race, claim, chance)), verbs_of_a_race(race, claim, results), 4
+    bounded()
+    for number, (case, path, content) in enumerate(cases):
+        chosen = list(verbs) if seed else chance.sample(list(verbs), num_chosen)
+        if number % NUM_PARTS not in range(first, end):
+            continue
+        before = path.read_bytes() if path.exists() else None
+        remove(path)
+        content(path) if callable(content) else path.write_text(content)
+        for name in chosen:
+            code, out, fault = call(verbs[name])
             num_calls += 1
             if fault is None and code not in (0, 1, 2):
                 fault = f"exit code {code}"
-            if fault is None and name in ("table", "csv", "export csv", "mllog") and "000001Z-" not in out:
+            shows_all = what == "records" and name in ("table", "csv", "export csv", "mllog")
+            if fault is None and shows_all and "000001Z-" not in out:
                 fault = f"exit code {code}, and the good neighbours are not shown"
             if fault:
-                faults.append([what, name, fault])
-        remove(bad)
-        remove(ledger)
+                faults.append([case, name, fault])
+        remove(path)
+        if before is not None:
+            path.write_bytes(before)
     print(json.dumps({"calls": num_calls, "cases": len(cases), "faults": faults}))
+
+
+def remove(path):
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def bounded():
@@ -239,14 +276,5 @@ def _hang(*_):
     raise Hang
 
 
-def remove(path):
-    import shutil
-
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    main(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import yaml
 
 from bench.config import compose, identity, schema, stages
 from bench.config.identity import config_id
@@ -52,6 +53,8 @@ def test_a_node_gets_one_process_per_gpu_in_bfloat16_compiled(values):
     hardware = resolved(values, NODE).hardware
     assert (hardware.device, hardware.num_processes, hardware.num_threads) == ("cuda", 8, 8)
     assert (hardware.dtype, hardware.compile, hardware.micro_batch_seqs) == ("bfloat16", True, 1)
+    with pytest.raises(ValueError, match=r"hardware.num_processes=9: this machine has 8 GPU"):
+        resolved(values, NODE, hardware__num_processes=9)
 
 
 def num_micro_steps_of(config):
@@ -171,11 +174,6 @@ def test_the_estimate_is_within_a_tenth_of_what_a_rehearsal_counts(words, num_la
     assert fixed_gib + val_seqs * seq_gib == pytest.approx(validation_gib, rel=0.1)
 
 
-def test_a_cpu_takes_all_its_sequences_at_once_as_before(values):
-    assert resolved(values).hardware.micro_batch_seqs == 8
-    assert resolved(values, Machine(8, 64, 24.0), hardware__device="cpu").hardware.micro_batch_seqs == 8
-
-
 def test_a_micro_batch_that_does_not_divide_becomes_the_next_smaller_that_does(values):
     assert resolved(values, hardware__micro_batch_seqs=5).hardware.micro_batch_seqs == 4  # of 8 sequences
 
@@ -234,11 +232,6 @@ def test_refusals_say_what_the_value_and_what_to_try(values, change, message):
         resolved(values, **change)
 
 
-def test_more_processes_than_gpus_are_refused(values):
-    with pytest.raises(ValueError, match=r"hardware.num_processes=9: this machine has 8 GPU"):
-        resolved(values, NODE, hardware__num_processes=9)
-
-
 def test_a_value_that_is_not_set_is_named(values):
     del values["goal"]["num_steps"]
     with pytest.raises(ValueError, match="goal.num_steps is not set"):
@@ -246,7 +239,10 @@ def test_a_value_that_is_not_set_is_named(values):
 
 
 def test_runs_that_differ_only_in_name_and_seed_share_their_config_id(values):
-    one = resolved(values)
+    asked = build(Config, values)
+    one = resolve(asked, LAPTOP, 257)
+    assert asked.hardware.num_processes is None  # what was asked stays as it was
+    assert build(Config, yaml.safe_load(yaml.safe_dump(to_dict(one)))) == one
     assert config_id(one) == config_id(resolved(values, seed=7, name="other"))
     assert config_id(one) != config_id(resolved(values, optim__lr=0.004))
     assert config_id(one) != config_id(resolved(values, instruments={"regions": {}}))
@@ -284,30 +280,19 @@ def test_a_knob_that_is_off_does_not_change_the_config_id(values):
     assert '"grad_clip_norm"' not in str(schema.without_none(to_dict(one)))
 
 
-def test_a_config_survives_its_yaml(values):
-    import yaml
-
-    one = resolved(values)
-    again = build(Config, yaml.safe_load(yaml.safe_dump(to_dict(one))))
-    assert again == one
-    assert config_id(again) == config_id(one)
-
-
-def test_resolving_does_not_change_what_was_asked(values):
-    asked = build(Config, values)
-    resolve(asked, LAPTOP, 257)
-    assert asked.hardware.num_processes is None
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("model.activation_checkpointing=true", "r09 does not know it: gpt2, modern"),
+        ("model.residual_dtype=bfloat16", "r09 chooses its dtypes itself"),
+    ],
+)
+def test_what_the_model_does_not_know_is_refused(word, message):
+    words = ["experiment=r09", "track=free", "model/size=nano", "hardware=cpu", "hardware.dtype=bfloat16", word]
+    with pytest.raises(ValueError, match=f"{word}: {message}"):
+        resolve(compose.compose(words), Machine(0, 2), 257)
 
 
-def test_activation_checkpointing_is_refused_where_the_model_does_not_know_it():
-    words = ["experiment=r09", "track=free", "model/size=nano", "model.activation_checkpointing=true"]
-    with pytest.raises(ValueError, match="model.activation_checkpointing=true: r09 does not know it: gpt2, modern"):
-        resolve(compose.compose([*words, "hardware=cpu"]), Machine(0, 2), 257)
+def test_no_activation_checkpointing_is_the_default_with_its_id():
     config = compose.compose(["track=cpu_nano", "model.activation_checkpointing=false"])
-    assert resolve(config, Machine(0, 2), 257).model.activation_checkpointing is None  # one config with one id
-
-
-def test_a_residual_dtype_is_refused_where_the_model_takes_none():
-    words = ["experiment=r09", "track=free", "model/size=nano", "model.residual_dtype=bfloat16"]
-    with pytest.raises(ValueError, match="model.residual_dtype=bfloat16: r09 chooses its dtypes itself"):
-        resolve(compose.compose([*words, "hardware.dtype=bfloat16"]), Machine(0, 2), 50257)
+    assert resolve(config, Machine(0, 2), 257).model.activation_checkpointing is None

@@ -111,51 +111,48 @@ def no_run_was_left_out(folders):
 # ---- what the hash covers
 
 
-@pytest.mark.parametrize("name", ["bench/report/run_page.py", "bench/training/run.py", "models/gpt2.py"])
-def test_a_comment_changes_nothing(code, name):
-    before = code_state.source_sha256(code)
-    comment(code, name)
-    assert code_state.source_sha256(code) == before
+def linked(code):
+    (code.parent / "mine").mkdir()
+    (code.parent / "mine" / "layers.py").write_text("a = 1\n")
+    (code / "models" / "mine").symlink_to(code.parent / "mine")
 
 
-def test_a_statement_counts_in_what_is_raced_and_nowhere_else(code):
-    before = code_state.state(code)
-    statement(code, "bench/report/run_page.py")
-    assert code_state.source_sha256(code) == before["source_sha256"]
-    statement(code, "models/schedules/cosine.py")
-    statement(code, "bench/data/sources/markov.py")
-    after = code_state.state(code)
-    assert after["source_sha256"] != before["source_sha256"]
-    assert code_state.differing_files(before, after) == ["bench/data/sources/markov.py", "models/schedules/cosine.py"]
-
-
-def test_what_a_symbolic_link_brings_into_a_folder_counts(code, tmp_path):
-    before = code_state.source_sha256(code)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "layers.py").write_text("a = 1\n")
-    (code / "models" / "mine").symlink_to(tmp_path / "mine")
-    linked = code_state.source_sha256(code)
-    (tmp_path / "mine" / "layers.py").write_text("a = 2\n")
-    assert len({before, linked, code_state.source_sha256(code)}) == 3
-
-
-def test_a_new_file_and_a_file_that_moved_count(code):
-    before = code_state.state(code)
-    (code / "models" / "muon_update.py").rename(code / "models" / "moon.py")
-    after = code_state.state(code)
-    assert after["source_sha256"] != before["source_sha256"]
-    assert code_state.differing_files(before, after) == ["models/moon.py", "models/muon_update.py"]
-
-
-def test_a_kernel_that_is_built_while_it_trains_counts_byte_by_byte(code):
-    before = code_state.state(code)
-    (code / "models" / "fused.cu").write_text("__global__ void add() {}  // one")
+def kernel(code):
+    (code / "models" / "fused.cu").write_text("__global__ void add() {}  // built while it trains: byte by byte")
     (code / "models" / "notes.txt").write_text("no source")
-    made = code_state.state(code)
-    (code / "models" / "fused.cu").write_text("__global__ void add() {}  // two")
-    edited = code_state.state(code)
-    assert len({one["source_sha256"] for one in (before, made, edited)}) == 3
-    assert code_state.differing_files(before, edited) == ["models/fused.cu"]
+
+
+def moved(code):
+    (code / "models" / "muon_update.py").rename(code / "models" / "moon.py")
+
+
+@pytest.mark.parametrize(
+    ("edit", "differing"),
+    [
+        *((lambda code, name=name: comment(code, name), []) for name in ("bench/training/run.py", "models/gpt2.py")),
+        (lambda code: statement(code, "bench/report/run_page.py"), []),
+        (statement, ["models/schedules/cosine.py"]),
+        (lambda code: statement(code, "bench/data/sources/markov.py"), ["bench/data/sources/markov.py"]),
+        (linked, ["models/mine/layers.py"]),
+        (moved, ["models/moon.py", "models/muon_update.py"]),
+        (kernel, ["models/fused.cu"]),
+    ],
+)
+def test_statements_and_files_of_what_is_raced_count_and_nothing_else_does(code, edit, differing):
+    before = code_state.state(code)
+    edit(code)
+    after = code_state.state(code)
+    assert (after["source_sha256"] != before["source_sha256"]) == bool(differing)
+    assert (code_state.differing_files(before, after) or []) == differing
+
+
+def test_an_edit_of_a_kernel_and_of_a_linked_file_counts(code):
+    linked(code), kernel(code)
+    before = code_state.state(code)
+    for path in (code / "models" / "fused.cu", code.parent / "mine" / "layers.py"):
+        path.write_text(path.read_text() + "# other\n" * (path.suffix == ".cu") + "b = 2\n")
+    names = ["models/fused.cu", "models/mine/layers.py"]
+    assert code_state.differing_files(before, code_state.state(code)) == names
 
 
 SOURCE = 'def f(x):\n    """Doc."""\n    y = x * 2  # twice\n    return "a", y\n'

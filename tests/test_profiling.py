@@ -8,7 +8,7 @@ import torch
 from profiled import Spy, names, outside_of_steps, read, step_names, train_under, watch_of
 
 from bench.cli import analyze
-from bench.config.refusals import refusals_of_ranks
+from bench.config.refusals import check_ranks
 from bench.config.windows import Options
 from bench.training.clock import StepMarks
 from bench.training.instruments.trace import Profiling, cost
@@ -375,9 +375,9 @@ def test_what_ranks_recorded_of_a_window_is_reported_together():
     ],
 )
 def test_ranks_that_the_run_does_not_have_are_refused(instruments):
-    ((_, _, remedy),) = refusals_of_ranks(instruments, 2)
-    assert remedy == "the run has 2 processes, ranks from 0: remove 5"
-    assert not list(refusals_of_ranks(instruments, 6))
+    with pytest.raises(ValueError, match=": the run has 2 processes, ranks from 0: remove 5$"):
+        check_ranks(instruments, 2)
+    check_ranks(instruments, 6)
 
 
 def test_the_windows_of_a_run_are_answered_one_by_one(tmp_path, capsys):

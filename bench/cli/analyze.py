@@ -7,10 +7,9 @@ window into it, and of several windows, as the cycles of a schedule are, each in
 torch.
 """
 
-import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +30,19 @@ def main(argv: list[str]) -> int:
         raise ValueError("analyze diff: to see what changed from A to B, use ./run.sh explain A B")
     args = _parser().parse_args(argv)
     rules = categories.load_rules(user_path(args.rules)) if args.rules else categories.RULES
+    prints_text = not (args.json or args.html or args.png or args.md is not None)
     answers: Answers = {}
-    for title, paths in traces.jobs(args.path):
-        answers |= _answer(title, paths, rules, args)
+    for job, paths in traces.jobs(args.path):
+        by_window = traces.analyses(paths, rules, args.include_last_step)
+        for title, answer in traces.titled(job, by_window).items():
+            answers[title] = answer
+            if prints_text:
+                print(trace_text.document(answer, title).terminal())
+        if (paths[0] / "run.json").is_file():
+            _keep_in_run(paths[0], by_window)
     if args.json:
         print(json.dumps(answers if len(answers) > 1 else next(iter(answers.values())), indent=1))
-    from bench.report import trace_page
-
-    markdown = [trace_text.document(answer, title).markdown() + "\n" for title, answer in answers.items()]
-    _write(args, "\n".join(markdown), lambda: trace_page.document(answers))
-    return 0
-
-
-def _write(args: argparse.Namespace, markdown: str, with_pictures: Callable[[], Any]) -> None:
-    """What --html, --png and --md ask for.  with_pictures() -> the Document."""
+    markdown = "\n".join(trace_text.document(answer, title).markdown() + "\n" for title, answer in answers.items())
     written = []
     if args.md:
         atomic.write_out(user_path(args.md), markdown)
@@ -52,38 +50,29 @@ def _write(args: argparse.Namespace, markdown: str, with_pictures: Callable[[], 
     elif args.md == "":
         print(markdown, end="")
     if args.html or args.png:
-        answer = with_pictures()
-    if args.html:
-        atomic.write_out(user_path(args.html), answer.html())
-        written.append(user_path(args.html))
-    if args.png:
-        from bench.report import png
+        from bench.report import png, trace_page
 
-        written += png.write(answer.charts, user_path(args.png), answer.drawings)
+        page = trace_page.document(answers)
+        if args.html:
+            atomic.write_out(user_path(args.html), page.html())
+            written.append(user_path(args.html))
+        if args.png:
+            written += png.write(page.charts, user_path(args.png), page.drawings)
     for path in written:
         print(f"analyze: wrote {shown(path)}", file=sys.stderr)
+    return 0
 
 
-def _prints_text(args: argparse.Namespace) -> bool:
-    return not (args.json or args.html or args.png or args.md is not None)
-
-
-def _answer(whole: str, paths: list[Path], rules: tuple[categories.Rule, ...], args: argparse.Namespace) -> Answers:
-    """Paths of one job -> {title: analysis}, one for each window."""
-    by_window = traces.analyses(paths, rules, args.include_last_step)
-    answers = traces.titled(whole, by_window)
-    for title, answer in answers.items() if _prints_text(args) else ():
-        print(trace_text.document(answer, title).terminal())
-    if (paths[0] / "run.json").is_file():
-        _keep(paths[0], paths[0].name, next(iter(answers.values())))
-        for name, answer in by_window.items() if len(by_window) > 1 else ():
-            if name and config_windows.NAME.fullmatch(name):  # a trace may say anything
-                _keep(paths[0] / "windows" / name, f"{paths[0].name}, window {name}", answer)
-    return answers
+def _keep_in_run(run: Path, by_window: Mapping[str | None, dict[str, Any]]) -> None:
+    """Writes the analysis of the first window into the run's folder, and of several windows each into windows/NAME."""
+    _keep(run, run.name, next(iter(by_window.values())))
+    for name, answer in by_window.items() if len(by_window) > 1 else ():
+        if name and config_windows.NAME.fullmatch(name):  # a trace may say anything
+            _keep(run / "windows" / name, f"{run.name}, window {name}", answer)
 
 
 def _keep(folder: Path, title: str, answer: dict[str, Any]) -> None:
-    """Beside the run's record, for reports."""
+    """Writes an analysis beside a run's record, for its report."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         atomic.write_json(folder / "analysis.json", answer)
@@ -96,24 +85,19 @@ def _keep(folder: Path, title: str, answer: dict[str, Any]) -> None:
 
 def trace_parser(verb: str, main: arguments.Main) -> arguments.Parser:
     """The options that analyze and explain share."""
-    made = arguments.Parser(f"./run.sh {verb}", main=main)
-    made.add_argument("path", nargs="+", metavar="RUN|TRACE")
-    made.flag("--json", help="print JSON, for programs")
+    parser = arguments.Parser(f"./run.sh {verb}", main=main)
+    parser.add_argument("path", nargs="+", metavar="RUN|TRACE")
+    parser.flag("--json", help="print JSON, for programs")
     rules_help = "yaml list of {category, pattern}: your own kernels' categories, tried first"
-    made.add_argument("--rules", metavar="FILE", help=rules_help)
+    parser.add_argument("--rules", metavar="FILE", help=rules_help)
     last_help = "count the last ProfilerStep too: its kernels may be cut off"
-    made.flag("--include-last-step", help=last_help)
-    return made
+    parser.flag("--include-last-step", help=last_help)
+    return parser
 
 
 def _parser() -> arguments.Parser:
     parser = trace_parser("analyze", main)
-    _forms(parser)
-    return parser
-
-
-def _forms(parser: arguments.Parser) -> None:
-    """Forms of an answer other than text on a terminal; several at once are possible."""
     parser.add_argument("--html", metavar="PAGE", help="write a page that opens offline")
     parser.add_argument("--png", metavar="FOLDER", help="write a picture of each drawing; needs a Chromium")
     parser.add_argument("--md", metavar="FILE", nargs="?", const="", help="write Markdown, without FILE: print it")
+    return parser

@@ -1,28 +1,29 @@
-"""argparse with error messages like everywhere else here: what is wrong, the value and what to try, in one line."""
+"""argparse with this program's error messages: what is wrong, the value and what to try, in one line."""
 
 import argparse
-import difflib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NoReturn
+
+from bench.config import groups
+from bench.config.groups import did_you_mean
 
 Main = Callable[[list[str]], int]  # of a verb: its arguments -> exit code
 
 CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 UNKNOWN = "unrecognized arguments: "
 LACKS = "the following arguments are required: "
-NEAR = 0.65  # of difflib's likeness: --fast and --passport have 0.63, rnu and run 0.67
 MEANT = {"--format": "--json", "--fast": "--quick", "--verbose": "--why", "--output": "--out"}  # others' names of ours
 MEANT |= {"--parallel": "--jobs", "--n_jobs": "--jobs"}
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ValueError, which bench/cli/main.py prints, instead of usage and exit; its texts keep their lines."""
+    """Raises ValueError, which bench/cli/main.py prints, instead of exiting; descriptions keep their line breaks."""
 
     def __init__(self, prog: str, main: Main | None = None, **options: Any) -> None:
-        """main: of the verb; its module says what it does, where no description does, and itself its exit codes."""
+        """main: the verb's function; its docstring ends the help, and its module's is the default description."""
         if main:
             options.setdefault("description", main.__globals__["__doc__"])
             parts = (options.get("epilog"), inspect.getdoc(main))
@@ -65,7 +66,7 @@ class Parser(argparse.ArgumentParser):
         if choice:
             what, value, names = choice.groups()
             names = [name.strip(" '\"") for name in names.split(",")]
-            raise ValueError(f"{what} {value}: {guess(value, names)}choose from {', '.join(names)}")
+            raise ValueError(f"{what} {value}: {did_you_mean(value, names)}choose from {', '.join(names)}")
         if message.startswith(UNKNOWN):
             raise ValueError(self._unknown(message.removeprefix(UNKNOWN).split()[0]))
         if "ignored explicit argument" in message:  # -model=gpt2 is taken for -m
@@ -74,7 +75,7 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message.removeprefix('argument ')}; {self.prog} --help says more")
 
     def _first_unknown(self) -> str | None:
-        """The first option given that is none, argparse's abbreviations allowed; None: there is none."""
+        """The first option on the command line that does not exist, abbreviations included; None: all exist."""
         options = tuple(self._option_string_actions)
         for word in self._given:
             name = word.partition("=")[0]
@@ -94,7 +95,7 @@ class Parser(argparse.ArgumentParser):
             return f"{word}: ./run.sh report writes pages, of a run, a race, a sweep or all results"
         if (meant := MEANT.get(word.partition("=")[0])) in options:
             return f"{word}: did you mean {meant}? {self.prog} --help says more"
-        return f"{word}: there is no such option; {guess(word, options)}{self.prog} --help says more"
+        return f"{word}: there is no such option; {did_you_mean(word, options)}{self.prog} --help says more"
 
 
 def latest(parser: argparse.ArgumentParser, option: str, about: str) -> None:
@@ -108,16 +109,7 @@ def count_up(done: int, total: int, unit: str) -> None:
         print(f"\r{done} of {total} {unit}", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
 
-def guess(word: str, names: Iterable[str]) -> str:
-    """The question whether a near name was meant, and a space; nothing where none is near."""
-    near = (
-        difflib.get_close_matches(word, names, n=1, cutoff=NEAR)
-        or [name for name in names if word and name.startswith(word)][:1]
-    )
-    return f"did you mean {near[0]}? " if near else ""
-
-
 def _is_setting(key: str) -> bool:
-    from bench.config import groups, meanings
+    from bench.config import meanings  # which --help need not load
 
     return key in groups.GROUPS or any(known == key or known.endswith(f".{key}") for known in meanings.settings())

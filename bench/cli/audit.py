@@ -40,24 +40,24 @@ def main(argv: list[str]) -> int:
         if len(args.only) > 1:
             raise ValueError(f"--only {auditing.CLOCK}: it cannot be combined with other audits: use two commands")
         return _clock(args)
-    found: list[Any] = []
+    audits: list[Any] = []
     num_refused = 0
     with console.output(args.quiet, args.json):
         for folder in auditing.contestants(named.runs(args.runs)):
             _show_own(folder)
             try:
-                found.append(auditing.audit(folder, args.only or counterfactual.KINDS, say))
+                audits.append(auditing.audit(folder, args.only or counterfactual.KINDS, say))
             except ValueError as error:
                 num_refused += 1
                 say("audit", str(error), always=True)
                 continue
-            outcome = f"{found[-1]['outcome'].upper()}{certificates.audit_limit(found[-1])}"
+            outcome = f"{audits[-1]['outcome'].upper()}{certificates.audit_limit(audits[-1])}"
             say("audit", f"{folder.name}: {outcome}", always=True)
-        if len(found) > 1:
-            say("audit", f"{counted(len(found), 'contestant')} audited")
+        if len(audits) > 1:
+            say("audit", f"{counted(len(audits), 'contestant')} audited")
     if args.json:
-        print(json.dumps(found, indent=1))
-    codes = [CODES[audited["outcome"]] for audited in found] + [2] * num_refused
+        print(json.dumps(audits, indent=1))
+    codes = [CODES[audited["outcome"]] for audited in audits] + [2] * num_refused
     return 1 if 1 in codes else max(codes, default=2)
 
 
@@ -67,16 +67,16 @@ def _clock(args: argparse.Namespace) -> int:
     more: dict[str, list[str]] = {}
     with console.output(args.quiet, args.json):
         for folder in auditing.contestants(named.runs(args.runs)):
-            accounts[folder.name] = found = auditing.audit_clock(folder, say)
-            more[folder.name] = off_clock.beyond(found, next(iter(accounts.values())))
+            accounts[folder.name] = account = auditing.audit_clock(folder, say)
+            more[folder.name] = off_clock.beyond(account, next(iter(accounts.values())))
             say(
                 "clock",
-                f"{folder.name}: phases by {found['by']}" + (f": {found['doubt']}" if found["doubt"] else ""),
+                f"{folder.name}: phases by {account['by']}" + (f": {account['doubt']}" if account["doubt"] else ""),
                 always=True,
             )
             heads = ("", "wall, s", "CPU, s", "CPU of others, s", "read, MiB", "line")
-            lines = [each for each in found["lines"] if each["phase"] in UNTIMED][:MAX_LINES]
-            rows = [[each["phase"], *_numbers(each), ""] for each in found["phases"]]
+            lines = [each for each in account["lines"] if each["phase"] in UNTIMED][:MAX_LINES]
+            rows = [[each["phase"], *_numbers(each), ""] for each in account["phases"]]
             rows += [
                 [each["phase"], *_numbers(each), text_table.middle(off_clock.place_of(each), MAX_CHARS)]
                 for each in lines

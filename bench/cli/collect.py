@@ -25,15 +25,15 @@ def main(argv: list[str]) -> int:
     num_refused = 0
     for word in args.places:
         try:
-            found = collecting.collect(Place(word), into, args.without)
+            collected = collecting.collect(Place(word), into, args.without)
         except ValueError as error:
             print(f"collect: {escape.line(str(error))}", file=sys.stderr)
             num_refused += 1
             continue
-        say("collect", f"{word}: {found}")
-        for sentence in found.refused:
+        say("collect", f"{word}: {collected}")
+        for sentence in collected.refused:
             say("refused", escape.line(f"{word}: {sentence}"), always=True)
-        num_refused += len(found.refused)
+        num_refused += len(collected.refused)
     return 1 if num_refused else 0
 
 

@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
 def exit_code(compared: Comparison, fail_on: Sequence[Condition] = (), shown: bool = False) -> int:
     """0 fine, 1 a condition of --fail-on holds, 2 not comparable, or a condition needs a verdict that there cannot be.
 
-    There is none of one run a side, nor of times of arms that were not interleaved.
+    One run a side gives no verdict, nor do the times of arms that were not interleaved.
     """
     if compared["verdict"] == "not_comparable" or (compared["on"] != "loss" and not compared["comparable"]):
         return 2
@@ -108,7 +108,7 @@ def _widest(time: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def conditions(options: Sequence[str]) -> list[Condition]:
-    """What the options --fail-on say, each one condition or several with commas.  ValueError: one is none."""
+    """The conditions of the options --fail-on, each with one or several, separated by commas.  ValueError: unknown."""
     return [_condition(word) for option in options for word in option.split(",")]
 
 

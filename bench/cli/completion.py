@@ -89,13 +89,13 @@ def candidates(line: str) -> list[str]:
 
 
 def _choices(parser: argparse.ArgumentParser, option: str) -> list[str]:
-    """The values of an option; [] for what is none, or takes any."""
+    """The values that an option may take; [] if any value will do, or it is not an option."""
     action = parser._option_string_actions.get(option)
     return [str(choice) for choice in action.choices or ()] if action and action.nargs != 0 else []
 
 
 def _settings(word: str) -> Iterator[str]:
-    """Groups with their choices and settings as key=; of one whose = is typed, its values."""
+    """What completes a setting: group=CHOICE, and key= of the other settings; after the = its values."""
     from bench.config import groups, meanings
 
     key, equals, _ = word.partition("=")

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -23,8 +22,11 @@ from bench.data.sources import datasets
 Facts = dict[str, Any]  # of one dataset or file, as --json prints them
 
 NUM_FIRST_TOKENS = 8
-REST = ("max_token", "sha256", "file")
-COLUMNS = ("num_tokens", "num_bytes", "sha256", "max_token")
+VERBS = {
+    "fetch": "download what is missing, and check all of it",
+    "make": "make it on this machine if it is missing, and check it",
+    "show": "what is here, checked; of a .bin file also its header and first tokens",
+}
 
 
 def main(argv: list[str]) -> int:
@@ -32,27 +34,34 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     names = [word for word in args.arguments if not word.startswith("data.")]
     overrides = [word for word in args.arguments if word.startswith("data.")]
+    known = groups.choices("data")
     try:
-        if args.verb == "show":
-            return _show(names, overrides, args.json)
-        if len(names) != 1:
-            raise ValueError(f"data {args.verb} {' '.join(names)}: name one of {', '.join(known())}")
-        return _get(args.verb, names[0], overrides, args.json)
+        if args.verb == "show" and not names:
+            if overrides:
+                remedy = f"name the data that these settings are for: one of {', '.join(known)}"
+                raise ValueError(f"data show {' '.join(overrides)}: {remedy}")
+            answer: Any = [_listed(name) for name in known]
+            text = text_table.render((), map(_row, answer))
+        elif args.verb == "show":
+            answer = [_shown(name, overrides) for name in names]
+            text = "\n\n".join(map(_lines, answer))
+        elif len(names) != 1:
+            raise ValueError(f"data {args.verb} {' '.join(names)}: name one of {', '.join(known)}")
+        else:
+            answer = _got(names[0], overrides, args.verb == "fetch")
+            text = _lines(answer)
     except ValueError as error:
         print(f"data: {error}", file=sys.stderr)
         return 1 if isinstance(error, shards.CheckFailed) else 2
-
-
-def known() -> Sequence[str]:
-    """Names that data= may take."""
-    return groups.choices("data")
+    print(json.dumps(answer, indent=1) if args.json else text)
+    return 0
 
 
 def data_config(name: str, overrides: Sequence[str] = ()) -> schema.DataConfig:
     """conf/data/NAME.yaml and data.KEY=VALUE -> DataConfig.  What a track sets is filled in: it changes no file."""
-    if name not in known():
+    if name not in groups.choices("data"):
         what = "a file, and not a .bin of tokens" if user_path(name).is_file() else "unknown data"
-        raise ValueError(f"{name}: {what}; choose from {', '.join(known())}, or show a .bin file")
+        raise ValueError(f"{name}: {what}; choose from {', '.join(groups.choices('data'))}, or show a .bin file")
     values = yaml.safe_load(groups.path_of("data", name).read_text())
     for override in overrides:
         key, equals, value = override.removeprefix("data.").partition("=")
@@ -68,44 +77,36 @@ def data_config(name: str, overrides: Sequence[str] = ()) -> schema.DataConfig:
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh data", main=main)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb, about in (
-        ("fetch", "download what is missing, and check all of it"),
-        ("make", "make it on this machine if it is missing, and check it"),
-        ("show", "what is here, checked; of a .bin file also its header and first tokens"),
-    ):
+    for verb, about in VERBS.items():
         child = verbs.add_parser(verb, help=about, description=about)
         child.add_argument("arguments", nargs="*", metavar="NAME or data.KEY=VALUE")
         child.flag("--json", help="print JSON, for programs")
     return parser
 
 
-def _get(verb: str, name: str, overrides: Sequence[str], as_json: bool) -> int:
+def _got(name: str, overrides: Sequence[str], fetch: bool) -> Facts:
     data = data_config(name, overrides)
-    if verb == "make" and data.source == "hub":
+    if data.source == "hub" and not fetch:
         raise ValueError(f"data make {name}: these data are downloaded, not made: use ./run.sh data fetch {name}")
-    facts = _facts(name, datasets.prepare(data, fetch=verb == "fetch", say=_say))
-    print(json.dumps(facts, indent=1) if as_json else _lines(facts))
-    return 0
-
-
-def _show(names: Sequence[str], overrides: Sequence[str], as_json: bool) -> int:
-    if overrides and not names:
-        remedy = f"name the data that these settings are for: one of {', '.join(known())}"
-        raise ValueError(f"data show {' '.join(overrides)}: {remedy}")
-    shown = [_shown(name, overrides) for name in names] or [_listed(name) for name in known()]
-    if as_json:
-        print(json.dumps(shown, indent=1))
-    else:
-        print("\n\n".join(_lines(dataset) for dataset in shown) if names else text_table.render((), map(_row, shown)))
-    return 0
+    return _facts(name, datasets.prepare(data, fetch=fetch, say=_say))
 
 
 def _shown(name: str, overrides: Sequence[str]) -> Facts:
     if not (name.endswith(".bin") or os.sep in name):
         return _facts(name, datasets.find(data_config(name, overrides), _say))
-    if not user_path(name).exists():
-        raise ValueError(f"{name}: there is no such file; name one, or one of {', '.join(known())}")
-    return _file_facts(user_path(name))
+    if not (path := user_path(name)).exists():
+        raise ValueError(f"{name}: there is no such file; name one, or one of {', '.join(groups.choices('data'))}")
+    shard = shards.check(path)
+    return {
+        "file": str(path),
+        "magic": shards.MAGIC,  # check() has refused everything else
+        "version": shards.VERSION,
+        "num_tokens": shard.num_tokens,
+        "num_bytes": shard.num_bytes,
+        "sha256": shards.sha256(path),
+        "max_token": shards.max_token(shard),
+        "first_tokens": shard.tokens()[:NUM_FIRST_TOKENS].tolist(),
+    }
 
 
 def _listed(name: str) -> Facts:
@@ -118,25 +119,13 @@ def _listed(name: str) -> Facts:
 
 def _facts(name: str, dataset: datasets.Dataset) -> Facts:
     facts = {"name": name, "vocab_size": dataset.vocab_size}
-    for split in ("train", "val"):
-        files = getattr(dataset, split)
-        facts[split] = [{"file": str(file.path)} | {key: getattr(file, key) for key in COLUMNS} for file in files]
+    for split, files in (("train", dataset.train), ("val", dataset.val)):
+        facts[split] = [
+            {"file": str(file.path), "num_tokens": file.num_tokens, "num_bytes": file.num_bytes}
+            | {"sha256": file.sha256, "max_token": file.max_token}
+            for file in files
+        ]
     return facts
-
-
-def _file_facts(path: Path) -> Facts:
-    """Facts of one shard file."""
-    shard = shards.check(path)
-    return {
-        "file": str(path),
-        "magic": shards.MAGIC,  # check() has refused everything else
-        "version": shards.VERSION,
-        "num_tokens": shard.num_tokens,
-        "num_bytes": shard.num_bytes,
-        "sha256": shards.sha256(path),
-        "max_token": shards.max_token(shard),
-        "first_tokens": shard.tokens()[:NUM_FIRST_TOKENS].tolist(),
-    }
 
 
 def _row(row: Facts) -> tuple[str, str]:
@@ -156,7 +145,8 @@ def _lines(facts: Facts) -> str:
     num_train, num_val = len(facts["train"]), len(facts["val"])
     header = f"{facts['name']}: vocab_size {facts['vocab_size']}, {num_train} train and {num_val} val shards, checked"
     cells = [
-        [split, f"{file['num_tokens']:,}", format_bytes(file["num_bytes"]), *(str(file[key]) for key in REST)]
+        [split, f"{file['num_tokens']:,}", format_bytes(file["num_bytes"])]
+        + [str(file[key]) for key in ("max_token", "sha256", "file")]
         for split in ("train", "val")
         for file in facts[split]
     ]

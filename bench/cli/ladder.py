@@ -39,13 +39,13 @@ def main(argv: list[str]) -> int:
         folder = _ended(args, results)
         if folder is None:
             return 1
-        found = staircase.from_race(folder, args.interpolate)
-        answer = page.document(folder, found)
+        stairs = staircase.from_race(folder, args.interpolate)
+        answer = page.document(folder, stairs)
         atomic.write_text(folder / page.NAME, answer.html())
         say("page", shown(folder / page.NAME))
         say("race", shown(folder))
     if args.csv:
-        rows = page.csv_rows(found)
+        rows = page.csv_rows(stairs)
         table_text.print_csv(rows, list(rows[0]))
     else:
         print(answer.json() if args.json else answer.terminal())

@@ -68,7 +68,7 @@ CHECKOUT_VERBS = {  # run.sh's own
     "test": "the tests: ./run.sh test [--all] [pytest arguments]",
     "lint": "style and types of the code, as CI checks them",
 }
-# of a file: a sentence is enough
+# errors of the operating system about a file: one line, without a traceback
 NOT_OURS = (
     errno.EACCES,
     errno.EPERM,
@@ -79,17 +79,18 @@ NOT_OURS = (
     errno.ENAMETOOLONG,
     errno.ELOOP,
 )
-# say which folders of the user's they use
+# commands that first print which folders of the user's they use
 INTRODUCED = ("run", "speedrun", "race", "study", "referee", "ladder", "calibrate")
-# nothing that ranks can do together
+# commands that ranks which torchrun or srun started cannot run together
 SEVERAL_RUNS = ("speedrun", "race", "study", "referee", "ladder", "calibrate", "bench-self", "doctor")
 SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
 QUEUED = SUBMITTED[:-1]  # what ./run.sh submit takes
-JUDGING = ("compare", "judge", "pr", "verify", "publish", "export")  # each file that they read is one, however often
-# what they leave remains when what they print is lost; of every other verb the output is the work
+# commands that refuse a file which changes between two of their reads
+JUDGING = ("compare", "judge", "pr", "verify", "publish", "export")
+# commands that leave records or files, and so succeed even if their output cannot be written
 LASTING = {*INTRODUCED, "bisect", "submit", "agent", "audit", "replay", "collect", "publish", "import", "dashboard"}
 LASTING |= {"init", "data"}
-# of which nothing remains: a command that begins so, also ./run.sh help and version, and one with such an option
+# commands that only print: those that begin so, help and version, and any command with one of these options
 ANSWERING = ("data show", "referee status", "referee log")
 ANSWERS = ("-h", "--help", "-V", "--version", "--cfg", "--info", "--dry-run", "--list", "--check")
 _interrupts: list[int] = []  # numbers of signals, as they came
@@ -108,9 +109,9 @@ Exit codes: 0 success, 1 a check failed or a target was missed, 2 usage error or
 
 
 def main(argv: list[str]) -> int:
-    """Exit code, that of the work; where the output is the work and could not be written, 1.
+    """Runs a command -> its exit code, or 1 if it only prints and its output could not be written.
 
-    A ValueError is the user's and becomes one line; anything else is ours and keeps its traceback.
+    A ValueError is the user's mistake and becomes one line; any other exception is ours and keeps its traceback.
     """
     with escape.doors(renamed=paths.INSTALLED) as out:
         try:
@@ -126,7 +127,7 @@ def main(argv: list[str]) -> int:
 
 
 def _only_answers(argv: list[str]) -> bool:
-    """Whether a command leaves nothing but its output."""
+    """Whether a command only prints."""
     begins = {*argv[:1], " ".join(argv[:2])}
     if not argv or begins & {"help", "version", *ANSWERING} or any(word.startswith(ANSWERS) for word in argv):
         return True
@@ -142,10 +143,9 @@ def _go(argv: list[str]) -> int:
         return 0
     verb, rest = (argv[0], argv[1:]) if argv[0] in VERBS else ("run", argv)
     if rest is argv and "=" not in argv[0] and not argv[0].startswith("-"):
-        from bench.cli.arguments import guess
-
         known = [*VERBS, *(() if paths.INSTALLED else CHECKOUT_VERBS)]
-        print(f"{argv[0]}: unknown command; {guess(argv[0], known)}choose from {', '.join(known)}", file=sys.stderr)
+        guess = groups.did_you_mean(argv[0], known)
+        print(f"{argv[0]}: unknown command; {guess}choose from {', '.join(known)}", file=sys.stderr)
         return 2
     module = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")
     try:
@@ -195,7 +195,7 @@ def _help_of_verbs() -> Iterator[str]:
 
 
 def _note_interrupt(number: int, frame: FrameType | None) -> None:
-    """Notes the interrupt: a library may turn the exception into its own error, as Hydra does while it composes."""
+    """Remembers the interrupt, because a library may turn the exception into an error of its own, as Hydra does."""
     _interrupts.append(number)
     raise KeyboardInterrupt
 

@@ -111,13 +111,13 @@ def _read(args: argparse.Namespace, folder: Path, name: str, scratch: Path) -> P
 
 
 def _compared(base: Side, candidate: Side) -> Any:
-    found = comparison.compare_arms([base.arm, candidate.arm], diagnose=False)[0][1]
-    return {**found, "arms": [base.name, candidate.name]}
+    compared = comparison.compare_arms([base.arm, candidate.arm], diagnose=False)[0][1]
+    return {**compared, "arms": [base.name, candidate.name]}
 
 
 def _logs(folder: Path, track: str, target_val_loss: float | None) -> tuple[list[Log], int]:
     """(the complete runs of the logs in a folder, how many logs have none)."""
-    found, incomplete, keys = [], 0, dict[str | None, str]()
+    logs, incomplete, keys = [], 0, dict[str | None, str]()
     for path, _ in dialects.files_of([folder]):
         runs, _ = dialects.read_file(path, part_of=folder.resolve())
         complete = [(run, steps) for run, steps in runs if run["status"] == "complete"]
@@ -130,8 +130,8 @@ def _logs(folder: Path, track: str, target_val_loss: float | None) -> tuple[list
                 keys[digest] = modded_nanogpt.code_key(sources) if sources else ""
             run["code"]["source_sha256"] = keys[digest] or digest  # a literal seed makes no other code
             run["metrics"] = metrics.metrics(run, steps)
-            found.append(Log(path.relative_to(folder.resolve()).as_posix(), run, steps, sources, keys[digest]))
-    return found, incomplete
+            logs.append(Log(path.relative_to(folder.resolve()).as_posix(), run, steps, sources, keys[digest]))
+    return logs, incomplete
 
 
 def _own_sources(folder: Path, scratch: Path) -> tuple[dict[str, str], bool]:

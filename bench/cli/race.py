@@ -35,9 +35,9 @@ def main(argv: list[str]) -> int:
         if args.look is not None:
             interim = runner.look(_chosen(results, args.look), results)
         elif args.dry_run:
-            made, _ = planning.planned(plan.parse_request(_requested(args)), results, args.anyway)
-            runner.introduce(made)
-            console.say("plan", f"{runner.series_of(made).forecast()}; a dry run: nothing was started or written")
+            planned, _ = planning.planned(plan.parse_request(_requested(args)), results, args.anyway)
+            runner.introduce(planned)
+            console.say("plan", f"{runner.series_of(planned).forecast()}; a dry run: nothing was started or written")
         else:
             folder, race = _raced(args, results)
     if args.look is not None:
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
         print(json.dumps(interim, indent=1) if args.json else verdicts.document_of((), comparisons).terminal())
         return 0
     if args.dry_run:
-        print(json.dumps(made, indent=1) if args.json else "", end="\n" * args.json)
+        print(json.dumps(planned, indent=1) if args.json else "", end="\n" * args.json)
         return 0
     if args.json:
         print(json.dumps(race, indent=1))
@@ -69,17 +69,17 @@ def check(argv: list[str]) -> None:
     if given := [word for word in (args.resume, args.look, args.abandon) if word is not None]:
         _chosen(results, given[0])
         return
-    wanted = plan.parse_request(_requested(args))
-    planning.check(wanted)
+    request = plan.parse_request(_requested(args))
+    planning.check(request)
     configs = {}
-    for name, arm in wanted["arms"].items():
+    for name, arm in request["arms"].items():
         try:
             if arm["rev"] is None:
                 configs[name] = requested_config(arm["overrides"])
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     for config in configs.values():
-        planning.refuse_laxer(config.track.name, wanted | {"metric": config.goal.of})
+        planning.refuse_laxer(config.track.name, request | {"metric": config.goal.of})
     if not args.anyway:
         planning.refuse_identical({name: {"config_id": identity.config_id(config)} for name, config in configs.items()})
 

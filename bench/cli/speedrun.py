@@ -104,15 +104,10 @@ def _cost(job: Job, overrides: Sequence[str]) -> str:
     goal, repeats = job.config.goal, _num_runs(job, overrides)
     most = "at most " * goal.stop_at_target
     each = f"{most}{goal.num_steps:,} steps, {job.num_tokens:,} tokens ({job.epochs:.2f} epochs)"
-    earlier = sorted((results_root() / job.config.track.name).glob(f"*-{job.config_id}-s*"))
-    disk = f"data {format_bytes(job.data_bytes)}"
-    if earlier:
-        num_bytes = sum(path.stat().st_size for path in earlier[-1].rglob("*") if path.is_file())
-        disk += f", records {format_bytes(repeats * num_bytes)} by the latest run"
     if _is_one_look(job, overrides):
         all_of_them = f"without a profiler {job.config.track.repeats} are made and judged"
-        return f"one profiled run, which is not eligible ({all_of_them}): {each}; on disk: {disk}"
-    return f"{each} a run; on disk: {disk}" + "; track.repeats=1 makes one run" * (repeats > 1)
+        return f"one profiled run, which is not eligible ({all_of_them}): {each}"
+    return f"{each} a run" + "; track.repeats=1 makes one run" * (repeats > 1)
 
 
 def _judged(runs: list[dict[str, Any]]) -> tuple[int, str]:

@@ -20,11 +20,11 @@ def main(argv: list[str]) -> int:
     if not args.words and not args.schema:
         raise ValueError('give a query in quotes, "SELECT run_id, val_loss FROM runs", or --schema for the columns')
     query, *names = [SCHEMA, *args.words] if args.schema else args.words
-    found = queries.sql(query, *names)
+    answer = queries.sql(query, *names)
     if args.csv:
-        found.print_csv()
+        answer.print_csv()
     else:
-        print(found.to_json() if args.json else found.to_markdown() if args.md else found)
+        print(answer.to_json() if args.json else answer.to_markdown() if args.md else answer)
     return 0
 
 

@@ -16,6 +16,7 @@ from bench.base import escape, text_table
 from bench.base.paths import results_root, shown
 from bench.cli import arguments
 from bench.cli.main import QUEUED, VERBS
+from bench.config.groups import did_you_mean
 from bench.launch.console import say
 from bench.plans import shares
 from bench.plans.agent import end_cancelled
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> int:
         return 0
     verb, *words = command or args.command or [""]
     if verb not in QUEUED:
-        raise ValueError(f"{verb or 'no command'}: {arguments.guess(verb, QUEUED)}choose from {', '.join(QUEUED)}")
+        raise ValueError(f"{verb or 'no command'}: {did_you_mean(verb, QUEUED)}choose from {', '.join(QUEUED)}")
     if args.gpus < 0:
         raise ValueError(f"--gpus {args.gpus}: use 0 or more")
     for word, following in itertools.pairwise([*words, "-"]):

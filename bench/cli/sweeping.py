@@ -88,13 +88,13 @@ def _end(folder: Path, why: str | None) -> list[dict[str, Any]]:
         run = point.folder and {**run_folder.read(point.folder), "folder": str(point.folder)}
         answers.append({"overrides": point.overrides} | (summary.as_json(run) if run else none))
     sweep.end(folder, why)
-    found = sweep_results.read(folder)
-    console.show(sweep_results.table(found))
-    for line in filter(None, (sweep_results.best(found), sweep_results.why(found), sweep_results.confirm(found))):
+    results = sweep_results.read(folder)
+    console.show(sweep_results.table(results))
+    for line in filter(None, (sweep_results.best(results), sweep_results.why(results), sweep_results.confirm(results))):
         say("sweep", line)
-    page = sweep_page.write(folder, found)
+    page = sweep_page.write(folder, results)
     num_complete = sum(answer["status"] == "complete" for answer in answers)
-    say("sweep", sweep_results.ended(found, page, num_complete, len(answers)), always=True)
+    say("sweep", sweep_results.ended(results, page, num_complete, len(answers)), always=True)
     return answers
 
 

@@ -20,7 +20,7 @@ WIDTH = 120
 
 
 class Origins:
-    """Where the values of a run come from, those of the command to SLURM too, and what they are."""
+    """Where each value of a run comes from; the settings of a command to SLURM are among them."""
 
     def __init__(self, overrides: list[str], machine: schema.Machine | None = None) -> None:
         self.overrides, self.machine = overrides, machine
@@ -105,9 +105,9 @@ def _lines(values: dict[str, Any], path: str, comment: Callable[[str], str]) -> 
 
 
 def help_text(argv: list[str], machine_of: Callable[[], schema.Machine]) -> str | None:
-    """The arguments of a verb that takes key=value -> text, where there is a KEY beside --help; else None.
+    """The help of each KEY that stands beside --help, as in `run --help optim.lr`; None without --help or a KEY.
 
-    machine_of: asks the machine, which takes longer than most answers need.
+    machine_of: describes this machine; it is called only if there is a KEY, because that takes time.
     """
     keys = [word for word in argv if "=" not in word and not word.startswith("-")]
     if not {"-h", "--help"} & set(argv) or not keys:
@@ -117,7 +117,7 @@ def help_text(argv: list[str], machine_of: Callable[[], schema.Machine]) -> str 
 
 
 def help_of(word: str, overrides: list[str], machine: schema.Machine | None = None) -> str:
-    """A setting's or group's key, or the last part of it -> text.  Raises ValueError for a word that is neither."""
+    """The help of a setting or a group, named by its key or the key's last part.  ValueError: there is none."""
     known, wanted = meanings.settings(), word.replace("/", ".")
     keys = dict.fromkeys(key.replace("/", ".") for key in [*known, *meanings.groups(), *groups.GROUPS])
     meant = [wanted] if wanted in keys else [key for key in keys if key.endswith(f".{wanted}")]

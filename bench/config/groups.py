@@ -28,6 +28,7 @@ VARIABLE = "SPEEDRUN_CONFIG_DIR"  # --config-dir of this process, and so of the 
 NAME_VARIABLE = "SPEEDRUN_CONFIG_NAME"  # --config-name, in the same way
 # Folders of modded-nanogpt's records/: the tracks of conf/ with their data, target and rule
 UPSTREAM_TRACKS = {"track_1_short": "gpt2_small", "track_2_medium": "gpt2_medium", "track_3_optimization": "steps"}
+NEAR = 0.65  # of difflib's likeness: --fast and --passport have 0.63, rnu and run 0.67
 PRIMARY = "config"  # conf/config.yaml, the root of a run that names no other
 ENTRY_POINTS = "speedrun.conf"  # name = "my_package.conf": the folder of that package
 
@@ -77,12 +78,13 @@ def default_track() -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The question whether a known key was meant, and a space; nothing where none is near."""
+    """The question whether a known setting, option or command was meant, and a space; "" where none is near."""
     last = word.split(".")[-1]
     initials = "".join(part[:1] for part in last.split("_"))  # learning_rate: lr
     near = [key for key in known if key.split(".")[-1] in (last, initials)]
     near = near or [key for key in known if f"_{last}_" in f"_{key.split('.')[-1]}_"]  # steps: num_steps
-    near = near or difflib.get_close_matches(word, known, n=1)
+    near = near or difflib.get_close_matches(word, known, n=1, cutoff=NEAR)
+    near = near or [key for key in known if word and key.startswith(word)]
     return f"did you mean {near[0]}? " if near else ""
 
 

@@ -1,4 +1,4 @@
-"""Which configs are the same, but for their seed, and which are near: tries of one thing that differ in numbers."""
+"""config_id, which repeats of a run share whatever their seeds, and which configs are near: tries of the same thing."""
 
 import copy
 import hashlib
@@ -69,7 +69,7 @@ def _hashed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def hash_of(values: dict[str, Any]) -> str:
-    """As a config_id is made of hashed() settings."""
+    """The config_id that these hashed() settings have."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:CONFIG_ID_CHARS]
 
@@ -77,8 +77,7 @@ def hash_of(values: dict[str, Any]) -> str:
 def shape(config: schema.Config) -> dict[str, Any]:
     """{"shape_id", "floats"}: config_id without the floats, and these in the order of their settings' names.
 
-    Configs of one shape differ in floats alone; a number within a script's arguments is one too, and how long is
-    waited for something is none.
+    Configs of one shape differ only in floats.  Numbers within a script's arguments are among them; timeouts are not.
     """
     floats: dict[str, float] = {}
     values = _without_floats(hashed(config), "", floats)
@@ -86,7 +85,7 @@ def shape(config: schema.Config) -> dict[str, Any]:
 
 
 def are_near(shape: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two of shape() differ in floats alone, each by no more than NEAR_FRAC of the larger."""
+    """Whether two shape()s differ only in floats, each by at most NEAR_FRAC of the larger one."""
     if shape["shape_id"] != other["shape_id"] or len(shape["floats"]) != len(other["floats"]):
         return False
     return all(abs(a - b) <= NEAR_FRAC * max(abs(a), abs(b)) for a, b in zip(shape["floats"], other["floats"]))

@@ -1,6 +1,6 @@
-"""The user's arguments -> overrides, one by one or as a sweep's points, in Hydra's grammar; and what they ask of SLURM.
+"""Parses key=value arguments in Hydra's grammar, of one run or as the points of a sweep, and those for SLURM.
 
-Every slip becomes a ValueError that says what, the value, and what to try.
+Every mistake becomes a ValueError that says what is wrong, the value, and what to try.
 
 cluster=slurm cluster.KEY=VALUE is what a command asks of SLURM, to which it goes as a job (bench/launch/cluster.py):
 settings of the command and not of its runs, which no config.yaml and no config_id has.

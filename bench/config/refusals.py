@@ -1,8 +1,7 @@
-"""What a config in which everything is filled in cannot be: settings that contradict each other, with remedies."""
+"""Settings that contradict each other, in a config in which everything is filled in: refused, with a remedy."""
 
 import re
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from bench.base.metric import COMPUTED, METRICS, VAL_LOSS
 from bench.config import schema
@@ -10,20 +9,24 @@ from models.stages import Stage
 
 OF_PARTS = ("momenta", "update_every_steps", "frozen_steps")  # of a stage: by the optimizer's parts
 BUDGETS = ("time_budget_s", "token_budget", "flop_budget")
-Refusal = tuple[str, Any, str]  # the setting, its value, what to try
 
 
-def refusals_of(config: schema.Config) -> Iterator[Refusal]:
-    """What a config in which everything is filled in cannot be."""
-    yield from refusals_of_ranks(config.instruments, config.hardware.num_processes or 1)
-    yield from _refusals_of_clocks(config)
-    yield from _refusals_of_metric(config.goal, config.script is not None)
+def refuse(setting: str, value: Any, remedy: str) -> NoReturn:
+    """Raises ValueError: the setting, its value, and what to try."""
+    raise ValueError(f"{setting}={'null' if value is None else value}: {remedy}")
+
+
+def check(config: schema.Config) -> None:
+    """Refuses a config in which everything is filled in, if its settings contradict each other."""
+    check_ranks(config.instruments, config.hardware.num_processes or 1)
+    check_clocks(config)
+    _check_metric(config.goal, config.script is not None)
     if config.script is None:
-        yield from _refusals_of_goal(config.goal, config.data.source)
-        yield from _refusals_of_stages(config, config.stages or [])
+        _check_goal(config.goal, config.data.source)
+        _check_stages(config, config.stages or [])
 
 
-def refusals_of_ranks(instruments: dict[str, Any], num_processes: int) -> Iterator[Refusal]:
+def check_ranks(instruments: dict[str, Any], num_processes: int) -> None:
     """Refuses instruments that are to record ranks which the run does not have: nothing would be recorded."""
     for name, settings in instruments.items():
         chosen = [(f"instruments.{name}.ranks", settings.get("ranks"))]
@@ -32,10 +35,10 @@ def refusals_of_ranks(instruments: dict[str, Any], num_processes: int) -> Iterat
         for key, ranks in chosen:
             if missing := [rank for rank in ranks or () if rank >= num_processes]:
                 processes = f"{num_processes} process{'es' * (num_processes > 1)}"
-                yield key, list(ranks), f"the run has {processes}, ranks from 0: remove {missing[0]}"
+                refuse(key, list(ranks), f"the run has {processes}, ranks from 0: remove {missing[0]}")
 
 
-def _refusals_of_clocks(config: schema.Config) -> Iterator[Refusal]:
+def check_clocks(config: schema.Config) -> None:
     """A window by the clock needs ranks that share rank 0's memory, and a loop of ours."""
     for name, settings in config.instruments.items():
         listed = [
@@ -44,30 +47,30 @@ def _refusals_of_clocks(config: schema.Config) -> Iterator[Refusal]:
         if listed and ((config.hardware.nodes or 1) > 1 or config.script is not None):
             why = "a script" if config.script is not None else "a run on several nodes"
             remedy = f"{why} has no clock for it: give first_step, or profile.every=STEPS"
-            yield f"instruments.{name}.first_s", listed[0]["first_s"], remedy
+            refuse(f"instruments.{name}.first_s", listed[0]["first_s"], remedy)
 
 
-def _refusals_of_metric(goal: schema.GoalConfig, is_script: bool) -> Iterator[Refusal]:
+def _check_metric(goal: schema.GoalConfig, is_script: bool) -> None:
     metric = goal.of
     if metric.name == VAL_LOSS.name and goal.target is not None:
-        yield "goal.target", goal.target, "of val_loss it is goal.target_val_loss: give that, or name a goal.metric"
+        refuse("goal.target", goal.target, "of val_loss it is goal.target_val_loss: give that, or name a goal.metric")
     if metric.name != VAL_LOSS.name:
         for name in ("target_val_loss", "target_gap_nats"):
             if (target := getattr(goal, name)) is not None:
                 remedy = f"the goal is {metric.name}: give goal.target=NUMBER and goal.{name}=null"
-                yield f"goal.{name}", target, remedy
+                refuse(f"goal.{name}", target, remedy)
         if not is_script and metric.name not in COMPUTED:
             known = f"our own models are measured in {' and '.join(COMPUTED)}"
-            yield "goal.metric", metric.name, f"{known}: choose one of them; others are what a script prints"
+            refuse("goal.metric", metric.name, f"{known}: choose one of them; others are what a script prints")
     budgets = [name for name in BUDGETS if getattr(goal, name) is not None]
     if len(budgets) > 1:
-        yield f"goal.{budgets[1]}", getattr(goal, budgets[1]), f"goal.{budgets[0]} is set too: keep one of them"
+        refuse(f"goal.{budgets[1]}", getattr(goal, budgets[1]), f"goal.{budgets[0]} is set too: keep one of them")
     if is_script and goal.flop_budget is not None:
-        yield "goal.flop_budget", goal.flop_budget, "a script does not say its FLOPs: use goal.time_budget_s"
+        refuse("goal.flop_budget", goal.flop_budget, "a script does not say its FLOPs: use goal.time_budget_s")
     for name in ("metric_unit", "metric_direction", "metric_pattern"):
         value = getattr(goal, name)
         if value is not None and metric in METRICS.values():
-            yield f"goal.{name}", value, f"{metric.name} has its own: remove it, or name a metric of your own"
+            refuse(f"goal.{name}", value, f"{metric.name} has its own: remove it, or name a metric of your own")
     if goal.metric_pattern is not None:
         try:
             groups = set(re.compile(goal.metric_pattern).groupindex)
@@ -75,29 +78,29 @@ def _refusals_of_metric(goal: schema.GoalConfig, is_script: bool) -> Iterator[Re
         except re.error as error:
             why = f"it is not a regular expression ({error})"
         if why:
-            yield "goal.metric_pattern", goal.metric_pattern, why
+            refuse("goal.metric_pattern", goal.metric_pattern, why)
     if metric not in METRICS.values() and goal.metric_pattern is None and is_script:
         remedy = "nothing is known of it: give goal.metric_pattern='WORDS (?P<value>\\S+)', or one of"
-        yield "goal.metric", metric.name, f"{remedy} {', '.join(METRICS)}"
+        refuse("goal.metric", metric.name, f"{remedy} {', '.join(METRICS)}")
 
 
-def _refusals_of_goal(goal: schema.GoalConfig, source: str) -> Iterator[Refusal]:
+def _check_goal(goal: schema.GoalConfig, source: str) -> None:
     gap_nats = goal.target_gap_nats
     if goal.target_val_loss is not None and gap_nats is not None:
-        yield "goal.target_gap_nats", gap_nats, f"target_val_loss={goal.target_val_loss} is set too: keep one of them"
+        refuse("goal.target_gap_nats", gap_nats, f"target_val_loss={goal.target_val_loss} is set too: keep one of them")
     if gap_nats is not None and source != "markov":
-        yield "goal.target_gap_nats", gap_nats, f"only data=markov has a known floor, this is data={source}"
+        refuse("goal.target_gap_nats", gap_nats, f"only data=markov has a known floor, this is data={source}")
     if goal.stop_at_target and goal.target_value is None and gap_nats is None:
         target = "target_val_loss or goal.target_gap_nats" if goal.of.name == VAL_LOSS.name else "target"
-        yield "goal.stop_at_target", True, f"there is no target: set goal.{target}"
+        refuse("goal.stop_at_target", True, f"there is no target: set goal.{target}")
 
 
-def _refusals_of_stages(config: schema.Config, stages: list[Stage]) -> Iterator[Refusal]:
+def _check_stages(config: schema.Config, stages: list[Stage]) -> None:
     optim, val_window_tokens = config.optim, config.goal.val_window_tokens
     assert optim is not None  # of no script
     if val_window_tokens is not None and not (stages and stages[0].window_tokens):
         remedy = "no stage has a window: give one, stages=[{window_tokens:NUMBER}], or remove it"
-        yield "goal.val_window_tokens", val_window_tokens, remedy
+        refuse("goal.val_window_tokens", val_window_tokens, remedy)
     parts = optim.part_names()
     has_windows = any(stage.window_tokens is not None for stage in stages)
     with_momentum = {name for stage in stages for name in stage.momenta or ()}
@@ -105,38 +108,38 @@ def _refusals_of_stages(config: schema.Config, stages: list[Stage]) -> Iterator[
         where, before = f"stages[{index}]", stages[index - 1] if index else stage
         ahead, end_ahead, end_window = stage.ahead_weights, stage.end_ahead_weights, stage.end_window_tokens
         if stage.first_window_tokens is not None and stage.window_tokens is None:
-            yield f"{where}.first_window_tokens", stage.first_window_tokens, "give window_tokens, its end, too"
+            refuse(f"{where}.first_window_tokens", stage.first_window_tokens, "give window_tokens, its end, too")
         if stage.window_rounding is not None and stage.first_window_tokens is None:
             remedy = "only a window that grows is rounded: give first_window_tokens, or remove it"
-            yield f"{where}.window_rounding", stage.window_rounding, remedy
+            refuse(f"{where}.window_rounding", stage.window_rounding, remedy)
         if end_ahead is not None and len(end_ahead) != len(ahead or ()):
-            yield f"{where}.end_ahead_weights", end_ahead, f"ahead_weights={ahead}: give as many of both"
+            refuse(f"{where}.end_ahead_weights", end_ahead, f"ahead_weights={ahead}: give as many of both")
         if ahead is not None and not 0 < len(ahead) < (stage.seq_len or 0):
             most = (stage.seq_len or 0) - 1
-            yield f"{where}.ahead_weights", ahead, f"use 1 to {most}, the next tokens of a sequence"
+            refuse(f"{where}.ahead_weights", ahead, f"use 1 to {most}, the next tokens of a sequence")
         for setting in OF_PARTS:
             for name, value in (getattr(stage, setting) or {}).items():
                 if name not in parts:
                     has = f"has the parts {', '.join(parts)}" if parts else "is all one part"
-                    yield f"{where}.{setting}.{name}", value, f"optim={optim.name} {has}"
+                    refuse(f"{where}.{setting}.{name}", value, f"optim={optim.name} {has}")
         if stage.update_every_steps and optim.grad_clip_norm is not None:
             remedy = "update_every_steps adds up gradients over steps, and each would clip the sum: use null"
-            yield "optim.grad_clip_norm", optim.grad_clip_norm, remedy
+            refuse("optim.grad_clip_norm", optim.grad_clip_norm, remedy)
         reducer = config.hardware.reducer
         if stage.untied and reducer == "shard":
             why = "an untied embedding takes over the optimizer's state of the head, of which a rank has a share alone"
-            yield "hardware.reducer", reducer, f"{why}: use null or plain"
+            refuse("hardware.reducer", reducer, f"{why}: use null or plain")
         if stage.frozen_steps and optim.grad_clip_norm is not None and reducer == "shard":
             remedy = "gradients of parts that rest are in no share, and the norm is of all: use null"
-            yield "optim.grad_clip_norm", optim.grad_clip_norm, remedy
+            refuse("optim.grad_clip_norm", optim.grad_clip_norm, remedy)
         if has_windows and stage.window_tokens is None:  # nothing says what this stage would go back to
-            yield f"{where}.window_tokens", None, "another stage has it: give it in each"
+            refuse(f"{where}.window_tokens", None, "another stage has it: give it in each")
         if end_window is not None and stage is not stages[-1]:
-            yield f"{where}.end_window_tokens", end_window, "only the last stage has the run's end: move it there"
+            refuse(f"{where}.end_window_tokens", end_window, "only the last stage has the run's end: move it there")
         if end_window is not None and (stage.window_tokens is None or val_window_tokens is not None):
             remedy = "give window_tokens too, and no goal.val_window_tokens"
-            yield f"{where}.end_window_tokens", end_window, remedy
+            refuse(f"{where}.end_window_tokens", end_window, remedy)
         if before.untied and not stage.untied:
-            yield f"{where}.untied", None, "the stage before sets it: an untied embedding stays untied"
+            refuse(f"{where}.untied", None, "the stage before sets it: an untied embedding stays untied")
         for name in sorted(with_momentum - set(stage.momenta or ())):
-            yield f"{where}.momenta.{name}", None, "another stage sets it: give it in each"
+            refuse(f"{where}.momenta.{name}", None, "another stage sets it: give it in each")

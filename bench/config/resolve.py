@@ -13,14 +13,12 @@ parameter; in a validation there are no gradients, and of a matrix that Muon mov
 """
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
 
 from bench.config import refusals, schema, typed, user_code
 from bench.config import stages as resolved_stages
 from bench.config.compose import track_values
-from bench.config.refusals import BUDGETS, Refusal
+from bench.config.refusals import BUDGETS, refuse
 from bench.config.typed import leaves
 from models import stages as run_stages
 
@@ -60,8 +58,7 @@ def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> 
         _resolve_batch(config, machine.gpu_memory_gib)
         _resolve_budget(config)
         config.name = config.name or f"{user_code.short(config.model.arch)}-{user_code.short(config.optim.name)}"
-    for refusal in refusals.refusals_of(config):
-        _refuse(*refusal)
+    refusals.check(config)
     for stage in config.stages or ():  # given or not, the default is one config with one id
         stage.untied = stage.untied or None
         stage.window_rounding = None if stage.window_rounding == "down" else stage.window_rounding
@@ -81,29 +78,24 @@ def _resolve_script(config: schema.Config, vocab_size: int) -> None:
         config.name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{folder.name}-{path.stem}").strip("-.") or "script"
 
 
-def _refuse(what: str, value: Any, remedy: str) -> NoReturn:
-    raise ValueError(f"{what}={'null' if value is None else value}: {remedy}")
-
-
 def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -> None:
     """Derives in place what was left to the machine; with several nodes, each is like it.  Raises ValueError."""
     if hardware.device == "auto":
         hardware.device = "cuda" if machine.num_gpus else "cpu"
     on_gpu = hardware.device == "cuda"
     if on_gpu and not machine.num_gpus:
-        _refuse("hardware.device", "cuda", "this machine shows no NVIDIA GPU: use hardware=cpu or hardware=auto")
+        refuse("hardware.device", "cuda", "this machine shows no NVIDIA GPU: use hardware=cpu or hardware=auto")
     num_nodes = hardware.nodes or 1
     hardware.nodes = None if num_nodes == 1 else num_nodes  # given or not, the default is one config with one id
     if hardware.num_processes is None:
         hardware.num_processes = num_nodes * (machine.num_gpus if on_gpu else 1)
     if hardware.num_processes % num_nodes:
-        _refuse("hardware.num_processes", hardware.num_processes, f"as many on each of hardware.nodes={num_nodes}")
+        refuse("hardware.num_processes", hardware.num_processes, f"as many on each of hardware.nodes={num_nodes}")
     if on_gpu and hardware.ranks_of_node > machine.num_gpus:
         each = "each machine" if num_nodes > 1 else "this machine"
         remedy = f"{each} has {machine.num_gpus} GPU(s), one process each"
-        _refuse("hardware.num_processes", hardware.num_processes, remedy)
-    for refusal in _refusals_of_hardware(hardware, on_gpu):
-        _refuse(*refusal)
+        refuse("hardware.num_processes", hardware.num_processes, remedy)
+    _check_hardware(hardware, on_gpu)
     if hardware.rendezvous is not None:
         typed.host_and_port(hardware.rendezvous)
     if hardware.num_threads is None:
@@ -117,46 +109,44 @@ def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -
     hardware.gc = None if hardware.gc == "freeze" else hardware.gc
 
 
-def _refusals_of_hardware(hardware: schema.HardwareConfig, on_gpu: bool) -> Iterator[Refusal]:
+def _check_hardware(hardware: schema.HardwareConfig, on_gpu: bool) -> None:
     if hardware.nodes is None and hardware.rendezvous is not None:
-        yield "hardware.rendezvous", hardware.rendezvous, "it is where several nodes meet: give hardware.nodes=NUMBER"
+        refuse("hardware.rendezvous", hardware.rendezvous, "it is where several nodes meet: give hardware.nodes=NUMBER")
     if not on_gpu and hardware.tf32 is not None:
-        yield "hardware.tf32", hardware.tf32, "a CPU has no TF32: leave it null"
+        refuse("hardware.tf32", hardware.tf32, "a CPU has no TF32: leave it null")
     if not on_gpu and hardware.sdpa in ("efficient", "cudnn"):
-        yield "hardware.sdpa", hardware.sdpa, "a CPU has flash and math"
+        refuse("hardware.sdpa", hardware.sdpa, "a CPU has flash and math")
     every = hardware.gc_every_steps
     if hardware.gc == "manual" and every is None:
-        yield "hardware.gc_every_steps", every, "hardware.gc=manual needs it: give hardware.gc_every_steps=NUMBER"
+        refuse("hardware.gc_every_steps", every, "hardware.gc=manual needs it: give hardware.gc_every_steps=NUMBER")
     if hardware.gc != "manual" and every is not None:
-        yield (
-            "hardware.gc_every_steps",
-            every,
-            f"it has no effect with hardware.gc={hardware.gc or 'freeze'}: remove it",
+        refuse(
+            "hardware.gc_every_steps", every, f"it has no effect with hardware.gc={hardware.gc or 'freeze'}: remove it"
         )
 
 
 def _resolve_model(config: schema.Config, model: schema.ModelConfig, vocab_size: int) -> None:
     if not user_code.is_import_path(model.arch) and model.width % (2 * model.num_heads):
-        _refuse("model.width", model.width, f"it must be a multiple of 2 * num_heads = {2 * model.num_heads}")
+        refuse("model.width", model.width, f"it must be a multiple of 2 * num_heads = {2 * model.num_heads}")
     if model.residual_dtype is not None and model.arch not in WITH_RESIDUAL_DTYPE:
         remedy = f"{user_code.short(model.arch)} chooses its dtypes itself: leave it null, and see model.args"
-        _refuse("model.residual_dtype", model.residual_dtype, remedy)
+        refuse("model.residual_dtype", model.residual_dtype, remedy)
     for name in ("residual_dtype", "bfloat16_params"):
         if getattr(model, name) not in (None, "float32") and config.hardware.dtype != "bfloat16":
             remedy = f"hardware.dtype is {config.hardware.dtype}: use hardware.dtype=bfloat16, or leave it null"
-            _refuse(f"model.{name}", getattr(model, name), remedy)
+            refuse(f"model.{name}", getattr(model, name), remedy)
     model.activation_checkpointing = model.activation_checkpointing or None
     if model.activation_checkpointing and model.arch not in WITH_CHECKPOINTING:
         remedy = f"{user_code.short(model.arch)} does not know it: {', '.join(WITH_CHECKPOINTING)} do; in a class of "
         remedy += "your own call torch.utils.checkpoint.checkpoint, with a setting in model.args"
-        _refuse("model.activation_checkpointing", "true", remedy)
+        refuse("model.activation_checkpointing", "true", remedy)
     config.data.bos_aligned = config.data.bos_aligned or None  # given or not, the default is one config with one id
     config.data.vocab_size = vocab_size
     if model.vocab_size is None:
         model.vocab_size = -(-vocab_size // 64) * 64  # e.g. 50257 -> 50304
     if model.vocab_size < vocab_size:
         remedy = f"the data uses tokens up to {vocab_size - 1}: use {vocab_size} or more"
-        _refuse("model.vocab_size", model.vocab_size, remedy)
+        refuse("model.vocab_size", model.vocab_size, remedy)
 
 
 def _resolve_batch(config: schema.Config, gpu_memory_gib: float | None) -> None:
@@ -171,7 +161,7 @@ def _resolve_batch(config: schema.Config, gpu_memory_gib: float | None) -> None:
         if tokens % step_tokens:
             near = max(1, round(tokens / step_tokens)) * step_tokens
             product = f"{seq_len} * {num_processes} = {step_tokens}"
-            _refuse(name, tokens, f"it must be a multiple of seq_len * num_processes = {product}; try {name}={near}")
+            refuse(name, tokens, f"it must be a multiple of seq_len * num_processes = {product}; try {name}={near}")
     asked_seqs = hardware.micro_batch_seqs
 
     def at_once(seq_len: int, rank_seqs: int) -> int:
@@ -196,7 +186,7 @@ def _resolve_batch(config: schema.Config, gpu_memory_gib: float | None) -> None:
         if stage.batch_tokens % row_tokens:
             near = max(1, round(stage.batch_tokens / row_tokens)) * row_tokens
             product = f"its seq_len * num_processes = {stage.seq_len} * {num_processes} = {row_tokens}"
-            _refuse(f"stages[{index}].batch_tokens", stage.batch_tokens, f"use a multiple of {product}; try {near}")
+            refuse(f"stages[{index}].batch_tokens", stage.batch_tokens, f"use a multiple of {product}; try {near}")
         rank_seqs = stage.batch_tokens // row_tokens
         limit = stage.micro_batch_seqs or at_once(stage.seq_len, rank_seqs)
         stage.micro_batch_seqs = largest_divisor(rank_seqs, limit)
@@ -243,32 +233,34 @@ def _refuse_what_never_fits(config: schema.Config, memory_gib: float) -> None:
     assert model is not None  # of no script
     if user_code.is_import_path(model.arch):
         return
-    lengths = {
-        f"stages[{index}].seq_len": stage.seq_len or data.seq_len for index, stage in enumerate(config.stages or ())
-    }
-    where, seq_len = max((lengths or {"data.seq_len": data.seq_len}).items(), key=lambda item: item[1])
-    fixed_gib, seq_gib = estimated_gib(config, seq_len)
-    val_fixed_gib, val_seq_gib = estimated_gib(config, resolved_stages.val_seq_len(config), trains=False)
-    if is_validation := val_fixed_gib + val_seq_gib > fixed_gib + seq_gib:
-        where, seq_len = "goal.val_seq_len", resolved_stages.val_seq_len(config)
-        fixed_gib, seq_gib = val_fixed_gib, val_seq_gib
+    val_seq_len = resolved_stages.val_seq_len(config)
+    lengths = {f"stages[{number}].seq_len": stage.seq_len for number, stage in enumerate(config.stages or ())}
+    needs = [
+        (estimated_gib(config, seq_len or data.seq_len), where, seq_len or data.seq_len)
+        for where, seq_len in (lengths or {"data.seq_len": data.seq_len}).items()
+    ]
+    needs.append((estimated_gib(config, val_seq_len, trains=False), "goal.val_seq_len", val_seq_len))
+    (fixed_gib, seq_gib), where, seq_len = max(needs, key=lambda need: sum(need[0]))
     usable_gib = USABLE_FRAC * memory_gib
     if fixed_gib + seq_gib <= usable_gib:
         return
     fitting = int((usable_gib - fixed_gib) / seq_gib * seq_len) // 128 * 128
     remedies = [f"sequences of {fitting} tokens or fewer"] if fitting > 0 else ["a smaller model"]
-    if not (model.activation_checkpointing or is_validation) and model.arch in WITH_CHECKPOINTING:
+    is_step = where != "goal.val_seq_len"
+    if is_step and not model.activation_checkpointing and model.arch in WITH_CHECKPOINTING:
         remedies.append("model.activation_checkpointing=true")
     if not config.hardware.compile:
         remedies.append("hardware.compile=true")
     if config.hardware.dtype == "float32":
         remedies.append("hardware.dtype=bfloat16")
-    needs = f"one sequence needs an estimated {fixed_gib + seq_gib:.1f} GiB ({fixed_gib:.1f} of them for weights, "
-    needs += (
+    refuse(
+        where,
+        seq_len,
+        f"one sequence needs an estimated {fixed_gib + seq_gib:.1f} GiB ({fixed_gib:.1f} of them for weights, "
         f"gradients and the optimizer's state), and the smallest GPU has {memory_gib:.1f} GiB, {usable_gib:.1f} of "
+        f"them usable: try {', '.join(remedies)}, or a GPU with more memory; hardware.micro_batch_seqs=1 starts it "
+        "without this estimate",
     )
-    needs += f"them usable: try {', '.join(remedies)}, or a GPU with more memory"
-    _refuse(where, seq_len, f"{needs}; hardware.micro_batch_seqs=1 starts it without this estimate")
 
 
 def _resolve_budget(config: schema.Config) -> None:
@@ -277,11 +269,11 @@ def _resolve_budget(config: schema.Config) -> None:
     if goal.budget and config.stages:
         unit = next(name for name in BUDGETS if getattr(goal, name) is not None)
         remedy = "stages are parts of a run of goal.num_steps: give that, without a budget"
-        _refuse(f"goal.{unit}", getattr(goal, unit), remedy)
+        refuse(f"goal.{unit}", getattr(goal, unit), remedy)
     if goal.token_budget is not None:
         if goal.token_budget < batch_tokens:
             why = f"a step has {batch_tokens} tokens (data.batch_tokens)"
-            _refuse("goal.token_budget", goal.token_budget, f"{why}: give as many or more, or smaller steps")
+            refuse("goal.token_budget", goal.token_budget, f"{why}: give as many or more, or smaller steps")
         goal.num_steps = goal.token_budget // batch_tokens
 
 

@@ -1,6 +1,7 @@
-"""The stages of a resolved run, and what they come to; bench/config/resolve.py fills and checks them.
+"""What the stages of a resolved run add up to: tokens, micro-steps, the longest sequence.
 
-A stage and what it means for optimizer and window: models/stages.py.
+bench/config/resolve.py fills and checks them.  models/stages.py defines a stage, and what it means for the optimizer
+and the window.
 """
 
 import dataclasses
@@ -9,7 +10,7 @@ from bench.config import schema, typed
 from models import stages
 from models.stages import Stage
 
-# A setting of a stage: the setting of a run that it replaces, for which a track may have a rule.
+# {setting of a stage: the setting of a run that it replaces, for which a track may have a rule}
 INSTEAD_OF = {
     "batch_tokens": "data.batch_tokens",
     "seq_len": "data.seq_len",

@@ -53,17 +53,17 @@ Name = Annotated[
 def build(cls: type[T], values: dict[str, typing.Any], path: str = "") -> T:
     """Plain nested dict -> cls.  Raises ValueError for a key, type, range or missing value that cls does not have."""
     check_names(cls, values, path)
-    made_of = _variant(cls, values, path)
-    hints = typing.get_type_hints(made_of, include_extras=True)
-    fields = {field.name: field for field in dataclasses.fields(made_of)}
-    made = {}
+    chosen = _variant(cls, values, path)
+    hints = typing.get_type_hints(chosen, include_extras=True)
+    fields = {field.name: field for field in dataclasses.fields(chosen)}
+    arguments = {}
     for name in fields:
         if values.get(name, MISSING) != MISSING:
-            made[name] = checked(f"{path}{name}", values[name], hints[name])
+            arguments[name] = checked(f"{path}{name}", values[name], hints[name])
         elif name in values or default_of(fields[name]) == MISSING:
             raise ValueError(f"{path}{name} is not set: give {path}{name}=VALUE, or choose a track that sets it")
     try:
-        return typing.cast(T, made_of(**made))
+        return typing.cast(T, chosen(**arguments))
     except ValueError as error:  # of __post_init__: what two settings together cannot be
         raise ValueError(f"{path}{error}") from None
 

@@ -174,10 +174,10 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
     that the program computes is not seen; a kernel's source is, where its file name stands in the Python file.
     Of a training script (script=PATH) it is {"script/train_gpt.py": its path}, as script_sources() has them.
     """
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for import_path in import_paths:
         if import_path.endswith(SCRIPT_MAIN):
-            found |= script_sources(*script_of(import_path))
+            files |= script_sources(*script_of(import_path))
             continue
         name = import_path.partition(":")[0]
         path = _file(name)
@@ -189,10 +189,10 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
             file = waiting.pop()
             base = next((root.folder for root in roots if file.is_relative_to(root.folder)), file.parent)
             key = f"own/{file.relative_to(base).as_posix()}"
-            if key not in found and file.is_file():
-                found[key] = file
+            if key not in files and file.is_file():
+                files[key] = file
                 waiting += _named_in(file, base, roots) if file.suffix == ".py" else []
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
 def used_by_script(starts: Iterable[str], names: Mapping[str, Path], opened: Iterable[Path] = ()) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Windows of steps that an instrument records: settings -> windows, and what is refused before a run.  No torch.
+"""The windows of steps that instruments record, made from their settings and checked before a run.  Needs no torch.
 
 Steps are counted as the run prints them: step 1 is the first optimizer step, row 1 of steps.csv.  A process can have
 one torch profiler at a time (two crash it), so the profilers' windows never overlap and the stages stand alone; the

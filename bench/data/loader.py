@@ -143,7 +143,7 @@ class Loader:
         self._left = len(self._block)
 
     def _to_gpu(self, pair: torch.Tensor) -> torch.Tensor:
-        """Copy on a separate stream: it waits for no compute, and the host for neither."""
+        """Copies on a separate stream, which waits for no compute; the host waits for neither."""
         with torch.cuda.stream(self._copies):
             pair = pair.to(self._device, non_blocking=True)
             self._copied.record()
@@ -190,11 +190,11 @@ def _read_pair(stream: Stream, start: int, pair: np.ndarray) -> None:
 
 
 class ValRows:
-    """The batches of a validation that are a rank's: places, the number of each one's first token, and their shape_BT.
+    """One rank's batches of a validation: the position of each batch's first token (places), and their shape_BT.
 
-    The val_tokens / seq_len rows are dealt to the ranks in equal blocks, and each rank's to equal batches of at most
-    micro_batch_seqs rows, so that a compiled graph sees one shape.  num_tokens is of all val shards: what lies beyond
-    val_tokens is no part of a validation.  Raises ValueError where val_tokens cannot be dealt so.
+    The val_tokens / seq_len rows are divided among the ranks in equal blocks, and the rows of a rank into equal batches
+    of at most micro_batch_seqs rows, so that a compiled graph sees one shape.  num_tokens counts all val shards; what
+    lies beyond val_tokens is not part of a validation.  Raises ValueError if val_tokens cannot be divided so.
     """
 
     def __init__(

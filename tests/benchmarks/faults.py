@@ -3,7 +3,7 @@
     .venv/bin/python tests/benchmarks faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]]
 
 NUM_PLACES: of all commands together, drawn by SEED; "all" (the default) takes hours, "each" tries one kind of fault at
-every operation, "once" too, but where the runs of a sweep or a race repeat an operation it tries that of one of them.
+every operation.
 NUM_KILLS: 200, of runs of one and two processes, of scripts' runs and of the last run of races, every second one of a
 kind of process in turn.  COMMAND: run, pair (two processes), script (a run of one), sweep, race, resume (the last run
 of a race, and its end), import, publish.  Each place that leaves something wrong is printed as JSON when it is found
@@ -51,9 +51,6 @@ def measure(num_places="all", num_kills=NUM_KILLS, seed="0", commands=""):
 def _places(shop, name, chance, num_places, of_shares):
     scenario, operations = SCENARIOS[name], shop.count(SCENARIOS[name])
     print(f"{name}: {len(operations)} operations", file=sys.stderr, flush=True)
-    if num_places == "once":
-        yield from _once(shop, scenario, operations, chance)
-        return
     if num_places == "all":
         chosen = [place for one in operations for place in disk_faults.every_place(one)]
     else:
@@ -61,21 +58,6 @@ def _places(shop, name, chance, num_places, of_shares):
         chosen = disk_faults.places(operations, chance, wanted)
     for number, kind in chosen:
         yield _shown(shop.fault(scenario, number, kind))
-
-
-def _once(shop, scenario, operations, chance):
-    """A fault at an operation of each kind; one that came elsewhere than planned (their order varies) comes again."""
-    known, hit = disk_faults.alike(operations), set()
-    for _ in range(3):
-        missing = [what for what in known if what not in hit]
-        for what in chance.sample(missing, len(missing)):
-            number, kind = chance.choice(list(disk_faults.every_place(chance.choice(known[what]))))
-            outcome = _shown(shop.fault(scenario, number, kind))
-            if outcome.hit and disk_faults.same(outcome.operation) == what[:3]:
-                hit.add(what)
-            yield outcome
-    left = [what for what in known if what not in hit]
-    print(f"{scenario.name}: {len(known) - len(left)} of {len(known)} kinds of operations; not {left}", file=sys.stderr)
 
 
 def _shown(outcome):

@@ -78,19 +78,19 @@ def prepare(data: DataConfig, fetch: bool = False, say: Callable[[str], None] = 
 def recorded(data: dict[str, Any], say: Callable[[str], None] = print) -> dict[str, list[Shard]]:
     """run.json["data"] -> {"train": [Shard], "val": [Shard]}, the same bytes.  CheckFailed: not there, or others."""
     hint = f"./run.sh data show {data['source']} names what is there; SPEEDRUN_DATA=/path names another data folder"
-    found: dict[str, list[Shard]] = {"train": [], "val": []}
+    files: dict[str, list[Shard]] = {"train": [], "val": []}
     with shards.Facts(data_root()) as facts:
         for split, file in [("train", file) for file in data["train"]] + [("val", file) for file in data["val"]]:
             # its path starts in the data root, or redacted (bench/base/private.py) with ~ or ./
             path = (REPO if file["file"].startswith("./") else data_root()) / os.path.expanduser(file["file"])
             if not path.is_file():
                 raise CheckFailed(f"{path}: the shard {file['file']} of run.json is not there: {hint}")
-            found[split].append(shards.check(path))
+            files[split].append(shards.check(path))
             digest = facts.sha256(path, say)
             if digest != file["sha256"]:
                 what = f"sha256 {digest}, but run.json says {file['sha256']}: damaged or another file"
                 raise CheckFailed(f"{path}: {what}; {hint}")
-    return found
+    return files
 
 
 def floor_nats(dataset: Dataset, val_tokens: int) -> float | None:

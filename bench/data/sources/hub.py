@@ -156,8 +156,8 @@ class Hub(Source):
 
     def _make_lock(self, say: Callable[[str], None]) -> Lock:
         repo, revision = self.data.repo, self.data.revision
-        wanted = {"revision": revision, "files_metadata": True}
-        info = _ask(self.name, lambda hf: hf.HfApi(endpoint=_endpoint()).dataset_info(repo, **wanted))
+        options = {"revision": revision, "files_metadata": True}
+        info = _ask(self.name, lambda hf: hf.HfApi(endpoint=_endpoint()).dataset_info(repo, **options))
         if revision is not None and COMMIT.fullmatch(revision) and info.sha != revision:
             why = f"the hub answered with commit {info.sha}"
             raise CheckFailed(f"data.revision={revision}: {why}: ask for that one or try again")
