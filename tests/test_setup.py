@@ -44,7 +44,7 @@ class Checkout:
             self.repo.mkdir(exist_ok=True)
             shutil.copy(REPO / name, self.repo / name)
         self.bin.mkdir()
-        for tool in TOOLS:
+        for tool in TOOLS.split():
             (self.bin / tool).symlink_to(shutil.which(tool))
         self.script("python3", PYTHON)
         self.script("uname", "#!/usr/bin/env bash\necho Linux\n")
