@@ -13,9 +13,7 @@ import pytest
 import real_runs
 
 REPO = Path(__file__).resolve().parent.parent
-TOOLS = (
-    "bash awk cat cksum cut df dirname env find grep head mkdir mv readlink rm sed sleep tail touch basename cp".split()
-)
+TOOLS = "bash awk basename cat cksum cp cut df dirname env find grep head mkdir mv readlink rm sed sleep tail touch"
 
 # A Python for the tests.  Questions (-c) are answered by the real one, after FAKE_HEAD set what it believes; what
 # it is asked to install or to run is only written down.
