@@ -113,7 +113,7 @@ def _show_cfg(args: argparse.Namespace) -> None:
     if args.cfg != "job":
         from bench.config import multirun
 
-        multirun.show_cfg(args.overrides, args.cfg, this_machine(), args.resolve)
+        multirun.show_cfg(args.overrides, args.cfg, this_machine())
         return
     points = _points(args)
     if points is None:
@@ -205,7 +205,6 @@ def _parser() -> arguments.Parser:
         help="print the composed config with the meaning of every setting, null where it is derived, and stop; "
         "hydra: the settings of Hydra's launcher and sweeper; all: both, as Hydra prints them",
     )
-    parser.flag("--resolve", help="with --cfg hydra or all: replace ${...} by values")
     parser.add_argument("--info", nargs="?", const="all", choices=compose.INFO, help="what Hydra found, and stop")
     name_help = "the yaml that a run begins with, instead of conf/config.yaml"
     parser.add_argument("-cn", "--config-name", metavar="NAME", help=name_help)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -56,10 +56,6 @@ class SweepLoader(ConfigLoaderImpl):
         config = super().load_configuration(config_name, [*hydra_overrides, *choices], run_mode, from_shell)
         with read_write(config), open_dict(config):
             config.hydra.overrides.task = task
-            how = config.hydra.job.config.override_dirname
-            config.hydra.job.override_dirname = get_overrides_dirname(
-                OverridesParser.create().parse_overrides(task), how.exclude_keys, how.item_sep, how.kv_sep
-            )
             if run_mode == RunMode.RUN:
                 for key in [key for key in config if key != "hydra"]:  # what Hydra alone made of the run's groups
                     del config[key]
@@ -131,11 +127,11 @@ def points(arguments: list[str], machine: schema.Machine | None = None) -> list[
     return [list(point) for point in combinations]
 
 
-def show_cfg(arguments: list[str], what: str, machine: schema.Machine | None, resolve: bool) -> None:
+def show_cfg(arguments: list[str], what: str, machine: schema.Machine | None) -> None:
     """Print Hydra's own settings ("hydra"), or those with the run's ("all"), as Hydra does."""
     hydra_overrides, run_overrides = _split_one_run(arguments)
     with compose.refusals(arguments):
-        _app(machine).show_cfg(groups.config_name(), [*hydra_overrides, *run_overrides], what, None, resolve)
+        _app(machine).show_cfg(groups.config_name(), [*hydra_overrides, *run_overrides], what, None, False)
 
 
 def show_info(arguments: list[str], what: str) -> None:
