@@ -217,7 +217,7 @@ class CheckpointConfig:
 
 @dataclass(kw_only=True)
 class TrackRules:
-    """How runs on the track are judged (bench/claims/rules/, bench/compare/).  No part of config_id: no run changes."""
+    """How runs on the track are judged (bench/claims/rules/, bench/compare/).  Not in config_id: they change no run."""
 
     device: str | None = None  # what a claim must have run on, cpu or cuda; null: any
     gpu: str | None = None  # the GPU's model, as the driver names it; null: any

@@ -25,12 +25,12 @@ MISSING = "???"  # Hydra's mark for a value that some yaml or override must give
 
 
 def at_least(lowest: int) -> Range:
-    """A Range of numbers."""
+    """The Range of numbers from `lowest` on."""
     return Range(lambda value: value >= lowest, f"of {lowest} or more")
 
 
 def between(lowest: int, highest: int) -> Range:
-    """A Range of whole numbers, both ends included."""
+    """The Range of whole numbers from `lowest` to `highest`, both included."""
     return Range(lambda value: lowest <= value <= highest, f"from {lowest} to {highest}")
 
 
@@ -174,7 +174,7 @@ def default_of(field: dataclasses.Field[typing.Any]) -> typing.Any:
 
 
 def checked(where: str, value: typing.Any, hint: typing.Any) -> typing.Any:
-    """The value as hint wants it (an int becomes a float, a number a word, a dict its dataclass), or ValueError."""
+    """The value as its type hint wants it: an int becomes a float, a number a word, a dict its dataclass.  ValueError."""
     plain, ranges, may_be_none = parts_of(hint)
     if value is None and may_be_none:
         return None

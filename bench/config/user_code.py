@@ -127,7 +127,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _copy_of(path: Path, otherwise: Path) -> Path:
-    """The copy of a path in the user's folder; otherwise: of a path elsewhere."""
+    """The copy of a path that lies in the user's folder; `otherwise` for a path elsewhere."""
     assert _copied is not None
     return _copied / path.relative_to(working_folder()) if path.is_relative_to(working_folder()) else otherwise
 
@@ -224,7 +224,7 @@ def used_by_script(starts: Iterable[str], names: Mapping[str, Path], opened: Ite
 
 @dataclass(frozen=True)
 class Root:
-    """A folder whose modules are the user's: all of them, or of an installed package that one alone."""
+    """A folder with modules of the user's: all of them, or only those of one installed package."""
 
     folder: Path
     only: str | None = None

@@ -97,7 +97,7 @@ def split(documents: list[bytes], min_val_tokens: int) -> tuple[list[bytes], lis
 
 
 def byte_sizes(vocab_size: int) -> "np.ndarray":
-    """Source.token_bytes() where a token is a byte, but those from 256 on, which are marks."""
+    """Source.token_bytes() of bytes: 1 for each of the first 256 tokens, 0 for the marks after them."""
     import numpy as np
 
     return (np.arange(vocab_size) < 256).astype(np.int64)

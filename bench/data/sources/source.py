@@ -34,7 +34,7 @@ MANIFEST = "made.json"
 
 @dataclass(frozen=True)
 class Expected:
-    """A file that a dataset consists of, and what it must hash to; None if unknown: the user's own shards."""
+    """A file of a dataset and what it must hash to, None for the user's own shards, of which that is unknown."""
 
     path: Path
     sha256: str | None
@@ -95,7 +95,7 @@ class Source:
 
     @property
     def origin(self) -> dict[str, str] | None:
-        """Where its bytes can be had again, for the record: {"repo", "revision"} of a hub's; None: made or brought."""
+        """Where its bytes can be fetched again, for the record: {"repo", "revision"}; None: made here or the user's."""
         return None
 
     def files(self) -> dict[str, list[Expected]]:
@@ -106,9 +106,9 @@ class Source:
         """Make what can be made here; take from the network only if fetch."""
 
     def token_bytes(self) -> "np.ndarray":
-        """[vocab_size] bytes of text that each token stands for, 0 of one that stands for none, as a document's mark.
+        """[vocab_size] how many bytes of text each token stands for, 0 for a document's mark.
 
-        ValueError: not known, so that nothing can be said in bits per byte.
+        ValueError: unknown, so that no loss can be given in bits per byte.
         """
         where = f"source {self.name} does not say how many bytes its tokens stand for"
         raise ValueError(

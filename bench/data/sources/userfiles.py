@@ -1,8 +1,8 @@
 """The user's own files, data.train_glob and data.val_glob: shards, read where they lie, or text, made into tokens.
 
-What their shards should hash to is not known; their sha256 goes into the record.
+Nobody knows what the user's shards should hash to, so their sha256 goes into the record.
 
-Of text a file is a document, its bytes or its GPT-2 tokens, one token that marks it before each.  The made dataset is
+A text file is one document: its bytes or its GPT-2 tokens, after a token that marks its beginning.  The made dataset is
 named after the contents of the files in their order and the tokenizer: a changed, added or removed file gives another
 dataset.  The old one stays in the data root until you delete it.
 
@@ -61,7 +61,7 @@ class UserShards(Source):
         return {split: [Expected(path, None) for path in paths[split]] for split in paths}
 
     def token_bytes(self) -> np.ndarray:
-        """By data.tokenizer, which made the shards; of a token above its vocabulary, as padding has, 0."""
+        """By data.tokenizer, which made the shards.  Tokens above its vocabulary, as padding has, count 0 bytes."""
         if self.data.tokenizer is None or self.vocab_size is None:
             which = "data.tokenizer=gpt2 (or bytes), if that made them"
             raise ValueError(f"source {self.name} does not say what made its tokens: add {which}")
@@ -193,7 +193,7 @@ def tables_folder() -> Path | None:
 
 
 def _tokens(path: Path, digest: str, encode: Encoder | None) -> np.ndarray:
-    """uint16 tokens of a document, the one that marks it first; encode: GPT-2's, None: they are its bytes."""
+    """uint16 tokens of a document, after the one that marks it.  encode: GPT-2's; None: the tokens are its bytes."""
     text = path.read_bytes()
     if hashlib.sha256(text).hexdigest() != digest:
         raise CheckFailed(f"{path}: it changed while it was read: wait until no program writes it and try again")
