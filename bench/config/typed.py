@@ -174,7 +174,7 @@ def default_of(field: dataclasses.Field[typing.Any]) -> typing.Any:
 
 
 def checked(where: str, value: typing.Any, hint: typing.Any) -> typing.Any:
-    """The value as its type hint wants it: an int becomes a float, a number a word, a dict its dataclass.  ValueError."""
+    """The value as its hint wants it: an int becomes a float, a number a word, a dict its dataclass.  ValueError."""
     plain, ranges, may_be_none = parts_of(hint)
     if value is None and may_be_none:
         return None
