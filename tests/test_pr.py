@@ -177,7 +177,7 @@ def test_what_moves_out_of_the_timed_region_is_named_with_its_line(planted, caps
     text = capsys.readouterr().out
     number = 1 + moved.splitlines().index("rows = table(9)")
     row = next(line for line in text.splitlines() if "rows = table(9)" in line)
-    assert "3 statements that the baseline has not there; it runs 3 of them inside its clock" in text  # two in table()
+    assert "3 statements that the baseline does not have there; it has 3 inside its clock" in text  # two in table()
     assert [cell.strip() for cell in row.split("|")[1:5]] == [
         str(number), "before the clock starts", "MOVED out of the timed region", ""]  # fmt: skip
 

@@ -26,6 +26,7 @@ from bench.web.document import Block, Bullets, Document, Lines, Section, Table, 
 BASELINE = re.compile(r"baseline|master|(?:^|[-_/.])(?:base|main|prior|old|control|comparison)(?:$|[-_/.\d])", re.I)
 OWN = re.compile(r"this|candidate|(?:^|[-_/])(?:ours|pr|new|record)(?:$|[-_/.\d])", re.I)
 MAX_LINES, MAX_N = 12, 100
+SHORT = {"streams": "data pipelines", "flags": "compile flags", "diff_size": "readability"}  # of rules, in a verdict
 
 
 # ---- which logs are whose
@@ -142,7 +143,7 @@ def document_of(pull: PullRequest) -> Document:
 def _verdict(pull: PullRequest, answers: Mapping[str, Answer]) -> Verdict:
     names: dict[str, list[str]] = {PASS: [], FAIL: [], NOT_SHOWN: [], READER: []}
     for name, (word, _) in answers.items():
-        names[word].append(name.replace("_", " "))
+        names[word].append(SHORT.get(name, name.replace("_", " ")))
     what = f"{counted(len(pull.candidate.logs), 'run')} of {pull.candidate.name}"
     time = (pull.compared or {}).get("time") or {}
     if pull.baseline and time.get("change_pct") is not None:
@@ -151,11 +152,10 @@ def _verdict(pull: PullRequest, answers: Mapping[str, Answer]) -> Verdict:
         what += f", {gain.removeprefix('-')} {way[is_more]} {pull.baseline.name}"
     more = [pull.choice] * bool(pull.choice)
     if names[FAIL]:
-        fails = f"{', '.join(names[FAIL])} {'fails' if len(names[FAIL]) == 1 else 'fail'}"
-        return Verdict(f"{what}: {fails}", "refused", more=more)
+        return Verdict(f"{what}: not met: {', '.join(names[FAIL])}", "refused", more=more)
     if names[NOT_SHOWN]:
         return Verdict(f"{what}: not shown: {', '.join(names[NOT_SHOWN])}", "not_shown", more=more)
-    left = f"; for a reader: {', '.join(names[READER])}" if names[READER] else ""
+    left = f"; a reader must decide: {', '.join(names[READER])}" if names[READER] else ""
     if time.get("drift_pct"):
         more.append("The runs were not interleaved: that it is faster rests on a machine that did not drift.")
     return Verdict(f"{what}: the rules that logs can answer are met{left}", "meets_the_rules", more=more)
@@ -170,14 +170,17 @@ def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
     if answers.get("mean_loss", (PASS,))[0] in (NOT_SHOWN, READER):
         losses = [row["val_loss"] for row in pull.candidate.rows if row["val_loss"] is not None]
         needed = needed_runs(losses, pull_requests.goal_of(pull), pull.track.p_value)
-        more = f"at this mean and spread about {needed} runs show it" if needed else "more runs cannot show it"
-        p_value = f"p < {pull.track.p_value:g} of the mean val_loss"
-        found.append(f"{p_value}: {more}; the race above makes them, with n={needed or 10}")
+        supply = f"about {needed} runs of this mean and spread: {word} --rerun FOLDER -- n={needed}"
+        no_supply = f"at this mean and spread {MAX_N} runs would not show it"
+        found.append(f"p < {pull.track.p_value:g} of the mean val_loss: {supply if needed else no_supply}")
     failed = [f"{rule['rule']} ({rule['evidence']})" for rule in pull.judged if rule["passed"] is False]
-    found += [f"judge refuses: {pull_requests.shortly(text) if len(text) > 300 else text}" for text in failed]
+    found += [f"judge would refuse it: {pull_requests.shortly(text) if len(text) > 300 else text}" for text in failed]
     if not pull.candidate.sources:
-        found.append("the source: let the script write itself into its log, as train_gpt.py does")
-    found.append("what runs outside the clock, in seconds: ./run.sh audit RACE --only clock, after that race")
+        script = "the logs embed none, and nothing shows that a script beside them wrote them"
+        found.append(f"the source ({script}): let the script write itself into its log, as train_gpt.py does")
+    elif pull.baseline and pull.baseline.sources:
+        race = f"{word} --rerun FOLDER --go"
+        found.append(f"what runs outside the clock, in seconds: {race}, then ./run.sh audit RACE --only clock")
     return found
 
 
@@ -210,9 +213,7 @@ def outside(pull: PullRequest) -> list[Block]:
     ]
     heads = ("line", "runs", "against the baseline", "in", "statement")
     moved = sum(not is_new for is_new, *_ in same)
-    head = (
-        f"{counted(len(same), 'statement')} that the baseline has not there; it runs {moved} of them inside its clock"
-    )
+    head = f"{counted(len(same), 'statement')} that the baseline does not have there; it has {moved} inside its clock"
     return [Lines([head]), Table(heads, rows, [True, False, False, False, False], "", MAX_LINES, " statements")]
 
 

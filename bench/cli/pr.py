@@ -1,9 +1,10 @@
 """Judge a record's pull request.  ./run.sh pr FOLDER|NUMBER [--clone DIR] [--rerun DIR [--go] [-- SETTING...]]
 
 FOLDER has the logs of a pull request, as modded-nanogpt asks for them, in folders or not, and its script if you have
-it.  NUMBER is a pull request of the clone that --clone names, which has refs/pull/NUMBER/head or its merged commit.
-The answer is Markdown for the thread: the verdict, each rule of the track with its evidence, what is missing and the
-command that supplies it, the numbers, the runs, what runs outside the clock, and what changed in the source.
+it: of several groups of logs, those that embed it are judged.  NUMBER is a pull request of the clone that --clone
+names, which has refs/pull/NUMBER/head or its merged commit.  The answer is Markdown for the thread: the verdict, each
+rule of the track with its evidence, what is missing and the command that supplies it, the numbers, the runs, what runs
+outside the clock, and what changed in the source.
 
 The baseline is the logs of the same pull request whose path says so or whose code is that of an earlier record, or else
 the logs of the record before, from the folder around FOLDER or from the clone.  --candidate and --baseline name both.
@@ -73,6 +74,8 @@ def _read(args: argparse.Namespace, folder: Path, name: str, scratch: Path) -> P
     tracks = (ours for theirs, ours in groups.UPSTREAM_TRACKS.items() if theirs in folder.parts)
     track = args.track or next(tracks, "gpt2_small")
     standard = claims.standard(track)
+    if not standard.track.rules.pull_request:
+        raise ValueError(f"--track {track}: it has no rules for pull requests; ./run.sh judge has others")
     logs, num_incomplete = _logs(folder, track, standard.goal.target_val_loss)
     if not logs:
         raise ValueError(f"{shown(folder)}: it holds no log of a complete run: a pull request brings logs ({SUFFIX})")

@@ -226,7 +226,8 @@ def _audit_run(search: Search, run: Path, arm: Arm) -> None:
     kinds = [word for kind in AUDITS for word in ("--only", kind)]
     tail = _by_its_code(search, arm, ("bench", "audit"), [str(run), "--quiet", *kinds], search.results)
     if certificates.read_audit(run) is None:
-        say("audit", f"{run.name} was not audited: {tail}", always=True)
+        why = tail.strip().removeprefix("audit").strip().removeprefix(f"{run.name}: ")  # its own last line
+        say("audit", f"{run.name} was not audited: {why}", always=True)
 
 
 def _short_run(search: Search, name: str, arm: Arm, seconds: float, run_s: float) -> str | None:
