@@ -109,7 +109,7 @@ def _in_the_way_of_a_claim(known: Mapping[str, Any]) -> Iterator[str]:
         return
     repeats, first = settings["repeats"], known["looks"][0]
     if first < repeats:
-        after = f"if it ends after {text_table.counted(first, 'run')} an arm"
+        after = f"it may end after {text_table.counted(first, 'run')} an arm"
         when = f"n={known['n']} is too few" if known["n"] < repeats else after
         yield f"{when}: track {track} requires {repeats} (n={repeats})"
     if "on" in known and known["on"] not in question.OF_TRACK[rules.judged]:
