@@ -193,7 +193,7 @@ def test_an_earlier_revision_of_a_program_runs_beside_its_prepared_data(tmp_path
         PACKAGE / "engine/data/__init__.py"
     ).read_bytes()
     assert (folder / "data" / "train.bin").read_bytes() == b"made"
-    with pytest.raises(ValueError, match=r"script.rev=v9: .* is in no git repository with this revision"):
+    with pytest.raises(ValueError, match=r"script.rev=v9: .*: no git repository there has it"):
         script.checked_out(repository, "v9")
     wanted = plan.parse_request([f"script.root={repository}", "A.rev=v1", "B.rev=HEAD", *STARTS["module"]])
     assert [arm["rev"] for arm in wanted["arms"].values()] == [None, None]

@@ -240,7 +240,7 @@ def checked_out(root: Path, rev: str) -> tuple[Path, str]:
     """
     commit = git.ask(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
     if commit is None:
-        raise ValueError(f"script.rev={rev}: {root} is in no git repository with this revision: git log --oneline there lists some")
+        raise ValueError(f"script.rev={rev}: {root}: no git repository there has it: git log --oneline lists some")
     commit = commit.strip()
     folder = data_root() / "revisions" / f"{root.name}-{commit[:12]}"
     try:
