@@ -1,8 +1,8 @@
 """How did the speed of this repository change?  ./run.sh history [WORD...] [--rev main] [--html PATH] [--badge PATH]
 
 Orders the runs of results/ (or those that WORD names) by the commit that they trained, along the first parents of --rev
-in the git repository of this folder.  For each configuration and machine it shows the series, the stretches of commits
-in which the level must have changed, with 95 % intervals, and the command that finds the commit.  Nothing is run:
+in the git repository of this folder.  For each configuration and machine it shows the series, the ranges of commits
+that must contain a change, with 95 % intervals, and the command that finds the commit.  Nothing is run:
 ./run.sh race HEAD~1 HEAD, or race v1..HEAD for a whole line of commits, measures them.
 """
 
