@@ -1,10 +1,9 @@
-"""What was found of a record later, in files beside it: certificate.json and audit.json.
+"""certificate.json and audit.json: the outcomes of a record's replay and of its audit, in files beside the record.
 
-The first is how its replay ended (./run.sh replay), the second how its counterfactual audit did (./run.sh audit).
-The file may have come with the record, so what it says is its bearer's claim.  It is shown without "claimed" where this
-machine's own replays (results/replays) have written the same into their ledger, of which lines that were collected
-from other machines are no part.  ./run.sh judge --replayed believes
-neither: it compares the losses again (bench/plans/replay/replaying.py).
+./run.sh replay writes the first, ./run.sh audit the second.  Either file may have come with the record, so it is only
+a claim.  A certificate is shown without "claimed" if this machine's own replays (results/replays) have the same
+outcome in their ledger; lines collected from other machines do not count.  ./run.sh judge --replayed trusts neither:
+it compares the losses again (bench/plans/replay/replaying.py).
 """
 
 import functools
@@ -82,12 +81,12 @@ def name_of(run: Facts) -> str:
 
 
 def losses_sha256(run: Facts) -> str:
-    """Of the record's steps.csv, as it lists it."""
+    """The sha256 of steps.csv in the record's list of artifacts."""
     return next((file["sha256"] for file in run["artifacts"] if file["path"] == "steps.csv"), "")
 
 
 def entries(record: str, losses_sha256: str) -> list[ledger.Line]:
-    """What the ledger of this machine's replays says of a record, the oldest first."""
+    """The lines about a record in the ledger of this machine's replays, the oldest first."""
     path = replays_root() / ledger.NAME
     if not path.is_file():
         return []
@@ -103,9 +102,9 @@ def _entries(results: Path, size: int, mtime_ns: int) -> list[ledger.Line]:
 
 
 def is_claim(folder: Path | str, certificate: Certificate) -> bool:
-    """Whether a certificate says that its record holds, and no replay of this machine has said so.
+    """Whether a certificate says that its record holds, but no replay of this machine confirms it.
 
-    That of a published record always: its table reads alike on the machine that published it and on any other.
+    The certificate of a published record is always a claim, so that its table reads the same on every machine.
     """
     if certificate["outcome"] not in HOLDS:
         return False
@@ -117,7 +116,7 @@ def is_claim(folder: Path | str, certificate: Certificate) -> bool:
 
 
 def outcome(folder: Path | str) -> str | None:
-    """In a word, what the certificate of a run folder says; None: it has none.  Quick where there is none."""
+    """The outcome of a run folder's certificate in a word; None without a certificate, which is fast."""
     if not os.access(f"{folder}/{FILE}", os.F_OK):  # a table asks this of thousands of runs
         return None
     try:
@@ -138,7 +137,7 @@ def summarized(outcomes: Iterable[str | None]) -> str | None:
 
 
 def sentence(folder: Path | str) -> str | None:
-    """What it says in a line: identical (same session), time reproduced, 2026-11-22; None without one."""
+    """The certificate in a line: "identical (same session), time reproduced, 2026-11-22"; None without one."""
     word = outcome(folder)
     certificate = None if word in (None, MALFORMED) else read(folder)
     if certificate is None:
@@ -164,7 +163,7 @@ class OfKind(TypedDict):
 
 
 class Audit(TypedDict):
-    """What was found of a contestant: its config and code, by one of its runs."""
+    """The audit of a contestant, that is a config and its code, made from one of its runs."""
 
     run: str
     config_id: str
@@ -190,7 +189,7 @@ def read_audit(folder: Path | str) -> Audit | None:
 
 
 def audit_limit(audit: Audit) -> str:
-    """What could have escaped an audit that did not fail, to follow its outcome; empty where nobody knows."""
+    """What an audit that did not fail could have missed, to follow its outcome; empty if unknown."""
     unnoticed_nats = audit.get("unnoticed_nats")
     if unnoticed_nats is None or audit["outcome"] == FAILED:
         return ""

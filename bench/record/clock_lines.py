@@ -1,11 +1,11 @@
-"""Which lines of a training script run outside its own clock, as its source says.  Pure; nothing is run.
+"""Which lines of a training script run outside its own clock, according to its source.  Pure: nothing is executed.
 
-The clock of modded-nanogpt, nanoGPT and their like is read by the script itself: it is started by a line
-`t0 = time.perf_counter()` and stopped by one that takes the difference and adds it to a total.  In the order of the
-source each statement of the script's main part is therefore before the clock's first start, timed, in a pause, or after
-its last stop.  A function runs where its name is used, and what that function uses with it.
+modded-nanogpt, nanoGPT and similar scripts keep their own clock: a line such as `t0 = time.perf_counter()` starts it,
+and a line that computes the difference and adds it to a total stops it.  So each statement of the script's main part
+is, in the order of the source, before the first start, timed, in a pause, or after the last stop.  A function runs
+where its name is used, and with it everything that it uses.
 
-A reader's aid and no proof: what a script calls by getattr, in a subprocess or from a compiled extension is not seen.
+This helps a reader and proves nothing: calls through getattr, a subprocess or a compiled extension are not seen.
 ./run.sh audit --only clock runs the script and measures it (off_clock.py).
 """
 
@@ -32,9 +32,9 @@ class Line(NamedTuple):
 
 
 def lines_of(source: str) -> list[Line] | None:
-    """Every statement with the phase that it runs in; None: no Python, or no clock is started in its main part.
+    """Every statement with the phase in which it runs; None if it is not Python or its main part starts no clock.
 
-    Of a definition that several phases use, TIMED comes first: what is called inside the clock, too, is paid for there.
+    A definition that several phases use counts as TIMED if it is also called inside the clock, which pays for it.
     """
     try:
         with warnings.catch_warnings():
@@ -64,9 +64,9 @@ def lines_of(source: str) -> list[Line] | None:
 
 
 def newly_untimed(candidate: Sequence[Line], baseline: Sequence[Line]) -> list[tuple[Line, bool]]:
-    """[(statement that runs outside the clock and that the baseline has not there, whether the baseline times it)].
+    """[(statement outside the candidate's clock but not outside the baseline's, whether the baseline times it)].
 
-    A changed statement counts as new.  Its number is the candidate's.
+    A changed statement counts as new.
     """
     untimed = {line.text for line in baseline if line.phase in UNTIMED}
     timed = {line.text for line in baseline if line.phase == TIMED}
@@ -79,7 +79,7 @@ def _simple(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _definitions(tree: ast.Module) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
-    """{name: its functions, methods and classes}: methods of one name are told apart by nothing."""
+    """{name: the functions, methods and classes of that name}; methods of different classes are not distinguished."""
     found: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]] = {}
     for node in ast.walk(tree):
         if isinstance(node, DEFINED):
@@ -88,7 +88,7 @@ def _definitions(tree: ast.Module) -> dict[str, list[ast.FunctionDef | ast.Async
 
 
 def _flat(body: Sequence[ast.stmt], skipped: tuple[type[ast.stmt], ...] = DEFINED) -> Iterator[ast.stmt]:
-    """Simple statements and the heads of compound ones, in the order of the source, without definitions in them."""
+    """Simple statements and compound ones (for their headers), in source order, without definitions inside."""
     for node in body:
         if isinstance(node, (*skipped, *FREE)):
             continue
@@ -101,7 +101,7 @@ def _flat(body: Sequence[ast.stmt], skipped: tuple[type[ast.stmt], ...] = DEFINE
 
 
 def _head(node: ast.stmt) -> list[ast.AST]:
-    """A statement without the statements in it."""
+    """The expressions of a statement's header, without the statements in its body."""
     if not hasattr(node, "body"):
         return [node]
     parts = (getattr(node, name, None) for name in ("test", "iter", "target", "subject"))
@@ -137,10 +137,10 @@ def _reach(
 
 
 def _edges(statements: Iterable[ast.stmt]) -> dict[int, bool]:
-    """{line of an edge: whether it starts the clock}.
+    """{line: whether it starts the clock (or stops it)}.
 
-    A difference is taken between a reading and the earlier one that a name keeps: there the clock was started, and
-    where the later one was read it is stopped.  A difference that is only printed, or kept as an approx_ time, is none.
+    A difference of two readings of a clock shows both: where the earlier one was read the clock starts, and where the
+    later one was read it stops.  A difference that is only printed, or kept as an approx_ time, does not count.
     """
     reads: dict[str, list[int]] = {}
     differences: list[tuple[ast.stmt, ast.BinOp]] = []
@@ -170,7 +170,7 @@ def _is_reading(node: ast.AST) -> bool:
 
 
 def _phases(statements: Sequence[ast.stmt]) -> list[str]:
-    """The phase of each statement, in the order of the source; a loop's body is taken once."""
+    """The phase of each statement, in source order; the body of a loop counts once."""
     edges = _edges(_simple(statements))
     last = max((line for line, is_start in edges.items() if not is_start), default=0)
     ends = (

@@ -1,8 +1,8 @@
-"""The tables that rows of runs are kept in (SQLite), and the view runs of them, in which every setting is a column.
+"""The SQLite tables in which rows of runs are kept, and the view runs of them, in which every setting is a column.
 
-What repeats have in common (config, code, machine) is kept once, as a setup: 100,000 runs take 40 MB, and a query reads
-less.  A column has no declared type: a value stays the int or float that its record says.  KINDS and settings say which
-type a column is of.
+What repeats share (config, code, machine) is kept once, as a setup, so that 100,000 runs take 40 MB and queries read
+less.  Columns have no declared type, so that a value stays the int or float of its record; KINDS and settings give the
+types.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ def _tables() -> str:
 
 
 def check_tables(db: sqlite3.Connection) -> None:
-    """ValueError: it holds other things than these tables, such as triggers, or views that never end."""
+    """ValueError if the database holds anything but these tables, such as triggers or views that never end."""
     with contextlib.closing(sqlite3.connect(":memory:")) as own:
         own.executescript(_tables())
         expected = own.execute(SCHEMA).fetchall()
@@ -89,7 +89,7 @@ class Database:
     """db: a connection.  settings: {setting that some run has: its type}."""
 
     def __init__(self, db: sqlite3.Connection | None = None) -> None:
-        """db: one that holds these tables; None: in memory, without a row."""
+        """db: a connection to a database with these tables; None: a new one in memory, without rows."""
         self.db = db or sqlite3.connect(":memory:", isolation_level=None)
         if db is None:
             self.db.executescript(_tables())
@@ -101,7 +101,7 @@ class Database:
             self.db.close()
 
     def put(self, rows: Iterable[tuple[int, str, str | None, Values | None]]) -> None:
-        """(number of its folder, name of the run folder, signature, values; None: it cannot be read) of each run."""
+        """rows: (number of the parent folder, name of the run folder, signature, values or None if unreadable)."""
         setups, lines = {key: id for id, key in self.db.execute("SELECT id, key FROM _setups")}, []
         for number, name, signature, values in rows:
             own: Iterable[Any] = [None] * len(OWN)
@@ -128,7 +128,7 @@ class Database:
         return cast(int, done.lastrowid)
 
     def _kind_with(self, name: str, value: object) -> str | None:
-        """The type of a setting that has this value as well; None: it cannot be a column."""
+        """The type of a setting that also has this value; None if the setting cannot be a column."""
         kind, known = TYPES.get(type(value).__name__, JSON), self.settings.get(name)
         if known in (kind, ANY) or (known and value is None):
             return known
@@ -147,13 +147,13 @@ class Database:
         return kind
 
     def _text(self, text: str) -> int:
-        """The number of the settings of a group."""
+        """The number under which the settings of a group are kept."""
         text = plain(text)
         row = self.db.execute("SELECT id FROM _texts WHERE text = ?", [text]).fetchone()
         return cast(int, (row or [self.db.execute("INSERT INTO _texts (text) VALUES (?)", [text]).lastrowid])[0])
 
     def show(self, columns: Mapping[str, str], scope: str, is_kept: bool) -> None:
-        """The view runs.  columns: {more of its columns: in SQL}; is_kept: in the file, else for this connection."""
+        """Makes the view runs.  columns: {further column: its SQL}; is_kept: in the file, else for this connection."""
         names = {name: f"{'r' if name in OWN else 's'}.{quoted(name)}" for name in KINDS if name in COLUMNS}
         names |= dict(columns) | {name: f"s.{quoted(name)}" for name in self.settings}
         source = f"FROM {JOINED} WHERE r.run_id IS NOT NULL AND {scope}"

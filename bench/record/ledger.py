@@ -1,6 +1,6 @@
-"""The ledger: every run that was started, at its start and at its end, so that none can be forgotten.
+"""The ledger: a line when a run starts and one when it ends, so that no started run can be left out later.
 
-results/ledger.jsonl, a JSON object a line, only ever appended to:
+results/ledger.jsonl has a JSON object per line and is only ever appended to:
     {"prev", "at", "counter", "number", "event", ..., "sha256"}      prev: the sha256 of the line before, null for the
            first; counter, number: the count of its lines (not there: of an older ledger)
     start  run ("<track>/<run_id>"), config_id, seed, source_sha256, identity_version (not there: 1), deviations,
@@ -9,19 +9,19 @@ results/ledger.jsonl, a JSON object a line, only ever appended to:
     checkpoint  run, step, checkpoint_sha256      resume  the same, segment: the run goes on from it, and has no end yet
     plan   race_id, plan_sha256, baseline, arms     look  race_id, started, planned
     race_end  race_id, status, race_json_sha256
-    join   firsts, heads: by name, the first and last lines of another folder's ledger, whose lines are in this file
-           before it (joining.py); each chain is checked by itself
+    join   firsts, heads: the names of the first and last lines of another folder's ledger, whose lines precede this one
+           (joining.py); each chain is checked on its own
     opened   the first line of a ledger that begins with a join
 
-A line's sha256 is over the rest of it, so a line that was edited shows, and a line that was removed shows in the one
-that names it.  Each run.json names its start line, so a ledger that lost its end shows in the runs that are there, and
-the next line's number says how many were lost: the count is kept beside the ledger and once more in this machine's
-own state folder (line_count.py).  Where both files are gone another count begins, and that shows too.  Along the chain
-times never go back by more than clocks may disagree.  Two ledgers that grew from one may be joined line by line: then
-two lines name the same earlier one.
+A line's sha256 covers the rest of the line, so an edited line is detected, and a removed one by the line that names it.
+Each run.json names its start line, so if the end of a ledger was removed, the runs that are there reveal it, and the
+next line's number says how many lines are missing: the count is kept beside the ledger and again in this machine's
+state folder (line_count.py).  If both files are gone, another count begins, which is detected too.  Along the chain,
+times may go back only by as much as clocks disagree.  Two ledgers that grew from one may be concatenated: then two
+lines name the same earlier one.
 
-It shows mistakes and edits.  A ledger that was rewritten as a whole, count and all, shows only where an earlier state
-of it was published (bench/claims/rules/records.py).
+This detects mistakes and edits.  That a ledger was rewritten as a whole, with its count, is only detected if an earlier
+state of it was published (bench/claims/rules/records.py).
 """
 
 import contextlib
@@ -99,7 +99,7 @@ class Line(TypedDict):
 
 
 class StartedRun(TypedDict):
-    """What the ledger has of a run."""
+    """The lines of a run."""
 
     start: Line
     end: Line | None  # None: it runs, or was killed
@@ -109,9 +109,9 @@ ParsedLine = tuple[int, Line | None, bytes]  # number in the file from 1, None w
 
 
 def append(results: Path | str, event: str, **facts: object) -> Line:
-    """Adds one line under a lock, on disk when this returns.  Returns it as a dict.  Raises OSError: nothing written.
+    """Appends one line under a lock and returns it; it is on disk when this returns.  OSError: nothing is written.
 
-    A line that a power cut left unfinished is ended, and stays: the next one names it by the hash of its bytes.
+    A line that a power failure left unfinished is ended and stays; the next one names it by the hash of its bytes.
     """
     with turn(results) as file:
         line, text, size = following(Path(results), file, event, facts)
@@ -146,7 +146,7 @@ def _opened_here(path: str, flags: int) -> int:
 
 
 def following(results: Path, file: FileIO, event: str, facts: Mapping[str, object]) -> tuple[Line, bytes, int]:
-    """-> (the line that is to follow in this file, the bytes that append it, the size of the file)."""
+    """(the line that follows in this file, the bytes that append it, the size of the file)."""
     size = file.seek(0, os.SEEK_END)
     last = _last_line(file, size)
     count = line_count.following(results, first_of(file), parsed(last) if last else None)
@@ -157,13 +157,13 @@ def following(results: Path, file: FileIO, event: str, facts: Mapping[str, objec
 
 
 def first_of(file: FileIO) -> str | None:
-    """The name of its first line, None of an empty file."""
+    """The name of the file's first line, None if it is empty."""
     file.seek(0)
     return name_of_line(file.read(MAX_FIRST_BYTES).partition(b"\n")[0] or None)
 
 
 def _last_line(file: FileIO, size: int) -> bytes | None:
-    """Bytes of the last line that is not empty, its newline included if it has one; None where there is none."""
+    """The bytes of the last line that is not empty, with its newline if it has one; None without such a line."""
     num_bytes = 4096
     while True:
         start = max(0, size - num_bytes)
@@ -179,7 +179,7 @@ def _last_line(file: FileIO, size: int) -> bytes | None:
 
 
 def name_of_line(last: bytes | None) -> str | None:
-    """What the next line calls this one: its own sha256, or that of its bytes if append() did not write it."""
+    """The name by which the next line refers to this one: its sha256, or that of its bytes if it is damaged."""
     if last is None:
         return None
     line = parsed(last)
@@ -187,7 +187,7 @@ def name_of_line(last: bytes | None) -> str | None:
 
 
 def parsed(line: bytes | str) -> Line | None:
-    """A line's dict, or None if it is not one that append() finished."""
+    """A line as a dict, or None if it is damaged."""
     try:
         return json_file.parsed(line, NAME, Line)
     except ValueError:
@@ -204,7 +204,7 @@ def _text(line: Mapping[str, Any]) -> str:
 
 
 def started(results: Path | str, folder: Path | str, run: Record, shape: Mapping[str, Any] | None = None) -> str:
-    """The start of a run whose folder was just made.  Returns the line's sha256, which run.json keeps.
+    """Appends the start of a run whose folder was just made.  Returns the line's sha256, which run.json keeps.
 
     shape: bench.config.identity.shape() of its config.
     """
@@ -215,7 +215,7 @@ def started(results: Path | str, folder: Path | str, run: Record, shape: Mapping
 
 
 def ended(results: Path | str, folder: Path | str, run: Record, is_there: bool = True) -> Line:
-    """The end of a run whose run.json is final, or whose folder is not there any more.  Returns the line."""
+    """Appends the end of a run whose run.json is final, or whose folder is gone.  Returns the line."""
     sha256 = sha256_of(Path(folder) / "run.json") if is_there else None
     name = name_of(results, folder)
     facts = {"status": run["status"], "validity": run["validity"], "run_json_sha256": sha256}
@@ -234,7 +234,7 @@ def sha256_of_bytes(content: bytes) -> str:
 
 
 def is_changed(folder: Path | str, end: Line) -> bool:
-    """Whether the run.json of this folder is another than the one that the line of its end has."""
+    """Whether the run.json of this folder does not have the hash that its end line recorded."""
     return end.get("run_json_sha256") != sha256_of(Path(folder) / "run.json")
 
 
@@ -248,7 +248,7 @@ def name_of(results: Path | str, folder: Path | str) -> str:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The ledger of a results folder, parsed once; hand it on instead of reading it again."""
+    """The ledger of a results folder, parsed once: pass it on instead of reading it again."""
 
     results: Path  # the folder that the runs' names start from
     lines: list[Line]  # in order, with "sha256"; a damaged one is {"event": "damaged", "line": its number in the file}
@@ -284,7 +284,7 @@ def read(results: Path | str) -> Ledger:
 
 
 def lines_with(results: Path | str, pattern: re.Pattern[bytes]) -> Iterator[Line]:
-    """The lines in which the pattern is found, as written, whatever the chain says: a look at all of it costs much."""
+    """The lines that match a pattern, without checking the chain, which takes long."""
     with contextlib.suppress(Missing):
         content = plain_file.content(Path(results) / NAME, plain_file.MAX_LINES_BYTES)
         yield from filter(None, (parsed(text) for text in content.split(b"\n") if pattern.search(text)))
@@ -328,7 +328,7 @@ def _faults(lines: Sequence[ParsedLine]) -> list[str]:
 
 
 class _Link(NamedTuple):
-    """What a line of the chain hands on to those that follow it."""
+    """What the lines that follow a line need to know of it."""
 
     number: int = 0  # of the line in the file
     root: int = 0  # number of the first line of its chain
@@ -337,9 +337,9 @@ class _Link(NamedTuple):
 
 
 def _faults_along_the_chain(lines: Sequence[ParsedLine], book: Ledger) -> list[str]:
-    """Sentences about times that go back and numbers that leave gaps, each line against the one that it names.
+    """Sentences about times that go back and numbers with gaps, comparing each line with the one that it names.
 
-    book: gets its recounted and roots.
+    Also fills in book.recounted and book.roots.
     """
     wrong: list[str] = []
     links: dict[str | None, _Link] = {}
@@ -370,7 +370,7 @@ def _faults_along_the_chain(lines: Sequence[ParsedLine], book: Ledger) -> list[s
 
 
 def runs_of(lines: Iterable[Line]) -> dict[str, StartedRun]:
-    """Some lines -> the runs that they start, in that order; a line of another program may lack some facts."""
+    """The runs that these lines start, in that order.  Lines of other programs may lack some facts."""
     runs: dict[str, StartedRun] = {}
     for line in lines:
         if line["event"] == "start" and "run" in line:
@@ -383,6 +383,6 @@ def runs_of(lines: Iterable[Line]) -> dict[str, StartedRun]:
 
 
 def find(start: Path | str) -> Path | None:
-    """The ledger that runs below this folder are in: the nearest folder, upwards, that holds one; or None."""
+    """The nearest folder, from this one upwards, that has a ledger; None if none has."""
     start = Path(start).absolute()
     return next((folder for folder in (start, *start.parents) if (folder / NAME).is_file()), None)

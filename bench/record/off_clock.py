@@ -1,8 +1,9 @@
 """What a script does outside its own clock: CPU time, wall time and bytes read, by phase and source line.  Pure.
 
-From the samples of bench/training/line_sampler.py and the phases of clock_lines.py: where the main part of the script
-is when a sample is taken gives the phase, its innermost line the place.  What the phases say is held against the time
-that the script prints; where they do not agree, or the source keeps no clock, the printed lines' stamps are the phases.
+It is computed from the samples of bench/training/line_sampler.py and the phases of clock_lines.py: the line of the
+main part at which a sample was taken gives the phase, and the innermost line the place.  The timed phase is compared
+with the time that the script prints.  If they disagree, or the source keeps no clock, the times at which the printed
+lines arrived give the phases instead.
 """
 
 import bisect
@@ -25,7 +26,7 @@ NOWHERE = ("", 0)
 
 
 class Used(TypedDict):
-    """In one phase, at one line or at all."""
+    """What was used in a phase, at one line or in total."""
 
     phase: str
     file: str  # "" of a whole phase, and where no line of the script was on the stack
@@ -39,7 +40,7 @@ class Used(TypedDict):
 
 
 class Account(TypedDict):
-    """What an audit of the clock found."""
+    """What an audit of the clock has measured."""
 
     phases: list[Used]
     lines: list[Used]  # the most CPU time first
@@ -93,14 +94,14 @@ def account(
 
 
 def cpu_s(used: Used) -> float:
-    """Of the process and of what it started."""
+    """The CPU time of the process and of all processes that it started."""
     return used["cpu_s"] + used["others_cpu_s"]
 
 
 def beyond(candidate: Account, baseline: Account) -> list[str]:
-    """A sentence for each line, and phase, outside the clock that uses more than in the baseline; lines are by text.
+    """A sentence for each line, and each phase, outside the clock that uses more than in the baseline, largest first.
 
-    The largest first.  What a line does more of by less than MIN_S and MIN_FRAC is not told from noise.
+    Lines are matched by their text.  Less than MIN_S and MIN_FRAC more is within the noise.
     """
     own, theirs = _by_text(candidate), _by_text(baseline)
     found, in_lines = list[tuple[float, str]](), dict.fromkeys(UNTIMED, 0.0)
@@ -129,12 +130,12 @@ def beyond(candidate: Account, baseline: Account) -> list[str]:
 
 
 def place_of(used: Used) -> str:
-    """FILE:LINE and its text, and the innermost line below it."""
+    """FILE:LINE with its text, and the innermost line that it calls."""
     return f"{used['file']}:{used['line']} {used['text']}" + (f" (in {used['inside']})" if used["inside"] else "")
 
 
 def _by_text(found: Account) -> dict[tuple[str, str, str], tuple[float, int, Used]]:
-    """{(phase, text, innermost text): (CPU s, bytes read, the first such line)}: what a line is in two sources."""
+    """{(phase, text, innermost text): (CPU s, bytes read, the first such line)}; texts identify lines in any source."""
     totals: dict[tuple[str, str, str], tuple[float, int, Used]] = {}
     for used in found["lines"]:
         key = used["phase"], used["text"], used["inside"].partition(" ")[2]
@@ -144,7 +145,7 @@ def _by_text(found: Account) -> dict[tuple[str, str, str], tuple[float, int, Use
 
 
 def _read(samples: Iterable[str]) -> tuple[list[list[int]], list[Chain]]:
-    """(samples, chains); a line that a killed process left unfinished is skipped."""
+    """(samples, stacks); a line that a killed process left unfinished is skipped."""
     taken: list[list[int]] = []
     chains: list[Chain] = []
     for text in samples:
@@ -162,12 +163,12 @@ def _read(samples: Iterable[str]) -> tuple[list[list[int]], list[Chain]]:
 
 
 def _spent(taken: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Between two samples, at the place of the second: [wall ns, CPU ns, CPU ns of others, bytes]."""
+    """[wall ns, CPU ns, CPU ns of others, bytes] between two samples, attributed to the place of the second."""
     return [[max(0, new - old) for old, new in zip(a[:4], b[:4])] for a, b in zip(taken, taken[1:])]
 
 
 def _main_frame(chain: Chain, file: str, main: Sequence[clock_lines.Line]) -> Frame | None:
-    """Where the script's main part is, or, where that is not on the stack, its outermost line; None: no line is."""
+    """The frame of the script's main part, or if that is not on the stack the script's outermost one, or None."""
     main_frames = [frame for frame in chain if main and frame[0] == file and frame[2] == main[0].main]
     return next(reversed(main_frames or chain), None)
 
@@ -175,7 +176,7 @@ def _main_frame(chain: Chain, file: str, main: Sequence[clock_lines.Line]) -> Fr
 def _phases_by_source(
     taken: Sequence[Sequence[int]], chains: Sequence[Chain], file: str, main: Sequence[clock_lines.Line]
 ) -> list[str]:
-    """A sample without a line of the main part is in the phase before it, the last one after the clock."""
+    """A sample without a line of the main part is in the phase of the sample before, the last one after the clock."""
     numbers, found, phase = [line.number for line in main], [], BEFORE
     for sample in taken[1:]:
         frame = _main_frame(chains[sample[4]], file, main)
@@ -186,7 +187,7 @@ def _phases_by_source(
 
 
 def _phases_by_stamps(taken: Sequence[Sequence[int]], stamps_ns: Sequence[tuple[int, bool]]) -> list[str]:
-    """Before its first line, after its last, up to a line of a validation from the line before, else timed."""
+    """Before the first printed line, after the last, in a pause up to the line of a validation, else timed."""
     times = [t_ns for t_ns, _ in stamps_ns]
     found = []
     for sample in taken[1:]:

@@ -1,11 +1,11 @@
-"""The clock of the launcher, beside the one that a run keeps of itself: run.json["referee"]["clock"].  Pure.
+"""The launcher's clock, a second clock beside the one that a run keeps itself: run.json["referee"]["clock"].  Pure.
 
-Of our own runs rank 0 writes a word into a pipe at each edge of its clock (bench/training/clock.py), of scripts the
-lines that they print are the edges; another process stamps them as they come (bench/machine/stamped_pipes.py).  What
-an arm does outside its own clock is so seen all the same, and bench/compare/effects.py counts it.
+In our own runs, rank 0 writes a word into a pipe at each edge of its clock (bench/training/clock.py); for scripts, the
+lines that they print are the edges.  Another process timestamps them on arrival (bench/machine/stamped_pipes.py).  So
+work that a run does outside its own clock is seen as well, and bench/compare/effects.py counts it.
 
-What the run claims is held against that within TOLERANCE_S or TOLERANCE_FRAC, whichever is more, and what the reader
-says of its own lateness.  A late reader, or one that did not run at all, is the machine's fault and not the run's.
+The time that the run claims may differ from this by TOLERANCE_S or TOLERANCE_FRAC, whichever is more, plus the lateness
+that the reader measured of itself.  If the reader is late, or did not run at all, the machine is doubted, not the run.
 """
 
 import statistics
@@ -46,7 +46,10 @@ class Clock(TypedDict):
 def clock_from_edges(
     edges: Sequence[tuple[int, int, str]], gaps_ns: Iterable[tuple[int, int]], claimed_train_s: float | None
 ) -> Clock:
-    """edges: [(t_ns, late_ns, word)] as they came; gaps_ns: of the reader.  The last pause ends with the clock."""
+    """edges: [(t_ns, late_ns, word)] in order of arrival; gaps_ns: when the reader did not run.
+
+    The last pause ends with the clock.
+    """
     saves_s, edges = _without_saves(edges)
     kinds = [word for _, _, word in edges]
     num_pauses = kinds.count(PAUSE)
@@ -64,7 +67,7 @@ def clock_from_edges(
 
 
 def _without_saves(edges: Sequence[tuple[int, int, str]]) -> tuple[float, list[tuple[int, int, str]]]:
-    """(seconds in pauses for checkpoints, the other edges)."""
+    """(seconds of the pauses for checkpoints, the other edges)."""
     kept, saves_ns = [], 0
     since_ns: int | None = None
     for edge in edges:
@@ -77,7 +80,7 @@ def _without_saves(edges: Sequence[tuple[int, int, str]]) -> tuple[float, list[t
 
 
 def joined(clocks: Sequence[Clock | None], claimed_train_s: float) -> Clock:
-    """Of a run in segments, in their order; None: nobody kept the clock of that one."""
+    """The clock of a run in segments, from those of its segments in order; None: that segment's clock was lost."""
     for number, clock in enumerate(clocks, 1):
         if clock is None or clock["unknown"]:
             why = clock["unknown"] if clock else "its launcher was killed, or its ranks ended without a checkpoint"
@@ -99,7 +102,7 @@ def clock_from_times(
     claimed_train_s: float | None,
     source: str = "edges",
 ) -> Clock:
-    """stamps: [(t_ns, late_ns)] of every edge or line, in order, two at least; the rest as in Clock."""
+    """stamps: [(t_ns, late_ns)] of every edge or line, in order, at least two; the rest as in Clock."""
     (first_ns, first_late_ns), (last_ns, _) = stamps[0], stamps[-1]
     outside_s = (last_ns - first_ns + first_late_ns) / 1e9
     frozen_ns = sum(max(0, min(end, last_ns) - max(begin, first_ns - first_late_ns)) for begin, end in gaps_ns)
@@ -119,26 +122,26 @@ def clock_from_times(
 
 
 def unknown(source: str, why: str, claimed_train_s: float | None = None) -> Clock:
-    """Without times."""
+    """A clock without times, and why it has none."""
     facts = {"rules": RULES, "source": source, "unknown": why, "claimed_train_s": claimed_train_s}
     nothing = {"validations_s": [], "reader_late_s": 0.0, "frozen_s": 0.0}
     return cast(Clock, {**dict.fromkeys(Clock.__annotations__), **facts, **nothing})
 
 
 def tolerance_s(counted_s: float, num_validations: int, reader_late_s: float) -> float:
-    """How far what is claimed may be from what was seen.
+    """How far the claimed time may be from the launcher's.
 
-    Each validation has two edges.  Where the reader waits for a core, who writes an edge after reading its clock may
-    wait as long.
+    Each validation has two edges.  If the reader had to wait for a core, the writer of an edge may have waited as long
+    between reading its clock and writing.
     """
     edges_s = EDGE_S * num_validations + reader_late_s * (1 + 2 * num_validations)
     return max(TOLERANCE_S, TOLERANCE_FRAC * abs(counted_s)) + edges_s
 
 
 def doubts(clock: Clock, is_busy: bool = False) -> list[tuple[str, str]]:
-    """[(instrument, sentence)] of a record's outside clock; MACHINE: the machine disturbed the run.
+    """[(instrument, sentence)] of the doubts that the launcher's clock gives; MACHINE: the machine disturbed the run.
 
-    is_busy: validity.is_busy() of the run, whose times do not count then.
+    is_busy: validity.is_busy() of the run; then its times do not count.
     """
     if clock["unknown"]:
         return [(CLOCK, clock["unknown"])] if clock["source"] == "edges" else []
@@ -150,7 +153,7 @@ def doubts(clock: Clock, is_busy: bool = False) -> list[tuple[str, str]]:
 
 
 def _claimed(clock: Clock) -> Iterator[tuple[str, str]]:
-    """Of our own runs: a script's claim is held against its lines, one by one (printed_times.py)."""
+    """For our own runs; a script's claim is compared with its lines, one by one (printed_times.py)."""
     claimed_s, outside_s = clock["claimed_train_s"], clock["outside_train_s"]
     if clock["source"] != "edges" or claimed_s is None or outside_s is None:
         return
@@ -162,9 +165,9 @@ def _claimed(clock: Clock) -> Iterator[tuple[str, str]]:
 
 
 def _validations(clock: Clock, max_growth: float) -> Iterator[tuple[str, str]]:
-    """Usually more than max_growth times as long as the one at step 0; bench/compare/ counts all of it, whatever it is.
+    """A doubt if validations usually take more than max_growth times as long as the one at step 0.
 
-    Of two the shorter one: one that the machine held up is no reproach.
+    Of two, the shorter one decides, as the machine may have delayed the other.  bench/compare/ counts all of the time.
     """
     first = 1 if clock["source"] == "edges" else 0  # a script's at step 0 ends with its first line
     at_start_s, others_s = clock["validation_at_start_s"], clock["validations_s"][first:]

@@ -21,7 +21,7 @@ Place = tuple[str, str]  # of a run folder: its parent, absolute, and its name
 
 
 def absolute(home: str, *parts: str) -> str:
-    """A path below home, from parts of it, of which "" is none."""
+    """The path of home joined with these parts; empty ones are ignored."""
     return "/".join([home.rstrip("/"), *filter(None, parts)])
 
 
@@ -30,7 +30,7 @@ def is_settled(stat: os.stat_result) -> bool:
 
 
 def signature(place: Place) -> tuple[str | None, bool]:
-    """Of a run folder's run.json, and whether it may be kept; None: there is none."""
+    """(what identifies the state of a run folder's run.json, None without one; whether it may be kept)."""
     try:
         stat = os.stat("/".join((*place, "run.json")))
     except OSError:
@@ -39,7 +39,7 @@ def signature(place: Place) -> tuple[str | None, bool]:
 
 
 def may_end(values: Values) -> bool:
-    """Whether a row may become another one while its file stays as it is."""
+    """Whether the row may change although the file does not."""
     status, failure = values[COLUMNS.index("status")], values[COLUMNS.index("failure")]
     return status == "running" or failure == "launcher_killed"
 

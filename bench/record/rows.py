@@ -1,7 +1,7 @@
-"""A record -> one flat row of facts: all that the table shows and a comparison counts with.
+"""A record as one flat row: everything that tables show and comparisons compute with.
 
-Rows are what the store keeps (bench/record/store.py), so they hold plain JSON values and depend on the record alone.
-None is off, unknown or not measured.
+The store keeps rows (bench/record/store.py), so they consist of plain JSON values and depend on the record alone.
+None means off, unknown or not measured.
 """
 
 import json
@@ -34,7 +34,7 @@ class Asked(TypedDict):
 
 
 class Metrics(TypedDict):
-    """run.json["metrics"]; all None but of complete runs: a failed one's last loss is not a result."""
+    """run.json["metrics"]; all None unless the run is complete, because a failed run's last loss is not a result."""
 
     num_steps: int | None
     val_loss: float | None  # nats a token, as gap_nats
@@ -55,7 +55,7 @@ class Metrics(TypedDict):
 
 
 class Size(TypedDict):
-    """What a run is made of, whatever became of it, and what it drew."""
+    """The size of the model and the data, and the energy that the run took."""
 
     size: str | None  # layers x width, 4x128
     num_params: int | None
@@ -110,7 +110,7 @@ class Counted(TypedDict):
 
 
 class Shown(Asked, Metrics, Size, Provenance):
-    """The table's columns, without the folder, which depends on where one stands."""
+    """The columns of tables, without the folder, which depends on the user's working folder."""
 
 
 class Row(Shown, Counted):
@@ -118,24 +118,25 @@ class Row(Shown, Counted):
 
 
 class ListedRow(Row):
-    """A run where a user named it (bench/record/named.py)."""
+    """A run in a folder that the user named (bench/record/named.py)."""
 
     folder: str
     certificate: str | None  # in a word, how its replay ended; None: it was not replayed
 
 
 METRICS, SHOWN, COLUMNS = (tuple(kind.__annotations__) for kind in (Metrics, Shown, Row))
-# Instruments that watch the machine, not the code: what they doubt may exclude a run from a comparison, for both arms.
-# A recompile or a stall of the code's own making may not: that is part of how fast the code is.
+# Instruments that watch the machine and not the code: their doubts may exclude a run from a comparison, in either arm.
+# A recompilation or a stall that the code causes may not: it is part of how fast the code is.
 MACHINE_INSTRUMENTS = ("telemetry", "host", "clock", outside_clock.MACHINE)
-DISTRUSTING = ("script", outside_clock.CLOCK)  # what these doubt, the run's own times cannot be trusted in
+DISTRUSTING = ("script", outside_clock.CLOCK)  # if these doubt a run, its own times cannot be trusted
 PLAIN = frozenset((str, int, float, bool, type(None)))  # what a column holds, but for
 OF_SEVERAL = ("config", "machine_doubts")
 
 
 def row_of(run: Record, config: configs.Config = ()) -> Row:
-    """A record and what configs.read() found beside it -> its row.  ValueError: it has several values in one column,
-    or a setting whose name cannot be a column's.
+    """A record and the config beside it, from configs.read() -> its row.
+
+    ValueError if a column would have several values, or if the name of a setting cannot be a column's.
     """
     complete = run["status"] == "complete"
     ends_at_target = complete and (run.get("goal") or {}).get("stop_at_target") and run["metrics"].get("target_reached")
@@ -248,13 +249,13 @@ def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
 
 
 def metric_of(rows: Iterable[Row]) -> Metric:
-    """The metric of these runs' goals: of the first, where they differ; val_loss of none."""
+    """The metric of these runs' goals: that of the first run, val_loss without runs."""
     row = next(iter(rows), None)  # of an older revision of the code it may have none
     return named(row.get("metric"), row.get("metric_unit"), row.get("metric_direction")) if row else named()
 
 
 def encoded(value: object) -> str:
-    """Its JSON text, with sorted keys."""
+    """A value as JSON text with sorted keys."""
     import msgspec
 
     try:
@@ -264,7 +265,7 @@ def encoded(value: object) -> str:
 
 
 def setting(run: Record) -> Section:
-    """What must be alike for times to be comparable, by name: what comparability_id hashes; None is unknown."""
+    """What must be equal for times to be comparable, by name; comparability_id hashes it.  None is unknown."""
     env, protocol, data = run["environment"], run.get("timing_protocol") or {}, run["data"]
     gpus = env.get("gpus") or ()
     is_log = run.get("provenance") == "imported"

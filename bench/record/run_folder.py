@@ -1,4 +1,4 @@
-"""The run folder: made, written, read, upgraded.  Everything after a run reads folders through here.
+"""The run folder: how it is made, read and upgraded.  Everything that reads records uses this module.
 
     results/<track>/<run_id>/    run_id = <utc>-<name>-<config_id8>-s<seed>-m<mark>[-n]; without the mark in older ones
       run.json          what happened (bench/record/run.schema.json); written whole or not at all
@@ -70,7 +70,7 @@ def run_id(moment: datetime, name: str, config_id: str, seed: int, mark: str) ->
 def new_folder(
     results: Path | str, track: str, name: str, config_id: str, seed: int, moment: datetime | None = None
 ) -> Path:
-    """Makes a new folder, -2, -3, ... appended where the name is taken.  moment: the start in UTC; None is now."""
+    """Makes a new folder, with -2, -3, ... appended if the name is taken.  moment: the start in UTC; None: now."""
     wanted = run_id(moment or datetime.now(UTC), name, config_id, seed, private.mark_of(results))
     parent = Path(results) / track
     parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def find_runs(paths: Iterable[Path | str]) -> Iterator[Path]:
 def walk(path: str) -> Iterator[str]:
     """The run folders in and below path; none if path is not a folder.
 
-    What is published below path is not searched, so that no run counts twice; path may name it, or lie in it.
+    A folder of publications below path is not searched, so that no run counts twice, but path may be in it.
     """
     if os.path.exists(f"{path}/run.json"):  # without a look at what else is in it: quicker than os.walk()
         yield path
@@ -114,14 +114,14 @@ def walk(path: str) -> Iterator[str]:
 
 
 def read(folder: Path | str) -> Record:
-    """A run folder -> effective() of its record, newest version; nothing is written.  ValueError."""
+    """The record of a run folder in the newest version, as effective() shows it.  Writes nothing.  ValueError."""
     run = read_raw(folder)
     with reading_record(folder):
         return effective(run)
 
 
 def read_raw(folder: Path | str, checked: bool = True) -> Record:
-    """A run folder -> its record, upgraded; ValueError.  checked=False: also with fields missing or of other kinds."""
+    """The record of a run folder as written, upgraded.  ValueError.  checked=False: even with wrong or lacking fields."""
     path = os.path.join(folder, "run.json")
     run: dict[str, Any] = json_file.read(path)
     version = run.get("schema_version")
@@ -140,7 +140,7 @@ def read_raw(folder: Path | str, checked: bool = True) -> Record:
 
 
 def _check_kinds(path: str, run: Record) -> None:
-    """Every field is there and of its kind, and the metrics, which every verb counts with, are numbers or null."""
+    """Damaged unless all fields are there with their types, and the metrics are numbers or null."""
     json_file.check_kind(run, shape.record(), path)
     for name, value in run["metrics"].items():
         if value is not None and type(value) not in (int, float, bool):
@@ -187,7 +187,7 @@ def effective(run: Record) -> Record:
 
 
 def progress(folder: Path | str) -> dict[str, Any]:
-    """What rank 0's step writer wrote last, {} where nothing: {"step", "num_steps", ...}.  step: None or a number."""
+    """What rank 0's step writer wrote last: {"step" (None or a number), "num_steps", ...}, {} if nothing."""
     facts = atomic.read_json(Path(folder) / PROGRESS, {})
     return facts if isinstance(facts, dict) and type(facts.get("step")) in (int, type(None)) else {}
 
@@ -201,9 +201,9 @@ def listed(folder: Path | str) -> list[Section]:
 
 
 def kept(folder: Path | str, ended_by: Callable[[], str | None] = lambda: None) -> tuple[list[Section], dict[str, str]]:
-    """listed(), and {file or folder: why it is not among them}.
+    """(listed(), {file or folder: why it is not listed}).
 
-    ended_by(): the signal that ends the reading, None as long as there is none.
+    ended_by(): the name of a signal that ends the reading of large files, None as long as there is none.
     """
     artifacts, not_kept = list[Section](), dict[str, str]()
     for path in files(folder, not_kept.__setitem__):
@@ -223,7 +223,7 @@ def kept(folder: Path | str, ended_by: Callable[[], str | None] = lambda: None) 
 
 
 class _NotKeptError(Exception):
-    """Why a file is no artifact."""
+    """The message says why a file is not listed as an artifact."""
 
 
 def _read_whole(folder: Path | str, path: str, ended_by: Callable[[], str | None]) -> Section:
@@ -246,7 +246,7 @@ def _role(path: str) -> str:
 
 
 def files(folder: Path | str, missed: Callable[[str, str], object] = lambda path, why: None) -> list[str]:
-    """Sorted paths, relative and with "/", of what belongs into artifacts.  missed: as of plain_file.entries_below."""
+    """The sorted relative paths of files that belong to the artifacts.  missed: as of plain_file.entries_below()."""
     start = len(os.path.join(folder, ""))
     entries = plain_file.entries_below(folder, lambda path, why: missed(plain_file.name_in_utf8(path[start:]), why))
     names = sorted(entry.path[start:] for entry in entries if os.path.isfile(entry.path))  # not of a link to itself
@@ -254,7 +254,7 @@ def files(folder: Path | str, missed: Callable[[str, str], object] = lambda path
 
 
 def remove_outputs(folder: Path | str) -> None:
-    """Deletes what workers wrote into folder; the folder is then as before its run, but for run.json."""
+    """Deletes what workers wrote, so that only the launcher's files and run.json are left."""
     remove_temporary(folder)
     for path in files(folder):
         if _role(path) not in (*WRITTEN_BEFORE, "other"):
@@ -262,7 +262,7 @@ def remove_outputs(folder: Path | str) -> None:
 
 
 def remove_links(folder: Path | str) -> None:
-    """Deletes the links and the empty folders in and below folder, which lead to what is no part of a record."""
+    """Deletes the links and empty folders in and below a folder, because they are not part of a record."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a script removed it, or put a file in its place
         for entry in reversed(list(plain_file.entries_below(folder))):
             with contextlib.suppress(OSError):  # not empty, or immutable
@@ -272,7 +272,7 @@ def remove_links(folder: Path | str) -> None:
 
 
 def remove_temporary(folder: Path | str) -> None:
-    """Deletes the run's temporary files and the reserve; what a disk does not let go stays."""
+    """Deletes the run's temporary files and the reserve; files that cannot be deleted stay."""
     for path in Path(folder).iterdir():
         if _is_temporary(path.name):
             with contextlib.suppress(OSError):

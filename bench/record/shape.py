@@ -1,7 +1,7 @@
-"""The types of a record: Record for the type checker, and run.schema.json as a type of msgspec's.
+"""The types of a record: Record for the type checker, and run.schema.json converted to a type for msgspec.
 
-Whatever reads a record checks the latter, in microseconds: which fields there are, and of what kind each is, those of
-the sections too.  Patterns and ranges are for ./run.sh verify to check.
+Every reader of a record checks it against the latter, which takes microseconds: whether the fields are there and have
+the right types, also inside of sections.  Patterns and ranges are only checked by ./run.sh verify.
 """
 
 import functools
@@ -91,7 +91,7 @@ def record() -> Any:
 
 
 def _object(name: str, part: Section, required: Collection[str] = ()) -> Any:
-    """Inside of the record nothing is required: a log does not know everything, an older record has less."""
+    """Inside of sections nothing is required: a log does not know everything, and older records have less."""
     fields = {key: _kind(key, inner) for key, inner in part["properties"].items()}
     fields = {key: kind if key in required else NotRequired[kind | None] for key, kind in fields.items()}
     return TypedDict(name, fields)  # type: ignore[operator]  # made as the program runs: not for the type checker

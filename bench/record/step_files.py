@@ -1,4 +1,4 @@
-"""steps.csv, steps_by_rank.csv and events.jsonl of a run folder: each step's numbers, and what happened when."""
+"""steps.csv, steps_by_rank.csv and events.jsonl of a run folder: the numbers of each step, and what happened when."""
 
 import contextlib
 import errno
@@ -45,12 +45,12 @@ def write(folder: Path | str, rows: Sequence[StepRow], columns: Sequence[str] = 
 
 
 def append(folder: Path | str, rows: Sequence[StepRow], columns: Sequence[str] = RUN_COLUMNS) -> None:
-    """Rows of these columns, all or none of them.  OSError where there is no space."""
+    """Appends these rows, all or none.  OSError if the disk is full."""
     _append(Path(folder) / "steps.csv", "".join(_line(row, columns) for row in rows))
 
 
 def _append(path: Path, text: str) -> None:
-    """All of it in one write, so that lines of two writers never mix, or OSError and none of it."""
+    """Appends the text in one write, so that two writers' lines never mix; after an OSError nothing is appended."""
     data = text.encode()
     with open(path, "ab", buffering=0, opener=plain_file.open_now) as file:
         whole = file.tell()
@@ -99,7 +99,7 @@ def read(folder: Path | str, strict: bool = False) -> list[StepRow]:
 
 
 def read_columns(folder: Path | str, names: Sequence[str]) -> dict[str, list[Any]]:
-    """{name: its values in order of step}, as read() has them, ten times as fast.  No file or column: None for each."""
+    """{name: values in order of step}: columns of read(), ten times as fast.  None where a column is missing."""
     with contextlib.suppress(ValueError):
         head, *lines, cut = plain_file.text(Path(folder) / "steps.csv", plain_file.MAX_LINES_BYTES).split("\n")
         columns = None if cut else _whole(head.split(","), lines, names)
@@ -110,10 +110,10 @@ def read_columns(folder: Path | str, names: Sequence[str]) -> dict[str, list[Any
 
 
 def losses_id(columns: Mapping[str, list[Any]]) -> str | None:
-    """What two runs share whose losses are the same throughout, bit for bit: a hash.  None: there are no losses.
+    """A hash that two runs share if all their losses are equal bit for bit.  None without losses.
 
-    columns: those of LOSSES, as read_columns() gives them.  Training losses alone decide where there are enough of
-    them: what a validation adds to one trajectory makes it no second one.
+    columns: those of LOSSES, from read_columns().  If there are enough training losses, they alone decide, so that a
+    further validation does not make another trajectory of one.
     """
     steps, train, val = (columns[name] for name in LOSSES)
     losses: list[tuple[Any, ...]] = [(step, loss) for step, loss in zip(steps, train) if loss is not None]
@@ -123,7 +123,7 @@ def losses_id(columns: Mapping[str, list[Any]]) -> str | None:
 
 
 def losses_id_of(folder: Path | str) -> str | None:
-    """losses_id() of a run folder.  None also where its steps.csv is damaged."""
+    """losses_id() of a run folder.  None also if its steps.csv is damaged."""
     try:
         return losses_id(read_columns(folder, LOSSES))
     except ValueError:
@@ -187,7 +187,7 @@ def read_by_rank(folder: Path | str) -> dict[str, list[dict[int, float]]]:
 
 
 def append_event(folder: Path | str, event: Mapping[str, Any]) -> None:
-    """A line of events.jsonl: t_ns (time.perf_counter_ns), utc, event (a name), more.  OSError: nothing is written."""
+    """Appends an event: t_ns (time.perf_counter_ns), utc, event (its name) and more.  OSError: nothing is written."""
     _append(Path(folder) / "events.jsonl", json.dumps(atomic.without_nan(event)) + "\n")
 
 

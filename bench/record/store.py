@@ -1,26 +1,27 @@
-"""Run folders as a database: .store.sqlite in a results folder, made from its run folders and never an authority.
+"""The runs of a results folder as a database: .store.sqlite, a cache that is made from the run folders.
 
-Any SQLite program can read it: the view runs has a row a run.  Delete it at any time: the next call makes another.
+Any SQLite program can read it: its view runs has a row for each run.  You can delete it at any time; the next call
+makes it again.
 
-Who writes it.  A file is never changed: a new one, made in memory, replaces it by a rename.  So readers need no locks,
-of which those of network file systems cannot be trusted (SQLite's WAL does not work there at all), a killed writer
-leaves at most a temporary file, and of writers at once the last one's file stays, which is as true as any other's.
+Writing.  The file is never changed in place: a new one is made in memory and renamed over it.  So readers need no
+locks, which cannot be trusted on network file systems (where SQLite's WAL does not work at all), a killed writer leaves
+at most a temporary file, and of several writers at once the last one's file stays, which is as good as the others'.
 
-Whom it is believed.  A file counts only if nobody but its owner may write to it, and the owner is this user, root, or
-who owns the results folder: the latter can replace every run folder in theirs anyway, so that a false store gives them
-nothing.  Anybody else who may write to the folder could otherwise show runs what no record says.  Where this user does
-not own the folder, what they read is kept in their own cache, made from the shared file where there is one.
+Trust.  A file is used only if nobody but its owner may write to it, and its owner is this user, root, or the owner of
+the results folder, who could replace the run folders themselves.  Anybody else with write access to the folder could
+otherwise make runs appear with numbers that no record has.  A user who does not own the folder keeps what they read in
+their own cache, which starts from the shared file if there is one.
 
-How long a row is true.  It holds size, inode and times of change of the run.json that it was made from, and these are
-compared again for every row that is returned.  Which rows that is, is decided without visiting 100,000 folders:
-- a run that was added, removed or renamed changes the time of the folder that it lies in, which is looked at;
-- a run that ended or was resumed has a line in the ledger, which is read on from where it ended;
-- a run that runs, or that cannot be read, is read again every time;
-- a folder with another inode (a copy), and a ledger that did not only grow, make every row be compared.
-A run.json that is final is never written again.  Where somebody does, past the ledger, a condition goes by what the
-file said before, so that the run may be missing; a row that is shown is that of the file, and a listing without a
-condition, verify and judge see the change.  What changed in the last seconds before it was read is not kept: file
-systems count time in coarse ticks.
+Validity of a row.  A row has the size, inode and times of change of the run.json that it was made from, and these are
+compared again for every row that is returned.  Which runs have changed is found without visiting 100,000 folders:
+- a run that was added, removed or renamed changes the modification time of its parent folder, which is compared;
+- a run that ended or was resumed has a line in the ledger, which is read from where it ended the last time;
+- a run that is still running, or that cannot be read, is read again every time;
+- if a folder has another inode (a copy), or the ledger has changed other than by growing, every row is compared.
+A final run.json is never written again.  If somebody changes one without the ledger, a query with a condition may miss
+the run, because the condition is tested on the old values; but a row that is returned is always that of the file, and a
+listing without a condition, verify and judge see the change.  Files that changed in the last seconds before they were
+read are read again, because file systems count time in coarse ticks.
 """
 
 import contextlib
@@ -60,10 +61,10 @@ OnError = Callable[[str], object] | None
 
 
 def read_rows(folders: Iterable[Path | str], on_error: OnError = None, logs_too: bool = False) -> list[tuple[str, Row]]:
-    """Folders -> [(folder, row)] of every run in and below them, each once, by folder; folder is an absolute path.
+    """[(run folder, row)] of every run in and below these folders, sorted by folder, an absolute path.
 
-    What cannot be read is skipped and reported to on_error(message).  ValueError if a path is not a folder, unless
-    logs_too says that the caller reads those.
+    Runs that cannot be read are skipped and reported to on_error(message).  ValueError if a path is not a folder,
+    unless logs_too: then the caller reads the files, which are logs.
     """
     row_by_folder: dict[str, Row] = {}
     for home, below in _by_home(folders, logs_too).items():
@@ -105,9 +106,9 @@ def _by_home(folders: Iterable[Path | str], logs_too: bool) -> dict[str, list[st
 
 
 class Store(Database):
-    """The runs of one results folder, in memory: those of the file, and read again what changed since.
+    """The runs of one results folder, in memory: the rows of the file, with those that changed since read again.
 
-    db has the view runs, of those that were requested.  faults: {folder of one that cannot be read: why}.
+    db has the view runs, of the requested runs.  faults: {run folder that cannot be read: why}.
     """
 
     def __init__(self, home: str, below: Iterable[str], on_error: OnError = None) -> None:
@@ -136,7 +137,7 @@ class Store(Database):
     # ---- the file
 
     def _load(self) -> sqlite3.Connection | None:
-        """The rows of the newest file that may be believed."""
+        """The database in the newest file that can be trusted, None without one."""
         files = []
         for path, owner in ((Path(self.home, NAME), self.home), (self._own_path(), None)):
             with contextlib.suppress(Damaged, OSError):
@@ -159,7 +160,7 @@ class Store(Database):
         return known
 
     def _identity(self) -> dict[str, str]:
-        """What a file says that is of this folder, and not of a copy of it, and that this code made."""
+        """Facts of a file that was made by this code, for this folder and not for a copy of it."""
         return {"code": row_reader.code(), "home": self.home, "inode": str(os.stat(self.home).st_ino)}
 
     def _own_path(self) -> Path:
@@ -167,7 +168,7 @@ class Store(Database):
         return paths.cache_root() / "speedrun" / "stores" / f"{place}.sqlite"
 
     def _save(self) -> None:
-        """What changed, if it is worth it: for all who read the folder if this user owns it, else for them alone."""
+        """Writes the file if enough has changed: for everybody if this user owns the folder, else into their cache."""
         num_runs = self.db.execute("SELECT count(*) FROM _rows").fetchone()[0]
         if self._num_changes <= NUM_STALE_KEPT or num_runs < MIN_RUNS:
             return
@@ -214,7 +215,7 @@ class Store(Database):
         self.show(columns, IN_SCOPE, is_kept=False)
 
     def _read_ledger(self) -> None:
-        """Runs that ended or were resumed since are to be read again, and all where it is another ledger."""
+        """Marks runs that ended or were resumed since as to be read again, and all if the ledger is another one."""
         row = self.db.execute("SELECT value FROM _facts WHERE name = 'ledger'").fetchone()
         size, tail = json.loads(row[0]) if row else (0, hashlib.sha256(b"").hexdigest())
         start, content = self._ledger_from(size - TAIL_BYTES)
@@ -231,7 +232,7 @@ class Store(Database):
         self.db.execute("INSERT OR REPLACE INTO _facts VALUES ('ledger', ?)", [known])
 
     def _ledger_from(self, start: int) -> tuple[int, bytes]:
-        """Where its whole lines from there on begin, and these; none where there is no ledger."""
+        """(offset, the ledger's whole lines from there on); no lines without a ledger."""
         start, content = max(0, start), b""
         name, most_bytes = f"{self.home}/{ledger.NAME}", plain_file.MAX_LINES_BYTES
         with contextlib.suppress(Damaged), plain_file.opened(name, most_bytes) as file:
@@ -240,7 +241,7 @@ class Store(Database):
         return start, content[: content.rfind(b"\n") + 1]
 
     def _visit(self, path: str, parent: int | None = None) -> None:
-        """A folder and those below it, which are in scope: notes what changed.  parent: the folder that it was in."""
+        """Puts a folder and those below it in scope and notes which runs changed.  parent: the folder it was in."""
         try:
             stat = os.stat(path)
         except OSError:  # just removed
@@ -262,7 +263,7 @@ class Store(Database):
             self._visit(folder, number)
 
     def _scan(self, path: str, number: int, signature: str | None) -> list[str]:
-        """Notes which runs a folder gained and lost.  Returns the folders in it that are none."""
+        """Notes which runs a folder has gained and lost.  Returns the folders in it that are not runs."""
         try:
             with os.scandir(path) as scan:
                 entries = [entry for entry in scan if _is_searched(entry.name)]
@@ -292,7 +293,7 @@ class Store(Database):
         return folders
 
     def _folder(self, path: str) -> tuple[int, str | None]:
-        """Its number, and its signature when its runs were listed; None: they are not known."""
+        """The folder's number, and its signature when its runs were listed; None if they were not."""
         name = self._relative(path)
         if name not in self._folders:
             done = self.db.execute("INSERT INTO _folders (path) VALUES (?)", [name])
@@ -304,16 +305,16 @@ class Store(Database):
         self.db.execute("UPDATE _folders SET signature = ? WHERE id = ?", [signature, number])
 
     def _expect(self, number: int, name: str) -> None:
-        """A run whose row is to be read, unless there is one."""
+        """Adds a run whose row is still to be read, unless there is one."""
         self.db.execute("INSERT OR IGNORE INTO _rows (folder, dir) VALUES (?, ?)", [number, name])
 
     def choose(self, condition: str, values: Sequence[object] = ()) -> None:
-        """Puts the runs of which this holds into temp._chosen, after their files were compared with their rows.
+        """Puts the runs that meet a condition into temp._chosen, after comparing their rows with their files.
 
-        condition: in SQL over the view runs, with a question mark for each of the values.
+        condition: SQL over the view runs, with a question mark for each of the values.
         """
         stale: set[Place] | None = None
-        while stale is None or stale:  # what has changed may be meant now, or no longer
+        while stale is None or stale:  # a run that changed may meet the condition now, or no longer
             self.db.execute("DELETE FROM temp._chosen")
             self.db.execute(f"INSERT INTO temp._chosen SELECT _id FROM temp._all WHERE {condition}", values)
             kept = self.db.execute(f"SELECT f.path, r.dir, r.signature FROM {JOINED} WHERE {CHOSEN}")
@@ -356,15 +357,15 @@ class Store(Database):
     # ---- rows
 
     def rows(self, condition: str = "1", values: Sequence[object] = ()) -> dict[str, Row]:
-        """{absolute folder: row} of the runs of which this holds, in SQL over the view runs."""
+        """{absolute run folder: row} of the runs that meet a condition, as of choose()."""
         with row_reader.no_garbage_collection():
             self.choose(condition, values)
             return {row_reader.absolute(self.home, path, name): row for path, name, row in self.chosen_rows()}
 
     def listing(self) -> list[dict[str, Any]]:
-        """The view runs by track, then time: {column or setting: value} each, with values of one type in a column.
+        """The rows of the view runs, sorted by track and time: {column or setting: value}, one type in a column.
 
-        A number that is none, of a damaged record, is None.
+        A value of another type, in a damaged record, becomes None.
         """
         self.choose("1")
         cursor = self.db.execute("SELECT * FROM runs ORDER BY track, started_at, run_id")
@@ -389,7 +390,7 @@ class Store(Database):
 
 
 def _checked(file: BinaryIO) -> bytes:
-    """The content of a store.  ValueError: it was damaged, as by a machine that lost its power."""
+    """The content of a store.  ValueError if it is damaged, for example by a power failure."""
     content = file.read()  # not mapped: the process would die where the file is cut off or, on NFS, replaced meanwhile
     with memoryview(content) as view, view[CRC.stop :] as rest:
         if len(content) < CRC.stop or zlib.crc32(rest) != int.from_bytes(view[CRC], "big"):
