@@ -96,22 +96,15 @@ def _flagged(steps: Sequence[StepRow], num_untimed_steps: int) -> list[StepRow]:
     return [row for row in timed_rows if row.get("flags")]
 
 
-def num_disturbed_steps(run: Facts) -> int | None:
-    """Of the flagged steps those that an instrument of the run disturbed; the others hold a validation.
+def flagged_steps(run: Facts) -> tuple[int | None, int | None]:
+    """(flagged steps that an instrument of the run disturbed, those whose time includes a validation).
 
-    A script's or a log's own flags mean a validation within a step's time, unless a profiler ran.
+    The flags of a script or log mean that a validation is part of a step's time, unless a profiler ran.
     """
+    num_flagged = run["metrics"].get("num_flagged_steps")
     is_its_own = run.get("script") or run.get("imported")
-    return 0 if is_its_own and set(run.get("instruments") or ()) <= {"telemetry"} else _num_flagged(run)
-
-
-def num_validating_steps(run: Facts) -> int | None:
-    """How many flagged steps include a validation in their time, by a script's or a log's clock; None: unknown."""
-    return None if num_disturbed_steps(run) else _num_flagged(run)
-
-
-def _num_flagged(run: Facts) -> int | None:
-    return run["metrics"].get("num_flagged_steps")
+    num_disturbed = 0 if is_its_own and set(run.get("instruments") or ()) <= {"telemetry"} else num_flagged
+    return num_disturbed, None if num_disturbed else num_flagged
 
 
 def step_avg_ms(train_ms: float | None, num_steps: int | None) -> float | None:

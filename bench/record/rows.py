@@ -10,7 +10,7 @@ from typing import Any, TypedDict, cast
 
 from bench.base.metric import Metric, from_goal, named
 from bench.record import configs, outside_clock, validity
-from bench.record.metrics import num_disturbed_steps, num_validating_steps, target_of
+from bench.record.metrics import flagged_steps, target_of
 from bench.record.shape import Record, Section
 
 
@@ -221,12 +221,13 @@ def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
     # why it is suspect, without what an instrument that watches the code, or the referee, had to say of it
     code_doubts = {doubt["doubt"] for doubt in doubts if doubt.get("instrument") not in MACHINE_INSTRUMENTS}
     machine_doubts = [why for why in run["validity_reasons"] if why not in code_doubts and why not in contestant_doubts]
+    num_disturbed, num_validating = flagged_steps(run) if complete else (None, None)
     outside = ((run.get("referee") or {}).get("clock") or {}) if complete else {}
     file_id = f"{imported['sha256']}-{imported['run_of_file']}" if "sha256" in imported else None
     return {
         "provenance": run.get("provenance"),
-        "num_disturbed_steps": num_disturbed_steps(run) if complete else None,
-        "num_validating_steps": num_validating_steps(run) if complete else None,
+        "num_disturbed_steps": num_disturbed,
+        "num_validating_steps": num_validating,
         "batch_tokens": run["measured"].get("batch_tokens") if complete else None,
         "metric_unit": goal_metric.unit,
         "metric_direction": goal_metric.direction,

@@ -121,7 +121,7 @@ def read(folder: Path | str) -> Record:
 
 
 def read_raw(folder: Path | str, checked: bool = True) -> Record:
-    """The record of a run folder as written, upgraded.  ValueError.  checked=False: even with wrong or lacking fields."""
+    """The record of a run folder as written, upgraded.  ValueError.  checked=False: also with wrong fields."""
     path = os.path.join(folder, "run.json")
     run: dict[str, Any] = json_file.read(path)
     version = run.get("schema_version")

@@ -18,7 +18,7 @@ CORE_COLUMNS = ("step", "flags", "tokens", "lr", "train_loss", "val_loss", "step
 RUN_COLUMNS = (*CORE_COLUMNS, "t_ns")  # of our own runs from their first row on; a complete run adds its instruments'
 # t_ns: rank 0's time.perf_counter_ns when the step began, as in events.jsonl
 INT_COLUMNS = ("step", "tokens", "t_ns", "line_t_ns", "val_line_t_ns")
-BY_RANK = "steps_by_rank.csv"
+STEPS, BY_RANK = "steps.csv", "steps_by_rank.csv"
 LOSSES = ("step", "train_loss", "val_loss")
 MIN_LOSSES = 8  # so many training losses agree by chance in no two runs, even if they are printed with four digits
 
@@ -37,11 +37,13 @@ class Event(TypedDict):
     rank: NotRequired[int | None]
 
 
-def write(folder: Path | str, rows: Sequence[StepRow], columns: Sequence[str] = CORE_COLUMNS) -> None:
+def write(
+    folder: Path | str, rows: Sequence[StepRow], columns: Sequence[str] = CORE_COLUMNS, name: str = STEPS
+) -> None:
     """rows: dicts by column; None is an empty cell.  These columns come first, the others in order of appearance."""
     columns = list(dict.fromkeys([*columns, *(column for row in rows for column in row)]))
     text = ",".join(columns) + "\n" + "".join(_line(row, columns) for row in rows)
-    atomic.write_text(Path(folder) / "steps.csv", text)
+    atomic.write_text(Path(folder) / name, text)
 
 
 def append(folder: Path | str, rows: Sequence[StepRow], columns: Sequence[str] = RUN_COLUMNS) -> None:
@@ -67,13 +69,13 @@ def _cell(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else repr(value)
 
 
-def read(folder: Path | str, strict: bool = False) -> list[StepRow]:
+def read(folder: Path | str, strict: bool = False, name: str = STEPS) -> list[StepRow]:
     """steps.csv -> rows in order of step; INT_COLUMNS int, flags str, the rest float or None.  No file: [].
 
     Lines of one step are made one row (runs of 2026-11 that were killed have two).  A line that a kill cut is skipped;
     with strict it is a ValueError naming the file and the line.  A byte that is not text always is one.
     """
-    path = Path(folder) / "steps.csv"
+    path = Path(folder) / name
     try:
         head, *lines = plain_file.text(path, plain_file.MAX_LINES_BYTES).split("\n")
     except Missing:
@@ -159,30 +161,25 @@ def _column(name: str, cells: list[str]) -> list[Any]:
 
 def write_by_rank(folder: Path | str, columns: dict[str, list[dict[int, float]]]) -> None:
     """columns: {name: [{row: milliseconds} of each rank]} -> columns name_rank0, name_rank1, ...; microseconds kept."""
-    names = [f"{name}_rank{rank}" for name, by_rank in columns.items() for rank in range(len(by_rank))]
-    values = [rank_ms for by_rank in columns.values() for rank_ms in by_rank]
-    lines = [
-        ",".join([str(row), *(_cell(None if row not in rank_ms else round(rank_ms[row], 3)) for rank_ms in values)])
-        for row in sorted({row for rank_ms in values for row in rank_ms})
+    by_column = {f"{name}_rank{rank}": ms for name, ranks in columns.items() for rank, ms in enumerate(ranks)}
+    steps = sorted({step for rank_ms in by_column.values() for step in rank_ms})
+    rows: list[StepRow] = [
+        {"step": step} | {name: round(rank_ms[step], 3) for name, rank_ms in by_column.items() if step in rank_ms}
+        for step in steps
     ]
-    atomic.write_text(Path(folder) / BY_RANK, "\n".join([",".join(["step", *names]), *lines]) + "\n")
+    write(folder, rows, ("step", *by_column), BY_RANK)
 
 
 def read_by_rank(folder: Path | str) -> dict[str, list[dict[int, float]]]:
-    """steps_by_rank.csv -> {name: [{row: milliseconds} of each rank]}.  No file: {}; a line that was cut is skipped."""
-    try:
-        head, *lines = plain_file.text(Path(folder) / BY_RANK, plain_file.MAX_LINES_BYTES).split("\n")
-    except Missing:
-        return {}
-    columns = [name.rpartition("_rank") for name in head.split(",")[1:]]
-    by_rank: dict[str, list[dict[int, float]]] = {
-        name: [{} for other, _, _ in columns if other == name] for name, _, _ in columns
-    }
-    for line in lines[:-1]:
-        row, *cells = line.split(",")
-        for (name, _, rank), cell in zip(columns, cells):
-            if cell:
-                by_rank[name][int(rank)][int(row)] = float(cell)
+    """steps_by_rank.csv -> {name: [{row: milliseconds} of each rank]}, {} without the file."""
+    by_rank: dict[str, list[dict[int, float]]] = {}
+    for row in read(folder, name=BY_RANK):
+        for column, rank_ms in row.items():
+            name, _, rank = column.rpartition("_rank")
+            if name and int(rank) == len(by_rank.setdefault(name, [])):
+                by_rank[name].append({})
+            if name and rank_ms is not None:
+                by_rank[name][int(rank)][row["step"]] = rank_ms
     return by_rank
 
 

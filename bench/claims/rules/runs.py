@@ -359,7 +359,7 @@ def no_forbidden_instrument_ran(claim: Claim) -> Judged:
     def fault_of(run: Run) -> str | None:
         if flagging := registry.flagging(run.record["instruments"]):
             return f"{', '.join(flagging)} ran"
-        disturbed = metrics.num_disturbed_steps(run.record)
+        disturbed, _ = metrics.flagged_steps(run.record)
         return f"an instrument disturbed {disturbed} steps" if disturbed else None
 
     return judge_each(

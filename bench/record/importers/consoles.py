@@ -21,6 +21,7 @@ TRAIN_LOSS, VAL_LOSS, STEP_MS = (rf"(?P<{name}>{FLOAT})" for name in ("train_los
 UNITS = {"train_time_s": ("train_time_ms", 1e3), "train_time_min": ("train_time_ms", 60e3), "step_s": ("step_ms", 1e3)}
 # nanochat's total time has no step up to number 10, from 0 in base_train.py, from 1 in chat_sft.py
 NUM_UNTIMED, NUM_UNTIMED_SFT = 11, 10
+UNTIMED = "time of the steps, the first {} untimed"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LOSSES = ("train_loss", "val_loss", "val_bpb")  # of a run that diverged one is nan or inf
 VALIDATED = ("val_loss", *PRINTED_METRICS)
@@ -34,9 +35,10 @@ Rows = dict[int, Row]  # of a run, by step
 class Form:
     """How a program prints: parsed() of one line, clock() of all rows of a run.
 
-    A pattern of lines has a group for each of its numbers, by column: step, total, train_loss, UNITS, ...; beside it
-    stands what makes its step the row's.  A line that names no step is of the weights after the last one that did.  The
-    clock is the sum of the steps' times, where every step was printed and its time can be read.
+    A pattern has a group for each number of its lines, named by column: step, total, train_loss, UNITS, ...; beside it
+    stands what is added to the line's step to get the row's.  A line that names no step is of the weights after the
+    last step that was named.  The clock is what the program printed (prints_time), or else the sum of the steps' times,
+    if every step was printed and its time can be read.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Form:
     patterns: dict[str, int] = {}
     facts: dict[str, re.Pattern[str]] = {}  # what a log says around its rows: the last group
     meaning = "sum of the steps' times"  # of train_time_ms
+    prints_time = False
+    num_untimed = 0  # first steps that are not in train_time_ms
     metric = "val_loss"  # that its authors go by
     _latest = 0  # step
 
@@ -72,9 +76,10 @@ class Form:
             return None
 
     def clock(self, by_step: Rows) -> tuple[str, int]:
-        """(what train_time_ms means, number of first steps that are untimed); it adds what it can compute."""
-        add_train_time(by_step)
-        return self.meaning, 0
+        """(what train_time_ms means, number of first steps that are untimed).  Adds train_time_ms to the rows."""
+        if not self.prints_time:
+            add_train_time(by_step, self.num_untimed)
+        return self.meaning, self.num_untimed
 
     def read(self, data: bytes) -> tuple[list[Run], dict[str, Any]]:
         """The bytes of a console log -> (list of Run, facts of the file, as modded_nanogpt.read has them)."""
@@ -145,7 +150,7 @@ class NanoGpt(Form):
     }
 
     def clock(self, by_step: Rows) -> tuple[str, int]:
-        """The iterations' sum where every one was printed; validations are in it."""
+        """As of Form; flags the iterations whose times include a validation."""
         for step in [step for step, row in by_step.items() if "val_loss" in row]:
             by_step.get(step + 1, {})["flags"] = "validation"
         return super().clock(by_step)
@@ -192,11 +197,10 @@ class NanoChat(Form):
         return row
 
     def clock(self, by_step: Rows) -> tuple[str, int]:
-        """The program's own clock; to the millisecond where every step was printed, else in hundredths of a minute."""
-        is_sft = not any("total" in row for row in by_step.values())
-        untimed = NUM_UNTIMED_SFT if is_sft else NUM_UNTIMED
-        add_train_time(by_step, untimed)
-        return f"time of the steps, the first {untimed} untimed", untimed
+        """The program's own clock, to the millisecond if every step was printed, else in hundredths of a minute."""
+        self.num_untimed = NUM_UNTIMED if any("total" in row for row in by_step.values()) else NUM_UNTIMED_SFT
+        self.meaning = UNTIMED.format(self.num_untimed)
+        return super().clock(by_step)
 
 
 class KempnerForge(Form):
@@ -267,10 +271,7 @@ class AutoResearch(Form):
         rf"^peak_vram_mb:\s+(?P<peak_mib>{FLOAT})": 0,  # 2**20 bytes
     }
     facts = {"num_done": re.compile(r"^num_steps:\s+(\d+)", re.M)}
-
-    def clock(self, by_step: Rows) -> tuple[str, int]:
-        add_train_time(by_step, NUM_UNTIMED)
-        return f"time of the steps, the first {NUM_UNTIMED} untimed", NUM_UNTIMED
+    meaning, num_untimed = UNTIMED.format(NUM_UNTIMED), NUM_UNTIMED
 
 
 class ParameterGolf(Form):
@@ -283,7 +284,7 @@ class ParameterGolf(Form):
 
     name = "parameter-golf"
     metric = "val_bpb"
-    meaning = "wall time of training, as printed"
+    meaning, prints_time = "wall time of training, as printed", True
     looks_like = re.compile(r"^(?:step:)?\d+/\d+ (?:train|val)_loss:")
     patterns = {
         rf"^(?:step:)?(?P<step>\d+)/(?P<total>\d+) train_loss: ?{TRAIN_LOSS}"
@@ -302,9 +303,6 @@ class ParameterGolf(Form):
         "seed": re.compile(r"^\s*seed: ?(\d+)", re.M),
     }
 
-    def clock(self, by_step: Rows) -> tuple[str, int]:
-        return self.meaning, 0
-
 
 class SlowRun(Form):
     """train.py: "step 00012 (0.06%) | loss: 9.1 | dt: 812.30ms | tok/sec: 645,280 | bf16_mfu: 40.00% | eta: 46.1m",
@@ -320,12 +318,9 @@ class SlowRun(Form):
     facts = {
         "batch_tokens": re.compile(r"^Batch size: ([\d,]+) tokens", re.M),
         "peak_mib": re.compile(r"^Peak memory: ([\d,.]+) MiB", re.M),
-        "total_min": re.compile(r"^Total training time: ([\d.]+)m", re.M),
+        "total_min": re.compile(r"^Total training time: ([\d.]+)m", re.M),  # without steps after a recompilation
     }
-
-    def clock(self, by_step: Rows) -> tuple[str, int]:
-        """Printed at the end alone: some steps after each recompilation are not in it."""
-        return "the program's own total, without the steps after a compilation", 0
+    meaning, prints_time = "the program's own total, without the steps after a compilation", True
 
 
 FORMS: dict[str, type[Form]] = {
