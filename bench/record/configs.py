@@ -1,7 +1,7 @@
-"""config.yaml of run folders as columns: every setting by its dotted name, optim.lr, quickly for 10,000 runs.
+"""The settings of run folders (config.yaml) as columns by dotted name, such as optim.lr; fast enough for 100,000 runs.
 
-A run's config is kept as a tuple of JSON texts, one a group ('{"optim.lr":0.003,...}').  Most runs share most groups,
-so that each text is parsed once, the store keeps it once, and two runs differ only where their texts do.
+A run's config is kept as a tuple of JSON texts, one for each group ('{"optim.lr":0.003,...}').  Most runs share most
+groups, so each text is parsed and stored once, and two runs differ only where their texts do.
 """
 
 import functools
@@ -29,7 +29,7 @@ MAX_TEXTS, MAX_KEPT = 1000, 20_000  # whole configs and groups that are remember
 
 
 def read(folder: str) -> Config:
-    """config.yaml of a run folder; () where there is none or it cannot be read: verify says so, not a table."""
+    """The config of a run folder; () if config.yaml is missing or damaged, which verify reports."""
     try:
         return parse(plain_file.text(f"{folder}/config.yaml", yaml_file.MAX_BYTES))
     except ValueError:
@@ -88,7 +88,7 @@ def settings(config: Iterable[str]) -> dict[str, Any]:
 
 
 def columns(config: Config) -> dict[str, Any]:
-    """settings() that mean something for the run: a script has its own loop."""
+    """The settings() that have a meaning for the run; those of our loop have none for a script."""
     return _true_of(config, settings(config))
 
 

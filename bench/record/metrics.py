@@ -1,6 +1,6 @@
-"""Raw facts of a record -> its derived numbers, run.json["metrics"].  Anyone can recompute them; verify does.
+"""The derived numbers of a record, run.json["metrics"], from its raw facts.  Anyone can recompute them; verify does.
 
-None where a fact is missing: a run that did not finish, a device whose peak is unknown, a CPU for everything per GPU.
+A number is None if a fact is missing: the run did not finish, the peak of the device is unknown, or there is no GPU.
 """
 
 import math

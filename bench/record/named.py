@@ -1,13 +1,14 @@
-"""What a word of the user's means.  Every verb that reads results finds its folders here.
+"""How a name that the user typed is resolved to folders.  Every command that reads results uses this module.
 
-    a path            of a run, a race, a claim, a folder of runs, logs; also a run.json, a race.json, a quoted glob
-    part of a run id  every run that bears it, a config_id for example
-    part of a race id the race; where a verb wants runs, those of its arms        RACE:ARM   one arm of it
-    part of a sweep id  the sweep; where a verb wants runs, its own
-    ONE,OTHER         both
+    a path              of a run, a race, a claim, a folder of runs, logs; also a run.json, a race.json, a quoted glob
+    part of a run id    every run whose id contains it, for example a config_id
+    part of a race id   the race; for a command that takes runs, the runs of its arms
+    RACE:ARM            one arm of a race
+    part of a sweep id  the sweep; for a command that takes runs, its runs
+    ONE,OTHER           both
 
-Paths start where the user stands, in the repository or in results/.  Ids are looked for among this machine's own
-results, and where nothing bears them among the published; runs before races before sweeps.
+Paths are relative to the user's working folder, the repository or results/.  Ids are looked up among this machine's own
+results, then among the published ones; runs come before races, and races before sweeps.
 """
 
 import difflib
@@ -30,7 +31,7 @@ FILES = ("run.json", "race.json")  # stand for their folder
 
 
 class Named(NamedTuple):
-    """A word of the user's, and what it means."""
+    """A name that the user typed, and what it means."""
 
     word: str
     paths: list[Path]  # at least one, each of them exists
@@ -39,17 +40,17 @@ class Named(NamedTuple):
 
     @property
     def race(self) -> Path | None:
-        """The folder of the race that is meant, or None."""
+        """The folder of the race, if the name means one."""
         return self._with(*OF_RACES)
 
     @property
     def claim(self) -> Path | None:
-        """The claim's folder that is meant, or None."""
+        """The folder of the claim, if the name means one."""
         return self._with(CLAIM)
 
     @property
     def holders(self) -> list[Path]:
-        """The paths; of a race or its arm the folders of the runs that count.  ValueError: no such arm, or no run."""
+        """The paths; for a race, an arm or a sweep the folders of its runs.  ValueError: no such arm, or no run."""
         if self.sweep is not None:
             if folders := [point.folder for point in sweep.points(self.sweep) if point.folder is not None]:
                 return folders
@@ -58,16 +59,16 @@ class Named(NamedTuple):
 
     @property
     def sweep(self) -> Path | None:
-        """The folder of the sweep that is meant, or None."""
+        """The folder of the sweep, if the name means one."""
         return self._with(sweep.NAME)
 
     def _with(self, *names: str) -> Path | None:
-        """The one folder that is meant, if it has one of these files."""
+        """The folder, if there is only one and it has one of these files."""
         return self.paths[0] if len(self.paths) == 1 and _has(self.paths[0], *names) else None
 
     @property
     def path(self) -> Path:
-        """The one file or folder that is meant.  ValueError: there are several."""
+        """The file or folder.  ValueError: there are several."""
         if len(self.paths) > 1:
             what = f"is part of {len(self.paths)} run ids" if self.by_id else f"fits {len(self.paths)} paths"
             raise ValueError(f"{self.word}: {what}, {self.paths[0].name} among them: ./run.sh table lists the runs")
@@ -75,10 +76,10 @@ class Named(NamedTuple):
 
 
 class Lookup:
-    """Finds words; what ids need is searched once, for the first of them."""
+    """Resolves names.  The run ids are read once, when the first name needs them."""
 
     def find(self, word: str) -> Named:
-        """A word without a comma -> Named.  ValueError: nothing is called so."""
+        """Resolves a name without commas.  ValueError: nothing has this name."""
         if not word:
             raise ValueError("'': an empty word, or a comma too many, names no run: ./run.sh table lists the runs")
         if paths := _paths(word):
@@ -104,7 +105,7 @@ class Lookup:
         )
 
     def each(self, words: Iterable[str]) -> list[Named]:
-        """Words, comma lists among them -> [Named].  ValueError: nothing is called so."""
+        """Resolves names, which may be lists with commas.  ValueError: nothing has one of the names."""
         lists = (word.split(",") if "," in word and not _paths(word) else [word] for word in words)
         return [self.find(part) for parts in lists for part in parts]
 
@@ -118,12 +119,12 @@ class Lookup:
 
 
 def find(words: Iterable[str]) -> list[Named]:
-    """Words of the user -> [Named].  ValueError: nothing is called so."""
+    """Resolves names as Lookup.each()."""
     return Lookup().each(words)
 
 
 def folder(word: str) -> Path:
-    """The one folder that a word means.  ValueError: none, several, or a file."""
+    """The folder that a name means.  ValueError: it means none, several, or a file."""
     path = Lookup().find(word).path
     if not path.is_dir():
         raise ValueError(f"{word}: is a file: give a folder, or part of a run id; ./run.sh table lists the runs")
@@ -131,7 +132,7 @@ def folder(word: str) -> Path:
 
 
 def sweep_folder(word: str) -> Path:
-    """The folder of the one sweep that a word means.  ValueError: it means none."""
+    """The folder of the sweep that a name means.  ValueError: it means none."""
     found = Lookup().find(word).sweep or _one_with(word, sweep.folders(), "sweep")
     if found is None:
         raise ValueError(f"{word}: is not a sweep{_known_sweeps() or ': ./run.sh run -m makes one'}")
@@ -139,7 +140,7 @@ def sweep_folder(word: str) -> Path:
 
 
 def runs(words: Iterable[str]) -> list[Path]:
-    """Words -> the run folders in and below what they mean, each once.  ValueError: there is none."""
+    """The run folders in and below what these names mean, without duplicates.  ValueError: there is none."""
     folders: list[Path] = []
     for named in find(words):
         below = list(run_folder.find_runs(named.holders))
@@ -150,7 +151,7 @@ def runs(words: Iterable[str]) -> list[Path]:
 
 
 def _paths(word: str) -> list[Path]:
-    """What exists under this name, or fits this glob; [] for nothing."""
+    """The paths with this name, or those that match this glob; [] for none."""
     name = os.path.expanduser(word)
     bases: tuple[str | Path, ...] = (working_folder(), REPO, results_root())
     for base in (*bases, *race_roots()):
@@ -169,7 +170,7 @@ def _has(folder: Path, *names: str) -> bool:
 
 
 def _race(word: str) -> Path | None:
-    """The folder of the race that a path or part of an id means, or None.  ValueError: it is part of several ids."""
+    """The folder of the race with this path or part of an id, or None.  ValueError: it is part of several ids."""
     for path in _paths(word):
         return path if _has(path, *OF_RACES) else None
     for root in race_roots():
@@ -179,7 +180,7 @@ def _race(word: str) -> Path | None:
 
 
 def _one_with(word: str, folders: Iterable[Path], kind: str) -> Path | None:
-    """The folder whose name has the word in it, or None.  ValueError: several have."""
+    """The folder whose name contains the word, or None.  ValueError: several do."""
     fitting = [folder for folder in folders if word in folder.name]
     if len(fitting) > 1:
         raise ValueError(f"{word}: is part of {len(fitting)} {kind} ids: {', '.join(path.name for path in fitting)}")
@@ -193,9 +194,9 @@ def _known_sweeps() -> str:
 
 
 def _runs_of_race(word: str, folder: Path, arm: str | None) -> list[Path]:
-    """Folders of the runs of a race, or of one arm of it, without the warm-up runs.  ValueError: none of it is there.
+    """The run folders of a race or of one arm, without warm-up runs.  ValueError: none of them is there.
 
-    Of a race that has not ended, which has no race.json, the runs that say that they are of it.
+    A race that has not ended has no race.json; its runs are those whose records name it.
     """
     if (folder / "race.json").is_file():
         arms = {name: facts["runs"] or [] for name, facts in race_folder.read(folder)["arms"].items()}
@@ -214,33 +215,30 @@ def _runs_of_race(word: str, folder: Path, arm: str | None) -> list[Path]:
 
 
 def _runs_below(root: Path) -> dict[str, str]:
-    """{run id: folder as text}; of a run that was published twice the first."""
+    """{run id: folder as text}; the first folder of a run that was published twice."""
     folders = sorted(store.opened([root]).folders(), reverse=True) if root.is_dir() else []
     return {folder.rpartition("/")[2]: folder for folder in folders}
 
 
 def report_excluded(verb: str, message: str) -> None:
-    """Says on standard error that a verb goes on without a record, and why, in one line."""
+    """Prints on standard error, in one line, that a command excludes a record, and why."""
     print(f"{verb}: excluded: {escape.line(message)}", file=sys.stderr)
 
 
 def store_of(words: Iterable[str]) -> store.Store:
-    """Words of the user, none for results/ -> their runs as a database.  Those that cannot be read are reported."""
+    """The runs that these names mean, those of results/ without names, as a database.  Unreadable ones are reported."""
     root = results_root()
     folders = [path for named in find(words) for path in named.holders] or ([root] if root.is_dir() else [])
     return store.opened(folders, functools.partial(report_excluded, "table"))
 
 
 def rows_of_words(words: Iterable[str]) -> list[rows.ListedRow]:
-    """Words of the user, none for results/ -> the rows of their runs, by track, then time.
-
-    Those that cannot be read are reported.
-    """
+    """The rows of the runs in store_of(), sorted by track and time."""
     return listed(store_of(words).rows())
 
 
 def listed(found: Mapping[str, rows.Row]) -> list[rows.ListedRow]:
-    """{absolute folder: row} -> the rows by track, then time, each with its folder from where the user stands."""
+    """{absolute folder: row} -> the rows sorted by track and time, with folders relative to the working folder."""
     rows_found: list[rows.ListedRow] = []
     before: dict[str, str] = {}  # parent -> what stands before the name, from where the user stands
     for folder, row in found.items():

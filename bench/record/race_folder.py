@@ -59,7 +59,7 @@ class Race(TypedDict, total=False):
 
 
 def of(results: Path | str, race_id: str) -> Path:
-    """Where a race lies.  ValueError for what cannot be a race's id."""
+    """The folder of a race.  ValueError if race_id cannot be an id."""
     if not NAME.fullmatch(race_id):
         raise ValueError(f"{race_id!r} cannot be a race's id: ./run.sh race --help says how a race is named")
     return Path(results) / FOLDER / race_id
@@ -85,7 +85,7 @@ def shared(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def read(folder: Path | str) -> Race:
-    """race.json of this folder.  ValueError where it is missing or damaged."""
+    """The race.json of a folder.  ValueError if it is missing or damaged."""
     path = Path(folder) / "race.json"
     if not path.is_file():
         name = Path(folder).name
@@ -101,6 +101,6 @@ def verdicts_of(race: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def run_folder_of(folder: Path, run: str) -> Path | None:
-    """Where a run "<track>/<run_id>" lies: in results/, or beside the race where it was moved; None: nowhere."""
+    """The folder of a run "<track>/<run_id>": in results/, or beside a race that was moved; None without one."""
     bases = (folder.parent.parent, results_root(), folder, REPO)
     return next((Path(base, run) for base in bases if Path(base, run, "run.json").is_file()), None)

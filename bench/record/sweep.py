@@ -1,12 +1,12 @@
-"""A sweep: who it is, what it asked for, and which runs are its own.  results/sweeps/<sweep_id>/:
+"""A sweep: its id, the runs that it requested, and those that it has.  The files of results/sweeps/<sweep_id>/:
 
-    sweep.json     what was asked for and how it ended; written before its first run and at its end
+    sweep.json     what was requested and how the sweep ended; written before its first run and at its end
     points.jsonl   {"number", "overrides", "folder"} of each point that has a record, the newest last;
-                   points.NUMBER.jsonl by the process that ran it alone: machines never append to one file
+                   points.NUMBER.jsonl if another process ran the point, so that two machines never append to one file
     sweep.html     its page (bench/report/sweep_page.py)
     study.json     of ./run.sh study alone: what it compares and how; study.html, .md, .tex and .csv are its answer
 
-Each run that a sweep starts says so in run.json["sweep"]; one that was complete before stands in points.jsonl alone.
+Each run that a sweep starts names it in run.json["sweep"]; a run that was complete before is only in points.jsonl.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class Facts(TypedDict):
 
 
 class Study(TypedDict):
-    """study.json: arms that are tuned alike, and the race of their best."""
+    """study.json: arms that are tuned with equal budgets, and the race of their best settings."""
 
     schema_version: int
     arms: dict[str, list[str]]  # {name in the race: the override that makes the arm}, the baseline first
@@ -68,7 +68,7 @@ class Kept(TypedDict):
 
 
 class Point(NamedTuple):
-    """One run of a sweep.  folder: where its record is, None: it has none."""
+    """One requested run of a sweep.  folder: of its record, None without one."""
 
     number: int
     overrides: list[str]
@@ -76,9 +76,9 @@ class Point(NamedTuple):
 
 
 def id_of(overrides: Iterable[str], source_sha256: str) -> str:
-    """The id of the sweep that these overrides make of this code: the same command goes on with the same sweep.
+    """The id of the sweep with these overrides and this code, so that the same command continues the same sweep.
 
-    What it costs is not part of it, as of no config_id.
+    As in a config_id, the price of the hardware is not part of it.
     """
     settings = sorted(word for word in overrides if not word.lstrip("+").startswith("hardware.price_usd_per_hour="))
     return f"sweep-{hashlib.sha256(json.dumps([settings, source_sha256]).encode()).hexdigest()[:8]}"
@@ -87,7 +87,7 @@ def id_of(overrides: Iterable[str], source_sha256: str) -> str:
 def begin(
     results: Path | str, sweep_id: str, command: Sequence[str], points: Sequence[Sequence[str]], budget_s: float | None
 ) -> Path:
-    """sweep.json of a sweep that starts or goes on -> its folder, absolute."""
+    """Writes sweep.json of a sweep that starts or continues.  Returns its folder, absolute."""
     folder = Path(results).absolute() / FOLDER / sweep_id
     folder.mkdir(parents=True, exist_ok=True)
     facts: Facts = {
@@ -105,7 +105,7 @@ def begin(
 
 
 def keep(folder: Path, number: int, overrides: Sequence[str], run: Mapping[str, Any], apart: bool = False) -> None:
-    """A point has a record.  run: with "folder", as launch() returns it; apart: others write meanwhile."""
+    """Notes that a point has a record.  run: with "folder", as from launch(); apart: other processes write as well."""
     path = Path(run["folder"]).absolute()
     results = folder.parent.parent
     name = path.relative_to(results).as_posix() if path.is_relative_to(results) else str(path)
@@ -114,7 +114,7 @@ def keep(folder: Path, number: int, overrides: Sequence[str], run: Mapping[str, 
 
 
 def end(folder: Path, why: str | None = None) -> None:
-    """The sweep has ended.  why: not every point has a run; None: each has."""
+    """Notes that the sweep has ended.  why: the reason if not every point has a run, else None."""
     atomic.write_json(folder / NAME, {**read(folder), "ended_at": utc.now(), "why": why})
 
 
@@ -156,12 +156,12 @@ def metric_of(study: Study) -> Metric:
 
 
 def best_of(tried: Mapping[float, float], metric: Metric = VAL_LOSS) -> float:
-    """The value of trials() with the best metric, the lowest value of several."""
+    """The value in trials() with the best metric; of equal ones the lowest value."""
     return min(tried, key=lambda value: (metric.sign * tried[value], value))
 
 
 def points(folder: Path | str) -> list[Point]:
-    """Every point asked for, in order, each with the newest record that it has."""
+    """Every requested point in order, with its newest record."""
     folder = Path(folder)
     kept: dict[tuple[str, ...], str] = {}
     for line in _lines(folder):
@@ -183,7 +183,7 @@ def _lines(folder: Path) -> Iterator[Kept]:
 
 
 def axes(points: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
-    """The overrides of every point -> {key: its values, in order} of those keys in which the points differ."""
+    """{key: its values in order} of those overrides in which the points differ."""
     by_key: dict[str, dict[str, Any]] = {}
     for overrides in points:
         for key, value in values(overrides).items():
@@ -192,7 +192,7 @@ def axes(points: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
 
 
 def its_own(overrides: Sequence[str], points: Iterable[Sequence[str]]) -> str:
-    """Those overrides of a point in which the points differ, for people; all where they differ in nothing."""
+    """The overrides of a point in which the points differ, as text; all of them if they differ in none."""
     differing = axes([overrides, *points])
     return " ".join([word for word in overrides if word.partition("=")[0] in differing] or overrides)
 
@@ -206,7 +206,7 @@ def values(overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def folders(results: Path | str | None = None) -> list[Path]:
-    """The folders of all sweeps in a results folder, None: this machine's own."""
+    """The folders of all sweeps in a results folder; None: in this machine's own."""
     return sorted(path.parent for path in Path(results or results_root()).glob(f"{FOLDER}/*/{NAME}"))
 
 

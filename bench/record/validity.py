@@ -1,7 +1,7 @@
-"""Whether a finished run counts: valid, suspect or invalid, and why.
+"""Whether a finished run is valid, suspect or invalid, and why.
 
-What the referee's own loss (bench/training/referee_loss.py) says of a run is recomputed by ./run.sh verify from
-run.json["referee"]["loss"]; docs/record.md has the arithmetic.
+./run.sh verify recomputes this from the record, including what follows from the referee's own loss
+(bench/training/referee_loss.py; run.json["referee"]["loss"]).  docs/record.md has the arithmetic.
 """
 
 import math
@@ -83,13 +83,13 @@ def broken_time(run: Facts) -> str | None:
 
 
 def is_busy(run: Facts) -> bool:
-    """Whether other programs took so much of the CPU that the run, on a CPU, has no time that counts."""
+    """Whether other programs used so much of the CPU that the time of a run on it does not count."""
     foreign = run["measured"].get("foreign_cpu_cores")
     return run["hardware"]["device"] == "cpu" and foreign is not None and round(foreign, 2) > MAX_FOREIGN_CPU_CORES
 
 
 def contestant_doubts(run: Facts) -> list[str]:
-    """What the referee found out about the model itself that makes a complete run suspect."""
+    """The referee's findings about the contestant that make a complete run suspect."""
     return [*faults_of_run(run)[1], *_model_doubts(run)]
 
 
@@ -117,7 +117,7 @@ def _fault_of_code(run: Facts) -> str | None:
 
 
 def _faults_of_model(run: Facts) -> Iterator[str]:
-    """What the referee saw the model do after its last validation that no number of it survives."""
+    """The referee's findings after the last validation that make all numbers of the run invalid."""
     causal, evaluation = _checks(run)
     if causal.get("found") == "not causal":
         yield f"after the last step, {causal['why']}"
@@ -147,7 +147,7 @@ def _model_doubts(run: Facts) -> Iterator[str]:
 
 
 def _checks(run: Facts) -> tuple[Section, Section]:
-    """What the referee found at the end of the run: (of causality, of evaluation); older records have neither."""
+    """The referee's findings at the end of the run: (causality, evaluation), both empty in older records."""
     referee = run.get("referee") or {}
     return referee.get("causality", {}).get("end", {}), referee.get("evaluation", {})
 
@@ -156,7 +156,7 @@ def _checks(run: Facts) -> tuple[Section, Section]:
 
 
 def bound_nats(dtype: str, is_compiled: bool) -> float:
-    """How far forward()'s loss may be from the one that the referee computes of the model's logits."""
+    """How much the loss of forward() may differ from the one that the referee computes from the logits."""
     return BOUND_NATS[dtype][is_compiled]
 
 
