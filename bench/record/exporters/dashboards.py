@@ -1,7 +1,7 @@
-"""Finished records -> TensorBoard, Weights & Biases, MLflow: read from the run folder, never during a run.
+"""Exports finished records to TensorBoard, Weights & Biases and MLflow, from the run folder and never during a run.
 
-An exporter is a function of EXPORT and a yaml of its settings in conf/exporters/, both by its package's name.  The
-packages are optional.  They get a copy, often rounded (TensorBoard keeps 32 bits): the record stays the source.
+An exporter is a function in EXPORT and a yaml of its settings in conf/exporters/, both named after its package.  The
+packages are optional.  They get a copy, which may be rounded (TensorBoard keeps 32 bits); the record stays the source.
 """
 
 import contextlib
@@ -49,13 +49,13 @@ def names() -> list[str]:
 
 
 def chosen(run: Record) -> dict[str, dict[str, Any]]:
-    """A record -> {exporter: its settings} that the run chose.  The first records have them among the instruments."""
+    """{exporter: settings} that a run chose.  The oldest records have exporters among the instruments."""
     from_instruments = {name: settings for name, settings in (run["instruments"] or {}).items() if name in names()}
     return from_instruments | (run.get("exporters") or {})
 
 
 def settings_of(run: Record, name: str, changes: Iterable[str] = ()) -> dict[str, Any]:
-    """Settings of an exporter: its yaml's, the run's own, then KEY=VALUE words.  ValueError for an unknown key."""
+    """The settings of an exporter: from its yaml, the run, then KEY=VALUE words.  ValueError for an unknown key."""
     settings = yaml.safe_load(groups.path_of("exporters", name).read_text())[name] | chosen(run).get(name, {})
     for change in changes:
         key, equals, value = change.partition("=")
@@ -66,21 +66,21 @@ def settings_of(run: Record, name: str, changes: Iterable[str] = ()) -> dict[str
 
 
 def missing(name: str) -> str | None:
-    """None, or where the exporter's package is not installed a sentence with the command that installs it."""
+    """A sentence with the command that installs the exporter's package; None if it is installed."""
     if importlib.util.find_spec(name) is not None:
         return None
     return f"the package {name} is not installed: {private.redact(sys.executable, REPO)} -m pip install {name}"
 
 
 def check(exporters: Mapping[str, dict[str, Any]]) -> None:
-    """{name: settings} -> ValueError, before a run, for settings that its exporter would refuse after it."""
+    """Raises ValueError before a run for settings that an exporter would refuse after it."""
     mode = exporters["wandb"]["mode"] if "wandb" in exporters else None
     if mode is not None and mode not in WANDB_MODES:
         raise ValueError(f"exporters.wandb.mode={mode}: use {' or '.join(WANDB_MODES)}")
 
 
 def warnings(exporters: Iterable[str]) -> list[dict[str, Any]]:
-    """Chosen exporters -> a record's warnings of the packages that are missing."""
+    """A record's warnings about exporters whose packages are missing."""
     lacking = [(name, sentence) for name in exporters if (sentence := missing(name))]
     return [{"rank": None, "instrument": name, "edge": "start", "error": message} for name, message in lacking]
 

@@ -1,7 +1,7 @@
-"""Console logs of other programs -> runs, a class for the lines of each: nanoGPT, nanochat and those of FORMS.
+"""Console logs of other programs as runs, with a class for the lines of each program in FORMS.
 
-Row k is after k optimizer steps.  nanoGPT and nanochat number a step from 0 and print it when it is done, so their line
-of step k is row k + 1; their validation k comes before step k and is row k.  Colours are taken off.
+Row k is the state after k optimizer steps.  nanoGPT and nanochat number steps from 0 and print a step when it is done,
+so their line of step k is row k + 1; their validation k comes before step k and is row k.  Colours are removed.
 """
 
 import itertools
@@ -52,7 +52,7 @@ class Form:
     _latest = 0  # step
 
     def parsed(self, line: str) -> Row | None:
-        """{"step", ...}, None for another line; row k is after k optimizer steps."""
+        """{"step", ...} of a metric line, None for any other line."""
         row: Row = {}
         for pattern, offset in self.patterns.items():
             if match := re.search(pattern, line):
@@ -67,7 +67,7 @@ class Form:
         return row or None
 
     def row(self, line: str) -> Row | None:
-        """parsed() of a line as it was printed, None also where a number in it is none."""
+        """parsed() of a line as printed; None also if a number in it cannot be read."""
         if len(line) > MAX_LINE_CHARS:
             return None
         try:
@@ -82,7 +82,7 @@ class Form:
         return self.meaning, self.num_untimed
 
     def read(self, data: bytes) -> tuple[list[Run], dict[str, Any]]:
-        """The bytes of a console log -> (list of Run, facts of the file, as modded_nanogpt.read has them)."""
+        """The bytes of a log -> (its runs, facts of the file as of modded_nanogpt.read())."""
         text = COLOUR.sub("", data.decode("utf-8", "replace"))
         runs: list[Rows] = []
         unmatched, latest = [], 0
@@ -121,7 +121,7 @@ def to_float(text: str) -> float:
 
 
 def add_train_time(by_step: Rows, num_untimed: int = 0) -> None:
-    """train_time_ms of each step by adding up step_ms after the untimed ones; of none where one of them is unknown."""
+    """Adds train_time_ms to each row, the sum of step_ms after the untimed steps, unless one of these is unknown."""
     last = max(by_step)
     times_ms = [by_step.get(step, {}).get("step_ms") for step in range(num_untimed + 1, last + 1)]
     if not times_ms or None in times_ms:
@@ -374,7 +374,7 @@ def _run(by_step: Rows, number: int, facts: dict[str, str], form: Form) -> Run:
 
 
 def _is_complete(form: str, last: int, val_step: int | None, total: int | None, facts: dict[str, str]) -> bool:
-    """Whether the run went to its end: the log says so, or has its last step, or (no total) its last validation."""
+    """Whether the run is complete: the log says so, or has its last step or, if no total is known, validates it."""
     validates_last = val_step is not None and form == "nanochat"  # if it validates at all
     says_done = "num_done" in facts or "total_min" in facts  # printed at the end
     if says_done and (not validates_last or val_step == last):

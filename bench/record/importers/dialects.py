@@ -1,6 +1,6 @@
-"""How the lines of a training program read: a dialect by name, by a yaml of patterns, or found in the lines themselves.
+"""The dialects in which training programs print: chosen by name, by a yaml of patterns, or detected from the lines.
 
-row() and read() of a dialect are for a script that runs; files_of() and read_file() make records of logs.
+A dialect's row() and read() are for a script that runs; files_of() and read_file() make records of logs.
 
 A yaml of patterns:
     step: 'iter (?P<step>\\d+) loss (?P<train_loss>\\S+) elapsed (?P<train_time_s>\\S+)'
@@ -66,13 +66,13 @@ class Modded(consoles.Form):
 
 
 def metrics_of(dialect: str) -> set[str]:
-    """Names of metrics that lines of this dialect may have; val_loss is always one."""
+    """The names of numbers that lines of this dialect may have, always with val_loss."""
     patterns = reader_of(dialect).patterns
     return {"val_loss", *(name for pattern in patterns for name in re.compile(pattern).groupindex)}
 
 
 class Patterns(consoles.Form):
-    """The form that the patterns of a yaml describe."""
+    """The form of lines that the patterns of a yaml describe."""
 
     name = "patterns"
     ambiguous: str | None = None  # the first line that two patterns match
@@ -121,7 +121,7 @@ def read_yaml(path: str, where: str) -> Patterns:
 
 
 def edge(path: str) -> tuple[str, int]:
-    """From a yaml of patterns: the one for a step's line, whose first group is the number, and what to add to it."""
+    """The pattern for steps in a yaml, whose first group is the step's number, and what to add to that number."""
     described = yaml_file.read(path)
     return re.sub(r"[?]P<(?!step>)[a-z_]+>", "?:", described["step"]), 1 - described.get("first_step", 1)
 
@@ -139,7 +139,7 @@ def _pattern(where: str, text: str) -> re.Pattern[str]:
 
 
 def detect(lines: Iterable[str]) -> str | None:
-    """The dialect of NAMES that reads most of the lines, the first of them where several do; None: none reads one."""
+    """The dialect of NAMES that understands most of the lines, the first of several; None if none understands one."""
     lines = list(lines)
     num_read = {name: sum(reader_of(name).row(line) is not None for line in lines) for name in NAMES}
     best = max(NAMES, key=lambda name: num_read[name])
@@ -147,7 +147,7 @@ def detect(lines: Iterable[str]) -> str | None:
 
 
 def read(name: str, lines: Sequence[str]) -> tuple[list[Run], dict[str, Any]]:
-    """All lines of a program, in that dialect -> (its runs, facts as read_file() has them: "unmatched" and more)."""
+    """All lines of a program -> (its runs, facts as of read_file(): "unmatched" and more)."""
     return reader_of(name).read(("\n".join(lines) + "\n").encode())
 
 
@@ -155,9 +155,9 @@ def read(name: str, lines: Sequence[str]) -> tuple[list[Run], dict[str, Any]]:
 
 
 def files_of(paths: Iterable[Path | str]) -> list[tuple[Path, Path | None]]:
-    """Words of a user, globs too -> [(file, the folder it was under, or None)], each once.
+    """Paths and globs from the user -> [(file, the named folder that it is in, or None)], without duplicates.
 
-    Raises ValueError for what is not there.
+    ValueError if nothing is there.
     """
     folder_of: dict[Path, Path | None] = {}
     for word in paths:

@@ -1,8 +1,8 @@
-"""Metric lines of modded-nanogpt's logs -> numbers, every one of them understood or reported.
+"""The metric lines of modded-nanogpt's logs as numbers: each line is understood or reported.
 
-A line that begins with "step:7/", "s:7 ", "tailavg step:" or "val_step:7/" is a metric line; the code that logs embed
-is not read here.  Lines of the common shapes are read by one expression, the others word by word.  What looks like a
-metric line but is not a whole one is reported: cut, torn by another rank's output, the second rank's copy, words in
+A metric line begins with "step:7/", "s:7 ", "tailavg step:" or "val_step:7/"; the code that logs embed is not read
+here. Lines of common shapes are read by one regular expression, the others word by word.  A line that only looks like
+a metric line is reported: it was cut, torn by another rank's output, printed again by a second rank, or has words in
 front.
 """
 
@@ -89,7 +89,7 @@ class Metrics:
 
 
 def plain(data: bytes) -> bytes:
-    """The bytes of a log without what a terminal, an editor or a launcher put around its lines."""
+    """The bytes of a log without what terminals, editors and launchers put around its lines."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         data = data.decode("utf-16", "replace").encode()
     data = data.removeprefix(codecs.BOM_UTF8)
@@ -103,7 +103,7 @@ def plain(data: bytes) -> bytes:
 
 
 def first(data: bytes) -> int:
-    """Where the first metric line begins; the length of the data if there is none."""
+    """The offset of the first metric line; the length of the data without one."""
     if IS_METRIC.match(data):
         return 0
     match = FIRST.search(data)
@@ -183,9 +183,9 @@ def _is_cut(text: Sequence[bytes], line_numbers: Array) -> bool:
 
 
 def _drop_repeated(metrics: Metrics, text: Sequence[bytes]) -> None:
-    """A line that is repeated at once counts once; of two lines of one step between others one is reported.
+    """Counts a line that is repeated at once as one, and reports the second of two lines of one step between others.
 
-    Where a step comes twice at a run's end or once in a log, another run begins: modded_nanogpt.py.
+    A step that is repeated at the end of a run, or only once in a log, begins another run: modded_nanogpt.py.
     """
     step, total = metrics.columns["step"], metrics.columns["total"]
     if len(step) < 2:
@@ -205,16 +205,16 @@ def _drop_repeated(metrics: Metrics, text: Sequence[bytes]) -> None:
 
 
 def same_again(metrics: Metrics) -> Array:
-    """A mask for all lines but the first: of the same step and kind (training or validation) as the one before."""
+    """For all lines but the first, whether step and kind (training, validation) are those of the line before."""
     step = metrics.columns["step"]
     is_val = ~(np.isnan(metrics.columns["val_loss"]) & np.isnan(metrics.columns["val_diverged"]))
     return (step[1:] == step[:-1]) & (is_val[1:] == is_val[:-1])
 
 
 def _read_fields(line: bytes, index: int, metrics: Metrics) -> str | None:
-    """A line of a rarer shape: key:value fields in any order.
+    """Reads a line of a rarer shape, with key:value fields in any order.
 
-    "step": a step's line; "other": understood, of no step; None: not understood.
+    Returns "step" for the line of a step, "other" for another line that is understood, None if it is not understood.
     """
     if TAIL.match(line):
         metrics.tails.append(_texts(line[len(b"tailavg ") :].split()))
@@ -257,7 +257,7 @@ def _number(text: bytes) -> float | None:
 
 
 def _time_ms(text: bytes, units: tuple[bytes, ...] = (b"ms", b"s"), not_finite: float = np.nan) -> float | None:
-    """ "12ms" or "0.012s" -> milliseconds, not_finite for nan and inf; None for what is no time in one of the units."""
+    """ "12ms" or "0.012s" -> milliseconds; not_finite for nan and inf; None if it is not a time in one of the units."""
     unit = next((unit for unit in units if text.endswith(unit)), None)
     number = _number(text.removesuffix(unit)) if unit else None
     if number is None:

@@ -1,7 +1,7 @@
-"""Logs of KellerJordan/modded-nanogpt (and llm.c's main.log) -> runs: all formats from 2024-06 to 2026.
+"""Logs of KellerJordan/modded-nanogpt (and llm.c's main.log) as runs, in all formats from 2024-06 to 2026.
 
-A file holds no run, one, or several; what a log does not say is None.  step_avg was printed with three meanings, which
-are distinguished by trying each on the log's own numbers.
+A file has no run, one, or several; what a log does not say is None.  step_avg has been printed with three meanings; the
+one that fits the log's own numbers is chosen.
 """
 
 import contextlib
@@ -85,13 +85,13 @@ def sources(data: bytes) -> dict[str, str]:
 
 
 def code_key(files: Mapping[str, str]) -> str:
-    """What repeats of one code share: a literal seed, the run's name, comments and docstrings may differ."""
+    """A hash of code that repeats share: a literal seed, the run's name, comments and docstrings may differ."""
     texts = (OF_ONE_RUN.sub(rb"\g<1>\g<2>0", text.encode()) for _, text in sorted(files.items()))
     return hashlib.sha256(b"\0".join(map(code_state.normalised, texts))).hexdigest()
 
 
 def _split(metrics: Metrics) -> list[range]:
-    """The metric lines of each run, as a range; it ends where steps go back or come again, or the total changes."""
+    """The metric lines of each run, as ranges: a run ends where steps go back or repeat, or the total changes."""
     if not len(metrics):
         return []
     step, total = metrics.columns["step"], metrics.columns["total"]
@@ -101,7 +101,7 @@ def _split(metrics: Metrics) -> list[range]:
 
 
 def _drop_copies(metrics: Metrics, text: Sequence[bytes]) -> None:
-    """A run whose lines, its last too, are all in the one before is not a new run: a driver's summary of its log."""
+    """Drops a run whose lines are all in the one before, its last one too: it is a driver's summary of that run."""
     kept = np.ones(len(metrics), bool)
     for before, after in itertools.pairwise(_split(metrics)):
         old, new = metrics.line_numbers[before], metrics.line_numbers[after]
@@ -115,9 +115,9 @@ def _drop_copies(metrics: Metrics, text: Sequence[bytes]) -> None:
 def _facts_of_runs(
     metrics: Metrics, spans: list[range], text: Sequence[bytes], is_metric: Array
 ) -> Iterator[dict[str, Any]]:
-    """What the log says around the lines of each run: of the machine before them, of the peak within and after them.
+    """The facts around the lines of each run: about the machine before them, the memory peak within and after them.
 
-    A later run in a file that lacks its own head is from the same machine; its seed and its start are unknown.
+    A later run in a file without a header of its own is from the same machine; its seed and its start are unknown.
     """
     starts = [int(metrics.line_numbers[span[0]]) for span in spans] + [len(text)]
     end = 0  # of the run before
@@ -175,7 +175,7 @@ def _run(metrics: Metrics, span: range, facts: dict[str, Any], source: str | Non
 
 
 def _meaning(columns: Columns) -> str | None:
-    """Which of MEANINGS gives the printed step_avg; None: none was printed, or none fits."""
+    """The one of MEANINGS that gives the printed step_avg; None if none was printed or none fits."""
     known = ~np.isnan(columns["step_avg_ms"]) & ~np.isnan(columns["train_time_ms"]) & (columns["step"] > 0)
     if not known.any():
         return None
@@ -197,7 +197,7 @@ def _meaning(columns: Columns) -> str | None:
 
 
 def _environment(data: bytes) -> dict[str, Any]:
-    """What the log says of where it ran; None for what it does not say."""
+    """What the log says about the machine and software; None for what it does not say."""
     torch, python, device = TORCH.search(data), PYTHON_VERSION.search(data), ON_DEVICE.search(data)
     tables: dict[int, str] = {}
     for index, name in SMI_GPU.findall(data):
@@ -228,7 +228,7 @@ def _decoded(text: bytes) -> str:
 
 
 def _started(data: bytes) -> tuple[str | None, str | None]:
-    """(time, zone): nvidia-smi prints the machine's own time, of a zone that the log does not name."""
+    """(start time, zone); nvidia-smi prints local time, whose zone the log does not name."""
     with contextlib.suppress(ValueError):
         if match := UTC_STAMP.search(data):
             return utc.parse(_decoded(match[1])).astimezone(UTC).strftime(STAMP), "UTC"
@@ -240,9 +240,9 @@ def _started(data: bytes) -> tuple[str | None, str | None]:
 
 
 def _source(data: bytes) -> tuple[bytes | None, int]:
-    """(the code in a log, where what follows it starts): before the first rule, or between the first two.
+    """(the code in a log, the offset of what follows it): before the first rule, or between the first two.
 
-    No code: (None, 0).  Lines in it that look like metric lines are code, if it is Python; else there is no code there.
+    (None, 0) without code.  If lines in it look like metric lines, it is only taken for code if it is Python.
     """
     metric = lines.first(data)
     first = _rule(data, 0)

@@ -1,4 +1,4 @@
-"""A foreign Run -> a record with provenance "imported": the same keys as ours, null where the log does not say."""
+"""A run of another program's log as a record with provenance "imported": our keys, null where the log is silent."""
 
 import functools
 import hashlib
@@ -33,7 +33,7 @@ UNKNOWN_TIME = "00000000T000000Z"
 
 @dataclass
 class Run:
-    """One run as another program's log has it.  What the log does not say is None."""
+    """One run in another program's log.  What the log does not say is None."""
 
     number: int  # in its file, from 0
     columns: Columns  # of lines.COLUMNS
@@ -136,7 +136,7 @@ def record_of(
 
 
 def _imported(run: Run, form: str, facts: dict[str, Any], file: str) -> Section:
-    """What only a record of another program's log has."""
+    """The section that only imported records have."""
     return {
         "same_run_id": _same_run_id(run) if form == "modded-nanogpt" else None,
         "format": form,
@@ -168,10 +168,10 @@ def _environment(facts: dict[str, Any]) -> Section:
 
 
 def _same_run_id(run: Run) -> str | None:
-    """What two files of one run agree on (its console, its log, a driver's summary), and two runs hardly ever.
+    """An id that two files of one run share (its console, its log, a driver's summary), and two runs hardly ever.
 
-    All validations, whatever the time; of a run with fewer than MIN_VALIDATIONS the first, the last and the time to the
-    millisecond; None where there are no two, or no time.
+    It is made of all validations or, with fewer than MIN_VALIDATIONS, of the first, the last and the time to the
+    millisecond; None with fewer than two validations, or without a time.
     """
     known = ~np.isnan(run.columns["val_loss"])
     losses, steps = run.columns["val_loss"][known].tolist(), run.columns["step"][known].tolist()
@@ -185,7 +185,7 @@ def _same_run_id(run: Run) -> str | None:
 
 
 def _doubts(unmatched: list[tuple[int, str]]) -> list[str]:
-    """The same for every run of the file: which run an unrecognised line belongs to is not known."""
+    """A doubt about every run of the file if lines were not understood, as these may belong to any of its runs."""
     if not unmatched:
         return []
     number, text = unmatched[0]
@@ -207,10 +207,9 @@ def _failure(run: Run) -> Section:
 
 
 def rows_of(run: Run) -> list[StepRow]:
-    """Rows by step; step_ms as printed, or else the difference of printed times of neighbouring steps.
+    """The rows of steps.csv.  step_ms is as printed, or else the difference of the times of two neighbouring steps.
 
-    Nothing synchronised those.  The first steps of some programs are in no clock: flagged, with a step_ms only where
-    one was printed.
+    These are not synchronised with the device.  Untimed first steps are flagged and have only a printed step_ms.
     """
     columns, rows, tokens = run.columns, {}, run.batch_tokens
     steps = columns["step"].astype(int).tolist()
@@ -239,7 +238,7 @@ def rows_of(run: Run) -> list[StepRow]:
 
 
 def _named(path: Path, part_of: Path | None) -> tuple[str, str, str]:
-    """(track, name, the file as the record names it: below the folder that was given, never a home folder)."""
+    """(track, name, the file's name in the record: relative to the named folder, never with a home folder)."""
     parts = path.resolve().parts
     if track := next((track for track in groups.UPSTREAM_TRACKS if track in parts), None):
         inside = parts[parts.index(track) :]
