@@ -1,4 +1,4 @@
-"""Where the level of a series changes: the shortest stretches of it that must hold a change, all together at 95 %.
+"""Finds where the level of a series changes: the shortest stretches that must contain a change, jointly at 95 %.
 
 Narrowest Significance Pursuit for piecewise constant means: P. Fryzlewicz, Journal of the American Statistical
 Association 119 (2024), 1633-1646, arXiv:2009.05431, in its plainest case:

@@ -1,7 +1,7 @@
-"""Credentials in text: tokens known by their shape, logins in URLs, and values whose name says what they are.
+"""Finds credentials in text: tokens of a known shape, logins in URLs, and values whose name says what they are.
 
-redacted(text) removes them from what is recorded; found(text) searches what is to be published, by the same rules.  A
-secret that is split over two lines, encoded (base64) or given a harmless name is not found.
+redacted(text) removes them from what is recorded; found(text) applies the same rules to what is to be published.  A
+secret that is split over two lines, encoded (base64) or has a harmless name is not found.
 
 detect-secrets 1.5.0 was measured for this on 2026-11-23: without its entropy plugins, which flag every sha256, it found
 6 of the 12 forms that tests/test_credentials.py begins with (no Hugging Face, W&B or OpenAI project key, no token in a
@@ -94,7 +94,7 @@ _known: set[str] = set()
 
 
 def remember(value: str) -> None:
-    """Makes this process also find this text, which holds a credential, and the credential alone."""
+    """Makes this process also find this text, which contains a credential, and the credential alone."""
     spans = found(value, {})
     login = [word for span in spans if span.shown == LOGIN for word in value[span.start : span.end].split(":", 1)[1:]]
     for word in (value, *login, *(value[span.start : span.end] for span in spans)):

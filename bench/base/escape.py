@@ -1,4 +1,4 @@
-"""What leaves the program: how text from outside is escaped, one function a medium, and the door of standard output.
+"""How text from outside is escaped before it leaves the program: a function for each medium, and Door for terminals.
 
 terminal   Door: whatever is printed passes it; line(): foreign text within a line of ours
 Markdown   markdown()          csv    csv_text()          LaTeX   latex()
@@ -83,10 +83,10 @@ def installed(text: str) -> str:
 
 
 class Door:
-    """A text stream that the work never waits for and never fails by, and that passes no control character.
+    """A text stream whose errors never interrupt the work, and that passes no control characters.
 
-    The first error (nobody reads, the disk is full) mutes it: the rest goes nowhere, and error has it.
-    is_ours: what is written is rich's, and passes as it is; renamed: ./run.sh is called speedrun, as its user types it.
+    After the first error (nobody reads, the disk is full), kept in error, further output is discarded.
+    is_ours: the text is drawn by rich and passes unchanged; renamed: ./run.sh becomes speedrun, as its user types it.
     """
 
     def __init__(self, stream: TextIO, is_ours: bool = False, renamed: bool = False) -> None:
@@ -131,7 +131,7 @@ class Door:
 
 @contextlib.contextmanager
 def doors(renamed: bool = False) -> Iterator[Door]:
-    """Standard output and standard error through doors, in this block -> that of standard output."""
+    """Passes standard output and standard error through doors in this block; yields that of standard output."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = out, _ = [Door(stream, renamed=renamed) for stream in before]
     try:

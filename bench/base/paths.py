@@ -1,8 +1,9 @@
 """Paths of this code and its results, and the folder that the user's relative paths start from.
 
-run.sh changes folder, and gives the user's own as SPEEDRUN_CWD.  REPO is the checkout, or the package that a wheel
-installs, which has the same folders and is never written to.  CODE is where this process imports from: REPO,
-or a read-only copy of it (bench/machine/code_copy.py), whose processes get REPO from the variable CHECKOUT.
+run.sh changes the working folder and passes the user's own as SPEEDRUN_CWD.  REPO is the checkout, or the package that
+a wheel installs, which has the same folders and is never written to.  CODE is the folder that this process imports
+from: REPO, or a read-only copy of it (bench/machine/code_copy.py), whose processes get REPO from the variable
+CHECKOUT.
 """
 
 import contextlib
@@ -43,12 +44,12 @@ def variables(own: Mapping[str, str]) -> Iterator[None]:
 
 
 def user_path(word: str | Path) -> Path:
-    """A path as the user typed it -> Path; ~ is their home."""
+    """A path that the user typed as a Path, with ~ for their home."""
     return Path(working_folder(), os.path.expanduser(word))
 
 
 def brief(text: str) -> str:
-    """A, B or A -> B as an answer that others read says it: of an absolute path the last two parts, no folder above."""
+    """Text such as "A, B" or "A -> B" for others to read: only the last two parts of absolute paths are kept."""
     return ABSOLUTE.sub(lambda found: "/".join(Path(found[0]).parts[-2:]), text)
 
 
@@ -95,7 +96,7 @@ def copy_roots() -> list[Path]:
 
 
 def state_root() -> Path:
-    """What this machine remembers of its results folders outside of them.  RuntimeError: there is no home folder."""
+    """The folder of what this machine keeps about results folders outside of them.  RuntimeError without a home."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "speedrun")
 
 

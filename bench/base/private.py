@@ -1,4 +1,4 @@
-"""Redaction of what must not be recorded: paths and names that identify a person or a machine, and credentials."""
+"""Redacts what must not be recorded: paths and names that identify a person or a machine, and credentials."""
 
 import contextlib
 import functools

@@ -20,8 +20,8 @@ class Missing(Damaged):
 def reading_record(where: object) -> Iterator[None]:
     """with reading_record(folder): ...   Turns errors that a damaged record causes inside into a Damaged that names it.
 
-    Use it where a record is turned into a row, a page or a line, so that the next one is still shown.  Errors that the
-    types of the fields did not catch end here, with the line of code that failed, as it may also be our fault.
+    Use it where a record becomes a row, a page or a line, so that the next record is still shown.  Errors that the
+    types of fields did not catch end here; the message has the line of code that failed, as it may also be our fault.
     """
     try:
         yield

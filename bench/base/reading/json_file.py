@@ -70,7 +70,7 @@ def _refuse_constant(word: str) -> NoReturn:
 
 
 def _is_deep(data: bytes) -> bool:
-    """Whether brackets may lie too deep in each other; brackets in strings may say so wrongly, never the other way."""
+    """Whether brackets may be nested too deeply; brackets inside of strings can only cause a false alarm."""
     brackets = data.translate(None, NO_NUMBER)
     for _ in range(MAX_DEPTH):
         if not brackets:
@@ -80,7 +80,7 @@ def _is_deep(data: bytes) -> bool:
 
 
 def _check(value: Any, depth: int = 0) -> None:
-    """RecursionError, ValueError for what is too deep or too large."""
+    """RecursionError if a value is nested too deeply, ValueError if a number is too large."""
     if depth > MAX_DEPTH:
         raise RecursionError
     if isinstance(value, dict):

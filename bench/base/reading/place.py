@@ -25,7 +25,7 @@ CONNECT_S = 30
 
 
 class Place:
-    """word: as the user typed it.  ValueError: it cannot be reached, or what reads it is not installed."""
+    """word: as the user typed it.  ValueError: it cannot be reached, or the package that reads it is not installed."""
 
     def __init__(self, word: str):
         self._fs: Any = None  # of fsspec; None: a folder of this machine
@@ -59,17 +59,17 @@ class Place:
 
     @property
     def folder(self) -> Path | None:
-        """Where it lies on this machine; None: elsewhere."""
+        """Its path if it is on this machine, else None."""
         return Path(self._root) if self._fs is None else None
 
     def below(self, path: str) -> "Place":
-        """One of its folders, which need not be there."""
+        """A folder in it, which need not exist."""
         part = copy.copy(self)
         part._root, part._name = self._path(path), f"{self}/{path}"
         return part
 
     def names(self, path: str = "", files: bool = False) -> list[str]:
-        """Of the folders or files in one of its folders, sorted; [] where there is no such folder.  ValueError."""
+        """The sorted names of the folders (or files) in one of its folders; [] if it does not exist.  ValueError."""
         try:
             if self._fs is None:
                 with os.scandir(self._path(path)) as entries:
@@ -84,7 +84,7 @@ class Place:
         return sorted(entry["name"].rstrip("/").rpartition("/")[2] for entry in found if entry["type"] == kind_name)
 
     def read(self, path: str, max_bytes: int = plain_file.MAX_BYTES) -> bytes | None:
-        """A file's bytes; None: there is no such file.  ValueError."""
+        """The bytes of a file; None if it does not exist.  ValueError."""
         try:
             with self._opened(path) as file:
                 content = file.read(max_bytes + 1)
@@ -97,9 +97,9 @@ class Place:
         return bytes(content)
 
     def copy(self, path: str, target: Path, num_bytes: int) -> None:
-        """A file of so many bytes, on disk at target when this returns; of a longer one just one byte more.
+        """Copies a file of so many bytes, which is on disk at target when this returns; of a longer one, one byte more.
 
-        Missing: there is no such file.  ValueError: it cannot be read.  OSError: target cannot be written.
+        Missing: the file does not exist.  ValueError: it cannot be read.  OSError: target cannot be written.
         """
         left = num_bytes + 1
         try:

@@ -21,16 +21,16 @@ MAX_FOLDERS = 64  # within each other
 UNREADABLE = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EFBIG)
 FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk that is written to
 MAX_LINE_CHARS = 100_000  # of a table: csv takes no cell that is longer
-LIVE = re.compile(r"/(?:\.[^/]*|ledger\.jsonl|ledgers/[^/]*)$")  # what other commands write meanwhile
+LIVE = re.compile(r"/(?:\.[^/]*|ledger\.jsonl|ledgers/[^/]*)$")  # other commands may write to these meanwhile
 
 _seen: dict[str, tuple[int, ...]] | None = None  # within unchanging(): {path: its file when it was opened first}
 
 
 @contextlib.contextmanager
 def unchanging() -> Iterator[None]:
-    """Within this block a file that has changed since it was read cannot be read again, but for LIVE ones.
+    """Within this block, opening a file that has changed since it was first opened fails, except for LIVE ones.
 
-    A verdict reads some files several times: so what was checked is what is counted and shown.
+    A verdict reads some files several times; this ensures that what was checked is what is counted and shown.
     """
     global _seen
     before, _seen = _seen, {}
@@ -61,9 +61,9 @@ def opened(path: Path | str, max_bytes: float = math.inf, buffering: int = -1) -
 
 
 def open_now(path: str, flags: int) -> int:
-    """An opener for open(): a regular file alone, never waiting for the other end of a pipe.
+    """An opener for open() that only opens regular files and never waits for the other end of a pipe.
 
-    Nor one of over a GiB whose most is a hole, such as np.memmap makes: it takes hours to read and has no such content.
+    It also refuses a file of over a GiB that is mostly a hole, as np.memmap makes, because reading it takes hours.
     """
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     status = os.fstat(fd)
@@ -85,9 +85,9 @@ def open_now(path: str, flags: int) -> int:
 def entries_below(
     folder: Path | str, missed: Callable[[str, str], object] = lambda path, why: None
 ) -> Iterator[os.DirEntry[str]]:
-    """What lies in a folder and below, a folder before what is in it; links are not followed, and nothing recurses.
+    """The entries in and below a folder, each folder before its entries, without following links or recursion.
 
-    missed(path, why): a folder that cannot be read, or lies too deep.  An OSError of the disk itself is raised.
+    missed(path, why) is called for a folder that cannot be read or lies too deep.  Errors of the disk are raised.
     """
     waiting = [(os.fspath(folder), 0)]
     while waiting:
@@ -116,7 +116,7 @@ def name_in_utf8(path: str) -> str:
 def is_own(file: BinaryIO, owners: Collection[int] = ()) -> bool:
     """Whether only this user (and root) can have written an open file: they own it, and nobody else may write to it.
 
-    Required of what is trusted: caches in folders that others may write to, too.  owners: whose it may be as well.
+    Caches must meet this to be trusted, as others may write to their folder.  owners: further users who may own it.
     """
     status = os.fstat(file.fileno())
     return status.st_uid in (os.geteuid(), *owners) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
