@@ -86,16 +86,10 @@ def mark_of(x: float, label: str, kind: str) -> Spec:
     return {"x": short([x])[0], "label": label, "kind": kind}
 
 
-class Short(list[Any]):
-    """Values that short() made."""
-
-
-def short(values: Iterable[float | str | None]) -> Short:
+def short(values: Iterable[float | str | None]) -> list[Any]:
     """Six significant digits: more than a screen shows, half the bytes.  What is not a number is a gap."""
-    if isinstance(values, Short):
-        return values
     form = "{:.6g}".format
-    return Short(
+    return [
         value if value is None or isinstance(value, (int, str)) else float(form(value)) if isfinite(value) else None
         for value in values
-    )
+    ]

@@ -17,7 +17,6 @@ LABEL = "within-run"
 MAX_RUNS = 10  # of each arm: steps of more are not read
 NUM_STRETCHES = 4
 MAX_SHARE_FRAC = 2  # a region that changed by more than twice what the step did: others went the other way
-REGIONS = {"data_ms", "forward_ms", "backward_ms", "optimizer_ms"}  # and what else the instrument of that name knows
 OF_LOGS = "steps of logs: the time between two printed lines, which nothing synchronised with the device"
 OTHER = "other_ms"  # of a step, outside of all regions
 MIN_SHARE_FRAC = 0.5  # of the change of a step, for a cause that stands out
@@ -77,7 +76,7 @@ class _Run:
 
 def _columns(runs: Sequence[_Run]) -> set[str]:
     """Regions that every run of the arm has."""
-    return set.intersection(*((REGIONS | set(run.summary("regions"))) & set(*run.rows[:1]) for run in runs))
+    return set.intersection(*({*stalls.REGIONS, *run.summary("regions")} & set(*run.rows[:1]) for run in runs))
 
 
 def _medians(runs: Sequence[_Run], column: str) -> dict[int, float]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.analysis.diagnosis import stalls
 from bench.analysis.explain import ceilings, device_steps, retimed
 from bench.analysis.explain.parts import Change
 from bench.analysis.projection.links import Curve
@@ -93,7 +94,7 @@ def from_record(folder: Path) -> Job:
 def _spread_ms(step_ms: Sequence[float]) -> float:
     """The standard deviation of a step by chance, from neighbouring steps, so that no drift or stall counts."""
     differences = [abs(after - before) for before, after in zip(step_ms, step_ms[1:])]
-    return 1.4826 / math.sqrt(2) * (stats.percentile(differences, 50) or 0.0)
+    return stalls.SD_PER_MAD / math.sqrt(2) * (stats.percentile(differences, 50) or 0.0)
 
 
 def check_batch(job: Job, num_gpus: int) -> None:

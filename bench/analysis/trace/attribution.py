@@ -13,6 +13,7 @@ from bench.analysis.trace.rank import Rank
 PHASES = ("data", "forward", "backward", "optimizer", "validation")
 MODULE = "nn.Module: "
 LIBRARY = re.compile(r"(?:^|/)torch/")  # torch's own files: the line of the user's that called them says more
+MAX_LAUNCHERS = 100
 LAUNCHER = ("kernel", "operator", "annotation", "module", "source")
 
 
@@ -98,7 +99,7 @@ def phase_times(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> li
     return lines
 
 
-def launchers(rank: Rank, rows: np.ndarray, limit: int = 100) -> list[dict[str, Any]]:
+def launchers(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
     """Who launched what: [{"kernel", "operator", "annotation", "module", "source", "count", "device_us"}], longest
     first.
 
@@ -110,7 +111,7 @@ def launchers(rank: Rank, rows: np.ndarray, limit: int = 100) -> list[dict[str, 
     names, index = np.unique(np.stack([take(rank.name, of) for of in around]), axis=1, return_inverse=True)
     index, lines = index.ravel(), []
     device_ns, count = sums(index, names.shape[1], rank.dur[rows]), np.bincount(index, minlength=names.shape[1])
-    for number in np.argsort(-device_ns, kind="stable")[:limit]:
+    for number in np.argsort(-device_ns, kind="stable")[:MAX_LAUNCHERS]:
         line = dict(zip(LAUNCHER, (rank.names[name] if name >= 0 else None for name in names[:, number])))
         line["module"] = line["module"] and line["module"].removeprefix(MODULE)
         lines.append(line | {"count": int(count[number]), "device_us": int(device_ns[number]) / US})

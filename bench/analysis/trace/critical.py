@@ -108,7 +108,7 @@ class _Begun:
         return None
 
 
-def gaps(rank: Rank, rows: np.ndarray, limit: int = NUM_GAPS) -> list[dict[str, Any]]:
+def gaps(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
     """The longest times in which a device did nothing: [{"start_us", "us", "before", "after", "host"}], longest first.
 
     start_us counts from the device's first row.  host: what the thread that launched the next row was doing in the
@@ -117,7 +117,7 @@ def gaps(rank: Rank, rows: np.ndarray, limit: int = NUM_GAPS) -> list[dict[str, 
     if not len(rows):
         return []
     low, high = gaps_between(merged_intervals(rank.ts[rows], rank.end[rows]))
-    longest = np.argsort(low - high, kind="stable")[:limit]
+    longest = np.argsort(low - high, kind="stable")[:NUM_GAPS]
     low, high, first = low[longest], high[longest], rank.ts[rows].min()
     by_start, by_end = (rows[np.argsort(side[rows], kind="stable")] for side in (rank.ts, rank.end))
     after = by_start[np.searchsorted(rank.ts[by_start], high)]
