@@ -324,7 +324,7 @@ def test_the_verdict_says_of_which_rank_it_is_and_where_there_is_no_device(tmp_p
     assert ("What it means" in read_as_text(answer)) == bool(others)
     cpu = write(tmp_path / "cpu.json", [event("cpu_op", "aten::mm", 0, 10)])
     (verdict,) = document(traces.analysed([cpu]), "x").verdicts
-    assert verdict.sentence == "no device rows are counted: nothing is known of the device's time"
+    assert verdict.sentence == "no device rows are counted: the times below are those of the host"
 
 
 # ---- names
