@@ -311,7 +311,7 @@ def test_a_controller_that_does_not_answer_is_waited_for_and_said_once(tmp_path,
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(room, "LOOK_EVERY_S", 0.01)
     with raise_interrupted() as signals:
-        assert room._follow("7", tmp_path / "log", set(), signals) == ("COMPLETED", 0)
+        assert room._follow("7", tmp_path / "log", signals) == ("COMPLETED", 0)
     assert capsys.readouterr().out.count("the controller does not answer, and is waited for") == 1
     with pytest.raises(ValueError, match="job 7: SLURM no longer lists it"):
         room._state("7")

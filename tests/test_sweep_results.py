@@ -233,12 +233,6 @@ def test_a_budget_foretells_how_many_runs_fit(monkeypatch, capsys):
     assert "12 runs, about 2.0 h; 6 of 12 fit in the budget, 60 min" in capsys.readouterr().out
     with series.Series(["a"] * 12, {}, live=False, budget_s=7200.0) as one:
         assert "12 runs, the duration is known after the first\n" in capsys.readouterr().out
-        one.begin()
-        one.paced(600.0)
-        assert "a run by its first steps, about 2.0 h to go for all of them; all fit in the budget" in (
-            capsys.readouterr().out
-        )
-    with series.Series(["a"] * 12, {}, live=False, budget_s=7200.0) as one:  # too short for its first steps to tell
         one.begin("seed=0")
         now_s[0] = 600.0
         one.end()

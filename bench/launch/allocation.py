@@ -12,6 +12,7 @@ where torchrun within srun is torchrun.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import re
@@ -189,15 +190,20 @@ def externally_launched(environ: Mapping[str, str] = os.environ) -> Adopted | No
     """None where nobody started this process as one of several ranks.  ValueError: somebody did, and it is not clear
     how."""
     if "LOCAL_RANK" in environ and "RANK" in environ and "WORLD_SIZE" in environ:
-        return _torchrun(environ)
-    if _number(environ, "SLURM_STEP_NUM_TASKS", 1) > 1 and "SLURM_PROCID" in environ:
-        return _srun(environ)
-    if _number(environ, "OMPI_COMM_WORLD_SIZE", 1) > 1:
-        return _mpirun(environ)
-    for name in ("WORLD_SIZE", "PMI_SIZE"):
-        if _number(environ, name, 1) > 1:
-            raise ValueError(f"{name}={environ[name]}, but not which rank of this node this process is: {KNOWN}")
-    return None
+        adopted = _torchrun(environ)
+    elif _number(environ, "SLURM_STEP_NUM_TASKS", 1) > 1 and "SLURM_PROCID" in environ:
+        adopted = _srun(environ)
+    elif _number(environ, "OMPI_COMM_WORLD_SIZE", 1) > 1:
+        adopted = _mpirun(environ)
+    else:
+        for name in ("WORLD_SIZE", "PMI_SIZE"):
+            if _number(environ, name, 1) > 1:
+                raise ValueError(f"{name}={environ[name]}, but not which rank of this node this process is: {KNOWN}")
+        return None
+    if adopted.num_nodes > 1:
+        return adopted
+    # also where the machine cannot look its own name up
+    return dataclasses.replace(adopted, host="127.0.0.1", local_size=adopted.world_size)
 
 
 def tasks_per_node(word: str) -> list[int]:
@@ -212,57 +218,55 @@ def tasks_per_node(word: str) -> list[int]:
 
 
 def _torchrun(environ: Mapping[str, str]) -> Adopted:
-    world_size, local_rank = _number(environ, "WORLD_SIZE"), _number(environ, "LOCAL_RANK")
+    world_size, rank = _number(environ, "WORLD_SIZE"), _number(environ, "RANK")
     by = "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "variables"
-    local_size, host = _number(environ, "LOCAL_WORLD_SIZE", world_size), environ.get("MASTER_ADDR")
-    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
-    key = ":".join(environ.get(name, "") for name in names)
     if by == "variables" and world_size > 1 and not ("MASTER_ADDR" in environ and "MASTER_PORT" in environ):
         raise ValueError(f"WORLD_SIZE={world_size} without MASTER_ADDR and MASTER_PORT: {KNOWN} and MASTER_PORT")
-    rank = _number(environ, "RANK")
-    node = _number(environ, "GROUP_RANK", rank // local_size)
-    return _adopted(by, rank, local_rank, world_size, local_size, node, host, key, has_store=world_size > 1)
+    local_size = _number(environ, "LOCAL_WORLD_SIZE", world_size)
+    return Adopted(
+        by,
+        rank,
+        _number(environ, "LOCAL_RANK"),
+        world_size,
+        local_size,
+        node=_number(environ, "GROUP_RANK", rank // local_size),
+        host=environ.get("MASTER_ADDR"),
+        key=_joined(environ, "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
+        has_store=world_size > 1,
+    )
 
 
 def _srun(environ: Mapping[str, str]) -> Adopted:
-    rank, world_size = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")
-    node = _number(environ, "SLURM_NODEID")
+    world_size = _number(environ, "SLURM_STEP_NUM_TASKS")
     sizes = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)))
     if len(set(sizes)) > 1:
         raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={sizes}: use as many ranks on each node: srun --ntasks-per-node=N")
-    key = ":".join(environ.get(name, "") for name in ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID"))
-    host = address_of_first(environ) if len(sizes) > 1 else None
-    where = ("srun", rank, _number(environ, "SLURM_LOCALID"), world_size, sizes[0], node, host, key)
-    return _adopted(*where, job_id=environ.get("SLURM_JOB_ID"))
+    return Adopted(
+        "srun",
+        _number(environ, "SLURM_PROCID"),
+        _number(environ, "SLURM_LOCALID"),
+        world_size,
+        local_size=sizes[0],
+        node=_number(environ, "SLURM_NODEID"),
+        host=address_of_first(environ) if len(sizes) > 1 else None,
+        key=_joined(environ, "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+        job_id=environ.get("SLURM_JOB_ID"),
+    )
 
 
 def _mpirun(environ: Mapping[str, str]) -> Adopted:
     rank, world_size = _number(environ, "OMPI_COMM_WORLD_RANK"), _number(environ, "OMPI_COMM_WORLD_SIZE")
-    local_size = _number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", world_size)
-    host = environ.get("MASTER_ADDR")
+    local_size, host = _number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", world_size), environ.get("MASTER_ADDR")
     if host is None and local_size < world_size:
-        raise ValueError(
-            f"mpirun started {world_size} ranks on several nodes: give mpirun -x MASTER_ADDR=HOST, rank 0's"
-        )
+        what = f"mpirun started {world_size} ranks on several nodes"
+        raise ValueError(f"{what}: give mpirun -x MASTER_ADDR=HOST, rank 0's")
     key = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", "")
     local_rank = _number(environ, "OMPI_COMM_WORLD_LOCAL_RANK")
-    return _adopted("mpirun", rank, local_rank, world_size, local_size, rank // local_size, host, key)
+    return Adopted("mpirun", rank, local_rank, world_size, local_size, rank // local_size, host, key)
 
 
-def _adopted(
-    by: str,
-    rank: int,
-    local_rank: int,
-    world_size: int,
-    local_size: int,
-    node: int,
-    host: str | None,
-    key: str,
-    **more: Any,
-) -> Adopted:
-    if local_size >= world_size:
-        host, local_size = "127.0.0.1", world_size  # also where the machine cannot look its own name up
-    return Adopted(by, rank, local_rank, world_size, local_size, node, host, key, **more)
+def _joined(environ: Mapping[str, str], *names: str) -> str:
+    return ":".join(environ.get(name, "") for name in names)
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:

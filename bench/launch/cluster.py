@@ -18,8 +18,7 @@ from pathlib import Path
 from bench.base import atomic, escape
 from bench.base.paths import REPO, results_root, shown, working_folder
 from bench.config import overrides
-from bench.launch.console import Bars, say, show
-from bench.launch.progress import Progress
+from bench.launch.console import say, show
 from bench.machine.signals import Interrupted, Signals, raise_interrupted
 from bench.record import run_folder
 
@@ -107,7 +106,7 @@ def go(verb: str, want: Request) -> int:
     say("slurm", f"job {job_id}, script {shown(path)}, log {shown(log)}")
     try:
         with raise_interrupted() as signals:
-            state, exit_code = _follow(job_id, log, before, signals)
+            state, exit_code = _follow(job_id, log, signals)
     except Interrupted:
         say(
             "slurm", f"no longer followed; the job goes on: squeue -j {job_id} shows it, scancel {job_id} ends it", True
@@ -133,34 +132,29 @@ def _submit(path: Path) -> str:
     return done.stdout.strip().partition(";")[0]
 
 
-def _follow(job_id: str, log: Path, before: set[Path], signals: Signals) -> tuple[str, int]:
-    """To the end of the job -> (its state, its exit code)."""
-    offset, progress = 0, None
+def _follow(job_id: str, log: Path, signals: Signals) -> tuple[str, int]:
+    """Print what the job prints, and why it waits, to its end -> (its state, its exit code)."""
+    offset = 0
     reported: tuple[str, str] | str | None = None
-    with Bars() as bars:
-        while True:
-            signals.check()
-            known = _state(job_id)
-            offset = _show_new(log, offset)
-            if isinstance(known, str):
-                if reported != known:
-                    reported = known
-                    say("slurm", f"the controller does not answer, and is waited for; the job goes on ({known})", True)
-                time.sleep(LOOK_EVERY_S)
-                continue
-            state, exit_code, why = known
-            if state in WAITING and (state, why) != reported:
-                reported = state, why
-                say("slurm", f"{state.lower()}{f' ({why})' if why not in ('None', '') else ''}")
-            if progress is None and bars.are_live:
-                progress = _progress(job_id, before, bars)
-            if progress is not None:
-                progress.show()
-            if state.startswith(ENDED):
-                time.sleep(0.5)  # what it printed last
-                _show_new(log, offset)
-                return state, exit_code
+    while True:
+        signals.check()
+        known = _state(job_id)
+        offset = _show_new(log, offset)
+        if isinstance(known, str):
+            if reported != known:
+                reported = known
+                say("slurm", f"the controller does not answer, and is waited for; the job goes on ({known})", True)
             time.sleep(LOOK_EVERY_S)
+            continue
+        state, exit_code, why = known
+        if state in WAITING and (state, why) != reported:
+            reported = state, why
+            say("slurm", f"{state.lower()}{f' ({why})' if why not in ('None', '') else ''}")
+        if state.startswith(ENDED):
+            time.sleep(0.5)  # what it printed last
+            _show_new(log, offset)
+            return state, exit_code
+        time.sleep(LOOK_EVERY_S)
 
 
 def _state(job_id: str) -> tuple[str, int, str] | str:
@@ -188,15 +182,6 @@ def _show_new(log: Path, offset: int) -> int:
     whole = text.rpartition(b"\n")[0]
     show(whole.decode(errors="replace").split("\n") if whole else [])
     return offset + len(whole) + (1 if whole else 0)
-
-
-def _progress(job_id: str, before: set[Path], bars: Bars) -> Progress | None:
-    """The bar of the job's run that is running, None before it has one.  Its lines are in the log already."""
-    for folder in set(_folders()) - before:
-        run = atomic.read_json(folder / "run.json", {})
-        if run.get("status") == "running" and (run.get("launched_by") or {}).get("job_id") == job_id:
-            return Progress(folder, None, bars, blind=True)
-    return None
 
 
 def _folders() -> Iterable[Path]:

@@ -250,7 +250,6 @@ class _Launch:
                     if why := self._stop(progress.validations):
                         return None, failures.failure("stopped", why, step=progress.validations[-1][0])
                 if series:
-                    series.paced(progress.whole_s())
                     series.tick()
                 beat_s = self._beat(beat_s)
                 if failure := limits.exceeded(progress):

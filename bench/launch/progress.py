@@ -23,7 +23,6 @@ from bench.training.step_writer import NOTE
 NUM_LINES = 10  # of steps, and of validations, in a pipe
 STEP = re.compile(r"step:(\d{1,9})/\d")  # of our own runs, and of a script that prints as they do
 VALIDATION = re.compile(r"step:(\d{1,9})/\d+ val_loss:([\d.]+)")
-PACE_STEPS = 10  # between which a run's pace is taken, at least
 TAIL_BYTES = 8192  # of telemetry.csv: more than two ticks of 16 GPUs
 NUM_LOOKS = 10  # within the timeout
 MARGIN_S = 60.0  # for ranks to end after their own timeout
@@ -78,19 +77,12 @@ class Progress:
         self.validations += [(int(match[1]), float(match[2])) for match in matches]
         return lines
 
-    def whole_s(self) -> float | None:
-        """Seconds from launch to the last step at this run's own pace; None until it has some steps behind it."""
-        left_s = self._left_s(PACE_STEPS)
-        return None if left_s is None or self._seen is None else self._seen[0] - self._started_s + left_s
-
-    def _left_s(self, min_steps: int) -> float | None:
-        """Seconds left at the pace of the steps seen so far; None: those are fewer than min_steps."""
-        if self._first is None or self._seen is None or self._num_steps is None:
+    def _left_s(self) -> float | None:
+        """Seconds left at the pace of the steps seen so far; None before the second of them."""
+        if self._first is None or self._seen is None or self._num_steps is None or self._seen[1] == self._first[1]:
             return None
-        num_seen = self._seen[1] - self._first[1]
-        if num_seen < min_steps:
-            return None
-        return (self._seen[0] - self._first[0]) / num_seen * (self._num_steps - self._seen[1])
+        pace_s = (self._seen[0] - self._first[0]) / (self._seen[1] - self._first[1])
+        return pace_s * (self._num_steps - self._seen[1])
 
     def _draw(self, progress: Mapping[str, Any]) -> None:
         if not self.step:
@@ -98,7 +90,7 @@ class Progress:
             return
         shown = [f"step {self.step}/{self._num_steps}"]
         if not self._blind:
-            if (left_s := self._left_s(1)) is not None:
+            if (left_s := self._left_s()) is not None:
                 shown.append(f"{format_about_s(left_s)} to go")
             shown += self._measured(progress)
         elif (power_w := self._power_w()) is not None:

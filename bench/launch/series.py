@@ -1,7 +1,6 @@
 """Runs that follow each other, as a person sees them: how many and how long before the first, what is left after each.
 
-How long is known from runs of the same config that were made before, else from the first one's own first steps, in a
-race from its end.
+How long is known from runs of the same config that were made before, else from the end of the first.
 """
 
 import itertools
@@ -50,7 +49,6 @@ class Series:
         at_once: int = 1,
     ):
         self._kinds, self._known_s = list(kinds), known_s
-        self._paced_s: dict[str, float] = {}  # {kind: seconds of a run}, by the pace of the one that is running
         self._spent_s: dict[str, list[float]] = {}  # {kind: seconds of each run of this series}
         self._num_done, self._budget_s, self._fewest = num_done, budget_s, fewest
         self._at_once = at_once
@@ -86,16 +84,6 @@ class Series:
     def tick(self) -> None:
         """Bring the bar of the series up to date."""
         self.bars.draw("runs", self._num_done, len(self._kinds), f"{self.position}{self._to_go()}")
-
-    def paced(self, run_s: float | None) -> None:
-        """What the running one will take by its own first steps, None before those; says so where nothing was known."""
-        is_news = self.left_s() is None
-        if run_s is None or self._kinds[self._num_done] in self._known_s:
-            return
-        self._paced_s[self._kinds[self._num_done]] = run_s
-        if is_news:
-            each, left = format_about_s(run_s), format_about_s(self.left_s())
-            say("plan", f"{each} a run by its first steps, {left} to go for all of them{self._in_budget()}")
 
     def end(self, is_done: bool = True, spent_s: float | None = None) -> str:
         """A run has ended.  Returns how long the rest takes, ", about 3 min to go", as far as that is known.
@@ -148,7 +136,7 @@ class Series:
     def _seconds_of_each(self) -> list[float] | None:
         """Seconds of each run to go, the mean of the others where nothing is known of a kind; None: of no kind."""
         spent_s = {kind: statistics.mean(seconds) for kind, seconds in self._spent_s.items()}
-        known_s = self._paced_s | self._known_s | spent_s
+        known_s = self._known_s | spent_s
         other_s = statistics.mean(known_s.values()) if known_s else 0.0
         return [known_s.get(kind, other_s) for kind in self._kinds[self._num_done :]] if known_s else None
 

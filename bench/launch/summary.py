@@ -6,10 +6,10 @@ from typing import Any
 from bench.base import credentials
 from bench.base.paths import shown
 from bench.base.text_table import counted
-from bench.base.units import format_about_s, ms_from_s
+from bench.base.units import format_about_s
 from bench.launch import after_race
 from bench.launch.prepare import Job
-from bench.record.metrics import score_text, step_avg_ms
+from bench.record.metrics import score_text
 from bench.training.instruments import registry
 
 MAX_WARNINGS = 3  # shown after a run; the record has all
@@ -61,35 +61,16 @@ def outcome_text(run: Mapping[str, Any]) -> str:
 
 
 def _times(run: Mapping[str, Any]) -> str:
-    """The clock's, and why the record's step_avg is not the one that the last step line had, where it is not."""
+    """The clock's, and which steps step_avg leaves out."""
     metrics, names = run["metrics"], " and ".join(registry.flagging(run["instruments"]))
     train, avg_ms = f"train {metrics['train_s']:.2f} s", metrics["step_avg_ms"]
-    printed = _printed_ms(run)
-    if metrics["num_flagged_steps"]:
-        printed = printed or f"{step_avg_ms(ms_from_s(metrics['train_s']), metrics['num_steps']):.2f}"
-        steps = counted(metrics["num_flagged_steps"], "step")
-        if avg_ms is None:
-            return f"{train}, no step_avg: {names or 'a validation'} disturbed every step ({printed} ms)"
-        which = f"that {names} disturbed" if names else "whose time holds a validation"
-        return f"{train}, step_avg {avg_ms:.2f} ms without the {steps} {which}, {printed} ms with them"
+    if avg_ms is None:
+        return f"{train}, no step_avg: {names or 'a validation'} disturbed every step"
     timed = f"{train}, step_avg {avg_ms:.2f} ms"
-    if printed in (None, f"{avg_ms:.2f}"):
+    if not metrics["num_flagged_steps"]:
         return timed
-    if not run.get("script"):
-        return f"{timed} by the clock of the slowest rank, {printed} ms by that of rank 0, whose lines these are"
-    untimed = run["measured"].get("num_untimed_steps") or 0
-    counts = f"without the first {counted(untimed, 'step')}" if untimed else "of train time over steps"
-    meaning = run["script"].get("step_avg_meaning") or "its own way"
-    return f"{timed} {counts}; the script printed {printed} ms, {meaning}"
-
-
-def _printed_ms(run: Mapping[str, Any]) -> str | None:
-    """The step_avg of the last step line, as it was printed; None: a script printed none."""
-    if run.get("script"):
-        ms = run["script"].get("printed_step_avg_ms")
-    else:  # all steps by rank 0's clock
-        ms = step_avg_ms(ms_from_s(run["measured"]["train_s_by_rank"][0]), run["metrics"]["num_steps"])
-    return None if ms is None else f"{ms:.2f}"
+    which = f"that {names} disturbed" if names else "whose time holds a validation"
+    return f"{timed} without the {counted(metrics['num_flagged_steps'], 'step')} {which}"
 
 
 def as_json(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -63,30 +63,38 @@ class Device(NamedTuple):
 
 def devices() -> list[Device]:
     """The visible GPUs in CUDA's order; [] without driver or GPU."""
+    requested, found = os.environ.get("CUDA_VISIBLE_DEVICES", ""), []
+    with contextlib.suppress(Unavailable), _opened() as (nvml, handles, visible):
+        for number, index in enumerate(visible):
+            facts, handle = _gpu(nvml, handles[index]), handles[index]
+            name = requested if requested.startswith("MIG-") else nvml.nvmlDeviceGetUUID(handle)
+            memory_use = facts["memory_gib"], facts["num_compute_processes"]
+            found.append(Device(number, name, *memory_use, _cpus_near(nvml, handle), facts["used_memory_gib"]))
+    return found
+
+
+class Unavailable(Exception):
+    """NVML has no answer; the message is the reason."""
+
+
+@contextlib.contextmanager
+def _opened() -> Iterator[tuple[Any, list[Any], list[int]]]:
+    """(pynvml, handles of all GPUs in PCI order, numbers of the visible ones in CUDA's order).  Unavailable."""
     if not _has_library():
-        return []
+        raise Unavailable(NO_LIBRARY)  # as pynvml would
     try:
         import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # not installed, or no driver
-        return []
+    except ImportError:
+        raise Unavailable("nvidia-ml-py is not installed") from None
     try:
+        pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(num) for num in range(pynvml.nvmlDeviceGetCount())]
         uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
-        requested = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        found = []
-        for number, index in enumerate(visible_order(uuids, requested_devices(pynvml))):
-            facts = _gpu(pynvml, handles[index])
-            name = requested if requested.startswith("MIG-") else uuids[index]
-            cpus = _cpus_near(pynvml, handles[index])
-            memory_use = facts["memory_gib"], facts["num_compute_processes"]
-            found.append(Device(number, name, *memory_use, cpus, facts["used_memory_gib"]))
-        return found
-    except pynvml.NVMLError:
-        return []
+        yield pynvml, handles, visible_order(uuids, requested_devices(pynvml))
+    except pynvml.NVMLError as error:
+        raise Unavailable(str(error)) from None
     finally:
-        with contextlib.suppress(pynvml.NVMLError):
+        with contextlib.suppress(pynvml.NVMLError):  # it may never have been initialised
             pynvml.nvmlShutdown()
 
 
@@ -135,24 +143,13 @@ def visible_order(uuids: Sequence[str], cuda_visible_devices: str | None) -> lis
 
 def nvml_facts() -> Facts:
     """{"driver", "nvml": None or why it has no answer, "gpus": [...]}, GPUs in PCI order, each read once."""
-    if not _has_library():
-        return {"driver": None, "nvml": NO_LIBRARY, "gpus": []}  # as pynvml would
     try:
-        import pynvml
-    except ImportError:
-        return {"driver": None, "nvml": "nvidia-ml-py is not installed", "gpus": []}
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(num) for num in range(pynvml.nvmlDeviceGetCount())]
-        order = visible_order([pynvml.nvmlDeviceGetUUID(handle) for handle in handles], requested_devices(pynvml))
-        visible = [{"visible": order.index(num) if num in order else None} for num in range(len(handles))]
-        gpus = [_gpu(pynvml, handle) | position for handle, position in zip(handles, visible)]
-        return {"driver": pynvml.nvmlSystemGetDriverVersion(), "nvml": None, "gpus": gpus}
-    except pynvml.NVMLError as error:
-        return {"driver": None, "nvml": str(error), "gpus": []}
-    finally:  # suppressed: it may never have been initialised
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+        with _opened() as (nvml, handles, visible):
+            places = [{"visible": visible.index(num) if num in visible else None} for num in range(len(handles))]
+            found = [_gpu(nvml, handle) | place for handle, place in zip(handles, places, strict=True)]
+            return {"driver": nvml.nvmlSystemGetDriverVersion(), "nvml": None, "gpus": found}
+    except Unavailable as why:
+        return {"driver": None, "nvml": str(why), "gpus": []}
 
 
 def _has_library() -> bool:

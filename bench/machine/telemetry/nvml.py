@@ -1,7 +1,6 @@
 """The GPUs of a run, sampled through NVML (nvidia-ml-py): no torch, no CUDA context.
 
-Devices are matched by UUID: CUDA counts them in its own order, NVML by PCI address.  nvmlDeviceGetPcieThroughput is
-not used because it blocks for 20 ms a call (nvml.h); the field values' byte counters cost nothing.
+Devices are matched by UUID: CUDA counts them in its own order, NVML by PCI address.
 """
 
 import contextlib
@@ -10,11 +9,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from bench.base.units import MIB, gib_from_bytes
+from bench.base.units import gib_from_bytes
 from bench.machine.gpus import call, over, reason_names, requested_devices, visible_order
 
 Row = dict[str, Any]  # {column of telemetry.csv: value}
-ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink field value: the sum over the links (nvml.h)
 SLOW_S = 1.0  # between two readings of what hardly changes in a run
 MOST_XIDS = 16  # read at once: a broken GPU may repeat them without end
 RETURNS_OF_LOSS = ("GPU_IS_LOST", "UNINITIALIZED", "RESET_REQUIRED")
@@ -29,32 +27,17 @@ class Gpu:
         self.denied: list[str] = []
         self.lost: str | None = None  # why it cannot be read any more
         self.num_failed_calls = 0
-        self.pids: list[int] | None = (
-            None  # of the processes that computed on it at the last slow reading; None: not known
-        )
+        self.pids: list[int] | None = None  # that computed on it at the last slow reading; None: not known
         self._off: set[str] = set()
-        self._before: dict[str, tuple[int, int]] = {}  # column: (ns, count) of the sample before
         self._slow: Row = {}
         self._slow_ns: int | None = None
-        self._fields = {
-            "power_w": (nvml.NVML_FI_DEV_POWER_INSTANT, 0),
-            "power_average_w": (nvml.NVML_FI_DEV_POWER_AVERAGE, 0),
-            "mem_temp_c": (nvml.NVML_FI_DEV_MEMORY_TEMP, 0),
-            "pcie_tx_mib_s": (nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 0),
-            "pcie_rx_mib_s": (nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, 0),
-            "nvlink_tx_mib_s": (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS),
-            "nvlink_rx_mib_s": (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ALL_LINKS),
-        }
-        self._no_fields: set[str] = set()
+        self._measures_instant_power = True
 
     def sample(self, t_ns: int, now_ns: int) -> Row | None:
         """The device's row of the tick at t_ns, read at now_ns; None when it is lost."""
         nvml = self.nvml
         if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_S * 1e9:
             self._slow, self._slow_ns = self._slow_columns(), now_ns
-        fields = self._field_values(now_ns)
-        if "power_w" in self._no_fields:
-            fields["power_w"] = over(self._ask("power_w", "PowerUsage"), 1e3)  # NVML gives mW
         utilisation = self._ask("util_pct", "UtilizationRates")
         memory = self._ask("mem_gib", "MemoryInfo")
         reasons = self._ask("throttle_reasons", "CurrentClocksEventReasons")
@@ -62,16 +45,16 @@ class Gpu:
             "t_ns": t_ns,
             "device": self.name,
             "late_ms": round((now_ns - t_ns) / 1e6, 3),
+            "power_w": self._power_w(),
             "energy_j": self.energy_j(),
             "sm_clock_mhz": self._ask("sm_clock_mhz", "ClockInfo", nvml.NVML_CLOCK_SM),
             "mem_clock_mhz": self._ask("mem_clock_mhz", "ClockInfo", nvml.NVML_CLOCK_MEM),
             "temp_c": self._ask("temp_c", "Temperature", nvml.NVML_TEMPERATURE_GPU),
             "throttle_reasons": None if reasons is None else "|".join(reason_names(reasons)) or "none",
             "util_pct": None if utilisation is None else utilisation.gpu,
-            "mem_util_pct": None if utilisation is None else utilisation.memory,
             "mem_gib": None if memory is None else gib_from_bytes(memory.used),
         }
-        return None if self.lost else row | fields | self._slow
+        return None if self.lost else row | self._slow
 
     def _slow_columns(self) -> Row:
         """What is read once a second."""
@@ -124,47 +107,17 @@ class Gpu:
         else:  # perhaps the next call works
             self.num_failed_calls += 1
 
-    def _field_values(self, now_ns: int) -> Row:
-        """Columns that come as field values, in one call; counters as rates since the sample before."""
-        wanted = [column for column in self._fields if column not in self._off | self._no_fields]
-        if not wanted or self.lost:
-            return {}
-        try:
-            values = self.nvml.nvmlDeviceGetFieldValues(self.handle, [self._fields[column] for column in wanted])
-        except self.nvml.NVMLError as error:
-            if not self._without_fields(wanted, error.value):
-                self._failed("field values", error)
-            return {}
-        row: Row = {}
-        for column, value in zip(wanted, values):
-            if value.nvmlReturn:
-                if not self._without_fields([column], value.nvmlReturn):
-                    self._failed(column, self.nvml.NVMLError(value.nvmlReturn))
-            elif column.endswith("_mib_s"):
-                row[column] = self._rate(column, now_ns, *_number(self.nvml, value))
-            else:
-                row[column] = _number(self.nvml, value)[0] / (1e3 if column.endswith("_w") else 1)
-        return row
-
-    def _without_fields(self, columns: Sequence[str], code: int) -> bool:
-        """Ask these fields no more where the error says so (of an unknown one: invalid argument) -> whether it does."""
-        nvml = self.nvml
-        names = ("INVALID_ARGUMENT", "NOT_SUPPORTED", "FUNCTION_NOT_FOUND")
-        unsupported = code in [getattr(nvml, f"NVML_ERROR_{name}") for name in names]
-        if not unsupported and code != nvml.NVML_ERROR_NO_PERMISSION:
-            return False
-        self._no_fields.update(columns)
-        missing = self.unsupported if unsupported else self.denied
-        missing += [column for column in columns if column != "power_w"]  # which has another source
-        return True
-
-    def _rate(self, column: str, now_ns: int, count: int, num_bits: int) -> float | None:
-        """MiB/s since the sample before; None for the first one."""
-        before_ns, before = self._before.get(column, (now_ns, count))
-        self._before[column] = now_ns, count
-        size = 1024 if column.startswith("nvlink") else 1  # KiB, or bytes
-        moved = (count - before) % (1 << num_bits)  # a counter that is full wraps around
-        return moved * size / MIB / ((now_ns - before_ns) / 1e9) if now_ns > before_ns else None
+    def _power_w(self) -> float | None:
+        """Now where the board measures that; else its usage, which from Ampere on is a mean over a second."""
+        if self._measures_instant_power and not self.lost:
+            try:
+                (value,) = self.nvml.nvmlDeviceGetFieldValues(self.handle, [self.nvml.NVML_FI_DEV_POWER_INSTANT])
+                self._measures_instant_power = not value.nvmlReturn
+            except self.nvml.NVMLError:
+                self._measures_instant_power = False
+            if self._measures_instant_power:
+                return float(value.value.uiVal) / 1e3  # NVML gives mW
+        return over(self._ask("power_w", "PowerUsage"), 1e3)
 
 
 class Xids:
@@ -195,15 +148,6 @@ class Xids:
 
 def _address(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
-
-
-def _number(nvml: Any, value: Any) -> tuple[Any, int]:
-    """A field value -> (number, bits of its type)."""
-    if value.valueType == nvml.NVML_VALUE_TYPE_UNSIGNED_INT:
-        return value.value.uiVal, 32
-    if value.valueType == nvml.NVML_VALUE_TYPE_DOUBLE:
-        return value.value.dVal, 64
-    return value.value.ullVal, 64
 
 
 def open_gpus(uuids: Sequence[str], num_devices: int) -> tuple[list["Gpu"], list[str]]:
