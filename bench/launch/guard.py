@@ -1,14 +1,14 @@
-"""The guard of a run's processes, their ancestor, which ends them all:  python -m bench.launch.guard FOLDER [member]
+"""The guard is the ancestor of all processes of a run and ends them:  python -m bench.launch.guard FOLDER [member]
 
-The launcher starts it, and gives it on its standard input, a pipe that only the launcher holds, a line of JSON: what to
-start, {"words", "env", "log", "survives", "wrappers"} (ranks.py).  Whatever loses its parent below it, a daemon with
-its own session and environment too, becomes its child (PR_SET_CHILD_SUBREAPER), so that nothing the run starts gets
-away.
+The launcher starts it and writes to its standard input, a pipe that only the launcher holds, a line of JSON that says
+what to start: {"words", "env", "log", "survives", "wrappers"} (ranks.py).  A process below the guard that loses its
+parent becomes the guard's child (PR_SET_CHILD_SUBREAPER), even a daemon with its own session and environment, so no
+process of the run gets away.
 
-When what it started has ended, it kills what is left and answers with a line, {"exit_code", "left": pids that the
-kernel does not let go}.  Then it waits for GOODBYE.  STOP ends the run's processes.  The end of the pipe without
-GOODBYE says that the launcher was killed: then it ends them at once, and finishes the record,
-unless it is the guard of a member, whose record another process makes.
+When the started program has ended, the guard kills what is left below it and answers with a line, {"exit_code",
+"left": pids that the kernel does not release}.  Then it waits for GOODBYE.  STOP ends the run's processes.  If the pipe
+ends without GOODBYE, the launcher was killed: the guard ends the processes at once and finishes the record, unless it
+guards a member of a run over several nodes, whose record another process makes.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ def main(folder: str, member: str | None = None) -> None:
 
 
 class _Orders:
-    """What comes in on standard input, and signals that wake this process: the end of a child, SIGTERM as STOP."""
+    """Orders from standard input, and the signals that wake this process: the end of a child, and SIGTERM as STOP."""
 
     def __init__(self) -> None:
         self.is_open, self.is_goodbye, self.is_stop = True, False, False
@@ -63,7 +63,7 @@ class _Orders:
         self.survives = False  # a warning is the ranks' and the launcher's, who end the run
 
     def line(self) -> bytes:
-        """The first line, as soon as it is here; b"" where GOODBYE or the end of the pipe came in its place."""
+        """Waits for the first line and returns it; b"" if GOODBYE or the end of the pipe came instead."""
         data = b""
         while self.is_open and b"\n" not in data and data != GOODBYE:
             chunk = os.read(0, 1 << 16)
@@ -73,7 +73,7 @@ class _Orders:
         return line if newline else b""
 
     def wait(self, timeout_s: float | None) -> None:
-        """Until something comes, at most so long (None: for ever)."""
+        """Waits for an order or a signal, at most timeout_s (None: for ever)."""
         watched = [self._woken, *([0] if self.is_open else [])]
         ready = select.select(watched, [], [], timeout_s)[0]
         if self._woken in ready:
@@ -89,10 +89,10 @@ class _Orders:
 
 
 def _run(command: list[str], env: dict[str, str], orders: _Orders, wrappers: int) -> int | None:
-    """Start it, wait for it -> its exit code, of a signal negative; None where the kernel does not let it go.
+    """Starts the command and waits for its end -> its exit code, negative for a signal; None: the kernel keeps it.
 
-    wrappers: processes of a sandbox, each the parent of the next, around it; they hand no signal on, and say that it
-    was ended by one with an exit code of 128 and its number.
+    wrappers: how many processes of a sandbox are around it, each the parent of the next.  They pass no signal on, and
+    exit with 128 plus its number if a signal ended the command.
     """
     # its own session: Ctrl-C and a closed terminal are the launcher's to act upon
     child = subprocess.Popen(
@@ -127,7 +127,7 @@ def _run(command: list[str], env: dict[str, str], orders: _Orders, wrappers: int
 
 
 def _confined() -> None:
-    """Called by the child: where memory runs out, what is in a sandbox goes first."""
+    """Called by the child: if memory runs out, the kernel kills what is in a sandbox first."""
     processes.die_with_parent()
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")

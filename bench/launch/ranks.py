@@ -1,8 +1,8 @@
-"""The ranks that a launcher starts: their environment, torchrun, and their guard, which ends whatever they leave.
+"""Starts the ranks of a run: their environment, torchrun, and the guard, which ends whatever they leave behind.
 
-torchrun (torch.distributed.run) starts several ranks, and those of a node among several; a rank that is alone here is
-started directly: torchrun imports torch, 1.3 s of a core, and has nothing to do then.  Either is a child of the guard
-(guard.py), which is the ancestor of all that the run starts.
+torchrun (torch.distributed.run) starts several ranks, and the ranks of one node among several.  A single rank is
+started directly, because torchrun would import torch, 1.3 s of a core, and then have nothing to do.  Either is a child
+of the guard (guard.py), the ancestor of every process that the run starts.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ from bench.machine.signals import held
 from bench.training import flight_recorder
 
 WORKER = (sys.executable, "-m", "bench.training.worker")
-NODES_KEY = "SPEEDRUN_NODES_KEY"  # the secret that all launchers of a run share, of which no rank needs to know
-IN_RUN = "SPEEDRUN_IN_RUN"  # of ranks: what they start is not a run
-LOG, LEFT = "agent.log", ".torchrun.tmp"  # what torchrun prints, and a rank before it has a log; what it writes
+NODES_KEY = "SPEEDRUN_NODES_KEY"  # the secret that all launchers of a run share; ranks do not get it
+IN_RUN = "SPEEDRUN_IN_RUN"  # set for ranks, which may not start a run themselves
+LOG, LEFT = "agent.log", ".torchrun.tmp"  # what torchrun prints, and a rank before it has a log; torchrun's own files
 LOOPBACK, LOOPBACK_S = "127.0.0.1", 3.0
 MONITOR_S = 0.5  # torchrun's look at its ranks
 TORCHRUN_GRACE_S = 5  # for the other ranks once one has failed, from SIGTERM to SIGKILL
@@ -49,16 +49,16 @@ FAILURE = re.compile(  # of torchrun's report: torch.distributed.elastic.multipr
 
 
 class Confined(Protocol):
-    """What puts a command into a sandbox."""
+    """Puts a command into a sandbox."""
 
-    notes: Path  # where lies what ranks write into the run's folder, as they see it
+    notes: Path  # the folder that the ranks see as the run's folder
 
     def command(self, words: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-        """-> (words, env) that run it there."""
+        """-> (words, env) that run the command in the sandbox."""
 
 
 class CannotStart(OSError):
-    """No rank could be started; the message says why."""
+    """No rank can be started; the message says why."""
 
 
 def environment(hardware: HardwareConfig) -> dict[str, str]:
@@ -97,7 +97,7 @@ class Place:
     survives: bool = False  # signals that warn of the run's end do not end its ranks
 
     def command(self, program: Sequence[str], folder: Path) -> list[str]:
-        """The command that is started; its last argument is the folder."""
+        """The command to start; its last argument is the folder."""
         own = [*program, str(folder)]
         if not self.by_torchrun or self.master is None:
             return own
@@ -109,7 +109,8 @@ class Place:
         return [sys.executable, "-m", "torch.distributed.run", *where, *how, *own]
 
     def variables(self) -> dict[str, str]:
-        """What torchrun sets, for a rank that is started directly; not TORCHELASTIC_USE_AGENT_STORE: there is none."""
+        """The variables that torchrun sets, for a rank that is started directly; without TORCHELASTIC_USE_AGENT_STORE,
+        because there is no agent."""
         if self.by_torchrun or self.is_bare:
             return {}
         given: dict[str, int | str] = {
@@ -129,10 +130,11 @@ class Place:
 
 @contextlib.contextmanager
 def reserved_port(host: str) -> Iterator[int]:
-    """A context that yields a port of this machine that no other program is given meanwhile.
+    """A context that yields a port of this machine that no other program gets meanwhile.
 
-    Bound, but nobody listens: so the store of torchrun or of rank 0, which sets SO_REUSEADDR as well (as all of torch's
-    do), can bind it too.  That is Linux's rule; elsewhere the port is let go, and is most likely still free then.
+    The port is bound, but nobody listens, so torchrun's or rank 0's store, which also sets SO_REUSEADDR (as all of
+    torch's stores do), can bind it too.  This is Linux's rule; elsewhere the port is released and most likely stays
+    free.
     """
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -144,10 +146,11 @@ def reserved_port(host: str) -> Iterator[int]:
 
 
 class Guard:
-    """A context: the guard of a run's processes, which ends them with it; on their own when this process is killed.
+    """A context in which a guard process runs, which ends all processes of a run at its end, or when this process is
+    killed.
 
-    folder: of the run, whose record the guard finishes then; code: the folder that it imports from; is_member: another
-    process makes the record.
+    folder: the run's folder, whose record the guard finishes if this process is killed; code: the folder from which
+    the guard imports; is_member: another process makes the record.
     """
 
     def __init__(self, folder: Path, code: Path = CODE, is_member: bool = False):
@@ -190,14 +193,14 @@ class Guard:
     def start(
         self, command: Sequence[str], env: Mapping[str, str], log: Path, survives: bool = False, wrappers: int = 0
     ) -> None:
-        """Start this program; log: for what it prints; survives: a signal to the guard does not end it; wrappers: as of
-        guard.py."""
+        """Start this program.  log: the file for its output; survives: a signal to the guard does not end it; wrappers:
+        as in guard.py."""
         order: dict[str, Any] = {"words": list(command), "env": dict(env), "log": str(log.absolute())}
         order |= {"survives": survives, "wrappers": wrappers}
         self._tell(json.dumps(order).encode() + b"\n")
 
     def has_ended(self, within_s: float) -> bool:
-        """Whether within so many seconds what was started has ended, and all that it left."""
+        """Whether the started program and everything that it left behind end within so many seconds."""
         out = self._process.stdout
         assert out is not None
         if self._answer is None and select.select([out], [], [], within_s)[0]:
@@ -226,7 +229,7 @@ class Guard:
 
 
 class Group:
-    """A context: the ranks of a place, started below a guard, and ended with the block.
+    """A context in which the ranks of a place run below a guard; they are ended with the block.
 
     failures: [{"rank", "exit_code", "failed_at_s"}] of those that failed first, after has_ended().
     """
@@ -321,10 +324,11 @@ def started(
     survives: bool = False,
     confined: Confined | None = None,
 ) -> Iterator[Group]:
-    """A context that yields all ranks of a run on this machine alone.  is_bare, survives: as of Place.  confined: None
+    """A context that yields the ranks of a run on this machine alone.  is_bare, survives: as in Place; confined: None
     outside a sandbox.
 
-    CannotStart: so also where this machine cannot reach itself, for which torch would try for minutes, and say no more.
+    CannotStart: no rank can be started, for example because this machine cannot reach its own loopback address, which
+    torch would try for minutes without a better message.
     """
     try:
         with socket.create_server((LOOPBACK, 0)) as server:

@@ -1,9 +1,9 @@
-"""Which process has a GPU of this machine: one run, race or sweep at a time, whoever started it.
+"""Leases of this machine's GPUs: one run, race or sweep has a GPU at a time, whichever user started it.
 
-A lease is a socket in the abstract namespace of unix(7), whose name no two processes of a network namespace can have,
-whatever their users and folders; the kernel takes it back when the process ends, also by a kill.  Containers with a
-network of their own see only their own leases.  What a process starts uses its leases, which INHERITED names together
-with their sockets: what lives on when the lease has passed to another does not believe it.
+A lease is a socket in the abstract namespace of unix(7), whose name only one process of a network namespace can have.
+The kernel releases it when the process ends, even if it is killed.  Containers with a network of their own see only
+their own leases.  Child processes use the leases of their parent: the variable INHERITED names the GPUs and the inodes
+of their sockets, so that a child which outlives its parent's lease notices that another process has the GPU.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ _held: dict[str, socket.socket] = {}  # by this process
 def lease(name: str) -> str | None:
     """Reserves a GPU, by its name for CUDA_VISIBLE_DEVICES, until release() or the end of this process.
 
-    None where this process, or one that started it, has it now; else who has it.  A process that was forked from
-    this one, without exec, keeps the lease for as long as it runs.
+    Returns None if this process or one of its ancestors has it now, else who has it.  A process that was forked from
+    this one without exec keeps the lease for as long as it runs.
     """
     if name in _held:
         return None
@@ -55,7 +55,7 @@ def lease(name: str) -> str | None:
 
 
 def _address(name: str) -> str:
-    """Of a lease's socket, without the 0 before it."""
+    """The address of a lease's socket, without the leading 0."""
     return f"speedrun-gpu:{name}"
 
 
@@ -76,7 +76,7 @@ def _inherited() -> dict[str, str]:
 
 
 def _tell(inodes: Mapping[str, str]) -> None:
-    """Says to what this process starts which GPUs it may use."""
+    """Tells child processes, by the environment, which GPUs they may use."""
     os.environ.pop(INHERITED, None)
     if inodes:
         os.environ[INHERITED] = " ".join(f"{name}@{inode}" for name, inode in inodes.items())
@@ -89,7 +89,7 @@ def release(name: str) -> None:
 
 
 def taken(device: gpus.Device) -> str | None:
-    """Leases a GPU on which there is room; else why it is not to be had."""
+    """Leases a GPU if there is room on it -> None, else why it cannot be had."""
     if not _is_inherited(device.name) and (why := gpus.crowded(device.memory_gib, device.used_memory_gib)):
         return why
     owner = lease(device.name)
@@ -104,9 +104,9 @@ class Busy(ValueError):
 
 @contextlib.contextmanager
 def held(number: int) -> Iterator[None]:
-    """A context in which this process has the first so many visible GPUs, as far as the driver names them.
+    """A context in which this process has the first `number` visible GPUs, as far as the driver names them.
 
-    Busy: another process, which did not start this one, has one of them.
+    Busy: a process that is no ancestor of this one has one of them.
     """
     before = set(_held)
     devices = gpus.devices()[:number] if number else []
@@ -128,7 +128,7 @@ def held_by_ranks(hardware: schema.HardwareConfig) -> contextlib.AbstractContext
 
 @contextlib.contextmanager
 def free(number: int) -> Iterator[list[gpus.Device] | None]:
-    """A context with so many visible GPUs, on which there is room, leased; None where so many are not to be had."""
+    """A context that leases `number` visible GPUs with room on them and yields them; None if there are not as many."""
     before = set(_held)
     try:
         found = list(itertools.islice((device for device in gpus.devices() if not taken(device)), number))

@@ -1,8 +1,9 @@
-"""Signals that end a program, as an exception: what was begun is brought to an orderly end.
+"""Turns the signals that end a program into an exception, so that the program can end in an orderly way.
 
-Python runs a signal's handler between any two instructions, also where what it raises is printed and dropped: in what
-runs around a fork (os.register_at_fork), in a destructor, below an "except Exception".  So it is not an Exception;
-nothing is raised where signals are held(); and loops that wait call check(), which raises a lost one again.
+Python runs a signal handler between any two instructions, also where it prints and drops what the handler raises: in
+functions that run around a fork (os.register_at_fork), in destructors, below an "except Exception".  Therefore
+Interrupted is not an Exception, nothing is raised inside held(), and loops that wait call check(), which raises an
+exception that was lost once more.
 """
 
 import contextlib
@@ -16,18 +17,18 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 WARNING = (signal.SIGUSR1, signal.SIGUSR2)
 
 
-PATIENCE_S = 3.0  # in which an end is brought about that is no longer interrupted
+PATIENCE_S = 3.0  # for the end of a program, before a further signal may interrupt it
 
 
 class Interrupted(BaseException):
-    """One of them came; str() is its name."""
+    """A signal came; str() is its name."""
 
 
 class Signals:
-    """The first signal of a block, until it has been acted upon.  Calling it: all are ignored from now on."""
+    """The first signal of a block, until the program has acted upon it.  Call it to ignore all signals from now on."""
 
     def __init__(self, first: Callable[[], object] = lambda: None):
-        """first(): called before the first raises, in the main thread, wherever it is."""
+        """first() is called in the main thread before the first signal raises."""
         self._first = first
         self._name: str | None = None  # of the first
         self._num_held = 0
@@ -39,16 +40,16 @@ class Signals:
             self._name, self._ignored_s = None, time.monotonic()
 
     def late(self) -> str | None:
-        """The name of one that came since they are ignored, once that has lasted PATIENCE_S: for what may take long."""
+        """The name of a signal that came while signals are ignored, once they have been ignored for PATIENCE_S."""
         is_short = self._ignored_s is None or time.monotonic() - self._ignored_s < PATIENCE_S
         return None if is_short else self._name
 
     def heed(self) -> None:
-        """What came was a warning, and has been passed on: the next signal that is none raises again."""
+        """The signal was a warning and has been passed on: the next signal raises again unless it is a warning."""
         self._name, self._has_heeded = None, True
 
     def check(self) -> None:
-        """Raise Interrupted where a signal came and nobody acted upon it.  For loops that wait."""
+        """Raise Interrupted if a signal came and nobody has acted upon it.  For loops that wait."""
         if self._name is not None and self._ignored_s is None and not self._num_held:
             raise Interrupted(self._name)
 
@@ -76,11 +77,10 @@ _blocks: list[Signals] = []  # those that the main thread is in, the innermost l
 
 @contextlib.contextmanager
 def raise_interrupted(first: Callable[[], object] = lambda: None) -> Iterator[Signals]:
-    """In this block the first of them raises Interrupted, and later ones are ignored; as before afterwards.
+    """A context in which the first signal of ENDING and WARNING raises Interrupted and later ones are ignored.
 
-    first(): called before it is raised, for what must come before the block is left by it.
-    A signal that this process was started to ignore, as nohup does, stays ignored.  Programs that are started
-    here get none of it: a handler ends with exec, where SIG_IGN would stay.
+    first(): called before Interrupted is raised.  A signal that this process was started to ignore, as by nohup, stays
+    ignored.  Programs started in the block do not inherit any of this, because exec() resets handlers.
     """
     block = Signals(first)
     before = {number: signal.getsignal(number) for number in (*ENDING, *WARNING)}
@@ -99,7 +99,7 @@ def raise_interrupted(first: Callable[[], object] = lambda: None) -> Iterator[Si
 
 
 def kept() -> list[str]:
-    """From now on the names of warnings, SIGTERM among them, are appended to the list that this returns."""
+    """Returns a list to which the name of each SIGTERM and WARNING signal is appended from now on."""
     names: list[str] = []
     for number in (signal.SIGTERM, *WARNING):
         signal.signal(number, lambda number, frame: names.append(signal.Signals(number).name))
@@ -107,5 +107,6 @@ def kept() -> list[str]:
 
 
 def held() -> contextlib.AbstractContextManager[None]:
-    """In this block nothing is raised; at its end, what came meanwhile is.  Outside of raise_interrupted(): nothing."""
+    """A context in which no signal raises; one that came meanwhile raises at its end.  No effect outside of
+    raise_interrupted()."""
     return _blocks[-1]._held() if _blocks else contextlib.nullcontext()

@@ -1,11 +1,11 @@
-"""Pipes that this process reads while others write: each piece gets the time at which it came, from outside.
+"""Reads pipes that other processes write to, and stamps each piece of data with the time at which it arrived.
 
-One thread reads them all.  A stamp is never early.  It is late where the thread did not run at once, and the thread
-measures by how much: at most the time since it last looked, and as a rule what it and the main thread, which may hold
-Python's lock, spent ready to run and not running (/proc/*/schedstat of Linux; elsewhere the bound stands), and what the
-main thread may keep that lock for while it runs.  What a hypervisor takes from a core is not in it, so that this is an
-estimate.  The thread wakes five times a second, so that it also sees when nobody ran it: the machine was frozen, or
-this process was stopped.
+One thread reads all pipes.  A stamp is never early.  It is late if the thread did not run at once, and the thread
+estimates by how much: at most the time since it last looked, and usually the time that it and the main thread, which
+may hold the lock of Python, spent ready but not running (/proc/*/schedstat of Linux; elsewhere the bound is used), plus
+the time for which a running main thread may keep that lock.  It is an estimate because time that a hypervisor takes
+from a core is not included.  The thread wakes five times a second, so it also notices when it did not run at all: the
+machine was frozen, or this process was stopped.
 """
 
 import contextlib
@@ -27,12 +27,12 @@ F_SETPIPE_SZ = 1031  # linux/fcntl.h
 
 
 class Sink(Protocol):
-    """Who gets what comes through one pipe."""
+    """The receiver of the data of one pipe."""
 
     fd: int
 
     def take(self, data: bytes, t_ns: int, late_ns: int) -> None:
-        """data came at t_ns (time.perf_counter_ns), or up to late_ns earlier."""
+        """data arrived at t_ns (time.perf_counter_ns), or up to late_ns earlier."""
 
 
 def opened(path: str) -> int:
@@ -95,7 +95,7 @@ class StampedPipes:
 
 
 class _Schedule:
-    """What the kernel's scheduler says of this thread and of the main one."""
+    """The kernel scheduler's account of this thread and of the main thread."""
 
     def __enter__(self) -> Self:
         self._fds: list[int] = []
@@ -109,14 +109,14 @@ class _Schedule:
             os.close(fd)
 
     def read(self) -> list[tuple[int, int]] | None:
-        """((ns on a core, ns ready and not on one) of this thread, the same of the main one); None: not known."""
+        """[(ns on a core, ns ready but not running)] of this thread and of the main thread; None: not known."""
         if len(self._fds) < 2:
             return None
         ran_and_waited = (os.pread(fd, 64, 0).split() for fd in self._fds)
         return [(int(ran_ns), int(waited_ns)) for ran_ns, waited_ns, *_ in ran_and_waited]
 
     def delay_ns(self, before: list[tuple[int, int]], now: list[tuple[int, int]]) -> int:
-        """Nanoseconds by which this thread may have run too late between two readings."""
+        """By how many nanoseconds this thread may have run too late between two readings."""
         (_, own), (_, main) = now
         locked_ns = min(now[1][0] - before[1][0], round(sys.getswitchinterval() * 1e9))
         return own - before[0][1] + main - before[1][1] + locked_ns

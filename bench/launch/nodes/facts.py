@@ -107,7 +107,7 @@ def own_address(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-FACTS = {"environment", "used", "commit", "host_hash", "fabric", "address"}  # of a node, that the record shows
+FACTS = ("environment", "used", "commit", "host_hash", "fabric", "address")  # of a node, that the record shows
 
 
 @dataclass
@@ -133,15 +133,16 @@ class Peer:
         return f"node {self.node}, rank {self.first_rank}"
 
 
-def peer_of(number: int, hello: Mapping[str, Any], is_adopted: bool) -> Peer | None:
-    """A member from its hello.  None: it is no hello."""
-    names = ("node", "first_rank", "num_ranks", "local_rank")
-    node, first_rank, num_ranks, local_rank = places = [hello.get(name) for name in names]
-    numbers, own = places if is_adopted else places[2:], hello.get("facts")  # else the leader gives the others
-    is_whole = own is None or isinstance(own, dict) and own.keys() >= FACTS and isinstance(own["address"], str)
-    if not is_whole or any(type(place) is not int for place in numbers):
-        return None
-    return Peer(number, node or 0, first_rank or 0, num_ranks or 0, local_rank or 0, own)
+def peer_of(number: int, hello: Mapping[str, Any]) -> Peer:
+    """A member from its hello; what that does not say of its place, the leader decides.
+
+    KeyError, TypeError, ValueError: it is no hello.
+    """
+    node, first_rank, num_ranks, local_rank = (
+        int(hello.get(name, 0)) for name in ("node", "first_rank", "num_ranks", "local_rank")
+    )
+    own = hello["facts"] and {name: hello["facts"][name] for name in (*FACTS, *ALIKE)}
+    return Peer(number, node, first_rank, num_ranks, local_rank, own)
 
 
 def clock_fault(peer: Peer) -> str | None:
@@ -180,17 +181,3 @@ def measured(
         utc_offset_s = round(answer["utc_s"] - back_utc_s + trip_ns / 2e9, 6)
         readings.append({"offset_ns": offset_ns, "round_trip_ns": trip_ns, "utc_offset_s": utc_offset_s})
     return min(readings, key=lambda reading: reading["round_trip_ns"])
-
-
-def record_row(number: int, num_ranks: int, node_facts: Mapping[str, Any] | None, peer: Peer | None) -> dict[str, Any]:
-    """A node in run.json["nodes"]."""
-    assert node_facts is not None
-    return {
-        "node": number,
-        "ranks": list(range(number * num_ranks, (number + 1) * num_ranks)),
-        "host_hash": node_facts["host_hash"],
-        "commit": node_facts["commit"],
-        "environment": node_facts["used"],
-        "fabric": node_facts["fabric"],
-        "clock": None if peer is None else peer.clock,
-    }

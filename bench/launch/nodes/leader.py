@@ -23,7 +23,7 @@ from bench.launch import allocation, initial_record, ranks
 from bench.launch.allocation import Adopted
 from bench.launch.console import say
 from bench.launch.nodes import carried, facts
-from bench.launch.nodes.facts import Peer, clock_of, peer_of, record_row
+from bench.launch.nodes.facts import Peer, clock_of, peer_of
 from bench.launch.nodes.store import GONE, LOST_AFTER_S, LeaderStore
 from bench.launch.prepare import Job
 from bench.machine import leases
@@ -127,9 +127,10 @@ class Leader:
             if message["kind"] == "refused":
                 self._refuse_all(f"another node refuses: {message.get('why')}", number, code=message.get("exit_code"))
             if message["kind"] == "hello":
-                if (peer := peer_of(number, message, bool(self._adopted))) is None:
-                    self._refuse_all("a node is not taken in: it does not say which ranks it has", number)
-                self._peers[number] = peer
+                try:
+                    self._peers[number] = peer_of(number, message)
+                except (KeyError, TypeError, ValueError):
+                    self._refuse_all("a node is not taken in: it does not say what it is", number)
         for number, peer in list(self._peers.items()):
             if self._store.silent_s(number) > LOST_AFTER_S:
                 if self._adopted:
@@ -158,8 +159,13 @@ class Leader:
         """{"launched_by", "nodes"} of run.json: who started the ranks, and each node with its clock and network."""
         size, slurm = self._job.config.hardware.ranks_of_node, allocation.found()
         own = facts.facts_of(self._job) | {"fabric": facts.network(self._interface())}
-        nodes = sorted(self._nodes, key=lambda peer: peer.node)
-        rows = [record_row(0, size, own, None), *(record_row(peer.node, size, peer.facts, peer) for peer in nodes)]
+        known = {0: (own, None)} | {peer.node: (peer.facts or {}, peer.clock) for peer in self._nodes}
+        rows = [
+            {"node": node, "ranks": list(range(node * size, (node + 1) * size)), "clock": clock}
+            | {name: node_facts[name] for name in ("host_hash", "commit", "fabric")}
+            | {"environment": node_facts["used"]}
+            for node, (node_facts, clock) in sorted(known.items())
+        ]
         by: dict[str, Any] = slurm.facts() if slurm else {"by": "nodes", "job_id": None}
         if self._adopted:
             by = {"by": self._adopted.by, "job_id": self._adopted.job_id}

@@ -8,7 +8,6 @@ WORD: the run's overrides, hardware.rendezvous among them.  Prints only why it c
 import contextlib
 import functools
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +23,6 @@ from bench.launch.prepare import Job, frozen, prepare
 from bench.machine import code_copy, leases
 from bench.machine.signals import Interrupted, Signals, raise_interrupted
 
-RUN_ID = re.compile(r"\d{8}T\d{6}Z-[^/\0\n]{1,200}")  # run_folder.run_id()'s
-MAX_NODES = 4096
 AT_ONCE_S, TELL_S = 2.0, 30.0  # for a leader that is there already; and for one that is to hear of a refusal
 
 
@@ -138,9 +135,12 @@ class Member:
         with raise_interrupted() as signals, contextlib.ExitStack() as stack:
             try:
                 self._store.send("hello", **where, facts=own)
-                if self._job:
-                    self._make_folder(self._job)
-                self._group = self._started(self._wait_for("start"), stack)
+                try:
+                    if self._job:
+                        self._make_folder(self._job)
+                    self._group = self._started(self._wait_for("start"), stack)
+                except (KeyError, TypeError):
+                    raise Refused("node 0 did not send which ranks to start here, and where: see its output") from None
                 self._watch(self._group, signals)
                 if self._folder is not None:
                     self._wait_for("collect")
@@ -168,28 +168,24 @@ class Member:
     def _make_folder(self, job: Job) -> None:
         """Makes the folder of this node, with what its ranks read."""
         inputs = self._wait_for("inputs")
-        run_id, node, texts, shared = _checked(inputs)
         self._store.send("clock")
         try:
             clock = self._store.measured()
         except RuntimeError as error:
             raise Refused(f"node 0 did not send its clock ({error}): see its output") from None
         shards = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
-        launch = shared | {"launcher_pid": os.getpid(), "shards": shards, "t_offset_ns": clock["offset_ns"]}
+        launch = inputs["launch"] | {"launcher_pid": os.getpid(), "shards": shards, "t_offset_ns": clock["offset_ns"]}
         launch |= {"own": job.own_folder} if job.own_folder else {}
         carried.clear(results_root())
-        self._folder = carried.folder_of(results_root(), run_id, node)
-        carried.make(self._folder, texts, launch)
+        self._folder = carried.folder_of(results_root(), inputs["run_id"], inputs["node"])
+        carried.make(self._folder, inputs["texts"], launch)
         self._store.send("ready", folder=str(self._folder.resolve()), clock=clock)
 
     def _started(self, start: dict[str, Any], stack: contextlib.ExitStack) -> ranks.Group:
-        try:
-            place = ranks.Place(**start["place"])
-            folder, log = self._folder or _within_results(start["folder"]), f"start{int(place.first_rank)}.log"
-            env = ranks.environment(schema.build(schema.HardwareConfig, start["hardware"]))
-        except (KeyError, TypeError, ValueError):
-            raise Refused("node 0 did not send which ranks to start here, and where: see its output") from None
+        place = ranks.Place(**start["place"])
+        folder, log = self._folder or Path(start["folder"]), f"start{place.first_rank}.log"
         self._log = folder / "logs" / log
+        env = ranks.environment(schema.build(schema.HardwareConfig, start["hardware"]))
         env |= facts.variables(self._interface if place.num_nodes > 1 else None, os.environ)
         guard = stack.enter_context(ranks.Guard(folder, self._code, is_member=True))
         return stack.enter_context(ranks.Group(guard, place, folder, env, log=log))
@@ -227,31 +223,6 @@ class Member:
                 raise Refused("the run ended before it began: see the output of node 0")
             if came["kind"] != "stop":
                 self._waiting.append(came)
-
-
-def _checked(inputs: dict[str, Any]) -> tuple[str, int, dict[str, str], dict[str, Any]]:
-    """-> (run id, node, {file: text}, secrets of the launch file) of a message, checked: a folder is named and removed
-    by the first two.  Refused."""
-    run_id, node, texts, shared = (inputs.get(name) for name in ("run_id", "node", "texts", "launch"))
-    if (
-        isinstance(run_id, str)
-        and RUN_ID.fullmatch(run_id)
-        and type(node) is int
-        and 0 < node < MAX_NODES
-        and isinstance(texts, dict)
-        and all(isinstance(texts.get(name), str) for name in ("config.yaml", "run.json"))
-        and isinstance(shared, dict)
-    ):
-        return run_id, node, texts, {"secrets": shared["secrets"]} if "secrets" in shared else {}
-    raise Refused("node 0 did not send which run this is: see its output")
-
-
-def _within_results(folder: str) -> Path:
-    """The folder of a rank whose node's first member has made it.  ValueError: it lies elsewhere."""
-    found = Path(folder).resolve()
-    if not found.is_relative_to(results_root().resolve()) or not found.is_dir():
-        raise ValueError(folder)
-    return found
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ KEY = ranks.NODES_KEY
 NOT_VERIFIED = f"what it sent does not verify: give {KEY} alike on every node, or somebody else reaches this port"
 PIECE_BYTES = 2**20  # TCPStore takes 8 MiB at most
 NUM_AHEAD = 16  # messages that may wait in the leader's memory before a member adds a piece of a file
-NUM_AT_ONCE = 256  # messages that the leader takes before it looks at anything else
+NUM_AT_ONCE = 256  # messages that the leader takes, or members that it looks for, before it does anything else
 CONNECT_S = 5.0  # a program that does not answer within it is another one
 RETRY_S = 0.2
 TICK_S = 0.2
@@ -177,9 +177,9 @@ class LeaderStore:
 
     def _meet(self) -> None:
         """Meets the members that have come since, once their sessions are there."""
-        for number in range(1, min(self._store.add("members", 0), MAX_MEMBERS) + 1):
-            name = f"session/{number}"
-            if number not in self._channels and self._store.check([name]):
+        numbers = range(1, min(self._store.add("members", 0), MAX_MEMBERS) + 1)
+        for number in [number for number in numbers if number not in self._channels][:NUM_AT_ONCE]:
+            if self._store.check([name := f"session/{number}"]):
                 sessions = self._session, self._store.get(name)
                 self._channels[number] = Channel(self._key, self._secret, sessions, f"to/{number}", f"from/{number}")
 
