@@ -343,7 +343,7 @@ def clocked(step_s, budget_s, val_every_steps=1000, slower_from=None):
     goal = schema.GoalConfig(num_steps=10_000, val_tokens=1, val_every_steps=val_every_steps, time_budget_s=budget_s)
     stops, horizons, train_s = [0], [], 0.0
     line = FinishLine(goal, 1.0, 1, lambda own_s: own_s, lambda *known: horizons.append(known))
-    while (stop := line.next_stop(stops[-1], train_s)) is not None:
+    while (stop := line.next_stop(stops[-1], math.inf, train_s)) is not None:
         train_s += sum(step_s * (2 if slower_from and step > slower_from else 1) for step in range(stops[-1], stop))
         stops.append(stop)
     return stops, horizons, train_s

@@ -2,6 +2,8 @@
 
 import contextlib
 
+from bench.config.schema import GoalConfig
+from bench.training.finish_line import FinishLine
 from bench.training.loop import train
 
 
@@ -34,11 +36,9 @@ class Instruments:
 
 def run(losses, num_steps, val_every_steps, target=None, stop_after=None):
     clock, steps, val_losses = FakeClock(), [], iter(losses)
-    reached = (lambda loss: loss <= target) if target is not None else (lambda loss: False)
-    edges = Instruments(clock.log)
-    answer = train(
-        steps.append, lambda: next(val_losses), reached, num_steps, val_every_steps, clock, edges, stop_after
-    )
+    goal = GoalConfig(num_steps=num_steps, val_tokens=1, val_every_steps=val_every_steps)
+    line = FinishLine(goal, 1.0, 1, float, print, lambda loss: target is not None and loss <= target, stop_after)
+    answer = train(steps.append, lambda: next(val_losses), line, clock, Instruments(clock.log))
     return answer, steps, clock.log
 
 

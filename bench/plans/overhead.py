@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -138,7 +139,8 @@ class Loops:
         instruments.attach(log)
         self.trainer.attach(instruments, log)
         clock, num_steps = Clock(self.sync, lambda: None), self.num_block_steps
-        train(self.trainer.step, lambda: 0.0, lambda loss: False, num_steps, num_steps, clock, instruments)
+        finish_line: Any = SimpleNamespace(next_stop=lambda done, *_: None if done else num_steps, stop_after=None)
+        train(self.trainer.step, lambda: 0.0, finish_line, clock, instruments)
         instruments.attach(None)
         return clock.train_s
 

@@ -53,7 +53,7 @@ class Way:
     mode: str  # "evaluation" or "training"
     shape: tuple[int, int]  # B, T of its batches
     call: Call  # the model as the run has it
-    entered: Callable[[], AbstractContextManager[None]]  # what that runs in: model.eval(), autocast ...
+    entered: Callable[[], AbstractContextManager[Any]]  # what that runs in: model.eval(), autocast ...
 
 
 @dataclass

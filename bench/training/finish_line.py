@@ -1,4 +1,4 @@
-"""When a run is validated next, and whether it is over: at its last step, at its target, or when its budget is spent.
+"""When a run is validated, and when it is over: at its last step, at its target, or when its budget is spent.
 
 A budget in tokens or FLOPs is a number of steps.  One in seconds is kept without a look at the clock in the timed
 region: at each validation, where the clock stands still, the steps since the one before it say how many still fit, so
@@ -17,10 +17,12 @@ GROWTH = 10  # of the steps between looks at first, when little is known: after 
 
 
 class FinishLine:
-    """next_stop(steps_done, train_s) -> the number of steps after which the run is validated next; None: it is over.
+    """Asked at each validation how many steps to train until the next one.
 
     flops_per_token, batch_tokens: of a step; slowest_s: train_s -> the largest of all ranks; on_horizon(step,
     num_steps): is told how many steps the run will have, as far as it is known from that step on.
+    is_target(val_loss): whether the run may end there.  stop_after: the run ends right after so many steps, without a
+    last validation; None where it does not, or has no more steps than that.
     """
 
     def __init__(
@@ -30,8 +32,10 @@ class FinishLine:
         batch_tokens: float,
         slowest_s: Callable[[float], float],
         on_horizon: Callable[[int, int], None],
+        is_target: Callable[[float], bool] = lambda val_loss: False,
+        stop_after: int | None = None,
     ):
-        self._goal, self._slowest_s, self._on_horizon = goal, slowest_s, on_horizon
+        self._goal, self._slowest_s, self._on_horizon, self._is_target = goal, slowest_s, on_horizon, is_target
         self.num_steps = goal.num_steps
         self.last: tuple[int, float] = (0, 0.0)  # of the last validation: steps done, train_s
         if goal.flop_budget is not None:
@@ -44,12 +48,14 @@ class FinishLine:
                 )
             self.num_steps = min(self.num_steps, fitting)
             on_horizon(0, self.num_steps)
+        self.stop_after = stop_after if stop_after is not None and stop_after < self.num_steps else None
 
-    def next_stop(self, steps_done: int, train_s: float) -> int | None:
+    def next_stop(self, steps_done: int, val_loss: float, train_s: float) -> int | None:
+        """The number of steps after which the run is validated next; None: it is over."""
+        if steps_done == self.num_steps or self._is_target(val_loss):
+            return None
         every = self._goal.val_every_steps
         planned = min((steps_done // every + 1) * every, self.num_steps)
-        if steps_done == self.num_steps:
-            return None
         if self._goal.time_budget_s is None:
             return planned
         if not steps_done:

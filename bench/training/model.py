@@ -5,7 +5,7 @@ Legend: B sequences, T tokens.
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -19,6 +19,7 @@ from bench.data.course import BatchShape
 from bench.data.loader import ValRows
 from bench.data.shards import Shard
 from bench.machine import lazy_dynamo
+from bench.training import distributed
 from models.base import LanguageModel
 from models.stages import Timeline, check_window
 from models.together import copy_state, is_meant, with_roles
@@ -112,33 +113,17 @@ def val_rows(config: Config, shards: Sequence[Shard], rank: int, world_size: int
     return ValRows(shards, config.goal.val_tokens, *shape, rank, world_size, device)
 
 
-@torch.no_grad()
-def evaluate(
-    model: torch.nn.Module,
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
-    autocast: Callable[[], contextlib.AbstractContextManager[None]],
-    all_sum: Callable[[torch.Tensor], torch.Tensor],
-    device: torch.device,
-    losses: list[torch.Tensor] | None = None,
-) -> float:
-    """batches yields this rank's (tokens_BT, targets_BT), equal shapes -> float, the same on every rank.
+def mean_nats(losses: Iterable[torch.Tensor], batch_tokens: int, device: torch.device) -> float:
+    """Losses of this rank's batches, each of batch_tokens -> nats per token, the same on every rank.
 
-    losses: a list that receives the loss of each batch, still on the device.
     Sums in float64, so that dividing the batches among more ranks changes only the last digits of float32 losses.
     """
-    was_training = model.training
-    model.eval()
     nats_and_tokens = torch.zeros(2, dtype=torch.float64, device=device)
-    for tokens_BT, targets_BT in batches:
-        with autocast():
-            loss = model(tokens_BT, targets_BT)
-        if losses is not None:
-            losses.append(loss.detach().clone())
-        nats_and_tokens[0] += loss.double() * targets_BT.numel()
-        nats_and_tokens[1] += targets_BT.numel()
-    model.train(was_training)
-    nats, num_tokens = all_sum(nats_and_tokens).tolist()
-    return nats / num_tokens
+    for loss in losses:
+        nats_and_tokens[0] += loss.double() * batch_tokens
+        nats_and_tokens[1] += batch_tokens
+    nats, num_tokens = distributed.all_sum(nats_and_tokens).tolist()
+    return float(nats / num_tokens)
 
 
 def timeline_of(config: Config, model: LanguageModel) -> Timeline:

@@ -181,7 +181,7 @@ class Run:
     def _train(self) -> gather_result.RankResult | None:
         """The timed part, and what this rank measured of it; None: a warning ended it with a checkpoint."""
         goal, hardware, trainer, instruments = self.config.goal, self.config.hardware, self._trainer, self.instruments
-        earlier = {"loop": None, "train_s": 0.0, "paused": (0, 0), "last": (0, 0.0)} | self._earlier
+        earlier: dict[str, Any] = {"loop": (0, 0), "train_s": 0.0, "paused": (0, 0), "last": (0, 0.0)} | self._earlier
         self._facts = self._known_facts()
         self._writer = writer = self._step_writer() if self.ranks.is_first else None
         log = StepLog(
@@ -199,17 +199,18 @@ class Run:
             self._facts["measured"]["batch_tokens"],
             lambda train_s: max(distributed.gather(train_s)),
             trainer.set_horizon,
+            self._is_target,
+            last_step(self.config.instruments) if self.config.profile.stop_after_window else None,
         )
         finish_line.last = tuple(earlier["last"])
         policy = GcPolicy(hardware.gc, hardware.gc_every_steps)
         instruments.attach(log)
         trainer.attach(instruments, log, checks=(*((writer.check,) if writer else ()), *policy.checks))
-        stop_after = last_step(self.config.instruments) if self.config.profile.stop_after_window else None
         report = reporter(self._edge_pipe if self.ranks.is_first else None)
         sync = functools.partial(distributed.sync, self.ranks.device)
         clock = Clock(sync, distributed.barrier, report=report, train_s=earlier["train_s"])
         clock.paused_ns["validation"], clock.num_pauses["validation"] = earlier["paused"]
-        save = None
+        saving = None
         with contextlib.ExitStack() as stack:
             if writer:
                 stack.enter_context(writer)
@@ -226,22 +227,13 @@ class Run:
                 self._checkpoints = checkpoint.Checkpoints(*warned)
                 stack.callback(self._checkpoints.close)
                 save = functools.partial(self._save_state, log=log, clock=clock, finish_line=finish_line)
+                saving = self._checkpoints.is_due, save
             num_steps, val_loss = train(
-                trainer.step,
-                self._referee_loss.evaluate,
-                self._reached,
-                finish_line.num_steps,
-                goal.val_every_steps,
-                clock,
-                instruments,
-                stop_after,
-                finish_line.next_stop if goal.time_budget_s is not None else None,
-                None if save is None else (self._checkpoints.is_due, save),
-                earlier["loop"],
+                trainer.step, self._referee_loss.evaluate, finish_line, clock, instruments, saving, earlier["loop"]
             )
             if val_loss is None:
                 return None
-            self._stopped_at = num_steps if num_steps == stop_after and num_steps < goal.num_steps else None
+            self._stopped_at = num_steps if num_steps == finish_line.stop_after else None
             own_cpu_s = self.ranks.node, meter.own_cpu_s()
             policy.after_training()
             instruments.on_run_end()
@@ -389,7 +381,7 @@ class Run:
             earlier=[self._earlier["first_row"], *self.rows] if self._earlier else [],
         )
 
-    def _reached(self, val_loss: float) -> bool:
+    def _is_target(self, val_loss: float) -> bool:
         """Whether the run may end there."""
         goal = self.config.goal
         if not goal.stop_at_target:

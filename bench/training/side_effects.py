@@ -51,7 +51,7 @@ def check(
             order = torch.randperm(batch[0].numel(), generator=torch.Generator().manual_seed(seed % 2**63))
             loss_of(*(numbers_BT.flatten()[order.to(numbers_BT.device)].view_as(numbers_BT) for numbers_BT in batch))
         if index in chosen:
-            losses[index] = loss_of(*batch)
+            losses[index] = loss_of(*batch).double()
     moves_rng = not torch.equal(torch.get_rng_state(), rng)
     torch.set_rng_state(rng)
     changed = changes(before, state_of(roots, seed))

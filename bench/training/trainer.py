@@ -22,7 +22,7 @@ from bench.data.shards import Shard
 from bench.data.sources import datasets
 from bench.training import causality, checkpoint, distributed, side_effects
 from bench.training.instruments.base import InstrumentSet
-from bench.training.model import StagedModel, autocast, batch_shapes, build_model, evaluate, timeline_of, val_rows
+from bench.training.model import StagedModel, autocast, batch_shapes, build_model, mean_nats, timeline_of, val_rows
 from bench.training.reducer import reducer_for
 from bench.training.step_log import StepLog
 from models.stages import Portion
@@ -150,21 +150,25 @@ class Trainer:
 
         In the window of goal.val_window_tokens, or in that of the step that comes next.
         """
-        batches, forward, self.val_nats = self._val_batches(max_batches), self.reducer.evaluated, []
-        with self._validation_window():
-            return evaluate(forward, batches, self.autocast, distributed.all_sum, self.ranks.device, self.val_nats)
+        with self.validating() as forward:
+            self.val_nats = [forward(*batch).detach().clone() for batch in self._val_batches(max_batches)]
+        return mean_nats(self.val_nats, math.prod(self.val_rows.shape_BT), self.ranks.device)
 
     @contextlib.contextmanager
     def validating(self) -> Iterator[torch.nn.Module]:
-        """The model as a validation has it -> what evaluate() calls with tokens_BT and targets_BT."""
+        """The model as it is validated after so many steps -> what is called with tokens_BT and targets_BT."""
         forward: Any = self.reducer.evaluated
         was_training = self.model.training
-        with self._validation_window(), self.autocast():
-            forward.eval()
-            try:
+        self._staged.at(self._steps_done)
+        if self.config.goal.val_window_tokens is not None:
+            self._staged.set_window(self.config.goal.val_window_tokens)
+        forward.eval()
+        try:
+            with torch.no_grad(), self.autocast():
                 yield forward
-            finally:
-                forward.train(was_training)
+        finally:
+            forward.train(was_training)
+            self._staged.at(self._steps_done)
 
     def lr(self, step: int) -> float:
         """Learning rate of optimizer step number step."""
@@ -289,12 +293,6 @@ class Trainer:
         """Check each way in which the model is called, in the current stage."""
 
         @contextlib.contextmanager
-        def evaluating() -> Iterator[None]:
-            self.model.eval()
-            with self._validation_window(), torch.no_grad(), self.autocast():
-                yield
-
-        @contextlib.contextmanager
         def training() -> Iterator[None]:
             self.model.train()
             with self.reducer.micro_step(is_last=False), self.autocast():  # no gradient is waited for
@@ -303,39 +301,19 @@ class Trainer:
         stage = self.timeline.at(self._steps_done).stage
         assert stage.micro_batch_seqs is not None and stage.seq_len is not None  # of a resolved config
         ways = [
-            causality.Way("evaluation", self.val_rows.shape_BT, self.reducer.evaluated, evaluating),
+            causality.Way("evaluation", self.val_rows.shape_BT, self.reducer.evaluated, self.validating),
             causality.Way("training", (stage.micro_batch_seqs, stage.seq_len), self.reducer.forward, training),
         ]
         seed, compiled = self.causality_seed + (not has_noise), bool(self.config.hardware.compile)
         return causality.check(self.model, ways, self.vocab_size, self.ranks.device, seed, compiled, has_noise)
 
     def _check_evaluation(self) -> dict[str, Any]:
-        def passed(tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-            self.model.eval()
-            with self.autocast(), torch.no_grad():
-                loss: torch.Tensor = self.reducer.evaluated(tokens_BT, targets_BT)
-                return loss.double()
-
         roots = {"model": self.model, "optimizer": self.optimizer}
-        was_training = self.model.training
         try:
-            with self._validation_window():
-                return side_effects.check(passed, self._val_batches(None), self.val_nats, roots, self.causality_seed)
+            with self.validating() as forward:
+                return side_effects.check(forward, self._val_batches(None), self.val_nats, roots, self.causality_seed)
         except Exception as error:
             return side_effects.unknown(f"repeating the last validation fails with {type(error).__name__}: {error}")
-        finally:
-            self.model.train(was_training)
-
-    @contextlib.contextmanager
-    def _validation_window(self) -> Iterator[None]:
-        """The model as it is validated after so many steps."""
-        self._staged.at(self._steps_done)
-        if self.config.goal.val_window_tokens is not None:
-            self._staged.set_window(self.config.goal.val_window_tokens)
-        try:
-            yield
-        finally:
-            self._staged.at(self._steps_done)
 
     def _warm_up_last_window(self) -> None:
         """A window that grows is at the end of the run wider than in any step."""

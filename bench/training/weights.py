@@ -8,7 +8,6 @@ docs/record.md says what to do with them.  The code of the model is today's, not
 changed since is refused where its weights do not fit.
 """
 
-import functools
 import json
 import math
 import os
@@ -22,7 +21,7 @@ from bench.base import atomic
 from bench.config import schema
 from bench.data.sources import datasets
 from bench.record import run_folder
-from bench.training.model import autocast, build_model, evaluate, timeline_of, val_rows
+from bench.training.model import autocast, build_model, mean_nats, timeline_of, val_rows
 
 FILE = "checkpoint/weights.safetensors"  # in a run's folder
 DTYPES = {
@@ -133,6 +132,7 @@ def val_loss_of(folder: Path | str, device: torch.device | str = "cpu") -> float
     """
     config, device = schema.read(folder), torch.device(device)
     shards = datasets.recorded(run_folder.read(folder)["data"])["val"]
-    rows = val_rows(config, shards, 0, 1, device)
-    in_dtype = functools.partial(autocast, config, device.type)
-    return evaluate(model_of(folder, device), rows.at(rows.places), in_dtype, lambda sums: sums, device)
+    rows, model = val_rows(config, shards, 0, 1, device), model_of(folder, device)
+    with torch.no_grad(), autocast(config, device.type):
+        losses = [model(tokens_BT, targets_BT) for tokens_BT, targets_BT in rows.at(rows.places)]
+    return mean_nats(losses, math.prod(rows.shape_BT), device)

@@ -221,10 +221,8 @@ def _step(trainer: Any, watch: Any, step: int, phase: str, validates: bool = Tru
 
 
 def _validate(trainer: Any, watch: Any, phase: str) -> None:
-    import torch
-
     watch.at(phase)
-    with trainer.validating() as forward, torch.no_grad():
+    with trainer.validating() as forward:
         for tokens_BT, targets_BT in trainer.val_rows.at([0]):
             forward(tokens_BT, targets_BT)
 
