@@ -139,20 +139,20 @@ class Odd(Seeing):
 def test_answers_that_the_record_cannot_hold_are_left_out_with_a_warning(context):
     watch = InstrumentSet([Odd(context)])
     assert watch.collect("columns") == {} and watch.collect("summary") == {}
-    assert "columns() gave step_ms, which the run or another instrument writes already" in watch.warnings[0]["error"]
+    assert "columns ['step_ms'] are written by the run or by another instrument" in watch.warnings[0]["error"]
     assert "not JSON serializable" in watch.warnings[1]["error"]
 
 
 @pytest.mark.parametrize(
     "what, answer, words",
     [
-        ("columns", {"odd_ms": [1.0]}, "columns()['odd_ms'] gave a list, not a dict"),
-        ("columns", {"odd_ms": {1: "late"}}, "columns()['odd_ms'][1] gave a str"),
+        ("columns", {"odd_ms": [1.0]}, "Expected `object`, got `array`"),
+        ("columns", {"odd_ms": {1: "late"}}, "Expected `int | float | null`, got `str`"),
         ("columns", {"odd_ms": {1: float("nan")}}, "not JSON compliant"),
-        ("columns", {"odd_ms": {"1": 2.0}}, "a row of columns()['odd_ms'] gave a str, not a int"),
-        ("flags", {1: 5}, "flags()[1] gave a int, not a str"),
-        ("flags", [1], "flags() gave a list, not a dict"),
-        ("doubts", [5], "an entry of doubts() gave a int"),
+        ("columns", {"odd_ms": {"one": 2.0}}, "Expected `int`, got `str`"),
+        ("flags", {1: 5}, "Expected `str`, got `int`"),
+        ("flags", [1], "Expected `object`, got `array`"),
+        ("doubts", [5], "Expected `str`, got `int`"),
     ],
 )
 def test_an_answer_of_another_shape_is_left_out_with_a_warning(context, what, answer, words):

@@ -17,7 +17,7 @@ from bench.training.instruments.registry import load
 
 GIB = 2**30
 SETTINGS = {"name": "steps", "first_step": 2, "active_steps": 2, "ranks": None, "max_entries": 1000}
-SETTINGS |= {"stacks": "python", "whole_race": False, "windows": []}
+SETTINGS |= {"stacks": "python", "windows": []}
 
 
 @pytest.fixture
@@ -189,19 +189,6 @@ def test_out_of_memory_is_written_at_once_with_its_history_in_the_build_and_with
     assert [event["step"] for event in events if event["event"] == "out_of_memory"] == [None, 5]
     assert "ran out of memory (build): 4.9 KiB asked for, 400 B free" in said[0]
     assert instrument.summary()["num_ooms"] == 2
-
-
-def test_the_whole_run_can_be_recorded_and_then_no_step_is_timed(cuda, tmp_path):
-    instrument, watch, _, _ = history(tmp_path, whole_race=True)
-    build_and_warm_up(watch, cuda)
-    assert run_steps(watch, cuda) == [True] * 5 and cuda.is_recording
-    cuda.observer(0, 1, 2, 3)
-    watch.on_run_end()
-    assert not cuda.is_recording
-    assert [window["status"] for window in instrument.summary()["windows"]] == ["recorded"]
-    assert set(instrument.flags()) == {1, 2, 3, 4, 5}
-    (entries,) = pickles.load(tmp_path / "memory" / "oom_rank0.pickle")["device_traces"]
-    assert any(entry["size"] == 1004 for entry in entries)
 
 
 def test_an_observer_that_fails_never_hides_the_runs_own_error(cuda, capsys):

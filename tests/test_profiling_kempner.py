@@ -30,13 +30,6 @@ KEYS = {
 }
 
 
-def stand_in(key, us, flops=0, count=1):
-    """As KempnerForge's own tests make them: no real device type."""
-    row = MagicMock()
-    row.key, row.self_device_time_total, row.flops, row.count = key, us, flops, count
-    return row
-
-
 def row(key, us, device=DeviceType.CUDA, flops=0, count=1, is_user_annotation=False):
     return types.SimpleNamespace(
         key=key,
@@ -47,25 +40,6 @@ def row(key, us, device=DeviceType.CUDA, flops=0, count=1, is_user_annotation=Fa
         is_user_annotation=is_user_annotation,
         self_cpu_time_total=0,
     )
-
-
-def test_stand_ins_without_a_device_are_counted_as_kempnerforges_tests_expect(tmp_path, capsys):
-    averages = [stand_in("aten::mm", 5000), stand_in("nccl:allreduce", 2000), stand_in("aten::relu", 1000)]
-    prof = MagicMock()
-    prof.key_averages.return_value = types.SimpleNamespace(table=lambda **_: "the table", __iter__=None)
-    prof.key_averages.return_value = Averages(averages)
-    found = print_profiler_summary(prof, tmp_path)
-    assert (found["total_cuda_time_us"], found["matmul_time_us"]) == (8000, 5000)
-    assert (found["comm_time_us"], found["other_time_us"]) == (2000, 1000)
-    summary = (tmp_path / "summary.md").read_text()
-    assert "Profiling Summary" in summary and "MatMul/GEMM" in summary and "aten::mm" in summary
-    out = capsys.readouterr().out
-    for title in (
-        "TOP CUDA KERNELS (by total CUDA time)",
-        "TOP CUDA KERNELS (by FLOPS)",
-        "AGGREGATE GPU TIME BREAKDOWN",
-    ):
-        assert title in out
 
 
 class Averages(list):
@@ -130,10 +104,15 @@ def test_the_13b_report_of_kempnerforge_turns_from_balanced_to_bound_by_communic
     assert new["comm_pct"] == pytest.approx(78.2, abs=0.1)  # of what is listed: 24.751 of 31.641 s
 
 
-def test_the_summary_has_kempnerforges_headings_tables_and_rows(tmp_path):
+def test_the_summary_has_kempnerforges_headings_tables_and_rows(tmp_path, capsys):
     prof = MagicMock()
     prof.key_averages.return_value = Averages([*STEP, row("a|b" * 40, 1)])
     print_profiler_summary(prof, tmp_path, shown_dir="traces/profiler_traces")
+    out = capsys.readouterr().out
+    assert (
+        all(f"TOP CUDA KERNELS (by {what})" in out for what in ("total CUDA time", "FLOPS"))
+        and "AGGREGATE GPU TIME BREAKDOWN" in out
+    )
     lines = (tmp_path / "summary.md").read_text().splitlines()
     headings = [line for line in lines if line.startswith("#")]
     assert headings == [

@@ -33,12 +33,11 @@ class MemoryHistory(Instrument):
     def last_step(settings: dict[str, Any]) -> int | None:
         return memory_windows(settings)[-1].last_step
 
-    def __init__(self, context: Context, whole_race: bool, **settings: Any):
+    def __init__(self, context: Context, **settings: Any):
         super().__init__(context)
         self._rank, self._folder = context.rank, Path(context.folder) / "memory"
         self._windows = [window for window in memory_windows(settings) if window.has(context.rank)]
-        self._whole_race = whole_race
-        self._always: History | None = None  # of build and warm-up, or of the whole race; None on a CPU
+        self._always: History | None = None  # of build and warm-up; None on a CPU
         if context.device_type == "cuda":
             self._always = History("memory_history, the build", settings["max_entries"], settings["stacks"])
         self._open: tuple[MemoryWindow, History | Samples] | None = None  # what is being recorded
@@ -52,14 +51,17 @@ class MemoryHistory(Instrument):
     def on_build_start(self) -> None:
         if self._always is not None:
             when_out_of_memory(self._out_of_memory)
-            self._begin_always()
+            try:
+                self._always.start()
+            except RuntimeError as error:
+                self.context.say(f"no memory history of build and warm-up: {error}")
 
     def on_warmup_start(self) -> None:
         self._edge = "warm-up"
 
     def on_run_start(self) -> None:
         self._edge = "training"
-        if self._always is not None and not self._whole_race:
+        if self._always is not None:
             self._always.stop()
 
     def on_step_start(self, step: int) -> None:
@@ -83,8 +85,6 @@ class MemoryHistory(Instrument):
         last_row, self._row, self._edge = self._row, None, "after training"
         if self._open is not None:  # training stopped early, at its target
             self._end(*self._open, last_row)
-        if self._always is not None:
-            self._always.stop()
         if self._rank == 0 and any("file" in facts for facts in self._done.values()):
             self.context.say(f"./run.sh memory {self.context.folder.name} shows who held the memory")
 
@@ -92,7 +92,6 @@ class MemoryHistory(Instrument):
         recording: History | Samples = Samples()
         try:
             if self._always is not None:
-                self._always.stop()
                 recording = History(f"memory_history, {window.name}", window.max_entries, window.stacks)
                 recording.start()
         except RuntimeError as error:  # another instrument records
@@ -123,15 +122,6 @@ class MemoryHistory(Instrument):
         facts["file"] = f"memory/{path.name}"
         self.context.emit("memory_snapshot", step=self._row, ms=ms, **facts)
         self._done[window.name] = {"status": status, **facts, "num_bytes": num_bytes, "dump_ms": ms}
-        if self._whole_race:
-            self._begin_always()
-
-    def _begin_always(self) -> None:
-        try:
-            if self._always is not None:
-                self._always.start()
-        except RuntimeError as error:
-            self.context.say(f"no memory history of build and warm-up: {error}")
 
     def _out_of_memory(self, device: int, requested_bytes: int, limit_bytes: int, free_bytes: int) -> None:
         """Called by the allocator, before anything is freed.  Twice for one failure is once."""
@@ -156,9 +146,7 @@ class MemoryHistory(Instrument):
         )
 
     def flags(self) -> dict[int, str]:
-        rows = range(1, self.context.num_steps + 1)
-        always = self._whole_race and self._always is not None
-        return {row: FLAG for row in rows if always or row in self._flags}
+        return {row: FLAG for row in sorted(self._flags) if row <= self.context.num_steps}
 
     def summary(self) -> dict[str, Any]:
         """{"what", "windows": [each with its status], "num_ooms"}."""

@@ -34,7 +34,7 @@ class Telemetry(Instrument):
     def __init__(self, context: Context, **intervals: int):
         super().__init__(context)
         self._intervals = intervals
-        self._path = context.folder / f"telemetry{context.node_suffix}.csv"
+        self._path = context.folder / (f"telemetry.node{context.node}.csv" if context.node else "telemetry.csv")
         self._sampling: Sampling | None = None
         self._started: dict[str, Any] | None = None  # {"t_ns", "energy_j"} at the ends of the run
         self._stopped: dict[str, Any] | None = None

@@ -33,6 +33,8 @@ KEPT_FIRST = (
     ("cpu_instant_event",),
     ("python_function",),
 )
+RANKS: dict[str | None, int] = {category: rank for rank, group in enumerate(KEPT_FIRST) for category in group}
+RANKS[None] = 0  # marks and names of threads
 GZIP_LEVEL = 6
 MAX_READ_EVENTS = 1_000_000  # torch needs about 30 us and 2 KiB for each
 END = b"\n]}\n"
@@ -136,38 +138,24 @@ def _write(path: Path, head: bytes, events: Sequence[Event]) -> None:
 
 
 def shrunk(events: Sequence[Event], max_bytes: float) -> tuple[list[Event], dict[str, int]]:
-    """[the JSON of each event] -> (those that fit into about max_bytes, in order, and {category: how many do not})."""
+    """[the JSON of each event] -> (those that fit into about max_bytes, in order, and {category: how many do not}).
+
+    Of the first category that has no room for all, the earliest events are kept: what is kept is without holes.
+    """
     decode = msgspec.json.Decoder(_Event).decode
+    by_rank: dict[int, list[int]] = {}  # indices of events, by the usefulness of their categories
     categories = [decode(event).cat for event in events]
-    sizes = [memoryview(event).nbytes + len(SEPARATOR) for event in events]
-    sums: Counter[str | None] = Counter()
-    for category, size in zip(categories, sizes):
-        sums[category] += size
-    budgets = _budgets(sums, max_bytes)
-    kept: list[Event] = []
-    dropped: Counter[str | None] = Counter()
-    for event, category, size in zip(events, categories, sizes):
-        if budgets.get(category, size) < size:
-            budgets[category] = 0  # nothing after the first that has no room: what is kept is without holes
-            dropped[category] += 1
-            continue
-        if category in budgets:
-            budgets[category] -= size
-        kept.append(event)
-    return kept, {str(category): num_events for category, num_events in dropped.items()}
-
-
-def _budgets(sizes: dict[str | None, int], max_bytes: float) -> dict[str | None, float]:
-    """{category: bytes it may have}; what is not in it has no limit."""
-    unlimited, *limited = KEPT_FIRST
-    order = [category for group in limited for category in group if category in sizes]
-    order += [category for category in sizes if category is not None and category not in (*unlimited, *order)]
-    left = max_bytes - sum(size for category, size in sizes.items() if category not in order)
-    budgets: dict[str | None, float] = {}
-    for category in order:
-        budgets[category] = max(0, min(sizes[category], left))
-        left -= budgets[category]
-    return budgets
+    for index, category in enumerate(categories):
+        by_rank.setdefault(RANKS.get(category, len(KEPT_FIRST)), []).append(index)
+    kept: set[int] = set()
+    for rank in sorted(by_rank):
+        for index in by_rank[rank]:
+            max_bytes -= memoryview(events[index]).nbytes + len(SEPARATOR)
+            if rank and max_bytes < 0:
+                break
+            kept.add(index)
+    dropped = Counter(str(category) for index, category in enumerate(categories) if index not in kept)
+    return [event for index, event in enumerate(events) if index in kept], dict(dropped)
 
 
 class _Event(msgspec.Struct):

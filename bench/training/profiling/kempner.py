@@ -122,7 +122,7 @@ def _summary_lines(
     lines += _top_table(counted(averages, classifier), "Kernel", "CUDA", "self_device_time_total")
     if not total_us:  # a run without a GPU has no kernels; its operators took the processor's time
         own = [row for row in averages if row.key.startswith(OPERATORS) and row.self_cpu_time_total > 0]
-        own = [row for row in own if not getattr(row, "is_user_annotation", False)]
+        own = [row for row in own if not row.is_user_annotation]
         what = "No device was recorded.  Own time of the operators on the processor:"
         lines += ["## CPU Time Breakdown", "", what, "", *_top_table(own, "Operator", "CPU", "self_cpu_time_total")]
     lines += ["## Viewing Traces", ""]
@@ -175,19 +175,10 @@ def figures(averages: Iterable[Any], peak_tflops: float | None = None, classifie
 def counted(averages: Iterable[Any], classifier: str = "fixed") -> list[Any]:
     """Those rows of key_averages() whose own device time is time of the device, once."""
     rows = [row for row in averages if "profilerstep" not in row.key.lower()]
-    return rows if classifier == "kempner_v0" else [row for row in rows if is_device_event(row)]
-
-
-def is_device_event(row: Any) -> bool:
-    """A kernel or a copy; not an operator on the host, nor a range on either side.
-
-    A row without a torch device type is a hand-made stand-in, and is taken as it is.
-    """
-    device_type = getattr(row, "device_type", None)
-    if not isinstance(device_type, DeviceType):
-        return True
-    is_range = getattr(row, "is_user_annotation", False) or row.key.startswith(categories.HOST_RANGES)
-    return device_type != DeviceType.CPU and not is_range
+    if classifier == "kempner_v0":
+        return rows
+    rows = [row for row in rows if row.device_type != DeviceType.CPU]  # operators on the host
+    return [row for row in rows if not (row.is_user_annotation or row.key.startswith(categories.HOST_RANGES))]
 
 
 def kind(name: str, classifier: str = "fixed") -> str:
@@ -195,17 +186,12 @@ def kind(name: str, classifier: str = "fixed") -> str:
     if classifier == "kempner_v0":
         lower = name.lower()
         return next((kind for kind, parts in V0_WORDS.items() if any(part in lower for part in parts)), "other")
-    return KINDS.get(_category(name), "other")
+    return KINDS.get(categories.category(name), "other")
 
 
 def by_category(averages: Iterable[Any]) -> dict[str, float]:
     """{category: device microseconds}, all categories in their order, each kernel once."""
     device_us: dict[str, float] = dict.fromkeys(categories.CATEGORIES, 0)
     for row in counted(averages):
-        device_us[_category(row.key)] += row.self_device_time_total
+        device_us[categories.category(row.key)] += row.self_device_time_total
     return device_us
-
-
-def _category(name: str) -> str:
-    """A stand-in may have the name of a collective's range where there is no separate kernel."""
-    return categories.COMMUNICATION if name.startswith("nccl:") else categories.category(name)
