@@ -8,11 +8,13 @@ import pytest
 import real_runs
 
 from bench.compare import eligibility
+from bench.config.schema import GoalConfig
 from bench.launch import resume
 from bench.launch.prepare import prepare
 from bench.record import checkpoints, ledger, outside_clock, rows, run_folder, step_files, validity
 from bench.record.outside_clock import GO, PAUSE, SAVE, START, STOP
 from bench.training.clock import Clock
+from bench.training.finish_line import FinishLine
 from bench.training.loop import train
 
 WORDS = ["track=free", *real_runs.SMALL, *real_runs.SLIGHT, "goal.num_steps=1200", "goal.val_every_steps=300"]
@@ -205,19 +207,20 @@ def test_a_loop_that_goes_on_validates_no_step_twice():
         def __getattr__(self, name):
             return lambda *args: said.append((name, args[0])) if name == "on_validation" else None
 
-    def checkpoint(step, stop):
-        said.append(("save", step))
+    def checkpoint(step, next_stop):
+        said.append(("save", step, next_stop))
         return step == 4
 
     steps = iter(range(100))
-    loop = (lambda step: next(steps), lambda: 1.0, lambda loss: False, 8, 4)
+    line = FinishLine(GoalConfig(num_steps=8, val_tokens=1, val_every_steps=4), 1.0, 1, float, print)
+    loop = (lambda step: next(steps), lambda: 1.0, line)
     saves = (lambda step: step in (2, 4), checkpoint)
     clock = Clock(lambda: None, lambda: None)
     assert train(*loop, clock, Instruments(), checkpoints=saves) == (4, None)
-    assert said == [("on_validation", 0), ("save", 2), ("on_validation", 4), ("save", 4)]
+    assert said == [("on_validation", 0), ("save", 2, 4), ("on_validation", 4), ("save", 4, 8)]
     said.clear()
     again = Clock(lambda: None, lambda: None, train_s=7.0)
-    assert train(*loop, again, Instruments(), begin=(4, 0)) == (8, 1.0)
+    assert train(*loop, again, Instruments(), begin=(4, 8)) == (8, 1.0)
     assert said == [("on_validation", 8)] and again.train_s > 7.0
 
 

@@ -41,22 +41,12 @@ class RankResult:
 
 
 def write(
-    folder: Path,
-    own_rows: list[Row],
-    facts: dict[str, Any],
-    times: dict[str, Any],
-    everyone: list[RankResult],
-    summaries: dict[str, dict[str, Any]],
-    stopped_at: int | None = None,
-    referee: dict[str, Any] | None = None,
-    begins_look: bool = False,
+    folder: Path, own_rows: list[Row], everyone: list[RankResult], known: dict[str, Any], begins_look: bool
 ) -> None:
     """steps.csv, steps_by_rank.csv, the other ranks' events and .result.tmp.
 
-    own_rows: rank 0's of steps.csv; facts: {"model", "measured"}, known before the first step; times: seconds of what
-    came before it; everyone: each rank's RankResult; summaries: {instrument: the summary of all ranks together};
-    stopped_at: the step after which profile.stop_after_window ended the run, None where it did not; referee: what the
-    ranks found out about what they trained, for run.json["referee"]; begins_look: whether they go on to look.py.
+    own_rows: rank 0's of steps.csv; everyone: each rank's RankResult; known: what run.json says of the run beside that,
+    {"stopped_at", "model", "measured", "instrument_summaries", "referee"}; begins_look: whether look.py comes next.
     """
     step_files.write(folder, rows(own_rows, everyone), step_files.RUN_COLUMNS)
     if len(everyone) > 1:
@@ -69,25 +59,20 @@ def write(
         step_files.append_event(folder, event)
     first = everyone[0]
     by_node = [rank.foreign_cpu_cores for rank in everyone if rank.foreign_cpu_cores is not None]
-    measured_by_all = {
-        "stopped_at": stopped_at,
-        "model": facts["model"],
+    measured_by_all = known | {
         "measured": {
             "train_s_by_rank": [rank.train_s for rank in everyone],
             "validation_s": first.validation_s,
             "num_validations": first.num_validations,
-            **times,
             "peak_mem_gib_by_rank": {
                 kind: [rank.peak_mem_gib[kind] for rank in everyone] for kind in first.peak_mem_gib
             },
             "loader_wait_ms": max(rank.loader_wait_ms for rank in everyone),
             "foreign_cpu_cores": max(by_node, default=None),
             "compile_flags": {name: value for rank in everyone for name, value in rank.compile_flags.items()},
-            **facts["measured"],
+            **known["measured"],
         },
         "torch_facts": environment.torch_facts(),
-        "instrument_summaries": summaries,
-        "referee": referee or {},
         "doubts": [
             {"rank": num, "instrument": name, "doubt": doubt}
             for num, rank in enumerate(everyone)

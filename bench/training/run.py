@@ -298,11 +298,15 @@ class Run:
         measured.warnings, measured.events = self.instruments.warnings, self.events.kept  # closing may have added some
         everyone = distributed.gather(measured)
         if self._writer is not None:
-            summaries = self.instruments.merge([rank.summaries for rank in everyone])
+            known = {
+                "stopped_at": self._stopped_at,  # after which step profile.stop_after_window ended the run
+                "model": self._facts["model"],
+                "measured": self.times | self._facts["measured"],
+                "instrument_summaries": self.instruments.merge([rank.summaries for rank in everyone]),
+                "referee": self.referee | {"code": imported.merged([rank.code for rank in everyone])},
+            }
             everyone[0].warnings = self.instruments.warnings  # merging may have added some
-            self.referee["code"] = imported.merged([rank.code for rank in everyone])
-            facts = self._writer.rows, self._facts, self.times, everyone, summaries
-            gather_result.write(self.folder, *facts, self._stopped_at, self.referee, begins_look=self._is_looking())
+            gather_result.write(self.folder, self._writer.rows, everyone, known, begins_look=self._is_looking())
 
     def _is_looking(self) -> bool:
         return bool(self.config.look.enabled) and self._stopped_at is None
