@@ -22,9 +22,13 @@ def resolved(*overrides):
 
 
 def trainer_of(*overrides):
-    job = prepare(["track=free", *overrides], check_own=False)
+    return trainer_of_job(prepare(["track=free", *overrides], check_own=False))
+
+
+def trainer_of_job(job, ranks=None):
+    """(the trainer, its step log, {split: shards})."""
     files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
-    trainer = Trainer(job.config, distributed.start("cpu", 60), files["train"], files["val"])
+    trainer = Trainer(job.config, ranks or distributed.start("cpu", 60), files["train"], files["val"])
     log = StepLog(marks_for("cpu"), torch.device("cpu"), job.config.goal.num_steps)
     trainer.attach(InstrumentSet(essential=log), log)
     return trainer, log, files

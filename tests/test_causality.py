@@ -301,34 +301,12 @@ def test_a_part_that_the_model_compiles_itself_is_watched_and_not_compiled_again
 
 
 LOOKS_AHEAD = """
-import torch
-from models.gpt2 import GPT2
-class Net(GPT2):
-    def logits(self, tokens_BT):
-        return super().logits(tokens_BT).roll(-1, 1)
-"""
-
-
-def test_a_run_of_a_model_that_looks_ahead_is_invalid_and_says_why(tmp_path, monkeypatch):
-    (tmp_path / "net.py").write_text(LOOKS_AHEAD)
-    overrides = [*real_runs.SHORT, "model.arch=net.py:Net"]
-    done = real_runs.bench(tmp_path / "results", "run", *overrides, SPEEDRUN_CWD=str(tmp_path))
-    assert done.returncode == 1, done.stdout + done.stderr
-    (folder,) = real_runs.folders(tmp_path / "results")
-    run = real_runs.run_json(folder)
-    assert (run["status"], run["validity"], run["failure"]["kind"]) == ("failed", "invalid", "not_causal")
-    assert "the model sees what it must predict" in done.stdout + done.stderr
-    assert run["failure"]["hint"] in done.stdout + done.stderr
-
-
-LATER = """
-import torch
 from models.gpt2 import GPT2
 class Net(GPT2):
     num_calls = 0
     def logits(self, tokens_BT):
         self.num_calls += 1
-        return super().logits(tokens_BT).roll(-1 if self.num_calls > 18 else 0, 1)
+        return super().logits(tokens_BT).roll(-1 if self.num_calls > {num_calls} else 0, 1)
 """
 TRAINS = """
 import torch
@@ -346,22 +324,31 @@ class Net(GPT2):
 
 
 @pytest.mark.parametrize(
-    "source, reason",
+    "source, status, reason",
     [
-        (LATER, "after the last step, the model sees what it must predict: in evaluation, the logits of token"),
-        (TRAINS, "the loss of the same tokens was"),
+        (LOOKS_AHEAD.format(num_calls=0), "failed", "the model sees what it must predict"),
+        (
+            LOOKS_AHEAD.format(num_calls=18),
+            "complete",
+            "after the last step, the model sees what it must predict: in evaluation, the logits of token",
+        ),
+        (TRAINS, "complete", "the loss of the same tokens was"),
     ],
-    ids=["looks ahead from its 19th call on", "trains on what it is evaluated on"],
+    ids=["looks ahead", "looks ahead from its 19th call on", "trains on what it is evaluated on"],
 )
-def test_what_a_model_does_after_the_warm_up_makes_its_run_invalid(tmp_path, source, reason):
+def test_a_run_of_a_model_that_cheats_is_invalid_and_says_why(tmp_path, source, status, reason):
     (tmp_path / "net.py").write_text(source)
     overrides = [*real_runs.SHORT, "model.arch=net.py:Net", "checkpoint.save=true"]
     done = real_runs.bench(tmp_path / "results", "run", *overrides, SPEEDRUN_CWD=str(tmp_path))
     (folder,) = real_runs.folders(tmp_path / "results")
-    run = real_runs.run_json(folder)
-    assert (run["status"], run["validity"]) == ("complete", "invalid"), done.stdout + done.stderr
-    assert reason in run["validity_reasons"][0] and reason in done.stdout + done.stderr
-    assert source is TRAINS or run["measured"]["causality"] == "checked"  # as the warm-up saw it
+    run, text = real_runs.run_json(folder), done.stdout + done.stderr
+    assert (run["status"], run["validity"]) == (status, "invalid"), text
+    assert reason in text
+    if status == "failed":
+        assert (done.returncode, run["failure"]["kind"]) == (1, "not_causal") and run["failure"]["hint"] in text
+    else:
+        assert reason in run["validity_reasons"][0]
+        assert source is TRAINS or run["measured"]["causality"] == "checked"  # as the warm-up saw it
 
 
 def test_a_model_that_cannot_be_asked_is_a_doubt_but_on_the_free_track():

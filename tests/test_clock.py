@@ -1,32 +1,23 @@
 """The clock holds what DESIGN calls train_s: the sum of running segments without pauses, edges synced."""
 
+from hand import Hand
+
 from bench.training.clock import Clock
 
 
-class Hand:
-    """A clock hand that the test moves."""
+def made(sync_ms=0):
+    """(hand, the calls of sync and barrier, clock); sync_ms: what the device needs to finish what was queued."""
+    hand, calls = Hand(), []
 
-    def __init__(self):
-        self.ns = 0
-        self.calls = []
+    def sync():
+        calls.append("sync")
+        hand.sleep_ms(sync_ms)
 
-    def now_ns(self):
-        return self.ns
-
-    def sync(self):
-        self.calls.append("sync")
-
-    def barrier(self):
-        self.calls.append("barrier")
-
-
-def make():
-    hand = Hand()
-    return hand, Clock(hand.sync, hand.barrier, hand.now_ns)
+    return hand, calls, Clock(sync, lambda: calls.append("barrier"), hand)
 
 
 def test_a_pause_is_not_in_train_s():
-    hand, clock = make()
+    hand, _, clock = made()
     clock.start()
     hand.ns += 2_000_000_000
     with clock.paused("validation"):
@@ -40,7 +31,7 @@ def test_a_pause_is_not_in_train_s():
 
 
 def test_a_stop_inside_a_pause_adds_no_time():
-    hand, clock = make()
+    hand, calls, clock = made()
     clock.start()
     hand.ns += 2_000_000_000
     with clock.paused("validation"):
@@ -49,25 +40,20 @@ def test_a_stop_inside_a_pause_adds_no_time():
         hand.ns += 10_000
     assert clock.train_s == 2.0
     assert clock.paused_ns == {"validation": 5_000_010_000}
-    assert hand.calls == ["barrier", "sync", "sync", "barrier"]
+    assert calls == ["barrier", "sync", "sync", "barrier"]
 
 
 def test_start_waits_for_all_ranks_and_every_edge_for_the_device():
-    hand, clock = make()
+    _, calls, clock = made()
     clock.start()
     with clock.paused("validation"):
         pass
     clock.stop()
-    assert hand.calls == ["barrier", "sync", "sync", "barrier", "sync", "sync", "barrier"]
+    assert calls == ["barrier", "sync", "sync", "barrier", "sync", "sync", "barrier"]
 
 
 def test_work_queued_before_a_pause_is_paid_before_it():
-    hand = Hand()
-
-    def slow_sync():  # the device needs 3 s to finish what was queued
-        hand.ns += 3_000_000_000
-
-    clock = Clock(slow_sync, hand.barrier, hand.now_ns)
+    _, _, clock = made(sync_ms=3000)
     clock.start()
     with clock.paused("validation"):
         assert clock.train_s == 3.0

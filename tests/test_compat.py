@@ -4,6 +4,7 @@ import importlib.util
 
 import fake_cuda
 import pytest
+from hand import Hand
 from snapshots import FORWARD
 
 from bench.analysis.memory import pickles
@@ -12,16 +13,6 @@ from bench.training.clock import HostMarks
 from bench.training.compat import CUDATimer, CUDATimerCollection, DeviceMemoryMonitor
 
 GIB = 2**30
-
-
-class Hand:
-    ns = 0
-
-    def __call__(self):
-        return self.ns
-
-    def sleep_ms(self, ms):
-        self.ns += int(ms * 1e6)
 
 
 @pytest.fixture

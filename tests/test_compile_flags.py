@@ -33,23 +33,35 @@ def changed_by(body, **variables):
     return json.loads(subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout)
 
 
-@pytest.mark.slow
-def test_torch_as_it_comes_has_no_flags_whether_its_compiler_is_there_or_not():
-    assert changed_by("") == {}
-    assert changed_by("import torch._dynamo, torch._inductor.config; torch.compile(lambda x: x, dynamic=False)") == {}
-
-
-@pytest.mark.slow
-def test_a_value_that_is_set_is_listed_under_its_own_name_and_a_default_that_is_set_again_is_not():
-    body = """
+SET = """
 import torch._inductor.config as inductor, torch._dynamo.config as dynamo
 inductor.coordinate_descent_tuning = True
 inductor.triton.cudagraphs = True
-inductor.epilogue_fusion = inductor.epilogue_fusion
-dynamo.cache_size_limit = 64
+inductor.epilogue_fusion = inductor.epilogue_fusion  # its default, set again
+dynamo.cache_size_limit = 64  # listed under its own name
 """
-    expected = {"inductor.coordinate_descent_tuning": True, "inductor.triton.cudagraphs": True}
-    assert changed_by(body) == {"dynamo.recompile_limit": 64, **expected}
+WHILE_COMPILING = """
+import torch._inductor.config as inductor, torch._inductor.compile_fx as compile_fx
+compile_fx.compile_fx = lambda graph, *args, **more: graph.forward
+with inductor.patch(max_autotune=True):
+    torch.compile(lambda x: x + 1)(torch.ones(2))
+assert inductor.max_autotune is False
+"""
+FLAGS = {"dynamo.recompile_limit": 64, "inductor.coordinate_descent_tuning": True, "inductor.triton.cudagraphs": True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "flags"),
+    [
+        ("", {}),
+        ("import torch._dynamo, torch._inductor.config; torch.compile(lambda x: x, dynamic=False)", {}),
+        (SET, FLAGS),
+        (WHILE_COMPILING, {"inductor.max_autotune": True}),
+    ],
+)
+def test_a_flag_is_listed_where_it_is_not_torchs_default(body, flags):
+    assert changed_by(body) == flags
 
 
 @pytest.mark.slow
@@ -61,18 +73,6 @@ def test_modes_and_options_of_torch_compile_and_variables_are_flags():
     assert found["compile.max_autotune"] is True and found["compile.shape_padding"] is False
     assert found["env.TORCHINDUCTOR_COORDINATE_DESCENT_TUNING"] == "1"
     assert not any("CACHE_DIR" in name for name in found)
-
-
-@pytest.mark.slow
-def test_a_flag_that_is_set_only_while_something_compiles_is_seen():
-    body = """
-import torch._inductor.config as inductor, torch._inductor.compile_fx as compile_fx
-compile_fx.compile_fx = lambda graph, *args, **more: graph.forward
-with inductor.patch(max_autotune=True):
-    torch.compile(lambda x: x + 1)(torch.ones(2))
-assert inductor.max_autotune is False
-"""
-    assert changed_by(body) == {"inductor.max_autotune": True}
 
 
 @pytest.fixture

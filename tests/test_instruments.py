@@ -4,19 +4,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from hand import Hand
 
 from bench.config import compose
 from bench.record import step_files
 from bench.training.clock import HostMarks
 from bench.training.instruments import base, regions, registry
 from bench.training.instruments.base import Context, Instrument, InstrumentSet
-
-
-class Hand:
-    ns = 0
-
-    def __call__(self):
-        return self.ns
 
 
 @pytest.fixture

@@ -29,21 +29,16 @@ import re
 from pathlib import Path
 
 import pytest
+import staged
 import torch
 from rounded_once import RoundedOnce
 
 import models
 from bench.config import compose
-from bench.data import shards
 from bench.launch import own_model
 from bench.launch.prepare import prepare
 from bench.record import validity
-from bench.training import distributed
-from bench.training.clock import marks_for
-from bench.training.instruments.base import InstrumentSet
 from bench.training.referee_loss import RefereeLoss
-from bench.training.step_log import StepLog
-from bench.training.trainer import Trainer
 from models import masked_attention
 from models.muon_update import Muon
 
@@ -360,11 +355,7 @@ def test_every_rungs_class_has_what_its_run_will_call(rungs):
 
 @pytest.mark.parametrize("rung", some(RUNGS))
 def test_a_rung_trains_at_nano_size_on_a_cpu_and_its_loss_is_the_referees(rung):
-    job = job_of(rung)
-    files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
-    trainer = Trainer(job.config, distributed.start("cpu", 60), files["train"], files["val"])
-    log = StepLog(marks_for("cpu"), torch.device("cpu"), 2)
-    trainer.attach(InstrumentSet(essential=log), log)
+    trainer, _, _ = staged.trainer_of_job(job_of(rung))
     referee = RefereeLoss(trainer, is_required=True)
     referee.at_start()
     before = referee.evaluate()

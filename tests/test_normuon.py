@@ -80,27 +80,6 @@ def test_polar_express_comes_nearer_to_orthogonal_than_newton_schulz():
     assert (polar - 1).abs().max() < 0.15 < 0.3 < (muon - 1).abs().max()
 
 
-def test_rows_of_a_tall_matrix_and_columns_of_a_wide_one_end_with_one_mean_square():
-    for shape, dim in (((64, 16), 1), ((16, 64), 0), ((32, 32), 1)):
-        matrix = torch.nn.Parameter(torch.zeros(shape))
-        uneven = torch.linspace(0.5, 2, shape[1 - dim])
-        matrix.grad = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-        optimizer = one(matrix, beta2=0.9)
-        update = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-        update = update * (uneven[:, None] if dim == 1 else uneven[None])
-        evened = optimizer._evened(matrix, update)
-        assert evened.square().mean(dim).std() < 1e-6 * evened.square().mean()
-        assert evened.norm().item() == pytest.approx(update.norm().item(), rel=1e-5)
-
-
-def test_a_row_of_small_updates_is_remembered():
-    matrix, update = torch.nn.Parameter(torch.zeros(2, 2)), torch.tensor([[3.0, 3.0], [1.0, 1.0]])
-    optimizer = one(matrix, beta2=0.5)
-    optimizer._evened(matrix, update)  # mean squares: 4.5 and 0.5
-    second = optimizer._evened(matrix, torch.ones(2, 2))  # then 0.5 * 4.5 + 0.5 = 2.75, and 0.75
-    assert (second[1] / second[0]).tolist() == pytest.approx([(2.75 / 0.75) ** 0.5] * 2, rel=1e-5)
-
-
 def test_cautious_weight_decay_leaves_weights_that_the_step_makes_larger():
     matrix = torch.nn.Parameter(torch.tensor([[2.0, -2.0], [2.0, -2.0]]))
     optimizer = one(matrix, lr=0.1, weight_decay=3.0, cautious=True)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from profiled import Spy, names, outside_of_steps, read, step_names, train_under, watch_of
 
-from bench.cli import analyze
 from bench.config.refusals import check_ranks
 from bench.config.windows import Options
 from bench.training.clock import StepMarks
@@ -80,20 +79,6 @@ def test_losses_are_the_same_bit_for_bit_with_any_profiler(tmp_path):
         watch = watch_of(tmp_path, chosen)
         assert train_under(watch) == plain
         watch.close()
-
-
-def test_several_windows_one_after_the_other(tmp_path):
-    listed = [
-        {"name": "early", "first_step": 1, "warmup_steps": 0, "active_steps": 1},
-        {"name": "late", "first_step": 4},
-    ]
-    summary, flags, _ = traced(tmp_path, ONE | {"windows": listed})
-    assert {name: found["steps"] for name, found in summary.items()} == {"early": [1, 1], "late": [4, 6]}
-    assert sorted(flags) == [1, 2, 3, 4, 5, 6]
-    assert step_names(read(tmp_path / "traces" / "early_rank0.pt.trace.json.gz")) == ["ProfilerStep#1"]
-    assert step_names(read(tmp_path / "traces" / "late_rank0.pt.trace.json.gz")) == [
-        f"ProfilerStep#{row}" for row in (4, 5, 6)
-    ]
 
 
 def test_a_window_that_is_not_reached_is_a_status_and_no_file(tmp_path):
@@ -379,16 +364,3 @@ def test_ranks_that_the_run_does_not_have_are_refused(instruments):
         check_ranks(instruments, 2)
     check_ranks(instruments, 6)
 
-
-def test_the_windows_of_a_run_are_answered_one_by_one(tmp_path, capsys):
-    listed = [
-        {"name": "late", "first_step": 7, "active_steps": 2},
-        {"name": "early", "first_step": 3, "active_steps": 1},
-    ]
-    watch = watch_of(tmp_path, {"trace": {"windows": listed}})
-    train_under(watch)
-    watch.collect("summary")
-    assert analyze.main([str(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert list(found) == [f"{tmp_path}, window early", f"{tmp_path}, window late"]
-    assert [one["overall"]["num_ranks"] for one in found.values()] == [1, 1]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from profiled import Spy, model, read, step_names, train_under, watch_of
+from profiled import Spy, read, step_names, train_under, watch_of
 from torch.profiler import ProfilerAction
 
 from bench.cli import analyze
@@ -59,31 +59,6 @@ def test_every_step_of_any_schedule_does_what_torchs_own_does():
         assert actions(window, NUM_STEPS) == expected, schedule
         seen.update(expected)
     assert len(seen) == 4  # none, warm-up, record, record and save
-
-
-@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # raised within torch it ends the process
-def test_torchs_profiler_records_the_steps_that_the_instrument_records(tmp_path):
-    """torch's profiler itself, its step() called after each step of a loop, against the instrument on its schedule."""
-    paths = [tmp_path / f"torch{cycle}.json" for cycle in (1, 2)]
-    free = iter(paths)
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU],
-        schedule=torch.profiler.schedule(**SCHEDULE),
-        on_trace_ready=lambda profile: profile.export_chrome_trace(str(next(free))),
-    ) as profile:
-        net = model()
-        for _ in range(12):
-            net(torch.ones(4, 16)).sum().backward()
-            profile.step()
-    theirs = [[int(name.split("#")[1]) + 1 for name in step_names(read(path))] for path in paths]
-    watch = watch_of(tmp_path, {"trace": steps_of_schedule(SCHEDULE)})
-    train_under(watch)
-    watch.collect("summary")
-    watch.close()
-    files = sorted((tmp_path / "traces").glob("*.gz"))
-    ours = [[int(name.split("#")[1]) for name in step_names(read(file))] for file in files]
-    assert ours == theirs == [[4, 5], [8, 9]]
-    assert not watch.warnings
 
 
 def test_two_cycles_are_two_traces_whose_names_say_cycle_and_rank(tmp_path):

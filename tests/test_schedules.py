@@ -13,54 +13,45 @@ def whole(schedule, num_steps, **settings):
     return [config.lr_frac(step, num_steps) for step in range(num_steps)]
 
 
+HIGH, LOW = 0.5 + math.sqrt(2) / 4, 0.5 - math.sqrt(2) / 4  # (1 + cos 45 degrees) / 2, (1 + cos 135 degrees) / 2
+
+
 @pytest.mark.parametrize(
-    ("warmup_frac", "cooldown_frac", "final_lr_frac", "fracs"),
+    ("schedule", "warmup_frac", "settings", "fracs"),
     [
-        (0.2, 0.5, 0.0, [0.5, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2]),
-        (0.0, 0.5, 0.2, [1, 1, 1, 1, 1, 0.8, 0.6, 0.4]),  # each of 4 steps from 1 to 0.2 takes 0.8 / 4
-        (0.0, 0.0, 0.0, [1, 1, 1]),
+        (trapezoid, 0.2, {"cooldown_frac": 0.5, "final_lr_frac": 0.0}, [0.5, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2]),
+        # each of 4 steps from 1 to 0.2 takes 0.8 / 4
+        (trapezoid, 0.0, {"cooldown_frac": 0.5, "final_lr_frac": 0.2}, [1, 1, 1, 1, 1, 0.8, 0.6, 0.4]),
+        (trapezoid, 0.0, {"cooldown_frac": 0.0, "final_lr_frac": 0.0}, [1, 1, 1]),
         # round(3.5) = 4 steps each of 7: step 3 is the last of the warm-up (1) and the first of the cooldown (1)
-        (0.5, 0.5, 0.0, [0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25]),
-        (0.0, 1.0, 0.0, [1, 0.75, 0.5, 0.25]),
+        (trapezoid, 0.5, {"cooldown_frac": 0.5, "final_lr_frac": 0.0}, [0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25]),
+        (trapezoid, 0.0, {"cooldown_frac": 1.0, "final_lr_frac": 0.0}, [1, 0.75, 0.5, 0.25]),
+        # 4 steps from 1 to 0.2, and 2 that stay there
+        (
+            trapezoid,
+            0.0,
+            {"cooldown_frac": 0.5, "final_lr_frac": 0.2, "tail_frac": 0.25},
+            [1, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.2],
+        ),
+        # doubled from step 2, fourfold from step 6: half way down 4 * 0.5 + 0.2 * 0.5, then 4 * 0.25 + 0.2 * 0.75
+        (
+            stepped,
+            0.0,
+            {"cooldown_frac": 0.5, "final_lr_frac": 0.2, "at_fracs": [0.25, 0.75], "lr_fracs": [2.0, 4.0]},
+            [1, 1, 2, 2, 2, 1.55, 2.1, 1.15],
+        ),
+        (cosine, 1 / 3, {"final_lr_frac": 0.0}, [0.5, 1, 1, HIGH, 0.5, LOW]),
+        (cosine, 0.0, {"final_lr_frac": 0.1}, [1, 0.1 + 0.9 * HIGH, 0.55, 0.1 + 0.9 * LOW]),
+        (constant, 0.6, {}, [1 / 3, 2 / 3, 1, 1, 1]),
     ],
 )
-def test_trapezoid_climbs_stays_and_falls_to_its_end(warmup_frac, cooldown_frac, final_lr_frac, fracs):
-    settings = {"warmup_frac": warmup_frac, "cooldown_frac": cooldown_frac, "final_lr_frac": final_lr_frac}
-    assert whole(trapezoid, len(fracs), **settings) == pytest.approx(fracs)
+def test_a_schedule_climbs_stays_and_falls_to_its_end(schedule, warmup_frac, settings, fracs):
+    assert whole(schedule, len(fracs), warmup_frac=warmup_frac, **settings) == pytest.approx(fracs)
 
 
-def test_cosine_falls_along_half_a_wave():
-    # after 2 warm-up steps 4 are left: 1, (1 + cos 45 degrees) / 2, 1/2, (1 + cos 135 degrees) / 2
-    fracs = whole(cosine, 6, warmup_frac=1 / 3, final_lr_frac=0.0)
-    high, low = 0.5 + math.sqrt(2) / 4, 0.5 - math.sqrt(2) / 4
-    assert fracs == pytest.approx([0.5, 1, 1, high, 0.5, low])
-
-
-def test_cosine_ends_near_the_final_fraction():
-    # half way: 0.1 + 0.9 / 2
-    fracs = whole(cosine, 100, warmup_frac=0.0, final_lr_frac=0.1)
-    assert fracs[50] == pytest.approx(0.55)
-    assert fracs[99] == pytest.approx(0.1 + 0.45 * (1 - math.cos(math.pi / 100)))
-
-
-def test_constant_stays_after_its_warmup():
-    fracs = whole(constant, 5, warmup_frac=0.6)
-    assert fracs == pytest.approx([1 / 3, 2 / 3, 1, 1, 1])
-
-
-def test_a_trapezoid_with_a_tail_has_ended_its_cooldown_before_it():
-    # 4 steps from 1 to 0.2, and 2 that stay there
-    fracs = whole(trapezoid, 8, warmup_frac=0.0, cooldown_frac=0.5, final_lr_frac=0.2, tail_frac=0.25)
-    assert fracs == pytest.approx([1, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.2])
+def test_fractions_that_do_not_fit_into_a_run_are_refused():
     with pytest.raises(ValueError, match="cooldown_frac=0.5 and tail_frac=0.6 it is more than the whole run"):
         trapezoid.Config(name="trapezoid", cooldown_frac=0.5, final_lr_frac=0.0, tail_frac=0.6)
-
-
-def test_a_stepped_peak_falls_to_the_same_end():
-    # doubled from step 2, fourfold from step 6: half way down there, 4 * 0.5 + 0.2 * 0.5, then 4 * 0.25 + 0.2 * 0.75
-    steps = {"at_fracs": [0.25, 0.75], "lr_fracs": [2.0, 4.0]}
-    fracs = whole(stepped, 8, warmup_frac=0.0, cooldown_frac=0.5, final_lr_frac=0.2, **steps)
-    assert fracs == pytest.approx([1, 1, 2, 2, 2, 1.55, 2.1, 1.15])
     with pytest.raises(ValueError, match="give as many, and at_fracs in order"):
         stepped.Config(name="stepped", cooldown_frac=0.5, final_lr_frac=0.0, at_fracs=[0.5])
 

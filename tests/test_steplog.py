@@ -2,17 +2,11 @@
 
 import pytest
 import torch
+from hand import Hand
 
 from bench.training.clock import HostMarks
 from bench.training.instruments.base import Instrument, InstrumentSet
 from bench.training.step_log import NonFiniteLoss, StepLog
-
-
-class Hand:
-    ns = 0
-
-    def __call__(self):
-        return self.ns
 
 
 def make(num_steps=4):

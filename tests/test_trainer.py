@@ -6,26 +6,19 @@ import itertools
 
 import pytest
 import real_runs
+import staged
 import torch
 
-from bench.data import shards
 from bench.launch.prepare import prepare
 from bench.training import distributed
-from bench.training.clock import marks_for
-from bench.training.instruments.base import InstrumentSet
-from bench.training.step_log import StepLog
-from bench.training.trainer import Trainer
 
 
 @pytest.fixture(params=["adamw", "muon", "groups"])
 def trainer(request):
-    job = prepare([*real_runs.SHORT, "hardware.num_threads=1", f"optim={request.param}", "model=modern"])
-    files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
-    one = Trainer(job.config, distributed.start("cpu", 60), files["train"], files["val"])
-    log = StepLog(marks_for("cpu"), torch.device("cpu"), 6)
-    one.attach(InstrumentSet(essential=log), log)
-    yield one
-    one.close()
+    words = [*real_runs.SHORT, "hardware.num_threads=1", f"optim={request.param}", "model=modern"]
+    trainer, _, _ = staged.trainer_of_job(prepare(words))
+    yield trainer
+    trainer.close()
 
 
 def test_a_compiled_model_of_several_ranks_is_cut_where_ddp_reduces_so_that_it_overlaps_backward(monkeypatch):
@@ -45,16 +38,15 @@ def test_a_compiled_model_of_several_ranks_is_cut_where_ddp_reduces_so_that_it_o
         "hardware.num_processes=2",
         "hardware.compile=true",
     ]
-    job = prepare([*real_runs.SHORT, *words])
-    files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)  # its collectives do nothing
     try:
-        one = Trainer(job.config, distributed.Ranks(0, 2, torch.device("cpu")), files["train"], files["val"])
-        one.evaluate(max_batches=1)
+        two = distributed.Ranks(0, 2, torch.device("cpu"))
+        trainer, _, _ = staged.trainer_of_job(prepare([*real_runs.SHORT, *words]), two)
+        trainer.evaluate(max_batches=1)
         assert len(graphs) == 1  # validation has nothing to reduce
-        one.reducer.forward(*one.loader.next())
+        trainer.reducer.forward(*trainer.loader.next())
         assert len(graphs) >= 3  # 0.8M parameters are more than DDP's first bucket of 1 MiB
-        one.close()
+        trainer.close()
     finally:
         torch.distributed.destroy_process_group()
         torch._dynamo.reset()
