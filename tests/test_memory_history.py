@@ -42,8 +42,6 @@ def test_a_recording_is_bounded_with_python_stacks_and_begins_empty(cuda):
     device_memory._holder = None  # as if another program's call had begun it
     with pytest.raises(RuntimeError, match="three: another program is recording"):
         device_memory.History("three").start()
-    with pytest.raises(ValueError, match="stacks=cpp: use python or all"):
-        device_memory.History("three", stacks="cpp")
 
 
 def test_what_is_written_opens_everywhere_and_names_no_private_path(cuda, tmp_path, monkeypatch):

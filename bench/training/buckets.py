@@ -1,11 +1,11 @@
-"""Gradients of many tensors in one flat buffer, reduced by one collective: which tensor lies where, and what follows.
+"""Buckets: the gradients of many tensors in one flat buffer, which one collective reduces.
 
-A buffer has a part for each rank, all of one length.  Three kinds of it:
-  Reduced   all-reduced; every rank has all gradients, and updates all of its tensors
-  Sliced    reduce-scattered; a rank's part begins and ends anywhere, so that all parts are full: for updates that look
-            at one element at a time.  The weights lie in such a buffer too; a rank updates its part of them, and then
-            all parts are gathered in place
-  Owned     reduce-scattered; each part has whole tensors of one rank, which alone updates them: for Muon
+A buffer has a part for each rank, all of the same length.  There are three kinds:
+  Reduced   is all-reduced: every rank has all gradients, and updates all tensors
+  Sliced    is reduce-scattered for elementwise updates: a rank's part may begin and end within a tensor, so that all
+            parts are full.  The weights lie in such a buffer too; each rank updates its part, and then the parts are
+            gathered in place
+  Owned     is reduce-scattered for Muon: a part holds whole tensors, which only that rank updates
 """
 
 import itertools
@@ -17,12 +17,12 @@ import torch
 from bench.training import distributed
 from bench.training.distributed import Ranks
 
-ALIGN = 64  # elements that a tensor's place is a multiple of: 128 bytes in bfloat16; inductor's kernels ask for 16
+ALIGN = 64  # elements: tensors begin at multiples of it, 128 bytes in bfloat16; inductor's kernels need 16 bytes
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a tensor's elements lie in a buffer."""
+    """The place of a tensor's elements in a buffer."""
 
     parameter: torch.nn.Parameter
     start: int
@@ -34,7 +34,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """slots of a buffer of a part for each rank, each of part_len elements."""
+    """The slots of a buffer that has part_len elements for each rank."""
 
     slots: tuple[Slot, ...]
     part_len: int
@@ -45,7 +45,7 @@ class Layout:
 
 
 def packed(parameters: list[torch.nn.Parameter], world_size: int, most_bytes: int) -> list[Layout]:
-    """Tensors in the order in which backward ends with them, the last first, into buffers of about most_bytes."""
+    """Pack tensors into buffers of about most_bytes, the last ones first, as the backward pass finishes them."""
     layouts: list[Layout] = []
     slots: list[Slot] = []
     end = 0
@@ -60,7 +60,7 @@ def packed(parameters: list[torch.nn.Parameter], world_size: int, most_bytes: in
 
 
 def owned(parameters: list[torch.nn.Parameter], indices_by_rank: list[list[int]], most_bytes: int) -> list[Layout]:
-    """Tensors of one size together, one of each rank, into buffers of about most_bytes in all."""
+    """Pack tensors of the same size side by side, one for each rank, into buffers of about most_bytes altogether."""
     by_kind: dict[tuple[torch.dtype, int], list[list[int]]] = {}
     for rank, indices in enumerate(indices_by_rank):
         for index in indices:
@@ -93,7 +93,7 @@ def _aligned(num_elements: int) -> int:
 
 
 class Reduced:
-    """See above.  A step: launch() when all gradients are there, then wait(): the tensors have their mean gradients."""
+    """See above.  Call launch() when all gradients are complete; after wait() the tensors have the mean gradients."""
 
     def __init__(self, layout: Layout, ranks: Ranks):
         self.layout, self.ranks, self.num_missing = layout, ranks, len(layout.slots)
@@ -109,7 +109,7 @@ class Reduced:
 
     @torch.no_grad()
     def launch(self) -> None:
-        """Take the gradients from the tensors and begin to reduce them."""
+        """Take the gradients from the tensors, and start to reduce them."""
         parameters = self.layout.parameters
         torch._foreach_copy_(self._places, [parameter.grad for parameter in parameters])
         for parameter in parameters:
@@ -117,7 +117,7 @@ class Reduced:
         self._work = self._begin()
 
     def wait(self) -> None:
-        """The device waits, not the host.  Once a step: again it does nothing."""
+        """Let the device, not the host, wait for the reduction.  A second call in a step does nothing."""
         if self._work is None:
             return
         self._work.wait()
@@ -125,11 +125,11 @@ class Reduced:
         self._hand_over()
 
     def own_grads(self) -> list[torch.Tensor]:
-        """Gradients that no other rank has, after wait(): of all ranks together every gradient once."""
+        """The gradients that only this rank has, after wait(): over all ranks, each gradient appears once."""
         return []
 
     def publish(self) -> None:
-        """Begin to give the others this rank's updated weights."""
+        """Start to send this rank's updated weights to the others."""
 
     def finish(self) -> None:
         """Wait for what publish() began."""
@@ -153,7 +153,7 @@ class _Scattered(Reduced):
 
 
 class Sliced(_Scattered):
-    """weights: this rank's part of them, a parameter for the optimizer in place of the layout's tensors."""
+    """weights: this rank's part of the weights, the parameter that the optimizer gets instead of the tensors."""
 
     def __init__(self, layout: Layout, ranks: Ranks):
         super().__init__(layout, ranks)

@@ -14,14 +14,16 @@ from typing import Any, Self
 
 from bench.base.units import gib_from_bytes
 from bench.training.clock import HostMarks, Marks, marks_for
-from bench.training.memory import History, has_history, peaks_for
+from bench.training.memory import History, peaks_for
 
 logger = logging.getLogger(__name__)
 
 
 def device_type() -> str:
-    """ "cuda" where memory of a GPU can be recorded, else "cpu"."""
-    return "cuda" if has_history() else "cpu"
+    """ "cuda" where there is a GPU, whose memory can be recorded, else "cpu"."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class CUDATimer:
@@ -113,7 +115,7 @@ class DeviceMemoryMonitor:
         self._name, self._rank = f"device_{device}_rank_{rank}", rank
         self._peaks = peaks_for(device_type(), device)
         self._history = History(f"DeviceMemoryMonitor of device {device}")
-        if snapshot_step is not None and snapshot_step <= 1 and has_history():
+        if snapshot_step is not None and snapshot_step <= 1 and device_type() == "cuda":
             self._history.start()
 
     def report(self, step: int) -> dict[str, Any]:
@@ -126,7 +128,7 @@ class DeviceMemoryMonitor:
         peak_gib = gib["allocated"] if "allocated" in gib else gib["rss"]
         if step == self._snapshot_step:
             self.capture_snapshot(step)
-        elif self._snapshot_step is not None and step == self._snapshot_step - 1 and has_history():
+        elif self._snapshot_step is not None and step == self._snapshot_step - 1 and device_type() == "cuda":
             self._history.start()
         return peaks | {
             "what": self._peaks.what,
@@ -140,7 +142,7 @@ class DeviceMemoryMonitor:
 
     def capture_snapshot(self, step: int) -> str | None:
         """Write snapshot_step_S_device_D_rank_R.pickle.  Its path; None without a GPU, or if that failed, logged."""
-        if not has_history():
+        if device_type() != "cuda":
             return None
         path = self._folder / f"snapshot_step_{step}_{self._name}.pickle"
         try:

@@ -1,6 +1,6 @@
-"""Ranks: the only reader of RANK, WORLD_SIZE and their like, and the only caller of torch.distributed's set-up.
+"""The ranks of a run.  Only this module reads RANK, WORLD_SIZE and the like, and sets up torch.distributed.
 
-One process alone starts no process group: every function then does the obvious thing.
+A single process starts no process group; every function then returns what one rank's group would.
 """
 
 import datetime
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 T = TypeVar("T")
-WARMUP_TIMEOUT_S = 600.0  # at least, until set_timeout(): a cold compilation takes ranks minutes, not all equally many
+WARMUP_TIMEOUT_S = 600.0  # at least, until set_timeout(): cold compilations take minutes, and not the same on all ranks
 
 
 @dataclass(frozen=True)
@@ -86,26 +86,26 @@ def all_sum(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def all_mean(flat: torch.Tensor) -> dist.Work:
-    """Begin, in place: the mean over ranks, on every rank; after the work is done as_mean() ends it."""
+    """Start to average flat over ranks, in place, on every rank.  When the work is done, call as_mean()."""
     return dist.all_reduce(flat, op=_mean_op(), async_op=True)
 
 
 def scatter_mean(part: torch.Tensor, flat: torch.Tensor) -> dist.Work:
-    """Begin: this rank's part of the mean over ranks of flat; after the work is done as_mean() ends it.
+    """Start to average flat over ranks, of which this rank gets its part.  When the work is done, call as_mean().
 
-    gloo all-reduces the whole and takes its part of that: twice the traffic, the same numbers as all_mean().
+    gloo all-reduces all of flat, which is twice the traffic, and gives the same numbers as all_mean().
     """
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # torch 2.13's name, 2.12's
     return scatter(part, flat, op=_mean_op(), async_op=True)
 
 
 def as_mean(reduced: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-    """What was reduced, in place: gloo adds only, NCCL has divided already."""
+    """Divide, in place, what gloo has only added up; NCCL has divided already."""
     return reduced if _mean_op() == dist.ReduceOp.AVG else reduced.div_(ranks.world_size)
 
 
 def gather_in_place(flat: torch.Tensor, part: torch.Tensor) -> dist.Work:
-    """Begin: the parts of all ranks into flat; part is this rank's place in it."""
+    """Start to gather the parts of all ranks into flat, of which part is this rank's."""
     gather_parts = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # 2.13's name, 2.12's
     return gather_parts(flat, part, async_op=True)
 

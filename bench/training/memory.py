@@ -27,7 +27,6 @@ from bench.machine import meters
 
 COUNTS = ("num_alloc_retries", "num_ooms")  # since the process began
 PICKLE_PROTOCOL = 4  # the newest that the viewer at pytorch.org/memory_viz reads
-STACKS = ("python", "all")  # all adds C++ frames, whose names take minutes to look up
 
 OutOfMemoryCallback = Callable[[int, int, int, int], object]
 _holder: "History | None" = None
@@ -153,19 +152,13 @@ def peaks_for(device_type: str, device: Any = None) -> CudaPeaks | ProcessPeaks:
 # ---- CUDA's history
 
 
-def has_history() -> bool:
-    """Whether this process has a GPU, whose allocator keeps a history; imports torch."""
-    import torch
-
-    return bool(torch.cuda.is_available())
-
-
 class History:
-    """max_entries: the newest are kept.  RuntimeError from start() where another history is recorded."""
+    """max_entries: the newest are kept.  RuntimeError from start() where another history is recorded.
+
+    stacks: "python", or "all" for C++ frames too, whose names take minutes to look up.
+    """
 
     def __init__(self, name: str = "memory history", max_entries: int = 200_000, stacks: str = "python"):
-        if stacks not in STACKS:
-            raise ValueError(f"stacks={stacks}: use {' or '.join(STACKS)}")
         self.name, self._max_entries, self._stacks = name, max_entries, stacks
         self._marks: list[tuple[float, str]] = []  # (us, name)
 

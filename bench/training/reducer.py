@@ -1,9 +1,9 @@
-"""How ranks come to one update from the gradients of each: hardware.reducer.
+"""Reducers average the gradients of all ranks before the optimizer's step; hardware.reducer chooses one.
 
-null    torch's DistributedDataParallel; every rank then does the whole update.  Of one process: nothing
-plain   all-reduce when the backward pass has ended; every rank does the whole update.  What the others must agree with
-shard   each rank gets the mean of the gradients of its share while the backward pass still runs, updates its share,
-        and gives the others the result (ZeRO's first stage with the traffic of its second; Rajbhandari et al. 2020,
+null    torch's DistributedDataParallel, after which every rank does the whole update; nothing for a single process
+plain   an all-reduce after the backward pass, and every rank does the whole update: the reference for the other two
+shard   during the backward pass each rank receives the mean gradients of its share; it updates that share, and sends
+        the new weights to the others (ZeRO's first stage with the traffic of its second; Rajbhandari et al. 2020,
         arXiv:1910.02054)
 """
 
@@ -40,30 +40,30 @@ def reducer_for(config: Config, model: torch.nn.Module, optimizer: Any, ranks: R
 
 
 class Alone:
-    """One process: gradients are as backward leaves them.  The others differ from it.
+    """For one process, whose gradients need no reduction; the base of the reducers for several.
 
-    forward: the model, compiled where the config asks for it; evaluated: the same for validation.
-    A step: expect(), micro_step() around each forward and backward pass, clip(), step(), and with names drop_grads().
+    forward: the model to train, compiled if the config says so; evaluated: the model to validate.  A step consists of
+    expect(), micro_step() around each forward and backward pass, clip(), step(), and drop_grads() if parts are named.
     """
 
     name: str | None = None  # in run.json
 
     def __init__(self, config: Config, model: torch.nn.Module, optimizer: Any):
         self.model, self.optimizer = model, optimizer
-        # in no loss at first, and so in no bucket: reduced by themselves once they have gradients
+        # These are in no loss at first, and so in no bucket; they are reduced separately once they have gradients.
         self._late = [model.get_parameter(name) for name in getattr(model, "late_parameters", ())]
         self.forward: Any
         self.forward = self.evaluated = self._compiled(model) if config.hardware.compile else model
 
     def expect(self, names: Collection[str] | None) -> None:
-        """Parts of the optimizer that the step will update, None: all; the tensors of others keep their gradients."""
+        """names: the optimizer's parts that this step will update, None for all; other tensors keep their gradients."""
 
     def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
-        """Gradients are reduced in the last micro-step of a step only."""
+        """The context of a forward and backward pass: only the last one of a step reduces gradients."""
         return contextlib.nullcontext()
 
     def clip(self, most_norm: float | None) -> None:
-        """All gradients together to the norm most_norm; None: not."""
+        """Clip the norm of all gradients together to most_norm, unless that is None."""
         if most_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), most_norm)
 
@@ -73,15 +73,15 @@ class Alone:
                 distributed.all_sum(tensor.grad).div_(world_size)
 
     def step(self, names: Collection[str] | None = None) -> None:
-        """The optimizer's step, of those parts of it alone if any are named; then all ranks have the same weights."""
+        """Step the optimizer, or only its named parts.  Afterwards all ranks have the same weights."""
         self.optimizer.step() if names is None else self.optimizer.step(names)
 
     def drop_grads(self, names: Collection[str]) -> None:
-        """Of those parts, updated or not."""
+        """Drop the gradients of the named parts, whether they were updated or not."""
         self.optimizer.zero_grad(set_to_none=True, names=names)
 
     def close(self) -> None:
-        """Before the process group goes."""
+        """Call it before the process group is destroyed."""
         self.forward = self.evaluated = None
 
     def _compiled(self, model: torch.nn.Module) -> Any:
@@ -89,7 +89,7 @@ class Alone:
 
 
 class Ddp(Alone):
-    """torch's own: it reduces beside the backward pass, also of a compiled model, whose graph dynamo cuts for it."""
+    """torch's own.  It overlaps the backward pass, also that of a compiled model, whose graph dynamo cuts for it."""
 
     name = "ddp"
 
@@ -100,7 +100,7 @@ class Ddp(Alone):
         names = [name for name, tensor in self.forward.named_parameters() if id(tensor) in late]
         arguments = inspect.signature(DistributedDataParallel.__init__).parameters  # torch 2.13 gave one another name
         sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in arguments else "broadcast_buffers"
-        # the one way that torch has to leave to us what is in no loss at first
+        # torch's only way to exclude parameters, here those that are in no loss at first
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.forward, names)
         self.forward = DistributedDataParallel(
             self.forward,
@@ -118,7 +118,7 @@ class Ddp(Alone):
 
 
 class Plain(Alone):
-    """The reference: buckets are reduced one after the other when the last backward pass has ended."""
+    """The reference: reduces bucket after bucket when the last backward pass has ended."""
 
     name = "plain"
 
@@ -139,10 +139,11 @@ class Plain(Alone):
 
 
 class Shard(Alone):
-    """Buckets are reduced as they fill; an optimizer of which nothing is known gets all gradients on every rank.
+    """Reduces each bucket as soon as it is full.
 
-    Known are BY_ELEMENT, and an optimizer with `shares`: for each rank the indices of the tensors whose gradients that
-    rank needs, and which gives the other ranks the updates itself.
+    The update is divided among the ranks for the optimizers of BY_ELEMENT, and for one with an attribute `shares` that
+    exchanges its updates itself: for each rank the indices of the tensors whose gradients it needs.  For any other
+    optimizer every rank gets all gradients.
     """
 
     name = "shard"
@@ -167,7 +168,7 @@ class Shard(Alone):
         self._due = [bucket for bucket in self._order if bucket in due]
 
     def _refuse_left(self) -> None:
-        """RuntimeError: what the step before has updated has gradients still."""
+        """RuntimeError if tensors that the previous step updated still have gradients."""
         if any(grad is not None for bucket in self._due for grad in bucket.own_grads()):
             remedy = "drop them after every step, or use another hardware.reducer"
             raise RuntimeError(f"hardware.reducer=shard: gradients are left from the step before: {remedy}")
@@ -217,7 +218,7 @@ class Shard(Alone):
         super().drop_grads(names)
         for _, _, group in (row for row in self._parts if row[0] in names):
             for parameter in (parameter for bucket in group for parameter in bucket.layout.parameters):
-                parameter.grad = None  # of what rests: its optimizer has parts of a buffer in the tensors' place
+                parameter.grad = None  # the optimizer holds slices of a buffer instead of these tensors
 
     def close(self) -> None:
         super().close()
@@ -228,7 +229,7 @@ class Shard(Alone):
         return torch.compile(model, dynamic=False, backend=cut_at(self._cut_bytes))
 
     def _arrived(self, parameter: torch.nn.Parameter) -> None:
-        """A gradient is there: every rank begins the collectives in one order, whatever order buckets fill in."""
+        """torch's hook: a gradient is complete.  All ranks start the collectives in one order, however buckets fill."""
         bucket = self._bucket_of[parameter]
         if not self._is_last or bucket not in self._due:
             return
@@ -241,7 +242,7 @@ class Shard(Alone):
 
 
 def _buckets_of(optimizer: Any, ranks: Ranks, bucket_bytes: int) -> Iterator[buckets.Reduced]:
-    """The buckets of an optimizer's tensors; of one by element, its tensors are replaced by this rank's parts."""
+    """The buckets of an optimizer's tensors.  An elementwise optimizer gets this rank's slices in their place."""
     by_element = type(optimizer) in BY_ELEMENT
     for group in optimizer.param_groups:
         if hasattr(optimizer, "shares"):
@@ -259,7 +260,7 @@ def _buckets_of(optimizer: Any, ranks: Ranks, bucket_bytes: int) -> Iterator[buc
 
 
 def _refuse_missing(model: torch.nn.Module, waiting: Sequence[buckets.Reduced]) -> None:
-    """RuntimeError where a bucket still waits for a gradient when all of a step's backward passes are over."""
+    """RuntimeError if a bucket still lacks a gradient after the step's last backward pass."""
     missing = {parameter for bucket in waiting for parameter in bucket.layout.parameters if parameter.grad is None}
     if missing:
         names = [name for name, parameter in model.named_parameters() if parameter in missing]
@@ -267,11 +268,11 @@ def _refuse_missing(model: torch.nn.Module, waiting: Sequence[buckets.Reduced]) 
 
 
 def cut_at(most_bytes: int, compiler: str = "inductor") -> Callable[..., Any]:
-    """A backend for torch.compile: that of the name compiler, with a graph for about most_bytes of parameters each.
+    """A backend for torch.compile that cuts the graph into pieces of about most_bytes of parameters for compiler.
 
-    One compiled graph has one backward pass, which hands over all gradients at its end: nothing is left to reduce them
-    beside.  torch cuts a graph by itself for its own DistributedDataParallel only; this asks the same code for it.
-    What is compiled without gradients, the validation's forward pass, stays whole.
+    The backward pass of a whole graph yields all gradients at its end, so that no reduction could overlap it.  torch
+    cuts graphs for its own DistributedDataParallel only; this calls the same code.  A graph without gradients, as in
+    validation, stays whole.
     """
 
     def backend(graph: Any, inputs: Any, **options: Any) -> Any:

@@ -29,7 +29,7 @@ from bench.machine.peak_rates import peak_flops
 from bench.plans import overhead
 from bench.plans.overhead import Loops
 from bench.training.instruments.base import InstrumentSet
-from bench.training.memory import History, has_history
+from bench.training.memory import History
 from benchmarks import gpu_ranks
 from models.ladder.simple import Simple
 
@@ -265,7 +265,7 @@ class Contest:
         }
         self.models = {"gpt2": gpt2.trainer.model, "nanoGPT's loop": gpt2.trainer.model}
         self.models |= {"modern": modern.trainer.model, "modern, fast settings": fast.trainer.model}
-        if has_history() and gpt2.device.type == "cuda":
+        if gpt2.device.type == "cuda":
             self.blocks["gpt2 with memory history"] = self._with_history
         for name in self.blocks:
             started_s = time.perf_counter()

@@ -15,7 +15,7 @@ import msgspec
 
 from bench.base.units import MIB, NS_PER_MS, NS_PER_US, format_bytes
 from bench.web.chart import chart, series_of
-from bench.web.page import Safe, figure, page, section, soft, table, tag
+from bench.web.document import Chart, Document, Lines, Section, Table
 
 PHASES = ("data", "forward", "backward", "optimizer", "validation")
 NO_PHASE = "outside of phases"
@@ -141,11 +141,9 @@ def page_of_trace(path: Path, title: str, about: str) -> tuple[str, dict[str, Ti
 
 def page_of(title: str, about: str, timelines: dict[str, Timeline], phases: list[Phase]) -> str:
     """timelines and phases as read() gives them -> HTML text."""
-    charts = [_alive_chart(timeline, phases) for timeline in timelines.values()]
-    parts = [_device_section(timeline, drawn) for timeline, drawn in zip(timelines.values(), charts, strict=True)]
-    if not timelines:
-        parts = [tag("p", "Nothing was allocated or released while this was recorded.")]
-    return page(title, tag("h1", title), soft(about), *parts, data={"charts": charts})
+    devices = [_device_section(timeline, phases) for timeline in timelines.values()]
+    nothing = Lines(["Nothing was allocated or released while this was recorded."])
+    return Document(title, [], devices or [nothing], about=[about]).html()
 
 
 def _alive_chart(timeline: Timeline, phases: list[Phase]) -> dict[str, Any]:
@@ -177,7 +175,7 @@ def _points(timeline: Timeline, phases: list[Phase]) -> list[tuple[int, str, int
     return points
 
 
-def _device_section(timeline: Timeline, drawn: dict[str, Any]) -> Safe:
+def _device_section(timeline: Timeline, phases: list[Phase]) -> Section:
     before = f", {format_bytes(timeline.start_bytes)} of them from before" if timeline.start_bytes else ""
     shown, hidden = timeline.at_peak[:NUM_GROUPS], timeline.at_peak[NUM_GROUPS:]
     rows: list[list[Any]] = [[*names, count, _mib(num_bytes)] for *names, num_bytes, count in shown]
@@ -188,9 +186,9 @@ def _device_section(timeline: Timeline, drawn: dict[str, Any]) -> Safe:
     if rest < 0:
         rows.append(["", "released, but allocated before", "", "", _mib(rest)])
     caption = f"Alive at the peak, {len(timeline.points):,} allocations and releases in all"
-    groups = table(("phase", "operator", "line", "count", "MiB"), rows, caption=caption)
+    groups = Table(("phase", "operator", "line", "count", "MiB"), rows, caption=caption)
     title = f"{timeline.device}: at most {format_bytes(timeline.peak_bytes)}{before}"
-    return section(title, figure(drawn), groups)
+    return Section(title, [Chart(_alive_chart(timeline, phases)), groups])
 
 
 def _mib(num_bytes: int) -> float:
