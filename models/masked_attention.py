@@ -62,7 +62,7 @@ class Visible:
         return self.fast(q_BHTK, k_BHTK, v_BHTK) if self.is_fast else self.plain(q_BHTK, k_BHTK, v_BHTK)
 
     def plain(self, q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor) -> torch.Tensor:
-        """On any device and of any length; memory in proportion to T * (CHUNK_TOKENS + reach_tokens)."""
+        """Works on any device, for any length; needs memory in proportion to T * (CHUNK_TOKENS + reach_tokens)."""
         scale = self.scale
         if isinstance(scale, torch.Tensor) and (torch.compiler.is_compiling() or scale.is_meta):
             q_BHTK, scale = (q_BHTK * scale).type_as(q_BHTK), 1.0
@@ -141,7 +141,7 @@ class Visible:
 
 
 def _listed(blocks_BNN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many blocks each row has, [B, 1, N], and which, first ones first, [B, 1, N, N]."""
+    """(the number of blocks in each row, [B, 1, N], and their indices in order, [B, 1, N, N])."""
     count_B1N = blocks_BNN.sum(-1, dtype=torch.int32)[:, None].contiguous()
     order_B1NN = blocks_BNN.to(torch.int32).argsort(dim=-1, descending=True, stable=True)[:, None]
     return count_B1N, order_B1NN.to(torch.int32).contiguous()

@@ -102,7 +102,7 @@ class Timeline:
 
     @cached_property
     def portions(self) -> list[Portion]:
-        """In order, with no step between them."""
+        """All portions of the run, in order and without gaps."""
         portions = []
         for stage, start, end in zip(self._stages, [0, *self.ends[:-1]], self.ends, strict=True):
             windows = [self._window(stage, done, end - start) for done in range(end - start)]
@@ -129,7 +129,7 @@ class Timeline:
         return [portion.first_step for portion in self.portions]
 
     def at(self, step: int) -> Portion:
-        """Of step number step, from 0; the last also of num_steps."""
+        """The portion of step number step, from 0; for num_steps it is the last one."""
         return self.portions[bisect.bisect_right(self._starts, step) - 1]
 
     def window_after(self, steps_done: int) -> int | None:
@@ -139,7 +139,7 @@ class Timeline:
         return self.at(steps_done).window_tokens
 
     def ahead_weights(self, step: int) -> list[float] | None:
-        """Of step number step, as LanguageModel.set_ahead_weights() takes them."""
+        """The weights for step number step, as LanguageModel.set_ahead_weights() takes them."""
         stage, steps_done, num_steps = self._place(step)
         first, last = stage.ahead_weights, stage.end_ahead_weights
         if first is None or last is None:
@@ -174,7 +174,8 @@ def check_window(where: str, window_tokens: int | None, window_block: int) -> No
 
 
 def ends_of(stages: Sequence[Stage], num_steps: int) -> list[int]:
-    """How many steps are done at the end of each stage.  ValueError: one has no end, no step, or the last has one."""
+    """How many steps are done at the end of each stage.  ValueError if a stage has no end or no step, or the
+    last one has an end."""
     ends, before = [], 0
     for index, stage in enumerate(stages):
         where, is_last = f"stages[{index}]", index == len(stages) - 1
@@ -204,7 +205,7 @@ def ends_of(stages: Sequence[Stage], num_steps: int) -> list[int]:
 
 
 def num_tokens(stages: Sequence[Stage], num_steps: int, steps_done: int) -> int:
-    """Of the first steps_done of num_steps steps.  Every stage says its batch_tokens."""
+    """The tokens of the first steps_done of num_steps steps.  Every stage has its batch_tokens."""
     ends = ends_of(stages, num_steps)
     spans = zip([0, *ends[:-1]], ends, stages, strict=True)
     return sum(max(0, min(steps_done, end) - start) * cast(int, stage.batch_tokens) for start, end, stage in spans)

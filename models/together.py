@@ -35,12 +35,12 @@ class Together:
         return [group for part in self.parts.values() for group in part.param_groups]
 
     def step(self, names: Collection[str] | None = None) -> None:
-        """Of the parts of these names, all of them where it is None; all ranks must call it with the same names."""
+        """Step the named parts, or all of them.  All ranks must call it with the same names."""
         for part in self._named(names):
             part.step()
 
     def zero_grad(self, set_to_none: bool = True, names: Collection[str] | None = None) -> None:
-        """As step(): the gradients of the other parts stay, and the next backward pass adds to them."""
+        """Drop the gradients of the named parts, or of all; the next backward pass adds to those of the others."""
         for part in self._named(names):
             part.zero_grad(set_to_none=set_to_none)
 
@@ -48,7 +48,7 @@ class Together:
         return [part for name, part in self.parts.items() if names is None or name in names]
 
     def state_dict(self) -> dict[str, Any]:
-        """Of all.  Refers to the live tensors: copy it to keep it."""
+        """The state of all parts.  It refers to the live tensors: copy it to keep it."""
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ class Windowed(Modern):
         self.set_window(window_tokens or seq_len)
 
     def set_window(self, window_tokens: int) -> None:
-        """Of every layer, from now on."""
+        """Set the window of every layer from now on."""
         self.window_tokens = window_tokens
         self.near_tokens.fill_(window_tokens)
 

@@ -77,7 +77,7 @@ def worst(by_rank: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def new_seed(seed: int) -> int:
-    """That nobody can know before the run; a float of JSON holds it."""
+    """A seed that nobody can know before the run, small enough for a float of JSON."""
     return int.from_bytes(os.urandom(6)) ^ (seed % 2**48)
 
 
@@ -128,7 +128,7 @@ def check(
 
 
 def asked_shape(num_rows: int, seq_len: int) -> tuple[int, int]:
-    """That of a pass whose logits are seen: the run's own up to MAX_TOKENS, several rows where the run has several."""
+    """The shape of a pass whose logits are seen: at most MAX_TOKENS, in several rows if the run's batch has several."""
     seq_len = min(seq_len, MAX_TOKENS if num_rows == 1 else MAX_TOKENS // 2)
     return min(num_rows, MAX_TOKENS // seq_len), seq_len
 
@@ -220,9 +220,9 @@ class _Asking:
         return torch.randint(self.vocab_size, shape, generator=self._generator).to(self.device)
 
     def _others(self, numbers_BT: torch.Tensor, group: int) -> torch.Tensor:
-        """None of them where it was: of every second row one token alone, so that what leaks adds up.
+        """Tokens that differ from numbers_BT everywhere; in every second row all are the same, so that leaks add up.
 
-        Documents stay where they are, because attention may add up the blocks of others in another order.
+        Documents stay where they are, because for other documents attention may add up blocks in another order.
         """
         one_B1 = torch.randint(self.vocab_size, (self.question.num_rows, 1), generator=self._generator).to(self.device)
         is_one_B1 = (torch.arange(self.question.num_rows, device=self.device)[:, None] + group) % 2 == 0
@@ -303,7 +303,7 @@ class _Seen:
         self.eps = next(torch.finfo(dtype).eps for dtype in dtypes if loss.to(dtype).to(loss.dtype) == loss)
 
     def moved_BT(self, other: "_Seen") -> torch.Tensor:
-        """By how much the prints of the logits of each token differ."""
+        """The difference between the prints of each token's logits."""
         moved: torch.Tensor = (other.prints - self.prints).abs().amax(dim=(0, 3))
         return moved
 

@@ -106,7 +106,7 @@ class Clock:
         self._running_since_ns = None if self._has_stopped else started_ns
 
     def stop(self) -> None:
-        """Also inside a pause: train_s is then what it was when that began, as the last step line says."""
+        """Stop for good.  Inside a pause, train_s stays what it was when the pause began, as in the last step line."""
         if self._running_since_ns is not None:
             self._sync()
             self._train_ns += self._now_ns() - self._running_since_ns

@@ -47,7 +47,7 @@ def changed() -> dict[str, Any]:
 
 
 def watch() -> None:
-    """From now on in this process, before anything is compiled; torch may be imported later."""
+    """Start to note flags in this process.  Call it before anything is compiled; torch may be imported later."""
     after_import("torch", _watch)
 
 
@@ -78,7 +78,7 @@ def _watch(torch: Any) -> None:
 
 
 def _value_and_default(module: Any, name: str, entry: Any) -> tuple[Any, Any]:
-    """Of an entry of a config module, read around its own access, which warns of old names and copies defaults."""
+    """(value, default) of an entry of a config module, bypassing its accessor, which warns and copies defaults."""
     if not hasattr(entry, "default"):  # before torch 2.6 plain values, and their defaults beside them
         return entry, getattr(module, "_default", {}).get(name, entry)
     if getattr(entry, "alias", None):  # it is listed under its own name

@@ -31,10 +31,6 @@ class Ranks:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    @property
-    def is_first_of_node(self) -> bool:
-        return self.local_rank == 0
-
 
 def start(device_type: str, timeout_s: float, num_processes: int | None = None) -> Ranks:
     """Join the process group that torchrun's environment names.  nccl on GPUs, gloo on CPUs.
@@ -79,7 +75,7 @@ def sync(device: torch.device) -> None:
 
 
 def all_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """In place: the sum over ranks, on every rank."""
+    """Sum over ranks, in place, on every rank."""
     if dist.is_initialized():
         dist.all_reduce(tensor)
     return tensor
@@ -111,7 +107,7 @@ def gather_in_place(flat: torch.Tensor, part: torch.Tensor) -> dist.Work:
 
 
 def from_first(tensor: torch.Tensor) -> torch.Tensor:
-    """In place: rank 0's, on every rank."""
+    """Replace tensor, in place, by rank 0's on every rank."""
     dist.broadcast(tensor, src=0)
     return tensor
 

@@ -21,7 +21,7 @@ PYC_HEADER_BYTES = 16  # before the marshalled code: PEP 552
 
 
 def facts(hashes: bool) -> dict[str, Any]:
-    """Of this rank: {"copy", "num_modules", "elsewhere"}.
+    """What this rank has imported: {"copy", "num_modules", "elsewhere"}.
 
     copy: the name of the copy that the rank imports from, None: it is the checkout; num_modules: how many are ours or
     the user's; elsewhere: those of them that came from anywhere else, sorted; hashes: also those whose bytecode is not

@@ -115,7 +115,7 @@ def start(path: str, work: str, launcher_pid: int | None) -> Callable[[], None]:
 
 
 def _bytes_read() -> int:
-    """By read calls of this process, and of its children that have ended."""
+    """Bytes that read calls of this process and of its ended children have returned."""
     try:
         with open("/proc/self/io") as file:
             return int(file.readline().split()[1])

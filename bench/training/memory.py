@@ -50,7 +50,7 @@ class CudaPeaks:
         torch.cuda.init()  # before it there is no allocator to ask
 
     def reset(self) -> None:
-        """From here on is whole_gib(): the warm-up has ended."""
+        """Let whole_gib() begin here: the warm-up has ended."""
         self._cuda.reset_peak_memory_stats(self._device)
         self._whole_bytes = {}
 
@@ -103,7 +103,7 @@ class ProcessPeaks:
         """Nothing: the memory of a process from before the run cannot be separated from the run's."""
 
     def split(self) -> dict[str, Any]:
-        """As CudaPeaks.split(); the counts are None."""
+        """The same as CudaPeaks.split(); the counts are None."""
         now_bytes, highest_bytes = self._read()
         self._whole_bytes = max(self._whole_bytes, highest_bytes)
         try:

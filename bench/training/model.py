@@ -89,7 +89,7 @@ def build_model(config: Config, device: torch.device, eos_token: int | None) -> 
 
 
 def _to_bfloat16(model: torch.nn.Module, patterns: Sequence[str]) -> None:
-    """Those parameters, drawn in float32 and rounded.  ValueError: one of patterns means none."""
+    """Round the parameters that patterns mean, which were drawn in float32.  ValueError if a pattern means none."""
     parameters = list(with_roles(model)) if patterns else ()
     for pattern in patterns:
         meant = [parameter for name, role, parameter in parameters if is_meant([pattern], name, role)]
@@ -107,7 +107,7 @@ def autocast(config: Config, device_type: str) -> contextlib.AbstractContextMana
 
 
 def val_rows(config: Config, shards: Sequence[Shard], rank: int, world_size: int, device: torch.device) -> ValRows:
-    """Those of a validation of the run, of this rank."""
+    """This rank's rows of a validation."""
     seq_len, rank_tokens = val_seq_len(config), cast(int, config.hardware.micro_batch_seqs) * config.data.seq_len
     shape = (seq_len, max(1, rank_tokens // seq_len))
     return ValRows(shards, config.goal.val_tokens, *shape, rank, world_size, device)

@@ -146,7 +146,7 @@ class RefereeLoss:
         return num_bytes, num_marks
 
     def _bits_per_byte(self, val_loss: float, num_bytes: int) -> float:
-        """Of forward()'s loss where every target stands for text; else of the logits of those that do."""
+        """From forward()'s loss if every target stands for text, else from the logits of the targets that do."""
         if not self._num_marks:
             return bits_per_byte(val_loss * self._trainer.config.goal.val_tokens, num_bytes)
 
@@ -196,7 +196,7 @@ class RefereeLoss:
         }
 
     def _num_batches(self, num_batches: int, frac: float) -> int:
-        """Of this rank, at least one.  A pass and its gradients cost as much as three without."""
+        """How many batches this rank checks, at least one.  A pass with gradients costs as much as three without."""
         config = self._trainer.config
         num_validations = 1 + math.ceil(config.goal.num_steps / config.goal.val_every_steps)
         whole = 3 * stages.num_tokens(config) + num_validations * config.goal.val_tokens
@@ -310,5 +310,5 @@ def _sd(values: list[float]) -> float:
 
 
 def _finite(value: float) -> float | None:
-    """None for what JSON has no number for."""
+    """The value, or None if JSON has no number for it."""
     return value if math.isfinite(value) else None

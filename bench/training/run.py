@@ -284,7 +284,7 @@ class Run:
         about = {name: str(record[name]) for name in ("run_id", "config_id", "seed")}
         about |= {"format": "pt", "step": str(last_row["step"]), "val_loss": repr(last_row["val_loss"])}
         try:
-            weights.write(self.folder / weights.FILE, self._trainer.weights(), about)
+            weights.write(self.folder / weights.FILE, self._trainer.model.state_dict(), about)
         except (OSError, ValueError) as error:
             self.instruments.warnings.append(warning("checkpoint", "after training", error))
         self.times["checkpoint_s"] = time.perf_counter() - started_s

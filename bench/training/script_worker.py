@@ -95,9 +95,9 @@ def sampling(work: str, launcher_pid: int | None, rank: int) -> Callable[[], Non
 
 
 def run(script: dict[str, Any]) -> None:
-    """As `python PATH ARGS` or `python -m MODULE ARGS` runs it in the working folder, or as the shell runs a command.
+    """Run it as `python PATH ARGS` or `python -m MODULE ARGS` in the working folder, or as the shell runs a command.
 
-    By its name there, as torchrun is given it.
+    sys.argv has its name relative to that folder, as torchrun is given it.
     """
     sys.dont_write_bytecode = True  # what lies beside the script is its own, and what it writes is kept
     path, module, work = script["path"], script["module"], script["work"]
@@ -273,7 +273,7 @@ def write(path: str, facts: dict[str, Any]) -> None:
 
 
 def torch_facts() -> dict[str, Any]:
-    """As bench/machine/environment.py has them; {} where the script imported no torch."""
+    """The facts of bench/machine/environment.py; {} if the script has not imported torch."""
     torch = sys.modules.get("torch")
     if torch is None:
         return {}

@@ -143,7 +143,7 @@ def _is_users(module_name: str) -> bool:
 
 
 def _variables(namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Without functions, classes, modules and names of Python's own."""
+    """The namespace without functions, classes, modules and Python's own names."""
     code = (*OPAQUE, FunctionType, property, classmethod, staticmethod)
     return {name: value for name, value in namespace.items() if not (name.startswith("__") or isinstance(value, code))}
 
@@ -192,7 +192,7 @@ def _factors(seed: int, device: torch.device) -> torch.Tensor:
 
 @torch.no_grad()
 def _checksum(tensor: torch.Tensor, seed: int) -> str:
-    """Of its bits, each position weighted by a different factor."""
+    """A checksum of the tensor's bits, in which each position has a different factor."""
     if tensor.layout != torch.strided or tensor.is_meta:
         return str(tensor.layout)
     data = tensor.detach().contiguous().flatten().view(torch.uint8)

@@ -140,7 +140,7 @@ class RankEvents:
 
     @contextlib.contextmanager
     def handed_to(self, sink: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-        """In this block to sink(event), what was kept first."""
+        """Within this block, pass events to sink, beginning with those that were kept."""
         while self.kept:
             sink(self.kept.pop(0))
         self._sink = sink

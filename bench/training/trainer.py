@@ -66,7 +66,7 @@ class Trainer:
         self._staged.at(0)
 
     def flops_per_token(self) -> list[tuple[int, int]]:
-        """Of each of timeline.portions, in its window, and the same without masked pairs of tokens."""
+        """The FLOPs of each of timeline.portions in its window, with and without masked pairs of tokens."""
 
         def counted(method: str, seq_len: int | None) -> int:
             flops = getattr(self.model, method)(seq_len)
@@ -140,11 +140,6 @@ class Trainer:
         parts = self.optimizer.parts
         return [name for name in parts if stage.is_due(name, step) and not self.timeline.is_frozen(name, step)]
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The model's, by the names that build_model() gives them."""
-        weights: dict[str, torch.Tensor] = self.model.state_dict()
-        return weights
-
     def evaluate(self, max_batches: int | None = None) -> float:
         """Mean nats per token over exactly val_tokens, and of each batch in val_nats; max_batches is for the warm-up.
 
@@ -177,7 +172,7 @@ class Trainer:
         return self._optim.lr * (self._optim.schedule.lr_frac(step, num_steps) * stage_frac)
 
     def set_horizon(self, step: int, num_steps: int) -> None:
-        """From step on the schedule is that of a run of so many steps; one by the clock learns it as it trains."""
+        """From step on, use the schedule of a run of num_steps; a run by the clock learns its length as it trains."""
         self._horizons.append((step, num_steps))
 
     def warm_up(self) -> dict[str, Any]:
@@ -191,7 +186,7 @@ class Trainer:
         both None without torch.compile.  Raises causality.NotCausal.
         """
         started_s = time.perf_counter()
-        weights = {name: value.clone() for name, value in self.weights().items()}
+        weights = {name: value.clone() for name, value in self.model.state_dict().items()}
         place = self.loader.state_dict()
         is_own = user_code.is_import_path(self._optim.name)  # whose state may begin with anything
         state = copy.deepcopy(self.optimizer.state_dict()) if is_own else {}

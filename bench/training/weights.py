@@ -43,7 +43,7 @@ METADATA = "__metadata__"
 
 
 def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
-    """Whole or not at all.  Tensors that are parts of one memory are written apart.
+    """Write all of the file or none of it.  Tensors that share memory are written separately.
 
     ValueError: a dtype that the format does not have.
     """

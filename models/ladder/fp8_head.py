@@ -57,7 +57,7 @@ class R19(R18):
         constant_(self.head.weight, 0.0)
 
     def x_scale(self, width: int) -> float:
-        """Of the activations before the 8-bit head."""
+        """The scale of the activations before the 8-bit head."""
         return 2.0
 
     def uncapped(self, x_BTD):
@@ -123,7 +123,7 @@ class R20(R19):
         self.attention_scale, self.long_short = attention_scale, long_short
 
     def has_long_window(self, index: int) -> bool:
-        """Of block number index: every fourth from the outside in."""
+        """Whether block number index has a long window: every fourth does, from the outside in."""
         return not self.long_short or min(index, len(self.blocks) - 1 - index) % 4 == 0
 
     def short_window(self) -> int:
@@ -131,7 +131,7 @@ class R20(R19):
         return max(self.block, self.window_tokens // 2 // self.block * self.block)
 
     def window_of(self, index: int) -> int:
-        """Of block number index: how many tokens back a token sees."""
+        """How many tokens back a token sees in block number index."""
         return self.window_tokens if self.has_long_window(index) else self.short_window()
 
     def windows(self) -> list[int]:

@@ -40,7 +40,7 @@ class R12(R11):
         return self.block // 2
 
     def set_window(self, window_tokens: int) -> None:
-        """How far back a token sees, itself among it, from the next pass on.  ValueError: no multiple of window_block.
+        """Set how many tokens a token sees, itself included, from the next pass on.  ValueError: no whole blocks.
 
         Changes no graph: the compiled model takes it from a buffer.
         """
@@ -60,7 +60,7 @@ class R12(R11):
         return [self.window_tokens] * len(self.blocks)
 
     def reach_tokens(self) -> int:
-        """Of the longest window, a bound that saves work."""
+        """A bound of the longest window, which saves work."""
         return self.window_tokens
 
     def visible(
@@ -137,7 +137,7 @@ class R14Attention(R09Attention):
 
 
 class R14Block(R09Block):
-    """Without attention or MLP where that is None."""
+    """A block that may lack attention or MLP, which are then None."""
 
     def forward(self, x_BTD, rotary, value_BTD, embedded_BTD, mix):
         x_BTD = self.mixed(x_BTD, embedded_BTD)
@@ -176,11 +176,11 @@ class R14(R13):
                 normal_(parameter, 1.0, generator)
 
     def values(self, tokens_BT) -> list:
-        """Of each layer [B, T, D], or None."""
+        """The value embeddings of each layer, [B, T, D] or None."""
         return list(self.value_embeddings(tokens_BT).chunk(len(self.blocks), dim=-1))
 
     def mixes(self, tokens_BT) -> list:
-        """Of each layer what its tokens see."""
+        """What the tokens see in each layer."""
         return [self.visible(tokens_BT)] * len(self.blocks)
 
     def logits(self, tokens_BT: torch.Tensor) -> torch.Tensor:
@@ -190,7 +190,7 @@ class R14(R13):
             return self.to_logits(self.stack(x_BTD, values, self.mixes(tokens_BT)))
 
     def skip_factor(self, index: int) -> torch.Tensor:
-        """Of skip number index."""
+        """The factor of skip number index."""
         return self.skip_weights[index]
 
     def stack(self, x_BTD, values, mixes):

@@ -15,18 +15,18 @@ from models.base import LanguageModel, causal_attention, constant_, merge_heads,
 
 @torch.no_grad()
 def uniform_(parameter, bound, generator):
-    """Even between -bound and bound, drawn on the CPU."""
+    """Draw uniformly from -bound to bound, on the CPU."""
     parameter.copy_(torch.empty(parameter.shape, device="cpu").uniform_(-bound, bound, generator=generator))
 
 
 @torch.no_grad()
 def set_(parameter, value):
-    """To a number, or a list of as many."""
+    """Set it to a number, or to a list of as many."""
     parameter.copy_(torch.tensor(value))
 
 
 class Linear(nn.Linear):
-    """Without biases; its weights stay float32 where x is not."""
+    """A linear layer without biases, whose weights stay float32 where x is not."""
 
     def __init__(self, num_in, num_out):
         super().__init__(num_in, num_out, bias=False)
@@ -162,7 +162,7 @@ class R02(LanguageModel):
 
 
 def rms_norm(x):
-    """With the epsilon that torch takes for the dtype."""
+    """RMSNorm with torch's epsilon for the dtype."""
     return F.rms_norm(x, (x.shape[-1],))
 
 

@@ -82,7 +82,7 @@ class R29(R28):
         return self.window_tokens + 1
 
     def halved(self, window_tokens):
-        """Of an int or a tensor: half the blocks, one at least."""
+        """Half the blocks of a window, at least one; window_tokens is an int or a tensor."""
         num_blocks = window_tokens // self.block // 2
         return (max(1, num_blocks) if isinstance(num_blocks, int) else num_blocks.clamp_min(1)) * self.block
 
@@ -144,7 +144,7 @@ class R31(R30):
         return min(window_tokens, self.yarn_blocks[-1] * self.block)
 
     def set_window(self, window_tokens: int) -> None:
-        """How far back a token sees, from the next pass on, with the turns and the scale that belong to it."""
+        """Set how far back a token sees from the next pass on, with the turns and the scale that belong to it."""
         super().set_window(window_tokens)
         if isinstance(self.rotary, Yarn):  # not yet while the rungs below are made
             last = self.yarn_window(window_tokens)

@@ -28,7 +28,7 @@ class Config(optimizers.Config):
         return Together(parts)
 
     def part_names(self) -> tuple[str, ...]:
-        """Of the groups, also one that turns out to have no tensors."""
+        """The names of the groups, including any that turn out to have no tensors."""
         return tuple(name for name, group in self.groups.items() if group)
 
     def set_step(self, optimizer: Any, step: int, num_steps: int) -> None:

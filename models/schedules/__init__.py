@@ -14,7 +14,7 @@ class Config:
     warmup_frac: Frac = 0.0  # linear rise from 0 at the start, as a part of num_steps
 
     def lr_frac(self, step: int, num_steps: int) -> float:
-        """Of step number step, 0 to num_steps - 1.  Here: linear over round(warmup_frac * num_steps) steps, then 1.
+        """The fraction for step 0 to num_steps - 1.  Here: linear over round(warmup_frac * num_steps) steps, then 1.
 
         Step k of W warm-up steps gets (k + 1) / W, so that no step is wasted on a learning rate of 0.  For the same
         reason what falls reaches its end at num_steps, the step after the last.

@@ -1,4 +1,4 @@
-"""How a group of tensors is updated: the rows of optim=groups, each rule a file.  Importing them imports no torch."""
+"""Update rules for the groups of optim=groups, one in each file.  Importing them does not import torch."""
 
 from dataclasses import dataclass
 from typing import Any

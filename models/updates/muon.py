@@ -51,7 +51,7 @@ class Config(updates.Group):
 
 
 def momentum_at(step: int, num_steps: int, warmup_frac: float, first: float, last: float) -> float:
-    """From first at step 0 in a line to last at step warmup_frac * num_steps, and last from there on."""
+    """Rises linearly from first at step 0 to last at step warmup_frac * num_steps, where it stays."""
     num_warmup_steps = round(warmup_frac * num_steps)
     risen = min(step / num_warmup_steps, 1.0) if num_warmup_steps else 1.0
     return (1 - risen) * first + risen * last

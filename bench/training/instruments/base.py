@@ -151,7 +151,7 @@ class Instrument:
         return {}
 
     def merge(self, summaries: list[dict[str, Any]]) -> dict[str, Any]:
-        """On rank 0: summary() of every rank, {} for none -> what is recorded: rank 0's, unless overridden."""
+        """Called on rank 0 with every rank's summary(), {} if it has none; returns what is recorded, here rank 0's."""
         return summaries[0]
 
     def doubts(self) -> list[str]:
@@ -185,7 +185,7 @@ class InstrumentSet:
         self.attach(essential)
 
     def attach(self, essential: Any) -> None:
-        """From here on essential is called too."""
+        """Call essential too from now on."""
         self._essential = essential
         self._bind()
 

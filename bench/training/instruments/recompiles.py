@@ -133,7 +133,7 @@ def _about(compile_id: Any) -> dict[str, str | None]:
 
 
 def _short(reason: str | None) -> str | None:
-    """On one line, without private paths."""
+    """The reason on one line, without private paths."""
     return " ".join(private.redact(str(reason), REPO).split())[:MAX_REASON_CHARS] if reason else None
 
 

@@ -57,9 +57,9 @@ def check(chosen: Chosen) -> None:
 
 
 def flagging(chosen: Iterable[str] | Chosen) -> list[str]:
-    """Those of the names, sorted, whose instrument flags steps: names alone, or {name: settings}.
+    """The chosen names, sorted, whose instruments flag steps; chosen are names, or {name: settings}.
 
-    Of an old record's instrument, or of a user's own that is not here, nothing is known: its steps carry the flags.
+    Nothing is known about an instrument that is not here, an old record's or a user's: its steps carry the flags.
     """
 
     def flags_steps(name: str, settings: Mapping[str, Any]) -> bool:

@@ -48,7 +48,7 @@ class Timeline:
 
 
 class _Event(msgspec.Struct):
-    """Of a Chrome trace."""
+    """An event of a Chrome trace."""
 
     ts: float = 0.0  # microseconds
     dur: float = 0.0

@@ -173,7 +173,7 @@ def figures(averages: Iterable[Any], peak_tflops: float | None = None, classifie
 
 
 def counted(averages: Iterable[Any], classifier: str = "fixed") -> list[Any]:
-    """Those rows of key_averages() whose own device time is time of the device, once."""
+    """The rows of key_averages() to add up: with fixed, each kernel and copy once, without operators and ranges."""
     rows = [row for row in averages if "profilerstep" not in row.key.lower()]
     if classifier == "kempner_v0":
         return rows

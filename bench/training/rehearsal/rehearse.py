@@ -87,7 +87,7 @@ def build(config: Any, watch: Any) -> Any:
 
 
 def _join(rank: int) -> Any:
-    """That rank of a process group that takes collectives and sends nothing; torch takes it for NCCL's."""
+    """Join a process group as that rank.  Its collectives send nothing, and torch takes it for NCCL's."""
     import torch
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -111,7 +111,7 @@ def _first_order(shard: Any, watch: Any) -> Any:
 
 
 def _ddp() -> Any:
-    """In place of torch's, whose C++ takes no FakeTensors: its cuts, its buckets reduced after the backward pass."""
+    """A stand-in for torch's DDP, whose C++ takes no FakeTensors, with its cuts; buckets are reduced after backward."""
     import torch
     import torch.distributed as dist
 
@@ -249,7 +249,7 @@ def _to_device(model: Any, target: Any) -> Any:
 
 
 class Batches:
-    """In place of the loader: tokens that have a shape and no values."""
+    """A stand-in for the loader, with tokens that have a shape and no values."""
 
     def __init__(self, shards: Any, shapes: Any, rank: int, world_size: int, target: Any, eos_token: Any = None):
         self.stage: Any = None  # of the step that comes
@@ -259,7 +259,7 @@ class Batches:
 
 
 class Rows:
-    """In place of the validation's rows: one batch."""
+    """A stand-in for the validation's rows, with a single batch."""
 
     def __init__(self, config: Any, shards: Any, rank: int, world_size: int, target: Any):
         from bench.config.stages import val_seq_len

@@ -99,7 +99,7 @@ class Watch:
         )
 
     def one_by_one(self, calls: Counter[tuple[str, str]]) -> dict[str, int]:
-        """Of calls, those by the optimizer of operators that take a list of tensors at once elsewhere (foreach)."""
+        """The optimizer's calls of operators that have a foreach form, which takes a list of tensors at once."""
         aten = torch.ops.aten
         return {
             name: count
@@ -158,7 +158,7 @@ class Watch:
                 self.num_maskless += _hides_nothing(module, node.args[4][-1])
 
     def _compile_without_inductor(self) -> None:
-        """Without Triton: as far as AOTAutograd's graphs, of which every operator is then called on its own."""
+        """Without Triton, go as far as AOTAutograd's graphs, whose operators are then called one by one."""
         from torch._dynamo.backends.common import aot_autograd
 
         def made(kind: str) -> Any:
@@ -300,7 +300,7 @@ def _native_functions() -> dict[str, str] | None:
 
 
 def _has_kernel(operator: Any, known: dict[str, str] | None) -> bool:
-    """From torch's table for its own operators, a few of which are derived from others; else what is registered."""
+    """Whether torch's table of its own operators lists a kernel; of other operators, whether one is registered."""
     name, overload = operator._schema.name, operator._schema.overload_name
     if name.startswith("aten::") and known is not None:
         row = known.get(name.removeprefix("aten::") + (f".{overload}" if overload else ""))
