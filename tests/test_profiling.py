@@ -86,7 +86,7 @@ def test_a_window_that_is_not_reached_is_a_status_and_no_file(tmp_path):
     assert summary["trace"]["status"] == "not reached" and summary["trace"]["steps"] is None
     assert not (tmp_path / "traces").exists() and flags == {}
     assert "but the run has 12 steps" in spy.said[0]
-    assert "window trace was not reached: the run ended after step 12" in spy.said[-1]
+    assert "window trace not reached: the run ended after step 12" in spy.said[-1]
 
 
 def test_a_window_whose_warmup_alone_is_reached_leaves_no_file_and_no_profiler(tmp_path):

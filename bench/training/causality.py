@@ -100,13 +100,7 @@ def check(
     was_training = model.training
     asks: list[Ask] = []
     backends: set[str] = set()
-
-    def answered(way: Way, shape: tuple[int, int], by: list[str], watch: "_Watch | None") -> Ask:
-        """Uses the logits of the model as written where they are watched, else the losses of what the run calls."""
-        ask = Ask(way.mode, by, is_compiled and watch is None, *shape)
-        call = way.call if watch is None else model
-        return _Asking(ask, call, watch, vocab_size, device, seed, model).answered()
-
+    settings = vocab_size, device, seed, model
     try:
         for way in ways:
             shape = asked_shape(*way.shape)
@@ -115,9 +109,11 @@ def check(
             is_whole = shape == way.shape and not compiles  # then the same passes show both
             with way.entered(), forked_rng(device):
                 with torch.compiler.set_stance("force_eager") if compiles else contextlib.nullcontext():
-                    asks.append(answered(way, shape, ["logits", "losses"] if is_whole else ["logits"], watch))
+                    ask = Ask(way.mode, ["logits", "losses"] if is_whole else ["logits"], False, *shape)
+                    asks.append(_Asking(ask, model, watch, *settings).answered())
                 if not is_whole:
-                    asks.append(answered(way, way.shape, ["losses"], None))
+                    ask = Ask(way.mode, ["losses"], is_compiled, *way.shape)
+                    asks.append(_Asking(ask, way.call, None, *settings).answered())
             backends |= watch.backends
     finally:
         model.train(was_training)

@@ -25,7 +25,6 @@ from bench.training.profiling import files
 LEAD_STEPS = {"cpu": 1, "cuda": 16}  # assumed of CUDA, not measured; a rank that is further ahead records nothing
 PAGE = struct.Struct("<qqq")  # cycles decided, first step, steps
 NUM_TIMES = 9  # starts of steps whose median distance is what a step takes
-MAX_NAMED = 4  # windows that were not reached
 
 
 class Profiling(Instrument):
@@ -280,20 +279,14 @@ class Trace(Profiling):
 
     def summary(self) -> dict[str, Any]:
         """{window: {"status", "steps", "files", "num_events", "profiled_step_ms", "other_step_ms", "cost_pct", ...}}"""
-        unreached = [shot.window.name for shot in self.shots if shot.status == "not reached"]
-        if unreached:
-            more = f" and {len(unreached) - MAX_NAMED} more" * (len(unreached) > MAX_NAMED)
-            what = (
-                f"window {unreached[0]} was"
-                if len(unreached) == 1
-                else f"windows {', '.join(unreached[:MAX_NAMED])}{more} were"
-            )
-            self._say(f"{what} not reached: the run ended after step {self._last_row}")
+        if unreached := [shot.window.name for shot in self.shots if shot.status == "not reached"]:
+            others = f" and {len(unreached) - 1} more" if len(unreached) > 1 else ""
+            self._say(f"window {unreached[0]}{others} not reached: the run ended after step {self._last_row}")
         summaries = {shot.window.name: self._summary_of(shot) for shot in self.shots}
         for window in self._windows:
             if window.first_s is not None and not self.shots:
                 summaries[window.name] = {"status": "not reached", "first_s_asked": window.first_s}
-                self._say(f"window {window.name} was not reached: the run ended before {window.first_s:g} s")
+                self._say(f"window {window.name} not reached: the run ended before {window.first_s:g} s")
         return summaries
 
     def _summary_of(self, shot: Shot) -> dict[str, Any]:
