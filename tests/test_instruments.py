@@ -7,9 +7,8 @@ import pytest
 from hand import Hand
 
 from bench.config import compose
-from bench.record import step_files
 from bench.training.clock import HostMarks
-from bench.training.instruments import base, regions, registry
+from bench.training.instruments import regions, registry
 from bench.training.instruments.base import Context, Instrument, InstrumentSet
 
 
@@ -217,7 +216,3 @@ def test_only_what_works_while_the_clock_runs_is_part_of_the_timing_protocol(mon
 
     monkeypatch.setattr(registry, "kind", lambda name, settings: Later if name == "later" else regions.Regions)
     assert registry.in_timed_region({"regions": {}, "later": {}}) == ["regions"]
-
-
-def test_no_instrument_takes_a_column_of_the_runs_own():
-    assert {*step_files.RUN_COLUMNS, "val_bpb"} == base.RUN_COLUMNS  # the last where the goal asks for it

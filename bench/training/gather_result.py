@@ -12,8 +12,9 @@ from typing import Any
 from bench.base import atomic
 from bench.machine import environment
 from bench.record import run_folder, step_files
+from bench.training.instruments.base import PHASES
 
-PHASE_COLUMNS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")  # of the instrument regions, before all others
+PHASE_COLUMNS = tuple(f"{phase}_ms" for phase in PHASES)  # of the instrument regions, before all others
 Row = dict[str, Any]  # of steps.csv, by column
 
 

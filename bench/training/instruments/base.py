@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.base.metric import VAL_BPB
 from bench.config.windows import ProfilerWindow
+from bench.record import step_files
 
 TIMED_EDGES = ("on_step_start", "on_phase", "on_step_end")  # called while the clock runs
 PHASES = ("data", "forward", "backward", "optimizer")  # of a step, in the order they first happen
-RUN_COLUMNS = {"step", "flags", "tokens", "lr", "train_loss", "val_loss", "val_bpb", "step_ms", "t_ns"}
 Warned = dict[str, str]  # {"instrument", "edge", "error"}: warning()
 ANSWERS: dict[str, Any] = {  # what instruments answer after training: its type
     "columns": dict[str, dict[int, int | float | None]],
@@ -226,7 +227,7 @@ class InstrumentSet:
         An instrument that raises, or whose answer the record cannot hold, has a warning instead.
         """
         answers: dict[str, Any] = {}
-        taken = set(RUN_COLUMNS)
+        taken = {*step_files.RUN_COLUMNS, VAL_BPB.name}
         for instrument in self.instruments + (self._dropped if what == "flags" else []):
             try:
                 answer = _checked(what, getattr(instrument, what)())

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from bench.base.units import MIB, NS_PER_MS, NS_PER_US, format_bytes
+from bench.training.instruments.base import PHASES
 from bench.web.chart import chart, series_of
 from bench.web.document import Chart, Document, Lines, Section, Table
 
-PHASES = ("data", "forward", "backward", "optimizer", "validation")
 NO_PHASE = "outside of phases"
 NUM_GROUPS = 25
 Phase = tuple[str, int, int]  # name, start_ns, end_ns
@@ -75,7 +75,7 @@ def read(text: bytes) -> tuple[dict[str, Timeline], list[Phase]]:
     phases = [
         (event.name, round(event.ts * NS_PER_US), round((event.ts + event.dur) * NS_PER_US))
         for event in events
-        if event.cat == "user_annotation" and event.name in PHASES
+        if event.cat == "user_annotation" and event.name in (*PHASES, "validation")
     ]
     phases.sort(key=lambda phase: phase[1])
     starts_ns = [start_ns for _, start_ns, _ in phases]
