@@ -11,6 +11,7 @@ private paths.  Blocks keep the stack of their allocation when a history ends, s
 weights in a later one.
 """
 
+import contextlib
 import os
 import pickle
 import re
@@ -90,33 +91,24 @@ class CudaPeaks:
 class ProcessPeaks:
     """The resident set of the whole process, imports included: without a GPU, torch counts no allocations.
 
-    Linux forgets a peak when 5 is written to /proc/self/clear_refs (proc(5)).  Where that is refused, a segment's peak
-    is what its two ends show, unless the process' peak grew in it: a lower bound.
+    Linux forgets a peak when 5 is written to /proc/self/clear_refs (proc(5)).  Where that is refused, the peak of the
+    process so far stands for a segment's.
     """
 
     what = "resident set of the process"
 
     def __init__(self, folder: Path | str = "/proc/self"):
-        self._folder, self._whole_bytes, self._last_bytes, self._highest_bytes = folder, 0, 0, 0
+        self._folder, self._whole_bytes = folder, 0
 
     def reset(self) -> None:
         """Nothing: the memory of a process from before the run cannot be separated from the run's."""
 
     def split(self) -> dict[str, Any]:
         """The same as CudaPeaks.split(); the counts are None."""
-        now_bytes, highest_bytes = self._read()
-        self._whole_bytes = max(self._whole_bytes, highest_bytes)
-        try:
-            with open(f"{self._folder}/clear_refs", "w") as file:
-                file.write("5")
-            is_forgotten = True
-        except OSError:
-            is_forgotten = False
-        if is_forgotten or highest_bytes > self._highest_bytes:
-            peak_bytes = highest_bytes
-        else:
-            peak_bytes = max(now_bytes, self._last_bytes)
-        self._last_bytes, self._highest_bytes = now_bytes, highest_bytes
+        _, peak_bytes = self._read()
+        self._whole_bytes = max(self._whole_bytes, peak_bytes)
+        with contextlib.suppress(OSError), open(f"{self._folder}/clear_refs", "w") as file:
+            file.write("5")
         return {"peak_bytes": {"rss": peak_bytes}, **self.counts()}
 
     def counts(self) -> dict[str, None]:
