@@ -363,4 +363,3 @@ def test_ranks_that_the_run_does_not_have_are_refused(instruments):
     with pytest.raises(ValueError, match=": the run has 2 processes, ranks from 0: remove 5$"):
         check_ranks(instruments, 2)
     check_ranks(instruments, 6)
-
