@@ -101,7 +101,7 @@ def test_an_answer_says_what_changed_in_a_step_where_the_races_have_looks(tries)
 
     tries.results._write = write_with_look
     search, decided = tried(begun(tries), "optim.beta2=0.92")
-    cause = "a profiled step changed most in no bound known: my_kernel, which takes 0.020 ms less"
+    cause = "the largest change of a profiled step: my_kernel (no bound known) takes 0.020 ms less"
     assert decided["stage"] == "confirmation" and decided["cause"] == cause
     search, decided = tried(search, "optim.beta2=0.9")  # drops in its race
     assert decided["stage"] == "race" and decided["cause"] == cause.replace("less", "more")

@@ -221,8 +221,9 @@ def difference_blocks(difference: dict[str, Any]) -> list[Block]:
 def cause(difference: dict[str, Any]) -> str | None:
     """The largest change of account.difference() in the direction of the whole, in a sentence; None: there is none."""
     for line in _largest(difference)[:1]:
-        place, change = evidence(line).removesuffix(": "), "more" if line["change_ms"] > 0 else "less"
-        return f"a profiled step changed most in {place}, which takes {abs(line['change_ms']):.3f} ms {change}"
+        what = f"{place} ({line['part']})" if (place := _place(line)) else line["part"]
+        change = f"{abs(line['change_ms']):.3f} ms {'more' if line['change_ms'] > 0 else 'less'}"
+        return f"the largest change of a profiled step: {what} takes {change}"
     return None
 
 
