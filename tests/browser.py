@@ -247,3 +247,10 @@ class Page:
             for event in self._browser._events
             if event.get("sessionId") == self._session and event["method"] == "Network.requestWillBeSent"
         ]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """One Chromium for all tests of a module."""
+    with Browser() as opened:
+        yield opened

@@ -4,9 +4,19 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """A results folder with the kept records, where this test's commands find it."""
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    shutil.copytree(RECORDS, tmp_path / "results" / "cpu_nano")
+    return tmp_path / "results"
 
 
 def add(results, seed, **changes):

@@ -7,20 +7,19 @@ import shutil
 from pathlib import Path
 
 import pytest
-from browser import Browser, needs_browser
-from kept_records import COMPLETE
+from browser import browser, needs_browser  # noqa: F401  a fixture
+from kept_records import COMPLETE, EVIL
 
 from bench.base import atomic
 from bench.cli import report as cli
 from bench.compare import selection
 from bench.record import step_files, store
 from bench.report import curves
-from bench.report.site import packed_pages
+from bench.report.site import files
 from bench.web.chart import chart, series_of
 from bench.web.page import ASSETS, figure, page, table, tag
 
 HEAD = "step,flags,tokens,lr,train_loss,val_loss,step_ms\n"
-EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
 
 def steps(folder, num, ms=100.0, loss=4.0, val_every=10):
@@ -134,33 +133,27 @@ def test_an_arm_is_drawn_from_its_runs_by_step_and_by_time(results):
 # ---- what a site keeps
 
 
-def write_curves(site, runs, link=lambda run_id: None):
-    with packed_pages.making_curves(site, runs) as finish:
-        pass
-    return finish(link)
-
-
 def written(site):
     return {path.name: path.stat().st_mtime_ns for path in (site / "curves").glob("*.js")}
 
 
 def test_only_files_with_a_changed_run_are_made_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(packed_pages, "RUNS_A_FILE", 4)
+    monkeypatch.setattr(files, "NUM_CURVE_FILES", 10)
     for seed in range(40):
         add(tmp_path, seed)
     runs, site = store.read_rows([tmp_path / "cpu_nano"]), tmp_path / "site"
-    write_curves(site, runs)
+    files.write_curves(site, runs)
     before = written(site)
-    assert 4 <= len(before) <= 20
-    write_curves(site, runs)
+    assert 8 <= len(before) <= 10
+    files.write_curves(site, runs)
     assert written(site) == before
     steps(Path(runs[7][0]), 30)
-    write_curves(site, runs)
+    files.write_curves(site, runs)
     assert len(set(before.items()) ^ set(written(site).items())) == 2  # one file, as it was and as it is
     changed = written(site)
-    write_curves(site, runs[:20] + runs[21:])  # a run is gone: the files of others stay
+    files.write_curves(site, runs[:20] + runs[21:])  # a run is gone: the files of others stay
     assert len(set(changed.items()) ^ set(written(site).items())) <= 3
-    write_curves(site, runs[:1])
+    files.write_curves(site, runs[:1])
     assert len(written(site)) == 1  # nothing stays of runs that are gone
 
 
@@ -169,7 +162,7 @@ def test_a_damaged_steps_file_costs_only_its_own_curves(tmp_path):
         add(tmp_path, seed)
     runs = store.read_rows([tmp_path / "cpu_nano"])
     (Path(runs[0][0]) / "steps.csv").write_bytes(b"step,\xff\n")
-    assert write_curves(tmp_path / "site", runs).exists() and written(tmp_path / "site")
+    assert files.write_curves(tmp_path / "site", runs).exists() and written(tmp_path / "site")
 
 
 # ---- words
@@ -248,12 +241,6 @@ def test_series_stand_out_from_the_page_and_from_each_other_with_every_colour_vi
 
 
 # ---- charts in a browser
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with Browser() as found:
-        yield found
 
 
 def drawn(browser, tmp_path, *specs, **options):
@@ -403,19 +390,20 @@ def test_the_overlay_shows_mean_and_band_of_a_config_and_keeps_its_state_in_the_
 
 
 @needs_browser
-def test_a_sites_overlay_loads_what_is_chosen_and_links_the_runs_pages(browser, results, monkeypatch):
-    monkeypatch.setattr(packed_pages, "RUNS_A_FILE", 1)  # a file a run
+def test_a_sites_overlay_loads_what_is_chosen_and_links_the_runs_pages(browser, results):
     three_configs(results)
     site = results / "site"
     shutil.copytree(ASSETS, site / "assets")
-    write_curves(site, store.read_rows([results]), lambda run_id: f"runs/run.html?{run_id}")
+    files.write_curves(
+        site, store.read_rows([results]), [f"20261122T00000{n}Z-run-{c * 8}-s{n}" for n, c in ((1, "a"), (3, "b"))]
+    )
     at = f"{(site / 'curves.html').resolve().as_uri()}#runs=-s3,aaaaaaaa-s1&group=run"
     shown = browser.open(at, width=800)
     shown.until("document.querySelectorAll('.u-over').length === 1")
     assert len([url for url in shown.requests if "/curves/" in url]) == 2 and shown.errors == []
     assert [
         link.rpartition("/")[2] for link in shown.js("[...document.querySelectorAll('#chosen a')].map((a) => a.href)")
-    ] == ["run.html?20261122T000001Z-run-aaaaaaaa-s1", "run.html?20261122T000003Z-run-bbbbbbbb-s3"]
+    ] == ["20261122T000001Z-run-aaaaaaaa-s1.html", "20261122T000003Z-run-bbbbbbbb-s3.html"]
     shown.js("document.getElementById('search').focus()")
     shown.type("alpha -s2")
     shown.until("document.getElementById('number').textContent === '1 run'")

@@ -9,7 +9,7 @@ import least_squares
 import numpy as np
 import pytest
 from claimed import results  # noqa: F401  a fixture
-from comparing import FAILED, a_run, compare, raced
+from comparing import FAILED, FAST, SLOW, a_run, compare, raced
 
 from bench.base import stats
 from bench.compare import comparison, design
@@ -17,8 +17,6 @@ from bench.record.rows import row_of
 
 scipy_stats = pytest.importorskip("scipy.stats")
 from scipy import integrate, optimize  # noqa: E402
-
-FAST, SLOW = [10.00, 10.01, 9.99, 10.02, 9.98], [10.50, 10.51, 10.49, 10.52, 10.48]
 
 
 def in_order(order, **changes):
@@ -39,6 +37,8 @@ def rounds_of(order, **changes):
 def test_a_round_is_a_run_of_each_arm_whichever_is_first():
     assert rounds_of("ABBABAAB") == [(0, 1), (3, 2), (5, 4), (6, 7)]
     assert rounds_of("ABBAA") is None  # one arm has more
+    assert rounds_of("ABBA", provenance="imported") is None  # a log does not say that they were planned
+    assert rounds_of("ABBA", started_at=None) is None
 
 
 @pytest.mark.parametrize("order", ["AABB", "AAAABBBB", "ABBBAABA", "ABABABAB", "BABABABABA", "ABABABABBA"])
@@ -59,11 +59,6 @@ def test_two_of_three_arms_are_rounds_whatever_runs_between_them():
     for first, second in itertools.combinations("ABC", 2):
         assert len(design.rounds(runs[first], runs[second])) == 4
         assert sorted(design.from_rows(runs[first], runs[second]).slots.values()) == list(range(8))
-
-
-def test_logs_of_another_harness_and_runs_without_a_start_are_no_rounds():
-    assert rounds_of("ABBA", provenance="imported") is None
-    assert rounds_of("ABBA", started_at=None) is None
 
 
 def test_a_failed_run_keeps_its_slot_and_one_beside_the_rounds_changes_nothing():
@@ -228,13 +223,9 @@ def test_of_many_rounds_signs_are_drawn_and_the_same_ones_each_time():
     found = design.flips_p(differences.tolist())
     assert found == design.flips_p(differences.tolist()) == pytest.approx(exact, abs=4 * math.sqrt(exact / 10_000))
     assert design.flips_p([1.0] * 20) == pytest.approx(1 / 10_001)  # the observed signs are one of them
-
-
-def test_a_sign_flip_test_that_cannot_be_below_alpha_is_not_made():
     for num, alpha, is_made in ((5, 0.05, False), (6, 0.05, True), (6, 0.025, False), (7, 0.025, True)):
-        slots = least_squares.in_turns(num)
-        values = np.random.default_rng(num).normal(0, 1, (2, num))
-        assert (fitted(values, slots, alpha=alpha).p_flips is not None) == is_made
+        values = np.random.default_rng(num).normal(0, 1, (2, num))  # made only where its p can be below alpha
+        assert (fitted(values, least_squares.in_turns(num), alpha=alpha).p_flips is not None) == is_made
 
 
 def test_the_sentence_names_a_sign_flip_test_that_disagrees():

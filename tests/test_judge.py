@@ -54,18 +54,10 @@ def test_the_verdict_and_the_count_stand_first_then_what_failed_with_its_evidenc
     assert "    FAIL  there are enough runs: 1 valid of 1 run, the track needs 3" in lines[:num_failed]
     assert head.startswith("   judge  refused: ")
     assert head.endswith(f" on track cpu_nano, 1 run: {num_failed} of {len(rulebook.RULES)} rules failed")
-
-
-def test_json_has_every_rule_and_the_exit_code_says_refused(results, capsys):
-    folders = three(results)
     assert judge.main(["--json", *map(str, folders[:2])]) == 1
     verdict = json.loads(capsys.readouterr().out)
-    assert (verdict["accepted"], verdict["track"], verdict["n"], len(verdict["rules"])) == (
-        False,
-        "cpu_nano",
-        2,
-        len(rulebook.RULES),
-    )
+    assert (verdict["accepted"], verdict["track"], verdict["n"]) == (False, "cpu_nano", 2)
+    assert len(verdict["rules"]) == len(rulebook.RULES)
 
 
 def test_a_changed_byte_is_refused(results):
@@ -104,12 +96,6 @@ def test_no_verdict_rests_on_a_record_that_is_not_the_one_of_the_ledger(results,
     assert compare.main([str(won), "--json"]) == 0
 
 
-def test_a_profiled_run_is_refused(results):
-    folders = three(results, overrides=["profile=window"])
-    evidence = failed(*folders)["no forbidden instrument ran"]
-    assert "window ran" in evidence
-
-
 def test_a_step_that_an_instrument_disturbed_is_refused(results, monkeypatch):
     rows_of = claimed._rows
     monkeypatch.setattr(
@@ -121,18 +107,28 @@ def test_a_step_that_an_instrument_disturbed_is_refused(results, monkeypatch):
     assert "an instrument disturbed 1 steps" in failed(*folders)["no forbidden instrument ran"]
 
 
-def test_a_run_left_out_is_found_through_the_ledger(results):
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_run_left_out_is_found_through_the_ledger(results, is_deleted):
     folders = three(results)
-    results.add(3, val_loss=3.3)
+    left_out = results.add(3, val_loss=3.3)
+    if is_deleted:
+        shutil.rmtree(left_out)
     evidence = failed(*folders)
     assert list(evidence) == ["no run was left out"]
     assert re.search(r"-s3-m\w{6} \(complete\)", evidence["no run was left out"])
 
 
-def test_a_run_that_was_deleted_is_found_through_the_ledger_too(results):
-    folders = [*three(results), results.add(3, val_loss=3.3)]
-    shutil.rmtree(folders.pop())
-    assert list(failed(*folders)) == ["no run was left out"]
+@pytest.mark.parametrize(
+    ("fourth", "rule", "evidence"),
+    [
+        ({"seed": 2, "val_loss": 2.76}, "every run has its own seed", "seed 2: "),
+        ({"seed": 3, "status": "failed"}, "every run completed", ": failed, "),
+        ({"seed": 3, "status": "failed"}, "the target is reached", "1 of 4 runs did not complete"),
+        ({"seed": 3, "source": "51"}, "the runs share config and code", "with code 51"),
+    ],
+)
+def test_a_fourth_run_that_is_no_repeat_of_the_others_refuses_the_claim(results, fourth, rule, evidence):
+    assert evidence in failed(*three(results), results.add(**fourth))[rule]
 
 
 def test_deleting_it_from_the_ledger_as_well_breaks_the_ledger(results):
@@ -157,18 +153,6 @@ def test_without_a_ledger_nothing_is_accepted(results):
     folders = three(results)
     (results.folder / ledger.NAME).unlink()
     assert set(failed(*folders)) == {"the ledger is whole", "every record matches the ledger"}
-
-
-def test_two_runs_with_one_seed_are_refused(results):
-    folders = [*three(results), results.add(2, val_loss=2.76)]
-    evidence = failed(*folders)
-    assert list(evidence) == ["every run has its own seed"]
-    assert evidence["every run has its own seed"].startswith("seed 2: ")
-
-
-def test_a_repeat_of_one_seed_that_is_hidden_is_found_through_the_ledger(results):
-    results.add(1, val_loss=3.1)
-    assert list(failed(*three(results))) == ["no run was left out"]
 
 
 def a_gpu(name):
@@ -202,28 +186,30 @@ def test_another_gpu_model_is_refused(results, monkeypatch):
     assert "1 GPUs and 1 ranks instead of 8" in failed(folders[0])["the hardware is that of the track"]
 
 
-def test_what_the_track_fixes_may_not_be_changed(results):
-    folders = three(results, overrides=["goal.val_tokens=16384"])
-    assert "goal.val_tokens: 16384 instead of 32768" in failed(*folders)["nothing that the track fixes was changed"]
+FIXED, TOKENS = "nothing that the track fixes was changed", "goal.val_tokens: 16384 instead of 32768"
 
 
-def test_a_deviation_that_the_record_hides_is_found_in_the_config(results):
-    folders = three(results, overrides=["goal.val_tokens=16384"], change=lambda run: run.update(deviations=[]))
-    assert "goal.val_tokens: 16384 instead of 32768" in failed(*folders)["nothing that the track fixes was changed"]
-
-
-def test_other_data_are_refused(results):
-    folders = three(results, change=lambda run: run["data"]["val"][0].update(sha256="0" * 64))
-    assert "its val data are 000000000000" in failed(*folders)["the data are those of the track"]
-
-
-def test_time_that_the_track_does_not_allow_to_be_untimed_is_refused(results):
-    folders = three(results, change=lambda run: run["timing_protocol"]["excluded"].append("the first ten steps"))
-    assert "the first ten steps not timed" in failed(*folders)["only what may be untimed was untimed"]
-
-
-def test_too_few_runs_and_runs_whose_times_do_not_count_are_refused(results):
-    assert "2 valid of 2 runs, the track needs 3" in failed(*three(results)[:2])["there are enough runs"]
+@pytest.mark.parametrize(
+    ("rule", "evidence", "made"),
+    [
+        ("no forbidden instrument ran", "window ran", {"overrides": ["profile=window"]}),
+        (FIXED, TOKENS, {"overrides": ["goal.val_tokens=16384"]}),
+        # which the record hides, and its config shows
+        (FIXED, TOKENS, {"overrides": ["goal.val_tokens=16384"], "change": lambda run: run.update(deviations=[])}),
+        (
+            "the data are those of the track",
+            "its val data are 000000000000",
+            {"change": lambda run: run["data"]["val"][0].update(sha256="0" * 64)},
+        ),
+        (
+            "only what may be untimed was untimed",
+            "the first ten steps not timed",
+            {"change": lambda run: run["timing_protocol"]["excluded"].append("the first ten steps")},
+        ),
+    ],
+)
+def test_runs_that_are_not_as_their_track_asks_are_refused(results, rule, evidence, made):
+    assert evidence in failed(*three(results, **made))[rule]
 
 
 def test_a_suspect_run_keeps_its_loss_and_its_time_does_not_count(results):
@@ -237,11 +223,6 @@ def test_a_suspect_run_keeps_its_loss_and_its_time_does_not_count(results):
     assert failed(*folders) == {
         "there are enough runs": "2 valid of 3 runs, the track needs 3; suspect: other programs used 0.90 CPU cores"
     }
-
-
-def test_a_failed_run_is_a_lost_one(results):
-    folders = [*three(results), results.add(3, status="failed")]
-    assert set(failed(*folders)) == {"every run completed", "the target is reached"}
 
 
 def test_a_failed_audit_refuses_the_claim_and_a_passed_one_is_evidence(results):
@@ -265,11 +246,6 @@ def test_a_failed_audit_refuses_the_claim_and_a_passed_one_is_evidence(results):
 def test_a_target_that_is_missed_is_refused(results):
     folders = [results.add(seed, val_loss=2.99 + 0.01 * seed) for seed in range(3)]
     assert list(failed(*folders)) == ["the target is reached"]
-
-
-def test_runs_of_other_code_are_no_repeats(results):
-    folders = [*three(results)[:2], results.add(2, source="51")]
-    assert "the runs share config and code" in failed(*folders)
 
 
 def test_runs_of_two_tracks_are_no_claim(results):
@@ -312,10 +288,6 @@ def test_a_claim_reads_its_ledger_once(results, won, monkeypatch):
         paths.clear()
         assert judge.main([str(word) for word in words]) == 0
         assert paths.count(results.folder / ledger.NAME) == 1
-
-
-def test_a_race_that_was_not_won_is_refused(lost):
-    assert list(failed(lost)) == ["it is faster than its baseline"]
 
 
 def test_a_race_with_an_unplanned_look_is_refused_whichever_way_it_is_named(results, monkeypatch, capsys):
@@ -460,6 +432,3 @@ def test_a_claim_is_not_written_over_something_else(results, tmp_path, capsys):
 def test_rules_are_data_that_a_run_cannot_change(results):
     with pytest.raises(ValueError, match="other rules are another file in conf/track/"):
         compose.compose(["track=cpu_nano", "track.rules.max_interrupted=9"])
-
-
-# ---- generated tables

@@ -42,6 +42,8 @@ def of_other_batches(run):
         ({"b_steps": 3}, "time_to_target", "4.3, which both reach on average, in 4 and 3 steps: not ms per step"),
         ({"change": of_other_batches}, "time_to_target", "in 4 and 4 steps of other batches: not ms per step"),
         ({"target": None}, "ms_per_step", "(4); not time to a target: they have no shared target loss"),
+        ({"b_losses": [4.4, 4.5, 4.6]}, "ms_per_step", "(4); not time to a target: the mean of B misses 4.3"),
+        ({"target": 1.0}, "ms_per_step", "(4); not time to a target: the mean of A and B miss 1"),
         ({"change": elsewhere}, "loss_at_equal_steps", "loss at equal steps (4); not times"),
         (
             {"a_s": FASTER, "target": None, "b_steps": 8},
@@ -60,23 +62,11 @@ def test_targets_steps_batches_and_sessions_say_what_is_compared(case, kind, wor
     assert result["kind"] == kind and result["kind_words"].endswith(words)
 
 
-def words_of(result):
-    return result["kind"], result["kind_words"]
-
-
-def test_where_one_misses_the_target_it_is_ms_per_step():
-    result = compared(b_losses=[4.4, 4.5, 4.6])
-    words = "ms per step at equal steps (4); not time to a target: the mean of B misses 4.3"
-    assert words_of(result) == ("ms_per_step", words)
-    assert result["verdict"] == "faster"  # which verdict there is does not hang on it
-    both = compared(target=1.0)
-    assert both["kind_words"].endswith("not time to a target: the mean of A and B miss 1")
-
-
 def test_a_track_that_judges_steps_says_so(monkeypatch):
     monkeypatch.setattr("bench.compare.target.rules_of", lambda track: TrackRules(judged="steps"))
+    found = compared(b_steps=3)
     words = "steps to the target 4.3, which both reach on average: 4 and 3; this track does not judge time"
-    assert words_of(compared(b_steps=3)) == ("steps_to_target", words)
+    assert (found["kind"], found["kind_words"]) == ("steps_to_target", words)
 
 
 def test_runs_that_stop_at_their_target_each_reach_it():

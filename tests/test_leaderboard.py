@@ -109,9 +109,9 @@ def test_the_leaderboard_is_text_for_a_terminal_and_markdown(results, capsys):
     three(results, 10)
     assert table.main(["--leaderboard", "--md"]) == 0
     out = capsys.readouterr().out
-    assert "### cpu_nano" in out and "| record |" in out and out.count("| gpt2-adamw") == 2
+    assert "## cpu_nano on Example CPU\n" in out and "| record |" in out and out.count(" gpt2-adamw ") == 2
     assert table.main(["--leaderboard"]) == 0
-    assert "cpu_nano: byte-level Python source" in capsys.readouterr().out
+    assert "cpu_nano on Example CPU\n\nbyte-level Python source" in capsys.readouterr().out
 
 
 def test_runs_none_of_which_counts_are_counted_with_the_reason(results, capsys):

@@ -7,7 +7,7 @@ import claimed
 import pytest
 import real_runs
 from claimed import results  # noqa: F401  a fixture
-from comparing import a_run, raced, write
+from comparing import FAST, SLOW, a_run, raced, write
 
 from bench.cli import compare, judge, race
 from bench.config import compose
@@ -17,7 +17,6 @@ from bench.launch.prepare import prepare
 from bench.machine import environment
 from bench.record import ledger
 
-FAST, SLOW = [10.00, 10.01, 9.99, 10.02, 9.98], [10.50, 10.51, 10.49, 10.52, 10.48]
 INVALID = {"validity": "invalid", "validity_reasons": ["val_loss is below the data's floor"]}
 TARGET = 3.0  # of track cpu_nano
 TRACKS = sorted(path.stem for path in (real_runs.REPO / "conf" / "track").glob("*.yaml"))

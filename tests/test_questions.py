@@ -3,13 +3,12 @@
 import json
 
 import pytest
-from comparing import a_run, compare, compare_arms, raced, write
+from comparing import FAST, SLOW, a_run, compare, compare_arms, raced, write
 
 from bench.base import stats
 from bench.cli import compare as cli
 from bench.compare import questions
 
-FAST, SLOW = [10.00, 10.01, 9.99, 10.02, 9.98], [10.50, 10.51, 10.49, 10.52, 10.48]
 A_LOSSES = [4.250, 4.252, 4.248, 4.251, 4.249]
 LOWER = [loss - 0.02 for loss in A_LOSSES]
 HIGHER = [loss + 0.02 for loss in A_LOSSES]

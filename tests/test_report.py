@@ -5,13 +5,12 @@ import hashlib
 import json
 import pickle
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 import snapshots
-from browser import Browser, needs_browser
-from kept_records import COMPLETE, EVIL, RECORDS, add
+from browser import browser, needs_browser  # noqa: F401  a fixture
+from kept_records import COMPLETE, EVIL, add, results  # noqa: F401  a fixture
 
 from bench.cli import report as cli
 from bench.report import png, run_charts, run_page
@@ -19,12 +18,6 @@ from bench.report.site import site
 from bench.web import document
 from bench.web.chart import thin
 from bench.web.page import json_block, page, tag
-
-
-@pytest.fixture
-def results(tmp_path):
-    shutil.copytree(RECORDS, tmp_path / "results" / "cpu_nano")
-    return tmp_path / "results"
 
 
 def with_snapshots(results):
@@ -51,21 +44,14 @@ def test_a_step_ends_when_the_steps_before_it_and_the_validations_have_ended():
     assert run_charts.end_s(rows, events) == pytest.approx({0: 0.0, 1: 1.1, 2: 1.3, 3: 3.3})
 
 
-def test_a_flagged_step_is_drawn_apart_and_not_in_the_median():
-    rows = [
-        {"step": num, "step_ms": ms, "flags": flag}
-        for num, ms, flag in ((1, 10.0, ""), (2, 30.0, "profiled"), (3, 20.0, ""))
-    ]
+def test_a_flagged_step_is_drawn_apart_and_in_no_median_or_distribution():
+    steps = (1, 10.0, ""), (2, 30.0, "profiled"), (3, 20.0, "")
+    rows = [{"step": step, "step_ms": ms, "flags": flags} for step, ms, flags in steps]
     chart = run_charts.step_time(rows, {1: 0.01, 2: 0.04, 3: 0.06})
-    assert [one["y"] for one in chart["series"]] == [[10.0, None, 20.0], [None, 30.0, None]]
+    assert [line["y"] for line in chart["series"]] == [[10.0, None, 20.0], [None, 30.0, None]]
     assert chart["caption"].startswith("median 15.00 ms")
-
-
-def test_the_distribution_counts_every_step_once():
-    chart = run_charts.distribution(
-        [{"step_ms": float(ms), "flags": ""} for ms in range(1, 101)] + [{"step_ms": 999.0, "flags": "profiled"}]
-    )
-    assert sum(chart["series"][0]["y"]) == 100
+    plain = [{"step_ms": float(ms), "flags": ""} for ms in range(1, 101)]
+    assert sum(run_charts.distribution([*plain, {"step_ms": 999.0, "flags": "profiled"}])["series"][0]["y"]) == 100
     assert run_charts.distribution([{"step_ms": 5.0}] * 3)["series"][0]["y"][0] == 3  # all alike: one bar
 
 
@@ -104,12 +90,6 @@ def test_the_page_of_a_run_begins_with_its_verdict_and_fits_in_a_mail():
         < html.index("Where and with what")
     )
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", html)
-
-
-def test_a_failed_run_says_how_it_ended_and_what_to_try(results):
-    failure = {"kind": "out_of_memory", "message": "2 TB wanted", "rank": 0, "step": 3, "hint": "lower the batch"}
-    folder = add(results, 7, status="failed", validity="invalid", failure=failure, metrics={"val_loss": None})
-    assert "out_of_memory at step 3: 2 TB wanted. Hint: lower the batch." in run_page.html(folder)
 
 
 def test_a_run_that_recorded_its_memory_says_who_held_it(results):
@@ -177,12 +157,6 @@ def test_the_vendored_scripts_are_the_published_ones():
 
 
 # ---- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with Browser() as found:
-        yield found
 
 
 @needs_browser

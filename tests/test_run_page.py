@@ -1,25 +1,16 @@
 """The page of a run: links that lead somewhere, what was watched for, and what nobody knows of an imported run."""
 
 import re
-import shutil
 
 import pytest
 from browser import Browser, needs_browser
-from kept_records import COMPLETE, RECORDS, add
+from kept_records import COMPLETE, add, results  # noqa: F401  a fixture
 
 from bench.analysis.diagnosis import between_runs
 from bench.cli import import_logs
 from bench.cli import report as cli
 from bench.record import failures, run_folder, step_files
-from bench.record import rows as record_rows
 from bench.report import run_facts, run_page
-from bench.report.site import packed_pages
-
-
-@pytest.fixture
-def results(tmp_path):
-    shutil.copytree(RECORDS, tmp_path / "results" / "cpu_nano")
-    return tmp_path / "results"
 
 
 @pytest.fixture
@@ -118,17 +109,6 @@ def test_a_stall_is_said_in_words():
     event = {"event": "stall", "step": 3, "ms": 37.4, "step_ms": 94.8, "usual_ms": 57.4, "what": "after_validation"}
     event |= {"causes": [], "where": {}}
     assert run_facts.what(event) == "37.4 ms above the usual 57.4 ms, cause after validation"
-
-
-def test_the_other_runs_of_a_config_are_the_nearest_in_time(results):
-    rows = [record_rows.row_of(run_folder.read(add(results, seed))) for seed in range(10, 20)]
-    rows.append(rows[0] | {"run_id": "of-a-log", "config_id": None})
-    found = packed_pages.links_by_run(rows)
-    assert [words.split(" of")[0] for words, _ in found[rows[0]["run_id"]]] == ["seed 11", "seed 12", "seed 13"]
-    assert [words.split(" of")[0] for words, _ in found[rows[5]["run_id"]]] == [
-        f"seed {n}" for n in (12, 13, 14, 16, 17, 18)
-    ]
-    assert found["of-a-log"] == []
 
 
 @needs_browser

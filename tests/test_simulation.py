@@ -102,14 +102,6 @@ def test_the_verdict_itself_cries_wolf_less_often_than_the_test(deciding_alone):
     assert said.count("faster") > 0 < said.count("slower")
 
 
-def test_steps_pooled_as_if_they_were_runs_cry_wolf_in_more_than_20_of_100():
-    """Why no p value in this harness counts steps."""
-    pooled = simulated_steps(numpy.random.default_rng(2), 300, 2, 5).reshape(300, 2, -1)
-    difference = pooled[:, 1].mean(-1) - pooled[:, 0].mean(-1)
-    se = numpy.sqrt(pooled.var(-1, ddof=1).sum(-1) / pooled.shape[-1])
-    assert numpy.mean(numpy.abs(difference / se) > 1.96) > 0.20
-
-
 @pytest.mark.parametrize(("n", "promised"), [(5, 0.80), (10, 0.80), (3, 0.70)])
 def test_a_change_as_small_as_the_detectable_one_is_found_in_80_of_100(n, promised):
     """With 3 a side in 70: Welch's degrees of freedom are then themselves a guess, as base/stats.py says."""

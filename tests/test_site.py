@@ -11,26 +11,16 @@ import claimed
 import pytest
 import real_runs
 import traces
-from browser import Browser, needs_browser
-from kept_records import RECORDS, add
+from browser import browser, needs_browser  # noqa: F401  a fixture
+from kept_records import EVIL, add, results  # noqa: F401  a fixture
 
 from bench.claims import leaderboard, leaderboard_views
 from bench.cli import race, table
 from bench.cli import report as cli
 from bench.record import store
 from bench.report import table_groups
-from bench.report.site import packed_pages, record_chart, site
+from bench.report.site import files, site
 from bench.web import forest
-from bench.web.page import text
-
-EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
-
-
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
-    shutil.copytree(RECORDS, tmp_path / "results" / "cpu_nano")
-    return tmp_path / "results"
 
 
 def write(results, out=None):
@@ -46,28 +36,16 @@ def columns(results):
 # ---- the rows
 
 
-def test_a_short_id_is_time_config_and_seed_and_longer_only_where_two_would_be_alike():
-    assert site.short_ids(
-        [
-            "20261121T072021Z-gpt2-adamw-ecc04969-s0",
-            "20261121T072021Z-gpt2-adamw-ecc04969-s0-2",
-            "20261122T101010Z-gpt2-adamw-ecc04969-s1-m0a1b2c",
-            "20261123T101010Z-gpt2-adamw-ecc04969-s1",
-            "20261124T101010Z-a-ecc04969-s2",
-            "20261124T101010Z-b-ecc04969-s2",
-            "00000000T000000Z-2024-10-13_llmc-85ef0f26-r0",
-            "odd",
-        ]
-    ) == [
-        "072021-ecc04969-s0",
-        "072021-ecc04969-s0-2",
-        "20261122-101010-ecc04969-s1",
-        "20261123-101010-ecc04969-s1",
-        "20261124T101010Z-a-ecc04969-s2",
-        "20261124T101010Z-b-ecc04969-s2",
-        "85ef0f26-r0",
-        "odd",
-    ]
+def test_a_short_id_is_time_config_and_seed_and_whole_only_where_two_would_be_alike():
+    shorts = {
+        "20261121T072021Z-gpt2-adamw-ecc04969-s0": "072021-ecc04969-s0",
+        "20261121T072021Z-gpt2-adamw-ecc04969-s0-2": "072021-ecc04969-s0-2",
+        "20261122T101010Z-gpt2-adamw-ecc04969-s1-m0a1b2c": "20261122T101010Z-gpt2-adamw-ecc04969-s1-m0a1b2c",
+        "20261123T101010Z-gpt2-adamw-ecc04969-s1": "20261123T101010Z-gpt2-adamw-ecc04969-s1",
+        "00000000T000000Z-2024-10-13_llmc-85ef0f26-r0": "85ef0f26-r0",
+        "odd": "odd",
+    }
+    assert site.short_ids([*shorts]) == [*shorts.values()]
 
 
 def test_the_groups_are_those_of_the_table(results):
@@ -105,7 +83,8 @@ def test_what_is_packed_is_what_was_there():
 
 
 def page_of(out, run_id):
-    return packed_pages._unpacked(out / "runs" / f"{packed_pages.pack_of(run_id)}.js").get(run_id)
+    path = out / "runs" / files.page_name(run_id)
+    return path.read_text() if path.exists() else None
 
 
 def test_the_site_has_a_page_for_every_run_and_makes_only_what_changed(results):
@@ -113,12 +92,12 @@ def test_the_site_has_a_page_for_every_run_and_makes_only_what_changed(results):
     write(results)
     ids = [row["run_id"] for _, row in site.read(results).runs]
     assert all("<h1>" in page_of(out, run_id) for run_id in ids) and len(ids) == 2
-    before = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("[0-9]*.js")}
-    new = add(results, 9, config_id="0000beef")  # a repeat would change the pages beside it, which link it
+    before = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("*.html")}
+    new = add(results, 9, config_id="0000beef")
     write(results)
-    after = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("[0-9]*.js")}
+    after = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("*.html")}
     made = {path.name for path in after if after[path] != before.get(path)}
-    assert made == {f"{packed_pages.pack_of(new.name)}.js"} and page_of(out, new.name)
+    assert made == {f"{new.name}.html"} and page_of(out, new.name)
     answer = traces.analysed([traces.write(results / "a.json", traces.launched("sgemm", 20, 10, 5, 1))])
     (new / "analysis.json").write_text(json.dumps(answer))
     write(results)
@@ -140,58 +119,26 @@ def test_no_page_is_written_through_a_link_that_came_with_the_folder(results, tm
     assert list(elsewhere.iterdir()) == []
 
 
-def test_beyond_a_number_only_the_newest_and_the_linked_runs_have_a_page(results):
+def test_beyond_a_number_only_the_newest_and_the_linked_runs_have_a_page(results, monkeypatch):
     """The others say how to get theirs."""
-
-    def few(num_pages):
-        read = site.read(results)
-        site.write(
-            read, results / "site", lambda: leaderboard_views.standing(read.runs, [results]), num_pages=num_pages
-        )
-
-    ids = [add(results, seed).name for seed in range(1, 9)]
-    few(2)
-    runs, shown = site.read(results).runs, results / "site"
-    linked = leaderboard_views.standing(runs, [results]).linked
-    assert linked and all((page_of(shown, run_id) is not None) == (run_id in {*ids[-2:], *linked}) for run_id in ids)
-    words = packed_pages.limits(2)
-    assert "of the newest 2 runs and" in words and words.endswith("./run.sh report {}.")
-    assert text(words.format("RUN")) in (shown / "index.html").read_text()
-    assert text(words) in (shown / "runs" / "run.html").read_text()
-    few(0)
-    assert {run_id for run_id in ids if page_of(shown, run_id)} == linked & set(ids)
+    ids, shown = [add(results, seed).name for seed in range(1, 9)], results / "site"
     assert cli.main([str(results)]) == 0 and all(page_of(shown, run_id) for run_id in ids)
-    assert "newest" not in (shown / "index.html").read_text() + (shown / "runs" / "run.html").read_text()
+    assert "The newest" not in (shown / "index.html").read_text()
+    monkeypatch.setattr(files, "NUM_PAGES", 2)
+    assert cli.main([str(results)]) == 0
+    linked = leaderboard_views.standing(site.read(results).runs, [results]).linked
+    assert linked and all((page_of(shown, run_id) is not None) == (run_id in {*ids[-2:], *linked}) for run_id in ids)
+    assert "The newest 2 runs and those that the leaderboard links" in (shown / "index.html").read_text()
+    for run_id in ids[-2:]:
+        for link in re.findall(r'href="([^"]*)"', page_of(shown, run_id)):
+            assert link.startswith(("#", "data:")) or (shown / "runs" / link).resolve().exists(), link
 
 
-def test_a_run_in_a_pack_that_is_made_again_keeps_its_page(results, monkeypatch):
-    monkeypatch.setattr(packed_pages, "pack_of", lambda run_id: "007")
-    write(results)
-    ids = [row["run_id"] for _, row in site.read(results).runs]
-    before = {run_id: page_of(results / "site", run_id) for run_id in ids}
-    made = []
-    html = packed_pages._html
-    monkeypatch.setattr(
-        packed_pages, "_html", lambda folder, *more: made.append(Path(folder).name) or html(folder, *more)
-    )
-    new = add(results, 9, config_id="0000beef")
-    write(results)
-    assert made == [new.name]
-    assert {run_id: page_of(results / "site", run_id) for run_id in ids} == before
-
-
-def test_a_new_repeat_is_linked_from_the_pages_beside_it(results):
-    write(results)
-    new = add(results, 9)
-    write(results)
-    home = results / "site" / "runs"
-    for _, row in site.read(results).runs:
-        html = page_of(results / "site", row["run_id"])
-        assert (f"run.html?{new.name}" in html) == (row["run_id"] != new.name)
-        for link in re.findall(r'href="([^"]*)"', html):
-            path, _, run_id = link.partition("?")
-            assert path.startswith(("#", "data:")) or (home / path).resolve().exists(), link
-            assert not run_id or page_of(results / "site", run_id), link
+def test_an_id_that_is_no_plain_name_makes_no_path(results):
+    """It is a stranger's text: it must not lead out of the folder."""
+    assert [files.page_name(run_id) for run_id in ("a-s1", "r+1.5")] == ["a-s1.html", "r+1.5.html"]
+    for run_id in ("../../x", "/etc/x", ".made", "", "a b", "x" * 300, EVIL):
+        assert re.fullmatch("[0-9a-f]{32}.html", files.page_name(run_id))
 
 
 # ---- damaged records (ux B1)
@@ -217,9 +164,9 @@ def test_a_damaged_record_has_a_row_that_says_why_and_all_else_is_written(result
         for name, one in data.items()
     }
     place = rows["run_id"].index(damaged.name)
-    assert rows["status"][place] == "damaged" and rows["page"][place] is False and len(rows["run_id"]) == 3
+    assert rows["status"][place] == "damaged" and rows["page"][place] is None and len(rows["run_id"]) == 3
     assert (rows["val_loss"][place] is None) == (name == "run.json")  # what run.json says is shown
-    assert sum(rows["page"]) == 2
+    assert sum(map(bool, rows["page"])) == 2
     assert all(page_of(results / "site", run_id) for run_id in rows["run_id"] if run_id != damaged.name)
 
 
@@ -238,7 +185,7 @@ def test_a_damaged_ledger_or_config_stops_no_site(raced, name):
     paths = [raced / name] if name == "ledger.jsonl" else list(raced.glob("cpu_nano/*/config.yaml"))
     for path in paths:
         path.write_bytes(b"model: 7\noptim: [\xff\n")
-    assert cli.main([str(raced), "--anyway"]) == 0
+    assert cli.main([str(raced)]) == 0
     assert "<h2>Records</h2>" in (raced / "site" / "index.html").read_text()
 
 
@@ -310,8 +257,8 @@ def test_the_leaderboard_is_that_of_the_table_by_device(raced, capsys):
     for entry in board.entries:
         assert entry.status in words and entry.status in html
     assert "<h3>cpu_nano on Example CPU</h3>" in html and "No record yet." in html.split("cpu_nano on Fast CPU")[1]
-    assert html.count("<h3>cpu_nano on ") == 2 and html.count("<svg") == 1
-    assert ": the first" in html and ": optim.beta2 0.95 → 0.99" in html
+    assert html.count("<h3>cpu_nano on ") == 2 and html.count('data-chart="records-') == 1
+    assert ">the first<" in html and ": optim.beta2 0.95 → 0.99" in html
 
 
 def test_who_made_a_record_is_what_the_readme_beside_its_ledger_says(raced):
@@ -331,15 +278,6 @@ def test_what_cannot_be_a_record_is_found_without_reading_every_file(raced, monk
     assert leaderboard.failed_rule(max(entries, key=lambda entry: len(entry.rows))) == "the ledger is whole"
 
 
-def test_the_axis_of_one_day_shows_that_day():
-    begin_s = 1_795_000_000.0
-    ticks = record_chart.time_ticks(begin_s, begin_s + 5 * 3600)
-    assert 3 <= len(ticks) <= 6 and all(begin_s <= when_s <= begin_s + 5 * 3600 for when_s, _ in ticks)
-    assert {words[:5] for _, words in ticks} == {"11-18"}
-    words = [words for _, words in record_chart.time_ticks(begin_s, begin_s + 800 * 86400)]
-    assert 3 <= len(words) <= 6 and all(re.fullmatch(r"\d{4}-\d\d-\d\d", one) for one in words)
-
-
 def test_ticks_are_round_numbers_inside():
     assert forest.ticks(7.87, 8.83) == [8.0, 8.2, 8.4, 8.6, 8.8]
     assert forest.ticks(0.0, 1000.0) == [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]
@@ -348,11 +286,14 @@ def test_ticks_are_round_numbers_inside():
 def test_the_record_comes_down_in_steps_and_each_is_a_link(raced):
     (board,) = leaderboard.boards(store.read_rows([raced]), [raced])
     shown = leaderboard_views.standing(store.read_rows([raced]), [raced])
-    svg = re.search(r"<svg.*</svg>", shown.records)[0]
-    path = re.search(r'd="(M[^"]*)"', svg)[1]
-    assert re.fullmatch(r"M[\d.]+,[\d.]+H[\d.]+V[\d.]+H[\d.]+", path)  # across, then down
+    (chart,) = shown.charts
+    stepped, points = chart["series"]
+    assert [line["kind"] for line in chart["series"]] == ["stepped", "points"] and chart["dates"]
+    assert stepped["y"] == points["y"] == pytest.approx([entry.score for entry, *_ in board.records], rel=1e-4)
     run_id = board.records[1][0].rows[0]["run_id"]
-    assert svg.count("<a ") == 2 and f"run.html?{run_id}" in svg and run_id in shown.linked
+    assert (
+        points["links"][1] == f"runs/{run_id}.html" and run_id in shown.linked and points["labels"][1].startswith("#2")
+    )
 
 
 # ---- races
@@ -387,12 +328,6 @@ def test_races_stand_with_their_verdicts_the_newest_first(raced):
 
 
 # ---- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with Browser() as found:
-        yield found
 
 
 @pytest.fixture
@@ -555,16 +490,14 @@ def test_a_short_id_copies_the_whole(browser, many):
 
 
 @needs_browser
-def test_a_run_opens_from_its_pack_with_its_charts_and_no_code_of_the_record(browser, many):
+def test_a_run_opens_with_its_charts_and_no_code_of_the_record(browser, many):
     page = browser.open(many, width=1300)
     page.click("[tabulator-field=run_id] .id a")
     page.until("document.querySelectorAll('.u-over').length >= 4")
     assert "s11" in page.text and page.errors == []
-    evil = browser.open(f"{many.parent.as_uri()}/runs/run.html?20261122T000003Z-gpt2-adamw-48623a63-s3")
+    evil = browser.open(f"{many.parent.as_uri()}/runs/20261122T000003Z-gpt2-adamw-48623a63-s3.html")
     evil.until("document.querySelectorAll('.u-over').length >= 4")
     assert evil.js("document.title").startswith("</script>") and evil.errors == []
-    none = browser.open(f"{many.parent.as_uri()}/runs/run.html?__proto__")
-    none.until("document.body.innerText.includes('There is no page of __proto__ here.')")
 
 
 @needs_browser
@@ -578,17 +511,12 @@ def test_ticked_runs_lead_to_their_curves(browser, many):
     page.click("#curves")
     page.until("document.querySelectorAll('.u-over').length === 1")
     page.until("document.querySelectorAll('#chosen tr').length === 3")
-    assert page.js("document.querySelector('#chosen a').getAttribute('href')").startswith("runs/run.html?2026112")
+    assert page.js("document.querySelector('#chosen a').getAttribute('href')").startswith("runs/2026112")
     assert page.errors == []
 
 
 @needs_browser
-def test_the_words_of_a_record_show_at_its_dot_by_pointer_and_by_key(browser, raced):
+def test_the_records_are_drawn_on_the_index(browser, raced):
     page = browser.open(write(raced), width=1300)
-    page.js("document.querySelectorAll('.history a')[1].focus()")
-    assert page.js("getComputedStyle(document.querySelectorAll('.history a text')[1]).opacity") == "1"
-    assert page.js("getComputedStyle(document.querySelectorAll('.history a text')[0]).opacity") == "0"
-    assert page.js("document.querySelectorAll('.history a')[1].textContent").startswith("#2")
-    page.press_key("Enter")
-    page.until("document.querySelectorAll('.u-over').length >= 4")  # the run's page
+    page.until("document.querySelectorAll('[data-chart=records-0] .u-over').length === 1")
     assert page.errors == []

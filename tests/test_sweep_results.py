@@ -80,18 +80,14 @@ def test_a_run_that_was_complete_before_is_one_of_its_runs(results, capsys):
     assert len(named.find([folder.name])[0].holders) == 9  # a word for every verb that takes runs
 
 
-def test_a_moved_results_folder_keeps_its_sweeps(results):
+def test_a_moved_results_folder_keeps_its_sweeps_and_a_damaged_one_says_so(results):
     folder = make(results / "before")
     (results / "before").rename(results / "after")
     moved = results / "after" / folder.relative_to(results / "before")
-    assert len([one for one in sweep.points(moved) if one.folder is not None]) == 8
-
-
-def test_a_damaged_sweep_says_so(results):
-    folder = make(results)
-    (folder / sweep.NAME).write_text("{")
+    assert len([point for point in sweep.points(moved) if point.folder is not None]) == 8
+    (moved / sweep.NAME).write_text("{")
     with pytest.raises(ValueError, match="sweep.json: "):
-        sweep_results.read(folder)
+        sweep_results.read(moved)
 
 
 # ---- what it found
@@ -324,22 +320,17 @@ def test_the_page_says_complete_only_of_a_sweep_that_is(results):
 
 def test_no_time_of_a_suspect_run_is_the_best_and_the_page_says_why(results):
     """Losses are as good on a busy machine; where one cell was disturbed, the best time is another's."""
-    suspect = {"validity": "suspect", "validity_reasons": ["load of 3.1"]}
-    found = sweep_results.read(make(results, **{str(at): suspect for at in GRID}))
-    pivots = {value: table_groups.pivot_of(found.rows, found.keys, value) for value in ("train_s", "val_loss")}
-    assert [sum(cell.is_best for cell in pivot.cells.values()) for pivot in pivots.values()] == [0, 1]
-    html = sweep_page.document(results / "sweeps" / found.facts["sweep_id"]).html()
-    assert "8 of 8 complete runs are suspect (load of 3.1): trust their losses, not their times." in html
-    assert html.count("no best, as the runs are suspect") == 1
-
-
-def test_the_best_time_is_that_of_runs_that_nothing_disturbed(results):
     times_s = {at[:2]: [s for point, (_, s) in GRID.items() if point[:2] == at[:2]] for at in GRID}
     fastest, second = sorted(times_s, key=lambda at: sum(times_s[at]))[:2]
     suspect = {"validity": "suspect", "validity_reasons": ["load of 3.1"]}
-    found = sweep_results.read(make(results, **{str((*fastest, 0)): suspect}))
-    pivot = table_groups.pivot_of(found.rows, found.keys, "train_s")
-    assert [at for at, cell in pivot.cells.items() if cell.is_best] == [second]
+    for folder, disturbed, best in ((results / "one", [(*fastest, 0)], [second]), (results, GRID, [])):
+        found = sweep_results.read(make(folder, **{str(at): suspect for at in disturbed}))
+        pivots = [table_groups.pivot_of(found.rows, found.keys, value) for value in ("train_s", "val_loss")]
+        assert [at for at, cell in pivots[0].cells.items() if cell.is_best] == best
+        assert sum(cell.is_best for cell in pivots[1].cells.values()) == 1
+    html = sweep_page.document(results / "sweeps" / found.facts["sweep_id"]).html()
+    assert "8 of 8 complete runs are suspect (load of 3.1): trust their losses, not their times." in html
+    assert html.count("no best, as the runs are suspect") == 1
 
 
 def test_a_config_whose_losses_are_doubted_is_not_the_best(results):

@@ -70,6 +70,8 @@ def test_a_failed_run_is_listed_without_numbers(capsys):
     (row,) = as_json(capsys, str(FAILED))
     assert (row["status"], row["failure"], row["validity"]) == ("failed", "non_finite_loss", "invalid")
     assert {row[name] for name in METRICS} == {None}
+    (group,) = as_json(capsys, str(FAILED), "--group")
+    assert (group["n"], group["num_failed"], group["val_loss_mean"], group["val_loss_sd"]) == (0, 1, None, None)
 
 
 def test_a_running_record_of_a_dead_launcher_is_listed_as_aborted(results, capsys):
@@ -141,6 +143,8 @@ def test_what_does_not_fit_gives_way_from_the_right(monkeypatch):
     assert shown[""][0].split() == [name for name in table_text.SHOWN if name != "certificate"]
     assert shown[""][2].split()[3:] == ["4.2500", "0.22", "53.33", "19,200", "0.451", "0.50"]
     assert shown["70"][0].split() == ["run_id", "track", "status", "val_loss"]
+    assert "mfu" not in table_text.runs_table([row_of(run_folder.read(COMPLETE))])  # a column without any value
+    assert table_text.runs_table([]) == ""
 
 
 LONG = "20261121T030000Z-" + "imported_log_of_somebody/" * 4 + "48623a63-s0"
@@ -179,11 +183,6 @@ def test_a_column_that_was_asked_for_is_always_shown(results, capsys, monkeypatc
     add(results, 0, run_id=LONG)
     assert table.main(argv) == 0
     assert column in capsys.readouterr().out.splitlines()[0].split()
-
-
-def test_a_column_without_any_value_is_not_shown():
-    assert "mfu" not in table_text.runs_table([row_of(run_folder.read(COMPLETE))])
-    assert table_text.runs_table([]) == ""
 
 
 def test_markdown_and_csv(results, capsys):
@@ -300,12 +299,6 @@ def test_runs_that_are_no_repeats_are_not_pooled(results, capsys, change):
     assert [group["n"] for group in as_json(capsys, "--group")] == [1, 1]
 
 
-def test_a_group_of_failures_only_has_no_numbers(results, capsys):
-    add(results, 0, FAILED)
-    (group,) = as_json(capsys, "--group")
-    assert (group["n"], group["num_failed"], group["val_loss_mean"], group["val_loss_sd"]) == (0, 1, None, None)
-
-
 # ---- size and speed
 
 
@@ -345,11 +338,6 @@ def test_the_help_names_every_column(capsys):
 def test_what_the_leaderboard_cannot_do_is_refused(results, words):
     with pytest.raises(ValueError, match=f"{words[0]} with --leaderboard: they cannot be combined"):
         table.main(["--leaderboard", *words])
-
-
-def test_unknown_options_are_wrong_use():
-    with pytest.raises(ValueError, match="--no-such-option: there is no such option"):
-        table.main(["--no-such-option"])
 
 
 def test_the_warm_up_run_of_a_race_is_listed_as_such_and_enters_no_mean(results, capsys):

@@ -15,7 +15,6 @@ from bench.compare import target
 from bench.config import compose, identity, resolve, schema
 from bench.config.resolve import deviations_of
 from bench.record import store
-from bench.report.site import record_chart
 
 GPUS, LAPTOP = schema.Machine(8, 64), schema.Machine(0, 2)
 SPEEDRUNS = ("gpt2_small", "gpt2_medium", "gpt2_short")
@@ -140,9 +139,6 @@ def test_the_site_shows_and_draws_steps_where_they_are_judged(results):
     html = leaderboard_views.standing(store.read_rows([results.folder]), [results.folder]).records
     assert "cpu_nano on any device" in html and ">1,200</td>" in html
     assert ">steps</th>" in html and ">train_s" not in html
-    records = [record_chart.Record(n, "x", f"2026-11-2{n}T00:00:00Z", steps, "") for n, steps in ((1, 3600), (2, 3250))]
-    drawn = record_chart.stepped(records, "steps")
-    assert "Record steps by date: from 3,600 to 3,250 steps in 2 records" in drawn and "train" not in drawn
 
 
 def test_judge_counts_suspect_runs_where_steps_are_judged(results):

@@ -48,6 +48,11 @@ def row(val_loss=1.95, **changes):
     return found | {"target": 3.30, "stop_at_target": False, "target_reached": None} | changes
 
 
+def to_target(reached):
+    """A run that stops at its target."""
+    return row(2.0, num_steps=260, stop_at_target=True, target=2.1, target_reached=reached)
+
+
 def test_the_mean_must_be_shown_to_be_below_the_target():
     rows = [row(3.27), row(3.28), row(3.26)]  # mean 3.27, sd 0.01: t = -0.03 / (0.01 / sqrt(3)) = -5.196, p = 0.01755
     answer = target.decide(rows, 0.05)
@@ -77,14 +82,19 @@ def test_a_gap_is_a_target_above_the_floor():
     assert found["target"] == 2.25
 
 
-def test_one_run_gives_no_verdict():
-    assert target.decide([row(3.0)], 0.01)["passed"] is None
-
-
-def test_three_copies_of_one_loss_reach_no_target():
-    answer = target.decide([row(3.2999, seed=seed) for seed in range(3)], 0.01)
-    assert (answer["passed"], answer["p"]) == (False, None)
-    assert answer["words"].startswith("all 3 values of val_loss are 3.2999, as in copies or after coarse rounding")
+@pytest.mark.parametrize(
+    ("rows", "passed", "words"),
+    [
+        ([row(3.0)], None, "one run has no spread and gives no verdict"),
+        ([row(3.0), row(3.0), row(None, status="failed")], False, "1 of 3 runs did not complete"),
+        ([row(3.2999, seed=seed) for seed in range(3)], False, "all 3 values of val_loss are 3.2999, as in copies or"),
+        ([to_target(True), to_target(True)], True, "2 of 2 runs reached the target, after 260, 260 steps"),
+        ([to_target(True), to_target(False)], False, "1 of 2 runs reached the target, after 260 steps"),
+    ],
+)
+def test_what_decides_without_a_test(rows, passed, words):
+    answer = target.decide(rows, 0.01)
+    assert answer["passed"] is passed and answer["words"].startswith(words)
 
 
 def test_runs_of_one_seed_or_one_trajectory_count_once_against_the_target():
@@ -107,21 +117,6 @@ def test_an_interval_at_the_lower_edge_of_the_margin_is_that_edge():
     assert effects.time(rows, 0.1, 0.5, 0.05)["p_equivalent"] == pytest.approx(0.5, abs=1e-12)
     rows = [[{"train_s": time_s * factor} for time_s in times_s] for factor in (1.0, 1.005)]
     assert effects.time(rows, 0.1, 0.5, 0.05)["p_equivalent"] == pytest.approx(0.5, abs=1e-12)
-
-
-def test_a_failed_run_loses_the_track_even_if_all_others_passed():
-    answer = target.decide([row(3.0), row(3.0), row(None, status="failed")], 0.01)
-    assert answer["passed"] is False
-    assert "1 of 3 runs did not complete" in answer["words"]
-
-
-def test_runs_to_a_target_are_won_one_by_one():
-    def to_target(reached):
-        return row(2.0, num_steps=260, stop_at_target=True, target=2.1, target_reached=reached)
-
-    assert target.decide([to_target(True), to_target(True)], 0.01)["passed"] is True
-    lost = target.decide([to_target(True), to_target(False)], 0.01)
-    assert (lost["passed"], lost["words"]) == (False, "1 of 2 runs reached the target, after 260 steps")
 
 
 def test_seeds_are_fresh(results):

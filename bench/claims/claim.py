@@ -135,7 +135,7 @@ class Claim:
 
     @property
     def rows(self) -> list[Row]:
-        """Of the claimed runs."""
+        """The rows of the claimed runs."""
         return [row_of(run.record) for run in self.runs]
 
     @functools.cached_property
@@ -144,10 +144,10 @@ class Claim:
         losses_ids = [step_files.losses_id_of(run.folder) for run in self.runs]
         averaged = [averaged_of(run.record) for run in self.runs]
         curves = lambda: averaged if all(averaged) else [run.validations for run in self.runs]  # noqa: E731
-        found = target.decide_by(self.track_rules, self.rows, curves, losses_ids)
+        decided = target.decide_by(self.track_rules, self.rows, curves, losses_ids)
         if self.track_rules.rules.statistic == "z" and all(averaged):
-            found["words"] += f"; by {AVERAGED}, which the logs go by"
-        return found
+            decided["words"] += f"; by {AVERAGED}, which the logs go by"
+        return decided
 
     @property
     def all_runs(self) -> list[Run]:
@@ -159,7 +159,7 @@ class Claim:
 
     @functools.cached_property
     def kinds(self) -> set[Kind]:
-        """Of the claimed runs."""
+        """The configs and codes of the claimed runs."""
         return {(run.record["config_id"], run.record["code"]["source_sha256"]) for run in self.runs}
 
     def unclaimed(self) -> Unclaimed:
@@ -260,7 +260,7 @@ def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = Non
 
 
 def _without_copies(runs: list[Run]) -> tuple[list[Run], list[str]]:
-    """Without logs of a run that is among them already, whatever was cut from one: (runs, names of the others)."""
+    """Omits logs of a run that is among them already, whatever was cut from one: (runs, names of the others)."""
     kept: list[Run] = []
     copies: list[str] = []
     for run in sorted(runs, key=lambda run: -len(run.validations) if run.is_log else 0):

@@ -44,7 +44,7 @@ NUM_AT_ONCE = 4  # files of a run on their way, each of which waits for the netw
 
 @dataclass
 class Collected:
-    """What became of a place."""
+    """What was collected from a place."""
 
     num_lines: int = 0  # of its ledger
     num_new_lines: int = 0
@@ -175,7 +175,7 @@ def _ledgers(place: Place, into: Path) -> tuple[bytes, Ledger]:
 def _take_run(
     place: Place, into: Path, name: str, run: StartedRun, lines: Sequence[Line], without: Collection[str]
 ) -> bool:
-    """Whether it is new here.  lines: of this folder's ledger, joined.  ValueError: it is not taken."""
+    """Copy a run; returns whether it is new here.  lines: of the joined ledger.  ValueError: it is refused."""
     target, end = into / name, run["end"]
     assert end is not None
     if not RUN.fullmatch(name) or name.partition("/")[0] in NOT_TRACKS:
@@ -316,19 +316,19 @@ def _take_beside(place: Place, into: Path, name: str) -> None:
                 atomic.write_bytes(into / name / file, content)
 
 
-def _take_sweeps(place: Place, into: Path, found: Collected) -> None:
-    """What its sweeps asked for, and which of the runs that are here are theirs.
+def _take_sweeps(place: Place, into: Path, collected: Collected) -> None:
+    """Copy the requests of the place's sweeps, and which of the runs that are here belong to them.
 
     One sweep of two machines is one here: the points of each place have a file of their own.
     """
     mark = hashlib.sha256(str(place.folder.resolve() if place.folder else place).encode()).hexdigest()[:8]
     for sweep_id in filter(race_folder.NAME.fullmatch, place.names(sweep.FOLDER)):
-        with _refusing(found, where := f"{sweep.FOLDER}/{sweep_id}"):
-            found.num_sweeps += _take_sweep(place, into / where, where, f"points.{mark}.jsonl")
+        with _refusing(collected, where := f"{sweep.FOLDER}/{sweep_id}"):
+            collected.num_sweeps += _take_sweep(place, into / where, where, f"points.{mark}.jsonl")
 
 
 def _take_sweep(place: Place, folder: Path, where: str, points: str) -> bool:
-    """Whether it is here now.  where: in the place; points: the file that gets theirs.  ValueError: it is damaged."""
+    """Copy a sweep; returns whether it is here now.  where: its path in the place; points: the file for its points."""
     into = folder.parent.parent
     has_news = False
     for name, kind in ((sweep.NAME, sweep.Facts), (sweep.STUDY, sweep.Study)):
@@ -353,7 +353,7 @@ def _take_sweep(place: Place, folder: Path, where: str, points: str) -> bool:
 
 
 def _progress(facts: dict[str, Any]) -> tuple[Any, ...]:
-    """Of a sweep.json or study.json: greater for a later state of the same sweep."""
+    """A key by which the later state of a sweep.json or study.json is the greater one."""
     if "race_id" in facts:  # a study
         return facts["race_id"] is not None, facts["num_trials"] is not None
     return max(facts["started_at"], facts["ended_at"] or ""), facts["ended_at"] is not None

@@ -51,7 +51,7 @@ class Entry:
         self.kind = (self.first["config_id"], self.first["source_sha256"])
 
     def change_pct(self, before: "Entry") -> float | None:
-        """Of the score; None where one of them has none."""
+        """The change of the score in %; None where one of the entries has none."""
         return 100 * (self.score / before.score - 1) if self.score is not None and before.score else None
 
     def is_better_than(self, before: "Entry") -> bool:
@@ -81,7 +81,7 @@ def _started(row: Row) -> str:
 
 
 class Change(TypedDict):
-    """Of a record vs the one before."""
+    """How a record differs from the one before."""
 
     change_pct: float | None
     measured: str  # how: in a race of the two, or from their means
@@ -166,7 +166,7 @@ def why_excluded(row: Row, known_tracks: set[str]) -> str | None:
 
 
 def _without_copies(groups: Groups) -> Groups:
-    """Without groups whose runs are all in another: an older publication of the repeats, a claim of published runs."""
+    """Omits groups whose runs are all in another: an older publication of the repeats, a claim of published runs."""
     kept: Groups = {}
     by_kind: dict[tuple[Any, ...], list[set[str]]] = {}
     for key, members in sorted(groups.items(), key=lambda item: -len(item[1])):
@@ -189,16 +189,16 @@ def progression(
     judge: Callable[[Entry], str | None] | None = None,
 ) -> list[Step]:
     """Entries of a track -> its records, oldest first; sets each entry's status."""
-    best: dict[str | None, Entry] = {}
+    best_by_place: dict[str | None, Entry] = {}
     records: list[Step] = []
     order = _order(entries, track_rules, races)
     for entry in sorted(entries, key=order):
         entry.since = order(entry)[0]
-        before = best.get(entry.place)
+        before = best_by_place.get(entry.place)
         entry.status = _why_no_record(entry, track_rules, before, judge or failed_rule)
         if not entry.status:
             entry.status, entry.number = "record", (before.number or 0) + 1 if before else 1
-            best[entry.place] = entry
+            best_by_place[entry.place] = entry
             if before:
                 before.status = "was a record"
             records.append((entry, before, comparison(before, entry, races)))

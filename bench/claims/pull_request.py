@@ -94,7 +94,7 @@ def sides_of(
 
 
 class _Kind(NamedTuple):
-    """What logs of one side share."""
+    """The facts that the logs of one side share."""
 
     given: str  # the user's name or glob; "" where none was given for it
     folder: str = ""
@@ -162,26 +162,26 @@ def _verdict(pull: PullRequest, answers: Mapping[str, Answer]) -> Verdict:
 
 
 def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
-    """What would settle the open rules, each with its command."""
-    found, word = [], f"./run.sh pr {pull.words}"
+    """What would answer the open rules, each with its command."""
+    remedies, word = [], f"./run.sh pr {pull.words}"
     time = (pull.compared or {}).get("time") or {}
     if answers.get("same_hardware", (PASS,))[0] != PASS or time.get("drift_pct"):
-        found.append(f"an interleaved race of both on one node: {word} --rerun FOLDER")
+        remedies.append(f"an interleaved race of both on one node: {word} --rerun FOLDER")
     if answers.get("mean_loss", (PASS,))[0] in (NOT_SHOWN, READER):
         losses = [row["val_loss"] for row in pull.candidate.rows if row["val_loss"] is not None]
         needed = needed_runs(losses, pull_requests.goal_of(pull), pull.track.p_value)
         supply = f"about {needed} runs of this mean and spread: {word} --rerun FOLDER -- n={needed}"
         no_supply = f"at this mean and spread {MAX_N} runs would not show it"
-        found.append(f"p < {pull.track.p_value:g} of the mean val_loss: {supply if needed else no_supply}")
+        remedies.append(f"p < {pull.track.p_value:g} of the mean val_loss: {supply if needed else no_supply}")
     failed = [f"{rule['rule']} ({rule['evidence']})" for rule in pull.judged if rule["passed"] is False]
-    found += [f"judge would refuse it: {pull_requests.shortly(text) if len(text) > 300 else text}" for text in failed]
+    remedies += [f"judge would refuse it: {pull_requests.shortly(text) if len(text) > 300 else text}" for text in failed]
     if not pull.candidate.sources:
         script = "the logs embed none, and nothing shows that a script beside them wrote them"
-        found.append(f"the source ({script}): let the script write itself into its log, as train_gpt.py does")
+        remedies.append(f"the source ({script}): let the script write itself into its log, as train_gpt.py does")
     elif pull.baseline and pull.baseline.sources:
         race = f"{word} --rerun FOLDER --go"
-        found.append(f"what runs outside the clock, in seconds: {race}, then ./run.sh audit RACE --only clock")
-    return found
+        remedies.append(f"what runs outside the clock, in seconds: {race}, then ./run.sh audit RACE --only clock")
+    return remedies
 
 
 def needed_runs(losses: Sequence[float], goal: float | None, p_value: float) -> int | None:

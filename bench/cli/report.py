@@ -56,7 +56,7 @@ def _made(args: argparse.Namespace) -> Made:
     for option in ("md", "png"):
         if getattr(args, option):
             raise ValueError(f"--{option} {folder}: it works for a single run or race: name one")
-    return _site(folder, user_path(args.out) if args.out else folder / "site", args)
+    return _site(folder, user_path(args.out) if args.out else folder / "site", args.anyway)
 
 
 def _curves(args: argparse.Namespace) -> Made:
@@ -109,7 +109,7 @@ def _one(folder: Path, args: argparse.Namespace, module: ModuleType) -> Made:
     return {"page": os.path.abspath(path)}
 
 
-def _site(folder: Path, out: Path, args: argparse.Namespace) -> Made:
+def _site(folder: Path, out: Path, is_wanted: bool) -> Made:
     from bench.claims import leaderboard_views
     from bench.report.site import site
 
@@ -118,7 +118,7 @@ def _site(folder: Path, out: Path, args: argparse.Namespace) -> Made:
     results = site.read(folder)
     roots = (results_root().resolve(), published_root().resolve())  # of what is run, published or claimed here
     is_results = (folder / ledger.NAME).is_file() or any(map(folder.resolve().is_relative_to, roots))
-    if not args.anyway and results.num_runs > MAX_UNASKED and not is_results:
+    if not is_wanted and results.num_runs > MAX_UNASKED and not is_results:
         many = f"{folder} is not a results folder, and pages of {results.num_runs:,} runs would go to {out}"
         raise ValueError(f"{many}: add --anyway, or name a folder of results")
     try:

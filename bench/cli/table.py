@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
         from bench.claims import leaderboard_views
 
         report = functools.partial(named.report_excluded, "table")
-        print(leaderboard_views.text(args.folder, "github" if args.md else "simple", report))
+        print(leaderboard_views.text(args.folder, args.md, report))
         return 0
     try:
         _pivot(args) if args.pivot else _table(args)

@@ -1,9 +1,9 @@
-"""What runs of one and the same code differ by on this machine, in this session: measured, kept, looked up.
+"""Calibrations: by how much runs of the same code differ on this machine, in this session.
 
-Kept in results/calibrations/, a JSON file each.  The noise floor of a session is the difference that two groups of n
+Each is a JSON file in results/calibrations/.  The noise floor of a session is the difference that two groups of n
 runs of the same code stay within 95 times in 100 (floor_for gives it for other n); a smaller difference is never called
 faster or slower.  A calibration whose runs the machine disturbed says how busy it was, not how quiet it can be: it is
-not kept, and one that was kept before is not used.
+not kept.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from bench.base import stats
 from bench.base.paths import results_root
@@ -23,14 +23,7 @@ from bench.record.rows import Row
 SCHEMA_VERSION = 1
 FOLDER = "calibrations"
 NS = (2, 3, 5, 8, 10, 20)
-SUSPECT = {"suspect-runs", "suspect-records"}  # flags of the A/A comparison
 CHANGES_PCT = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-
-
-class Flagged(TypedDict):
-    """The verdict on the two groups."""
-
-    flags: NotRequired[list[str] | None]
 
 
 class Kept(TypedDict):
@@ -41,7 +34,6 @@ class Kept(TypedDict):
     floor_pct: float | int
     floor_n: int
     cv_pct: float | int | None
-    aa: NotRequired[Flagged | None]
 
 
 class Found(Kept):
@@ -128,24 +120,14 @@ def folder() -> Path:
 
 
 def find(session_id: str | None, comparability_id: str | None = None) -> Found | None:
-    """The newest calibration of the session, comparable ones first, none suspect; or None."""
-    usable = [kept for kept in _kept_of_session(session_id, comparability_id) if not _is_suspect(kept)]
-    exact = [kept for kept in usable if kept["exact"]]
-    return next(reversed(exact or usable), None)
-
-
-def _kept_of_session(session_id: str | None, comparability_id: str | None = None) -> list[Found]:
-    found: list[Found] = []
+    """The newest calibration of the session, comparable ones first; or None."""
+    calibrations: list[Found] = []
     for path in sorted(folder().glob("*.json")):
         with contextlib.suppress(ValueError):  # not a calibration, or a damaged one
             kept = cast(Kept, json_file.read(path, Kept))
             if kept["session_id"] == session_id is not None and kept["floor_pct"] > 0:
-                found.append({**kept, "file": path.name, "exact": kept["comparability_id"] == comparability_id})
-    return found
-
-
-def _is_suspect(kept: Kept) -> bool:
-    return not SUSPECT.isdisjoint((kept.get("aa") or {}).get("flags") or ())
+                calibrations.append({**kept, "file": path.name, "exact": kept["comparability_id"] == comparability_id})
+    return max(calibrations, key=lambda kept: (kept["exact"], kept["file"]), default=None)
 
 
 def find_for_rows(rows: list[Row]) -> Found | None:
@@ -155,7 +137,7 @@ def find_for_rows(rows: list[Row]) -> Found | None:
 
 
 def drift_pct(history: Iterable[Row], is_one_session: bool) -> float:
-    """By how much the machine alone may move the mean of an arm that ran at another time than the other.
+    """The change (%) that the machine alone may make to the mean of an arm that ran at another time than the other.
 
     The largest difference that repeats of one config and code show among the rows: between the halves of a session in
     order of time, or between sessions; at least what public logs show (DRIFT_PCT, SESSION_DRIFT_PCT).
@@ -176,10 +158,3 @@ def drift_pct(history: Iterable[Row], is_one_session: bool) -> float:
             first, second = (stats.mean(map(math.log, eligibility.times_s(rows))) for rows in pair)
             differences.append(_pct(abs(second - first)))
     return max(differences)
-
-
-def has_only_suspect(rows: list[Row]) -> bool:
-    """Whether the rows share one session whose calibrations are all suspect."""
-    sessions = {row["session_id"] for row in rows}
-    found = _kept_of_session(sessions.pop()) if len(sessions) == 1 else []
-    return bool(found) and all(map(_is_suspect, found))

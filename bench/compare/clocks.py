@@ -75,7 +75,7 @@ def outside(
 
 
 def _extra(arms: Arms) -> stats.Welch:
-    """What B spends outside its own clock beyond A, in seconds: hidden training lowers its loss at equal steps.
+    """The seconds that B spends outside its own clock beyond A: hidden training lowers its loss at equal steps.
 
     B's validations may take as much longer than A's as its steps or its validation at step 0 do (a larger model).  A
     cheat may stretch either, by sleeping, so each may exceed the other by a quarter at most.  Of validations the

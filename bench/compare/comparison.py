@@ -62,14 +62,12 @@ def _compared(
     losses = losses_of(a), losses_of(b)
     timed = [[row for row in arm.rows if eligibility.is_timed(row)] for arm in (a, b)]
     kept: Mapping[str, Any] | None = None
-    floor_pct, ignored, is_one_race = None, False, a.race is not None and a.race == b.race
+    floor_pct, is_one_race = None, a.race is not None and a.race == b.race
     if is_one_race and b.reported:  # the floor known at its end: a later calibration changes no verdict of a race
         floor_pct = None if "uncalibrated" in b.reported["flags"] else b.reported["time"]["floor_pct"]
         kept = b.reported.get("calibration")
-    elif all(timed):
-        if found := calibration.find_for_rows(timed[0] + timed[1]):
-            kept, floor_pct = dict(found), calibration.floor_for(found, *map(len, timed))
-        ignored = found is None and calibration.has_only_suspect(timed[0] + timed[1])
+    elif all(timed) and (found := calibration.find_for_rows(timed[0] + timed[1])):
+        kept, floor_pct = dict(found), calibration.floor_for(found, *map(len, timed))
     earlier = earlier_races(a, b) if is_one_race and (diagnose or "earlier_weight" not in options) else None
     weight = earlier.weight if earlier else 1.0
     if is_one_race and b.reported:  # as with the floor
@@ -89,7 +87,6 @@ def _compared(
         options["not_as_recorded"] = [*_not_as_recorded(a, names[0]), *_not_as_recorded(b, names[1])]
     compared = verdict.compare_rows(a.rows, b.rows, **options)
     compared["about"] = [about for _, about in callings]
-    compared["flags"] += ["calibration-ignored"] * ignored
     compared["earlier_races"] = earlier.verdicts if earlier else None
     compared["flags"] += ["raced-before"] * bool(compared["earlier_races"])
     compared["calibration"] = {name: kept[name] for name in OF_CALIBRATION} if kept else None
@@ -134,7 +131,7 @@ class Earlier(NamedTuple):
 
 
 def earlier_races(a: Arm, b: Arm) -> Earlier | None:
-    """Of these configs and code; None: there are none, or nobody knows.
+    """The earlier races of these configs and this code; None: there are none, or nobody knows.
 
     A race repeated until it is won proves nothing, so each earlier one multiplies alpha by its e-value, 1 at most: what
     speaks against a difference counts on, and the product is an e-process over all of them.  By half where it has none.
@@ -189,8 +186,8 @@ def _traces(a: Arm, b: Arm) -> dict[str, Any] | None:
         return None
     from bench.analysis.explain import document, explained
 
-    found = explained.difference_of_runs(*folders)
-    return found and found | {"cause": document.cause(found)}
+    difference = explained.difference_of_runs(*folders)
+    return difference and difference | {"cause": document.cause(difference)}
 
 
 def _with_steps(arm: Arm) -> list[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
@@ -243,21 +240,22 @@ def _facts(arm: Arm) -> list[Facts]:
 
 
 def _facts_of_run(run: Mapping[str, Any], folder: str | None) -> Facts:
+    if folder is None:
+        return facts(run)
     config = environment = None
-    if folder:
-        with contextlib.suppress(Damaged):  # verify says so; what it held is unknown here
-            config = schema.upgraded(yaml_file.read(f"{folder}/config.yaml"))
-        with contextlib.suppress(Damaged):
-            environment = json_file.read(f"{folder}/environment.json")
-        with contextlib.suppress(Damaged), reading_record(folder):
-            return facts(run, config, environment)
+    with contextlib.suppress(Damaged):  # verify says so; what it held is unknown here
+        config = schema.upgraded(yaml_file.read(f"{folder}/config.yaml"))
+    with contextlib.suppress(Damaged):
+        environment = json_file.read(f"{folder}/environment.json")
+    with contextlib.suppress(Damaged), reading_record(folder):
+        return facts(run, config, environment)
     return facts(run)
 
 
 def facts(
     run: Mapping[str, Any], config: dict[str, Any] | None = None, environment: Mapping[str, Any] | None = None
 ) -> Facts:
-    """Of a record, its config.yaml and environment.json (None: unknown), each as it stands in its file."""
+    """The facts of a record, its config.yaml and environment.json (None: unknown), each as its file has it."""
     if config is None:
         config = {"model": {"arch": run["model"]["arch"]}} | {name: run.get(name) for name in CONFIG_OF_RECORD}
     config = {name: value for name, value in config.items() if name not in identity.UNHASHED}
@@ -282,7 +280,7 @@ def facts(
 
 
 def differences_of(a_facts: list[Facts], b_facts: list[Facts]) -> list[Difference]:
-    """What differs between some runs of A and of B, by kind, then by name."""
+    """The facts in which some runs of A and of B differ, by kind, then by name."""
     differing: list[Difference] = []
     for kind in KINDS:
         names = sorted({name for run_facts in a_facts + b_facts for name in run_facts[kind]})

@@ -58,7 +58,7 @@ class Fit(NamedTuple):
     is_sequential: bool = False
 
     def p_equivalent(self, low: float, high: float) -> float | None:
-        """Of two one-sided tests that the difference is outside of (low, high); None where there is no test."""
+        """The p of two one-sided tests that the difference is within (low, high); None where there is no test."""
         test = self.test
         if not self.is_sequential or test.se is None or test.df is None:
             return stats.equivalence_p(test, low, high)
@@ -102,13 +102,13 @@ class Fit(NamedTuple):
         return 100 * math.expm1(max(detectable, beyond_floor))
 
     def spare(self, power: float) -> float:
-        """By how much a true difference must exceed a threshold for estimates to exceed it in that share of races."""
+        """The excess of a true difference over a threshold with which estimates exceed it in this share of races."""
         test = self.test
         return 0.0 if test.se is None or test.df is None else stats.student_t_quantile(power, test.df) * test.se
 
 
 def geometric_means(values: Sequence[Sequence[float]], fitted: Fit | None) -> list[float | None]:
-    """Of two arms, adjusted so that their ratio is the fitted change; where nothing was fitted each arm's own."""
+    """The geometric means of both arms, adjusted so that their ratio is the fitted change if there is a fit."""
     if fitted is None:
         return [math.exp(stats.mean(map(math.log, numbers))) if numbers else None for numbers in values]
     half = fitted.test.difference / 2
@@ -145,15 +145,15 @@ def from_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], plan: Mapping[str, A
     A run beside the rounds that has no time, a failed or invalid one, changes nothing.
     """
     known = plan or {}
-    found = rounds(a_rows, b_rows) or rounds(*([row for row in rows if is_timed(row)] for rows in (a_rows, b_rows)))
-    if not found:
+    pairs = rounds(a_rows, b_rows) or rounds(*([row for row in rows if is_timed(row)] for rows in (a_rows, b_rows)))
+    if not pairs:
         return None
     slots: dict[str, int] = {}
-    for number, pair in enumerate(found):
+    for number, pair in enumerate(pairs):
         in_time = sorted(pair, key=lambda row: row["started_at"] or "")
         slots |= {identity(row): 2 * number + position for position, row in enumerate(in_time)}
-    num_compilations, num_planned = known.get("compilations") or 1, known.get("n") or len(found)
-    compilations = [number * num_compilations // num_planned for number in range(len(found))]
+    num_compilations, num_planned = known.get("compilations") or 1, known.get("n") or len(pairs)
+    compilations = [number * num_compilations // num_planned for number in range(len(pairs))]
     return Design(slots, compilations if num_compilations > 1 else (), bool(known.get("sequential")))
 
 

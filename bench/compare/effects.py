@@ -173,7 +173,7 @@ def spends_more_outside(time: Time) -> bool:
 
 
 def joint_p(time: Time, key: Literal["p", "p_equivalent"]) -> float | None:
-    """By both clocks: the larger, because a verdict is one of both.
+    """The p by both clocks: the larger of the two, because a verdict needs both.
 
     An intersection-union test (Berger 1982): its size is that of either test, with nothing to adjust.
     """

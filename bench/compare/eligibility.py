@@ -130,20 +130,20 @@ def _code(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
 
 def _disturbed(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
     for name, rows in zip(names, (a, b), strict=True):
-        flagged = [row for row in rows if row["num_disturbed_steps"]]
-        if flagged:
-            runs = f"{counted(len(flagged), 'run')} of {name}"
-            why = "with steps that an instrument disturbed (profiler, memory history): their times do not count"
-            yield "of time", f"{runs} {why}; race again without it"
-        beside = [row for row in rows if BESIDE in row["setting"]]
-        if beside:
-            why = "ran beside others of their sweep: their times do not count"
-            yield "of time", f"{counted(len(beside), 'run')} of {name} {why}; race them alone: ./run.sh race"
-
-        broken = [row for row in rows if BROKEN in row["setting"]]
-        if broken:
-            why = "trained in segments or with checkpoints in between: their times do not count"
-            yield "of time", f"{counted(len(broken), 'run')} of {name} {why}; race them without checkpoint.every_min"
+        causes = {
+            "with steps that an instrument disturbed (profiler, memory history): {}; race again without it": [
+                bool(row["num_disturbed_steps"]) for row in rows
+            ],
+            "ran beside others of their sweep: {}; race them alone: ./run.sh race": [
+                BESIDE in row["setting"] for row in rows
+            ],
+            "trained in segments or with checkpoints in between: {}; race them without checkpoint.every_min": [
+                BROKEN in row["setting"] for row in rows
+            ],
+        }
+        for cause, holds in causes.items():
+            if any(holds):
+                yield "of time", f"{counted(sum(holds), 'run')} of {name} {cause.format('their times do not count')}"
     busy = [[doubt for row in rows for doubt in row["machine_doubts"] if doubt.startswith(BUSY)] for rows in (a, b)]
     for arm, other in ((0, 1), (1, 0)):
         num, num_other, num_busy = len((a, b)[arm]), len((a, b)[other]), len(busy[arm])

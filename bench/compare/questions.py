@@ -136,7 +136,7 @@ def _to_target(steps: list[set[int]], reached: str, judged: str, is_equal: bool)
 
 
 def _reaches(rows: Sequence[Row], target: float | None) -> bool:
-    """By the mean, as bench/compare/eligibility.py asks; of runs that stop at the target, each."""
+    """Whether the mean reaches the target, or each run where runs stop at it; as bench/compare/eligibility.py asks."""
     scores = [row["score"] for row in rows if row["score"] is not None]
     if target is None or not scores:
         return False

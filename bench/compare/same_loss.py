@@ -16,7 +16,7 @@ from bench.record.step_files import Validation
 
 
 class SameLoss(TypedDict):
-    """Of a candidate against the baseline; pairs are of both."""
+    """The ways of a baseline and a candidate to the same loss; pairs are (baseline, candidate)."""
 
     val_loss: float  # the goal's metric
     mean_s: list[float | None]  # geometric means of the seconds to it

@@ -54,7 +54,7 @@ SPARE = 4.0  # times the expected rounds are planned
 
 
 class Stop(TypedDict):
-    """What a race of a search stops by; in its plan (sequential.stop)."""
+    """The stopping rule of a race of a search, in its plan (sequential.stop)."""
 
     sd: float  # of one run, as gains are measured
     effect: float  # that the search looks for, as gains are measured
@@ -106,7 +106,7 @@ def outcome(stop: Stop, by_clock: Sequence[Sequence[float]]) -> Outcome | None:
 
 
 def expected_rounds(stop: Stop) -> float:
-    """Rounds that a race or a confirmation takes of a candidate that has the effect.
+    """The number of rounds that a race or a confirmation of a candidate with the effect takes on average.
 
     What is needed over the rate at which the evidence grows: the mean of a round's log e-value, or of its log odds.
     """
@@ -121,12 +121,12 @@ def expected_rounds(stop: Stop) -> float:
 
 
 def least_rounds(stop: Stop) -> int:
-    """Before which no confirmation ends in a keep."""
+    """The number of rounds before which no confirmation ends in a keep."""
     return 1 if stop["level"] is None else math.ceil(-math.log(stop["level"]) / math.log(2))
 
 
 def most_rounds(stop: Stop) -> int:
-    """That a plan has: enough for all but a few of the candidates that have the effect."""
+    """The rounds of a plan: enough for all but a few of the candidates that have the effect."""
     return max(least_rounds(stop) + 2, math.ceil(SPARE * expected_rounds(stop)))
 
 

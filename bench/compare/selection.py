@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,20 +57,18 @@ def arms_from_words(words: Sequence[str], on_error: OnError = None) -> list[Arm]
     Each word is an arm, a race alone is all of its arms, and "vs" between words makes everything up to it one arm.
     What cannot be read is skipped and reported to on_error(message).  ValueError: there is nothing to compare.
     """
-    lookup = named.Lookup()
-    if SEPARATOR in words:
-        sides: list[list[str]] = [[]]
-        for word in words:
-            sides.append([]) if word == SEPARATOR else sides[-1].append(word)
-        if not all(sides):
-            raise ValueError(f"{' '.join(words)}: write runs on both sides of {SEPARATOR}")
-    elif len(words) == 1:
-        return _race_alone(lookup.find(words[0]), on_error)
-    else:
-        sides = [[word] for word in words]
-    groups = [lookup.each(side) for side in sides]
-    rows = dict(store.read_rows(_paths(groups), on_error, logs_too=True))  # at once: quicker than arm by arm
-    arms = [_joined([_arm_from_named(meant, rows, on_error) for meant in group]) for group in groups]
+    sides: list[list[str]] = [[]] if SEPARATOR in words else [[word] for word in words]
+    for word in words if SEPARATOR in words else ():
+        sides.append([]) if word == SEPARATOR else sides[-1].append(word)
+    if not all(sides):
+        raise ValueError(f"{' '.join(words)}: write runs on both sides of {SEPARATOR}")
+    selected = _Selected(sides, on_error)
+    if len(sides) == 1:
+        found, *others = selected.groups[0]
+        if others or found.race is None:
+            raise ValueError(f"{words[0]}: this is a single group of runs: name two, A B, or a race")
+        return selected.arms_of_race(found)
+    arms = [selected.arm(group) for group in selected.groups]
     if len(arms) > 2 and SEPARATOR not in words and all(len(arm.rows) == 1 for arm in arms):
         raise ValueError(
             f"each of these {len(arms)} words is one run, and one run has no spread: "
@@ -79,33 +77,18 @@ def arms_from_words(words: Sequence[str], on_error: OnError = None) -> list[Arm]
     return arms
 
 
-def _race_alone(found: named.Named, on_error: OnError) -> list[Arm]:
-    if found.race is None:
-        raise ValueError(f"{found.word}: this is a single group of runs: name two, A B, or a race")
-    arms = _arms_of_race(found.race, on_error)
-    if found.arm is not None:
-        _refuse_unknown(found, arms)
-        arms = {name: arm for name, arm in arms.items() if name in (next(iter(arms)), found.arm)}
-    for arm in arms.values():
-        _refuse_empty(found.word, found.race, arm)
-    return list(arms.values())
-
-
 def arm_from_each(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
     """Words -> an arm each, also of one run; a race alone is its arms, called RACE:ARM.  For who looks, not compares.
 
     What cannot be read is skipped and reported to on_error(message).  ValueError: a word means no run.
     """
-    lookup, arms = named.Lookup(), []
-    groups = [lookup.each([word]) for word in words]
-    rows = dict(store.read_rows(_paths(groups), on_error, logs_too=True))
-    for group in groups:
+    selected, arms = _Selected([[word] for word in words], on_error), list[Arm]()
+    for group in selected.groups:
         if len(group) == 1 and group[0].race and group[0].arm is None:
-            for name, arm in _arms_of_race(group[0].race, on_error).items():
-                arm.name = f"{group[0].race.name}:{name}"
-                arms.append(arm)
+            of_race = _arms_of_race(group[0].race, on_error)
+            arms += [replace(arm, name=f"{group[0].race.name}:{name}") for name, arm in of_race.items()]
         else:
-            arms.append(_joined([_arm_from_named(meant, rows, on_error) for meant in group]))
+            arms.append(selected.arm(group))
     if not any(arm.rows for arm in arms):
         raise ValueError(f"{' '.join(words)}: no run of it is there: ./run.sh table lists the runs")
     return arms
@@ -131,22 +114,49 @@ def arm_from_folders(name: str, folders: Iterable[str | Path], on_error: OnError
     return arm
 
 
-def _paths(groups: Iterable[Sequence[named.Named]]) -> list[Path]:
-    """The paths that are meant; of runs found by their ids the folders above, which the store answers at once."""
-    meant = (found for group in groups for found in group if not found.race)
-    paths = (
-        path for found in meant for path in ([path.parent for path in found.paths] if found.by_id else found.holders)
-    )
-    return list(dict.fromkeys(paths))
+class _Selected:
+    """What each side of a comparison names.  Rows are read once for all sides, which is quicker than arm by arm."""
 
+    def __init__(self, sides: Iterable[Sequence[str]], on_error: OnError) -> None:
+        lookup = named.Lookup()
+        self.groups, self._on_error = [lookup.each(side) for side in sides], on_error
+        paths = dict[Path, None]()
+        for found in (found for group in self.groups for found in group if not found.race):
+            # of runs that were found by their ids the folders above, which the store answers at once
+            paths |= dict.fromkeys((path.parent for path in found.paths) if found.by_id else found.holders)
+        self._rows: dict[str, Row] = dict(store.read_rows(list(paths), on_error, logs_too=True))
 
-def _joined(parts: Sequence[Arm]) -> Arm:
-    if len(parts) == 1:
-        return parts[0]
-    rows = [row for part in parts for row in part.rows]
-    folders = [folder for part in parts for folder in part.folders]
-    records = {run_id: run for part in parts for run_id, run in part.records.items()}
-    return _once(", ".join(part.name for part in parts), rows, folders, records)
+    def arm(self, group: Sequence[named.Named]) -> Arm:
+        """All that is named as one arm.  ValueError: there is no run of it."""
+        parts = [self._part(found) for found in group]
+        if len(parts) == 1:
+            return parts[0]
+        rows = [row for part in parts for row in part.rows]
+        folders = [folder for part in parts for folder in part.folders]
+        records = {run_id: run for part in parts for run_id, run in part.records.items()}
+        return _once(", ".join(part.name for part in parts), rows, folders, records)
+
+    def arms_of_race(self, meant: named.Named, with_baseline: bool = True) -> list[Arm]:
+        """The arms of RACE, or ARM of RACE:ARM and its baseline, which comes first.  ValueError: one has no run."""
+        assert meant.race is not None
+        arms = _arms_of_race(meant.race, self._on_error)
+        if meant.arm is not None and meant.arm not in arms:
+            raise ValueError(f"{meant.word}: the race has no arm {meant.arm}; choose from {', '.join(arms)}")
+        wanted = {meant.arm} | ({next(iter(arms))} if with_baseline else set())
+        chosen = [arm for arm in arms.values() if meant.arm is None or arm.name in wanted]
+        for arm in chosen:
+            if not arm.rows:
+                why = race_folder.read(meant.race).get("why") or "its runs are not there"
+                raise ValueError(f"{meant.word}: no verdict: {why} (arm {arm.name} has no run to compare)")
+        return chosen
+
+    def _part(self, meant: named.Named) -> Arm:
+        if meant.race is None:
+            return _arm_from_paths(meant.word, meant.holders, self._rows)
+        if meant.arm is None:
+            raise ValueError(f"{meant.word}: this race has several arms: name one, {meant.word}:B")
+        (arm,) = self.arms_of_race(meant, with_baseline=False)
+        return replace(arm, name=meant.word)
 
 
 def _once(
@@ -155,19 +165,6 @@ def _once(
     """An arm of these runs, each of them once."""
     once = index_of_runs(rows)
     return Arm(name, [rows[number] for number in once], [folders[number] for number in once], records or {})
-
-
-def _arm_from_named(found: named.Named, rows: Mapping[str, Row], on_error: OnError) -> Arm:
-    """rows: {folder: row} of all run folders in and below the paths of all words."""
-    if found.race is None:
-        return _arm_from_paths(found.word, found.holders, rows)
-    if found.arm is None:
-        raise ValueError(f"{found.word}: this race has several arms: name one, {found.word}:B")
-    arms = _arms_of_race(found.race, on_error)
-    _refuse_unknown(found, arms)
-    _refuse_empty(found.word, found.race, arms[found.arm])
-    arms[found.arm].name = found.word
-    return arms[found.arm]
 
 
 def _arm_from_paths(word: str, paths: Iterable[Path], rows: Mapping[str, Row]) -> Arm:
@@ -240,18 +237,6 @@ def _arms_of_race(folder: Path, on_error: OnError) -> dict[str, Arm]:
             reported=against.get(name) or next(iter(against.values()), None),
         )
     return arms
-
-
-def _refuse_unknown(found: named.Named, arms: Mapping[str, Arm]) -> None:
-    if found.arm not in arms:
-        raise ValueError(f"{found.word}: the race has no arm {found.arm}; choose from {', '.join(arms)}")
-
-
-def _refuse_empty(word: str, folder: Path, arm: Arm) -> None:
-    """ValueError for an arm without a run, with why the race has no verdict in its own words."""
-    if not arm.rows:
-        why = race_folder.read(folder).get("why") or "its runs are not there"
-        raise ValueError(f"{word}: no verdict: {why} (arm {arm.name} has no run to compare)")
 
 
 def called(arms: Sequence[Arm]) -> list[tuple[str, str]]:

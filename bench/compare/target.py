@@ -1,6 +1,6 @@
-"""What a track asks: its p, its margin of equivalence; and whether repeats reach its target.
+"""The limits that a track sets, and whether repeats reach its target.
 
-Losses are held against a target only here, by the statistic that the track's rules name:
+Losses are compared with a target only here, by the statistic that the track's rules name:
 t  a fixed number of steps is won when the mean val_loss is below the target, one-sided t test, p below p_value
 z  won at the first step at which the mean of all runs is so far below it that (target - mean) * sqrt(runs) >= 0.004
    nats: first_passing().  It assumes a standard deviation of 0.0013 nats over runs and p < 0.001, so that one run is
@@ -82,7 +82,7 @@ def planned_margin(plan: Mapping[str, Any], metric: Metric) -> float | None:
 
 
 def laxer_than_track(track: str | None, settings: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """What a plan asks beyond its track's rules -> [(setting, its value, the track's)].
+    """The limits of a plan that are laxer than its track's -> [(setting, its value, the track's)].
 
     settings: a plan, or the settings of one: of LIMITS and margins those that it names.  A track that fixes nothing has
     no limits.

@@ -17,6 +17,13 @@ from bench.compare.clocks import Arms
 from bench.record.rows import Row, metric_of
 
 DEPENDS = "verdict-depends-on-exclusions"
+# the p of a comparison that several candidates share by Holm's method
+ADJUSTED: tuple[tuple[Literal["time", "val_loss"], Literal["p", "p_equivalent"]], ...] = (
+    ("time", "p"),
+    ("time", "p_equivalent"),
+    ("val_loss", "p"),
+    ("val_loss", "p_equivalent"),
+)
 
 
 class Difference(TypedDict):
@@ -51,7 +58,7 @@ class Answer(TypedDict):
 
 
 class Comparison(TypedDict, total=False):
-    """Of a candidate against a baseline, JSON as it stands; pairs are of baseline and candidate.
+    """A candidate compared with a baseline, as --json prints it; pairs are (baseline, candidate).
 
     comparison.py adds about and the last five.
     """
@@ -90,7 +97,7 @@ class Comparison(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Options:
-    """What a comparison is given beside its rows."""
+    """The options of a comparison."""
 
     floor_pct: float | None = None  # this machine's A/A floor; None: it is not calibrated
     # n, looks, alpha, margins, made before the first run; None: the margin is the track's
@@ -189,16 +196,11 @@ def adjust(comparisons: Sequence[Comparison]) -> None:
     """Several candidates with one baseline are decided again by Holm's adjusted p."""
     if len(comparisons) < 2:
         return
-    times = [comparison["time"] for comparison in comparisons]
-    all_p = stats.holm([effects.joint_p(time, "p") for time in times])
-    all_p_equivalent = stats.holm([effects.joint_p(time, "p_equivalent") for time in times])
-    for time, p, p_equivalent in zip(times, all_p, all_p_equivalent, strict=True):
-        time["p_holm"], time["p_equivalent_holm"] = p, p_equivalent
-    losses = [comparison["val_loss"] for comparison in comparisons]
-    for loss, p in zip(losses, stats.holm([loss["p"] for loss in losses]), strict=True):
-        loss["p_holm"] = p
-    for loss, p in zip(losses, stats.holm([loss["p_equivalent"] for loss in losses]), strict=True):
-        loss["p_equivalent_holm"] = p
+    for part, key in ADJUSTED:
+        measures: list[Any] = [comparison[part] for comparison in comparisons]
+        all_p = [effects.joint_p(measure, key) if part == "time" else measure[key] for measure in measures]
+        for measure, p in zip(measures, stats.holm(all_p), strict=True):
+            measure[f"{key}_holm"] = p
     for comparison in comparisons:
         if steps := comparison["steps_to_target"]:
             steps["alpha"] /= len(comparisons)
@@ -211,10 +213,9 @@ def adjust_as(comparison: Comparison, reported: Mapping[str, Any] | None) -> Non
     reported: the Comparison, of any version, in race.json.
     """
     if reported and reported["arms"] == comparison["arms"]:
-        comparison["time"]["p_holm"] = reported["time"].get("p_holm")
-        comparison["time"]["p_equivalent_holm"] = reported["time"].get("p_equivalent_holm")
-        comparison["val_loss"]["p_holm"] = reported["val_loss"].get("p_holm")
-        comparison["val_loss"]["p_equivalent_holm"] = reported["val_loss"].get("p_equivalent_holm")
+        for part, key in ADJUSTED:
+            measure: Any = comparison[part]
+            measure[f"{key}_holm"] = reported[part].get(f"{key}_holm")
         if (steps := comparison["steps_to_target"]) and (race_steps := reported.get("steps_to_target")):
             steps["alpha"] = race_steps.get("alpha", steps["alpha"])
         _decide(comparison)

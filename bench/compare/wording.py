@@ -21,7 +21,6 @@ FLAGS = {  # what each means, for someone who meets it the first time
     "runs-overlap": "runs overlap in time, so more than one machine ran them",
     "order-unknown": "whether the arms were interleaved is unknown",
     "uncalibrated": f"no ./run.sh calibrate in this session: the noise floor of {effects.MIN_FLOOR_PCT:g} % is assumed",
-    "calibration-ignored": "the machine disturbed the runs of this session's calibration: calibrate when it is quiet",
     "n=1": "one run has no spread: no verdict",
     "no-spread": "identical times in each arm: not measured? no verdict",
     "runs-without-a-time": "some started runs failed, are invalid or still run",
@@ -58,12 +57,12 @@ def unit_of(key: str) -> tuple[str, str, int]:
 
 
 def metric_of(comparison: Mapping[str, Any]) -> Metric:
-    """What is compared in the place of val_loss.  comparison: a Comparison of any version, or its Loss."""
+    """The metric that is compared as the loss.  comparison: a Comparison of any version, or its Loss."""
     return named(*((comparison.get("val_loss") or comparison).get("metric") or (None,)))
 
 
 def name_of(key: str, comparison: Mapping[str, Any]) -> str:
-    """What a measure is called: that of val_loss by the goal's metric."""
+    """The name of a measure; the loss is called as the goal's metric."""
     return metric_of(comparison).name if key == "val_loss" else MEASURES[key][0]
 
 
@@ -105,7 +104,7 @@ def interval(edges: Sequence[float] | None, decimals: int, unit: str) -> str:
 
 
 def p_text(p: float | None) -> str:
-    """As many digits as are meaningful; "" for None."""
+    """p with as many digits as are meaningful; "" for None."""
     return "" if p is None else f"{p:.2g}" if p >= 1e-4 else f"{p:.1e}" if p >= 1e-16 else "<1e-16"
 
 
@@ -116,7 +115,7 @@ def p_sentence(p: float | None) -> str:
 
 
 def loss_sentences(loss: Mapping[str, Any], arms: Sequence[str]) -> list[str]:
-    """What is shown of the losses against the target and against the margin, or why they are not compared."""
+    """Whether the losses reach the target and stay within the margin, or why they are not compared."""
     metric = metric_of(loss)
     if loss.get("change") is None:
         return [f"{metric.name} is not compared: {' and '.join(loss['reasons'])}"] if loss.get("reasons") else []
@@ -177,11 +176,9 @@ def _sentence_of_losses(comparison: Mapping[str, Any], verdict: str) -> str:
         return f"no verdict: the losses have no spread to judge by ({n} different seeds and trajectories)"
     if "not-at-a-planned-look" in comparison["flags"]:
         return _not_at_a_look(comparison)
-    p = f"p = {loss['p']:.2g}" + ("" if loss.get("p_holm") is None else f", {loss['p_holm']:.2g} after Holm")
     metric = metric_of(loss)
     unit = f" {metric.unit}" if metric.unit else ""
-    edges = interval(loss["ci95"], 5, unit) or "unbounded"
-    numbers = f"95 % interval {edges}, {p}, n = {loss['n'][0]} and {loss['n'][1]}"
+    numbers = _numbers(loss, interval(loss["ci95"], 5, unit))
     change = f"{loss['change']:+.5f}{unit} of {metric.name}"
     if verdict in ("better", "worse"):
         return f"{b} is {verdict} than {a}: {change} ({numbers})"
@@ -220,7 +217,7 @@ def _sentence_of_times(comparison: Mapping[str, Any], verdict: str) -> str:
         return f"no verdict: {why}"
     if "not-at-a-planned-look" in comparison["flags"]:
         return _not_at_a_look(comparison)
-    numbers = _numbers(time)
+    numbers = _time_numbers(time)
     if verdict in ("faster", "slower"):
         return _difference(time, verdict, a, b)
     change = f"{time['change_pct']:+.2f} %"
@@ -235,18 +232,18 @@ def _sentence_of_times(comparison: Mapping[str, Any], verdict: str) -> str:
     return f"{b} against {a}: {change} ({numbers}); {_why_inconclusive(comparison)}"
 
 
-def _numbers(time: Mapping[str, Any]) -> str:
-    p = f"p = {time['p']:.2g}" + ("" if time["p_holm"] is None else f", {time['p_holm']:.2g} after Holm")
-    edges = interval(time["ci95_pct"], 2, " %") or "unbounded"
-    return f"95 % interval {edges}, {p}, n = {time['n'][0]} and {time['n'][1]}{_second_opinion(time)}"
+def _numbers(measure: Mapping[str, Any], edges: str) -> str:
+    p_holm = "" if measure.get("p_holm") is None else f", {measure['p_holm']:.2g} after Holm"
+    n = f"n = {measure['n'][0]} and {measure['n'][1]}"
+    return f"95 % interval {edges or 'unbounded'}, p = {measure['p']:.2g}{p_holm}, {n}"
 
 
-def _second_opinion(time: Mapping[str, Any]) -> str:
-    """What the sign-flip test says, where it says something else than the test that decides; else ""."""
-    p, p_flips, alpha = time["p"], time.get("p_flips"), time["alpha"]
-    if p_flips is None or (p < alpha) == (p_flips < alpha):
-        return ""
-    return f"; a sign-flip test over {time['rounds']} rounds disagrees, p = {p_flips:.2g}"
+def _time_numbers(time: Mapping[str, Any]) -> str:
+    """With the sign-flip test, where it contradicts the test that decides."""
+    numbers, p_flips = _numbers(time, interval(time["ci95_pct"], 2, " %")), time.get("p_flips")
+    if p_flips is None or (time["p"] < time["alpha"]) == (p_flips < time["alpha"]):
+        return numbers
+    return f"{numbers}; a sign-flip test over {time['rounds']} rounds disagrees, p = {p_flips:.2g}"
 
 
 def _difference(time: Mapping[str, Any], verdict: str, a: str, b: str) -> str:
@@ -254,10 +251,10 @@ def _difference(time: Mapping[str, Any], verdict: str, a: str, b: str) -> str:
     by_launcher, own_pct = time.get("outside"), abs(time["change_pct"])
     less_pct = abs(by_launcher["change_pct"]) if by_launcher else own_pct
     if not by_launcher or round(less_pct, 2) >= round(own_pct, 2):
-        return f"{b} is {own_pct:.2f} % {verdict} than {a} ({_numbers(time)})"
+        return f"{b} is {own_pct:.2f} % {verdict} than {a} ({_time_numbers(time)})"
     less = f"95 % interval {interval(by_launcher['ci95_pct'], 2, ' %')}, one-sided p = {by_launcher['p_same_sign']:.2g}"
     less = f"{b} is {less_pct:.2f} % {verdict} than {a} by the launcher's clock ({less})"
-    return f"{less} and {own_pct:.2f} % by their own ({_numbers(time)})"
+    return f"{less} and {own_pct:.2f} % by their own ({_time_numbers(time)})"
 
 
 def design_sentences(comparison: Mapping[str, Any]) -> list[str]:

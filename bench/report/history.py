@@ -70,7 +70,7 @@ class Series:
         return f"{step} {unit}" + (f" [{', '.join(ends)}]" if ends else "")
 
     def command_of(self, change: Change) -> str:
-        """What finds the commit, or where it is known already, what confirms it."""
+        """The command that finds the commit, or confirms it where it is known already."""
         before, after = (self.points[index].commit.sha[:SHORT] for index in (change.before, change.after))
         on = ["--on", "val_loss"] if self.measure == "val_loss" else []
         settings = [word for word in self.settings if word.partition("=")[0] not in PER_COMMIT]

@@ -157,7 +157,7 @@ def _verdicts(race: race_folder.Race, against: Against) -> list[Verdict]:
 
 
 def _plan(race: race_folder.Race) -> Section:
-    """What was fixed before the first run, and how it went."""
+    """The plan that was fixed before the first run, and how far it was followed."""
     plan, arms = race.get("plan") or {}, race["arms"]
     order = [entry["arm"] for entry in race.get("order") or () if not entry.get("discarded")]
     lines = [f"sha256 {race.get('plan_sha256')}"]

@@ -1,4 +1,4 @@
-"""What a run's page says below its numbers: machine, code and data, instruments, what cost time, and every file of it.
+"""The facts on a run's page below its numbers: machine, code and data, instruments, what cost time, and every file.
 
 Of what cost time only what was watched is said, and never of what could not be seen.
 """
@@ -82,7 +82,7 @@ def where(folder: Path, run: Record, at: Path) -> Section:
 
 
 def _outside(run: Record) -> str | None:
-    """What the launcher's clock measured, as a sentence; None for an older record, which lacks it."""
+    """The times by the launcher's clock; None for an older record, which lacks it."""
     clock = (run.get("referee") or {}).get("clock")
     if clock is None or clock["unknown"]:
         return clock and f"unknown: {clock['unknown']}"
@@ -90,7 +90,7 @@ def _outside(run: Record) -> str | None:
 
 
 def stages(run: Record) -> Section:
-    """What the run's stages were, a row each; nothing of a run without."""
+    """A row for each stage of the run; empty for a run without."""
     rows = run["measured"].get("stages") or ()
     columns = {
         "from step": "first_step",
@@ -119,7 +119,7 @@ def _joined(value: Any) -> Any:
 
 
 def summaries(run: Record) -> Section:
-    """What each instrument recorded."""
+    """The summary of each instrument."""
     parts = []
     for name, summary in (run.get("instrument_summaries") or {}).items():
         lines = [[key, round(value, 6) if isinstance(value, float) else plain(value)] for key, value in summary.items()]
@@ -275,7 +275,7 @@ def imported_section(run: Record) -> Section:
 
 
 def unknown_section(run: Record) -> Section:
-    """What a record of our own has and this one lacks."""
+    """The facts that a record of our own has and this one lacks."""
     env, source, data = run["environment"], run["code"], run["data"]
     facts = {
         "seed": run["seed"],
@@ -305,7 +305,7 @@ def unknown_section(run: Record) -> Section:
 
 
 def script_section(run: Record) -> Section:
-    """What ran, what was measured from outside, and what it opened; nothing for a run of our own model."""
+    """The script, what was measured from outside, and what it opened; empty for a run of our own model."""
     of, measured = run.get("script"), run["measured"]
     if not of:
         return Section("", [])

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -54,24 +54,19 @@ def html(
     assets: str | None = None,
     back: str | None = None,
     at: Path | str | None = None,
-    repeats: Sequence[tuple[str, str]] = (),
     explained: bool = True,
 ) -> str:
     """A run folder -> the page's html.  assets: see page.page(); back: link to the site's list.
 
-    at: the folder that the page will lie in, None: the run's.  repeats: (text, link) of each other run of its config.
+    at: the folder that the page will lie in, None: the run's.
     explained: with where a step's time goes, for which traces are read: up to a second.
     """
     with reading_record(folder):  # what is damaged in it may show only as it is drawn
-        return document(folder, at, back, repeats, explained).html(assets)
+        return document(folder, at, back, explained).html(assets)
 
 
 def document(
-    folder: Path | str,
-    at: Path | str | None = None,
-    back: str | None = None,
-    repeats: Sequence[tuple[str, str]] = (),
-    explained: bool = True,
+    folder: Path | str, at: Path | str | None = None, back: str | None = None, explained: bool = True
 ) -> Document:
     """html() before it is drawn."""
     folder, at = Path(folder), Path(at or folder)
@@ -103,10 +98,8 @@ def document(
         memory_of_run(folder),
     ]
     blocks.append(run_facts.files(folder, run, at))
-    others = [word for text, way in repeats for word in (", ", link(text, way))][1:]
     ways: list[list[str]] = [[link("All runs", back)]] if back else []
     ways += [["Race ", _race(run, folder, at)]] if run.get("race") else []
-    ways += [["Other runs of this config: ", *others]] if others else []
     seed = "" if run["seed"] is None else f" seed {run['seed']}"
     title = f"{run['name']}{seed}, {run['track']}{', imported' if run_facts.is_imported(run) else ''}"
     about = Shown(run["run_id"] + more, join([tag("code", run["run_id"]), more]))

@@ -48,7 +48,7 @@ def charts(results: Results) -> list[Spec]:
 
 
 def drawings(results: Results) -> list[Drawn]:
-    """Of one axis of words and of two axes heat maps; [] of others, and where nothing completed."""
+    """Heat maps of one axis of words or of two axes; [] for others, and where nothing completed."""
     if not results.ranked:
         return []
     if len(results.keys) == 2 or (len(results.keys) == 1 and not _is_numeric(results, results.keys[0])):
@@ -120,7 +120,7 @@ def write(folder: Path | str, results: sweep_results.Results | None = None) -> P
 
 
 def document(folder: Path | str, at: Path | str | None = None, results: Results | None = None) -> Document:
-    """What a sweep found.  ValueError for a damaged sweep.
+    """The answer of a sweep.  ValueError for a damaged one.
 
     at: the folder that the page will lie in, None: the sweep's; results: what was read of it, None: it is read.
     """

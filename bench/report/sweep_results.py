@@ -1,4 +1,4 @@
-"""What a sweep found: its runs by their values, the best config, the mean over each axis, what failed or did not run.
+"""The results of a sweep: runs by their values, the best config, the mean over each axis, what failed or did not run.
 
 Read from the records alone; the sweep's own folder says what was asked for.  Then the same in words, for the end of
 ./run.sh run -m: what won and by how much, which setting mattered, what failed.
@@ -87,17 +87,17 @@ class Results:
 
     @property
     def num_points(self) -> int:
-        """Runs asked for."""
+        """How many runs were requested."""
         return len(self.not_run) + len({self._point(row) for row in self.rows})
 
     @property
     def num_complete(self) -> int:
-        """Of the runs asked for."""
+        """How many of the requested runs are complete."""
         return len({self._point(row) for row in self.rows if row["status"] == "complete"})
 
     @property
     def sd_of_repeats(self) -> float | None:
-        """Of the metric within a config, pooled over those with repeats; None where none has."""
+        """The standard deviation of the metric within a config, pooled over configs with repeats; None without any."""
         sds = [(group["n"] - 1, group[f"{self.score}_sd"]) for group in self.ranked]
         some = [(df, sd) for df, sd in sds if sd is not None]
         df = sum(freedom for freedom, _ in some)
@@ -118,7 +118,7 @@ class Results:
         return table_groups.pivot_of(self.rows, keys, self.score, self.metric)
 
     def means(self) -> list[table_groups.Pivot]:
-        """For each axis with at least two values that ran, the mean of the metric over all the others."""
+        """The mean of the metric over all other axes, for each axis with at least two values that ran."""
         pivots = [self.pivot([key]) for key in self.keys]
         return [pivot for pivot in pivots if sum(cell.n > 0 for cell in pivot.cells.values()) > 1]
 
@@ -142,10 +142,10 @@ def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> 
         if row["sweep_id"] == facts["sweep_id"]:
             folders.setdefault(row["run_id"], Path(path))
     paths = (str(path) for path in folders.values())
-    found: list[Any] = [dict(by_path[path]) if path in by_path else _row(path) for path in paths]
+    all_rows: list[Any] = [dict(by_path[path]) if path in by_path else _row(path) for path in paths]
     axes = sweep.axes([point.overrides for point in points])
     rows: list[TableRow] = sorted(
-        (row for row in found if row), key=lambda row: (row["started_at"] or "", row["run_id"])
+        (row for row in all_rows if row), key=lambda row: (row["started_at"] or "", row["run_id"])
     )
     _add_axes(rows, axes, numbers)
     ran = {row["run_id"] for row in rows}
@@ -255,7 +255,7 @@ def best(results: Results) -> str:
 
 
 def _ahead(results: Results, first: TableRow, second: TableRow) -> str:
-    """By how much the best is ahead of the next, and whether repeats tell the two apart."""
+    """The lead of the best over the next, and whether repeats tell the two apart."""
     pair = [dict(first), dict(second)]
     table_groups.add_changes(pair, pair[0])
     change, interval, sign = pair[1]["score_change"], pair[1]["score_ci95"], results.metric.sign
@@ -290,7 +290,7 @@ def why(results: Results) -> str:
 
 
 def _best_value(pivot: table_groups.Pivot) -> str:
-    """With what lies beyond it, of three numbers or more: a best at the edge is seldom the best there is."""
+    """The best value; at the edge of three numbers or more with the advice to try beyond it."""
     framed = [at for at, cell in pivot.cells.items() if cell.is_best]
     if not framed:
         return "unknown, as all are doubted"
@@ -303,7 +303,7 @@ def _best_value(pivot: table_groups.Pivot) -> str:
 
 
 def confirm(results: Results) -> str:
-    """What to type to confirm the best; "" for fewer than two configs."""
+    """The command that confirms the best; "" for fewer than two configs."""
     if len(results.trusted) < 2:
         return ""
     command = f"./run.sh race --from-sweep {results.facts['sweep_id']} --top 2 n=5"
@@ -326,7 +326,7 @@ def ended(results: Results, page: Path, all_complete: int, all_requested: int) -
 
 
 def again(results: Results) -> str:
-    """What the same command would do: begin what was not run, else repeat what failed; "" where all is complete."""
+    """What the same command would do next: begin what was not run, or repeat what failed; "" if all is complete."""
     why = results.facts["why"]
     if results.not_run:
         return f"{len(results.not_run)} not run, {why or 'it was interrupted'}: the same command goes on with them"

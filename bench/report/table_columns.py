@@ -3,12 +3,10 @@
 A key is a column of every row, or a setting of config.yaml by its dotted name.
 """
 
-import contextlib
 import difflib
 import fnmatch
 import functools
 import re
-import sqlite3
 from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,7 +32,7 @@ class Condition(NamedTuple):
 
 
 class Columns:
-    """What the rows at hand may be asked for, by name.  fixed: columns of each of them."""
+    """The columns and settings of some rows, by name.  fixed: columns that every row has."""
 
     def __init__(
         self, rows: Sequence[TableRow], fixed: Sequence[str] = COLUMNS, settings: Iterable[str] | None = None
@@ -147,20 +145,13 @@ def _number(word: str) -> float | None:
         return None
 
 
-def chosen(rows: Sequence[TableRow], conditions: Sequence[Condition]) -> list[TableRow]:
-    """The rows of which all conditions hold.  ValueError: as of in_sql()."""
-    for condition in conditions:
-        names = list(dict.fromkeys((condition.key, "status", "validity")))
-        cells = [[database.plain(row.get(name)) for name in names] for row in rows]
-        kinds = {database.TYPES.get(type(row[condition.key]).__name__, database.JSON) for row in rows} - {"NULL"}
-        kind = database.KINDS.get(condition.key) or (kinds.pop() if len(kinds) == 1 else database.ANY)
-        text, values = in_sql(condition, "REAL" if kinds == {"INTEGER", "REAL"} else kind)
-        with contextlib.closing(sqlite3.connect(":memory:")) as db:
-            db.execute(f"CREATE TABLE cells ({', '.join(map(database.quoted, names))})")
-            db.executemany(f"INSERT INTO cells VALUES ({', '.join('?' * len(names))})", cells)
-            holding = db.execute(f"SELECT rowid FROM cells WHERE {text}", values)
-            rows = [rows[number - 1] for (number,) in holding]
-    return list(rows)
+def equals(value: object, wanted: str | None) -> bool:
+    """Whether a cell is what a user typed behind KEY=; None: an empty cell."""
+    if value is None or wanted is None:
+        return value is wanted
+    if isinstance(value, bool):
+        return BOOLEANS.get(wanted.lower()) is value
+    return _number(wanted) == value if isinstance(value, (int, float)) else str(value) == wanted
 
 
 def sort(rows: Sequence[TableRow], by: Sequence[tuple[str, bool]]) -> list[TableRow]:
@@ -174,7 +165,7 @@ def sort(rows: Sequence[TableRow], by: Sequence[tuple[str, bool]]) -> list[Table
 
 
 def rank(value: object) -> tuple[int, float, str]:
-    """By what values of one column are sorted: numbers before words, None before both."""
+    """The sort key of a value in a column: numbers before words, None before both."""
     if value is None:
         return -1, 0, ""
     return (0, value, "") if isinstance(value, (int, float)) else (1, 0, str(value))

@@ -92,7 +92,7 @@ def counted(members: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def may_be_best(members: Iterable[Mapping[str, Any]], value: str) -> bool:
-    """Whether nothing doubts this value of the runs: not what they say of themselves, nor a disturbance their times."""
+    """Whether this value of the runs is not in doubt, by a script's own claim or by a disturbed machine."""
     return not any(
         row["script_doubt"] or (row["validity"] == "suspect" and value not in OF_NO_CLOCK) for row in counted(members)
     )
@@ -120,23 +120,26 @@ def _group(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def find_baseline(rows: Sequence[TableRow], words: Sequence[str], columns: Columns) -> TableRow:
-    """The row that a user means: part of its run id or config_id, its name, or conditions such as optim.lr=0.001.
+    """The row that a user means: part of its run id or config_id, its name, or settings such as optim.lr=0.001.
 
     ValueError where it is none or several.
     """
-    found, option = list(rows), f"--baseline {' '.join(words)}"
+    matching, option = list(rows), f"--baseline {' '.join(words)}"
     for word in words:
         if table_columns.CONDITION.fullmatch(word):
-            found = table_columns.chosen(found, [columns.condition(word, option)])
+            condition = columns.condition(word, option)
+            if condition.sign != "=":
+                raise ValueError(f"{option}: a baseline is one row: use KEY=VALUE")
+            matching = [row for row in matching if table_columns.equals(row[condition.key], condition.wanted)]
         else:
-            ids = [[row[name] for name in NAMES if row.get(name)] + list(row.get("run_ids") or ()) for row in found]
-            whole = [row for row, own in zip(found, ids) if word in own]
-            found = whole or [row for row, own in zip(found, ids) if any(word in name for name in own)]
-    if len(found) != 1:
-        what = f"{len(found)} of {text_table.counted(len(rows), 'row')}" if found else "no row"
+            ids = [[row[name] for name in NAMES if row.get(name)] + list(row.get("run_ids") or ()) for row in matching]
+            whole = [row for row, own in zip(matching, ids) if word in own]
+            matching = whole or [row for row, own in zip(matching, ids) if any(word in name for name in own)]
+    if len(matching) != 1:
+        what = f"{len(matching)} of {text_table.counted(len(rows), 'row')}" if matching else "no row"
         remedy = "give part of a run id, a config_id, or KEY=VALUE ... that one row has"
         raise ValueError(f"{option}: it matches {what}: {remedy}")
-    return found[0]
+    return matching[0]
 
 
 def add_changes(rows: Sequence[TableRow], baseline: TableRow) -> list[str]:

@@ -50,7 +50,7 @@ def with_metric(rows: Rows, columns: Sequence[str]) -> list[str]:
 
 
 def fit(rows: Rows, columns: Sequence[str], wanted: Sequence[str] = (), varied: Sequence[str] = ()) -> str:
-    """As many of the columns as the terminal has room for, the most useful first; all of them where there is none.
+    """A table with as many columns as fit the terminal, the most useful first; all of them where there is no terminal.
 
     wanted: columns that the user named, shown in any case.  varied: settings that tell the rows apart, which give way
     after the numbers but HEADLINE.  Long ids are shortened in the middle before a column goes.
@@ -86,7 +86,7 @@ def _shorten_names(cells: dict[str, list[str]], limit: int, min_chars: int, may_
 
 
 def filled(rows: Rows, columns: Sequence[str]) -> list[str]:
-    """Without the columns that are empty in every row."""
+    """The columns that are not empty in every row."""
     return [name for name in columns if any(row.get(name) is not None for row in rows)]
 
 

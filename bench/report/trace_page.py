@@ -111,23 +111,19 @@ def panels_of(answer: Answer, id: str) -> list[Panel]:
     return [panel for panel in panels if panel.lanes]
 
 
+def _lane(label: str, caption: str, parts: Iterable[tuple[str, float, str]]) -> Lane:
+    """Parts of a time, (name, ms, colour) each, one behind the other."""
+    return Lane(label, caption, stacked([(ms, colour, f"{name} {ms:.3f} ms") for name, ms, colour in parts]))
+
+
 def _times(ranks: Mapping[str, Answer], id: str) -> Panels:
+    kinds = (("compute", "compute", COMPUTE), ("other work", "non_compute", COMMUNICATION), ("idle", "idle", IDLE))
     lanes = []
-    for number, rank in ranks.items():
-        times = rank["temporal"]
-        if not times["span_us"]:
-            continue
-        parts = [
-            (name, ms_from_us(times[f"{key}_us"]), times[f"{key}_pct"], colour)
-            for name, key, colour in (
-                ("compute", "compute", COMPUTE),
-                ("other work", "non_compute", COMMUNICATION),
-                ("idle", "idle", IDLE),
-            )
-        ]
-        shares = ", ".join(f"{name} {pct:.1f} %" for name, _, pct, _ in parts)
-        bars = stacked([(ms, colour, f"{name} {ms:.3f} ms") for name, ms, _, colour in parts])
-        lanes.append(Lane(f"rank {number}", f"{ms_from_us(times['span_us']):.2f} ms: {shares}", bars))
+    for number, times in ((number, rank["temporal"]) for number, rank in ranks.items()):
+        if times["span_us"]:
+            shares = ", ".join(f"{name} {times[f'{key}_pct']:.1f} %" for name, key, _ in kinds)
+            parts = [(name, ms_from_us(times[f"{key}_us"]), colour) for name, key, colour in kinds]
+            lanes.append(_lane(f"rank {number}", f"{ms_from_us(times['span_us']):.2f} ms: {shares}", parts))
     names = [(COMPUTE, "compute"), (COMMUNICATION, "communication and copies alone"), (IDLE, "idle")]
     about = "from the first start to the last end on the device; the parts add up to it"
     yield Panel(f"{id}times", "Where the device's time went", about, "ms", lanes, names)
@@ -137,31 +133,29 @@ def _overlap(ranks: Mapping[str, Answer], id: str) -> Panels:
     lanes = []
     for number, rank in ranks.items():
         if rank["overlap_pct"] is not None:
-            exposed_ms, all_ms = ms_from_us(rank["exposed_comm_us"]), ms_from_us(rank["comm_us"])
-            parts = (
-                (all_ms - exposed_ms, COMPUTE, f"hidden {all_ms - exposed_ms:.3f} ms"),
-                (exposed_ms, COMMUNICATION, f"exposed {exposed_ms:.3f} ms"),
-            )
+            exposed_ms = ms_from_us(rank["exposed_comm_us"])
+            hidden_ms = ms_from_us(rank["comm_us"]) - exposed_ms
             caption = f"{rank['overlap_pct']:.1f} % hidden, {exposed_ms:.2f} ms exposed"
-            lanes.append(Lane(f"rank {number}", caption, stacked(parts)))
+            parts = [("hidden", hidden_ms, COMPUTE), ("exposed", exposed_ms, COMMUNICATION)]
+            lanes.append(_lane(f"rank {number}", caption, parts))
     names = [(COMPUTE, "under a computation kernel"), (COMMUNICATION, "exposed")]
     yield Panel(f"{id}overlap", "Communication", "the time in which it runs", "ms", lanes, names)
 
 
 def _idle(ranks: Mapping[str, Answer], id: str) -> Panels:
-    """By stream; for several ranks, the sum over the streams of each."""
-    if len(ranks) > 1:
-        groups = {f"rank {number}, all streams": rank["idle"] for number, rank in ranks.items()}
-    else:
-        rank = next(iter(ranks.values()))
-        groups = {f"device {line['device']}, stream {line['stream']}": [line] for line in rank["idle"]}
+    """A lane for each stream; of several ranks one for each, the sum over its streams."""
+    groups = {f"rank {number}, all streams": rank["idle"] for number, rank in ranks.items()}
+    if len(ranks) == 1:
+        (streams,) = groups.values()
+        groups = {f"device {line['device']}, stream {line['stream']}": [line] for line in streams}
     lanes = []
     for label, lines in groups.items():
         sums_ms = {key: sum(ms_from_us(line[f"{key}_us"]) for line in lines) for key, _, _ in CAUSES}
-        bars = stacked([(sums_ms[key], colour, f"{cause}: {sums_ms[key]:.3f} ms") for key, cause, colour in CAUSES])
-        if bars:
-            cause = ", ".join(f"{key.replace('_', ' ')} {ms:.2f}" for key, ms in sums_ms.items())
-            lanes.append(Lane(label, f"{cause} ms", bars))
+        caption = ", ".join(f"{key.replace('_', ' ')} {ms:.2f}" for key, ms in sums_ms.items())
+        lanes.append(
+            _lane(label, f"{caption} ms", [(f"{cause}:", sums_ms[key], colour) for key, cause, colour in CAUSES])
+        )
+    lanes = [lane for lane in lanes if lane.bars]
     lanes = sorted(lanes, key=lambda lane: -lane.bars[-1].end)[:NUM_LINES] if len(ranks) == 1 else lanes
     names = [(colour, cause) for _, cause, colour in CAUSES]
     about = "the gaps between a stream's kernels; streams wait side by side, so that sums may exceed the span"
@@ -171,18 +165,13 @@ def _idle(ranks: Mapping[str, Answer], id: str) -> Panels:
 def _steps(rank: Answer, which: str, id: str) -> Panels:
     lanes = []
     for line in rank["steps"][:MAX_STEPS]:
-        compute, exposed = ms_from_us(line["compute_us"]), ms_from_us(line["exposed_comm_us"])
-        rest = max(0.0, ms_from_us(line["busy_us"]) - compute - exposed)
-        parts = (
-            (compute, COMPUTE, "compute"),
-            (exposed, COMMUNICATION, "exposed communication"),
-            (rest, COPY, "copies"),
-        )
+        compute_ms, exposed_ms, busy_ms = (ms_from_us(line[f"{key}_us"]) for key in ("compute", "exposed_comm", "busy"))
+        parts = [("compute", compute_ms, COMPUTE), ("exposed communication", exposed_ms, COMMUNICATION)]
+        parts.append(("copies", max(0.0, busy_ms - compute_ms - exposed_ms), COPY))
         host = "" if line["host_us"] is None else f", {ms_from_us(line['host_us']):.2f} ms on the host"
-        bars = stacked([(ms, colour, f"{name} {ms:.3f} ms") for ms, colour, name in parts])
-        if bars:
-            caption = f"device busy {ms_from_us(line['busy_us']):.2f} ms{host}, {line['num_kernels']} kernels"
-            lanes.append(Lane(f"step {line['step']}", caption, bars))
+        caption = f"device busy {busy_ms:.2f} ms{host}, {line['num_kernels']} kernels"
+        lanes.append(_lane(f"step {line['step']}", caption, parts))
+    lanes = [lane for lane in lanes if lane.bars]
     names = [(COMPUTE, "compute"), (COMMUNICATION, "exposed communication"), (COPY, "copies alone")]
     if len(lanes) > 1:
         yield Panel(f"{id}steps", "Steps", which or "what the host launched in each", "ms", lanes, names)
@@ -210,7 +199,7 @@ def _kernels(rank: Answer, which: str, id: str) -> Panels:
 
 
 def _host(rank: Answer, which: str, id: str) -> Panels:
-    """For a trace without a device, operators by own time and modules; for any trace, phases."""
+    """Operators by own time for a trace without a device; phases and modules for any trace."""
     if not rank["num_device_rows"]:
         by_time = sorted(rank["operators"], key=lambda line: -line["self_cpu_us"])
         total_us = sum(line["self_cpu_us"] for line in by_time) or 1.0

@@ -150,7 +150,7 @@ def counts(against: Against, name: str) -> str:
 
 
 def basis(against: Against) -> list[Block]:
-    """For each candidate: whether it is comparable and why not, what is compared, the noise floor, the flags."""
+    """Whether each candidate is comparable and why not, what is compared, the noise floor, the flags."""
     blocks: list[Block] = []
     for name, comparison in against.items():
         whom = f"{name}: " if len(against) > 1 else ""
@@ -252,12 +252,12 @@ def _sentences(baseline: str, name: str, comparison: Mapping[str, Any]) -> Itera
 
 def differences(baseline: str, name: str, comparison: Mapping[str, Any], patch: bool = True) -> list[Block]:
     """Settings, code, data and environment of a candidate that are not the baseline's."""
-    found = comparison.get("differences") or []
-    if not found:
+    differing = comparison.get("differences") or []
+    if not differing:
         return [Lines([f"{name} against {baseline}: nothing in the records differs"], is_soft=True)]
-    kinds = Counter(difference["kind"] for difference in found)
+    kinds = Counter(difference["kind"] for difference in differing)
     title = f"{name} against {baseline}: what differs ({', '.join(f'{num} of {kind}' for kind, num in kinds.items())})"
-    rows = [[each["kind"], code(each["what"]), *_values(each["a"], each["b"])] for each in found]
+    rows = [[each["kind"], code(each["what"]), *_values(each["a"], each["b"])] for each in differing]
     more = " differences: --json has all"
     listed = Table(("", "what", baseline, name), rows, [False] * 4, "", MAX_DIFFERENCES, more)
     return [Section(title, [listed, *source(comparison.get("code_change"), patch)], is_folded=True)]

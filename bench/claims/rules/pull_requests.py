@@ -67,7 +67,7 @@ class Side:
 
 @dataclass
 class PullRequest:
-    """What is judged.  baseline None: there is none; is_same_pr: the pull request brought the baseline's logs."""
+    """A pull request.  baseline None: there is none; is_same_pr: the pull request brought the baseline's logs."""
 
     name: str
     track: schema.TrackConfig
@@ -86,7 +86,7 @@ class PullRequest:
 
     @functools.cached_property
     def statements(self) -> tuple[list[clock_lines.Line], list[clock_lines.Line]] | None:
-        """Of both scripts; None: a source is not known, is no Python or keeps no clock."""
+        """The statements of both scripts; None: a source is not known, is no Python or keeps no clock."""
         sides = (self.candidate, self.baseline) if self.baseline else ()
         found = [clock_lines.lines_of(side.sources[SCRIPT]) if side.sources else None for side in sides]
         return (found[0], found[1]) if len(found) == 2 and found[0] and found[1] else None
@@ -212,7 +212,7 @@ CHECKS: dict[str, Callable[[PullRequest], Answer]] = {
 
 def flags_of(sources: Mapping[str, str]) -> dict[str, int]:
     """{flag: its line} that the text of these sources sets, named as bench/training/compile_flags.py names them."""
-    found: dict[str, int] = {}
+    line_of: dict[str, int] = {}
     for text in sources.values():
         for alias, module in re.findall(r"^\s*import torch\._(\w+)\.config as (\w+)", text, re.M):
             text = re.sub(rf"\b{module}\.(?=\w+\s*=)", f"{alias}.config.", text)
@@ -220,10 +220,10 @@ def flags_of(sources: Mapping[str, str]) -> dict[str, int]:
             text = re.sub(rf"(?<![.\w]){alias or 'config'}\.(?=\w+\s*=)", f"{module}.config.", text)
         for number, line in enumerate(text.splitlines(), 1):
             line = line.partition("#")[0]
-            found |= {f"{module}.{name}": number for module, name in CONFIG.findall(line)}
-            found |= {f"env.{name}": number for name in VARIABLE.findall(line)}
-        found |= {f"compile.{name}": line for name, line in _compile_options(text)}
-    return found
+            line_of |= {f"{module}.{name}": number for module, name in CONFIG.findall(line)}
+            line_of |= {f"env.{name}": number for name in VARIABLE.findall(line)}
+        line_of |= {f"compile.{name}": line for name, line in _compile_options(text)}
+    return line_of
 
 
 def _compile_options(text: str) -> list[tuple[str, int]]:
@@ -265,7 +265,7 @@ def goal_of(pull: PullRequest) -> float | None:
 
 
 def _means_s(pull: PullRequest) -> tuple[float, float] | None:
-    """Of baseline and candidate, as their logs print them; None: one is not known."""
+    """The mean times of baseline and candidate, as their logs print them; None: one is not known."""
     sides = [eligibility.times_s(side.rows) for side in (pull.baseline, pull.candidate) if side]
     return (stats.mean(sides[0]), stats.mean(sides[1])) if len(sides) == 2 and all(sides) else None
 

@@ -112,7 +112,7 @@ def _numbers(values: Iterable[int | None]) -> str:
 
 
 def there_are_enough_runs(claim: Claim) -> Judged:
-    """As many runs that count as the track's repeats; a suspect one counts only where steps are judged, not time.
+    """As many runs as the track's repeats are eligible; a suspect one only where steps are judged, not time.
 
     One that ran beside others of its sweep counts nowhere.
     """

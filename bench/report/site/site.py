@@ -8,7 +8,7 @@ import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +20,10 @@ from bench.record import certificates, configs, race_folder, store, sweep
 from bench.record.rows import COLUMNS as OF_A_ROW
 from bench.record.rows import Row
 from bench.report import race_page, sweep_page, sweep_results, table_groups
-from bench.report.site import packed_pages
+from bench.report.site import files
+from bench.web.chart import Spec
 from bench.web.document import Document, badge
-from bench.web.page import ASSETS, Safe, join, page, section, soft, table, tag
+from bench.web.page import ASSETS, CHART_SCRIPTS, CHART_STYLES, Safe, join, page, section, soft, table, tag
 
 # fmt: off
 TABLE_COLUMNS = (  # what a user can choose, in this order; site.js says which are shown first
@@ -39,8 +40,8 @@ OF_THE_SITE = ("short", "group", "counts", "page")  # fields of each row that ha
 UNREAD: dict[str, Any] = dict.fromkeys(OF_A_ROW)
 RACE_HEAD = ("started", "race", "arm", "verdict", "train time against the baseline")
 SWEEP_HEAD = ("started", "sweep", "over", "runs", "best of those tried")
-SCRIPTS = ("charts.js", "tabulator.min.js", "cells.js", "site.js")  # the first for its dark-or-light button
-STYLES = ("tabulator_simple.min.css", "style.css", "site.css")
+SCRIPTS = (*CHART_SCRIPTS, "tabulator.min.js", "cells.js", "site.js")
+STYLES = (*CHART_STYLES, "tabulator_simple.min.css", "site.css")
 HELP = "Click a header to sort, type below it to filter (numbers take <, > and =), tick runs to compare them."
 Line = tuple[object, ...]  # of a table
 RUN_ID = re.compile(r"(\d{8})T(\d{6})Z-(.*?)(-s\d+|-r\d+)(?:-m[0-9a-f]{6})?(-\d+)?")
@@ -51,6 +52,7 @@ class Standing(NamedTuple):
 
     records: Safe = Safe("")  # a section of the page
     linked: Set[str] = frozenset()  # run_ids of the runs whose pages it links
+    charts: Sequence[Spec] = ()  # of the section
 
 
 @dataclass
@@ -70,9 +72,9 @@ class Results:
 
 def read(folder: Path | str) -> Results:
     """ValueError where there is no run."""
-    found = store.opened([folder])
-    listed = list(found.rows().items())
-    damaged = {path: why.removeprefix(path).lstrip("/: ") for path, why in sorted(found.faults.items())}
+    opened_store = store.opened([folder])
+    listed = list(opened_store.rows().items())
+    damaged = {path: why.removeprefix(path).lstrip("/: ") for path, why in sorted(opened_store.faults.items())}
     if not listed and not damaged:
         remedy = "./speedrun.sh makes some; ./run.sh report results/published shows the published"
         raise ValueError(f"{folder}: there is no run in it yet: {remedy}")
@@ -89,10 +91,10 @@ def read(folder: Path | str) -> Results:
     return Results(Path(folder), list(by_id.values()), damaged, len(listed) - len(by_id))
 
 
-def table_columns(results: Results, faults: Mapping[str, str]) -> dict[str, list[Any]]:
-    """{column: a value for each run}, COLUMNS, the settings in which the runs differ, and OF_THE_SITE.
+def table_columns(results: Results, pages: Mapping[str, str | None]) -> dict[str, list[Any]]:
+    """{column: a value for each run}: TABLE_COLUMNS, the settings in which the runs differ, and OF_THE_SITE.
 
-    faults: {run_id: why it has no page}.
+    pages: of the runs that were to get a page, {run_id: why there is none, None where there is one}.
     """
     rows: list[Any] = [row for _, row in results.runs]
     for row, (path, _) in zip(rows, results.runs):
@@ -109,12 +111,13 @@ def table_columns(results: Results, faults: Mapping[str, str]) -> dict[str, list
         run_id = row["run_id"]
         settings = {name: row[name] for name in varied}
         settings |= {name: " ".join(map(str, cell)) for name, cell in settings.items() if isinstance(cell, list)}
-        places = {"group": group_of[run_id], "counts": run_id in counts, "page": run_id not in faults}
-        shown.append(_shown(row, faults.get(run_id)) | settings | places)
+        page = files.link(run_id) if run_id in pages and not pages[run_id] else None
+        places = {"group": group_of[run_id], "counts": run_id in counts, "page": page}
+        shown.append(_shown(row, pages.get(run_id)) | settings | places)
     for path, why in results.damaged.items():
         parent, name = os.path.split(path)
         facts = {"run_id": name, "name": name, "track": os.path.basename(parent), "status": "damaged", "why": why}
-        shown.append(UNREAD | facts | {"source": None, "group": -1, "counts": False, "page": False})
+        shown.append(UNREAD | facts | {"source": None, "group": -1, "counts": False, "page": None})
     for row, short in zip(shown, short_ids([row["run_id"] for row in shown]), strict=True):
         row["short"] = short
     names = (*TABLE_COLUMNS[:NUM_HEADLINE], *varied, *TABLE_COLUMNS[NUM_HEADLINE:], *OF_THE_SITE)
@@ -133,24 +136,18 @@ def _shown(row: Mapping[str, Any], fault: str | None) -> dict[str, Any]:
     return shown
 
 
-def short_ids(run_ids: Iterable[str]) -> list[str]:
-    """Time of day, config_id and seed of each; with the date, or whole, where two would be alike."""
-    forms = [_forms(run_id) for run_id in run_ids]
-    shorts = [form[0] for form in forms]
-    for number in (1, 2):
-        num_alike = Counter(shorts)
-        shorts = [form[number] if num_alike[short] > 1 else short for form, short in zip(forms, shorts)]
-    return shorts
-
-
-def _forms(run_id: str) -> tuple[str, str, str]:
-    match = RUN_ID.fullmatch(run_id)
-    if not match:
-        return run_id, run_id, run_id
-    date, time, name, seed, copy = match.groups()
-    rest = f"{name.rpartition('-')[2]}{seed}{copy or ''}"
-    is_unknown = date == "00000000"  # of a log that does not say when it began
-    return (rest, run_id, run_id) if is_unknown else (f"{time}-{rest}", f"{date}-{time}-{rest}", run_id)
+def short_ids(run_ids: Sequence[str]) -> list[str]:
+    """Time of day, config_id and seed of each run; the whole id where two would be alike."""
+    shorts = []
+    for run_id in run_ids:
+        if match := RUN_ID.fullmatch(run_id):
+            date, time, name, seed, copy = match.groups()
+            rest = f"{name.rpartition('-')[2]}{seed}{copy or ''}"
+            shorts.append(rest if date == "00000000" else f"{time}-{rest}")  # of a log that does not say when it began
+        else:
+            shorts.append(run_id)
+    num_alike = Counter(shorts)
+    return [short if num_alike[short] == 1 else run_id for short, run_id in zip(shorts, run_ids, strict=True)]
 
 
 # ---- the pages
@@ -161,12 +158,10 @@ def write(
     out: Path,
     standing: Callable[[], Standing] = Standing,
     say: Callable[[int, int], object] = lambda done, total: None,
-    num_pages: int = packed_pages.NUM_PAGES,
 ) -> Path:
     """A results folder that was read, and a function that makes its leaderboard -> path of the index.
 
-    say(done, total) reports progress.  num_pages: of runs, the newest; those that the leaderboard links have one too.
-    ValueError: a folder of the pages is a link.
+    say(done, total) reports progress.  ValueError: a folder of the pages is a link.
     """
     for path in (out, *out.glob("*")):  # in a folder that somebody sent it may lead to the reader's own pages
         if path.is_symlink():
@@ -176,41 +171,42 @@ def write(
     for asset in ASSETS.iterdir():
         with atomic.replacing(out / "assets" / asset.name, durable=False) as file:  # an error names it, not the source
             file.write(asset.read_bytes())
-    with packed_pages.making_curves(out, results.runs) as finish_curves:
-        try:
-            records, linked = standing()
-        except Exception as error:  # whatever is wrong with one record or the ledger, the runs are shown
-            fault = f"The leaderboard cannot be made: {error or type(error).__name__}."
-            records, linked = Standing(section("Records", tag("p", fault)))
-    paged = packed_pages.chosen(results.runs, linked, num_pages)
-    limits = packed_pages.limits(num_pages) if len(paged) < len(results.runs) else ""
-    faults = packed_pages.write(paged, out, say)
-    packed_pages.write_viewer(out, limits)
-    finish_curves(lambda run_id: None if run_id in faults else packed_pages.link(run_id))
-    data = {"columns": _packed(table_columns(results, faults))}
+    try:
+        records, linked, charts = standing()
+    except Exception as error:  # whatever is wrong with one record or the ledger, the runs are shown
+        fault = f"The leaderboard cannot be made: {error or type(error).__name__}."
+        records, linked, charts = Standing(section("Records", tag("p", fault)))
+    paged = files.chosen(results.runs, linked)
+    pages = files.write_pages(paged, out, say)
+    files.write_curves(out, results.runs, [run_id for run_id, fault in pages.items() if fault is None])
+    data = {"runs-data": {"columns": _packed(table_columns(results, pages))}, "charts": list(charts)}
     tracks = sorted({str(row["track"]) for _, row in results.runs})
     about = f"{counted(results.num_runs, 'run')}, track{'s' * (len(tracks) != 1)} {', '.join(tracks)}."
     if results.num_copies:
         about += f" {results.num_copies:,} {'copy' if results.num_copies == 1 else 'copies'} of a run not shown."
+    if len(paged) < len(results.runs):
+        about += f" The newest {files.NUM_PAGES:,} runs and those that the leaderboard links have pages here; "
+        about += "./run.sh report RUN writes the page of any other into its folder."
     body = [
         tag("h1", "Results"),
-        soft(f"{about} {HELP} {limits.format('RUN')}"),
+        soft(f"{about} {HELP}"),
         tag("div", id="bar", class_="bar"),
         tag("div", id="runs"),
         tag("section", id="ticked", aria_label="The ticked runs"),
         records,
         sweeps(results.folder, results.runs, out),
         races(results.folder, out),
-        _damaged(results, faults),
+        _damaged(results, pages),
         tag("noscript", "The list of runs needs scripts; ./run.sh table prints it."),
     ]
-    html = page("Results", *body, data={"runs-data": data}, scripts=SCRIPTS, styles=STYLES, assets="assets")
+    html = page("Results", *body, data=data, scripts=SCRIPTS, styles=STYLES, assets="assets")
     atomic.write_text(out / "index.html", html)
     return out / "index.html"
 
 
-def _damaged(results: Results, faults: Mapping[str, str]) -> Safe:
-    lines = [(Path(path).name, why) for path, why in results.damaged.items()] + sorted(faults.items())
+def _damaged(results: Results, pages: Mapping[str, str | None]) -> Safe:
+    lines = [(Path(path).name, why) for path, why in results.damaged.items()]
+    lines += sorted((run_id, why) for run_id, why in pages.items() if why)
     if not lines:
         return Safe("")
     about = soft("Their numbers are shown as far as run.json can be read; ./run.sh verify RUN says more.")
@@ -316,15 +312,15 @@ def sweeps(results: Path | str, runs: Sequence[tuple[str, Row]], out: Path) -> S
 
 def _sweep_line(folder: Path, runs: Sequence[tuple[str, Row]], out: Path) -> Line:
     try:
-        found = sweep_results.read(folder, runs)
-        make = functools.partial(sweep_page.document, results=found)
+        swept = sweep_results.read(folder, runs)
+        make = functools.partial(sweep_page.document, results=swept)
         link = tag("a", folder.name, href=_page_of(folder, sweep_page.NAME, out, "sweeps", make))
-        complete = sum(row["status"] == "complete" for row in found.rows)
+        complete = sum(row["status"] == "complete" for row in swept.rows)
         counts = f"{complete} complete" + "".join(
-            f", {num} {word}" for num, word in ((len(found.lost), "lost"), (len(found.not_run), "not run")) if num
+            f", {num} {word}" for num, word in ((len(swept.lost), "lost"), (len(swept.not_run), "not run")) if num
         )
-        over = " × ".join(f"{len(values)} {key}" for key, values in found.axes.items())
-        started = found.facts["started_at"][:16].replace("T", " ")
-        return started, link, over, counts, sweep_results.best(found).partition("; ")[0]
+        over = " × ".join(f"{len(values)} {key}" for key, values in swept.axes.items())
+        started = swept.facts["started_at"][:16].replace("T", " ")
+        return started, link, over, counts, sweep_results.best(swept).partition("; ")[0]
     except Exception as error:  # whatever is wrong with one sweep, the others are shown
         return None, folder.name, None, _badge("damaged", "bad"), f"{type(error).__name__}: {error}"[:300]

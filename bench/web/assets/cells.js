@@ -30,7 +30,7 @@ const cells = (function () {
   }
 
   function idOf(row) { // short; what is copied is the whole
-    const words = row.page ? make("a", { href: "runs/run.html?" + encodeURIComponent(row.run_id) }, row.short) : make("span", {}, row.short);
+    const words = row.page ? make("a", { href: row.page }, row.short) : make("span", {}, row.short);
     const id = make("span", { class: "id", title: row.run_id, "data-full": row.run_id }, words);
     const button = make("button", { type: "button", class: "copy", "aria-label": "copy the run id " + row.run_id, title: "copy " + row.run_id });
     button.addEventListener("click", (event) => {

@@ -1,0 +1,173 @@
+"""The files of a site that are made of runs, which a browser opens from disk, without a server.
+
+runs/RUN_ID.html is the page of a run.  curves.html overlays the curves of the runs that are chosen; it loads them from
+curves/*.js, each of which calls addCurves("...") with JSON {run_id: curves.curves_of_run()}, deflated, in base64.  A
+file is written again only if a record in it, or the code that makes pages, has changed.  Which runs share a file of
+curves depends on their ids alone, so that a new run changes one of these files.
+"""
+
+import base64
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.base import atomic
+from bench.base.metric import VAL_LOSS
+from bench.base.reading import plain_file
+from bench.base.reading.damage import Damaged
+from bench.machine import processes
+from bench.record.rows import Row
+from bench.report import curves, run_page
+
+Runs = Sequence[tuple[str, Row]]  # (run folder, its row)
+
+NUM_PAGES = 1000  # of a site: each takes 5 ms and 50 KB (120 steps)
+MIN_PARALLEL = 64  # files: fewer are made as fast by one process
+NUM_CURVE_FILES = 256
+MADE = ".made.json"  # in each folder: {file: [stamp of what it was made of, why it could not be made]}
+WATCHED = ("run.json", "events.jsonl", "steps.csv", "analysis.json", "memory")
+FOLDERS = ("report", "analysis", "web")  # whose code makes a page
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_][\w.+-]{0,199}", re.ASCII)
+
+
+def link(run_id: str) -> str:
+    """The address of a run's page, seen from the site's index."""
+    return f"runs/{page_name(run_id)}"
+
+
+def page_name(run_id: str) -> str:
+    """The file of a run's page in runs/; a stranger's id that is no plain name is replaced by its hash."""
+    name = run_id if PLAIN_NAME.fullmatch(run_id) else hashlib.sha256(run_id.encode()).hexdigest()[:32]
+    return f"{name}.html"
+
+
+def chosen(runs: Runs, linked: Collection[str]) -> list[tuple[str, Row]]:
+    """The runs that get a page: the newest, and those with these run_ids."""
+    newest = sorted((row for _, row in runs), key=lambda row: row["started_at"] or "", reverse=True)[:NUM_PAGES]
+    ids = {row["run_id"] for row in newest} | set(linked)
+    return [(folder, row) for folder, row in runs if row["run_id"] in ids]
+
+
+def write_pages(
+    runs: Runs, site: Path, say: Callable[[int, int], object] = lambda done, total: None
+) -> dict[str, str | None]:
+    """Write the page of each run -> {run_id: None, or why a damaged record has no page}.
+
+    say(done, total) reports progress.
+    """
+    folders = {page_name(row["run_id"]): folder for folder, row in runs}
+    stamps = {name: [_changed_ns(f"{folder}/{file}") for file in WATCHED] for name, folder in folders.items()}
+    faults = _update(site / "runs", ".html", stamps, functools.partial(_write_page, site / "runs"), folders, say)
+    return {row["run_id"]: faults[page_name(row["run_id"])] for _, row in runs}
+
+
+def _write_page(home: Path, job: tuple[str, str]) -> tuple[str, str | None]:
+    """(file, run folder) -> (file, why a damaged record has no page)."""
+    name, folder = job
+    try:
+        html = run_page.html(folder, assets="../assets", back="../index.html", at=home, explained=False)
+    except Damaged as error:  # says what is wrong, after the path
+        (home / name).unlink(missing_ok=True)
+        return name, str(error).replace(f"{folder}/", "").removeprefix(f"{folder}: ")[:300]
+    atomic.write_text(home / name, html, durable=False)
+    return name, None
+
+
+def write_curves(site: Path, runs: Runs, linked: Collection[str] = ()) -> Path:
+    """Write site/curves.html, which needs site/assets, and the files of its curves; returns its path.
+
+    linked: run_ids of the runs that have a page.
+    """
+    by_id = {row["run_id"]: (folder, row) for folder, row in runs}
+    max_points, folder = curves.points_of(len(by_id)), site / "curves"
+    jobs: dict[str, list[tuple[str, str, str]]] = {}
+    for run_id, (run_path, row) in sorted(by_id.items()):
+        jobs.setdefault(_curve_file(run_id), []).append((run_id, run_path, row["metric"] or VAL_LOSS.name))
+    stamps = {
+        name: [max_points, *([run_id, _changed_ns(f"{path}/steps.csv")] for run_id, path, _ in members)]
+        for name, members in jobs.items()
+    }
+    _update(folder, ".js", stamps, functools.partial(_write_curve_file, folder, max_points), jobs)
+    newest = sorted((row for _, row in by_id.values()), key=lambda row: row["started_at"] or "", reverse=True)
+    files = {name: number for number, name in enumerate(jobs)}
+    pages = {run_id: link(run_id) for run_id in linked}
+    lines = [curves.line_of(row, None, pages.get(row["run_id"]), files[_curve_file(row["run_id"])]) for row in newest]
+    index = {"columns": curves.COLUMNS, "rows": lines, "files": [name.removesuffix(".js") for name in jobs]}
+    html = curves.page_of(index, "index.html", "assets", curves.goals_of(newest))
+    atomic.write_text(site / "curves.html", html, durable=False)
+    return site / "curves.html"
+
+
+def _curve_file(run_id: str) -> str:
+    return f"{zlib.crc32(run_id.encode()) % NUM_CURVE_FILES:03d}.js"
+
+
+def _write_curve_file(
+    folder: Path, max_points: int, job: tuple[str, Sequence[tuple[str, str, str]]]
+) -> tuple[str, None]:
+    name, members = job
+    curves_by_run = {}
+    for run_id, path, score in members:
+        with contextlib.suppress(ValueError):  # damaged: the page says that it has no such values
+            curves_by_run[run_id] = curves.curves_of_run(path, max_points, score)
+    packed = zlib.compress(json.dumps(curves_by_run, separators=(",", ":")).encode(), 3)
+    atomic.write_text(folder / name, f'addCurves("{base64.b64encode(packed).decode()}");\n', durable=False)
+    return name, None
+
+
+# ---- files that are made again where something changed
+
+
+def _update(
+    folder: Path,
+    suffix: str,
+    stamps: Mapping[str, Any],
+    make: Callable[[tuple[str, Any]], tuple[str, str | None]],
+    jobs: Mapping[str, Any],
+    say: Callable[[int, int], object] = lambda done, total: None,
+) -> dict[str, str | None]:
+    """Make the files whose stamp is another than when they were made -> {file: why it could not be made, or None}.
+
+    stamps: of each file, of what it is made; make((file, its job)) -> (file, why not).  Other files with this suffix
+    are removed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    stamps = {name: [_version(), stamp] for name, stamp in stamps.items()}
+    made = atomic.read_json(folder / MADE, {}, plain_file.MAX_LINES_BYTES)
+    made = {name: kept for name, kept in made.items() if name in stamps and kept[0] == stamps[name]}
+    made = {name: kept for name, kept in made.items() if kept[1] or (folder / name).exists()}
+    stale = [(name, jobs[name]) for name in stamps if name not in made]
+    with processes.started(make, stale, len(stale) >= MIN_PARALLEL) as written:
+        for name, fault in written:
+            made[name] = [stamps[name], fault]
+            say(len(made), len(stamps))
+    for path in folder.glob(f"*{suffix}"):
+        if path.name not in stamps:
+            path.unlink()
+    atomic.write_json(folder / MADE, made, durable=False)
+    return {name: fault for name, (_, fault) in made.items()}
+
+
+def _changed_ns(path: str) -> int | None:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return None
+
+
+@functools.cache
+def _version() -> str:
+    """A hash over the folders that make pages: those of another version are made again."""
+    digest = hashlib.sha256()
+    for folder in FOLDERS:
+        for path in sorted((Path(__file__).parents[2] / folder).rglob("*")):
+            if path.is_file() and path.suffix in (".py", ".js", ".css"):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
