@@ -1,7 +1,7 @@
 """A record's rows -> chart specs (bench/web/chart.py); None where the record lacks what a chart needs."""
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +57,15 @@ def specs_of(folder: Path, run: Record, rows: Rows, events: Events) -> list[Spec
 def _columns(path: Path) -> dict[str, list[Any]]:
     """telemetry.csv -> {column: values} of what is shown; a cut or foreign cell is None."""
     with plain_file.lines(path) as lines:
-        head, *rows = [*csv.reader(lines)] or [[]]
-    index_of = {name: head.index(name) for name in ("t_ns", "device", *(name for name, _ in TELEMETRY)) if name in head}
-    if not {"t_ns", "device"} <= index_of.keys():
-        return {}
-    last = max(index_of.values())
-    stamp, device = index_of["t_ns"], index_of["device"]
-    rows = [[*row, *[""] * (last + 1 - len(row))] for row in rows]
-    rows = [row for row in rows if row[device] and row[stamp].isdecimal() and len(row[stamp]) <= json_file.MAX_DIGITS]
-    kinds: dict[str, Callable[[str], Any]] = {"t_ns": int, "device": str}
-    return {name: list(map(kinds.get(name, _number), [row[at] for row in rows])) for name, at in index_of.items()}
+        reader = csv.DictReader(lines, restval="")
+        rows = [row for row in reader if row.get("device") and _is_stamp(row.get("t_ns", ""))]
+    shown = [name for name, _ in TELEMETRY if name in (reader.fieldnames or ())]
+    columns: dict[str, list[Any]] = {name: [_number(row[name]) for row in rows] for name in shown}
+    return columns | {"t_ns": [int(row["t_ns"]) for row in rows], "device": [row["device"] for row in rows]}
+
+
+def _is_stamp(cell: str) -> bool:
+    return cell.isdecimal() and len(cell) <= json_file.MAX_DIGITS
 
 
 def _number(cell: str) -> float | None:

@@ -56,7 +56,8 @@ def fit(rows: Rows, columns: Sequence[str], wanted: Sequence[str] = (), varied: 
     after the numbers but HEADLINE.  Long ids are shortened in the middle before a column goes.
     """
     columns = filled(rows, [*columns, *(name for name in wanted if name not in columns)])
-    cells, limit = {name: column(rows, name) for name in columns}, text_table.screen_width()
+    cells = {name: [_cell(row, name) for row in rows] for name in columns}
+    limit = text_table.screen_width()
     if limit is not None:
         _shorten_names(cells, limit, MIN_ID_CHARS, MAX_ID_CHARS)
         late = [*columns[: columns.index(varied[0])], *HEADLINE] if varied else []  # give way after the settings
@@ -94,24 +95,9 @@ def render(rows: Rows, columns: Sequence[str], form: str, cells: Sequence[Sequen
     """A table in text; "" without columns.  form: as of text_table; cells: by column, if they were made already."""
     if not columns:
         return ""
-    cells = cells or [column(rows, name) for name in columns]
+    cells = cells or [[_cell(row, name) for row in rows] for name in columns]
     numeric = [any(isinstance(row[name], (int, float)) for row in rows) for name in columns]
     return text_table.render(columns, list(zip(*cells, strict=True)), numeric, form)
-
-
-def column(rows: Rows, name: str) -> list[str]:
-    """The cells of a column; what most cells hold, a float or a word, without asking further."""
-    if name in ("track", "status", "n"):
-        return [_cell(row, name) for row in rows]
-    form = "{:.10g}".format if "." in name else f"{{:,.{_decimals(name)}f}}".format  # of a setting: as it was given
-    return [
-        form(value)
-        if (kind := type(value := row[name])) is float and "_change" not in name
-        else value
-        if kind is str
-        else _cell(row, name)
-        for row in rows
-    ]
 
 
 def _decimals(column: str) -> int:
@@ -139,7 +125,9 @@ def _cell(row: Mapping[str, Any], column: str) -> str:
         return f"[{value[0]:+.{digits}f}, {value[1]:+.{digits}f}]" if "_ci95" in column else " ".join(map(str, value))
     if column.endswith(("_change_pct", "_change")):
         return f"{value:+.{_decimals(column)}f}"
-    return number_text(column, value) if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.10g}" if "." in column else number_text(column, value)  # a setting as it was given
 
 
 def as_json(rows: Rows, columns: Sequence[str]) -> str:
