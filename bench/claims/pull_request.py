@@ -174,7 +174,8 @@ def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
         no_supply = f"at this mean and spread {MAX_N} runs would not show it"
         remedies.append(f"p < {pull.track.p_value:g} of the mean val_loss: {supply if needed else no_supply}")
     failed = [f"{rule['rule']} ({rule['evidence']})" for rule in pull.judged if rule["passed"] is False]
-    remedies += [f"judge would refuse it: {pull_requests.shortly(text) if len(text) > 300 else text}" for text in failed]
+    failed = [pull_requests.shortly(why) if len(why) > 300 else why for why in failed]
+    remedies += [f"judge would refuse it: {why}" for why in failed]
     if not pull.candidate.sources:
         script = "the logs embed none, and nothing shows that a script beside them wrote them"
         remedies.append(f"the source ({script}): let the script write itself into its log, as train_gpt.py does")
