@@ -56,7 +56,7 @@ def fit(rows: Rows, columns: Sequence[str], wanted: Sequence[str] = (), varied: 
     after the numbers but HEADLINE.  Long ids are shortened in the middle before a column goes.
     """
     columns = filled(rows, [*columns, *(name for name in wanted if name not in columns)])
-    cells = {name: [_cell(row, name) for row in rows] for name in columns}
+    cells = {name: [cell(row, name) for row in rows] for name in columns}
     limit = text_table.screen_width()
     if limit is not None:
         _shorten_names(cells, limit, MIN_ID_CHARS, MAX_ID_CHARS)
@@ -95,7 +95,7 @@ def render(rows: Rows, columns: Sequence[str], form: str, cells: Sequence[Sequen
     """A table in text; "" without columns.  form: as of text_table; cells: by column, if they were made already."""
     if not columns:
         return ""
-    cells = cells or [[_cell(row, name) for row in rows] for name in columns]
+    cells = cells or [[cell(row, name) for row in rows] for name in columns]
     numeric = [any(isinstance(row[name], (int, float)) for row in rows) for name in columns]
     return text_table.render(columns, list(zip(*cells, strict=True)), numeric, form)
 
@@ -105,7 +105,8 @@ def _decimals(column: str) -> int:
     return DECIMALS.get(name, 3) + (what == "sd")
 
 
-def _cell(row: Mapping[str, Any], column: str) -> str:
+def cell(row: Mapping[str, Any], column: str) -> str:
+    """A cell of the table as text; "" where the row knows nothing."""
     value = row[column]
     if column == "track" and row["num_deviations"]:
         return f"{value} (open)"  # it changed what the track fixes: MLPerf's open division
