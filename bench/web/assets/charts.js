@@ -208,7 +208,7 @@
         x: { time: Boolean(spec.dates), distr: spec.log_x ? 3 : 1, range: (u, low, high) => width(spec, low, high) },
         y: { distr: spec.log_y ? 3 : 1, range: (u, low, high) => fitted(spec, low, high) },
       },
-      axes: [spec.dates ? dateAxis(xAxis) : { ...xAxis, size: 36 }, { ...axisOf(spec, spec.y_label, spec.log_y, values), size: 64 }],
+      axes: [spec.dates ? dateAxis(xAxis) : { ...xAxis, size: 36, space: 64 }, { ...axisOf(spec, spec.y_label, spec.log_y, values), size: 64 }],
       series: [{ label: spec.x_label, value: (u, v) => (v == null ? "–" : spec.dates ? new Date(v * 1000).toISOString().slice(0, 19).replace("T", " ") : narrow(v)) }, ...all.map(([options]) => options)],
       bands: bandsOf(all),
       legend: { markers: { width: 0, fill: (u, number) => (number ? "var(--series-" + (all[number - 1][0].of % 8) + ")" : null) } },
