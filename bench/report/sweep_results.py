@@ -262,7 +262,8 @@ def _ahead(results: Results, first: TableRow, second: TableRow) -> str:
     if change is None:
         change = second[f"{results.score}_mean"] - first[f"{results.score}_mean"]
     unit = results.metric.unit or f"of {results.metric.name}"
-    by = f"{sign * change:.4f} {unit} ahead of {values(results, second)}"
+    where = " run by other code or on other hardware" if first["config_id"] == second["config_id"] else ""
+    by = f"{sign * change:.4f} {unit} ahead of {values(results, second)}{where}"
     if interval is None:
         return f"{by}, and without repeats it is unknown whether by chance: sweep seed=0,1,2 too"
     low, high = sorted(sign * edge for edge in interval)
