@@ -140,12 +140,16 @@ def refuse_laxer(track: str, settings: Mapping[str, Any]) -> None:
         raise ValueError(f"{word}={value:g}: track {track} allows at most {limit:g}: {remedy}")
 
 
+class Identical(ValueError):
+    """Two arms differ by noise alone."""
+
+
 def refuse_identical(facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """ValueError for two arms of one config and, as far as it is known, one code."""
+    """Identical for two arms of one config and, as far as it is known, one code."""
     for (name, known), (other_name, other) in itertools.combinations(facts.items(), 2):
         if all(known.get(key) == other.get(key) for key in ("config_id", "source_sha256")):
             same = f"are the same config ({known['config_id']}) and code and differ by noise alone"
-            raise ValueError(f"{name} and {other_name} {same}: ./run.sh calibrate measures that, --anyway races them")
+            raise Identical(f"{name} and {other_name} {same}: ./run.sh calibrate measures that, --anyway races them")
 
 
 def refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mapping[str, float]) -> None:

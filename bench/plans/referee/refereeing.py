@@ -297,6 +297,8 @@ def _refuse(search: Search, submission: Submission) -> None:
     request = {"arms": {"A": dict(search.champion), "B": dict(submission.arm)}, "on": search.settings["on"]}
     try:
         made, facts = planning.planned(request, search.results)
+    except planning.Identical:
+        raise Refused("it has the same config and code as the champion: there is nothing to race") from None
     except ValueError as error:
         raise Refused(str(error)) from None
     goals = [facts[name].get("row", {}) for name in "AB"]
