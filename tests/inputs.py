@@ -77,7 +77,6 @@ ELSEWHERE = {  # verbs that measure, fetch or make: what they read, and where th
     "ladder": "as race",
     "bisect": "as race, and commits",
     "calibrate": "as race",
-    "bench-self": "as run",
     "history": "as table, and commits",
     "project": "as explain, and traces",
     "dashboard": "as export",

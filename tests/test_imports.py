@@ -38,7 +38,6 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "cli/starter/my_model.py",
     "cli/starter/my_optim.py",
     "data/loader.py",
-    "plans/overhead.py",
     "plans/passport/rank.py",
     "plans/passport/works.py",
     "training/profiling/kempner.py",

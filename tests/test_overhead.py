@@ -1,4 +1,4 @@
-"""bench-self's part gpu: the plain loops train, rounds are counted and compared as it says, all of it runs on a CPU."""
+"""The benchmark of a GPU: its plain loops train, its rounds and ratios are what it says, and all of it runs on a CPU."""
 
 import contextlib
 import json
@@ -9,11 +9,10 @@ import types
 import numpy as np
 import pytest
 import torch
-from benchmarks import gpu
+from benchmarks import gpu, rows
 from benchmarks.gpu import NanoGPT, Setting, Track3
 
 from bench.base.paths import REPO
-from bench.cli import bench_self
 from models.gpt2 import GPT2
 
 
@@ -58,7 +57,7 @@ def test_micro_steps_fit_the_gpu_and_make_the_same_step(memory_gib, num_seqs):
 
 
 def test_what_has_no_target_has_no_verdict(capsys):
-    assert bench_self.show([bench_self.row("x", 2.0, None, None, (1.0, 3.0))]) == 0
+    assert rows.show([rows.Row("x", 2.0, ci95=(1.0, 3.0))]) == 0
     assert "MISSED" not in capsys.readouterr().out
 
 
@@ -67,8 +66,8 @@ def test_the_rehearsal_measures_everything_and_judges_nothing():
     command = [sys.executable, "tests/benchmarks", "gpu", "--rehearse", "--json"]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
-    rows = {row["what"]: row for row in json.loads(done.stdout)}
-    assert all("rehearsal on a CPU" in what and row["target"] is None for what, row in rows.items())
-    assert all(row["measured"] > 0 for row in rows.values())
-    assert len(rows) == 6 + 8 + 4 + 6  # ratios and rates of one process; of two that reduce gradients
+    found = {row["what"]: row for row in json.loads(done.stdout)}
+    assert all("rehearsal on a CPU" in what and row["target"] is None for what, row in found.items())
+    assert all(row["measured"] > 0 for row in found.values())
+    assert len(found) == 6 + 8 + 4 + 6  # ratios and rates of one process; of two that reduce gradients
     assert "failed" not in done.stderr

@@ -59,7 +59,6 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # purpose: {verb: (module in 
         "init": ("init", "make this folder a project, with a model, an optimizer and a track"),
         "data": ("data", "fetch, make or show data"),
         "doctor": ("doctor", "is this machine ready to benchmark, and how fast is it?"),
-        "bench-self": ("bench_self", "the overhead of this harness"),
         "completion": ("completion", "tab completion: source <(./run.sh completion bash)"),
     },
 }
@@ -82,7 +81,7 @@ NOT_OURS = (
 # commands that first print which folders of the user's they use
 INTRODUCED = ("run", "speedrun", "race", "study", "referee", "ladder", "calibrate")
 # commands that ranks which torchrun or srun started cannot run together
-SEVERAL_RUNS = ("speedrun", "race", "study", "referee", "ladder", "calibrate", "bench-self", "doctor")
+SEVERAL_RUNS = ("speedrun", "race", "study", "referee", "ladder", "calibrate", "doctor")
 SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
 QUEUED = SUBMITTED[:-1]  # what ./run.sh submit takes
 # commands that refuse a file which changes between two of their reads

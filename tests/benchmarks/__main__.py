@@ -1,6 +1,6 @@
 """What needs the tests' own files, or another program, to be measured.  .venv/bin/python tests/benchmarks [PART ...]
 
-PART: import_logs, results, telemetry, harness (the default ones), slope (table over 100,000 records) and trace
+PART: overhead (of the training loop), import_logs, results, telemetry, harness (the default ones), slope (table over 100,000 records) and trace
 (installs HolisticTraceAnalysis), which take minutes.
 Alone: gpu [--rehearse] [--json] races the harness against plain loops on a GPU; a rehearsal is nano-sized (gpu.py).
 Alone: contestants cheats | honest [NUM_RUNS] (contestants.py), and
@@ -19,21 +19,20 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PARTS = ("import_logs", "results", "telemetry", "harness", "slope", "trace")
+PARTS = ("overhead", "import_logs", "results", "telemetry", "harness", "slope", "trace")
 
 
 def main(parts):
-    from bench.cli import bench_self
+    from benchmarks.rows import show
 
     if parts == ["--hta-python"]:
         print(importlib.import_module("benchmarks.trace").hta_python())
         return 0
     if parts[:1] == ["gpu"] and {*parts[1:]} <= {"--rehearse", "--json"}:
         rows = importlib.import_module("benchmarks.gpu").measure("--rehearse" in parts)
-        return bench_self.show([bench_self.row(*measured) for measured in rows], "--json" in parts)
+        return show(rows, "--json" in parts)
     if parts[:1] in (["faults"], ["inputs"], ["nanogpt"], ["rounding"]):
-        module = importlib.import_module(f"benchmarks.{parts[0]}")
-        return bench_self.show([bench_self.row(*one) for one in module.measure(*parts[1:])])
+        return show(importlib.import_module(f"benchmarks.{parts[0]}").measure(*parts[1:]))
     if parts[:1] == ["records"]:
         return importlib.import_module("benchmarks.public_records").main(*parts[1:])
     if parts[:1] in (["contestants"], ["hacks"], ["leaks"], ["referee"]):
@@ -45,8 +44,8 @@ def main(parts):
     rows = []
     for part in parts or PARTS[:-2]:
         print(f"measuring {part} ...", file=sys.stderr, flush=True)
-        rows += [bench_self.row(*one) for one in importlib.import_module(f"benchmarks.{part}").measure()]
-    return bench_self.show(rows)
+        rows += importlib.import_module(f"benchmarks.{part}").measure()
+    return show(rows)
 
 
 if __name__ == "__main__":

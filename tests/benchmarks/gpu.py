@@ -26,11 +26,10 @@ import models
 from bench.base.units import GIB
 from bench.machine.gpus import num_visible, nvml_facts
 from bench.machine.peak_rates import peak_flops
-from bench.plans import overhead
-from bench.plans.overhead import Loops
 from bench.training.instruments.base import InstrumentSet
 from bench.training.memory import History
-from benchmarks import gpu_ranks
+from benchmarks import gpu_ranks, overhead
+from benchmarks.overhead import Loops
 from models.ladder.simple import Simple
 
 
@@ -188,7 +187,7 @@ class Size:
 
 
 def measure(rehearse: bool = False) -> list[tuple]:
-    """Rows for bench-self: (what, measured, sign, target, interval).  [] without an NVIDIA GPU and a rehearsal."""
+    """(what, measured, sign, target, interval) of each figure: rows.Row.  [] without an NVIDIA GPU and a rehearsal."""
     gpus = [gpu for gpu in nvml_facts()["gpus"] if gpu["visible"] == 0]  # CUDA's device 0, which the run takes
     if not gpus and not rehearse:
         print("gpu: skipped, this machine shows no NVIDIA GPU; --rehearse runs it on a CPU", file=sys.stderr)
@@ -252,7 +251,7 @@ class Contest:
         heads = FAST if gpt2.config.model.num_heads == 12 else FAST[1:]
         fast = ours("model=modern", "optim=muon", *heads, f"optim.muon_batched={size.muon}")
         self.plain = {"nanoGPT's loop": self._nanogpt(), "track 3's loop": self._track3()}
-        self._history = History("bench-self")
+        self._history = History("benchmarks")
         silent = InstrumentSet([one for one in gpt2.instrumented.instruments if not hasattr(one, "pause")])
         self.blocks: dict[str, Callable[[], float]] = {
             "gpt2": lambda: gpt2.train(gpt2.instrumented),

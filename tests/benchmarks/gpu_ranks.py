@@ -1,6 +1,6 @@
 """What reducing gradients costs: hardware.reducer's kinds side by side, in one interleaved run of several processes.
 
-All contestants live in the same processes and are stepped alternately (bench/plans/overhead.py).  Rank 0 times a block
+All contestants live in the same processes and are stepped alternately (overhead.py).  Rank 0 times a block
 between two barriers, so by the slowest rank.
 measure() starts a process a rank: torchrun -m benchmarks.gpu_ranks FILE WORLD_SIZE MAX_ROUNDS MOST_S ...
 """
@@ -19,12 +19,12 @@ import torch
 from bench.base.paths import REPO
 from bench.data import shards
 from bench.launch.prepare import prepare
-from bench.plans import overhead
 from bench.training import distributed
 from bench.training.clock import marks_for
 from bench.training.instruments.base import InstrumentSet
 from bench.training.step_log import StepLog
 from bench.training.trainer import Trainer
+from benchmarks import overhead
 
 NUM_BLOCK_STEPS = 2
 MODELS = {"gpt2 with AdamW": ["model=gpt2", "optim=adamw"], "modern with Muon": ["model=modern", "optim=muon"]}

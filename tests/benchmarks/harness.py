@@ -13,7 +13,7 @@ from bench.base.paths import REPO
 
 
 def measure():
-    """Rows for bench-self's table: (what, measured, sign, target)."""
+    """The fields of a rows.Row for each figure."""
     return [*loader(), *startup(), *memory()]
 
 

@@ -70,7 +70,7 @@ class Theirs:
 
 
 def measure(clone, *num_threads):
-    """bench-self's rows for each number of threads (1, and all), each in a process of its own."""
+    """Rows for each number of threads (1, and all), each in a process of its own."""
     for threads in num_threads or ("1", str(os.cpu_count())):
         program = f"from benchmarks import nanogpt; nanogpt.measure_here({str(clone)!r}, {threads})"
         done = subprocess.run(
@@ -88,7 +88,7 @@ def measure(clone, *num_threads):
 
 def measure_here(clone, num_threads):
     """Print ratios of wall and CPU time of the two, of this process."""
-    from bench.plans import overhead
+    from benchmarks import overhead
 
     words = ["track=cpu_nano", "hardware=cpu", f"optim.lr={LR}", "model.args={gelu: none}"]
     words.append(f"hardware.num_threads={num_threads}")

@@ -131,7 +131,7 @@ class Telemetry(Instrument):
         return [] if self._stopped is None else join.warnings(self._joined(), self._stopped["report"])
 
     def pause(self) -> None:
-        """Stop the sampler where it stands, until resume(): bench-self compares steps with and without it."""
+        """Stop the sampler where it stands, until resume(): tests/benchmarks compares steps with and without it."""
         if self._sampling is not None:
             self._sampling.pause()
 

@@ -28,12 +28,9 @@ from bench.training.instruments.registry import load
 from bench.training.loop import train
 from bench.training.step_log import StepLog
 from bench.training.trainer import Trainer
+from benchmarks.rows import Row
 
 MIN_ROUNDS = 5
-
-
-# (what, measured, "<=" or ">=", target, 95 % interval) for bench-self; sign and target None: there is no target
-Row = tuple[str, float, str | None, float | None, tuple[float, float] | None]
 
 
 def measured(
@@ -55,7 +52,8 @@ def measured(
 def ratio(what: str, ours: Sequence[float], theirs: Sequence[float], target: float | None = None) -> Row:
     """Ratio of the seconds of two contestants, round by round."""
     ratios = [our_s / their_s for our_s, their_s in zip(ours, theirs, strict=True)]
-    return what, statistics.median(ratios), None if target is None else "<=", target, stats.median_interval(ratios)
+    sign = None if target is None else "<="
+    return Row(what, statistics.median(ratios), sign, target, stats.median_interval(ratios))
 
 
 def measure(num_block_steps: int = 2) -> list[Row]:
@@ -75,8 +73,8 @@ def measure(num_block_steps: int = 2) -> list[Row]:
     return [
         ratio(f"{what} / bare loop (CPU)", ours, seconds_of["bare loop"], 1.01),
         ratio(f"{what} / without (CPU)", ours, seconds_of["without"], 1.005),
-        ("default instruments' host time, us a step (CPU)", host_us, "<=", 20, None),
-        ("waiting for the loader, % of CPU steps", wait_pct, "<=", 1.0, None),
+        Row("default instruments' host time, us a step (CPU)", host_us, "<=", 20),
+        Row("waiting for the loader, % of CPU steps", wait_pct, "<=", 1.0),
     ]
 
 
