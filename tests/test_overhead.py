@@ -1,4 +1,4 @@
-"""The benchmark of a GPU: its plain loops train, its rounds and ratios are what it says, and all of it runs on a CPU."""
+"""The benchmark of a GPU: its plain loops train, its rounds and ratios are right, and all of it runs on a CPU."""
 
 import contextlib
 import json

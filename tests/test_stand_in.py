@@ -151,7 +151,7 @@ def test_a_gpu_that_another_run_has_is_refused_and_the_others_are_not(tmp_path):
 def test_a_sweep_of_eight_is_packed_over_gpus(tmp_path):
     gpus, slots = Gpus(tmp_path), min(8, environment.usable_cpus())  # no two runs share a core either
     rates = ",".join(f"{number}e-4" for number in range(1, 9))
-    packed = [f"hydra.launcher.parallel={slots}", "hydra.launcher.max_slowdown_pct=1e6", "hardware.num_processes=1"]
+    packed = [f"hydra.launcher.parallel={slots}", "hardware.num_processes=1"]
     done = gpus.command("./run.sh", "run", "-m", *ON_GPUS, EAGER, "look=off", *packed, f"optim.lr={rates}")
     assert "8 of 8 complete" in done.stdout, done.stdout + done.stderr
     runs = [real_runs.run_json(folder) for folder in real_runs.folders(gpus.results)]

@@ -13,6 +13,7 @@ import claimed
 import pytest
 import real_runs
 import scripted
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from bench.cli import main as program
 from bench.compare import eligibility
@@ -48,7 +49,6 @@ def cores(monkeypatch):
         ("auto", 2, [(0, 1), (2, 3)]),
         (2, None, [(0, 1), (2, 3)]),
         (3, 1, [(0,), (1,), (2,)]),
-        (None, None, []),
     ],
 )
 def test_runs_side_by_side_share_no_core(cores, parallel, cores_per_run, expected):
@@ -199,7 +199,7 @@ def test_more_than_the_machine_has_is_refused(cores, parallel, cores_per_run):
 
 def test_a_run_beside_others_is_suspect_and_its_time_is_not_compared(tmp_path):
     results = claimed.Results(tmp_path)
-    slot = packing.Slot(0, 2, (0,), slowdown_pct=3.0)
+    slot = packing.Slot(0, 2, (0,))
 
     def change(run):
         run["beside"] = slot.fact()
@@ -219,7 +219,7 @@ def test_a_run_beside_others_is_suspect_and_its_time_is_not_compared(tmp_path):
 def test_two_runs_at_a_time_are_pinned_and_marked(tmp_path):
     if len(packing.os.sched_getaffinity(0)) < 2:
         pytest.skip("one core: nothing can run beside")
-    words = ["optim.lr=0.001,0.002", "hydra.launcher.parallel=2", "hydra.launcher.max_slowdown_pct=10000"]
+    words = ["optim.lr=0.001,0.002", "hydra.launcher.parallel=2"]
     words += ["hardware.price_usd_per_hour=36"]
     done = real_runs.bench(tmp_path, "run", "-m", *real_runs.SHORT, *words, "--json", "--anyway")
     assert done.returncode == 0, done.stderr
@@ -251,24 +251,6 @@ def finished(tmp_path, name, val_loss, losses, reached=None):
     return {"run_id": name, "status": "complete", "metrics": metrics, "folder": str(folder)}
 
 
-def test_a_run_far_above_the_best_is_stopped_but_not_before_its_first_quarter(tmp_path):
-    good = finished(tmp_path, "good", 3.0, {0: 5.0, 2: 4.5, 4: 3.5, 8: 3.0})
-    worse = finished(tmp_path, "worse", 3.5, {0: 5.0, 2: 9.0, 4: 9.0, 8: 3.5})
-    rule = sweep_points.AboveBest(0.25, 0.5, [worse, good])
-    assert rule([(2, 6.0)]) is None  # step 2 of 8: before from_frac
-    assert rule([(4, 3.7)]) is None  # 0.2 above
-    assert rule([(4, 3.8)]).startswith("val_loss 3.8000 at step 4 is 0.3000 nats above that of good, the best of the")
-    assert rule([(5, 9.0)]) is None  # nothing is known there
-    assert sweep_points.AboveBest(0.25, 0.5, [])([(4, 9.0)]) is None
-
-
-def test_a_run_that_reached_its_target_is_what_others_are_held_against(tmp_path):
-    lower = finished(tmp_path, "lower", 2.9, {0: 5.0, 4: 3.0}, reached=False)
-    reached = finished(tmp_path, "reached", 3.0, {0: 5.0, 4: 3.5}, reached=True)
-    assert sweep_points.AboveBest(0.1, 0.0, [lower, reached])([(4, 3.55)]) is None
-    assert "reached" in sweep_points.AboveBest(0.1, 0.0, [lower, reached])([(4, 3.65)])
-
-
 def test_a_stopped_run_has_a_status_of_its_own_and_is_no_result():
     assert finish.ENDED_BY["stopped"] == "stopped" and "stopped" in failures.HINTS
     assert validity.validity({"status": "stopped"}) == ("invalid", ["the run did not complete"])
@@ -291,18 +273,10 @@ def test_the_objective_is_a_metric_or_the_time_to_the_target(tmp_path):
         search.objective_of(record, "target_s")
 
 
-def settings(**changes):
-    usual = {"objective": "val_loss", "n_trials": 4, "n_jobs": 1, "sampler": "random", "pruner": None, "seed": 0}
-    return search.Settings(**usual | {"study_name": None, "storage": None} | changes)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"objective": "loss"},
-            "hydra.sweeper.objective=loss: choose from val_loss, score, train_s, step_avg_ms, target_s",
-        ),
+        ({"objective": "loss"}, "hydra.sweeper.objective=loss: choose from val_loss, score, train_s, step_avg_ms, tar"),
         ({"sampler": "tpp"}, "hydra.sweeper.sampler=tpp: choose from tpe, random"),
         ({"n_trials": 0}, "hydra.sweeper.n_trials=0: use a whole number of 1 or more"),
         ({"objective": "train_s", "pruner": "median"}, "hydra.sweeper.pruner=median: it compares losses"),
@@ -310,29 +284,41 @@ def settings(**changes):
 )
 def test_settings_of_a_search_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        settings(**changes)
+        search.Settings(**changes)
+
+
+def opened(folder, *words):
+    settings = search.Settings(n_trials=4, sampler="random", seed=0)
+    return search.opened(settings, OverridesParser.create().parse_overrides(list(words)), folder)
+
+
+def test_a_search_of_nothing_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="there is nothing to search: give a space"):
+        opened(tmp_path, "seed=3")
 
 
 def test_without_optuna_a_search_says_what_to_install(tmp_path):
     if has("optuna"):
         pytest.skip("optuna is installed here")
     with pytest.raises(ValueError, match="hydra/sweeper=optuna: it is not installed here: pip install optuna"):
-        search.opened(settings(), {"seed": search.Choice(("0", "1"))}, [], tmp_path)
+        opened(tmp_path, "seed=0,1")
 
 
 @pytest.mark.skipif(not has("optuna"), reason="optuna is not installed: pip install optuna")
 def test_a_search_goes_on_where_it_stood(tmp_path):
-    space = {"optim.lr": search.Numbers(1e-4, 1e-1, log=True), "model": search.Choice(("gpt2", "modern"))}
-    first = search.opened(settings(), space, ["track=free"], tmp_path)
+    space = ["optim.lr=tag(log,interval(1e-4,1e-1))", "model=gpt2,modern", "model.num_layers=range(2,9,2)"]
+    first = opened(tmp_path, *space, "track=free")
     for value, was_stopped in ((3.0, False), (None, True), (None, False)):
-        trial, words = first.propose()
-        assert words[0] == "track=free" and words[1].startswith("optim.lr=") and words[2].startswith("model=")
+        trial, (track, lr, model, num_layers) = first.propose()
+        assert track == "track=free" and 1e-4 <= float(lr.removeprefix("optim.lr=")) <= 1e-1
+        assert model in ("model=gpt2", "model=modern")
+        assert num_layers in [f"model.num_layers={number}" for number in (2, 4, 6, 8)]
         first.conclude(trial, value, was_stopped)
     first.propose()  # killed here
-    again = search.opened(settings(), space, ["track=free"], tmp_path)
+    again = opened(tmp_path, *space, "track=free")
     assert again.num_left == 2  # of 4: one complete, one pruned; the failed and the killed do not count
     assert again.results()["best_value"] == 3.0
-    other = search.opened(settings(), space, ["track=cpu_nano"], tmp_path)
+    other = opened(tmp_path, *space, "track=cpu_nano")
     assert other.num_left == 4 and other.name != again.name
 
 

@@ -227,7 +227,7 @@ def _search(
                 if spent_s * (1 + (study["n"] + 2) / fewest) > budget_s:  # for one more trial of each arm and the race
                     break
             points = [_point(study, name, tried[name]) for name in todo]
-            runs.all(points, len(sweep.points(folder)), {"parallel": None, "stop_above_nats": None})
+            runs.all(points, len(sweep.points(folder)), {"parallel": None})
             tried = sweep.trials(folder, study)
     return tried
 

@@ -1,20 +1,19 @@
-"""Runs of a sweep side by side, each on its own cores or GPU, which no other run of the sweep may use.
+"""Concurrent runs of a sweep, each on cores or a GPU of its own that no other run of the sweep may use.
 
-How much slower they are than alone is measured once before, by a probe, and stands in each record, run.json["beside"],
-which makes it suspect: losses count, times do not, until `./run.sh race --from-sweep ID` repeats the best alone.
+They slow each other down all the same, so each record has run.json["beside"], which makes it suspect: its losses count,
+its times do not, until `./run.sh race --from-sweep ID` repeats the best alone.
 """
 
 import contextlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from bench.base.paths import REPO, working_folder
 from bench.config import schema
@@ -29,9 +28,6 @@ TOPOLOGY = Path("/sys/devices/system/cpu")
 TICK_S = 0.2
 END_WITHIN_S = 30.0  # the run's own launcher ends its workers, then finishes the record
 OPTION = "--beside"  # of ./run.sh run: a Slot as JSON
-PROBE_S = 3.0
-PROBE_WIDTH = 512  # of the matrices on cores; a GPU gets 8 times that
-PROBE_COPIED_BYTES = 32 * 2**20  # above a core's share of the caches
 
 Core = tuple[int, ...]  # logical CPUs: of a physical core, or of several
 Place = tuple[gpus.Device | None, Core]
@@ -45,7 +41,6 @@ class Slot:
     num_slots: int
     cores: tuple[int, ...]  # logical CPUs, of the machine's numbers
     gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it; None: the run is on cores alone
-    slowdown_pct: float | None = None  # of a step beside the others, by the probe; None: not measured
     memory_gib: float | None = None  # of the GPU
     gpu_number: int | None = None  # among those that CUDA shows this process
 
@@ -63,15 +58,13 @@ class Slot:
         return cores if self.gpu is None else f"GPU {self.gpu_number}, {cores}"
 
 
-def slots(parallel: int | str | None, cores_per_run: int | None, on_cpu: bool) -> list[Slot]:
-    """One for each run at a time; [] where they are to follow each other.
+def slots(parallel: int | str, cores_per_run: int | None, on_cpu: bool) -> list[Slot]:
+    """One slot for each concurrent run.
 
     A slot has a GPU that is free (bench/machine/leases.py), with its share of the cores near it, or cores alone;
     physical cores are not divided between slots.  parallel: hydra.launcher.parallel, "auto" for as many as there are
     free GPUs, or cores where on_cpu.  ValueError.
     """
-    if parallel is None:
-        return []
     if parallel != "auto" and (not str(parallel).isdecimal() or int(parallel) < 1):
         raise ValueError(f"hydra.launcher.parallel={parallel}: use auto, a whole number of 1 or more, or null")
     num_wanted = None if parallel == "auto" else int(parallel)
@@ -87,13 +80,15 @@ def slots(parallel: int | str | None, cores_per_run: int | None, on_cpu: bool) -
             f"hydra.launcher.parallel={parallel} hydra.launcher.cores_per_run={cores_per_run}: this machine has {has}, "
             f"and no two runs share one: use hydra.launcher.parallel={max(1, min(number - 1, len(places)))}"
         )
-    found = []
-    for slot, (device, near) in enumerate(places[:number]):
-        packed = Slot(slot, number, near[: cores_per_run or None])
-        if device:
-            packed = replace(packed, gpu=device.name, memory_gib=device.memory_gib, gpu_number=device.number)
-        found.append(packed)
-    return found
+    return [
+        Slot(
+            slot,
+            number,
+            near[: cores_per_run or None],
+            *((device.name, device.memory_gib, device.number) if device else ()),
+        )
+        for slot, (device, near) in enumerate(places[:number])
+    ]
 
 
 def physical_cores(usable: Iterable[int]) -> list[Core]:
@@ -220,67 +215,3 @@ def run_all(
                 ended.answer.unlink(missing_ok=True)
                 yield ended.number, folder, "\n".join(ended.log.read_text(errors="replace").splitlines()[-5:])
             time.sleep(TICK_S)
-
-
-def measured(where: Sequence[Slot]) -> float:
-    """Per cent by which a step of the probe is slower beside the others than alone, the worst slot's."""
-    alone = _probe(where[:1])
-    beside = _probe(where)
-    return max(0.0, 100 * (max(beside) / alone[0] - 1))
-
-
-def _probe(where: Iterable[Slot]) -> list[float]:
-    """Milliseconds of the probe's step at each slot, all at once."""
-    with contextlib.ExitStack() as stack:
-        running = []
-        for slot in where:
-            command = [sys.executable, "-m", "bench.plans.sweep.packing", json.dumps(asdict(slot))]
-            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            process = subprocess.Popen(command, cwd=REPO, env=environment(slot), text=True, **pipes)
-            running.append(stack.enter_context(process))
-        pipes_of = [(cast(IO[str], process.stdin), cast(IO[str], process.stdout)) for process in running]
-        for _, answers in pipes_of:  # all are ready before one begins
-            answers.readline()
-        for orders, _ in pipes_of:
-            orders.write("go\n")
-            orders.flush()
-        return [float(answers.readline()) for _, answers in pipes_of]
-
-
-def probe(text: str) -> None:
-    """python -m bench.plans.sweep.packing SLOT: one run's load for a few seconds.  text: a Slot as JSON.
-
-    Prints "ready", waits for a line, prints the median milliseconds of a step: products of matrices, which fill the
-    cores or the GPU, and a copy, which fills the way to memory, as in a training step.
-    """
-    slot = slot_of(json.loads(text))
-    pin(slot)
-    import torch
-
-    torch.set_num_threads(len(slot.cores))
-    device = torch.device("cuda" if slot.gpu is not None else "cpu")
-    width = PROBE_WIDTH * (8 if device.type == "cuda" else 1)
-    left_WW, right_WW = torch.rand(2, width, width, device=device)
-    copied = torch.zeros(PROBE_COPIED_BYTES // 4, device=device)
-
-    def step() -> None:
-        for _ in range(4):
-            torch.mm(left_WW, right_WW)
-        copied.clone()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
-    for _ in range(3):
-        step()
-    print("ready", flush=True)
-    sys.stdin.readline()
-    times_ms, end_s = [], time.perf_counter() + PROBE_S
-    while time.perf_counter() < end_s:
-        start_s = time.perf_counter()
-        step()
-        times_ms.append((time.perf_counter() - start_s) * 1e3)
-    print(statistics.median(times_ms), flush=True)
-
-
-if __name__ == "__main__":
-    probe(sys.argv[1])

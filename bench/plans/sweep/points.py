@@ -1,9 +1,7 @@
 """The points of a sweep as runs: each with its own process group and record, what is complete skipped.
 
-A run that can no longer win is stopped where the user asks for that, and the best points can become the arms of a race.
-
 Hydra's sweepers and launchers call this, through bench/config/multirun.py: all() in the sweep's own process, or
-run_one() in a process of another launcher.  The sweep's folder (bench/record/sweep.py) keeps whose each record is.
+run_one() in a process of another launcher.  The sweep's folder (bench/record/sweep.py) keeps each point's record.
 """
 
 import contextlib
@@ -13,8 +11,8 @@ import shlex
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from bench.launch.series import Series, earlier_s
 from bench.machine.signals import Interrupted, raise_interrupted
 from bench.plans.sweep import packing, search
 from bench.plans.sweep.elsewhere import Unfinished, at_work, followed
-from bench.record import failures, run_folder, step_files, store, sweep
+from bench.record import failures, run_folder, store, sweep
 from bench.record.rows import metric_of, row_of
 
 Run = dict[str, Any]  # a record, with its folder
@@ -49,7 +47,6 @@ class Points:
     stops: dict[tuple[str, ...], Stop | None] = field(default_factory=dict)  # of a search, by the overrides of a point
     _series: Series | None = None  # of a search: all of its trials
     _began_s: float | None = None
-    _slowdown_pct: float | None = None  # of runs side by side; None: not measured yet
 
     @property
     def _plan(self) -> dict[str, Any]:
@@ -119,7 +116,7 @@ class Points:
         jobs = [prepare(overrides, say=lambda text: say("data", text), machine=machine) for overrides in points]
         first: dict[tuple[str, int], int] = {}  # of equal points one is run: the index of each job's first like it
         same = [first.setdefault(_kind(job), number) for number, job in enumerate(jobs)]
-        runs = complete_before(jobs, stopped_too=settings["stop_above_nats"] is not None)
+        runs = complete_before(jobs)
         for number in sorted(runs.keys() & set(same)):
             say_complete(jobs[number], runs[number])
         for number, run in runs.items():
@@ -128,7 +125,7 @@ class Points:
         if todo and self._began_s is None:
             ready.agree(ready.checks(jobs[todo[0]]), self.anyway)
             self._began_s = time.monotonic()
-        for number, run in self._made(todo, jobs, points, where, settings) if todo else ():
+        for number, run in self._made(todo, jobs, points, where) if todo else ():
             for other, first_like_it in enumerate(same):
                 if first_like_it == number:
                     runs[other] = run
@@ -146,12 +143,7 @@ class Points:
         return self.budget_s - (time.monotonic() - self._began_s)
 
     def _made(
-        self,
-        todo: list[int],
-        jobs: list[Job],
-        points: list[list[str]],
-        where: list[packing.Slot],
-        settings: Mapping[str, Any],
+        self, todo: list[int], jobs: list[Job], points: list[list[str]], where: list[packing.Slot]
     ) -> Iterator[tuple[int, Run]]:
         """Runs of the points todo, indices: yields (index, record) of each that has one."""
         if where and len(todo) > 1:
@@ -159,47 +151,30 @@ class Points:
             return
         known = [*points, *(point.overrides for point in sweep.points(self.folder))]  # a search's earlier trials
         its_words = {_kind(jobs[number]): tuple(points[number]) for number in todo}
-
-        def stop_of(job: Job) -> Stop | None:
-            if settings["stop_above_nats"] is None:
-                return self.stops.get(its_words[_kind(job)])
-            return AboveBest(settings["stop_above_nats"], settings["stop_from_frac"], self.records())
-
         runs = launcher.launch_each(
             [jobs[number] for number in todo],
             self.command,
             [sweep.its_own(points[number], known) for number in todo],
             plan=self._plan,
             budget_s=self.left_s(),
-            stop_of=stop_of,
+            stop_of=lambda job: self.stops.get(its_words[_kind(job)]),
             series=self._series,
         )
         yield from zip(todo, runs)
 
     def _places(self, points: list[list[str]], settings: Mapping[str, Any]) -> list[packing.Slot]:
-        """Where runs go side by side, [] where they follow each other: so they do where that costs too much."""
-        if settings["parallel"] is None:
+        """Where concurrent runs go, [] where one follows the other."""
+        if (parallel := settings["parallel"]) is None:
             return []
-        if any(self.stops.values()) or settings["stop_above_nats"] is not None:
-            raise ValueError(
-                f"hydra.launcher.parallel={settings['parallel']}: concurrent runs cannot be stopped early: omit "
-                "hydra.sweeper.pruner and hydra.launcher.stop_above_nats"
-            )
+        if any(self.stops.values()):
+            why = "concurrent runs cannot be stopped early: omit hydra.sweeper.pruner"
+            raise ValueError(f"hydra.launcher.parallel={parallel}: {why}")
         on_cpu = requested_config(points[0], this_machine()).hardware.device == "cpu" or not this_machine().num_gpus
-        where = packing.slots(settings["parallel"], settings["cores_per_run"], on_cpu)
+        where = packing.slots(parallel, settings["cores_per_run"], on_cpu)
         if len(where) < 2 or len(points) < 2:
             return []
-        is_new = self._slowdown_pct is None
-        if self._slowdown_pct is None:
-            self._slowdown_pct = packing.measured(where)
-        limit_pct = settings["max_slowdown_pct"]
-        facts = f"{self._slowdown_pct:.1f} % slower than alone (hydra.launcher.max_slowdown_pct={limit_pct:g})"
-        if self._slowdown_pct > limit_pct:
-            say("sweep", f"one run at a time: {len(where)} side by side are {facts}", always=is_new)
-            return []
-        on = " | ".join(map(str, where))
-        say("sweep", f"{len(where)} runs side by side on {on}, {facts}: no time of them counts")
-        return [replace(slot, slowdown_pct=round(self._slowdown_pct, 2)) for slot in where]
+        say("sweep", f"{len(where)} concurrent runs on {' | '.join(map(str, where))}: their times do not count")
+        return where
 
     def _side_by_side(
         self, points: dict[int, list[str]], where: list[packing.Slot], jobs: list[Job]
@@ -251,26 +226,24 @@ def _kind(job: Job) -> tuple[str, int]:
     return job.config_id, job.config.seed
 
 
-def complete_before(jobs: Sequence[Job], stopped_too: bool = False) -> dict[int, Run]:
-    """Index of a job: its record, with its folder; a valid one where there is one, else a suspect one.
+def complete_before(jobs: Sequence[Job]) -> dict[int, Run]:
+    """Index of a job: its complete record, with its folder; a valid one where there is one, else a suspect one.
 
-    A race's warm-up runs do not count.  stopped_too: where none is complete, one that a sweep stopped.
+    A race's warm-up runs do not count.
     """
     folders = {results_root() / job.config.track.name for job in jobs}
-    wanted = ("complete", "stopped") if stopped_too else ("complete",)
     known: dict[tuple[Any, ...], str] = {}
     for folder, row in store.read_rows(folder for folder in folders if folder.is_dir()):
-        if row["status"] in wanted and not row["discarded"]:
+        if row["status"] == "complete" and not row["discarded"]:
             files = json.loads(row["setting"])
             data = frozenset((files["train_data"] or []) + (files["val_data"] or []))
             kind = (row["track"], row["config_id"], row["seed"], row["source_sha256"], data)
-            known.setdefault((*kind, row["status"], row["validity"] == "valid"), folder)
+            known.setdefault((*kind, row["validity"] == "valid"), folder)
     complete = {}
     for number, job in enumerate(jobs):
         data = frozenset(shard.sha256 for shard in job.dataset.train + job.dataset.val)
         kind = (job.config.track.name, job.config_id, job.config.seed, job.source_sha256, data)
-        folders_of_kind = [known.get((*kind, status, is_valid)) for status in wanted for is_valid in (True, False)]
-        if its_folder := next(filter(None, folders_of_kind), None):
+        if its_folder := known.get((*kind, True)) or known.get((*kind, False)):
             complete[number] = _read(its_folder)
     return complete
 
@@ -278,38 +251,11 @@ def complete_before(jobs: Sequence[Job], stopped_too: bool = False) -> dict[int,
 def say_complete(job: Job, run: Run) -> None:
     """Says that a run is not made again, and what doubts there are of the one that stands for it."""
     doubts = ""
-    if run["validity"] != "valid" and run["status"] == "complete":
+    if run["validity"] != "valid":
         doubts = f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
-    say("sweep", f"{' '.join(job.overrides)}: {run['status']} before, {run['run_id']}{doubts}")
+    say("sweep", f"{' '.join(job.overrides)}: complete before, {run['run_id']}{doubts}")
     if exporters := ",".join(job.config.exporters):
         say("sweep", f"not exported again: ./run.sh dashboard {run['run_id']} --to {exporters}")
-
-
-class AboveBest:
-    """A run is stopped where its val_loss is more than above_nats over that of the best run before it, at one step.
-
-    The best is the complete run with the lowest val_loss, among those that reached their target where one did.  Before
-    from_frac of its steps nothing is stopped: curves cross early.
-    """
-
-    def __init__(self, above_nats: float, from_frac: float, runs: Iterable[Run]) -> None:
-        """runs: records of the sweep so far, with their folders."""
-        self.above_nats, self.from_frac = above_nats, from_frac
-        complete = [run for run in runs if run["status"] == "complete"]
-        reached = [run for run in complete if run["metrics"]["target_reached"]]
-        self.best = min(reached or complete, key=lambda run: run["metrics"]["val_loss"], default=None)
-        self.curve = step_files.validations(self.best["folder"]) if self.best else {}
-
-    def __call__(self, validations: Validations) -> str | None:
-        """Why the run is to end now, or None."""
-        step, val_loss = validations[-1]
-        if self.best is None or step not in self.curve or step < self.from_frac * max(self.curve):
-            return None
-        above_nats = val_loss - self.curve[step]
-        if above_nats <= self.above_nats:
-            return None
-        lag = f"val_loss {val_loss:.4f} at step {step} is {above_nats:.4f} nats above that of {self.best['run_id']}"
-        return f"{lag}, the best of the sweep (hydra.launcher.stop_above_nats={self.above_nats:g})"
 
 
 def winning_arms(folder: Path, top: int) -> list[str]:

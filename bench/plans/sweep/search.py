@@ -1,17 +1,19 @@
 """A search by optuna's ask and tell: it proposes points, each becomes a run, and the search gets the run's objective.
 
-The study is a file, so that the same search goes on where it stood: results/sweeps/STUDY.journal.  Only this file knows
-optuna, and only inside functions: it is an optional package.  The objective is the number that a search makes small.
+The study is a file, results/sweeps/STUDY.journal, so that the same command continues it.  Only this file knows optuna,
+and imports it inside functions: it is an optional package.  The objective is the number that a search minimizes.
 """
 
 import hashlib
 import json
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+
+from hydra.core.override_parser.types import Override
 
 from bench.base.metric import Metric
 from bench.launch.console import say
@@ -39,35 +41,18 @@ PRUNERS["successive_halving"] = "SuccessiveHalvingPruner"
 ABSENT = "hydra/sweeper=optuna: it is not installed here: pip install optuna (docs/race.md)"
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One of some values, as text."""
-
-    values: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """Between low and high, both included.  step: None is any; log: small ones as likely as large ones."""
-
-    low: float
-    high: float
-    step: float | None = None
-    log: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Settings:
     """hydra.sweeper.*: meanings in docs/race.md."""
 
-    objective: str
-    n_trials: int
-    n_jobs: int
-    sampler: str
-    pruner: str | None
-    seed: int | None
-    study_name: str | None
-    storage: str | None
+    objective: str = DEFAULT_OBJECTIVE
+    n_trials: int = 20
+    n_jobs: int = 1
+    sampler: str = "tpe"
+    pruner: str | None = None
+    seed: int | None = None
+    study_name: str | None = None
+    storage: str | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (("objective", OBJECTIVES), ("sampler", SAMPLERS), ("pruner", PRUNERS)):
@@ -164,18 +149,27 @@ def _state(name: str) -> Any:
     return TrialState[name]
 
 
-def opened(settings: Settings, space: dict[str, Choice | Numbers], fixed: list[str], folder: Path) -> Search:
-    """The study of these settings, begun or gone on with; the trials of a search that was killed have failed.
+def opened(settings: Settings, overrides: Iterable[Override], folder: Path) -> Search:
+    """The study of these settings, new or continued; the trials of a search that was killed have failed.
 
-    space: by setting; fixed: overrides of every run; folder: of the studies.  ValueError: optuna is absent.
+    overrides: parsed by Hydra, some of them sweeps; folder: of the studies.  ValueError: optuna is absent, or nothing
+    is swept.
     """
+    swept = {override.get_key_element(): override for override in overrides}
+    fixed = [
+        f"{key}={swept.pop(key).get_value_element_as_str()}"
+        for key in list(swept)
+        if not swept[key].is_sweep_override()
+    ]
+    if not swept:
+        raise ValueError("there is nothing to search: give a space, e.g. 'optim.lr=tag(log,interval(1e-4,1e-2))'")
     try:
         import optuna
     except ImportError:
         raise ValueError(ABSENT) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    what = json.dumps([settings.objective, sorted(fixed), sorted((key, repr(values)) for key, values in space.items())])
+    what = json.dumps([settings.objective, sorted(fixed), sorted(str(each.input_line) for each in swept.values())])
     name = settings.study_name or f"search-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
     storage: Any = settings.storage
     if storage is None:
@@ -194,19 +188,26 @@ def opened(settings: Settings, space: dict[str, Choice | Numbers], fixed: list[s
         )
     except ImportError as error:
         raise ValueError(f"hydra.sweeper.sampler={settings.sampler}: {error}") from None
-    for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
-        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-    return Search(name, settings, fixed, {key: _distribution(values) for key, values in space.items()}, study)
+    for trial in study.get_trials(states=(_state("RUNNING"),)):
+        study.tell(trial.number, state=_state("FAIL"))
+    return Search(name, settings, fixed, {key: _distribution(override) for key, override in swept.items()}, study)
 
 
-def _distribution(values: Choice | Numbers) -> Any:
+def _distribution(override: Override) -> Any:
+    """optuna's distribution of the values of a sweep in Hydra's grammar."""
     from optuna import distributions
 
-    if isinstance(values, Choice):
-        return distributions.CategoricalDistribution(values.values)
-    if isinstance(values.low, int) and isinstance(values.high, int):
-        return distributions.IntDistribution(values.low, values.high, log=values.log, step=values.step or 1)
-    return distributions.FloatDistribution(values.low, values.high, log=values.log, step=values.step)
+    sweep: Any = override.value()
+    if override.is_interval_sweep():
+        low, high, step, is_log = sweep.start, sweep.end, None, "log" in sweep.tags
+    elif override.is_range_sweep():
+        numbers = sorted(sweep.range())
+        low, high, step, is_log = numbers[0], numbers[-1], abs(sweep.step), False
+    else:
+        return distributions.CategoricalDistribution(tuple(override.sweep_string_iterator()))
+    if isinstance(low, int) and isinstance(high, int):
+        return distributions.IntDistribution(low, high, log=is_log, step=step or 1)
+    return distributions.FloatDistribution(low, high, log=is_log, step=step)
 
 
 def objective_of(run: dict[str, Any] | None, name: str) -> float | None:

@@ -21,6 +21,8 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
 
+from bench.plans.sweep import search
+
 OUR_LAUNCHER = "hydra_plugins.speedrun.Processes"
 
 
@@ -31,9 +33,6 @@ class ProcessesConf:
     _target_: str = OUR_LAUNCHER
     parallel: Any = None
     cores_per_run: int | None = None
-    max_slowdown_pct: float = 10.0
-    stop_above_nats: float | None = None
-    stop_from_frac: float = 0.25
 
 
 class Processes(Launcher):
@@ -57,18 +56,10 @@ class Processes(Launcher):
 
 
 @dataclass
-class OptunaConf:
-    """Settings hydra.sweeper.*; meanings in docs/race.md."""
+class OptunaConf(search.Settings):
+    """Settings hydra.sweeper.*; params: the space of a search that is stored in a yaml."""
 
     _target_: str = "hydra_plugins.speedrun.Optuna"
-    objective: str = "val_loss"
-    n_trials: int = 20
-    n_jobs: int = 1
-    sampler: str = "tpe"
-    pruner: str | None = None
-    seed: int | None = None
-    study_name: str | None = None
-    storage: str | None = None
     params: dict[str, str] = field(default_factory=dict)
 
 
@@ -86,61 +77,37 @@ class Optuna(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Hydra's call: to the end of the trials."""
-        from bench.plans.sweep.search import Settings, opened
-
-        settings = Settings(**self.settings)
+        settings = search.Settings(**self.settings)
         is_ours = self.config.hydra.launcher._target_ == OUR_LAUNCHER
         if settings.pruner and not is_ours:
             why = "this launcher's runs cannot be seen while they train"
             raise ValueError(f"hydra.sweeper.pruner={settings.pruner}: {why}: use hydra/launcher=basic, or no pruner")
         self.runner.objective = settings.objective
-        fixed, space = self._space(arguments)
-        search = opened(settings, space, fixed, self.runner.folder.parent)
-        search.introduce()
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        overrides = parser.parse_overrides([*(f"{key}={value}" for key, value in self.params.items()), *arguments])
+        study = search.opened(settings, overrides, self.runner.folder.parent)
+        study.introduce()
         number = 0
-        with self.runner.searching(search.num_left) if is_ours and search.num_left else contextlib.nullcontext():
-            while search.num_left:
-                number += self._run(search, min(settings.n_jobs, search.num_left), number)
+        with self.runner.searching(study.num_left) if is_ours and study.num_left else contextlib.nullcontext():
+            while study.num_left:
+                number += self._run(study, min(settings.n_jobs, study.num_left), number)
         folder = Path(self.config.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(OmegaConf.create(search.results()), folder / "optimization_results.yaml")
+        OmegaConf.save(OmegaConf.create(study.results()), folder / "optimization_results.yaml")
 
-    def _run(self, search: Any, num_trials: int, number: int) -> int:
+    def _run(self, study: search.Search, num_trials: int, number: int) -> int:
         """So many trials as runs, the first of this number -> how many."""
-        trials = [search.propose() for _ in range(num_trials)]
+        trials = [study.propose() for _ in range(num_trials)]
         points = [overrides for _, overrides in trials]
         self.validate_batch_is_legal(points)
-        self.runner.stops = {tuple(overrides): search.stop(trial) for trial, overrides in trials}
+        self.runner.stops = {tuple(overrides): study.stop(trial) for trial, overrides in trials}
         try:
             returns = self.launcher.launch(points, initial_job_idx=number)
             for (trial, overrides), done in zip(trials, returns):
-                search.conclude(trial, done.return_value, self.runner.was_stopped(overrides))
+                study.conclude(trial, done.return_value, self.runner.was_stopped(overrides))
         finally:
             self.runner.stops = {}
         return num_trials
-
-    def _space(self, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
-        """hydra.sweeper.params and the overrides typed -> (those of every run, {setting: what it may be})."""
-        from bench.plans.sweep.search import Choice, Numbers
-
-        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        overrides = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
-        by_key = {override.get_key_element(): override for override in parser.parse_overrides(overrides)}
-        fixed, space = list[str](), dict[str, Any]()
-        for key, override in by_key.items():
-            value = override.value()
-            if not override.is_sweep_override():
-                fixed.append(f"{key}={override.get_value_element_as_str()}")
-            elif override.is_interval_sweep():
-                space[key] = Numbers(value.start, value.end, log="log" in value.tags)
-            elif override.is_range_sweep():
-                numbers = sorted(value.range())
-                space[key] = Numbers(numbers[0], numbers[-1], step=abs(value.step))
-            else:
-                space[key] = Choice(tuple(override.sweep_string_iterator()))
-        if not space:
-            raise ValueError("there is nothing to search: give a space, e.g. 'optim.lr=tag(log,interval(1e-4,1e-2))'")
-        return fixed, space
 
 
 ConfigStore.instance().store(group="hydra/launcher", name="basic", node=ProcessesConf, provider="speedrun")
