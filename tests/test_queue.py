@@ -222,13 +222,14 @@ def test_a_race_whose_entry_is_cancelled_is_abandoned_and_never_resumed(results,
                 killed.setattr(Queue, "_leave", lambda *known: None)
                 queue.end(mine, None, "it was given back", 0.1, None)
         assert submit.main(["--cancel", id]) == 0
-        # its agent's command may run the race on another host, where a file system has no locks
-        assert (folder / "race.json").exists() == queue.has_outcome(mine)
+        assert not (folder / "race.json").exists()  # its agent's command may still run the race on another host
         monkeypatch.setattr(queues, "LEASE_S", -1.0)
         here._put_back_lost()
     else:
         assert submit.main(["--cancel", id]) == 0
-    assert [(each["why"], each["exit_code"]) for each in queue.outcomes()] == [(f"cancelled by {waiting.user}", 1)]
+    endings = [(each["why"], each["exit_code"]) for each in queue.outcomes()]
+    assert (f"cancelled by {waiting.user}", 1) in endings
+    assert set(endings) <= {(f"cancelled by {waiting.user}", 1), ("it was given back", None)}
     race = json.loads((folder / "race.json").read_text())
     assert (race["status"], race["why"]) == ("abandoned", f"cancelled by {waiting.user}")
     assert queue.waiting() == queue.taken() == unfinished(results) == []

@@ -36,7 +36,8 @@ def main(argv: list[str]) -> int:
     if args.json:
         raise ValueError("--json: it works only with --list: omit it")
     if args.cancel:
-        if queue.has_outcome(entry := queue.cancel(args.cancel)):  # it waited; what runs is for its agent to end
+        entry = queue.cancel(args.cancel)
+        if all(each.id != entry.id for each in queue.taken()):  # it waited; what runs is for its agent to end
             end_cancelled(queue, entry)
         return 0
     verb, *words = command or args.command or [""]

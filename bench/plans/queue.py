@@ -1,15 +1,15 @@
-"""A lab's queue: commands in a folder that its machines share, each taken by one agent, run there to its end.
+"""A lab's queue: commands in a folder that its machines share, each of which one agent takes and runs to its end.
 
-    queue/waiting/ID.json             a command, as it was submitted; its owner is whose it is
-    queue/taken/ID@TOKEN.json         the same file, taken by an agent: by a rename, which one process alone can do
-    queue/taken/ID@TOKEN.lease        touched by that agent while it lives
-    queue/taken/ID@TOKEN.cancelledUID the same file, once that user has cancelled it and until its agent has ended it
-    queue/ended/ID@TOKEN.json         what became of it there; exit_code null: it was given back, or its agent was lost
-    queue/logs/ID.log                 what it printed
-    queue/budgets.yaml                what users may spend, if the lab has written it (bench/plans/shares.py)
+    queue/waiting/ID.json       a command as it was submitted; it belongs to the owner of the file
+    queue/taken/ID@TOKEN.json   the same file once an agent has it: renamed, which only one process can do
+    queue/taken/ID@TOKEN.lease  touched by that agent while it lives
+    queue/cancelled/ID          empty; the owner of the file has cancelled the command
+    queue/ended/ID@TOKEN.json   what became of it there; exit_code null: it was given back, or its agent was lost
+    queue/logs/ID.log           what it printed
+    queue/budgets.yaml          what users may spend, if the lab has written it (bench/plans/shares.py)
 
 A lease is lost when another agent has seen it untouched for LEASE_S by its own clock; that agent puts the command back.
-An agent that finds its command cancelled or gone ends what it runs.
+An agent ends its command when it finds that it was cancelled, or that its file is gone.
 """
 
 import contextlib
@@ -38,9 +38,7 @@ LEASE_S = 120.0  # longer than an agent needs to end what it runs
 MAX_LOST = 3  # agents: then the command is what ends them
 RACE_WAITS_S = 3600.0  # for the machine that it began on
 OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # which say nothing of an entry
-STATES = ("waiting", "taken", "ended", "logs")
-CANCELLED = ".cancelled"  # the suffix of a file, before the number of a user
-CANCELLED_BY = "cancelled by "  # how the outcome of a cancelled entry begins to say why
+STATES = ("waiting", "taken", "cancelled", "ended", "logs")
 
 
 class Entry(NamedTuple):
@@ -116,17 +114,21 @@ class Queue:
 
     def cancel(self, id: str) -> Entry:
         """Ends an entry that waits, or marks one that runs, which its agent then ends.  ValueError: there is none."""
-        for state in ("taken", "waiting", "taken"):
-            for entry in [each for each in self._entries(state) if each.id == id]:
-                if (mine := entry if entry.token else self.take(entry)) is None:
-                    continue  # it has just been taken
-                path = self._path("taken", mine.name)
-                with contextlib.suppress(FileNotFoundError):  # it has ended, or waits again
-                    os.rename(path, path.with_name(f"{mine.name}{CANCELLED}{os.getuid()}"))
-                    if not entry.token:
-                        self.end(mine, 1, self.cancelled(mine) or CANCELLED_BY, 0.0, 0.0)
-                    return mine
-        raise ValueError(f"{id}: no such entry is waiting or running: ./run.sh submit --list shows them")
+        known = [entry for entry in [*self.waiting(), *self.taken()] if entry.id == id]
+        if not known:
+            raise ValueError(f"{id}: no such entry is waiting or running: ./run.sh submit --list shows them")
+        self._make()
+        (self.folder / "cancelled" / id).touch()
+        if known[0].token is None:
+            self.take(known[0])
+        return known[0]
+
+    def cancelled(self, entry: Entry) -> str | None:
+        """Why a cancelled entry ends, such as "cancelled by ann"; None: it is not cancelled."""
+        try:
+            return f"cancelled by {_name_of((self.folder / 'cancelled' / entry.id).stat().st_uid)}"
+        except FileNotFoundError:
+            return None
 
     # ---- what there is
 
@@ -135,8 +137,8 @@ class Queue:
         return self._entries("waiting")
 
     def taken(self) -> list[Entry]:
-        """Those that agents have, and among them those that are being cancelled: their commands may still run."""
-        return [*self._entries("taken"), *self._entries("taken", f"*{CANCELLED}*")]
+        """Those that agents have, also if they were cancelled: their commands may still run."""
+        return self._entries("taken")
 
     def outcomes(self) -> list[Outcome]:
         found = []
@@ -145,9 +147,9 @@ class Queue:
                 found.append(cast(Outcome, json_file.read(path, Outcome)))
         return found
 
-    def _entries(self, state: str, pattern: str = "*.json") -> list[Entry]:
+    def _entries(self, state: str) -> list[Entry]:
         found = []
-        for path in sorted((self.folder / state).glob(pattern)):
+        for path in sorted((self.folder / state).glob("*.json")):
             with contextlib.suppress(Damaged):  # it was just taken, or is no entry
                 found.append(_entry(path))
         return found
@@ -165,7 +167,7 @@ class Queue:
     # ---- agents
 
     def take(self, entry: Entry, usd_per_hour: float | None = None) -> Entry | None:
-        """The entry, at this price, if it is this process that got it.  OSError: this user may not take it."""
+        """The entry, at this price, if this process got it; a cancelled one ends.  OSError: it may not be taken."""
         mine = entry._replace(token=secrets.token_hex(4))
         self._lease(mine).touch()
         try:
@@ -180,38 +182,40 @@ class Queue:
         with contextlib.suppress(OSError):  # it was cancelled at once, or the disk is full
             began_s = self._path("taken", mine.name).stat().st_ctime  # of the rename
             _write(self._lease(mine), Lease(began_s=began_s, usd_per_hour=usd_per_hour))
+        if why := self.cancelled(mine):
+            self.end(mine, 1, why, 0.0, 0.0)
+            return None
         return mine
 
     def keep(self, entry: Entry) -> bool:
-        """Says that this agent lives.  False: it was believed lost, and somebody else may have the entry, or the entry
-        was cancelled."""
+        """Says that this agent lives.  False: the entry was cancelled, or another agent saw this one lost."""
         try:
             os.utime(self._lease(entry))
         except FileNotFoundError:
             return False
-        return f"{entry.name}.json" in os.listdir(self.folder / "taken")  # a list, which NFS does not have cached
-
-    def cancelled(self, entry: Entry) -> str | None:
-        """Why an entry that an agent has, or had, is to end, such as "cancelled by ann"; None: it is not cancelled."""
-        if (path := self._marked(entry)) is not None:
-            return f"{CANCELLED_BY}{_name_of(int(path.suffix.removeprefix(CANCELLED)))}"
-        why = str(atomic.read_json(self._path("ended", entry.name), {}).get("why"))
-        return why if why.startswith(CANCELLED_BY) else None
+        names = os.listdir(self.folder / "taken")  # lists, which NFS does not have cached
+        return f"{entry.name}.json" in names and entry.id not in os.listdir(self.folder / "cancelled")
 
     def end(
         self, entry: Entry, exit_code: int | None, why: str, hours: float | None = None, usd: float | None = None
     ) -> bool:
-        """The entry's command has ended; exit_code None: it waits again; hours None: its agent was lost.
+        """The entry's command has ended; exit_code None: it waits again, unless it was cancelled; hours None: its agent
+        was lost, and an outcome that is there already stays.
 
-        An outcome that was written before its agent was lost, or by another agent that saw it lost, stays.
         False: somebody else has moved the entry already.
         """
         path, outcome = self._path("ended", entry.name), self.so_far(entry) | {"exit_code": exit_code, "why": why}
         if hours is None:
             _write_first(path, outcome)
-            return self._leave(entry, atomic.read_json(path, {}).get("exit_code"))
-        _write(path, outcome | {"hours": hours, "usd": usd, "at_least": False})
-        return self._leave(entry, exit_code)
+            outcome = atomic.read_json(path, outcome)
+        else:
+            outcome |= {"hours": hours, "usd": usd, "at_least": False}
+        is_cancelled = outcome["exit_code"] is None and self.cancelled(entry) is not None
+        if is_cancelled:
+            outcome |= {"exit_code": 1, "why": str(self.cancelled(entry))}
+        if is_cancelled or hours is not None:
+            _write(path, outcome)
+        return self._leave(entry, outcome["exit_code"])
 
     def so_far(self, entry: Entry) -> Outcome:
         """The outcome of an entry that an agent has, if it ended with that agent's last sign of life."""
@@ -240,9 +244,7 @@ class Queue:
         lost = []
         for entry in self._silent(at_once):
             num_lost = sum(each["id"] == entry.id and each["why"] == "its agent was lost" for each in self.outcomes())
-            cancelled = self.cancelled(entry)
-            exit_code = 1 if cancelled or num_lost + 1 >= MAX_LOST else None
-            if self.end(entry, exit_code, cancelled or "its agent was lost"):
+            if self.end(entry, 1 if num_lost + 1 >= MAX_LOST else None, "its agent was lost"):
                 lost.append(entry)
         return lost
 
@@ -267,23 +269,18 @@ class Queue:
         return [entry for entry in taken if file_system_s - (known[entry.name] or 0.0) >= LEASE_S]
 
     def _leave(self, entry: Entry, exit_code: int | None) -> bool:
-        """Moves the entry out of taken/; one that is to wait again, but was cancelled, ends instead.
-
-        False: another agent was as quick.
-        """
-        is_moved = True
+        """Moves the entry out of taken/, to wait again or to its end.  False: another agent was as quick."""
+        waits, is_moved = entry._replace(token=None), True
         try:
             if exit_code is None:
-                os.rename(self._path("taken", entry.name), self._path("waiting", entry.id))
+                os.rename(self._path("taken", entry.name), self._path("waiting", waits.name))
             else:
                 self._path("taken", entry.name).unlink()
         except FileNotFoundError:
-            if is_moved := (marked := self._marked(entry)) is not None:
-                if exit_code is None:
-                    path, why = self._path("ended", entry.name), self.cancelled(entry) or CANCELLED_BY
-                    _write(path, self.so_far(entry) | atomic.read_json(path, {}) | {"exit_code": 1, "why": why})
-                marked.unlink(missing_ok=True)
+            is_moved = False
         self._lease(entry).unlink(missing_ok=True)
+        if is_moved and exit_code is None and self.cancelled(entry):  # only now
+            self.take(waits)
         return is_moved
 
     def idle_s(self, entry: Entry) -> float:
@@ -321,13 +318,6 @@ class Queue:
 
     def _lease(self, entry: Entry) -> Path:
         return self.folder / "taken" / f"{entry.name}.lease"
-
-    def _marked(self, entry: Entry) -> Path | None:
-        """The file of an entry that was cancelled and has not been ended yet."""
-        for path in (self.folder / "taken").iterdir():
-            if path.stem == entry.name and path.suffix.removeprefix(CANCELLED).isdecimal():
-                return path
-        return None
 
 
 def _entry(path: Path) -> Entry:

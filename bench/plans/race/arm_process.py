@@ -1,7 +1,7 @@
-"""The arms of a race as processes: the facts of each, from its own code, and one run of it in a fresh process group.
+"""The arms of a race as processes: the facts of each by its own code, and a run of it in a fresh process group.
 
-An arm is overrides and, if it names a revision, that revision's whole code in a worktree: conf/, models/ and bench/.
-All arms are started alike, with this Python, this data folder and this results folder.
+An arm is overrides and, if it names a revision, all code of that revision in a worktree: conf/, models/ and bench/.
+All arms are started alike, with this Python, data folder and results folder.
 """
 
 import json
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 END_WITHIN_S = 30.0  # the launcher ends its workers, then finishes the record
 TAIL_LINES = 15
 TICK_S = 0.5
-# this file's names, the newest first: a revision has one
+# The names that this file has had, the newest first: a revision has one of them.
 FACTS_MODULES = ("bench.plans.race.arm_process", "bench.race.arm_process", "bench.racers")
 OF_LOSSES = ("model", "data", "optim", "stages")  # sections of a config; of the goal the steps, where schedules end
 Confined = Callable[[Sequence[str], Mapping[str, str]], tuple[list[str], dict[str, str]]]  # of sandbox.command()
@@ -55,23 +55,23 @@ def facts_of_arms(arms: Mapping[str, tuple[Path, Sequence[str]]], results: Path 
     ValueError: what is refused, with the arm's name before it.
     """
     own = [name for name, (folder, _) in arms.items() if folder == REPO or code_copy.is_copy(folder)]
-    answers = {}
+    facts_of: dict[str, dict[str, Any]] = {}
     if own[1:]:
-        found = facts_of_own(arms[own[0]][0], [arms[name][1] for name in own], results)
-        answers = dict(zip(own, found, strict=True))
-    all_facts = {}
+        facts_of |= zip(own, facts_of_own(arms[own[0]][0], [arms[name][1] for name in own], results), strict=True)
     for name, (folder, overrides) in arms.items():
         try:
-            known = all_facts[name] = answers.get(name) or facts(folder, overrides, results)
-            if known.get("refused"):
-                raise ValueError(known["refused"])
-            in_words = [word.partition("=")[0] for word in overrides if credentials.found(word)]  # of an older revision
-            if hidden := known.get("redacted") or in_words:
+            if name not in facts_of:
+                facts_of[name] = facts(folder, overrides, results)
+            if refusal := facts_of[name].get("refused"):
+                raise ValueError(refusal)
+            # An older revision does not say which settings are credentials.
+            typed = [word.partition("=")[0] for word in overrides if credentials.found(word)]
+            if hidden := facts_of[name].get("redacted") or typed:
                 remedy = "log in (wandb login, hf auth login) so that the arm needs none"
                 raise ValueError(f"{hidden[0]} looks like a credential, and a plan records all settings: {remedy}")
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-    return all_facts
+    return facts_of
 
 
 def facts_of_own(folder: Path, arms: Sequence[Sequence[str]], results: Path | str) -> list[dict[str, Any]]:
@@ -128,13 +128,19 @@ def print_facts(overrides: Sequence[str]) -> int:
 def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     """In the process of their code: what loads torch, and what waits for the machine, is done once for all."""
     from bench.launch import initial_record, own_model, ready
+    from bench.launch.prepare import prepare
     from bench.machine import environment as machine
     from bench.machine import preflight
+    from bench.training.instruments import registry
 
     jobs, refused = {}, {}
     for number, overrides in enumerate(arms):
         try:
-            jobs[number] = _job(overrides)
+            job = prepare(list(overrides), say=lambda text: print(text, file=sys.stderr), check_own=False)
+            if disturbing := registry.flagging(job.config.instruments):
+                why = "the steps that it disturbs have no time that counts: race without it; use it in its own run"
+                raise ValueError(f"instruments.{disturbing[0]}: {why}")
+            jobs[number] = job
         except ValueError as error:
             refused[number] = str(error)
     ours = [number for number, job in jobs.items() if job.script is None]
@@ -153,21 +159,12 @@ def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         hardware = job.config.hardware
         known |= {"device": hardware.device}
         known |= {"num_gpus": hardware.ranks_of_node} if hardware.device == "cuda" else {}
-        known |= {"row": _best_row(job, run), "changes_losses": _what_changes_losses(schema.to_dict(job.config))}
+        settings = schema.to_dict(job.config)
+        (settings["model"] or {}).pop("activation_checkpointing", None)  # which changes losses by rounding alone
+        changes_losses = {name: settings[name] for name in OF_LOSSES} | {"schedule": settings["goal"]["num_steps"]}
+        known |= {"row": _best_row(job, run), "changes_losses": changes_losses}
         facts[number] = known | {"preflight": checks}
     return facts
-
-
-def _job(overrides: Sequence[str]) -> "Job":
-    """ValueError: it cannot be raced."""
-    from bench.launch.prepare import prepare
-    from bench.training.instruments import registry
-
-    job = prepare(list(overrides), say=lambda text: print(text, file=sys.stderr), check_own=False)
-    if disturbing := registry.flagging(job.config.instruments):
-        why = "the steps that it disturbs have no time that counts: race without it; use it in its own run"
-        raise ValueError(f"instruments.{disturbing[0]}: {why}")
-    return job
 
 
 def _best_row(job: "Job", run: Any) -> dict[str, Any]:
@@ -180,12 +177,6 @@ def _best_row(job: "Job", run: Any) -> dict[str, Any]:
     hoped |= {"target_reached": True, "score": row["target"]}
     num_steps = None if goal.stop_at_target else goal.num_steps
     return row | hoped | {"num_steps": num_steps, "batch_tokens": job.batch_tokens}
-
-
-def _what_changes_losses(settings: dict[str, Any]) -> dict[str, Any]:
-    """A config as a dict -> {section: settings} from which the losses of a run follow, but for rounding."""
-    (settings["model"] or {}).pop("activation_checkpointing", None)
-    return {name: settings[name] for name in OF_LOSSES} | {"schedule": settings["goal"]["num_steps"]}
 
 
 def source_sha256(folder: Path | str, own: Iterable[str] = ()) -> str:

@@ -62,7 +62,11 @@ def measure(folder: Path, results: Path, arms: Mapping[str, Mapping[str, Any]], 
         say("warn", f"the machine's condition {when} the race was not measured: {error}", always=True)
         return
     past = of(folder)
-    faults = list(_faults(passport, _history(results, folder)))
+    history = kept.every()
+    for path in (results / race_folder.FOLDER).glob(f"*/{FILE}"):
+        with contextlib.suppress(ValueError):  # a damaged one says nothing
+            history += [measured["passport"] for measured in of(path.parent) if path.parent != folder]
+    faults = list(_faults(passport, sorted(history, key=lambda passport: passport["at"])))
     faults += [fault for fault in _faults(passport, [earlier["passport"] for earlier in past]) if fault not in faults]
     new = Measurement(when=when, passport=passport, faults=faults)
     atomic.write_json(folder / FILE, {"measurements": [*past, new]})
@@ -75,16 +79,13 @@ def measure(folder: Path, results: Path, arms: Mapping[str, Mapping[str, Any]], 
 
 def of(folder: Path) -> list[Measurement]:
     """What a race has kept; [] of one that measured nothing."""
-    return _read(folder / FILE) if (folder / FILE).is_file() else []
+    path = folder / FILE
+    return cast(Measurements, json_file.read(path, Measurements))["measurements"] if path.is_file() else []
 
 
 def faults_of(folder: Path) -> list[str]:
     """All that was found before and after a race, as sentences."""
     return [f"{measured['when']} the race, {fault}" for measured in of(folder) for fault in measured["faults"]]
-
-
-def _read(path: Path) -> list[Measurement]:
-    return cast(Measurements, json_file.read(path, Measurements))["measurements"]
 
 
 def _hardware(arm: Mapping[str, Any], machine: schema.Machine) -> schema.HardwareConfig | None:
@@ -95,15 +96,6 @@ def _hardware(arm: Mapping[str, Any], machine: schema.Machine) -> schema.Hardwar
     except ValueError:
         return None
     return hardware
-
-
-def _history(results: Path, folder: Path) -> list[kept.Passport]:
-    """Passports and what other races measured, the oldest first."""
-    passports = kept.every()
-    for path in (results / race_folder.FOLDER).glob(f"*/{FILE}"):
-        with contextlib.suppress(ValueError):  # a damaged one says nothing
-            passports += [measured["passport"] for measured in _read(path) if path.parent != folder]
-    return sorted(passports, key=lambda passport: passport["at"])
 
 
 def _faults(passport: kept.Passport, earlier: Sequence[kept.Passport]) -> Iterator[str]:

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.base.metric import VAL_LOSS, Metric
+from bench.base.metric import VAL_LOSS
 from bench.base.stats import ALPHA
 from bench.compare.questions import QUESTIONS
 from bench.compare.target import MARGIN_PCT
@@ -153,21 +153,18 @@ def make(
     given = DEFAULTS | settings
     given["looks"] = _looks(n, given["looks"], given["sequential"])
     _check(list(arms), n, given)
-    given |= _margin(given.pop("metric"), given.pop("margin"))
+    metric, margin = given.pop("metric"), given.pop("margin")
+    margin = metric.margin or 0.0 if margin is None else margin
+    if metric == VAL_LOSS:  # as plans have always had it
+        given |= {"loss_margin_nats": margin}
+    else:
+        given |= {"margin": margin, "metric": [metric.name, metric.unit, metric.direction]}
     plan = {"schema_version": SCHEMA_VERSION, "made_at": made_at, "baseline": next(iter(arms)), "n": n} | given
     plan |= {"arms": arms, "rules": RULES} | ({} if ladder is None else {"ladder": ladder})
     seeds = {key: given[key] for key in ("first_seed", "order_seed", "compilations")}
     plan["order"] = order(list(arms), n, **seeds, warm_ups=(given["sequential"] or {}).get("warm_ups"))
     stamp = made_at.replace("-", "").replace(":", "").split(".")[0].rstrip("Z")
     return {"race_id": f"{stamp}Z-{given['name']}-{sha256(plan)[:8]}", **plan}
-
-
-def _margin(metric: Metric, margin: float | None) -> dict[str, Any]:
-    """What a plan has of the margin of its goal's metric; that of val_loss as plans have always had it."""
-    margin = metric.margin or 0.0 if margin is None else margin
-    if metric == VAL_LOSS:
-        return {"loss_margin_nats": margin}
-    return {"margin": margin, "metric": [metric.name, metric.unit, metric.direction]}
 
 
 def _looks(n: int, looks: list[int] | None, sequential: Mapping[str, int] | None) -> list[int]:

@@ -39,7 +39,11 @@ def go(
                 raise leases.Busy(f"{other.name}: {advice}, then ./run.sh race --resume {folder.name}")
         race = state.read(folder, results)
         if race.has_ended:
-            return _ended(race)
+            say("race", f"{race.race_id} has ended: nothing of it is left to run", always=True)
+            ends = [line["race_json_sha256"] for line in race.lines if line["event"] == "race_end"]
+            if ledger.sha256_of(folder / "race.json") != ends[-1]:
+                raise ValueError(f"{folder}/race.json: it is not the one in the ledger: it was changed")
+            return race_folder.read(folder)
         introduce(race.plan)
         commits = {name: arm["commit"] for name, arm in race.plan["arms"].items() if arm["rev"] is not None}
         try:
@@ -63,15 +67,6 @@ def go(
             say("race", why, always=True)
             return state.as_json(state.read(folder, results), "interrupted", why, utc.now(), None)
         return finish(folder, results, status, why)
-
-
-def _ended(race: State) -> race_folder.Race:
-    """race.json of a race that has ended.  ValueError: it is not the one that the ledger names."""
-    say("race", f"{race.race_id} has ended: nothing of it is left to run", always=True)
-    ends = [line["race_json_sha256"] for line in race.lines if line["event"] == "race_end"]
-    if ledger.sha256_of(race.folder / "race.json") != ends[-1]:
-        raise ValueError(f"{race.folder}/race.json: it is not the one in the ledger: it was changed")
-    return race_folder.read(race.folder)
 
 
 def introduce(known: Mapping[str, Any]) -> None:
