@@ -141,18 +141,14 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
         position = cast(dict[str, int], events["start"]["race"] or {}).get("position", -1)
         if not 0 <= position < len(slots):
             raise ValueError(f"{folder}: the ledger has a run at position {position}, the plan has {len(slots)} runs")
-        slots[position].attempts.append((run, _status(results, run, events["end"])))
+        status = "aborted"
+        if (end := events["end"]) is not None:
+            status = "aborted" if end.get("failure") in OF_THE_MACHINE else str(end["status"])
+        else:  # its launcher was killed: by its record
+            with contextlib.suppress(ValueError):
+                status = run_folder.read(results / run)["status"]
+        slots[position].attempts.append((run, status))
     return State(folder, results, known, cast(list[dict[str, Any]], lines), slots)
-
-
-def _status(results: Path, run: str, end: ledger.Line | None) -> str:
-    """How the run ended for its race: by the ledger, or where that has no end (a killed launcher), by its record."""
-    if end is not None:
-        return "aborted" if end.get("failure") in OF_THE_MACHINE else str(end["status"])
-    try:
-        return run_folder.read(results / run)["status"]
-    except ValueError:
-        return "aborted"
 
 
 def unfinished(results: str | Path) -> list[Path]:

@@ -34,7 +34,10 @@ def document(search: Search) -> Document:
     total = math.fsum(_gain(each) for each in kept)
     sentence += f": {search.shown(total)} together" if kept else ""
     more = [f"{len(lucky)} more looked good in the race but not in the confirmation: luck."] * bool(lucky)
-    blocks: list[Block] = [Lines([_cost(search, total)])]
+    cost, dollars = f"{search.cost(search.spent_s)} in all", search.dollars(search.spent_s)
+    if dollars is not None and total > 0 and search.settings["on"] != "loss":
+        cost += f", ${dollars / (100 * -math.expm1(-total)):.2f} for each per cent"
+    blocks: list[Block] = [Lines([f"{cost}; this includes the calibration and what was dropped."])]
     if kept:
         blocks.append(Section("The champion", [Picture(_staircase(search))]))
     rows = [_row(search, each) for each in tries]
@@ -56,14 +59,6 @@ def _gain(submission: Submission) -> float:
 def _was_luck(submission: Submission) -> bool:
     decided = submission.decided
     return decided is not None and (decided.get("stage"), decided["decision"]) == (CONFIRMATION, "drop")
-
-
-def _cost(search: Search, total: float) -> str:
-    dollars = search.dollars(search.spent_s)
-    sentence = f"{search.cost(search.spent_s)} in all"
-    if dollars is not None and total > 0 and search.settings["on"] != "loss":
-        sentence += f", ${dollars / (100 * -math.expm1(-total)):.2f} for each per cent"
-    return f"{sentence}; this includes the calibration and what was dropped."
 
 
 def _staircase(search: Search) -> Safe:

@@ -1,6 +1,7 @@
 """A search begun and calibrated, and each submission taken from its checks to its decision, over any interruption."""
 
 import ast
+import contextlib
 import json
 import math
 import secrets
@@ -150,8 +151,14 @@ def submit(search: Search, words: Sequence[str], author: str, note: str) -> tupl
     """Take a submission in; what is returned is on disk.  ValueError: it is refused, which costs nothing."""
     if search.has_ended:
         raise ValueError(f"{search.name}: this search has ended: ./run.sh referee start begins another")
-    folder = _new_folder(search.folder / "submissions")
-    number = int(folder.name)
+    submitted = search.folder / "submissions"
+    submitted.mkdir(exist_ok=True)
+    number = 1 + max((int(path.name) for path in submitted.iterdir() if path.name.isdigit()), default=0)
+    while True:  # until this process alone has a folder: mkdir is atomic
+        with contextlib.suppress(FileExistsError):
+            (folder := submitted / str(number)).mkdir()
+            break
+        number += 1
     is_held = search.settings["trust"] or submissions.SANDBOX in search.champion["overrides"]
     if submissions.is_code(words) and not is_held:
         why = "code of our own models runs as you do, in no sandbox: read it, and begin the search with --trust"
@@ -160,19 +167,6 @@ def submit(search: Search, words: Sequence[str], author: str, note: str) -> tupl
     about = " ".join(words)
     facts = {"submission": number, "author": author, "note": note, "about": about, "arm": arm}
     return searches.append(search, "submitted", **facts), number
-
-
-def _new_folder(folder: Path) -> Path:
-    """A numbered folder that no other process has: mkdir is atomic."""
-    folder.mkdir(exist_ok=True)
-    number = max((int(path.name) for path in folder.iterdir() if path.name.isdigit()), default=0)
-    while True:
-        number += 1
-        try:
-            (folder / str(number)).mkdir()
-            return folder / str(number)
-        except FileExistsError:
-            continue
 
 
 def work(search: Search) -> Search:
@@ -199,7 +193,10 @@ def _decide(search: Search, submission: Submission) -> Search:
                 submission = search.submissions[number]
             _sequential_race(search, submission, CONFIRMATION, search.stop(submission.level), [])
         if submission.level is not None:  # also where the confirmation had ended before a kill, and its audit had not
-            _audit(search, submission)
+            folder = deciding.folder_of(search, f"{number}-{CONFIRMATION}")
+            if folder and deciding.finding_of(search, folder)["outcome"] == searching.KEEP:
+                runs_of_candidate = deciding.runs_of(state.read(folder, search.results))[1]
+                _audit_run(search, runs_of_candidate[-1], submission.arm)
             derived = deciding.derive(search, submission)
         decided = derived.decided
     except Refused as error:
@@ -211,16 +208,8 @@ def _decide(search: Search, submission: Submission) -> Search:
     return search
 
 
-def _audit(search: Search, submission: Submission) -> None:
-    """The counterfactual audits of a candidate that its numbers would keep, by its last run; audit.json has them."""
-    folder = deciding.folder_of(search, f"{submission.number}-{CONFIRMATION}")
-    if folder is None or deciding.finding_of(search, folder)["outcome"] != searching.KEEP:
-        return
-    runs = deciding.runs_of(state.read(folder, search.results))
-    _audit_run(search, runs[1][-1], submission.arm)
-
-
 def _audit_run(search: Search, run: Path, arm: Arm) -> None:
+    """The counterfactual audits of a run by the code of its arm, unless it has them; audit.json says how they ended."""
     if certificates.read_audit(run) is not None:
         return
     kinds = [word for kind in AUDITS for word in ("--only", kind)]

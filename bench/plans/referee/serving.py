@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from bench.base.paths import CODE
 from bench.plans.referee.search import Search
 
@@ -29,6 +31,22 @@ TOOLS = {  # name: what an agent is told of it
 }
 MAX_LINE_BYTES = 2**23
 MAX_SOCKET_CHARS = 100  # of the path of a socket: Linux allows 107
+
+
+class Numbered(msgspec.Struct):
+    """The part of a request by which its answer is known."""
+
+    id: Any = None
+
+
+class Request(Numbered):
+    """A line of a client.  words, diff, note, author: of a submission."""
+
+    tool: str = ""
+    words: list[str] | None = None
+    diff: str | None = None
+    note: str | None = None
+    author: str | None = None
 
 
 async def call(search: Search, tool: str, given: Mapping[str, Any]) -> Any:
@@ -104,35 +122,15 @@ async def _is_served(socket: Path) -> bool:
 
 async def _answered(search: Search, line: bytes) -> dict[str, Any]:
     """A line -> {"id", "answer"} or {"id", "error"}."""
+    number = None
     try:
-        request = json.loads(line)
-        number, tool = request.get("id"), str(request.get("tool"))
-    except (ValueError, AttributeError):
-        return {"id": None, "error": 'a request is a JSON object a line: {"id": 1, "tool": "status"}'}
-    if fault := _fault_of(request):
-        return {"id": number, "error": fault}
-    answer = await call(search, tool, request)
+        number = msgspec.json.decode(line, type=Numbered).id
+        request = msgspec.json.decode(line, type=Request)
+        answer = await call(search, request.tool, msgspec.to_builtins(request))
+    except ValueError as error:  # also of a text with a NUL, which no command can be given
+        return {"id": number, "error": f'{error}: a request is a JSON object a line: {{"id": 1, "tool": "status"}}'}
     is_error = isinstance(answer, dict) and "error" in answer
     return {"id": number} | (answer if is_error else {"answer": answer})
-
-
-def _fault_of(request: Mapping[str, Any]) -> str | None:
-    """A sentence where a field is not what a command can be given."""
-    words = request.get("words")
-    if words is not None and not isinstance(words, list):
-        return f'words={words!r}: give a list of strings: "words": ["optim.lr=0.002"]'
-    for name in ("words", "diff", "note", "author"):
-        for text in words or () if name == "words" else [request.get(name) or ""]:
-            if not isinstance(text, str) or not _is_text(text):
-                return f"{name}: {ascii(text)[:40]} is not valid text: give a string of UTF-8 without NUL characters"
-    return None
-
-
-def _is_text(text: str) -> bool:
-    try:
-        return b"\0" not in text.encode()
-    except UnicodeEncodeError:
-        return False
 
 
 def serve_mcp(search: Search) -> None:

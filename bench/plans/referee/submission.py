@@ -1,9 +1,9 @@
-"""What is submitted -> an arm that can be raced, in a read-only copy of its own.
+"""A submission -> an arm that can be raced, in a read-only copy of its own.
 
-optim.lr=0.002 optim=muon    settings of the champion that are to be others
-script=train.py              another script in the place of the champion's
-mine/                        a folder in the place of the champion's: its script, and all code beside it
-change.patch                 a diff of the champion's folder; among our own models, of models/, conf/model/, conf/optim/
+optim.lr=0.002 optim=muon    changes settings of the champion
+script=train.py              replaces the champion's script
+mine/                        replaces the champion's folder: its script, and all code beside it
+change.patch                 a diff of the champion's folder; of our own models, of models/, conf/model/ and conf/optim/
 """
 
 import difflib
@@ -83,49 +83,40 @@ def stored(words: Sequence[str], champion: Arm, folder: Path, ref: str) -> Arm:
 
     ref: the name below REFS that keeps the commit of a diff of this repository.
     """
-    if len(words) == 1 and "=" not in words[0]:
-        path = user_path(words[0]).absolute()
-        if path.is_dir():
-            return _arm_from_folder(words[0], path, champion, folder)
-        if not path.is_file():
-            raise ValueError(f"{words[0]}: there is no such file or folder: submit a diff, a folder or key=value")
+    if not words:
+        raise ValueError("nothing was submitted: name a diff, a folder, script=PATH or key=value")
+    typed, is_script = words[0], words[0].startswith(OF_PROGRAM[:2])
+    if len(words) > 1 or "=" in typed and not is_script:
+        return _arm_from_settings(words, champion)
+    path = user_path(typed.partition("=")[2] if is_script else typed).absolute()
+    if not path.is_file() and (is_script or not path.is_dir()):
+        remedy = "give the path of a script" if is_script else "submit a diff, a folder or key=value"
+        raise ValueError(f"{typed}: there is no such file{'' if is_script else ' or folder'}: {remedy}")
+    if not is_script and path.is_file():
         return _arm_from_patch(path, champion, folder, ref)
-    if len(words) == 1 and words[0].startswith(OF_PROGRAM[:2]):
-        path = user_path(words[0].partition("=")[2]).absolute()
-        if not path.is_file():
-            raise ValueError(f"{words[0]}: there is no such file: give the path of a script")
-        return _arm_from_script(path, champion, folder)
-    return _arm_from_settings(words, champion)
+    program = program_of(champion)
+    if program is None:
+        raise ValueError(f"{typed}: the champion is one of our models: submit key=value, or a diff of its code")
+    if is_script:  # in the place of the champion's, beside its other files
+        root = _copied(program, champion, folder, is_final=False)
+        (root / program.file).unlink()
+        shutil.copyfile(path, root / program.file)
+        _make_read_only(root)
+    else:
+        if program.file and not (path / program.file).is_file():
+            raise ValueError(f"{typed}: it has no {program.file}, which the champion starts: submit a folder that has")
+        root = _copied(program._replace(root=path), champion, folder)
+    return _with_program(champion, program._replace(root=root))
 
 
 def _arm_from_settings(words: Sequence[str], champion: Arm) -> Arm:
-    keys = set()
     for word in words:
         key, equals, _ = word.partition("=")
         if not equals or not any(key == name or key.startswith((f"{name}.", f"{name}/")) for name in ALLOWED):
             raise ValueError(f"{word}: a submission can change only {', '.join(ALLOWED)}")
-        keys.add(key)
-    if not words:
-        raise ValueError("nothing was submitted: name a diff, a folder, script=PATH or key=value")
+    keys = {word.partition("=")[0] for word in words}
     kept = [word for word in champion["overrides"] if word.partition("=")[0] not in keys]
     return {**champion, "overrides": [*kept, *words]}
-
-
-def _arm_from_script(path: Path, champion: Arm, folder: Path) -> Arm:
-    program = _program_of_champion(champion, "script=")
-    root = _copied(program, champion, folder)
-    target = root / program.file
-    target.unlink()
-    shutil.copyfile(path, target)
-    _make_read_only(root)
-    return _with_program(champion, program._replace(root=root))
-
-
-def _arm_from_folder(typed: str, path: Path, champion: Arm, folder: Path) -> Arm:
-    program = _program_of_champion(champion, typed)
-    if program.file and not (path / program.file).is_file():
-        raise ValueError(f"{typed}: it has no {program.file}, which the champion starts: submit a folder that has")
-    return _with_program(champion, program._replace(root=_copied(program._replace(root=path), champion, folder)))
 
 
 def _arm_from_patch(path: Path, champion: Arm, folder: Path, ref: str) -> Arm:
@@ -176,13 +167,6 @@ def _refuse_other_files(base: str, tree: str) -> None:
             raise ValueError(f"{name}: a diff can change only {', '.join(CODE)}: omit the rest")
         if facts.split()[1] not in ("000000", "100644", "100755"):
             raise ValueError(f"{name}: is a symbolic link: submit the file itself")
-
-
-def _program_of_champion(champion: Arm, typed: str) -> Program:
-    program = program_of(champion)
-    if program is None:
-        raise ValueError(f"{typed}: the champion is one of our models: submit key=value, or a diff of its code")
-    return program
 
 
 def _with_program(arm: Arm, program: Program) -> Arm:

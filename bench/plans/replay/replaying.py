@@ -186,7 +186,16 @@ def recomputed(folder: Path) -> Certificate:
     record = recorded.read(folder)
     made_here = certificates.entries(record.name, certificates.losses_sha256(record.run))
     if not made_here:
-        raise ValueError(f"{_claim_of(folder)}: ./run.sh replay {folder.name}")
+        try:
+            claimed = certificates.read(folder)
+        except ValueError as error:
+            why = f"its certificate was not written by ./run.sh replay ({error}), and no replay was made here"
+        else:
+            why = "has no certificate, and no replay of it was made here"
+            if claimed is not None:
+                claim = f"its certificate claims '{claimed['outcome']}', which was not checked"
+                why = f"{claim}: no replay of it was made here"
+        raise ValueError(f"{why}: ./run.sh replay {folder.name}")
     book = ledger.read(certificates.replays_root())
     if book.faults:
         raise ValueError(f"the ledger of this machine's replays is not intact: {book.faults[0]}")
@@ -203,17 +212,6 @@ def recomputed(folder: Path) -> Certificate:
     if seeds not in ([own] * len(seeds), fresh_seeds(record, len(seeds))):
         raise ValueError(f"its replays have seeds {', '.join(map(str, seeds))}, which ./run.sh replay does not choose")
     return judged(record, replayed)
-
-
-def _claim_of(folder: Path) -> str:
-    """What the file beside the record claims, without taking it as true."""
-    try:
-        found = certificates.read(folder)
-    except ValueError as error:
-        return f"its certificate was not written by ./run.sh replay ({error}), and no replay was made here"
-    if found is None:
-        return "has no certificate, and no replay of it was made here"
-    return f"its certificate claims '{found['outcome']}', which was not checked: no replay of it was made here"
 
 
 def _read_replay(book: ledger.Ledger, name: str) -> Recorded:

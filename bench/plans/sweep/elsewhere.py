@@ -1,11 +1,8 @@
-"""Runs of a sweep that a launcher that is not ours starts, as the sweep's own process sees them.
+"""Runs of a sweep that another launcher than ours starts (submitit, joblib), as the process of the sweep sees them.
 
-Each is said when it has ended.  A signal ends the runs under way with the sweep, which waits for their records; a job
-of submitit's that is lost does not end the others.
-
-Each process of this machine in which such a launcher makes a run leaves a file in the sweep's folder meanwhile,
-.at_work/PID, so that the sweep's own process can end it in order before that launcher kills it, as joblib does with its
-workers and all that they started.
+It reports each run that has ended.  A signal ends the jobs of submitit with the sweep, which waits for their records; a
+lost job does not end the others.  joblib kills its workers with all that they started, and their records are finished
+here.
 """
 
 import contextlib
@@ -24,12 +21,10 @@ from bench.base import atomic
 from bench.base.paths import shown
 from bench.launch import summary
 from bench.launch.console import say
-from bench.machine import processes
 from bench.machine.signals import Interrupted, raise_interrupted
 from bench.record import failures, run_folder, sweep
 from bench.record.shape import Record
 
-AT_WORK = ".at_work"
 KILLED = "the process of hydra/launcher that made this run was killed"
 LOOK_EVERY_S = 2.0
 END_WITHIN_S = 120.0  # SLURM's KillWait, 30 s where nobody set it, and the record's last words
@@ -53,14 +48,10 @@ def followed(folder: Path, launcher: str, settings: Mapping[str, Any], refusals:
     say("sweep", f"hydra/launcher={launcher} starts the runs; what it writes: {shown(folder)}")
     jobs = Jobs(settings)
 
-    def end_runs() -> None:
-        """Before the launcher's own code sees the signal: joblib's kills its workers, and all that they started."""
-        sweep.end(folder, "it was interrupted")  # a run that would begin only now is not made
-        if not jobs.are_of_submitit:
-            end_at_work(folder, END_WITHIN_S)
+    def end() -> None:  # so that no run begins after the signal
+        sweep.end(folder, "it was interrupted")
 
-    clear_killed(folder)  # of a call of this sweep that was killed
-    with _watched(folder, jobs), raise_interrupted(end_runs) as signals:
+    with _watched(folder, jobs), raise_interrupted(end) as signals:
         try:
             try:
                 yield
@@ -69,7 +60,7 @@ def followed(folder: Path, launcher: str, settings: Mapping[str, Any], refusals:
             except Exception as error:
                 message = " ".join(str(error).split())[:MAX_WORDS]
                 why = f"job {' '.join(jobs.lost)}: {LOST}" if jobs.lost else f"{type(error).__name__}: {message}"
-                if not jobs.ids() and not (folder / AT_WORK).exists():  # no run has begun
+                if not jobs.ids() and not _runs(folder):
                     raise ValueError(f"hydra/launcher={launcher}: {why}") from None
                 waiting = "; waiting for the other jobs" if jobs.ids() else ""
                 say("sweep", f"hydra/launcher={launcher}: {why}{waiting}", always=True)
@@ -83,7 +74,7 @@ def followed(folder: Path, launcher: str, settings: Mapping[str, Any], refusals:
             raise
         finally:
             jobs.finish_lost(folder)
-            clear_killed(folder)
+            finish_gone(folder, lambda run: run_folder.effective(run)["status"] != "running", KILLED)
 
 
 class Jobs:
@@ -219,51 +210,17 @@ def _ended(folder: Path) -> dict[tuple[str, ...], Path]:
     return {tuple(point.overrides): point.folder for point in sweep.points(folder) if point.folder}
 
 
-@contextlib.contextmanager
-def at_work(folder: Path) -> Iterator[None]:
-    """Around a run that this process makes.  folder: the sweep's."""
-    path = folder / AT_WORK / str(os.getpid())
-    path.parent.mkdir(exist_ok=True)
-    atomic.write_json(path, processes.identity(os.getpid()), durable=False)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def end_at_work(folder: Path, within_s: float) -> None:
-    """SIGTERM to those of this machine, and wait until they have written their records, or within_s are over."""
-    for path in _at_work(folder):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(path.name), signal.SIGTERM)
-    until_s = time.monotonic() + within_s
-    while (left := _at_work(folder)) and time.monotonic() <= until_s:
-        processes.has_ended(int(left[0].name), 0.2)  # or its run has, and its file is gone
-
-
-def clear_killed(folder: Path) -> None:
-    """Ends what the runs of killed processes left alive, and finishes their records."""
-    if killed := _at_work(folder, alive=False):
-        finish_gone(folder, lambda run: run_folder.effective(run)["status"] != "running", KILLED)
-    for path in killed:
-        path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        (folder / AT_WORK).rmdir()
-
-
-def _at_work(folder: Path, alive: bool = True) -> list[Path]:
-    """The files of processes that are there, on this machine; alive=False: of those that are not."""
-    paths = sorted(path for path in (folder / AT_WORK).glob("*") if path.name.isdecimal())
-    return [path for path in paths if processes.is_there(atomic.read_json(path)) == alive]
+def _runs(folder: Path) -> list[tuple[Path, Record]]:
+    """The runs of the sweep, those under way too: (folder, record)."""
+    found = [(path, atomic.read_json(path / "run.json", {})) for path in run_folder.find_runs([folder.parent.parent])]
+    return [(path, run) for path, run in found if (run.get("sweep") or {}).get("sweep_id") == folder.name]
 
 
 def finish_gone(folder: Path, is_gone: Callable[[Record], bool], why: str) -> None:
-    """End and finish the runs of the sweep whose record says running although is_gone(record): its launcher is.
+    """Finish the records of the sweep that say running although is_gone(record): nothing is left that could.
 
     why: for the records.
     """
-    for path in run_folder.find_runs([folder.parent.parent]):
-        run = atomic.read_json(path / "run.json", {})
-        is_its_own = (run.get("sweep") or {}).get("sweep_id") == folder.name
-        if is_its_own and run["status"] == "running" and is_gone(run):
+    for path, run in _runs(folder):
+        if run["status"] == "running" and is_gone(run):
             failures.write_launcher_killed(path, why)

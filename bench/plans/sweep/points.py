@@ -25,7 +25,7 @@ from bench.launch.script import script
 from bench.launch.series import Series, earlier_s
 from bench.machine.signals import Interrupted, raise_interrupted
 from bench.plans.sweep import packing, search
-from bench.plans.sweep.elsewhere import Unfinished, at_work, followed
+from bench.plans.sweep.elsewhere import Unfinished, followed
 from bench.record import failures, run_folder, store, sweep
 from bench.record.rows import metric_of, row_of
 
@@ -79,7 +79,7 @@ class Points:
         run: Run | None = None
         ended_by: str | None = None
         try:
-            with raise_interrupted(), at_work(self.folder):
+            with raise_interrupted():
                 if why := sweep.read(self.folder)["why"]:
                     say("sweep", f"not begun: the sweep has ended: {why}", always=True)
                     return None
