@@ -94,7 +94,11 @@ def compare(
     check_nats("margin_nats", margin_nats)
     check_nats("target_val_loss", target_val_loss)
     report = on_error or (lambda message: named.report_excluded("compare", message))
-    chosen = selection.arms_from_words(_words_of(arms), report)
+    sides = [names_of(arm) for arm in arms]
+    words = [word for side in sides for word in (selection.SEPARATOR, *side)][1:]
+    if all(len(side) == 1 for side in sides):
+        words = [name for (name,) in sides]
+    chosen = selection.arms_from_words(words, report)
     for arm in chosen:
         for race_id in selection.open_races(arm):  # looking is a declared act, which a race's ledger keeps
             raise ValueError(
@@ -113,11 +117,3 @@ def check_nats(name: str, value: float | None) -> None:
     """ValueError for a number that is no loss and no margin of one; None is fine."""
     if value is not None and not 0 <= value < float("inf"):
         raise ValueError(f"{name} {value:g}: use a number of 0 or more")
-
-
-def _words_of(arms: Sequence[Named]) -> list[str]:
-    """Arms -> the words of ./run.sh compare."""
-    sides = [names_of(arm) for arm in arms]
-    if all(len(side) == 1 for side in sides):
-        return [side[0] for side in sides]
-    return [word for side in sides for word in (selection.SEPARATOR, *side)][1:]

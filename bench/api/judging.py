@@ -81,8 +81,14 @@ def claims_of(
     """Words of the user -> [(name, Claim)].  folder: where runs of logs are to be written; None: nowhere."""
     if len(names) == 1 and len(found := named.find(names)) == 1:
         chosen = found[0]
-        if chosen.race:
-            return _race_claims(chosen.race, chosen.arm)
+        if chosen.race:  # of its arm, or of every arm that was raced against the baseline
+            book = ledger.read(chosen.race.parent.parent)
+            race, race_id = state.read(chosen.race, book=book), chosen.race.name
+            if chosen.arm is not None and chosen.arm not in race.plan["arms"]:
+                known = ", ".join(race.plan["arms"])
+                raise ValueError(f"{race_id}:{chosen.arm}: not an arm of this race; choose from {known}")
+            arms = [chosen.arm] if chosen.arm else [arm for arm in race.plan["arms"] if arm != race.plan["baseline"]]
+            return [(f"{race_id}:{arm}", claims.from_race(race, arm, book)) for arm in arms]
         if chosen.claim:
             return [(names[0], claim_folder.read(chosen.claim))]
         if claim_folder.lacks_claim(chosen.paths[0]):
@@ -112,13 +118,3 @@ def _folders(names: Sequence[str], folder: Path | None, track: str | None) -> li
         if not (folders := list(run_folder.find_runs([folder]))):
             raise
         return folders
-
-
-def _race_claims(folder: Path, arm: str | None) -> list[tuple[str, claims.Claim]]:
-    """[(name, Claim)] of one arm, or without one of every arm that was raced against the baseline."""
-    book = ledger.read(folder.parent.parent)
-    race = state.read(folder, book=book)
-    if arm is not None and arm not in race.plan["arms"]:
-        raise ValueError(f"{folder.name}:{arm}: not an arm of this race; choose from {', '.join(race.plan['arms'])}")
-    arms = [arm] if arm else [name for name in race.plan["arms"] if name != race.plan["baseline"]]
-    return [(f"{folder.name}:{name}", claims.from_race(race, name, book)) for name in arms]

@@ -5,7 +5,7 @@ import difflib
 import os
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from bench.api.tables import Table
@@ -93,30 +93,23 @@ def _add_tables(store: Store, with_steps: bool) -> None:
     kinds |= {("steps", name): step_types[name] for name in ("run_id", *step_files.CORE_COLUMNS)}
     store.db.execute("CREATE TEMP TABLE columns (table_name TEXT, name TEXT, type TEXT)")
     store.db.executemany("INSERT INTO columns VALUES (?, ?, ?)", [(*key, kind) for key, kind in kinds.items()])
-    if with_steps:
-        _add_steps(store)
-
-
-def _add_steps(store: Store) -> None:
-    folders = store.rows()
-    if len(folders) > MAX_STEPS_RUNS:
+    if not with_steps:
+        return
+    runs, steps = store.rows(), list[dict[str, Any]]()
+    if len(runs) > MAX_STEPS_RUNS:
         remedy = f"name at most {MAX_STEPS_RUNS:,} after the query, by a folder or a part of their ids"
-        raise ValueError(f"steps: these are {len(folders):,} runs, each with a file of steps: {remedy}")
-    steps = list(_steps(store))
+        raise ValueError(f"steps: these are {len(runs):,} runs, each with a file of steps: {remedy}")
+    for folder, row in runs.items():
+        try:
+            with reading_record(folder):
+                steps += ({"run_id": row["run_id"]} | step for step in step_files.read(folder))
+        except Damaged as error:
+            named.report_excluded("sql", str(error))
     names = list(dict.fromkeys(["run_id", *step_files.CORE_COLUMNS, *(name for row in steps for name in row)]))
     store.db.execute(f"CREATE TEMP TABLE steps ({', '.join(map(quoted, names))})")
     marks = ", ".join("?" * len(names))
     cells = ([row.get(name) for name in names] for row in steps)
     store.db.executemany(f"INSERT INTO steps VALUES ({marks})", cells)
-
-
-def _steps(store: Store) -> Iterator[dict[str, Any]]:
-    for folder, row in store.rows().items():
-        try:
-            with reading_record(folder):
-                yield from ({"run_id": row["run_id"]} | step for step in step_files.read(folder))
-        except Damaged as error:
-            named.report_excluded("sql", str(error))
 
 
 def _with_settings(query: str, store: Store) -> str:
@@ -126,10 +119,11 @@ def _with_settings(query: str, store: Store) -> str:
     """
     known = {name.lower(): name for name in (*KINDS, *store.settings)}
     taken = {*known, *TABLES, *(alias.lower() for alias in ALIAS.findall(query))}
+    columns = {name for (name,) in store.db.execute("SELECT lower(name) FROM columns")}
 
     def spelled(match: re.Match[str]) -> str:
         word, name = match[0], match[1]
-        if name is not None and name.lower() not in taken and not _is_column(name, store):
+        if name is not None and name.lower() not in taken | columns:
             remedy = "a text stands in single quotes"
             raise ValueError(f'{_short(query)}: there is no column "{name}"; {_near(name, [*known.values()])}{remedy}')
         before, _, rest = word.partition(".")
@@ -138,11 +132,6 @@ def _with_settings(query: str, store: Store) -> str:
         return f"{before}.{quoted(rest)}" if rest in store.settings else word
 
     return TOKEN.sub(spelled, query)
-
-
-def _is_column(name: str, store: Store) -> bool:
-    cursor = store.db.execute("SELECT 1 FROM columns WHERE lower(name) = ?", [name.lower()])
-    return cursor.fetchone() is not None
 
 
 def _explained(error: str, store: Store) -> str:

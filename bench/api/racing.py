@@ -54,12 +54,11 @@ def race(*settings: str, quiet: bool = False, anyway: bool = False, **arms_and_p
     An interrupt ends it with the status "interrupted", and ./run.sh race --resume continues it.
     Raises ValueError if the arms or the plan cannot be raced.
     """
-    arguments = [f"{name}={_word(value)}" for name, value in arms_and_plan.items()]
+    arguments = []
+    for name, value in arms_and_plan.items():
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        arguments.append(f"{name}={','.join(map(str, parts))}")
     results = results_root().absolute()
     with console.output(quiet):
         folder = planning.begin(plan.parse_request([*settings, *arguments]), results, anyway)
         return Race(folder, runner.go(folder, results, anyway=anyway, is_new=True))
-
-
-def _word(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

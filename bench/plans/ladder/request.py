@@ -14,7 +14,7 @@ from bench.config import identity
 from bench.launch import prepare
 from bench.launch.series import earlier_s
 from bench.plans.ladder import sizes
-from bench.plans.ladder.sizes import START_S, Fitted, Rung, Size
+from bench.plans.ladder.sizes import START_S, Fitted, Size
 from bench.plans.race import plan, state
 from bench.record import named, race_folder
 
@@ -42,7 +42,12 @@ def parse(arguments: Sequence[str]) -> tuple[Size, list[Fitted], dict[str, Any]]
     overrides = [word for word in arguments if "=" in word and word.partition("=")[0] not in (SIZE, *plan.SETTINGS)]
     if experiment := [word for word in overrides if word.startswith(f"{sizes.GROUP}=")]:
         raise ValueError(f"{experiment[0]}: each rung is an experiment: name it alone, {experiment[0].split('=')[1]}")
-    fitted = sizes.fitted(_chosen(names), size, overrides)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{twice[0]}: this rung is named twice: name it once")
+    rungs = [sizes.rung_named(name) for name in names] or sizes.known_rungs()
+    if len(rungs) < 2:
+        raise ValueError(f"{rungs[0].name}: a ladder needs two rungs: name r04 r08, for example, or none for all")
+    fitted = sizes.fitted(rungs, size, overrides)
     runnable = [fit for fit in fitted if fit.fault is None]
     excluded = {fit.rung.name: fit.fault for fit in fitted if fit.fault}
     if excluded and (names or len(runnable) < 2):
@@ -84,17 +89,6 @@ def _parsed(arguments: Sequence[str]) -> tuple[list[str], Size | None, dict[str,
             "a ladder makes its own arms, the rungs: name rungs, or ./run.sh race A=... B=... races others"
         )
     return [word for word in arguments if "=" not in word], named_sizes[-1] if named_sizes else None, settings
-
-
-def _chosen(names: Sequence[str]) -> list[Rung]:
-    """The rungs of these names in the user's order, all that there are without any.  ValueError: not a ladder."""
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise ValueError(f"{twice[0]}: this rung is named twice: name it once")
-    rungs = [sizes.rung_named(name) for name in names] or sizes.known_rungs()
-    if len(rungs) < 2:
-        raise ValueError(f"{rungs[0].name}: a ladder needs two rungs: name r04 r08, for example, or none for all")
-    return rungs
 
 
 # ---- what it would run

@@ -83,7 +83,13 @@ class Points:
                 if why := sweep.read(self.folder)["why"]:
                     say("sweep", f"not begun: the sweep has ended: {why}", always=True)
                     return None
-                run = self._run_point(overrides, number)
+                job = prepare(overrides, say=lambda text: say("data", text))
+                if run := complete_before([job]).get(0):
+                    say_complete(job, run)
+                else:
+                    run = launcher.launch(job, self.command, plan=self._plan)
+                    say("run", summary.outcome_text(run), always=True)
+                sweep.keep(self.folder, number, overrides, run, apart=True)
         except Interrupted as error:
             ended_by = str(error)
             say("sweep", f"not begun: {ended_by}", always=True)
@@ -94,17 +100,6 @@ class Points:
         if ended_by in ("SIGUSR1", "SIGUSR2"):  # the record is honest: now submitit may requeue the job, or give it up
             os.kill(os.getpid(), signal.Signals[ended_by])
         return search.objective_of(run, self.objective)
-
-    def _run_point(self, overrides: list[str], number: int) -> Run:
-        job = prepare(overrides, say=lambda text: say("data", text))
-        run = complete_before([job]).get(0)
-        if run is None:
-            run = launcher.launch(job, self.command, plan=self._plan)
-            say("run", summary.outcome_text(run), always=True)
-        else:
-            say_complete(job, run)
-        sweep.keep(self.folder, number, overrides, run, apart=True)
-        return run
 
     def all(self, points: list[list[str]], first_number: int, settings: Mapping[str, Any]) -> list[float | None]:
         """Several runs, all checked before the first; one that fails does not end the sweep.

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 from hydra.core.override_parser.types import Override
 
-from bench.base.metric import Metric
 from bench.launch.console import say
 from bench.record.rows import metric_of, row_of
 from bench.record.shape import Record
@@ -219,14 +218,12 @@ def objective_of(run: dict[str, Any] | None, name: str) -> float | None:
         row = row_of(cast(Record, run))
         metric, score = metric_of([row]), row["score"]
         value = score if score is None else metric.sign * score
-        value = _target_s(run["folder"], metric, row["target"]) if name == "target_s" else value
+    if name == "target_s":
+        from bench.compare import same_loss  # and all that a page needs, which other objectives do without
+        from bench.report import curves
+
+        if row["target"] is None:
+            why = "the runs have no target: give goal.target_val_loss=NUMBER"
+            raise ValueError(f"hydra.sweeper.objective=target_s: {why}")
+        value = same_loss.way(curves.validations(run["folder"], metric), row["target"], metric)[1]
     return None if value is None or not math.isfinite(value) else float(value)
-
-
-def _target_s(folder: str, metric: Metric, target: float | None) -> float | None:
-    from bench.compare import same_loss  # and all that a page needs, which other objectives do without
-    from bench.report import curves
-
-    if target is None:
-        raise ValueError("hydra.sweeper.objective=target_s: the runs have no target: give goal.target_val_loss=NUMBER")
-    return same_loss.way(curves.validations(folder, metric), target, metric)[1]
