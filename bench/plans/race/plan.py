@@ -151,7 +151,16 @@ def make(
     """
     assert settings.keys() <= DEFAULTS.keys(), settings
     given = DEFAULTS | settings
-    given["looks"] = _looks(n, given["looks"], given["sequential"])
+    if sequential := given["sequential"]:
+        first, looks = sequential["first"], given["looks"]
+        if looks:
+            why = f"n=auto:{first}-{n} looks after every round: leave it out"
+            raise ValueError(f"looks={','.join(map(str, looks))}: {why}")
+        if not (1 if "stop" in sequential else 2) <= first < n:
+            raise ValueError(f"n=auto:{first}-{n}: give a first look, 2 or more, and a larger last one: auto:3-20")
+        given["looks"] = list(range(first, n + 1))
+    else:
+        given["looks"] = sorted({*(given["looks"] or ()), n})
     _check(list(arms), n, given)
     metric, margin = given.pop("metric"), given.pop("margin")
     margin = metric.margin or 0.0 if margin is None else margin
@@ -165,18 +174,6 @@ def make(
     plan["order"] = order(list(arms), n, **seeds, warm_ups=(given["sequential"] or {}).get("warm_ups"))
     stamp = made_at.replace("-", "").replace(":", "").split(".")[0].rstrip("Z")
     return {"race_id": f"{stamp}Z-{given['name']}-{sha256(plan)[:8]}", **plan}
-
-
-def _looks(n: int, looks: list[int] | None, sequential: Mapping[str, int] | None) -> list[int]:
-    """Numbers of runs an arm after which the plan has a verdict."""
-    if sequential is None:
-        return sorted({*(looks or ()), n})
-    first = sequential["first"]
-    if looks:
-        raise ValueError(f"looks={','.join(map(str, looks))}: n=auto:{first}-{n} looks after every round: leave it out")
-    if not (1 if "stop" in sequential else 2) <= first < n:
-        raise ValueError(f"n=auto:{first}-{n}: give a first look, 2 or more, and a larger last one: auto:3-20")
-    return list(range(first, n + 1))
 
 
 def fewest_compilations(n: int, is_sequential: bool) -> int:

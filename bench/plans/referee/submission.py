@@ -61,15 +61,10 @@ def frozen(arm: Arm, folder: Path) -> Arm:
 
 
 def is_code(words: Sequence[str]) -> bool:
-    """Whether what is submitted is more than settings: model.arch=mine.py:Net names code too."""
-    return any("=" not in word or word.startswith(OF_PROGRAM) or _names_class(word) for word in words)
-
-
-def _names_class(word: str) -> bool:
-    """ValueError: it is no setting."""
-    if not word.startswith(OF_OURS):
-        return False
-    waiting = [overrides.parsed(word).value()]
+    """Whether a submission is more than settings: model.arch=mine.py:Net names code too.  ValueError: no setting."""
+    if any("=" not in word or word.startswith(OF_PROGRAM) for word in words):
+        return True
+    waiting = [overrides.parsed(word).value() for word in words if word.startswith(OF_OURS)]
     while waiting:
         value = waiting.pop()
         if user_code.is_import_path(value):  # or an interpolation with a resolver
@@ -152,21 +147,16 @@ def _commit_of(patch: bytes, champion: Arm, ref: str) -> str:
         git.run(REPO, "read-tree", base, GIT_INDEX_FILE=index)
         git.run(REPO, "apply", "--cached", "-", given=patch, GIT_INDEX_FILE=index)
         tree = git.run(REPO, "write-tree", GIT_INDEX_FILE=index).strip()
-    _refuse_other_files(base, tree)
-    who = "-c", "user.name=referee", "-c", "user.email=referee@localhost"
-    commit = git.run(REPO, *who, "commit-tree", tree, "-p", base, "-m", f"submission {ref}").strip()
-    git.run(REPO, "update-ref", f"{REFS}/{ref}", commit)
-    return commit
-
-
-def _refuse_other_files(base: str, tree: str) -> None:
-    """ValueError: by what changed from one tree to the other, where a file that is moved is gone from its old place."""
-    changed = git.run(REPO, "diff-tree", "-r", "-z", "--no-renames", base, tree).split("\0")
+    changed = git.run(REPO, "diff-tree", "-r", "-z", "--no-renames", base, tree).split("\0")  # a moved file is two
     for facts, name in zip(changed[::2], changed[1::2], strict=False):
         if not name.startswith(CODE):
             raise ValueError(f"{name}: a diff can change only {', '.join(CODE)}: omit the rest")
         if facts.split()[1] not in ("000000", "100644", "100755"):
             raise ValueError(f"{name}: is a symbolic link: submit the file itself")
+    who = "-c", "user.name=referee", "-c", "user.email=referee@localhost"
+    commit = git.run(REPO, *who, "commit-tree", tree, "-p", base, "-m", f"submission {ref}").strip()
+    git.run(REPO, "update-ref", f"{REFS}/{ref}", commit)
+    return commit
 
 
 def _with_program(arm: Arm, program: Program) -> Arm:

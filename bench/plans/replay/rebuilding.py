@@ -46,22 +46,21 @@ def checkout(recorded: Recorded) -> Iterator[Checkout]:
     """The record's code, for as long as the block lasts.  ValueError: the difference does not apply."""
     code, name = recorded.run["code"], _worktree_name(recorded.run["run_id"])
     temporary = tempfile.TemporaryDirectory
+
+    def links(folder: str, names: list[str]) -> list[str]:  # through which a copy would read or write elsewhere
+        return [name for name in names if os.path.islink(os.path.join(folder, name))]
+
     with worktrees.checked_out(REPO, {name: code["commit"]}) as paths, temporary() as own, temporary() as temp:
         kept = recorded.folder / "code"
         for source, target in ((kept / "untracked", paths[name]), (kept / "own", own), (kept / "script", own)):
             if source.is_dir():
-                shutil.copytree(source, target, dirs_exist_ok=True, ignore=_links)  # before the patch can make links
+                shutil.copytree(source, target, dirs_exist_ok=True, ignore=links)  # before the patch can make links
         if code["diff_sha256"]:
             try:
                 git.run(paths[name], "apply", "--binary", "--whitespace=nowarn", "-", given=recorded.patch())
             except git.Failed as error:
                 raise ValueError(f"{recorded.name}: code/diff.patch does not apply to its commit: {error}") from None
         yield Checkout(paths[name], Path(own), Path(temp))
-
-
-def _links(folder: str, names: list[str]) -> list[str]:
-    """Those of the names that are links, through which a copy would read or write elsewhere."""
-    return [name for name in names if os.path.islink(os.path.join(folder, name))]
 
 
 def _worktree_name(run_id: str) -> str:
