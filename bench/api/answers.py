@@ -49,7 +49,7 @@ class Answer:
         return plotting.figure(self._page().charts)
 
     def _page(self) -> Document:
-        """With what only a page shows."""
+        """The document with the parts that only a page shows."""
         return self._document
 
     def __str__(self) -> str:

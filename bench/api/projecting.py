@@ -1,4 +1,4 @@
-"""What N GPUs would do: ./run.sh project."""
+"""The projection of a step to N GPUs: ./run.sh project."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class Projection(Answer):
 
     @property
     def interval_ms(self) -> tuple[float, float] | None:
-        """None: nothing like it was ever checked."""
+        """The interval of step_ms; None: nothing like it was ever checked."""
         answer: dict[str, Any] = self.to_dict()
         return (answer["low_ms"], answer["high_ms"]) if answer["checked"] else None
 

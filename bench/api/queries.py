@@ -135,7 +135,7 @@ def _with_settings(query: str, store: Store) -> str:
 
 
 def _explained(error: str, store: Store) -> str:
-    """What SQLite says, and what to try."""
+    """SQLite's error in this program's words, with a remedy."""
     missing = MISSING.fullmatch(error)
     if missing:
         kind, name = missing.groups()

@@ -155,7 +155,7 @@ def rows_of(
 
 
 def html(rows: Sequence[TableRow], columns: Sequence[str]) -> str:
-    """For a notebook: the first rows, without the columns that are empty."""
+    """HTML for a notebook: the first rows, without empty columns."""
     from bench.web import page
 
     first = rows[:SHOWN_IN_NOTEBOOKS]

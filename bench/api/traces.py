@@ -1,4 +1,4 @@
-"""What traces say: accounts of a step, and analyses."""
+"""Answers from traces: accounts of a step, and analyses."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -76,7 +76,7 @@ def explain(
 
 
 def _jobs_to_explain(names: list[str]) -> list[Job]:
-    """As jobs(), but two files are A and B, unless they say that they are different ranks of one job."""
+    """jobs(), but two files are A and B, unless they say that they are different ranks of one job."""
     known = jobs(names)
     if len(names) == 2 and len(known) == 1 and len(known[0][1]) == 2:
         files = known[0][1]
@@ -129,7 +129,7 @@ def titled(title: str, windows: Mapping[str | None, dict[str, Any]]) -> dict[str
 
 
 def jobs(names: Iterable[str]) -> list[Job]:
-    """All files are the ranks of one job, each folder is one of its own.  ValueError: a name means nothing."""
+    """The jobs of these names: all files are ranks of one job, each folder is a job.  ValueError: an unknown name."""
     files: list[tuple[str, Path]] = []
     folders: list[tuple[str, Path]] = []
     for name in names:

@@ -140,7 +140,7 @@ class Agent:
         return False
 
     def _goes_on_here(self, race: Path) -> bool:
-        """Or has ended, and only its answer is shown."""
+        """Whether a race was begun on this machine, or has ended and would only show its answer."""
         known = state.read(race, self.results)
         return known.has_ended or bool(known.plan["session_id"] == self._session_id)
 
@@ -174,7 +174,7 @@ class Agent:
         time.sleep(LOOK_EVERY_S)
 
     def _run_command(self, entry: Entry, signals: Signals) -> str:
-        """Until it ends or this agent has lost it -> what became of it."""
+        """Run the command until it ends or this agent has lost the entry -> why it ended."""
         command = self._command(entry)
         env = os.environ | {name: entry.env[name] for name in ENV if name in entry.env}
         env["SPEEDRUN_RESULTS"] = str(self.results)

@@ -57,7 +57,7 @@ class Entry(NamedTuple):
 
     @property
     def short(self) -> str:
-        """With which the name of its race ends."""
+        """The end of the name of its race."""
         return f"-{self.id.rpartition('-')[2]}"
 
 
@@ -70,7 +70,7 @@ class Submitted(TypedDict):
 
 
 class Outcome(TypedDict):
-    """What an agent made of an entry."""
+    """How an entry ended at an agent."""
 
     id: str
     user: str
@@ -137,7 +137,7 @@ class Queue:
         return self._entries("waiting")
 
     def taken(self) -> list[Entry]:
-        """Those that agents have, also if they were cancelled: their commands may still run."""
+        """The entries that agents have, also cancelled ones: their commands may still run."""
         return self._entries("taken")
 
     def outcomes(self) -> list[Outcome]:
@@ -249,7 +249,7 @@ class Queue:
         return lost
 
     def _silent(self, at_once: bool) -> list[Entry]:
-        """Those whose lease nobody has touched for LEASE_S while this process looked.
+        """The entries whose lease nobody has touched for LEASE_S while this process watched.
 
         A pause of the whole machine does not count: the watch begins again afterwards.
         """
@@ -321,7 +321,7 @@ class Queue:
 
 
 def _entry(path: Path) -> Entry:
-    """Of a file of waiting/ or taken/.  Damaged: it is none."""
+    """The entry in a file of waiting/ or taken/.  Damaged: the file holds none."""
     id, _, token = path.stem.partition("@")
     with reading_record(path):
         submitted = cast(Submitted, json_file.read(path, Submitted))

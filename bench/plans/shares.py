@@ -1,4 +1,4 @@
-"""What users of a lab's queue have had and may have (queue/budgets.yaml), and so whose turn it is."""
+"""What the users of a lab's queue have used and may use (queue/budgets.yaml), and whose turn it therefore is."""
 
 import math
 from collections import Counter
@@ -59,7 +59,7 @@ def fair(waiting: Iterable[Entry], taken: Iterable[Entry], recent: Iterable[Outc
 
 
 def spent(outcomes: Iterable[Outcome], user: str) -> dict[str, float]:
-    """What a user has had, by LIMITS; a lower bound where is_at_least()."""
+    """What a user has used, by the names of LIMITS; a lower bound if is_at_least()."""
     own = [each for each in outcomes if each["user"] == user]
     gpu_hours = sum(each["num_gpus"] * each["hours"] for each in own)
     return {"gpu_hours": gpu_hours, "usd": sum(each["usd"] or 0.0 for each in own)}

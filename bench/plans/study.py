@@ -164,7 +164,10 @@ def _budget_s(study: sweep.Study, budget: str) -> float | None:
 
 
 def num_trials(study: sweep.Study, budget: str, num_rounds: float) -> int:
-    """Of each arm, beside the race.  num_rounds: how often a run of each arm fits in the budget.  ValueError: none."""
+    """The number of trials of each arm that the budget allows beside the race.  ValueError: none.
+
+    num_rounds: how often a run of each arm fits in the budget.
+    """
     number = min(MAX_TRIALS, int(num_rounds) - study["n"] - 1)
     if number < 1:
         num_runs = len(study["arms"]) * (study["n"] + 2)
@@ -212,7 +215,7 @@ def go(folder: Path, budget_s: float | None, runs: Points, results: Path) -> Rac
 def _search(
     folder: Path, study: sweep.Study, runs: Points, number: int, budget_s: float | None = None
 ) -> dict[str, dict[float, float]]:
-    """Until every arm has so many trials, or no more fit in a budget that the race is part of -> sweep.trials()."""
+    """Search until every arm has so many trials, or no more fit in the budget with the race -> sweep.trials()."""
     tried, num_arms = sweep.trials(folder, study), len(study["arms"])
     if not (num_left := sum(max(0, number - len(losses)) for losses in tried.values())):
         return tried

@@ -121,7 +121,7 @@ def _verdict(outcome: str, why: str, nats: float | None, least: float | None = N
 
 
 def _judge_random_tokens(facts: Mapping[str, Any], nats: Sequence[float]) -> dict[str, Any]:
-    """Nobody is below the tokens' own nats but by luck (base/stats.py).  The last loss is what a run claims."""
+    """A loss below the tokens' own nats is luck, within a bound (base/stats.py).  A run claims its last loss."""
     num_tokens, lowest, last = min(facts["val_tokens"], LEAST_TOKENS), min(nats), nats[-1]
     floor = floor_nats(facts["num_alphabet"], facts["eos_frac"], num_tokens)
     rounding_nats = 0.5 * 10.0 ** int(Decimal(repr(lowest)).as_tuple().exponent)  # of the last digit that is printed

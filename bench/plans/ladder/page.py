@@ -87,7 +87,7 @@ def document(folder: Path | str, staircase: Staircase) -> Document:
 
 
 def metric_of(staircase: Staircase) -> Metric:
-    """What val_loss and the target of a staircase are of."""
+    """The metric that val_loss and the target of a staircase stand for."""
     return metrics.named(*staircase["metric"])
 
 

@@ -125,7 +125,7 @@ def forecast(size: Size, fitted: Sequence[Fitted], request: Mapping[str, Any]) -
 
 
 def forecast_text(forecast: Mapping[str, Any]) -> str:
-    """For a terminal."""
+    """The text of a forecast() for a terminal."""
     rungs, num_known = forecast["rungs"], forecast["num_known"]
     names_by_time: dict[str, list[str]] = {}
     for name, rung in rungs.items():
@@ -196,7 +196,7 @@ def unfinished(results: Path, word: str) -> Path:
 
 
 def _ladder(word: str, folders: Iterable[Path], what: str) -> Path:
-    """The one named by the word; of "" the latest of these folders."""
+    """The ladder that the word names; without a word the latest of these folders."""
     if word:
         folder = named.Lookup().find(word).race
         if folder is None or not _is_ladder(folder):

@@ -89,7 +89,7 @@ def _refuse_beyond_sheet(device: kept.Device) -> None:
 
 
 def _follow(group: ranks.Group, progress: Path, limit_s: float, say: Callable[[str], object]) -> bool:
-    """Until the ranks have ended or limit_s are over -> whether they have; says each line of the file once."""
+    """Wait until the ranks have ended, at most limit_s, and report each line of the file -> whether they have ended."""
     until_s, num_said = time.perf_counter() + limit_s, 0
     while True:
         has_ended = group.has_ended(LOOK_EVERY_S)

@@ -1,4 +1,4 @@
-"""What is measured of a device, the work of each case in torch, and its samples as a figure in the case's unit."""
+"""The figures of a device: which are measured, the work of each in torch, and its samples in the figure's unit."""
 
 import contextlib
 import itertools
@@ -72,7 +72,7 @@ class Case:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What of a Figure is known before it is measured."""
+        """The fields of a Figure that are known before it is measured."""
         return {"what": self.what} | {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -97,8 +97,8 @@ def cases_of_ranks(device_type: str, world_size: int) -> list[Case]:
 
 
 def few(cases: Sequence[Case], precisions: Sequence[str]) -> list[Case]:
-    """Those that seconds suffice for: the clock, the largest copy and message, the first launch, and of each of these
-    precisions the first products."""
+    """The cases that fit in seconds: the clock, the largest copy and message, the first launch, and the first products
+    of each of these precisions."""
     chosen: list[Case] = []
     for case in cases:
         alike = [other for other in chosen if (other.kind, other.precision) == (case.kind, case.precision)]
@@ -117,7 +117,7 @@ class Timer:
         self.device_type, self._marks = device_type, clock.marks_for(device_type)
 
     def seconds(self, work: Callable[[], object], num_calls: int) -> float:
-        """Of num_calls calls of work, from the first to the end."""
+        """The seconds of num_calls calls of work together."""
         first = self._marks.mark()
         for _ in range(num_calls):
             work()
@@ -223,7 +223,7 @@ def _kernels(device: torch.device, waits: bool) -> list[float]:
 
 
 def wake_ups() -> list[float]:
-    """Until a thread that sleeps in a read of a pipe runs after a write to it: half of a round trip."""
+    """Microseconds until a thread that sleeps in a read of a pipe runs after a write to it: half of a round trip."""
     (to_read, to_write), (back_read, back_write) = os.pipe(), os.pipe()
 
     def answers() -> None:

@@ -80,7 +80,7 @@ def facts_of_own(folder: Path, arms: Sequence[Sequence[str]], results: Path | st
 
 
 def facts(folder: Path | str, overrides: Sequence[str], results: Path | str) -> dict[str, Any]:
-    """What the code in this folder makes of the overrides: print_facts() there.  ValueError: what it refuses."""
+    """The facts of an arm by the code in this folder, from print_facts().  ValueError: it refuses the overrides."""
     if (answer := ask(folder, overrides, environment(results))) is None:
         raise ValueError("that revision's harness has no races yet: choose a later one")
     return cast(dict[str, Any], answer)
@@ -93,7 +93,7 @@ def ask(
     given: str | None = None,
     confined: Confined | None = None,
 ) -> Any:
-    """What print_facts() prints last, by the code in this folder; None: it is too old to have such facts.
+    """The answer of print_facts() of the code in this folder; None: the code is too old to have such facts.
 
     given: standard input; confined: what puts it into a sandbox.  ValueError: a refusal.
     """
@@ -126,7 +126,7 @@ def print_facts(overrides: Sequence[str]) -> int:
 
 
 def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    """In the process of their code: what loads torch, and what waits for the machine, is done once for all."""
+    """The facts of several arms of this code; torch is loaded and the machine's load sampled once for all of them."""
     from bench.launch import initial_record, own_model, ready
     from bench.launch.prepare import prepare
     from bench.machine import environment as machine
@@ -168,7 +168,7 @@ def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
 
 
 def _best_row(job: "Job", run: Any) -> dict[str, Any]:
-    """What a row of bench/record/rows.py will say of the run if it ends well, as far as that is known before it.
+    """The row (bench/record/rows.py) that the run will have if it ends well, as far as that is known before it.
 
     run: the record that it begins with.
     """

@@ -38,7 +38,7 @@ class Measurement(TypedDict):
 
 
 class Measurements(TypedDict):
-    """What a race keeps, in the order in which it was measured."""
+    """The content of RACE/machine.json, in the order of measuring."""
 
     measurements: list[Measurement]
 
@@ -78,18 +78,18 @@ def measure(folder: Path, results: Path, arms: Mapping[str, Mapping[str, Any]], 
 
 
 def of(folder: Path) -> list[Measurement]:
-    """What a race has kept; [] of one that measured nothing."""
+    """The measurements of a race; [] if it made none."""
     path = folder / FILE
     return cast(Measurements, json_file.read(path, Measurements))["measurements"] if path.is_file() else []
 
 
 def faults_of(folder: Path) -> list[str]:
-    """All that was found before and after a race, as sentences."""
+    """The faults found before and after a race, as sentences."""
     return [f"{measured['when']} the race, {fault}" for measured in of(folder) for fault in measured["faults"]]
 
 
 def _hardware(arm: Mapping[str, Any], machine: schema.Machine) -> schema.HardwareConfig | None:
-    """As today's code resolves it; None of a revision's settings that it does not know."""
+    """An arm's hardware as today's code resolves it; None if this code does not know a setting of its revision."""
     try:
         hardware = compose.compose(list(arm.get("overrides") or ()), machine).hardware
         resolve.resolve_hardware(hardware, machine)

@@ -1,7 +1,7 @@
-"""What a race is going to do, before its first run: arms, number of runs, order, looks, alpha, margins, rules.
+"""The plan of a race: arms, number of runs, order, looks, alpha, margins and rules, fixed before its first run.
 
-Pure: what a user types after ./run.sh race in, a dict out; nothing is looked up, nothing is run.  The plan's hash goes
-into the ledger before the first run starts, so that a plan that was changed afterwards shows.
+The functions are pure: they turn the words after ./run.sh race into a dict.  The hash of the plan goes into the ledger
+before the first run starts, so that a later change of the plan is noticed.
 """
 
 import hashlib

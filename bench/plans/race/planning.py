@@ -79,7 +79,7 @@ def planned(
 def _as_the_arms_suggest(
     facts: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any], results: Path
 ) -> dict[str, Any]:
-    """What a request need not name, or cannot: by the arms, their track, the settings that are given, and chance."""
+    """The settings that a request does not name: from the arms, their track and the given settings, or drawn."""
     first = next(iter(facts.values()))
     rules = target.rules_of(first["track"])
     ids = {known["config_id"] for known in facts.values()}
@@ -101,7 +101,7 @@ def _as_the_arms_suggest(
 
 
 def enter(folder: Path, results: Path) -> None:
-    """Into the ledger with a plan of which it has nothing, as a kill came between: no run of it has been started.
+    """Enter a plan into the ledger if a kill came between writing the two: no run of it has been started.
 
     ValueError: the plan cannot be read.  OSError: nothing is entered.
     """
@@ -114,13 +114,13 @@ def enter(folder: Path, results: Path) -> None:
 
 
 def _facts_of(made: Mapping[str, Any]) -> dict[str, Any]:
-    """What a plan's line in the ledger holds."""
+    """The facts of a plan's line in the ledger."""
     ids = {name: [arm["config_id"], arm["source_sha256"]] for name, arm in made["arms"].items()}
     return {"race_id": made["race_id"], "plan_sha256": plan.sha256(made), "baseline": made["baseline"], "arms": ids}
 
 
 def check(request: Mapping[str, Any]) -> dict[str, str]:
-    """What is refused before any work -> the commits of the arms that have a revision.  ValueError."""
+    """Refuse what can be refused before any work, and return the commits of the arms with a revision.  ValueError."""
     settings = {"n": plan.N, **request}
     arms = settings.pop("arms")
     plan.make(dict.fromkeys(arms, {}), made_at=utc.now(), **settings)
@@ -183,5 +183,5 @@ def agree_on_machine(facts: Mapping[str, Mapping[str, Any]], anyway: bool) -> No
 
 
 def num_gpus(arms: Mapping[str, Mapping[str, Any]]) -> int:
-    """Of this node, that a run of any of these arms uses, by their facts or their plan; 0 on a CPU."""
+    """The number of GPUs of this node that a run of any of these arms uses, by their facts or plan; 0 on a CPU."""
     return max(arm.get("num_gpus", 0) for arm in arms.values())

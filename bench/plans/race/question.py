@@ -1,4 +1,4 @@
-"""What a race asks of its arms: time, loss, time_to_target or steps_to_target, by on= or by what the arms differ in.
+"""The question of a race: time, loss, time_to_target or steps_to_target, chosen by on= or by how the arms differ.
 
 Facts are those of bench/plans/race/arm_process.py: {arm: facts}, the baseline first.
 """
@@ -40,7 +40,7 @@ def chosen(facts: Facts, judged: str) -> tuple[str, str]:
 
 
 def sentence(plan: Mapping[str, Any]) -> str:
-    """What a plan with on asks, and why that where the user did not choose it."""
+    """The question of a plan, and the reason for it if the user did not choose it."""
     on, why = plan["on"], plan["why_on"]
     other = "loss" if on == "time" else "time"
     return QUESTIONS[on] + (f", because {why}; on={other} asks another" if why else "")
@@ -71,7 +71,7 @@ def _lacks_target(facts: Facts) -> Iterator[str]:
 
 
 def _unequal(facts: Facts) -> Iterator[str]:
-    """In what amounts of training the arms differ: sentences.  Unknown ones, of runs that end at a target, do not."""
+    """A sentence for each amount of training in which the arms differ.  An unknown amount differs from none."""
     for column, _, unit in AMOUNTS:
         amounts = {name: (known.get("row") or {}).get(column) for name, known in facts.items()}
         if len({amount for amount in amounts.values() if amount is not None}) > 1:

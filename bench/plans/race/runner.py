@@ -205,7 +205,7 @@ def _run_one(race: State, slot: Slot, folder: Path, show: bool, series: Series) 
 
 
 def _warn_of_doubts(warm_up: Slot, results: Path) -> None:
-    """What a warm-up already shows of a script that its times will not be compared: before the others have run."""
+    """Warn before the other runs if the warm-up of a script shows that its times will not be compared."""
     run = arm_process.record_of(results, warm_up.attempts[-1][0]) or {}
     doubts = [doubt["doubt"] for doubt in run.get("doubts", ()) if doubt["instrument"] in DISTRUSTING]
     if doubts:
@@ -277,7 +277,7 @@ def _decided_at_look(race: State, done: Slot) -> bool:
 
 
 def searched(race: State) -> searching.Finding:
-    """What a race of a search says so far of its second arm, by the stop of its plan."""
+    """The finding so far on the second arm of a search's race, by the stopping rule of its plan."""
     champion, candidate = ([race.results / run for run in race.runs(arm)] for arm in race.plan["arms"])
     return searching.judge(race.plan["sequential"]["stop"], race.plan["on"], champion, candidate)
 

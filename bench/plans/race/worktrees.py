@@ -15,7 +15,7 @@ LOCKS = "conf/data"  # where bench/data/sources/hub.py keeps them
 
 
 def commit_of(repo: Path | str, rev: str) -> str:
-    """What a user calls a revision -> its full commit hash.  ValueError for one that does not exist."""
+    """The full commit hash of a revision as a user names it.  ValueError: there is no such revision."""
     _git_folder(repo, rev)
     commit = git.ask(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
     if commit is None:
@@ -31,7 +31,7 @@ def commits_between(repo: Path | str, words: str) -> list[str]:
 
 
 def path_of(repo: Path | str, name: str) -> Path:
-    """Where the worktree of this name lies, made or not.  ValueError outside git."""
+    """The path of the worktree of this name, whether it exists or not.  ValueError outside git."""
     return _git_folder(repo, name) / FOLDER / name
 
 

@@ -1,4 +1,4 @@
-"""What became of a submission, by the plans, the ledger and the run folders: the same whenever it is asked."""
+"""The decision on a submission, derived from plans, ledger and run folders alone, so that it can be derived again."""
 
 import contextlib
 import math
@@ -19,7 +19,7 @@ RACE, CONFIRMATION = "race", "confirmation"  # stages
 
 
 def folder_of(search: Search, name: str) -> Path | None:
-    """Of the race of this name, planned or ended."""
+    """The folder of the race of this name, planned or ended; None: there is none."""
     paths = (search.results / race_folder.FOLDER).glob(f"*-{search.name}-{name}-*/plan.json")
     return next((path.parent for path in sorted(paths)), None)
 
@@ -32,7 +32,7 @@ class Derived(NamedTuple):
 
 
 def derive(search: Search, submission: Submission) -> Derived:
-    """By the plans, the ledger and the run folders: the same whenever it is asked."""
+    """The decision that the races of a submission lead to so far."""
     folders = {stage: folder_of(search, f"{submission.number}-{stage}") for stage in (RACE, CONFIRMATION)}
     found = [folder for folder in folders.values() if folder]
     decided: Decided = {
@@ -111,7 +111,7 @@ def _without_keep(search: Search, folder: Path, finding: Finding) -> dict[str, A
 
 
 def _doubt(search: Search, folder: Path) -> str | None:
-    """What keeps a candidate from being kept although its numbers would do."""
+    """A reason against keeping a candidate whose numbers would do; None: there is none."""
     against = _against(folder)
     if not against:
         return "its race was abandoned"
@@ -182,13 +182,13 @@ def checked_s(search: Search, number: int) -> float:
 
 
 def _wall_s(results: Path, runs: Sequence[str]) -> float:
-    """Of those that have a record which can be read."""
+    """The wall time of those runs whose record can be read."""
     records = [arm_process.record_of(results, run) for run in runs]
     return math.fsum(row_of(record)["wall_s"] or 0.0 for record in records if record)
 
 
 def sentence(search: Search, submission: Submission) -> str:
-    """What became of a submission."""
+    """The decision on a submission with its reasons and its cost, in one line."""
     decided = submission.decided
     if decided is None:
         return f"{submission.number} open: {submission.about}"
@@ -272,7 +272,7 @@ def replay(search: Search) -> Iterator[str]:
 
 
 def _faults(search: Search, submission: Submission, races: Sequence[str], book: ledger.Ledger) -> Iterator[str]:
-    """What is wrong with the records that a decision stands on."""
+    """Sentences: faults of the records that a decision rests on."""
     for name in races:
         race = state.read(race_folder.of(search.results, name), search.results, book)
         path = race.folder / "race.json"

@@ -22,12 +22,12 @@ MAX_CHARS = 24  # of what a tread of the staircase is labelled with
 
 
 def write(search: Search) -> None:
-    """Beside the journal."""
+    """Write the page beside the journal."""
     atomic.write_text(search.folder / NAME, document(search).html(), durable=False)
 
 
 def document(search: Search) -> Document:
-    """Everything of the search, in the order in which it came."""
+    """The whole search, its submissions in the order of their arrival."""
     tries, kept = list(search.submissions.values()), search.kept
     lucky = [each for each in tries if _was_luck(each)]
     sentence = f"{len(kept)} of {len(tries)} submissions were kept"
@@ -62,7 +62,7 @@ def _was_luck(submission: Submission) -> bool:
 
 
 def _staircase(search: Search) -> Safe:
-    """What is left of the time after each keep, or by how much the metric became better."""
+    """The time that is left after each keep, or the total gain of the metric."""
     is_loss, total = search.settings["on"] == "loss", 0.0
     rows = [stairs.Row("start", "", 0.0 if is_loss else 100.0)]
     for each in search.kept:

@@ -29,7 +29,7 @@ Decision = Literal["keep", "drop", "undecided", "refused"]
 
 
 class Arm(TypedDict):
-    """What is raced: words of ./run.sh run, and the revision of this repository that they are words of."""
+    """A contestant: words of ./run.sh run, and the revision of this repository that reads them."""
 
     overrides: list[str]
     rev: str | None
@@ -132,11 +132,11 @@ class Search:
         return own + math.fsum(each.decided["spent_s"] for each in self.submissions.values() if each.decided)
 
     def device_s(self, spent_s: float) -> float:
-        """Of all devices that a run has together."""
+        """The device-seconds of a wall time: times the number of devices of a run."""
         return spent_s * (self.calibration["devices"] if self.calibration else 1)
 
     def dollars(self, spent_s: float) -> float | None:
-        """None: the price is not known."""
+        """The price of a wall time; None: the price of a device is not known."""
         price = self.settings["price"]
         return None if price is None else self.device_s(spent_s) / 3600 * price
 
@@ -150,7 +150,7 @@ class Search:
         return {"sd": self.calibration["sd"], "effect": self.calibration["effect"], "level": level}
 
     def next_level(self) -> float:
-        """Of the confirmation that is next: by those that have ended, and those that have not."""
+        """The level of the next confirmation, which depends on those before it, ended or not."""
         ended = [bool(each.decided and each.decided["decision"] == "keep") for each in self.confirmations]
         return searching.level(self.settings["alpha"], ended)
 

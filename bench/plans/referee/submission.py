@@ -39,7 +39,7 @@ class Program(NamedTuple):
 
 
 def program_of(arm: Arm) -> Program | None:
-    """None: it trains one of our models."""
+    """The script of an arm; None: it trains one of our models."""
     settings = dict(word.partition("=")[::2] for word in arm["overrides"])
     path, root = settings.get("script.path", settings.get("script")), settings.get("script.root")
     if path is None and root is None:
@@ -195,7 +195,7 @@ def _make_read_only(folder: Path) -> None:
 
 
 def diff(before: Arm, after: Arm) -> str:
-    """What changed from one arm to another: settings, and the sources of a script or of our own models."""
+    """The differences between two arms: settings, and the sources of a script or of our own models."""
     kept = set(before["overrides"]) & set(after["overrides"])
     old, new = (
         [f"{word}\n" for word in arm["overrides"] if word not in kept and not word.startswith(OF_PROGRAM)]

@@ -1,4 +1,4 @@
-"""What a replay showed, as a file beside the record and beside the replay: certificate.json.
+"""The certificate of a replay: certificate.json, beside the record and beside the replay.
 
 It names the fields in which the two environments differ, those that can change losses first.  Schema 2 has "time", and
 "equal within rounding" by a measured bound (rounding.json); schema 1 assumed its bounds.
@@ -98,7 +98,7 @@ def holds(certificate: Certificate) -> bool:
 
 
 def write(certificate: Certificate, folders: list[Path]) -> None:
-    """Into the ledger of this machine's replays, and into each of these folders in place of an earlier one."""
+    """Enter a certificate into the ledger of this machine's replays and write it into each of these folders."""
     if certificate["replays"]:
         facts: dict[str, Any] = {key: certificate[key] for key in ("record", "losses_sha256", "outcome", "replays")}
         ledger.append(certificates.replays_root(), certificates.EVENT, **facts)

@@ -63,7 +63,7 @@ Fracs = Mapping[Key, float]  # differences relative to the loss, in order
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the replays show, in a word and in a sentence."""
+    """The outcome of the replays in a word and in a sentence."""
 
     word: str
     why: str
@@ -76,7 +76,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the word depends on beside the losses."""
+    """The conditions, beside the losses, on which the outcome depends."""
 
     is_same: bool  # machine and software are known to be the record's, in all that decides bits
     dtype: str  # of the activations
@@ -181,7 +181,7 @@ def _least(theirs: Losses, conditions: Conditions) -> dict[str, float]:
 
 
 def _losses(rows: Sequence[Mapping[str, Any]]) -> Losses:
-    """In the order in which they were found: a step's val_loss follows its train_loss."""
+    """The losses of these rows in order: a step's val_loss follows its train_loss."""
     return {(row["step"], name): row[name] for row in rows for name in LOSSES if row.get(name) is not None}
 
 
@@ -227,7 +227,7 @@ class Moved:
 
 @functools.cache
 def first_frac(dtype: str) -> dict[str, float]:
-    """What rounding does before any update, by kind of loss; the widest known for a dtype that was not measured."""
+    """The effect of rounding before any update, by kind of loss; the widest known for a dtype without a measurement."""
     kept = json_file.read(ROUNDING_FILE, Kept)["first_frac"]
     return kept.get(dtype) or max(kept.values(), key=lambda fracs: fracs["train_loss"])
 
@@ -273,7 +273,7 @@ def moved_by_rounding(recorded: Fracs, pairs: Sequence[Fracs], least: Mapping[st
 
 
 def most_by_rounding(pairs: Sequence[Fracs]) -> float:
-    """What rounding does to this run at the most, of windows of training losses and of validations."""
+    """The largest effect of rounding on this run, over windows of training losses and validations."""
     validated = [frac for pair in pairs for (_, what), frac in pair.items() if what == "val_loss"]
     return max([0.0, *validated, *(rms for pair in pairs for rms in _windows(pair).values())])
 

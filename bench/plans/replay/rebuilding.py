@@ -88,7 +88,7 @@ def refuse_other_code(recorded: Recorded, made: Checkout) -> None:
 
 
 def strangers_code(recorded: Recorded) -> list[str]:
-    """What a record brings of its own code, which would run here; [] where this machine's ledger has the record."""
+    """The parts of a record that bring code of its own, which would run here; [] if this machine's ledger has it."""
     code, kept = recorded.run["code"], recorded.folder / "code"
     brought = ["code/diff.patch"] * bool(code["diff_sha256"]) + ["code/untracked/"] * bool(code.get("untracked"))
     brought += [f"code/{name}/" for name in OWN if (kept / name).is_dir()]
@@ -114,7 +114,7 @@ class Sandbox:
             self.variables["SPEEDRUN_DATA"] = str(made.temp / "data")
 
     def command(self, words: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-        """As of sandbox.command()."""
+        """The command and its variables in the sandbox, as sandbox.command() returns them."""
         made, env = self._made, {**env, **self.variables}
         return sandbox.command(words, env, self._readable, {made.temp: made.temp}, self._limits, made.code)
 
@@ -185,7 +185,7 @@ def variables_at(made: Checkout, recorded: Mapping[str, str] | None) -> dict[str
 
 @contextlib.contextmanager
 def alone(say: Callable[[str, str], None]) -> Iterator[None]:
-    """In this block no other replay of this results folder trains: both are timed, and each looks for a new folder."""
+    """No other replay of this results folder trains in this block: both are timed, and each looks for a new folder."""
     path = replays_root() / LOCK
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:

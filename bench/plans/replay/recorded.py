@@ -117,7 +117,7 @@ def with_secrets(recorded: Recorded, values: Sequence[str]) -> Recorded:
 
 
 def checks(recorded: Recorded) -> list[Check]:
-    """All that must be here before a replay starts; status fail: it is not, and found says what is missing."""
+    """Check that everything that a replay needs is here; found says what a check with status fail misses."""
     every: tuple[Callable[[Recorded], Check], ...] = (_record, _commit, _patch, _untracked, _devices, _data)
     return [check(recorded) for check in every]
 

@@ -27,7 +27,7 @@ Say = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What the user wants of a replay."""
+    """The options of ./run.sh replay."""
 
     times: int | None = None  # runs of fresh seeds; None: one of the record's own seed
     keep_env: bool = False  # this shell's variables, not the record's
@@ -126,7 +126,7 @@ def further(record: Recorded, replayed: list[Recorded]) -> tuple[str, Mapping[st
 
 
 def fresh_seeds(record: Recorded, num_runs: int) -> list[int]:
-    """Nobody chooses them: the record's own and FRESH_SEED more, and the next ones."""
+    """The seeds of repeats, which nobody can choose: consecutive ones from FRESH_SEED above the record's."""
     return [record.run["seed"] + FRESH_SEED + number for number in range(num_runs)]
 
 
@@ -134,7 +134,7 @@ def fresh_seeds(record: Recorded, num_runs: int) -> list[int]:
 
 
 def judged(record: Recorded, replayed: list[Recorded]) -> Certificate:
-    """What these replays show of the record: some of its own seed, or several of fresh seeds."""
+    """The certificate of these replays, either of the record's own seed or of several fresh seeds."""
     if replayed[0].run["seed"] == record.run["seed"]:
         return certificate.from_replays(record, replayed, outcome_of(record, replayed), time_of(record, replayed))
     metrics, losses = record.run["metrics"], [run.run["metrics"]["val_loss"] for run in replayed]
@@ -145,7 +145,7 @@ def judged(record: Recorded, replayed: list[Recorded]) -> Certificate:
 
 
 def outcome_of(record: Recorded, replayed: list[Recorded]) -> Outcome:
-    """What the losses of one or more replays of the record's own seed show."""
+    """The outcome by the losses of one or more replays of the record's own seed."""
     first, twins, perturbed = _roles(replayed)
     rows = [[step_files.read(run.folder) for run in runs] for runs in ([record, first], twins, perturbed)]
     hardware = record.run["hardware"]

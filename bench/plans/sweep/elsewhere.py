@@ -131,7 +131,7 @@ class Jobs:
             say("sweep", f"not ended in {END_WITHIN_S:.0f} s: {' '.join(ids)}", always=True)
 
     def give_up_lost(self) -> None:
-        """Where SLURM has ended a job that left no result, write one for it, in which submitit finds an error.
+        """Write an error as the result of each job that SLURM has ended without one, so that submitit sees its end.
 
         By itself submitit asks every ten minutes, and waits for ever where SLURM keeps no accounts (sacct).
         """

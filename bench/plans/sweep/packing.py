@@ -35,7 +35,7 @@ Place = tuple[gpus.Device | None, Core]
 
 @dataclass(frozen=True)
 class Slot:
-    """What one run of several may use."""
+    """The cores and the GPU that one of several concurrent runs may use."""
 
     slot: int  # from 0
     num_slots: int
@@ -45,7 +45,7 @@ class Slot:
     gpu_number: int | None = None  # among those that CUDA shows this process
 
     def machine(self) -> schema.Machine:
-        """What a run there sees of the machine."""
+        """The machine as a run at this slot sees it."""
         return schema.Machine(int(self.gpu is not None), len(self.cores), self.memory_gib)
 
     def fact(self) -> dict[str, Any]:

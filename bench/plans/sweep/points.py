@@ -158,7 +158,7 @@ class Points:
         yield from zip(todo, runs)
 
     def _places(self, points: list[list[str]], settings: Mapping[str, Any]) -> list[packing.Slot]:
-        """Where concurrent runs go, [] where one follows the other."""
+        """The slots of concurrent runs; [] if runs are sequential."""
         if (parallel := settings["parallel"]) is None:
             return []
         if any(self.stops.values()):

@@ -96,7 +96,7 @@ class Optuna(Sweeper):
         OmegaConf.save(OmegaConf.create(study.results()), folder / "optimization_results.yaml")
 
     def _run(self, study: search.Search, num_trials: int, number: int) -> int:
-        """So many trials as runs, the first of this number -> how many."""
+        """Run so many trials, numbered from number -> how many there were."""
         trials = [study.propose() for _ in range(num_trials)]
         points = [overrides for _, overrides in trials]
         self.validate_batch_is_legal(points)
