@@ -1,8 +1,10 @@
 """The decision on a submission, derived from plans, ledger and run folders alone, so that it can be derived again."""
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -24,8 +26,108 @@ def folder_of(search: Search, name: str) -> Path | None:
     return next((path.parent for path in sorted(paths)), None)
 
 
+@dataclass
+class Raced:
+    """A race of a search, as far as it has come."""
+
+    search: Search
+    folder: Path
+
+    @functools.cached_property
+    def race(self) -> state.State:
+        return state.read(self.folder, self.search.results)
+
+    @functools.cached_property
+    def record(self) -> race_folder.Race | None:
+        """race.json; None: it has not ended."""
+        return race_folder.read(self.folder) if (self.folder / "race.json").exists() else None
+
+    @functools.cached_property
+    def finding(self) -> Finding:
+        """The finding of the race's stopping rule."""
+        return runner.searched(self.race)
+
+    @property
+    def against(self) -> dict[str, Any]:
+        """The Comparison of a race that has ended; {}: it has none."""
+        return cast(Any, self.record and race_folder.verdicts_of(self.record).get("B")) or {}
+
+    @property
+    def runs(self) -> tuple[list[Path], list[Path]]:
+        """The run folders of the champion and of the candidate."""
+        a, b = ([self.search.results / run for run in self.race.runs(arm)] for arm in self.race.plan["arms"])
+        return a, b
+
+    @property
+    def gain_text(self) -> str:
+        gain = self.finding["gain"]
+        rounds = counted(self.finding["num_rounds"], "round")
+        return f"{'no gain known' if gain is None else self.search.shown(gain)} in {rounds}"
+
+    def numbers(self) -> dict[str, Any]:
+        """Gain and interval in the unit of the question; of a change of time its cause too, if the looks agree."""
+        gain = self.finding["gain"]
+        if self.search.settings["on"] == "loss":
+            return {"gain": gain, "ci95": (self.against.get("val_loss") or {}).get("ci95")}
+        ci95_pct = (self.against.get("time") or {}).get("ci95_pct")
+        traces = (self.against.get("diagnosis") or {}).get("traces")
+        agrees = traces is not None and (gain or 0.0) * traces["change_ms"] < 0
+        cause = traces.get("cause") if traces and agrees else None  # None in place of that of an earlier race
+        return {"gain": gain, "ci95": [-ci95_pct[1], -ci95_pct[0]] if ci95_pct else None, "cause": cause}
+
+    def rejection(self) -> dict[str, Any]:
+        """The decision and the reason for it, if the finding does not lead to a keep."""
+        why = self.finding["why"]
+        if self.finding["outcome"] == searching.DROP:
+            effect = self.search.shown(self.search.stop(None)["effect"])
+            return {"decision": "drop", "why": why or f"{self.gain_text}, so {effect} is unlikely"}
+        abandoned = self.record["why"] if self.record and self.record["status"] == "abandoned" else None
+        if abandoned is not None and " of B " in f" {abandoned} ":
+            return {"decision": "drop", "why": abandoned}
+        return {"decision": "undecided", "why": abandoned or why or f"{self.gain_text}: the rounds are used up"}
+
+    def doubt(self) -> str | None:
+        """A reason against keeping a candidate whose numbers would do; None: there is none."""
+        search, against = self.search, self.against
+        if not against:
+            return "its race was abandoned"
+        if search.calibration and search.calibration["is_audited"]:
+            run = self.runs[1][-1]
+            audit, record = certificates.read_audit(run), cast(Any, run_folder.read(run))
+            if audit is None and record["data"]["source"] == "script":
+                return "it did not read the track's data, as the champion does, so its loss cannot be audited"
+            if audit is None or audit["outcome"] != certificates.PASSED:
+                kinds = audit["audits"] if audit else []
+                failed = "; ".join(kind["why"] for kind in kinds if kind["outcome"] != certificates.PASSED)
+                return f"its audit is {audit['outcome'] if audit else 'missing'}: {failed}"
+            if not certificates.passed_here(search.results, record, audit):
+                return "its audit is not in the ledger of audits"
+        loss = against["val_loss"]
+        if search.settings["on"] == "loss":
+            gain = self.held_out_gain()
+            if not loss["reasons"] and gain is not None and gain <= 0:
+                return f"its loss is {-gain:.4f} nats higher on tokens of the validation shards that no run is given"
+            return loss["reasons"][0] if loss["reasons"] else None
+        if not against["comparable"]:
+            return f"its times are not comparable: {against['reasons'][0]}"
+        if loss["verdict"] in ("waived", "not_worse") or (loss["below_target"] or [None, None])[1]:
+            return None
+        return "its loss is not shown to be no worse"
+
+    def held_out_gain(self) -> float | None:
+        """The mean gain by the referee's own loss on the held-out slice; None: of scripts, or of too few tokens."""
+        means = []
+        for folders in self.runs:
+            losses = [(run_folder.read(folder).get("referee") or {}).get("loss") or {} for folder in folders]
+            nats = [(loss.get("held_out") or {}).get("from_logits_nats") for loss in losses]
+            if not nats or None in nats:
+                return None
+            means.append(math.fsum(each for each in nats if each is not None) / len(nats))
+        return means[0] - means[1]
+
+
 class Derived(NamedTuple):
-    """What the races of a submission lead to."""
+    """The decision that the races of a submission lead to."""
 
     decided: Decided
     needs_confirmation: bool  # and it has none yet
@@ -33,135 +135,39 @@ class Derived(NamedTuple):
 
 def derive(search: Search, submission: Submission) -> Derived:
     """The decision that the races of a submission lead to so far."""
-    folders = {stage: folder_of(search, f"{submission.number}-{stage}") for stage in (RACE, CONFIRMATION)}
-    found = [folder for folder in folders.values() if folder]
+    folders = [folder_of(search, f"{submission.number}-{stage}") for stage in (RACE, CONFIRMATION)]
+    race, confirmation = (Raced(search, folder) if folder else None for folder in folders)
+    planned = [folder for folder in folders if folder]
     decided: Decided = {
         "submission": submission.number,
         "decision": "undecided",
         "why": "the budget was spent before it could be raced",
-        "races": [folder.name for folder in found],
-        "spent_s": spent_s(search.results, found) + checked_s(search, submission.number),
+        "races": [folder.name for folder in planned],
+        "spent_s": spent_s(search.results, planned) + checked_s(search, submission.number),
     }
-    race = folders[RACE]
     if race is None:
         return Derived(decided, False)
-    finding = finding_of(search, race)
-    decided = cast(Decided, {**decided, **_numbers(search, race, finding), "stage": RACE})
-    if finding["outcome"] != searching.PROMISING:
-        return Derived(cast(Decided, {**decided, **_without_keep(search, race, finding)}), False)
-    confirmation = folders[CONFIRMATION]
-    if confirmation is None or not (confirmation / "race.json").exists():
-        why = f"promising, {_gain_text(search, finding)}, but the budget was spent before it could be confirmed"
+    decided = cast(Decided, {**decided, **race.numbers(), "stage": RACE})
+    if race.finding["outcome"] != searching.PROMISING:
+        return Derived(cast(Decided, {**decided, **race.rejection()}), False)
+    if confirmation is None or confirmation.record is None:
+        why = f"promising, {race.gain_text}, but the budget was spent before it could be confirmed"
         is_to_run = confirmation is not None or search.spent_s <= search.settings["budget_s"]
         return Derived({**decided, "why": why}, is_to_run)
-    earlier = decided
-    finding = finding_of(search, confirmation)
-    decided = cast(Decided, {**decided, **_numbers(search, confirmation, finding), "stage": CONFIRMATION})
-    if finding["outcome"] != searching.KEEP:
-        decided = cast(Decided, {**decided, **_without_keep(search, confirmation, finding)})
-        is_luck = decided["decision"] == "drop" and finding["gain"] is not None
+    decided = cast(Decided, {**decided, **confirmation.numbers(), "stage": CONFIRMATION})
+    if confirmation.finding["outcome"] != searching.KEEP:
+        decided = cast(Decided, {**decided, **confirmation.rejection()})
+        is_luck = decided["decision"] == "drop" and confirmation.finding["gain"] is not None
         how = "was luck; its confirmation" if is_luck else "was not confirmed"
-        decided["why"] = f"{search.shown(earlier.get('gain') or 0.0)} in its race {how}: {decided['why']}"
+        decided["why"] = f"{search.shown(race.finding['gain'] or 0.0)} in its race {how}: {decided['why']}"
         return Derived(decided, False)
-    if doubt := _doubt(search, confirmation):
-        return Derived({**decided, "why": f"{_gain_text(search, finding)}, but {doubt}"}, False)
-    assert submission.level is not None and finding["log_e"] is not None
-    e, needed = math.exp(finding["log_e"]), 1 / submission.level
-    why = f"{_gain_text(search, finding)} on fresh seeds, e-value {e:.0f} of {needed:.0f} needed"
+    if doubt := confirmation.doubt():
+        return Derived({**decided, "why": f"{confirmation.gain_text}, but {doubt}"}, False)
+    log_e = confirmation.finding["log_e"]
+    assert submission.level is not None and log_e is not None
+    evidence = f"e-value {math.exp(log_e):.0f} of {1 / submission.level:.0f} needed"
+    why = f"{confirmation.gain_text} on fresh seeds, {evidence}"
     return Derived({**decided, "decision": "keep", "why": why, "arm": submission.arm}, False)
-
-
-def finding_of(search: Search, folder: Path) -> Finding:
-    return runner.searched(state.read(folder, search.results))
-
-
-def _numbers(search: Search, folder: Path, finding: Finding) -> dict[str, Any]:
-    """Gain and interval, in the unit of the question; of a change of time its cause too, where the looks agree."""
-    against, gain = _against(folder), finding["gain"]
-    if search.settings["on"] == "loss":
-        return {"gain": gain, "ci95": (against.get("val_loss") or {}).get("ci95")}
-    found = (against.get("time") or {}).get("ci95_pct")
-    numbers: dict[str, Any] = {"gain": gain, "ci95": [-found[1], -found[0]] if found else None}
-    traces = (against.get("diagnosis") or {}).get("traces")
-    agrees = traces is not None and (gain or 0.0) * traces["change_ms"] < 0
-    cause = traces.get("cause") if traces and agrees else None
-    return numbers | {"cause": cause}  # that of an earlier race is none of this one
-
-
-def _against(folder: Path) -> dict[str, Any]:
-    """The Comparison of a race that has ended; {}: it has none."""
-    if not (folder / "race.json").exists():
-        return {}
-    return race_folder.verdicts_of(race_folder.read(folder)).get("B") or {}
-
-
-def _without_keep(search: Search, folder: Path, finding: Finding) -> dict[str, Any]:
-    if finding["outcome"] == searching.DROP:
-        effect = search.shown(search.stop(None)["effect"])
-        return {"decision": "drop", "why": finding["why"] or f"{_gain_text(search, finding)}, so {effect} is unlikely"}
-    raced = race_folder.read(folder) if (folder / "race.json").exists() else None
-    why = raced["why"] if raced and raced["status"] == "abandoned" else None
-    blamed = why is not None and " of B " in f" {why} "
-    if blamed:
-        return {"decision": "drop", "why": why}
-    return {
-        "decision": "undecided",
-        "why": why or finding["why"] or f"{_gain_text(search, finding)}: the rounds are used up",
-    }
-
-
-def _doubt(search: Search, folder: Path) -> str | None:
-    """A reason against keeping a candidate whose numbers would do; None: there is none."""
-    against = _against(folder)
-    if not against:
-        return "its race was abandoned"
-    if search.calibration and search.calibration["is_audited"]:
-        run = runs_of(state.read(folder, search.results))[1][-1]
-        audit = certificates.read_audit(run)
-        if audit is None and cast(Any, run_folder.read(run))["data"]["source"] == "script":
-            return "it did not read the track's data, as the champion does, so its loss cannot be audited"
-        if audit is None or audit["outcome"] != certificates.PASSED:
-            failed = (
-                [kind["why"] for kind in audit["audits"] if kind["outcome"] != certificates.PASSED] if audit else []
-            )
-            return f"its audit is {audit['outcome'] if audit else 'missing'}: {'; '.join(failed)}"
-        if not certificates.passed_here(search.results, cast(Any, run_folder.read(run)), audit):
-            return "its audit is not in the ledger of audits"
-    loss = against["val_loss"]
-    if search.settings["on"] == "loss":
-        gain = _held_out_gain(state.read(folder, search.results))
-        if not loss["reasons"] and gain is not None and gain <= 0:
-            return f"its loss is {-gain:.4f} nats higher on tokens of the validation shards that no run is given"
-        return loss["reasons"][0] if loss["reasons"] else None
-    if not against["comparable"]:
-        return f"its times are not comparable: {against['reasons'][0]}"
-    if loss["verdict"] in ("waived", "not_worse") or (loss["below_target"] or [None, None])[1]:
-        return None
-    return "its loss is not shown to be no worse"
-
-
-def _held_out_gain(race: state.State) -> float | None:
-    """Mean over the rounds, by the referee's own loss on the held-out slice; None: of scripts, or too few tokens."""
-    means = []
-    for folders in runs_of(race):
-        checks = [
-            ((run_folder.read(folder).get("referee") or {}).get("loss") or {}).get("held_out") for folder in folders
-        ]
-        nats = [(check or {}).get("from_logits_nats") for check in checks]
-        if not nats or None in nats:
-            return None
-        means.append(math.fsum(each for each in nats if each is not None) / len(nats))
-    return means[0] - means[1]
-
-
-def _gain_text(search: Search, finding: Finding) -> str:
-    gain = "no gain known" if finding["gain"] is None else search.shown(finding["gain"])
-    return f"{gain} in {counted(finding['num_rounds'], 'round')}"
-
-
-def runs_of(race: state.State) -> tuple[list[Path], list[Path]]:
-    a, b = ([race.results / run for run in race.runs(arm)] for arm in race.plan["arms"])
-    return a, b
 
 
 def spent_s(results: Path, folders: Sequence[Path]) -> float:

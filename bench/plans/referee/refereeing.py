@@ -17,11 +17,11 @@ from bench.compare.searching import Stop
 from bench.launch.console import say
 from bench.machine.signals import Interrupted
 from bench.plans.audit import short
-from bench.plans.race import arm_process, planning, question, runner, state, worktrees
+from bench.plans.race import arm_process, planning, question, runner, worktrees
 from bench.plans.referee import deciding
 from bench.plans.referee import search as searches
 from bench.plans.referee import submission as submissions
-from bench.plans.referee.deciding import CONFIRMATION, RACE
+from bench.plans.referee.deciding import CONFIRMATION, RACE, Raced
 from bench.plans.referee.search import Arm, Search, Submission
 from bench.record import certificates, ledger, race_folder, run_folder
 from bench.record.rows import row_of
@@ -84,7 +84,7 @@ def calibrate(search: Search) -> Search:
         raise ValueError(f"{error}; ./run.sh referee end ends this search, which has tried nothing yet") from None
     if raced["result"] is None:
         raise ValueError(f"the champion cannot be calibrated: {raced['why']}")
-    rounds = deciding.runs_of(state.read(folder, search.results))
+    rounds = Raced(search, folder).runs
     rows = [[row_of(run_folder.read(path)) for path in arm] for arm in rounds]
     if settings["on"] == "loss":
         sd = stats.sd([row["score"] for row in rows[0] if row["score"] is not None])
@@ -194,9 +194,8 @@ def _decide(search: Search, submission: Submission) -> Search:
             _sequential_race(search, submission, CONFIRMATION, search.stop(submission.level), [])
         if submission.level is not None:  # also where the confirmation had ended before a kill, and its audit had not
             folder = deciding.folder_of(search, f"{number}-{CONFIRMATION}")
-            if folder and deciding.finding_of(search, folder)["outcome"] == searching.KEEP:
-                runs_of_candidate = deciding.runs_of(state.read(folder, search.results))[1]
-                _audit_run(search, runs_of_candidate[-1], submission.arm)
+            if folder and (raced := Raced(search, folder)).finding["outcome"] == searching.KEEP:
+                _audit_run(search, raced.runs[1][-1], submission.arm)
             derived = deciding.derive(search, submission)
         decided = derived.decided
     except Refused as error:
