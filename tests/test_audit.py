@@ -305,42 +305,40 @@ def test_bigrams_know_how_hard_a_slice_is():
     assert nats(ordered).mean() < 0.01 < 2 < nats(noise).mean()
 
 
-def verdict(kind, facts, claimed, *nats):
-    return counterfactual.verdict(kind, facts, claimed, nats)["outcome"]
+LEAST = math.log(64) - stats.MIN_LOG_E_VALUE / 1024  # 4.14539
+RANDOM = {"num_alphabet": 64, "eos_frac": 0.0, "vocab_size": 257, "val_tokens": 32768}
+ROUNDED = RANDOM | {
+    "num_alphabet": 250
+}  # ln 250 = 5.5215, the bound is 5.5080: 5.5 may be 5.5499, 5.49 is at most 5.495
+# 32 blocks of sd 0.1 and a claim of 3: 6 * 0.1 * sqrt(2 / 32) + 0.15 + 0.02 = 0.32; of 4 blocks 0.594
+HELD_OUT = {"vocab_size": 257, "val_tokens": 32768, "harder_nats": 0.02, "sd_of_blocks_nats": 0.1}
 
 
-def test_random_tokens_fail_at_the_e_values_bound():
-    facts = {"num_alphabet": 64, "eos_frac": 0.0, "vocab_size": 257, "val_tokens": 32768}
-    least = math.log(64) - stats.MIN_LOG_E_VALUE / 1024  # 4.14539
-    for kind in ("random_tokens", "few_tokens"):
-        assert verdict(kind, facts, 3.0, 5.0, least + 1e-6) == PASSED
-        assert verdict(kind, facts, 3.0, 5.0, least - 1e-6) == FAILED
-        assert verdict(kind, facts, 3.0, least - 1e-6, 5.0) == FAILED  # also where a later one is higher
-        assert verdict(kind, facts, 3.0, 5.0, math.nan) == FAILED
-
-
-def test_a_loss_that_is_printed_with_few_digits_is_not_held_against_a_script():
-    """ln 250 = 5.5215, the bound is 5.5080: 5.5 may be 5.5499, 5.49 is at most 5.495."""
-    facts = {"num_alphabet": 250, "eos_frac": 0.0, "vocab_size": 257, "val_tokens": 32768}
-    assert verdict("random_tokens", facts, 3.0, 5.6, 5.5) == PASSED
-    assert verdict("random_tokens", facts, 3.0, 5.6, 5.49) == FAILED
+@pytest.mark.parametrize(
+    ("kinds", "facts", "nats", "outcome"),
+    [
+        (("random_tokens", "few_tokens"), RANDOM, (5.0, LEAST + 1e-6), PASSED),
+        (("random_tokens", "few_tokens"), RANDOM, (5.0, LEAST - 1e-6), FAILED),
+        (("random_tokens", "few_tokens"), RANDOM, (LEAST - 1e-6, 5.0), FAILED),  # also where a later one is higher
+        (("random_tokens", "few_tokens"), RANDOM, (5.0, math.nan), FAILED),
+        (("random_tokens",), ROUNDED, (5.6, 5.5), PASSED),
+        (("random_tokens",), ROUNDED, (5.6, 5.49), FAILED),
+        (("held_out",), HELD_OUT, (3.319,), PASSED),
+        (("held_out",), HELD_OUT, (3.321,), DOUBTED),
+        (("held_out",), HELD_OUT, (3.6,), FAILED),
+        (("held_out",), HELD_OUT, (1.0,), PASSED),
+    ],
+)
+def test_losses_are_held_to_the_bound_of_their_data(kinds, facts, nats, outcome):
+    """The e-value's bound with the digits that a script prints; the spread of the data on a held-out slice."""
+    assert {counterfactual.verdict(kind, facts, 3.0, nats)["outcome"] for kind in kinds} == {outcome}
 
 
 def test_what_would_not_have_been_noticed_is_the_distance_of_the_last_loss_from_the_bound():
-    facts = {"num_alphabet": 64, "eos_frac": 0.0, "vocab_size": 257, "val_tokens": 32768}
-    found = counterfactual.verdict("random_tokens", facts, 3.0, [4.1999, 4.2454])
+    found = counterfactual.verdict("random_tokens", RANDOM, 3.0, [4.1999, 4.2454])
     assert found["unnoticed_nats"] == pytest.approx(4.2454 - math.log(64) + stats.MIN_LOG_E_VALUE / 1024 + 5e-5)
     assert "above the bound of 4.1453: a last loss 0.1001 nats lower, or a leak of 2.36% of the tokens" in found["why"]
-    assert "unnoticed_nats" not in counterfactual.verdict("random_tokens", facts, 3.0, [4.0])
-
-
-def test_a_held_out_slice_is_given_the_spread_of_the_data():
-    """32 blocks of sd 0.1 and a claim of 3: 6 * 0.1 * sqrt(2 / 32) + 0.15 + 0.02 = 0.32; of 4 blocks 0.594."""
-    facts = {"vocab_size": 257, "val_tokens": 32768, "harder_nats": 0.02, "sd_of_blocks_nats": 0.1}
-    assert verdict("held_out", facts, 3.0, 3.319) == PASSED
-    assert verdict("held_out", facts, 3.0, 3.321) == DOUBTED
-    assert verdict("held_out", facts, 3.0, 3.6) == FAILED
-    assert verdict("held_out", facts, 3.0, 1.0) == PASSED
+    assert "unnoticed_nats" not in counterfactual.verdict("random_tokens", RANDOM, 3.0, [4.0])
 
 
 def test_several_outcomes_are_one():

@@ -10,7 +10,6 @@ from bench.cli import race
 from bench.compare import eligibility
 from bench.config import compose
 from bench.plans.race import plan
-from bench.plans.race import plan as race_request
 
 
 def arms(*names):
@@ -88,7 +87,7 @@ def test_a_gpu_compiles_at_least_three_times_and_anew_in_each_round_that_may_be_
 
 
 def test_a_race_of_unknown_length_looks_after_every_round():
-    asked = race_request.parse_request(["n=auto:3-20"])
+    asked = plan.parse_request(["n=auto:3-20"])
     assert asked == {"arms": {}, "n": 20, "sequential": {"first": 3, "last": 20}}
     known = made(n=asked["n"], sequential=asked["sequential"])
     assert (known["n"], known["looks"], known["sequential"]) == (20, list(range(3, 21)), {"first": 3, "last": 20})
@@ -147,50 +146,51 @@ def test_what_cannot_be_planned_is_refused_with_what_would_be_right(settings, wo
         made(**settings)
 
 
-def test_words_become_arms_settings_and_what_is_common_to_all_arms():
-    words = [
-        "A=",
-        "B=model=modern optim=muon",
-        "C.rev=HEAD~1",
-        "C=optim.lr=0.01",
-        "track=free",
-        "n=3",
-        "looks=2,3",
-        "margin=0.01",
-        "alpha=0.1",
-        "name=try",
-    ]
-    assert race_request.parse_request(words) == {
-        "arms": {
-            "A": {"overrides": ["track=free"], "rev": None},
-            "B": {"overrides": ["track=free", "model=modern", "optim=muon"], "rev": None},
-            "C": {"overrides": ["track=free", "optim.lr=0.01"], "rev": "HEAD~1"},
-        },
-        "n": 3,
-        "looks": [2, 3],
-        "margin": 0.01,
-        "alpha": 0.1,
-        "name": "try",
-    }
+def arm(*overrides, rev=None):
+    return {"overrides": list(overrides), "rev": rev}
 
 
-def test_an_interpreter_of_an_arm_is_a_setting_of_its_script():
-    arms = race_request.parse_request(["B.python=/opt/py", "script=train.py", "A=", "B=seq=1"])["arms"]
-    assert arms["A"]["overrides"] == ["script=train.py"]
-    assert arms["B"]["overrides"] == ["script=train.py", "seq=1", "script.python=/opt/py"]
-
-
-def test_a_value_with_spaces_is_quoted_inside_the_arm():
-    assert race_request.parse_request(["A=data.train_glob='my books/*.txt' seq=1"])["arms"]["A"]["overrides"] == [
-        "data.train_glob=my books/*.txt",
-        "seq=1",
-    ]
+@pytest.mark.parametrize(
+    ("words", "arms"),
+    [
+        (
+            ["A=", "B=model=modern optim=muon", "C.rev=HEAD~1", "C=optim.lr=0.01", "track=free"],
+            {
+                "A": arm("track=free"),
+                "B": arm("track=free", "model=modern", "optim=muon"),
+                "C": arm("track=free", "optim.lr=0.01", rev="HEAD~1"),
+            },
+        ),
+        (  # an interpreter is a setting of the arm's script
+            ["B.python=/opt/py", "script=train.py", "A=", "B=seq=1"],
+            {"A": arm("script=train.py"), "B": arm("script=train.py", "seq=1", "script.python=/opt/py")},
+        ),
+        (["A=data.train_glob='my books/*.txt' seq=1"], {"A": arm("data.train_glob=my books/*.txt", "seq=1")}),
+        (["HEAD~1", "HEAD"], {"A": arm(rev="HEAD~1"), "B": arm(rev="HEAD")}),  # revisions alone, in their order
+        (
+            ["v1", "v2", "v3", "track=free"],
+            {name: arm("track=free", rev=rev) for name, rev in (("A", "v1"), ("B", "v2"), ("C", "v3"))},
+        ),
+        (  # of the script's own repository
+            ["HEAD~1", "v2", "script=train.py"],
+            {
+                "A": arm("script=train.py", "script.root=.", "script.rev='HEAD~1'"),
+                "B": arm("script=train.py", "script.root=.", "script.rev=v2"),
+            },
+        ),
+    ],
+)
+def test_words_become_arms(words, arms):
+    settings = {"n": 3, "looks": [2, 3], "margin": 0.01, "alpha": 0.1, "name": "try"}
+    given = ["n=3", "looks=2,3", "margin=0.01", "alpha=0.1", "name=try"]
+    assert plan.parse_request([*words, *given]) == {"arms": arms, **settings}
 
 
 @pytest.mark.parametrize(
     "word, words",
     [
         ("A", "'A': write key=value"),
+        ("HEAD B=optim=muon", "'HEAD': write key=value, or A=... for an arm"),
         ("B=seed=3", "the race sets the seeds"),
         ("n=many", "n=many: it must be a number of runs, or auto:3-20"),
         ("looks=3;5", "looks=3;5: it must be numbers of runs"),
@@ -203,7 +203,7 @@ def test_a_value_with_spaces_is_quoted_inside_the_arm():
 )
 def test_a_word_that_means_nothing_is_refused(word, words):
     with pytest.raises(ValueError, match=words):
-        race_request.parse_request([word])
+        plan.parse_request(word.split() if word.startswith("HEAD") else [word])
 
 
 def test_the_examples_of_the_help_can_be_raced():
@@ -212,24 +212,7 @@ def test_the_examples_of_the_help_can_be_raced():
     assert len(examples) == 4
     for words in examples:
         own = words[: words.index("--fail-on")] if "--fail-on" in words else words
-        arms = race_request.parse_request(own)["arms"]
+        arms = plan.parse_request(own)["arms"]
         assert list(arms) == ["A", "B"]
         for arm in arms.values():
             compose.compose(arm["overrides"])
-
-
-@pytest.mark.parametrize(
-    ("words", "revs"),
-    [("HEAD~1 HEAD", {"A": "HEAD~1", "B": "HEAD"}), ("n=3 v1 v2 v3 track=free", {"A": "v1", "B": "v2", "C": "v3"})],
-)
-def test_revisions_alone_are_arms_in_their_order(words, revs):
-    arms = race_request.parse_request(words.split())["arms"]
-    assert {name: arm["rev"] for name, arm in arms.items()} == revs
-
-
-def test_a_revision_with_a_script_is_one_of_the_scripts_own_repository():
-    arms = race_request.parse_request(["HEAD~1", "v2", "script=train.py"])["arms"]
-    assert arms["A"] == {"overrides": ["script=train.py", "script.root=.", "script.rev='HEAD~1'"], "rev": None}
-    assert arms["B"] == {"overrides": ["script=train.py", "script.root=.", "script.rev=v2"], "rev": None}
-    with pytest.raises(ValueError, match="'HEAD': write key=value, or A=... for an arm"):
-        race_request.parse_request(["HEAD", "B=optim=muon"])
