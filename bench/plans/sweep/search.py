@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from hydra.core.override_parser.types import Override
-
 from bench.launch.console import say
 from bench.record.rows import metric_of, row_of
 from bench.record.shape import Record
@@ -148,11 +146,11 @@ def _state(name: str) -> Any:
     return TrialState[name]
 
 
-def opened(settings: Settings, overrides: Iterable[Override], folder: Path) -> Search:
+def opened(settings: Settings, overrides: Iterable[Any], folder: Path) -> Search:
     """The study of these settings, new or continued; the trials of a search that was killed have failed.
 
-    overrides: parsed by Hydra, some of them sweeps; folder: of the studies.  ValueError: optuna is absent, or nothing
-    is swept.
+    overrides: Hydra's Override objects, some of them sweeps; folder: of the studies.  ValueError: optuna is absent, or
+    nothing is swept.
     """
     swept = {override.get_key_element(): override for override in overrides}
     fixed = [
@@ -192,8 +190,8 @@ def opened(settings: Settings, overrides: Iterable[Override], folder: Path) -> S
     return Search(name, settings, fixed, {key: _distribution(override) for key, override in swept.items()}, study)
 
 
-def _distribution(override: Override) -> Any:
-    """optuna's distribution of the values of a sweep in Hydra's grammar."""
+def _distribution(override: Any) -> Any:
+    """optuna's distribution of the values of an Override, which is a sweep."""
     from optuna import distributions
 
     sweep: Any = override.value()
