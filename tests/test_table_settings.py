@@ -177,6 +177,8 @@ def test_sort_takes_settings_and_reverse_turns_it_round(grid, capsys):
         (["--columns", "nothing*"], "there is no column nothing*"),
         (["--baseline", "optim.lr=0.001"], "it matches 4 of 8 rows"),
         (["--baseline", "nothing"], "it matches no row"),
+        (["--baseline", "optim.lr<0.002"], "a baseline is one row: use KEY=VALUE"),
+        (["--baseline", "goal.stop_at_target=no", "optim.name=adamw"], "it matches 8 of 8 rows"),
         (["--pivot", "a", "b", "c"], "one or two keys"),
         (["--pivot", "optim.lr", "--value", "name"], "it is not a number"),
         (["--sweep", "nothing"], "there is no such sweep; choose from none"),

@@ -28,7 +28,7 @@ from bench.report import curves, run_page
 
 Runs = Sequence[tuple[str, Row]]  # (run folder, its row)
 
-NUM_PAGES = 1000  # of a site: each takes 5 ms and 50 KB (120 steps)
+NUM_PAGES = 1000  # of a site: each takes 5 ms and 20 KB (120 steps)
 MIN_PARALLEL = 64  # files: fewer are made as fast by one process
 NUM_CURVE_FILES = 256
 MADE = ".made.json"  # in each folder: {file: [stamp of what it was made of, why it could not be made]}
