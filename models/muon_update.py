@@ -95,8 +95,8 @@ def newton_schulz_stacked(
 
 def _each(coefficients: Coefficients, ns_steps: int) -> Sequence[Triple]:
     """A triple for each iteration."""
-    each = coefficients if isinstance(coefficients[0], tuple) else (coefficients,) * ns_steps
-    triples = cast("Sequence[Triple]", each)  # quoted: dynamo (torch 2.13) breaks its graph at a type's subscript
+    given = coefficients if isinstance(coefficients[0], tuple) else (coefficients,) * ns_steps
+    triples = cast("Sequence[Triple]", given)  # quoted: dynamo (torch 2.13) breaks its graph at a type's subscript
     assert len(triples) == ns_steps, (len(triples), ns_steps)
     return triples
 

@@ -138,12 +138,12 @@ def _below(pids: list[int]) -> Iterator[int]:
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
-                found += [int(word) for word in file.read().split()]
-    return found
+                pids += [int(word) for word in file.read().split()]
+    return pids
 
 
 def _stat(pid: int) -> list[str]:

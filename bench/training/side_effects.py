@@ -100,30 +100,30 @@ def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[s
 
 def state_of(roots: Mapping[str, object], seed: int) -> dict[str, object]:
     """{name: value or checksum} of all that can be reached, without what torch keeps for itself."""
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     seen: set[int] = set()
     waiting = deque(_with_globals(roots))
     kept = []  # alive, so that no id comes twice
-    while waiting and len(found) < MAX_VALUES:
+    while waiting and len(values) < MAX_VALUES:
         name, value = waiting.popleft()
         if isinstance(value, PLAIN):
-            found[name] = repr(value)
+            values[name] = repr(value)
             continue
         if id(value) in seen or isinstance(value, OPAQUE):
             continue
         seen.add(id(value))
         kept.append(value)
         if isinstance(value, torch.Tensor):
-            found[name] = _checksum(value, seed)
+            values[name] = _checksum(value, seed)
             if value.__dict__:
                 waiting.append((name, dict(value.__dict__)))
         elif isinstance(value, torch.Generator):
-            found[name] = _checksum(value.get_state(), seed)
+            values[name] = _checksum(value.get_state(), seed)
         else:
             parts = list(_parts(name, value))
-            found[f"{name} (number of its parts)"] = len(parts)
+            values[f"{name} (number of its parts)"] = len(parts)
             waiting.extend(parts)
-    return found
+    return values
 
 
 def _with_globals(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

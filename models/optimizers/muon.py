@@ -31,8 +31,8 @@ class Config(adamw.Config):
         from models.together import Together
 
         matrices = model.hidden_matrices()
-        taken = {id(matrix) for matrix in matrices}
-        others = [parameter for parameter in model.parameters() if id(parameter) not in taken]
+        matrix_ids = {id(matrix) for matrix in matrices}
+        others = [parameter for parameter in model.parameters() if id(parameter) not in matrix_ids]
         muon = Muon(
             matrices,
             lr=self.muon_lr,

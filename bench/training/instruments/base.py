@@ -227,18 +227,18 @@ class InstrumentSet:
         An instrument that raises, or whose answer the record cannot hold, has a warning instead.
         """
         answers: dict[str, Any] = {}
-        taken = {*step_files.RUN_COLUMNS, VAL_BPB.name}
+        column_names = {*step_files.RUN_COLUMNS, VAL_BPB.name}
         for instrument in self.instruments + (self._dropped if what == "flags" else []):
             try:
                 answer = _checked(what, getattr(instrument, what)())
-                if what == "columns" and (names := taken & answer.keys()):
+                if what == "columns" and (names := column_names & answer.keys()):
                     raise ValueError(f"columns {sorted(names)} are written by the run or by another instrument already")
             except Exception as error:
                 self.warnings.append(warning(instrument.name, what, error))
                 continue
             answers[instrument.name] = answer
             if what == "columns":
-                taken.update(answer)
+                column_names.update(answer)
         if what == "flags":
             for instrument in self.instruments:
                 instrument.context.flagged.update(*answers.values())

@@ -38,8 +38,8 @@ def kind(name: str, settings: Mapping[str, Any] = MappingProxyType({})) -> type[
     module = f"{__package__}.{name}"
     if importlib.util.find_spec(module) is None:
         raise ValueError(f"instruments={name}: there is no bench/training/instruments/{name}.py")
-    found: type[base.Instrument] = importlib.import_module(module).INSTRUMENT
-    return found
+    instrument: type[base.Instrument] = importlib.import_module(module).INSTRUMENT
+    return instrument
 
 
 def _each(chosen: Chosen) -> Iterator[tuple[str, type[base.Instrument], dict[str, Any]]]:
@@ -50,10 +50,10 @@ def _each(chosen: Chosen) -> Iterator[tuple[str, type[base.Instrument], dict[str
 
 def check(chosen: Chosen) -> None:
     """Raises ValueError for what cannot run."""
-    each = list(_each(chosen))
-    for _, instrument, settings in each:
+    instruments = list(_each(chosen))
+    for _, instrument, settings in instruments:
         instrument.check(settings)
-    windows.check_profilers({name: instrument.profiler_windows(settings) for name, instrument, settings in each})
+    windows.check_profilers({name: instrument.profiler_windows(settings) for name, instrument, settings in instruments})
 
 
 def flagging(chosen: Iterable[str] | Chosen) -> list[str]:

@@ -22,18 +22,18 @@ EOS_VOCAB = 50257  # GPT-2's, where the data source does not say
 
 def main(gpu: str, num_layers: str, *overrides: str) -> int:
     started_s = time.monotonic()
-    found: dict[str, Any] = {"gpu": gpu, "overrides": overrides}
+    report: dict[str, Any] = {"gpu": gpu, "overrides": overrides}
     try:
         device.load()
-        found |= rehearse(gpu, int(num_layers), list(overrides))
+        report |= rehearse(gpu, int(num_layers), list(overrides))
     except device.Unavailable as error:
-        found["unavailable"] = str(error)
+        report["unavailable"] = str(error)
     except Exception as error:
-        found["error"] = f"{type(error).__name__}: {error}"[:600]
-        found["stack"] = "".join(traceback.format_tb(error.__traceback__))[-3000:]
-    found |= {"rehearsal_s": time.monotonic() - started_s, "cpu_s": time.process_time()}
-    print(json.dumps(found))
-    return 0 if "error" not in found and "unavailable" not in found else 1
+        report["error"] = f"{type(error).__name__}: {error}"[:600]
+        report["stack"] = "".join(traceback.format_tb(error.__traceback__))[-3000:]
+    report |= {"rehearsal_s": time.monotonic() - started_s, "cpu_s": time.process_time()}
+    print(json.dumps(report))
+    return 0 if "error" not in report and "unavailable" not in report else 1
 
 
 def rehearse(gpu: str, num_layers: int, overrides: list[str]) -> dict[str, Any]:

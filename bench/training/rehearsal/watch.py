@@ -166,9 +166,9 @@ class Watch:
                 self._saw_graph(kind, module)
 
                 def called(args: Any) -> Any:
-                    found = module(*args)
+                    outputs = module(*args)
                     args.clear()
-                    return found
+                    return outputs
 
                 run: Any = called
                 run._boxed_call = True
@@ -226,12 +226,18 @@ class _Mode(FakeTensorMode):
             if args[0].device.type == "cuda":
                 watch.syncs[watch.phase, "item()"] += 1
             return 1.0 if args[0].dtype.is_floating_point else 1
-        found = self._rule(func, types, args, kwargs or {})
+        returned = self._rule(func, types, args, kwargs or {})
         if getattr(func, "namespace", "") == "c10d":
             sizes = ", ".join(str(arg.numel()) for arg in _flat(args) if isinstance(arg, torch.Tensor))
             watch.collectives.setdefault(watch.rank, []).append(f"{func._schema.name.removeprefix('c10d::')}({sizes})")
-            return found
-        outputs = [found] if isinstance(found, torch.Tensor) else found if isinstance(found, (list, tuple)) else []
+            return returned
+        outputs = (
+            [returned]
+            if isinstance(returned, torch.Tensor)
+            else returned
+            if isinstance(returned, (list, tuple))
+            else []
+        )
         on_device = [out for out in outputs if isinstance(out, torch.Tensor) and out.device.type == "cuda"]
         for out in on_device:
             watch.hold(out)
@@ -244,7 +250,7 @@ class _Mode(FakeTensorMode):
                 watch.calls[watch.part, func._schema.name.removeprefix("aten::")] += 1
         if takes and any(isinstance(out, torch.Tensor) and out.device.type == "cpu" for out in outputs):
             watch.syncs[watch.phase, str(func)] += 1
-        return found
+        return returned
 
     def _rule(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """What a call gives: FakeTensors.  NotImplementedError: torch has no rule for that operator."""
@@ -290,13 +296,13 @@ def _native_functions() -> dict[str, str] | None:
         rows = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (ImportError, OSError):
         return None
-    found: dict[str, str] = {}
+    keys_by_name: dict[str, str] = {}
     for row in rows:
         name, dispatch = row["func"].partition("(")[0], row.get("dispatch")
         keys = "CompositeImplicitAutograd" if dispatch is None else ", ".join(dispatch)
         keys += ", CUDA" * ("ufunc_inner_loop" in row)  # generated for CPU and CUDA
-        found[name] = row.get("structured_delegate", keys)
-    return found
+        keys_by_name[name] = row.get("structured_delegate", keys)
+    return keys_by_name
 
 
 def _has_kernel(operator: Any, known: dict[str, str] | None) -> bool:
