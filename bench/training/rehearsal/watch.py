@@ -231,13 +231,7 @@ class _Mode(FakeTensorMode):
             sizes = ", ".join(str(arg.numel()) for arg in _flat(args) if isinstance(arg, torch.Tensor))
             watch.collectives.setdefault(watch.rank, []).append(f"{func._schema.name.removeprefix('c10d::')}({sizes})")
             return returned
-        outputs = (
-            [returned]
-            if isinstance(returned, torch.Tensor)
-            else returned
-            if isinstance(returned, (list, tuple))
-            else []
-        )
+        outputs = list(_flat([returned]))
         on_device = [out for out in outputs if isinstance(out, torch.Tensor) and out.device.type == "cuda"]
         for out in on_device:
             watch.hold(out)
