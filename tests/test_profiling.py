@@ -285,7 +285,7 @@ def test_two_profilers_at_once_are_refused_instead_of_crashing():
 
 
 def test_a_profiler_of_somebody_else_is_seen():
-    words = "a torch profiler is recording, and two at once crash"
+    words = "a profiler of another program is recording, and two torch profilers at once crash"
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu), pytest.raises(RuntimeError, match=words):
         Recording("mine", Options(), "cpu", 0, 1).start()

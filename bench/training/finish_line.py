@@ -43,9 +43,8 @@ class FinishLine:
             fitting = math.floor(goal.flop_budget / step_flops)
             if fitting < 1:
                 what = f"a step of {batch_tokens:,.0f} tokens has {step_flops:.3g} FLOPs"
-                raise ValueError(
-                    f"goal.flop_budget={goal.flop_budget:g}: {what}: give more, or a smaller batch or model"
-                )
+                remedy = "give more, or a smaller batch or model"
+                raise ValueError(f"goal.flop_budget={goal.flop_budget:g}: {what}: {remedy}")
             self.num_steps = min(self.num_steps, fitting)
             on_horizon(0, self.num_steps)
         self.stop_after = stop_after if stop_after is not None and stop_after < self.num_steps else None

@@ -101,10 +101,8 @@ def _memory_pages(made: list[Instrument], context: Context) -> Iterator[str]:
     for shot in (shot for each in made if isinstance(each, Trace) for shot in each.shots):
         if shot.saved is None:
             continue
-        what = (
-            f"memory while {windows.described(shot.window)} were recorded, after the race, as torch's profiler saw it"
-        )
-        about = f"{context.folder.name}, rank {context.rank}: {what}."
+        what = f"memory while {windows.described(shot.window)} were recorded, after the race"
+        about = f"{context.folder.name}, rank {context.rank}: {what}, as torch's profiler saw it."
         html, _ = allocations.page_of_trace(shot.saved.path, f"{NAME}, rank {context.rank}: memory", about)
         path = context.folder / "memory" / f"{NAME}_rank{context.rank}.html"
         path.parent.mkdir(exist_ok=True)

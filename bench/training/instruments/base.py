@@ -72,9 +72,8 @@ class Instrument:
 
     name = "?"  # set when it is loaded: the name of its file
     in_timed_region = ""  # what it does between the edges of the clock, and what that costs
-    flags_steps = (
-        False  # whether it disturbs steps, which are then left out of every statistic: such a run is never ranked
-    )
+    # whether it disturbs steps, which are then left out of every statistic: such a run is never ranked
+    flags_steps = False
 
     @staticmethod
     def check(settings: dict[str, Any]) -> None:

@@ -25,14 +25,12 @@ class ExclusiveProfile(torch.profiler.profile):
 
     def prepare_trace(self) -> None:
         global _holder
-        if _holder not in (None, self):
-            raise RuntimeError(
-                f"{self.owner} cannot begin: {_holder.owner} is recording, and two torch profilers at once crash"
-            )
+        other = None if _holder in (None, self) else _holder.owner
         if _holder is None and getattr(torch.autograd, "_profiler_enabled", bool)():
-            raise RuntimeError(
-                f"{self.owner} cannot begin: a torch profiler is recording, and two at once crash the process"
-            )
+            other = "a profiler of another program"
+        if other is not None:
+            crash = "two torch profilers at once crash the process"
+            raise RuntimeError(f"{self.owner} cannot begin: {other} is recording, and {crash}")
         super().prepare_trace()
         _holder = self
 

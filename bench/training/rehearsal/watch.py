@@ -41,9 +41,8 @@ class Watch:
         self.recompiles: list[tuple[str, str]] = []  # (phase, why)
         self.syncs: Counter[tuple[str, str]] = Counter()  # (phase, operator)
         self.launches: Counter[str] = Counter()  # of Triton's kernels, by phase
-        self.calls: Counter[tuple[str, str]] = (
-            Counter()
-        )  # of what a library or torch computes: (part of a step, operator)
+        # of what a library or torch computes: (part of a step, operator)
+        self.calls: Counter[tuple[str, str]] = Counter()
         self.operators: set[Any] = set()
         self.first_order: list[int] = []  # of the buckets of hardware.reducer=shard, on rank 0
         self.collectives: dict[int, list[str]] = {}  # in order, of each rank that was played
