@@ -152,13 +152,12 @@ def _serve(ours, code):
 
 def _import_all():
     """What a command imports anyway; hashes of sources are kept by their content."""
-    from bench.cli.main import VERBS
+    from bench.cli.main import VERBS, module_of
     from bench.config import compose
     from bench.machine import code_state
 
-    for module, _ in VERBS.values():
-        importlib.import_module(f"bench.cli.{module}")
-    importlib.import_module("bench.cli.main")
+    for verb in VERBS:
+        module_of(verb)
     for groups in (["track=free"], ["track=cpu_nano"]):  # composed once: a third of what is left of a short run
         compose.compose(groups)
         compose.compose([*groups, "hardware=cpu"])

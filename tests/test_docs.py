@@ -1,7 +1,6 @@
 """The commands of the documentation: those with printed output are run and compared, the others must be understood."""
 
 import fnmatch
-import importlib
 import importlib.util
 import os
 import pickle
@@ -16,7 +15,7 @@ import pytest
 import real_runs
 import snapshots
 
-from bench.cli.main import CHECKOUT_VERBS, VERBS
+from bench.cli.main import CHECKOUT_VERBS, VERBS, module_of
 from bench.config import overrides
 from bench.launch.prepare import requested_config
 
@@ -172,7 +171,7 @@ def test_a_command_of_the_documentation_is_understood(page, line):
     if verb in CHECKOUT_VERBS or verb.startswith("-"):
         return
     assert verb in VERBS, verb
-    parser = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")._parser()
+    parser = module_of(verb)._parser()
     if verb == "data" or "--help" in words:
         return
     given = parser.parse_intermixed_args(overrides.spelled(words))

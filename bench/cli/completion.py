@@ -5,14 +5,13 @@ pressed: the shell asks the program with --line.
 """
 
 import argparse
-import importlib
 import os
 import re
 from collections.abc import Iterator
 
 from bench.base.paths import INSTALLED, results_root
 from bench.cli import arguments
-from bench.cli.main import CHECKOUT_VERBS, VERBS
+from bench.cli.main import CHECKOUT_VERBS, VERBS, module_of
 
 SHELLS = {
     "bash": """\
@@ -73,7 +72,7 @@ def candidates(line: str) -> list[str]:
     verb = before[0]
     if verb not in VERBS:
         return []
-    parser = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")._parser()
+    parser = module_of(verb)._parser()
     if choices := _choices(parser, before[-1]):
         candidates = set(choices)
     elif word.startswith("-"):

@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import cast
 
 from bench.base import escape, paths
@@ -17,52 +17,53 @@ from bench.base.reading import plain_file
 from bench.config import groups
 
 NEW_OBJECTS = 100_000  # between two looks for garbage, of which a command leaves little; Python's own are 700
-GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # purpose: {verb: (module in bench/cli/, what it does)}
+GROUPS = {  # purpose: {verb: what it does}
     "measure": {
-        "run": ("run", "train once, or sweep with -m"),
-        "speedrun": ("speedrun", "all of a track: data, checks, repeats, table and verdict"),
-        "race": ("race", "which version is faster, or better? planned, interleaved, judged"),
-        "study": ("study", "which optimizer or model is better, tuned with equal budgets?"),
-        "referee": ("referee", "keep a search honest: race every change, keep what is shown to be better"),
-        "ladder": ("ladder", "what did each record of the speedrun gain?"),
-        "bisect": ("bisect", "which commit made it slower, or worse?"),
-        "history": ("history", "how did the speed of a repository change over its commits?"),
-        "calibrate": ("calibrate", "the smallest difference that this machine can show"),
-        "submit": ("submit", "put a command into the lab's queue"),
-        "agent": ("agent", "run what the lab's queue holds on this machine"),
+        "run": "train once, or sweep with -m",
+        "speedrun": "all of a track: data, checks, repeats, table and verdict",
+        "race": "which version is faster, or better? planned, interleaved, judged",
+        "study": "which optimizer or model is better, tuned with equal budgets?",
+        "referee": "keep a search honest: race every change, keep what is shown to be better",
+        "ladder": "what did each record of the speedrun gain?",
+        "bisect": "which commit made it slower, or worse?",
+        "history": "how did the speed of a repository change over its commits?",
+        "calibrate": "the smallest difference that this machine can show",
+        "submit": "put a command into the lab's queue",
+        "agent": "run what the lab's queue holds on this machine",
     },
     "judge": {
-        "compare": ("compare", "is B faster than A? of runs, races or logs that exist"),
-        "judge": ("judge", "does a claim hold by the rules of its track?"),
-        "pr": ("pr", "judge a record's pull request: Markdown for its thread"),
-        "audit": ("audit", "is a reported loss honest? rerun on random and held-out tokens"),
-        "replay": ("replay", "rerun a record from its own folder: is it reproduced?"),
-        "verify": ("verify", "is a run folder consistent with its own record?"),
+        "compare": "is B faster than A? of runs, races or logs that exist",
+        "judge": "does a claim hold by the rules of its track?",
+        "pr": "judge a record's pull request: Markdown for its thread",
+        "audit": "is a reported loss honest? rerun on random and held-out tokens",
+        "replay": "rerun a record from its own folder: is it reproduced?",
+        "verify": "is a run folder consistent with its own record?",
     },
     "look": {
-        "table": ("table", "results as a table"),
-        "sql": ("sql", "query results with SQL; every setting is a column"),
-        "report": ("report", "a run, a race, a sweep or all results as a page"),
-        "explain": ("explain", "why a step takes so long, and where the next millisecond is"),
-        "analyze": ("analyze", "traces of any PyTorch program: time, kernels, gaps, ranks"),
-        "project": ("project", "how long would a step take on N GPUs?"),
-        "memory": ("memory", "a memory snapshot as a page"),
+        "table": "results as a table",
+        "sql": "query results with SQL; every setting is a column",
+        "report": "a run, a race, a sweep or all results as a page",
+        "explain": "why a step takes so long, and where the next millisecond is",
+        "analyze": "traces of any PyTorch program: time, kernels, gaps, ranks",
+        "project": "how long would a step take on N GPUs?",
+        "memory": "a memory snapshot as a page",
     },
     "share": {
-        "collect": ("collect", "bring the results of several machines together"),
-        "publish": ("publish", "copy runs, a race or a claim to results/published/, for git"),
-        "import": ("import_logs", "logs of modded-nanogpt, nanochat, nanogpt and others as runs"),
-        "export": ("export", "records as csv, parquet, MLPerf log lines or a modded-nanogpt log"),
-        "dashboard": ("export", "records to TensorBoard, Weights & Biases or MLflow"),
+        "collect": "bring the results of several machines together",
+        "publish": "copy runs, a race or a claim to results/published/, for git",
+        "import": "logs of modded-nanogpt, nanochat, nanogpt and others as runs",
+        "export": "records as csv, parquet, MLPerf log lines or a modded-nanogpt log",
+        "dashboard": "records to TensorBoard, Weights & Biases or MLflow",
     },
     "set up": {
-        "init": ("init", "make this folder a project, with a model, an optimizer and a track"),
-        "data": ("data", "fetch, make or show data"),
-        "doctor": ("doctor", "is this machine ready to benchmark, and how fast is it?"),
-        "completion": ("completion", "tab completion: source <(./run.sh completion bash)"),
+        "init": "make this folder a project, with a model, an optimizer and a track",
+        "data": "fetch, make or show data",
+        "doctor": "is this machine ready to benchmark, and how fast is it?",
+        "completion": "tab completion: source <(./run.sh completion bash)",
     },
 }
-VERBS = {verb: entry for verbs in GROUPS.values() for verb, entry in verbs.items()}
+VERBS = [verb for verbs in GROUPS.values() for verb in verbs]
+MODULES = {"import": "import_logs", "dashboard": "export"}  # in bench/cli/, of verbs whose file has another name
 CHECKOUT_VERBS = {  # run.sh's own
     "test": "the tests: ./run.sh test [--all] [pytest arguments]",
     "lint": "style and types of the code, as CI checks them",
@@ -146,7 +147,7 @@ def _go(argv: list[str]) -> int:
         guess = groups.did_you_mean(argv[0], known)
         print(f"{argv[0]}: unknown command; {guess}choose from {', '.join(known)}", file=sys.stderr)
         return 2
-    module = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")
+    module = module_of(verb)
     try:
         if verb in SUBMITTED and not {"-h", "--help"} & set(rest):
             from bench.launch import cluster
@@ -184,13 +185,17 @@ def _go(argv: list[str]) -> int:
         return 2
 
 
+def module_of(verb: str) -> ModuleType:
+    """The file of a verb in bench/cli/, imported."""
+    return importlib.import_module(f"bench.cli.{MODULES.get(verb, verb)}")
+
+
 def _help_of_verbs() -> Iterator[str]:
     """Lines of the help: the verbs by purpose, with what each does."""
     for purpose, verbs in GROUPS.items():
         yield f"{purpose}:"
         checkout = {} if paths.INSTALLED or purpose != "set up" else CHECKOUT_VERBS
-        about = {verb: what for verb, (_, what) in verbs.items()} | checkout
-        yield from (f"  {verb:<11} {what}" for verb, what in about.items())
+        yield from (f"  {verb:<11} {what}" for verb, what in (verbs | checkout).items())
 
 
 def _note_interrupt(number: int, frame: FrameType | None) -> None:

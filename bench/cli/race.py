@@ -31,23 +31,18 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_intermixed_args(argv)
     fail_on = compare.conditions(args.fail_on)
     results = results_root().absolute()
+    if args.look is not None:
+        return _look(args, results)
     with console.output(args.quiet, args.json):
-        if args.look is not None:
-            interim = runner.look(_chosen(results, args.look), results)
-        elif args.dry_run:
+        if args.dry_run:
             planned, _ = planning.planned(plan.parse_request(_requested(args)), results, args.anyway)
             runner.introduce(planned)
             console.say("plan", f"{runner.series_of(planned).forecast()}; a dry run: nothing was started or written")
         else:
             folder, race = _raced(args, results)
-    if args.look is not None:
-        from bench.report import verdicts
-
-        comparisons = list((interim["against"] or {}).values())
-        print(json.dumps(interim, indent=1) if args.json else verdicts.document_of((), comparisons).terminal())
-        return 0
     if args.dry_run:
-        print(json.dumps(planned, indent=1) if args.json else "", end="\n" * args.json)
+        if args.json:
+            print(json.dumps(planned, indent=1))
         return 0
     if args.json:
         print(json.dumps(race, indent=1))
@@ -82,6 +77,17 @@ def check(argv: list[str]) -> None:
         planning.refuse_laxer(config.track.name, request | {"metric": config.goal.of})
     if not args.anyway:
         planning.refuse_identical({name: {"config_id": identity.config_id(config)} for name, config in configs.items()})
+
+
+def _look(args: argparse.Namespace, results: Path) -> int:
+    """The interim state of a race."""
+    from bench.report import verdicts
+
+    with console.output(args.quiet, args.json):
+        interim = runner.look(_chosen(results, args.look), results)
+    comparisons = list((interim["against"] or {}).values())
+    print(json.dumps(interim, indent=1) if args.json else verdicts.document_of((), comparisons).terminal())
+    return 0
 
 
 def _say(folder: Path, race: Race, args: argparse.Namespace) -> None:

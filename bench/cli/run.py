@@ -45,7 +45,8 @@ def main(argv: list[str]) -> int:
 
         with console.output(args.quiet, args.json):
             forecast = sweeping.forecast(args, _points(args))
-        print(json.dumps(forecast, indent=1) if args.json else "", end="\n" * args.json)
+        if args.json:
+            print(json.dumps(forecast, indent=1))
         return 0
     if args.multirun:
         joining.refuse("run -m", args.overrides)

@@ -7,7 +7,6 @@ VERB is run, speedrun, race, ladder or calibrate.  An agent (./run.sh agent) on 
 takes it, runs it there with these GPUs and no others, and the records are in the results folder that all share.
 """
 
-import importlib
 import itertools
 import json
 import shlex
@@ -15,7 +14,7 @@ import shlex
 from bench.base import escape, text_table
 from bench.base.paths import results_root, shown
 from bench.cli import arguments
-from bench.cli.main import QUEUED, VERBS
+from bench.cli.main import QUEUED, module_of
 from bench.config.groups import did_you_mean
 from bench.launch.console import say
 from bench.plans import shares
@@ -49,7 +48,7 @@ def main(argv: list[str]) -> int:
         is_of_race = word[2:] and any(option.startswith(word) for option in ("--resume", "--look", "--abandon"))
         if verb == "race" and is_of_race and following.startswith("-"):
             raise ValueError(f"{word}: the latest race may be another one by then: name the race, {word} RACE")
-    importlib.import_module(f"bench.cli.{VERBS[verb][0]}").check(words)
+    module_of(verb).check(words)
     id = queue.submit([verb, *words], args.gpus)
     say("queue", f"{id}, log {shown(queue.folder / 'logs' / f'{id}.log')}", always=True)
     for entry in queue.waiting():
