@@ -112,7 +112,7 @@ def test_what_the_library_says_is_in_the_rows_in_their_units(tmp_path, library):
     assert row["throttle_reasons"] == "sw_power_cap|sw_thermal"
     assert (row["ecc_corrected"], row["ecc_uncorrected"], row["remapped_rows"]) == (3, 0, 2)
     assert row["cpu_util_pct"] is None and row["num_processes"] == 1
-    assert summary["source"] == "nvml" and summary["limits"]["gpu0"]["max_sm_clock_mhz"] == 1980
+    assert summary["source"] == "nvml"
     assert summary["unsupported"] == {}
     assert summary["energy_from"] == "counter" and summary["energy_agrees"] is True
     assert summary["mean_power_w"] == pytest.approx(500, rel=0.1)  # a busy machine reads the counter late

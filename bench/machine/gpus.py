@@ -208,7 +208,6 @@ def _gpu(nvml: Any, handle: Any) -> Facts:
         "used_memory_gib": None if memory is None else gib_from_bytes(memory.used),
         "compute_capability": None if capability is None else ".".join(map(str, capability)),
         "power_limit_w": over(ask("PowerManagementLimit"), 1e3),  # NVML gives mW
-        "enforced_power_limit_w": over(ask("EnforcedPowerLimit"), 1e3),
         "default_power_limit_w": over(ask("PowerManagementDefaultLimit"), 1e3),
         "max_sm_clock_mhz": ask("MaxClockInfo", nvml.NVML_CLOCK_SM),
         "max_mem_clock_mhz": ask("MaxClockInfo", nvml.NVML_CLOCK_MEM),
@@ -220,8 +219,6 @@ def _gpu(nvml: Any, handle: Any) -> Facts:
         "remap_pending": None if rows is None else bool(rows[2]),  # (corrected, uncorrected, pending, failed)
         "remap_failed": None if rows is None else bool(rows[3]),
         "mig": None if mig is None else bool(mig[0]),
-        "pcie_generation": ask("CurrPcieLinkGeneration"),
-        "pcie_max_generation": ask("MaxPcieLinkGeneration"),
         "pcie_width": ask("CurrPcieLinkWidth"),
         "pcie_max_width": ask("MaxPcieLinkWidth"),
         "num_compute_processes": None if processes is None else len(processes),

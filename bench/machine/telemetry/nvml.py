@@ -71,15 +71,6 @@ class Gpu:
             "ecc_uncorrected": self._ask("ecc_uncorrected", "TotalEccErrors", uncorrected, nvml.NVML_VOLATILE_ECC),
         }
 
-    def limits(self) -> Row:
-        """Clocks that it may reach, MHz; read once."""
-        sm, mem = self.nvml.NVML_CLOCK_SM, self.nvml.NVML_CLOCK_MEM
-        return {
-            "max_sm_clock_mhz": self._ask("max_sm_clock_mhz", "MaxClockInfo", sm),
-            "max_mem_clock_mhz": self._ask("max_mem_clock_mhz", "MaxClockInfo", mem),
-            "set_sm_clock_mhz": self._ask("set_sm_clock_mhz", "ApplicationsClock", sm),
-        }
-
     def energy_j(self) -> float | None:
         """Joules since the driver was loaded; None where it is not counted (before Volta)."""
         energy_mj = self._ask("energy_j", "TotalEnergyConsumption")

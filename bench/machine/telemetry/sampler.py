@@ -135,7 +135,6 @@ class Sampler:
         self.gpus, self.warnings = nvml.open_gpus(uuids, num_devices) if num_devices else ([], [])
         self.devices: Sequence[nvml.Gpu | Host] = self.gpus or [Host(self.family)]
         self.interval_ms = interval_ms if self.gpus else host_interval_ms
-        self.limits = {gpu.name: gpu.limits() for gpu in self.gpus}
         self.num_samples = {device.name: 0 for device in self.devices}
         self.foreign: dict[str, int] = {}  # device: the most foreign processes seen at once
         self.max_tick_ms, self.num_missed = 0.0, 0
@@ -209,7 +208,6 @@ class Sampler:
             "num_samples": self.num_samples,
             "num_missed_ticks": self.num_missed,
             "unsupported": {gpu.name: gpu.unsupported for gpu in self.gpus if gpu.unsupported},
-            "limits": self.limits,
             "foreign_processes": {name: num for name, num in self.foreign.items() if num},
             "max_tick_ms": self.max_tick_ms,
             "sampler_cpu_s": time.process_time() - self._cpu_before_s,  # without its start
