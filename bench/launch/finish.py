@@ -1,4 +1,4 @@
-"""The end of a run's record, however its workers ended: status, failure, metrics, validity, artifacts, ledger."""
+"""Finishes the record of a run, however its workers ended: status, failure, metrics, validity, artifacts and ledger."""
 
 import contextlib
 import os
@@ -24,11 +24,11 @@ from bench.record.metrics import metrics
 from bench.record.shape import Record, Section
 
 Run = Section  # run.json on its way to a shape.Record
-GONE = (FileNotFoundError, NotADirectoryError)  # a disk or server that fails raises other errors
+GONE = (FileNotFoundError, NotADirectoryError)  # errors of a folder that was removed; a failing disk raises others
 MIN_STOOD_S, MAX_STOOD_FRAC = 1.0, 0.1  # of train_s, in stalls without a known cause (assumed)
 MAX_MESSAGE_CHARS = 4000
 
-# kind of a failure that is none of the run's own: status
+# {kind of a failure that is not the run's own fault: status}
 ENDED_BY = {"interrupted": "aborted", "node_lost": "aborted", "stopped": "stopped", "preempted": "preempted"}
 
 
@@ -42,11 +42,11 @@ def finish(
     ended_by: Callable[[], str | None] = lambda: None,
     place: os.stat_result | None = None,
 ) -> None:
-    """Complete run, the record as it was while the run lasted, and write it.
+    """Completes run, the record as it was while the run lasted, and writes it.
 
-    exit_code: of the ranks, None if the launcher ended it; failure: why it did (failures.failure), else None.
-    clock: RunClock, begun with the run; edges: EdgePipe of a run of our own; ended_by(): the signal that ends the
-    reading of its files, None as long as there is none; place: os.lstat() of the folder as it was made, None: unknown.
+    exit_code: of the ranks, None if the launcher ended them; failure: why it did so (failures.failure), else None.
+    clock: started with the run; edges: the EdgePipe of a run of our own; ended_by(): the signal that ends the reading
+    of the run's files, None while there is none; place: os.lstat() of the folder when it was made, None: unknown.
     """
     lost = gone = removed(folder, place)
     if not gone:
@@ -67,7 +67,7 @@ def finish(
 
 
 def removed(folder: Path, place: os.stat_result | None) -> Section | None:
-    """The failure of a run whose folder is no longer the one that was made: nothing is written where that was."""
+    """The failure of a run whose folder is no longer the one that was made; then nothing is written in its place."""
     try:
         status = os.lstat(folder)
     except GONE:
@@ -132,7 +132,7 @@ def _finish(
 
 
 def _keep(folder: Path, run: Run, ended_by: Callable[[], str | None]) -> None:
-    """The run's files, and what of them the record cannot hold; a signal that ends the reading ends the run."""
+    """Lists the run's files, and those that the record cannot hold; a signal that ends the reading ends the run."""
     run["artifacts"], not_kept = run_folder.kept(folder, ended_by)
     for name, why in not_kept.items():
         run["warnings"].append({"rank": None, "instrument": "launcher", "edge": "run end", "error": f"{name}: {why}"})
@@ -147,7 +147,7 @@ def _keep(folder: Path, run: Run, ended_by: Callable[[], str | None]) -> None:
 def _merge(
     folder: Path, run: Run, measured: Run, failure: Section | None, clock: RunClock, edges: EdgePipe | None
 ) -> None:
-    """What the workers measured, and how they ended, into the record."""
+    """Puts what the workers measured, and how they ended, into the record."""
     if failure:
         failure["message"] = text_table.middle(private.redact(failure["message"], REPO), MAX_MESSAGE_CHARS)
     run["status"] = "complete" if failure is None else ENDED_BY.get(failure["kind"], "failed")
@@ -182,7 +182,7 @@ def _merge(
 
 
 def _close(run: Run, earlier: Sequence[Section]) -> None:
-    """The last segment of a run that is complete, and one clock for all of them."""
+    """Closes the last segment of a complete run, and joins the clocks of all segments."""
     train_s = max(run["measured"]["train_s_by_rank"]) - sum(segment["train_s"] for segment in earlier)
     last = run["segments"][-1] | {"train_s": train_s, "ended_at": run["ended_at"], "status": "complete"}
     last["wall_s"] = run["measured"]["wall_s"] - sum(segment["wall_s"] for segment in earlier)
@@ -193,7 +193,7 @@ def _close(run: Run, earlier: Sequence[Section]) -> None:
 
 
 def _diagnose(folder: Path, run: Run, rows: list[step_files.StepRow]) -> list[Section]:
-    """Put into run what its events cost; returns those that only this diagnosis shows.  It spoils no record."""
+    """Puts the costs of events into run and returns the events that only this diagnosis finds; errors are warnings."""
     try:
         costs = diagnosis_stalls.event_costs(folder, run, rows)
     except Exception as error:
@@ -220,7 +220,7 @@ def _stood_still(run: Run, stalls: Sequence[Section]) -> Iterator[Section]:
 
 
 def _write(folder: Path, run: Run) -> None:
-    """run.json, then the ledger; what cannot be written is named on standard error, and makes the run a failed one."""
+    """Writes run.json, then the ledger.  What cannot be written is named on standard error and makes the run failed."""
     try:
         _twice(lambda: atomic.write_json(folder / "run.json", run))
     except OSError as error:
@@ -235,7 +235,7 @@ def _write(folder: Path, run: Run) -> None:
 
 
 def _twice(write: Callable[[], object]) -> None:
-    """A disk that refuses once may take it when it is written again: a run must not be lost to that."""
+    """Calls write() again if it fails once: a run must not be lost to a transient error of a disk."""
     try:
         write()
     except OSError:

@@ -1,8 +1,9 @@
-"""One run from a checked job to a finished record: its folder begun, its ranks started, watched and ended, its record
-finished.  class _Launch is that journey, its methods in their order.
+"""Makes one run, from a checked job to a finished record: it creates the folder, starts, watches and ends the ranks and
+finishes the record.  The methods of _Launch follow each other in this order.
 
-The launcher owns the record's status.  It writes run.json as running, with a heartbeat, waits without spinning, and
-finishes it however the workers ended (finish.py).  It imports no torch, unless several launchers make the run (nodes/).
+The launcher owns the record's status.  It writes run.json with the status running and a heartbeat, waits without
+spinning, and finishes the record however the workers ended (finish.py).  It does not import torch unless several
+launchers make the run together (nodes/).
 """
 
 import contextlib
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 10.0
 TICK_S = 0.5
-LEAST_CORES = 0.02  # of another program, for the record to name it
+LEAST_CORES = 0.02  # that another program must use for the record to name it
 Run = Section  # run.json, as bench/record/shape.py's Record has it when it is complete
 Stop = Callable[[list[tuple[int, float]]], str | None]
 
@@ -55,12 +56,12 @@ def launch(
     """Train once.  Returns the finished record (a dict) with its absolute folder as run["folder"]; a failed run raises
     nothing.
 
-    command: what the user typed, as a list; series: what the run belongs to, whose bars show it and who has seen
-    to the preflight; plan: what of run.json says which plan the run is of, by "race" (bench/plans/race/runner.py),
-    "sweep" (bench/record/sweep.py), "beside" (packing.py) or "audit"; stop: called with each validation, [(step,
-    val_loss)] so far, why the run is to end now, None: it is not; its status is "stopped" then; leader: of ranks that
-    other launchers start too, which have gathered (None: those of a SLURM allocation are started here).
-    ValueError where no record can be written at all, or another process has a GPU that it needs.
+    command: the words that the user typed; series: the series to which the run belongs, which has checked the machine
+    and whose bars show the run; plan: the part of run.json that names the plan of the run, by the key "race"
+    (bench/plans/race/runner.py), "sweep" (bench/record/sweep.py), "beside" (packing.py) or "audit"; stop: called after
+    each validation with [(step, val_loss)] so far, returns why the run is to end now as "stopped", or None; leader: the
+    leader of the launchers that start ranks too, which have gathered (None: those of a SLURM allocation are started
+    here).  ValueError: no record can be written at all, or another process has a GPU that the run needs.
     """
     hardware = job.config.hardware
     with leases.held_by_ranks(hardware), contextlib.ExitStack() as stack:
@@ -83,12 +84,12 @@ def launch_each(
     stop_of: Callable[[Job], Stop | None] = lambda job: None,
     series: Series | None = None,
 ) -> Iterator[Run]:
-    """Runs that follow each other, with their bars: yields the record of each, to the last or to an interrupt.
+    """Makes runs one after the other, with bars, and yields the record of each until the last one or an interrupt.
 
-    command, plan: as of launch(), first_plan: the first run's; labels: what each is, for the line that begins it.
-    budget_s: no run begins that would end later than that after the first began, as far as that is known.
-    stop_of: of a run that begins, launch()'s stop; series: an open one of which these runs are some, where one that
-    fails is made up for by another; None: they are all.
+    command, plan: as in launch(); first_plan: the plan of the first run; labels: a text for each run, for the line that
+    announces it.  budget_s: no run is started that is expected to end later than this after the first one began.
+    stop_of: returns launch()'s stop for a job; series: an open series to which these runs belong, in which another run
+    replaces one that fails; None: these runs are a series of their own.
     """
     kinds = [job.config_id for job in jobs]
     has_looked = set()  # one look a config
@@ -112,7 +113,7 @@ def launch_each(
 
 
 class _Launch:
-    """A run on its way; job, command ... as of launch()."""
+    """A run while it is made; the arguments are those of launch()."""
 
     _folder: Path  # go() makes it
     _place: os.stat_result
@@ -148,7 +149,7 @@ class _Launch:
         self._others: tuple[float, Mapping[int, float]] | None = None  # when, and what all processes had taken by then
 
     def go(self) -> Run:
-        """The whole journey -> the record."""
+        """Makes the run and returns its record."""
         for warning in self._run["warnings"]:
             if warning["instrument"] != "git":  # which the preflight shows, with its remedy
                 topic = "secret" if warning["instrument"] == "launcher" else "export"
@@ -182,7 +183,7 @@ class _Launch:
         return self._run | {"folder": str(self._folder.absolute())}
 
     def _begin(self, stack: contextlib.ExitStack) -> None:
-        """The folder, the guard of all that is going to be started, what the ranks read, the preflight."""
+        """Creates the folder, the guard, and what the ranks read, and checks the machine."""
         job, run = self._job, self._run
         with held():  # no signal leaves a folder whose run nobody ends
             survives = not {"race", "audit"} & run.keys()  # those are made from the start
@@ -217,7 +218,7 @@ class _Launch:
         run["preflight"] = [private.redact_all(asdict(check), REPO) for check in checks]
 
     def _train(self, signals: Signals) -> tuple[int | None, Section | None]:
-        """Start the ranks and wait for them -> (exit code, failure that the launcher itself decided on, or None)."""
+        """Starts the ranks and waits for them -> (exit code, the failure if the launcher itself ended the run)."""
         config, series, guard = self._job.config, self._series, self._guard
         assert guard is not None
         with (
@@ -261,7 +262,7 @@ class _Launch:
             return group.exit_code(), group.failure
 
     def _has_ended(self, group: ranks.Group | Leader, signals: Signals) -> bool:
-        """Whether the ranks have ended, after at most TICK_S.  A warning is handed on to those that survive it."""
+        """Waits at most TICK_S -> whether the ranks have ended.  A warning signal is passed on to the ranks."""
         try:
             has_ended = group.has_ended(TICK_S)
             if self._saved:
@@ -279,7 +280,7 @@ class _Launch:
             return False
 
     def _preempted(self, exit_code: int | None) -> Section | None:
-        """How a run ended that was warned; None: it was not, or it came to its end before it could heed that."""
+        """How a warned run ended; None: it was not warned, or it ended before it could react."""
         saved, name = self._saved, self._warned_by
         if saved is None or atomic.read_json(self._folder / run_folder.RESULT, {}):
             return None
@@ -292,7 +293,7 @@ class _Launch:
         return None
 
     def _ask_for_requeue(self) -> None:
-        """A job that SLURM preempts or warns would end as failed, and not be started again, if nobody asked."""
+        """Asks SLURM to start a job again that it preempts or warns, which would otherwise end as failed."""
         own, ending, signal_name = allocation.found(), allocation.ending(), self._run["failure"]["signal"]
         warned = ending.is_preempted or signal_name in ("SIGUSR1", "SIGUSR2")
         if own and warned and ending.can_requeue and self._job.config.resume == resume.AUTO:
@@ -301,7 +302,7 @@ class _Launch:
                 say("slurm", f"job {own.job_id} does not start again by itself: {why}", always=True)
 
     def _beat(self, beat_s: float) -> float:
-        """Refresh the heartbeat where it is due; beat_s: when that was done last, by time.monotonic() -> the same."""
+        """Refreshes the heartbeat if it is due.  beat_s: the time.monotonic() of the last refresh -> the new one."""
         if time.monotonic() - beat_s < HEARTBEAT_S:
             return beat_s
         self._run["heartbeat_at"] = utc.now()
@@ -310,7 +311,7 @@ class _Launch:
         return time.monotonic()
 
     def _look(self, watched: "Watched", signals: Signals) -> None:
-        """A script runs once more, under the profiler; what goes wrong is a warning."""
+        """Runs a script once more under the profiler; a failure there is only a warning."""
         from bench.launch.script.script_look import ScriptLook
 
         look, beat_s = ScriptLook(self._folder, self._job, watched), time.monotonic()
@@ -323,7 +324,7 @@ class _Launch:
         self._run["warnings"] += look.warnings
 
     def _started(self, guard: ranks.Guard) -> AbstractContextManager[ranks.Group | Leader]:
-        """A context that yields the ranks: of all nodes, of a script, or our own, which nsys may run."""
+        """A context that yields the ranks: those of all nodes, those of a script, or our own, perhaps below nsys."""
         config, env = self._job.config, self._env_of_ranks
         if self._leader:
             return self._leader.started(self._folder, env, guard)
@@ -336,7 +337,7 @@ class _Launch:
         return ranks.started(guard, num_ranks, self._folder, env, (*around, *program), is_bare, survives, confined)
 
     def _finish(self, exit_code: int | None, failure: Section | None, signals: Signals) -> None:
-        """The record, with what is known only now."""
+        """Finishes the record with what is known only at the end."""
         folder, run = self._folder, self._run
         if self._leader:
             self._leader.complete(run)
@@ -362,7 +363,7 @@ class _Launch:
 
 
 def _why(signal_name: str) -> str:
-    """What SLURM says of a signal, behind its name."""
+    """What SLURM says about a signal, to be appended to its name."""
     if signal_name in ("SIGUSR1", "SIGUSR2"):
         before = ", as sbatch --signal and submitit send it before a time limit or a preemption"
         return allocation.ending().why or before

@@ -1,6 +1,5 @@
-"""What the launcher sees of a run while it lasts: its progress, for a person too; whether it stalls; its clock's edges.
-
-On a terminal a bar, in a pipe some twenty lines.
+"""What the launcher observes while a run lasts: its progress, which it also shows to the user as a bar on a terminal or
+as some twenty lines in a pipe; whether it stalls; and the edges of its clock.
 """
 
 import contextlib
@@ -21,20 +20,20 @@ from bench.record import failures, outside_clock, run_folder
 from bench.training.step_writer import NOTE
 
 NUM_LINES = 10  # of steps, and of validations, in a pipe
-STEP = re.compile(r"step:(\d{1,9})/\d")  # of our own runs, and of a script that prints as they do
+STEP = re.compile(r"step:(\d{1,9})/\d")  # of our own runs, and of scripts that print the same format
 VALIDATION = re.compile(r"step:(\d{1,9})/\d+ val_loss:([\d.]+)")
 TAIL_BYTES = 8192  # of telemetry.csv: more than two ticks of 16 GPUs
 NUM_LOOKS = 10  # within the timeout
 MARGIN_S = 60.0  # for ranks to end after their own timeout
 IDLE_CORES = 0.05  # of all the run's processes together; a sampler and an agent that wait take 0.02 (assumed limit)
-MAX_EDGES = 200_000  # two a validation; more are no clock's
+MAX_EDGES = 200_000  # two for each validation; a clock has no more
 
 
 class Progress:
-    """show() reads what the step writer wrote (.progress.tmp, logs/rank0.log) and brings the screen up to date.
+    """show() reads what the step writer wrote (.progress.tmp, logs/rank0.log) and updates the screen.
 
-    num_steps: None where it is still to be read; brief: of a run in a series, no line for a mere step; blind: of a
-    race, no number that it is decided by (only the power), and no line.
+    num_steps: None if it is still to be read; brief: for a run in a series, steps without a validation get no line;
+    blind: for a race, no line and no number that decides it is shown, only the power.
     """
 
     def __init__(self, folder: Path, num_steps: int | None, bars: Bars, brief: bool = False, blind: bool = False):
@@ -153,10 +152,10 @@ class Progress:
 
 
 class Limits:
-    """How long a run may last, and stand still.  cpu_s(): {pid: CPU seconds} of its processes.
+    """The limits on how long a run may last and stand still.  cpu_s(): {pid: CPU seconds} of its processes.
 
-    A long validation, a compilation and a GPU that is waited for print nothing, but use a core: only where no sign of
-    progress comes and the run's processes compute nothing either, it stands still.  A loop without an end computes.
+    During a long validation, a compilation or a wait for the GPU nothing is printed, but a core is busy.  So a run is
+    stalled only if it shows no progress and its processes use no CPU time either.  An endless loop is not noticed.
     """
 
     def __init__(self, hardware: HardwareConfig, cpu_s: Callable[[], dict[int, float]]):
@@ -170,7 +169,7 @@ class Limits:
             self._stall_s = max(self._stall_s, hardware.collective_timeout_s + MARGIN_S)
 
     def exceeded(self, progress: Progress) -> dict[str, Any] | None:
-        """The failure of a run that has to be ended, None where it goes on."""
+        """The failure of a run that has to be ended; None: it may go on."""
         hardware, now_s = self._hardware, time.monotonic()
         if self._stands_still(progress.sign, now_s):
             why = f"no step and no line for hardware.stall_timeout_s={hardware.stall_timeout_s:g}, and nothing computed"
@@ -200,10 +199,10 @@ class Limits:
 
 
 class EdgePipe:
-    """The launcher's own clock for a run of ours: rank 0 reports each edge of its clock into this pipe.
+    """The launcher's own clock of a run: rank 0 reports each edge of its clock through this pipe.
 
-    A context around the ranks; then clock(train_s) is run.json["referee"]["clock"].  path: where rank 0
-    writes, None where this file system has no pipes.
+    Used as a context around the ranks; afterwards clock(train_s) gives run.json["referee"]["clock"].  path: where rank
+    0 writes, None if the file system has no pipes.
     """
 
     def __init__(self, folder: Path):
