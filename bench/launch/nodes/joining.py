@@ -1,7 +1,7 @@
-"""Who takes part in a run: ranks that torchrun, srun or mpirun started, or nodes on which the same command was given.
+"""Finds out who takes part in a run: ranks that torchrun, srun or mpirun started, or nodes with the same command.
 
-One launcher leads (rank 0's, or that of the node that has the address of hardware.rendezvous) and makes the record
-(leader.py); the others are members: each starts the ranks that are its own and writes no record (member.py).
+One launcher leads (that of rank 0, or of the node that has the address of hardware.rendezvous) and makes the record
+(leader.py).  The others are members: each starts its own ranks and writes no record (member.py).
 """
 
 import contextlib
@@ -24,19 +24,20 @@ from bench.launch.prepare import Job
 from bench.machine import processes
 from bench.training.instruments import registry
 
-SAY_S = 3.0  # for rank 0 to say why: torchrun ends all ranks when the first of them does
-SRUN_GRACE_S, SRUN_END_S = 20.0, 15.0  # after SIGTERM, and by itself
+SAY_S = 3.0  # for rank 0 to print the reason before torchrun ends all ranks because the first one has ended
+SRUN_GRACE_S, SRUN_END_S = 20.0, 15.0  # for srun to end after SIGTERM, and by itself
 
 
 def started_by(verb: str) -> Adopted | None:
-    """The launcher that started this process as one of several ranks; None: nobody did.  ValueError: within a run."""
+    """The launcher that started this process as one of several ranks; None: there is none.  ValueError: this process is
+    a rank of a run of ours."""
     if ranks.IN_RUN in os.environ:
         raise ValueError(f"{verb}: this process is a rank of a run, which cannot start another: start it separately")
     return allocation.externally_launched()
 
 
 def effective(overrides: list[str], adopted: Adopted | None) -> list[str]:
-    """Overrides with what the launcher that started the ranks has decided.  ValueError: they say something else."""
+    """The overrides with what the launcher of the ranks has decided.  ValueError: they contradict it."""
     if adopted is None:
         return overrides
     decided = {"hardware.num_processes": adopted.world_size}
@@ -55,7 +56,7 @@ def effective(overrides: list[str], adopted: Adopted | None) -> list[str]:
 
 
 def check(job: Job, adopted: Adopted | None) -> None:
-    """ValueError where this job cannot be what these ranks do together."""
+    """ValueError: these ranks cannot do this job together."""
     hardware = job.config.hardware
     several = adopted.summary() if adopted else f"hardware.nodes={hardware.nodes}" if hardware.nodes else None
     if several and job.script:
@@ -76,12 +77,12 @@ def check(job: Job, adopted: Adopted | None) -> None:
 
 
 def is_follower(adopted: Adopted | None) -> bool:
-    """Whether another process of this launch makes the record, and says what is to be said."""
+    """Whether another process of this launch makes the record and prints all messages."""
     return adopted is not None and adopted.rank > 0
 
 
 def refuse(verb: str, arguments: list[str]) -> None:
-    """For a verb that makes several runs: ValueError where this process is one of several ranks; the others exit."""
+    """For a verb that makes several runs: ValueError if this process is rank 0 of several ranks; other ranks exit."""
     manual = next((word for word in arguments if "hardware.rendezvous=" in word), None)
     if manual:
         what = f"{manual}: manually started nodes join for one run only"
@@ -99,7 +100,7 @@ def refuse(verb: str, arguments: list[str]) -> None:
 
 
 def lead_adopted(adopted: Adopted) -> Leader:
-    """Rank 0 of those that another launcher started.  ValueError: nothing can listen here."""
+    """The leader in rank 0 of ranks that another launcher started.  ValueError: no port is free."""
     try:
         listener = store.listen("127.0.0.1" if adopted.num_nodes == 1 else None, adopted.ports)
     except OSError as error:
@@ -111,10 +112,10 @@ def lead_adopted(adopted: Adopted) -> Leader:
 
 
 def lead_nodes(overrides: list[str]) -> Leader | None:
-    """The leader where this machine has the address of hardware.rendezvous; None: another node has it, or none is
-    among the overrides.
+    """The leader, if this machine has the address of hardware.rendezvous; None: another node has it, or the overrides
+    name none.
 
-    It listens from here on, so that a node that is prepared sooner, or refuses, is heard.
+    It listens from now on, so that it hears a node that is ready sooner, or that refuses.
     """
     rendezvous, num_nodes = is_node_of(overrides), store.words_of(overrides, "hardware.nodes")[0]
     if rendezvous is None or num_nodes is None:
@@ -130,17 +131,17 @@ def lead_nodes(overrides: list[str]) -> Leader | None:
 
 
 def is_node_of(overrides: list[str]) -> str | None:
-    """The address of hardware.rendezvous among these overrides; None: it, or hardware.nodes, is not among them."""
+    """The address of hardware.rendezvous; None: the overrides do not give it, or not hardware.nodes."""
     rendezvous, num_nodes = store.words_of(overrides, "hardware.rendezvous", "hardware.nodes")
     return None if rendezvous == "null" or not (num_nodes or "").isdecimal() else rendezvous
 
 
 @contextlib.contextmanager
 def leader_of_allocation(job: Job) -> Iterator[Leader]:
-    """A context that yields the leader over the SLURM allocation that this process runs in, gathered: srun has started
-    the other nodes' processes.
+    """A context that yields the leader of a run over the SLURM allocation of this process: srun has started the other
+    nodes' processes, and all have gathered.
 
-    ValueError: there is none, it has too few nodes, or they are not alike.
+    ValueError: there is no allocation, it has too few nodes, or the nodes are not alike.
     """
     hardware, own = job.config.hardware, allocation.found()
     num_nodes = hardware.nodes or 1
@@ -171,7 +172,7 @@ def leader_of_allocation(job: Job) -> Iterator[Leader]:
 
 
 def _with_key(secret: str) -> dict[str, str]:
-    """srun's environment: its tasks get the key too where the job was submitted with --export=NONE."""
+    """srun's environment, in which its tasks get the key even if the job was submitted with --export=NONE."""
     env = os.environ | {store.KEY: secret}
     exported = env.get("SLURM_EXPORT_ENV", "ALL")
     if exported != "ALL":

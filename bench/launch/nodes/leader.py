@@ -1,7 +1,7 @@
-"""The launcher that makes the record of a run over several: it gathers the others, starts all ranks, and ends them.
+"""The leader makes the record of a run over several launchers: it gathers the others, starts all ranks and ends them.
 
-The others (member.py) are on other nodes, or ranks that torchrun, srun or mpirun started.  For the launcher's watching
-loop it is what ranks.Group is for the ranks of one machine.
+The others (member.py) are on other nodes, or belong to ranks that torchrun, srun or mpirun started.  The launcher's
+loop uses a Leader as it uses ranks.Group for the ranks of one machine.
 
 gather(): every member has come, and is like this process, or all are refused
        -> started(): the nodes' folders are made and their clocks compared, then every rank starts
@@ -39,10 +39,10 @@ COLLECT_S = 600.0  # for the next piece of a file, of a node that is heard
 
 
 class Leader:
-    """A context; leaving it ends everything that is left on any node.
+    """A context whose end also ends everything that is left on any node.
 
-    listener: store.listen()'s; key: what only the processes of this run know alike; still(): why those that have not
-    come never will, None where they may; secret: as of LeaderStore.
+    listener: from store.listen(); key: a text that only the processes of this run share; still(): why the members that
+    have not come never will, None: they may; secret: as in LeaderStore.
     """
 
     _job: Job  # gather()'s
@@ -87,13 +87,13 @@ class Leader:
 
     @property
     def _nodes(self) -> list[Peer]:
-        """The first member of each other node, which has its folder."""
+        """The first member of each other node, which makes the node's folder."""
         return [peer for peer in self._peers.values() if peer.facts is not None]
 
     # ---- before the run
 
     def gather(self, job: Job) -> None:
-        """Until all members have come.  ValueError, after all have been refused: one is missing, or is not alike."""
+        """Waits for all members.  ValueError, after all have been refused: one is missing, or differs from this one."""
         self._job, own = job, facts.facts_of(job)
         if not self._adopted:
             self._num_members, self._own_ranks = (job.config.hardware.nodes or 1) - 1, job.config.hardware.ranks_of_node
@@ -147,7 +147,7 @@ class Leader:
             self._refuse_all(str(error), code=getattr(error, "exit_code", None))
 
     def _refuse_all(self, why: str, *others: int, code: object = None) -> NoReturn:
-        """others: members that are no peers; code: leases.Busy's, where the same command may succeed later."""
+        """others: members that are not peers yet; code: the exit code of leases.Busy, or anything else for 2."""
         for number in {*self._peers, *self._store.members, *others}:
             self._store.tell(number, "refuse", why=why, exit_code=code)
         time.sleep(SAY_S)  # those that prepare themselves still have heard it then
@@ -173,7 +173,7 @@ class Leader:
 
     @contextlib.contextmanager
     def started(self, folder: Path, env: dict[str, str], guard: ranks.Guard) -> Iterator["Leader"]:
-        """A context that yields this, with every rank begun; leaving it ends them and brings home what they wrote."""
+        """A context in which all ranks run; at its end they are ended and their files are collected."""
         self._folder, adopted, hardware = folder, self._adopted, self._job.config.hardware
         for peer in self._nodes:
             peer.files = carried.Incoming(folder)
@@ -210,7 +210,7 @@ class Leader:
             self._group = None  # a signal that comes to a member later has nothing to stop here
 
     def _are_ready(self, folder: Path) -> bool:
-        """Whether every other node has made its folder, and measured its clock."""
+        """Waits until every other node has made its folder and measured its clock -> whether all have."""
         texts = {name: (folder / name).read_text() for name in ("config.yaml", "run.json")}
         launch = initial_record.secrets_of(self._job)
         for peer in self._nodes:
@@ -234,7 +234,7 @@ class Leader:
             self._store.tell(peer.number, "start", **start)
 
     def has_ended(self, within_s: float) -> bool:
-        """Whether all ranks have.  When one fails, or a node is lost, all the others are ended too."""
+        """Whether all ranks end within so many seconds.  If one fails or a node is lost, all others are ended too."""
         until_s = time.monotonic() + within_s
         while True:
             if self._group is None:
@@ -259,7 +259,7 @@ class Leader:
 
     @property
     def failure(self) -> dict[str, Any] | None:
-        """What only this process knows: that a node was lost, or that a signal ended one."""
+        """The failure that only this process knows of: a node was lost, or a signal ended one."""
         for kind, why in (("interrupted", self._interrupted), ("node_lost", self._lost)):
             if why:
                 return failures.failure(kind, why, None, failures.last_step(self._folder))
@@ -273,7 +273,7 @@ class Leader:
                 self._store.tell(peer.number, "stop")
 
     def _collect(self) -> None:
-        """The files of other nodes into the record's folder."""
+        """Collects the files of other nodes into the record's folder."""
         for peer in self._nodes:
             if not peer.folder or peer.is_lost:
                 continue
@@ -291,7 +291,7 @@ class Leader:
                 carried.on_own_clock(self._folder, rank, (peer.clock or {}).get("offset_ns", 0) / 1e9)
 
     def _hindrance(self, peer: Peer) -> str | None:
-        """Until a node has sent all its files -> None; or why it does not."""
+        """Waits until a node has sent all its files -> None, or why it does not send them."""
         self._came_s = time.monotonic()
         while not peer.has_sent_files:
             if peer.has_left:
@@ -304,7 +304,7 @@ class Leader:
         return None
 
     def _keep(self, peer: Peer, name: str, message: Mapping[str, Any]) -> None:
-        """A piece of a file of this node."""
+        """Writes a piece of a file of this node into the record."""
         self._came_s = time.monotonic()
         assert peer.files is not None
         try:
@@ -316,7 +316,7 @@ class Leader:
             self._bad_files.append(f"node {peer.node}, {name[:200]}: not in the record: {error}")
 
     def complete(self, run: dict[str, Any]) -> None:
-        """Put into the record what was known later than record_facts(): clocks, and files that could not come home."""
+        """Puts into the record what was not known to record_facts(): the clocks, and files that did not arrive."""
         at = {"rank": None, "instrument": "nodes", "edge": "after the run"}
         run["warnings"] += [at | {"error": warning} for warning in self._bad_files]
         peer_by_node = {peer.node: peer for peer in self._nodes}
@@ -327,7 +327,7 @@ class Leader:
                 run["warnings"].append(at | {"edge": "start", "error": why})
 
     def bye(self, run: dict[str, Any]) -> None:
-        """The record is finished: every process of the run ends, with an exit code that says whether it is complete."""
+        """The record is finished: the members are to end with the exit code 0 if it is complete, else 1."""
         self._exit_code = 0 if run["status"] == "complete" else 1
 
     def _interface(self) -> str | None:
@@ -338,7 +338,7 @@ class Leader:
     # ---- what arrives
 
     def _take(self, within_s: float) -> None:
-        """Heed what has come, or wait."""
+        """Handles the messages that have come; if there are none, waits."""
         came = self._store.take()
         for number, message in came:
             if peer := self._peers.get(number):

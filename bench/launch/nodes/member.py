@@ -1,8 +1,9 @@
-"""A launcher that starts some ranks of a run whose record another one makes: joins the leader, starts them, reports.
+"""A member starts some ranks of a run whose record another launcher makes: it joins the leader, starts its ranks and
+reports how they end.
 
-When the leader is gone, its ranks end; when it is gone, its ranks end with it, by their guard.  A node of a run over a
-SLURM allocation, which srun starts once a node:  python -m bench.launch.nodes.member WORD...
-WORD: the run's overrides, hardware.rendezvous among them.  Prints only why it cannot take part.
+If the leader is gone, the member ends its ranks; if the member is gone, their guard ends them.  In a SLURM allocation
+srun starts one member on each other node:  python -m bench.launch.nodes.member WORD...
+WORD: the run's overrides, hardware.rendezvous among them.  It prints only why it cannot take part.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ AT_ONCE_S, TELL_S = 2.0, 30.0  # for a leader that is there already; and for one
 
 
 class Refused(ValueError):
-    """The leader does not start the run, or is gone; the message is the reason."""
+    """The leader does not start the run, or is gone; the message says why."""
 
     def __init__(self, why: str, exit_code: object = 2):
         super().__init__(why)
@@ -44,9 +45,9 @@ def main(overrides: list[str]) -> int:
 
 
 def follow_adopted(adopted: Adopted, prepared: Callable[[], Job]) -> int:
-    """A rank that another launcher started, but for the first -> exit code.
+    """Takes part as a rank above 0 that another launcher started -> exit code.
 
-    prepared(): the job as this node has it, called by the first rank of each node alone.
+    prepared(): prepares the job on this node; called only by the first rank of each node.
     """
     if adopted.host is None:
         raise ValueError(f"{adopted.summary()}, and where rank 0 is cannot be found: give every rank MASTER_ADDR=HOST")
@@ -58,7 +59,7 @@ def follow_adopted(adopted: Adopted, prepared: Callable[[], Job]) -> int:
 
 
 def follow_nodes(overrides: list[str], prepared: Callable[[], Job]) -> int:
-    """A node that has not the address of hardware.rendezvous, one of these overrides -> exit code."""
+    """Takes part as a node that does not have the address of hardware.rendezvous -> exit code."""
     rendezvous, timeout = words_of(overrides, "hardware.rendezvous", "hardware.rendezvous_timeout_s")
     host, port = typed.host_and_port(rendezvous)
     timeout_s = leader.RENDEZVOUS_S
@@ -76,10 +77,11 @@ def _take_part(
     prepared: Callable[[], Job] | None,
     where: dict[str, int],
 ) -> int:
-    """A launcher that does not lead -> exit code.  ValueError: it cannot take part, which the leader has been told.
+    """Takes part in a run -> exit code.  ValueError: this process cannot take part, which the leader has been told.
 
-    reach(seconds): the leader's store; TimeoutError.  why_not: where it is not there in timeout_s.  prepared(): the job
-    as this node has it, None: another member of the node has it.  where: without what the leader decides (Member.run).
+    reach(seconds): connects to the leader's store; TimeoutError.  why_not: the error if that takes longer than
+    timeout_s.  prepared(): prepares the job on this node; None: another member of the node does that.  where: as in
+    Member.run().
     """
     with contextlib.ExitStack() as stack:
         code, job, store = stack.enter_context(code_copy.held(REPO)), None, None
@@ -112,7 +114,7 @@ def _reached(reach: Callable[[float], MemberStore], timeout_s: float) -> MemberS
 
 
 class Member:
-    """job: as this node has it; None: another member of the node has it; code: the folder that ranks import from."""
+    """job: prepared on this node; None: another member of the node has it; code: the folder that ranks import from."""
 
     def __init__(self, store: MemberStore, job: Job | None, code: Path):
         self._store, self._job, self._code = store, job, code
@@ -122,10 +124,10 @@ class Member:
         self._folder: Path | None = None  # of this node
 
     def run(self, where: dict[str, int]) -> int:
-        """To the end of the run.  Exit code: 0 where it is complete.
+        """Takes part until the end of the run -> exit code, 0 if the run is complete.
 
-        where: {"node", "first_rank", "local_rank", "num_ranks"}, without what the leader decides.  Refused: the run
-        does not start; Interrupted: a signal ended this process.
+        where: {"node", "first_rank", "local_rank", "num_ranks"}, as far as the leader does not decide them.  Refused:
+        the run does not start; Interrupted: a signal ended this process.
         """
         own = self._job and facts.facts_of(self._job) | {
             "fabric": facts.network(self._interface),
@@ -191,7 +193,7 @@ class Member:
         return stack.enter_context(ranks.Group(guard, place, folder, env, log=log))
 
     def _watch(self, group: ranks.Group, signals: Signals) -> None:
-        """Until the ranks have ended, and the leader knows."""
+        """Waits until the ranks have ended, and tells the leader."""
         while not group.has_ended(0.0):
             signals.check()
             message = self._store.arrived()
@@ -206,7 +208,7 @@ class Member:
         self._store.send("ended", ends=group.ends())
 
     def _wait_for(self, kind: str) -> dict[str, Any]:
-        """The next message of a kind; others wait.  Refused."""
+        """Waits for the next message of a kind; other messages are kept.  Refused."""
         while True:
             for message in self._waiting:
                 if message["kind"] == kind:
