@@ -42,16 +42,6 @@ def started(*words, **env):
     )
 
 
-def test_no_variable_says_who_started_a_worker(tmp_path):
-    with real_runs.Background(tmp_path, *real_runs.TWO) as run:
-        run.wait_for_workers(2)
-        for pid in run.all_pids():
-            with open(f"/proc/{pid}/environ") as file:
-                names = {word.partition("=")[0] for word in file.read().split("\0")}
-            assert "OMP_NUM_THREADS" in names
-            assert not [name for name in names if name.startswith(("SPEEDRUN_LAUNCH", "SPEEDRUN_AGENT"))]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("only_inputs", [False, True])
 def test_workers_started_by_hand_repeat_the_run_bit_for_bit(two_rank_run, tmp_path, temp, only_inputs):
