@@ -7,6 +7,7 @@ others are members, numbered from 1 as they come.  Below a prefix of this run:
     session  session/N   random bytes of the leader and of member N: a message of an earlier run does not verify
     inbox                the queue of what members send
     to/N                 the queue of what the leader sends to member N
+    taken/N              how many messages of member N the leader has taken
     clock/N/I            question I of member N about the leader's clock, and clock/N/I/is its answer
 
 A message is JSON and, after a newline, bytes of a file.  It carries an HMAC over its number and itself, as the store
@@ -36,7 +37,7 @@ from bench.launch.nodes import facts
 KEY = ranks.NODES_KEY
 NOT_VERIFIED = f"what it sent does not verify: give {KEY} alike on every node, or somebody else reaches this port"
 PIECE_BYTES = 2**20  # TCPStore takes 8 MiB at most
-NUM_AHEAD = 16  # messages that may wait in the leader's memory before a member adds a piece of a file
+NUM_AHEAD = 16  # messages of a member that may wait in the leader's memory before it adds a piece of a file
 NUM_AT_ONCE = 256  # messages that the leader takes, or members that it looks for, before it does anything else
 CONNECT_S = 5.0  # a program that does not answer within it is another one
 RETRY_S = 0.2
@@ -102,19 +103,19 @@ class Channel:
         parts = json.dumps([key, *map(bytes.hex, sessions)]).encode()
         self._key = hmac.digest(secret.encode(), parts, hashlib.sha256)
         self._own, self._other = own, other
-        self._num_sent = self._num_came = 0
+        self.num_sent = self.num_came = 0
         self.heard_s = time.monotonic()  # when the last message came
         self.is_strange = False  # something came that does not verify
 
     def closed(self, message: Mapping[str, Any], data: bytes = b"") -> bytes:
         """The next message to the other end."""
-        self._num_sent += 1
-        return self.signed(f"{self._own}/{self._num_sent}", json.dumps(message).encode() + b"\n" + data)
+        self.num_sent += 1
+        return self.signed(f"{self._own}/{self.num_sent}", json.dumps(message).encode() + b"\n" + data)
 
     def opened(self, value: bytes) -> Message:
         """The next message from the other end.  ValueError: it is not."""
-        self._num_came += 1
-        header, _, data = self.checked(f"{self._other}/{self._num_came}", value).partition(b"\n")
+        self.num_came += 1
+        header, _, data = self.checked(f"{self._other}/{self.num_came}", value).partition(b"\n")
         try:
             message = json.loads(header)
         except RecursionError:
@@ -156,10 +157,8 @@ class LeaderStore:
         """[(member, message)] that have come since the last call; of GONE where what came is none of the member's."""
         self._meet()
         came: list[tuple[int, Message]] = []
-        for _ in range(min(self._store.queue_len("inbox"), NUM_AT_ONCE)):
-            try:
-                value: bytes = self._store.queue_pop("inbox", False)
-            except RuntimeError:  # a stranger has taken it
+        for _ in range(NUM_AT_ONCE):
+            if (value := _popped(self._store, "inbox")) is None:
                 break
             number = int.from_bytes(value[:4], "big")
             if number not in self._channels:
@@ -171,6 +170,7 @@ class LeaderStore:
                 message = channel.opened(value[4:])
             except ValueError:
                 channel.is_strange, message = True, {"kind": GONE, "why": NOT_VERIFIED}
+            self._store.set(f"taken/{number}", str(channel.num_came))
             if message["kind"] != ALIVE:
                 came.append((number, message))
         return came
@@ -222,6 +222,7 @@ class MemberStore:
         session = secrets.token_bytes(16)
         sessions, ends = (self._store.get("session"), session), (f"from/{self.number}", f"to/{self.number}")
         self._channel = Channel(key, os.environ.get(KEY, ""), sessions, *ends)
+        self._store.set(f"taken/{self.number}", "0")
         self._store.set(f"session/{self.number}", session)
         self._thread = threading.Thread(target=self._serve, name="store", daemon=True)
         self._thread.start()
@@ -305,8 +306,8 @@ class MemberStore:
 
     def _hear(self) -> None:
         """Takes what the leader has sent; where nothing was sent to it for a while, says that this member is alive."""
-        while self._store.queue_len(f"to/{self.number}"):
-            self._inbox.put(self._channel.opened(self._store.queue_pop(f"to/{self.number}", False)))
+        while (value := _popped(self._store, f"to/{self.number}")) is not None:
+            self._inbox.put(self._channel.opened(value))
         self.heard_s = time.monotonic()
         if self.heard_s - self._alive_s > ALIVE_EVERY_S:
             self._push(ALIVE)
@@ -317,7 +318,7 @@ class MemberStore:
         self._alive_s = time.monotonic()
 
     def _push_piece(self, piece: bytes, **facts: Any) -> None:
-        while self._store.queue_len("inbox") >= NUM_AHEAD:
+        while self._channel.num_sent - int(self._store.get(f"taken/{self.number}")) >= NUM_AHEAD:
             self._hear()
             time.sleep(RETRY_S / 20)
         self._push("piece", piece, **facts)
@@ -327,6 +328,17 @@ class MemberStore:
         self._store.set(name, "?")
         answer: dict[str, Any] = json.loads(self._channel.checked(f"{name}/is", self._store.get(f"{name}/is")))
         return answer
+
+
+def _popped(store: Any, name: str) -> bytes | None:
+    """The next value of a queue; None: it is empty.  queue_len() would hold Python's lock until the store answers."""
+    from torch.distributed import QueueEmptyError
+
+    try:
+        value: bytes = store.queue_pop(name, False)
+    except QueueEmptyError:
+        return None
+    return value
 
 
 def _own_store(host: str, port: int, key: str) -> tuple[Any, Any] | None:
