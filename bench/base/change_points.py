@@ -78,16 +78,16 @@ def _stretches(values: Sequence[float], half_width: float, first: int, last: int
     sums = [0.0] * (last - first + 1)
     for length in range(1, last - first + 2):
         margin = half_width / math.sqrt(length)
-        found = []
+        gaps = []
         for offset in range(last - first + 2 - length):
             sums[offset] += values[first + offset + length - 1]
             mean = sums[offset] / length
             lows[offset] = max(lows[offset], lows[offset + 1], mean - margin)
             highs[offset] = min(highs[offset], highs[offset + 1], mean + margin)
             if (gap := lows[offset] - highs[offset]) > 0:
-                found.append((gap, first + offset))
-        if found:
-            _, start = max(found)
+                gaps.append((gap, first + offset))
+        if gaps:
+            _, start = max(gaps)
             end = start + length - 1
             before, after = (first, start), (end, last)
             return [(start, end), *_stretches(values, half_width, *before), *_stretches(values, half_width, *after)]

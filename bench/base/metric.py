@@ -62,8 +62,8 @@ def named(name: str | None = None, unit: str | None = None, direction: str | Non
 
 def from_goal(goal: Mapping[str, Any] | None) -> Metric:
     """run.json["goal"] of any version -> its metric."""
-    found: Mapping[str, Any] = (goal or {}).get("metric") or {}
-    return named(found.get("name"), found.get("unit"), found.get("direction"))
+    facts: Mapping[str, Any] = (goal or {}).get("metric") or {}
+    return named(facts.get("name"), facts.get("unit"), facts.get("direction"))
 
 
 def goal_facts(metric: Metric, target: float | None, budget: Mapping[str, float] | None = None) -> dict[str, Any]:

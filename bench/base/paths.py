@@ -50,7 +50,7 @@ def user_path(word: str | Path) -> Path:
 
 def brief(text: str) -> str:
     """Text such as "A, B" or "A -> B" for others to read: only the last two parts of absolute paths are kept."""
-    return ABSOLUTE.sub(lambda found: "/".join(Path(found[0]).parts[-2:]), text)
+    return ABSOLUTE.sub(lambda path: "/".join(Path(path[0]).parts[-2:]), text)
 
 
 def shown(path: str | Path) -> str:

@@ -18,14 +18,14 @@ def folder_of(run: Path, step: int) -> Path:
 
 def newest_first(run: Path) -> list[Path]:
     """The folders of a run's whole checkpoints, the one of the most steps first."""
-    found = [path.parent for path in (run / "checkpoint").glob(f"step*/{STATE}") if NAME.fullmatch(path.parent.name)]
-    return sorted(found, key=lambda folder: -int(folder.name.removeprefix("step")))
+    folders = [path.parent for path in (run / "checkpoint").glob(f"step*/{STATE}") if NAME.fullmatch(path.parent.name)]
+    return sorted(folders, key=lambda folder: -int(folder.name.removeprefix("step")))
 
 
 def newest_state(run: Path) -> dict[str, Any]:
     """state.json of the newest; {} without one."""
-    found = newest_first(run)
-    state: dict[str, Any] = atomic.read_json(found[0] / STATE, {}) if found else {}
+    folders = newest_first(run)
+    state: dict[str, Any] = atomic.read_json(folders[0] / STATE, {}) if folders else {}
     return state
 
 

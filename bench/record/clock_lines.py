@@ -54,13 +54,13 @@ def lines_of(source: str) -> list[Line] | None:
     reached: dict[str, set[str]] = {}
     for statement, phase in zip(statements, phases, strict=True):
         _reach(_names(statement), phase, definitions, reached)
-    found = [Line(phase, each.lineno, _text(each), "", main) for each, phase in zip(statements, phases, strict=True)]
+    lines = [Line(phase, each.lineno, _text(each), "", main) for each, phase in zip(statements, phases, strict=True)]
     for name, nodes in definitions.items():
         phases_of_name = reached.get(name, {TIMED})
         phase = next(phase for phase in (TIMED, PAUSE, BEFORE, AFTER) if phase in phases_of_name)
         inside = (each for node in nodes if node.body is not body for each in _flat(node.body, DEFINED))
-        found += [Line(phase, each.lineno, _text(each), name, main) for each in inside]
-    return sorted((line for line in found if line.text), key=lambda line: line.number)
+        lines += [Line(phase, each.lineno, _text(each), name, main) for each in inside]
+    return sorted((line for line in lines if line.text), key=lambda line: line.number)
 
 
 def newly_untimed(candidate: Sequence[Line], baseline: Sequence[Line]) -> list[tuple[Line, bool]]:
@@ -80,11 +80,11 @@ def _simple(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _definitions(tree: ast.Module) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
     """{name: the functions, methods and classes of that name}; methods of different classes are not distinguished."""
-    found: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]] = {}
+    definitions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]] = {}
     for node in ast.walk(tree):
         if isinstance(node, DEFINED):
-            found.setdefault(node.name, []).append(node)
-    return found
+            definitions.setdefault(node.name, []).append(node)
+    return definitions
 
 
 def _flat(body: Sequence[ast.stmt], skipped: tuple[type[ast.stmt], ...] = DEFINED) -> Iterator[ast.stmt]:
@@ -177,9 +177,9 @@ def _phases(statements: Sequence[ast.stmt]) -> list[str]:
         each.end_lineno or 0 for each in statements if isinstance(each, (ast.For, ast.While)) and each.lineno < last
     )
     end = max((end for end in ends if end >= last), default=last)  # of the loop in which the clock is stopped last
-    found, phase = [], BEFORE
+    phases, phase = [], BEFORE
     for node in statements:
-        found.append(AFTER if last and node.lineno > end else phase)
+        phases.append(AFTER if last and node.lineno > end else phase)
         if (is_start := None if hasattr(node, "body") else edges.get(node.lineno)) is not None:
             phase = TIMED if is_start else PAUSE
-    return found
+    return phases

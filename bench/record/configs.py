@@ -136,6 +136,6 @@ def varied(rows: Iterable[Mapping[str, Any]]) -> list[str]:
             values.setdefault(key, set()).add(value if type(value) in (str, float) else json.dumps(value))
             counts[key] += 1
     order = keys({"config": config} for config in configs)
-    is_switch = {key: found == {"true"} and counts[key] < len(configs) for key, found in values.items()}
-    differing = [key for key, found in values.items() if len(found) > 1 or is_switch[key]]
+    is_switch = {key: seen == {"true"} and counts[key] < len(configs) for key, seen in values.items()}
+    differing = [key for key, seen in values.items() if len(seen) > 1 or is_switch[key]]
     return sorted((key for key in differing if not IMPLIED.fullmatch(key)), key=order.index)

@@ -184,16 +184,16 @@ def kind_of(error: BaseException) -> str:
 
 def classify(folder: Path, exit_code: int | None) -> Section | None:
     """What the folder says of a worker group that ended with exit_code: a failure, or None for a good end."""
-    found = _ranks_failure(folder, exit_code)
+    failed = _ranks_failure(folder, exit_code)
     faults = "; ".join(dict.fromkeys(_log(folder, GPU_FAULTS).splitlines()))
-    if found is None or not faults or found["kind"] not in BY_GPU:
-        return found
-    return found | {"kind": "gpu_error", "message": f"{faults}; then: {found['message']}", "hint": HINTS["gpu_error"]}
+    if failed is None or not faults or failed["kind"] not in BY_GPU:
+        return failed
+    return failed | {"kind": "gpu_error", "message": f"{faults}; then: {failed['message']}", "hint": HINTS["gpu_error"]}
 
 
 def _ranks_failure(folder: Path, exit_code: int | None) -> Section | None:
-    found = [_facts(path, Reported) for path in sorted((folder / "logs").glob("rank*.failure.json"))]
-    reported = [rank for rank in found if rank and rank["kind"] in HINTS]
+    files = [_facts(path, Reported) for path in sorted((folder / "logs").glob("rank*.failure.json"))]
+    reported = [rank for rank in files if rank and rank["kind"] in HINTS]
     ended = (_facts(folder / "logs" / "agent.json", AgentsFacts) or {"failures": []})["failures"]
     if exit_code == 0 and not reported:
         return None

@@ -40,15 +40,15 @@ def clashes(own: Ledger, theirs: Ledger) -> list[str]:
     """
     mine, others = _by_name(own.lines), _by_name(theirs.lines)
     started_here = {line.get("run") for line in own.own_lines}
-    found = []
+    clashing = []
     for name in mine.keys() & others.keys():
         events = {line["event"] for sha256, line in others[name].items() if sha256 not in mine[name]}
         is_complete = any(line["event"] == "end" and line.get("status") == "complete" for line in mine[name].values())
         is_ended = any(line["event"] == "race_end" for line in mine[name].values()) and events & {"plan", "race_end"}
         has_more = not mine[name].keys() <= others[name].keys()
         if events and (has_more or is_complete or is_ended or name in started_here):
-            found.append(name)
-    return sorted(found)
+            clashing.append(name)
+    return sorted(clashing)
 
 
 def _by_name(lines: Sequence[Line]) -> dict[str, dict[str, Line]]:

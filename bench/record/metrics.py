@@ -194,9 +194,9 @@ def score_text(run: Facts) -> str:
 
 def _best_within(run: Facts, steps: Sequence[StepRow]) -> float | None:
     """The best value of the goal's metric among the validations within its budget; None of none."""
-    found = metric.from_goal(run["goal"])
-    values = [row.get(found.name) if is_within else None for row, is_within in within_budget(run, steps)]
-    return found.best([value for value in values if value is not None and math.isfinite(value)])
+    its_metric = metric.from_goal(run["goal"])
+    values = [row.get(its_metric.name) if is_within else None for row, is_within in within_budget(run, steps)]
+    return its_metric.best([value for value in values if value is not None and math.isfinite(value)])
 
 
 def step_past_budget(run: Facts, steps: Sequence[StepRow]) -> int | None:

@@ -90,8 +90,8 @@ class Lookup:
                 return Named(word, [Path(folders[name]) for name in names], by_id=True)
         if race := _race(word):
             return Named(word, [race])
-        if found := _one_with(word, sweep.folders(), "sweep"):
-            return Named(word, [found])
+        if sweep_found := _one_with(word, sweep.folders(), "sweep"):
+            return Named(word, [sweep_found])
         name, _, arm = word.rpartition(":")
         if name and arm and (race := _race(name)):
             return Named(word, [race], arm)
@@ -133,10 +133,10 @@ def folder(word: str) -> Path:
 
 def sweep_folder(word: str) -> Path:
     """The folder of the sweep that a name means.  ValueError: it means none."""
-    found = Lookup().find(word).sweep or _one_with(word, sweep.folders(), "sweep")
-    if found is None:
+    folder = Lookup().find(word).sweep or _one_with(word, sweep.folders(), "sweep")
+    if folder is None:
         raise ValueError(f"{word}: is not a sweep{_known_sweeps() or ': ./run.sh run -m makes one'}")
-    return found
+    return folder
 
 
 def runs(words: Iterable[str]) -> list[Path]:
@@ -237,11 +237,11 @@ def rows_of_words(words: Iterable[str]) -> list[rows.ListedRow]:
     return listed(store_of(words).rows())
 
 
-def listed(found: Mapping[str, rows.Row]) -> list[rows.ListedRow]:
+def listed(row_by_folder: Mapping[str, rows.Row]) -> list[rows.ListedRow]:
     """{absolute folder: row} -> the rows sorted by track and time, with folders relative to the working folder."""
     rows_found: list[rows.ListedRow] = []
     before: dict[str, str] = {}  # parent -> what stands before the name, from where the user stands
-    for folder, row in found.items():
+    for folder, row in row_by_folder.items():
         parent, _, name = folder.rpartition("/")
         if parent not in before:
             before[parent] = shown(folder).removesuffix(name)

@@ -104,7 +104,7 @@ def beyond(candidate: Account, baseline: Account) -> list[str]:
     Lines are matched by their text.  Less than MIN_S and MIN_FRAC more is within the noise.
     """
     own, theirs = _by_text(candidate), _by_text(baseline)
-    found, in_lines = list[tuple[float, str]](), dict.fromkeys(UNTIMED, 0.0)
+    sentences, in_lines = list[tuple[float, str]](), dict.fromkeys(UNTIMED, 0.0)
     for (phase, text, inside), (s, num_bytes, at) in own.items():
         if phase == TIMED:
             continue
@@ -117,7 +117,7 @@ def beyond(candidate: Account, baseline: Account) -> list[str]:
             is_moved = more_s > MIN_S and timed_s[0] - timed_s[1] > more_s / 2
             how = f"moved out of the timed region (now {phase})" if is_moved else f"more {phase}"
             read = f" and {more_bytes / MIB:.0f} MiB read" if more_bytes > MIB else ""
-            found.append((more_s, f"{max(0.0, more_s):.2f} s of CPU time{read} {how}: {place_of(at)}"))
+            sentences.append((more_s, f"{max(0.0, more_s):.2f} s of CPU time{read} {how}: {place_of(at)}"))
             in_lines[phase] += more_s
     for phase in UNTIMED:
         all_s = [
@@ -125,8 +125,8 @@ def beyond(candidate: Account, baseline: Account) -> list[str]:
         ]
         more_s = all_s[0] - all_s[1] - in_lines[phase]
         if more_s > 2 * MIN_S + MIN_FRAC * all_s[1]:
-            found.append((more_s, f"{more_s:.2f} s of CPU time more {phase}, at no single line"))
-    return [sentence for _, sentence in sorted(found, reverse=True)]
+            sentences.append((more_s, f"{more_s:.2f} s of CPU time more {phase}, at no single line"))
+    return [sentence for _, sentence in sorted(sentences, reverse=True)]
 
 
 def place_of(used: Used) -> str:
@@ -134,10 +134,10 @@ def place_of(used: Used) -> str:
     return f"{used['file']}:{used['line']} {used['text']}" + (f" (in {used['inside']})" if used["inside"] else "")
 
 
-def _by_text(found: Account) -> dict[tuple[str, str, str], tuple[float, int, Used]]:
+def _by_text(account: Account) -> dict[tuple[str, str, str], tuple[float, int, Used]]:
     """{(phase, text, innermost text): (CPU s, bytes read, the first such line)}; texts identify lines in any source."""
     totals: dict[tuple[str, str, str], tuple[float, int, Used]] = {}
-    for used in found["lines"]:
+    for used in account["lines"]:
         key = used["phase"], used["text"], used["inside"].partition(" ")[2]
         s, num_bytes, at = totals.get(key, (0.0, 0, used))
         totals[key] = s + cpu_s(used), num_bytes + used["bytes_read"], at
@@ -177,26 +177,26 @@ def _phases_by_source(
     taken: Sequence[Sequence[int]], chains: Sequence[Chain], file: str, main: Sequence[clock_lines.Line]
 ) -> list[str]:
     """A sample without a line of the main part is in the phase of the sample before, the last one after the clock."""
-    numbers, found, phase = [line.number for line in main], [], BEFORE
+    numbers, phases, phase = [line.number for line in main], [], BEFORE
     for sample in taken[1:]:
         frame = _main_frame(chains[sample[4]], file, main)
         if frame and main and frame[2] == main[0].main and (number := bisect.bisect(numbers, frame[1])):
             phase = main[number - 1].phase
-        found.append(phase if frame or sample is not taken[-1] else AFTER)
-    return found
+        phases.append(phase if frame or sample is not taken[-1] else AFTER)
+    return phases
 
 
 def _phases_by_stamps(taken: Sequence[Sequence[int]], stamps_ns: Sequence[tuple[int, bool]]) -> list[str]:
     """Before the first printed line, after the last, in a pause up to the line of a validation, else timed."""
     times = [t_ns for t_ns, _ in stamps_ns]
-    found = []
+    phases = []
     for sample in taken[1:]:
         number = bisect.bisect_left(times, sample[0])
         is_edge = number in (0, len(times))
-        found.append(
+        phases.append(
             (BEFORE if number == 0 and times else AFTER) if is_edge else PAUSE if stamps_ns[number][1] else TIMED
         )
-    return found
+    return phases
 
 
 def _used(key: Key, total: Sequence[int], texts: Mapping[str, Sequence[str]]) -> Used:

@@ -134,7 +134,7 @@ def trials(folder: Path | str, study: Study) -> dict[str, dict[float, float]]:
     The metric is the goal's, val_loss unless study names another, infinitely bad where the run diverged.
     """
     metric = metric_of(study)
-    found: dict[str, dict[float, float]] = {name: {} for name in study["arms"]}
+    metric_by_value: dict[str, dict[float, float]] = {name: {} for name in study["arms"]}
     for point in points(folder):
         name = next(name for name, settings in study["arms"].items() if set(settings) <= set(point.overrides))
         run = point.folder and run_folder.read(point.folder)
@@ -146,8 +146,8 @@ def trials(folder: Path | str, study: Study) -> dict[str, dict[float, float]]:
         elif run["status"] != "complete" or run["validity"] == "invalid" or loss is None:
             why = failure.get("message") or "; ".join(run["validity_reasons"])
             raise ValueError(f"{name}: its trial {run['run_id']} has no {metric.name} to compare: {why}")
-        found[name][float(values(point.overrides)[study["tune"]])] = float(loss)
-    return {name: dict(sorted(tried.items())) for name, tried in found.items()}
+        metric_by_value[name][float(values(point.overrides)[study["tune"]])] = float(loss)
+    return {name: dict(sorted(tried.items())) for name, tried in metric_by_value.items()}
 
 
 def metric_of(study: Study) -> Metric:
@@ -167,13 +167,13 @@ def points(folder: Path | str) -> list[Point]:
     for line in _lines(folder):
         kept[tuple(line["overrides"])] = line["folder"]
     requested = [tuple(overrides) for overrides in read(folder)["points"]]
-    found = []
+    points = []
     for number, overrides in enumerate(dict.fromkeys([*requested, *kept])):  # a search asks for points as it goes
         results, name = folder.parent.parent, kept.get(overrides, "")
         places = (results / name, results.joinpath(*Path(name).parts[-2:]))  # the results folder may have been moved
         path = next((path for path in places if name and (path / "run.json").is_file()), None)
-        found.append(Point(number, list(overrides), path))
-    return found
+        points.append(Point(number, list(overrides), path))
+    return points
 
 
 def _lines(folder: Path) -> Iterator[Kept]:

@@ -103,15 +103,15 @@ def referee_findings(run: Facts) -> list[str]:
 
 def _fault_of_code(run: Facts) -> str | None:
     """Why the code that the record holds is not what its ranks imported; None: it is, or the record does not say."""
-    found = (run.get("referee") or {}).get("code")
-    if found is None:
+    imported = (run.get("referee") or {}).get("code")
+    if imported is None:
         return None
-    if found["elsewhere"]:
-        names = ", ".join(found["elsewhere"])
+    if imported["elsewhere"]:
+        names = ", ".join(imported["elsewhere"])
         remedy = "name your module in an import statement to include it"
         return f"{names}: not imported from the copy of the code that this record holds ({remedy})"
-    if found["copies"] != [run["code"].get("copy")]:
-        names = ", ".join(found["copies"])
+    if imported["copies"] != [run["code"].get("copy")]:
+        names = ", ".join(imported["copies"])
         return f"its ranks imported code copy {names}, but this record holds {run['code'].get('copy')}"
     return None
 
@@ -136,7 +136,7 @@ def _faults_of_model(run: Facts) -> Iterator[str]:
 def _model_doubts(run: Facts) -> Iterator[str]:
     causal, evaluation = _checks(run)
     start = (run.get("referee") or {}).get("causality", {}).get("start", {})
-    whys = {found["why"]: when for found, when in ((causal, "the run"), (start, "the warm-up")) if found.get("why")}
+    whys = {check["why"]: when for check, when in ((causal, "the run"), (start, "the warm-up")) if check.get("why")}
     if run.get("track") != "free":
         for why, when in whys.items():
             yield f"whether the model sees what it must predict could not be checked at the end of {when}: {why}"

@@ -75,13 +75,13 @@ class Place:
                 with os.scandir(self._path(path)) as entries:
                     kind = os.DirEntry.is_file if files else os.DirEntry.is_dir
                     return sorted(entry.name for entry in entries if kind(entry, follow_symlinks=False))
-            found = self._fs.ls(self._path(path), detail=True)
+            listed = self._fs.ls(self._path(path), detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except Exception as error:
             raise ValueError(f"{self}/{path}: cannot be listed ({_reason(error)})") from None
         kind_name = "file" if files else "directory"
-        return sorted(entry["name"].rstrip("/").rpartition("/")[2] for entry in found if entry["type"] == kind_name)
+        return sorted(entry["name"].rstrip("/").rpartition("/")[2] for entry in listed if entry["type"] == kind_name)
 
     def read(self, path: str, max_bytes: int = plain_file.MAX_BYTES) -> bytes | None:
         """The bytes of a file; None if it does not exist.  ValueError."""

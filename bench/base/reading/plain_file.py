@@ -94,14 +94,14 @@ def entries_below(
         path, depth = waiting.pop()
         try:
             with os.scandir(path) as entries:
-                found = list(entries)
+                contents = list(entries)
         except OSError as error:
             if error.errno not in UNREADABLE:
                 raise
             missed(path, os.strerror(error.errno))
             continue
-        yield from found
-        folders = [entry.path for entry in found if entry.is_dir(follow_symlinks=False)]
+        yield from contents
+        folders = [entry.path for entry in contents if entry.is_dir(follow_symlinks=False)]
         if folders and depth == MAX_FOLDERS:
             missed(path, f"it has more than {MAX_FOLDERS} folders within each other")
         else:

@@ -27,10 +27,10 @@ def rows_of(folders: Sequence[Path | str], with_steps: bool) -> Sequence[Mapping
     return _some(named.store_of([str(folder) for folder in folders]).listing(), folders)
 
 
-def _some(found: Sequence[T], folders: Sequence[Path | str]) -> Sequence[T]:
-    if folders and not found:
+def _some(rows: Sequence[T], folders: Sequence[Path | str]) -> Sequence[T]:
+    if folders and not rows:
         raise ValueError(f"{folders[0]}: no record of {len(folders)} can be read: ./run.sh verify says what is wrong")
-    return found
+    return rows
 
 
 def export_each(folders: Iterable[Path | str], make: Callable[[Any], T]) -> Sequence[T]:

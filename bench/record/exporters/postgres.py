@@ -95,14 +95,14 @@ def _kinds_of_steps(steps: Table) -> dict[str, str]:
     return {name: kinds.get(name, "double precision") for name in columns}
 
 
-def _put(db: Any, table: str, kinds: Mapping[str, str], found: Table) -> str:
+def _put(db: Any, table: str, kinds: Mapping[str, str], table_rows: Table) -> str:
     """Adds and replaces rows.  Returns how many.  kinds: {column: its type}; impossible names are omitted."""
     kinds = {name: kind for name, kind in kinds.items() if _is_possible(name)}
     column_types = _fitted(db, table, kinds)
     key, listed = (", ".join(map(quoted, names)) for names in (KEYS[table], kinds))
     db.execute(f"CREATE TEMP TABLE incoming (LIKE {table}) ON COMMIT DROP")
     with db.cursor().copy(f"COPY incoming ({listed}) FROM STDIN") as copy:
-        for row in found:
+        for row in table_rows:
             cells = {name: _cell(row.get(name), column_types[name]) for name in kinds}
             if all(cells[name] is not None for name in KEYS[table]):  # else a damaged record: nothing names this row
                 copy.write_row(list(cells.values()))

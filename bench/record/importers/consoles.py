@@ -100,8 +100,8 @@ class Form:
             if any(name in row and name not in known for name in LOSSES):
                 known["diverged"] = 1
             runs[-1].setdefault(latest, {}).update(known)  # a run that was resumed did this step again
-        found = ((name, pattern.search(text)) for name, pattern in self.facts.items())
-        facts = {name: match[match.re.groups] for name, match in found if match}
+        matches = ((name, pattern.search(text)) for name, pattern in self.facts.items())
+        facts = {name: match[match.re.groups] for name, match in matches if match}
         made = [_run(by_step, number, facts if len(runs) == 1 else {}, self) for number, by_step in enumerate(runs)]
         counts = {"num_repeated": 0, "num_tail_lines": 0, "format_id": self.name if runs else "not_a_run"}
         return made, {"unmatched": unmatched} | counts
