@@ -74,11 +74,6 @@ def test_a_slip_is_refused_with_what_the_value_and_what_to_try(override, message
         compose.compose([override])
 
 
-def test_an_instrument_takes_only_the_settings_of_its_yaml():
-    with pytest.raises(ValueError, match="instruments.regions.every=3"):
-        compose.compose(["instruments.regions.every=3"])
-
-
 def test_one_instrument_more_or_less_is_the_list_that_has_it():
     usual = list(compose.compose([]).instruments)
     more = compose.compose(["+instruments=memory_history", "instruments.memory_history.first_step=5"])
@@ -186,7 +181,9 @@ def test_an_optimizer_has_its_own_settings_and_any_schedule():
         compose.compose(["optim/schedule=cosine", "optim.schedule.cooldown_frac=0.4"])
 
 
-def test_an_exporter_takes_only_the_settings_of_its_yaml():
+def test_an_exporter_and_an_instrument_take_only_the_settings_of_their_yaml():
+    with pytest.raises(ValueError, match="instruments.regions.every=3"):
+        compose.compose(["instruments.regions.every=3"])
     config = compose.compose(["exporters=[wandb]", "exporters.wandb.project=mine"])
     assert config.exporters == {"wandb": {"project": "mine", "entity": None, "mode": "offline"}}
     assert compose.compose([]).exporters == {}
