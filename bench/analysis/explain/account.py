@@ -55,13 +55,11 @@ def accounts_of(
     include_last_step: bool = False,
     measured_of: Callable[[int, str | None], kept.Ceilings | None] = lambda rank, device: None,
     captured: Sequence[Rank] = (),
-    has_timeline: bool = False,
 ) -> tuple[dict[int, Account], dict[str, Any]]:
     """Ranks of load.load_all() or load.by_window() -> the account of each, and the answer of all.
 
     ValueError where none of them recorded anything that has time.  measured_of: what the device of a rank, by the
     trace's name of it, reached by its passport, or None.  captured: traces of the captures of the ranks' CUDA graphs.
-    has_timeline: whether Pieces.timeline is filled.
     """
     ranks = [rank for rank in ranks if len(rank.ts)]
     on_device = [rank for rank in ranks if len(rank.device_rows())]
@@ -74,7 +72,7 @@ def accounts_of(
         ceilings = Ceilings(known_device_name(rank), measured_of(rank.rank, device_name(rank)))
         if on_device:
             device = device_steps.Device(rank, rules, waits[rank.rank], captured)
-            pieces = device_steps.pieces(device, steps, ceilings, has_timeline)
+            pieces = device_steps.pieces(device, steps, ceilings)
         else:
             pieces = host.host_pieces(rank, steps, ceilings)
         on_host = window.steps(rank, include_last_step) if rank.steps() else []

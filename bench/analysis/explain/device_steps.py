@@ -6,7 +6,7 @@ the time before communication, communication before copies, and what runs before
 
 import heapq
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
@@ -100,31 +100,17 @@ class _Threads:
 
     def __init__(self, rank: Rank) -> None:
         self._rank, self.main = rank, main_track(rank)
-        self._is_call = rank.is_kind(events.RUNTIME)
         self._made: dict[int, Thread] = {}
 
-    def explain(self, track: int, low: int, high: int, is_whole: bool) -> Iterator[tuple[parts.Piece, int, int, int]]:
-        """Yield (Piece, ns, end ns, how often) of what a thread was doing, or the main thread where it did nothing.
-
-        What it was doing several times between two calls of the runtime is one, unless is_whole.
-        """
-        thread, merged = self._of(track), dict[parts.Piece, tuple[int, int, int]]()
+    def explain(self, track: int, low: int, high: int) -> Iterator[tuple[parts.Piece, int, int]]:
+        """Yield (Piece, begin ns, end ns) of what a thread was doing, or the main thread where it did nothing."""
+        thread = self._of(track)
         for begin, end, row in thread.segments(low, high):
-            is_other = row < 0 and track != self.main and self.main is not None
-            is_call = row >= 0 and self._is_call[row]
-            if merged and (is_whole or is_other or is_call):
-                yield from ((piece, *known) for piece, known in merged.items())
-                merged = {}
-            if is_other:
-                yield from self.explain(cast(int, self.main), begin, end, is_whole)
-                continue
-            piece = end - begin >= MIN_GAP_NS and thread.gap(begin, end, row) or thread.explained(row, begin)
-            if is_call:
-                yield piece, end - begin, end, 1
+            if row < 0 and track != self.main and self.main is not None:
+                yield from self.explain(self.main, begin, end)
             else:
-                ns, _, count = merged.get(piece, (0, 0, 0))
-                merged[piece] = (ns + end - begin, end, count + 1)
-        yield from ((piece, *known) for piece, known in merged.items())
+                piece = end - begin >= MIN_GAP_NS and thread.gap(begin, end, row) or thread.explained(row, begin)
+                yield piece, begin, end
 
     def _of(self, track: int) -> Thread:
         if track not in self._made:
@@ -142,27 +128,23 @@ class _Range(NamedTuple):
     wait: Wait | None = None
 
 
-def pieces(
-    device: Device, counted: Sequence[parts.Step], ceilings: Ceilings, has_timeline: bool = False
-) -> parts.Pieces:
+def pieces(device: Device, counted: Sequence[parts.Step], ceilings: Ceilings) -> parts.Pieces:
     """counted: of window.device_spans() -> Pieces."""
-    return _Division(device, counted, ceilings, has_timeline).pieces
+    return _Division(device, counted, ceilings).pieces
 
 
 class _Division:
     """The steps of a device divided into .pieces."""
 
-    def __init__(
-        self, device: Device, counted: Sequence[parts.Step], ceilings: Ceilings, has_timeline: bool = False
-    ) -> None:
-        self.device, self.ceilings, self.has_timeline = device, ceilings, has_timeline
+    def __init__(self, device: Device, counted: Sequence[parts.Step], ceilings: Ceilings) -> None:
+        self.device, self.ceilings = device, ceilings
         self.pieces, self.threads = parts.Pieces(counted), _Threads(device.rank)
         ranks = {id(of.rank): of.rank for of in device.captured.values()} | {id(device.rank): device.rank}
         self.known = {key: Operators(rank, ceilings) for key, rank in ranks.items()}
         for index, (_, begin, end) in enumerate(counted):
             ranges, seen = self._ranges(begin, end), set()
             for low, high, owner in owners([ranged[:3] for ranged in ranges], begin, end):
-                self.pieces.at_ns = low if has_timeline else None
+                self.pieces.at_ns = low
                 if owner < 0:
                     self._idle(index, low, high)
                 else:
@@ -219,8 +201,8 @@ class _Division:
             pieces.add(index, parts.Piece(parts.UNKNOWN, what, None), high - low)
             return
         called = high if number is None else min(max(int(rank.ts[call]), low), high)
-        for piece, ns, end_ns, count in self.threads.explain(track, low, called, self.has_timeline):
-            pieces.add(index, piece, ns, count, parts.Change(None, ns, False, end_ns - ns))
+        for piece, begin, end in self.threads.explain(track, low, called):
+            pieces.add(index, piece, end - begin, change=parts.Change(None, end - begin, False, begin))
         if number is None or called == high:
             return
         is_short = high - low < KERNEL_WAIT_BELOW_NS
@@ -233,9 +215,9 @@ class _Division:
             needed_ns = min(self.ceilings.launch_ns(), until - called)
         pieces.add(index, parts.Piece(parts.LATENCY, *names), needed_ns, change=change)
         pieces.add(index, parts.Piece(part, *names), until - called - needed_ns, change=change)
-        for piece, ns, *_ in self.threads.explain(track, until, high, self.has_timeline) if until < high else ():
+        for piece, begin, end in self.threads.explain(track, until, high) if until < high else ():
             is_wait = piece.part == parts.SYNC  # for what the device was doing, which is not recorded
-            pieces.add(index, piece if is_wait else parts.Piece(parts.DEPENDENCY, *names), ns, change=change)
+            pieces.add(index, piece if is_wait else parts.Piece(parts.DEPENDENCY, *names), end - begin, change=change)
 
 
 def owners(ranges: Sequence[tuple[int, int, int]], low: int, high: int) -> list[tuple[int, int, int]]:

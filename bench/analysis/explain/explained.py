@@ -71,7 +71,7 @@ def explain_paths(
         label = title + (f", window {name}" if len(windows) > 1 else "")
         with load.uncollected():
             accounts, answers[label] = account.accounts_of(
-                ranks, options.rules, options.include_last_step, measured_of, captured, annotated is not None
+                ranks, options.rules, options.include_last_step, measured_of, captured
             )
         if run:
             answers[label]["outside"] = outside(run, answers[label])

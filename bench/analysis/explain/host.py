@@ -93,6 +93,8 @@ class Thread:
         is_step, parent = self._has(IS_STEP), self.nest.parent
         tops = self.nest.rows[~is_step & ((parent < 0) | (is_step[parent] if len(parent) else False))]
         self._tops = tops[np.argsort(rank.end[tops], kind="stable")]
+        self._top_ends, self._other_ends = rank.end[self._tops], rank.end[self._others]
+        self._ends, self._starts = rank.end[self._by_end], rank.ts[self._by_start]
 
     def segments(self, begin: int, end: int) -> list[tuple[int, int, int]]:
         """Return [(begin ns, end ns, row of the innermost range or -1)], which tile [begin, end]."""
@@ -157,12 +159,12 @@ class Thread:
             return None
         if row >= 0 and self.explained(row, low).part != parts.HOST:
             return None
-        rank, where = self.rank, self.name(row) if row >= 0 and not STEP.search(self.name(row)) else None
-        woke = int(np.searchsorted(rank.end[self._others], high, side="right")) - 1
-        if woke >= 0 and rank.end[self._others[woke]] > max(low, high - HANDED_OVER_NS):
+        where = self.name(row) if row >= 0 and not STEP.search(self.name(row)) else None
+        woke = int(np.searchsorted(self._other_ends, high, side="right")) - 1
+        if woke >= 0 and self._other_ends[woke] > max(low, high - HANDED_OVER_NS):
             return parts.Piece(parts.SYNC, f"waits for a thread: {self.name(self._others[woke])}", where)
-        before = int(np.searchsorted(rank.end[self._by_end], low, side="right")) - 1
-        after = int(np.searchsorted(rank.ts[self._by_start], high))
+        before = int(np.searchsorted(self._ends, low, side="right")) - 1
+        after = int(np.searchsorted(self._starts, high))
         edges = [f"after {self.name(self._by_end[before])}"] if before >= 0 else []
         edges += [f"before {self.name(self._by_start[after])}"] if after < len(self._by_start) else []
         return parts.Piece(parts.HOST, f"no operator {', '.join(edges)}", where) if edges and where else None
@@ -175,7 +177,7 @@ class Thread:
         self._known = self._known or dict(zip(self.nest.rows.tolist(), self._explain_all()))
         if (known := self._known.get(row) or self._added(row)) is not None:
             return known
-        index = int(np.searchsorted(self.rank.end[self._tops], moment, side="right")) - 1
+        index = int(np.searchsorted(self._top_ends, moment, side="right")) - 1
         return parts.Piece(parts.UNKNOWN, f"after {self.name(self._tops[index])}" if index >= 0 else None, None)
 
     def _added(self, row: int) -> parts.Piece | None:
