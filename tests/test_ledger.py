@@ -1,11 +1,14 @@
 """The ledger: every started run is in it, and what was changed or removed shows."""
 
 import errno
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 
 import kept_records
 import pytest
@@ -200,6 +203,24 @@ def test_launchers_at_once_lose_no_line(tmp_path, repo):
     ]  # one after the other, no fork
 
 
+def test_a_ledger_that_is_replaced_while_a_writer_waits_gets_its_line(tmp_path):
+    """As by a join that took so long that its turn was taken away."""
+    first = ledger.append(tmp_path, "start", run="t/1", race=None)
+    path = tmp_path / ledger.NAME
+    with open(path, "ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        writer = threading.Thread(target=ledger.append, args=(tmp_path, "start"), kwargs={"run": "t/2", "race": None})
+        writer.start()
+        deadline_s = time.monotonic() + 10
+        while not (tmp_path / ledger.TURN).exists() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        time.sleep(0.1)  # it has opened the file, and waits for the lock
+        atomic.write_bytes(path, path.read_bytes())
+    writer.join()
+    book = ledger.read(tmp_path)
+    assert book.faults == [] and list(book.runs) == ["t/1", "t/2"] and book.lines[1]["prev"] == first["sha256"]
+
+
 def test_the_lines_of_a_race_are_its_plan_its_runs_its_looks_and_its_end(tmp_path):
     ledger.append(tmp_path, "plan", race_id="r")
     ledger.append(tmp_path, "start", run="t/1", race={"race_id": "r"})
@@ -211,6 +232,27 @@ def test_the_lines_of_a_race_are_its_plan_its_runs_its_looks_and_its_end(tmp_pat
     lines = ledger.read(tmp_path).race_lines("r")
     assert [line["event"] for line in lines] == ["plan", "start", "end", "race_end"]
     assert ledger.read(tmp_path).runs["t/2"]["end"]["status"] == "failed"
+
+
+APPENDING = """
+import sys, fcntl
+def none(*_): raise OSError(38, "no locks here")
+fcntl.flock = none
+from bench.cli import main as program
+from bench.record import ledger, line_count
+for number in range(25):
+    ledger.append(sys.argv[1], "start", run=f"track/{sys.argv[2]}-{number}", race=None)
+"""
+
+
+def test_writers_on_a_file_system_without_locks_take_turns(tmp_path):
+    words = [sys.executable, "-c", APPENDING, str(tmp_path)]
+    writers = [subprocess.Popen([*words, str(number)]) for number in range(4)]
+    assert [writer.wait(120) for writer in writers] == [0] * 4
+    found = ledger.read(tmp_path)
+    assert found.faults == [] and len(found.runs) == 100
+    assert len({line["prev"] for line in found.lines}) == 100  # one chain: no two follow the same line
+    assert {path.name for path in tmp_path.iterdir()} == {ledger.NAME, line_count.NAME}
 
 
 def test_the_turn_of_a_writer_that_was_killed_is_taken_away(tmp_path, monkeypatch):

@@ -27,6 +27,7 @@ state of it was published (bench/claims/rules/records.py).
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import functools
 import hashlib
 import json
@@ -47,6 +48,7 @@ from bench.record.shape import Record
 
 NAME = "ledger.jsonl"
 TURN = ".ledger.turn"
+MAX_REPLACED = 10  # times in a row, during one append
 MAX_FIRST_BYTES = 2**16  # of the first line, by which a ledger is known
 
 
@@ -133,7 +135,16 @@ def turn(results: Path | str) -> Iterator[FileIO]:
     path = Path(results) / NAME
     path.parent.mkdir(parents=True, exist_ok=True)
     # The file is opened once the turn is ours: NFS shows what other nodes have closed to who opens it afterwards.
-    with atomic.locked(path.parent / TURN), open(path, "a+b", buffering=0, opener=_opened_here) as file:
+    # Its own lock is held too: a process that stands still loses its turn, and earlier revisions know this lock alone.
+    with atomic.locked(path.parent / TURN), contextlib.ExitStack() as opened:
+        for _ in range(MAX_REPLACED):
+            file = opened.enter_context(open(path, "a+b", buffering=0, opener=_opened_here))
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                    break
+            # a join replaced it while this process waited: what is written to it now would be lost
         yield file
 
 
