@@ -320,6 +320,12 @@ def test_a_model_without_logits_is_for_track_free_alone(project):
             NET + "        del self.blocks",
             "a forward pass fails: AttributeError: 'Net' object has no attr",
         ),
+        (
+            "net.py:MetaFormer",
+            NET.replace("Net", "MetaFormer").replace("=4, **shape", ", **shape"),
+            "TypeError: MetaFormer.__init__() missing 1 required positional argument: 'ratio'",
+        ),
+        ("net.py:Net", NET.replace("ratio=4", "meta"), "missing 1 required positional argument: 'meta'"),
     ],
 )
 def test_a_fault_is_one_sentence(project, name, text, fault):
@@ -376,8 +382,14 @@ def test_an_own_optimizer_needs_no_peak_lr_and_its_runs_bear_its_files_name(proj
     assert lrs == {(0.0003, 0.000005)}  # the last of 60 steps of the cooldown
 
 
-def test_a_model_that_the_meta_device_cannot_make_is_tried_by_the_run(project):
-    write(project / "net.py", NET + "        float(self.token_embedding.weight.sum())\n")
+@pytest.mark.parametrize(
+    "line",
+    ["float(weight.sum())", "weight.tolist()", "weight.detach().numpy()", "weight + torch.ones(16, device='cpu')"]
+    + ["weight.to('cpu')", "weight.unique()", "assert torch.isfinite(weight).all()"],
+)
+def test_a_model_that_the_meta_device_cannot_make_is_tried_by_the_run(project, line):
+    text = f"import torch{NET}        weight = self.token_embedding.weight\n        {line}\n"
+    write(project / "net.py", text)
     assert faults("net.py:Net") == []
 
 
