@@ -199,6 +199,28 @@ def test_a_node_that_ends_while_its_files_travel_is_a_warning_and_no_cut_file(me
     assert lost.startswith("node 1 is lost after its ranks had ended") and lost.endswith(why)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [{"kind": "piece", "name": "logs/a.log", "is_last": True}, {"kind": "ended", "ends": [[1, float("inf")]]}]
+    + [{"kind": "ready", "folder": "/run"}, {"kind": "ended", "ends": 3}, {"kind": "interrupted"}],
+)
+def test_a_message_that_makes_no_sense_is_a_lost_node(met, tmp_path, message):
+    leading, member = met
+    leading_run = leader_of(leading, tmp_path)
+    leading_run._peers[1].files = None  # no run has begun
+    member.send(**message)
+    real_runs.wait_for(lambda: leading_run._take(0.0) or leading_run._lost, 5, every_s=0.02)
+    assert leading_run._lost == f"node 1, rank 1 is lost: its message '{message['kind']}' makes no sense"
+
+
+def test_a_node_that_does_not_say_what_it_is_is_refused(met, tmp_path):
+    leading, member = met
+    member.send("hello", node=float("inf"), facts=None)
+    leading_run = leader_of(leading, tmp_path)
+    with pytest.raises(ValueError, match="a node is not taken in: it does not say what it is"):
+        real_runs.wait_for(leading_run._join, 5, every_s=0.02)
+
+
 def waiting(member):
     """A Member that has said hello."""
     made = member_module.Member.__new__(member_module.Member)

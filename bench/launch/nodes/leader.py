@@ -36,6 +36,7 @@ REFUSE_S = 10.0  # for those that are still on their way
 SAY_S = 1.0  # for a member's thread to have read a message
 LEAVE_S = 5.0  # for members to have read that the run is over
 COLLECT_S = 600.0  # for the next piece of a file, of a node that is heard
+NO_SENSE = (KeyError, TypeError, ValueError, OverflowError)  # of a message whose fields are others, or infinite
 
 
 class Leader:
@@ -129,7 +130,7 @@ class Leader:
             if message["kind"] == "hello":
                 try:
                     self._peers[number] = peer_of(number, message)
-                except (KeyError, TypeError, ValueError):
+                except NO_SENSE:
                     self._refuse_all("a node is not taken in: it does not say what it is", number)
         for number, peer in list(self._peers.items()):
             if self._store.silent_s(number) > LOST_AFTER_S:
@@ -306,7 +307,8 @@ class Leader:
     def _keep(self, peer: Peer, name: str, message: Mapping[str, Any]) -> None:
         """Writes a piece of a file of this node into the record."""
         self._came_s = time.monotonic()
-        assert peer.files is not None
+        if peer.files is None:
+            raise ValueError("no run has begun, or this member has no files")
         try:
             if "why" in message:
                 raise OSError(message["why"])
@@ -344,13 +346,13 @@ class Leader:
             if peer := self._peers.get(number):
                 try:
                     self._heed(peer, message)
-                except (KeyError, TypeError, ValueError):
+                except NO_SENSE:
                     self._lose(peer, f"its message {message['kind'][:40]!r} makes no sense")
         if not came:
             time.sleep(within_s)
 
     def _heed(self, peer: Peer, message: Mapping[str, Any]) -> None:
-        """KeyError, TypeError, ValueError: it makes no sense."""
+        """NO_SENSE: it makes none."""
         kind = message["kind"]
         if kind == GONE:
             peer.has_left = True
