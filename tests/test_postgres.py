@@ -1,5 +1,7 @@
 """export --to postgres, into Debian's PostgreSQL, started here on a unix socket."""
 
+import json
+import math
 import os
 import pwd
 import shutil
@@ -12,6 +14,7 @@ import pytest
 from comparing import a_run, six_runs, write  # noqa: F401
 
 from bench.cli import export
+from bench.record.exporters import postgres
 
 PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 
@@ -136,6 +139,14 @@ def with_column(folder, name, value="1.5"):
     head, *lines = (folder / "steps.csv").read_text().splitlines()
     lines = [f"{head},{name}", *(f"{line},{value}" for line in lines)]
     (folder / "steps.csv").write_text("".join(f"{line}\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [({"a\0": "x\0y"}, {"a": "xy"}), ({"a": r"C:\u0000"}, {"a": r"C:\u0000"}), ([math.inf, "\\\0"], [None, "\\"])],
+)
+def test_json_keeps_all_that_postgresql_can_hold(value, kept):
+    assert json.loads(postgres._cell(json.dumps(value), "jsonb")) == kept
 
 
 @pytest.mark.parametrize("name", ["m" * 70, "xmin", "ctid", "a\0b", ""])

@@ -31,6 +31,7 @@ KEYS = {"runs": ("run_id",), "steps": ("run_id", "step")}
 MAX_NAME_BYTES = 63  # PostgreSQL cuts longer names off
 SYSTEM_COLUMNS = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid")  # which each table of PostgreSQL has already
 MISREAD = re.compile(r"://[^?]*[/@][^?]*@")  # libpq ends a login, or its password, at the first of these two
+NUL = re.compile(r"(\\\\)|\\u0000")  # in JSON text, where an escaped backslash may stand before u0000
 CONNECT_TIMEOUT_S = 20
 TURNS = "SELECT pg_advisory_xact_lock(hashtext('speedrun export'))"  # exports follow each other
 COLUMNS = """SELECT attname, format_type(atttypid, NULL) FROM pg_attribute
@@ -165,7 +166,7 @@ def _cell(value: Any, kind: str) -> Any:
         return (str(value).lower() if isinstance(value, bool) else str(value)).replace("\0", "")
     if kind == "jsonb":  # which takes neither the character 0 nor a number that is none
         with contextlib.suppress(ValueError):
-            return json.dumps(json.loads(value.replace(r"\u0000", ""), parse_constant=lambda name: None))
+            return json.dumps(json.loads(NUL.sub(r"\1", value), parse_constant=lambda name: None))
         return None
     known = HELD.get(kind)
     is_held = (known is None or isinstance(value, known)) and (kind != "bigint" or value in INT64)
