@@ -1,9 +1,9 @@
-"""Overrides -> Config, composed by Hydra; their grammar is in overrides.py, the sweeps in multirun.py.
+"""Composes overrides to a Config with Hydra; overrides.py has their grammar, multirun.py the sweeps.
 
-Hydra composes the groups (model=, track=, ...), its own parts used as hydra.main uses them, with our folders on its
-search path: conf/, then the user's (bench/config/groups.py), then what hydra.searchpath names.  Single settings are
-then put over that, each checked first.  Only the launcher composes; workers read the plain yaml it wrote.  Every
-mistake in an override becomes a ValueError that says what, the value, and what to try.
+Hydra composes the groups (model=, track=, ...). It searches conf/, then the user's folders (bench/config/groups.py),
+then hydra.searchpath; its parts are used as hydra.main uses them. Single settings are checked and set on top of that.
+Only the launcher composes; workers read the plain yaml that it wrote. Every mistake in an override becomes a ValueError
+that names what is wrong, the value, and what to try.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from models import optimizers
 
 JOB_NAME = "speedrun"
 VERSION_BASE = "1.3"
-PLUGINS = {  # a choice of Hydra's: what must be installed for it
+PLUGINS = {  # {a choice of Hydra's: the package that must be installed for it}
     "hydra/launcher/submitit_slurm": "hydra-submitit-launcher",
     "hydra/launcher/submitit_local": "hydra-submitit-launcher",
     "hydra/launcher/joblib": "hydra-joblib-launcher",
@@ -49,16 +49,16 @@ PLUGINS = {  # a choice of Hydra's: what must be installed for it
 }
 OURS = str(CODE / "bench" / "plans" / "plugins")  # holds the package hydra_plugins, where Hydra looks
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-FREE = ("model.args", "data.args")  # settings of the user's own class, which its __init__ knows
+FREE = ("model.args", "data.args")  # settings of the user's own class: its __init__ checks them
 Values = dict[str, Any]  # nested settings, as Hydra composed them
 NO_SCHEDULE = (
     "the optimizer's yaml chooses no learning rate schedule: begin it with `defaults: [schedule: trapezoid, _self_]`"
 )
-TRACK_OF_GPUS = "gpt2_small"  # where no track is named
+TRACK_OF_GPUS = "gpt2_small"  # the track of a machine with GPUs if none is named
 
 
 def compose(overrides: list[str], machine: schema.Machine | None = None) -> schema.Config:
-    """The config of these overrides, not resolved.  machine chooses the track where none is named.  ValueError."""
+    """Returns the unresolved config of these overrides. machine chooses the default track. Raises ValueError."""
     from omegaconf import OmegaConf
 
     groups, lists, settings = _split(overrides, machine)
@@ -83,11 +83,11 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
 
 
 def origins(overrides: list[str], machine: schema.Machine | None) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """Where a run's values come from: {key: the override that sets it}, [(group, name)] of its yamls, winners first."""
+    """Returns {key: the override that sets it} and [(group, name)] of the run's yamls, of which earlier ones win."""
     groups, lists, settings = _split(overrides, machine)
     chosen = _whole(groups, own_folders(), config_name()).hydra.runtime.choices
     composed = _with_lists(groups, lists)
-    roots = list(dict.fromkeys(group.split("/")[0] for group in GROUPS))  # as in config.yaml: later ones win
+    roots = list(dict.fromkeys(group.split("/")[0] for group in GROUPS))  # in config.yaml's order: later roots win
     files = []
     for group in sorted(GROUPS, key=lambda group: (-roots.index(group.split("/")[0]), group.count("/"))):
         names = composed[group] if group in LISTS else [chosen.get(group)]
@@ -98,7 +98,7 @@ def origins(overrides: list[str], machine: schema.Machine | None) -> tuple[dict[
 
 
 def app(loader: Callable[[Any], Any] | None = None) -> Any:
-    """A fresh hydra Hydra of this program.  loader: makes its ConfigLoader of a search path; None: Hydra's own."""
+    """Returns a new Hydra object. loader makes its ConfigLoader from a search path; None uses Hydra's own."""
     if OURS not in sys.path:
         sys.path.append(OURS)
     from hydra import version
@@ -119,7 +119,7 @@ def app(loader: Callable[[Any], Any] | None = None) -> Any:
 
 @contextlib.contextmanager
 def refusals(arguments: list[str]) -> Iterator[None]:
-    """In this block what Hydra cannot do with the arguments is a ValueError in one line."""
+    """Turns Hydra's errors about the arguments into a ValueError of one line within the block."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -140,7 +140,7 @@ def refusals(arguments: list[str]) -> Iterator[None]:
 
 
 def _with_bases(group: str, name: str) -> Iterator[str]:
-    """A choice, then those that its yaml is based on, as experiment r09 on r08."""
+    """Yields a choice, then the choices that its yaml is based on, as experiment r09 is on r08."""
     yield name
     for base in (yaml.safe_load(path_of(group, name).read_text()) or {}).get("defaults", ()):
         if isinstance(base, str) and base in choices(group):
@@ -148,24 +148,24 @@ def _with_bases(group: str, name: str) -> Iterator[str]:
 
 
 def group_overrides(overrides: list[str], machine: schema.Machine | None = None) -> list[str]:
-    """The overrides of a run that choose groups, a track among them: what Hydra composes."""
+    """Returns the overrides that choose groups, which Hydra composes; adds the default track if none is chosen."""
     return list(_split(overrides, machine)[0])
 
 
 def stored_sweep(overrides: list[str]) -> tuple[str | None, list[str]]:
-    """(hydra.mode of the chosen yamls, or None; the sweep they store, as overrides).  ValueError.  MULTIRUN: as -m."""
+    """Returns (hydra.mode of the chosen yamls or None, overrides of the sweep stored in them). MULTIRUN means -m."""
     groups, _, _ = _split(overrides, None)
     hydra = _whole(groups, own_folders(), config_name()).hydra
     return hydra.mode and hydra.mode.name, stored_overrides(hydra)
 
 
 def stored_overrides(hydra: Any) -> list[str]:
-    """Hydra's node -> the overrides in its hydra.sweeper.params."""
+    """Returns the overrides in hydra.sweeper.params of Hydra's node."""
     return [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
 
 
 def _split(overrides: list[str], machine: schema.Machine | None) -> tuple[tuple[str, ...], list[Any], list[Any]]:
-    """-> (overrides that choose groups, sorted, with a track; those that change a list; those of single settings)."""
+    """Returns the overrides that choose groups (sorted, a default track added), change a list, or set one setting."""
     groups, lists, settings = {}, [], []
     for override in map(parsed, with_schedule(overrides)):
         key, value = override.key_or_group, override.value()
@@ -179,13 +179,13 @@ def _split(overrides: list[str], machine: schema.Machine | None) -> tuple[tuple[
     if "track" not in groups:
         if machine and machine.num_gpus and not {"hardware=cpu", "hardware.device=cpu"} & set(overrides):
             groups["track"] = f"track={TRACK_OF_GPUS}"
-        elif "experiment" not in groups and config_name() == PRIMARY:  # which may choose their own
+        elif "experiment" not in groups and config_name() == PRIMARY:  # these may choose their own
             groups["track"] = f"track={default_track()}"
     return tuple(sorted(groups.values())), lists, settings
 
 
 def _with_lists(groups: tuple[str, ...], lists: list[Any]) -> Values:
-    """What the groups compose, a copy, with the lists changed: +instruments=NAME, ~instruments=[NAME,...]."""
+    """Returns a copy of what the groups compose, with the lists changed: +instruments=NAME, ~instruments=[NAME,...]."""
     composed = copy.deepcopy(_composed(groups, own_folders(), config_name()))
     for override in lists:
         word, group, names = override.input_line, override.key_or_group, override.value()
@@ -217,7 +217,7 @@ def _check_group(override: Any) -> None:
 
 
 def _set(values: Values, override: Any) -> None:
-    """Put the value of one setting into the composed values, in place; a dict only over what it names."""
+    """Sets one setting in the composed values, in place. A dict replaces only the keys that it names."""
     word, key, value = override.input_line, override.key_or_group, override.value()
     key = "script.path" if key == "script" and not isinstance(value, dict) else key
     if key in WORDS_KEYS and isinstance(value, str):
@@ -262,7 +262,7 @@ def _merged(old: Any, new: Any) -> Any:
 
 @functools.cache
 def _whole(groups: tuple[str, ...], folders: tuple[Path, ...], name: str) -> Any:
-    """What Hydra makes of some group=name, its own node included; folders: own_folders(); name: of the root."""
+    """Returns what Hydra composes of the groups, with its own node. folders and name are part of the cache's key."""
     from hydra.types import RunMode
 
     with refusals(list(groups)):
@@ -271,7 +271,7 @@ def _whole(groups: tuple[str, ...], folders: tuple[Path, ...], name: str) -> Any
 
 @functools.cache
 def _composed(groups: tuple[str, ...], folders: tuple[Path, ...], name: str) -> Values:
-    """The composed config with every setting that there is, as a dict: copy it to change it."""
+    """Returns the composed config with every setting that exists, as a cached dict: copy it to change it."""
     from omegaconf import OmegaConf
 
     plain = OmegaConf.to_container(_whole(groups, folders, name))
@@ -283,12 +283,12 @@ def _composed(groups: tuple[str, ...], folders: tuple[Path, ...], name: str) -> 
 
 
 def track_values(name: str) -> Values:
-    """The composed values of a run that changes nothing on the track."""
+    """Returns the composed values of a run that changes nothing of the track."""
     return _composed((f"track={name}",), own_folders(), PRIMARY)
 
 
 def _check_track(track: Values) -> None:
-    """A track's rules are those of its file: all a run may choose is how often it is repeated."""
+    """Raises ValueError if a run changes a rule of its track's file other than repeats."""
     name = track["name"]
     if name not in choices("track"):
         raise ValueError(f"track.name={name}: unknown track; choose from {', '.join(choices('track'))}")
@@ -299,7 +299,7 @@ def _check_track(track: Values) -> None:
 
 
 def _check_script(composed: Values, overrides: list[str]) -> None:
-    """Without a script there are no settings of one; with one no model and optimizer of ours."""
+    """Refuses script settings without a script, and a model or an optimizer of ours with one."""
     started = [key for key in schema.SCRIPT_STARTS if composed["script"][key] is not None]
     if not started:
         given = next((word for word in overrides if word.startswith("script.")), None)
@@ -320,7 +320,7 @@ def _check_script(composed: Values, overrides: list[str]) -> None:
 
 
 def _check_settings(group: str, chosen: Values) -> None:
-    """The yaml of an instrument or exporter is its schema; settings that are not named are added in place."""
+    """Checks instruments or exporters against their yamls, which are their schemas; adds missing settings in place."""
     for name, settings in chosen.items():
         if name not in choices(group):
             raise ValueError(f"{group}.{name}: unknown {group[:-1]}; choose from {', '.join(choices(group))}")

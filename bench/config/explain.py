@@ -1,4 +1,4 @@
-"""A run's settings explained: where each value comes from and what it means, for `--cfg job` and `run --help KEY`."""
+"""Explains a run's settings, where each value comes from and what it means, for `--cfg job` and `run --help KEY`."""
 
 import functools
 import json
@@ -20,7 +20,7 @@ WIDTH = 120
 
 
 class Origins:
-    """Where each value of a run comes from; the settings of a command to SLURM are among them."""
+    """Where each value of a run comes from, including the settings of a job for SLURM."""
 
     def __init__(self, overrides: list[str], machine: schema.Machine | None = None) -> None:
         self.overrides, self.machine = overrides, machine
@@ -29,7 +29,7 @@ class Origins:
         self._override_of |= {word.partition("=")[0]: word for word in self._cluster if word.startswith("cluster.")}
 
     def of(self, key: str) -> tuple[str, str] | None:
-        """(the override or the file that sets it, the file's comment on it); None: nothing does, it is the default."""
+        """Returns (the override or file that sets the key, the file's comment on it); None if it has its default."""
         for given, word in self._override_of.items():
             if key == given or key.startswith(f"{given}."):
                 return f"{word} on the command line", ""
@@ -50,14 +50,14 @@ class Origins:
         return run | {"cluster": cluster_settings(self._cluster)}
 
     def value(self, key: str) -> Any:
-        """MISSING for a setting that this run does not have."""
+        """Returns the value of a setting, or MISSING if this run does not have it."""
         try:
             return typed.get(self.values, key)
         except KeyError:
             return MISSING
 
     def with_choice(self, choice: str) -> "Origins":
-        """The origins of the same run with one more optimizer, schedule, instrument or exporter."""
+        """Returns the origins of the same run if it also chose this optimizer, schedule, instrument or exporter."""
         group, _, name = choice.partition("=")
         if group in LISTS:
             choice = f"{group}=[{','.join([*self.values[group], name.strip('[]')])}]"
@@ -65,20 +65,20 @@ class Origins:
 
 
 def shown(path: Path) -> str:
-    """conf/optim/adamw.yaml, of this program or of the user's project; the whole path of a yaml that lies elsewhere."""
+    """Returns the path relative to this program or the user's project (conf/optim/adamw.yaml), else the whole path."""
     homes = [folder for folder in (CONF.parent, project_folder()) if path.is_relative_to(folder)]
     return path.relative_to(homes[0]).as_posix() if homes else str(path)
 
 
 def commented(config: schema.Config, origins: Origins) -> str:
-    """The config as YAML; each setting has its meaning, what it may be, and where its value is from, as a comment."""
+    """Returns the config as YAML, with each setting's meaning, allowed values and value's origin as a comment."""
     known, group_meanings = meanings.settings(), meanings.groups()
 
     def comment(key: str) -> str:
         if key in group_meanings:
             return group_meanings[key]
         if key not in known:
-            return ""  # of the user's own class
+            return ""  # a setting of the user's own class
         setting, origin = known[key], origins.of(key)
         facts = [setting.unit, setting.allowed, origin[0] if origin else "default"]
         if origin and setting.default not in (MISSING, None):
@@ -89,7 +89,7 @@ def commented(config: schema.Config, origins: Origins) -> str:
 
 
 def _lines(values: dict[str, Any], path: str, comment: Callable[[str], str]) -> Iterator[str]:
-    """Nested values -> lines of YAML; a comment beside its line where it fits, else above it."""
+    """Yields the lines of YAML of nested values; a comment stands beside its line if it fits, else above it."""
     indent = "  " * path.count(".")
     for key, value in values.items():
         nested = isinstance(value, dict) and value
@@ -105,9 +105,9 @@ def _lines(values: dict[str, Any], path: str, comment: Callable[[str], str]) -> 
 
 
 def help_text(argv: list[str], machine_of: Callable[[], schema.Machine]) -> str | None:
-    """The help of each KEY that stands beside --help, as in `run --help optim.lr`; None without --help or a KEY.
+    """Returns the help of each KEY given with --help, as in `run --help optim.lr`; None without --help or a KEY.
 
-    machine_of: describes this machine; it is called only if there is a KEY, because that takes time.
+    machine_of describes this machine. It is called only if there is a KEY, because it takes time.
     """
     keys = [word for word in argv if "=" not in word and not word.startswith("-")]
     if not {"-h", "--help"} & set(argv) or not keys:
@@ -117,7 +117,7 @@ def help_text(argv: list[str], machine_of: Callable[[], schema.Machine]) -> str 
 
 
 def help_of(word: str, overrides: list[str], machine: schema.Machine | None = None) -> str:
-    """The help of a setting or a group, named by its key or the key's last part.  ValueError: there is none."""
+    """Returns the help of a setting or group, given its key or the key's last part. Raises ValueError if unknown."""
     known, wanted = meanings.settings(), word.replace("/", ".")
     keys = dict.fromkeys(key.replace("/", ".") for key in [*known, *meanings.groups(), *groups.GROUPS])
     meant = [wanted] if wanted in keys else [key for key in keys if key.endswith(f".{wanted}")]
@@ -160,7 +160,7 @@ def _group_text(key: str, known: dict[str, meanings.Setting], now: Origins) -> s
             about = meanings.about(group, name).split(". ")[0].rstrip(".")
             lines.append(_wrapped(f"{word:<{width}}{about}", 2, width + 2))
     inside = [(setting, now.value(name)) for name, setting in known.items() if name.startswith(f"{key}.")]
-    if key in groups.LISTS:  # those of the others are shown with their name: --help trace
+    if key in groups.LISTS:  # `--help NAME` shows the settings of those that the run does not have
         inside = [(setting, value) for setting, value in inside if value != MISSING]
     if inside:
         lines += ["", "settings, as this run has them (./run.sh run --help KEY says more of one):"]
@@ -172,7 +172,7 @@ def _group_text(key: str, known: dict[str, meanings.Setting], now: Origins) -> s
 
 
 def _yaml(value: Any) -> str:
-    """The value as a user would type it."""
+    """Returns the value as a user would type it."""
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 

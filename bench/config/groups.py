@@ -1,8 +1,8 @@
-"""The folders that choices come from: conf/ of this program, then those of the user.
+"""Finds the yamls that a group can choose from: conf/ of this program, then the user's folders.
 
-A user's folder is conf/ in the current folder, as `./run.sh init` made it (it holds speedrun.yaml); the one
-that --config-dir names; and those of installed packages, by the entry points of ENTRY_POINTS.  It has the same groups
-as conf/: model/mine.yaml is model=mine.  A name in two folders is refused.
+A user's folders are conf/ in the current folder, as `./run.sh init` makes it (it holds speedrun.yaml), the folder that
+--config-dir names, and those of installed packages with the entry point ENTRY_POINTS. They have the same groups as
+conf/: model/mine.yaml is model=mine. A name in two folders is refused.
 """
 
 import difflib
@@ -22,29 +22,29 @@ GROUPS = (
     "profile", "track", "experiment",
 )
 # fmt: on
-LISTS = ("instruments", "exporters")  # of names, each with the settings of its yaml
-OF_HYDRA = ("hydra/launcher", "hydra/sweeper")  # Hydra's own, of which a user's folder may have choices too
-VARIABLE = "SPEEDRUN_CONFIG_DIR"  # --config-dir of this process, and so of the runs that it starts
-NAME_VARIABLE = "SPEEDRUN_CONFIG_NAME"  # --config-name, in the same way
-# Folders of modded-nanogpt's records/: the tracks of conf/ with their data, target and rule
+LISTS = ("instruments", "exporters")  # groups of which a run has several choices, each with the settings of its yaml
+OF_HYDRA = ("hydra/launcher", "hydra/sweeper")  # Hydra's groups, which a user's folder may also have
+VARIABLE = "SPEEDRUN_CONFIG_DIR"  # --config-dir, also of the runs that this process starts
+NAME_VARIABLE = "SPEEDRUN_CONFIG_NAME"  # --config-name, likewise
+# {folder of modded-nanogpt's records/: the track in conf/ that has its data, target and rule}
 UPSTREAM_TRACKS = {"track_1_short": "gpt2_small", "track_2_medium": "gpt2_medium", "track_3_optimization": "steps"}
-NEAR = 0.65  # of difflib's likeness: --fast and --passport have 0.63, rnu and run 0.67
-PRIMARY = "config"  # conf/config.yaml, the root of a run that names no other
-ENTRY_POINTS = "speedrun.conf"  # name = "my_package.conf": the folder of that package
+NEAR = 0.65  # least difflib ratio of a suggestion: --fast and --passport have 0.63, rnu and run 0.67
+PRIMARY = "config"  # conf/config.yaml, the default root config
+ENTRY_POINTS = "speedrun.conf"  # of a package: name = "my_package.conf" names its folder
 
 
 def choices(group: str) -> list[str]:
-    """Names that group= may take, sorted."""
+    """Returns the names that group= accepts, sorted."""
     return sorted(_files()[group])
 
 
 def path_of(group: str, name: str) -> Path:
-    """The yaml of a choice, of group "" a root's.  KeyError where there is none: ask choices() first."""
+    """Returns the yaml of a choice, or of a root config if group is "". Raises KeyError if there is none."""
     return _files()[group][name] if group else _roots()[name]
 
 
 def config_name() -> str:
-    """The root that runs begin with: --config-name, or PRIMARY.  ValueError: there is none of that name."""
+    """Returns the root config of runs: --config-name, or PRIMARY. Raises ValueError if there is none of that name."""
     name = os.environ.get(NAME_VARIABLE, PRIMARY).removesuffix(".yaml")
     if name not in _roots():
         raise ValueError(f"--config-name {name}: there is no such config; choose from {', '.join(sorted(_roots()))}")
@@ -52,25 +52,25 @@ def config_name() -> str:
 
 
 def _roots() -> dict[str, Path]:
-    """{name: path} of the yamls that are in no group, ours first."""
+    """Returns {name: path} of the yamls outside all groups. Of two with one name, this program's wins."""
     paths = [path for folder in (*reversed(own_folders()), CONF) for path in folder.glob("*.yaml")]
     return {path.stem: path for path in paths if path.name != MARK}
 
 
 def own_folders() -> tuple[Path, ...]:
-    """The user's folders, without this program's.  ValueError: one that is named is not there, or has no group."""
+    """Returns the user's folders, without conf/. Raises ValueError if a named one does not exist or has no group."""
     named = os.environ.get(VARIABLE)
     return _own_folders(own_conf(), user_path(named).absolute() if named else None)
 
 
 def as_typed() -> list[str]:
-    """--config-dir and --config-name of this process as its user typed them, for a record's command; [] without."""
+    """Returns --config-dir and --config-name as the user typed them, for a record's command; [] without them."""
     options = {"--config-dir": os.environ.get(VARIABLE), "--config-name": os.environ.get(NAME_VARIABLE)}
     return [word for option, value in options.items() if value for word in (option, value)]
 
 
 def default_track() -> str:
-    """The track that conf/config.yaml chooses."""
+    """Returns the track that conf/config.yaml chooses."""
     import yaml
 
     defaults = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
@@ -78,18 +78,18 @@ def default_track() -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The question whether a known setting, option or command was meant, and a space; "" where none is near."""
+    """Returns "did you mean KEY? " for a known setting, option or command like the word; "" if there is none."""
     last = word.split(".")[-1]
-    initials = "".join(part[:1] for part in last.split("_"))  # learning_rate: lr
+    initials = "".join(part[:1] for part in last.split("_"))  # learning_rate -> lr
     near = [key for key in known if key.split(".")[-1] in (last, initials)]
-    near = near or [key for key in known if f"_{last}_" in f"_{key.split('.')[-1]}_"]  # steps: num_steps
+    near = near or [key for key in known if f"_{last}_" in f"_{key.split('.')[-1]}_"]  # steps -> num_steps
     near = near or difflib.get_close_matches(word, known, n=1, cutoff=NEAR)
     near = near or [key for key in known if word and key.startswith(word)]
     return f"did you mean {near[0]}? " if near else ""
 
 
 def introduction() -> str | None:
-    """Which folders of the user's are used and what they add, a line for a person; None without any."""
+    """Returns a line that tells a person which of their folders are used and what they add; None without any."""
     lines = []
     for folder in own_folders():
         added = [f"{group}={name}" for group in GROUPS for name in _names(folder, group)]
@@ -105,7 +105,7 @@ def _files() -> dict[str, dict[str, Path]]:
 
 @functools.cache
 def _by_group(folders: tuple[Path, ...]) -> dict[str, dict[str, Path]]:
-    """{group: {name: path}}.  ValueError: two folders have the same name."""
+    """Returns {group: {name: path}}. Raises ValueError if two folders have the same name."""
     paths: dict[str, dict[str, Path]] = {group: {} for group in GROUPS}
     for folder, group in itertools.product(folders, GROUPS):
         for name in _names(folder, group):
@@ -135,10 +135,10 @@ def _own_folders(conf: Path | None, named: Path | None) -> tuple[Path, ...]:
 
 @functools.cache
 def _installed() -> list[Path]:
-    """Folders of installed packages; none of them is imported for it."""
+    """Returns the configuration folders of installed packages, without importing the packages."""
     files = [file for folder in sys.path for file in Path(folder).glob("*.dist-info/entry_points.txt")]
     if not any(f"[{ENTRY_POINTS}]" in file.read_text(errors="replace") for file in files):
-        return []  # in a tenth of the time that importlib.metadata takes
+        return []  # ten times faster than importlib.metadata
     from importlib import metadata
 
     installed = []

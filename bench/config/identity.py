@@ -1,4 +1,4 @@
-"""config_id, which repeats of a run share whatever their seeds, and which configs are near: tries of the same thing."""
+"""Identifies configs: repeats of a run share their config_id whatever their seeds; near configs try the same thing."""
 
 import copy
 import hashlib
@@ -9,39 +9,39 @@ from typing import Any
 from bench.config import schema
 
 CONFIG_ID_CHARS = 8
-# Settings of instruments that touch nothing between the edges of the clock: {instrument: {setting: what is hashed in
-# its place}}, so that they change no config_id.  What is hashed is what the first published runs had; None is nothing.
-# All other settings of instruments are hashed.  Not read from the instruments' classes, because a record's id must be
-# found where one that it names is not installed.  Telemetry's are paces of a separate process.
+# {instrument: {setting: the value that is hashed instead}}, for settings that touch nothing in the timed region and so
+# change no config_id. The value is that of the first published runs; None is not hashed. All other settings of
+# instruments are hashed. The list is not read from the instruments' classes, because a record's id must be known where
+# an instrument that it names is not installed. Telemetry samples in a separate process.
 UNTIMED = {"telemetry": {"interval_ms": 100, "host_interval_ms": None}}
-# they change no step that a run makes
+# settings that change no step of a run
 UNHASHED = ("name", "seed", "exporters", "profile", "look", "checkpoint", "resume")
-REPEATS = 3  # hashed instead of track.repeats, which changes no run: what every track had when ids began
-NEAR_FRAC = 0.01  # of a setting: configs that differ by no more are tries of the same thing (assumed)
-FLOAT = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?(?![\w.])")  # within a word
+REPEATS = 3  # hashed instead of track.repeats, which changes no run: every track had 3 when ids were introduced
+NEAR_FRAC = 0.01  # configs whose settings differ by no more than this part try the same thing (assumed)
+FLOAT = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?(?![\w.])")  # a float within text
 
 
 def config_id(config: schema.Config) -> str:
-    """First 8 hex digits of a sha256 over all that changes a run but its seed: runs that share it are repeats.
+    """Returns the first 8 hex digits of a sha256 over all that changes a run except its seed: repeats share it.
 
-    What is None is not hashed, what is UNTIMED is hashed as one value, and optim is hashed flat, as version 1 wrote it:
-    a setting that a later version adds or moves changes no id.
+    None values are not hashed, UNTIMED settings are hashed as one value, and optim is hashed flat, as version 1 wrote
+    it. Therefore a setting that a later version adds or moves changes no id.
     """
     return config_ids(config)[0]
 
 
 def config_ids(config: schema.Config) -> list[str]:
-    """config_id() of today and those that earlier versions gave the same config, the newest first."""
+    """Returns config_id() and the ids that earlier versions gave the same config, the newest first."""
     return list(dict.fromkeys(hash_of(_hashed(copy.deepcopy(settings))) for settings in _settings(config)))
 
 
 def hashed(config: schema.Config) -> dict[str, Any]:
-    """The settings that config_id() hashes, a copy."""
+    """Returns a copy of the settings that config_id() hashes."""
     return _hashed(copy.deepcopy(_settings(config)[0]))
 
 
 def _settings(config: schema.Config) -> tuple[dict[str, Any], ...]:
-    """All settings as they are hashed today, and as earlier versions hashed them."""
+    """Returns all settings as they are hashed today, then as earlier versions hashed them."""
     as_asked = schema.to_dict(config)
     untimed = as_asked | {
         "instruments": {name: chosen | UNTIMED.get(name, {}) for name, chosen in config.instruments.items()}
@@ -50,11 +50,11 @@ def _settings(config: schema.Config) -> tuple[dict[str, Any], ...]:
 
 
 def _hashed(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings that config_id hashes; changes values in place."""
+    """Returns the settings that config_id() hashes; changes values in place."""
     for name in UNHASHED:
         del values[name]
-    del values["track"]["rules"]  # they judge runs and change none
-    # how long is waited, and what it costs, changes no run
+    del values["track"]["rules"]  # rules judge runs and change none
+    # timeouts and prices change no run
     for name in ("rendezvous", "rendezvous_timeout_s", "stall_timeout_s", "price_usd_per_hour"):
         del values["hardware"][name]
     if values.get("stages"):
@@ -62,22 +62,22 @@ def _hashed(values: dict[str, Any]) -> dict[str, Any]:
     if values["optim"] is not None:
         schedule = values["optim"].pop("schedule")
         shared = schedule.keys() & values["optim"].keys() - {"name"}
-        if shared:  # of the user's own classes
+        if shared:  # in classes of the user's own
             raise ValueError(f"optim.{shared.pop()}: the optimizer and its schedule both have it: rename one")
         values["optim"] = {**schedule, **values["optim"], "schedule": schedule["name"]}
     return {key: schema.without_none(value) for key, value in values.items() if value is not None}
 
 
 def hash_of(values: dict[str, Any]) -> str:
-    """The config_id that these hashed() settings have."""
+    """Returns the config_id of these hashed() settings."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:CONFIG_ID_CHARS]
 
 
 def shape(config: schema.Config) -> dict[str, Any]:
-    """{"shape_id", "floats"}: config_id without the floats, and these in the order of their settings' names.
+    """Returns {"shape_id", "floats"}: a hash of the config without its floats, and the floats in their settings' order.
 
-    Configs of one shape differ only in floats.  Numbers within a script's arguments are among them; timeouts are not.
+    Configs of one shape differ only in floats. Numbers within a script's arguments count as floats; timeouts do not.
     """
     floats: dict[str, float] = {}
     values = _without_floats(hashed(config), "", floats)
@@ -85,14 +85,14 @@ def shape(config: schema.Config) -> dict[str, Any]:
 
 
 def are_near(shape: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two shape()s differ only in floats, each by at most NEAR_FRAC of the larger one."""
+    """Returns whether two shape()s differ only in floats, each by at most NEAR_FRAC of the larger one."""
     if shape["shape_id"] != other["shape_id"] or len(shape["floats"]) != len(other["floats"]):
         return False
     return all(abs(a - b) <= NEAR_FRAC * max(abs(a), abs(b)) for a, b in zip(shape["floats"], other["floats"]))
 
 
 def _without_floats(value: Any, path: str, floats: dict[str, float]) -> Any:
-    """The value with None for every float in it, which goes to floats under its path."""
+    """Returns the value with None in place of every float, and stores the floats in `floats`, each under its path."""
     if isinstance(value, dict):
         kept = {key: inner for key, inner in value.items() if not key.endswith("_timeout_s")}
         return {key: _without_floats(inner, f"{path}.{key}", floats) for key, inner in kept.items()}

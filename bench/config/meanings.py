@@ -1,8 +1,8 @@
-"""Every setting that a run can have, and what each means, read from the one place where that is written: its comment.
+"""Lists every setting that a run can have, with its meaning: the comment where the setting is declared.
 
-Of a typed setting that is the comment of its dataclass field (schema.py, models/optimizers/, models/schedules/): on its
-line, or above it.  Of an instrument's or exporter's, whose yaml is its schema, the comment on its line there; in any
-other yaml such a comment says why this value.
+A typed setting's meaning is the comment of its dataclass field (schema.py, models/optimizers/, models/schedules/), on
+the field's line or above it. Instruments and exporters have their yamls as schemas, and so their meanings there; in any
+other yaml a comment says why a value was chosen.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from bench.config import overrides, schema
 from bench.config.groups import LISTS, choices, path_of
 from bench.config.typed import KINDS, allowed, default_of, parts_of, row_class, variant, variants
 
-UNITS = {  # the last part of a setting's name: its unit
+UNITS = {  # {the last part of a setting's name: its unit}
     "s": "seconds",
     "ms": "milliseconds",
     "mib": "MiB, 2**20 bytes",
@@ -42,7 +42,7 @@ FIELD = re.compile(r"^((?: {4}#.*\n)*) {4}(\w+):.*?(?:  # (.*))?$", re.M)  # com
 
 @functools.cache
 def class_comments(cls: Any) -> dict[str, str]:
-    """Dataclass -> {field: its comment, on its line or on those above it, "" without one}, of inherited fields too."""
+    """Returns {field: its comment} of a dataclass, inherited fields included; "" for a field without a comment."""
     comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if fields := vars(base).get("__annotations__"):
@@ -54,7 +54,7 @@ def class_comments(cls: Any) -> dict[str, str]:
 
 @functools.cache
 def file_comments(path: Path) -> tuple[str, dict[str, str]]:
-    """A yaml -> (its first comment: what it is, {dotted key: the comment on its line, "" where there is none})."""
+    """Returns what a yaml's first comment says, and {dotted key: the comment on its line, or ""}."""
     text = path.read_text()
     lines = text.splitlines()
     comments: dict[str, str] = {}
@@ -78,24 +78,24 @@ def _collect_comments(node: yaml.Node | None, path: str, lines: list[str], comme
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting, as a user types it before the equals sign."""
+    """A setting, named by the key that a user types before the equals sign."""
 
     key: str
     meaning: str
-    allowed: str  # as text that follows "use"
-    default: Any  # of the schema; typed.MISSING: some yaml of conf/ gives it
-    brought_by: tuple[str, ...] = ()  # choices that have it, "optim=muon"; (): every run does
+    allowed: str  # allowed values, as text that follows "use"
+    default: Any  # the schema's default; typed.MISSING if a yaml of conf/ must give it
+    brought_by: tuple[str, ...] = ()  # the choices that have the setting, "optim=muon"; () if every run has it
 
     @property
     def unit(self) -> str | None:
-        """The unit as text; None for a setting without one, or that is no number."""
+        """The unit as text; None for a setting that has no unit or is no number."""
         last = self.key.rpartition(".")[2].removeprefix("val_every_").removeprefix("gc_every_")
         has_one = "number" in self.allowed and not re.match("num_|.*_per_", last)
         return UNITS.get(last.rpartition("_")[2]) if has_one else None
 
 
 def settings() -> dict[str, Setting]:
-    """Every setting that some run can have, by its key, in the schema's order."""
+    """Returns {key: setting} of every setting that some run can have, in the schema's order."""
     known: dict[str, Setting] = {}
     cluster_settings = _settings_of_class(overrides.Cluster, "cluster.", (overrides.CLUSTER_CHOICE,))
     for setting in [*_settings_of_class(schema.Config, ""), *_settings_of_lists(), *cluster_settings]:
@@ -108,7 +108,7 @@ def settings() -> dict[str, Setting]:
 def _settings_of_class(
     cls: Any, path: str, brought_by: tuple[str, ...] = (), known: Iterable[str] = ()
 ) -> Iterator[Setting]:
-    """The settings of a dataclass and of those in it; known: names of fields that another class has shown already."""
+    """Yields the settings of a dataclass and of those in it. known: names of fields to omit."""
     hints, comments = typing.get_type_hints(cls, include_extras=True), class_comments(cls)
     for field in dataclasses.fields(cls):
         key, hint = path + field.name, parts_of(hints[field.name])[0]
@@ -116,7 +116,7 @@ def _settings_of_class(
             continue
         if not dataclasses.is_dataclass(hint):
             yield Setting(key, comments[field.name], allowed(hints[field.name]), default_of(field), brought_by)
-            if row := row_class(hints[field.name]):  # of a table: the rows that it has in the yaml which brings it
+            if row := row_class(hints[field.name]):  # a table: its rows are those of the yaml that has it
                 group, _, choice = brought_by[0].partition("=")
                 rows = yaml.safe_load(path_of(group, choice).read_text())[field.name]
                 for name, values in rows.items():
@@ -130,7 +130,7 @@ def _settings_of_class(
 
 
 def _settings_of_lists() -> Iterator[Setting]:
-    """The settings of instruments and exporters: their yaml is their schema, with what is allowed in [] at the end."""
+    """Yields the settings of instruments and exporters; comments in their yamls end with the allowed values in []."""
     for group in LISTS:
         for name in choices(group):
             path = path_of(group, name)
@@ -142,12 +142,12 @@ def _settings_of_lists() -> Iterator[Setting]:
 
 
 def about(group: str, name: str) -> str:
-    """What a choice is: the first comment of its yaml, in one line."""
+    """Returns a choice's description: the first comment of its yaml, as one line."""
     return file_comments(path_of(group, name))[0]
 
 
 def groups() -> dict[str, str]:
-    """What each group of settings is for, by its dotted key; of an instrument or exporter what it is."""
+    """Returns {dotted key: description} of every group of settings, each instrument and each exporter."""
     about_groups = dict(_abouts_of_groups(schema.Config, ""))
     for group in LISTS:
         about_groups |= {group: class_comments(schema.Config)[group]}

@@ -1,9 +1,9 @@
-"""A sweep by Hydra's own machinery: its grammar makes the points, its sweeper orders them, its launcher starts them.
+"""Runs a sweep with Hydra: its grammar makes the points, its sweeper orders them, its launcher starts them.
 
     multirun.go(["optim.lr=0.001,0.002", "hydra/launcher=joblib"], runner, folder, machine)
 
-Any plugin of Hydra's for launching or searching works.  Ours are in bench/plans/plugins/: `hydra/launcher=basic`, the
-default, and `hydra/sweeper=optuna`.  A sweep may also be stored, as hydra.sweeper.params of an experiment or a root.
+Any of Hydra's launcher and sweeper plugins works. Ours are in bench/plans/plugins/: `hydra/launcher=basic`, the
+default, and `hydra/sweeper=optuna`. A sweep may also be stored, as hydra.sweeper.params of an experiment or a root.
 """
 
 import contextlib
@@ -27,15 +27,14 @@ from bench.base.paths import CHECKOUT, REPO, variables
 from bench.config import compose, groups, overrides, schema
 from bench.config.overrides import is_hydra_override, plain
 
-# Hydra's own settings, unless the user's overrides and yamls change them: it writes into the sweep's folder alone, and
-# this program decides what a person sees.
+# Settings of Hydra that the user's overrides may replace: without logs of Hydra's, this program decides what is shown.
 QUIET = {"hydra/job_logging": "none", "hydra/hydra_logging": "none"}
 OUR_LAUNCHER = "hydra_plugins.speedrun.Processes"
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 class SweepLoader(ConfigLoaderImpl):
-    """machine: chooses the track where none is named; None: as on a CPU."""
+    """Loads the configs of a sweep. machine chooses the track where none is named; None chooses as on a CPU."""
 
     def __init__(self, machine: schema.Machine | None, config_search_path: Any) -> None:
         super().__init__(config_search_path)
@@ -49,7 +48,7 @@ class SweepLoader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> Any:
-        """Hydra's, but the settings of runs are only text in a sweep's own config, and values in a run's."""
+        """Extends Hydra's: a sweep's own config keeps the settings of its runs as text, a run's has their values."""
         task = [word for word in overrides if not is_hydra_override(word)]
         hydra_overrides = [word for word in overrides if is_hydra_override(word)]
         choices = compose.group_overrides([word for word in task if plain(word)], self.machine)
@@ -57,46 +56,46 @@ class SweepLoader(ConfigLoaderImpl):
         with read_write(config), open_dict(config):
             config.hydra.overrides.task = task
             if run_mode == RunMode.RUN:
-                for key in [key for key in config if key != "hydra"]:  # what Hydra alone made of the run's groups
+                for key in [key for key in config if key != "hydra"]:  # what Hydra composed without our checks
                     del config[key]
                 config.merge_with(OmegaConf.create(schema.to_dict(compose.compose(task, self.machine))))
         return config
 
 
 class Runner(Protocol):
-    """What makes the runs."""
+    """Makes the runs of a sweep."""
 
-    budget_s: float | None  # of all of them; None: no limit
+    budget_s: float | None  # budget of all runs together; None: no limit
 
     def elsewhere(
         self, launcher: str, settings: Mapping[str, Any], refusals: type[Exception]
     ) -> contextlib.AbstractContextManager[None]:
-        """Around the launcher of that name, not ours, which calls run_one().
+        """Returns a context around a launcher that is not ours and calls run_one().
 
-        settings: hydra.launcher.*; refusals: the errors of Hydra that the user's overrides caused.
+        launcher is its name, settings are hydra.launcher.*, and refusals are Hydra's errors about the user's overrides.
         """
 
     def run_one(self, overrides: list[str], number: int) -> float | None:
-        """A point of the sweep, its number from 0, in whichever process Hydra's launcher calls it -> its objective."""
+        """Runs a point of the sweep, counted from 0, in a process chosen by Hydra's launcher. Returns its objective."""
 
     def all(self, points: list[list[str]], first_number: int, launcher: dict[str, Any]) -> list[float | None]:
-        """Several points, in the process of the sweep.  launcher: the settings hydra.launcher.*, ours."""
+        """Runs several points in the sweep's process. launcher holds the settings hydra.launcher.* of our launcher."""
 
 
 class Task:
-    """What Hydra calls a task function: of one point, whose overrides Hydra keeps."""
+    """A task function, as Hydra calls it, for one point; Hydra keeps the point's overrides."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
 
     def __call__(self, config: Any) -> float | None:
-        """config: the run's, composed."""
+        """Runs the point. config is the composed config of its run."""
         hydra = HydraConfig.get()
         return self.runner.run_one(OmegaConf.to_container(hydra.overrides.task), int(hydra.job.num))
 
 
 def go(arguments: list[str], runner: Runner, folder: Path, machine: schema.Machine | None = None) -> None:
-    """Run a sweep to its end.  folder: where Hydra and its plugins write.  Raises ValueError."""
+    """Runs a sweep to its end. Hydra and its plugins write into folder. Raises ValueError if an argument is wrong."""
     hydra_overrides, swept = overrides.split_sweep(arguments)
     given = {word.lstrip("+").partition("=")[0] for word in hydra_overrides}
     quiet = [f"{group}={choice}" for group, choice in QUIET.items() if group not in given]
@@ -115,7 +114,7 @@ def go(arguments: list[str], runner: Runner, folder: Path, machine: schema.Machi
 
 
 def points(arguments: list[str], machine: schema.Machine | None = None) -> list[list[str]] | None:
-    """The overrides of every run of a sweep, in order; None where a search chooses them as it goes.  ValueError."""
+    """Returns the overrides of each run of a sweep, in order; None if a search chooses them. Raises ValueError."""
     hydra_overrides, swept = overrides.split_sweep(arguments)
     with compose.refusals(arguments):
         hydra = _app(machine)
@@ -128,28 +127,28 @@ def points(arguments: list[str], machine: schema.Machine | None = None) -> list[
 
 
 def show_cfg(arguments: list[str], what: str, machine: schema.Machine | None) -> None:
-    """Print Hydra's own settings ("hydra"), or those with the run's ("all"), as Hydra does."""
+    """Prints Hydra's own settings ("hydra"), or those with the run's ("all"), as Hydra does."""
     hydra_overrides, run_overrides = _split_one_run(arguments)
     with compose.refusals(arguments):
         _app(machine).show_cfg(groups.config_name(), [*hydra_overrides, *run_overrides], what, None, False)
 
 
 def show_info(arguments: list[str], what: str) -> None:
-    """Print what Hydra knows: compose.INFO."""
+    """Prints what Hydra knows about `what`, one of compose.INFO."""
     hydra_overrides, run_overrides = _split_one_run(arguments)
     with compose.refusals(arguments), _logging_as_before():
         compose.app().show_info(what, groups.config_name(), [*hydra_overrides, *compose.group_overrides(run_overrides)])
 
 
 def _split_one_run(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """(overrides of Hydra, those of every run of the sweep)."""
+    """Returns (Hydra's overrides, those that every run of the sweep has)."""
     hydra_overrides = [word for word in arguments if overrides.is_hydra_override(word)]
     return hydra_overrides, [word for word in arguments if word not in hydra_overrides and overrides.plain(word)]
 
 
 @contextlib.contextmanager
 def _logging_as_before() -> Iterator[None]:
-    """Hydra prints its information through Python's root logger, which it sets up for that."""
+    """Restores the root logger after the block: Hydra prints its information through it and sets it up for that."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:
@@ -160,7 +159,7 @@ def _logging_as_before() -> Iterator[None]:
 
 
 def _checked(hydra_overrides: list[str], swept: list[str], machine: schema.Machine | None) -> tuple[Any, list[str]]:
-    """-> (the sweep's config, its stored overrides).  Refuses a sweep of nothing, and of what it cannot go through."""
+    """Returns (the sweep's config, its stored overrides). Raises ValueError if there are no points to sweep."""
     hydra = _app(machine)
     config = hydra.compose_config(groups.config_name(), [*hydra_overrides, *swept], RunMode.MULTIRUN)
     stored = compose.stored_overrides(config.hydra)
@@ -174,11 +173,11 @@ def _checked(hydra_overrides: list[str], swept: list[str], machine: schema.Machi
 
 @contextlib.contextmanager
 def _importable() -> Iterator[None]:
-    """In this block processes that a launcher starts find this program's modules, wherever they stand."""
+    """Lets processes that a launcher starts within the block import this program's modules, wherever they are."""
     python_path = os.pathsep.join(filter(None, [str(REPO), compose.OURS, os.environ.get("PYTHONPATH")]))
-    ours = {"PYTHONPATH": python_path, CHECKOUT: str(REPO)}  # the latter for workers of a program that is a copy's
+    ours = {"PYTHONPATH": python_path, CHECKOUT: str(REPO)}  # CHECKOUT: for workers that run from a copy
     with variables(ours), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="hydra_plugins")  # other people's plugins, on today's Python
+        warnings.filterwarnings("ignore", module="hydra_plugins")  # plugins of others may warn on a new Python
         yield
 
 

@@ -1,9 +1,9 @@
-"""Parses key=value arguments in Hydra's grammar, of one run or as the points of a sweep, and those for SLURM.
+"""Parses key=value arguments in Hydra's grammar: those of a run, the points of a sweep, and a job's for SLURM.
 
-Every mistake becomes a ValueError that says what is wrong, the value, and what to try.
+Every mistake becomes a ValueError that names what is wrong, the value, and what to try.
 
-cluster=slurm cluster.KEY=VALUE is what a command asks of SLURM, to which it goes as a job (bench/launch/cluster.py):
-settings of the command and not of its runs, which no config.yaml and no config_id has.
+cluster=slurm cluster.KEY=VALUE are settings of a command that is sent to SLURM as a job (bench/launch/cluster.py). They
+belong to the command, not to its runs: no config.yaml and no config_id has them.
 """
 
 import dataclasses
@@ -18,11 +18,11 @@ from models.settings import PositiveInt
 
 PATH_KEYS = ("data.train_glob", "data.val_glob", "script", *(f"script.{key}" for key in ("path", "root", "python")))
 PATH_KEYS += ("script.dialect",)
-WORDS_KEYS = ("script.args", "script.command")  # lists, or one text that is split as a shell does
-PLAIN_PATHS = re.compile(r"[\w./,-]+")  # one, or several of a sweep, that the grammar reads as they are
+WORDS_KEYS = ("script.args", "script.command")  # lists, or text that is split as a shell would
+PLAIN_PATHS = re.compile(r"[\w./,-]+")  # paths that the grammar reads without quotes, also several of a sweep
 SWEEP_KEYS = ("hydra.launcher", "hydra.sweeper", "hydra.callbacks", "hydra.job.name", "hydra.verbose", "hydra.mode")
 WORDS = {"null": None, "true": True, "false": False}
-NOISE = re.compile(r" expecting {.*}|Config search path:.*", re.DOTALL)  # a grammar's symbols, Hydra's own folders
+NOISE = re.compile(r" expecting {.*}|Config search path:.*", re.DOTALL)  # in messages: the grammar's symbols, folders
 HIDDEN_SECOND = re.compile(r"\s+([A-Za-z_][\w./]*=.*)")  # another setting within one word
 CLUSTER_CHOICE = "cluster=slurm"
 CLUSTER_ABOUT = (
@@ -32,7 +32,7 @@ CLUSTER_ABOUT = (
 
 
 def spelled(overrides: list[str]) -> list[str]:
-    """The user's overrides with nanochat's --enable_profiling=True as what it means here, profile=stages."""
+    """Returns the user's overrides with profile=stages in place of nanochat's --enable_profiling=True."""
     spelled_out = []
     for word in overrides:
         key, _, value = word.partition("=")
@@ -51,7 +51,7 @@ def spelled(overrides: list[str]) -> list[str]:
 
 
 def with_schedule(overrides: Iterable[str]) -> list[str]:
-    """profile.schedule={wait:5,...} and profile.every=500, or 60s, as what they set of the instrument trace."""
+    """Replaces profile.schedule={wait:5,...} and profile.every=500 (or 60s) by the settings of the instrument trace."""
     spelled = []
     for word in overrides:
         key, _, value = word.partition("=")
@@ -76,7 +76,7 @@ def with_schedule(overrides: Iterable[str]) -> list[str]:
 
 
 def parsed(word: str) -> Any:
-    """An override as Hydra's parser reads it.  Raises ValueError for a word that is not an override, or is a sweep."""
+    """Returns an override as Hydra's parser reads it. Raises ValueError if the word is no override, or is a sweep."""
     override = _parsed(word)
     if override.is_sweep_override():
         values = ["...", "..."]
@@ -89,7 +89,7 @@ def parsed(word: str) -> Any:
 
 
 def value_of(text: str) -> Any:
-    """The value of an override as config.yaml has it: a number, true or false, null or a word."""
+    """Returns the value of an override as config.yaml has it: a number, true or false, null or text."""
     if text.lower() in WORDS:
         return WORDS[text.lower()]
     for kind in (int, float):
@@ -101,12 +101,12 @@ def value_of(text: str) -> Any:
 
 
 def is_hydra_override(word: str) -> bool:
-    """Whether a word sets something of Hydra's: hydra/launcher=joblib, hydra.launcher.n_jobs=2."""
+    """Returns whether a word sets something of Hydra's: hydra/launcher=joblib, hydra.launcher.n_jobs=2."""
     return bool(re.match(r"[+~]*hydra[./]", word))
 
 
 def split_sweep(overrides: list[str]) -> tuple[list[str], list[str]]:
-    """The overrides of a sweep -> (Hydra's, those of its runs as Hydra's grammar reads them).  Raises ValueError."""
+    """Splits a sweep's overrides into Hydra's and those of its runs, quoted for Hydra's grammar. Raises ValueError."""
     hydra_overrides = [word for word in overrides if is_hydra_override(word)]
     for word in hydra_overrides:
         key = word.lstrip("+~").partition("=")[0].replace("/", ".")
@@ -120,14 +120,14 @@ def split_sweep(overrides: list[str]) -> tuple[list[str], list[str]]:
 
 
 def plain(word: str) -> bool:
-    """Whether a word gives one value, and so is part of every run of a sweep."""
+    """Returns whether a word gives a single value, which every run of a sweep then has."""
     return not _parsed(word).is_sweep_override()
 
 
 def check_points(word: str, loader: Any) -> None:
-    """Refuse what no list of points comes of: an interval, a glob(...) of no group, or one that matches no choice.
+    """Raises ValueError for a word that gives no points: an interval, or a glob(...) that matches no choice of a group.
 
-    loader: Hydra's, which knows the choices.
+    loader is Hydra's, which knows the choices.
     """
     override, key = _parsed(word), word.partition("=")[0]
     if override.is_interval_sweep():
@@ -162,9 +162,9 @@ def _parsed(word: str) -> Any:
 
 
 def _quoted(override: str) -> str:
-    """A path may hold ~, spaces, brackets and quotes, which Hydra's grammar reads as its own: quote it for the user."""
+    """Quotes a path for Hydra's grammar, because it may hold ~, spaces, brackets and quotes."""
     key, _, value = override.partition("=")
-    plain_values = PLAIN_PATHS if key in PATH_KEYS else re.compile(r"(\w+\(|\[).*")  # a list, choice(...)
+    plain_values = PLAIN_PATHS if key in PATH_KEYS else re.compile(r"(\w+\(|\[).*")  # a list, or choice(...)
     is_plain = key.startswith("script") and plain_values.fullmatch(value)
     if key not in PATH_KEYS + WORDS_KEYS or is_plain or value in ("", "null") or value[0] in "'\"":
         return override
@@ -190,7 +190,7 @@ def _refuse(override: str) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """All that an error says, its lines joined, without noise; its type where it says nothing."""
+    """Returns an error's message as one line, without noise, or the error's type if it has no message."""
     lines = [line.strip() for line in NOISE.sub("", str(error)).splitlines() if line.strip(" ^")]
     ends = ["" if line[-1] in ".,:;" else "," for line in lines[:-1]] + [""]
     return " ".join(line + end for line, end in zip(lines, ends)) or type(error).__name__
@@ -210,14 +210,14 @@ class Cluster:
 
 
 def split_cluster(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The overrides of a command -> (those of the cluster, all others)."""
+    """Splits a command's overrides into those of the cluster and all others."""
     overrides = list(overrides)
     cluster_overrides = [word for word in overrides if word.startswith(("cluster=", "cluster."))]
     return cluster_overrides, [word for word in overrides if word not in cluster_overrides]
 
 
 def cluster_of(cluster_overrides: Iterable[str]) -> Cluster:
-    """The cluster's overrides, checked.  Raises ValueError."""
+    """Checks the cluster's overrides and returns them as a Cluster. Raises ValueError if one is wrong."""
     values = {}
     for word in cluster_overrides:
         key, _, value = word.partition("=")
@@ -231,5 +231,5 @@ def cluster_of(cluster_overrides: Iterable[str]) -> Cluster:
 
 
 def cluster_settings(cluster_overrides: Iterable[str]) -> dict[str, Any]:
-    """The settings by name; {} where no cluster is requested."""
+    """Returns the cluster's settings by name; {} if the overrides choose no cluster."""
     return dataclasses.asdict(cluster_of(cluster_overrides)) if CLUSTER_CHOICE in cluster_overrides else {}

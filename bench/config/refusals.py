@@ -1,4 +1,4 @@
-"""Settings that contradict each other, in a config in which everything is filled in: refused, with a remedy."""
+"""Refuses settings that contradict each other in a resolved config, and names a remedy."""
 
 import re
 from typing import Any, NoReturn
@@ -7,17 +7,17 @@ from bench.base.metric import COMPUTED, METRICS, VAL_LOSS
 from bench.config import schema
 from models.stages import Stage
 
-OF_PARTS = ("momenta", "update_every_steps", "frozen_steps")  # of a stage: by the optimizer's parts
+OF_PARTS = ("momenta", "update_every_steps", "frozen_steps")  # settings of a stage, given per part of the optimizer
 BUDGETS = ("time_budget_s", "token_budget", "flop_budget")
 
 
 def refuse(setting: str, value: Any, remedy: str) -> NoReturn:
-    """Raises ValueError: the setting, its value, and what to try."""
+    """Raises ValueError with the setting, its value, and what to try."""
     raise ValueError(f"{setting}={'null' if value is None else value}: {remedy}")
 
 
 def check(config: schema.Config) -> None:
-    """Refuses a config in which everything is filled in, if its settings contradict each other."""
+    """Raises ValueError if settings of a resolved config contradict each other."""
     check_ranks(config.instruments, config.hardware.num_processes or 1)
     check_clocks(config)
     _check_metric(config.goal, config.script is not None)
@@ -27,7 +27,7 @@ def check(config: schema.Config) -> None:
 
 
 def check_ranks(instruments: dict[str, Any], num_processes: int) -> None:
-    """Refuses instruments that are to record ranks which the run does not have: nothing would be recorded."""
+    """Raises ValueError if an instrument is set to record a rank that the run does not have."""
     for name, settings in instruments.items():
         chosen = [(f"instruments.{name}.ranks", settings.get("ranks"))]
         windows = settings.get("windows") or ()
@@ -39,7 +39,7 @@ def check_ranks(instruments: dict[str, Any], num_processes: int) -> None:
 
 
 def check_clocks(config: schema.Config) -> None:
-    """A window by the clock needs ranks that share rank 0's memory, and a loop of ours."""
+    """Refuses windows by the clock for scripts and on several nodes: ranks need our loop, and memory in common."""
     for name, settings in config.instruments.items():
         listed = [
             window for window in (settings, *(settings.get("windows") or ())) if window.get("first_s") is not None
@@ -97,7 +97,7 @@ def _check_goal(goal: schema.GoalConfig, source: str) -> None:
 
 def _check_stages(config: schema.Config, stages: list[Stage]) -> None:
     optim, val_window_tokens = config.optim, config.goal.val_window_tokens
-    assert optim is not None  # of no script
+    assert optim is not None  # the run is not a script
     if val_window_tokens is not None and not (stages and stages[0].window_tokens):
         remedy = "no stage has a window: give one, stages=[{window_tokens:NUMBER}], or remove it"
         refuse("goal.val_window_tokens", val_window_tokens, remedy)
@@ -132,7 +132,7 @@ def _check_stages(config: schema.Config, stages: list[Stage]) -> None:
         if stage.frozen_steps and optim.grad_clip_norm is not None and reducer == "shard":
             remedy = "gradients of parts that rest are in no share, and the norm is of all: use null"
             refuse("optim.grad_clip_norm", optim.grad_clip_norm, remedy)
-        if has_windows and stage.window_tokens is None:  # nothing says what this stage would go back to
+        if has_windows and stage.window_tokens is None:  # there is no value that this stage could return to
             refuse(f"{where}.window_tokens", None, "another stage has it: give it in each")
         if end_window is not None and stage is not stages[-1]:
             refuse(f"{where}.end_window_tokens", end_window, "only the last stage has the run's end: move it there")

@@ -1,15 +1,15 @@
-"""A composed config -> one that can run: what was left to the machine derived, what cannot be together refused.
+"""Resolves a composed config: derives what was left to the machine, and refuses settings that contradict each other.
 
-Every refusal is a ValueError that names the setting, its value and what to try.  Last, what a run changes of the things
-that its track fixes.
+Every refusal is a ValueError that names the setting, its value and what to try. deviations_of() lists what a run
+changes of the settings that its track fixes.
 
-Where hardware.micro_batch_seqs is left to the machine, how many sequences fit a GPU at once is estimated, not measured:
-from what `./run.sh doctor --rehearse-gpu` counts on FakeTensors, compiled and in bfloat16, of gpt2, modern, simple,
-r12, r26, r45 and r53.  A layer keeps 37 to 43 bytes of each of a token's features for the backward pass.  The logits
-are there once in bfloat16, 2 bytes; of r26 to r53, whose 8-bit product is no part of inductor's kernels, 3.2 to 3.7 in
-a step; of simple 10, twice in float32 beside that.  A validation has the logits alone.  Not compiled, models/modern.py
-took 80 to 90 GiB for 64 sequences of 1,024 tokens.  Weights, gradients and two moments in float32 are 16 bytes a
-parameter; in a validation there are no gradients, and of a matrix that Muon moves only one rank has the momentum.
+If hardware.micro_batch_seqs is left to the machine, the number of sequences that fit a GPU is estimated, not measured,
+from what `./run.sh doctor --rehearse-gpu` counts on FakeTensors, compiled and in bfloat16, for gpt2, modern, simple,
+r12, r26, r45 and r53. A layer keeps 37 to 43 bytes per token and feature for the backward pass. Logits are stored once
+in bfloat16, 2 bytes each; r26 to r53, whose 8-bit product is outside inductor's kernels, take 3.2 to 3.7 in a step;
+simple takes 10, because it has them twice in float32 as well. A validation keeps only the logits. Not compiled,
+models/modern.py took 80 to 90 GiB for 64 sequences of 1,024 tokens. Weights, gradients and two moments in float32 are
+16 bytes a parameter; a validation has no gradients, and only one rank has the momentum of a matrix that Muon updates.
 """
 
 import re
@@ -22,32 +22,32 @@ from bench.config.refusals import BUDGETS, refuse
 from bench.config.typed import leaves
 from models import stages as run_stages
 
-# what takes the setting; models/ladder/ has model.args.activations
+# models that have the setting; models/ladder/ has model.args.activations instead
 WITH_RESIDUAL_DTYPE = ("gpt2", "modern", "windowed")
-WITH_CHECKPOINTING = WITH_RESIDUAL_DTYPE  # that call their blocks through LanguageModel.through()
-# what a track fixes with its target: which metric it is of, and when a run must have reached it
+WITH_CHECKPOINTING = WITH_RESIDUAL_DTYPE  # they call their blocks through LanguageModel.through()
+# fixed as well if a track fixes its target: the target's metric, and the budget to reach it
 FINISH_LINE = (
     *("goal.metric", "goal.metric_unit", "goal.metric_direction", "goal.metric_pattern", "goal.target"),
     *(f"goal.{name}" for name in BUDGETS),
 )
-UNFIXED = ("data.vocab_size", "track.repeats")  # derived from the data; how often a run is made changes no run
-LAYER_BYTES = 39.0  # of a token's feature, that a layer keeps for the backward pass
-OTHER_LAYER_BYTES = {"gpt2": 35.0}  # which keeps no normed queries and keys
-TIED = ("gpt2",)  # whose head is its embedding
-STREAM_BYTES = 4  # of the same before a layer, where that computes the rest again
-LOGITS_BYTES = (2.0, 2.0)  # of a token's logit, in a step and in a validation
+UNFIXED = ("data.vocab_size", "track.repeats")  # derived from the data; repeats change no run
+LAYER_BYTES = 39.0  # bytes per token and feature that a layer keeps for the backward pass
+OTHER_LAYER_BYTES = {"gpt2": 35.0}  # it keeps no normed queries and keys
+TIED = ("gpt2",)  # models whose head is their embedding
+STREAM_BYTES = 4  # bytes per token and feature that a layer keeps if it recomputes its activations
+LOGITS_BYTES = (2.0, 2.0)  # bytes per token and logit, in a step and in a validation
 OTHER_LOGITS_BYTES = {"simple": (10.0, 10.0), **dict.fromkeys((f"r{rung}" for rung in range(19, 54)), (3.0, 2.0))}
-EAGER_TIMES = 3  # as much where nothing is compiled
-PARAMETER_BYTES = (16, 8)  # in a step and in a validation
+EAGER_TIMES = 3  # factor of activations without torch.compile
+PARAMETER_BYTES = (16, 8)  # bytes per parameter, in a step and in a validation
 OTHER_GIB = 0.6  # the CUDA context, NCCL's and the optimizer's buffers
-USABLE_FRAC = 0.9  # the allocator's fragments take the rest
-UNKNOWN_GIB = 16.0  # where the driver does not say
+USABLE_FRAC = 0.9  # the rest is lost to fragmentation in the allocator
+UNKNOWN_GIB = 16.0  # assumed if the driver does not report the memory
 
 
 def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> schema.Config:
-    """A copy of config with every "derive it" derived.  vocab_size is the data's.  Raises ValueError."""
+    """Returns a resolved copy of config. vocab_size is that of the data. Raises ValueError if settings conflict."""
     config = schema.build(schema.Config, schema.to_dict(config))
-    if (numbers := config.data.shard_numbers) is not None:  # 9-12 or 9,10,11,12: one config with one id
+    if (numbers := config.data.shard_numbers) is not None:  # 9-12 and 9,10,11,12 must have the same config_id
         config.data.shards = [str(number) for number in numbers]
         config.data.num_train_shards = None
     resolve_hardware(config.hardware, machine)
@@ -59,14 +59,14 @@ def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> 
         _resolve_budget(config)
         config.name = config.name or f"{user_code.short(config.model.arch)}-{user_code.short(config.optim.name)}"
     refusals.check(config)
-    for stage in config.stages or ():  # given or not, the default is one config with one id
+    for stage in config.stages or ():  # a default that is given is the same config and must have the same id
         stage.untied = stage.untied or None
         stage.window_rounding = None if stage.window_rounding == "down" else stage.window_rounding
     return config
 
 
 def _resolve_script(config: schema.Config, vocab_size: int) -> None:
-    """Sets to None what a script decides itself, such as dtype, compilation and reduction: nothing is known of it."""
+    """Sets to None what a script decides itself, such as dtype, compilation and reduction."""
     config.data.vocab_size = vocab_size
     config.hardware.dtype = config.hardware.compile = config.hardware.micro_batch_seqs = None
     config.hardware.reducer = None
@@ -79,14 +79,14 @@ def _resolve_script(config: schema.Config, vocab_size: int) -> None:
 
 
 def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -> None:
-    """Derives in place what was left to the machine; with several nodes, each is like it.  Raises ValueError."""
+    """Derives in place what was left to the machine; other nodes are assumed to equal it. Raises ValueError."""
     if hardware.device == "auto":
         hardware.device = "cuda" if machine.num_gpus else "cpu"
     on_gpu = hardware.device == "cuda"
     if on_gpu and not machine.num_gpus:
         refuse("hardware.device", "cuda", "this machine shows no NVIDIA GPU: use hardware=cpu or hardware=auto")
     num_nodes = hardware.nodes or 1
-    hardware.nodes = None if num_nodes == 1 else num_nodes  # given or not, the default is one config with one id
+    hardware.nodes = None if num_nodes == 1 else num_nodes  # a default that is given must not change the id
     if hardware.num_processes is None:
         hardware.num_processes = num_nodes * (machine.num_gpus if on_gpu else 1)
     if hardware.num_processes % num_nodes:
@@ -140,17 +140,17 @@ def _resolve_model(config: schema.Config, model: schema.ModelConfig, vocab_size:
         remedy = f"{user_code.short(model.arch)} does not know it: {', '.join(WITH_CHECKPOINTING)} do; in a class of "
         remedy += "your own call torch.utils.checkpoint.checkpoint, with a setting in model.args"
         refuse("model.activation_checkpointing", "true", remedy)
-    config.data.bos_aligned = config.data.bos_aligned or None  # given or not, the default is one config with one id
+    config.data.bos_aligned = config.data.bos_aligned or None  # a default that is given must not change the id
     config.data.vocab_size = vocab_size
     if model.vocab_size is None:
-        model.vocab_size = -(-vocab_size // 64) * 64  # e.g. 50257 -> 50304
+        model.vocab_size = -(-vocab_size // 64) * 64  # 50257 -> 50304
     if model.vocab_size < vocab_size:
         remedy = f"the data uses tokens up to {vocab_size - 1}: use {vocab_size} or more"
         refuse("model.vocab_size", model.vocab_size, remedy)
 
 
 def _resolve_batch(config: schema.Config, gpu_memory_gib: float | None) -> None:
-    """batch_tokens = world_size * num_micro_steps * micro_batch_seqs * seq_len, exactly."""
+    """Sets micro_batch_seqs: batch_tokens = world_size * num_micro_steps * micro_batch_seqs * seq_len, exactly."""
     data, hardware, num_processes = config.data, config.hardware, config.hardware.num_processes
     assert num_processes is not None
     for name, tokens, seq_len in (
@@ -195,10 +195,10 @@ def _resolve_batch(config: schema.Config, gpu_memory_gib: float | None) -> None:
 
 
 def largest_micro_batch(config: schema.Config, seq_len: int, rank_seqs: int, memory_gib: float | None) -> int:
-    """Sequences of seq_len tokens at once, of a rank's rank_seqs: all if they fit, else a power of two that divides.
+    """Returns how many of a rank's rank_seqs sequences to compute at once: all if they fit, else a power of two.
 
-    memory_gib: of the smallest GPU, None where it is unknown.  At least 1, also where the estimate says that none fits:
-    resolve() refuses to train on such sequences.
+    The power of two divides rank_seqs. memory_gib is the smallest GPU's memory, None if unknown. Returns at least 1
+    even if none should fit; resolve() refuses such sequences.
     """
     fixed_gib, seq_gib = estimated_gib(config, seq_len)
     room = (USABLE_FRAC * (memory_gib or UNKNOWN_GIB) - fixed_gib) / seq_gib
@@ -209,28 +209,28 @@ def largest_micro_batch(config: schema.Config, seq_len: int, rank_seqs: int, mem
 
 
 def estimated_gib(config: schema.Config, seq_len: int, trains: bool = True) -> tuple[float, float]:
-    """What a rank needs whatever its micro-batch, and what each of its sequences of seq_len tokens adds to that.
+    """Returns (GiB that a rank needs at any micro-batch, GiB that each of its sequences of seq_len tokens adds).
 
-    trains: in a step; else in a validation.
+    trains: True estimates a training step, False a validation.
     """
     model, hardware = config.model, config.hardware
-    assert model is not None and model.vocab_size is not None  # of no script, and resolved
+    assert model is not None and model.vocab_size is not None  # not a script, and resolved
     num_features, layer_bytes = model.num_layers * model.width, OTHER_LAYER_BYTES.get(model.arch, LAYER_BYTES)
     layers_bytes = layer_bytes * num_features if trains else 0.0
-    if trains and model.activation_checkpointing:  # one layer at a time, and the float32 stream before each
+    if trains and model.activation_checkpointing:  # one layer's activations, and the float32 stream before each layer
         layers_bytes = layer_bytes * model.width + STREAM_BYTES * num_features
     part = 0 if trains else 1
     token_bytes = layers_bytes + OTHER_LOGITS_BYTES.get(model.arch, LOGITS_BYTES)[part] * model.vocab_size
     token_bytes *= (1 if hardware.compile else EAGER_TIMES) * (2 if hardware.dtype == "float32" else 1)
     num_params = 12 * num_features * model.width + (2 - (model.arch in TIED)) * model.vocab_size * model.width
-    # 3.0 and 0.44 in a step at 124M and 1,024 tokens
+    # 3.0 and 0.44 GiB in a step, for 124M parameters and 1,024 tokens
     return OTHER_GIB + PARAMETER_BYTES[part] * num_params / 2**30, seq_len * token_bytes / 2**30
 
 
 def _refuse_what_never_fits(config: schema.Config, memory_gib: float) -> None:
-    """ValueError: there are sequences of which not even one fits the smallest GPU.  One's own model is not known."""
+    """Raises ValueError if a single sequence should not fit the smallest GPU. Skips models of the user's own."""
     model, data = config.model, config.data
-    assert model is not None  # of no script
+    assert model is not None  # not a script
     if user_code.is_import_path(model.arch):
         return
     val_seq_len = resolved_stages.val_seq_len(config)
@@ -264,7 +264,7 @@ def _refuse_what_never_fits(config: schema.Config, memory_gib: float) -> None:
 
 
 def _resolve_budget(config: schema.Config) -> None:
-    """A budget of tokens is a number of steps, which the schedule knows from the start."""
+    """Converts a token budget into a number of steps, which the schedule needs from the start."""
     goal, batch_tokens = config.goal, config.data.batch_tokens
     if goal.budget and config.stages:
         unit = next(name for name in BUDGETS if getattr(goal, name) is not None)
@@ -278,7 +278,7 @@ def _resolve_budget(config: schema.Config) -> None:
 
 
 def deviations_of(config: schema.Config) -> list[str]:
-    """What a run changes of the things its track fixes, as 'key: value instead of value'."""
+    """Returns what a run changes of the settings that its track fixes, as "key: value instead of value"."""
     track = config.track
     if not track.fixed:
         return []

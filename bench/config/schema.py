@@ -1,11 +1,11 @@
-"""Every setting as a typed dataclass: what a run is to do.
+"""Declares every setting of a run as a field of a typed dataclass.
 
-bench/config/compose.py composes the values, bench/config/resolve.py fills what was left to the machine;
-bench/config/identity.py names the result.  None means off, unknown or "derive it", never 0 or -1.
-The comment of a field is its meaning, what null means last: bench/config/meanings.py reads it for `run --help KEY`.
+bench/config/compose.py composes the values, bench/config/resolve.py derives what was left to the machine, and
+bench/config/identity.py names the config. None means off, unknown or "derive it", never 0 or -1. A field's comment is
+its meaning, and says last what null means; bench/config/meanings.py shows it for `run --help KEY`.
 
-config.yaml's versions, all read by `read()`:
-1  optim flat: its schedule a name, and the settings of all optimizers and schedules, None where unused
+Versions of config.yaml, all of which `read()` reads:
+1  optim is flat: its schedule is a name, and the settings of all optimizers and schedules are there, None if unused
 2  optim has the settings of the chosen optimizer, optim.schedule those of its schedule; exporters are not instruments
 """
 
@@ -26,7 +26,7 @@ from models.settings import NotNegativeInt, Positive, PositiveInt, Range, one_of
 from models.stages import Stage
 
 metric_name = Range(lambda name: bool(re.fullmatch(r"[a-z]\w*", name)), "a name of small letters, digits and _")
-GONE_RULES = ("forbidden_instruments", "num_runs")  # of track.rules in older records; num_runs is track.repeats now
+GONE_RULES = ("forbidden_instruments", "num_runs")  # rules that only older records have; num_runs is track.repeats now
 
 
 @dataclass(kw_only=True)
@@ -75,7 +75,7 @@ class DataConfig:
 
     @property
     def shard_numbers(self) -> list[int] | None:
-        """The numbers in shards, ["3", "9-12"] -> [3, 9, 10, 11, 12]; None: not chosen.  ValueError: a number twice."""
+        """The numbers in shards, ["3", "9-12"] -> [3, 9, 10, 11, 12], or None. Raises ValueError if one is repeated."""
         if self.shards is None:
             return None
         numbers: list[int] = []
@@ -116,18 +116,18 @@ class GoalConfig:
 
     @property
     def of(self) -> Metric:
-        """What the goal is measured in."""
+        """The metric of the goal."""
         return named(self.metric, self.metric_unit, self.metric_direction)
 
     @property
     def budget(self) -> dict[str, float]:
-        """{time_s, tokens or flops: how much}; {} without one."""
+        """{"time_s", "tokens" or "flops": the budget}; {} without one."""
         known = {"time_s": self.time_budget_s, "tokens": self.token_budget, "flops": self.flop_budget}
         return {unit: amount for unit, amount in known.items() if amount is not None}
 
     @property
     def target_value(self) -> float | None:
-        """The target of that metric, but for target_gap_nats."""
+        """The target in the goal's metric, or None; target_gap_nats is not considered."""
         return self.target_val_loss if self.of.name == VAL_LOSS.name else self.target
 
 
@@ -167,7 +167,7 @@ class HardwareConfig:
 
     @property
     def ranks_of_node(self) -> int:
-        """How many ranks each node has; only of a resolved config."""
+        """Number of ranks on each node, of a resolved config."""
         assert self.num_processes is not None
         return self.num_processes // (self.nodes or 1)
 
@@ -189,7 +189,7 @@ class ScriptConfig:
     raw_data: bool | None = None  # provide nanoGPT's train.bin and val.bin, without a header; null: shards
 
 
-SCRIPT_STARTS = ("path", "module", "command")  # of these a script has one
+SCRIPT_STARTS = ("path", "module", "command")  # a script has exactly one of these
 
 
 @dataclass(kw_only=True)
@@ -217,7 +217,7 @@ class CheckpointConfig:
 
 @dataclass(kw_only=True)
 class TrackRules:
-    """How runs on the track are judged (bench/claims/rules/, bench/compare/).  Not in config_id: they change no run."""
+    """How runs on the track are judged (bench/claims/rules/, bench/compare/). Not in config_id: rules change no run."""
 
     device: str | None = None  # what a claim must have run on, cpu or cuda; null: any
     gpu: str | None = None  # the GPU's model, as the driver names it; null: any
@@ -296,22 +296,22 @@ class Config:
 
 @dataclass(frozen=True)
 class Machine:
-    """What resolve() may ask of the machine."""
+    """What resolve() knows about the machine."""
 
     num_gpus: int
     num_cpus: int
-    gpu_memory_gib: float | None = None  # of the smallest GPU; None: unknown
+    gpu_memory_gib: float | None = None  # memory of the smallest GPU; None: unknown
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A Config, or one of its groups -> a nested dict of all its settings, a copy."""
+    """Returns a Config, or one of its groups, as a new nested dict of all its settings."""
     return dataclasses.asdict(config)
 
 
 def read(folder: Path | str, secrets: Iterable[tuple[list[Any], str]] = ()) -> Config:
-    """config.yaml of a run folder, of any version -> Config.  Raises ValueError.
+    """Reads config.yaml of a run folder, of any version. Raises ValueError if it is damaged.
 
-    secrets: (path, text) of what is to stand in place of a credential that config.yaml does not show.
+    secrets are (path, text) pairs; text replaces the credential at that path, which config.yaml does not show.
     """
     path = Path(folder) / "config.yaml"
     with reading_record(path):
@@ -325,7 +325,7 @@ def read(folder: Path | str, secrets: Iterable[tuple[list[Any], str]] = ()) -> C
 
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:
-    """config.yaml's values, of any version -> as the newest version has them, in a new dict."""
+    """Returns the values of a config.yaml of any version as the newest version has them, in a new dict."""
     optim, track = values.get("optim"), values.get("track")
     if isinstance(optim, dict) and isinstance(optim.get("schedule"), str):
         optim = without_none(optim)
@@ -340,7 +340,7 @@ def upgraded(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_none(values: Any) -> Any:
-    """A nested dict without the keys that are None; any other value as it is."""
+    """Returns a nested dict without the keys whose value is None; any other value is returned unchanged."""
     if not isinstance(values, dict):
         return values
     return {key: without_none(value) for key, value in values.items() if value is not None}

@@ -1,6 +1,6 @@
-"""What the stages of a resolved run add up to: tokens, micro-steps, the longest sequence.
+"""Derives totals from the stages of a resolved run: tokens, micro-steps, the longest sequence.
 
-bench/config/resolve.py fills and checks them.  models/stages.py defines a stage, and what it means for the optimizer
+bench/config/resolve.py fills and checks stages. models/stages.py defines a stage and what it means for the optimizer
 and the window.
 """
 
@@ -30,42 +30,42 @@ INSTEAD_OF = {
 
 
 def stages_of(config: schema.Config) -> list[Stage]:
-    """The stages of a resolved config, each with its batch; without any, one stage that is the whole run."""
+    """Returns the stages of a resolved config, each with its batch; without any, one stage that is the whole run."""
     data, seqs = config.data, config.hardware.micro_batch_seqs
     return config.stages or [Stage(batch_tokens=data.batch_tokens, seq_len=data.seq_len, micro_batch_seqs=seqs)]
 
 
 def num_micro_steps(config: schema.Config, stage: Stage) -> int:
-    """Micro-steps of each rank in one optimizer step of a stage, of a resolved config."""
+    """Returns the number of micro-steps of each rank in one optimizer step of a stage, given a resolved config."""
     num_processes, seqs = config.hardware.num_processes, stage.micro_batch_seqs
     assert stage.batch_tokens and stage.seq_len and num_processes and seqs  # resolve() has filled them
     return stage.batch_tokens // (stage.seq_len * num_processes * seqs)
 
 
 def num_tokens(config: schema.Config, steps_done: int | None = None) -> int:
-    """How many the first steps train on, of a resolved config; None: all goal.num_steps."""
+    """Returns the number of tokens in the first steps_done steps of a resolved config; None: in all goal.num_steps."""
     num_steps = config.goal.num_steps
     return stages.num_tokens(stages_of(config), num_steps, num_steps if steps_done is None else steps_done)
 
 
 def mean_batch_tokens(config: schema.Config) -> int | float:
-    """Tokens of a step, of a resolved config: the mean over goal.num_steps, whole where it is."""
+    """Returns the mean tokens per step over goal.num_steps of a resolved config, an int if it is whole."""
     mean = num_tokens(config) / config.goal.num_steps
     return int(mean) if mean.is_integer() else mean
 
 
 def longest_seq_len(config: schema.Config) -> int:
-    """The most tokens that the model sees at once, in training and validation, of a resolved config."""
+    """Returns the most tokens that the model sees at once in training and validation, of a resolved config."""
     return max(val_seq_len(config), *(stage.seq_len or 0 for stage in stages_of(config)))
 
 
 def val_seq_len(config: schema.Config) -> int:
-    """Tokens of a sequence of validation."""
+    """Returns the tokens per sequence in validations."""
     return config.goal.val_seq_len or config.data.seq_len
 
 
 def changed(config: schema.Config) -> dict[str, str]:
-    """{setting of a run: the stage's that is in its place and differs}, "data.seq_len": "stages[0].seq_len=64"."""
+    """Returns {setting of a run: the first stage that replaces it}, as in "data.seq_len": "stages[0].seq_len=64"."""
     changes: dict[str, str] = {}
     for index, stage in enumerate(config.stages or ()):
         for field in dataclasses.fields(stage):

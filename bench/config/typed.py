@@ -1,7 +1,7 @@
-"""Plain nested values of yaml and overrides -> dataclasses: keys, types and ranges checked, missing values refused.
+"""Builds dataclasses from plain nested values of yaml and overrides; checks keys, types, ranges and missing values.
 
-A dataclass with a PACKAGE has variants: the class Config of each file in that package, chosen by the value "name", or
-a class of the user's own that extends it.
+A dataclass with a PACKAGE has variants: the class Config of each file in that package, chosen by the value "name", or a
+class of the user's own that extends it.
 """
 
 import copy
@@ -25,12 +25,12 @@ MISSING = "???"  # Hydra's mark for a value that some yaml or override must give
 
 
 def at_least(lowest: int) -> Range:
-    """The Range of numbers from `lowest` on."""
+    """Returns the Range of numbers from `lowest` on."""
     return Range(lambda value: value >= lowest, f"of {lowest} or more")
 
 
 def between(lowest: int, highest: int) -> Range:
-    """The Range of whole numbers from `lowest` to `highest`, both included."""
+    """Returns the Range of whole numbers from `lowest` to `highest`, both included."""
     return Range(lambda value: lowest <= value <= highest, f"from {lowest} to {highest}")
 
 
@@ -51,7 +51,7 @@ Name = Annotated[
 
 
 def build(cls: type[T], values: dict[str, typing.Any], path: str = "") -> T:
-    """Plain nested dict -> cls.  Raises ValueError for a key, type, range or missing value that cls does not have."""
+    """Builds a cls from a nested dict. Raises ValueError for an unknown or missing key, a wrong type or range."""
     check_names(cls, values, path)
     chosen = _variant(cls, values, path)
     hints = typing.get_type_hints(chosen, include_extras=True)
@@ -64,12 +64,12 @@ def build(cls: type[T], values: dict[str, typing.Any], path: str = "") -> T:
             raise ValueError(f"{path}{name} is not set: give {path}{name}=VALUE, or choose a track that sets it")
     try:
         return typing.cast(T, chosen(**arguments))
-    except ValueError as error:  # of __post_init__: what two settings together cannot be
+    except ValueError as error:  # from __post_init__, which checks settings against each other
         raise ValueError(f"{path}{error}") from None
 
 
 def check_names(cls: typing.Any, values: dict[str, typing.Any], path: str = "") -> None:
-    """Raise ValueError for the first key that cls, or the class of the user's that values name, does not have."""
+    """Raises ValueError for the first key that is no field of cls, or of the class that values["name"] chooses."""
     names = [field.name for field in dataclasses.fields(_variant(cls, values, path))]
     for key in values:
         if key not in names:
@@ -81,7 +81,7 @@ def check_names(cls: typing.Any, values: dict[str, typing.Any], path: str = "") 
 
 
 def filled(cls: typing.Any, values: dict[str, typing.Any], path: str = "") -> dict[str, typing.Any]:
-    """A copy of values (nested, of a yaml) with all settings of cls: the default, or MISSING, of those it lacks."""
+    """Returns a copy of a yaml's nested values with all settings of cls; missing ones have their default or MISSING."""
     cls, whole = _variant(cls, values, path), dict(values)
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
@@ -100,16 +100,16 @@ def filled(cls: typing.Any, values: dict[str, typing.Any], path: str = "") -> di
 
 
 def get(config: typing.Any, dotted: str) -> typing.Any:
-    """Value of a dotted key, of a dataclass with groups or of its dict; None of a group that is None."""
+    """Returns the value of a dotted key of a dataclass with groups or of its dict; None within a group that is None."""
     for part in dotted.split("."):
-        if config is None:  # a group that the run does not have: script, or of a script model and optim
+        if config is None:  # a group that the run does not have: script, or model and optim with a script
             return None
         config = config[part] if isinstance(config, dict) else getattr(config, part)
     return config
 
 
 def leaves(values: dict[str, typing.Any], path: str = "") -> Iterator[tuple[str, typing.Any]]:
-    """A nested dict -> (dotted key, value) of each leaf; an empty dict is one."""
+    """Yields (dotted key, value) of each leaf of a nested dict. An empty dict is a leaf."""
     for key, value in values.items():
         if isinstance(value, dict) and value:
             yield from leaves(value, f"{path}{key}.")
@@ -118,13 +118,13 @@ def leaves(values: dict[str, typing.Any], path: str = "") -> Iterator[tuple[str,
 
 
 def fill_like(known: dict[str, typing.Any], where: str, settings: typing.Any) -> None:
-    """Settings whose schema is a yaml's own values: no other keys or types; those not named are added in place."""
+    """Checks settings against a yaml's own values: no other keys or types. Adds missing ones in place."""
     if not isinstance(settings, dict):
         raise ValueError(f"{where}={settings}: give KEY: VALUE of {', '.join(known) or 'no settings: it has none'}")
     for key, value in settings.items():
         if key not in known:
             raise ValueError(f"unknown setting {where}.{key}={value}: it has {', '.join(known) or 'no settings'}")
-        kind = type(known[key])  # that the yaml's own has; a whole number is a float too, and true is not a number
+        kind = type(known[key])  # the type in the yaml; an int is accepted as a float, and a bool is not a number
         is_kind = type(value) is kind if bool in (type(value), kind) else isinstance(value, kind)
         is_whole = kind is float and type(value) is int
         if known[key] is not None and value is not None and not is_kind and not is_whole:
@@ -135,7 +135,7 @@ def fill_like(known: dict[str, typing.Any], where: str, settings: typing.Any) ->
 
 
 def variants(cls: typing.Any) -> list[str]:
-    """Names of the files in the PACKAGE of a dataclass, sorted; [] where it has none."""
+    """Returns the names of the files in the PACKAGE of a dataclass, sorted; [] if it has none."""
     package = getattr(cls, "PACKAGE", None)
     if not package:
         return []
@@ -143,12 +143,12 @@ def variants(cls: typing.Any) -> list[str]:
 
 
 def variant(cls: typing.Any, name: str) -> typing.Any:
-    """The Config in the file of that name, which is among variants(cls)."""
+    """Returns the class Config of the file with that name, one of variants(cls)."""
     return importlib.import_module(f"{cls.PACKAGE}.{name}").Config
 
 
 def _variant(cls: typing.Any, values: dict[str, typing.Any], path: str = "") -> typing.Any:
-    """The variant that values["name"] chooses; cls itself without variants or a name."""
+    """Returns the variant that values["name"] chooses; cls itself without variants or a name."""
     name = values.get("name", MISSING)
     names = variants(cls) if name != MISSING else []
     if not names:
@@ -167,14 +167,14 @@ def _variant(cls: typing.Any, values: dict[str, typing.Any], path: str = "") -> 
 
 
 def default_of(field: dataclasses.Field[typing.Any]) -> typing.Any:
-    """A field's default, made; MISSING where it has none."""
+    """Returns a field's default, or MISSING if it has none; calls its default_factory."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return MISSING if field.default is dataclasses.MISSING else field.default
 
 
 def checked(where: str, value: typing.Any, hint: typing.Any) -> typing.Any:
-    """The value as its hint wants it: an int becomes a float, a number a word, a dict its dataclass.  ValueError."""
+    """Converts the value to its hint: an int to float, a number to text, a dict to its dataclass. Raises ValueError."""
     plain, ranges, may_be_none = parts_of(hint)
     if value is None and may_be_none:
         return None
@@ -196,14 +196,14 @@ def checked(where: str, value: typing.Any, hint: typing.Any) -> typing.Any:
 
 
 def row_class(hint: typing.Any) -> type | None:
-    """The dataclass of a table's rows, of a field dict[str, DATACLASS]; None for another field."""
+    """Returns the dataclass of the rows of a table, a field of type dict[str, DATACLASS]; None for another field."""
     plain = parts_of(hint)[0]
     row = parts_of(typing.get_args(plain)[1])[0] if typing.get_origin(plain) is dict else None
     return row if isinstance(row, type) and dataclasses.is_dataclass(row) else None
 
 
 def allowed(hint: typing.Any) -> str:
-    """What a field of that type may be, as text that follows "use": "a whole number above 0, or null"."""
+    """Returns what a field of that type accepts, as text that follows "use": "a whole number above 0, or null"."""
     plain, ranges, may_be_none = parts_of(hint)
     kind = typing.get_origin(plain) or plain
     parts = [] if kind is str and ranges else [KINDS.get(kind, GROUP)]
@@ -215,7 +215,7 @@ def allowed(hint: typing.Any) -> str:
 
 
 def parts_of(hint: typing.Any) -> tuple[typing.Any, list[Range], bool]:
-    """A field's type -> (its plain type, its Ranges, whether it may be None)."""
+    """Splits a field's type into its plain type, its Ranges, and whether it may be None."""
     may_be_none = typing.get_origin(hint) in (typing.Union, types.UnionType)
     if may_be_none:
         hint = next(part for part in typing.get_args(hint) if part is not type(None))
@@ -226,7 +226,7 @@ def parts_of(hint: typing.Any) -> tuple[typing.Any, list[Range], bool]:
 
 
 def host_and_port(rendezvous: str | None) -> tuple[str, int]:
-    """hardware.rendezvous -> (host, port).  ValueError where it is not HOST:PORT."""
+    """Splits hardware.rendezvous into (host, port). Raises ValueError if it is not HOST:PORT."""
     host, _, port = (rendezvous or "").rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 2**16:
         remedy = "use HOST:PORT, an address of the node that makes the record and a free port there, 10.0.0.1:29600"

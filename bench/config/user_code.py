@@ -1,10 +1,10 @@
-"""A user's own code: classes named by an import path in a setting, and the files of a training script.
+"""Loads and lists a user's own code: classes that a setting names by import path, and a training script's files.
 
-An import path is MODULE:NAME (my_pkg.my_model:Net) or FILE.py:NAME (my_model.py:Net, from the user's folder).  Settings
-that take one: model.arch, optim.name, optim.schedule.name, data.source, instruments.NAME.class.
+An import path is MODULE:NAME (my_pkg.my_model:Net) or FILE.py:NAME (my_model.py:Net, from the user's folder). Settings
+that accept one: model.arch, optim.name, optim.schedule.name, data.source, instruments.NAME.class.
 
-Of a training script (script=PATH) the sources in its folder and below are read, hashed and kept; everything else there
-(data, pictures, large files) the script finds by a link, and it is not part of the identity.
+The sources in and below the folder of a training script (script=PATH) are read, hashed and kept. The script finds
+everything else there (data, pictures, large files) through links, and it is not part of the run's identity.
 """
 
 import ast
@@ -21,20 +21,20 @@ from typing import Any
 
 from bench.base.paths import CODE, REPO, user_path, working_folder
 
-OURS = ("bench", "models", "speedrun_bench")  # names of this program's processes, which no module of a user can have
-CLASS = "class"  # the setting of an instrument of the user's own
+OURS = ("bench", "models", "speedrun_bench")  # names of this program's modules, which a user's module cannot have
+CLASS = "class"  # the setting that names the class of a user's own instrument
 KERNELS = (".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".ptx")  # sources that a Python file may build and load
-SCRIPT_MAIN = ":__main__"  # PATH:__main__ names a script where a class is PATH:NAME
-WITHIN = "/./"  # ROOT/./FILE:__main__ names one with all the code below ROOT (script.root)
+SCRIPT_MAIN = ":__main__"  # PATH:__main__ names a script, as PATH:NAME names a class
+WITHIN = "/./"  # ROOT/./FILE:__main__ names a script with all the code below ROOT (script.root)
 SUFFIXES = (".py", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".ptx", ".sh")
-PROGRAMS = tuple(suffix for suffix in SUFFIXES if suffix != ".sh")  # a shell's file may hold anything: export KEY=...
-TEXTS = (".json", ".toml", ".yaml", ".yml", ".txt", ".cfg")  # beside the script only: what it may read as settings
-# Folders that hold what programs wrote, and environments: neither part of the identity nor linked.
+PROGRAMS = tuple(suffix for suffix in SUFFIXES if suffix != ".sh")  # shell files may hold secrets: export KEY=...
+TEXTS = (".json", ".toml", ".yaml", ".yml", ".txt", ".cfg")  # beside the script only: perhaps its settings
+# Folders of outputs and environments: neither part of the identity nor linked.
 OUTPUTS = ("logs", "log", "out", "outputs", "results", "runs", "wandb", "checkpoints", "__pycache__", "node_modules")
-APART = ("data", "records")  # linked, and no part of the identity: data, and other people's runs
-MAX_FILES, MAX_DEPTH = 400, 4  # beside a script that has no root
-MAX_ROOT_FILES = 4000  # below a root: more are refused
-MAX_BYTES = 2**20  # of a file
+APART = ("data", "records")  # linked, but not part of the identity: data, and runs of others
+MAX_FILES, MAX_DEPTH = 400, 4  # limits of the sources of a script without a root
+MAX_ROOT_FILES = 4000  # sources below a root; more are refused
+MAX_BYTES = 2**20  # size of a source file
 _FOLDERS = f"hidden folders, environments, and those folders {', '.join((*APART, *OUTPUTS))} that are no package"
 EXCLUDED = (
     f"files but {', '.join(SUFFIXES)} (and {', '.join(TEXTS)} beside the script), of more than {MAX_BYTES} bytes, "
@@ -44,18 +44,18 @@ EXCLUDED_BELOW_ROOT = f"files but {', '.join(SUFFIXES + TEXTS)}, of more than {M
 
 
 def is_import_path(name: Any) -> bool:
-    """Whether a setting's value names a class of the user's own."""
+    """Returns whether a setting's value names a class of the user's own."""
     return isinstance(name, str) and ":" in name
 
 
 def short(name: str) -> str:
-    """my_model.py:Net -> Net, my_optim.py:Config -> my_optim; another name stays as it is."""
+    """Shortens my_model.py:Net to Net, and my_optim.py:Config to my_optim; returns any other name unchanged."""
     module, _, last = name.rpartition(":")
     return re.split(r"[./]", module.removesuffix(".py"))[-1] if module and last == "Config" else last
 
 
 def import_paths(config: dict[str, Any]) -> list[str]:
-    """The import paths in a config's nested values, sorted."""
+    """Returns the import paths in a config's nested values, sorted."""
     if config.get("script"):
         return []
     optim = config["optim"]
@@ -67,22 +67,22 @@ def import_paths(config: dict[str, Any]) -> list[str]:
 
 # ---- import
 
-_copied: Path | None = None  # the folder of copies of the user's sources, in a rank
+_copied: Path | None = None  # in a rank, the folder with copies of the user's sources
 
 
 def use_copies(folder: Path | str) -> None:
-    """Makes this process import the user's own code from these copies: sources()' "own/" of a run."""
+    """Makes this process import the user's own code from this folder of copies, "own/" of a run."""
     global _copied
     _copied = Path(folder)
 
 
 def copies() -> Path | None:
-    """The folder that use_copies() was given."""
+    """Returns the folder given to use_copies(), or None."""
     return _copied
 
 
 def load(where: str, import_path: str) -> Any:
-    """The class that an import path names.  where: the setting, for the message.  ValueError: what is wrong with it."""
+    """Returns the class that an import path names. where: the setting. Raises ValueError if it cannot be loaded."""
     module_name, _, name = import_path.partition(":")
     if not name.isidentifier():
         raise ValueError(f"{where}={import_path}: write my_model.py:Net, or my_package.my_model:Net")
@@ -127,13 +127,13 @@ def _module(name: str) -> ModuleType:
 
 
 def _copy_of(path: Path, otherwise: Path) -> Path:
-    """The copy of a path that lies in the user's folder; `otherwise` for a path elsewhere."""
+    """Returns the copy of a path in the user's folder; `otherwise` for a path elsewhere."""
     assert _copied is not None
     return _copied / path.relative_to(working_folder()) if path.is_relative_to(working_folder()) else otherwise
 
 
 def _file(module_name: str) -> Path | None:
-    """The file that is meant, or None where a module's dotted name is."""
+    """Returns the path if the name is a file's, or None if it is a module's dotted name."""
     is_file = module_name.endswith(".py") or os.sep in module_name
     return Path(os.path.normpath(user_path(module_name))) if is_file else None
 
@@ -152,7 +152,7 @@ def _import_failure(module_name: str, error: Exception) -> str:
 
 
 def line_of(error: BaseException) -> str:
-    """ " (my_model.py, line 12)": where in the user's folder it was raised, innermost; "" where it was not there."""
+    """Returns " (my_model.py, line 12)", the innermost line of the traceback in the user's folder; "" if none is."""
     place, frame = "", error.__traceback__
     folders = [Path(folder) for folder in (_copied, working_folder()) if folder]
     while frame is not None:
@@ -164,15 +164,15 @@ def line_of(error: BaseException) -> str:
     return place
 
 
-# ---- the source files, found without importing them: launching asks for them before every run
+# ---- source files, found without importing them, because every launch lists them
 
 
 def sources(import_paths: Iterable[str]) -> dict[str, Path]:
-    """{"own/my_model.py": its path} of the files named and of every module of the user's that these import, sorted.
+    """Returns {"own/my_model.py": its path} of the named files and of all the user's modules that they import, sorted.
 
-    A module of the user's lies in their folder, beside the file named, or in the package named.  An import by a name
-    that the program computes is not seen; a kernel's source is, where its file name stands in the Python file.
-    Of a training script (script=PATH) it is {"script/train_gpt.py": its path}, as script_sources() has them.
+    The user's modules are those in their folder, beside the named file, or in the named package. Imports by a computed
+    name are not seen; a kernel's source is, if its file name appears in the Python file. A training script
+    (script=PATH) gives {"script/train_gpt.py": its path}, as script_sources() returns.
     """
     files: dict[str, Path] = {}
     for import_path in import_paths:
@@ -196,11 +196,11 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
 
 
 def used_by_script(starts: Iterable[str], names: Mapping[str, Path], opened: Iterable[Path] = ()) -> dict[str, str]:
-    """{name: why} of those sources of a script (script_sources()) that it uses, sorted.
+    """Returns {name: why} of those sources of a script (script_sources()) that it uses, sorted.
 
-    starts: the script itself, or the sources that a command names; without any, all programs below its root.  Else one
-    was opened, or a used one imports it or has its file name in its text, as what starts a program or a compiler has.
-    opened: files that the script opened as it ran.
+    starts are the script itself or the sources that a command names; without any, all programs below the root. Any
+    other source is used if the script opened it while it ran (`opened`), or if a used one imports it or contains its
+    file name, as code that starts a program or a compiler does.
     """
     by_path = {path: name for name, path in names.items()}
     why = dict.fromkeys(starts, "the script") or {name: "its root's" for name in names if name.endswith(PROGRAMS)}
@@ -232,13 +232,13 @@ class Root:
 
 def _installed(name: str) -> list[Root]:
     top = name.partition(".")[0]
-    spec = importlib.util.find_spec(top)  # of the first part: nothing is imported
+    spec = importlib.util.find_spec(top)  # the first part alone, so that nothing is imported
     folders = list(spec.submodule_search_locations or ()) if spec else []
     return [Root(Path(folders[0]).parent, top)] if folders else []
 
 
 def _files_of_module(name: str, roots: Iterable[Root]) -> list[Path]:
-    """The files that importing a dotted name reads, of the first root that has one of them."""
+    """Returns the files that importing a dotted name reads, from the first root that has any of them."""
     parts = name.split(".")
     for root in roots:
         starts = [root.folder.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
@@ -250,10 +250,10 @@ def _files_of_module(name: str, roots: Iterable[Root]) -> list[Path]:
 
 
 def _named_in(path: Path, base: Path, roots: Iterable[Root]) -> list[Path]:
-    """The user's files that a Python file imports, inside functions too, and the kernels that it names."""
+    """Returns the user's files that a Python file imports, also inside functions, and the kernels that it names."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # importing it says so
+    except (SyntaxError, ValueError):  # importing the file reports it
         return []
     package, files = path.relative_to(base).parts[:-1], []
     for node in ast.walk(tree):
@@ -271,7 +271,7 @@ def _named_in(path: Path, base: Path, roots: Iterable[Root]) -> list[Path]:
 
 
 def script_of(import_path: str) -> tuple[Path, str, bool]:
-    """PATH:__main__ or ROOT/./FILE:__main__ -> (folder, its file's name from there, whether that is a root)."""
+    """Splits PATH:__main__ or ROOT/./FILE:__main__ into (folder, file name from there, whether folder is a root)."""
     text = import_path.removesuffix(SCRIPT_MAIN)
     root, within, name = text.rpartition(WITHIN)
     path = Path(os.path.normpath(user_path(root if within else text).absolute()))
@@ -279,10 +279,10 @@ def script_of(import_path: str) -> tuple[Path, str, bool]:
 
 
 def script_sources(folder: Path, name: str, is_root: bool = False) -> dict[str, Path]:
-    """{"script/train_gpt.py": its path} of the sources in the folder of a script and below, sorted.
+    """Returns {"script/train_gpt.py": its path} of the sources in and below the folder of a script, sorted.
 
-    name: the script's, from there, which may be a program without a suffix; "": of a command that is no file there.
-    All but for EXCLUDED, or below a root EXCLUDED_BELOW_ROOT.  ValueError: a root has more than MAX_ROOT_FILES.
+    name is the script's path from there, also of a program without a suffix; "" for a command that is no file there.
+    EXCLUDED, or EXCLUDED_BELOW_ROOT, says what is omitted. Raises ValueError if a root has more than MAX_ROOT_FILES.
     """
     paths = {name: folder / name} if name else {}
     for parent, folders, names in os.walk(folder):
@@ -300,12 +300,12 @@ def script_sources(folder: Path, name: str, is_root: bool = False) -> dict[str, 
 
 
 def is_searched(folder: Path) -> bool:
-    """Whether the sources in this folder are part of a script's identity."""
+    """Returns whether the sources in this folder are part of a script's identity."""
     return (folder.name not in APART or _is_package(folder)) and is_linked(folder) and not folder.is_symlink()
 
 
 def is_linked(path: Path) -> bool:
-    """Whether the script shall find it: not what earlier runs wrote, which it would write into."""
+    """Returns whether the script may find this path: not the outputs of earlier runs, which it would overwrite."""
     if path.name.startswith("."):
         return False
     if not path.is_dir() or _is_package(path):

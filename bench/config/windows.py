@@ -1,8 +1,8 @@
-"""The windows of steps that instruments record, made from their settings and checked before a run.  Needs no torch.
+"""Defines the windows of steps that instruments record, and checks them before a run. Needs no torch.
 
-Steps are counted as the run prints them: step 1 is the first optimizer step, row 1 of steps.csv.  A process can have
-one torch profiler at a time (two crash it), so the profilers' windows never overlap and the stages stand alone; the
-windows of the memory history share one history.  A schedule of torch.profiler is a window that repeats.
+Steps are counted as the run prints them: step 1 is the first optimizer step, row 1 of steps.csv. A process can have
+only one torch profiler at a time (two crash it), so profilers' windows never overlap, and the instrument stages runs
+without others. Windows of the memory history share one history. A schedule of torch.profiler is a repeated window.
 """
 
 import functools
@@ -15,14 +15,14 @@ from typing import Annotated, Any
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 FLAGS = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
-FLAG = "profiled"  # of steps
-STEP_RANGE = "ProfilerStep#"  # what every reader of such traces looks for
+FLAG = "profiled"  # the flag of steps that a profiler recorded
+STEP_RANGE = "ProfilerStep#"  # the name that readers of such traces look for
 CLOCK_FIELDS = ("first_s", "active_s", "every_s")
 STEP_FIELDS = ("first_step", "warmup_steps", "active_steps", "every_steps", "repeat")
 TRACE_FIELDS = ("name", *STEP_FIELDS, *CLOCK_FIELDS, "ranks", "activities", "gzip", "max_mib", *FLAGS)
 SCHEDULE_FIELDS = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait")  # torch.profiler.schedule's
 MEMORY_FIELDS = ("name", "first_step", "active_steps", "ranks", "max_entries", "stacks")
-TAKEN_NAME = "oom"  # what snapshots of an out-of-memory are called
+TAKEN_NAME = "oom"  # the name of snapshots made at an out-of-memory error
 KEMPNER_FLAGS: dict[str, Any] = {"record_shapes": True, "profile_memory": True, "with_stack": False, "with_flops": True}
 
 
@@ -31,9 +31,9 @@ _FILE_NAME = "letters, digits, '-', '_' and '.', because it becomes part of a fi
 
 @functools.cache
 def hints() -> dict[str, Any]:
-    """{setting: what it may be}: a name means the same in every instrument.
+    """Returns {setting: its type}; a name means the same in every instrument.
 
-    Made at first use: a program of the user's that imports this for its profiler may have a module `models`.
+    Made at first use, because a user's program that imports this for its profiler may have a module `models`.
     """
     from bench.config.typed import AtLeast1
     from models.settings import NotNegativeInt, Range, one_of
@@ -64,7 +64,7 @@ def hints() -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Steps first_step to last_step."""
+    """The steps from first_step to last_step."""
 
     name: str
     first_step: int
@@ -76,12 +76,12 @@ class Window:
         return self.first_step + self.active_steps - 1
 
     def has(self, rank: int) -> bool:
-        """Whether that rank records it."""
+        """Returns whether that rank records the window."""
         return self.ranks is None or rank in self.ranks
 
 
 def each(where: str, settings: dict[str, Any], fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Settings of an instrument -> (dotted key, all settings) of its one window, or of each listed in windows."""
+    """Yields (dotted key, all settings) for each entry of an instrument's windows, or once if it lists none."""
     listed = settings.get("windows") or [{}]
     example = "give a list, e.g. [{name:early,first_step:5},{name:late,first_step:90}]"
     if not isinstance(listed, (list, tuple)) or not all(isinstance(window, dict) for window in listed):
@@ -96,7 +96,7 @@ def each(where: str, settings: dict[str, Any], fields: Sequence[str]) -> Iterato
 
 
 def check(where: str, values: dict[str, Any]) -> None:
-    """values: settings that hints() may know.  Raises ValueError for the first that cannot be."""
+    """Raises ValueError for the first value that its hint does not allow. Settings without a hint are ignored."""
     from bench.config import typed
 
     for key in filter(hints().get, values):
@@ -104,13 +104,13 @@ def check(where: str, values: dict[str, Any]) -> None:
 
 
 def ranks_of(ranks: list[int] | None) -> tuple[int, ...] | None:
-    """The setting ranks, checked -> a Window's."""
+    """Converts the checked setting ranks to a Window's."""
     return None if ranks is None else tuple(sorted(set(ranks)))
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a profiler records beside names and times."""
+    """What a profiler records besides names and times."""
 
     activities: tuple[str, ...] | None = None  # None: cpu, and cuda on a GPU
     record_shapes: bool = False
@@ -122,7 +122,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilerWindow(Window):
-    """A window whose steps are recorded after warmup_steps in which the profiler runs and records nothing.
+    """A window that is recorded after warmup_steps, in which the profiler runs and records nothing.
 
     With every_steps it is the first of several cycles, which begin that many steps apart.
     """
@@ -130,12 +130,12 @@ class ProfilerWindow(Window):
     warmup_steps: int = 0
     options: Options = field(default_factory=Options)
     gzip: bool = True
-    max_mib: float | None = None  # of the trace before compression; None: no limit
-    every_steps: int | None = None  # from a cycle's first step to that of the next; None: recorded once
-    repeat: int = 0  # cycles, where there is every_steps or every_s; 0: until the run ends
-    first_s: float | None = None  # by the clock, instead of first_step: when the warm-up begins; None: in steps
-    active_s: float | None = None  # and how long it records, instead of active_steps
-    every_s: float | None = None  # and from a cycle's beginning to the next
+    max_mib: float | None = None  # size of the trace before compression; None: no limit
+    every_steps: int | None = None  # steps between the first steps of two cycles; None: no cycles
+    repeat: int = 0  # number of cycles, with every_steps or every_s; 0: until the run ends
+    first_s: float | None = None  # training time at which the warm-up begins, instead of first_step; None: in steps
+    active_s: float | None = None  # how long a window by the clock records, instead of active_steps
+    every_s: float | None = None  # time between the beginnings of two such cycles
 
     @property
     def begin_step(self) -> int:
@@ -144,7 +144,7 @@ class ProfilerWindow(Window):
 
     @property
     def end_step(self) -> int | None:
-        """The last step of its last cycle; None: it repeats until the run ends, or the clock will say."""
+        """The last step of its last cycle; None if it repeats until the run ends, or is timed by the clock."""
         if self.first_s is not None:
             return None
         if self.every_steps is None:
@@ -152,10 +152,10 @@ class ProfilerWindow(Window):
         return self.last_step + (self.repeat - 1) * self.every_steps if self.repeat else None
 
     def cycles(self, num_steps: int | None = None) -> Iterator["ProfilerWindow"]:
-        """Each cycle as a window of its own, NAME_cycle1 and so on; the window itself where it is recorded once.
+        """Yields each cycle as a window, named NAME_cycle1 and so on, or the window itself if it does not repeat.
 
-        num_steps: of the run; only the cycles that it can begin, and the first.  None: all, which may never end.
-        None of a window by the clock, whose steps nobody knows before.
+        With num_steps, the run's, the first cycle and those that the run can begin; None: all, perhaps without end. A
+        window by the clock yields nothing, because its steps are not known in advance.
         """
         if self.first_s is not None:
             return
@@ -167,23 +167,23 @@ class ProfilerWindow(Window):
             yield following
 
     def _cycle(self, cycle: int) -> "ProfilerWindow":
-        """cycle: from 0."""
+        """Returns a cycle as a window, counted from 0."""
         if self.every_steps is None or self.repeat == 1:
             return replace(self, every_steps=None)
         first_step = self.first_step + cycle * self.every_steps
         return replace(self, name=f"{self.name}_cycle{cycle + 1}", first_step=first_step, every_steps=None)
 
     def overlaps(self, other: "ProfilerWindow") -> bool:
-        """Whether some rank has both at once; one that repeats has all steps to the end of its last cycle."""
+        """Returns whether a rank has both at once. A repeated window takes all steps to the end of its last cycle."""
         share_ranks = self.ranks is None or other.ranks is None or set(self.ranks) & set(other.ranks)
         begins = max(self.begin_step, other.begin_step)
         return bool(share_ranks) and begins <= min(self.end_step or math.inf, other.end_step or math.inf)
 
 
 def steps_of_schedule(schedule: dict[str, Any]) -> dict[str, int]:
-    """The arguments of torch.profiler.schedule -> the settings of the instrument trace with which it does the same.
+    """Converts arguments of torch.profiler.schedule to the equivalent settings of the instrument trace.
 
-    torch counts steps from 0, and this program from 1.  Raises ValueError.
+    torch counts steps from 0, this program from 1. Raises ValueError if an argument is wrong or missing.
     """
     where, example = "profile.schedule", "as torch.profiler.schedule: {wait:5,warmup:5,active:4,repeat:2,skip_first:10}"
     unknown = [key for key in schedule if key not in SCHEDULE_FIELDS]
@@ -214,7 +214,7 @@ def _check_clock(where: str, values: dict[str, Any]) -> None:
 
 
 def trace_windows(settings: dict[str, Any]) -> list[ProfilerWindow]:
-    """Settings of the instrument trace -> its windows: one, or those listed, each with its differences."""
+    """Returns the windows of the instrument trace: one, or those listed in its setting windows."""
     windows = []
     for where, values in each("instruments.trace", settings, TRACE_FIELDS):
         check(where, values)
@@ -240,10 +240,10 @@ def trace_windows(settings: dict[str, Any]) -> list[ProfilerWindow]:
 
 
 def kempner_window(settings: dict[str, Any]) -> ProfilerWindow | None:
-    """KempnerForge's start_step and end_step -> Window, or None where it is not enabled.
+    """Returns the window of KempnerForge's start_step and end_step, or None if it is not enabled.
 
-    As there: start_step is the warm-up, start_step + 1 to end_step are recorded (what their profiler does, whatever
-    its log line says).  start_step=0 has no warm-up and records from step 1 (theirs recorded from 2).
+    As there, start_step is the warm-up, and start_step + 1 to end_step are recorded (this is what their profiler does,
+    whatever its log line says). start_step=0 has no warm-up and records from step 1 (theirs recorded from 2).
     """
     where, start_step, end_step = "instruments.window", settings["start_step"], settings["end_step"]
     check(where, settings)
@@ -265,12 +265,12 @@ def kempner_window(settings: dict[str, Any]) -> ProfilerWindow | None:
 
 
 def stage_options(settings: dict[str, Any]) -> Options:
-    """Settings of the instrument stages, checked -> what its profiler records."""
+    """Returns what the profiler of the instrument stages records, from its checked settings."""
     return Options(None, settings["record_shapes"], settings["profile_memory"], settings["with_stack"])
 
 
 def check_profilers(windows_by_instrument: dict[str, list[ProfilerWindow] | None]) -> None:
-    """{instrument: its windows, or None where it profiles at any time}.  Raises ValueError where two profilers meet."""
+    """Raises ValueError if two profilers of {instrument: its windows, None: at any time} meet or share a name."""
     profiling = [name for name, given in windows_by_instrument.items() if given is None or given]
     alone = next((name for name in profiling if windows_by_instrument[name] is None), None)
     beside = [name for name in profiling if name != alone]
@@ -299,7 +299,7 @@ def check_profilers(windows_by_instrument: dict[str, list[ProfilerWindow] | None
 
 
 def described(window: ProfilerWindow) -> str:
-    """Window -> "steps 11 to 14 after warm-up from step 6, and again every 500 steps, 3 times in all"."""
+    """Describes a window: "steps 11 to 14 after warm-up from step 6, and again every 500 steps, 3 times in all"."""
     if window.first_s is not None:
         how_long = _steps(window.active_steps) if window.active_s is None else f"{window.active_s:g} s"
         often = "" if window.every_s is None else f", and again every {window.every_s:g} s"
@@ -316,20 +316,20 @@ def _steps(number: int) -> str:
 
 
 def span(first_step: int, last_step: int) -> str:
-    """Both included -> "steps 11 to 14", or "step 11" where they are the same."""
+    """Returns "steps 11 to 14", both included, or "step 11" if they are the same."""
     return f"step {first_step}" if first_step == last_step else f"steps {first_step} to {last_step}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryWindow(Window):
-    """max_entries and stacks: of torch's memory history, as _record_memory_history takes them."""
+    """A window of torch's memory history; max_entries and stacks are arguments of _record_memory_history."""
 
     max_entries: int
     stacks: str
 
 
 def memory_windows(settings: dict[str, Any]) -> list[MemoryWindow]:
-    """Settings of the instrument memory_history -> its windows in order: one, or those listed."""
+    """Returns the windows of the instrument memory_history in order: one, or those listed."""
     where = "instruments.memory_history"
     windows = []
     for here, values in each(where, settings, MEMORY_FIELDS):
