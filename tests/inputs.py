@@ -41,7 +41,7 @@ class Verb(NamedTuple):
 READS = {
     "verify": Verb("verify RUN", VERIFIED),
     "table": Verb("table RESULTS", (*FACTS, *LEDGER, *STORE)),
-    "table --leaderboard": Verb("table --leaderboard RESULTS", JUDGED),
+    "table --leaderboard": Verb("table --leaderboard RESULTS", (*JUDGED, "RESULTS/README.md")),
     "sql": Verb("sql QUERY RESULTS", (*FACTS, *LEDGER, *STORE)),
     "compare": Verb("compare RACE", (*RUN, *HERE, "RACE/race.json", *LEDGER)),
     "judge": Verb("judge RACE:B", JUDGED),

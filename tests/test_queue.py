@@ -201,7 +201,32 @@ def test_nothing_but_an_entry_is_cancelled_and_one_that_runs_is_ended(results, q
     assert queue.waiting() == queue.taken() == [] and list((queue.folder / "taken").iterdir()) == []
 
 
-@pytest.mark.parametrize("state", ["waits", "lost its agent", "lost its agent after its outcome", "is given back"])
+def test_an_entry_that_another_user_has_cancelled_already_can_be_cancelled_again(queue, monkeypatch):
+    id = queue.submit(SMOKE, 0)
+    mine = queue.take(queue.waiting()[0])
+    assert submit.main(["--cancel", id]) == 0
+
+    def refused(path, mode=0o666, exist_ok=True):  # as another user's file is
+        raise PermissionError(13, "Permission denied", str(path)) if exist_ok else FileExistsError(str(path))
+
+    monkeypatch.setattr("pathlib.Path.touch", refused)
+    assert submit.main(["--cancel", id]) == 0 and not queue.keep(mine)
+
+
+def test_an_entry_that_is_given_back_while_it_is_cancelled_waits_for_no_agent(queue, monkeypatch):
+    id, look = queue.submit(SMOKE, 0), Queue.taken
+    mine = queue.take(queue.waiting()[0])
+    given_back_then = lambda queue: (look(queue), queue.give_back(mine))[0]  # noqa: E731
+    monkeypatch.setattr(Queue, "taken", given_back_then)
+    queue.cancel(id)
+    monkeypatch.undo()
+    assert queue.waiting() == queue.taken() == [] and [each["exit_code"] for each in queue.outcomes()] == [1]
+
+
+STATES = ["waits", "lost its agent", "lost its agent after its outcome", "is given back", "its canceller was killed"]
+
+
+@pytest.mark.parametrize("state", STATES)
 def test_a_race_whose_entry_is_cancelled_is_abandoned_and_never_resumed(results, queue, monkeypatch, state):
     from bench.plans.race import plan, planning
     from bench.plans.race.state import unfinished
@@ -225,6 +250,10 @@ def test_a_race_whose_entry_is_cancelled_is_abandoned_and_never_resumed(results,
         assert not (folder / "race.json").exists()  # its agent's command may still run the race on another host
         monkeypatch.setattr(queues, "LEASE_S", -1.0)
         here._put_back_lost()
+    elif state == "its canceller was killed":
+        (queue.folder / "cancelled" / id).touch()
+        with here._next() as entry:
+            assert entry is None
     else:
         assert submit.main(["--cancel", id]) == 0
     endings = [(each["why"], each["exit_code"]) for each in queue.outcomes()]

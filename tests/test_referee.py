@@ -367,14 +367,20 @@ def test_a_client_of_the_socket_gets_an_answer_a_line_and_no_file_is_replaced_by
     [
         ({"words": "optim.lr=1"}, "got `str` - at `$.words`"),
         ({"words": [3]}, "got `int` - at `$.words[0]`"),
-        ({"diff": "\ud800"}, "truncated"),
+        ({"diff": "\ud800"}, "surrogates not allowed"),
+        ({"note": "\udcff"}, "surrogates not allowed"),  # a byte of a name that is no UTF-8, as Python writes it
     ],
 )
 def test_a_field_that_no_command_can_be_given_is_answered_in_words(tmp_path, fields, why):
     search = SimpleNamespace(name="search", results=tmp_path)
     line = json.dumps({"id": 4, "tool": "submit"} | fields).encode()
     answer = asyncio.run(serving._answered(search, line))
-    assert why in answer["error"] and answer["id"] in (4, None)
+    assert why in answer["error"] and answer["id"] == 4
+
+
+def test_lists_in_lists_without_end_are_answered_and_end_no_server():
+    answer = asyncio.run(serving._answered(None, b'{"id": ' + b"[" * 100_000))
+    assert answer["id"] is None and "recursion" in answer["error"]
 
 
 def test_an_mcp_client_is_told_what_there_is_and_gets_answers(served):

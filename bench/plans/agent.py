@@ -118,6 +118,7 @@ class Agent:
                     if self._taken is not None:
                         yield self._taken
                         return
+                    end_cancelled(self.queue, entry)  # if whoever cancelled it was killed before that
         yield None
 
     def _may_begin(self, entry: Entry) -> bool:

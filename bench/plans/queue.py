@@ -118,9 +118,11 @@ class Queue:
         if not known:
             raise ValueError(f"{id}: no such entry is waiting or running: ./run.sh submit --list shows them")
         self._make()
-        (self.folder / "cancelled" / id).touch()
-        if known[0].token is None:
-            self.take(known[0])
+        with contextlib.suppress(FileExistsError):  # it was cancelled before, perhaps by another user
+            (self.folder / "cancelled" / id).touch(exist_ok=False)
+        for entry in self.waiting():  # also if its agent has given it back only now
+            if entry.id == id:
+                self.take(entry)
         return known[0]
 
     def cancelled(self, entry: Entry) -> str | None:

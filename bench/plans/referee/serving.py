@@ -124,10 +124,12 @@ async def _answered(search: Search, line: bytes) -> dict[str, Any]:
     """A line -> {"id", "answer"} or {"id", "error"}."""
     number = None
     try:
-        number = msgspec.json.decode(line, type=Numbered).id
-        request = msgspec.json.decode(line, type=Request)
+        given = json.loads(line)
+        number = msgspec.convert(given, Numbered).id
+        json.dumps(given, ensure_ascii=False).encode()  # ValueError: half of a surrogate pair, which no file can hold
+        request = msgspec.convert(given, Request)
         answer = await call(search, request.tool, msgspec.to_builtins(request))
-    except ValueError as error:  # also of a text with a NUL, which no command can be given
+    except (ValueError, RecursionError) as error:  # also of a NUL, which no command can be given
         return {"id": number, "error": f'{error}: a request is a JSON object a line: {{"id": 1, "tool": "status"}}'}
     is_error = isinstance(answer, dict) and "error" in answer
     return {"id": number} | (answer if is_error else {"answer": answer})
