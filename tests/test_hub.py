@@ -1,6 +1,7 @@
 """Fetching ready shards with the real huggingface_hub from a hub on localhost: pinned, hashed, refused."""
 
 import json
+import os
 import sys
 
 import numpy as np
@@ -109,6 +110,16 @@ def test_a_broken_fetch_leaves_no_file_and_the_next_begins_it_again(hub, tmp_pat
         datasets.find(settings())
     hub.cut_next = None
     assert fetch(hub).train[0].sha256 == hub.stated[ONE]
+
+
+def test_what_a_killed_fetch_left_is_removed_by_a_later_one(hub, tmp_path):
+    old, new = (tmp_path / "data" / "tiny10B" / f".{ONE}.{pid}.tmp" for pid in (1, 2))
+    old.parent.mkdir(parents=True)
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    fetch(hub)
+    assert new.exists() and not old.exists()
 
 
 def test_a_file_with_the_wrong_hash_never_gets_its_name(hub, tmp_path):

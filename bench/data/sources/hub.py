@@ -10,6 +10,7 @@ A file arrives under a temporary name and gets its own when its hash is right.  
 after a broken connection; a fetch that is ended begins its current file again.
 """
 
+import contextlib
 import os
 import re
 import time
@@ -35,6 +36,7 @@ SHARD_NAME = re.compile(r"^[^/]*_(train|val)_(\d+)\.bin\Z")
 COMMIT = re.compile(r"^[0-9a-f]{40}\Z")
 VOCAB_SIZE = 50257  # these repositories hold GPT-2 tokens
 EOS_TOKEN = 50256  # <|endoftext|>
+ABANDONED_S = 3600.0  # a temporary file that nobody has written to for so long: its fetch was killed
 
 
 class LockedFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -87,6 +89,10 @@ class Hub(Source):
         lock = self._read_lock() or self._make_lock(say)
         missing = self._missing(lock)
         num_bytes = sum(lock.files[name].num_bytes for name in missing)
+        for part in self.folder().glob(".*.tmp"):
+            with contextlib.suppress(OSError):  # another fetch is done with it
+                if time.time() - part.stat().st_mtime > ABANDONED_S:
+                    part.unlink()
         need_bytes(self.folder(), num_bytes, f"data={self.name}")
         if missing:
             origin = f"{lock.repo} at {lock.revision[:8]}"
