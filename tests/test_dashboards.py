@@ -77,6 +77,7 @@ def test_series_settings_and_final_numbers_are_read_from_the_folder(run):
     ]
     assert found.final["final/val_loss"] == FINAL_VAL_LOSS
     assert found.settings["model.arch"] == "gpt2" and found.settings["data.train_glob"] == "None"
+    assert (found.settings["seed"], found.settings["name"]) == (run_json(run)["seed"], run_json(run)["name"])
     assert found.tags["track"] == run_json(run)["track"]
 
 

@@ -157,7 +157,7 @@ def read(folder: Path | str) -> Exported:
     names = ("run_id", "name", "track", "status", "validity", "config_id", "comparability_id", "started_at")
     facts: Facts = run
     tags = {name: str(facts[name]) for name in (*names, "seed")} | {"commit": str(run["code"].get("commit"))}
-    return Exported(folder, run, _settings(folder), points, final, tags)
+    return Exported(folder, run, _settings(folder, facts), points, final, tags)
 
 
 def series_of(row: StepRow) -> dict[str, float]:
@@ -172,9 +172,10 @@ def series_of(row: StepRow) -> dict[str, float]:
     return series
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    """The settings of a run by dotted name; lists and None as text."""
+def _settings(folder: Path, facts: Facts) -> dict[str, Any]:
+    """The settings of a run by dotted name; lists and None as text.  {} of a run without any, as of a log."""
     settings, plain = configs.settings(configs.read(str(folder))), (bool, int, float)
+    settings = settings and {name: facts[name] for name in configs.OF_THE_ROW} | settings
     return {key: value if isinstance(value, plain) else str(value)[:MAX_TEXT] for key, value in settings.items()}
 
 
