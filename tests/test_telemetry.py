@@ -16,9 +16,9 @@ import stand_in
 from bench.launch.console import Bars
 from bench.launch.progress import Progress
 from bench.machine import peak_rates
+from bench.machine.telemetry import nvml, sampling
 from bench.machine.telemetry import sampler as telemetry_sampler
 from bench.machine.telemetry import samples as join
-from bench.machine.telemetry import sampling
 from bench.machine.telemetry.sampler import FIELDS, line, num_foreign
 from bench.record import metrics
 from bench.report import run_charts
@@ -136,6 +136,20 @@ def test_a_board_without_instant_power_gives_its_usage(tmp_path, library, lackin
     assert {row["power_w"] for row in rows} == {None} and summary["unsupported"] == {"gpu0": ["power_w"]}
     # the counter is there, and nothing to share it out by
     assert summary["energy_j"] is None and summary["run_energy_j"] > 0
+
+
+def test_a_reading_of_power_that_fails_once_is_empty_and_the_next_is_instant_again(monkeypatch):
+    import pynvml
+
+    returns = iter((0, pynvml.NVML_ERROR_TIMEOUT, 0, pynvml.NVML_ERROR_GPU_IS_LOST))
+
+    def values(handle, ids):
+        return [types.SimpleNamespace(nvmlReturn=next(returns), value=types.SimpleNamespace(uiVal=300_000))]
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", values)
+    gpu = nvml.Gpu(pynvml, None, "gpu0")
+    assert [gpu._power_w() for _ in range(4)] == [300, None, 300, None]
+    assert gpu.num_failed_calls == 1 and gpu.lost
 
 
 def test_an_old_driver_without_the_newest_names_is_asked_by_the_older_ones(tmp_path, old_library):

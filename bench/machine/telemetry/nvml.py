@@ -15,6 +15,7 @@ from bench.machine.gpus import call, over, reason_names, requested_devices, visi
 Row = dict[str, Any]  # {column of telemetry.csv: value}
 SLOW_S = 1.0  # between two readings of what hardly changes in a run
 MOST_XIDS = 16  # read at once: a broken GPU may repeat them without end
+RETURNS_OF_LACK = ("INVALID_ARGUMENT", "NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "NO_PERMISSION")  # of a field value
 RETURNS_OF_LOSS = ("GPU_IS_LOST", "UNINITIALIZED", "RESET_REQUIRED")
 
 
@@ -100,14 +101,19 @@ class Gpu:
 
     def _power_w(self) -> float | None:
         """Now where the board measures that; else its usage, which from Ampere on is a mean over a second."""
+        nvml = self.nvml
         if self._measures_instant_power and not self.lost:
             try:
-                (value,) = self.nvml.nvmlDeviceGetFieldValues(self.handle, [self.nvml.NVML_FI_DEV_POWER_INSTANT])
-                self._measures_instant_power = not value.nvmlReturn
-            except self.nvml.NVMLError:
-                self._measures_instant_power = False
-            if self._measures_instant_power:
-                return float(value.value.uiVal) / 1e3  # NVML gives mW
+                (value,) = nvml.nvmlDeviceGetFieldValues(self.handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
+                if not value.nvmlReturn:
+                    return float(value.value.uiVal) / 1e3  # NVML gives mW
+                raise nvml.NVMLError(value.nvmlReturn)
+            except nvml.NVMLError as error:
+                never = [getattr(nvml, f"NVML_ERROR_{name}") for name in RETURNS_OF_LACK]
+                self._measures_instant_power = error.value not in never
+                if self._measures_instant_power:  # this call failed: its usage would be another quantity
+                    self._failed("power_w", error)
+                    return None
         return over(self._ask("power_w", "PowerUsage"), 1e3)
 
 
