@@ -1,1 +1,1 @@
-"""Is B faster than A?  May the runs be compared, what differs, how much, the verdict."""
+"""Compares runs A and B: whether they may be compared, what differs, by how much, and the verdict."""

@@ -1,9 +1,8 @@
 """Calibrations: by how much runs of the same code differ on this machine, in this session.
 
-Each is a JSON file in results/calibrations/.  The noise floor of a session is the difference that two groups of n
-runs of the same code stay within 95 times in 100 (floor_for gives it for other n); a smaller difference is never called
-faster or slower.  A calibration whose runs the machine disturbed says how busy it was, not how quiet it can be: it is
-not kept.
+A calibration is a JSON file in results/calibrations/.  The noise floor of a session bounds the difference between two
+groups of n runs of the same code in 95 of 100 cases (floor_for() converts it to other n).  A smaller difference is
+never reported as faster or slower.  A calibration whose runs were disturbed is not kept.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ CHANGES_PCT = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Kept(TypedDict):
-    """The fields of a calibration file that are looked up."""
+    """The fields of a calibration file that are read back."""
 
     session_id: str | None
     comparability_id: str | None
@@ -37,16 +36,16 @@ class Kept(TypedDict):
 
 
 class Found(Kept):
-    """A calibration as find() gives it."""
+    """A calibration as find() returns it."""
 
-    file: str  # its name
-    exact: bool  # its runs had the comparability_id that was asked for
+    file: str  # file name
+    exact: bool  # whether its runs have the requested comparability_id
 
 
 def calibrate(a_rows: list[Row], b_rows: list[Row]) -> dict[str, Any]:
-    """Rows of the two groups of an A/A race -> what is kept, without its time stamp.
+    """Returns the calibration, without its time stamp, from the rows of the two groups of an A/A race.
 
-    Raises ValueError where fewer than two runs a side have a time that counts.
+    Raises ValueError if the groups are not comparable, fewer than two runs a side are timed, or all times are equal.
     """
     aa = verdict.compare_rows(a_rows, b_rows)
     if not aa["comparable"]:
@@ -77,14 +76,14 @@ def calibrate(a_rows: list[Row], b_rows: list[Row]) -> dict[str, Any]:
         "mean_s": stats.mean(times_s),
         "val_loss_sd": stats.sd(losses),
         "aa": aa["time"] | {"verdict": aa["verdict"], "flags": flags},
-        # no verdict says faster or slower within the least floor, however many runs there are
+        # a change below the minimum floor gets no verdict, however many runs there are
         "smallest_change_pct": {str(n): max(MIN_FLOOR_PCT, _pct(mde)) for n, mde in mdes.items() if mde is not None},
         "needed_n": {f"{change:g}": stats.needed_n(math.log1p(change / 100), spread) for change in CHANGES_PCT},
     }
 
 
 def _doubts(rows: list[Row], flags: list[str]) -> list[str]:
-    """Why the runs that count are not those of a quiet machine; without one the calibration may be kept."""
+    """Returns the reasons to doubt that the machine was quiet; if there are none, the calibration may be kept."""
     disturbed = [row["machine_doubts"] for row in rows if row["machine_doubts"]]
     doubts = [f"the machine disturbed {len(disturbed)} of {len(rows)} runs: {disturbed[0][0]}"] if disturbed else []
     num_marked = sum(row["validity"] == "suspect" and not row["machine_doubts"] for row in rows)
@@ -94,15 +93,15 @@ def _doubts(rows: list[Row], flags: list[str]) -> list[str]:
 
 
 def floor_pct(spread: float, df: int, n: int) -> float:
-    """95 % prediction band of the difference between two groups of n runs of the same code: t * sd * sqrt(2 / n).
+    """Returns the 95 % prediction band for the difference between two groups of n runs of the same code.
 
-    spread: sd of log run times, estimated with df degrees of freedom.
+    It is t * sd * sqrt(2 / n).  spread: sd of log run times, estimated with df degrees of freedom.
     """
     return _pct(stats.student_t_quantile(0.975, df) * spread * math.sqrt(2 / n))
 
 
 def floor_for(kept: Kept, num_a: int, num_b: int) -> float:
-    """The kept floor of two groups of floor_n runs, for groups of num_a and num_b: it shrinks as the means' error."""
+    """Scales the floor to groups of num_a and num_b runs, as the standard error of the difference does."""
     shrink = math.sqrt((1 / num_a + 1 / num_b) * kept["floor_n"] / 2)
     return _pct(math.log1p(kept["floor_pct"] / 100) * shrink)
 
@@ -115,12 +114,12 @@ def _pct(log_change: float) -> float:
 
 
 def folder() -> Path:
-    """Where calibrations are kept, made or not."""
+    """Returns the folder of the calibrations, which may not exist yet."""
     return results_root() / FOLDER
 
 
 def find(session_id: str | None, comparability_id: str | None = None) -> Found | None:
-    """The newest calibration of the session, comparable ones first; or None."""
+    """Returns the session's newest calibration, preferably one with this comparability_id, or None."""
     calibrations: list[Found] = []
     for path in sorted(folder().glob("*.json")):
         with contextlib.suppress(ValueError):  # not a calibration, or a damaged one
@@ -131,16 +130,16 @@ def find(session_id: str | None, comparability_id: str | None = None) -> Found |
 
 
 def find_for_rows(rows: list[Row]) -> Found | None:
-    """find() for rows that share one session; None if they do not."""
+    """Returns find() for the rows' session; None if they are of several sessions."""
     sessions, ids = {row["session_id"] for row in rows}, {row["comparability_id"] for row in rows}
     return find(sessions.pop(), ids.pop() if len(ids) == 1 else None) if len(sessions) == 1 else None
 
 
 def drift_pct(history: Iterable[Row], is_one_session: bool) -> float:
-    """The change (%) that the machine alone may make to the mean of an arm that ran at another time than the other.
+    """Returns the change in % that machine drift alone may cause between arms that were not interleaved.
 
-    The largest difference that repeats of one config and code show among the rows: between the halves of a session in
-    order of time, or between sessions; at least what public logs show (DRIFT_PCT, SESSION_DRIFT_PCT).
+    It is the largest difference between repeats of one config and code in the history: between the first and the second
+    half of a session, or between sessions.  It is at least what public logs show (DRIFT_PCT, SESSION_DRIFT_PCT).
     """
     repeats: dict[tuple[str | None, ...], dict[str | None, list[Row]]] = {}
     for row in history:

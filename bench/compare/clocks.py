@@ -1,4 +1,4 @@
-"""The launcher's clock: the same change as timed by a process that the contestant does not run in."""
+"""The change from A to B by the launcher's clock, which the training process cannot influence."""
 
 import math
 from collections.abc import Sequence
@@ -10,29 +10,29 @@ from bench.compare.design import Design, fit, geometric_means
 from bench.record.rows import Row
 
 Arms = Sequence[Sequence[Row]]  # rows of A's runs, then of B's
-MAX_VALIDATION_RATIO = 1.25  # of B's validation at step 0 to A's, beyond that of their steps (assumed)
+MAX_VALIDATION_RATIO = 1.25  # most by which the ratios B / A of validation and step times may differ (assumed)
 
 
 class Outside(TypedDict):
-    """The same change by the launcher's clock.  All None where unknown is not.
+    """The change by the launcher's clock.  If unknown is set, all else is None.
 
-    Of each run the time from its first edge to its last, validations included, less the validation time that every run
-    of both arms had: only what an arm spends outside its own clock beyond the other then differs from train_s.
+    A run's time is that from its first edge to its last, validations included, less the shortest validation time among
+    all runs.  Only what one arm spends outside its own clock beyond the other then differs from train_s.
     """
 
-    unknown: str | None  # why there is none
+    unknown: str | None  # why there is no such change; None if there is one
     mean_s: list[float] | None
     change_pct: float | None
     ci95_pct: list[float] | None
     p: float | None  # two-sided
-    p_same_sign: float | None  # one-sided, in the direction of the runs' own clocks, which have claimed it before
+    p_same_sign: float | None  # one-sided, in the direction of the change by the runs' own clocks
     p_equivalent: float | None
-    extra_s: float | None  # what a run of B spends outside its own clock beyond one of A, at B's pace
+    extra_s: float | None  # time that a run of B spends outside its own clock beyond one of A, at B's pace
     extra_ci95_s: list[float] | None
-    extra_p: float | None  # one-sided, that it spends more
+    extra_p: float | None  # one-sided, for extra_s > 0
 
 
-NOTHING_OUTSIDE = cast(Outside, dict.fromkeys(Outside.__annotations__))  # where the launcher's clock says nothing
+NOTHING_OUTSIDE = cast(Outside, dict.fromkeys(Outside.__annotations__))
 
 
 def outside(
@@ -43,7 +43,11 @@ def outside(
     design: Design | None,
     alpha: float,
 ) -> Outside | None:
-    """sign: of the change by the runs' own clocks; edges: of equivalence, of the logarithm; the others as of time()."""
+    """Compares the arms by the launcher's clock; returns None if the records of an arm lack it.
+
+    sign: that of the change by the runs' own clocks.  edges: the equivalence margin for log times.  keys, design and
+    alpha are as in effects.time().
+    """
     if not all(map(has_outside_clock, arms)):
         return None
     rows = [row for rows in arms for row in rows]
@@ -75,11 +79,11 @@ def outside(
 
 
 def _extra(arms: Arms) -> stats.Welch:
-    """The seconds that B spends outside its own clock beyond A: hidden training lowers its loss at equal steps.
+    """Tests how many seconds more B spends outside its own clock than A: hidden training lowers B's loss.
 
-    B's validations may take as much longer than A's as its steps or its validation at step 0 do (a larger model).  A
-    cheat may stretch either, by sleeping, so each may exceed the other by a quarter at most.  Of validations the
-    shortest of each arm, because noise only adds.
+    A larger model may slow B's validations as much as its steps or its validation at step 0.  A cheat could stretch
+    either by sleeping, so one ratio may exceed the other by a quarter at most.  The shortest validation of each arm is
+    used, because noise only adds time.
     """
     off_clock_s = [[(row["outside_s"] or 0.0) - (row["train_s"] or 0.0) for row in rows] for rows in arms]
     shortest_s = [min(row.get("outside_validation_at_start_s") or 0.0 for row in rows) for rows in arms]
@@ -90,5 +94,5 @@ def _extra(arms: Arms) -> stats.Welch:
 
 
 def has_outside_clock(rows: Sequence[Row]) -> bool:
-    """Whether the records of these runs know of a launcher's clock: older code, and other harnesses, have none."""
+    """Returns whether any run's record has the launcher's clock; older code and other harnesses have none."""
     return any(row.get("outside_s") is not None or row.get("outside_unknown") for row in rows)

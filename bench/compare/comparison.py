@@ -1,6 +1,6 @@
-"""Arms of runs -> comparisons: the verdict with its differences, the session's noise floor, and where the time went.
+"""Compares arms of runs: the verdict, the facts that differ, the session's noise floor, and where the time went.
 
-What differs is facts of both arms: config, code, data, environment.  An arm whose own runs differ shows several values.
+Facts are config, code, data and environment.  An arm whose own runs differ in a fact shows several values.
 """
 
 import collections
@@ -25,25 +25,28 @@ from bench.config.typed import leaves
 from bench.record import certificates, ledger, race_folder, run_folder, step_files, store
 from bench.record.rows import Row
 
-MAX_FACTS = 3  # runs of an arm whose config, code and environment are read for the differences
-MAX_TRAJECTORIES = 50  # runs of an arm whose losses are compared step by step
-OF_CALIBRATION = ("file", "floor_pct", "floor_n", "cv_pct", "exact")  # what a Comparison says of it
+MAX_FACTS = 3  # most runs of an arm whose facts are read for the differences
+MAX_TRAJECTORIES = 50  # most runs of an arm for its losses to be compared step by step
+OF_CALIBRATION = ("file", "floor_pct", "floor_n", "cv_pct", "exact")  # fields of a calibration in a Comparison
 VERDICTS = (*questions.FIRM, "inconclusive")
 KNOWN_BY = ("config_id", "source_sha256", "comparability_id", "session_id", "setting")
 KINDS = ("config", "code", "data", "environment")
 CONFIG_OF_RECORD = ("optim", "goal", "hardware", "instruments", "world_size")
-# variables that are new for each run of older records, or each compilation of a race
+# environment variables that differ for each run in older records, or for each compilation of a race
 OF_ONE_RUN = ("SPEEDRUN_LAUNCHED_S", "SPEEDRUN_LAUNCHER_PID", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 Facts = Mapping[str, Mapping[str, Any]]  # {one of KINDS: {dotted name: value}} of a run
 
 
-Losses = list[dict[str, list[Any]] | None]  # of each run of an arm the columns step_files.LOSSES; None: not read
+Losses = list[dict[str, list[Any]] | None]  # the columns step_files.LOSSES of each run of an arm; None if not read
 
 
 def compare_arms(arms: Iterable[Arm], diagnose: bool = True, **options: Any) -> list[tuple[str, Comparison]]:
-    """Baseline first -> [(candidate, Comparison)].  diagnose: where the time went; options: of verdict.Options."""
+    """Compares the first arm, the baseline, with each other one.  Returns [(candidate's name, Comparison)].
+
+    diagnose: also find where the time went.  options: fields of verdict.Options.
+    """
     baseline, *candidates = arms = list(arms)
     first, *others = called(arms)
     pairs = zip(candidates, others, strict=True)
@@ -63,7 +66,7 @@ def _compared(
     timed = [[row for row in arm.rows if eligibility.is_timed(row)] for arm in (a, b)]
     kept: Mapping[str, Any] | None = None
     floor_pct, is_one_race = None, a.race is not None and a.race == b.race
-    if is_one_race and b.reported:  # the floor known at its end: a later calibration changes no verdict of a race
+    if is_one_race and b.reported:  # the floor when the race ended: a later calibration must not change its verdict
         floor_pct = None if "uncalibrated" in b.reported["flags"] else b.reported["time"]["floor_pct"]
         kept = b.reported.get("calibration")
     elif all(timed) and (found := calibration.find_for_rows(timed[0] + timed[1])):
@@ -104,7 +107,7 @@ def _compared(
 
 
 def _not_as_recorded(arm: Arm, name: str) -> Iterator[str]:
-    """A sentence about the runs whose run.json is another than the one that the ledger has from their end."""
+    """Yields a sentence about the runs whose run.json differs from the hash in the ledger, if there are any."""
     by_ledger: dict[Path, list[str]] = {}
     for folder, row in zip(arm.folders, arm.rows):
         if folder and row["status"] == "complete" and (results := ledger.find(folder)):
@@ -112,7 +115,7 @@ def _not_as_recorded(arm: Arm, name: str) -> Iterator[str]:
     changed = []
     for results, runs in by_ledger.items():
         pattern = re.compile(b"|".join(re.escape(json.dumps(run).encode()) for run in runs))
-        ends: dict[str, list[ledger.Line]] = {}  # several of one that went on
+        ends: dict[str, list[ledger.Line]] = {}  # a resumed run has several
         for line in ledger.lines_with(results, pattern):
             if line["event"] == "end":
                 ends.setdefault(line.get("run", ""), []).append(line)
@@ -124,17 +127,17 @@ def _not_as_recorded(arm: Arm, name: str) -> Iterator[str]:
 
 
 class Earlier(NamedTuple):
-    """Races of the same arms that the ledger has from before a race."""
+    """The races of the same arms that precede a race in the ledger."""
 
-    verdicts: dict[str, int]  # {verdict: how many}; "none" counts those without one
+    verdicts: dict[str, int]  # {verdict: number of races}; "none" for races without a verdict
     weight: float  # the share of alpha that they leave
 
 
 def earlier_races(a: Arm, b: Arm) -> Earlier | None:
-    """The earlier races of these configs and this code; None: there are none, or nobody knows.
+    """Returns the earlier races of these configs and this code, or None if there are none or that is unknown.
 
-    A race repeated until it is won proves nothing, so each earlier one multiplies alpha by its e-value, 1 at most: what
-    speaks against a difference counts on, and the product is an e-process over all of them.  By half where it has none.
+    Repeating a race until it is won proves nothing, so each earlier race multiplies alpha by its e-value, at most 1, or
+    by 1/2 if it has none.  The product is an e-process over all races.
     """
     plan, folder = a.plan or {}, a.folders[0] if a.folders else None
     if a.in_race is None or b.in_race is None or not plan.get("arms") or not folder:
@@ -150,7 +153,7 @@ def earlier_races(a: Arm, b: Arm) -> Earlier | None:
         arms = {name: tuple(kind) for name, kind in line["arms"].items()}
         names = [name for name, kind in arms.items() if kind == wanted[1] and name != line.get("baseline")]
         if names and arms.get(line.get("baseline")) == wanted[0]:
-            ended, log_e = "none", math.log(0.5)  # the race has not ended, was abandoned or is gone
+            ended, log_e = "none", math.log(0.5)  # if the race is unfinished, abandoned or deleted
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 race = race_folder.read(race_folder.of(results, line["race_id"]))
                 verdict_then = race_folder.verdicts_of(race)[names[0]]
@@ -163,13 +166,13 @@ def earlier_races(a: Arm, b: Arm) -> Earlier | None:
 
 
 def _history(a: Arm, b: Arm) -> list[Row]:
-    """Rows of all runs in the folders of tracks that these runs lie in; logs lie in none."""
+    """Returns the rows of all runs in the track folders of these runs; logs have no folder."""
     tracks = {Path(folder).parent for arm in (a, b) for folder in arm.folders if folder}
     return [row for _, row in store.read_rows(sorted(tracks), lambda message: None)]
 
 
 def _code_change(a: Arm, b: Arm) -> dict[str, Any] | None:
-    """The source of B's first run against A's; None where it is the same, or where no folder says it."""
+    """Returns the diff of source from A's first run to B's, or None if it is the same or unknown."""
     same = not a.rows or not b.rows or a.rows[0]["source_sha256"] == b.rows[0]["source_sha256"]
     if same or a.folders[0] is None or b.folders[0] is None:
         return None
@@ -179,8 +182,10 @@ def _code_change(a: Arm, b: Arm) -> dict[str, Any] | None:
 
 
 def _traces(a: Arm, b: Arm) -> dict[str, Any] | None:
-    """The change between the traces of both arms and its "cause", a sentence; None without traces, and nothing for
-    them is imported then."""
+    """Returns the change between the arms' traces and its "cause" as a sentence, or None without traces.
+
+    Trace analysis is imported only if it is needed.
+    """
     folders = [[*arm.warm_ups, *(folder for folder in arm.folders if folder)] for arm in (a, b)]
     if not all(any(os.path.isdir(f"{folder}/traces") for folder in some) for some in folders):
         return None
@@ -196,11 +201,11 @@ def _with_steps(arm: Arm) -> list[tuple[Mapping[str, Any], list[dict[str, Any]]]
 
 
 def _identical_losses(arms: tuple[Arm, Arm], losses: tuple[Losses, Losses]) -> bool | None:
-    """Whether every loss of every run of B is that of A's run with the same seed, bit for bit, for the same seeds.
+    """Returns whether both arms have the same seeds, and runs of one seed have bit-identical losses.
 
-    None where that cannot be known: a seed or the steps are missing, or there are too many runs to read.
+    Returns None if the seeds differ, a seed or the steps are missing, or there are too many runs to read.
     """
-    by_seed: list[dict[int | None, Losses]] = []  # of each arm
+    by_seed: list[dict[int | None, Losses]] = []  # {seed: losses of its runs} of each arm
     for arm, arm_losses in zip(arms, losses, strict=True):
         by_seed.append({})
         for row, columns in zip(arm.rows, arm_losses, strict=True):
@@ -213,25 +218,25 @@ def _identical_losses(arms: tuple[Arm, Arm], losses: tuple[Losses, Losses]) -> b
 
 
 def losses_of(arm: Arm) -> Losses:
-    """The columns step_files.LOSSES of each run; None of one that is not read: its steps are damaged, or too many."""
+    """Returns the columns step_files.LOSSES of each run, None if its steps are damaged or there are too many runs."""
     losses: Losses = [None] * len(arm.rows)
     for number, folder in enumerate(arm.folders if len(arm.rows) <= MAX_TRAJECTORIES else ()):
         if folder is None:
             rows = arm.steps_of(number)
             losses[number] = {name: [row.get(name) for row in rows] for name in step_files.LOSSES}
         else:
-            with contextlib.suppress(ValueError):  # verify says that it is damaged
+            with contextlib.suppress(ValueError):  # damaged, which verify reports
                 losses[number] = step_files.read_columns(folder, step_files.LOSSES)
     return losses
 
 
 def differing_folders(a: str, b: str) -> list[Difference]:
-    """Two run folders -> what differs.  ValueError for one that cannot be read."""
+    """Returns the facts in which two run folders differ.  Raises ValueError if one of them cannot be read."""
     return differences_of(*([_facts_of_run(run_folder.read(folder), folder)] for folder in (a, b)))
 
 
 def _facts(arm: Arm) -> list[Facts]:
-    """The facts of one run for each kind in the arm: what differs within a kind is chance, not a difference."""
+    """Returns the facts of one run for each distinct KNOWN_BY in the arm, at most MAX_FACTS."""
     kinds: dict[tuple[Any, ...], int] = {}
     for number, row in enumerate(arm.rows):
         kinds.setdefault(tuple(dict(row)[column] for column in KNOWN_BY), number)
@@ -243,7 +248,7 @@ def _facts_of_run(run: Mapping[str, Any], folder: str | None) -> Facts:
     if folder is None:
         return facts(run)
     config = environment = None
-    with contextlib.suppress(Damaged):  # verify says so; what it held is unknown here
+    with contextlib.suppress(Damaged):  # verify reports the damage; here the content is unknown
         config = schema.upgraded(yaml_file.read(f"{folder}/config.yaml"))
     with contextlib.suppress(Damaged):
         environment = json_file.read(f"{folder}/environment.json")
@@ -255,12 +260,12 @@ def _facts_of_run(run: Mapping[str, Any], folder: str | None) -> Facts:
 def facts(
     run: Mapping[str, Any], config: dict[str, Any] | None = None, environment: Mapping[str, Any] | None = None
 ) -> Facts:
-    """The facts of a record, its config.yaml and environment.json (None: unknown), each as its file has it."""
+    """Returns the facts of a record, its config.yaml and environment.json.  None: the file is unknown."""
     if config is None:
         config = {"model": {"arch": run["model"]["arch"]}} | {name: run.get(name) for name in CONFIG_OF_RECORD}
     config = {name: value for name, value in config.items() if name not in identity.UNHASHED}
     config |= {f"instruments.{name}": "on" for name in config.get("instruments") or ()}  # also those without settings
-    if isinstance(config.get("track"), dict):  # its rules judge runs and change none
+    if isinstance(config.get("track"), dict):  # its rules judge runs and do not affect them
         config["track"] = {name: value for name, value in config["track"].items() if name != "rules"}
     code, data = run["code"], run["data"]
     used = {name: value for name, value in run["environment"].items() if name != "gpus"}
@@ -280,7 +285,7 @@ def facts(
 
 
 def differences_of(a_facts: list[Facts], b_facts: list[Facts]) -> list[Difference]:
-    """The facts in which some runs of A and of B differ, by kind, then by name."""
+    """Returns the facts in which runs of A or B differ, by kind, then by name."""
     differing: list[Difference] = []
     for kind in KINDS:
         names = sorted({name for run_facts in a_facts + b_facts for name in run_facts[kind]})
@@ -292,13 +297,13 @@ def differences_of(a_facts: list[Facts], b_facts: list[Facts]) -> list[Differenc
 
 
 def _values_of(all_facts: list[Facts], kind: str, name: str) -> list[Any]:
-    """Different values in this arm, in a fixed order."""
+    """Returns the arm's distinct values of a fact, in a fixed order."""
     texts = {json.dumps(run_facts[kind].get(name), sort_keys=True, default=str) for run_facts in all_facts}
     return [json.loads(text) for text in sorted(texts)]
 
 
 def _alike(gpus: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """GPUs as one: how many, and of each fact the value, or the values of all where they differ."""
+    """Merges GPUs into one dict: their count, and each fact's common value, or all values if they differ."""
     alike: dict[str, Any] = {"count": len(gpus)}
     for name in dict.fromkeys(name for gpu in gpus for name in gpu):
         values = [gpu.get(name) for gpu in gpus]
@@ -307,5 +312,5 @@ def _alike(gpus: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}"""
+    """Flattens {"a": {"b": 1}} to {"a.b": 1}."""
     return {name: value for name, value in leaves(values) if value != {}}

@@ -1,17 +1,17 @@
-"""Interleaved runs are compared within blocks: how much B differs from A where the machine drifts under both.
+"""Compares interleaved runs within blocks, so that drift of the machine cancels.
 
 A round is one run of each arm, back to back; two rounds are a block.  The log of a measure is fitted with a constant
-for each block, a linear trend over the slots (runs in the order of their starts) and the difference of the arms.  What
-a block has in common, and a steady drift, then cancel.  Residuals beyond HUBER_SDS robust standard deviations are
-clipped (Huber 1973), so that one outlying run in ten neither hides a difference nor makes one.
+for each block, a linear trend over the slots (runs in the order of their starts) and the difference between the arms.
+What a block has in common and a steady drift then cancel.  Residuals beyond HUBER_SDS robust standard deviations are
+clipped (Huber 1973), so that one outlying run in ten neither hides nor creates a difference.
 
-Where a plan has several compilations an arm, what the runs of a compilation share (an autotuned kernel, a layout) is an
-error of its own, and the mean differences of the compilations are the sample.
+If a plan has several compilations per arm, the runs of a compilation share an error (from an autotuned kernel or a
+memory layout), so the sample consists of the mean differences of the compilations.
 
-A plan that looks after every round is judged by an e-process: the Bayes factor of a normal prior on the difference over
-the runs' standard deviation, with the right Haar prior on all else.  Where there is no difference it is a nonnegative
-martingale (Perez-Ortiz, Lardy, de Heide and Gruenwald 2024), so it reaches 1 / alpha in at most alpha of all races,
-whenever somebody looks (Ville 1939).
+A sequential plan (an interim analysis after every round) is judged by an e-process: the Bayes factor for a normal prior
+on the difference in units of the runs' standard deviation, with the right Haar prior on the nuisance parameters.  If
+there is no difference, it is a nonnegative martingale (Perez-Ortiz, Lardy, de Heide and Gruenwald 2024), so it reaches
+1 / alpha in at most a share alpha of all races, whenever the analyses take place (Ville 1939).
 """
 
 import itertools
@@ -26,39 +26,39 @@ from bench.base import stats
 from bench.compare.eligibility import identity, is_timed
 from bench.record.rows import Row
 
-MIN_ROUNDS = 4  # fewer leave too few degrees of freedom: Welch's test
+MIN_ROUNDS = 4  # fewer leave too few degrees of freedom; Welch's test is used instead
 ROUNDS_OF_BLOCK = 2
 HUBER_SDS = 2.0  # clips 5 % of normal residuals, which costs about 2 % of the precision (simulated)
-MAX_ITERATIONS = 5000  # 30 are usual; 50 left 1 estimate in 70 up to half a standard deviation of a run away
-PRIOR_SDS = 4.0  # sd of the e-process's prior in sds of a run: 0.8 % where repeats differ by 0.2 %
-MAX_EXACT_ROUNDS = 12  # 4,096 sign patterns
-NUM_PATTERNS = 10_000  # drawn where there are more
+MAX_ITERATIONS = 5000  # 30 usually suffice; with 50, 1 estimate in 70 was off by up to half a run's standard deviation
+PRIOR_SDS = 4.0  # sd of the e-process's prior in sds of a run: 0.8 % if repeats differ by 0.2 %
+MAX_EXACT_ROUNDS = 12  # up to here all sign patterns are tried, at most 4,096
+NUM_PATTERNS = 10_000  # random sign patterns if there are more rounds
 
 
 @dataclass(frozen=True)
 class Design:
-    """Where in time each run stands.  Keys are identities of rows (bench/compare/eligibility.py)."""
+    """The position of each run in its race."""
 
-    slots: Mapping[str, int]  # positions among the runs of both arms; two slots are a round
-    compilations: Sequence[int]  # of each round, which compilation of its arm it used; (): there is one an arm
-    is_sequential: bool  # the plan looks after every round
+    slots: Mapping[str, int]  # {identity() of a row: position among the runs of both arms}; two slots are a round
+    compilations: Sequence[int]  # number of the compilation that each round used; () if each arm has only one
+    is_sequential: bool  # whether the plan has an interim analysis after every round
 
 
 class Fit(NamedTuple):
-    """The difference between the arms' means of logs, with what tests of it need."""
+    """The difference between the arms' mean logs, and what tests of it need."""
 
     test: stats.Welch
-    middle: float  # of the logs: the adjusted means of A and B are middle -+ difference / 2
-    num_rounds: int | None = None  # complete ones, compared within blocks; None: Welch's test, without blocks
+    middle: float  # midpoint of the logs: the adjusted means of A and B are middle -+ difference / 2
+    num_rounds: int | None = None  # complete rounds, compared within blocks; None for Welch's test without blocks
     num_clipped: int = 0  # runs whose residuals were clipped
-    unclipped: float = math.nan  # the difference by least squares; nan: without blocks
-    p_flips: float | None = None  # of the sign-flip test; None: no p below alpha is possible with so few rounds
-    log_e: float | None = None  # log e-value against no difference; None: without blocks
-    shrinkage: float = math.inf  # 1 + variance of the prior over that of the estimate
+    unclipped: float = math.nan  # the difference by least squares; nan without blocks
+    p_flips: float | None = None  # p of the sign-flip test; None if too few rounds allow no p below alpha
+    log_e: float | None = None  # log e-value against no difference; None without blocks
+    shrinkage: float = math.inf  # 1 + (variance of the prior) / (variance of the estimate)
     is_sequential: bool = False
 
     def p_equivalent(self, low: float, high: float) -> float | None:
-        """The p of two one-sided tests that the difference is within (low, high); None where there is no test."""
+        """Returns the p of two one-sided tests that the difference is within (low, high); None without a test."""
         test = self.test
         if not self.is_sequential or test.se is None or test.df is None:
             return stats.equivalence_p(test, low, high)
@@ -68,9 +68,9 @@ class Fit(NamedTuple):
         return max(min(1.0, math.exp(-log_e_value(t, test.df, self.shrinkage))) for t in edges)
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float] | None:
-        """(low, high) of the difference; of a sequential plan it holds at all looks together.  None: there is no test.
+        """Returns the confidence interval (low, high) of the difference, or None without a test.
 
-        (-inf, inf) where a sequential plan has too few rounds for any interval at this confidence.
+        For a sequential plan it holds at all interim analyses together, and is (-inf, inf) if there are too few rounds.
         """
         test = self.test
         if not self.is_sequential or test.se is None or test.df is None:
@@ -79,7 +79,7 @@ class Fit(NamedTuple):
         return test.difference - half_width, test.difference + half_width
 
     def smallest_difference(self, alpha: float) -> float | None:
-        """The difference that the test finds with a power of 80 % (MDE); None where there is no test."""
+        """Returns the difference that the test detects with a power of 80 % (MDE), or None without a test."""
         test = self.test
         if test.se is None or test.df is None:
             return None
@@ -89,12 +89,12 @@ class Fit(NamedTuple):
         return found if math.isfinite(found) else None
 
     def interval_pct(self, confidence: float = 0.95) -> list[float] | None:
-        """interval() of logs, as changes in %; None also where it is unbounded."""
+        """Returns the interval() of logs as changes in %, or None without a test or if it is unbounded."""
         edges = self.interval(confidence)
         return [100 * math.expm1(edge) for edge in edges] if edges and math.isfinite(edges[1]) else None
 
     def detectable_pct(self, alpha: float, floor_pct: float = 0.0) -> float | None:
-        """The change that is beyond the floor, with p < alpha, in 80 of 100 races; None where there is no test."""
+        """Returns the change in % that exceeds the floor with p < alpha in 80 of 100 races, or None without a test."""
         detectable = self.smallest_difference(alpha)
         if detectable is None:
             return None
@@ -102,13 +102,13 @@ class Fit(NamedTuple):
         return 100 * math.expm1(max(detectable, beyond_floor))
 
     def spare(self, power: float) -> float:
-        """The excess of a true difference over a threshold with which estimates exceed it in this share of races."""
+        """Returns by how much a true difference must exceed a threshold for estimates to exceed it with this power."""
         test = self.test
         return 0.0 if test.se is None or test.df is None else stats.student_t_quantile(power, test.df) * test.se
 
 
 def geometric_means(values: Sequence[Sequence[float]], fitted: Fit | None) -> list[float | None]:
-    """The geometric means of both arms, adjusted so that their ratio is the fitted change if there is a fit."""
+    """Returns the geometric means of both arms; with a fit, they are adjusted so that their ratio is its change."""
     if fitted is None:
         return [math.exp(stats.mean(map(math.log, numbers))) if numbers else None for numbers in values]
     half = fitted.test.difference / 2
@@ -116,11 +116,11 @@ def geometric_means(values: Sequence[Sequence[float]], fitted: Fit | None) -> li
 
 
 def rounds(a_rows: Sequence[Row], b_rows: Sequence[Row]) -> list[tuple[Row, Row]] | None:
-    """Rows of all started runs -> A and B of each round, in order; None where the runs are no rounds.
+    """Pairs the started runs of A and B into rounds, in order, or returns None if they do not form rounds.
 
-    They are rounds where both arms have as many, every two runs in turn are one of each arm, and each arm is first
-    about as often as the other (A B, A B, A B would take a slot's drift for a difference).  Logs of another harness are
-    not taken for rounds: nothing says that they were planned.
+    They do if both arms have the same number of runs, each consecutive pair has one run of each arm, and each arm comes
+    first about equally often (A B, A B, A B would confound drift with a difference).  Logs of another harness never
+    form rounds, because nothing shows that they were planned.
     """
     both = [*a_rows, *b_rows]
     if len(a_rows) != len(b_rows) or any(row["started_at"] is None or row["provenance"] == "imported" for row in both):
@@ -140,9 +140,9 @@ def rounds(a_rows: Sequence[Row], b_rows: Sequence[Row]) -> list[tuple[Row, Row]
 
 
 def from_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], plan: Mapping[str, Any] | None = None) -> Design | None:
-    """Rows of all started runs, and the plan of their race -> Design; None: they are compared by Welch's test.
+    """Returns the design of the started runs and their race's plan, or None if Welch's test is to compare them.
 
-    A run beside the rounds that has no time, a failed or invalid one, changes nothing.
+    A run outside the rounds that has no time, because it failed or is invalid, is ignored.
     """
     known = plan or {}
     pairs = rounds(a_rows, b_rows) or rounds(*([row for row in rows if is_timed(row)] for rows in (a_rows, b_rows)))
@@ -160,9 +160,10 @@ def from_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], plan: Mapping[str, A
 def fit(
     values: Sequence[Sequence[float]], keys: Sequence[Sequence[str]], design: Design | None, alpha: float
 ) -> Fit | None:
-    """Logs (or losses) of the runs of A and of B, and the identities of their rows -> Fit; None: an arm has no value.
+    """Fits the difference between two arms; returns None if an arm has no value.
 
-    A sequential plan has no test before MIN_ROUNDS are complete.
+    values: logs (or losses) of A's and of B's runs.  keys: the identities of their rows.  A sequential plan has no test
+    before MIN_ROUNDS are complete.
     """
     if not all(values):
         return None
@@ -170,7 +171,7 @@ def fit(
     plain = Fit(welch, (stats.mean(values[0]) + stats.mean(values[1])) / 2)
     if design is None or welch.t is None or any(key not in design.slots for arm_keys in keys for key in arm_keys):
         return plain
-    if design.is_sequential:  # Welch's p is not valid at every look
+    if design.is_sequential:  # Welch's p does not hold at every interim analysis
         plain = plain._replace(test=stats.Welch(welch.difference, None, None, None, None))
     slots = [[design.slots[key] for key in arm_keys] for arm_keys in keys]
     complete = sorted({slot // 2 for slot in slots[0]} & {slot // 2 for slot in slots[1]})
@@ -209,16 +210,17 @@ def fit(
 class _Blocked(NamedTuple):
     test: stats.Welch
     middle: float
-    variance: float  # of the estimate, for a unit variance of a run
-    cleaned: dict[int, float]  # {slot: its log without the trend, its residual clipped}
+    variance: float  # variance of the estimate if a run has unit variance
+    cleaned: dict[int, float]  # {slot: log with the trend removed and the residual clipped}
     num_clipped: int
 
 
 def _fit_blocks(logs: Sequence[Sequence[float]], slots: Sequence[Sequence[int]], clip_sds: float) -> _Blocked | None:
-    """Logs of A's and B's runs and their slots; None where arm and trend cannot be told apart, or nothing varies.
+    """Fits blocks, trend and difference; returns None if arm and trend are collinear, or nothing varies.
 
-    The constants of the blocks are swept out first, which leaves two regressors (Frisch and Waugh 1933).  Huber's
-    estimate is iterated on pseudo-values, fit + clipped residual; its standard error is his, with the correction K.
+    logs, slots: those of A's runs and of B's.  The block constants are swept out first, which leaves two regressors
+    (Frisch and Waugh 1933).  Huber's estimate is iterated on pseudo-values (fit + clipped residual); the standard error
+    is Huber's with the correction K.
     """
     runs = sorted((slot, float(arm), log) for arm in range(len(slots)) for slot, log in zip(slots[arm], logs[arm]))
     blocks = [slot // (2 * ROUNDS_OF_BLOCK) for slot, _, _ in runs]
@@ -265,7 +267,7 @@ def _fit_blocks(logs: Sequence[Sequence[float]], slots: Sequence[Sequence[int]],
 
 
 def _swept(values: Sequence[float], blocks: Sequence[int]) -> list[float]:
-    """The values less the mean of their block."""
+    """Subtracts the mean of its block from each value."""
     members: dict[int, list[float]] = {}
     for value, block in zip(values, blocks, strict=True):
         members.setdefault(block, []).append(value)
@@ -278,9 +280,9 @@ def _dot(a: Iterable[float], b: Iterable[float]) -> float:
 
 
 def _grouped(differences: Sequence[float], compilations: Sequence[int]) -> list[float] | None:
-    """The mean difference of each compilation; None where the rounds themselves are the sample.
+    """Returns the mean difference of each compilation, or None if the rounds themselves are the sample.
 
-    They are where nothing is shared: one compilation an arm and no others planned, or one for every round.
+    That is the case with one compilation per arm, and with one per round.
     """
     by_compilation: dict[int, list[float]] = {}
     for compilation, difference in zip(compilations, differences, strict=bool(compilations)):
@@ -290,7 +292,10 @@ def _grouped(differences: Sequence[float], compilations: Sequence[int]) -> list[
 
 
 def _sample_test(difference: float, values: Sequence[float]) -> stats.Welch:
-    """Student's test of a sample of differences; fewer than two, or equal ones, have no spread to judge by."""
+    """Returns Student's test of a sample of differences, with t and p None if they have no spread.
+
+    difference: the estimate to return without a test.
+    """
     spread = stats.sd(values)
     if not spread:
         return stats.Welch(difference, None, None, None, None)
@@ -300,10 +305,10 @@ def _sample_test(difference: float, values: Sequence[float]) -> stats.Welch:
 
 
 def flips_p(differences: Sequence[float]) -> float:
-    """Two-sided p of the sign-flip test: how often randomly signed differences have as large a mean as these.
+    """Returns the two-sided p of the sign-flip test: how often random signs give a mean at least as large.
 
-    Without a difference the sign of each round is that of its random order.  Exact up to MAX_EXACT_ROUNDS rounds, by
-    NUM_PATTERNS seeded patterns and the observed one beyond (Phipson and Smyth 2010).
+    Under the null hypothesis each sign is as random as the order of the round.  Exact up to MAX_EXACT_ROUNDS rounds,
+    beyond that by NUM_PATTERNS seeded patterns and the observed one (Phipson and Smyth 2010).
     """
     observed = abs(math.fsum(differences)) * (1 - 1e-12)
     if len(differences) <= MAX_EXACT_ROUNDS:
@@ -315,15 +320,16 @@ def flips_p(differences: Sequence[float]) -> float:
 
 
 def log_e_value(t: float, df: float, shrinkage: float) -> float:
-    """Log Bayes factor of a normal prior on the standardised difference against none, nuisances with Haar priors.
+    """Returns the log Bayes factor of a normal prior on the standardised difference against no difference.
 
-    -ln(r) / 2 + (df + 1) / 2 * ln((1 + t^2 / df) / (1 + t^2 / (df r))), r: shrinkage (Goenen et al. 2005).
+    The nuisance parameters have Haar priors.  With r = shrinkage it is
+    -ln(r) / 2 + (df + 1) / 2 * ln((1 + t^2 / df) / (1 + t^2 / (df r))) (Goenen et al. 2005).
     """
     square = t * t / df
     return -math.log(shrinkage) / 2 + (df + 1) / 2 * (math.log1p(square) - math.log1p(square / shrinkage))
 
 
 def _e_quantile(alpha: float, df: float, shrinkage: float) -> float:
-    """The t at which log_e_value() is -ln(alpha); inf where none does."""
+    """Returns the t at which log_e_value() is -ln(alpha), or inf if there is none."""
     ratio = (math.sqrt(shrinkage) / alpha) ** (2 / (df + 1))
     return math.sqrt(df * (ratio - 1) / (1 - ratio / shrinkage)) if ratio < shrinkage else math.inf

@@ -1,7 +1,7 @@
-"""How much B differs from A: rows of runs in (bench/record/rows.py), numbers with their uncertainty out.
+"""Estimates how much B differs from A, with uncertainty, from the rows of their runs (bench/record/rows.py).
 
-The run is the unit, never steps pooled as if they were runs.  Interleaved runs are compared within blocks
-(bench/compare/design.py), others by Welch's t on the logarithms.  Pairs are those of A and of B.
+The sample consists of runs; steps are never pooled.  Interleaved runs are compared within blocks
+(bench/compare/design.py), others by Welch's t test of the logarithms.  Pairs are [A, B].
 """
 
 import json
@@ -17,12 +17,12 @@ from bench.compare.design import Design, Fit, fit, geometric_means
 from bench.record.rows import Row, metric_of
 
 DISAGREE, NOT_COUNTED = "clocks-disagree", "lower-loss-not-counted"  # flags
-BASELINE_ALPHA = 0.01  # of the test that A differs from itself
-EXTRA_ALPHA = 0.01  # of the test that B spends more outside its own clock than A
-# by which means of the same code differ on one node within a day, and between sessions: public logs of modded-nanogpt,
-# the halves of 86 groups of repeats in order of time, and 11 pairs of sessions
+BASELINE_ALPHA = 0.01  # level of the test that A differs from itself
+EXTRA_ALPHA = 0.01  # level of the test that B spends more time outside its own clock than A
+# differences between means of the same code on one node within a day, and between sessions, in public logs of
+# modded-nanogpt: the halves of 86 groups of repeats in order of time, and 11 pairs of sessions
 DRIFT_PCT, SESSION_DRIFT_PCT = 0.2, 1.8
-MIN_FLOOR_PCT = 0.1  # no machine is calibrated finer: two runs of the same code in one session differ by about 0.08 %
+MIN_FLOOR_PCT = 0.1  # minimum noise floor: two runs of the same code in one session differ by about 0.08 %
 # {measure: (column of a row, the key of its pair of means)}
 SECONDARY: dict[str, tuple[Literal["energy_j", "peak_mem_gib", "compile_s"], str]] = {
     "energy": ("energy_j", "mean_j"),
@@ -34,49 +34,49 @@ SECONDARY: dict[str, tuple[Literal["energy_j", "peak_mem_gib", "compile_s"], str
 class Change(TypedDict):
     """The change from A to B."""
 
-    change_pct: float | None  # of the geometric means
-    ci95_pct: list[float] | None  # low, high; None of a sequential plan, which has too few rounds for one
+    change_pct: float | None  # change of the geometric mean
+    ci95_pct: list[float] | None  # [low, high]; None also if a sequential plan has too few rounds
     p: float | None  # two-sided
     n: list[int]
     cv_pct: list[float | None]
-    mde_pct: float | None  # the change that gets a verdict with a power of 80 %
+    mde_pct: float | None  # the minimum detectable effect, at a power of 80 %
 
 
 class Secondary(Change, total=False):
-    """The change in energy, memory or compile time, with the pair of means."""
+    """The change in energy, memory or compile time, and one of the pairs of means."""
 
     mean_j: list[float | None]
     mean_gib: list[float | None]
     mean_s: list[float | None]
-    p_holm: float | None  # p adjusted among the three
+    p_holm: float | None  # p adjusted among the three measures
 
 
 class Time(Change):
-    outside: clocks.Outside | None  # None: records without the launcher's clock, which are compared by their own
-    mean_s: list[float | None]  # geometric; where runs are compared within blocks, adjusted as the change is
+    outside: clocks.Outside | None  # None if the records lack the launcher's clock
+    mean_s: list[float | None]  # geometric means, adjusted as the change is if runs are compared within blocks
     ci90_pct: list[float] | None
     p_equivalent: float | None  # two one-sided tests that the change lies inside the margin
-    p_holm: float | None  # p adjusted among several candidates, as the next; None: there is one
-    p_equivalent_holm: float | None
-    floor_pct: float  # of the machine's noise: what it lets us see
-    margin_pct: float  # of equivalence, fixed before: what matters in practice; never the noise
+    p_holm: float | None  # p adjusted among several candidates; None if there is only one
+    p_equivalent_holm: float | None  # p_equivalent adjusted likewise
+    floor_pct: float  # the machine's noise floor: what it can resolve
+    margin_pct: float  # equivalence margin, fixed in advance: what matters in practice
     alpha: float
-    rounds: int | None  # that were compared within blocks; None: Welch's test, without blocks
+    rounds: int | None  # number of rounds compared within blocks; None for Welch's test
     clipped: int  # outlying runs whose residuals were clipped
-    unclipped_pct: float | None  # the change without clipping; None: Welch's test, which clips nothing
-    p_flips: float | None  # of the sign-flip test over rounds, a second opinion; None: it cannot be below alpha
-    log_e: float | None  # log e-value against no difference, also of plans that do not look early
-    baseline: Change | None  # of A's runs in even rounds against those in odd ones; None: fewer than four rounds
-    drift_pct: float | None  # by which ci95_pct is wider to either side, for arms that were not interleaved
+    unclipped_pct: float | None  # the change without clipping; None for Welch's test, which clips nothing
+    p_flips: float | None  # p of the sign-flip test over rounds, a second opinion; None if it cannot be below alpha
+    log_e: float | None  # log e-value against no difference, also for plans without interim analyses
+    baseline: Change | None  # A's runs in even rounds vs those in odd ones; None if there are too few rounds
+    drift_pct: float | None  # widens ci95_pct on either side if the arms were not interleaved, else None
 
 
 class Loss(TypedDict):
-    """The goal's metric at the end, one value a seed; change, ci95, mean, sd, target and margin are in its unit."""
+    """The goal's metric at the end, one value per seed; change, ci95, mean, sd, target and margin are in its unit."""
 
-    metric: NotRequired[list[str]]  # its name, unit and direction; missing: val_loss
+    metric: NotRequired[list[str]]  # [name, unit, direction]; val_loss if missing
 
-    p_holm: NotRequired[float | None]  # p adjusted among several candidates, as the next; missing: there is one
-    p_equivalent_holm: NotRequired[float | None]
+    p_holm: NotRequired[float | None]  # p adjusted among several candidates; missing if there is only one
+    p_equivalent_holm: NotRequired[float | None]  # p_equivalent adjusted likewise
 
     change: float | None
     ci95: list[float] | None
@@ -85,17 +85,17 @@ class Loss(TypedDict):
     mean: list[float | None]
     sd: list[float | None]
     target: float | None
-    target_p_value: float  # that p_target must be below
+    target_p_value: float  # threshold of p_target
     p_target: list[float | None]
     below_target: list[bool | None]
     margin: float
-    margin_source: NotRequired[str]  # as words
+    margin_source: NotRequired[str]  # where the margin comes from, as a phrase
     p_not_worse: float | None
-    identical: bool | None  # all trajectories, bit for bit; None: unknown
-    verdict: str  # waived, not_worse, worse, inconclusive, unknown: whether B is shown to be no worse
+    identical: bool | None  # whether all trajectories are bit-identical; None if unknown
+    verdict: str  # whether B is shown to be no worse: waived, not_worse, worse, inconclusive or unknown
     p_equivalent: float | None  # two one-sided tests that the change lies inside the margin
     reasons: list[str]  # why the losses are not compared
-    remarks: list[str]  # what differs between the arms that may change losses
+    remarks: list[str]  # differences between the arms that may change losses
 
 
 def time(
@@ -106,9 +106,9 @@ def time(
     design: Design | None = None,
     drift_pct: float | None = None,
 ) -> Time:
-    """Run times of two arms; floor and margin are kept beside the numbers for bench/compare/verdict.py.
+    """Compares the run times of two arms, by blocks or, if design is None, by Welch's test.
 
-    design: None for Welch's test.  drift_pct: of arms that were not interleaved, what the machine alone may do to them.
+    drift_pct: the change that machine drift alone may cause, if the arms were not interleaved.
     """
     keys = _keys(arms, design)
     numbers, fitted = change([eligibility.times_s(rows) for rows in arms], alpha, keys, design, floor_pct)
@@ -138,7 +138,7 @@ def time(
 
 
 def _against_itself(rows: Sequence[Row], design: Design | None, alpha: float) -> Change:
-    """An A/A comparison within the race: the same code at other times of the same day, by the same method."""
+    """Compares A's runs in even rounds with those in odd ones by the same method: an A/A test within the race."""
     assert design is not None
     in_time = sorted(rows, key=lambda row: design.slots[eligibility.identity(row)])
     halves = [in_time[0::2], in_time[1::2]]
@@ -148,14 +148,14 @@ def _against_itself(rows: Sequence[Row], design: Design | None, alpha: float) ->
 
 
 def rests_on_clipping(time: Time) -> bool:
-    """Whether the change has the other sign once outlying runs count in full: a slow run in ten may be the code's."""
+    """Returns whether the change reverses its sign without clipping: one slow run in ten may be the code's fault."""
     unclipped_pct = time.get("unclipped_pct")
     return unclipped_pct is not None and unclipped_pct * (time["change_pct"] or 0.0) < 0
 
 
 def differs_from_itself(time: Time) -> bool:
-    """Whether the runs of A say that something else than the code changes times from round to round."""
-    baseline = time.get("baseline")  # an older race.json does not say it
+    """Returns whether A's runs show that something other than the code changes times from round to round."""
+    baseline = time.get("baseline")  # missing from an older race.json
     return baseline is not None and baseline["p"] is not None and baseline["p"] < BASELINE_ALPHA
 
 
@@ -164,18 +164,18 @@ def _keys(arms: Arms, design: Design | None) -> list[list[str]]:
 
 
 def spends_more_outside(time: Time) -> bool:
-    """Whether B is shown to spend more time outside its own clock than A: beyond the noise floor of A's time."""
+    """Returns whether B spends more time outside its own clock than A, by more than the noise floor of A's time."""
     by_launcher = time.get("outside")
-    if by_launcher is None or by_launcher.get("extra_p") is None:  # an older race.json does not say it
+    if by_launcher is None or by_launcher.get("extra_p") is None:  # missing from an older race.json
         return False
     floor_s = time["floor_pct"] / 100 * (time["mean_s"][0] or 0.0)
     return (by_launcher["extra_p"] or 0.0) < EXTRA_ALPHA and (by_launcher["extra_s"] or 0.0) > floor_s
 
 
 def joint_p(time: Time, key: Literal["p", "p_equivalent"]) -> float | None:
-    """The p by both clocks: the larger of the two, because a verdict needs both.
+    """Returns the larger p of the two clocks, because a verdict needs both.
 
-    An intersection-union test (Berger 1982): its size is that of either test, with nothing to adjust.
+    This is an intersection-union test (Berger 1982): its size is that of either test, without adjustment.
     """
     by_launcher, own_p = time.get("outside"), time[key]
     if by_launcher is None or own_p is None:
@@ -191,9 +191,9 @@ def change(
     design: Design | None = None,
     floor_pct: float = 0.0,
 ) -> tuple[Change, Fit | None]:
-    """Two lists of positive numbers -> (Change of the geometric means, the fit of their logarithms or None).
+    """Compares two lists of positive numbers: (Change of the geometric means, fit of their logarithms or None).
 
-    keys: identities of the values' runs, for a design.  floor_pct: below which no difference counts.
+    keys: identities of the values' runs, needed with a design.  floor_pct: smaller differences are ignored.
     """
     logs = [[math.log(value) for value in group] for group in values]
     fitted = fit(logs, keys, design, alpha)
@@ -209,7 +209,7 @@ def change(
 
 
 def secondary(arms: Arms, alpha: float, design: Design | None = None) -> dict[str, Secondary]:
-    """Energy, memory, compile time -> {name: Change}; they get no verdict."""
+    """Compares energy, memory and compile time, which get no verdict.  Returns {measure: Secondary}."""
     changes: dict[str, Any] = {}
     for name, (column, mean_name) in SECONDARY.items():
         measured = [[row for row in rows if (row[column] or 0) > 0] for rows in arms]
@@ -238,12 +238,11 @@ def val_loss(
     losses_ids: Sequence[Sequence[str | None] | None] = (None, None),
     design: Design | None = None,
 ) -> Loss:
-    """arms: rows of all started runs.  target_val_loss None: there is none; force: also of different validation data.
-    answer: what is only a matter of time (session, machine, instruments) is none of losses.
-    losses_ids: for each arm those of its rows, as target.independent() takes them.  design: only of a plan that looks
-    after every round, whose p must hold at every look; all others are judged by Welch's t.
+    """Compares the final losses of all started runs; repeats of one seed or one trajectory count as one loss.
 
-    Repeats of one seed or of one trajectory are not independent losses and count as one.
+    target_val_loss: None without a target.  force: compare also on different validation data.  answer: only its
+    loss_refusals apply, not those about times.  losses_ids: for each arm those of its rows, as target.independent()
+    takes them.  design: used only if the plan is sequential; otherwise Welch's test decides.
     """
     complete = [row for rows in arms for row in rows if eligibility.is_complete(row)]
     metric = metric_of(complete)
@@ -256,7 +255,7 @@ def val_loss(
     refused += ["the budgets differ"] * (len({row.get("budget") for row in complete}) > 1)
     unjudged = refused or answer.loss_refusals
     groups = [target.independent(rows, ids) if force or not refused else [] for rows, ids in zip(arms, losses_ids)]
-    values = [[metric.sign * score for score in target.mean_losses(group)] for group in groups]  # less is better
+    values = [[metric.sign * score for score in target.mean_losses(group)] for group in groups]  # lower is better
     if design is not None and not design.is_sequential:
         design = None
     keys = [[eligibility.identity(runs[0]) if design else "" for runs in group] for group in groups]
@@ -290,7 +289,7 @@ def val_loss(
 
 
 def _one_run(groups_of_arms: Sequence[Sequence[Sequence[Row]]], names: Sequence[str]) -> Iterator[str]:
-    """Sentences about runs that count as one although their seeds differ: they have the same losses throughout."""
+    """Yields sentences about runs that count as one although their seeds differ: their losses are bit-identical."""
     for name, groups in zip(names, groups_of_arms, strict=True):
         for runs in groups:
             if len({row["seed"] for row in runs}) > 1:
@@ -300,7 +299,7 @@ def _one_run(groups_of_arms: Sequence[Sequence[Sequence[Row]]], names: Sequence[
 
 def _loss_verdict(edges: tuple[float, float] | None, p_not_worse: float | None, identical: bool | None) -> str:
     if identical:
-        return "waived"  # the same trajectories, bit for bit: there is nothing to test
+        return "waived"  # the trajectories are bit-identical: there is nothing to test
     if edges is None or p_not_worse is None:
         return "unknown"
     if p_not_worse < ALPHA:

@@ -1,7 +1,7 @@
-"""May these two groups of runs be compared at all?  Rows in (bench/record/rows.py), reasons and marks out.
+"""Decides from the rows of two groups of runs (bench/record/rows.py) whether these may be compared.
 
-What is known to differ is refused; what is unknown, as in imported logs, is marked and never taken for equal.  A
-setting is what makes times comparable (hardware, software, data, protocol); arms that were not interleaved are marked.
+Known differences are refused; what is unknown, as in imported logs, gets a flag and is never assumed to be equal.  A
+row's setting holds what must agree for times to be comparable: hardware, software, data and timing protocol.
 """
 
 import itertools
@@ -14,13 +14,13 @@ from bench.base.text_table import counted, some
 from bench.record.rows import Row, metric_of
 from bench.record.validity import BUSY
 
-NOT_INTERLEAVED = {"order-unknown", "order-confounded", "runs-overlap"}  # flags of arms that get no firm verdict
-SESSION_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one session (assumed)
-BESIDE, BROKEN = '"beside":', '"broken_time":'  # in a row's setting
-OF_SCRIPTS = "script"  # the source of data that a script brought itself, which no record describes
-CHANGE_LOSSES = ("train_data", "world_size", "torch", "cuda", "gpus")  # by more than rounding: the first two
-MAX_EARLIER_FRAC = 0.15  # how far from 1/2 the share of pairs may be in which A's run came first (assumed)
-SETTINGS = {  # that must be alike for times to be comparable: their names for a person
+NOT_INTERLEAVED = {"order-unknown", "order-confounded", "runs-overlap"}  # flags that rule out a firm verdict
+SESSION_GAP_S = 12 * 3600.0  # arms further apart were not raced in one session (assumed)
+BESIDE, BROKEN = '"beside":', '"broken_time":'  # keys in the JSON of a row's setting
+OF_SCRIPTS = "script"  # data source of a script that brings its own data, which no record describes
+CHANGE_LOSSES = ("train_data", "world_size", "torch", "cuda", "gpus")  # the first two by more than rounding
+MAX_EARLIER_FRAC = 0.15  # largest distance from 1/2 of the share of pairs in which A's run came first (assumed)
+SETTINGS = {  # {setting that must agree for times to be comparable: its displayed name}
     "gpus": "GPUs",
     "power_limits_w": "power limits (W)",
     "cpu_model": "CPU",
@@ -40,9 +40,9 @@ SETTINGS = {  # that must be alike for times to be comparable: their names for a
     "beside": "runs at a time",
     "broken_time": "breaks of the clock",
 }
-SINGULAR = {"cpu_model", "driver", "cuda", "nccl", "torch", "timing_protocol", "world_size"}  # differs; the rest differ
-OF_ANY = ("compile_flags",)  # part of what is raced, whatever trains; a track may forbid them
-OF_A_SCRIPT = ("torch", "cuda", "nccl")  # a script has its own interpreter, and what that holds is its own choice
+SINGULAR = {"cpu_model", "driver", "cuda", "nccl", "torch", "timing_protocol", "world_size"}  # names with "differs"
+OF_ANY = ("compile_flags",)  # settings that are part of what is raced; a track may forbid them
+OF_A_SCRIPT = ("torch", "cuda", "nccl")  # a script chooses its interpreter, so these are part of what is raced
 
 
 AMOUNTS: tuple[tuple[Literal["num_steps", "batch_tokens"], str, str], ...] = (  # (column, name, unit)
@@ -50,34 +50,34 @@ AMOUNTS: tuple[tuple[Literal["num_steps", "batch_tokens"], str, str], ...] = (  
     ("batch_tokens", "tokens", "tokens per step"),
 )
 Rows = Sequence[Row]
-Findings = Iterator[tuple[str, str]]  # of a rule: (refusal, of time, of losses, remark or flag; its words)
+Findings = Iterator[tuple[str, str]]  # (a key of judge()'s kinds, the sentence or flag) for each finding of a rule
 
 
 class Answer(NamedTuple):
-    refusals: list[str]  # sentences; with none of them the times may be compared
-    remarks: list[str]  # sentences: what is unknown
-    flags: list[str]  # words
-    loss_refusals: list[str]  # of the refusals those that losses are not compared for either
-    loss_remarks: list[str]  # sentences: what differs and may change losses
+    refusals: list[str]  # sentences; if there are none, the times may be compared
+    remarks: list[str]  # sentences about what is unknown
+    flags: list[str]  # keys of bench/compare/wording.py FLAGS
+    loss_refusals: list[str]  # those refusals that apply to losses too
+    loss_remarks: list[str]  # sentences about differences that may change losses
 
 
 def is_complete(row: Row) -> bool:
-    """Whether the run has ended as it should; its loss may count."""
+    """Returns whether the run completed and is not invalid, so that its loss may be compared."""
     return row["status"] == "complete" and row["validity"] != "invalid"
 
 
 def is_timed(row: Row) -> bool:
-    """Whether the run has a time that may count."""
+    """Returns whether the run is complete and has a training time."""
     return is_complete(row) and (row["train_s"] or 0) > 0
 
 
 def times_s(rows: Rows) -> list[float]:
-    """The training times of runs that have one."""
+    """Returns the training times in s of the runs that have one."""
     return [row["train_s"] for row in rows if row["train_s"] is not None]
 
 
 def judge(a_rows: Rows, b_rows: Rows, names: Sequence[str] = ("A", "B")) -> Answer:
-    """Rows of all started runs of both arms -> Answer.  names: what the sentences call the arms."""
+    """Judges the rows of all started runs of both arms.  names: what the sentences call the arms."""
     a, b = [row for row in a_rows if is_timed(row)], [row for row in b_rows if is_timed(row)]
     refusals, remarks, flags, loss_refusals, loss_remarks = answer = Answer([], [], [], [], [])
     for name, timed, rows in zip(names, (a, b), (a_rows, b_rows), strict=True):
@@ -91,14 +91,14 @@ def judge(a_rows: Rows, b_rows: Rows, names: Sequence[str] = ("A", "B")) -> Answ
         for kind, finding in rule(a, b, names):
             for findings in kinds[kind]:
                 findings.append(finding)
-    if min(len(a), len(b)) > 1:  # one run a side has no order to speak of, and no verdict
+    if min(len(a), len(b)) > 1:  # with one run a side there is no order to check, and no verdict
         flags += {None: ["order-unknown"], False: ["order-confounded"], True: []}[_are_interleaved(a, b)]
         flags += ["runs-overlap"] * ("session-unknown" in flags and _overlap(a, b))
     return answer._replace(flags=list(dict.fromkeys(flags)))
 
 
 def _arms(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
-    """An arm is repeats of one config, and no run is in both."""
+    """Checks that each arm consists of repeats of one config, and that no run is in both."""
     both = {identity(row) for row in a} & {identity(row) for row in b}
     if both:
         first = min(row["run_id"] for row in a if identity(row) in both)
@@ -112,7 +112,7 @@ def _arms(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
 
 
 def _code(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
-    """Hashes of one identity version say whether the code that is raced is the same; hashes of two say nothing."""
+    """Checks that the code within an arm is the same; only hashes of one identity version can be compared."""
     for name, rows in zip(names, (a, b), strict=True):
         by_version: dict[int | None, set[str]] = {}
         for row in rows:
@@ -154,7 +154,7 @@ def _disturbed(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
 
 
 def _validated(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
-    """Where a program's clock runs on in validations, times say something if both arms validate equally often."""
+    """Checks that both arms validate equally often if the program's clock does not stop for validations."""
     held = [sorted({(row["num_validating_steps"] or 0, row["num_steps"] or 1) for row in rows}) for rows in (a, b)]
     both = held[0] + held[1]
     if any(num for num, _ in both):
@@ -169,7 +169,7 @@ def _validated(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
 
 
 def _trusted(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
-    """What a script prints of itself is a claim: where what was observed contradicts it, it is not a measurement."""
+    """Refuses runs whose script printed times or losses that contradict what was observed."""
     for name, rows in zip(names, (a, b), strict=True):
         doubted = [row["script_doubt"] for row in rows if row["script_doubt"]]
         if doubted:
@@ -177,7 +177,7 @@ def _trusted(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
 
 
 def _setting(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
-    """Hardware, software, protocol, data, world size: the facts behind comparability_id."""
+    """Compares the facts behind comparability_id: hardware, software, protocol, data and world size."""
     known = settings_of(a + b)
     differing = {
         key: f"{settings_differ([key])}: {setting_text(a, key)} in {names[0]}, {setting_text(b, key)} in {names[1]}"
@@ -226,7 +226,7 @@ def _session(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
 
 
 def _finish_line(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
-    """Run times mean something over the same steps of as many tokens, or over the way to the same target."""
+    """Checks that run times cover equal steps of equally many tokens, or the way to the same target."""
     budgets = sorted({row.get("budget") or "" for row in a + b})
     if any(budgets):
         if len(budgets) > 1:
@@ -236,7 +236,7 @@ def _finish_line(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
         return
     for column, name, unit in AMOUNTS:
         amounts = [_known(row[column] for row in rows) for rows in (a, b)]
-        if len(set.union(*amounts)) > 1:  # true of a run that has not begun, too
+        if len(set.union(*amounts)) > 1:  # also used for runs that have not begun
             ran = f"{names[0]} takes {_some(amounts[0])} {unit} and {names[1]} {_some(amounts[1])}"
             refusals = [("refusal", sentence) for sentence in _no_way_to_target((a, b), names, ran)]
             remark = f"{ran}: times to the shared target are compared, not milliseconds per step"
@@ -245,7 +245,7 @@ def _finish_line(a: list[Row], b: list[Row], names: Sequence[str]) -> Findings:
 
 
 def _no_way_to_target(arms: tuple[Rows, Rows], names: Sequence[str], ran: str) -> Iterator[str]:
-    """Why runs of different amounts of training are not ways to one target: sentences."""
+    """Yields the reasons why runs of different lengths do not all lead to one target."""
     both = [*arms[0], *arms[1]]
     (target, *others), metric = {row["target"] for row in both}, metric_of(both)
     if others or target is None:
@@ -267,12 +267,12 @@ def _no_way_to_target(arms: tuple[Rows, Rows], names: Sequence[str], ran: str) -
 
 
 def identity(row: Row) -> str:
-    """What makes two rows one run: its id, or for a log its content, because logs are copied under other names."""
+    """Returns the id of a run, or the hash of a log's content, because logs are copied under other names."""
     return row["log_id"] or row["run_id"]
 
 
 def index_of_runs(rows: Sequence[Row]) -> list[int]:
-    """Indices of rows, in order, each run once: of several files of one run the one that knows most, or the first."""
+    """Returns the indices of the rows with each run once: the row with the most known values, or the first."""
     by_run: dict[str, list[int]] = {}
     for number, row in enumerate(rows):
         by_run.setdefault(identity(row), []).append(number)
@@ -284,12 +284,12 @@ def index_of_runs(rows: Sequence[Row]) -> list[int]:
 
 
 def settings_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The different settings among the rows, as bench/record/rows.py has them."""
+    """Returns the distinct settings among the rows, as bench/record/rows.py defines them."""
     return [json.loads(text) for text in sorted({row["setting"] for row in rows})]
 
 
 def differing_settings(rows: Sequence[Row]) -> list[str]:
-    """Keys of SETTINGS of which the rows know two values or more."""
+    """Returns the keys of SETTINGS that have two or more known values among the rows."""
     settings = settings_of(rows)
     known = {
         key: {json.dumps(setting[key]) for setting in settings if setting.get(key) is not None} for key in SETTINGS
@@ -298,7 +298,7 @@ def differing_settings(rows: Sequence[Row]) -> list[str]:
 
 
 def setting_text(rows: Sequence[Row], key: str) -> str:
-    """The values that the rows have for a setting, as text."""
+    """Returns the rows' values of a setting as text."""
     shown = []
     for text in sorted({json.dumps(setting.get(key)) for setting in settings_of(rows)}):
         value = json.loads(text)
@@ -313,17 +313,17 @@ def setting_text(rows: Sequence[Row], key: str) -> str:
 
 
 def settings_differ(keys: Sequence[str]) -> str:
-    """Keys of SETTINGS -> "torch differs", "torch and GPUs differ"."""
+    """Returns "torch differs" or "torch and GPUs differ" for keys of SETTINGS."""
     verb = "differs" if len(keys) == 1 and keys[0] in SINGULAR else "differ"
     return f"{' and '.join(SETTINGS[key] for key in keys)} {verb}"
 
 
 def _are_interleaved(a_rows: Rows, b_rows: Rows) -> bool | None:
-    """Whether a drift of the machine would fall on both arms alike; None where a start is unknown.
+    """Returns whether drift of the machine would affect both arms alike, or None if a start is unknown.
 
-    In order of their starts the arm must change at least as often as the smaller arm has runs (A B B A A B: 3 times),
-    and of all pairs of an A and a B, A must be first in about half; strict alternation, A B A B ..., which is 1 / (2 n)
-    off, always passes.
+    In order of starts, the arm must change at least as often as the smaller arm has runs (A B B A A B: 3 times), and A
+    must be first in about half of all pairs of an A and a B.  Strict alternation (A B A B ...), which is off by
+    1 / (2 n), always passes.
     """
     starts = [(row["started_at"], arm) for arm, rows in (("A", a_rows), ("B", b_rows)) for row in rows]
     if any(started_at is None for started_at, _ in starts):
@@ -340,13 +340,13 @@ def _are_interleaved(a_rows: Rows, b_rows: Rows) -> bool | None:
 
 
 def _overlap(a: Rows, b: Rows) -> bool:
-    """Whether a run began before the one before it had ended: then two machines ran them."""
+    """Returns whether a run began before the previous one had ended, so that two machines ran them."""
     runs = sorted((utc.seconds(row["started_at"]), row["train_s"] or 0.0) for row in [*a, *b] if row["started_at"])
     return any(start_s + train_s > next_s for (start_s, train_s), (next_s, _) in itertools.pairwise(runs))
 
 
 def _gap_s(a: Rows, b: Rows) -> float | None:
-    """From the end of the earlier arm to the start of the later one, by the starts of their runs; None if unknown."""
+    """Returns the s from the earlier arm's last start to the later arm's first, or None if a start is unknown."""
     spans = []
     for rows in (a, b):
         starts = [row["started_at"] for row in rows]

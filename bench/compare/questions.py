@@ -1,6 +1,6 @@
-"""What a comparison asks, and its answer: time, loss, time to a target, steps to a target.
+"""The questions that a comparison can ask (time, loss, time or steps to a target) and their verdicts.
 
-Times are decided in bench/compare/verdict.py.
+The verdict on times is in bench/compare/verdict.py.
 """
 
 import math
@@ -13,7 +13,7 @@ from bench.compare import effects, eligibility
 from bench.compare.clocks import Arms
 from bench.record.rows import Row, metric_of
 
-QUESTIONS = {  # word of on=: what it asks
+QUESTIONS = {  # {value of the setting "on": what is compared}
     "time": "time, at equal losses",
     "loss": "loss, at equal steps",
     "time_to_target": "time to the target loss",
@@ -26,19 +26,19 @@ KINDS = ("time_to_target", "steps_to_target", "ms_per_step", LOSS_AT_STEPS, LOSS
 
 
 class Steps(TypedDict):
-    """Steps to the target.  Pairs are of A and B."""
+    """The comparison of the steps to the target.  Pairs are [A, B]."""
 
-    mean: list[float | None]  # None: the runs of the arm have no common number of steps, or none reaches the target
-    p: float | None  # two-sided Welch t; None: in each arm all runs take as many
-    alpha: float  # that p must be below: looks after every round and several candidates share it (Bonferroni)
-    why: str | None  # why the steps of both arms cannot be compared; None: they can
+    mean: list[float | None]  # None for an arm without a timed run
+    p: float | None  # of a two-sided Welch t test; None if no arm's number of steps varies
+    alpha: float  # threshold of p, divided among interim analyses and candidates (Bonferroni)
+    why: str | None  # why the numbers of steps cannot be compared; None if they can
 
 
 def steps_to(arms: Arms, loss: effects.Loss, alpha: float) -> Steps:
-    """Rows of the runs that count, and their losses.
+    """Compares the steps that both arms needed to reach the target.  arms: the runs that are not excluded.
 
-    Runs that stop at the target took the steps that they took.  Of a fixed number of steps the mean val_loss of each
-    arm must be shown to be below the target.
+    For runs that stop at the target, the steps are counted.  For runs of a fixed length, the mean val_loss of each arm
+    must be shown to be below the target.
     """
     taken = [[row["num_steps"] or 0 for row in rows] for rows in arms]
     why = None
@@ -60,18 +60,18 @@ def steps_to(arms: Arms, loss: effects.Loss, alpha: float) -> Steps:
 
 
 def steps_answer(steps: Steps | None, is_at_a_look: bool) -> str:
-    """The verdict on steps to the target: better is fewer."""
+    """Returns the verdict on the steps to the target: fewer are better."""
     if steps is None or steps["why"] is not None or not is_at_a_look:
         return "inconclusive"
     a, b = steps["mean"]
     assert a is not None and b is not None
-    if steps["p"] is None:  # every run of an arm takes as many
+    if steps["p"] is None:  # all runs of an arm take the same number of steps
         return "equivalent" if a == b else "better" if b < a else "worse"
     return "inconclusive" if steps["p"] >= steps["alpha"] else "better" if b < a else "worse"
 
 
 def loss_answer(loss: effects.Loss, alpha: float, is_at_a_look: bool) -> str:
-    """The verdict on the goal's metric: equivalent inside the margin, else better or worse where p < alpha."""
+    """Returns the verdict on the goal's metric: equivalent inside the margin, else better or worse if p < alpha."""
     if loss["verdict"] == "unknown" and loss["reasons"]:
         return "not_comparable"
     if loss["verdict"] == "waived":
@@ -99,10 +99,11 @@ def kind_of(
     has_losses: bool,
     margin_pct: float,
 ) -> tuple[str | None, str]:
-    """Rows of the runs of both arms that have a time -> (one of KINDS or None, the sentence).
+    """Returns what the arms can be compared by, as one of KINDS or None, and a sentence about it.
 
-    target: of the goal's metric, None without a common one; judged: the track's, time or steps; has_times, has_losses:
-    whether these are compared; margin_pct: mean times that differ by less are equal.
+    arms: the timed runs.  target: in the unit of the goal's metric, None if the arms have no common target.  judged:
+    what the track judges, time or steps.  has_times, has_losses: whether they are compared.  margin_pct: mean times
+    that differ by less count as equal.
     """
     steps = [_known_in(rows, "num_steps") for rows in arms]
     is_equal = len(set[int]().union(*steps)) < 2 and len(_known_in([*arms[0], *arms[1]], "batch_tokens")) < 2
@@ -121,7 +122,7 @@ def kind_of(
         return LOSS_AT_STEPS, f"loss at {_at(steps)}; not times"
     settings = {row["comparability_id"] for rows in arms for row in rows}
     a_s, b_s = (stats.mean(eligibility.times_s(rows) or [math.nan]) for rows in arms)
-    if len(settings) == 1 and None not in settings and abs(b_s / a_s - 1) < margin_pct / 100:  # of nan never
+    if len(settings) == 1 and None not in settings and abs(b_s / a_s - 1) < margin_pct / 100:  # False for nan
         return LOSS_AT_TIME, f"loss at equal time, after {_each(steps)} steps; not times"
     return None, f"losses after {_each(steps)} steps, which are neither equal steps nor equal time"
 
@@ -136,7 +137,7 @@ def _to_target(steps: list[set[int]], reached: str, judged: str, is_equal: bool)
 
 
 def _reaches(rows: Sequence[Row], target: float | None) -> bool:
-    """Whether the mean reaches the target, or each run where runs stop at it; as bench/compare/eligibility.py asks."""
+    """Returns whether the arm reaches the target, by the rule that bench/compare/eligibility.py applies."""
     scores = [row["score"] for row in rows if row["score"] is not None]
     if target is None or not scores:
         return False

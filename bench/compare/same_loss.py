@@ -1,8 +1,7 @@
 """Time and steps to the same loss in a race without a target, from the curves of its runs.
 
-The loss, a value of the metric of the runs' goal, is the worst with which any run ended, so that every run has reached
-it.  It depends on all runs alike: exchanging the names of two equal arms leaves it as it is, and so a test of the
-times to it keeps its level.
+The loss is the worst final value of the goal's metric among all runs, so every run has reached it.  It is symmetric in
+the arms: swapping two equal arms does not change it, so a test of the times to it keeps its level.
 """
 
 import math
@@ -16,12 +15,12 @@ from bench.record.step_files import Validation
 
 
 class SameLoss(TypedDict):
-    """The ways of a baseline and a candidate to the same loss; pairs are (baseline, candidate)."""
+    """Time and steps of a baseline and a candidate to the same loss.  Pairs are [baseline, candidate]."""
 
-    val_loss: float  # the goal's metric
-    mean_s: list[float | None]  # geometric means of the seconds to it
+    val_loss: float  # the loss that all runs reached, in the unit of the goal's metric
+    mean_s: list[float | None]  # geometric mean time to the loss
     mean_steps: list[float]
-    change_pct: float | None  # of the seconds
+    change_pct: float | None  # change of the geometric mean time
     ci95_pct: list[float] | None
     p: float | None
     verdict: str  # faster, slower, equivalent, inconclusive or not_comparable
@@ -30,9 +29,9 @@ class SameLoss(TypedDict):
 def way(
     curve: Sequence[Validation], goal: float, metric: Metric = VAL_LOSS, interpolate: bool = False
 ) -> tuple[float | None, float | None]:
-    """(steps, seconds) to the first validation that reaches goal; (None, None) where none does.
+    """Returns (steps, seconds) to the first validation that reaches goal, or (None, None) if none does.
 
-    interpolate: to where the line from the validation before it crosses goal.
+    interpolate: return where the line from the previous validation crosses goal instead.
     """
     for number, (step, at_s, value) in enumerate(curve):
         if metric.reaches(value, goal):
@@ -52,9 +51,10 @@ def compared(
     race: Mapping[str, Any],
     plan: Any,
 ) -> SameLoss:
-    """Rows of both arms, complete; curves: {run_id: its validations with times} of all arms.  alpha: of this question.
+    """Compares the times of both arms' complete runs to the worst final loss in curves.
 
-    race: the Comparison of both, for its floor, its margin and whether times may be compared; plan: of the race.
+    curves: {run_id: validations with times} of all arms.  alpha: level of this question.  race: the arms' Comparison,
+    for its noise floor, margin and comparability.  plan: the plan of the race.
     """
     metric = metric_of(row for rows in arms for row in rows)
     loss = metric.sign * max(metric.sign * curve[-1][2] for curve in curves.values())

@@ -1,35 +1,35 @@
-"""When a search promotes, drops and keeps a candidate: the rules of its races, and the error budget that they share.
+"""When a search promotes, drops or keeps a candidate: the stopping rules of its races and their shared error budget.
 
-    stop: Stop = {"sd": 0.003, "effect": 0.005, "level": None}       a race: level None; a confirmation has one
-    outcome(stop, [[0.004, 0.006, ...]], num_rounds)                 PROMISING, KEEP, DROP, or None: go on
+    stop: Stop = {"sd": 0.003, "effect": 0.005, "level": None}       level: None for a race, a number to confirm
+    outcome(stop, [[0.004, 0.006, ...]])                             PROMISING, KEEP, DROP, or None to continue
 
-A gain is what the candidate is better by in one round (a run of each arm, back to back), on log time or in the unit of
-the metric.  A candidate passes two stages, each on seeds of its own.
+A gain is the improvement of the candidate over the champion in one round (a run of each arm, back to back), in log time
+or in the unit of the metric.  A candidate passes two stages, a race and a confirmation, each on fresh seeds.
 
-The race is Wald's sequential test of the effect that the search looks for against none, with the calibrated noise.  It
-is a screen: it decides what is worth a confirmation, at any error rate, and spends nothing.
+The race is Wald's sequential test of the effect that the search looks for against no effect, with the calibrated noise.
+It only screens for candidates worth a confirmation, so its error rate is free and it spends no alpha.
 
-The confirmation keeps a candidate where its e-value reaches 1 / level.  The e-value is a product over the rounds of
-2 / (1 + exp(-2 tilt gain)), with tilt = effect / (2 sd^2): where the candidate is no better, a gain is as likely to be
-x as -x, so each factor has mean 1 at most given the rounds before (a test of symmetry: de la Pena 1999; Ramdas, Ruf,
-Larsson and Koolen 2022), and the product reaches 1 / level with probability level at most, however often one looks
-(Ville 1939).  Neither the noise of the candidate nor its shape is assumed: a factor is at most 2, so no lucky run keeps
-anything.  sd decides how many rounds are needed, never how often a keep is wrong.
+The confirmation keeps a candidate when its e-value reaches 1 / level.  The e-value is a product over the rounds of
+2 / (1 + exp(-2 tilt gain)), with tilt = effect / (2 sd^2).  If the candidate is no better, gains of x and -x are
+equally likely, so each factor has a mean of at most 1 given the earlier rounds (a test of symmetry: de la Pena 1999;
+Ramdas, Ruf, Larsson and Koolen 2022), and the product reaches 1 / level with probability at most level, however often
+it is inspected (Ville 1939).  The distribution of the noise is not assumed; a factor is at most 2, so a single lucky
+run keeps nothing.  sd determines how many rounds are needed, not how often a keep is wrong.
 
-Which run of a round comes first is drawn in blocks of four rounds (bench/plans/race/plan.py), not for each round.  So
-on a machine that drifts within a round, the sign of the drift in the third and fourth round follows from the first two,
-and the mean of a factor given the rounds before can exceed 1.  The blocks cancel the drift in return: by simulation a
-candidate that is no better is confirmed less often than with a coin for each round (0.2 % against 1.7 % at a level of
-2.5 %, where half the drift is about 0.85 and the noise 1 in units of 1 / (2 tilt)).
+Which run of a round comes first is drawn in blocks of four rounds (bench/plans/race/plan.py), not for each round.  On a
+machine that drifts within a round, the sign of the drift in the third and fourth round therefore follows from the first
+two, and the mean of a factor given the earlier rounds can exceed 1.  In return the blocks cancel the drift: by
+simulation, a candidate that is no better is confirmed less often than if each round were randomized independently
+(0.2 % vs 1.7 % at a level of 2.5 %, where half the drift is about 0.85 and the noise 1 in units of 1 / (2 tilt)).
 
 The levels are those of LORD++ (Ramdas, Yang, Wainwright and Jordan, "Online control of the false discovery rate with
-decaying memory", NeurIPS 2017): alpha is there to begin with and is earned again with each keep but the first, and what
-is there is spent on the confirmations that follow by gamma_j = 1 / (j (j + 1)), which add up to 1.  So the levels of
-all confirmations never add up to more than alpha for each keep so far, and to alpha before the first: in a search in
-which nothing is better alpha is the chance that anything at all is kept, and of what is kept at most the share alpha
-is false (E[false keeps] <= alpha E[keeps or 1]), for searches of any length.  Only confirmations count as tests,
-because their seeds are fresh: given all that was seen before, each is valid by itself, whatever chose the candidate.
-e-LOND (Xu and Ramdas, AISTATS 2024), which allows any dependence and earns less, takes a quarter more runs for a keep.
+decaying memory", NeurIPS 2017).  The budget starts at alpha, and each keep but the first adds alpha; each of these is
+spent on the confirmations that follow by gamma_j = 1 / (j (j + 1)), which add up to 1.  So the levels of all
+confirmations add up to at most alpha per keep, and to alpha before the first.  If nothing is better, alpha bounds the
+probability that a search of any length keeps anything, and otherwise the share of false keeps:
+E[false keeps] <= alpha E[keeps or 1].  Only confirmations count as tests, because their seeds are fresh: given all
+earlier results, each is valid by itself, however the candidate was chosen.  e-LOND (Xu and Ramdas, AISTATS 2024), which
+allows any dependence and earns less, takes a quarter more runs for a keep.
 """
 
 import math
@@ -47,22 +47,22 @@ PROMISING: Outcome = "promising"
 KEEP: Outcome = "keep"
 DROP: Outcome = "drop"
 UNDECIDED = "undecided"
-PROMOTE_LOG_ODDS = 0.5  # of the effect against none, at which a race ends in a confirmation
-DROP_LOG_ODDS = -1.8  # at which it ends; a candidate that has the effect is dropped with a chance of exp(-1.8) at most
-GIVE_UP_LOG_ODDS = -3.0  # at which a confirmation ends: what is known by then speaks for the candidate
-SPARE = 4.0  # times the expected rounds are planned
+PROMOTE_LOG_ODDS = 0.5  # log odds of the effect vs none at which a race leads to a confirmation
+DROP_LOG_ODDS = -1.8  # log odds at which a race drops; with the effect, the probability is at most exp(-1.8)
+GIVE_UP_LOG_ODDS = -3.0  # log odds at which a confirmation drops; lower, because the race favoured the candidate
+SPARE = 4.0  # planned rounds as a multiple of the expected ones
 
 
 class Stop(TypedDict):
-    """The stopping rule of a race of a search, in its plan (sequential.stop)."""
+    """The stopping rule of a search's race, stored in the race's plan (sequential.stop)."""
 
-    sd: float  # of one run, as gains are measured
-    effect: float  # that the search looks for, as gains are measured
-    level: float | None  # of the confirmation; None: a race that only screens
+    sd: float  # standard deviation of one run, in the unit of the gains
+    effect: float  # the effect that the search looks for, in the unit of the gains
+    level: float | None  # level of a confirmation; None for a race
 
 
 def level(alpha: float, kept: Sequence[bool]) -> float:
-    """The level of the next confirmation, after those that ended in a keep or not."""
+    """Returns the level of the next confirmation.  kept: whether each earlier confirmation ended in a keep."""
     j = len(kept) + 1
     keeps = [number for number, is_keep in enumerate(kept, 1) if is_keep]
     return alpha * math.fsum(_gamma(j - earned_at) for earned_at in (0, *keeps[1:]))
@@ -73,27 +73,27 @@ def _gamma(j: int) -> float:
 
 
 def log_odds(stop: Stop, gains: Iterable[float]) -> float:
-    """Log likelihood ratio of the effect against none: gains are normal with a variance of 2 sd^2."""
+    """Returns the log likelihood ratio of the effect vs none, for normal gains with a variance of 2 sd^2."""
     effect, variance = stop["effect"], 2 * stop["sd"] ** 2
     return math.fsum((gain - effect / 2) * effect / variance for gain in gains)
 
 
 def log_e(stop: Stop, gains: Iterable[float]) -> float:
-    """Log e-value against "no better"."""
+    """Returns the log e-value against the hypothesis that the candidate is no better."""
     tilt = stop["effect"] / (2 * stop["sd"] ** 2)
     return math.fsum(math.log(2) - _softplus(-2 * tilt * gain) for gain in gains)
 
 
 def _softplus(x: float) -> float:
-    """log(1 + exp(x))."""
+    """Returns log(1 + exp(x)) without overflow."""
     return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 def outcome(stop: Stop, by_clock: Sequence[Sequence[float]]) -> Outcome | None:
-    """What the rounds so far say; None: nothing yet.
+    """Returns the outcome of the rounds so far, or None if the race must continue.
 
-    by_clock: the gains of all rounds by each clock that times them; the clock that speaks least for the candidate
-    decides, which is valid for whoever is no better by one of them.
+    by_clock: the gains of all rounds by each clock.  The clock least favourable to the candidate decides, so the error
+    rate holds for a candidate that is no better by either clock.
     """
     if not by_clock or not min(map(len, by_clock)):
         return None
@@ -106,9 +106,9 @@ def outcome(stop: Stop, by_clock: Sequence[Sequence[float]]) -> Outcome | None:
 
 
 def expected_rounds(stop: Stop) -> float:
-    """The number of rounds that a race or a confirmation of a candidate with the effect takes on average.
+    """Returns the mean number of rounds that a candidate with the effect takes to pass.
 
-    What is needed over the rate at which the evidence grows: the mean of a round's log e-value, or of its log odds.
+    It is the required evidence divided by the mean of a round's log odds, or log e-value in a confirmation.
     """
     sd = math.sqrt(2) * stop["sd"]
     grid = [number / 10 for number in range(-50, 51)]
@@ -121,20 +121,20 @@ def expected_rounds(stop: Stop) -> float:
 
 
 def least_rounds(stop: Stop) -> int:
-    """The number of rounds before which no confirmation ends in a keep."""
+    """Returns the smallest number of rounds after which a confirmation can keep; 1 for a race."""
     return 1 if stop["level"] is None else math.ceil(-math.log(stop["level"]) / math.log(2))
 
 
 def most_rounds(stop: Stop) -> int:
-    """The rounds of a plan: enough for all but a few of the candidates that have the effect."""
+    """Returns the number of rounds to plan: enough for nearly all candidates that have the effect."""
     return max(least_rounds(stop) + 2, math.ceil(SPARE * expected_rounds(stop)))
 
 
 def gains(pairs: Sequence[tuple[Row, Row]], on: str, metric: Metric) -> list[list[float]]:
-    """Rows of the champion's and the candidate's run of each round -> their gains by each clock; on: the question.
+    """Returns the gains of all rounds by each clock.  pairs: the champion's and the candidate's run; on: the question.
 
-    Of time by the run's own clock and, where the records know of it, by the launcher's, less the validations that both
-    runs had; [] where a run has no time by the latter.  Of loss there is one clock.
+    Times are compared by the runs' own clocks and, if the records have it, by the launcher's, less the shorter of both
+    runs' validation times; [] if a run has no time left by the latter.  Losses give one list.
     """
     if on == "loss":
         return [[metric.sign * (_score(a) - _score(b)) for a, b in pairs]]
@@ -157,22 +157,21 @@ def _score(row: Row) -> float:
 
 
 class Finding(TypedDict):
-    """What the rounds of a race of a search say so far."""
+    """The state of a search's race after the rounds so far."""
 
-    outcome: Outcome | None
-    why: str | None  # a sentence, where the numbers did not decide
-    gain: float | None  # the mean by the clock that speaks least for the candidate
-    gains: list[list[float]]
+    outcome: Outcome | None  # None if the race must continue
+    why: str | None  # a sentence, if something other than the numbers decided
+    gain: float | None  # mean gain by the clock least favourable to the candidate
+    gains: list[list[float]]  # as gains() returns them
     log_odds: float | None
     log_e: float | None
-    num_rounds: int  # in which both runs count
+    num_rounds: int  # rounds in which both runs have a value
 
 
 def judge(stop: Stop, on: str, champion: Sequence[Path], candidate: Sequence[Path]) -> Finding:
-    """Folders of the runs of the champion and the candidate, round by round -> Finding.
+    """Judges the rounds so far from the run folders of the champion and the candidate.
 
-    A run of the candidate that failed or is not valid drops it.  A round whose champion's run has no time is not
-    counted.
+    A candidate with a failed or invalid run is dropped.  A round whose champion's run has no value is skipped.
     """
     a_rows, b_rows = ([row_of(run_folder.read(folder)) for folder in folders] for folders in (champion, candidate))
     has_value = eligibility.is_complete if on == "loss" else eligibility.is_timed
@@ -210,7 +209,7 @@ def judge(stop: Stop, on: str, champion: Sequence[Path], candidate: Sequence[Pat
 
 
 def _repeated(folders: Sequence[Path], rows: Sequence[Row]) -> str | None:
-    """A sentence where two seeds gave the same losses throughout: one lucky draw, repeated, is one run."""
+    """Returns a sentence if two seeds gave bit-identical losses, which would count one lucky draw twice, else None."""
     seeds: dict[str, int | None] = {}
     for folder, row in zip(folders, rows, strict=True):
         losses_id = step_files.losses_id_of(folder)

@@ -1,4 +1,4 @@
-"""The arguments of a comparison -> its arms: groups of started runs."""
+"""Turns the arguments of a comparison into its arms, which are groups of started runs."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,23 +24,23 @@ class Arm:
     name: str  # as the user typed it, or the arm's name in its race
     rows: list[Row] = field(default_factory=list)
     folders: list[str | None] = field(default_factory=list)  # None for a log
-    records: dict[str, dict[str, Any]] = field(default_factory=dict)  # run_id -> record, of runs that lie in no folder
-    plan: Mapping[str, Any] | None = None  # of the race, made before its first run
-    race: str | None = None  # the folder of the race
-    unplanned_look: bool = False  # the race's interim state was shown when no look was due
-    # the Comparison that race.json has of this arm; the baseline's: its first candidate's
+    records: dict[str, dict[str, Any]] = field(default_factory=dict)  # {run_id: record} of runs without a folder
+    plan: Mapping[str, Any] | None = None  # plan of the race, made before its first run
+    race: str | None = None  # folder of the race
+    unplanned_look: bool = False  # whether results of the race were shown at an interim analysis that was not planned
+    # the Comparison of this arm in race.json; for the baseline, that of its first candidate
     reported: Mapping[str, Any] | None = None
-    damaged: dict[str, str] = field(default_factory=dict)  # run_id -> why its steps cannot be read, of those asked for
-    in_race: tuple[str, str] | None = None  # its name in the race and what it is there, its overrides
-    warm_ups: Sequence[str | Path] = ()  # folders of its race's discarded runs: an arm's look is that of its first run
+    damaged: dict[str, str] = field(default_factory=dict)  # {run_id: why its steps could not be read}
+    in_race: tuple[str, str] | None = None  # (name, overrides) in the race
+    warm_ups: Sequence[str | Path] = ()  # folders of discarded warm-up runs, the first of which has the arm's traces
 
     def record_of(self, number: int) -> Mapping[str, Any]:
-        """The whole record of the run that has this number in rows."""
+        """Returns the whole record of the run with this index in rows."""
         folder = self.folders[number]
         return self.records[self.rows[number]["run_id"]] if folder is None else run_folder.read(folder)
 
     def steps_of(self, number: int) -> list[dict[str, Any]]:
-        """Rows of this run's steps.csv; of a log what the importer put into the record; [] where it is damaged."""
+        """Returns the rows of the run's steps.csv, or a log's imported steps; [] if they are damaged."""
         folder = self.folders[number]
         if folder is None:
             return self.record_of(number).get("steps") or []
@@ -52,10 +52,10 @@ class Arm:
 
 
 def arms_from_words(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
-    """What follows the verb -> arms, the baseline first.
+    """Turns command-line arguments into arms, the baseline first.
 
-    Each word is an arm, a race alone is all of its arms, and "vs" between words makes everything up to it one arm.
-    What cannot be read is skipped and reported to on_error(message).  ValueError: there is nothing to compare.
+    Each word is an arm, a race alone stands for all its arms, and "vs" separates arms of several words each.  What
+    cannot be read is skipped and reported to on_error(message).  Raises ValueError if there is nothing to compare.
     """
     sides: list[list[str]] = [[]] if SEPARATOR in words else [[word] for word in words]
     for word in words if SEPARATOR in words else ():
@@ -78,9 +78,10 @@ def arms_from_words(words: Sequence[str], on_error: OnError = None) -> list[Arm]
 
 
 def arm_from_each(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
-    """Words -> an arm each, also of one run; a race alone is its arms, called RACE:ARM.  For who looks, not compares.
+    """Turns each word into an arm, even of one run, for commands that show runs without comparing them.
 
-    What cannot be read is skipped and reported to on_error(message).  ValueError: a word means no run.
+    A race alone gives its arms, called RACE:ARM.  What cannot be read is skipped and reported to on_error(message).
+    Raises ValueError if there is no run.
     """
     selected, arms = _Selected([[word] for word in words], on_error), list[Arm]()
     for group in selected.groups:
@@ -95,10 +96,10 @@ def arm_from_each(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
 
 
 def arm_from_folders(name: str, folders: Iterable[str | Path], on_error: OnError = None, **race_facts: Any) -> Arm:
-    """Run folders -> one arm, of the records themselves: what is judged by it comes from no store.
+    """Reads run folders as one arm, from the records themselves rather than from the store.
 
     race_facts: plan, race, unplanned_look, reported, in_race and warm_ups, as in Arm.  What cannot be read is skipped
-    and reported to on_error(message).  ValueError: a path is not a folder.
+    and reported to on_error(message).  Raises ValueError if a path is not a folder.
     """
     arm = Arm(name, **race_facts)
     for folder in sorted(set(map(os.path.abspath, folders))):
@@ -115,19 +116,19 @@ def arm_from_folders(name: str, folders: Iterable[str | Path], on_error: OnError
 
 
 class _Selected:
-    """What each side of a comparison names.  Rows are read once for all sides, which is quicker than arm by arm."""
+    """What each side of a comparison names.  Rows are read once for all sides, which is faster than arm by arm."""
 
     def __init__(self, sides: Iterable[Sequence[str]], on_error: OnError) -> None:
         lookup = named.Lookup()
         self.groups, self._on_error = [lookup.each(side) for side in sides], on_error
         paths = dict[Path, None]()
         for found in (found for group in self.groups for found in group if not found.race):
-            # of runs that were found by their ids the folders above, which the store answers at once
+            # for runs found by id, their parent folders, which the store answers fastest
             paths |= dict.fromkeys((path.parent for path in found.paths) if found.by_id else found.holders)
         self._rows: dict[str, Row] = dict(store.read_rows(list(paths), on_error, logs_too=True))
 
     def arm(self, group: Sequence[named.Named]) -> Arm:
-        """All that is named as one arm.  ValueError: there is no run of it."""
+        """Returns everything that group names as one arm.  Raises ValueError if it has no run."""
         parts = [self._part(found) for found in group]
         if len(parts) == 1:
             return parts[0]
@@ -137,7 +138,7 @@ class _Selected:
         return _once(", ".join(part.name for part in parts), rows, folders, records)
 
     def arms_of_race(self, meant: named.Named, with_baseline: bool = True) -> list[Arm]:
-        """The arms of RACE, or ARM of RACE:ARM and its baseline, which comes first.  ValueError: one has no run."""
+        """Returns the arms of RACE, or the baseline and ARM of RACE:ARM.  Raises ValueError if an arm has no run."""
         assert meant.race is not None
         arms = _arms_of_race(meant.race, self._on_error)
         if meant.arm is not None and meant.arm not in arms:
@@ -162,7 +163,7 @@ class _Selected:
 def _once(
     name: str, rows: list[Row], folders: Sequence[str | None], records: dict[str, dict[str, Any]] | None = None
 ) -> Arm:
-    """An arm of these runs, each of them once."""
+    """Returns an arm of these runs without duplicates."""
     once = index_of_runs(rows)
     return Arm(name, [rows[number] for number in once], [folders[number] for number in once], records or {})
 
@@ -179,7 +180,7 @@ def _arm_from_paths(word: str, paths: Iterable[Path], rows: Mapping[str, Row]) -
     folders = list(dict.fromkeys(folders))
     if not folders:
         if any(True for path in paths for _ in run_folder.walk(os.path.abspath(path))):
-            raise ValueError(f"{word}: none of its records can be read: restore run.json")  # and its logs are no run
+            raise ValueError(f"{word}: none of its records can be read: restore run.json")  # its logs are not imported
         return _arm_from_logs(word, paths)
     kept = [folder for folder in folders if not rows[folder]["discarded"]]  # warm-up runs of races are never compared
     if not kept:
@@ -188,7 +189,7 @@ def _arm_from_paths(word: str, paths: Iterable[Path], rows: Mapping[str, Row]) -
 
 
 def _arm_from_logs(word: str, paths: Iterable[Path]) -> Arm:
-    """Logs that other harnesses wrote, each in the first format in which it holds a run; copies of a log count once."""
+    """Imports logs of other harnesses, each in the first format that finds a run; copies of a log count once."""
     from bench.record.importers import dialects
 
     rows: list[Row] = []
@@ -211,7 +212,7 @@ def _arm_from_logs(word: str, paths: Iterable[Path]) -> Arm:
 
 
 def _arms_of_race(folder: Path, on_error: OnError) -> dict[str, Arm]:
-    """race.json -> {name: Arm}; the discarded warm-up runs are not among the runs."""
+    """Returns {name: Arm} of a race, whose rows leave out the discarded warm-up runs."""
     race = race_folder.read(folder)
     arms: dict[str, Arm] = {}
     against = race_folder.verdicts_of(race)
@@ -240,7 +241,7 @@ def _arms_of_race(folder: Path, on_error: OnError) -> dict[str, Arm]:
 
 
 def called(arms: Sequence[Arm]) -> list[tuple[str, str]]:
-    """What sentences call each arm, and what it is: in one race its name and overrides there, else A, B, C ..."""
+    """Returns (name, description) of each arm: its name and overrides if all are of one race, else A, B, C ..."""
     callings = [arm.in_race for arm in arms if arm.in_race is not None]
     if len({arm.race for arm in arms}) == 1 and len(set(callings)) == len(arms):
         return callings
@@ -249,7 +250,7 @@ def called(arms: Sequence[Arm]) -> list[tuple[str, str]]:
 
 
 def open_races(arm: Arm) -> list[str]:
-    """Ids of races that runs of the arm belong to and that have not ended.  A race named as such is its own matter."""
+    """Returns the ids of unfinished races that the arm's runs belong to, unless the arm was selected by its race."""
     race_ids = set()
     for row, folder in zip(arm.rows, arm.folders, strict=True):
         if row["race_id"] and folder and arm.race is None:

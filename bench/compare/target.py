@@ -1,10 +1,10 @@
-"""The limits that a track sets, and whether repeats reach its target.
+"""The limits that a track sets, and whether repeated runs reach its target.
 
-Losses are compared with a target only here, by the statistic that the track's rules name:
-t  a fixed number of steps is won when the mean val_loss is below the target, one-sided t test, p below p_value
-z  won at the first step at which the mean of all runs is so far below it that (target - mean) * sqrt(runs) >= 0.004
-   nats: first_passing().  It assumes a standard deviation of 0.0013 nats over runs and p < 0.001, so that one run is
-   enough.  modded-nanogpt, records/track_3_optimization/README.md, rules 3 and 5
+Only this module compares losses with a target, by the statistic that the track's rules name:
+t  runs of a fixed number of steps pass if their mean val_loss is below the target (one-sided t test, p below p_value)
+z  runs pass at the first step at which (target - mean of all runs) * sqrt(runs) >= 0.004 nats: first_passing().  This
+   assumes a standard deviation of 0.0013 nats between runs and p < 0.001, so a single run suffices.  modded-nanogpt,
+   records/track_3_optimization/README.md, rules 3 and 5
 """
 
 import functools
@@ -22,45 +22,45 @@ from bench.config import groups
 from bench.config.schema import TrackConfig, TrackRules
 from bench.record.rows import Row, metric_of
 
-MARGIN_PCT = TrackRules.equivalence_margin_pct  # of a track that names none, and of plans from before there was one
-LIMITS = ("alpha", "equivalence_margin_pct")  # of track.rules, as the margin: a plan may ask less, never more
-ROUNDING_NATS = 1e-9  # losses are printed with four digits or more: a margin met but for the last bit of a float is met
-OF_LOGS = "gpt2_small"  # the track with the rules of the harness whose logs are imported
+MARGIN_PCT = TrackRules.equivalence_margin_pct  # default of tracks, and of plans that predate the margin
+LIMITS = ("alpha", "equivalence_margin_pct")  # upper limits in track.rules; a plan's values may be smaller
+ROUNDING_NATS = 1e-9  # tolerance of margins against float rounding; losses are printed with four digits or more
+OF_LOGS = "gpt2_small"  # the track that has the rules of the harness whose logs are imported
 
 
 class LossTest(TypedDict):
-    """One-sided t test of the losses of independent runs; None where nothing can be tested: no target, or one loss."""
+    """One-sided t test of independent runs' losses; t, p and below are None without a target or with one loss."""
 
     n: int
     mean: float | None
     sd: float | None
     t: float | None
     p: float | None
-    below: bool | None  # the mean is shown to be better than the target: below it, or above where higher is better
+    below: bool | None  # whether the mean is shown to be better than the target, in the direction of the metric
 
 
 class Decision(LossTest):
-    passed: bool | None  # None: nothing to decide
-    words: str
-    step: int | None  # the first that passes, by the z rule; None by the t test, which is of the last, and of none
+    passed: bool | None  # None if there is nothing to decide
+    words: str  # the decision as a sentence
+    step: int | None  # the first step that passes by the z rule; None if none does, and for the t test
 
 
-Curve = Mapping[int, float]  # {step: value of the goal's metric} of a run's validations
+Curve = Mapping[int, float]  # {step: value of the goal's metric} at a run's validations
 
 
 def p_value_of(track: str | None) -> float:
-    """The p that conf/track/ asks for on this track."""
+    """Returns the p value that conf/track/ requires on this track."""
     p_value: float = track_settings(track)["p_value"]
     return p_value
 
 
 def rules_of(track: str | None) -> TrackRules:
-    """track.rules of conf/track/, with the defaults of what they do not name."""
+    """Returns the track's rules from conf/track/, with defaults for what they leave out."""
     return TrackRules(**(track_settings(track).get("rules") or {}))
 
 
 def margin_of(track: str | None, metric: Metric) -> tuple[float, str]:
-    """(how much worse the metric may be on the track and still count as no worse, in its unit; why so much)."""
+    """Returns (margin, source): by how much the metric, in its unit, may be worse and still count as no worse."""
     if metric != VAL_LOSS:
         return metric.margin or 0.0, f"the default of {metric.name}" if metric.margin else "as no other is known"
     is_named = "loss_margin_nats" in (track_settings(track).get("rules") or {})
@@ -69,10 +69,9 @@ def margin_of(track: str | None, metric: Metric) -> tuple[float, str]:
 
 
 def planned_margin(plan: Mapping[str, Any], metric: Metric) -> float | None:
-    """A plan's margin of the goal's metric, in its unit; None: it names none.
+    """Returns a plan's margin in the unit of the goal's metric, or None if the plan has none.
 
-    A plan from before margins had units has loss_margin_nats, which of another metric than val_loss says nothing unless
-    somebody chose it.
+    Older plans have loss_margin_nats, whose default applies to val_loss only.
     """
     if "margin" in plan:
         margin: float = plan["margin"]
@@ -82,10 +81,9 @@ def planned_margin(plan: Mapping[str, Any], metric: Metric) -> float | None:
 
 
 def laxer_than_track(track: str | None, settings: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """The limits of a plan that are laxer than its track's -> [(setting, its value, the track's)].
+    """Returns [(setting, value, track's limit)] of a plan's settings that are laxer than its track allows.
 
-    settings: a plan, or the settings of one: of LIMITS and margins those that it names.  A track that fixes nothing has
-    no limits.
+    settings: a plan or its settings; those that are missing are not checked.  A track that fixes nothing has no limits.
     """
     rules, metric = rules_of(track), named(*(settings.get("metric") or ())[:3])
     allowed = {key: getattr(rules, key) for key in (*LIMITS, "loss_margin_nats")}
@@ -96,7 +94,7 @@ def laxer_than_track(track: str | None, settings: Mapping[str, Any]) -> list[tup
 
 @functools.cache
 def track_settings(track: str | None) -> dict[str, Any]:
-    """conf/track/ of this track; for one that it does not have (a log's, None) that of OF_LOGS."""
+    """Returns the track's settings in conf/track/; for unknown tracks and None (logs), those of OF_LOGS."""
     name = track if track in groups.choices("track") else OF_LOGS
     settings: dict[str, Any] = yaml.safe_load(groups.path_of("track", name).read_text())["track"]
     return settings
@@ -105,7 +103,7 @@ def track_settings(track: str | None) -> dict[str, Any]:
 def loss_test(
     losses: Sequence[float], target_val_loss: float | None, p_value: float, metric: Metric = VAL_LOSS
 ) -> LossTest:
-    """Losses of independent runs, or scores by another metric, against a target; None: there is none."""
+    """Tests the losses, or values of another metric, of independent runs against a target (None: no target)."""
     t = p = None
     if target_val_loss is not None:
         t, p = stats.one_sample_t_less([metric.sign * loss for loss in losses], metric.sign * target_val_loss)
@@ -115,43 +113,43 @@ def loss_test(
 
 
 class StepMean(NamedTuple):
-    """The validations of several runs at one step."""
+    """The mean validation loss of several runs at one step."""
 
     step: int
-    n: int  # runs
-    mean: float  # nats
+    n: int  # number of runs
+    mean: float  # nats per token
 
     def margin_nats(self, target_val_loss: float) -> float:
-        """(target - mean) * sqrt(n): the left side of the z rule."""
+        """Returns (target - mean) * sqrt(n), the left side of the z rule."""
         return (target_val_loss - self.mean) * math.sqrt(self.n)
 
 
 def step_means(curves: Sequence[Curve]) -> list[StepMean]:
-    """{step: val_loss} of each run -> the means at the steps at which every run was validated, in their order."""
+    """Returns the means of the curves at the steps that all of them have, in order."""
     steps: list[set[int]] = [set(curve) for curve in curves]
     common = sorted(set.intersection(*steps)) if steps else []
     return [StepMean(step, len(curves), stats.mean([curve[step] for curve in curves])) for step in common]
 
 
 def first_passing(curves: Sequence[Curve], target_val_loss: float, z_margin_nats: float) -> StepMean | None:
-    """The first step at which the runs, taken together, are below the target by the z rule; None: there is none.
+    """Returns the first step at which the runs together are below the target by the z rule, or None.
 
-    curves: {step: val_loss in nats a token} of each run, one or more, all of them, each as long as it ran: only steps
-    at which every run was validated are judged.  A run may have ended before its schedule did, and runs may go on
-    after the step that counts.  target_val_loss and z_margin_nats: 3.28 and 0.004 on track 3 (conf/track/steps.yaml).
+    curves: {step: val_loss in nats per token} of every run.  Only steps at which all runs were validated are judged; a
+    run may have ended before its schedule did, or continued after the step that counts.  target_val_loss and
+    z_margin_nats: 3.28 and 0.004 on track 3 (conf/track/steps.yaml).
     """
     return next((at for at in step_means(curves) if is_enough(at.margin_nats(target_val_loss), z_margin_nats)), None)
 
 
 def is_enough(margin_nats: float, z_margin_nats: float) -> bool:
-    """Whether a margin of the z rule is met, as its losses were printed."""
+    """Returns whether the margin of the z rule is met, with a tolerance for float rounding."""
     return margin_nats >= z_margin_nats - ROUNDING_NATS
 
 
 def pairwise_margin_nats(new: StepMean, old: StepMean, nats_per_100_steps: float) -> float:
-    """The left side of modded-nanogpt's rule for two results of track 3: at least 0.004, and new is better than old.
+    """Returns the left side of modded-nanogpt's rule for two results of track 3: new beats old from 0.004 on.
 
-    (loss that was saved + what the saved steps are worth) / sqrt(1/n + 1/n), each result at the step that it claims.
+    It is (loss saved + value of the steps saved) / sqrt(1/n_new + 1/n_old), each result at the step that it claims.
     """
     saved_nats = old.mean - new.mean + (old.step - new.step) / 100 * nats_per_100_steps
     return saved_nats / math.sqrt(1 / new.n + 1 / old.n)
@@ -162,18 +160,18 @@ def _has_loss(row: Row) -> bool:
 
 
 def z_p(margin_nats: float, z_sd_nats: float) -> float:
-    """One-sided p of a margin of the z rule."""
+    """Returns the one-sided p of a margin of the z rule."""
     return statistics.NormalDist().cdf(-margin_nats / z_sd_nats)
 
 
 def independent(
     rows: Sequence[Row], losses_ids: Sequence[str | None] | None = None, is_counted: Callable[[Row], bool] = _has_loss
 ) -> list[list[Row]]:
-    """Complete runs with a loss, in groups that count as one: of one seed, or of one trajectory whatever their seeds.
+    """Groups the counted runs (complete ones with a loss) that share a seed or a trajectory and so count as one.
 
-    losses_ids: of each row step_files.losses_id(), None: unknown.  A run of unknown seed and trajectory is on its own.
+    losses_ids: step_files.losses_id() of each row, None if unknown.  A run of unknown seed and trajectory is a group.
     """
-    groups: list[tuple[set[tuple[str, Any]], list[Row]]] = []  # (what its runs are known by, its rows)
+    groups: list[tuple[set[tuple[str, Any]], list[Row]]] = []  # (keys of its runs, their rows)
     for row, losses_id in zip(rows, losses_ids or [None] * len(rows), strict=True):
         if not is_counted(row):
             continue
@@ -188,7 +186,7 @@ def independent(
 
 
 def mean_losses(groups: Sequence[Sequence[Row]]) -> list[float]:
-    """The mean score of each group of independent()."""
+    """Returns the mean score of each group that independent() returned."""
     return [stats.mean([row["score"] for row in group if row["score"] is not None]) for group in groups]
 
 
@@ -198,9 +196,9 @@ def decide_by(
     curves: Callable[[], Sequence[Curve]],
     losses_ids: Sequence[str | None] | None = None,
 ) -> Decision:
-    """Rows of runs of one config: do they reach their target, by the statistic of this track?
+    """Decides by the track's statistic whether runs of one config reach their target.
 
-    curves: reads the validations of each, which the t test does not need.
+    curves: reads the validations of each run, which the t test does not need.
     """
     if track.rules.statistic == "t":
         return decide(rows, track.p_value, losses_ids)
@@ -210,9 +208,9 @@ def decide_by(
 def decide_z(
     rows: Sequence[Row], curves: Sequence[Curve], rules: TrackRules, losses_ids: Sequence[str | None] | None = None
 ) -> Decision:
-    """Rows of runs of one config, and each run's validations: do they reach their target at a step, by the z rule?
+    """Decides by the z rule whether runs of one config, with their curves, reach their target at some step.
 
-    A run of ours must be complete.  A log may end before its schedule does: what is judged is what all of them reached.
+    A run of ours must be complete.  A log may end early; only steps that all runs reached are judged.
     """
     by_row = {id(row): curve for row, curve in zip(rows, curves, strict=True)}
     groups = independent(rows, losses_ids, lambda row: bool(by_row[id(row)]))
@@ -242,7 +240,7 @@ def decide_z(
 def _z_fault(
     rows: Sequence[Row], curves: Sequence[Curve], each: Sequence[Curve], target_val_loss: float | None
 ) -> str | None:
-    """Why the z rule cannot be applied to these runs; None: it can."""
+    """Returns why the z rule cannot be applied to these runs, or None if it can."""
     if target_val_loss is None:
         return "no target to reach: the losses above are the result"
     ours = [row for row in rows if row["provenance"] != "imported"]
@@ -262,9 +260,9 @@ def _z_fault(
 
 
 def decide(rows: Sequence[Row], p_value: float, losses_ids: Sequence[str | None] | None = None) -> Decision:
-    """Rows of runs of one config: do they reach their target?
+    """Decides by the t test whether runs of one config reach their target.
 
-    losses_ids: as independent() takes them; runs that are one give one loss.
+    losses_ids: as independent() takes them; the runs of a group give one loss, their mean.
     """
     target_val_loss, groups = rows[0]["target"], independent(rows, losses_ids)
     tested = loss_test(mean_losses(groups), target_val_loss, p_value, metric_of(rows))
@@ -281,7 +279,7 @@ def decide(rows: Sequence[Row], p_value: float, losses_ids: Sequence[str | None]
 def _decided(
     rows: Sequence[Row], tested: LossTest, target_val_loss: float | None, p_value: float
 ) -> tuple[bool | None, str]:
-    """(passed, words).  Runs that stop at their target are won one by one: each reached it in its steps or did not."""
+    """Returns (passed, sentence).  If runs stop at their target, each of them must have reached it."""
     if num_failed := sum(not eligibility.is_complete(row) for row in rows):
         return False, f"{num_failed} of {len(rows)} runs did not complete or are invalid"
     if any(row["stop_at_target"] for row in rows):

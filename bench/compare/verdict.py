@@ -1,8 +1,8 @@
-"""Two groups of runs -> numbers and a verdict.  Rows in, a Comparison out; no file is read here.
+"""Compares the rows of two groups of runs and reaches a verdict.  Performs no I/O.
 
-The rules of the verdict are here and in bench/compare/questions.py: bench/compare/eligibility.py says whether there may
-be one, bench/compare/effects.py gives the numbers.  The verdict answers the question of the plan; the answers to time
-and loss stand below it.
+The rules of the verdict are here and in bench/compare/questions.py; bench/compare/eligibility.py decides whether there
+may be one, and bench/compare/effects.py computes the numbers.  The verdict answers the plan's question; the answers on
+time and loss are reported as well.
 """
 
 import math
@@ -17,7 +17,7 @@ from bench.compare.clocks import Arms
 from bench.record.rows import Row, metric_of
 
 DEPENDS = "verdict-depends-on-exclusions"
-# the p of a comparison that several candidates share by Holm's method
+# p values that Holm's method adjusts among several candidates
 ADJUSTED: tuple[tuple[Literal["time", "val_loss"], Literal["p", "p_equivalent"]], ...] = (
     ("time", "p"),
     ("time", "p_equivalent"),
@@ -27,16 +27,16 @@ ADJUSTED: tuple[tuple[Literal["time", "val_loss"], Literal["p", "p_equivalent"]]
 
 
 class Difference(TypedDict):
-    """One fact in which two arms differ; a and b are the values found in that arm, None for unknown."""
+    """One fact in which two arms differ; a and b are each arm's distinct values, None for unknown."""
 
     kind: str  # config, code, data or environment
-    what: str  # the fact's dotted name
+    what: str  # dotted name of the fact
     a: list[Any]
     b: list[Any]
 
 
 class Excluded(TypedDict):
-    """A run that the machine disturbed, and the reasons to say so."""
+    """A run excluded because the machine disturbed it, and the evidence for that."""
 
     arm: str
     run_id: str
@@ -44,14 +44,14 @@ class Excluded(TypedDict):
 
 
 class Looks(TypedDict):
-    """Numbers of runs an arm at which the plan has a verdict, and the alpha of each look."""
+    """The interim analyses of a plan."""
 
-    looks: list[int]
-    alpha: float
+    looks: list[int]  # numbers of runs per arm at which there is a verdict
+    alpha: float  # level of each analysis
 
 
 class Answer(TypedDict):
-    """A verdict on one question, and the sentence that says it."""
+    """The verdict on one question, and the sentence that explains it."""
 
     verdict: str
     words: str
@@ -60,69 +60,69 @@ class Answer(TypedDict):
 class Comparison(TypedDict, total=False):
     """A candidate compared with a baseline, as --json prints it; pairs are (baseline, candidate).
 
-    comparison.py adds about and the last five.
+    comparison.py adds about and the last five fields.
     """
 
-    comparable: bool  # the times
-    reasons: list[str]  # why the times are not, then what is unknown
-    on: str  # the question, one of questions.QUESTIONS
-    answers: dict[str, Answer]  # to the question, to time and to loss
-    steps_to_target: questions.Steps | None  # None: the question is another
-    kind: str | None  # what is compared, one of questions.KINDS; None: none of them
-    kind_words: str  # the same as a sentence
-    time: effects.Time  # of the runs that count
+    comparable: bool  # whether the times are comparable
+    reasons: list[str]  # why they are not, followed by what is unknown
+    on: str  # the question, a key of questions.QUESTIONS
+    answers: dict[str, Answer]  # answers to the question, to time and to loss
+    steps_to_target: questions.Steps | None  # None if the question is another
+    kind: str | None  # what is compared, one of questions.KINDS, or None if nothing is
+    kind_words: str  # kind as a sentence
+    time: effects.Time  # without the excluded runs
     val_loss: effects.Loss
     verdict: str  # faster, slower, better, worse, equivalent, inconclusive, not_interleaved, not_comparable
-    all_disturbed: bool  # the machine disturbed every run that has a time
-    flags: list[str]  # bench/compare/wording.py says what they mean
+    all_disturbed: bool  # whether the machine disturbed every run that has a time
+    flags: list[str]  # keys of wording.FLAGS, which explains them
     words: str  # the verdict as a sentence
-    arms: list[str]  # names of baseline and candidate, as the sentences call them
-    about: list[str]  # what each of them is: its overrides, or the words of the user
+    arms: list[str]  # names of baseline and candidate in the sentences
+    about: list[str]  # description of each arm: its overrides, or the user's arguments
     energy: effects.Secondary
     memory: effects.Secondary
     compile: effects.Secondary
-    time_all: effects.Time | None  # with the excluded runs, where there are some
+    time_all: effects.Time | None  # including the excluded runs; None if there are none
     excluded: list[Excluded]
     started: list[int]
-    steps: list[int | None]  # None: the runs of the arm differ
+    steps: list[int | None]  # None if the runs of the arm differ
     plan: Looks | None
     differences: list[Difference]
-    calibration: dict[str, Any] | None  # of this session: what comparison.py keeps of calibration.find()
-    earlier_weight: float  # the share of alpha that they leave
-    earlier_races: dict[str, int] | None  # {verdict or "none": how many} of the same arms; None: there was none
-    code_change: dict[str, Any] | None  # bench/analysis/diagnosis/code_diff.py
-    diagnosis: dict[str, Any]  # bench/analysis/diagnosis/between_runs.py
-    certificates: list[str | None]  # what the replays of their runs showed; absent where no run has been replayed
+    calibration: dict[str, Any] | None  # fields of this session's calibration.find(), chosen by comparison.py
+    earlier_weight: float  # the share of alpha that earlier races of the same arms leave
+    earlier_races: dict[str, int] | None  # {verdict or "none": number of earlier races}; None if there are none
+    code_change: dict[str, Any] | None  # from bench/analysis/diagnosis/code_diff.py
+    diagnosis: dict[str, Any]  # from bench/analysis/diagnosis/between_runs.py
+    certificates: list[str | None]  # what replays of the runs showed; missing if no run was replayed
 
 
 @dataclass(frozen=True)
 class Options:
     """The options of a comparison."""
 
-    floor_pct: float | None = None  # this machine's A/A floor; None: it is not calibrated
-    # n, looks, alpha, margins, made before the first run; None: the margin is the track's
+    floor_pct: float | None = None  # the machine's noise floor from A/A runs; None if it is not calibrated
+    # the race's plan (n, looks, alpha, margins), made before its first run; None for the track's margins
     plan: Mapping[str, Any] | None = None
-    identical_losses: bool | None = None  # every trajectory of B is one of A, bit for bit; None: unknown
-    losses_ids: Sequence[Sequence[str | None] | None] = (None, None)  # of each arm's rows, losses_id(); None: unknown
-    target_val_loss: float | None = None  # None: the runs' own
-    loss_margin_nats: float | None = None  # None: the plan's
-    force: bool = False  # numbers although the runs are not comparable, still without a verdict
+    identical_losses: bool | None = None  # whether every trajectory of B is bit-identical to one of A; None if unknown
+    losses_ids: Sequence[Sequence[str | None] | None] = (None, None)  # losses_id() of each arm's rows; None if unknown
+    target_val_loss: float | None = None  # None for the runs' own
+    loss_margin_nats: float | None = None  # None for the plan's
+    force: bool = False  # compute numbers, but no verdict, although the runs are not comparable
     differing: Sequence[Difference] = ()
-    not_as_recorded: Sequence[str] = ()  # sentences: runs that are not those that the ledger has
-    # whether both arms ran in one session -> what the machine alone may do to arms that took no turns; None: what
-    # public logs show
+    not_as_recorded: Sequence[str] = ()  # sentences about runs that differ from the ledger
+    # takes whether both arms ran in one session, returns the change that machine drift may cause between arms that
+    # were not interleaved; None for what public logs show
     drift_pct: Callable[[bool], float] | None = None
-    on: str | None = None  # one of questions.QUESTIONS; None: the plan's, or time
-    earlier_weight: float = 1.0  # by which earlier races of these arms lower alpha
-    unplanned_look: bool = False  # the race had an interim look that its plan has not
-    names: Sequence[str] = ("A", "B")  # what the baseline and the candidate are called
+    on: str | None = None  # a key of questions.QUESTIONS; None for the plan's question, or time
+    earlier_weight: float = 1.0  # factor by which earlier races of these arms lower alpha
+    unplanned_look: bool = False  # whether the race had an interim analysis that was not planned
+    names: Sequence[str] = ("A", "B")  # names of the baseline and the candidate
 
 
 def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -> Comparison:
-    """Rows (bench/record/rows.py) of all started runs; options: of Options.
+    """Compares the rows (bench/record/rows.py) of all started runs.  options: fields of Options.
 
-    Runs that the machine disturbed are excluded, unless fewer than two others of an arm would remain: then they count,
-    with the flag suspect-runs.
+    Runs that the machine disturbed are excluded.  If that would leave fewer than two runs in an arm, none is excluded,
+    and the comparison has the flag suspect-runs.
     """
     given = Options(**options)
     plan, names, force = given.plan or {}, given.names, given.force
@@ -134,7 +134,7 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
     counted, excluded = _without_disturbed_runs(arms, names)
     looks = plan.get("looks") or ([plan["n"]] if plan.get("n") else [])
     alpha: float = given.earlier_weight * _first(plan.get("alpha"), stats.ALPHA)
-    if not plan.get("sequential"):  # an e-process holds at all looks together
+    if not plan.get("sequential"):  # an e-process holds at all interim analyses together
         alpha /= max(1, len(looks))
     designed = design.from_rows(a_rows, b_rows, plan)
     on = _first(given.on, plan.get("on"), "time")
@@ -161,7 +161,7 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
         "val_loss": effects.val_loss(
             (a_rows, b_rows), *loss_by, given.identical_losses, force, answer, given.names, given.losses_ids, designed
         ),
-        "verdict": "",  # as words, filled in by _decide()
+        "verdict": "",  # filled in by _decide(), as are words and answers
         "flags": [*answer.flags, *(["forced"] if force and answer.refusals else [])],
         "words": "",
         "on": on,
@@ -193,7 +193,7 @@ def compare_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options: Any) -
 
 
 def adjust(comparisons: Sequence[Comparison]) -> None:
-    """Several candidates with one baseline are decided again by Holm's adjusted p."""
+    """Adjusts the p values of several candidates with one baseline by Holm's method, and decides again."""
     if len(comparisons) < 2:
         return
     for part, key in ADJUSTED:
@@ -208,9 +208,9 @@ def adjust(comparisons: Sequence[Comparison]) -> None:
 
 
 def adjust_as(comparison: Comparison, reported: Mapping[str, Any] | None) -> None:
-    """One candidate of a race compared alone: its p stays adjusted for all the candidates that the race had.
+    """Keeps the p values of a candidate that is compared alone adjusted for all candidates of its race.
 
-    reported: the Comparison, of any version, in race.json.
+    reported: the candidate's Comparison, of any version, in race.json.
     """
     if reported and reported["arms"] == comparison["arms"]:
         for part, key in ADJUSTED:
@@ -222,7 +222,7 @@ def adjust_as(comparison: Comparison, reported: Mapping[str, Any] | None) -> Non
 
 
 def _without_disturbed_runs(arms: list[list[Row]], names: Sequence[str]) -> tuple[list[list[Row]], list[Excluded]]:
-    """Judges disturbance by the runs' telemetry, never by their times."""
+    """Excludes runs that the machine disturbed, judged by their telemetry and never by their times."""
     kept = [[row for row in rows if not row["machine_doubts"]] for rows in arms]
     if kept == arms or min(map(len, kept)) < 2:
         return arms, []
@@ -231,7 +231,7 @@ def _without_disturbed_runs(arms: list[list[Row]], names: Sequence[str]) -> tupl
 
 
 def _flags(comparison: Comparison, started: Arms, arms: Arms, given: Options) -> list[str]:
-    """Words for what a reader must know beside the verdict."""
+    """Returns the flags that qualify the verdict."""
     rows = [row for group in arms for row in group]
     ns, plan = comparison["time"]["n"], comparison["plan"]
     seeds = [[row["seed"] for row in group if row["seed"] is not None] for group in arms]
@@ -262,7 +262,7 @@ def _flags(comparison: Comparison, started: Arms, arms: Arms, given: Options) ->
 
 
 def _decide(comparison: Comparison) -> None:
-    """Fill in answers, verdict and words, and flag a verdict that depends on the excluded runs."""
+    """Fills in answers, verdict and words, and the flags that depend on the verdict."""
     loss, time_all = comparison["val_loss"], comparison["time_all"]
     steps_answer = questions.steps_answer(comparison["steps_to_target"], _is_at_a_look(comparison))
     is_lower = (
@@ -299,7 +299,7 @@ def _decide(comparison: Comparison) -> None:
 
 
 def _time_answer(comparison: Comparison, time: effects.Time) -> str:
-    """The verdict on these times."""
+    """Returns the verdict on these times."""
     if not comparison["comparable"]:
         return "not_comparable"
     if time["p"] is None or not _is_at_a_look(comparison):
@@ -312,12 +312,12 @@ def _is_at_a_look(comparison: Comparison) -> bool:
 
 
 def decide(time: effects.Time) -> str:
-    """Times with a p -> equivalent: shown to be inside the margin; faster, slower: p < alpha, and beyond the floor.
+    """Decides about times that have a p: equivalent, faster, slower or inconclusive.
 
-    Each by the runs' own clocks and by the launcher's; else inconclusive.  Equivalence comes first: a difference inside
-    the margin is never called by its sign.  The floor is what this machine lets us see, the margin what matters:
-    a machine that is noisier than the margin can show a difference, never the lack of one.  And no change is shown
-    whose sign the mean of all runs contradicts, outlying ones too.
+    A change shown to be inside the margin is equivalent, whatever its sign; else one with p < alpha that exceeds the
+    noise floor is faster or slower.  Both must hold by the runs' own clocks and by the launcher's.  The floor is what
+    the machine can resolve, the margin what matters: a machine noisier than the margin can show a difference, but not
+    equivalence.  A change is not shown if it has the other sign once outlying runs count in full.
     """
     change_pct, by_launcher = time["change_pct"] or 0.0, time.get("outside")
     least_pct = min(abs(change_pct), abs(by_launcher["change_pct"] or 0.0) if by_launcher else math.inf)
@@ -331,7 +331,7 @@ def decide(time: effects.Time) -> str:
 
 
 def clocks_disagree(time: effects.Time) -> bool:
-    """Whether the runs' own clocks alone would give another verdict than both clocks together."""
+    """Returns whether the runs' own clocks alone would give a firm verdict that both clocks together do not."""
     if time.get("outside") is None or time["p"] is None or time["drift_pct"] is not None:
         return False
     both: effects.Time = {**time, "p_holm": None, "p_equivalent_holm": None}
@@ -339,11 +339,11 @@ def clocks_disagree(time: effects.Time) -> bool:
 
 
 def _common(arms: Arms, column: Literal["track", "target", "num_steps"]) -> Any:
-    """The value that all rows share, or None."""
+    """Returns the value that all rows share, or None."""
     values = {row[column] for rows in arms for row in rows}
     return values.pop() if len(values) == 1 else None
 
 
 def _first(*values: Any) -> Any:
-    """The first that is not None, or None."""
+    """Returns the first value that is not None, or None."""
     return next((value for value in values if value is not None), None)

@@ -1,4 +1,4 @@
-"""The wording of comparisons in text, pages and CSV: the measures, a table's cells, the verdict as a sentence."""
+"""Words comparisons for text, pages and CSV: names of measures, cells of tables, the verdict as a sentence."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,14 +7,14 @@ from bench.base import text_table
 from bench.base.metric import Metric, named
 from bench.compare import effects
 
-MEASURES = {  # key of the Comparison: (name, key of the means, their unit, decimals)
+MEASURES = {  # {key of a Comparison: (name, key of the means, their unit, decimals)}
     "time": ("time", "mean_s", "s", 3),
     "val_loss": ("val_loss", "mean", "", 5),
     "energy": ("energy", "mean_j", "J", 1),
     "memory": ("peak memory", "mean_gib", "GiB", 3),
     "compile": ("compile time", "mean_s", "s", 2),
 }
-FLAGS = {  # what each means, for someone who meets it the first time
+FLAGS = {  # {flag of a Comparison: its meaning}
     "imported": "another harness timed these runs and wrote their logs",
     "session-unknown": "nothing says that both arms ran in one session",
     "order-confounded": "the arms were not interleaved: a drift of the machine looks like a change",
@@ -52,32 +52,32 @@ HEAD = ("change", "95 % interval", "p", "n", "CV %", "MDE (80 % power)")
 
 
 def unit_of(key: str) -> tuple[str, str, int]:
-    """(end of the keys of its change, the change's unit, decimals)."""
+    """Returns (suffix of the keys of a measure's change, the change's unit, decimals)."""
     return ("", "", 5) if key == "val_loss" else ("_pct", " %", 2)
 
 
 def metric_of(comparison: Mapping[str, Any]) -> Metric:
-    """The metric that is compared as the loss.  comparison: a Comparison of any version, or its Loss."""
+    """Returns the metric that is compared as the loss.  comparison: a Comparison of any version, or its Loss."""
     return named(*((comparison.get("val_loss") or comparison).get("metric") or (None,)))
 
 
 def name_of(key: str, comparison: Mapping[str, Any]) -> str:
-    """The name of a measure; the loss is called as the goal's metric."""
+    """Returns the name of a measure; that of the loss is the goal's metric."""
     return metric_of(comparison).name if key == "val_loss" else MEASURES[key][0]
 
 
 def known(comparison: Mapping[str, Any]) -> list[str]:
-    """Keys of what was measured of some run.  comparison: a Comparison of any version."""
+    """Returns the keys of the measures that have a mean in some arm.  comparison: a Comparison of any version."""
     means = {key: (comparison.get(key) or {}).get(mean_key) or () for key, (_, mean_key, *_) in MEASURES.items()}
     return [key for key in MEASURES if any(mean is not None for mean in means[key])]
 
 
 def cells(comparison: Mapping[str, Any], key: str) -> list[str]:
-    """The means of both arms, then those of HEAD; "" for what is unknown.  p is Holm's where there is one."""
+    """Returns the means of both arms, then the cells of HEAD, "" for unknown.  p is adjusted (Holm) if possible."""
     _, mean_key, unit, decimals = MEASURES[key]
     measure, (end, sign, digits) = comparison[key], unit_of(key)
     change, cvs_pct = measure.get(f"change{end}"), measure.get("cv_pct")
-    if not cvs_pct:  # of losses
+    if not cvs_pct:  # a Loss has sd and mean instead
         spreads = zip(measure["sd"], measure["mean"], strict=True)
         cvs_pct = [None if sd is None or not mean else 100 * sd / mean for sd, mean in spreads]
     return [
@@ -92,30 +92,30 @@ def cells(comparison: Mapping[str, Any], key: str) -> list[str]:
 
 
 def mde_text(mde_pct: float | None) -> str:
-    """The MDE with its unit; beyond MAX_MDE_PCT its digits say nothing.  "" for None."""
+    """Returns the MDE with its unit, "over ..." beyond MAX_MDE_PCT, or "" for None."""
     if mde_pct is None:
         return ""
     return f"over {MAX_MDE_PCT} %" if mde_pct > MAX_MDE_PCT else f"{text_table.two_digits(mde_pct)} %"
 
 
 def interval(edges: Sequence[float] | None, decimals: int, unit: str) -> str:
-    """low, high -> words with the unit (" %") at their end; "" for None."""
+    """Returns "LOW to HIGH" with the unit (such as " %") at the end, or "" for None."""
     return "" if edges is None else f"{edges[0]:+.{decimals}f} to {edges[1]:+.{decimals}f}{unit}"
 
 
 def p_text(p: float | None) -> str:
-    """p with as many digits as are meaningful; "" for None."""
+    """Returns p with two significant digits, or "" for None."""
     return "" if p is None else f"{p:.2g}" if p >= 1e-4 else f"{p:.1e}" if p >= 1e-16 else "<1e-16"
 
 
 def p_sentence(p: float | None) -> str:
-    """ "p = 0.011", "p < 1e-16"; "p = -" for None."""
+    """Returns "p = 0.011", "p < 1e-16", or "p = -" for None."""
     text = p_text(p)
     return f"p < {text[1:]}" if text.startswith("<") else f"p = {text or '-'}"
 
 
 def loss_sentences(loss: Mapping[str, Any], arms: Sequence[str]) -> list[str]:
-    """Whether the losses reach the target and stay within the margin, or why they are not compared."""
+    """Returns sentences on whether the losses reach the target and stay within the margin, or are not compared."""
     metric = metric_of(loss)
     if loss.get("change") is None:
         return [f"{metric.name} is not compared: {' and '.join(loss['reasons'])}"] if loss.get("reasons") else []
@@ -140,7 +140,7 @@ def loss_sentences(loss: Mapping[str, Any], arms: Sequence[str]) -> list[str]:
 
 
 def standalone_verdict(comparison: Mapping[str, Any]) -> str:
-    """The sentence for where the verdict itself is not shown beside it.  comparison: a Comparison of any version."""
+    """Returns the sentence with the verdict in it.  comparison: a Comparison of any version."""
     verdict, sentence = str(comparison["verdict"]).replace("_", " "), str(comparison["words"])
     says_it = verdict in ("faster", "slower", "better", "worse", "equivalent")
     says_it |= sentence.startswith((verdict, "no verdict"))
@@ -148,7 +148,7 @@ def standalone_verdict(comparison: Mapping[str, Any]) -> str:
 
 
 def answer_sentence(comparison: Mapping[str, Any], on: str, verdict: str) -> str:
-    """The answer to one question as a sentence, which does not repeat a word of the verdict that stands beside it."""
+    """Returns the answer to one question as a sentence to be shown beside the verdict."""
     if on == "loss":
         sentence = _sentence_of_losses(comparison, verdict)
     elif on == "steps_to_target":
@@ -239,7 +239,7 @@ def _numbers(measure: Mapping[str, Any], edges: str) -> str:
 
 
 def _time_numbers(time: Mapping[str, Any]) -> str:
-    """With the sign-flip test, where it contradicts the test that decides."""
+    """Returns interval, p and n, and the sign-flip test if it contradicts the test that decides."""
     numbers, p_flips = _numbers(time, interval(time["ci95_pct"], 2, " %")), time.get("p_flips")
     if p_flips is None or (time["p"] < time["alpha"]) == (p_flips < time["alpha"]):
         return numbers
@@ -247,7 +247,7 @@ def _time_numbers(time: Mapping[str, Any]) -> str:
 
 
 def _difference(time: Mapping[str, Any], verdict: str, a: str, b: str) -> str:
-    """Leads with the clock that shows less: time that an arm spends outside its own clock is part of the difference."""
+    """Returns a sentence that leads with the clock that shows the smaller difference."""
     by_launcher, own_pct = time.get("outside"), abs(time["change_pct"])
     less_pct = abs(by_launcher["change_pct"]) if by_launcher else own_pct
     if not by_launcher or round(less_pct, 2) >= round(own_pct, 2):
@@ -258,7 +258,7 @@ def _difference(time: Mapping[str, Any], verdict: str, a: str, b: str) -> str:
 
 
 def design_sentences(comparison: Mapping[str, Any]) -> list[str]:
-    """How the runs were compared: margin, design, what lowered alpha.  comparison: a Comparison of any version."""
+    """Returns sentences on margin, design and what lowered alpha.  comparison: a Comparison of any version."""
     time, loss = comparison.get("time") or {}, comparison.get("val_loss") or {}
     sentences = []
     if source := loss.get("margin_source"):
@@ -278,7 +278,7 @@ def design_sentences(comparison: Mapping[str, Any]) -> list[str]:
 
 
 def outside_text(by_launcher: Mapping[str, Any]) -> str:
-    """The change by the launcher's clock, or why it is unknown."""
+    """Returns the change by the launcher's clock as text, or why it is unknown."""
     if by_launcher["unknown"]:
         return f"unknown: {by_launcher['unknown']}"
     means = " and ".join(f"{mean_s:.2f}" for mean_s in by_launcher["mean_s"])
@@ -287,7 +287,7 @@ def outside_text(by_launcher: Mapping[str, Any]) -> str:
 
 
 def extra_sentence(comparison: Mapping[str, Any]) -> str:
-    """How much more time B spends outside its own clock than A."""
+    """Returns a sentence on how much more time B spends outside its own clock than A."""
     (a, b), by_launcher = comparison["arms"], comparison["time"]["outside"]
     low_s, high_s = by_launcher["extra_ci95_s"]
     interval = f"95 % interval {low_s:.3f} to {high_s:.3f} s, one-sided p = {by_launcher['extra_p']:.2g}"
@@ -314,7 +314,7 @@ def _why_inconclusive(comparison: Mapping[str, Any]) -> str:
 
 
 def _losses_sentence(comparison: Mapping[str, Any]) -> str:
-    """Why the times are not comparable, and what the losses show all the same."""
+    """Returns why the times are not comparable, and what the losses show nevertheless."""
     (a, b), loss, why = comparison["arms"], comparison["val_loss"], str(comparison["reasons"][0])
     findings = {
         "waived": f"{b} has those of {a}, bit for bit",
