@@ -1,1 +1,1 @@
-"""Does a claim hold by the rules of its track, and who is first."""
+"""Decides whether claims hold by the rules of their tracks, and keeps the leaderboard."""

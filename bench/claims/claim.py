@@ -1,6 +1,6 @@
 """A claim: runs of one config on one track, the races that they are arms of, and the ledger that lists them all.
 
-Reads run folders and races, and the ledger once; bench/claims/rules/ decides whether the claim holds.
+bench/claims/rules/ decides whether the claim holds.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ from bench.record.rows import Row, row_of
 from bench.record.shape import Record
 
 Kind = tuple[str | None, str | None]  # (config_id, source_sha256)
-# of a rule: (passed, evidence); passed None: it does not apply, or, where the evidence begins so, it is NOT_KNOWN
+# (passed, evidence) of a rule; passed is None if it does not apply, or is unknown (then the evidence starts NOT_KNOWN)
 Judged = tuple[bool | None, str]
 NOT_KNOWN = "not known from a log"
-GOAL_FACTS = ("metric", "target", "budget")  # of run.json["goal"], where it is not val_loss at the end
-MIN_SHARED = 2  # validations, without that before the first step, in which two logs of one run agree
-AVERAGED = "val_ema_loss"  # of averaged weights: a log that prints it goes by it
+GOAL_FACTS = ("metric", "target", "budget")  # keys of run.json["goal"] for goals other than the final val_loss
+MIN_SHARED = 2  # validations after step 0 that two logs must share to count as one run
+AVERAGED = "val_ema_loss"  # val_loss of averaged weights, by which a log that prints it is judged
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Run:
     name: str  # "<track>/<run_id>", as in the ledger
     folder: Path
     record: Record
-    is_log: bool  # another program's log is all that is known of it; no run that the ledger has as started
+    is_log: bool  # imported from another program's log, and not started by the ledger
 
     @classmethod
     def read(cls, book: ledger.Ledger, folder: Path) -> "Run":
@@ -42,7 +42,7 @@ class Run:
         return cls(name, folder, record, record.get("provenance") == "imported" and name not in book.runs)
 
     def with_goal(self, goal: schema.GoalConfig) -> "Run":
-        """A log, which does not say its goal, as a run with this one."""
+        """Returns a copy of an imported log's run, which has no goal, with this goal."""
         kept = {name: value for name, value in (self.record.get("goal") or {}).items() if name not in GOAL_FACTS}
         facts = kept | goal_facts(goal.of, goal.target, goal.budget)
         facts |= {
@@ -61,12 +61,12 @@ class Run:
 
     @property
     def arm(self) -> str:
-        """Its name in the race; "" without one."""
+        """The run's arm in its race; "" without a race."""
         return (self.record.get("race") or {}).get("arm") or ""
 
     @functools.cached_property
     def validations(self) -> dict[int, float]:
-        """{step: value of the goal's metric}.  ValueError: steps.csv cannot be read."""
+        """{step: value of the goal's metric}.  Raises ValueError if steps.csv cannot be read."""
         return step_files.validations(self.folder, from_goal(self.record.get("goal")).name)
 
     @property
@@ -75,12 +75,12 @@ class Run:
 
     @functools.cached_property
     def config(self) -> schema.Config:
-        """The run's own config.yaml.  ValueError where it cannot be read."""
+        """The config in the run's config.yaml.  Raises ValueError if it cannot be read."""
         return schema.read(self.folder)
 
 
 def averaged_of(record: Record) -> dict[int, float]:
-    """{step: loss of averaged weights} that a log printed, for those that go by it; else empty."""
+    """Returns the {step: val_loss of averaged weights} that a log printed, or {} if it printed none."""
     tails = (record.get("imported") or {}).get("line_tails") or {}
     return {int(step): float(tail[AVERAGED]) for step, tail in tails.items() if AVERAGED in tail}
 
@@ -91,46 +91,46 @@ class ClaimedRace:
 
     race_id: str
     arm: str
-    state: state.State | None  # None: its plan is missing, or not the one in the ledger
-    fault: str | None  # why not
-    race_json: race_folder.Race | None  # None: it cannot be read
+    state: state.State | None  # None if its plan is missing, or not the one in the ledger
+    fault: str | None  # why state is None
+    race_json: race_folder.Race | None  # None if it cannot be read
 
 
 @dataclass
 class Unclaimed:
-    """Names of started runs that are not claimed."""
+    """Names of started runs that are not claimed, by their relation to the claim."""
 
-    dropped: list[str] = field(default_factory=list)  # of the claim's config and code
-    excused: list[str] = field(default_factory=list)  # the same, which a plan made no part of the claim
-    other_code: dict[Kind, list[str]] = field(default_factory=dict)  # of its config
-    near: list[str] = field(default_factory=list)  # of its code and days, with settings near its own
-    near_excused: list[str] = field(default_factory=list)  # the same, which a plan made no part of the claim
-    unknown: list[str] = field(default_factory=list)  # of its code and days, whose settings are no longer known
+    dropped: list[str] = field(default_factory=list)  # same config and code
+    excused: list[str] = field(default_factory=list)  # same config and code, but excluded by a plan
+    other_code: dict[Kind, list[str]] = field(default_factory=dict)  # same config, other code
+    near: list[str] = field(default_factory=list)  # same code and day, nearly the same settings
+    near_excused: list[str] = field(default_factory=list)  # as near, but excluded by a plan
+    unknown: list[str] = field(default_factory=list)  # same code and day, settings no longer known
 
 
 @dataclass
 class Claim:
     track: str
-    track_rules: schema.TrackConfig  # as conf/track/ has it now
-    runs: list[Run]  # the claimed
+    track_rules: schema.TrackConfig  # the current rules in conf/track/
+    runs: list[Run]  # the claimed runs
     ledger: ledger.Ledger
-    others: list[Run] = field(default_factory=list)  # of the other arms of the same races
+    others: list[Run] = field(default_factory=list)  # runs of the other arms of the same races
     races: list[ClaimedRace] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)  # names of runs that belong here and are not
-    claimed_n: int | None = None  # None: no number is claimed
-    table_fault: str | None = None  # of a claim folder's README
-    is_folder: bool = False
-    copies: list[str] = field(default_factory=list)  # names of logs that are logs of claimed runs once more
-    against: "Claim | None" = None  # another result, of a lower or higher step count
+    missing: list[str] = field(default_factory=list)  # names of runs and races that should be there and are not
+    claimed_n: int | None = None  # number of runs that the claim states; None if it states none
+    table_fault: str | None = None  # what is wrong with the table in a claim folder's README
+    is_folder: bool = False  # read from a claim folder
+    copies: list[str] = field(default_factory=list)  # names of logs that duplicate claimed ones
+    against: "Claim | None" = None  # the result that this one must beat (--against)
 
     @property
     def is_of_logs(self) -> bool:
-        """Whether these are logs: then many rules are NOT_KNOWN.  from_folders() takes no logs beside records."""
+        """Whether the runs are imported logs, for which many rules are NOT_KNOWN.  Logs and records are never mixed."""
         return self.runs[0].is_log
 
     @property
     def may_end_early(self) -> bool:
-        """Whether a run may end before its schedule does: logs, where a step that all of them reached is judged."""
+        """Whether runs may end before their schedules: logs under the z rule, which judges a step that all reached."""
         return self.is_of_logs and self.track_rules.rules.statistic == "z"
 
     @property
@@ -140,7 +140,7 @@ class Claim:
 
     @functools.cached_property
     def decision(self) -> target.Decision:
-        """Whether the runs reach the track's target, by its statistic.  By the z rule, AVERAGED where all print it."""
+        """Whether the runs reach the track's target.  The z rule uses AVERAGED if all logs print it."""
         losses_ids = [step_files.losses_id_of(run.folder) for run in self.runs]
         averaged = [averaged_of(run.record) for run in self.runs]
         curves = lambda: averaged if all(averaged) else [run.validations for run in self.runs]  # noqa: E731
@@ -159,11 +159,11 @@ class Claim:
 
     @functools.cached_property
     def kinds(self) -> set[Kind]:
-        """The configs and codes of the claimed runs."""
+        """The distinct (config_id, source_sha256) of the claimed runs."""
         return {(run.record["config_id"], run.record["code"]["source_sha256"]) for run in self.runs}
 
     def unclaimed(self) -> Unclaimed:
-        """Started runs of these configs, or nearly these, that are not claimed."""
+        """Returns started runs of the same or nearly the same configs that are not claimed."""
         others = Unclaimed()
         runs, claimed_names = self.ledger.runs, self.names
         configs, sources = {config for config, _ in self.kinds}, {source for _, source in self.kinds}
@@ -188,7 +188,7 @@ class Claim:
         return others
 
     def _shape_of(self, name: str, start: Mapping[str, Any]) -> dict[str, Any] | None:
-        """From the ledger, else from the folder's config.yaml; None without both."""
+        """Returns the run's settings as identity.shape(), from the ledger or its config.yaml, or None."""
         if "shape_id" in start:
             return dict(start)
         with contextlib.suppress(ValueError):
@@ -196,21 +196,21 @@ class Claim:
         return None
 
     def _is_no_part(self, name: str, race: Mapping[str, Any]) -> bool:
-        """Whether a plan excludes this run of the claim's config and code from the claim."""
+        """Returns whether a plan excludes this run of the claim's config and code from the claim."""
         claimed = [known for known in self.races if known.race_id == race.get("race_id")]
         if not claimed:
             return self._is_baseline(race) if race else bool(self.races)
         if race.get("arm") not in {known.arm for known in claimed}:
             return True
-        return any(name in known.state.interrupted(race["arm"]) for known in claimed if known.state)  # was run again
+        return any(name in known.state.interrupted(race["arm"]) for known in claimed if known.state)  # was repeated
 
     def _is_baseline(self, race: Mapping[str, Any]) -> bool:
-        """Whether the ledger's plan of another race has this arm as what others are compared with."""
+        """Returns whether the arm is the baseline in the ledger's plan of another race."""
         lines = self.ledger.race_lines(race["race_id"])
         return any(line["event"] == "plan" and line.get("baseline") == race.get("arm") for line in lines)
 
     def code_of(self, source_sha256: str | None, names: Iterable[str]) -> dict[str, Any] | None:
-        """A record's "code" with this source_sha256, from the first of these runs whose folder has it; None without."""
+        """Returns "code" of the first of these runs whose record has this source_sha256, or None."""
         for name in names:
             with contextlib.suppress(ValueError, KeyError):
                 code: dict[str, Any] = run_folder.read_raw(self.ledger.results / name)["code"]
@@ -220,7 +220,7 @@ class Claim:
 
 
 def home(folders: Iterable[Path | str]) -> Path:
-    """The one results folder that these run folders lie in.  ValueError where they know different ledgers."""
+    """Returns the results folder of these run folders.  Raises ValueError if they have different ledgers."""
     homes = {ledger.find(folder) or folder.parent.parent for folder in map(Path, folders)}
     if len(homes) > 1:
         first, second = sorted(homes)[:2]
@@ -230,11 +230,10 @@ def home(folders: Iterable[Path | str]) -> Path:
 
 
 def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = None, track: str | None = None) -> Claim:
-    """A claim of these run folders.  Discarded warm-up runs among them are left out.
+    """Returns a claim of these run folders without discarded warm-up runs.
 
-    book: their ledger.Ledger, if it has been read; else the nearest one, upwards, which they must share.
-    track: that of logs, which do not say it; None, and of records: the one that the runs have.
-    ValueError where nothing can be claimed.
+    book: their ledger; None to read the nearest one above them, which they must share.  track: the track of imported
+    logs, which do not name it; ignored for records.  Raises ValueError if the runs cannot be claimed together.
     """
     paths = [Path(folder).absolute() for folder in folders]
     book = book or ledger.read(home(paths))
@@ -260,7 +259,7 @@ def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = Non
 
 
 def _without_copies(runs: list[Run]) -> tuple[list[Run], list[str]]:
-    """Omits logs of a run that is among them already, whatever was cut from one: (runs, names of the others)."""
+    """Removes logs of the same run, even if one of them is cut.  Returns (runs, names of the removed logs)."""
     kept: list[Run] = []
     copies: list[str] = []
     for run in sorted(runs, key=lambda run: -len(run.validations) if run.is_log else 0):
@@ -272,10 +271,10 @@ def _without_copies(runs: list[Run]) -> tuple[list[Run], list[str]]:
 
 
 def are_one(curve: target.Curve, other: target.Curve) -> bool:
-    """Whether two logs are of one run: most of the validations that they share are equal, as printed.
+    """Returns whether two logs are of one run: most of the validations that they share are equal as printed.
 
-    Two runs agree in few: losses of sd 0.0013 that are printed with four digits are equal in 2 of 100 cases.
-    A single one is enough where it is all that the log has, beside one with more: a summary of it.
+    Different runs agree rarely: losses of sd 0.0013 printed with four digits are equal in 2 of 100 cases.  One equal
+    validation suffices if it is the only one in a log and the other log has more: the log is a summary of the other.
     """
     shared = [step for step in curve if step in other and step > 0]
     num_equal = sum(curve[step] == other[step] for step in shared)
@@ -284,7 +283,7 @@ def are_one(curve: target.Curve, other: target.Curve) -> bool:
 
 
 def from_race(race: state.State, arm: str, book: ledger.Ledger) -> Claim:
-    """A claim of one arm of a race: the runs in its slots; some may be missing.  ValueError: all are missing."""
+    """Returns a claim of one arm of a race.  Raises ValueError if all of its runs are missing."""
     folders = [book.results / run for run in race.runs(arm) if (book.results / run / "run.json").is_file()]
     if not folders:
         raise ValueError(f"{race.race_id}: no run of {arm} is there: restore the run folders, or race again")
@@ -293,19 +292,19 @@ def from_race(race: state.State, arm: str, book: ledger.Ledger) -> Claim:
 
 @functools.cache
 def standard(track: str) -> schema.Config:
-    """The config of a run on this track with nothing changed, from conf/.  ValueError for an unknown track."""
+    """Returns the unchanged config of a run on this track, from conf/.  Raises ValueError for an unknown track."""
     if track not in (known := groups.choices("track")):
         raise ValueError(f"track={track}: unknown track; choose from {', '.join(known)}")
     return compose.compose([f"track={track}"])
 
 
 def track_rules(track: str) -> schema.TrackConfig:
-    """The track's current rules, from conf/track/."""
+    """Returns the track's current rules from conf/track/."""
     return standard(track).track
 
 
 def has_target(track: str) -> bool:
-    """Whether the track has a target loss, and so keeps records."""
+    """Returns whether the track has a target, and so keeps records."""
     goal = standard(track).goal
     return goal.target_value is not None or goal.target_gap_nats is not None
 
@@ -326,7 +325,7 @@ def _add_race(claim: Claim, race_id: str, arm: str) -> None:
         for run in claimed.state.runs(name):
             if run in claim.names:
                 continue
-            try:  # it was planned: no claim may exclude it
+            try:  # a planned run cannot be excluded from a claim
                 (claim.runs if name == arm else claim.others).append(Run.read(claim.ledger, results / run))
             except ValueError:
                 claim.missing.append(run)

@@ -1,8 +1,8 @@
 """A claim as a folder that can be sent, committed and judged anywhere: a results folder with a claim.yaml.
 
 claim.yaml              track, n, races, arm
-README.md               a generated table, and its author's text
-<track>/<run_id>/ ...   every run of the claim and of its races        races/<race_id>/ ...     ledger.jsonl  the whole
+README.md               a generated table and its author's text
+<track>/<run_id>/ ...   every run of the claim and of its races    races/<race_id>/ ...    ledger.jsonl  (complete)
 """
 
 from pathlib import Path
@@ -22,12 +22,12 @@ from bench.record.rows import Row, row_of
 from bench.report import markdown_blocks
 
 Column = Literal["run_id", "validity", "seed", "val_loss", "train_s", "step_avg_ms"]
-COMMAND = "judge --claim"  # what wrote the block of the README
+COMMAND = "judge --claim"  # the command that generates the block of the README
 COLUMNS: tuple[Column, ...] = ("run_id", "validity", "seed", "val_loss", "train_s", "step_avg_ms")
 
 
 class Claimed(TypedDict):
-    """claim.yaml."""
+    """The content of claim.yaml."""
 
     track: str
     n: int
@@ -36,7 +36,7 @@ class Claimed(TypedDict):
 
 
 def lacks_claim(folder: Path) -> bool:
-    """Whether the folder has a claim's README and no claim.yaml."""
+    """Returns whether the folder has a claim's README but no claim.yaml."""
     try:
         is_claims = COMMAND in markdown_blocks.commands(plain_file.text(folder / "README.md"))
     except Damaged:
@@ -45,7 +45,7 @@ def lacks_claim(folder: Path) -> bool:
 
 
 def read(folder: str | Path) -> claims.Claim:
-    """A claim folder -> Claim.  ValueError: it has no readable claim.yaml, or no run."""
+    """Reads a claim folder.  Raises ValueError if it has no readable claim.yaml, or no run."""
     folder = Path(folder).absolute()
     claimed: Claimed = json_file.check_kind(yaml_file.read(folder / CLAIM), Claimed, folder / CLAIM)
     runs = [path for path in run_folder.find_runs([folder]) if _is_claimed(path, claimed)]
@@ -60,7 +60,7 @@ def read(folder: str | Path) -> claims.Claim:
 
 
 def _is_claimed(path: Path, claimed: Claimed) -> bool:
-    """Whether the run is on the track, of the arm if it was raced, and not a warm-up run."""
+    """Returns whether the run is on the claim's track, in its arm if it was raced, and no warm-up run."""
     run = run_folder.read(path)
     race = run.get("race") or {}
     return (
@@ -69,7 +69,7 @@ def _is_claimed(path: Path, claimed: Claimed) -> bool:
 
 
 def write(folder: str | Path, claim: claims.Claim, gated: publication.Gated | None = None) -> None:
-    """Make the claim's folder.  Raises ValueError if the folder is not empty, or a file may not be published."""
+    """Writes the claim's folder.  Raises ValueError if it is not new, or the claim or a file may not be published."""
     folder, results = Path(folder).absolute(), claim.ledger.results.absolute()
     if folder.is_relative_to(results):
         remedy = "name a folder outside, or its copies would be counted as runs"
@@ -91,7 +91,7 @@ def write(folder: str | Path, claim: claims.Claim, gated: publication.Gated | No
 
 
 def content(folder: Path) -> publication.Content:
-    """A claim's folder -> its content, to be published unchanged.  ValueError: its two texts cannot be read."""
+    """Returns a claim folder's content, to be published unchanged.  Raises ValueError if its texts cannot be read."""
     try:
         texts = {name: plain_file.text(folder / name) for name in (CLAIM, "README.md")}
     except Damaged as error:
@@ -103,7 +103,7 @@ def content(folder: Path) -> publication.Content:
 
 
 def summary(claim: claims.Claim) -> str:
-    """The generated block: every run with its numbers, the means, and the verdicts of its races."""
+    """Returns the README's generated block: all runs with their numbers and means, and the verdicts of the races."""
     parts = []
     for part, runs in (("claimed", claim.runs), *_others(claim)):
         rows = sorted((row_of(run.record) for run in runs), key=lambda row: (row["started_at"], row["run_id"]))
@@ -123,7 +123,7 @@ def _cell(value: float | str | None) -> str:
 
 
 def _others(claim: claims.Claim) -> list[tuple[str, list[claims.Run]]]:
-    """(heading, runs) of each other arm of the claim's races: only a candidate's baseline is what it raced against."""
+    """Returns (heading, runs) of each other arm of the claim's races, the baseline first."""
     by_arm: dict[str, list[claims.Run]] = {}
     plans = [race.state.plan for race in claim.races if race.state]
     for run in claim.others:

@@ -1,15 +1,15 @@
-"""Results of several machines brought into one folder: their ledgers joined, their runs and races copied.
+"""Collects results of several machines in one folder: joins their ledgers, and copies their runs and races.
 
-collect() of a place, in this order, so that it can be killed at any moment and repeated:
- 1. The place's ledger is read once, after the count of its lines.  One that is not whole is refused, and so is one with
-    a run or a race of which this folder has another by the same name: then nothing is changed.
- 2. Its lines that are not here yet are added (record/joining.py), all or none.
- 3. Each run that has ended by that ledger, and is not here, is copied to .collecting/, must there be the one whose end
-    the ledger has, and pass every rule of verify, and is renamed to its place.  So are the plans and ends of races.
+collect() works in this order, so that it can be killed at any moment and repeated:
+ 1. It reads the place's ledger once, after the count of its lines.  If the ledger is damaged, or has a run or race that
+    differs from one here by the same name, it is refused, and nothing is changed.
+ 2. It adds the ledger lines that are missing here (record/joining.py), all or none.
+ 3. It copies each finished run that is missing here to .collecting/, checks it against the ledger and by every rule of
+    verify, and moves it to its final path.  Plans and results of races follow.
 
-Repeated, it reads the place's ledgers, what is new by them, and its sweeps.  With a run come certificate.json and
-audit.json beside it, and in the same way as runs the replays and audits that these name, which have ledgers of their
-own.  Such a certificate or audit stays a claim of the place's: to rely on one, make it again.
+If it is repeated, it reads the place's ledgers, what they list as new, and its sweeps.  A run brings its
+certificate.json and audit.json, and the replays and audits that these name, which have their own ledgers.  Such a
+certificate or audit remains a claim of that place; to rely on it, repeat it here.
 """
 
 import concurrent.futures
@@ -34,28 +34,28 @@ from bench.record import certificates, joining, ledger, line_count, race_folder,
 from bench.record.ledger import Ledger, Line, StartedRun
 from bench.report import race_page, sweep_page
 
-OF_CHECKS = (certificates.REPLAYS, certificates.AUDITS_FOLDER)  # results folders of their own within one
+OF_CHECKS = (certificates.REPLAYS, certificates.AUDITS_FOLDER)  # results folders inside a results folder
 POINTS = re.compile(r"points[\w.]*\.jsonl")
-STAGING, LOCK = ".collecting", ".collect.lock"  # in the folder that collects
+STAGING, LOCK = ".collecting", ".collect.lock"  # in the folder that receives the results
 NOT_TRACKS = (PUBLISHED, race_folder.FOLDER, sweep.FOLDER, certificates.REPLAYS, "jobs", "queue")
 RUN = re.compile(r"(?![.])[^/\0\n]{1,100}/(?![.])[^/\0\n]{1,200}")
-NUM_AT_ONCE = 4  # files of a run on their way, each of which waits for the network
+NUM_AT_ONCE = 4  # files of a run that are copied in parallel
 
 
 @dataclass
 class Collected:
     """What was collected from a place."""
 
-    num_lines: int = 0  # of its ledger
+    num_lines: int = 0  # lines of its ledger
     num_new_lines: int = 0
-    names: list[str] = field(default_factory=list)  # of its runs that are here now
+    names: list[str] = field(default_factory=list)  # its runs that are here now
     new_names: set[str] = field(default_factory=set)
-    num_races: int = 0  # whose plan is here now
+    num_races: int = 0  # races whose plan is here now
     num_sweeps: int = 0
-    num_checks: int = 0  # reruns: of its replays and audits those that are here now
-    num_unfinished: int = 0  # runs without an end in the ledger: they run, or were killed
-    num_imported: int = 0  # records of logs, which no ledger has
-    refused: list[str] = field(default_factory=list)  # sentences
+    num_checks: int = 0  # runs of its replays and audits that are here now
+    num_unfinished: int = 0  # runs without an end in the ledger: still running, or killed
+    num_imported: int = 0  # imported logs, which are in no ledger
+    refused: list[str] = field(default_factory=list)  # sentences on what was refused
 
     def __str__(self) -> str:
         parts = [
@@ -71,10 +71,10 @@ class Collected:
 
 
 def collect(place: Place, into: Path, without: Collection[str] = ()) -> Collected:
-    """Brings what a place has and into, a results folder, lacks.  without: roles of files that stay there.
+    """Copies what a place has and the results folder into lacks.  without: roles of files that are not copied.
 
-    ValueError: the place cannot be read, or is refused as a whole, and nothing was changed.  OSError: into cannot be
-    written.
+    Raises ValueError if the place cannot be read or is refused as a whole, and then changes nothing.  Raises OSError if
+    into cannot be written.
     """
     if place.folder and place.folder.resolve() == into.resolve():
         raise ValueError(f"{place}: this is the folder to collect into: name only the others")
@@ -96,7 +96,7 @@ def collect(place: Place, into: Path, without: Collection[str] = ()) -> Collecte
 
 @contextlib.contextmanager
 def _refusing(collected: Collected, what: str) -> Iterator[None]:
-    """In this block a ValueError is why this part of a place is not taken, and the others are."""
+    """Records a ValueError in this block as a refusal of this part of a place, so that the others are copied."""
     try:
         yield
     except ValueError as error:
@@ -104,7 +104,7 @@ def _refusing(collected: Collected, what: str) -> Iterator[None]:
 
 
 def _collect(place: Place, into: Path, without: Collection[str]) -> Collected:
-    """The ledger, runs and races of one results folder.  ValueError, OSError: as of collect()."""
+    """Collects the ledger, runs and races of one results folder.  Raises as collect() does."""
     content, theirs = _ledgers(place, into)
     collected = Collected(len(theirs.lines), joining.join(into, content))
     for name, run in (union := ledger.read(into)).runs.items():
@@ -115,7 +115,7 @@ def _collect(place: Place, into: Path, without: Collection[str]) -> Collected:
             continue
         their_end = theirs.runs[name]["end"]
         if their_end is None or their_end["sha256"] != run["end"]["sha256"]:
-            continue  # an older state of it, of which this folder knows how it went on
+            continue  # an older state of a run that was resumed; this folder has the later one
         try:
             if _take_run(place, into, name, run, union.lines, without):
                 collected.new_names.add(name)
@@ -131,7 +131,7 @@ def _collect(place: Place, into: Path, without: Collection[str]) -> Collected:
 
 @contextlib.contextmanager
 def _alone(into: Path) -> Iterator[None]:
-    """This process alone collects into the folder; what a killed one left half copied is removed."""
+    """Locks the folder against other collectors, and removes what a killed one left half copied."""
     into.mkdir(parents=True, exist_ok=True)
     with open(into / LOCK, "a") as file:
         try:
@@ -148,15 +148,15 @@ def _alone(into: Path) -> Iterator[None]:
 
 
 def _ledgers(place: Place, into: Path) -> tuple[bytes, Ledger]:
-    """-> (the whole lines of the place's ledger, the same read).  ValueError: it cannot be joined to this folder's."""
+    """Returns (complete lines of the place's ledger, the parsed ledger).  Raises ValueError if it cannot be joined."""
     counts = None
-    with contextlib.suppress(ValueError):  # damaged: the ledger speaks for itself
-        # before the ledger, which may grow meanwhile
+    with contextlib.suppress(ValueError):  # a damaged line count is ignored
+        # read before the ledger, which may grow meanwhile
         counts = json_file.parsed(place.read(line_count.NAME) or b"null", line_count.NAME)
     content = place.read(ledger.NAME, plain_file.MAX_LINES_BYTES)
     if not content or b"\n" not in content:
         raise ValueError(f"{place}: has no {ledger.NAME}, so no record there can be checked: name a results folder")
-    content = content[: content.rindex(b"\n") + 1]  # what follows is being written
+    content = content[: content.rindex(b"\n") + 1]  # drop a line that is being written
     theirs, own = ledger.from_bytes(into, content), ledger.read(into)
     if own.faults:
         raise ValueError(f"{shown(into)}: its own ledger is not whole: {some(own.faults)}: restore it first")
@@ -175,7 +175,7 @@ def _ledgers(place: Place, into: Path) -> tuple[bytes, Ledger]:
 def _take_run(
     place: Place, into: Path, name: str, run: StartedRun, lines: Sequence[Line], without: Collection[str]
 ) -> bool:
-    """Copy a run; returns whether it is new here.  lines: of the joined ledger.  ValueError: it is refused."""
+    """Copies a run and returns whether it is new here.  lines: the joined ledger.  Raises ValueError if refused."""
     target, end = into / name, run["end"]
     assert end is not None
     if not RUN.fullmatch(name) or name.partition("/")[0] in NOT_TRACKS:
@@ -193,7 +193,7 @@ def _take_run(
         if failed := [f"{rule['rule']}: {rule['evidence']}" for rule in report["rules"] if not rule["passed"]]:
             raise ValueError(f"fails verify: {some(failed, separator='; ')}")
         target.parent.mkdir(parents=True, exist_ok=True)
-        if is_there:  # an earlier state of the same run, which has gone on since
+        if is_there:  # an earlier state of the same run, which was resumed since
             os.rename(target, staged.with_name(f"{target.name}.earlier"))
         try:
             os.rename(staged, target)
@@ -205,7 +205,7 @@ def _take_run(
 
 
 def _copy_run(place: Place, name: str, staged: Path, run: StartedRun, without: Collection[str]) -> None:
-    """run.json and the files that it lists.  ValueError: it is not the run of the ledger, or a file is missing."""
+    """Copies run.json and the files that it lists.  Raises ValueError if one is missing or contradicts the ledger."""
     content = place.read(f"{name}/run.json")
     if content is None:
         raise ValueError("is in the ledger, but its folder is missing")
@@ -237,11 +237,11 @@ def _copy_run(place: Place, name: str, staged: Path, run: StartedRun, without: C
             copied.result()
 
 
-# ---- races, and what else is there
+# ---- races, and records outside the ledger
 
 
 def _take_races(place: Place, into: Path, theirs: Ledger, collected: Collected) -> None:
-    """The plan of each race that the place's ledger has, and race.json of those that have ended."""
+    """Copies the plan of each race in the place's ledger, and race.json of those that have ended."""
     ends = {line.get("race_id"): line.get("race_json_sha256") for line in theirs.lines if line["event"] == "race_end"}
     for line in theirs.lines:
         if line["event"] != "plan":
@@ -257,7 +257,7 @@ def _take_races(place: Place, into: Path, theirs: Ledger, collected: Collected) 
 
 
 def _take_file(place: Place, folder: Path, name: str, digest: Callable[[bytes], str], sha256: str | None) -> bool:
-    """Whether a file of a race is new here.  ValueError: it is not the ledger's, or is not there."""
+    """Copies a race's file and returns whether it is new here.  Raises ValueError if missing or unlike the ledger."""
     is_there = (folder / name).exists()
     if is_there and digest(plain_file.content(folder / name)) == sha256:
         return False
@@ -277,14 +277,14 @@ def _plan_sha256(content: bytes) -> str:
 
 
 def _look_for_others(place: Place, theirs: Ledger, collected: Collected) -> None:
-    """Records that the place's ledger does not have are named, and stay there."""
+    """Reports records that the place's ledger does not list; they are not copied."""
     for track in place.names():
         if track.startswith(".") or track in NOT_TRACKS:
             continue
         for run_id in place.names(track):
             if (name := f"{track}/{run_id}") in theirs.runs or run_id.startswith("."):
                 continue
-            with contextlib.suppress(ValueError):  # no record
+            with contextlib.suppress(ValueError):  # not a record
                 record = json_file.parsed(place.read(f"{name}/run.json") or b"{}", name, dict[str, Any])
                 if record.get("provenance") == "imported":
                     collected.num_imported += 1
@@ -294,11 +294,11 @@ def _look_for_others(place: Place, theirs: Ledger, collected: Collected) -> None
                     )
 
 
-# ---- what was found of runs, and what they were made for
+# ---- certificates, audits and sweeps
 
 
 def _has_news(place: Place, into: Path) -> bool:
-    """Whether a ledger of the place's replays or audits has a last line that this folder lacks."""
+    """Returns whether a ledger of the place's replays or audits ends with a line that this folder lacks."""
     for part in OF_CHECKS:
         theirs, own = (place.read(f"{part}/{ledger.NAME}", plain_file.MAX_LINES_BYTES), into / part / ledger.NAME)
         last = (theirs or b"").rstrip(b"\n").rpartition(b"\n")[2]
@@ -308,7 +308,7 @@ def _has_news(place: Place, into: Path) -> bool:
 
 
 def _take_beside(place: Place, into: Path, name: str) -> None:
-    """certificate.json and audit.json of a run, where it has none here; what is none of these stays there."""
+    """Copies a run's certificate.json and audit.json if it has none here; invalid ones are skipped."""
     for file, kind in ((certificates.FILE, certificates.Certificate), (certificates.AUDIT_FILE, certificates.Audit)):
         if not (into / name / file).exists() and (content := place.read(f"{name}/{file}")) is not None:
             with contextlib.suppress(ValueError):
@@ -317,9 +317,9 @@ def _take_beside(place: Place, into: Path, name: str) -> None:
 
 
 def _take_sweeps(place: Place, into: Path, collected: Collected) -> None:
-    """Copy the requests of the place's sweeps, and which of the runs that are here belong to them.
+    """Copies the place's sweeps: their requests, and which of the runs here belong to them.
 
-    One sweep of two machines is one here: the points of each place have a file of their own.
+    A sweep on several machines becomes one here, with a file of points for each place.
     """
     mark = hashlib.sha256(str(place.folder.resolve() if place.folder else place).encode()).hexdigest()[:8]
     for sweep_id in filter(race_folder.NAME.fullmatch, place.names(sweep.FOLDER)):
@@ -328,7 +328,7 @@ def _take_sweeps(place: Place, into: Path, collected: Collected) -> None:
 
 
 def _take_sweep(place: Place, folder: Path, where: str, points: str) -> bool:
-    """Copy a sweep; returns whether it is here now.  where: its path in the place; points: the file for its points."""
+    """Copies a sweep and returns whether it is here now.  where: its path in the place; points: name of its file."""
     into = folder.parent.parent
     has_news = False
     for name, kind in ((sweep.NAME, sweep.Facts), (sweep.STUDY, sweep.Study)):
@@ -353,7 +353,7 @@ def _take_sweep(place: Place, folder: Path, where: str, points: str) -> bool:
 
 
 def _progress(facts: dict[str, Any]) -> tuple[Any, ...]:
-    """A key by which the later state of a sweep.json or study.json is the greater one."""
+    """Returns a sort key by which the later state of a sweep.json or study.json is the greater one."""
     if "race_id" in facts:  # a study
         return facts["race_id"] is not None, facts["num_trials"] is not None
     return max(facts["started_at"], facts["ended_at"] or ""), facts["ended_at"] is not None

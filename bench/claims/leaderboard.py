@@ -1,7 +1,7 @@
 """The leaderboard: the entries of each track, and the history of its record.  ./run.sh table --leaderboard
 
-An entry is all runs of one config and code on one kind of machine in one ledger.  It is computed from run folders,
-races and the ledger only; a candidate for a record is judged first (bench/claims/rules/), and becomes one if accepted.
+An entry consists of all runs of one config and code on one kind of machine in one ledger.  It is computed from run
+folders, races and the ledger alone.  A candidate becomes a record only if it passes the rules in bench/claims/rules/.
 """
 
 import collections
@@ -28,14 +28,14 @@ Groups = dict[tuple[Any, ...], list[tuple[Row, str]]]
 class Entry:
     """Repeats of one config and code in one setting."""
 
-    rows: list[Row]  # complete, oldest first; including suspect ones, whose losses count
+    rows: list[Row]  # complete runs, oldest first; suspect ones are included, because their losses count
     folders: list[str]
     num_lost: int  # runs of the same config and code that failed or are invalid
-    book: ledger.Ledger  # that lists them
-    judged: str = "time"  # what it is ranked by: time or steps
+    book: ledger.Ledger  # the ledger that lists the runs
+    judged: str = "time"  # what entries are ranked by: time or steps
     status: str = ""
-    since: str = ""  # when it had the runs that a record needs
-    number: int | None = None  # of the record, among those on this device
+    since: str = ""  # start of the run that completed the number a record needs
+    number: int | None = None  # number of the record among those on its device; None if it never was a record
 
     def __post_init__(self) -> None:
         by_steps = self.judged == "steps"
@@ -44,14 +44,14 @@ class Entry:
         self.times_s = eligibility.times_s(self.counted)
         self.train_s = stats.mean(self.times_s) if self.times_s else None
         num_steps = [row["num_steps"] for row in self.rows if row["num_steps"] is not None]
-        most_steps = max(num_steps) if len(num_steps) == len(self.rows) else None  # None: not known of every run
-        self.score = self.losses["step"] or most_steps if by_steps else self.train_s  # step: that counts by the z rule
-        self.place = "any device" if by_steps else self.first["device"]  # where a record stands
+        most_steps = max(num_steps) if len(num_steps) == len(self.rows) else None  # None if unknown for some run
+        self.score = self.losses["step"] or most_steps if by_steps else self.train_s  # "step" is set by the z rule
+        self.place = "any device" if by_steps else self.first["device"]  # each place has its own record
         self.setting = self.first["comparability_id"]
         self.kind = (self.first["config_id"], self.first["source_sha256"])
 
     def change_pct(self, before: "Entry") -> float | None:
-        """The change of the score in %; None where one of the entries has none."""
+        """Returns the change of the score in %, or None if an entry has no score."""
         return 100 * (self.score / before.score - 1) if self.score is not None and before.score else None
 
     def is_better_than(self, before: "Entry") -> bool:
@@ -59,18 +59,18 @@ class Entry:
 
     @functools.cached_property
     def certificate(self) -> str | None:
-        """The outcome of its runs' replays."""
+        """The outcomes of replays of its runs, summarized."""
         return certificates.summarized(map(certificates.outcome, self.folders))
 
     @functools.cached_property
     def losses(self) -> target.Decision:
-        """The decision of bench.compare.target on the runs and the track's target."""
+        """The decision of bench.compare.target on whether the runs reach the track's target."""
         curves = lambda: list(map(_curve, self.folders))  # noqa: E731
         return target.decide_by(claims.track_rules(self.first["track"] or ""), self.rows, curves)
 
 
 def _curve(folder: str) -> target.Curve:
-    """A run's validations; none where its steps.csv is damaged."""
+    """Returns a run's validations, {} if its steps.csv is damaged."""
     with contextlib.suppress(ValueError):
         return step_files.validations(folder)
     return {}
@@ -81,13 +81,13 @@ def _started(row: Row) -> str:
 
 
 class Change(TypedDict):
-    """How a record differs from the one before."""
+    """How a record differs from the previous one."""
 
     change_pct: float | None
-    measured: str  # how: in a race of the two, or from their means
+    measured: str  # how the change was measured: in a race of the two, or from their means
 
 
-Step = tuple[Entry, Entry | None, Change]  # of a progression: a record, the record before it, the change
+Step = tuple[Entry, Entry | None, Change]  # (record, the previous record, change) in a progression
 
 
 @dataclass
@@ -96,12 +96,12 @@ class Board:
 
     track: str
     track_rules: schema.TrackConfig
-    entries: list[Entry]  # best first; those without an eligible time last
-    records: list[Step]  # progression()
+    entries: list[Entry]  # best first; entries without a score last
+    records: list[Step]  # as progression() returns them
 
     @property
     def needed(self) -> str:
-        """What a record requires, a sentence; text between ` is a command."""
+        """A sentence on what a record requires, with a command in backquotes."""
         rules = self.track_rules.rules
         device = f" on {rules.num_gpus} x {rules.gpu}" if rules.gpu else ""
         best = ", in fewer steps than the one before" * (rules.judged == "steps")
@@ -110,7 +110,7 @@ class Board:
 
 
 def boards(runs: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board]:
-    """[(run folder, row)] of these results folders -> a Board of each track that has a target, by name."""
+    """Returns a Board of each track with a target, by name.  runs: (run folder, row) in the results folders paths."""
     races, made = races_of(paths), []
     for track, entries in sorted(by_track(runs).items()):
         track_rules = claims.track_rules(track)
@@ -123,7 +123,7 @@ def boards(runs: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board
 
 
 def by_track(runs: Iterable[tuple[str, Row]]) -> dict[str, list[Entry]]:
-    """[(folder, row)] -> {track: [Entry]}; runs in the open division, warm-up runs and unknown tracks are in none."""
+    """Groups (folder, row) pairs into {track: [Entry]}, without copies and runs for which there is a why_excluded()."""
     known_tracks = set(groups.choices("track"))
     by_kind: Groups = {}
     num_failed: collections.Counter[tuple[Any, ...]] = collections.Counter()
@@ -155,7 +155,7 @@ def by_track(runs: Iterable[tuple[str, Row]]) -> dict[str, list[Entry]]:
 
 
 def why_excluded(row: Row, known_tracks: set[str]) -> str | None:
-    """Why a run belongs to no entry, however it ended; None: it may."""
+    """Returns why a run can belong to no entry, however it ended, or None if it can."""
     if row["track"] not in known_tracks:
         return "on tracks that conf/track/ does not have"
     if row["num_deviations"]:
@@ -166,7 +166,7 @@ def why_excluded(row: Row, known_tracks: set[str]) -> str | None:
 
 
 def _without_copies(groups: Groups) -> Groups:
-    """Omits groups whose runs are all in another: an older publication of the repeats, a claim of published runs."""
+    """Omits groups whose runs are all in another one, such as an older publication or a claim of published runs."""
     kept: Groups = {}
     by_kind: dict[tuple[Any, ...], list[set[str]]] = {}
     for key, members in sorted(groups.items(), key=lambda item: -len(item[1])):
@@ -188,7 +188,7 @@ def progression(
     races: Sequence[race_folder.Race] = (),
     judge: Callable[[Entry], str | None] | None = None,
 ) -> list[Step]:
-    """Entries of a track -> its records, oldest first; sets each entry's status."""
+    """Returns the records among a track's entries, oldest first, and sets the entries' status.  judge: failed_rule."""
     best_by_place: dict[str | None, Entry] = {}
     records: list[Step] = []
     order = _order(entries, track_rules, races)
@@ -208,10 +208,10 @@ def progression(
 def _order(
     entries: Sequence[Entry], track_rules: schema.TrackConfig, races: Sequence[race_folder.Race]
 ) -> Callable[[Entry], tuple[str, bool]]:
-    """Key to sort entries by: when each had the runs that a record needs.
+    """Returns a sort key: (when an entry had the runs that a record needs, whether it was a candidate then).
 
-    Later runs of an old record, as another's baseline, do not change its date.  The arms of one race share a date, with
-    the baseline first, whichever run happened to be the last.
+    Later runs of an old record, as another's baseline, do not change its date.  The arms of a race share the date of
+    its first run, with the baseline before the candidates.
     """
     baselines = {race["race_id"]: race["baseline"] for race in races}
     begun: dict[str, str] = {}
@@ -247,7 +247,7 @@ def _why_no_record(
 
 
 def failed_rule(entry: Entry) -> str | None:
-    """A rule of ./run.sh judge that the entry's runs fail, the quickest to find; None: they pass all."""
+    """Returns the first rule of ./run.sh judge that the entry's runs fail, or None if they pass all."""
     try:
         return rulebook.first_failed(claims.from_folders(entry.folders, entry.book))
     except ValueError as error:
@@ -255,17 +255,17 @@ def failed_rule(entry: Entry) -> str | None:
 
 
 def races_of(paths: Iterable[Path]) -> list[race_folder.Race]:
-    """race.json of all races that have a verdict, in these results folders or folders of publications."""
+    """Reads race.json of all races with a verdict in these results folders, or folders of publications."""
     races = []
     for path in map(Path, paths):
         for file in sorted((*path.glob("races/*/race.json"), *path.glob("*/races/*/race.json"))):
-            with contextlib.suppress(ValueError):  # judge says what is wrong with it
+            with contextlib.suppress(ValueError):  # judge reports what is wrong with it
                 races.append(race_folder.read(file.parent))
     return [race for race in races if race.get("result")]
 
 
 def comparison(before: Entry | None, entry: Entry, races: Sequence[race_folder.Race]) -> Change:
-    """From a race of the two in one session if there was one, else from the means."""
+    """Returns the change from the previous record, from a race of the two if there is one, else from their means."""
     if before is None:
         return {"change_pct": None, "measured": "the first"}
     if entry.judged == "steps":

@@ -1,4 +1,4 @@
-"""The leaderboard as blocks of a Document: for ./run.sh table --leaderboard, and as a section of the results site."""
+"""Renders the leaderboard as blocks of a Document, for ./run.sh table --leaderboard and the results site."""
 
 import collections
 import json
@@ -22,21 +22,21 @@ from bench.report.site.site import Standing
 from bench.web.chart import Spec, chart, series_of
 from bench.web.document import Block, Chart, Document, Lines, Section, Table, link, texts
 
-MAX_ENTRIES = 20  # of a track and device, in a text
+MAX_ENTRIES = 20  # most entries shown per track and device in a text
 NO_LOSS = "failed, invalid or still running"
-MAX_CHANGES = 4  # settings of a record that are named as changed
-BY = re.compile(r"^By: *(?!\(to be written\))(\S.*)$", re.M)  # in the README of a publication or a claim
+MAX_CHANGES = 4  # most changed settings named for a record
+BY = re.compile(r"^By: *(?!\(to be written\))(\S.*)$", re.M)  # author line in the README of a publication or a claim
 
 
 def text(folders: Iterable[str] = (), is_md: bool = True, on_error: Callable[[str], None] | None = None) -> str:
-    """The leaderboard of these folders, as typed (none: results/), in Markdown or for a terminal."""
+    """Returns the leaderboard of these folders (default: results/), in Markdown or for a terminal."""
     paths = [named.folder(word) for word in folders] or [results_root()]
     runs = list(store.read_rows([path for path in paths if path.is_dir()], on_error))
     return texts(_sections(leaderboard.boards(runs, paths)), is_md) or why_empty([row for _, row in runs], paths)
 
 
 def standing(runs: Sequence[tuple[str, Row]], paths: Iterable[Path]) -> Standing:
-    """[(run folder, row)] of these results folders -> what the site shows of each track that has a target."""
+    """Returns the section of the results site.  runs: (run folder, row) of all runs in the results folders paths."""
     boards = leaderboard.boards(runs, paths)
     sections: list[Block] = [*_sections(boards)]
     if others := sorted({str(row["track"]) for _, row in runs} - {board.track for board in boards}):
@@ -46,7 +46,7 @@ def standing(runs: Sequence[tuple[str, Row]], paths: Iterable[Path]) -> Standing
 
 
 def _sections(boards: Iterable[Board]) -> list[Section]:
-    """One for each track and device, those with a record first."""
+    """Returns a section for each track and device, those with a record first in each track."""
     sections = list[Section]()
     for board in boards:
         places = dict.fromkeys(entry.place for entry in board.entries)
@@ -81,7 +81,7 @@ def _entries(entries: Sequence[Entry], judged: str) -> Table:
 
 
 def _records(records: Sequence[Step], judged: str) -> Table:
-    """The newest first."""
+    """Returns a table of records, the newest first."""
     heads = ["record", _score_head(judged), "change", "measured", "entry", "by", "since", "n", "val_loss"]
     heads += ["certificate", "config_id", "commit"]
     rows = []
@@ -97,7 +97,7 @@ def _records(records: Sequence[Step], judged: str) -> Table:
 
 
 def _chart(id: str, judged: str, entries: Sequence[Entry]) -> Spec:
-    """How a record came down, by date: each is a link to the page of its first run."""
+    """Returns a chart of the record by date; each point links to the page of its first run."""
     what, unit = ("steps", "steps") if judged == "steps" else ("train time", "s")
     scores = [f"{_score(entry)} {unit}" for entry in entries]
     labels = [
@@ -126,7 +126,7 @@ def _number(value: float | None, form: str, unit: str = "") -> str | None:
 
 
 def _first_run(entry: Entry) -> str:
-    """The first of its runs whose times count, else of all."""
+    """Returns the run id of the entry's first counted run, or of its first run if none is counted."""
     return (entry.counted or entry.rows)[0]["run_id"]
 
 
@@ -135,7 +135,7 @@ def _linked(entry: Entry) -> str:
 
 
 def _what_changed(before: Entry | None, entry: Entry) -> str | None:
-    """The settings that differ from the previous record, and whether the code does; None for the first."""
+    """Returns what differs from the previous record (settings, code, setting), or None for the first record."""
     if before is None:
         return None
     changes = [
@@ -155,7 +155,7 @@ def _plain(values: list[Any]) -> str:
 
 
 def _who(results: Path) -> str | None:
-    """Who made it, from the line "By: ..." of the README beside the ledger; None without one."""
+    """Returns the author from the line "By: ..." of the README beside the ledger, or None."""
     try:
         match = BY.search(plain_file.text(results / "README.md"))
     except Damaged:
@@ -164,7 +164,7 @@ def _who(results: Path) -> str | None:
 
 
 def why_empty(rows: Sequence[Row], paths: Iterable[Path]) -> str:
-    """rows of the runs in these folders, none of which is on the leaderboard -> a sentence with the reasons."""
+    """Returns a sentence on why none of these runs, found in these folders, is on the leaderboard."""
     where = ", ".join(f"{shown(path)}/" for path in paths)
     published = f"./run.sh table --leaderboard results/{PUBLISHED} shows the published"
     if not rows:

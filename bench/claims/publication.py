@@ -1,12 +1,12 @@
-"""Runs and races as a folder of their own, to be committed, sent and judged anywhere: a publication, a claim's folder.
+"""Copies runs and races to a folder that can be committed, sent and judged anywhere: a publication or a claim folder.
 
     <track>/<run_id>/ ...   records without logs, traces and memory snapshots        races/<race_id>/ ...
-    ledger.jsonl            complete, for its chain      README.md   its author's text, and a generated table
+    ledger.jsonl            complete, for its hash chain      README.md   its author's text and a generated table
 
-Publications are folders of results/published/.  They and results/README.md are all that git tracks of results/.
+Publications are folders of results/published/.  Git tracks nothing else of results/ except results/README.md.
 
-Both are checked: every file needs a reason to be included, and none may hold a credential or name this machine, in its
-bytes or in its name.  Refusals name the file, the line and the kind, never the credential.
+Every file needs a reason to be included, and none may contain a credential or identify this machine, in its content or
+its name.  A refusal names the file, the line and the kind, never the credential.
 """
 
 import functools
@@ -30,7 +30,7 @@ from bench.record.verification import LOCAL_ROLES
 from bench.report import markdown_blocks
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-RESERVED = (PUBLISHED, "site")  # no scan enters the first; ./run.sh report results/published makes the second
+RESERVED = (PUBLISHED, "site")  # scans skip the first; ./run.sh report results/published creates the second
 RACE_FILES = ("plan.json", "race.json", "race.md")
 BY_ROLE = {
     "config": "the resolved config",
@@ -52,13 +52,13 @@ MAX_SHOWN = 5
 
 @dataclass
 class Content:
-    """Files to be copied, and their origin."""
+    """The runs and races to be copied, and their origin."""
 
-    ledger: ledger.Ledger  # of the results folder that it lies in
-    named_runs: list[str]  # "<track>/<run_id>"; those of the races belong to it anyway
+    ledger: ledger.Ledger  # ledger of the results folder that they are in
+    named_runs: list[str]  # "<track>/<run_id>"; runs of the races need not be listed
     race_ids: list[str]
-    name: str  # of the publication, unless the user gives one
-    texts: dict[str, str] | None = None  # of a claim's folder: by file name, README.md among them
+    name: str  # name of the publication unless the user gives one
+    texts: dict[str, str] | None = None  # {file name: text} of a claim folder, including README.md
 
     @property
     def results(self) -> Path:
@@ -66,7 +66,7 @@ class Content:
 
     @functools.cached_property
     def runs(self) -> list[str]:
-        """Names of the runs and all runs of the races, warm-ups and interrupted ones too: each once, if it exists."""
+        """Names of all existing runs without duplicates, including the races' warm-up and interrupted runs."""
         names = list(self.named_runs)
         for race_id in self.race_ids:
             try:
@@ -82,8 +82,8 @@ class Content:
 class Leaving:
     """A file to be included."""
 
-    path: str  # from the results folder on
-    group: str  # its name in the list: its path in its run's folder
+    path: str  # relative to the results folder
+    group: str  # name in the list: the path in its run's folder
     reason: str
     num_bytes: int
 
@@ -93,12 +93,15 @@ class Gated:
     """The user's options for the check."""
 
     show: Callable[[list[Leaving]], object] = lambda leaving: None  # shows the list of files before they are written
-    allowed: Sequence[str] = ()  # files that are included whatever is found in them
-    dry_run: bool = False  # only show and search
+    allowed: Sequence[str] = ()  # files that are included regardless of their content
+    dry_run: bool = False  # show and check the files, but write nothing
 
 
 def content_of(words: Sequence[str]) -> Content:
-    """Run folders, folders of them, run ids, or one race -> Content.  ValueError: no run, or several ledgers."""
+    """Returns the content that run folders, folders of them, run ids or one race stand for.
+
+    Raises ValueError if there is no run, or there are several ledgers.
+    """
     if len(words) == 1 and (race := named.find(words)[0].race):
         return Content(ledger.read(race.parent.parent), [], [race.name], race.name)
     folders = [run.absolute() for run in named.runs(words)]
@@ -110,10 +113,10 @@ def content_of(words: Sequence[str]) -> Content:
 
 
 def publish(content: Content, name: str | None, table: Callable[[list[str]], int], gated: Gated | None = None) -> Path:
-    """Content -> its new folder in results/published/, called name (None: content.name).  table: bench.cli.table.main.
+    """Publishes the content and returns its new folder, results/published/NAME.
 
-    Raises ValueError, and writes nothing, if the name is invalid or taken, a run or a race has not ended, a file may
-    not be published, or the disk is full.
+    name: None for content.name.  table: bench.cli.table.main.  Raises ValueError, and writes nothing, if the name is
+    invalid or taken, a run or a race has not ended, a file may not be published, or the disk is full.
     """
     name = name or content.name
     if content.results.resolve().is_relative_to(published_root().resolve()):
@@ -142,7 +145,7 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
 
 
 def certificate_links(results: Path, names: Sequence[str]) -> list[str]:
-    """A line of Markdown for each of these runs, "<track>/<run_id>", that was replayed: what came out, and where."""
+    """Returns a line of Markdown with the outcome of the replay for each replayed run.  names: "<track>/<run_id>"."""
     sentences = ((name, certificates.sentence(results / name)) for name in names)
     links = ((escape.markdown(name), quote(name), escape.markdown(text)) for name, text in sentences if text)
     return [f"- [certificate of {name}]({path}/{certificates.FILE}): {text}" for name, path, text in links]
@@ -159,9 +162,10 @@ def _refuse_unfinished(content: Content) -> None:
 
 
 def copy(content: Content, folder: Path, texts: Callable[[Path], dict[str, str]], gated: Gated) -> None:
-    """Content -> a results folder, whole or not at all.  texts(the copy) -> {file name: text} of what is generated.
+    """Copies the content to a new or empty results folder, completely or not at all.
 
-    folder may exist if it is empty.  ValueError where it cannot be written or a file may not be published.
+    texts: takes the copy's path and returns {file name: text} of the generated files.  Raises ValueError if the folder
+    cannot be written or a file may not be published.
     """
     folder, leaving = folder.absolute(), [*_files(content)]
     gated.show(leaving)
@@ -172,7 +176,7 @@ def copy(content: Content, folder: Path, texts: Callable[[Path], dict[str, str]]
             (temporary / file.path).parent.mkdir(parents=True, exist_ok=True)
             copied = plain_file.content(content.results / file.path, plain_file.MAX_LINES_BYTES)
             (temporary / file.path).write_bytes(copied)
-        for name in content.runs:  # the copies: the originals may have changed since
+        for name in content.runs:  # checks the copies, because the originals may have changed since
             files, run = verification.RunFiles(temporary / name), run_folder.read_raw(temporary / name)
             is_whole, why = verification.artifacts_are_unchanged(files, run)
             if not is_whole:
@@ -182,7 +186,7 @@ def copy(content: Content, folder: Path, texts: Callable[[Path], dict[str, str]]
         paths = [*(file.path for file in leaving), *generated]
         search_files(temporary, paths, gated.allowed)
         if not gated.dry_run:
-            os.rename(temporary, folder)  # refused where something lies in folder by now
+            os.rename(temporary, folder)  # fails if folder has content by now
     except OSError as error:
         raise ValueError(f"{folder}: cannot be written ({error.strerror}): free space, or make it writable") from None
     finally:
@@ -201,16 +205,16 @@ def _files(content: Content) -> Iterator[Leaving]:
 
 
 def files_of_run(results: Path, name: str) -> Iterator[Leaving]:
-    """run.json, the files that it lists and those of every run, without local files and pages made from the record.
+    """Yields run.json, the files that it lists and those of every run, without local files and generated pages.
 
-    ValueError: a file of its code/ has no reason.
+    Raises ValueError if there is no reason to include a file of its code/.
     """
     folder = results / name
     run = run_folder.read_raw(folder)
     listed, reasons = {artifact["path"] for artifact in run["artifacts"]}, _reasons_of(folder, run)
     for path in (*run_folder.files(folder), "run.json"):
         role = run_folder.ROLES.get(run_folder.OF_NODE.sub("", path.partition("/")[0]))
-        is_inside = (folder / path).resolve().is_relative_to(folder.resolve())  # no link leads elsewhere
+        is_inside = (folder / path).resolve().is_relative_to(folder.resolve())  # False for a link to elsewhere
         is_part = role or path in listed or path in (certificates.FILE, "run.json")
         if role in LOCAL_ROLES or not is_part or not is_inside:
             continue
@@ -222,7 +226,7 @@ def files_of_run(results: Path, name: str) -> Iterator[Leaving]:
 
 
 def _reasons_of(folder: Path, run: Mapping[str, Any]) -> dict[str, str]:
-    """{path in the run's folder: why it goes} of files without a role that gives the reason."""
+    """Returns {path in the run's folder: reason to include it} for files whose role does not give the reason."""
     code = run.get("code") or {}
     reasons = dict.fromkeys(WHICH_CODE, "which code ran") | REASONS
     reasons |= {f"code/{name}": "imported by the run" for name in code.get("files") or () if name.startswith("own/")}
@@ -236,7 +240,7 @@ def _reasons_of(folder: Path, run: Mapping[str, Any]) -> dict[str, str]:
 
 
 def listing(leaving: Iterable[Leaving]) -> list[str]:
-    """Lines to print: each kind of file once, with the number of runs, total bytes and reason."""
+    """Returns lines to print: each kind of file with its total bytes, number of runs and reason."""
     groups: dict[tuple[str, str], list[int]] = {}
     for file in leaving:
         groups.setdefault((file.group, file.reason), []).append(file.num_bytes)
@@ -248,9 +252,9 @@ def listing(leaving: Iterable[Leaving]) -> list[str]:
 
 
 def search_files(folder: Path, paths: Iterable[str], allowed: Sequence[str] = ()) -> None:
-    """Refuse files in folder that hold a credential or name this machine.  ValueError: which, where and what to do.
+    """Raises ValueError if a file in folder contains a credential or identifies this machine.
 
-    allowed: paths, or their ends, that the user has checked: they are included whatever they hold.
+    allowed: paths, or their ends, that the user has checked; these files are not searched.
     """
     refused: list[str] = []
     for path in paths:
@@ -264,14 +268,14 @@ def search_files(folder: Path, paths: Iterable[str], allowed: Sequence[str] = ()
 
 
 def _faults(path: str, text: str) -> Iterator[str]:
-    """What is wrong with a file, in sentences that do not repeat it."""
+    """Yields sentences on what is wrong with a file, which do not repeat the credential or name."""
     shown = private.redact(path, REPO, user="")
     if shown != path:
         yield f"{shown}: the name of the file holds a credential or names this machine"
     for credential in credentials.found(text):
         yield f"{shown}, line {text.count(chr(10), 0, credential.start) + 1}: holds {credential.kind}"
     clean = credentials.redacted(text)
-    redacted = private.redact(clean, REPO, user="")  # user="": their name in a path may be an ordinary word
+    redacted = private.redact(clean, REPO, user="")  # user="": the user's name may be an ordinary word
     if redacted != clean:
         number = next(
             n for n, (a, b) in enumerate(zip(clean.split("\n"), redacted.split("\n"), strict=True), 1) if a != b

@@ -1,8 +1,8 @@
-"""A record pull request -> what a maintainer would paste into its thread.  ./run.sh pr FOLDER
+"""Judges a record's pull request, as a page for a maintainer to paste into its thread.  ./run.sh pr FOLDER
 
-The logs of the pull request are grouped by the code that they embed; the baseline is the group that its folder's or
-file's name calls so, or whose code an earlier record has.  The rules are the track's (track.rules.pull_request), each
-answered by the check of the same name here from bench/claims/rules/ (judge), bench/compare/ and both sources.
+The logs of the pull request are grouped by the code that they embed.  The baseline is the group whose folder or file
+name says so, or whose code is that of an earlier record.  The rules are the track's (track.rules.pull_request), each
+answered by the check of the same name in bench/claims/rules/pull_requests.py.
 """
 
 import math
@@ -26,10 +26,10 @@ from bench.web.document import Block, Bullets, Document, Lines, Section, Table, 
 BASELINE = re.compile(r"baseline|master|(?:^|[-_/.])(?:base|main|prior|old|control|comparison)(?:$|[-_/.\d])", re.I)
 OWN = re.compile(r"this|candidate|(?:^|[-_/])(?:ours|pr|new|record)(?:$|[-_/.\d])", re.I)
 MAX_LINES, MAX_N = 12, 100
-SHORT = {"streams": "data pipelines", "flags": "compile flags", "diff_size": "readability"}  # of rules, in a verdict
+SHORT = {"streams": "data pipelines", "flags": "compile flags", "diff_size": "readability"}  # names in a verdict
 
 
-# ---- which logs are whose
+# ---- which logs belong to which side
 
 
 def sides_of(
@@ -40,11 +40,11 @@ def sides_of(
     candidate: str,
     base: str,
 ) -> tuple[Side, list[Side], list[Side], str]:
-    """Logs -> (candidate, its baselines, the likeliest first, others, which others could be it, "" for none).
+    """Groups logs: (candidate, baselines with the likeliest first, other sides, sentence about rival candidates or "").
 
-    known: {code_key: an earlier record}; own_keys: of the pull request's own script; wants: whether a row is of the
-    track's hardware; candidate, base: names of sides or globs of paths that the user gave, "" for none.  ValueError:
-    there is no candidate, or nothing fits a name or a glob.
+    known: {code_key: name of an earlier record}.  own_keys: code keys of the pull request's script.  wants: whether a
+    row has the track's hardware.  candidate, base: the user's names of sides or globs of paths, or "".  Raises
+    ValueError if there is no candidate, or nothing matches a name or a glob.
     """
     kinds, groups = [_kind_of(log) for log in logs], dict[_Kind, list[Log]]()
     folders, names = [kind.folder for kind in dict.fromkeys(kinds)], dict[_Kind, str]()
@@ -63,7 +63,7 @@ def sides_of(
             raise ValueError(f"{glob}: no complete log of the pull request fits it: give a glob such as 'this_pr/*'")
 
     def likeliness(kind: _Kind) -> dict[str, Any]:
-        """{what speaks for it: a value that is larger where it does}, what weighs most first."""
+        """Returns {reason to be the candidate: value, larger if likelier}, the weightiest reason first."""
         parts = re.split(r"(\d+)", sides[kind].name)
         return {
             "its hardware": wants(sides[kind].rows[0]),
@@ -96,9 +96,9 @@ def sides_of(
 class _Kind(NamedTuple):
     """The facts that the logs of one side share."""
 
-    given: str  # the user's name or glob; "" where none was given for it
+    given: str  # the user's name or glob, or ""
     folder: str = ""
-    is_base: bool = False  # by its name
+    is_base: bool = False  # named like a baseline
     code_key: str = ""
     device: str | None = None
     steps: int = 0
@@ -110,14 +110,14 @@ def _kind_of(log: Log) -> _Kind:
     return _Kind("", folder, is_base, log.code_key, device, steps)
 
 
-# ---- the answer
+# ---- the page
 
 
 def document_of(pull: PullRequest) -> Document:
-    """Verdict first; then the rules, the numbers, the runs, what is outside the clock, the source, what is missing."""
+    """Returns the page: verdict, rules, what is missing, numbers, runs, statements outside the clock, source."""
     rules = pull.track.rules.pull_request
     answers = {name: pull_requests.CHECKS[name](pull) for name in rules}
-    if answers.get("systems_waiver", (FAIL, ""))[0] == READER:  # then the rule may not be asked at all
+    if answers.get("systems_waiver", (FAIL, ""))[0] == READER:  # the rule may be waived
         answers["mean_loss"] = (READER, answers["mean_loss"][1])
     if answers.get("mean_loss", ("", ""))[0] == NOT_SHOWN:
         answers.pop("systems_waiver", None)
@@ -162,7 +162,7 @@ def _verdict(pull: PullRequest, answers: Mapping[str, Answer]) -> Verdict:
 
 
 def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
-    """What would answer the open rules, each with its command."""
+    """Returns sentences on what would answer the open rules, with the commands for it."""
     remedies, word = [], f"./run.sh pr {pull.words}"
     time = (pull.compared or {}).get("time") or {}
     if answers.get("same_hardware", (PASS,))[0] != PASS or time.get("drift_pct"):
@@ -186,7 +186,10 @@ def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
 
 
 def needed_runs(losses: Sequence[float], goal: float | None, p_value: float) -> int | None:
-    """How many runs of this mean and spread a t test needs for p_value; None: the mean is not below, or over MAX_N."""
+    """Returns the number of runs of this mean and sd that a t test needs for p < p_value, or None.
+
+    It is None if the mean is not below the goal, there is no sd, or more than MAX_N runs are needed.
+    """
     sd = stats.sd(losses)
     if goal is None or sd is None or (gap := goal - stats.mean(losses)) <= 0:
         return None
@@ -195,7 +198,7 @@ def needed_runs(losses: Sequence[float], goal: float | None, p_value: float) -> 
 
 
 def outside(pull: PullRequest) -> list[Block]:
-    """Statements that run outside the clock and that the baseline has not there."""
+    """Returns the statements outside the clock that the baseline does not have there."""
     if pull.statements is None:
         return [Lines(["not known: the source of a side is not known, or keeps no clock of its own"], is_soft=True)]
     new = clock_lines.newly_untimed(*pull.statements)

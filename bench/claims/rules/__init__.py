@@ -1,1 +1,1 @@
-"""When a claim holds: each rule a function of the claim (bench/claims/claim.py) -> (passed, evidence)."""
+"""The rules of claims: each is a function that takes a Claim and returns (passed, evidence)."""

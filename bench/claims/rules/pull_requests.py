@@ -1,7 +1,7 @@
-"""The rules of a record's pull request: a check for each name in track.rules.pull_request -> an answer, with evidence.
+"""The rules of a record's pull request: a check for each name in track.rules.pull_request, with answer and evidence.
 
-What judge and compare found of its logs is taken as it stands; of the sources that the logs embed, the statements that
-differ from the baseline's are looked at, by name.  A person must answer what no log can.
+The checks use what judge and compare found, and the statements of the embedded sources that differ from the baseline's.
+What no log can answer is left to a reader.
 """
 
 import ast
@@ -25,22 +25,22 @@ from bench.record.rows import Row, row_of
 from bench.record.shape import Record
 from bench.record.step_files import StepRow
 
-PASS, FAIL, NOT_SHOWN, READER = "pass", "FAIL", "not shown", "reader"  # READER: no log can answer, a person must
+PASS, FAIL, NOT_SHOWN, READER = "pass", "FAIL", "not shown", "reader"  # READER: a person must answer
 CONFIG = re.compile(r"\b(?:torch\._)?(inductor|dynamo)\.config\.([\w.]+)\s*=(?!=)")
 VARIABLE = re.compile(r"environ(?:\[|\.setdefault\(|\.update\()\W*(TORCH(?:INDUCTOR|DYNAMO|_COMPILE)_\w+)")
-MAX_CHARS = 100  # of a statement that is shown
-Answer = tuple[str, str]  # PASS, FAIL, NOT_SHOWN or READER, and the evidence
+MAX_CHARS = 100  # longest statement that is shown in full
+Answer = tuple[str, str]  # (PASS, FAIL, NOT_SHOWN or READER, evidence)
 
 
 @dataclass
 class Log:
-    """A complete run of a log."""
+    """A complete run in a log."""
 
-    path: str  # below the pull request's folder
+    path: str  # relative to the pull request's folder
     record: Record
     steps: list[StepRow]
-    sources: dict[str, str]  # that it embeds, {file: text}
-    code_key: str  # modded_nanogpt.code_key(); "" where it embeds none
+    sources: dict[str, str]  # {file: text} of the sources that it embeds
+    code_key: str  # modded_nanogpt.code_key(), or "" if it embeds no source
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Side:
 
     name: str
     logs: list[Log]
-    known_as: str = ""  # the earlier record whose code it is; "" for none that is known
+    known_as: str = ""  # the earlier record with the same code, or ""
 
     @property
     def rows(self) -> list[Row]:
@@ -67,33 +67,33 @@ class Side:
 
 @dataclass
 class PullRequest:
-    """A pull request.  baseline None: there is none; is_same_pr: the pull request brought the baseline's logs."""
+    """A record's pull request: its logs by side, and what judge and compare found."""
 
     name: str
     track: schema.TrackConfig
     candidate: Side
     baseline: Side | None
-    is_same_pr: bool
+    is_same_pr: bool  # whether the pull request contains the baseline's logs
     others: list[Side] = field(default_factory=list)
-    num_incomplete: int = 0
-    num_earlier: int = 0  # records before it whose code was looked at
-    script_differs: int = 0  # lines of the pull request's script that are not those that its logs embed
+    num_incomplete: int = 0  # logs without a complete run
+    num_earlier: int = 0  # earlier records whose code was read
+    script_differs: int = 0  # lines in which the pull request's script differs from the one that its logs embed
     judged: list[rulebook.Result] = field(default_factory=list)
-    compared: Mapping[str, Any] | None = None  # bench.compare.verdict.Comparison; None: nothing to compare with
-    controls: list[tuple[Side, Mapping[str, Any]]] = field(default_factory=list)  # with the other baselines
-    choice: str = ""  # which other logs could be the candidate; "" where none could
-    words: str = ""  # how this was called, for the commands that are proposed
+    compared: Mapping[str, Any] | None = None  # bench.compare.verdict.Comparison; None without a baseline
+    controls: list[tuple[Side, Mapping[str, Any]]] = field(default_factory=list)  # comparisons with other baselines
+    choice: str = ""  # which other logs could be the candidate, or ""
+    words: str = ""  # the arguments of this call, for the commands that are proposed
 
     @functools.cached_property
     def statements(self) -> tuple[list[clock_lines.Line], list[clock_lines.Line]] | None:
-        """The statements of both scripts; None: a source is not known, is no Python or keeps no clock."""
+        """The statements of both scripts; None if a source is unknown, not Python, or without a clock."""
         sides = (self.candidate, self.baseline) if self.baseline else ()
         found = [clock_lines.lines_of(side.sources[SCRIPT]) if side.sources else None for side in sides]
         return (found[0], found[1]) if len(found) == 2 and found[0] and found[1] else None
 
 
 def streams(pull: PullRequest) -> Answer:
-    """The statements that name the data pipeline are the baseline's."""
+    """Checks that the statements that name the data pipeline are the baseline's."""
     if pull.statements is None:
         return READER, "the sources of both are not known"
     patterns, (own, theirs) = pull.track.rules.data_names, pull.statements
@@ -111,7 +111,7 @@ def streams(pull: PullRequest) -> Answer:
 
 
 def mean_loss(pull: PullRequest) -> Answer:
-    """The mean val_loss is below the target, by the track's own test, of runs that are repeats of one code."""
+    """Checks that the mean val_loss is below the target by the track's test, and the runs repeat one code."""
     results = {rule["rule"]: rule for rule in pull.judged}
     found = results["the target is reached"]
     shares_code = results["the runs share config and code"]
@@ -121,7 +121,7 @@ def mean_loss(pull: PullRequest) -> Answer:
 
 
 def systems_waiver(pull: PullRequest) -> Answer:
-    """Where rule 2 is not shown: whether the waiver for changes of systems alone is possible at all."""
+    """Checks, if rule 2 is not shown, whether the waiver for changes to systems alone could apply."""
     if mean_loss(pull)[0] == PASS:
         return PASS, "not needed"
     loss, steps = (pull.compared or {}).get("val_loss") or {}, (pull.compared or {}).get("steps")
@@ -138,7 +138,7 @@ def systems_waiver(pull: PullRequest) -> Answer:
 
 
 def flags(pull: PullRequest) -> Answer:
-    """No flag of inductor or torch.compile that the track does not allow, but those that the baseline sets as well."""
+    """Checks that no flag of inductor or torch.compile is set that neither the track allows nor the baseline sets."""
     if not pull.candidate.sources:
         return READER, "its logs embed no source"
     base = flags_of(pull.baseline.sources) if pull.baseline else {}
@@ -152,7 +152,7 @@ def flags(pull: PullRequest) -> Answer:
 
 
 def same_hardware(pull: PullRequest) -> Answer:
-    """It is faster than the baseline on the same node."""
+    """Checks that the candidate is faster than the baseline on the same node."""
     if pull.compared is None:
         return NOT_SHOWN, "there are no logs of a baseline"
     time = pull.compared["time"]
@@ -177,7 +177,7 @@ def same_hardware(pull: PullRequest) -> Answer:
 
 
 def diff_size(pull: PullRequest) -> Answer:
-    """How many lines the change costs."""
+    """Reports how many lines the change adds and removes."""
     changes = changes_of(pull)
     if not changes:
         return READER, "the sources of both are not known"
@@ -186,7 +186,7 @@ def diff_size(pull: PullRequest) -> Answer:
 
 
 def loss_buffer(pull: PullRequest) -> Answer:
-    """How far below the target the mean is, and how much of that the change spends."""
+    """Reports how far the mean is below the target, and how much of that the change spends."""
     loss, goal = (pull.compared or {}).get("val_loss") or {}, goal_of(pull)
     mean = stats.mean(row["val_loss"] for row in pull.candidate.rows if row["val_loss"] is not None)
     if goal is None:
@@ -211,7 +211,7 @@ CHECKS: dict[str, Callable[[PullRequest], Answer]] = {
 
 
 def flags_of(sources: Mapping[str, str]) -> dict[str, int]:
-    """{flag: its line} that the text of these sources sets, named as bench/training/compile_flags.py names them."""
+    """Returns {flag: line} of what these sources set, with the names of bench/training/compile_flags.py."""
     line_of: dict[str, int] = {}
     for text in sources.values():
         for alias, module in re.findall(r"^\s*import torch\._(\w+)\.config as (\w+)", text, re.M):
@@ -237,12 +237,12 @@ def _compile_options(text: str) -> list[tuple[str, int]]:
 
 
 def changes_of(pull: PullRequest) -> dict[str, tuple[int, int]]:
-    """From the baseline's source to the candidate's, as changed_lines(); {} where one is unknown."""
+    """Returns changed_lines() from the baseline's source to the candidate's; {} if one is unknown."""
     return changed_lines(pull.baseline.sources if pull.baseline else {}, pull.candidate.sources)
 
 
 def changed_lines(a: Mapping[str, str], b: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-    """Sources as {file: text} -> {file: (lines added, lines removed)}; {} where there are none on one side."""
+    """Returns {file: (lines added, lines removed)} from sources a to b; {} if one side has none."""
     counts = {}
     for name in sorted(a.keys() | b.keys()) if a and b else ():
         lines = list(difflib.unified_diff(a.get(name, "").splitlines(), b.get(name, "").splitlines(), lineterm="", n=0))
@@ -265,7 +265,7 @@ def goal_of(pull: PullRequest) -> float | None:
 
 
 def _means_s(pull: PullRequest) -> tuple[float, float] | None:
-    """The mean times of baseline and candidate, as their logs print them; None: one is not known."""
+    """Returns the mean times of baseline and candidate as their logs print them, or None if one is unknown."""
     sides = [eligibility.times_s(side.rows) for side in (pull.baseline, pull.candidate) if side]
     return (stats.mean(sides[0]), stats.mean(sides[1])) if len(sides) == 2 and all(sides) else None
 

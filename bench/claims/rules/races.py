@@ -1,4 +1,4 @@
-"""Rules about the races that the claimed runs were raced in."""
+"""Rules about the races that the claimed runs took part in."""
 
 import functools
 import itertools
@@ -13,16 +13,16 @@ from bench.plans.race.state import State
 from bench.record import ledger, race_folder
 from bench.record.rows import metric_of
 
-MAX_ONE_SIDED = 1  # interrupted runs of an arm beyond those of another
+MAX_ONE_SIDED = 1  # most interrupted runs of an arm beyond those of another
 
 
 def _known(claim: Claim) -> list[tuple[ClaimedRace, State]]:
-    """The races whose plan is there; the first rule fails for the others."""
+    """Returns the races whose plan is known; the first rule fails for the others."""
     return [(race, race.state) for race in claim.races if race.state is not None]
 
 
 def _if_raced(rule: Callable[[Claim], Judged]) -> Callable[[Claim], Judged]:
-    """The rule, which does not apply to runs of no race."""
+    """Makes a rule not applicable to runs outside any race."""
     return functools.wraps(rule)(lambda claim: rule(claim) if claim.races else (None, "the runs were not raced"))
 
 
@@ -60,7 +60,7 @@ def the_runs_follow_the_plan(claim: Claim) -> Judged:
 
 
 def _not_fresh(claim: Claim, known: State) -> str | None:
-    """The first run of a compilation that did not compile, although no interrupted attempt can have done so for it."""
+    """Returns a run that should have compiled afresh and found a warm cache, though it was not repeated, or None."""
     caches = {run.name: run.record["measured"].get("compile_cache") for run in claim.all_runs}
     firsts = {(slot.arm, slot.compilation, slot.discarded): slot for slot in reversed(known.slots)}
     runs = [slot.attempts[0][0] for slot in firsts.values() if len(slot.attempts) == 1]
@@ -69,7 +69,7 @@ def _not_fresh(claim: Claim, known: State) -> str | None:
 
 
 def _overlapping(lines: list[dict[str, Any]]) -> tuple[str, str] | None:
-    """Two runs of which the second began before the first had ended, by a race's lines in the ledger; or None."""
+    """Returns two runs of which the second began before the first ended, by the race's ledger lines, or None."""
     ends = {line["run"]: number for number, line in enumerate(lines) if line["event"] == "end" and "run" in line}
     starts = [(number, line["run"]) for number, line in enumerate(lines) if line["event"] == "start"]
     pairs = itertools.pairwise(starts)
@@ -171,9 +171,9 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
 
 
 def _last_failing(claim: Claim, known: State) -> int | None:
-    """The last step before its first passing one at which a race's baseline was validated, and failed the z rule.
+    """Returns the last step at which the baseline was validated and had not yet passed the z rule, or None.
 
-    Not its passing step: a candidate that is validated more often would seem to be earlier by the steps between.
+    Its passing step would favour a candidate that is validated more often, by the steps in between.
     """
     curves = [run.validations for run in claim.others if run.name in known.runs(known.plan["baseline"])]
     goal = standard(claim.track).goal.target_value
@@ -188,7 +188,7 @@ def _verdict_again(claim: Claim, race: ClaimedRace, known: State, reported: Mapp
     raced: Any = {"plan": known.plan, "race": race.race_id}
     arms = [selection.arm_from_folders(name, found, in_race=(name, ""), **raced) for name, found in runs.items()]
     kept = {"floor_pct": reported["time"]["floor_pct"], "earlier_weight": reported.get("earlier_weight", 1.0)}
-    kept["not_as_recorded"] = ()  # every_record_matches_the_ledger() says it
+    kept["not_as_recorded"] = ()  # every_record_matches_the_ledger() reports it
     return dict(comparison.compare_arms(arms, diagnose=False, **kept))[race.arm]
 
 

@@ -1,4 +1,4 @@
-"""Rules about each record alone, and about the ledger that has it."""
+"""Rules about single records and about the ledger that lists them."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -15,9 +15,9 @@ from bench.machine import git
 from bench.record import certificates, ledger, line_count, run_folder, verification
 from bench.record.shape import Record
 
-MAX_BLOBS = 500  # of git's history of publications, the newest first
-MAX_SLACK_S = 2.0  # by which the time of day may be set back during a run
-COMPLETE = verification.is_complete.__name__.replace("_", " ")  # a rule of its own: another arm's run may have failed
+MAX_BLOBS = 500  # most ledgers read from git's history of publications, the newest first
+MAX_SLACK_S = 2.0  # by how much the time of day may be set back during a run
+COMPLETE = verification.is_complete.__name__.replace("_", " ")  # not applied here: another arm's run may have failed
 
 
 def every_record_is_internally_consistent(claim: Claim) -> Judged:
@@ -57,7 +57,7 @@ def every_run_completed(claim: Claim) -> Judged:
 
 def every_run_was_reproduced(claim: Claim) -> Judged:
     """Replays made on this machine reproduce each claimed run; outcomes are recomputed from both steps.csv."""
-    from bench.plans.replay import certificate, replaying  # numpy, which a judge without --replayed does not need
+    from bench.plans.replay import certificate, replaying  # imports numpy, which only --replayed needs
 
     made = []
 
@@ -134,10 +134,10 @@ def the_ledger_is_whole(claim: Claim) -> Judged:
 
 
 def _faults_of_published(book: ledger.Ledger) -> list[str]:
-    """A sentence for each published copy that has lines which this ledger lacks: it was cut or rewritten since.
+    """Returns a sentence for each published copy with lines that this ledger lacks: it was cut or rewritten since.
 
-    Each publication copies the ledger as a whole, and git keeps the copies of earlier days.  A copy of another ledger
-    says nothing, nor does a later copy of this one where this one is an older copy itself.
+    Each publication copies the whole ledger, and git keeps earlier copies.  Copies of other ledgers are ignored, and so
+    are later copies of this one if it is itself an older copy.
     """
     own = {line["sha256"] for line in book.lines if "sha256" in line}
     firsts = [line["sha256"] for line in book.lines if "sha256" in line and line.get("prev") is None]
@@ -160,12 +160,12 @@ def _faults_of_published(book: ledger.Ledger) -> list[str]:
 
 
 def _copies() -> list[tuple[str, str]]:
-    """[(what it is called, its text)], those in the history without the ones that lie in the folder."""
+    """Returns (name, text) of each published ledger, in results/published/ and in git's history, without duplicates."""
     here = {}
     for path in sorted(published_root().glob(f"*/{ledger.NAME}")):
         try:
             here[plain_file.text(path, plain_file.MAX_LINES_BYTES)] = shown(path)
-        except Damaged:  # of a publication: judge says so of itself
+        except Damaged:  # judging that publication reports it
             continue
     project = published_root().parent.parent
     before = _copies_in_history(project, git.ask(project, "for-each-ref", "--format=%(objectname)"))
@@ -174,7 +174,7 @@ def _copies() -> list[tuple[str, str]]:
 
 @functools.cache
 def _copies_in_history(project: Path, refs: str | None) -> list[tuple[str, str]]:
-    """[(what it is called, its text)] of each ledger that a commit of these refs has among its publications."""
+    """Returns (name, text) of each published ledger in the git history.  refs: key of the cache, None without git."""
     listed = git.ask(project, "rev-list", "--objects", "--all", "--", f"results/{PUBLISHED}") if refs else None
     objects = [line.partition(" ")[::2] for line in (listed or "").splitlines()]
     blobs = [(name, path) for name, path in objects if path.endswith(f"/{ledger.NAME}")][:MAX_BLOBS]
@@ -211,12 +211,12 @@ def every_record_matches_the_ledger(claim: Claim) -> Judged:
 
 
 def _segments(run: Record) -> list[str]:
-    """The checkpoints from which it went on, in their order."""
+    """Returns the hashes of the checkpoints from which the run was resumed, in order."""
     return [str(segment.get("checkpoint_sha256")) for segment in (run.get("segments") or [])[1:]]
 
 
 def _times_fault(run: Record, start: str | None, end: str | None) -> str | None:
-    """What contradicts the ledger's times of the run's start and end, or None."""
+    """Returns how the run's times contradict those of its start and end in the ledger, or None."""
     started_at, ended_at = run["started_at"], run["ended_at"]
     if start is None or end is None or started_at is None or ended_at is None:
         return None
@@ -233,6 +233,6 @@ def _times_fault(run: Record, start: str | None, end: str | None) -> str | None:
 
 
 def judge_each(runs: Iterable[Run], fault_of: Callable[[Run], str | None], good: str) -> tuple[bool, str]:
-    """The evidence of a rule that looks at each run alone.  fault_of(run) is a sentence or None."""
+    """Judges each run alone.  fault_of: returns what is wrong with a run or None.  good: evidence if none fails."""
     faults = [f"{run.name}: {fault}" for run in runs if (fault := fault_of(run))]
     return not faults, some(faults, separator="; ") or good

@@ -1,7 +1,7 @@
-"""When a claim holds: each rule a function of the claim (bench/claims/claim.py) -> (passed, evidence).
+"""The rules by which a claim (bench/claims/claim.py) is judged.
 
-passed None: the rule does not apply.  A track's own numbers and names are data in conf/track/; what is done with
-them is here.
+Each rule is a function that takes the claim and returns (passed, evidence); passed is None if the rule does not apply.
+The numbers and names of a track are data in conf/track/.
 """
 
 import functools
@@ -14,10 +14,10 @@ from bench.record import verification
 
 
 class Result(TypedDict):
-    rule: str  # its name, a sentence
-    passed: bool | None  # None: it does not apply, or is not known
+    rule: str  # name of the rule, a sentence
+    passed: bool | None  # None if the rule does not apply, or the answer is unknown
     evidence: str
-    known: bool  # False: the runs are logs, which do not show it
+    known: bool  # False if the runs are logs that do not show it
 
 
 RULES: list[Callable[[Claim], Judged]] = [
@@ -52,7 +52,7 @@ RULES: list[Callable[[Claim], Judged]] = [
 ]
 
 
-# Only a ledger, a config.yaml or what the referee saw can answer these
+# rules that need the ledger, config.yaml or the referee's observations
 NOT_IN_LOGS = {
     records.the_ledger_is_whole,
     records.every_record_matches_the_ledger,
@@ -67,7 +67,7 @@ NOT_IN_LOGS = {
 
 
 def check(claim: Claim, replayed: bool = False) -> list[Result]:
-    """Every rule, also after one that failed.  replayed: demand replays too.  claim.against: that it is better."""
+    """Applies every rule, even after a failure; also that of replays if replayed, and that of --against if given."""
     on_request = [records.every_run_was_reproduced] * replayed
     on_request += [runs.it_is_better_than_the_other] * (claim.against is not None)
     results: list[Result] = []
@@ -81,5 +81,5 @@ def check(claim: Claim, replayed: bool = False) -> list[Result]:
 
 
 def first_failed(claim: Claim) -> str | None:
-    """The name of the first rule that does not hold, None where all do.  No rule after it is asked."""
+    """Returns the name of the first rule that fails, without applying later ones, or None if none fails."""
     return next((name for name, passed, _ in verification.applied(RULES, claim) if passed is False), None)

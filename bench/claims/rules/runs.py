@@ -1,6 +1,6 @@
-"""Rules about the claimed runs: repeats of one config and code, enough of them, none excluded, as their track asks.
+"""Rules about the claimed runs: repeats of one config and code, enough of them, none omitted, as the track requires.
 
-A track's numbers, models and names are its own: track.rules, track.fixed and the data in conf/.
+The numbers and names come from the track: track.rules, track.fixed and the data in conf/.
 """
 
 import collections
@@ -20,10 +20,10 @@ from bench.record import metrics, step_files
 from bench.record.rows import metric_of, row_of
 from bench.training.instruments import registry
 
-MAX_FILES = 8  # named of each other code
-MAX_RUNS = 8  # that are named
-OF_TODAY = ("track.rules.", "track.about:")  # changed since: how a claim is judged is the track's of today
-_known_deviations: dict[str, list[str]] = {}  # by config_id: composing takes a third of a second, and repeats share it
+MAX_FILES = 8  # most differing files named for each other code
+MAX_RUNS = 8  # most runs named
+OF_TODAY = ("track.rules.", "track.about:")  # ignored as deviations: a claim is judged by the track's current rules
+_known_deviations: dict[str, list[str]] = {}  # by config_id: composing takes 1/3 s, and repeats share it
 
 
 def the_runs_share_config_and_code(claim: Claim) -> Judged:
@@ -46,7 +46,7 @@ def the_runs_share_config_and_code(claim: Claim) -> Judged:
 
 
 def _logs_share_code(claim: Claim) -> Judged:
-    """A literal seed and a run's name may differ; all else that differs makes another code."""
+    """Judges whether logs embed the same code, ignoring a literal seed and the run's name."""
     logs = [run.record["imported"] or {} for run in claim.runs]
     names = [log.get("code_id") or run.record["code"]["source_sha256"] for log, run in zip(logs, claim.runs)]
     counts = collections.Counter(name for name in names if name)
@@ -165,7 +165,7 @@ def no_run_was_left_out(claim: Claim) -> Judged:
 
 
 def _listed(claim: Claim, names: list[str]) -> str:
-    """The first, each with its end and its race, and how many more there are."""
+    """Lists the first runs with their ends and races, and counts the rest."""
     shown = []
     for name in names:
         start, end = claim.ledger.runs[name]["start"], claim.ledger.runs[name]["end"]
@@ -175,7 +175,7 @@ def _listed(claim: Claim, names: list[str]) -> str:
 
 
 def _other_code(claim: Claim, kind: Kind, names: list[str]) -> str:
-    """How the code of these runs differs from the claimed runs' of the same config, as far as their folders say."""
+    """Describes how the code of these runs differs from that of the claimed runs, as far as their folders show."""
     config, source = kind
     version = claim.ledger.runs[names[0]]["start"].get("identity_version", 1)
     ours = next(run.record["code"] for run in claim.runs if run.record["config_id"] == config)
@@ -221,9 +221,9 @@ def the_artifact_is_small_enough(claim: Claim) -> Judged:
 
 
 def _gain(claim: Claim, other: Claim, min_gain_nats: float) -> Judged:
-    """One-sided Welch test that the metric is better by min_gain_nats; of val_bpb by as many bits per byte.
+    """Tests (one-sided Welch) that the metric is better by min_gain_nats, or by as many bits per byte of val_bpb.
 
-    Nats a token are bits per byte in the ratio of the claim's own val_loss and val_bpb: that of its tokenizer.
+    The ratio of the claim's val_bpb to its val_loss converts nats per token to bits per byte of its tokenizer.
     """
     metric, p_value = metric_of(claim.rows), claim.track_rules.p_value
     old, new = (target.mean_losses(target.independent(side.rows)) for side in (other, claim))
@@ -298,7 +298,7 @@ def the_hardware_is_that_of_the_track(claim: Claim) -> Judged:
         if wanted.gpu is not None and set(gpus) != {wanted.gpu}:
             return f"it ran on {', '.join(sorted(set(gpus))) or 'no GPU'}, the track's GPU is {wanted.gpu}"
         num_ranks = run.record["world_size"]
-        num_ranks = len(gpus) if num_ranks is None and run.is_log else num_ranks  # a log may not print it
+        num_ranks = len(gpus) if num_ranks is None and run.is_log else num_ranks  # a log may omit it
         if wanted.num_gpus is not None and (len(gpus), num_ranks) != (wanted.num_gpus, wanted.num_gpus):
             return f"{len(gpus)} GPUs and {num_ranks} ranks instead of {wanted.num_gpus}"
         return None
