@@ -1,1 +1,1 @@
-"""What cost time inside runs: stalls, their causes, late ranks, what changed between two sets of runs."""
+"""Finds what cost time within runs: stalls and their causes, late ranks, and what changed between two sets of runs."""

@@ -1,4 +1,4 @@
-"""Where the time went: two groups of runs, step by step.  Within-run facts that point; they never decide.
+"""Compares two groups of runs step by step, to show where the time went.  It points at causes and decides nothing.
 
 Steps of one run are not independent measurements (pooled as if they were, they call identical code different in 27 to
 30 % of comparisons), so nothing here has a p value.
@@ -14,13 +14,13 @@ from bench.base.text_table import counted
 from bench.web.document import Block, Lines, Table
 
 LABEL = "within-run"
-MAX_RUNS = 10  # of each arm: steps of more are not read
+MAX_RUNS = 10  # per arm: the steps of further runs are not read
 NUM_STRETCHES = 4
-MAX_SHARE_FRAC = 2  # a region that changed by more than twice what the step did: others went the other way
+MAX_SHARE_FRAC = 2  # of a region's change to the step's: above it, changes of regions cancel each other
 OF_LOGS = "steps of logs: the time between two printed lines, which nothing synchronised with the device"
-OTHER = "other_ms"  # of a step, outside of all regions
-MIN_SHARE_FRAC = 0.5  # of the change of a step, for a cause that stands out
-TELEMETRY = {  # what of the summary says something of the machine: --json has all
+OTHER = "other_ms"  # the time of a step outside all regions
+MIN_SHARE_FRAC = 0.5  # of the change of a step, from which a region stands out as its cause
+TELEMETRY = {  # {key of the summary: (label, factor)} of the figures that are shown; --json has all
     "mean_power_w": ("power, W", 1),
     "energy_j": ("energy, J", 1),
     "mean_sm_clock_mhz": ("SM clock, MHz", 1),
@@ -39,9 +39,9 @@ def diagnose(
     b: Iterable[tuple[Mapping[str, Any], list[dict[str, Any]]]],
     names: Sequence[str] = ("A", "B"),
 ) -> dict[str, Any]:
-    """a, b: [(record, rows of steps.csv)] of some runs of each arm, names: what they are called -> the diagnosis.
+    """Returns what differs between the runs of two arms.  a, b: [(record, rows of steps.csv)]; names: of the arms.
 
-    Regions and stretches compare step by step, medians over the runs, so that a stall in one run moves nothing.
+    Regions and stretches are compared step by step, as medians over runs, so that a stall in one run changes nothing.
     """
     a_runs, b_runs = [_Run(*run) for run in a], [_Run(*run) for run in b]
     num_runs = [len(a_runs), len(b_runs)]
@@ -75,22 +75,22 @@ class _Run:
 
 
 def _columns(runs: Sequence[_Run]) -> set[str]:
-    """Regions that every run of the arm has."""
+    """Returns the regions that every run of an arm has."""
     return set.intersection(*({*stalls.REGIONS, *run.summary("regions")} & set(*run.rows[:1]) for run in runs))
 
 
 def _medians(runs: Sequence[_Run], column: str) -> dict[int, float]:
-    """{step: median over the runs} of the steps that all have."""
+    """Returns {step: median of a column over the runs}, for the steps that all of them have."""
     by_run = [run.by_step(column) for run in runs]
     steps = set.intersection(*(set(run) for run in by_run))
     return {step: stats.percentile([run[step] for run in by_run], 50) or 0.0 for step in sorted(steps)}
 
 
 def _regions(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, dict[str, Any]]:
-    """{region: a_ms, b_ms, change_ms, share_frac}: milliseconds a step, mean over the steps of the medians over runs.
+    """Returns {region: {"a_ms", "b_ms", "change_ms", "change_pct", "share_frac"}}, in milliseconds per step.
 
-    Of the steps that both arms have; share_frac is of the change of the whole step, None where changes of the regions
-    cancel each other.
+    They are means, over the steps that both arms have, of medians over the runs.  share_frac is a region's share of the
+    change of the whole step, None where changes of regions cancel each other.
     """
     regions: dict[str, dict[str, Any]] = {}
     for name in ("step_ms", *sorted(_columns(a) & _columns(b))):
@@ -115,13 +115,13 @@ def _pair(a_ms: Mapping[int, float], b_ms: Mapping[int, float], steps: Sequence[
 
 
 def _change(a_ms: float, b_ms: float) -> dict[str, Any]:
-    """change_pct: None where there is nothing to divide by: a log of whole milliseconds has steps of 0 ms."""
+    """Returns both times and their change.  change_pct is None where a_ms is 0, as in a log of whole milliseconds."""
     pct = 100 * (b_ms - a_ms) / a_ms if a_ms > 0 and b_ms >= 0 else None
     return {"a_ms": a_ms, "b_ms": b_ms, "change_ms": b_ms - a_ms, "change_pct": pct}
 
 
 def _stretches(a: Sequence[_Run], b: Sequence[_Run]) -> list[dict[str, Any]]:
-    """The run in quarters: does the change lie at the start, at the end, everywhere?"""
+    """Returns the change in each quarter of the run, to show whether it lies at the start, at the end or everywhere."""
     a_ms, b_ms = _medians(a, "step_ms"), _medians(b, "step_ms")
     steps = sorted(a_ms.keys() & b_ms.keys())
     size = max(1, -(-len(steps) // NUM_STRETCHES))
@@ -130,7 +130,7 @@ def _stretches(a: Sequence[_Run], b: Sequence[_Run]) -> list[dict[str, Any]]:
 
 
 def _ranks(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, Any] | None:
-    """Each rank's clock, mean over the runs; nothing for a single rank."""
+    """Returns the training time of each rank, mean over the runs of an arm; None if the runs have only one."""
     train_s = []
     for runs in (a, b):
         clocks = [run.run["measured"].get("train_s_by_rank") or [] for run in runs]
@@ -146,9 +146,9 @@ def _ranks(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, Any] | None:
 
 
 def _costs(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, dict[str, list[float | None]]]:
-    """{kind: {"count": [a, b], "ms": [a, b]}}, means of a run: stalls and what else cost time (run.json["costs"]).
+    """Returns {kind: {"count": [a, b], "ms": [a, b]}}, means per run, of stalls and of the kinds in run.json["costs"].
 
-    A kind that some run was not watched for is None there; stalls can be found in any steps.
+    The mean of an arm is None if one of its runs did not watch for the kind; stalls are found in the steps of any run.
     """
     costs = [[{"stall": stalls.cost(run.rows)} | (run.run.get("costs") or {}) for run in runs] for runs in (a, b)]
     means: dict[str, dict[str, list[float | None]]] = {}
@@ -160,7 +160,7 @@ def _costs(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, dict[str, list[flo
 
 
 def _telemetry(a: Sequence[_Run], b: Sequence[_Run]) -> dict[str, list[float | None]]:
-    """Every plain number of the telemetry's summary, clocks and power among them, mean over the runs of an arm."""
+    """Returns {name: [mean of A's runs, of B's]} for numbers in the telemetry's summary, such as clocks and power."""
     summaries = [[run.summary("telemetry") for run in runs] for runs in (a, b)]
     every = [summary for arm in summaries for summary in arm]
     means_by_name: dict[str, list[float | None]] = {
@@ -178,7 +178,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _sentences(diagnosis: dict[str, Any], names: Sequence[str]) -> list[str]:
-    """What to look at first."""
+    """Returns sentences about what to look at first."""
     sentences = []
     whole = diagnosis["regions"].get("step_ms")
     inside = {name: pair for name, pair in diagnosis["regions"].items() if name != "step_ms"}
@@ -200,21 +200,21 @@ def _sentences(diagnosis: dict[str, Any], names: Sequence[str]) -> list[str]:
     return sentences
 
 
-# ---- for a reader
+# ---- presentation
 
 
 def blocks(diagnosis: Mapping[str, Any]) -> list[Block]:
-    """What diagnose() gave, perhaps with "traces", of any version but traces' before "parts"; [] for nothing known."""
+    """Returns a diagnosis of any version as blocks, [] if nothing is known; "traces" without "parts" are skipped."""
     shown = [*(_steps(diagnosis) if diagnosis.get("regions") else [])]
     if (traces := diagnosis.get("traces")) and "parts" in traces:
-        from bench.analysis.explain import document  # numpy, which a race needs for nothing else
+        from bench.analysis.explain import document  # it imports numpy, which a race needs for nothing else
 
         shown += document.difference_blocks(traces)
     return [Lines([f"{diagnosis['label']}: where to look; it is not a test"]), *shown] if shown else []
 
 
 def cause(diagnosis: Mapping[str, Any]) -> str | None:
-    """The region that makes most of the change of a step; None where none stands out."""
+    """Returns a sentence that names the region with most of the change of a step; None if none stands out."""
     shares = {
         name: pair["share_frac"] or 0 for name, pair in (diagnosis.get("regions") or {}).items() if name != "step_ms"
     }
@@ -233,7 +233,7 @@ def _steps(diagnosis: Mapping[str, Any]) -> Iterator[Block]:
         times = f"{pair['a_ms']:.3f}", f"{pair['b_ms']:.3f}", f"{pair['change_ms']:+.3f}"
         shares = None if pct is None else f"{pct:+.1f}", None if share is None else f"{100 * share:.0f}"
         rows.append([name, *times, *shares])
-    (num_a, num_b), (a, b) = diagnosis["runs"], diagnosis.get("arms", "AB")  # older race.json: no names
+    (num_a, num_b), (a, b) = diagnosis["runs"], diagnosis.get("arms", "AB")  # an older race.json has no names
     heads = ("ms a step", f"{a}, {counted(num_a, 'run')}", f"{b}, {num_b}", "change", "change %", "share %")
     yield Table(heads, rows, [False] + [True] * 5)
     ranks = []

@@ -1,8 +1,8 @@
-"""What changed in the source between two runs, rebuilt from their folders: commit, patch and untracked sources.
+"""Shows what changed in the source between two runs, rebuilt from their folders: commit, patch and untracked sources.
 
-Nothing is checked out and nothing is written into the repository: trees are made in an index and an object store of
-their own.  What a record says is data for git, which refuses paths that lead outside.  The files of the user's own
-classes and of a training script, which each record holds whole (code/own/, code/script/), are compared without git.
+Nothing is checked out and nothing is written into the repository: trees are built in a separate index and object store.
+To git, what a record holds is only data, and git refuses paths that lead outside.  The user's own classes and training
+script, of which each record holds complete copies (code/own/, code/script/), are compared without git.
 """
 
 import difflib
@@ -32,13 +32,14 @@ class Commit(TypedDict):
 
 
 class Unknown(Exception):
-    """Why a run's source cannot be rebuilt."""
+    """A run's source cannot be rebuilt; the message says why."""
 
 
 def diff_folders(a_folder: Path | str, b_folder: Path | str, repo: Path | str = REPO) -> dict[str, Any]:
-    """Run folders -> {"files": [{"path", "added", "removed"}], "patch": text, "is_cut", "unknown"}.
+    """Compares two runs' source: {"files": [{"path", "added", "removed"}], "patch", "is_cut", "unknown"}.
 
-    Lines are None for binary files; the patch is cut to MAX_PATCH_CHARS at a line.  unknown says why there is none.
+    added and removed count lines, None for a binary file.  patch is cut at a line to MAX_PATCH_CHARS.  unknown says why
+    there is no comparison, None if there is one.
     """
     own = _own_change(Path(a_folder), Path(b_folder))
     if own and _same_but_own(a_folder, b_folder):
@@ -61,7 +62,7 @@ def _difference(files: list[dict[str, Any]], patch: str, unknown: str | None) ->
 
 
 def _own_change(a_folder: Path, b_folder: Path) -> list[dict[str, Any]]:
-    """The user's files that differ: [{"path", "added", "removed", "patch"}]."""
+    """Returns the user's files that differ: [{"path", "added", "removed", "patch"}]."""
     a, b = _whole_files(a_folder / "code"), _whole_files(b_folder / "code")
     files = []
     for name in sorted(a.keys() | b.keys()):
@@ -77,13 +78,13 @@ def _own_change(a_folder: Path, b_folder: Path) -> list[dict[str, Any]]:
 
 
 def _whole_files(code: Path) -> dict[str, Path]:
-    """{own/my_model.py: its path in the record}."""
+    """Returns {"own/my_model.py": its path in the record} for the user's files."""
     paths = (path for part in WHOLE for path in (code / part).rglob("*") if path.is_file())
     return {path.relative_to(code).as_posix(): path for path in paths}
 
 
 def _same_but_own(*folders: Path | str) -> bool:
-    """Whether the records say that nothing of the harness differs."""
+    """Returns whether only the user's files differ according to the records; False if they do not tell."""
     codes = [atomic.read_json(Path(folder, "code/commit.json")) for folder in folders]
     differing = code_state.differing_files(*codes) if all(codes) else None
     return differing is not None and all(name.partition("/")[0] in WHOLE for name in differing)
@@ -96,7 +97,7 @@ def _counted(line: str) -> dict[str, Any]:
 
 
 def _git(repo: Path | str, scratch: str) -> Callable[..., str]:
-    """git.run() with an index and an object store in scratch; the repository's objects are read only."""
+    """Returns git.run() with its index and object store in scratch, so that the repository's objects are only read."""
     os.mkdir(f"{scratch}/objects")
     known = git.run(repo, "rev-parse", "--git-path", "objects").strip()
     return functools.partial(
@@ -110,7 +111,7 @@ def _git(repo: Path | str, scratch: str) -> Callable[..., str]:
 
 
 def _tree(ask: Callable[..., str], folder: Path) -> str:
-    """The run's source as a tree.  Raises Unknown."""
+    """Writes the run's source as a git tree and returns its name.  Raises Unknown if it cannot be rebuilt."""
     try:
         state = json_file.read(folder / "code" / "commit.json", Commit)
         patch = plain_file.content(folder / "code" / "diff.patch")

@@ -1,4 +1,4 @@
-"""Steps that took far longer than their neighbours: which, how much longer, and why; and which rank is late.
+"""Finds steps that took far longer than their neighbours, by how much and why, and which rank is late.
 
 A step's usual time is the running median of its neighbourhood, so that a schedule's stages, a slow drift and steps that
 alternate are not stalls.  A step is stalled if it is above that by more than all of
@@ -8,23 +8,23 @@ alternate are not stalls.  A step is stalled if it is above that by more than al
     a fifth of the usual time, and 1 ms
 The last two are chosen, not derived: in 853 logs of modded-nanogpt the stalls that mattered were whole steps long.
 
-Lateness is the slowest rank's milliseconds of a step against the median rank's.  The median of an even number of ranks
-is the lower middle one, so that it is a rank; of two, the faster.
+Lateness is how many milliseconds the slowest rank's step takes beyond the median rank's.  The median of an even number
+of ranks is the lower middle one, so that it is a rank; of two, the faster.
 
-The causes of a stall are its milliseconds joined with events, columns, ranks and telemetry.  Measured ones come first,
-each with the milliseconds that it took, the longest leading:
+Causes are found in events, columns of steps.csv, ranks and telemetry.  Measured ones come first, the longest leading,
+each with the milliseconds that it took:
     gc, recompile, allocator_retry   events of that step
     loader_wait                      data_ms above its running median
-    foreign_load                     runqueue_ms likewise: threads were ready to run and another program ran
-    late_rank                        what the latest rank did before the others could wait for it, above the usual
+    foreign_load                     runqueue_ms above its running median: threads were ready, another program ran
+    late_rank                        own work of the latest rank beyond the median rank's, above its running median
 then, as far as these do not explain the stall, what the process did in the rest of it:
     computing, waiting               cpu_ms above its running median, or time off the CPU: asleep, I/O, a lock, a device
-then what only coincides, without milliseconds: throttling (slowed_frac of the step), after_validation, first_step.
+then what merely coincides, without milliseconds: throttling (slowed_frac of the step), after_validation, first_step.
 Causes that overlap are each given in full, so they may add up to more than the stall.
 
-A finished run keeps this as run.json["costs"], {kind: {"count", "ms"}}, ["skew"] and events; docs/profiling.md lists
-the kinds.  A kind is there only if it was watched; ms is null if it has no duration, and of the rank that lost most.
-No sum is given because it would count milliseconds twice: a collection that stalls a step is in both.
+A finished run keeps the totals as run.json["costs"], {kind: {"count", "ms"}}, and ["skew"], and the stalls as events;
+docs/profiling.md lists the kinds.  A kind is there only if it was watched for, with the figures of the rank that lost
+most; ms is null if it has no duration.  A sum over kinds would count a collection that stalls a step twice.
 """
 
 import math
@@ -37,11 +37,11 @@ from typing import Any
 from bench.base import stats, utc
 from bench.record import step_files
 
-REACH_STEPS = 15  # to either side
-MIN_REACH_STEPS = 5  # at the ends
-MIN_STEPS = 5  # fewer show no usual time
+REACH_STEPS = 15  # neighbours on either side of a step in the running median
+MIN_REACH_STEPS = 5  # the same at the ends of a run
+MIN_STEPS = 5  # fewer steps have no usual time
 ROBUST_SDS = 6.0
-MIN_FRAC = 0.2  # of the usual time
+MIN_FRAC = 0.2  # of the usual time: the least excess of a stall
 MIN_MS = 1.0
 SD_PER_MAD = 1.4826  # of a normal distribution: 1 / Phi^-1(3/4)
 MIN_LATE_MS = 1.0
@@ -50,15 +50,15 @@ EVENTS = ("gc", "recompile", "allocator_retry")
 REGIONS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 COLUMNS = {"loader_wait": "data_ms", "foreign_load": "runqueue_ms"}
 UNEXPLAINED = ("unknown", "waiting")  # first causes that do not say what was waited for
-SHARE = 0.1  # of a stall: what explains less of it is not named
+SHARE = 0.1  # of a stall: a cause that explains less of it is not named
 WATCHED_BY = {"gc": "garbage", "recompile": "recompiles", "graph_break": "recompiles", "allocator_retry": "memory"}
 NO_DURATION = ("graph_break", "non_finite_loss")
 
 
 def find(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of steps.csv -> the stalled steps, [{"step", "ms": above the usual, "step_ms", "usual_ms"}] in order.
+    """Returns the stalled steps among rows of steps.csv: [{"step", "ms": above the usual, "step_ms", "usual_ms"}].
 
-    Flagged steps are neither judged nor part of what is usual.
+    Flagged steps are neither judged nor part of the usual time.
     """
     judged = [row for row in rows if row.get("step_ms") is not None and not row.get("flags")]
     values = [row["step_ms"] for row in judged]
@@ -69,13 +69,13 @@ def find(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def cost(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Rows of steps.csv -> {"count", "ms"}: how many steps stalled, and the milliseconds above the usual of all."""
+    """Returns {"count", "ms"} for rows of steps.csv: how many steps stalled, and their total excess over the usual."""
     stalls = find(rows)
     return {"count": len(stalls), "ms": math.fsum(stall["ms"] for stall in stalls)}
 
 
 def outliers(values: list[float]) -> list[tuple[int, float]]:
-    """list of milliseconds -> [(index, ms above the usual)] of those that are stalled by the rule above."""
+    """Returns [(index, ms above the usual)] of the values, in milliseconds, that are stalls by the rule above."""
     if len(values) < MIN_STEPS:
         return []
     centres, differences, relative_mad = _usual(values, 1)
@@ -92,9 +92,9 @@ def outliers(values: list[float]) -> list[tuple[int, float]]:
 
 
 def _usual(values: list[float], period: int) -> tuple[list[float], list[float], float]:
-    """Return (running medians, |value - median|, the median of that relative to its median).
+    """Returns (running medians, |value - median|, the median of the latter relative to its running median).
 
-    Every period-th value has medians of its own.
+    With a period of 2, values at even and at odd places have separate running medians.
     """
     centres = [0.0] * len(values)
     for first in range(period):
@@ -105,26 +105,26 @@ def _usual(values: list[float], period: int) -> tuple[list[float], list[float], 
 
 
 def running_median(values: list[float]) -> list[float]:
-    """The median of each value's neighbourhood: 31 values around it, at the ends fewer, down to 6, so that a drift that
+    """Returns the median of the 31 values around each value, of fewer at the ends, down to 6, so that a drift that
     begins or ends there is not taken for a stall."""
     last = len(values) - 1
     medians = []
     for num in range(len(values)):
         reach = max(MIN_REACH_STEPS, min(REACH_STEPS, num, last - num))
-        near = sorted(values[max(0, num - reach) : num + reach + 1])  # statistics.median asks more than it computes
+        near = sorted(values[max(0, num - reach) : num + reach + 1])  # as statistics.median, without its overhead
         medians.append((near[(len(near) - 1) // 2] + near[len(near) // 2]) / 2)
     return medians
 
 
 def excess(rows: list[dict[str, Any]], column: str) -> dict[int, float]:
-    """{step: milliseconds above the running median} of a column of the unflagged rows; {} without that column."""
+    """Returns {step: milliseconds above the running median} of a column in unflagged rows; {} without that column."""
     known = [row for row in rows if row.get(column) is not None and not row.get("flags")]
     values = [row[column] for row in known]
     return {row["step"]: row[column] - centre for row, centre in zip(known, running_median(values))} if values else {}
 
 
 def lateness(by_rank: Sequence[dict[int, float]]) -> dict[int, tuple[float, int]]:
-    """[{row: milliseconds} of each rank] -> {row: (slowest minus median rank, slowest rank)} of rows that all have."""
+    """Returns {row: (slowest minus median rank's ms, slowest rank)} for rows that all ranks have; {} for one rank."""
     if len(by_rank) < 2:
         return {}
     late = {}
@@ -136,10 +136,10 @@ def lateness(by_rank: Sequence[dict[int, float]]) -> dict[int, tuple[float, int]
 
 
 def skew_summary(by_rank: dict[str, list[dict[int, float]]]) -> dict[str, Any] | None:
-    """step_files.read_by_rank(folder) -> run.json["skew"]: how late the slowest rank was, and which how often.
+    """Returns run.json["skew"], how late the slowest rank was, from step_files.read_by_rank(); None for a single rank.
 
-    None for fewer than two ranks.  num_late_steps counts lateness above 1 ms and above a tenth of the median rank's
-    time; late_steps_by_rank says whose these were.
+    num_late_steps counts steps whose lateness is above 1 ms and above a tenth of the median rank's time;
+    late_steps_by_rank counts them by the rank that was late.
     """
     columns = {name: _column_skew(ranks) for name, ranks in by_rank.items() if len(ranks) > 1}
     return {name: column for name, column in columns.items() if column} or None
@@ -174,10 +174,10 @@ def with_causes(
     events: Sequence[dict[str, Any]] = (),
     by_rank: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """result: of stalls.find(rows) -> the same with "what", "causes" [{"what", "ms"}], "where" {region: ms}, "rank".
+    """Returns the stalls of find(rows) with "what", "causes": [{"what", "ms"}], "where": {region: ms} and "rank".
 
-    rows of steps.csv, events of events.jsonl, by_rank of steps.read_by_rank.  "what" is the first cause, or unknown;
-    rank is the latest one, None where it is unknown.
+    rows: of steps.csv; events: of events.jsonl; by_rank: of step_files.read_by_rank().  "what" is the first cause or
+    "unknown"; "rank" is the latest rank if its lateness is a cause, else None.
     """
     columns = {name: excess(rows, name) for name in (*REGIONS, *COLUMNS.values(), "cpu_ms")}
     late_by_step = lateness((by_rank or {}).get("own_ms", ()))
@@ -213,11 +213,11 @@ def _explained(
 
 
 def _event_ms(name: str, row: dict[str, Any], events: Sequence[dict[str, Any]]) -> float:
-    """Milliseconds of such events in the step, of the rank that lost most; an event without ms counts 0."""
+    """Returns the milliseconds that events of a name took in a step, on the rank that lost most; 0 without "ms"."""
     by_rank: dict[int, float] = {}
     begin_ns = row.get("t_ns")
     for event in events:
-        is_in_step = event.get("step") == row["step"]  # a GPU's host runs ahead of it: by time only without a step
+        is_in_step = event.get("step") == row["step"]  # the host runs ahead of a GPU: time decides only without a step
         if event.get("step") is None and begin_ns is not None:
             is_in_step = 0 <= event["t_ns"] - begin_ns < row["step_ms"] * 1e6
         if event["event"] == name and is_in_step:
@@ -227,7 +227,7 @@ def _event_ms(name: str, row: dict[str, Any], events: Sequence[dict[str, Any]]) 
 
 
 def _rest(stall: dict[str, Any], cpu_ms: float | None, measured: dict[str, float]) -> dict[str, float]:
-    """What the process did in the time that nothing above accounts for: {} where cpu_ms was not measured."""
+    """Returns {"computing", "waiting"}: ms on and off the CPU that nothing else explains; {} if cpu_ms is not known."""
     if cpu_ms is None:
         return {}
     off_cpu_ms = stall["ms"] - max(0.0, cpu_ms)
@@ -246,11 +246,11 @@ def _coincident(by_step: dict[int, dict[str, Any]], step: int) -> Iterator[str]:
         yield "after_validation"
 
 
-# ---- what a finished run keeps of it
+# ---- what the record of a finished run keeps
 
 
 def event_costs(folder: Path | str, run: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """run: its record, finished but for this; rows: steps.csv -> {"costs", "skew", "events": what to append}."""
+    """Returns {"costs", "skew", "events": to append} for the record of a run that has ended; rows: of steps.csv."""
     events = step_files.read_events(folder)
     flagged = {row["step"] for row in rows if row.get("flags")}
     by_rank = {
@@ -271,7 +271,7 @@ def event_costs(folder: Path | str, run: dict[str, Any], rows: list[dict[str, An
 
 
 def _worst_rank_cost(kind: str, events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Count and milliseconds of the rank that lost most; a total that it recorded has the short ones too."""
+    """Returns count and ms of a kind on the rank that lost most; a recorded total replaces the sum of its events."""
     by_rank: dict[int, dict[str, Any]] = {}
     for event in events:
         if event["event"] == kind:
@@ -291,7 +291,7 @@ def _as_events(
     rows: list[dict[str, Any]],
     events: Sequence[dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Stalls at the time of their steps, then the skew at that of the last one."""
+    """Returns the stalls as events at the time of their steps, then the skew as one at the time of the last step."""
     at_ns = {row["step"]: row.get("t_ns") for row in rows}
     made = [{"t_ns": at_ns[stall["step"]], "event": "stall", **stall} for stall in stalled]
     if skewed and rows:
@@ -300,7 +300,7 @@ def _as_events(
 
 
 def _utc(t_ns: int | None, events: Sequence[dict[str, Any]]) -> str | None:
-    """The wall clock's time of t_ns, by an event of the same boot that has both."""
+    """Returns the wall-clock time of t_ns, by an event that has both times; None without one."""
     for event in events:
         if t_ns is not None and event.get("utc"):
             return utc.text(utc.parse(event["utc"]) + timedelta(microseconds=(t_ns - event["t_ns"]) / 1e3))

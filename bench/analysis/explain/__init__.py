@@ -1,1 +1,1 @@
-"""Why a step takes as long as it does: from the device's limit upwards, in parts that add up to what was measured."""
+"""Explains why a step takes as long as it does: from the device's limit upwards, in parts that add up to the whole."""

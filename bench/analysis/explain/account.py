@@ -1,15 +1,15 @@
-"""Ranks of one job -> the account of their steps: the --json answer of ./run.sh explain.  And of two, what differs.
+"""Accounts for the steps of one job's ranks, the --json answer of ./run.sh explain, and compares two accounts.
 
-    {"of": "device" | "host", "step_ms", "num_steps", "parts": [line], "ranks": {"0": {...}}, "lateness",
+    {"of": "device" | "host" | "record", "step_ms", "num_steps", "parts": [line], "ranks": {"0": {...}}, "lateness",
      "is_retimed": whether gains were timed again through the graph of dependencies, "next": [...]}
 
 step_ms is the mean over the counted steps and ranks.  A line of parts is {"part", "meaning", "is_limit", "ms", "pct",
-"source"}, mean over the same, source: where a limit's rates are from, None where it is not a limit; a rank's own has
-"sum_ns", integers that add up to its "step_sum_ns" exactly.
+"source"}, with the same mean; source says where the rates of a limit are from, None for other parts.  The lines of a
+rank have "sum_ns" instead, integers that add up to its "step_sum_ns" exactly.
 
-lateness: for whom the others wait, what that rank does longer than they, and what the step could be without.  A rank
-that comes last to a collective has the shortest kernel (bench/analysis/trace/skew.py).  Why it came last is what its
-own account has more of than the median of the others: parts other than waiting, of which a late rank has little itself.
+lateness: which rank the others wait for, what it does longer than they do, and how long their step would be without
+that.  The rank that comes last to a collective has the shortest kernel (bench/analysis/trace/skew.py).  The reason is
+what its account has more of than the median of the others, apart from waiting, of which a late rank has little.
 """
 
 import collections
@@ -29,7 +29,7 @@ from bench.machine.passport import kept
 
 NUM_REASONS = 5
 MAX_PIECES = 200
-NUM_LINES = 20  # of a difference
+NUM_LINES = 20  # of a difference that are kept
 
 
 class Account(NamedTuple):
@@ -45,7 +45,7 @@ Accounts = Mapping[int, Account]  # by rank, at least one
 
 
 def explain_ranks(ranks: Iterable[Rank], **options: Any) -> dict[str, Any]:
-    """The answer of accounts_of() alone."""
+    """Returns the answer of accounts_of() without the accounts."""
     return accounts_of(ranks, **options)[1]
 
 
@@ -56,10 +56,10 @@ def accounts_of(
     measured_of: Callable[[int, str | None], kept.Ceilings | None] = lambda rank, device: None,
     captured: Sequence[Rank] = (),
 ) -> tuple[dict[int, Account], dict[str, Any]]:
-    """Ranks of load.load_all() or load.by_window() -> the account of each, and the answer of all.
+    """Returns ({rank: its account}, the answer for all).  Raises ValueError if nothing that took time was recorded.
 
-    ValueError where none of them recorded anything that has time.  measured_of: what the device of a rank, by the
-    trace's name of it, reached by its passport, or None.  captured: traces of the captures of the ranks' CUDA graphs.
+    measured_of(rank, device's name in the trace) returns the rates in the passport of that device, or None.  captured:
+    traces of the captures of the ranks' CUDA graphs.
     """
     ranks = [rank for rank in ranks if len(rank.ts)]
     on_device = [rank for rank in ranks if len(rank.device_rows())]
@@ -91,7 +91,7 @@ def accounts_of(
 def _waits(
     ranks: Sequence[Rank], rules: tuple[categories.Rule, ...], include_last_step: bool
 ) -> tuple[dict[int, device_steps.Waits], list[dict[str, Any]]]:
-    """{rank: {device row: (ns, late rank, call)}} of the collectives that all ranks share, and the collectives."""
+    """Returns ({rank: {device row: (waiting ns, late rank, call)}}, the collectives that all ranks share)."""
     rows = {rank.rank: device_steps.counted_rows(rank, rules, include_last_step) for rank in ranks}
     waits: dict[int, device_steps.Waits] = {number: {} for number in rows}
     collectives = skew.waits(rows)[0]
@@ -102,7 +102,7 @@ def _waits(
 
 
 def answer(accounts: Accounts, of: str, graph: retimed.Graph | None = None) -> dict[str, Any]:
-    """of: what was measured: device, host or record.  graph: of the device's rows, where gains can be timed again."""
+    """Returns the answer for accounts.  of: what was timed, device, host or record; graph: to time gains again."""
     by_rank = {str(number): _rank_facts(account) for number, account in accounts.items()}
     step_ms = _mean(rank["step_ms"] for rank in by_rank.values())
     lines, ns_by_part = [], {number: account.pieces.by_part() for number, account in accounts.items()}
@@ -125,7 +125,7 @@ def answer(accounts: Accounts, of: str, graph: retimed.Graph | None = None) -> d
 
 
 def _rank_facts(account: Account) -> dict[str, Any]:
-    """{"step_ms", "step_sum_ns", "host_step_ms", "device", "ceiling", "steps", "parts", "pieces"} of one rank."""
+    """Returns the entry of one rank in an answer's "ranks"; "pieces" has the MAX_PIECES longest."""
     pieces = account.pieces
     total, step_ms = pieces.total(), pieces.mean_ms(pieces.sum_ns)
     longest = sorted(total.items(), key=lambda item: (-item[1], str(item[0])))[:MAX_PIECES]
@@ -163,13 +163,12 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _lateness(accounts: Accounts) -> list[dict[str, Any]]:
-    """[{"rank", "wait_ms", "waits_ms", "without_ms", "collectives", "more", "reasons"}], the latest first; empty for
-    one rank.
+    """Returns a line for each rank that others wait for, the latest first, in ms per step; [] for a single rank.
 
-    Milliseconds a step.  wait_ms: median of the other ranks' exposed waiting for it; waits_ms: of each of them;
-    without_ms: the median of what their step would be without it; collectives: [{"what", "ms"}], where the others wait
-    for it, mean over all of them; more: {part: ms} that it has more of than the median of the others, the largest
-    first; reasons: pieces likewise, [{"part", "what", "where", "ms"}].
+    wait_ms: median of the other ranks' exposed waiting for it; waits_ms: {rank: its waiting}; without_ms: median of
+    what their steps would take without that; collectives: [{"what", "ms"}] in which they wait for it, mean over them;
+    more: {part: ms} that it has more of than the median of the others, the largest first; reasons: the same for pieces,
+    [{"part", "what", "where", "ms"}].
     """
     waiting = {number: account.pieces.ms_by(lambda piece: piece.late_rank) for number, account in accounts.items()}
     lines = []
@@ -201,9 +200,9 @@ def _lateness(accounts: Accounts) -> list[dict[str, Any]]:
 
 
 def _more(mine: Pieces, others: Sequence[Pieces], name_of: Callable[[Piece], Any]) -> dict[Any, float]:
-    """{name: ms} of what a rank did itself more of than the median of the others, the largest first.
+    """Returns {name: ms} of what a rank itself did for longer than the median of the others, the largest first.
 
-    The place has another name on each rank, so the names are of what was done.
+    name_of() should name what was done, as the place where it was done has another name on each rank.
     """
 
     def own(piece: Piece) -> Any:
@@ -214,18 +213,18 @@ def _more(mine: Pieces, others: Sequence[Pieces], name_of: Callable[[Piece], Any
     return {name: more[name] for name in sorted(more, key=lambda name: -more[name]) if more[name] > 0}
 
 
-# ---- the difference of two
+# ---- the difference of two accounts
 
 
 def difference(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """Two answers -> {"a", "b": {"step_ms", "step_ns", "of"}, "change_ms", "change_ns", "change_pct", "parts": [row],
-    "lines": [line], "rest_ms", "outside"}.
+    """Compares two answers: {"a", "b": {"step_ms", "step_ns", "of"}, "change_ms", "change_ns", "change_pct", "parts":
+    [row], "lines": [line], "rest_ms", "outside": {"a", "b"}}.
 
-    A row: {"part", "meaning", "a_ns", "b_ns", "change_ns", "a_ms", "b_ms", "change_ms"}, change_ns of all adds up to
-    change_ns.  A line, the largest change first: {"part", "what", "where", "a_ms", "b_ms", "change_ms", "rank"}: the
-    kernels, operators, lines of Python that changed; rank: for which the others wait, or on which alone it changed, or
-    None; rest_ms: what of change_ms is in none of them; outside: {"a", "b"}, explained.outside() of both.
-    ValueError: one was measured on a device and the other on its host.
+    A row is {"part", "meaning", "a_ns", "b_ns", "change_ns", "a_ms", "b_ms", "change_ms"}; the rows' change_ns add up
+    to that of the step.  A line is a kernel, an operator or a line of Python that changed, the largest change first:
+    {"part", "what", "where", "a_ms", "b_ms", "change_ms", "rank"}; rank is the one for which the others wait, or on
+    which alone it changed, or None.  rest_ms: the part of change_ms in no line; outside: explained.outside() of both.
+    Raises ValueError if one was measured on a device and the other on its host.
     """
     if a["of"] != b["of"]:
         raise ValueError(f"one account is of the {a['of']}, the other of the {b['of']}: compare runs recorded alike")
@@ -253,9 +252,9 @@ def difference(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 
 
 def whole_ns(answer: dict[str, Any]) -> dict[str, int]:
-    """{part: ns of a mean step}, whole, adding up to the rounded step: the largest remainders are rounded up.
+    """Returns {part: whole ns of a mean step}, which add up to the rounded step: the largest remainders are rounded up.
 
-    So the integers of a difference add up to the steps' difference, whatever the numbers of steps.
+    So the parts of a difference add up to the difference of the steps, however many steps each answer has.
     """
     exact: dict[str, Fraction] = collections.defaultdict(Fraction)
     for rank in answer["ranks"].values():
@@ -287,7 +286,7 @@ def _changed_lines(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def _by_origin(answer: dict[str, Any]) -> dict[ranking.Origin, tuple[dict[str, float], dict[str, Any]]]:
-    """{origin: ({rank: ms of its mean step}, its longest piece)}"""
+    """Returns {origin: ({rank: ms of its mean step}, the longest piece of that origin)}."""
     by_origin: dict[ranking.Origin, tuple[dict[str, float], dict[str, Any]]] = {}
     for number, rank in answer["ranks"].items():
         for piece in rank["pieces"]:

@@ -1,11 +1,11 @@
-"""The operators of a CUDA graph's kernels, from the trace in which the graph was captured.
+"""Finds the operators of a CUDA graph's kernels in the trace in which the graph was captured.
 
-A graph is launched by one call, so a trace of its replay does not say which operator a kernel is of.  The capture's
+A graph is launched by one call, so a trace of its replay does not say which operator launched a kernel.  The capture's
 launches are calls between BeginCapture and EndCapture on one thread, in the order in which the graph runs them, each
-inside its operator with its shapes.  They are found in the trace itself, or in others that were recorded while the
-graphs were captured.  A graph of another size than the one that was captured has as many kernels, so captures must be
-those of the graphs that ran, several of one kind in their order; where ROCm wrote the kernel's name at the launching
-call, the names must be the same.
+inside its operator with its shapes.  They are in the same trace, or in others that were recorded while the graphs were
+captured.  A graph for other shapes may have as many kernels as the captured one, so the captures must be those of the
+graphs that ran, in the same order if several are alike; where ROCm recorded the kernel's name with the launching call,
+the names must be the same.
 """
 
 import collections
@@ -19,13 +19,13 @@ import numpy as np
 from bench.analysis.trace import attribution, events, launches, window
 from bench.analysis.trace.rank import Rank
 
-LAUNCH = re.compile(r"Launch(?:Cooperative)?Kernel")  # of the runtimes and drivers of CUDA and HIP
+LAUNCH = re.compile(r"Launch(?:Cooperative)?Kernel")  # calls of the runtimes and drivers of CUDA and HIP
 BEGIN, END = re.compile(r"BeginCapture"), re.compile(r"EndCapture")
-MAX_MISSING = 3  # launches in a row that are not in the graph, or the other way round: memsets, which may be kernels
+MAX_MISSING = 3  # consecutive launches that only the capture or only the graph has: memsets may run as kernels
 
 
 class Operator(NamedTuple):
-    """A CPU operator: its row in rank, and the row of the launching call within it; -1: not known."""
+    """A CPU operator: its row in rank, and the row of the launching call within it; -1 if not known."""
 
     rank: Rank
     row: int
@@ -33,7 +33,7 @@ class Operator(NamedTuple):
 
 
 class _Capture(NamedTuple):
-    """A capture.  launches: (operator, call) of each, -1 for none; kernels: their names, None if not recorded."""
+    """The launches of a capture as rows (operator, call), -1 for none; kernels: their names, None if not recorded."""
 
     rank: Rank
     launches: list[tuple[int, int]]
@@ -41,7 +41,7 @@ class _Capture(NamedTuple):
 
 
 def operators(rank: Rank, rows: np.ndarray, others: Sequence[Rank] = ()) -> dict[int, Operator]:
-    """rows: device rows; others: traces of captures -> {device row of a graph: its operator}, where they are known."""
+    """Returns {device row: its operator} for kernels of graphs, where known; others: further traces of captures."""
     calls = window.launches(rank, rows)
     is_graph = launches.are_graph_launches(rank, calls) & (rank.kind[rows] == events.KERNEL)
     graphs = [rows[is_graph & (calls == call)] for call in np.unique(calls[is_graph])]
@@ -64,7 +64,7 @@ def operators(rank: Rank, rows: np.ndarray, others: Sequence[Rank] = ()) -> dict
 
 
 def _captures(rank: Rank) -> Iterator[_Capture]:
-    """Yield the captures in a trace, in order."""
+    """Yields the captures in a trace, in order."""
     calls = np.flatnonzero(rank.is_kind(events.RUNTIME))
     begins, ends, are_launches = (calls[rank.is_named(pattern.search, calls)] for pattern in (BEGIN, END, LAUNCH))
     for begin in begins[np.argsort(rank.ts[begins])].tolist():
@@ -82,7 +82,7 @@ def _captures(rank: Rank) -> Iterator[_Capture]:
 
 
 def _fitted(capture: _Capture, names: Sequence[str]) -> list[tuple[int, int]] | None:
-    """Operator and call of each of a graph's kernels, -1 where none fits; None: the capture is not of this graph."""
+    """Returns (operator, call) of each kernel of a graph, -1 where none fits; None for another graph's capture."""
     if capture.kernels is None or capture.kernels == list(names):
         return capture.launches if len(capture.launches) == len(names) else None
     if abs(len(capture.launches) - len(names)) > MAX_MISSING:

@@ -1,10 +1,9 @@
-"""How fast an operator could be at most, and what of its time that limit explains: the roofline of its FLOPs and bytes.
+"""Bounds the time of operators by the roofline of their FLOPs and bytes, and divides it into limit and excess.
 
 A bound is the larger of FLOPs / peak and bytes / bandwidth (Williams, Waterman and Patterson 2009).  Peaks are those of
-the machine's passport (bench/machine/passport/), else of the data sheet (bench/machine/peak_rates.py).  Of a device
-with neither nothing is known but the best rate that a product of the same precision reached in this trace: what its
-products need at that rate is a part of its own, "best rate seen here", which is no limit and says nothing of how well
-the device is used.
+the machine's passport (bench/machine/passport/), else of the data sheet (bench/machine/peak_rates.py).  For a device
+with neither, the best rate that a product of the same precision reached in this trace stands in: the time that products
+need at that rate is the part "best rate seen here", which is no limit and does not say how well the device is used.
 """
 
 import collections
@@ -20,19 +19,19 @@ from bench.base.units import NS_PER_S
 from bench.machine import peak_rates
 from bench.machine.passport import kept
 
-MIN_SHARE = 0.02  # of all time with known FLOPs: an operator that took less shows no rate
+MIN_SHARE = 0.02  # of all operators' time: an operator that took less shows no rate
 OBSERVED = "the best rate in this trace, not a limit of the device"
-COLLECTIVES = (  # a record's name of a collective: the passport's, bytes of its message over those that a rank sends
+COLLECTIVES = (  # a trace's name of a collective, the passport's, bytes of its message over those that a rank sends
     (re.compile("all_?reduce"), "all_reduce", lambda num_ranks: 1),
     (re.compile("all_?gather"), "all_gather", lambda num_ranks: num_ranks),
     (re.compile("reduce_?scatter"), "reduce_scatter", lambda num_ranks: 1),
 )
-Key = tuple[int, int, serving.Evidence | None]  # of calls that are alike: name, arguments, and what else is known
+Key = tuple[int, int, serving.Evidence | None]  # of calls that are alike: name, arguments, and evidence beyond these
 
 
 class Bound(NamedTuple):
-    """The bound of one call.  part: which limit it is, ARITHMETIC, BANDWIDTH or SEEN; limit_s: the least time that the
-    call needs; shape_s: the same at the rate that its shape was measured to reach, limit_s where that is not known."""
+    """The bound of one call.  part: the kind of limit, ARITHMETIC, BANDWIDTH or SEEN; limit_s: the least time that the
+    call needs; shape_s: the time at the rate that was measured for its shape, limit_s where none was."""
 
     part: str
     limit_s: float
@@ -40,7 +39,7 @@ class Bound(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """What a device can do in a second, and where that is known from."""
+    """A rate that a device can reach, and the source of that figure."""
 
     per_s: float
     source: str
@@ -48,9 +47,9 @@ class Rate(NamedTuple):
 
 @dataclass
 class Ceilings:
-    """What a device can reach.  device: its name as the driver gives it, or None; measured: by the passport, or None.
+    """The highest rates of a device.  device: the driver's name of it, or None; measured: its passport's, or None.
 
-    observed: precision -> FLOP/s, see observe(); sources: {part: where the rates of its bounds are from}.
+    observed: {precision: FLOP/s}, see observe(); sources: {part: the sources of the rates in its bounds}.
     """
 
     device: str | None
@@ -59,7 +58,7 @@ class Ceilings:
     sources: dict[str, set[str]] = field(default_factory=dict)
 
     def peak(self, precision: str | None) -> Rate | None:
-        """FLOP/s of a precision."""
+        """Returns the peak FLOP/s of a precision, None if not known."""
         if self.measured is not None and (flop_per_s := self.measured.peak_flops(precision)):
             return Rate(flop_per_s, self.measured.source)
         if flop_per_s := peak_rates.peak_flops(self.device, precision):
@@ -68,7 +67,7 @@ class Ceilings:
         return Rate(flop_per_s, OBSERVED) if flop_per_s else None
 
     def bandwidth(self, num_bytes: float) -> Rate | None:
-        """Bytes per second of the memory for about so many bytes."""
+        """Returns the bytes per second at which memory moves about num_bytes, None if not known."""
         if self.measured is not None and (bytes_per_s := self.measured.bytes_per_s(num_bytes)):
             return Rate(bytes_per_s, self.measured.source)
         return self._data_sheet(peak_rates.mem_bytes_per_s(self.device))
@@ -79,14 +78,14 @@ class Ceilings:
 
     @property
     def source(self) -> str | None:
-        """Where the peaks are from; None: nothing is known."""
+        """The source of the peaks, None if no peak is known."""
         if self.measured is not None:
             return self.measured.source
         known = peak_rates.find(self.device)
         return f"data sheet: {known.source}" if known is not None else OBSERVED if self.observed else None
 
     def observe(self, lines: list[tuple[str | None, float, float]]) -> None:
-        """Keep the best rate of each precision whose peak is not known.  lines: (precision, FLOP, seconds) each."""
+        """Keeps the best rate of each precision, unless there is a data sheet.  lines: [(precision, FLOP, seconds)]."""
         if peak_rates.find(self.device) is not None:
             return
         all_s = math.fsum(seconds for _, _, seconds in lines)
@@ -95,13 +94,13 @@ class Ceilings:
                 self.observed[precision] = max(self.observed.get(precision, 0.0), flop / seconds)
 
     def bound(self, facts: dict[str, Any], seconds: float) -> Bound | None:
-        """facts: of Operators.facts(), of one call; seconds: how long it took.  None where no bound is known."""
+        """Returns the bound of a call, None if not known.  facts: of Operators.facts(); seconds: what the call took."""
         flop, num_bytes, precision = facts["flop"] or 0, facts["moved_bytes"] or 0, facts["precision"]
         peak = self.peak(precision) if flop and seconds else None
         if flop and peak is None:
             return None
         if precision == "float32" and peak and flop / seconds > peak.per_s and (tf32 := self.peak("tf32")):
-            precision, peak = "tf32", tf32  # more than FP32 can: on tensor cores
+            precision, peak = "tf32", tf32  # faster than FP32 allows: on tensor cores
         memory = self.bandwidth(num_bytes) if num_bytes else None
         if peak is None and memory is None:
             return None
@@ -122,10 +121,10 @@ class Ceilings:
         return Bound(parts.ARITHMETIC, arithmetic_s, max(arithmetic_s, flop / (shape_flops or peak.per_s)))
 
     def collective_s(self, collective: str, num_elements: int, dtype: str | None, num_ranks: int) -> float | None:
-        """Seconds that a message needs at the measured bus bandwidth of its size, else at that of the device's links;
-        None where neither is known.
+        """Returns the seconds that a message needs at the bus bandwidth measured for its size, else at that of the
+        device's links; None if neither is known.
 
-        collective: as the trace names it; num_elements: that this rank sends.
+        collective: its name in the trace; num_elements: how many elements this rank sends.
         """
         if (known := message(collective, num_elements, dtype, num_ranks)) is None:
             return None
@@ -136,11 +135,11 @@ class Ceilings:
         if (links := self._data_sheet(peak_rates.link_bytes_per_s(self.device))) is None:
             return None
         self._is_from(parts.WIRE, links.source)
-        # What must cross a device's links one way, also where the switch adds up: of an all-reduce each byte.
+        # The bytes that cross a device's links one way: all of an all-reduce's, even where the switch adds them up.
         return (num_bytes if name == "all_reduce" else num_bytes * (num_ranks - 1) / num_ranks) / links.per_s
 
     def launch_ns(self) -> int:
-        """The least time that a launch needs while the device waits for it; 0 where that was not measured."""
+        """Returns the least time that a launch needs while the device waits for it; 0 if it was not measured."""
         if self.measured is None or not self.measured.launch_s:
             return 0
         self._is_from(parts.LATENCY, self.measured.source)
@@ -151,8 +150,8 @@ class Ceilings:
 
 
 def message(collective: str, num_elements: int, dtype: str | None, num_ranks: int) -> tuple[str, int] | None:
-    """What operators.collective_of() gives -> (the passport's name of the collective, bytes of the whole message), or
-    None where they are not known."""
+    """Returns (the passport's name of a collective, bytes of the whole message), None if not known.  The arguments are
+    what operators.collective_of() returns."""
     size = formulas.BYTES.get(str(dtype).lower(), formulas.BYTES.get(f"c10::{dtype}".lower()))
     for pattern, name, factor in COLLECTIVES:
         if pattern.search(collective.lower()) and size and num_elements > 0 and num_ranks > 1:
@@ -161,22 +160,22 @@ def message(collective: str, num_elements: int, dtype: str | None, num_ranks: in
 
 
 class Operators:
-    """add() the time of each call; into() puts the parts of all into Pieces, when every call is known."""
+    """Collects the time of operators' calls with add(); into() then divides all of it among Pieces."""
 
     def __init__(self, rank: Rank, ceilings: Ceilings) -> None:
         self._rank, self.ceilings = rank, ceilings
         self._facts: dict[Key, dict[str, Any]] = {}
         self._is_leaf = operators.leaves_with_flops(rank)
         self._inside = serving.Inside(rank)
-        # (step index, row of the operator, key): ns that it has in the account
+        # {(step index, row of the operator, key): its ns in the account}
         self._ns: collections.Counter[tuple[int, int, Key]] = collections.Counter()
         self._changes: dict[tuple[int, int, Key], list[parts.Change]] = collections.defaultdict(list)
         self._where: dict[int, str | None] = {}
 
     def facts(self, key: Key, kernel: str | None = None) -> dict[str, Any]:
-        """trace.operators.facts_of() of calls that are alike, and "moved_bytes", the least that one must move or None.
+        """Returns trace.operators.facts_of() of calls that are alike, and "moved_bytes", the least that one must move.
 
-        kernel: the name of one that it launched, which may say what its arguments do not.
+        kernel: the name of a kernel that a call launched, which may tell what its arguments do not.
         """
         if key not in self._facts:
             name, extra, more = key
@@ -190,10 +189,9 @@ class Operators:
     def key(
         self, row: int, kernel: str | None = None, call: int = -1, lengths: serving.Lengths | None = None
     ) -> Key | None:
-        """What calls like this one have in common; None where its FLOPs and bytes are not known, or are those of an
-        operator inside it.
+        """Returns what calls like this one share; None if an operator inside has its FLOPs, or if nothing is known.
 
-        call: row of the launching call, -1: none; lengths: of the sequences of the batch, None: not known.
+        call: row of the launching call, -1 for none; lengths: of the sequences of the batch, None if not known.
         """
         key: Key = (int(self._rank.name[row]), int(self._rank.extra[row]), None)
         facts = self.facts(key, kernel)
@@ -209,15 +207,16 @@ class Operators:
     def add(
         self, step: int, row: int, key: Key, where: str | None, ns: int, change: parts.Change | None = None
     ) -> None:
-        """ns of a step that belong to an operator; key: of key().  change: of Pieces.add()."""
+        """Adds ns of a step to a call of an operator.  key: of key(); change: as in Pieces.add()."""
         self._ns[step, row, key] += ns
         if change is not None:
             self._changes[step, row, key].append(change._replace(ns=ns))
         self._where[row] = where
 
     def into(self, pieces: parts.Pieces) -> None:
-        """The time of an operator's calls together is at most their bound below, at most its shape's above that, then
-        the rest, in each call in proportion; without a bound all.  Together, as rates are means over calls too.
+        """Divides the calls' time into the part within their bound, the part within their shape's bound, and the rest.
+
+        All calls of a key are divided alike, by their mean time; without a bound everything is the rest.
         """
         by_line = collections.defaultdict(list)
         for (step, row, key), ns in self._ns.items():
@@ -234,8 +233,7 @@ class Operators:
             self._divide(pieces, key, calls, call_s, self.ceilings.bound(of[key], call_s))
 
     def _without_windows(self, by_line: dict[Key, list[tuple[int, int, int]]]) -> None:
-        """Attention that took less time than all keys of the batch need cannot have read them all: it has a window, and
-        is bounded by its arguments alone."""
+        """Bounds attention that was too fast to have read all keys of the batch by its arguments: it has a window."""
         for key in [key for key in by_line if isinstance(key[2], serving.Lengths)]:
             bound = self.ceilings.bound(self.facts(key), float("inf"))
             is_windowed = [bound is not None and ns < bound.limit_s * NS_PER_S for *_, ns in by_line[key]]
@@ -265,6 +263,6 @@ class Operators:
 
 
 def label(facts: dict[str, Any]) -> str:
-    """An operator with the shapes of its tensors: "aten::mm [16384, 768] [768, 3072] bfloat16"."""
+    """Returns an operator with the shapes of its tensors: "aten::mm [16384, 768] [768, 3072] bfloat16"."""
     shapes = [str(dims) for dims in facts["shapes"] or () if isinstance(dims, list) and dims]
     return " ".join((facts["name"], *shapes[:4], facts["precision"] or "")).strip()

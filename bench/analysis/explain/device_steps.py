@@ -1,7 +1,7 @@
-"""A trace with a device -> the pieces of its steps on the device's clock.
+"""Divides the steps of a trace with a device into pieces, on the device's clock.
 
-Steps are window.device_spans(), which tile the time.  At each moment computation has
-the time before communication, communication before copies, and what runs before what waits.
+Steps are those of window.device_spans(), which tile the time.  Where several rows run at once, the time belongs to
+computation before communication before copies; where none runs, to what the device waited for.
 """
 
 import heapq
@@ -18,18 +18,18 @@ from bench.analysis.trace.device_time import KERNEL_WAIT_BELOW_NS
 from bench.analysis.trace.rank import Rank
 from bench.base.units import NS_PER_S
 
-LAUNCH_BELOW_NS = 200_000  # after its call has returned, a kernel that has not begun by then waits for something else
-TEMPLATE = "at::native::"  # of kernels such as elementwise_kernel<128, 4, ...>
-Wait = tuple[int, int, int]  # of a device row: ns that it waited, late rank, call
+LAUNCH_BELOW_NS = 200_000  # a kernel that begins later than this after its call returned waits for something else
+TEMPLATE = "at::native::"  # in the names of templates such as elementwise_kernel<128, 4, ...>
+Wait = tuple[int, int, int]  # of a device row: waiting ns, late rank, call
 Waits = dict[int, Wait]  # by device row
-BOUNDED = "computation with a bound"  # in the timeline: what of it is roofline time is known for all its calls together
+BOUNDED = "computation with a bound"  # in the timeline, where the roofline time of a single call is not known
 PART_OF_LAYER = {device_time.COMMUNICATION: parts.EXPOSED, device_time.MEMORY: parts.COPIES}
 
 
 def counted_rows(
     rank: Rank, rules: tuple[categories.Rule, ...] = categories.RULES, include_last_step: bool = False
 ) -> tuple[Rank, np.ndarray, np.ndarray]:
-    """Return (rank, device rows of the steps that count, device_time.types of them), which skew.waits() compares."""
+    """Returns (rank, device rows of the counted steps, their device_time.types), as skew.waits() takes them."""
     rows = rank.device_rows()
     rows_by_step = [mine for _, mine in window.rows_of_steps(rank, rows, window.steps(rank, include_last_step))]
     rows = np.concatenate(rows_by_step) if any(map(len, rows_by_step)) else rows
@@ -37,9 +37,9 @@ def counted_rows(
 
 
 class Device:
-    """What is known of each device row of a rank: its call, its operator, where it was launched and how long it waited.
+    """Facts about each device row of a rank: its call, its operator, where it was launched and how long it waited.
 
-    waits: {device row: (ns that it waited, late rank, call)}; captured: traces in which its CUDA graphs were captured
+    waits: {device row: (waiting ns, late rank, call)}; captured: traces in which the rank's CUDA graphs were captured.
     """
 
     def __init__(
@@ -66,21 +66,21 @@ class Device:
         self.lengths = [serving.Lengths.from_name(name or "") for name in rank.names_of(lengths)]
 
     def name(self, number: int) -> str:
-        """The name of the number-th of .rows."""
+        """Returns the name of row .rows[number]."""
         return self.rank.names[self.rank.name[self.rows[number]]]
 
     def title(self, number: int) -> str:
-        """name(), but of a template of torch's own, which many operators share, the operator that launched it."""
+        """Returns name(), or if the kernel is a template that many operators share, the operator that launched it."""
         name, (rank, row, _) = self.name(number), self.operator(number)
         return name if row < 0 or TEMPLATE not in name else rank.names[rank.name[row]]
 
     def operator(self, number: int) -> captures.Operator:
-        """The operator that launched a row, also inside a graph; its row is -1 where it is not known."""
+        """Returns the operator that launched a row, also one within a graph; its row is -1 if not known."""
         known = self.captured.get(int(self.rows[number]))
         return known or captures.Operator(self.rank, int(self.operators[number]), int(self.calls[number]))
 
     def wire_frac(self, number: int, ceilings: Ceilings) -> float:
-        """The share of a collective's own time, without waiting, that its bytes need at the measured bandwidth."""
+        """Returns the share of a collective's time, without waiting, that its bytes need; 0 if not known."""
         row = int(self.rows[number])
         collective, own_ns = (
             operators.collective_of(self.rank, row),
@@ -90,20 +90,20 @@ class Device:
         return min(1.0, needed_s * NS_PER_S / own_ns) if needed_s else 0.0
 
     def is_optimizer(self, number: int) -> bool:
-        """Whether its name, its annotation or its phase says so."""
+        """Returns whether a row belongs to the optimizer, by its name, annotation or phase."""
         by_name = categories.category(self.name(number), self.annotations[number], self.rules)
         return categories.OPTIMIZER in (by_name, self.phases[number])
 
 
 class _Threads:
-    """Threads of a rank, each made when it is first asked for.  main: the track of the main one, or None."""
+    """The threads of a rank, each built when it is first needed.  main: the track of the main thread, or None."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank, self.main = rank, main_track(rank)
         self._made: dict[int, Thread] = {}
 
     def explain(self, track: int, low: int, high: int) -> Iterator[tuple[parts.Piece, int, int]]:
-        """Yield (Piece, begin ns, end ns) of what a thread was doing, or the main thread where it did nothing."""
+        """Yields (Piece, begin ns, end ns) of what a thread did, or where it was idle, of what the main thread did."""
         thread = self._of(track)
         for begin, end, row in thread.segments(low, high):
             if row < 0 and track != self.main and self.main is not None:
@@ -119,22 +119,22 @@ class _Threads:
 
 
 class _Range(NamedTuple):
-    """The time of a device row.  layer: index into device_time.TYPES; wait: of a range in which it waited, or None."""
+    """A time range of a device row.  layer: index into device_time.TYPES; wait: set if the row waited in this range."""
 
     start: int
     end: int
     layer: int
-    number: int  # of the row in Device.rows
+    number: int  # index of the row in Device.rows
     wait: Wait | None = None
 
 
 def pieces(device: Device, counted: Sequence[parts.Step], ceilings: Ceilings) -> parts.Pieces:
-    """counted: of window.device_spans() -> Pieces."""
+    """Returns the pieces of a device's steps.  counted: of window.device_spans()."""
     return _Division(device, counted, ceilings).pieces
 
 
 class _Division:
-    """The steps of a device divided into .pieces."""
+    """Divides the steps of a device into .pieces."""
 
     def __init__(self, device: Device, counted: Sequence[parts.Step], ceilings: Ceilings) -> None:
         self.device, self.ceilings = device, ceilings
@@ -155,7 +155,7 @@ class _Division:
             operators_of_rank.into(self.pieces)
 
     def _ranges(self, begin: int, end: int) -> list[_Range]:
-        """The ranges of the rows that run between begin and end; a row that waited has two, waiting first."""
+        """Returns the ranges of rows that run between begin and end; a row that waited has two, waiting first."""
         device, rank = self.device, self.device.rank
         ranges = []
         mine = (rank.end[device.rows] > begin) & (rank.ts[device.rows] < end)
@@ -169,7 +169,7 @@ class _Division:
         return ranges
 
     def _running(self, index: int, ranged: _Range, ns: int, count: int) -> None:
-        """ns of a step belong to a device row."""
+        """Adds ns of a step, in which a device row ran or waited, to its pieces."""
         device, pieces, number = self.device, self.pieces, ranged.number
         rank, operator, call = device.operator(number)
         known, where, name = self.known[id(rank)], device.where[number], device.name(number)
@@ -189,10 +189,10 @@ class _Division:
             pieces.add(index, parts.Piece(part, device.title(number), where), ns, count, change)
 
     def _idle(self, index: int, low: int, high: int) -> None:
-        """Nothing ran from low to high: until the next row was launched the host had the time, then its launch."""
+        """Explains an idle range by the host until the next row's launch, then by the launch or the row's waiting."""
         device, rank, pieces = self.device, self.device.rank, self.pieces
         following = int(np.searchsorted(rank.ts[device.rows], high))
-        is_end = following == len(device.rows) or rank.ts[device.rows[following]] != high  # the step's
+        is_end = following == len(device.rows) or rank.ts[device.rows[following]] != high  # the step's end
         number = None if is_end else following
         call = -1 if number is None else int(device.calls[number])
         track = self.threads.main if number is None else int(rank.track[call])
@@ -216,14 +216,14 @@ class _Division:
         pieces.add(index, parts.Piece(parts.LATENCY, *names), needed_ns, change=change)
         pieces.add(index, parts.Piece(part, *names), until - called - needed_ns, change=change)
         for piece, begin, end in self.threads.explain(track, until, high) if until < high else ():
-            is_wait = piece.part == parts.SYNC  # for what the device was doing, which is not recorded
+            is_wait = piece.part == parts.SYNC  # for work of the device that was not recorded
             pieces.add(index, piece if is_wait else parts.Piece(parts.DEPENDENCY, *names), end - begin, change=change)
 
 
 def owners(ranges: Sequence[tuple[int, int, int]], low: int, high: int) -> list[tuple[int, int, int]]:
-    """Ranges (start ns, end ns, layer) -> [(begin, end, index of the range or -1)], which tile [low, high].
+    """Returns [(begin ns, end ns, index of the owning range, -1 if none runs)], which tile [low, high].
 
-    Of those that run at a moment the lowest layer has it, among them the one that began first.  -1: none runs.
+    ranges: [(start ns, end ns, layer)].  The lowest layer that runs owns a moment, in it the range that began first.
     """
     coming = sorted((max(start, low), num) for num, (start, end, _) in enumerate(ranges) if end > low and start < high)
     running: list[tuple[int, int, int]] = []

@@ -1,7 +1,6 @@
-"""An account (bench/analysis/explain/account.py), or the difference of two, as a Document; a run's as part of its page.
+"""Presents an account (bench/analysis/explain/account.py), or the difference of two, as a Document or on a run's page.
 
-The account is one value: a waterfall of its parts, what each of them holds, who delays whom, and where the next
-millisecond is.
+It shows a waterfall of the parts, what each of them holds, who delays whom, and where the next millisecond is.
 """
 
 import re
@@ -21,10 +20,10 @@ from bench.web.waterfall import CHANGES, Bar, Kind, Waterfall, from_changes
 
 TITLE = "Where a step's time goes"
 MAX_TITLE_CHARS = 200
-MAX_WHAT_CHARS = 90  # an operator with its shapes: a page breaks the line
-MAX_TRACE_BYTES = 32 * MIB  # of a run's traces, for its own page: reading them takes seconds, and no page waits longer
+MAX_WHAT_CHARS = 90  # of an operator with its shapes, which a page wraps
+MAX_TRACE_BYTES = 32 * MIB  # of a run's traces that its page reads, which takes seconds; larger ones would take longer
 MAX_OUTSIDE, NUM_CAUSES = 3, 2
-MIN_LATE_FRAC = 0.01  # of the step: a rank for which the others wait less is not named
+MIN_LATE_FRAC = 0.01  # of the step: a rank that delays the others by less is not named
 COMPILED = re.compile(r"## Call CompiledFxGraph \w+ ##")
 KINDS: tuple[tuple[Kind, str], ...] = (("limit", "roofline time"), ("above", "overhead"), ("unknown", "not modelled"))
 MEASURED_BY = {
@@ -35,12 +34,12 @@ MEASURED_BY = {
 
 
 def from_accounts(answers: Mapping[str, dict[str, Any]]) -> Document:
-    """{what was explained: answer of explain_ranks() or explain_record()} -> the answer of ./run.sh explain."""
+    """Returns the answer of ./run.sh explain.  answers: {title: answer of explain_ranks() or explain_record()}."""
     return _document(TITLE, answers, [_verdict(*item) for item in answers.items()], _account)
 
 
 def from_differences(answers: Mapping[str, dict[str, Any]]) -> Document:
-    """{which two were compared: answer of account.difference()} -> the answer of ./run.sh explain A B."""
+    """Returns the answer of ./run.sh explain A B.  answers: {title: answer of account.difference()}."""
     verdicts = [_verdict_of_difference(*item) for item in answers.items()]
     return _document("What changed in a step", answers, verdicts, _difference)
 
@@ -59,9 +58,9 @@ def _document(
 
 
 def section_of_run(folder: Path | str) -> Section:
-    """Run folder -> the part of its page, folded; nothing where it has no measured step.
+    """Returns the folded section of a run's page; an empty one if the run has no measured step.
 
-    By its traces, unless they are large: then by its record, and the section says how to see more.
+    It is made from the run's traces, or from its record if they are large; the section then says how to see more.
     """
     folder, hint = Path(folder), []
     traces = (path for path in folder.glob("traces/**/*") if path.name.endswith(load.SUFFIXES))
@@ -130,14 +129,14 @@ def _bars(answer: dict[str, Any]) -> list[Bar]:
 
 
 def _kind(line: Mapping[str, Any]) -> Kind:
-    """What KINDS says of a part of the account."""
+    """Returns the kind of a part of the account, one of KINDS."""
     if line["is_limit"]:
         return "limit"
     return "unknown" if line["part"] in (*parts.NO_BOUND, parts.UNKNOWN) else "above"
 
 
 def _next(answer: dict[str, Any]) -> list[Block]:
-    """The ranking, then what may help and what did."""
+    """Returns the ranking, then advice and the records that gained in such places."""
     known = [line for line in answer["next"] if line["part"] not in parts.NO_BOUND]
     others = [line for line in answer["next"] if line["part"] in parts.NO_BOUND]
     hints = dict.fromkeys(f"{line['part']}: {line['advice']}" for line in known + others)
@@ -167,7 +166,7 @@ def _ranked(title: str, about: str, lines: Sequence[dict[str, Any]], kind: Kind)
 
 
 def _lateness(answer: dict[str, Any]) -> Iterator[Block]:
-    """For whom ranks wait, and why."""
+    """Yields, for each rank that delays the others, how long they wait and why."""
     for line in answer["lateness"]:
         if line["wait_ms"] <= MIN_LATE_FRAC * answer["step_ms"]:
             continue
@@ -183,7 +182,7 @@ def _lateness(answer: dict[str, Any]) -> Iterator[Block]:
 
 
 def _tables(answer: dict[str, Any]) -> list[Block]:
-    """What each part holds; of several ranks those with least and most of it, and on a page all of them."""
+    """Returns what each part holds and which ranks have least and most of it; a page also has a table of all ranks."""
     by_rank = {f"rank {number}": rank["parts"] for number, rank in answer["ranks"].items()}
     ms_by_rank = {name: {line["part"]: line["ms"] for line in lines} for name, lines in by_rank.items()}
     rows, rank_rows = [], []
@@ -213,13 +212,13 @@ def _verdict_of_difference(title: str, difference: dict[str, Any]) -> Verdict:
 
 
 def difference_blocks(difference: dict[str, Any]) -> list[Block]:
-    """A difference of account.difference() with "files" as a part of another answer, without its folded tables."""
+    """Returns a difference with "files" as blocks of another document, without its folded tables."""
     verdict = _verdict_of_difference(" against ".join(reversed(difference["files"])), difference)
     return [verdict, *(block for block in _difference(difference) if not isinstance(block, Section))]
 
 
 def cause(difference: dict[str, Any]) -> str | None:
-    """The largest change of account.difference() in the direction of the whole, in a sentence; None: there is none."""
+    """Returns a sentence about the largest change in the direction of the whole step's, None if there is none."""
     for line in _largest(difference)[:1]:
         what = f"{place} ({line['part']})" if (place := _place(line)) else line["part"]
         change = f"{abs(line['change_ms']):.3f} ms {'more' if line['change_ms'] > 0 else 'less'}"
@@ -228,13 +227,13 @@ def cause(difference: dict[str, Any]) -> str | None:
 
 
 def _largest(difference: dict[str, Any]) -> list[dict[str, Any]]:
-    """Lines of the difference that changed as the whole did, the largest change first."""
+    """Returns the lines that changed in the direction of the whole step, the largest change first."""
     sign = 1 if difference["change_ms"] >= 0 else -1
     return [line for line in difference["lines"] if sign * line["change_ms"] > 0]
 
 
 def _causes(difference: dict[str, Any]) -> Iterator[str]:
-    """What changed most: compilations that only one of them had outside its steps, then lines of the difference."""
+    """Yields what changed most: compilations outside the steps that only one side had, then lines of the difference."""
     known = {name: {line["what"] for line in difference["outside"][name]} for name in "ab"}
     for name, other in ("ba", "ab"):
         for line in difference["outside"][name][:1]:
@@ -274,7 +273,7 @@ def _difference(difference: dict[str, Any]) -> list[Block]:
 
 
 def evidence(line: dict[str, Any]) -> str:
-    """A line of the ranking, or of a difference -> its part, rank, name and place."""
+    """Returns the part, rank, name and place of a line of the ranking or of a difference."""
     rank = "" if line.get("rank") is None else f" (rank {line['rank']})"
     return f"{line['part']}{rank}: {_place(line)}"
 

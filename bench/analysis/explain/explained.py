@@ -1,13 +1,13 @@
-"""What a user names -> accounts: of its traces, else of its record; with the passport of the machine that made them.
+"""Explains what a user names, by its traces or else its record, with the passport of the machine that made them.
 
-A run without a trace has an account from its record: coarser, and it adds up all the same.  Of steps.csv (rank 0's,
+A run without a trace has a coarser account from its record, which adds up all the same.  It uses steps.csv (rank 0's
 steps that no instrument disturbed), steps_by_rank.csv, events.jsonl and run.json:
     measured events  collections and recompilations, each in its step
-    regions          data_ms, optimizer_ms, and what of the step is in none of the four
+    regions          data_ms, optimizer_ms, and the time of the step in none of the four regions
     a late rank      own milliseconds of the latest rank above rank 0's
     stalls           what bench/analysis/diagnosis found above a step's usual time, as far as nothing above explains it
-    the limit        FLOPs of a step by the model's own count, at the peak of the device: of its passport, or data sheet
-The rest is forward and backward, of which nothing more is known.  Events and waiting lie somewhere in these.
+    the limit        a step's FLOPs, as the model counts them, at the device's peak by its passport or data sheet
+The rest is forward and backward, of which nothing more is known.  Events and waiting lie somewhere within these.
 """
 
 import itertools
@@ -31,8 +31,8 @@ REGIONS = stalls.REGIONS
 
 
 class Options(NamedTuple):
-    """How traces are explained.  passport: a file, in place of the one that fits the run; captured: files or folders of
-    traces in which CUDA graphs were captured."""
+    """How traces are explained.  passport: a file to use instead of the one that fits the run; captured: files or
+    folders of traces in which CUDA graphs were captured."""
 
     rules: tuple[categories.Rule, ...] = categories.RULES
     include_last_step: bool = False
@@ -43,10 +43,10 @@ class Options(NamedTuple):
 def explain_paths(
     title: str, paths: Sequence[Path], options: Options | None = None, annotated: Path | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Paths of one job -> {title: answer of account.explain_ranks()}, one for each window of its traces.
+    """Returns {title: answer of account.explain_ranks()} for each window in the traces of one job.
 
-    A run without a trace is explained by its record.  annotated: the folder in which each trace is written again, with
-    its account as tracks. Raises NoTrace, a ValueError: nothing was recorded.
+    A run without a trace is explained by its record.  annotated: a folder in which to write each trace with its account
+    as tracks.  Raises NoTrace, a ValueError, if nothing was recorded.
     """
     options = options or Options()
     run = paths[0] if len(paths) == 1 and (paths[0] / "run.json").is_file() else None
@@ -82,10 +82,10 @@ def explain_paths(
 
 
 def difference_of_runs(a_folders: Sequence[Path | str], b_folders: Sequence[Path | str]) -> dict[str, Any] | None:
-    """Run folders of A and of B -> account.difference() with "files": the two traces, RUN/traces/FILE each.
+    """Returns account.difference() of two traces, with "files": [RUN/traces/FILE of each]; None without traces.
 
-    The first run of each arm that has traces, the files of one name if there are some, else the first of each: the same
-    window of the same rank.  None without such traces.
+    They are of the first run of each arm that has traces: two files of one name, so of the same window and rank, if
+    there are any, else the first of each.
     """
     a_files, b_files = _first_traces(a_folders), _first_traces(b_folders)
     if not a_files or not b_files:
@@ -109,7 +109,7 @@ def _first_traces(folders: Sequence[Path | str]) -> list[Path]:
 
 
 def has_trace(paths: Sequence[Path]) -> bool:
-    """Whether all of these have traces."""
+    """Returns whether each of these paths holds a trace."""
     try:
         return all(load.find(path) for path in paths)
     except NoTrace:
@@ -117,16 +117,16 @@ def has_trace(paths: Sequence[Path]) -> bool:
 
 
 def are_of_one_job(files: Sequence[Path]) -> bool:
-    """Whether trace files say of themselves that they are different ranks."""
+    """Returns whether every trace file says its rank, and all of them differ."""
     ranks = [load.load(path).rank for path in files]
     return None not in ranks and len(set(ranks)) == len(ranks)
 
 
 def add_recorded_events(ranks: Sequence[Rank], folder: Path | str) -> None:
-    """ranks: of the run in folder, traces of its steps; its events become ranges of their main threads.
+    """Adds the recorded events of the run in folder to the main threads of its traces, as ranges.
 
-    The run's clock and the trace's are matched at the beginning of each step, which both know.  Collections under the
-    instrument's min_event_ms are not in the record and stay where they are.
+    The clocks of run and trace are matched at the beginning of each step, which both record.  Collections shorter than
+    the instrument's min_event_ms are not in the record; their time stays where the trace has it.
     """
     began_ns = {row["step"]: row["t_ns"] for row in step_files.read(folder) if row.get("t_ns") is not None}
     seen = [
@@ -145,9 +145,9 @@ def add_recorded_events(ranks: Sequence[Rank], folder: Path | str) -> None:
 
 
 def outside(folder: Path | str, answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the record says of collections and compilations in steps that the account has not, the longest first.
+    """Returns the recorded collections and compilations in steps outside the account, the longest first.
 
-    [{"what", "part", "count", "ms", "first_step", "last_step"}]; answer: of account.answer(), of the run in folder.
+    Lines are {"what", "part", "count", "ms", "first_step", "last_step"}.  answer: account.answer() of that run.
     """
     counted = {step["step"] for rank in answer["ranks"].values() for step in rank["steps"]}
     lines: dict[str, dict[str, Any]] = {}
@@ -168,9 +168,9 @@ def _range_name(event: dict[str, Any]) -> str | None:
 
 
 def explain_record(folder: Path | str, passport: Path | None = None) -> dict[str, Any]:
-    """A run's folder -> the answer of account.explain_ranks(), "of": "record".  ValueError without a measured step.
+    """Returns the answer of account.explain_ranks() for a record.  Raises ValueError if it has no undisturbed step.
 
-    passport: a file, in place of the one that fits the run.
+    passport: a file to use instead of the one that fits the run.
     """
     run = run_folder.read(folder)
     rows = [row for row in step_files.read(folder) if row.get("step_ms") is not None and not row.get("flags")]
@@ -204,7 +204,7 @@ def _pieces_of_step(
     waited: tuple[float, int | None],
     arithmetic_ns: int,
 ) -> list[tuple[parts.Piece, int]]:
-    """[(Piece, ns)] of one step, which add up to step_ns.  waited: (ms, late rank or None)."""
+    """Returns [(Piece, ns)] of one step, which add up to step_ns.  waited: (ms, late rank or None)."""
     pieces, left = [], step_ns
 
     def take(part: str, what: str, ns: int, late_rank: int | None = None) -> None:
@@ -238,7 +238,7 @@ def _pieces_of_step(
 
 
 def _arithmetic_ns(run: Mapping[str, Any], step: int, ceilings: Ceilings) -> int:
-    """What a step's FLOPs take at the peak of rank 0's device; 0 where FLOPs or peak are not known."""
+    """Returns the ns that a step's FLOPs need at the peak of rank 0's device; 0 if FLOPs or peak are not known."""
     flop = []
     for last in (step - 1, step):
         tokens, per_token = metrics.tokens_in_steps(run["measured"], last), metrics.flops_per_token(run, last)

@@ -1,8 +1,8 @@
-"""What a thread of the host was doing, at every moment, and the pieces of the steps of a trace of the CPU alone.
+"""Shows what a thread of the host did at every moment, and divides the steps of a trace without a device into pieces.
 
-Where nothing ran on the device, the thread says what the time went to; without a device, operators of the main thread
-stand in place of kernels.  Ranges of one thread are nested: calls, operators, annotations, and Python's frames where
-they were recorded.  The innermost says what it was, and those around it what it belongs to.
+Where nothing ran on the device, the thread shows what the time went to; without a device, operators of the main thread
+take the place of kernels.  Ranges of one thread are nested: calls, operators, annotations, and frames of Python where
+they were recorded.  The innermost says what was done, and those around it what it belongs to.
 """
 
 import re
@@ -18,26 +18,26 @@ from bench.analysis.trace.columns import Nest, take
 from bench.analysis.trace.rank import STEP, Rank
 from bench.analysis.trace.window import steps as counted_steps
 
-MIN_GAP_NS = 1_000_000  # of a thread in no operator, call or frame: shorter ones are its own work between operators
-HANDED_OVER_NS = 100_000  # a thread that was woken goes on so soon after the range of the thread that woke it
+MIN_GAP_NS = 1_000_000  # outside any operator, call or frame: shorter gaps are the thread's own work
+HANDED_OVER_NS = 100_000  # a woken thread goes on within this time after the range of the thread that woke it
 READS_FILE = re.compile(r"built-in method (?:read\w*|p?readv?|open|recv\w*) of ")
 ADDRESS = re.compile(r" (?:object )?at 0x[0-9a-f]+")
 KINDS = (events.RUNTIME, events.CPU_OP, events.ANNOTATION, events.PYTHON)
 
 
 WAITS_FOR_DEVICE = re.compile(r"Synchronize|hipMemcpy(?!.*Async)|cudaMemcpy(?!.*Async)|^cuMemcpy(?!.*Async)")
-COLLECTION, COMPILATION = "garbage collection", "recompilation"  # names of ranges that the record knows: recorded.py
+COLLECTION, COMPILATION = "garbage collection", "recompilation"  # names of the ranges that come from the record
 READS_DEVICE = "aten::_local_scalar_dense"  # .item(): its copy waits until the device has caught up
 COLLECTS = re.compile(r"built-in (?:function|method) collect\b|(?:^|\W)gc\.collect\b|^garbage collection", re.I)
 WAITS_FOR_THREAD = re.compile(r"built-in method acquire of _thread\.|threading\.py\(\d+\): \w+$")
-# Dynamo's own annotations and frames, and the range that the record of a run gives a compilation
+# Dynamo's annotations and frames, and the range that is added for a recorded compilation
 COMPILES = re.compile(r"\(dynamo_timed\)$|torch/_dynamo/convert_frame\.py|^recompilation\b")
 LOADS = re.compile(r"^data$|^enumerate\(DataLoader\)|DataLoader\w*\.__next__")
 COMMUNICATES = re.compile(r"^(?:gloo|nccl|c10d|mpi|ucc)::?|record_param_comms|_functional_collectives")
 
 
 class Property(NamedTuple):
-    """A property of ranges: a test of the name, and a kind, None for any.  outermost: the search begins outside."""
+    """A property of ranges: a test of the name, and a kind, None for any.  outermost: only the outermost has it."""
 
     test: Callable[[str], object]
     kind: int | None = None
@@ -46,7 +46,7 @@ class Property(NamedTuple):
 
 
 ANYTHING = Property(lambda name: True)
-IS_STEP = Property(STEP.search, is_step=True)  # the step's own range is around everything and explains nothing
+IS_STEP = Property(STEP.search, is_step=True)  # a step's range encloses everything and explains nothing
 IS_LINE = Property(lambda name: attribution.is_source(name) and not WAITS_FOR_THREAD.search(name), events.PYTHON)
 IS_ANNOTATION = Property(lambda name: not COMPILES.search(name), events.ANNOTATION)
 IS_OPERATOR = Property(lambda name: True, events.CPU_OP)
@@ -66,10 +66,10 @@ EXPLAINED_BY = (
 
 
 class Thread:
-    """What a thread of a rank did at each moment: segments() of time by innermost range, explained() for each.
+    """What a thread of a rank did at each moment: segments() gives time by innermost range, explained() its piece.
 
-    Questions about the ranges around a range are answered by arrays that hold, for every range of the thread, the
-    nearest one outwards that has a property; they are made once a property, not once a range.
+    For each property an array holds, for every range of the thread, the nearest enclosing range that has it, so that
+    the ranges around a range are found without a search.
     """
 
     def __init__(self, rank: Rank, track: int | None) -> None:
@@ -78,13 +78,13 @@ class Thread:
         self.rank, self.nest, collections = rank, Nest(rank, rows[~added]), Nest(rank, rows[added])
         edges = np.sort(np.concatenate((rank.ts[rows], rank.end[rows])))
         self._edges = edges[np.concatenate(([True], edges[1:] != edges[:-1]))] if len(edges) else edges
-        collecting = collections.innermost(self._edges)  # of a clock that may differ a little: it cuts what is around
+        collecting = collections.innermost(self._edges)  # their clock may differ: they cut what is around them
         self._rows = np.where(collecting >= 0, collecting, self.nest.innermost(self._edges))
         self._index = {row: index for index, row in enumerate(self.nest.rows.tolist())}
         within = self.nest.innermost(rank.ts[collections.rows])
         self._within = dict(zip(collections.rows.tolist(), within.tolist()))
         self._known: dict[int, parts.Piece | None] = {}  # by row
-        self._names: tuple[np.ndarray, np.ndarray] | None = None  # of .nest, each once, and which of them a range has
+        self._names: tuple[np.ndarray, np.ndarray] | None = None  # distinct names of .nest, index of each range's
         self._nearest: dict[Property, list[int]] = {}
         ops = rows[np.isin(rank.kind[rows], (events.CPU_OP, events.RUNTIME))]
         self._by_end, self._by_start = (ops[np.argsort(of[ops], kind="stable")] for of in (rank.end, rank.ts))
@@ -97,7 +97,7 @@ class Thread:
         self._ends, self._starts = rank.end[self._by_end], rank.ts[self._by_start]
 
     def segments(self, begin: int, end: int) -> list[tuple[int, int, int]]:
-        """Return [(begin ns, end ns, row of the innermost range or -1)], which tile [begin, end]."""
+        """Returns [(begin ns, end ns, row of the innermost range or -1)], which tile [begin, end]."""
         first = int(np.searchsorted(self._edges, begin, side="right"))
         last = int(np.searchsorted(self._edges, end, side="left"))
         stamps = [begin, *self._edges[first:last].tolist(), end]
@@ -107,11 +107,11 @@ class Thread:
         return [(low, high, row) for low, high, row in zip(stamps[:-1], stamps[1:], rows) if high > low]
 
     def name(self, row: int) -> str:
-        """The name of a range."""
+        """Returns the name of a range."""
         return self.rank.names[self.rank.name[row]]
 
     def around(self, row: int, wanted: Property) -> int:
-        """Row of the range itself or the nearest around it that has the property; -1: none."""
+        """Returns the row of the range itself, or of the nearest around it, that has the property; -1 if none has."""
         if row in self._within:
             if wanted.test(self.name(row)) and (wanted.kind is None or wanted.kind == self.rank.kind[row]):
                 return row
@@ -121,7 +121,7 @@ class Thread:
         return int(self.nest.rows[found]) if found >= 0 else -1
 
     def operators(self, row: int) -> Iterator[int]:
-        """Rows of the CPU operators around a range, itself among them, the innermost first."""
+        """Yields the rows of the CPU operators around a range, the range itself included, the innermost first."""
         while (row := self.around(row, IS_OPERATOR)) >= 0:
             yield row
             parent = int(self.nest.parent[self._index[row]])
@@ -130,7 +130,7 @@ class Thread:
             row = int(self.nest.rows[parent])
 
     def _has(self, wanted: Property) -> np.ndarray:
-        """Mask over .nest.rows."""
+        """Returns a mask over .nest.rows of the ranges with the property."""
         if self._names is None:
             self._names = np.unique(self.nest.name, return_inverse=True)
         names, index = self._names
@@ -138,7 +138,7 @@ class Thread:
         return has if wanted.kind is None else has & (self.rank.kind[self.nest.rows] == wanted.kind)
 
     def _nearest_of(self, wanted: Property) -> list[int]:
-        """For each of .nest.rows the index of the nearest outwards, itself among them; of an outermost one its own."""
+        """Returns the index of the nearest range with the property, for each of .nest.rows; itself counts; -1: none."""
         if wanted not in self._nearest:
             has = self._has(wanted)
             if not wanted.is_step:
@@ -150,10 +150,10 @@ class Thread:
         return self._nearest[wanted]
 
     def gap(self, low: int, high: int, row: int) -> parts.Piece | None:
-        """Segment (begin ns, end ns, innermost range or -1) -> what a long one without operators was, else None.
+        """Returns the piece of a long segment without operators, None for any other.  row: its innermost range or -1.
 
-        It is known by its edges: where another thread's range ends just before it does, this one waited for that
-        thread, at a lock or a queue; else between which operators it lies.
+        Its edges explain it: where another thread's range ends just before it does, this thread waited for that one, at
+        a lock or a queue; else the piece names the operators before and after it.
         """
         if high - low < MIN_GAP_NS or row >= 0 and self.rank.kind[row] != events.ANNOTATION:
             return None
@@ -170,9 +170,9 @@ class Thread:
         return parts.Piece(parts.HOST, f"no operator {', '.join(edges)}", where) if edges and where else None
 
     def explained(self, row: int, moment: int) -> parts.Piece:
-        """Innermost range, -1 for none -> the piece that the time in it belongs to.
+        """Returns the piece to which time in an innermost range belongs.  row: -1 for time in no range.
 
-        moment: ns, of time in no range: it is then known only by what was there last.
+        moment: ns; time in no range is named after the range that ended last before it.
         """
         self._known = self._known or dict(zip(self.nest.rows.tolist(), self._explain_all()))
         if (known := self._known.get(row) or self._added(row)) is not None:
@@ -181,7 +181,7 @@ class Thread:
         return parts.Piece(parts.UNKNOWN, f"after {self.name(self._tops[index])}" if index >= 0 else None, None)
 
     def _added(self, row: int) -> parts.Piece | None:
-        """The piece of a collection or compilation that the record knows; None for any other range."""
+        """Returns the piece of a collection or compilation that was added from the record, None for any other range."""
         if row not in self._within:
             return None
         around, name = self._known.get(self._within[row]), self.name(row)
@@ -191,7 +191,7 @@ class Thread:
         return parts.Piece(kind, name, around and around.where)
 
     def _explain_all(self) -> list[parts.Piece | None]:
-        """For each of .nest.rows the piece to which its own time belongs, None where nothing is known.
+        """Returns, for each of .nest.rows, the piece to which its own time belongs, None if nothing is known.
 
         where: the innermost line of Python that is neither torch's nor threading's, else the innermost annotation, else
         the outermost operator; an annotation or operator only if it is not the innermost range itself.
@@ -207,7 +207,7 @@ class Thread:
         return [pieces[names] for names in zip(*columns)]
 
     def _piece(self, *indices: int) -> parts.Piece | None:
-        """indices: the name of the nearest range that has each of EXPLAINED_BY, -1 for none."""
+        """Returns a range's piece.  indices: names of the nearest ranges that have each of EXPLAINED_BY, -1: none."""
         names = [None if index < 0 else self.rank.names[index] for index in indices]
         innermost, where, compilation, collection, wait, read, loader, thread, *_ = names
         if innermost is None:
@@ -225,12 +225,12 @@ class Thread:
         return parts.Piece(parts.HOST, innermost, where)
 
     def is_optimizer(self, row: int) -> bool:
-        """Whether an annotation around it is the optimizer's."""
+        """Returns whether an annotation around a range is the optimizer's."""
         return self.around(row, IS_OPTIMIZER) >= 0
 
 
 def main_track(rank: Rank) -> int | None:
-    """The thread of the steps; without steps the one with the most operators and calls; None without a host."""
+    """Returns the thread of the steps, else the one with most operators and calls; None without a host."""
     is_step = rank.names_that(STEP.search)[rank.name] & rank.is_kind(events.ANNOTATION, events.CPU_OP)
     rows = np.flatnonzero(is_step)
     if not len(rows):
@@ -239,10 +239,7 @@ def main_track(rank: Rank) -> int | None:
 
 
 def host_spans(rank: Rank, include_last_step: bool = False) -> list[parts.Step]:
-    """[(number or None, begin ns, end ns)]: the ProfilerSteps, of several without the last; else the whole recording.
-
-    Empty without a host.
-    """
+    """Returns [(number or None, begin ns, end ns)]: the counted ProfilerSteps, else the recording; may be empty."""
     if rank.steps() and (spans := counted_steps(rank, include_last_step)):
         return list(spans)
     track = main_track(rank)
@@ -251,7 +248,7 @@ def host_spans(rank: Rank, include_last_step: bool = False) -> list[parts.Step]:
 
 
 def host_pieces(rank: Rank, counted: Sequence[parts.Step], ceilings: Ceilings) -> parts.Pieces:
-    """counted: of spans() -> Pieces of the main thread."""
+    """Returns the pieces of the main thread's steps.  counted: of host_spans()."""
     thread, pieces = Thread(rank, main_track(rank)), parts.Pieces(counted)
     known = Operators(rank, ceilings)
     for index, (_, begin, end) in enumerate(counted):

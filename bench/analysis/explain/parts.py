@@ -1,6 +1,6 @@
-"""The parts of a step, in the order of the account: first what the limit is made of, then what lies above it.
+"""The parts of a step in the order of the account: first those of the limit, then what lies above it.
 
-Every nanosecond of a step is in exactly one piece, so pieces add up to the step whatever is known and what is not.
+Every nanosecond of a step is in exactly one piece, so the pieces add up to the step, however much of it is explained.
 """
 
 import collections
@@ -47,10 +47,8 @@ ORDER = tuple(MEANING)
 
 
 class Piece(NamedTuple):
-    """what: a kernel, operator, call or collective; where: line of Python, operator or annotation; None: unknown.
-
-    late_rank: of WAITING, for which rank; else None.
-    """
+    """Time of one part with its cause.  what: kernel, operator, call or collective; where: line of Python, operator or
+    annotation; None if unknown.  late_rank: in pieces of WAITING, the rank that is waited for, else None."""
 
     part: str
     what: str | None
@@ -59,8 +57,8 @@ class Piece(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Time that a step could do without: of a device row's duration, with is_start of what the row waited after the
-    last thing that it needed; with row None, of the host's time from begin_ns on."""
+    """Time that a step could do without: ns of a device row's duration or, with is_start, of its wait after the last
+    thing that it needed; with row None, ns of the host's time from begin_ns on."""
 
     row: int | None
     ns: int
@@ -72,11 +70,11 @@ Step = tuple[int | None, int, int]  # number, begin ns, end ns
 
 
 class Pieces:
-    """add() each piece of each step; .ns[step index][Piece] and .count[Piece] hold them, in integer nanoseconds.
+    """The pieces of all steps: add() fills .ns[step index][Piece], integer nanoseconds, and .count[Piece].
 
-    .changes[Piece]: what would have to go for the piece to be zero, where that is known.  .timeline: (begin ns, end ns,
-    Piece) of what is added or passed while .at_ns is set, which then moves on; time that is divided later by a bound is
-    a piece of its own there.
+    .changes[Piece]: what would have to go for the piece to be zero, where that is known.  .timeline: [(begin ns, end
+    ns, Piece)] of what is added or passed while .at_ns is set, which advances with it; time that a bound divides later
+    is one undivided piece there.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
@@ -88,7 +86,7 @@ class Pieces:
         self.at_ns: int | None = None
 
     def add(self, step: int, piece: Piece, ns: int, count: int = 1, change: Change | None = None) -> None:
-        """Add ns to a piece of a step; 0 ns add nothing, so that what took no time is not listed.
+        """Adds ns to a piece of a step, unless they are 0, so that what took no time is not listed.
 
         change: what would have to go; its ns become those of the piece.
         """
@@ -101,36 +99,36 @@ class Pieces:
             self.count[piece] += count
 
     def passed(self, piece: Piece, ns: int) -> None:
-        """The timeline goes on by ns."""
+        """Appends ns of a piece to the timeline, without adding them to a step."""
         if self.at_ns is not None:
             self.timeline.append((self.at_ns, self.at_ns + ns, piece))
             self.at_ns += ns
 
     @property
     def sum_ns(self) -> int:
-        """The sum over all steps."""
+        """The duration of all steps together."""
         return sum(end - begin for _, begin, end in self.steps)
 
     def mean_ms(self, ns: int) -> float:
-        """The mean per step of a sum over all steps."""
+        """Returns the mean per step, in ms, of a sum over all steps."""
         return ms_from_ns(ns) / len(self.steps)
 
     def total(self) -> collections.Counter[Piece]:
-        """Piece -> nanoseconds over all steps."""
+        """Returns {piece: nanoseconds over all steps}."""
         total_ns: collections.Counter[Piece] = collections.Counter()
         for step_ns in self.ns:
             total_ns.update(step_ns)
         return total_ns
 
     def by_part(self, step: int | None = None) -> dict[str, int]:
-        """Part -> nanoseconds of one step, or of all: only parts that have some, in the account's order."""
+        """Returns {part: nanoseconds} of one step, or of all, for the parts that took time, in the account's order."""
         ns: collections.Counter[str] = collections.Counter()
         for piece, piece_ns in (self.total() if step is None else self.ns[step]).items():
             ns[piece.part] += piece_ns
         return {part: ns[part] for part in ORDER if ns[part]}
 
     def ms_by(self, key: Callable[[Piece], Any]) -> collections.Counter[Any]:
-        """key(Piece) -> milliseconds of a mean step; pieces of which it is None do not count."""
+        """Returns {key(piece): milliseconds of a mean step}, without the pieces whose key is None."""
         ns: collections.Counter[Any] = collections.Counter()
         for piece, piece_ns in self.total().items():
             if (name := key(piece)) is not None:

@@ -1,10 +1,10 @@
-"""A trace with its account as tracks of their own, for ui.perfetto.dev and chrome://tracing.
+"""Writes a trace with its account as additional tracks, for ui.perfetto.dev and chrome://tracing.
 
     ./run.sh explain rank0.json.gz --perfetto annotated/
 
-Added, as processes above the trace's own: the parts of each step, one after the other; where communication was exposed
-or waited for; a track for each of the first lines of the ranking, where their time lies; and the critical path, whose
-links are joined by arrows from what they waited for.  Every event of the trace stays as it was, in its place.
+A process above the trace's own shows the parts of each step, one after the other; where communication was exposed or
+waited for; a track for each of the first lines of the ranking, at the times that it consists of; and the critical path,
+with arrows from what each link waited for.  Every event of the trace is kept unchanged.
 """
 
 import gzip
@@ -20,8 +20,8 @@ from bench.analysis.trace.columns import US
 from bench.analysis.trace.rank import Rank
 from bench.analysis.trace.source import Source
 
-PID = "speedrun"  # of the tracks: no process has this one
-CATEGORY = "speedrun"  # of the events: an analysis of the new file ignores them
+PID = "speedrun"  # of the added tracks, which no real process has
+CATEGORY = "speedrun"  # of the added events, which an analysis of the new file ignores
 NUM_RANKED = 8  # lines of the ranking that have a track
 ACCOUNT, COMMUNICATION, PATH = "1 parts of the step", "2 exposed communication", "3 critical path"
 MAX_TRACK_CHARS = 120
@@ -29,9 +29,9 @@ COMMUNICATES = (parts.WAITING, parts.WIRE, parts.EXPOSED)
 
 
 def write(folder: Path, rank: Rank, pieces: parts.Pieces, ranked: Sequence[dict[str, Any]]) -> Path:
-    """The trace of a rank, with tracks, as a file of its name in folder.  OSError where it cannot be written.
+    """Writes the trace of a rank with its account to a file of the same name in folder, and returns the path.
 
-    ranked: the account's "next".
+    ranked: the account's "next".  Raises ValueError if folder holds the trace itself, OSError if it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (rank.path.name.removesuffix(".gz") + ".gz")
@@ -52,7 +52,7 @@ def write(folder: Path, rank: Rank, pieces: parts.Pieces, ranked: Sequence[dict[
 
 
 def events(rank: Rank, pieces: parts.Pieces, ranked: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The added events.  Stamps are microseconds on the trace's own clock."""
+    """Yields the added events, with timestamps in microseconds of the trace's clock."""
     yield {"ph": "M", "pid": PID, "name": "process_name", "args": {"name": "speedrun: where the step's time goes"}}
     yield {"ph": "M", "pid": PID, "name": "process_sort_index", "args": {"sort_index": -1}}
     for begin, end, piece in pieces.timeline:
@@ -76,7 +76,7 @@ def _slice(track: str, begin_ns: int, end_ns: int, name: str, piece: parts.Piece
 
 
 def _path(rank: Rank, steps: Sequence[parts.Step]) -> Iterator[dict[str, Any]]:
-    """The chain of work that ends with the last row of each step, and arrows along the rows in it."""
+    """Yields the chain of work that ends with the last row of each step, and arrows between its rows."""
     rows = rank.device_rows()
     launched_in = [(begin, end) for _, begin, end in steps]
     number = 0

@@ -1,18 +1,17 @@
-"""Where the next millisecond is: what each thing above the limit could give at most, with its evidence.
+"""Ranks where the next millisecond is: what each thing above the limit could gain at most, with its evidence.
 
     ms     what                                       records
     1.712  no bound known: flash_attn ...             r12 r13 r20 r29
 
-A gain is an upper bound: what the step would lose if that time were zero.  On a device the graph of dependencies
-(bench/analysis/explain/retimed.py) says what then takes its place; elsewhere, and of waiting for a late rank, it is all
-of that time.  It is the mean over the ranks, of waiting that of the ranks that wait.  Lines of one origin are one:
-kernels of a name, gaps at a line of Python, waiting for a rank; what a product's shape costs and what lies above that;
-a collective at its bandwidth, which could be hidden, and what lies above.  Those whose bound is not known come last, as
-most of their time may be needed.
+A gain is an upper bound: how much shorter the step would be if that time were zero.  On a device the graph of
+dependencies (bench/analysis/explain/retimed.py) says what then takes its place; elsewhere, and for waiting for a late
+rank, the gain is all of that time.  It is a mean over the ranks, for waiting over the ranks that wait.  Pieces of one
+origin share a line: kernels of a name, gaps at a line of Python, waiting for a rank; what a product's shape costs and
+what lies above that; a collective at its bandwidth, which could be hidden, and what lies above.  Lines without a known
+bound come last, as most of their time may be needed.
 
-The records are those of models/ladder/ that gained at such a place, named as models/ladder/__init__.py lists them: by
-the part of the account and what the name of its kernel or operator says.  No record is named of one rank that shared
-its work among several.
+A line names the records of models/ladder/ that gained at such a place, by the part of the account and by the name of
+its kernel or operator.  Records that shared work among ranks are not named for a single rank.
 """
 
 import collections
@@ -28,16 +27,16 @@ from bench.base.units import ms_from_ns
 from models import ladder
 
 RUNG = re.compile(r"^  (r\d\d) +([\d.]+ min) +(.*)$", re.M)
-TILE = 8  # a factor that is not a multiple of it keeps 16-bit tensor cores from their full rate (NVIDIA's matmul guide)
-VOCABULARY = 32_000  # a size from which on it is that of a vocabulary, not of a layer
+TILE = 8  # a size that is not a multiple of it keeps 16-bit tensor cores from their full rate (NVIDIA's matmul guide)
+VOCABULARY = 32_000  # sizes from here on are a vocabulary's, not a layer's
 SHAPES = re.compile(r"\[([\d, ]+)\]")
-ACTIVATION = re.compile(r"^triton_.*(?:relu|gelu|silu|threshold_backward)")  # the MLP's, whatever is fused into it
+ACTIVATION = re.compile(r"^triton_.*(?:relu|gelu|silu|threshold_backward)")  # of the MLP, whatever is fused into it
 MUON = re.compile(r"muon|newton_?schulz|polar|^xxt_|ba_plus", re.I)
 BY_KERNEL = (parts.SLOWER, parts.UNBOUND)
 NUM_LINES = 15
-ALONE_FRAC = 0.8  # of what several ranks have of it: a rank that has more is named
+ALONE_FRAC = 0.8  # of the time of all ranks: a rank that has more of it is named
 BY_LINE = (parts.HOST, parts.SYNC, parts.LOADER, parts.GARBAGE, parts.COMPILATION)
-WITH = {parts.SHAPE: parts.SLOWER, parts.WIRE: parts.EXPOSED, parts.LATENCY: parts.LAUNCH}  # one line of the same name
+WITH = {parts.SHAPE: parts.SLOWER, parts.WIRE: parts.EXPOSED, parts.LATENCY: parts.LAUNCH}  # parts that share a line
 NO_GAIN = (parts.ARITHMETIC, parts.BANDWIDTH)
 ADVICE = {
     parts.SLOWER: "the same operator at its bound; one larger product in place of small ones",
@@ -63,13 +62,13 @@ Origin = tuple[str, str | None, int | None]
 
 
 def of(pieces_by_rank: Mapping[int, parts.Pieces], step_ms: float, graph: Graph | None = None) -> list[dict[str, Any]]:
-    """Pieces of each rank and the mean step -> [{"part", "what", "where", "rank", "gain_ms", "gain_pct", "most_ms",
-    "of_rank", "count", "advice", "ladder"}], the largest gain first.
+    """Returns [{"part", "what", "where", "rank", "gain_ms", "gain_pct", "most_ms", "of_rank", "count", "advice",
+    "ladder"}], the largest gain first, lines without a known bound last.
 
-    most_ms: its time, mean over the ranks; gain_ms: by how much the graph's step is shorter without it, most_ms where
-    there is no graph; of_rank: (rank, ms) of the rank with most of it: a gain above most_ms is that of ranks that
-    wait for this one; rank: for whom it waits, or where alone it is, else None; count: how often a step, mean; ladder:
-    the records that gained at such a place.
+    most_ms: the line's time, mean over the ranks; gain_ms: by how much the graph's step is shorter without it, most_ms
+    without a graph; of_rank: (rank, ms) of the rank with most of it: a gain above most_ms is that of ranks that wait
+    for this one; rank: the rank that is waited for, or that alone has it, else None; count: mean number per step;
+    ladder: the records that gained at such a place.
     """
     shares = collections.defaultdict[Origin, list[_Share]](list)
     changes = collections.defaultdict[Origin, dict[int, list[parts.Change]]](dict)
@@ -87,7 +86,7 @@ def of(pieces_by_rank: Mapping[int, parts.Pieces], step_ms: float, graph: Graph 
         num_steps = [len(pieces.steps) for pieces in pieces_by_rank.values()]
         all_saved_ns = graph.saved_ns([changes for _, changes in bounded + unbounded]).T.tolist()
         for (line, _), saved_ns in zip(bounded + unbounded, all_saved_ns):
-            if line["part"] != parts.WAITING:  # nothing in the graph says how a rank would be as fast as the others
+            if line["part"] != parts.WAITING:  # the graph cannot say how to make a rank as fast
                 line["gain_ms"] = sum(ms_from_ns(ns) / num for ns, num in zip(saved_ns, num_steps)) / len(num_steps)
     ranked = []
     for group in (bounded, unbounded):
@@ -98,7 +97,7 @@ def of(pieces_by_rank: Mapping[int, parts.Pieces], step_ms: float, graph: Graph 
 
 
 class _Share(NamedTuple):
-    """What a rank has of a line: a piece, its milliseconds of a mean step, and how often a step."""
+    """A piece that belongs to a line, on one rank: its milliseconds of a mean step, and how often it occurs in one."""
 
     rank: int
     piece: parts.Piece
@@ -136,7 +135,7 @@ def _line(origin: Origin, shares: Sequence[_Share], num_ranks: int) -> dict[str,
 
 
 def origin_of(piece: parts.Piece) -> Origin:
-    """What is one line of the ranking: (part, name or None, late rank or None)."""
+    """Returns what the pieces of one line of the ranking have in common: (part, name or None, late rank or None)."""
     part = WITH.get(piece.part, piece.part)
     if part in (parts.WAITING, parts.BETWEEN):
         return part, None, piece.late_rank
@@ -146,7 +145,7 @@ def origin_of(piece: parts.Piece) -> Origin:
 
 
 def records_for(part: str, what: str | None, num_ranks: int) -> list[str]:
-    """["r05", ...]; what: of a parts.Piece, a kernel or an operator with its shapes."""
+    """Returns the records that gained at such a place, such as ["r05"].  what: of a parts.Piece."""
     what = what or ""
     several = num_ranks > 1
     if part == parts.EXPOSED:
@@ -180,11 +179,11 @@ def _records_of_product(what: str) -> list[str]:
 
 @functools.cache
 def record_lines() -> dict[str, str]:
-    """{"r05": "r05 (15.2 min): padded vocabulary, ..."} as the ladder's own docstring lists them."""
+    """Returns {"r05": "r05 (15.2 min): padded vocabulary, ..."}, from the docstring of models/ladder."""
     return {name: f"{name} ({took}): {idea}" for name, took, idea in RUNG.findall(ladder.__doc__ or "")}
 
 
 def legend(lines: list[dict[str, Any]]) -> list[str]:
-    """What the records named in these lines of the ranking brought, each once."""
+    """Returns what each record that is named in these lines brought, without repetition."""
     names = sorted({name for line in lines for name in line["ladder"]})
     return [record_lines()[name] for name in names]

@@ -1,18 +1,18 @@
-"""What a step would take if some of its work were faster: the trace's graph of dependencies, timed again.
+"""Computes what a step would take if some of its work were faster, by timing the trace's graph of dependencies again.
 
 Nodes are moments: a call of the host begins, a call that waits for the device returns, a device row starts or ends.  A
-moment comes when the last of those it needs has come, each with a delay:
+moment comes when the last of those that it needs has come, each with a delay:
 
-- a call begins as long after the host's moment before it as it did, on whatever thread that was;
-- a call that waits for the device returns when the row has ended that was the last to end before it returned; a launch
-  for which there was no room in the device's queue, when the row has started that was the last to start before that;
-- a row starts after the row before it on its stream, after its launch, and, where neither explains why it started so
-  late, after the row of another stream whose end it followed;
+- a call begins as long after the host's previous moment, on whatever thread, as it did in the trace;
+- a call that waits for the device returns when the row ends that was the last to end before it returned; a launch that
+  found no room in the device's queue, when the row starts that was the last to start before it returned;
+- a row starts after the previous row on its stream, after its launch, and, where neither explains why it started so
+  late, after the row of another stream at whose end it started;
 - a collective ends for every rank after the last of them has started it.
 
-By how much a moment came later than all of these is added to the delay of the latest.  So an unchanged graph gives the
-recorded times to the nanosecond.  A dependency that held nothing up cannot be told from a trace, whose waits for events
-do not say for which: a gain is too large by whatever such a one would have held up.
+If a moment came later than all of these, the difference is added to the delay of the latest, so that an unchanged graph
+gives the recorded times to the nanosecond.  A dependency that held nothing up cannot be seen in a trace, whose waits
+for events do not name the event: a gain is too large by whatever such a dependency would have held up.
 """
 
 import bisect
@@ -27,16 +27,16 @@ from bench.analysis.explain.parts import Change
 from bench.analysis.trace import events, window
 from bench.analysis.trace.rank import Rank
 
-SLACK_NS = 1_000  # a row that starts so much later than all that it is known to need follows another stream's
-FULL_QUEUE = 1_000  # launches that wait for the device, from which on a further one waits too: 1,029 to 1,041 were seen
-LAUNCH_NS = 5_000  # from the beginning of a launching call to its row, where nothing else holds it up; assumed
-BLOCKED_NS = 100_000  # a launch that takes so long with a full queue was waiting
-MAX_ROWS = 100_000  # of all ranks: beyond it nothing is timed again, as that would take longer than the account itself
-Needs = list[tuple[int, int]]  # (node, delay ns): the one that was latest comes first
+SLACK_NS = 1_000  # a row that starts later than this after all its known needs follows a row of another stream
+FULL_QUEUE = 1_000  # pending launches, from which on a further call blocks: 1,029 to 1,041 were seen
+LAUNCH_NS = 5_000  # from the beginning of a launching call to its row, if nothing else holds it up; assumed
+BLOCKED_NS = 100_000  # a launch that takes longer with a full queue was blocked
+MAX_ROWS = 100_000  # of all ranks: with more, nothing is timed again, as it would take longer than the account
+Needs = list[tuple[int, int]]  # (node, delay ns), the one that came last first
 
 
 class _Device:
-    """The nodes of one rank.  starts, ends: of its rows; moments: (ns, node) of its host, by time; last: of its end."""
+    """The nodes of a rank.  starts, ends: {row: node}; moments: [(ns, node)] of its host, by time; last: its end."""
 
     def __init__(self) -> None:
         self.starts: dict[int, int] = {}
@@ -53,7 +53,7 @@ class Graph:
     ) -> None:
         self.at_ns: list[int] = []
         self.needs: list[Needs] = []
-        self.begin_of_return: dict[int, int] = {}  # node of a call that returned: node where it began
+        self.begin_of_return: dict[int, int] = {}  # {node of a call's return: node of its beginning}
         self.is_end: set[int] = set()
         self.devices = {rank.rank: self._device(rank, spans[rank.rank][1]) for rank in ranks}
         self._meet([rank.rank for rank in ranks], collectives)
@@ -67,7 +67,7 @@ class Graph:
         return len(self.at_ns) - 1
 
     def _after(self, node: int, at_ns: int) -> tuple[int, int]:
-        """A need that holds at_ns back as it was."""
+        """Returns a need of node with the delay that puts the moment where it was, at at_ns."""
         return node, at_ns - self.at_ns[node]
 
     def _settle(self, node: int) -> None:
@@ -97,7 +97,7 @@ class Graph:
         return device
 
     def _host(self, rank: Rank, device: _Device, rows: list[int], calls: list[int], until_ns: int) -> None:
-        """The moments of the host, and what launches and waits mean for rows."""
+        """Adds the moments of the host, and what rows and calls need of each other."""
         runtime = np.flatnonzero(rank.is_kind(events.RUNTIME) & (rank.ts < until_ns))
         waiting = set(runtime[rank.is_named(WAITS_FOR_DEVICE.search, runtime)].tolist())
         blocked = self._blocked(rank, rows, calls)
@@ -132,10 +132,10 @@ class Graph:
             previous = node
 
     def _blocked(self, rank: Rank, rows: list[int], calls: list[int]) -> dict[int, int]:
-        """{launching call that found the queue full: the last row that had started when it returned}"""
+        """Returns {launching call that found the queue full: the last row that had started when it returned}."""
         known = np.array([(row, call) for row, call in zip(rows, calls) if call >= 0], np.int64).reshape(-1, 2)
         long = np.unique(known[rank.dur[known[:, 1]] > BLOCKED_NS, 1])
-        called, started = np.sort(rank.ts[known[:, 1]]), rank.ts[known[:, 0]]  # rows are by start
+        called, started = np.sort(rank.ts[known[:, 1]]), rank.ts[known[:, 0]]  # rows are sorted by start
         has_started = np.searchsorted(started, rank.end[long], side="right")
         is_full = np.searchsorted(called, rank.ts[long]) - np.searchsorted(started, rank.ts[long]) >= FULL_QUEUE
         return {
@@ -170,9 +170,9 @@ class Graph:
                 previous = row
 
     def _meet(self, numbers: Sequence[int], collectives: Sequence[Mapping[str, Any]]) -> None:
-        """A collective that ranks share ends after the last of them has started it.
+        """Makes a collective that ranks share end after the last of them has started it.
 
-        Clocks of ranks are not compared: they are set so that collectives end for all at once, in the median.
+        The clocks of ranks are not compared but aligned so that collectives end for all at once, in the median.
         """
         if not collectives:
             return
@@ -194,7 +194,7 @@ class Graph:
                 self.needs[node] = [(start, own_ns + offset - theirs) for start, theirs in zip(starts, offsets_ns)]
 
     def _sorted(self) -> list[int] | None:
-        """Every node after those that it needs; None where the ranks' collectives contradict each other."""
+        """Returns the nodes, each after those that it needs; None if the ranks' collectives contradict each other."""
         num_needed = [len(needs) for needs in self.needs]
         followers: list[list[int]] = [[] for _ in self.needs]
         for node, needs in enumerate(self.needs):
@@ -209,7 +209,7 @@ class Graph:
         return order if len(order) == len(self.needs) else None
 
     def ends_ns(self, changes: Sequence[Mapping[int, Iterable[Change]]]) -> np.ndarray:
-        """When the steps of each rank end with each of these sets of changes, by rank: int64 ns [rank, set]."""
+        """Returns when each rank's last step ends with each set of changes, {rank: changes}: int64 ns [rank, set]."""
         taken: dict[int, np.ndarray] = collections.defaultdict(lambda: np.zeros(len(changes), np.int64))
         for column, by_rank in enumerate(changes):
             for number, rank_changes in by_rank.items():
@@ -229,7 +229,7 @@ class Graph:
             if less is None:
                 for need, delay in needs[1:]:
                     np.maximum(moment, times[need] + delay, out=moment)
-            elif node in self.begin_of_return:  # the call no longer waits as long, whatever for
+            elif node in self.begin_of_return:  # the call waits less, whatever it waits for
                 for need, delay in needs[1:]:
                     np.maximum(moment, times[need] + delay, out=moment)
                 begin = self.begin_of_return[node]
@@ -243,12 +243,12 @@ class Graph:
         return times[[device.last for device in self.devices.values()]]
 
     def saved_ns(self, changes: Sequence[Mapping[int, Iterable[Change]]]) -> np.ndarray:
-        """How much earlier the steps of each rank end with each set of changes: int64 ns [rank, set]."""
+        """Returns how much earlier the last step of each rank ends with each set of changes: int64 ns [rank, set]."""
         ends_ns = self.ends_ns([{}, *changes])
         return ends_ns[:, :1] - ends_ns[:, 1:]
 
     def _changed(self, device: _Device, change: Change) -> int | None:
-        """The node that comes earlier."""
+        """Returns the node that a change makes earlier, None if the graph does not have it."""
         if change.row is not None:
             return (device.starts if change.is_start else device.ends).get(change.row)
         index = bisect.bisect_left(device.moments, (change.begin_ns + change.ns, -1))
@@ -258,7 +258,7 @@ class Graph:
 def of(
     ranks: Sequence[Rank], spans_ns: Mapping[int, tuple[int, int]], collectives: Sequence[Mapping[str, Any]]
 ) -> Graph | None:
-    """The graph of all ranks; None where there are more than MAX_ROWS rows, or where collectives contradict each other.
+    """Returns the graph of all ranks; None if there are more than MAX_ROWS rows or collectives contradict each other.
 
     spans_ns: {rank: (begin, end)} of the steps that count; collectives: of skew.waits().
     """

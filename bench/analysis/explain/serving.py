@@ -1,11 +1,11 @@
-"""What inference servers leave out of an operator's arguments: how long sequences are, and the weights of experts.
+"""Recovers what inference servers leave out of an operator's arguments: sequence lengths and the weights of experts.
 
-Attention over a cache of keys has the whole cache among its arguments and reads what the sequences of the batch hold.
-vLLM, SGLang and ATOM annotate each step, where TraceLens' patches are installed, with sums over its sequences: of new
-tokens (sq, tok), of tokens together with those in the cache (sk), of sq * sq and of sq * sk.
+Attention over a cache of keys has the whole cache among its arguments but reads only what the batch's sequences hold.
+With TraceLens' patches, vLLM, SGLang and ATOM annotate each step with sums over its sequences: of new tokens (sq, tok),
+of new and cached tokens together (sk), of sq * sq and of sq * sk.
 
 vLLM's mixture of experts has the tokens and the scores of its router as arguments.  The weights of each product are the
-stack of matrices, one an expert, that the operator looked at last before it launched the product.
+stack of matrices, one per expert, that the operator used last before it launched the product.
 """
 
 import math
@@ -19,11 +19,11 @@ from bench.analysis.explain.captures import LAUNCH
 from bench.analysis.trace import events, operators
 from bench.analysis.trace.rank import Rank
 
-SUMS = re.compile(r"sq(\d+)sk(\d+)sqsq(\d+)sqsk(\d+)")  # of prompts, and of sequences that are being generated
+SUMS = re.compile(r"sq(\d+)sk(\d+)sqsq(\d+)sqsk(\d+)")  # a group for prompts, one for sequences in generation
 FIELD = re.compile(r"\b(?:[cg]_)?(sq|tok|sk|sqsq|sqsk)=(\d+)")
 FIELDS = ("sq", "sk", "sqsq", "sqsk")
 EXPERTS = re.compile(r"moe|experts")
-PACKED = re.compile(r"fp4|e2m1|int4", re.I)  # a kernel whose weights are two numbers a byte
+PACKED = re.compile(r"fp4|e2m1|int4", re.I)  # a kernel whose weights are packed, two to a byte
 Needs = tuple[int | None, int | None]  # FLOPs and bytes
 
 
@@ -37,7 +37,7 @@ class Lengths(NamedTuple):
 
     @classmethod
     def from_name(cls, name: str) -> "Lengths | None":
-        """Read them from the name of an annotation; None where it does not say them."""
+        """Reads the sums from the name of an annotation; None if it has none."""
         if not (groups := SUMS.findall(name)):
             sums = dict.fromkeys(FIELDS, 0)
             for field, number in FIELD.findall(name):
@@ -46,7 +46,7 @@ class Lengths(NamedTuple):
         return cls(*(sum(map(int, numbers)) for numbers in zip(*groups))) if groups else None
 
     def needs(self, facts: dict[str, Any]) -> Needs:
-        """Each new token sees the cache and the new ones up to itself: sq * sk - sq * (sq - 1) / 2 pairs a sequence."""
+        """Returns FLOPs and bytes; a token sees the cache and new ones up to it, sq * sk - sq * (sq - 1) / 2 pairs."""
         found = [tensor for tensor in traffic.tensors(facts["shapes"], facts["types"]) if len(tensor.dims) > 2]
         query = next((tensor for tensor in found if len(tensor.dims) == 3), None)
         if query is None or query.dims[0] < self.sq:
@@ -61,14 +61,14 @@ class Lengths(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """num_chosen: experts of a token; num_weights, num_bytes: numbers and bytes of one expert's matrix."""
+    """The weights of one product.  num_chosen: experts per token; num_weights, num_bytes: of one expert's matrix."""
 
     num_chosen: int
     num_weights: int
     num_bytes: int
 
     def needs(self, facts: dict[str, Any]) -> Needs:
-        """As few experts as one token has are read at least."""
+        """Returns FLOPs and bytes: at least as many experts are read as one token has."""
         num_tokens = facts["shapes"][0][0]
         return 2 * num_tokens * self.num_chosen * self.num_weights, self.num_chosen * self.num_bytes
 
@@ -84,7 +84,7 @@ class Inside:
         self._rows: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by track: its operators and launches, by start
 
     def experts(self, row: int, call: int, kernel: str | None, facts: dict[str, Any]) -> Experts | None:
-        """row: of the operator; None where it is none of experts, or its weights are not seen."""
+        """Returns the experts behind an operator's product; None if it has none or their weights are not recorded."""
         shapes = facts["shapes"] or ()
         matrices = [dims for dims in shapes[:2] if isinstance(dims, list) and len(dims) == 2]
         if call < 0 or kernel is None or not EXPERTS.search(facts["name"]) or len(matrices) < 2:
@@ -118,5 +118,5 @@ class Inside:
 
 
 def is_attention(facts: dict[str, Any]) -> bool:
-    """Whether it may be attention over a cache of keys, whose FLOPs no formula knows."""
+    """Returns whether an operator may be attention over a cache of keys, for whose FLOPs there is no formula."""
     return facts["flop"] is None and bool(traffic.ATTENTION.search(facts["name"].split("::")[-1]))

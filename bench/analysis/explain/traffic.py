@@ -1,4 +1,4 @@
-"""Bytes that one call of an operator must move at least, from the shapes and types of its arguments.
+"""Computes the least bytes that one call of an operator must move, from the shapes and types of its arguments.
 
 A call reads each tensor among its arguments once and writes its result; the rules say how large the result is, or which
 arguments are touched only in part.  An operator without a rule has no bound: None, never a guess.
@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 
 from bench.analysis.trace import formulas
 
-COMPARISONS = re.compile(r"^(?:eq|ne|gt|ge|lt|le|isnan|isinf|logical_\w+)$")  # their result is of bool, a byte each
-# Inductor's kernels, whose names hold the operators fused into them.  Where one of these is, a tensor among the
-# arguments may be touched in part: each of the points that the kernel calculates reads one number of it at most.
+COMPARISONS = re.compile(r"^(?:eq|ne|gt|ge|lt|le|isnan|isinf|logical_\w+)$")  # their result is bool: a byte each
+# Inductor's kernels, whose names hold the operators fused into them.  If one of those is IN_PART, a tensor among the
+# arguments may be touched in part: each point that the kernel computes reads at most one element of it.
 GENERATED = re.compile(r"^triton_(?:poi|red|per)_fused_")
-# Attention over a cache of keys, of other libraries.
+# Attention of other libraries over a cache of keys.
 ATTENTION = re.compile(r"(?<!backward_)(?:attention|attn|(?:^|_)mha(?:_|$))(?!\w*(?:backward|bwd))")
 IN_PART = re.compile(r"index|embedding|gather|scatter|slice|select|pad|split|cat(?![a-z])|unfold|strided|nll_loss|topk")
-# The type of a list's tensors stands nowhere but in the name of the kernel that it is given to.
+# Only the name of the kernel that takes a list says the type of its tensors.
 ELEMENT = re.compile(r"OpaqueType<(\d+)u?>|\b(float|double|c10::BFloat16|c10::Half|__half|__nv_bfloat16)\b")
-KERNEL_BYTES = {"float": 4, "double": 8}  # of any other name in ELEMENT: 2
+KERNEL_BYTES = {"float": 4, "double": 8}  # 2 for any other name in ELEMENT
 
 
 class Tensor(NamedTuple):
-    """An argument: its shape, and the bytes of an element, None where the trace does not say."""
+    """A tensor among the arguments: its shape, and the bytes of an element, None if the trace does not say."""
 
     dims: list[int]
     element_bytes: int | None
@@ -38,7 +38,7 @@ class Tensor(NamedTuple):
 
 
 def moved_bytes(facts: dict[str, Any], kernel: str | None = None) -> int | None:
-    """facts: of trace.operators.facts_of(); kernel: the name of one that it launched -> bytes; None: not known."""
+    """Returns the bytes that a call must move, or None.  facts: of operators.facts_of(); kernel: one it launched."""
     name, known_bytes = facts["name"], facts["bytes"]
     args = tensors(facts["shapes"], facts["types"], kernel)
     if known_bytes or not args or any(tensor.element_bytes is None for tensor in args):
@@ -57,7 +57,7 @@ def moved_bytes(facts: dict[str, Any], kernel: str | None = None) -> int | None:
 
 
 def _num_points(facts: dict[str, Any]) -> int | None:
-    """Points that a kernel of inductor's calculates: the product of its sizes, numbers that follow its tensors."""
+    """Returns how many points a kernel of inductor's computes: the product of the sizes that follow its tensors."""
     arguments = zip(facts["shapes"], facts.get("concrete") or ())
     tail = itertools.dropwhile(lambda argument: argument[0] or argument[1] == "", arguments)
     sizes = [text for shape, text in tail if not shape]
@@ -67,11 +67,11 @@ def _num_points(facts: dict[str, Any]) -> int | None:
 
 
 def tensors(shapes: list[Any] | None, types: list[Any] | None, kernel: str | None = None) -> list[Tensor]:
-    """The arguments that have a shape, those of a list each."""
+    """Returns the tensors among the arguments, those inside lists included."""
     args = []
     for dims, kind in zip(shapes or (), types or ()):
         element_bytes = formulas.BYTES.get(str(kind).lower())
-        if _is_shape(dims) and (dims or element_bytes):  # without axes: a tensor of one number, if it has a type
+        if _is_shape(dims) and (dims or element_bytes):  # without axes: a tensor of one element, if typed
             args.append(Tensor(dims, element_bytes, False))
         elif isinstance(dims, list):
             in_kernel = _element_bytes(kernel)
@@ -89,7 +89,7 @@ def _element_bytes(kernel: str | None) -> int | None:
 
 
 def _broadcast(shapes: list[list[int]]) -> list[int] | None:
-    """The common shape, or None if they do not fit."""
+    """Returns the broadcast shape, None if the shapes do not fit."""
     rank = max(map(len, shapes))
     padded = [[1] * (rank - len(dims)) + dims for dims in shapes]
     common = [max(sizes) for sizes in zip(*padded)]
@@ -97,7 +97,7 @@ def _broadcast(shapes: list[list[int]]) -> list[int] | None:
 
 
 def _pointwise(op: str, args: list[Tensor]) -> int | None:
-    """The result has the common shape and the widest type of those that have axes: a single number widens nothing."""
+    """Counts each argument and a result of the broadcast shape and of the widest type among arguments with axes."""
     shape = _broadcast([tensor.dims for tensor in args])
     element_bytes = (
         1
@@ -108,17 +108,17 @@ def _pointwise(op: str, args: list[Tensor]) -> int | None:
 
 
 def _all(op: str, args: list[Tensor]) -> int:
-    """Each argument once: a reduction, whose result is small, and kernels whose results are among their arguments."""
+    """Counts each argument once: for reductions, whose result is small, and kernels whose arguments include results."""
     return sum(tensor.bytes for tensor in args)
 
 
 def _norm(op: str, args: list[Tensor]) -> int:
-    """Each argument, and a result like the first where none of the others can be it."""
+    """Counts each argument, and a result like the first unless another argument may be the result."""
     return _all(op, args) + args[0].bytes * all(tensor.dims != args[0].dims for tensor in args[1:])
 
 
 def _rows(op: str, args: list[Tensor]) -> int | None:
-    """What the indices select is read and written: of each at least the smallest slice that the table has."""
+    """Counts the indices, and what they select as read and written: at least the table's smallest slice for each."""
     if len(args) < 2:
         return None
     table, index = args[0], args[1]
@@ -127,20 +127,20 @@ def _rows(op: str, args: list[Tensor]) -> int | None:
 
 
 def _by_element(op: str, args: list[Tensor]) -> int | None:
-    """gather: the index has the shape of the result."""
+    """Counts the index of a gather, which has the shape of the result, and each selected element, read and written."""
     if len(args) < 2:
         return None
     return 2 * math.prod(args[1].dims) * (args[0].element_bytes or 0) + args[1].bytes
 
 
 def _rotary(op: str, args: list[Tensor]) -> int | None:
-    """Queries and keys are read and written; of the table the rows of the positions alone."""
+    """Counts queries and keys as read and written; the rows that are read of the table are not counted."""
     num_tokens = args[0].dims[0] if args[0].dims else 0
     return 2 * sum(tensor.bytes for tensor in args[1:3] if tensor.dims[:1] == [num_tokens]) or None
 
 
 def _into_cache(op: str, args: list[Tensor]) -> int | None:
-    """New keys and values are read, and written into the caches in their type."""
+    """Counts new keys and values as read, and as written into the caches in the caches' type."""
     new, caches = args[:2], args[2:4]
     return (
         _all(op, new) + sum(math.prod(a.dims) * (b.element_bytes or 0) for a, b in zip(new, caches)) if caches else None
@@ -148,13 +148,13 @@ def _into_cache(op: str, args: list[Tensor]) -> int | None:
 
 
 def _attention(op: str, args: list[Tensor]) -> int | None:
-    """The new tokens' queries, keys, values and results: how much of a cache is read is in no argument."""
+    """Counts the new tokens' queries, keys, values and results: no argument says how much of a cache is read."""
     query = next((tensor for tensor in args if len(tensor.dims) == 3), None)
     return query and sum(t.bytes for t in args if (t.dims[:1], t.dims[2:]) == (query.dims[:1], query.dims[2:]))
 
 
 def _foreach(op: str, args: list[Tensor]) -> int | None:
-    """Lists of equal length: each tensor is read, those of the first are written, of a norm none."""
+    """Counts lists of equal length: each tensor is read, those of the first list are written, except by a norm."""
     num_lists = _num_lists(args)
     if not num_lists:
         return None
@@ -164,14 +164,14 @@ def _foreach(op: str, args: list[Tensor]) -> int | None:
 
 
 def _fused_optimizer(op: str, args: list[Tensor]) -> int | None:
-    """Parameters, gradients and moments are read, all but the gradients written; the counts of steps are small."""
+    """Counts parameters, gradients and moments as read, all but the gradients as written; step counts are too small."""
     large = [tensor for tensor in args if math.prod(tensor.dims) > 1]
     num_lists = _num_lists(large)
     return None if num_lists < 2 else 2 * _all(op, large) - _all(op, large) // num_lists
 
 
 def _num_lists(args: list[Tensor]) -> int:
-    """How often the shapes repeat from the beginning: the number of lists of the same shapes; 0: they do not."""
+    """Returns how many lists of the same shapes there are, by how often the shapes repeat; 0 without lists."""
     shapes = [tensor.dims for tensor in args if tensor.is_in_list]
     for num_lists in range(min(len(shapes), 6), 0, -1):
         length, rest = divmod(len(shapes), num_lists)
@@ -187,16 +187,16 @@ def _rule(names: str, rule: Rule) -> tuple[re.Pattern[str], Rule]:
     return re.compile(rf"^(?:{names})$"), rule
 
 
-# By the operator's name without aten:: and the underscore of one that works in place.
+# By the operator's name without aten:: and without the underscore of an in-place operator.
 RULES = (
-    _rule("fill|zero|normal|uniform|random|bernoulli|exponential", lambda op, args: args[0].bytes),  # which is written
+    _rule("fill|zero|normal|uniform|random|bernoulli|exponential", lambda op, args: args[0].bytes),  # only written
     _rule("copy", _all),  # its first argument is written, not read
     _rule("cat|stack", lambda op, args: 2 * _all(op, args)),  # each is read and written somewhere else
     _rule("_foreach_\\w+", _foreach),
     _rule("_fused_(?:adam|adamw|sgd|adagrad)", _fused_optimizer),
     _rule("embedding|index_select|index", _rows),
     _rule("gather|take_along_dim", _by_element),
-    _rule("_?index_put(?:_impl)?", lambda op, args: 2 * args[-1].bytes),  # what is put into places of another tensor
+    _rule("_?index_put(?:_impl)?", lambda op, args: 2 * args[-1].bytes),  # the values put into another tensor
     _rule(
         "_?softmax|_?log_softmax|_(?:log_)?softmax_backward_data|native_(?:layer|batch|group)_norm(?:_backward)?|"
         "(?:cudnn|miopen)_batch_norm(?:_backward)?|_?fused_rms_norm(?:_backward)?|rms_norm|native_dropout|"
