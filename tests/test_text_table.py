@@ -84,6 +84,14 @@ def test_a_narrow_terminal_folds_words_and_never_cuts_a_number(monkeypatch):
         assert "reduce_kernel<128,4,at::native" in without_gaps.replace(" ", "")
 
 
+def test_wide_characters_take_two_columns_of_a_terminal(monkeypatch):
+    rows = [["漢字", "1"], ["e\u0301t\u00e9", "20"]]
+    assert text_table.render(["name", "n"], rows, [False, True]).splitlines()[2:] == ["漢字   1", "e\u0301té   20"]
+    monkeypatch.setenv("COLUMNS", "18")
+    folded = text_table.render(["note", "n"], [["漢字" * 5, "7"]], [False, True]).splitlines()[2:]
+    assert folded == ["漢字漢字漢字漢   7", "字漢字"]
+
+
 def test_colours_are_those_of_a_terminal_alone():
     shown = on_a_terminal(SHOW, COLUMNS="200")
     assert "\x1b[31mFAIL" in shown

@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 import textwrap
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 from bench.base import escape
@@ -39,7 +40,7 @@ def render(
         if texts:
             is_plain = not is_md and all(map(str.isprintable, texts))
             rows.append(texts if is_plain else [escape.escaped(text, is_md) for text in texts])
-    widths = [max(map(len, column)) for column in zip(*rows)]
+    widths = [max(map(_width, column)) for column in zip(*rows)]
     right = right or [False] * len(widths)
     if limit is not None and sum(widths) + GAP * (len(widths) - 1) > limit:
         widths = _folded_widths(rows, widths, right, limit)
@@ -52,9 +53,9 @@ def render(
         folded = [_folded(cell, width) for cell, width in zip(row, widths)]
         for line in itertools.zip_longest(*folded, fillvalue=""):
             padded = [
-                " " * (width - len(text)) * is_right
+                " " * (width - _width(text)) * is_right
                 + (_painted(text, cell) if has_colours else text)
-                + " " * (width - len(text)) * (not is_right)
+                + " " * (width - _width(text)) * (not is_right)
                 for text, cell, width, is_right in zip(line, row, widths, right)
             ]
             lines.append(between.join(padded).join(edges).rstrip())
@@ -66,7 +67,7 @@ def render(
 
 def _folded_widths(rows: Rows, widths: Sequence[int], right: Sequence[bool], limit: int) -> list[int]:
     """The widths of columns of texts reduced, the widest first, until a row fits; only the names of numbers fold."""
-    longest = [max(map(len, [*column[0].split(), *column[1:]]), default=0) for column in zip(*rows)]
+    longest = [max(map(_width, [*column[0].split(), *column[1:]]), default=0) for column in zip(*rows)]
     fitted = [word if is_right else width for word, width, is_right in zip(longest, widths, right)]
     while sum(fitted) + GAP * (len(fitted) - 1) > limit:
         texts = [number for number, width in enumerate(fitted) if not right[number] and width > MIN_WORDS_WIDTH]
@@ -77,7 +78,16 @@ def _folded_widths(rows: Rows, widths: Sequence[int], right: Sequence[bool], lim
 
 
 def _folded(cell: str, width: int) -> list[str]:
-    return [cell] if len(cell) <= width else textwrap.wrap(cell, width, break_on_hyphens=False)
+    if _width(cell) <= width:
+        return [cell]
+    return textwrap.wrap(cell, width // (1 if _width(cell) <= len(cell) else 2), break_on_hyphens=False)
+
+
+def _width(text: str) -> int:
+    """The columns of a terminal that a text takes: two for each wide character, such as a Chinese one."""
+    if text.isascii():
+        return len(text)
+    return sum((not unicodedata.combining(char)) + (unicodedata.east_asian_width(char) in ("W", "F")) for char in text)
 
 
 def marked(pairs: Iterable[tuple[str, str]]) -> str:
