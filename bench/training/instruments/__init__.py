@@ -1,1 +1,1 @@
-"""Optional measurements: one a file, one yaml each in conf/instruments/, loaded only when chosen."""
+"""Optional measurements: each is one file here and one yaml in conf/instruments/, loaded only when chosen."""

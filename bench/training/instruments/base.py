@@ -1,12 +1,11 @@
-"""An instrument observes: it never changes a number of the run, and its failure never ends one.
+"""The interface of instruments.  They observe: they never change a run's numbers, and their failure never ends a run.
 
-The methods are called in this order: on_build_start, on_build_end, on_warmup_start, on_warmup_end (the warm-up's steps
-are not shown), on_run_start, then per step on_step_start, on_phase("data" | "forward" | "backward" | "optimizer", each
+The methods are called in this order: on_build_start, on_build_end, on_warmup_start, on_warmup_end (none for the steps
+of the warm-up), on_run_start, then per step on_step_start, on_phase("data" | "forward" | "backward" | "optimizer", each
 once a micro-step), on_step_end; on_phase("validation") and on_validation between steps, while the clock is paused;
-on_run_end, or on_failure at any time.  Record inside these, compute in summary(), which runs after training.
+on_run_end, or on_failure at any time.  Record in these methods, compute in summary(), which runs after training.
 
-InstrumentSet is all instruments of a run as one: who is called at which edge, what they answer, what is recorded of a
-failure.
+InstrumentSet calls all instruments of a run as one, collects their answers, and records those that fail.
 """
 
 import json
@@ -20,9 +19,9 @@ from bench.config.windows import ProfilerWindow
 from bench.record import step_files
 
 TIMED_EDGES = ("on_step_start", "on_phase", "on_step_end")  # called while the clock runs
-PHASES = ("data", "forward", "backward", "optimizer")  # of a step, in the order they first happen
-Warned = dict[str, str]  # {"instrument", "edge", "error"}: warning()
-ANSWERS: dict[str, Any] = {  # what instruments answer after training: its type
+PHASES = ("data", "forward", "backward", "optimizer")  # phases of a step, in the order in which they first begin
+Warned = dict[str, str]  # {"instrument", "edge", "error"}: what warning() returns
+ANSWERS: dict[str, Any] = {  # the methods that instruments answer after training, and the types of their answers
     "columns": dict[str, dict[int, int | float | None]],
     "flags": dict[int, str],
     "summary": dict,
@@ -34,25 +33,25 @@ ANSWERS: dict[str, Any] = {  # what instruments answer after training: its type
 
 @dataclass(frozen=True)
 class Context:
-    """What an instrument may know of its run."""
+    """What an instrument may know about its run."""
 
-    folder: Path  # of the run; an instrument's files carry the rank in their names
+    folder: Path  # the run's folder; an instrument's files carry the rank in their names
     rank: int
     world_size: int
     device_type: str  # "cuda" or "cpu"
     num_steps: int
-    marks: Any  # bench.training.clock backend, shared so that its events are pooled
-    device_index: int | None = None  # of torch.cuda, on a GPU
-    emit: Callable[..., None] = lambda name, **facts: None  # emit("gc", ms=3.2): a line of events.jsonl, from any rank
-    say: Callable[[str], None] = lambda text: None  # a line for the terminal (rank 0) and this rank's log
-    peaks: Any = None  # of bench.training.memory, shared with the run: a peak that another object resets is lost
-    # rows that an instrument of this rank disturbed; complete in summary()
+    marks: Any  # backend of bench.training.clock, shared so that its events are pooled
+    device_index: int | None = None  # torch.cuda's index of the GPU; None on a CPU
+    emit: Callable[..., None] = lambda name, **facts: None  # emit("gc", ms=3.2) writes to events.jsonl, from any rank
+    say: Callable[[str], None] = lambda text: None  # prints a line on the terminal (rank 0) and in this rank's log
+    peaks: Any = None  # bench.training.memory's, shared with the run: a peak that another object resets is lost
+    # rows of steps that an instrument of this rank disturbed; complete in summary()
     flagged: set[int] = field(default_factory=set)
-    # of the run's StepLog: {"step", "step_ms", ...}; complete after on_run_end
+    # rows of the run's StepLog, {"step", "step_ms", ...}; complete after on_run_end
     rows: list[dict[str, Any]] = field(default_factory=list)
-    node: int = 0  # which of the run's machines this rank is on
-    local_rank: int | None = None  # among the ranks of its node; None: rank
-    local_size: int | None = None  # ranks of its node; None: world_size, all are
+    node: int = 0  # index of this rank's machine among the run's
+    local_rank: int | None = None  # rank among those of its node; None: the same as rank
+    local_size: int | None = None  # number of ranks on its node; None: all, world_size
 
     @property
     def is_first_of_node(self) -> bool:
@@ -63,43 +62,43 @@ class Context:
         return self.world_size if self.local_size is None else self.local_size
 
     def undisturbed(self, column: Mapping[int, float]) -> list[float]:
-        """The values of the rows that no instrument of this rank disturbed; in summary()."""
+        """Returns the values of the rows that no instrument of this rank disturbed; call it in summary()."""
         return [value for row, value in column.items() if row not in self.flagged]
 
 
 class Instrument:
-    """Its file is read where torch is not: it imports torch, and what does so, inside functions."""
+    """Base class.  The launcher imports it without torch: import torch, and modules that need it, in methods."""
 
-    name = "?"  # set when it is loaded: the name of its file
-    in_timed_region = ""  # what it does between the edges of the clock, and what that costs
-    # whether it disturbs steps, which are then left out of every statistic: such a run is never ranked
+    name = "?"  # the name of its file, set when it is loaded
+    in_timed_region = ""  # sentences: what it does while the clock runs, and what that costs
+    # whether it disturbs steps, which every statistic then excludes; such a run is never ranked
     flags_steps = False
 
     @staticmethod
     def check(settings: dict[str, Any]) -> None:
-        """settings: of the types of its yaml.  Raises ValueError, before the run, for what cannot be."""
+        """Raises ValueError, before the run, if the settings (of the types in its yaml) are invalid."""
 
     @staticmethod
     def profiler_windows(settings: dict[str, Any]) -> list[ProfilerWindow] | None:
-        """Windows of steps (bench/config/windows.py) in which it runs torch's profiler; None: at any time."""
+        """Returns the windows (bench/config/windows.py) in which it runs torch's profiler; None means at any time."""
         return []
 
     @staticmethod
     def program(settings: dict[str, Any], folder: Path, device_type: str) -> list[str]:
-        """Words before each rank's own command: a program that runs it; [] for none.  folder: of the run.
+        """Returns the arguments of a program that runs each rank's command, such as a profiler; [] for none.
 
-        Raises ValueError, before the run, where it is not to be had, or not on such a device.
+        folder is the run's.  Raises ValueError, before the run, if the program is missing or does not fit the device.
         """
         return []
 
     @staticmethod
     def last_step(settings: dict[str, Any]) -> int | None:
-        """The last step (the first is 1) that it records in windows of steps; None: it records the whole run."""
+        """Returns the last step (the first is 1) of its windows; None means that it records the whole run."""
         return None
 
     @classmethod
     def is_in_timed_region(cls) -> bool:
-        """Whether any of its code runs while the clock does: then only runs that all have it are comparable."""
+        """Whether any of its code runs while the clock does; then only runs that all have it are comparable."""
         return any(getattr(cls, edge) is not getattr(Instrument, edge) for edge in TIMED_EDGES)
 
     def __init__(self, context: Context):
@@ -109,22 +108,22 @@ class Instrument:
         """Model, optimizer and loader are about to be built."""
 
     def on_build_end(self) -> None:
-        """They are built, and nothing has been compiled or run yet."""
+        """Model, optimizer and loader are built, and nothing has been compiled or run yet."""
 
     def on_warmup_start(self) -> None:
-        """Every graph of the run is about to be compiled and executed; all of it is undone afterwards."""
+        """Every graph of the run is about to be compiled and executed; the state is restored afterwards."""
 
     def on_warmup_end(self) -> None:
-        """The state is what it was before the warm-up."""
+        """The state has been restored to what it was before the warm-up."""
 
     def on_run_start(self) -> None:
         """The clock is about to start."""
 
     def on_step_start(self, step: int) -> None:
-        """Optimizer step number step, from 0, begins."""
+        """An optimizer step begins; the first is 0."""
 
     def on_phase(self, name: str) -> None:
-        """A phase begins; the one before it has ended."""
+        """A phase begins, and the previous one has ended."""
 
     def on_step_end(self, step: int) -> None:
         """All work of the step is submitted; a GPU may still be doing it."""
@@ -139,65 +138,67 @@ class Instrument:
         """The run ends with this exception; only close() follows."""
 
     def columns(self) -> Mapping[str, Mapping[int, float | None]]:
-        """{column: {row: value}} for steps.csv; row k is after k steps.  The maximum over ranks is kept."""
+        """Returns {column: {row: value}} for steps.csv, which keeps the maximum over ranks; row k is after k steps."""
         return {}
 
     def flags(self) -> dict[int, str]:
-        """{row: word}: steps that this instrument disturbed; they enter no timing statistic."""
+        """Returns {row: flag} for the steps that this instrument disturbed, which timing statistics exclude."""
         return {}
 
     def summary(self) -> dict[str, Any]:
-        """{name: number or words} for run.json, units in the names.  Called after training."""
+        """Returns {name: number or text} for run.json, with units in the names.  Called after training."""
         return {}
 
     def merge(self, summaries: list[dict[str, Any]]) -> dict[str, Any]:
-        """Called on rank 0 with every rank's summary(), {} if it has none; returns what is recorded, here rank 0's."""
+        """Returns what is recorded, by default rank 0's.  Called on rank 0 with every rank's summary(), or {}."""
         return summaries[0]
 
     def doubts(self) -> list[str]:
-        """Sentences, each a reason with its number why the run should not be trusted: the record becomes suspect."""
+        """Returns reasons, with their numbers, not to trust the run; any of them makes the record suspect."""
         return []
 
     def warnings(self) -> list[str]:
-        """Sentences on what it could not measure: warnings in the record, without effect on its validity."""
+        """Returns sentences on what it could not measure; they do not affect the record's validity."""
         return []
 
     def close(self) -> None:
-        """Release what is held; also called when the run failed."""
+        """Releases what is held; also called when the run failed."""
 
 
 class InstrumentSet:
-    """All instruments as one.  One that raises is dropped, with a warning in the record; the run goes on.
+    """Calls all instruments as one.  An instrument that raises is dropped, with a warning in the record.
 
-    essential has the same methods and is not an instrument but part of the run (bench/training/step_log.py): its
-    exceptions are raised.
+    essential has the same methods but is part of the run (bench/training/step_log.py): its exceptions are raised.
     """
 
     EDGES = tuple(name for name in vars(Instrument) if name.startswith("on_"))
-    if TYPE_CHECKING:  # _bind() makes the edges
+    if TYPE_CHECKING:  # _bind() sets these methods
 
         def __getattr__(self, edge: str) -> Callable[..., None]: ...
 
     def __init__(self, instruments: Iterable[Instrument] = (), essential: Any = None, warnings: Iterable[Warned] = ()):
         self.instruments = list(instruments)
         self.warnings = list(warnings)
-        self._dropped: list[Instrument] = []  # what they flagged before stays flagged
+        self._dropped: list[Instrument] = []  # instruments that raised; the steps that they flagged stay flagged
         self.attach(essential)
 
     def attach(self, essential: Any) -> None:
-        """Call essential too from now on."""
+        """Calls essential too from now on."""
         self._essential = essential
         self._bind()
 
     def _bind(self) -> None:
-        """Each edge calls only the instruments that define it: the others cost nothing per step."""
+        """Binds each edge to the instruments that define it, so that the others cost nothing per step."""
         for edge in self.EDGES:
             empty = getattr(Instrument, edge)
             calls = [getattr(each, edge) for each in self.instruments if getattr(type(each), edge) is not empty]
             setattr(self, edge, self._guarded(edge, getattr(self._essential, edge, None), calls))
 
     def _guarded(self, edge: str, essential: Any, calls: list[Any]) -> Callable[..., None]:
-        """The run's own marks enclose those of the instruments: what they cost in a step is in its step_ms."""
+        """Returns the function that calls essential and then calls; at the end of a step, essential is called last.
+
+        So the run's marks enclose the instruments', and what instruments cost in a step is in its step_ms.
+        """
         is_last = edge == "on_step_end"
 
         def call_all(*args: Any) -> None:
@@ -221,9 +222,9 @@ class InstrumentSet:
         self._close(instrument)
 
     def collect(self, what: str) -> dict[str, Any]:
-        """what: columns, flags, summary, doubts or warnings -> {instrument name: its answer}.
+        """Returns {instrument: answer}; what is "columns", "flags", "summary", "doubts" or "warnings".
 
-        An instrument that raises, or whose answer the record cannot hold, has a warning instead.
+        An instrument that raises, or whose answer the record cannot hold, gets a warning instead.
         """
         answers: dict[str, Any] = {}
         column_names = {*step_files.RUN_COLUMNS, VAL_BPB.name}
@@ -244,12 +245,12 @@ class InstrumentSet:
         return answers
 
     def collect_warnings(self) -> None:
-        """What instruments warn of by themselves joins the warnings."""
+        """Adds the instruments' own warnings() to self.warnings."""
         for name, sentences in self.collect("warnings").items():
             self.warnings += [{"instrument": name, "edge": "run", "error": sentence} for sentence in sentences]
 
     def merge(self, by_rank: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-        """[{name: summary} of each rank] -> {name: merged summary}; where merging raises, rank 0's and a warning."""
+        """Merges every rank's {name: summary} into one; if merge() raises, keeps rank 0's and adds a warning."""
         known = {instrument.name: instrument for instrument in self.instruments + self._dropped}
         merged = {}
         for name in dict.fromkeys(name for summaries in by_rank for name in summaries):
@@ -274,12 +275,12 @@ class InstrumentSet:
 
 
 def warning(name: str, edge: str, error: Exception) -> Warned:
-    """What is recorded of an instrument that failed: at which edge, with which exception."""
+    """Returns the record's warning about an instrument that failed: at which edge, with which exception."""
     return {"instrument": name, "edge": edge, "error": f"{type(error).__name__}: {error}"}
 
 
 def _checked(what: str, answer: Any) -> Any:
-    """The answer as a record can hold it: of the type in ANSWERS, its numbers finite.  Or TypeError, ValueError."""
+    """Returns the answer.  Raises TypeError or ValueError unless its type is that in ANSWERS and numbers are finite."""
     import msgspec
 
     decoded = msgspec.json.decode(json.dumps(answer, allow_nan=False), type=ANSWERS[what])

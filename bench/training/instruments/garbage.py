@@ -1,7 +1,7 @@
-"""Python's garbage collection in the timed region: when, which generation, how many milliseconds, in which step.
+"""Python's garbage collections in the timed region: when, in which step, of which generation, how many milliseconds.
 
-gc.callbacks reports every collection, whichever thread set it off; all threads of the process wait for it.  Which
-policy runs is hardware.gc's to choose (bench/training/clock.py).
+gc.callbacks reports every collection, whichever thread set it off; all threads of the process wait for it.  The
+setting hardware.gc chooses the collector's policy (bench/training/clock.py).
 """
 
 import gc
@@ -12,7 +12,7 @@ from bench.training.instruments.base import Context, Instrument
 
 
 class Garbage(Instrument):
-    """Collections of min_event_ms or more are events; shorter ones are counted."""
+    """Emits an event for each collection of min_event_ms or longer, and counts the shorter ones."""
 
     in_timed_region = (
         "It remembers the running step, reads the clock before and after each collection, and logs a long one at "
@@ -22,11 +22,11 @@ class Garbage(Instrument):
     def __init__(self, context: Context, min_event_ms: float):
         super().__init__(context)
         self._min_event_ns = min_event_ms * 1e6
-        self._row: int | None = None  # of the running step; None between steps, where the clock may stand still
+        self._row: int | None = None  # row of the running step; None between steps, where the clock may be paused
         self._began_ns: int | None = None
-        self._pauses: list[tuple[int, int]] = []  # (generation, ns) of each in a step
+        self._pauses: list[tuple[int, int]] = []  # (generation, ns) of the collections within steps
         self._between_ns: list[int] = []
-        self._long: list[tuple[int, int, int, int, int]] = []  # not yet emitted
+        self._long: list[tuple[int, int, int, int, int]] = []  # long collections whose event is not emitted yet
 
     def on_run_start(self) -> None:
         gc.callbacks.append(self._seen)
@@ -48,7 +48,7 @@ class Garbage(Instrument):
         if phase == "start":
             self._began_ns = time.perf_counter_ns()
             return
-        if self._began_ns is None:  # it began before we looked
+        if self._began_ns is None:  # the collection began before this callback was registered
             return
         ns = time.perf_counter_ns() - self._began_ns
         if self._row is None:
@@ -65,7 +65,7 @@ class Garbage(Instrument):
         self._long = []
 
     def summary(self) -> dict[str, Any]:
-        """For this rank; "between steps" is outside the timed region or at its edge."""
+        """Returns this rank's counts and times; between_steps_ms is outside the timed region or at its edge."""
         by_generation = {str(generation): 0 for generation in range(3)}
         for generation, _ in self._pauses:
             by_generation[str(generation)] += 1

@@ -1,8 +1,8 @@
-"""What the host's CPUs did for each step: how long this process ran, and how long it was ready and another one ran.
+"""CPU time and run-queue time (ready, while another thread ran) of this process in each step.
 
-From /proc/self/task/*/schedstat (Linux: nanoseconds on a CPU, nanoseconds on the run queue; Documentation/scheduler/
-sched-stats.rst of the kernel) of the threads that have worked most by the start of training, at most three; one read of
-about a microsecond a thread and step, parsed after training.  Elsewhere only the main thread's CPU time is known.
+Linux reports both in nanoseconds in /proc/self/task/*/schedstat (Documentation/scheduler/sched-stats.rst).  They are
+read for the three threads that had used most CPU time when training began, which takes about a microsecond per thread
+and step, and parsed after training.  On other systems only the main thread's CPU time is known.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any
 from bench.training.instruments.base import Context, Instrument
 
 MAX_THREADS = 3
-MAX_BETWEEN_NS = 500_000  # else an instrument worked between two steps, and the end of one is not the start of the next
+MAX_BETWEEN_NS = 500_000  # after a longer gap (an instrument worked there), a step's start is read again
 
 
 class Host(Instrument):
@@ -25,10 +25,10 @@ class Host(Instrument):
 
     def __init__(self, context: Context):
         super().__init__(context)
-        self._fds: list[int] = []  # of the main thread first
+        self._fds: list[int] = []  # schedstat files, the main thread's first
         self._before: Any = None
         self._read_ns = 0
-        self._samples: list[tuple[int, Any, Any]] = []  # (row, what was read at the step's start, and at its end)
+        self._samples: list[tuple[int, Any, Any]] = []  # (row, readings at the step's start, readings at its end)
 
     def on_run_start(self) -> None:
         self._fds = [os.open(path, os.O_RDONLY) for path in _busiest_threads()]
@@ -40,7 +40,7 @@ class Host(Instrument):
     def on_step_end(self, step: int) -> None:
         now, self._read_ns = self._read(), time.perf_counter_ns()
         self._samples.append((step + 1, self._before, now))
-        self._before = now  # of the next step too, unless something comes between them
+        self._before = now  # also the start of the next step, unless something comes between them
 
     def on_validation(self, steps_done: int, val_loss: float, train_s: float) -> None:
         self._before = None
@@ -54,9 +54,9 @@ class Host(Instrument):
         return time.thread_time_ns()
 
     def columns(self) -> dict[str, dict[int, float]]:
-        """cpu_ms: the main thread's CPU time; runqueue_ms: waiting for a CPU, the threads added up.
+        """Returns cpu_ms, the main thread's CPU time, and runqueue_ms, time waiting for a CPU summed over the threads.
 
-        Threads of one step wait for each other, so that a delay of any of them delays all; two at once count twice.
+        Threads of a step wait for each other, so a delay of one delays all; simultaneous delays of two count twice.
         """
         columns: dict[str, dict[int, float]] = {"cpu_ms": {}, "runqueue_ms": {}}
         for row, before, after in self._samples:
@@ -70,7 +70,7 @@ class Host(Instrument):
         return columns
 
     def summary(self) -> dict[str, float | None]:
-        """Sums over the steps of this rank that nothing disturbed; None: nothing was read."""
+        """Returns each column's sum over the undisturbed steps of this rank; None if nothing was read."""
         kept_ms = {name: self.context.undisturbed(ms) for name, ms in self.columns().items()}
         return {name: sum(ms) if ms else None for name, ms in kept_ms.items()}
 
@@ -81,13 +81,13 @@ class Host(Instrument):
 
 
 def _busiest_threads() -> list[Path]:
-    """schedstat files of the main thread and of those that have run longest; [] where the system has none."""
+    """Returns the schedstat files of the main thread and of those that ran longest; [] if the system has none."""
     threads = []
     for path in Path("/proc/self/task").glob("*/schedstat"):
         try:
             is_main = path.parent.name == str(threading.main_thread().native_id)
             threads.append((is_main, int(path.read_text().split()[0]), path))
-        except (OSError, ValueError, IndexError):  # it has just ended, or the kernel keeps no such statistics
+        except (OSError, ValueError, IndexError):  # the thread has just ended, or the kernel keeps no such statistics
             continue
     threads.sort(reverse=True)  # the main thread first
     return [path for _, _, path in threads[:MAX_THREADS]] if threads and threads[0][0] else []

@@ -1,9 +1,8 @@
-"""Peak memory of each phase (build, warm-up, train, validation), and when the allocator had to retry.
+"""Peak memory of each phase (build, warm-up, train, validation), and the allocator's retries.
 
-Read while the clock is paused, at the edges of phases.  On a CPU it is the resident set of the whole process, which
-seldom shrinks again: "what" says which.  A retry (cudaMalloc failed, the cache was emptied, cudaMalloc
-was called again) stalls its step, so the allocator is asked for one only after a step that took the host unusually
-long.
+Peaks are read at the edges of phases, while the clock is paused.  On a CPU they are the process's resident set, which
+seldom shrinks again; "what" in the summary names the kind.  A retry (cudaMalloc failed, the cache was emptied,
+cudaMalloc was called again) stalls its step, so its counter is read only after a step with an unusual host time.
 """
 
 import time
@@ -13,9 +12,9 @@ from bench.base.units import gib_from_bytes
 from bench.training.instruments.base import Context, Instrument
 from bench.training.memory import COUNTS, peaks_for
 
-SLOW_FRAC = 1.5  # times the usual host time of a step
-NEW_WEIGHT = 0.1  # of a step in the usual
-ALWAYS_STEPS = 3  # the usual is not known yet
+SLOW_FRAC = 1.5  # a step above this multiple of the usual host time is slow
+NEW_WEIGHT = 0.1  # weight of the newest step in the usual host time, a moving average
+ALWAYS_STEPS = 3  # first steps, after each of which the counters are read: the usual time is not known yet
 
 
 class Memory(Instrument):
@@ -76,12 +75,12 @@ class Memory(Instrument):
         self._usual_ns = usual_ns + NEW_WEIGHT * (min(ns, SLOW_FRAC * usual_ns) - usual_ns)
 
     def on_failure(self, error: BaseException) -> None:
-        """What each phase had needed until then: running out of memory is a failure that needs it."""
+        """Emits what each phase had needed until then, which explains running out of memory."""
         self._enter(None)
         self.context.emit("memory_at_failure", **self.summary())
 
     def _enter(self, phase: str | None) -> None:
-        """The phase before has ended, and this one begins; None: one that is not recorded."""
+        """Ends the previous phase and begins this one; None begins one that is not recorded."""
         now = self._peaks.split()
         if self._phase is not None:
             needed = self._found.setdefault(self._phase, {"peak_bytes": {}, **dict.fromkeys(COUNTS, 0)})
@@ -95,13 +94,13 @@ class Memory(Instrument):
         self._phase = phase
 
     def _emit_retries(self, num_retries: int | None, row: int | None, ms: float | None) -> None:
-        """ms is what the host's step took above the usual: the retry is in it, not measured alone."""
+        """Emits new retries; ms is the step's host time above the usual, of which the retry is a part."""
         if num_retries is not None and num_retries > self._seen_retries:
             self.context.emit("allocator_retry", step=row, count=num_retries - self._seen_retries, ms=ms)
             self._seen_retries = num_retries
 
     def summary(self) -> dict[str, Any]:
-        """{"what", "total_gib", PHASE_KIND_gib: peaks, PHASE_num_alloc_retries, PHASE_num_ooms (GPU)}."""
+        """Returns {"what", "total_gib", PHASE_peak_KIND_gib, and on a GPU PHASE_num_alloc_retries, PHASE_num_ooms}."""
         summary: dict[str, Any] = {"what": self._peaks.what, "total_gib": self._peaks.total_gib()}
         for phase, needed in self._found.items():
             peaks = needed["peak_bytes"].items()
@@ -111,7 +110,7 @@ class Memory(Instrument):
         return summary
 
     def merge(self, summaries: list[dict[str, Any]]) -> dict[str, Any]:
-        """Peaks: the maximum over ranks under their own name, the minimum under name_min; counts are added up."""
+        """Merges ranks: of a peak, the maximum keeps its name and the minimum is NAME_min; counts are summed."""
         known = [(rank, summary) for rank, summary in enumerate(summaries) if summary]
         merged: dict[str, Any] = {}
         for name in dict.fromkeys(name for _, summary in known for name in summary):

@@ -1,8 +1,8 @@
-"""Who allocated what, and when: CUDA's memory history over windows of steps, and at the moment when memory runs out.
+"""CUDA's memory history (who allocated what, and when) over windows of steps, and when memory runs out.
 
-The history runs during build and warm-up, which are not timed: so the weights and the optimizer's state have their
-stacks in later snapshots, and running out of memory there, where it mostly happens, has its history.  Then it rests but
-for the windows.  On a CPU torch keeps none; the resident set of the process at each phase takes its place.
+The history also runs during build and warm-up, which are not timed: so later snapshots have the stacks of weights and
+optimizer state, and running out of memory there, where it mostly happens, has its history.  Afterwards it runs in the
+windows only.  torch keeps no history of CPU memory; there, the process's resident set at each phase is recorded.
 """
 
 import time
@@ -37,11 +37,11 @@ class MemoryHistory(Instrument):
         super().__init__(context)
         self._rank, self._folder = context.rank, Path(context.folder) / "memory"
         self._windows = [window for window in memory_windows(settings) if window.has(context.rank)]
-        self._always: History | None = None  # of build and warm-up; None on a CPU
+        self._always: History | None = None  # history of build and warm-up; None on a CPU
         if context.device_type == "cuda":
             self._always = History("memory_history, the build", settings["max_entries"], settings["stacks"])
-        self._open: tuple[MemoryWindow, History | Samples] | None = None  # what is being recorded
-        self._done: dict[str, dict[str, Any]] = {}  # window's name -> what became of it
+        self._open: tuple[MemoryWindow, History | Samples] | None = None  # the window being recorded, if any
+        self._done: dict[str, dict[str, Any]] = {}  # {window's name: its status and facts}
         self._row: int | None = None
         self._edge = "build"
         self._flags: set[int] = set()
@@ -94,15 +94,15 @@ class MemoryHistory(Instrument):
             if self._always is not None:
                 recording = History(f"memory_history, {window.name}", window.max_entries, window.stacks)
                 recording.start()
-        except RuntimeError as error:  # another instrument records
+        except RuntimeError as error:  # another instrument records a history
             self._done[window.name] = {"status": f"not recorded: {error}"}
             return
         self._open = window, recording
 
     def _end(self, window: MemoryWindow, recording: "History | Samples", last_step: int | None = None) -> None:
-        """Write the window's file; flag the step after it too: it begins with an idle GPU, and ranks waited in it.
+        """Writes the window's file, and flags the next step too, which begins with an idle GPU and waiting ranks.
 
-        last_step: the run's, where it ended within the window.
+        last_step is the run's last step if the run ended within the window, else None.
         """
         self._open = None
         status = "recorded" if last_step is None else "cut short"
@@ -124,7 +124,7 @@ class MemoryHistory(Instrument):
         self._done[window.name] = {"status": status, **facts, "num_bytes": num_bytes, "dump_ms": ms}
 
     def _out_of_memory(self, device: int, requested_bytes: int, limit_bytes: int, free_bytes: int) -> None:
-        """Called by the allocator, before anything is freed.  Twice for one failure is once."""
+        """Writes a snapshot; the allocator calls this before freeing anything.  A second call in a step is ignored."""
         if self._num_ooms >= MAX_OOM_SNAPSHOTS or self._row == self._oom_row:
             return
         self._num_ooms, self._oom_row = self._num_ooms + 1, self._row
@@ -149,7 +149,7 @@ class MemoryHistory(Instrument):
         return {row: FLAG for row in sorted(self._flags) if row <= self.context.num_steps}
 
     def summary(self) -> dict[str, Any]:
-        """{"what", "windows": [each with its status], "num_ooms"}."""
+        """Returns {"what", "windows": [facts and status of each], "num_ooms"}."""
         windows = []
         for window in self._windows:
             steps = {"first_step": window.first_step, "last_step": window.last_step}
@@ -160,7 +160,7 @@ class MemoryHistory(Instrument):
         return {"what": what, "windows": windows, "num_ooms": self._num_ooms}
 
     def merge(self, summaries: list[dict[str, Any]]) -> dict[str, Any]:
-        """Windows of all ranks, each once: with the ranks that recorded it, the bytes of all, and the slowest dump."""
+        """Lists every rank's windows once, each with its recording ranks, their bytes summed, and the slowest dump."""
         known = [(rank, summary) for rank, summary in enumerate(summaries) if summary]
         windows: dict[str, dict[str, Any]] = {}
         for rank, summary in known:
@@ -187,7 +187,7 @@ class MemoryHistory(Instrument):
 
 
 class Samples:
-    """The resident set at each mark: what a CPU has in place of a History."""
+    """The process's resident set at each mark, which is recorded on a CPU instead of a History."""
 
     def __init__(self) -> None:
         self._peaks = ProcessPeaks()

@@ -1,8 +1,8 @@
-"""Nsight Systems over chosen steps: each rank runs under  nsys profile  and opens its capture range for them alone.
+"""Nsight Systems over chosen steps: each rank runs under `nsys profile`, with the capture range open in those alone.
 
-A report of each rank, traces/NAME_rankN.nsys-rep, with NVTX ranges of steps and phases.  The options are those of the
-User Guide of Nsight Systems, "Profiling from the CLI".  No GPU has run this yet, and no real nsys: tests hold the
-command line and the order of the calls.
+Each rank gives a report, traces/NAME_rankN.nsys-rep, with NVTX ranges of steps and phases.  The options are those of
+the Nsight Systems User Guide, "Profiling from the CLI".  This has run on no GPU yet, nor with a real nsys: tests pin
+the command line and the order of the calls.
 """
 
 import shutil
@@ -36,7 +36,7 @@ class Nsys(Nvtx):
 
     @staticmethod
     def profiler_windows(settings: dict[str, Any]) -> None:
-        return None  # it listens to CUDA as torch's profiler does: not both in one run
+        return None  # nsys uses CUPTI as torch's profiler does: a run can have one of them
 
     @staticmethod
     def last_step(settings: dict[str, Any]) -> int | None:
@@ -52,12 +52,12 @@ class Nsys(Nvtx):
             PROGRAM,
             "profile",
             f"--trace={','.join(settings['trace'])}",
-            "--sample=none",  # of the CPU's stacks, which needs rights
+            "--sample=none",  # sampling CPU stacks needs privileges
             "--cpuctxsw=none",
             "--capture-range=cudaProfilerApi",
-            "--capture-range-end=stop",  # and the run goes on
+            "--capture-range-end=stop",  # stops the capture, not the run
             "--force-overwrite=true",
-            f"--output={folder}/traces/{settings['name']}_rank%q{{RANK}}",  # nsys puts the variable in
+            f"--output={folder}/traces/{settings['name']}_rank%q{{RANK}}",  # nsys expands the variable
         ]
 
     def __init__(self, context: Context, **settings: Any):
@@ -70,7 +70,7 @@ class Nsys(Nvtx):
     def on_step_start(self, step: int) -> None:
         row = step + 1
         if row == self._window.first_step and self._window.has(self.context.rank):
-            self._cuda.synchronize()  # kernels of the step before are not this one's
+            self._cuda.synchronize()  # keeps the previous step's kernels out of the capture
             self._cuda.profiler.start()
             self._is_open = True
             self.context.say(f"nsys: capture range open from step {row}")
@@ -93,12 +93,12 @@ class Nsys(Nvtx):
         self._end()
 
     def flags(self) -> dict[int, str]:
-        """Flags every rank's steps in the window and the one after it: ranks wait for those that record."""
+        """Flags, on every rank, the window's steps and the one after it: ranks wait for those that record."""
         rows = range(self._window.first_step, min(self._window.last_step + 1, self.context.num_steps) + 1)
         return dict.fromkeys(rows, windows.FLAG)
 
     def summary(self) -> dict[str, Any]:
-        """{"status", "steps", "file"}; whether nsys wrote the file is known when it has ended, after this."""
+        """Returns {"status", "steps_asked", "steps", "file"}; nsys writes the file later, when the rank has ended."""
         requested = [self._window.first_step, self._window.last_step]
         if not self._rows:
             status = "not reached" if self._window.has(self.context.rank) else "not this rank"

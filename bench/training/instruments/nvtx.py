@@ -1,6 +1,6 @@
-"""NVTX ranges of steps, phases, build, warm-up and validation: what Nsight Systems and Nsight Compute show as rows.
+"""NVTX ranges of steps, phases, build, warm-up and validation, which Nsight Systems and Nsight Compute show as rows.
 
-For a profiler that somebody starts around the run; profile=nsys starts Nsight Systems itself.  It records nothing.
+It records nothing: it is for a profiler that the user starts around the run.  profile=nsys starts Nsight Systems.
 """
 
 from bench.training.instruments.base import Context, Instrument

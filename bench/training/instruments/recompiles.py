@@ -1,7 +1,7 @@
-"""torch.compile at work in the timed region: which function, why, how many milliseconds, in which step; expected never.
+"""Compilations by torch.compile in the timed region, where none is expected: function, reason, milliseconds, step.
 
-torch._dynamo's own callbacks enclose each compilation (a frame, a backward compiled late, a CUDA graph recorded), and
-its counters know graph breaks, which happen only while it compiles.  A run that compiles nothing pays nothing.
+torch._dynamo's callbacks enclose each compilation (of a frame, of a backward compiled late, of a CUDA graph), and its
+counters count graph breaks, which happen only while it compiles.  A run that compiles nothing pays nothing.
 """
 
 import time
@@ -24,14 +24,14 @@ class Recompiles(Instrument):
 
     def __init__(self, context: Context):
         super().__init__(context)
-        self._handler: Any = None  # torch's
+        self._handler: Any = None  # torch._dynamo's callback handler, once dynamo is imported
         self._is_closed = False
         self._row: int | None = None
         self._began_ns: int | None = None
         self._new: list[tuple[int, int, int | None, str | None, Any]] = []  # began_ns, ns, row, trigger, compile id
-        self._all: list[dict[str, Any]] = []  # the events
-        self._breaks: dict[str, int] = {}  # reason -> count, up to now
-        self._num_graph_breaks: int | None = None  # before training; None: torch.compile was not used
+        self._all: list[dict[str, Any]] = []  # facts of all compilations, as emitted
+        self._breaks: dict[str, int] = {}  # {reason: graph breaks so far}
+        self._num_graph_breaks: int | None = None  # graph breaks before training; None: torch.compile was not used
         self._num_new_breaks = 0
 
     def on_run_start(self) -> None:
@@ -71,7 +71,7 @@ class Recompiles(Instrument):
             self._new.append((self._began_ns, ns, self._row, getattr(trigger, "name", None), compile_id))
 
     def _emit(self) -> None:
-        """Outside the compilation and, but for a microsecond, only in steps that had one."""
+        """Emits the events, after the compilation; in a step without one this costs about a microsecond."""
         for began_ns, ns, row, trigger, compile_id in self._new:
             facts = {"ms": ns / 1e6, "step": row, "trigger": (trigger or "unknown").lower(), **_about(compile_id)}
             self._all.append(facts)
@@ -93,7 +93,7 @@ class Recompiles(Instrument):
         return dict(counters["graph_break"])
 
     def summary(self) -> dict[str, Any]:
-        """For this rank; graph breaks in warm-up cost time in every step, those in training come with a compilation."""
+        """Returns this rank's counts; graph breaks of the warm-up cost time in every step, later ones recompile."""
         return {
             "num_recompiles": len(self._all),
             "recompile_ms": sum(facts["ms"] for facts in self._all),
@@ -102,7 +102,7 @@ class Recompiles(Instrument):
         }
 
     def doubts(self) -> list[str]:
-        """The warm-up should have met every graph: what is compiled later is timed."""
+        """Doubts a run with compilations in the timed region: the warm-up should have met every graph."""
         if not self._all:
             return []
         first = self._all[0]
@@ -120,7 +120,7 @@ class Recompiles(Instrument):
 
 
 def _about(compile_id: Any) -> dict[str, str | None]:
-    """{"function", "reason"} of a compilation, from torch's own list of the last 64; None where it does not say."""
+    """Returns {"function", "reason"} of a compilation from torch's list of the last 64; None for what it lacks."""
     from torch._dynamo import utils
 
     facts: dict[str, str | None] = {"function": None, "reason": None}
@@ -133,7 +133,7 @@ def _about(compile_id: Any) -> dict[str, str | None]:
 
 
 def _short(reason: str | None) -> str | None:
-    """The reason on one line, without private paths."""
+    """Returns the reason on one line, without private paths; None if there is none."""
     return " ".join(private.redact(str(reason), REPO).split())[:MAX_REASON_CHARS] if reason else None
 
 

@@ -1,8 +1,7 @@
 """Milliseconds of data wait, forward, backward and optimizer in every step.
 
-One mark per phase edge (a CUDA event from the pool, or a host stamp), read after the device has passed it: no sync.
-A step's region is the sum over its micro-steps.  Inside a captured CUDA graph there are no edges: its regions
-are empty.
+Each phase edge is marked by a pooled CUDA event or a host timestamp, which is read after the device has passed it: no
+sync.  A step's region is the sum over its micro-steps.  A captured CUDA graph has no edges: its regions are empty.
 """
 
 from bench.training.clock import StepMarks
@@ -34,7 +33,7 @@ class Regions(Instrument):
         return {f"{phase}_ms": ms for phase, ms in self._times.ms.items()}
 
     def summary(self) -> dict[str, float]:
-        """Mean milliseconds of each region over the steps of this rank that nothing disturbed."""
+        """Returns each region's mean milliseconds over the undisturbed steps of this rank."""
         kept_ms = {name: self.context.undisturbed(ms) for name, ms in self.columns().items()}
         return {name: sum(ms) / len(ms) for name, ms in kept_ms.items() if ms}
 

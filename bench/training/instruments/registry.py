@@ -1,7 +1,7 @@
-"""Optional measurements: one a file, one yaml each in conf/instruments/, loaded only when chosen.
+"""Finds the instruments that a config chooses, checks their settings, and makes them.
 
 A new instrument is a new file here with a class INSTRUMENT that extends base.Instrument, and a yaml of the same name.
-One of the user's own is a yaml in their conf/instruments/ whose setting class is an import path
+A user's instrument is a yaml in their conf/instruments/ whose setting `class` is an import path
 (bench/config/user_code.py).
 """
 
@@ -18,16 +18,16 @@ from bench.config import user_code, windows
 from bench.config.schema import LookConfig
 from bench.training.instruments import base
 
-Chosen = Mapping[str, Mapping[str, Any]]  # {name: settings} of a config
+Chosen = Mapping[str, Mapping[str, Any]]  # a config's instruments: {name: settings}
 
-LOOK = "look"  # the window of a look after the race
-# of its trace, before compression, which makes it about a fifteenth: under 50 MB a rank (assumed of a GPU's)
+LOOK = "look"  # name of the window that is profiled after a race (--look)
+# size of its trace before compression, which shrinks it about 15 times: under 50 MB a rank (assumed for GPU traces)
 MAX_TRACE_MIB = 600.0
-MAX_MEMORY_ENTRIES = 100_000  # of a GPU's memory history; a step of models/modern.py at 124M makes some thousand
+MAX_MEMORY_ENTRIES = 100_000  # in a GPU's memory history; a step of models/modern.py at 124M makes a few thousand
 
 
 def kind(name: str, settings: Mapping[str, Any] = MappingProxyType({})) -> type[base.Instrument]:
-    """The class of an instrument, without torch.  Raises ValueError for a name without a file, or a wrong class."""
+    """Returns an instrument's class, without torch.  Raises ValueError for a name without a file, or a wrong class."""
     if user_code.CLASS in settings:
         where = f"instruments.{name}.{user_code.CLASS}"
         own: type[base.Instrument] = user_code.load(where, settings[user_code.CLASS])
@@ -43,13 +43,13 @@ def kind(name: str, settings: Mapping[str, Any] = MappingProxyType({})) -> type[
 
 
 def _each(chosen: Chosen) -> Iterator[tuple[str, type[base.Instrument], dict[str, Any]]]:
-    """(name, class, settings without the class) of each.  As kind()."""
+    """Yields (name, class, settings without `class`) for each instrument.  Raises what kind() raises."""
     for name, settings in chosen.items():
         yield name, kind(name, settings), {key: value for key, value in settings.items() if key != user_code.CLASS}
 
 
 def check(chosen: Chosen) -> None:
-    """Raises ValueError for what cannot run."""
+    """Raises ValueError if an instrument's settings are invalid, or if two profilers would run at once."""
     instruments = list(_each(chosen))
     for _, instrument, settings in instruments:
         instrument.check(settings)
@@ -57,9 +57,9 @@ def check(chosen: Chosen) -> None:
 
 
 def flagging(chosen: Iterable[str] | Chosen) -> list[str]:
-    """The chosen names, sorted, whose instruments flag steps; chosen are names, or {name: settings}.
+    """Returns the names, sorted, of the instruments that flag steps; chosen holds names, or {name: settings}.
 
-    Nothing is known about an instrument that is not here, an old record's or a user's: its steps carry the flags.
+    An unknown name (from an old record, or a user's instrument) is left out; its flags are in the record's steps.
     """
 
     def flags_steps(name: str, settings: Mapping[str, Any]) -> bool:
@@ -73,14 +73,14 @@ def flagging(chosen: Iterable[str] | Chosen) -> list[str]:
 
 
 def program(chosen: Chosen, folder: Path, device_type: str) -> list[str]:
-    """Words before each rank's command, of all instruments.  ValueError: base.Instrument.program()'s."""
+    """Returns the arguments that all instruments put before each rank's command: base.Instrument.program()."""
     return [
         word for _, instrument, settings in _each(chosen) for word in instrument.program(settings, folder, device_type)
     ]
 
 
 def profiling(chosen: Chosen, device_type: str) -> list[str]:
-    """Names of those that profile, or run each rank in a program that does: no second profiler runs beside them."""
+    """Returns the instruments that profile, or wrap ranks in a profiling program; no second profiler can run then."""
     return [
         name
         for name, instrument, settings in _each(chosen)
@@ -89,7 +89,7 @@ def profiling(chosen: Chosen, device_type: str) -> list[str]:
 
 
 def last_step(chosen: Chosen) -> int:
-    """The step (the first is 1) after which none of the windows is open any more.  ValueError: there is no window."""
+    """Returns the step (the first is 1) at which the last window ends.  Raises ValueError if there is no window."""
     last_steps = [instrument.last_step(settings) for _, instrument, settings in _each(chosen)]
     if not any(last_steps):
         raise ValueError(
@@ -100,12 +100,12 @@ def last_step(chosen: Chosen) -> int:
 
 
 def in_timed_region(chosen: Chosen) -> list[str]:
-    """Names, sorted, of those that work while the clock runs: part of what makes times comparable.  As kind()."""
+    """Returns the sorted names of instruments that work while the clock runs; runs compare only if these match."""
     return sorted(name for name, settings in chosen.items() if kind(name, settings).is_in_timed_region())
 
 
 def load(chosen: Chosen, context: base.Context) -> tuple[list[base.Instrument], list[dict[str, str]]]:
-    """-> (instruments in that order, of each that could not be made its base.warning()).  As kind()."""
+    """Returns (the instruments in order, base.warning() of each that failed to start).  Raises what kind() raises."""
     made, warnings = [], []
     for name, instrument, settings in _each(chosen):
         try:
@@ -117,7 +117,7 @@ def load(chosen: Chosen, context: base.Context) -> tuple[list[base.Instrument], 
 
 
 def look_instruments(config: LookConfig, first_step: int, device_type: str) -> dict[str, dict[str, Any]]:
-    """The instruments of a look and their settings; first_step: the first that is recorded, as instruments count."""
+    """Returns {instrument: settings} for the profiled window after a race; first_step counts from 1."""
     window = {"name": LOOK, "first_step": first_step, "active_steps": config.active_steps}
     recorded = {"record_shapes": True, "profile_memory": True, "with_stack": True, "max_mib": MAX_TRACE_MIB}
     instruments = {"trace": _defaults("trace") | window | recorded | {"warmup_steps": config.warmup_steps}}
@@ -127,6 +127,6 @@ def look_instruments(config: LookConfig, first_step: int, device_type: str) -> d
 
 
 def _defaults(instrument: str) -> dict[str, Any]:
-    """All settings of an instrument, as its yaml has them."""
+    """Returns all settings of an instrument, as its yaml has them."""
     settings: dict[str, Any] = yaml_file.read(CONF / "instruments" / f"{instrument}.yaml")[instrument]
     return settings

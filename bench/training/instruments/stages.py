@@ -1,12 +1,12 @@
-"""nanochat's four stages, each in a separate torch profile with its memory: traces/<time>/stageN-PHASE_*.
+"""nanochat's four stages, each in a separate torch profile with its memory, as traces/<time>/stageN-PHASE_* files.
 
-  stage1-model_init           weights made and initialised; with compilation=true also the warm-up, which compiles
+  stage1-model_init           building and initialising the weights; with compilation=true the warm-up too
   stage2-eval_bpb             the first validation
   stage3-training_microsteps  data, forward and backward of one training step
-  stage4-optimizer_step       clipping, learning rate, update, gradients dropped, of the same step
+  stage4-optimizer_step       clipping, learning rate, update and zero_grad of the same step
 
-Each gives _trace.json, _memory_timeline.html, _mem.pickle (CUDA's memory history; there is none of a CPU) and the
-operators.  A stage is written when it is left; files of ranks above 0 have the rank in their names.
+Each gives _trace.json, _memory_timeline.html, _mem.pickle (CUDA's memory history; none on a CPU) and a table of
+operators.  A stage's files are written when it ends; those of ranks above 0 have the rank in their names.
 """
 
 import contextlib
@@ -41,13 +41,13 @@ class Stages(Profiling):
         super().__init__(context)
         self._settings = settings
         self._mine = context.rank in (settings["ranks"] or range(context.world_size))
-        # nanochat's %Y%m%d_%H%M%S, from the run's own name, so that all ranks write into one folder
+        # nanochat's %Y%m%d_%H%M%S, taken from the run's name so that all ranks write into one folder
         named = re.match(r"(\d{8})T(\d{6})Z", context.folder.name)
         timestamp = "_".join(named.groups()) if named else time.strftime("%Y%m%d_%H%M%S")
         self._folder = context.folder / "traces" / timestamp
-        self._history: History | None = None  # CUDA's
-        self._done: dict[str, dict[str, Any]] = {}  # phase: what the record says of it
-        self._traces: list[tuple[str, Path, str]] = []  # (phase, trace, stem): their tables are written after training
+        self._history: History | None = None  # CUDA's memory history of the current stage
+        self._done: dict[str, dict[str, Any]] = {}  # {phase: facts for the record}
+        self._traces: list[tuple[str, Path, str]] = []  # (phase, trace, stem); tables are written after training
 
     # ---- edges
 
@@ -101,7 +101,7 @@ class Stages(Profiling):
         self._recording = self._recording_of(phase, windows.stage_options(self._settings), stage=phase)
         if self.context.device_type == "cuda":
             self._history = History(phase, self._settings["max_entries"], self._settings["stacks"])
-            with contextlib.suppress(RuntimeError):  # another instrument keeps a history: that one is written
+            with contextlib.suppress(RuntimeError):  # another instrument keeps a history, which is dumped instead
                 self._history.start()
         self._recording.start()
         for name in ranges:

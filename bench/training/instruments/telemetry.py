@@ -1,8 +1,8 @@
-"""Power, energy, clocks and throttling of the run's GPUs, or the host's CPUs without one: telemetry.csv.
+"""Power, energy, clocks and throttling of the run's GPUs, or of the host's CPUs without a GPU, in telemetry.csv.
 
-Sampled by a separate process (bench/machine/telemetry/sampler.py) that the first rank of each node starts before the
-warm-up; in the timed region this instrument does nothing but note when the clock stands still.  Other nodes' samples
-are in telemetry.node1.csv and so on, by their own clocks: run.json["nodes"] says how far those are from node 0's.
+A separate process (bench/machine/telemetry/sampler.py) takes the samples; the first rank of each node starts it before
+the warm-up.  In the timed region this instrument only notes when the clock is paused.  Other nodes' samples are in
+telemetry.node1.csv and so on, by their own clocks, whose offsets from node 0's are in run.json["nodes"].
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from bench.machine.telemetry.sampling import Sampling
 from bench.training.instruments.base import Context, Instrument
 
 MIN_INTERVAL_MS = 10  # drivers refresh no faster
-# Without a GPU: of one core.  Ten samples a second were 0.005, and took 0.4 to 0.7 % of a run's time on two cores.
+# Share of one core, without a GPU.  Ten samples a second took 0.005, and 0.4 to 0.7 % of a run's time on two cores.
 MAX_SAMPLER_CPU_FRAC = 0.01
 
 
@@ -36,10 +36,10 @@ class Telemetry(Instrument):
         self._intervals = intervals
         self._path = context.folder / (f"telemetry.node{context.node}.csv" if context.node else "telemetry.csv")
         self._sampling: Sampling | None = None
-        self._started: dict[str, Any] | None = None  # {"t_ns", "energy_j"} at the ends of the run
-        self._stopped: dict[str, Any] | None = None
-        self._spans: list[tuple[int, int]] = []  # of the clock
-        self._ends: list[int] = []  # the last row of each span
+        self._started: dict[str, Any] | None = None  # {"t_ns", "energy_j"} at the start of the run
+        self._stopped: dict[str, Any] | None = None  # the same at its end
+        self._spans: list[tuple[int, int]] = []  # (start, end) in ns of the intervals in which the clock ran
+        self._ends: list[int] = []  # last row of each span
         self._since_ns: int | None = None
         self._summary: dict[str, Any] | None = None
 
@@ -47,13 +47,13 @@ class Telemetry(Instrument):
         if not self.context.is_first_of_node:
             return
         num_devices = self.context.ranks_of_node if self.context.device_type == "cuda" else 0
-        uuids = []  # of the run's GPUs in CUDA's order, as NVML writes them; [] where torch does not report them
+        uuids = []  # the run's GPUs in CUDA's order, as NVML writes them; [] if torch does not report them
         if num_devices:
             import torch
 
             with contextlib.suppress(AttributeError, AssertionError, RuntimeError):
                 uuids = [f"GPU-{torch.cuda.get_device_properties(num).uuid}" for num in range(num_devices)]
-        agent_pid = os.getppid()  # the ranks are its children
+        agent_pid = os.getppid()  # the parent of all ranks
         self._sampling = Sampling(self._path, self._intervals, uuids, num_devices, agent_pid)
 
     def on_run_start(self) -> None:
@@ -71,7 +71,7 @@ class Telemetry(Instrument):
             self._since_ns = None
 
     def on_validation(self, steps_done: int, val_loss: float, train_s: float) -> None:
-        """Steps begin after the first validation; a span's last row is known at the validation that ended it."""
+        """Begins a span (steps begin after the first validation) and notes the last row of the one before it."""
         if self._started is not None:
             if len(self._ends) < len(self._spans):
                 self._ends.append(steps_done)
@@ -85,15 +85,15 @@ class Telemetry(Instrument):
             self.close()
 
     def _sync(self) -> None:
-        """Training has waited for the device already; this makes the counters' edges independent of that."""
+        """Waits for the device.  Training has done so already; the energy readings should not rely on it."""
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.synchronize()
 
     def columns(self) -> dict[str, dict[int, float]]:
-        """energy_j and sm_clock_mhz of every step, or cpu_freq_mhz; steps lie where their device had them.
+        """Returns each step's energy_j and sm_clock_mhz, or cpu_freq_mhz, by the device's times of the steps.
 
-        Of several nodes none: a step's column is the maximum over ranks, and energy is a sum; the summary has it.
+        Returns {} with several nodes: columns keep the maximum over ranks, but energy is a sum, which summary() has.
         """
         if self._stopped is None or self.context.ranks_of_node < self.context.world_size:
             return {}
@@ -107,11 +107,11 @@ class Telemetry(Instrument):
         return self._summary
 
     def summary(self) -> dict[str, Any]:
-        """{} on other ranks than a node's first; energies of all the node's GPUs together."""
+        """Returns the node's summary, with energies summed over its GPUs; {} unless this is the node's first rank."""
         return {} if self._stopped is None else self._joined()
 
     def merge(self, summaries: list[dict[str, Any]]) -> dict[str, Any]:
-        """Rank 0's, with energies of all nodes and, where there are several, each node's own summary."""
+        """Returns rank 0's summary; with several nodes, the energies of all and each node's summary too."""
         by_node = [summary for summary in summaries if summary]
         if len(by_node) < 2:
             return summaries[0]
@@ -131,7 +131,7 @@ class Telemetry(Instrument):
         return [] if self._stopped is None else join.warnings(self._joined(), self._stopped["report"])
 
     def pause(self) -> None:
-        """Stop the sampler where it stands, until resume(): tests/benchmarks compares steps with and without it."""
+        """Stops the sampler until resume(); tests/benchmarks compares steps with and without it."""
         if self._sampling is not None:
             self._sampling.pause()
 

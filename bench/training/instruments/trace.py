@@ -1,7 +1,7 @@
 """Chosen steps under torch.profiler: a Chrome trace in traces/ for each window and rank, its tables in traces/ops/.
 
-Which steps: conf/instruments/trace.yaml.  What takes long and can wait is done by summary(), after training; the trace
-itself is written at once, so that a run which fails later keeps it.
+conf/instruments/trace.yaml chooses the steps.  A trace is written as soon as its window ends, so that a run that fails
+later keeps it; the tables, which take long, are written by summary(), after training.
 """
 
 import mmap
@@ -22,29 +22,29 @@ from bench.training.clock import StepMarks
 from bench.training.instruments.base import Context, Instrument
 from bench.training.profiling import files
 
-LEAD_STEPS = {"cpu": 1, "cuda": 16}  # assumed of CUDA, not measured; a rank that is further ahead records nothing
-PAGE = struct.Struct("<qqq")  # cycles decided, first step, steps
-NUM_TIMES = 9  # starts of steps whose median distance is what a step takes
+LEAD_STEPS = {"cpu": 1, "cuda": 16}  # CUDA's is assumed, not measured; a rank that is further ahead records nothing
+PAGE = struct.Struct("<qqq")  # number of cycles decided, first step, number of steps
+NUM_TIMES = 9  # the median distance of this many step starts is the duration of a step
 
 
 class Profiling(Instrument):
-    """An instrument that records with torch's profiler: the steps it disturbs, the files it writes."""
+    """Base class of the instruments that record with torch's profiler: flags their steps and merges their facts."""
 
     flags_steps = True
 
     def __init__(self, context: Context):
         super().__init__(context)
-        self._recording: Any = None  # the Recording of this rank, while it records
+        self._recording: Any = None  # the Recording that is running on this rank, if any
         self._flagged: dict[int, str] = {}
 
     def _recording_of(self, name: str, options: Options, **facts: Any) -> Any:
-        from bench.training.profiling.recording import Recording  # torch: a launcher reads this class without it
+        from bench.training.profiling.recording import Recording  # imports torch, which the launcher does without
 
         context = self.context
         return Recording(name, options, context.device_type, context.rank, context.world_size, **facts)
 
     def _flag_next(self, row: int) -> None:
-        """The step after a recorded one too, where a GPU or other ranks had to wait while the trace was written."""
+        """Flags the step after a recorded one if a GPU or other ranks had to wait while the trace was written."""
         if self.context.world_size > 1 or self.context.device_type == "cuda":
             self._flagged[row + 1] = config_windows.FLAG
 
@@ -55,7 +55,7 @@ class Profiling(Instrument):
         return self._flagged
 
     def merge(self, summaries: list[dict[str, Any]]) -> dict[str, Any]:
-        """For each window, the facts of its first recording rank, with all files."""
+        """Returns, for each window, the facts of its first recording rank, with the files of all ranks."""
         merged_windows = {}
         for name in dict.fromkeys(name for summary in summaries for name in summary):
             windows = [summary[name] for summary in summaries if name in summary]
@@ -71,25 +71,23 @@ class Profiling(Instrument):
 
 @dataclass
 class Shot:
-    """One window, and what became of it on this rank."""
+    """A window and what this rank recorded of it."""
 
     window: ProfilerWindow
-    status: str = "not reached"  # then "recorded", or "cut short" if the run ended within it
-    rows: list[int] = field(default_factory=list)  # recorded, finished
+    status: str = "not reached"  # later "recorded", "missed", or "cut short" if the run ended within it
+    rows: list[int] = field(default_factory=list)  # recorded steps that have ended
     recording: Any = None  # a Recording (bench/training/profiling/recording.py), which needs torch
     saved: files.Saved | None = None
     flush_ms: float | None = None
 
 
 class ByTheClock:
-    """A window in seconds: rank 0's clock says when it begins, and all ranks record the same steps.
+    """A window in seconds: rank 0's clock decides when it begins, and all ranks record the same steps.
 
-    due() at the start of every step gives each cycle of the window once, on every rank.  Rank 0 decides there and
-    writes the steps into a page of memory that the ranks share.  A rank may be ahead of rank 0: on a CPU by no step, as
-    each step ends with an exchange for which it waits, on a GPU by what its host has launched ahead.  So the window
-    begins LEAD_STEPS later.
-
-    folder: of the run, in which the page is a file.  Seconds count from when this is made, validations included.
+    due(), called at the start of every step, returns each cycle of the window once on every rank.  Rank 0 decides in it
+    and writes the steps into a page (a file in the run's folder) that the ranks share.  The window begins LEAD_STEPS
+    later, because a rank may be ahead of rank 0: on a GPU by the steps that its host has launched ahead, on a CPU by
+    none, as each step ends with a blocking collective.  Seconds count from construction, validations included.
     """
 
     def __init__(self, window: ProfilerWindow, folder: Path, rank: int, world_size: int, device_type: str):
@@ -99,7 +97,7 @@ class ByTheClock:
         self._starts_s: deque[float] = deque(maxlen=NUM_TIMES)
         self._path = folder / f".{window.name}.clock.tmp"
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        os.ftruncate(fd, PAGE.size)  # zeros at first
+        os.ftruncate(fd, PAGE.size)  # a new file is zeros
         self._page = mmap.mmap(fd, PAGE.size)
         os.close(fd)
         if rank == 0:  # the barrier at the start of the clock comes after this, and every due() after the barrier
@@ -108,7 +106,7 @@ class ByTheClock:
         self._started_s = time.perf_counter()
 
     def due(self, row: int) -> ProfilerWindow | None:
-        """The window whose steps have been decided since the last call; its warm-up begins with this step or later."""
+        """Returns the window decided since the last call, or None; its warm-up begins at this step or later."""
         if self._rank == 0:
             self._decide(row, time.perf_counter() - self._started_s)
         num_decided, first_step, num_steps = PAGE.unpack_from(self._page, 0)
@@ -127,7 +125,7 @@ class ByTheClock:
         if window.active_s is not None:
             times_s = list(self._starts_s)
             if len(times_s) < 2:
-                return  # nobody knows yet what a step takes
+                return  # the duration of a step is not known yet
             step_s = statistics.median(later - earlier for earlier, later in zip(times_s, times_s[1:]))
             active_steps = max(1, round(window.active_s / step_s))
         first_step = row + self._lead_steps + window.warmup_steps
@@ -137,7 +135,7 @@ class ByTheClock:
         if window.every_s is None:
             self._next_s = float("inf")
         PAGE.pack_into(self._page, 0, self._num_seen, first_step, active_steps)
-        PAGE.pack_into(self._page, 0, self._num_seen + 1, first_step, active_steps)  # the number last: it is the signal
+        PAGE.pack_into(self._page, 0, self._num_seen + 1, first_step, active_steps)  # the number is the signal: last
 
     def close(self) -> None:
         self._page.close()
@@ -150,7 +148,7 @@ class Trace(Profiling):
         "marks the step, and checks a variable in each phase."
     )
     profiler_windows = staticmethod(config_windows.trace_windows)
-    keeps_profiles = False  # torch's, until summary()
+    keeps_profiles = False  # whether torch's profile objects are kept until summary()
 
     @classmethod
     def last_step(cls, settings: dict[str, Any]) -> int | None:
@@ -169,9 +167,9 @@ class Trace(Profiling):
         self._windows = sorted(self.profiler_windows(settings), key=lambda window: window.begin_step)
         cycles = [cycle for window in self._windows for cycle in window.cycles(context.num_steps)]
         self.shots = [Shot(cycle) for cycle in sorted(cycles, key=lambda cycle: cycle.begin_step)]
-        self._waiting = self.shots[::-1]  # the next is the last
-        self._clock: ByTheClock | None = None  # of the window that is in seconds
-        self._current: list[Shot] = []  # shots whose steps are running: more than one only where they share no rank
+        self._waiting = self.shots[::-1]  # shots that have not begun; the next one is the last element
+        self._clock: ByTheClock | None = None  # schedules the window that is in seconds, if there is one
+        self._current: list[Shot] = []  # shots whose steps are running: several only if they share no rank
         self._times = StepMarks(context.marks, ("step",))
         self._last_row = 0
 
@@ -238,7 +236,7 @@ class Trace(Profiling):
                 self._end(shot, "recorded")
 
     def _end(self, shot: Shot, status: str) -> None:
-        """Stop and write."""
+        """Ends a shot: stops its recording on this rank and writes the trace."""
         self._current.remove(shot)
         shot.status = status if shot.rows else "not reached"
         self._flag_next(self._last_row)
@@ -258,7 +256,7 @@ class Trace(Profiling):
         path = self._folder / f"{window.name}_rank{self.context.rank}{suffix}"
         saved = shot.saved = files.save(recording.profile, path, window.max_mib)
         if not (self.keeps_profiles and saved.is_readable):
-            shot.recording = None  # with its events, which are millions in a large trace
+            shot.recording = None  # frees its events, of which a large trace has millions
         shot.flush_ms = ms_from_ns(time.perf_counter_ns() - started_ns)
         facts = {"steps": [shot.rows[0], shot.rows[-1]], "flush_ms": shot.flush_ms}
         self.context.emit("profile_stop", window=window.name, status=status, **facts)
@@ -273,12 +271,12 @@ class Trace(Profiling):
         self._times.read_all()
 
     def on_failure(self, error: BaseException) -> None:
-        """What was recorded until then is kept."""
+        """Writes what was recorded until then."""
         for shot in list(self._current):
             self._end(shot, "cut short")
 
     def summary(self) -> dict[str, Any]:
-        """{window: {"status", "steps", "files", "num_events", "profiled_step_ms", "other_step_ms", "cost_pct", ...}}"""
+        """Returns {window: {"status", "steps", "files", "num_events", "profiled_step_ms", "cost_pct", ...}}."""
         if unreached := [shot.window.name for shot in self.shots if shot.status == "not reached"]:
             others = f" and {len(unreached) - 1} more" if len(unreached) > 1 else ""
             self._say(f"window {unreached[0]}{others} not reached: the run ended after step {self._last_row}")
@@ -324,9 +322,9 @@ class Trace(Profiling):
 def cost(
     step_ms: dict[int, float], profiled_rows: Iterable[int], disturbed_rows: Iterable[int]
 ) -> dict[str, float | None]:
-    """{"profiled_step_ms", "other_step_ms", "cost_pct"}: medians, None of none; and how far one is above the other.
+    """Returns the medians "profiled_step_ms" and "other_step_ms", and "cost_pct", the per cent by which they differ.
 
-    step_ms: {row: milliseconds} of the steps that were measured.
+    step_ms is {row: milliseconds} of the measured steps.  A median of no steps is None.
     """
     profiled = [step_ms[row] for row in profiled_rows if row in step_ms]
     others = [step_ms[row] for row in step_ms.keys() - set(disturbed_rows)]

@@ -1,6 +1,6 @@
 """KempnerForge's window: one segment of steps on every rank, and rank 0's summary.md beside the traces.
 
-The tables that KempnerForge prints go into the rank's log, the thirteen figures into the record.
+The tables that KempnerForge prints go into rank 0's log, and the thirteen figures into the record.
 """
 
 from typing import Any
