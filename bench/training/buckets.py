@@ -1,9 +1,9 @@
-"""Buckets: the gradients of many tensors in one flat buffer, which one collective reduces.
+"""Buckets: the gradients of many tensors in one flat buffer, which a single collective reduces.
 
-A buffer has a part for each rank, all of the same length.  There are three kinds:
+A buffer has a part for each rank, all of the same length.  There are three kinds of buckets:
   Reduced   is all-reduced: every rank has all gradients, and updates all tensors
   Sliced    is reduce-scattered for elementwise updates: a rank's part may begin and end within a tensor, so that all
-            parts are full.  The weights lie in such a buffer too; each rank updates its part, and then the parts are
+            parts are full.  The weights are in such a buffer too: each rank updates its part, and then the parts are
             gathered in place
   Owned     is reduce-scattered for Muon: a part holds whole tensors, which only that rank updates
 """
@@ -17,7 +17,7 @@ import torch
 from bench.training import distributed
 from bench.training.distributed import Ranks
 
-ALIGN = 64  # elements: tensors begin at multiples of it, 128 bytes in bfloat16; inductor's kernels need 16 bytes
+ALIGN = 64  # in elements, where tensors begin: 128 bytes in bfloat16; inductor's kernels need 16 bytes
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class Slot:
     start: int
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The tensor's elements in flat, in the tensor's shape."""
+        """Returns a view of the tensor's elements in flat, in the tensor's shape."""
         return flat[self.start : self.start + self.parameter.numel()].view(self.parameter.shape)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The slots of a buffer that has part_len elements for each rank."""
+    """The slots of a buffer with part_len elements for each rank."""
 
     slots: tuple[Slot, ...]
     part_len: int
@@ -45,7 +45,7 @@ class Layout:
 
 
 def packed(parameters: list[torch.nn.Parameter], world_size: int, most_bytes: int) -> list[Layout]:
-    """Pack tensors into buffers of about most_bytes, the last ones first, as the backward pass finishes them."""
+    """Packs tensors into buffers of about most_bytes, the last ones first, as the backward pass finishes them."""
     layouts: list[Layout] = []
     slots: list[Slot] = []
     end = 0
@@ -60,7 +60,7 @@ def packed(parameters: list[torch.nn.Parameter], world_size: int, most_bytes: in
 
 
 def owned(parameters: list[torch.nn.Parameter], indices_by_rank: list[list[int]], most_bytes: int) -> list[Layout]:
-    """Pack tensors of the same size side by side, one for each rank, into buffers of about most_bytes altogether."""
+    """Packs tensors of the same size side by side, one for each rank, into buffers of about most_bytes in all."""
     by_kind: dict[tuple[torch.dtype, int], list[list[int]]] = {}
     for rank, indices in enumerate(indices_by_rank):
         for index in indices:
@@ -68,7 +68,7 @@ def owned(parameters: list[torch.nn.Parameter], indices_by_rank: list[list[int]]
             by_kind.setdefault(kind, [[] for _ in indices_by_rank])[rank].append(index)
     rows = [(*kind, row) for kind, columns in by_kind.items() for row in itertools.zip_longest(*columns)]
     rows.sort(key=lambda row: min(index for index in row[2] if index is not None), reverse=True)
-    buffers: list[list[tuple[torch.dtype, int, tuple[int | None, ...]]]] = []  # of rows: an index of each rank, or None
+    buffers: list[list[tuple[torch.dtype, int, tuple[int | None, ...]]]] = []  # a row has an index per rank, or None
     part_len = 0
     for dtype, num_elements, row in rows:
         is_full = part_len * dtype.itemsize * len(indices_by_rank) >= most_bytes
@@ -93,23 +93,23 @@ def _aligned(num_elements: int) -> int:
 
 
 class Reduced:
-    """See above.  Call launch() when all gradients are complete; after wait() the tensors have the mean gradients."""
+    """An all-reduced bucket: call launch() once all gradients are complete; after wait() tensors have the mean ones."""
 
     def __init__(self, layout: Layout, ranks: Ranks):
         self.layout, self.ranks, self.num_missing = layout, ranks, len(layout.slots)
         first = layout.slots[0].parameter
         self.grads = torch.zeros(ranks.world_size * layout.part_len, dtype=first.dtype, device=first.device)
         self._places = [slot.of(self.grads) for slot in layout.slots]
-        self._work: Any = None  # torch.distributed's
+        self._work: Any = None  # torch.distributed's handle of the running collective
 
     @property
     def own(self) -> slice:
-        """This rank's part of the buffer."""
+        """The slice of the buffer that is this rank's part."""
         return slice(self.ranks.rank * self.layout.part_len, (self.ranks.rank + 1) * self.layout.part_len)
 
     @torch.no_grad()
     def launch(self) -> None:
-        """Take the gradients from the tensors, and start to reduce them."""
+        """Moves the gradients from the tensors into the buffer, and starts to reduce them."""
         parameters = self.layout.parameters
         torch._foreach_copy_(self._places, [parameter.grad for parameter in parameters])
         for parameter in parameters:
@@ -117,7 +117,7 @@ class Reduced:
         self._work = self._begin()
 
     def wait(self) -> None:
-        """Let the device, not the host, wait for the reduction.  A second call in a step does nothing."""
+        """Makes the device, not the host, wait for the reduction.  A second call in a step does nothing."""
         if self._work is None:
             return
         self._work.wait()
@@ -125,14 +125,14 @@ class Reduced:
         self._hand_over()
 
     def own_grads(self) -> list[torch.Tensor]:
-        """The gradients that only this rank has, after wait(): over all ranks, each gradient appears once."""
+        """Returns, after wait(), the gradients that only this rank has: over all ranks, each appears once."""
         return []
 
     def publish(self) -> None:
-        """Start to send this rank's updated weights to the others."""
+        """Starts to send this rank's updated weights to the others."""
 
     def finish(self) -> None:
-        """Wait for what publish() began."""
+        """Waits for the transfer that publish() started."""
 
     def _begin(self) -> Any:
         return distributed.all_mean(self.grads)
@@ -153,7 +153,7 @@ class _Scattered(Reduced):
 
 
 class Sliced(_Scattered):
-    """weights: this rank's part of the weights, the parameter that the optimizer gets instead of the tensors."""
+    """A bucket for elementwise updates; .weights is this rank's part, which the optimizer gets instead of tensors."""
 
     def __init__(self, layout: Layout, ranks: Ranks):
         super().__init__(layout, ranks)
@@ -163,7 +163,7 @@ class Sliced(_Scattered):
             place.copy_(slot.parameter.detach())
             slot.parameter.data = place
         self.weights = torch.nn.Parameter(self._everyones[self.own])
-        self._gathering: Any = None  # torch.distributed's work
+        self._gathering: Any = None  # torch.distributed's handle of the gathering
 
     def own_grads(self) -> list[torch.Tensor]:
         return [self.weights.grad]

@@ -1,15 +1,15 @@
-"""Does the model see what it must predict?  Asked at the end of the warm-up, and again when the run has ended.
+"""Checks that the model is causal (does not see what it must predict), after the warm-up and after the run.
 
 In each mode, evaluation and training, the model runs on random tokens, then with other tokens behind a cut in each row
-(of one of several rows all tokens change), and each time with other targets before the cuts.
-1. By its logits: none before its row's cut may move with the tokens, and none at all with the targets.  Logits are what
-   forward() hands to cross_entropy or nll_loss.  The model runs as it is written, on at most MAX_TOKENS at a time.
-2. By its losses, as the run computes them, compiled where it trains a compiled model, on the run's own micro-batch.
-   What the targets before the cuts add to the loss may not depend on the tokens behind them: but for rounding
+(if there are several rows, one changes entirely), and each time with other targets before the cuts.
+1. Logits: none before its row's cut may move with the tokens, and none at all with the targets.  Logits are what
+   forward() passes to cross_entropy or nll_loss.  The model runs uncompiled, on at most MAX_TOKENS at a time.
+2. Losses, as the run computes them (compiled, if it trains a compiled model) on the run's micro-batch shape.  What the
+   targets before the cuts add to the loss must not depend on the tokens behind them: except for rounding,
    loss(changed, others) - loss(changed, targets) = loss(tokens, others) - loss(tokens, targets).
-   In training mode this is asked only where logits are not seen, or of a compiled model.
-A leak from one position to the next alone is found where a cut falls between the two.
-Legend: B rows, T tokens, V vocabulary, N positions that a pass has logits of: B * T, or a multiple of it.
+   In training mode losses are checked only if logits are not seen, or if the model is compiled.
+A leak from one position to the next only is found if a cut falls between the two.
+Legend: B rows, T tokens, V vocabulary, N positions with logits in a pass (B * T, or a multiple of it)
 """
 
 import contextlib
@@ -27,12 +27,12 @@ from torch.overrides import TorchFunctionMode
 
 from bench.machine import lazy_dynamo
 
-MIN_CUTS = 6  # of each way to ask
-MAX_TOKENS = 4096  # of a pass whose logits are seen: 0.8 GB of them at 50,304 tokens of vocabulary and float32
-MAX_CHUNK_BYTES = 2**26  # of the copy of logits that is made to compare them
-MIN_NOISE_STD = 0.02  # onto every weight: a projection that starts at zero would hide what comes through it
-NUM_DIRECTIONS = 2  # K: along which logits are compared
-NUM_PROBES = 3  # of what rounding does to a loss, before a model is accused by its losses
+MIN_CUTS = 6  # in each check of a mode
+MAX_TOKENS = 4096  # of a pass whose logits are compared: 0.8 GB in float32 with a vocabulary of 50,304
+MAX_CHUNK_BYTES = 2**26  # size of the float64 copy of logits that is made to compare them
+MIN_NOISE_STD = 0.02  # noise on every weight: a projection that starts at zero would hide what comes through it
+NUM_DIRECTIONS = 2  # K, the number of directions along which logits are compared
+NUM_PROBES = 3  # measurements of a loss's rounding before a model is judged by its losses
 LOSSES = {
     "cross_entropy": (functional.cross_entropy,),
     "log_softmax": (functional.log_softmax, torch.log_softmax, torch.Tensor.log_softmax),
@@ -43,41 +43,41 @@ HIDDEN = "forward() hands no logits of every token to cross_entropy"
 
 
 class NotCausal(RuntimeError):
-    """Logits or losses moved with a later token, with another row or with a target."""
+    """Logits or losses depend on a later token, on another row or on a target."""
 
 
 @dataclass
 class Way:
-    """One way in which a run calls its model."""
+    """A way in which a run calls its model."""
 
     mode: str  # "evaluation" or "training"
     shape: tuple[int, int]  # B, T of its batches
-    call: Call  # the model as the run has it
-    entered: Callable[[], AbstractContextManager[Any]]  # what that runs in: model.eval(), autocast ...
+    call: Call  # the model as the run calls it
+    entered: Callable[[], AbstractContextManager[Any]]  # the context of such a call: model.eval(), autocast ...
 
 
 @dataclass
 class Ask:
-    """What was asked in one way, and what moved; as it stands in run.json["referee"]["causality"]."""
+    """A check of one way and its outcome, as recorded in run.json["referee"]["causality"]."""
 
     mode: str
     by: list[str]  # "logits", "losses"
     is_compiled: bool
     num_rows: int
     seq_len: int
-    cuts: list[int] = field(default_factory=list)  # tokens before each
-    moved: float = 0.0  # the most by which what must stay did move, of logits or, where only they are asked, of nats
-    rounding: float = 0.0  # by how much it moves by itself; asked where it moved
-    unchecked: str | None = None  # why nothing can be said
+    cuts: list[int] = field(default_factory=list)  # number of tokens before each cut
+    moved: float = 0.0  # largest change of logits that must not change; of losses, in nats, if only those are checked
+    rounding: float = 0.0  # largest change in repetitions of the same pass, measured only if something moved
+    unchecked: str | None = None  # the reason if no verdict is possible
 
 
 def worst(by_rank: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The least favourable of the ranks' answers of check()."""
+    """Returns the least favourable of the ranks' check()s."""
     return min(by_rank, key=lambda rank: ("not causal", "not checked", "causal").index(rank["found"]))
 
 
 def new_seed(seed: int) -> int:
-    """A seed that nobody can know before the run, small enough for a float of JSON."""
+    """Returns a seed that nobody can know before the run, small enough for a JSON number."""
     return int.from_bytes(os.urandom(6)) ^ (seed % 2**48)
 
 
@@ -90,10 +90,10 @@ def check(
     is_compiled: bool = False,
     has_noise: bool = True,
 ) -> dict[str, Any]:
-    """{"found": "causal" or "not checked", "why", "asks", "sdpa_backends"}.  Raises NotCausal.
+    """Returns {"found": "causal" or "not checked", "why", "asks", "sdpa_backends"}.  Raises NotCausal.
 
-    With has_noise it adds noise to the model's weights, and in training mode a model may change its buffers: the caller
-    puts both back.  The random state of torch stays.
+    With has_noise it adds noise to the weights, and in training mode a model may change its buffers: the caller
+    restores both.  torch's random state does not change.
     """
     if has_noise:
         _add_noise(model, device, seed)
@@ -106,7 +106,7 @@ def check(
             shape = asked_shape(*way.shape)
             watch = _Watch(shape, device, seed)
             compiles = is_compiled or lazy_dynamo.is_imported()  # a model may compile a part of itself
-            is_whole = shape == way.shape and not compiles  # then the same passes show both
+            is_whole = shape == way.shape and not compiles  # then the same passes serve logits and losses
             with way.entered(), forked_rng(device):
                 with torch.compiler.set_stance("force_eager") if compiles else contextlib.nullcontext():
                     ask = Ask(way.mode, ["logits", "losses"] if is_whole else ["logits"], False, *shape)
@@ -124,18 +124,18 @@ def check(
 
 
 def asked_shape(num_rows: int, seq_len: int) -> tuple[int, int]:
-    """The shape of a pass whose logits are seen: at most MAX_TOKENS, in several rows if the run's batch has several."""
+    """Returns a shape of at most MAX_TOKENS for a pass with logits; it has several rows if the run's batch has them."""
     seq_len = min(seq_len, MAX_TOKENS if num_rows == 1 else MAX_TOKENS // 2)
     return min(num_rows, MAX_TOKENS // seq_len), seq_len
 
 
 def forked_rng(device: torch.device) -> AbstractContextManager[None]:
-    """The random state of torch, afterwards, is what it was."""
+    """Returns a context that restores torch's random state."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 class _Asking:
-    """Fills in an Ask: passes over random batches of its shape, compared."""
+    """Fills in an Ask: runs passes over random batches of its shape, and compares them."""
 
     def __init__(
         self,
@@ -151,15 +151,15 @@ class _Asking:
         self._generator = torch.Generator().manual_seed(seed)
         self._eos_token: int | None = getattr(model, "eos_token", None)
         self._losses: list[float] = []
-        self._eps = 0.0  # the coarsest of the losses' types
+        self._eps = 0.0  # the largest machine epsilon of the losses' dtypes
 
     def answered(self) -> Ask:
-        """Raises NotCausal."""
+        """Returns the Ask, filled in.  Raises NotCausal."""
         try:
             self._ask()
         except NotCausal:
             raise
-        except Exception as error:  # it may train on batches of the run's shape alone
+        except Exception as error:  # the model may only accept batches of the run's shape
             shape = f"{self.question.num_rows} x {self.question.seq_len}"
             self.question.unchecked = f"a pass over {shape} tokens fails with {type(error).__name__}: {error}"
         return self.question
@@ -172,7 +172,7 @@ class _Asking:
             before_BT = position_T < torch.tensor(cuts_B, device=self.device)[:, None]
             changed_BT = torch.where(before_BT, tokens_BT, self._others(tokens_BT, group))
             others_BT = torch.where(before_BT, self._others(targets_BT, group), targets_BT)
-            if self.question.mode == "training" and base.prints is not None:  # half the passes, where nothing moves
+            if self.question.mode == "training" and base.prints is not None:  # saves half the passes if nothing moves
                 both = self._pass(changed_BT, others_BT)
                 if both.prints is not None and not (base.moved_BT(both) * before_BT).any():
                     continue
@@ -196,9 +196,9 @@ class _Asking:
             self.question.unchecked = "logits or losses are not finite"
 
     def _cuts(self) -> Iterator[list[int]]:
-        """The cuts of the rows in each pass: MIN_CUTS or more in all, one in each part of a row, in random order."""
+        """Yields each pass's cuts, one for each row: at least MIN_CUTS in all, spread over a row, in random order."""
         num_rows, seq_len = self.question.num_rows, self.question.seq_len
-        has_first = num_rows > 1  # a row of which all tokens change: the others must not see it
+        has_first = num_rows > 1  # one row changes entirely: the others must not see it
         num_groups = -(-MIN_CUTS // (num_rows - has_first))
         num_cuts = num_groups * (num_rows - has_first)
         within = torch.rand(num_cuts, generator=self._generator, dtype=torch.float64).tolist()
@@ -216,15 +216,15 @@ class _Asking:
         return torch.randint(self.vocab_size, shape, generator=self._generator).to(self.device)
 
     def _others(self, numbers_BT: torch.Tensor, group: int) -> torch.Tensor:
-        """Tokens that differ from numbers_BT everywhere; in every second row all are the same, so that leaks add up.
+        """Returns tokens that all differ from numbers_BT; in every second row they are equal, so that leaks add up.
 
-        Documents stay where they are, because for other documents attention may add up blocks in another order.
+        Document boundaries stay, because with others attention may add up blocks in another order.
         """
         one_B1 = torch.randint(self.vocab_size, (self.question.num_rows, 1), generator=self._generator).to(self.device)
         is_one_B1 = (torch.arange(self.question.num_rows, device=self.device)[:, None] + group) % 2 == 0
         others_BT = torch.where(is_one_B1, one_B1, self._drawn())
         eos_token = -1 if self._eos_token is None else self._eos_token
-        for _ in range(2):  # the next token may be the other one that it must not be
+        for _ in range(2):  # after one increment the token may be the second forbidden one
             is_taken_BT = (others_BT == numbers_BT) | (others_BT == eos_token)
             others_BT = torch.where(is_taken_BT, (others_BT + 1) % self.vocab_size, others_BT)
         return torch.where(numbers_BT == eos_token, numbers_BT, others_BT)
@@ -247,7 +247,7 @@ class _Asking:
         moved_BT = base.moved_BT(other) * kept_BT
         if not moved_BT.any():
             return
-        repeats = [self._pass(*batch).prints for _ in range(2)]  # a kernel may sum in another order each time
+        repeats = [self._pass(*batch).prints for _ in range(2)]  # a kernel may sum in a different order each time
         rounding = max((repeat - base.prints).abs().max().item() for repeat in repeats)
         self.question.moved, self.question.rounding = max(self.question.moved, moved_BT.max().item()), rounding
         if (moved_BT > 4 * rounding).any():
@@ -261,7 +261,7 @@ class _Asking:
     def _judge_losses(
         self, nats: float, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, others_BT: torch.Tensor
     ) -> None:
-        """nats: what must be 0.  If it is not: is that rounding, and is the loss a sum over its targets at all?"""
+        """Judges nats, which must be 0: could it be rounding, and is the loss a sum over its targets at all?"""
         if self.question.by == ["losses"]:
             self.question.moved = max(self.question.moved, abs(nats))
         if not abs(nats) > self._loss_rounding():
@@ -274,7 +274,7 @@ class _Asking:
             parts = [self._pass(tokens_BT, part_BT).loss for part_BT in parts]
             rounding = max(rounding, abs(sum(parts) - whole - changed))
         self.question.rounding = max(rounding, self._loss_rounding())
-        if rounding > self._loss_rounding():  # then parts of it tell nothing of what came before them
+        if rounding > self._loss_rounding():  # then parts of the loss prove nothing about earlier tokens
             self.question.unchecked = (
                 f"its loss is not a sum over its targets: parts of it are off by {rounding:.3g} nats"
             )
@@ -289,32 +289,32 @@ class _Asking:
 
 
 class _Seen:
-    """What a pass gave: its loss, and prints [N / (B * T), B, T, K] of its logits, or None."""
+    """The outcome of a pass: its loss, and the prints of its logits, [N / (B * T), B, T, K] or None."""
 
     def __init__(self, loss: torch.Tensor, prints: torch.Tensor | None):
         self.loss: float = loss.item()
         self.prints: Any = prints
         dtypes = [loss.dtype] if loss.dtype == torch.float64 else [torch.bfloat16, torch.float16, torch.float32]
-        # a loss that was rounded to a shorter type and made longer again has that one's rounding
+        # a loss that was rounded to a shorter dtype and converted back has the shorter one's epsilon
         self.eps = next(torch.finfo(dtype).eps for dtype in dtypes if loss.to(dtype).to(loss.dtype) == loss)
 
     def moved_BT(self, other: "_Seen") -> torch.Tensor:
-        """The difference between the prints of each token's logits."""
+        """Returns the largest difference between the prints of each token's logits."""
         moved: torch.Tensor = (other.prints - self.prints).abs().amax(dim=(0, 3))
         return moved
 
 
 class _Watch(TorchFunctionMode):
-    """Sees what goes into a loss, and which backend of scaled_dot_product_attention torch chooses."""
+    """Intercepts the inputs of losses, and torch's choice of a scaled_dot_product_attention backend."""
 
     def __init__(self, shape: tuple[int, int], device: torch.device, seed: int):
         super().__init__()
         self.shape, self.device, self.seed = shape, device, seed
         self.backends: set[str] = set()
-        self._directions: dict[int, torch.Tensor] = {}  # by V: [V, K]
+        self._directions: dict[int, torch.Tensor] = {}  # {V: [V, K]}
 
     def over(self, call: Call, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> _Seen:
-        """A pass.  Its prints are None where logits of every token, in the order of the tokens, are not found."""
+        """Runs a pass.  Its prints are None if there are no logits of every token in the order of the tokens."""
         self._found: dict[str, list[tuple[torch.Tensor, Any]]] = {name: [] for name in LOSSES}
         with self:
             loss = call(tokens_BT, targets_BT)
@@ -322,7 +322,7 @@ class _Watch(TorchFunctionMode):
         return _Seen(loss.detach(), next((found for found in prints if found is not None), None))
 
     def _in_order(self, calls: list[tuple[torch.Tensor, Any]], targets_BT: torch.Tensor) -> torch.Tensor | None:
-        """Prints of these calls together, where the targets beside them say that their order is that of the tokens."""
+        """Concatenates the prints of calls; None unless their targets show that they are in the order of the tokens."""
         if not calls or len({prints_NK.shape[-1] for prints_NK, _ in calls}) > 1:
             return None
         prints_NK, targets = torch.cat([prints_NK for prints_NK, _ in calls]), [beside for _, beside in calls]
@@ -333,12 +333,12 @@ class _Watch(TorchFunctionMode):
             beside = torch.cat(targets)[:num_tokens].to(targets_BT.dtype)
             is_in_order = torch.equal(beside, targets_BT.flatten())
         else:
-            is_in_order = self.shape[0] == 1 and all(beside is None for beside in targets)  # there is one order alone
+            is_in_order = self.shape[0] == 1 and all(beside is None for beside in targets)  # a row has one order only
         return prints_NK.view(-1, *self.shape, NUM_DIRECTIONS) if is_in_order else None
 
     @torch.no_grad()
     def _prints_of(self, scores_NV: torch.Tensor) -> torch.Tensor:
-        """[N, K], float64: along directions that no contestant knows, any change shows.  Made chunk by chunk."""
+        """Projects logits, in chunks, onto directions unknown to contestants: any change shows.  [N, K], float64."""
         V = scores_NV.shape[-1]
         if V not in self._directions:
             generator = torch.Generator().manual_seed(self.seed)
@@ -360,7 +360,7 @@ class _Watch(TorchFunctionMode):
                         continue
                 else:
                     beside = (args[1] if len(args) > 1 else kwargs["target"]).detach().flatten()
-                    scores = scores.movedim(1, -1)  # of [B, V, T]; of [N, V] nothing moves
+                    scores = scores.movedim(1, -1)  # [B, V, T] -> [B, T, V]; [N, V] stays
                 self._found[name].append((self._prints_of(scores.detach().flatten(0, -2)), beside))
         if function is functional.scaled_dot_product_attention:
             self.backends.add(_backend(*args, **kwargs))
@@ -376,7 +376,7 @@ def _backend(
     is_causal: bool = False,
     **more: Any,
 ) -> str:
-    """The name of what torch runs for these arguments: flash_attention, cudnn_attention, math ..."""
+    """Returns the name of the backend that torch uses for these arguments: flash_attention, math ..."""
     kind = query.device.type
     if torch.is_autocast_enabled(kind):
         query, key, value = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (query, key, value))

@@ -1,15 +1,15 @@
-"""Checkpoints of a whole run, off its clock, so that it survives the machine that it runs on (docs/clusters.md).
+"""Checkpoints of a whole run, off the clock, so that it survives the loss of its machine (docs/clusters.md).
 
 Every checkpoint.every_min minutes, and at a warning (SIGTERM, SIGUSR1, SIGUSR2, or the launcher's file WARNED), all
-ranks stop before the same step and each writes what its next step depends on:
+ranks stop before the same step, and each writes what its next step depends on:
 
     checkpoint/stepN/rankR.pt     weights, buffers, optimizer, loader, random states, clock, rows of steps.csv
-    checkpoint/stepN/state.json   by rank 0, last: the step, train_s, and the sha256 of each rank's file
+    checkpoint/stepN/state.json   written last, by rank 0: the step, train_s, and the sha256 of each rank's file
 
-The launcher puts the sha256 of state.json into the ledger (bench/launch/resume.py), so that a file which is edited
-before the run goes on is refused.  The files are torch.save's, read with weights_only=True, which executes nothing.
-torch.distributed.checkpoint would not serve: reading its .metadata unpickles whatever it says, and what it adds,
-another world size on resuming, would give other losses anyway.
+The launcher puts the sha256 of state.json into the ledger (bench/launch/resume.py), so that a file that was edited
+before the run resumes is refused.  The files are torch.save's and are read with weights_only=True, which executes
+nothing.  torch.distributed.checkpoint is unsuitable: reading its .metadata unpickles arbitrary objects, and what it
+adds, resuming with another world size, would change the losses anyway.
 """
 
 import hashlib
@@ -31,18 +31,18 @@ from bench.training import distributed
 from bench.training.distributed import Ranks
 
 POLL_S = 0.2
-NUM_KEPT = 2  # a launcher that is killed may not have put the last one into the ledger
+NUM_KEPT = 2  # checkpoints: a launcher that is killed may not have put the last one into the ledger
 PREFIX = "speedrun/checkpoint"
 
 
 class Checkpoints:
-    """Decides before which step all ranks save, and writes what they save.
+    """Decides before which step all ranks save, and writes their checkpoints.
 
-    every_min: None saves at a warning only; warnings: receives the names of signals as they come (machine/signals.py).
+    If every_min is None, only warnings cause a checkpoint; the list receives names of signals (machine/signals.py).
 
-    Ranks agree without a collective in the timed region.  A thread of each watches for a request of rank 0; a rank that
-    has seen one looks into torch's store before every step, its device waited for, until all have.  Then rank 0 names
-    the step after its next one, which no rank can have begun: that step needs rank 0's gradients.
+    Ranks agree without a collective in the timed region.  A thread of each rank watches for a request.  A rank that has
+    seen one syncs its device and checks torch's store before every step until all ranks have seen it.  Then rank 0
+    names the step after its next one, which no rank can have begun, because that needs rank 0's gradients.
     """
 
     def __init__(self, folder: Path, ranks: Ranks, every_min: float | None, warnings: list[str]):
@@ -61,7 +61,7 @@ class Checkpoints:
         self._thread.join()
 
     def is_due(self, steps_done: int) -> bool:
-        """Whether all ranks save now.  Before every step: an attribute, unless a checkpoint is near."""
+        """Whether all ranks save now.  Called before every step; costs one attribute unless a checkpoint is near."""
         if not self._is_requested:
             return False
         if self._store is None:
@@ -79,9 +79,9 @@ class Checkpoints:
         return steps_done == self._at
 
     def save(self, step: int, train_s: float, state: dict[str, Any]) -> tuple[bool, str | None]:
-        """Write this rank's state; step: steps done.  -> (the run ends here, why nothing could be saved or None).
+        """Writes this rank's state after step steps; train_s is the slowest rank's clock.
 
-        train_s: the slowest rank's clock.  The same answer on every rank.
+        Returns (whether the run ends here, why nothing could be saved or None), the same on every rank.
         """
         started_s, folder = time.monotonic(), folder_of(self._folder, step)
         path, why, facts = folder / f"rank{self._ranks.rank}.pt", None, {}
@@ -109,11 +109,11 @@ class Checkpoints:
         self._round, self._at, self._saved_s = self._round + 1, None, time.monotonic()
         self._is_requested = self._has_answered = False
         if why is not None:
-            self._stopping.set()  # the run goes on for as long as it may
+            self._stopping.set()  # no more checkpoints: the run continues for as long as it can
         return warned is not None and why is None, why
 
     def _watch(self) -> None:
-        """The thread: what asks for a checkpoint, and whether rank 0 has asked for one."""
+        """Runs in the thread: requests checkpoints when one is due, and notices requests of other ranks."""
         while not self._stopping.wait(POLL_S):
             if not self._warnings and (self._folder / WARNED).exists():
                 self._warnings.append((self._folder / WARNED).read_text() or "launcher")
@@ -130,12 +130,12 @@ class Checkpoints:
 
 
 def load(folder: Path, ranks: Ranks) -> dict[str, Any]:
-    """This rank's state of a checkpoint, its random states restored.  ValueError: it is not one of this rank's."""
+    """Returns this rank's state and restores its random states.  Raises ValueError if the file cannot be read."""
     try:
         state: dict[str, Any] = torch.load(
             folder / f"rank{ranks.rank}.pt", map_location=ranks.device, weights_only=True
         )
-    except Exception as error:  # what torch raises of a file that is cut, or holds an object of a class, is of any kind
+    except Exception as error:  # torch raises errors of many types for a truncated file, or one with objects in it
         raise ValueError(f"{folder.name}/rank{ranks.rank}.pt cannot be read: {type(error).__name__}: {error}") from None
     _set_random_states(state.pop("rng"), ranks.device)
     return state
@@ -163,9 +163,9 @@ def _set_random_states(states: dict[str, Any], device: torch.device) -> None:
 
 
 def copy_into(live: Any, saved: Any, where: str = "optimizer") -> None:
-    """An optimizer's saved state into the live one, in place: tensors keep their memory, and no dtype is converted.
+    """Copies an optimizer's saved state into the live one, in place: tensors keep their memory and dtype.
 
-    ValueError: they are not alike.
+    Raises ValueError if the two have different keys.
     """
     if not isinstance(saved, dict) or live.keys() != saved.keys():
         raise ValueError(f"{where}: the checkpoint is of another state")

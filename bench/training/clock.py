@@ -1,16 +1,16 @@
-"""What counts as training time, and time on a device.  Written here and nowhere else.
+"""The only definition of training time, and the timing of a device's work.
 
-The clock runs from start() to stop() and stands still inside paused(reason).  Every edge waits for the device first,
-so that work queued before an edge is paid for before it.  Host time, time.perf_counter_ns; a run's time is the
+The clock runs from start() to stop() and is stopped inside paused(reason).  Every edge first waits for the device, so
+that work queued before an edge is paid for before it.  It is host time, time.perf_counter_ns; a run's time is the
 maximum over ranks, which bench/training/run.py gathers.  Each edge is also reported, off the clock, to the launcher,
-who has a separate clock (bench/record/outside_clock.py).
+which has a separate clock (bench/record/outside_clock.py).
 
-Marks tell the time between two places of a device's work without waiting for it in between: CUDA events from a pool,
-read when the device has passed them, or stamps of the host.
+Marks measure the time between two places of a device's work without waiting in between: CUDA events from a pool, which
+are read once the device has passed them, or host timestamps.
 
 A full garbage collection of a training process takes 0.1 to 0.5 s and stops every thread, so speedruns tame it:
 modded-nanogpt collects before its clock starts, nanochat also freezes and switches it off, torchtitan runs generation 1
-every 50 steps.  hardware.gc says which policy acts; the record says so too.
+every 50 steps.  hardware.gc chooses the policy, which is recorded.
 """
 
 import contextlib
@@ -32,19 +32,19 @@ TIMING_PROTOCOL = {
     "warm_up": "every graph of the race on real batches, then weights, optimizer, RNG and loader restored bit for bit",
     "garbage_collection": "collected and frozen before the start, left on",
 }
-# hardware.gc -> timing_protocol.garbage_collection; None is "freeze", the words of bench/training/clock.py
+# {hardware.gc: timing_protocol.garbage_collection}; None means "freeze", for which TIMING_PROTOCOL has the text
 GC_WORDS = {
     "on": "collected before the start, left on",
     "off": "collected and frozen before the start, then off",
     "manual": "collected and frozen before the start, then off but for generation 1 every {every_steps} steps, timed",
 }
-GC_GENERATION = 1  # of manual: what survived one collection and is young still; all that was frozen stays untouched
+GC_GENERATION = 1  # collected by "manual": young objects that survived one collection; frozen ones stay untouched
 
 
 def reporter(path: str | None) -> Callable[[str], None]:
-    """path: the launcher's pipe, None: there is none -> a function that writes a word into it, in about 2 microseconds.
+    """Returns a function that writes a word into the launcher's pipe in about 2 microseconds; nothing if path is None.
 
-    What cannot be written is lost, and the launcher says so: no rank waits for it.
+    What cannot be written is lost, which the launcher reports: no rank waits for it.
     """
     try:
         fd = None if path is None else os.open(path, os.O_WRONLY | os.O_NONBLOCK)
@@ -60,9 +60,9 @@ def reporter(path: str | None) -> Callable[[str], None]:
 
 
 class Clock:
-    """clock.start(); ...; with clock.paused("validation"): ...; clock.stop().  sync() waits for the device.
+    """Use it as clock.start(); ...; with clock.paused("validation"): ...; clock.stop().  sync() waits for the device.
 
-    report(word): called at each edge, while the clock stands still; train_s: of the run's earlier segments.
+    report(word) is called at each edge, while the clock is stopped.  train_s is that of the run's earlier segments.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Clock:
         self._sync, self._barrier, self._now_ns, self._report = sync, barrier, now_ns, report
         self._running_since_ns: int | None = None
         self._train_ns, self._has_started, self._has_stopped = round(train_s * 1e9), False, False
-        self.paused_ns: dict[str, int] = {}  # by reason
+        self.paused_ns: dict[str, int] = {}  # {reason: ns}
         self.num_pauses: dict[str, int] = {}
 
     def start(self) -> None:
@@ -97,7 +97,7 @@ class Clock:
         self._report(PAUSE if reason == "validation" else SAVE)
         yield
         if not self._has_stopped:
-            self._barrier()  # what one rank did longer than the others in its pause is not training time
+            self._barrier()  # waiting for the rank whose pause was longest is not training time
             self._sync()
             self._report(GO)
         started_ns = self._now_ns()
@@ -106,7 +106,7 @@ class Clock:
         self._running_since_ns = None if self._has_stopped else started_ns
 
     def stop(self) -> None:
-        """Stop for good.  Inside a pause, train_s stays what it was when the pause began, as in the last step line."""
+        """Stops for good.  Inside a pause, train_s stays what it was when the pause began, as in the last step line."""
         if self._running_since_ns is not None:
             self._sync()
             self._train_ns += self._now_ns() - self._running_since_ns
@@ -117,12 +117,12 @@ class Clock:
 
     @property
     def train_s(self) -> float:
-        """Seconds of training up to the last edge: exact after stop() and inside paused()."""
+        """Training time in seconds up to the last edge; exact after stop() and inside paused()."""
         return self._train_ns / 1e9
 
 
 class HostMarks:
-    """Marks on a device that computes at once (a CPU): stamps of time.perf_counter_ns."""
+    """Marks on a device that computes synchronously (a CPU): timestamps of time.perf_counter_ns."""
 
     def __init__(self, now_ns: Callable[[], int] = time.perf_counter_ns):
         self.mark = now_ns
@@ -141,10 +141,10 @@ class HostMarks:
 
 
 class CudaMarks:
-    """CUDA events on the current stream, used again and again: an event costs more to make than to record."""
+    """CUDA events on the current stream, which are reused: creating an event costs more than recording it."""
 
     def __init__(self) -> None:
-        self._pool: list[Any] = []  # events of torch
+        self._pool: list[Any] = []  # torch.cuda.Event objects that are free
 
     def mark(self) -> Any:
         import torch
@@ -170,23 +170,23 @@ Marks = HostMarks | CudaMarks
 
 
 def marks_for(device_type: str) -> Marks:
-    """device_type: "cuda" or "cpu"."""
+    """Returns the marks for "cuda" or "cpu"."""
     return CudaMarks() if device_type == "cuda" else HostMarks()
 
 
 class StepMarks:
-    """Milliseconds of named parts of each step, in .ms: {name: {row: ms}}; those of one name in a step are added up.
+    """Measures named parts of each step in .ms, {name: {row: ms}}; parts of the same name in a step are added up.
 
-    start(), mark(name) where a part begins and the one before it ends, end(row).  A mark is read after the device has
-    passed it: nothing waits before read_all().  Between steps mark() does nothing.
+    Call start(), then mark(name) where a part begins and the previous one ends, then end(row).  A mark is read after
+    the device has passed it: nothing waits before read_all().  Between steps mark() does nothing.
     """
 
-    READ_LATE_STEPS = 2  # a GPU is seldom further behind its host; what is not ready yet is read later still
+    READ_LATE_STEPS = 2  # a GPU is seldom further behind its host; marks that are not ready then are read later
 
     def __init__(self, marks: Marks, names: Iterable[str]):
         self._marks = marks
         self.ms: dict[str, dict[int, float]] = {name: {} for name in names}
-        self._edges: list[tuple[str, Any]] | None = None  # [(name, mark)] of the running step
+        self._edges: list[tuple[str, Any]] | None = None  # [(name, mark)] of the current step; None between steps
         self._unread: list[tuple[int, list[tuple[str, Any]]]] = []  # [(row, edges)]
 
     def start(self) -> None:
@@ -217,7 +217,7 @@ class StepMarks:
 
 
 class GcPolicy:
-    """before_training(); each_step() at the end of every step, in its time; after_training()."""
+    """Applies hardware.gc: call before_training(), each of .checks at the end of every step, then after_training()."""
 
     def __init__(self, policy: str | None = None, every_steps: int | None = None):
         self._policy, self._every_steps = policy, every_steps
@@ -225,12 +225,12 @@ class GcPolicy:
 
     @property
     def checks(self) -> tuple[Callable[[], None], ...]:
-        """What to call at the end of each step; empty unless the policy is manual."""
+        """The functions to call at the end of each step; none unless the policy is "manual"."""
         return (self.each_step,) if self._policy == "manual" else ()
 
     def before_training(self) -> None:
         if self._policy == "on":
-            gc.unfreeze()  # what the worker froze: its imports
+            gc.unfreeze()  # undoes the worker's freezing of its imports
         gc.collect()
         if self._policy != "on":
             gc.freeze()
@@ -247,5 +247,5 @@ class GcPolicy:
 
 
 def gc_protocol(policy: str | None, every_steps: int | None) -> dict[str, str]:
-    """What changes in the timing protocol of a record: nothing for the default."""
+    """Returns the record's changes to TIMING_PROTOCOL; none for the default policy."""
     return {} if policy is None else {"garbage_collection": GC_WORDS[policy].format(every_steps=every_steps)}

@@ -1,10 +1,10 @@
-"""KempnerForge's timers and memory monitor for a training loop of your own, on this harness' marks and peaks.
+"""KempnerForge's timers and memory monitor for your own training loop, built on this harness's marks and peaks.
 
     timers = CUDATimerCollection(["forward", "backward"])
     monitor = DeviceMemoryMonitor(device=0, snapshot_step=3)
 
-Unlike the originals, timers add up over micro-steps and forget at reset(), both work without a GPU (host time, resident
-set), and a snapshot's history begins a step before it.  Keys that end in _gb hold GiB, as they do there.
+Unlike the originals, timers accumulate over micro-steps until reset(), both work without a GPU (host time, resident
+set), and a snapshot's history begins a step before it.  As in the originals, keys that end in _gb hold GiB.
 """
 
 import logging
@@ -20,22 +20,22 @@ logger = logging.getLogger(__name__)
 
 
 def device_type() -> str:
-    """ "cuda" where there is a GPU, whose memory can be recorded, else "cpu"."""
+    """Returns "cuda" if there is a GPU, whose memory can be recorded, else "cpu"."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class CUDATimer:
-    """Milliseconds between start() and stop(), added up until reset(); also a context manager.
+    """Accumulates milliseconds between start() and stop() until reset(); also a context manager.
 
-    elapsed_ms() waits for the last stop on the device; 0.0 before the first.  RuntimeError for a second start
-    without a stop, or a stop without a start.
+    elapsed_ms() waits until the device has passed the last stop, and is 0.0 before the first one.  Raises RuntimeError
+    for a second start without a stop, or a stop without a start.
     """
 
     def __init__(self, marks: Marks | None = None):
         self._marks = marks or marks_for(device_type())
-        self._pairs: list[tuple[Any, Any]] = []  # of marks: recorded, not yet read
+        self._pairs: list[tuple[Any, Any]] = []  # (start, stop) marks that have not been read yet
         self._started: Any = None
         self._total_ms = 0.0
 
@@ -59,7 +59,7 @@ class CUDATimer:
         return self._total_ms
 
     def reset(self) -> None:
-        self.elapsed_ms()  # gives the marks back
+        self.elapsed_ms()  # frees the marks
         self._total_ms = 0.0
 
     def __enter__(self) -> Self:
@@ -71,9 +71,9 @@ class CUDATimer:
 
 
 class CUDATimerCollection:
-    """One CUDATimer per named region; reset() begins the next step.  KeyError for a region that was not declared.
+    """A CUDATimer per named region; reset() begins the next step.  Raises KeyError for an undeclared region.
 
-    enabled=False makes every call free and every time 0.0.
+    With enabled=False calls cost nothing and every time is 0.0.
     """
 
     def __init__(self, regions: Iterable[str], enabled: bool = True, marks: Marks | None = None):
@@ -90,10 +90,10 @@ class CUDATimerCollection:
             self._timers[region].stop()
 
     def elapsed_ms(self, region: str) -> float:
-        return self._timers[region].elapsed_ms()  # 0.0 of one that never started
+        return self._timers[region].elapsed_ms()  # 0.0 if it never started
 
     def elapsed_all(self) -> dict[str, float]:
-        """Milliseconds of each region."""
+        """Returns {region: milliseconds}."""
         return {region: self.elapsed_ms(region) for region in self._timers}
 
     def reset(self) -> None:
@@ -102,7 +102,7 @@ class CUDATimerCollection:
 
 
 class DeviceMemoryMonitor:
-    """report(step) after each step.  snapshot_step: after which one to write a snapshot; None: never."""
+    """Call report(step) after each step.  A snapshot is written after snapshot_step; None writes none."""
 
     def __init__(
         self,
@@ -119,10 +119,10 @@ class DeviceMemoryMonitor:
             self._history.start()
 
     def report(self, step: int) -> dict[str, Any]:
-        """Peaks since the report before: {"allocated_gb" (now), "peak_gb", "reserved_gb", "total_gb", "mem_utilization"
-        (0 to 1), "max_active_gib", "num_alloc_retries", "num_ooms", "what"}; without a GPU the process' resident set.
+        """Returns peaks since the last report, {"allocated_gb" (now), "peak_gb", "reserved_gb", "total_gb", "what",
+        "mem_utilization" (0 to 1), "max_active_gib", "num_alloc_retries", "num_ooms"}; on a CPU of the resident set.
         """
-        now_bytes = self._peaks.now_bytes()  # first: what is read later may be more than the peak was
+        now_bytes = self._peaks.now_bytes()  # before the peaks: read later, it might exceed them
         peaks, total_gib = self._peaks.split(), self._peaks.total_gib()
         gib = {kind: gib_from_bytes(num_bytes) for kind, num_bytes in peaks.pop("peak_bytes").items()}
         peak_gib = gib["allocated"] if "allocated" in gib else gib["rss"]
@@ -141,14 +141,14 @@ class DeviceMemoryMonitor:
         }
 
     def capture_snapshot(self, step: int) -> str | None:
-        """Write snapshot_step_S_device_D_rank_R.pickle.  Its path; None without a GPU, or if that failed, logged."""
+        """Writes snapshot_step_S_device_D_rank_R.pickle; returns its path, or None without a GPU or if that failed."""
         if device_type() != "cuda":
             return None
         path = self._folder / f"snapshot_step_{step}_{self._name}.pickle"
         try:
             self._history.dump(path, rank=self._rank, step=step)
             self._history.stop()
-        except Exception as error:  # a full disk, say: the training goes on
+        except Exception as error:  # for example a full disk: the training goes on
             logger.warning("no memory snapshot: %s: %s", type(error).__name__, error)
             return None
         return str(path)

@@ -1,8 +1,9 @@
-"""What a contestant changed of torch.compile: torch._inductor.config, torch._dynamo.config, options and mode.
+"""Finds a contestant's changes to torch.compile: torch._inductor.config, torch._dynamo.config, options and mode.
 
-modded-nanogpt's rule 3 forbids such flags; which of them a track allows is its rules' compile_flags.  Compared with
-torch's defaults whenever inductor compiles a graph, so that a flag set for a while is seen too, and at the end of the
-process.  Standard library alone, as script_worker.py runs it beside another torch; it imports nothing of torch.
+modded-nanogpt's rule 3 forbids such flags; a track's rules list those that it allows in compile_flags.  The settings
+are compared with torch's defaults whenever inductor compiles a graph, so that a flag set for a while is seen too, and
+at the end of the process.  Uses the standard library only and does not import torch, because script_worker.py runs this
+file beside another torch.
 """
 
 from __future__ import annotations
@@ -16,23 +17,24 @@ from collections.abc import Callable
 from typing import Any
 
 CONFIGS = {"inductor": "torch._inductor.config", "dynamo": "torch._dynamo.config"}
-WRAPPER = "_TorchCompileInductorWrapper"  # torch.compile's backend "inductor", with the options that it was given
-# read by torch where it is imported, and its defaults from then on; not those of caches, logs and worker processes
+WRAPPER = "_TorchCompileInductorWrapper"  # the "inductor" backend of torch.compile, with its options
+# environment variables that torch reads when it is imported, and which become its defaults
 VARIABLES = ("TORCHINDUCTOR_*", "TORCHDYNAMO_*", "TORCH_COMPILE_*")
+# those of caches, logs and worker processes, which change no kernel
 OF_NO_KERNEL = ("*CACHE*", "*LOG*", "*DEBUG*", "*TRACE*", "*THREADS*", "*WORKER*", "*PROFILE*")
-# what torch.compile(dynamic=...) sets while it traces: no flag of the contestant's
+# set by torch.compile(dynamic=...) while it traces, not by the contestant
 OF_DYNAMIC = ("dynamo.automatic_dynamic_shapes", "dynamo.assume_static_by_default")
-MAX_CHARS = 80  # of a value that is no number and no short text
-UNSET = object()  # torch marks what is not set by a plain object, too
+MAX_CHARS = 80  # recorded of a value that is not a number
+UNSET = object()  # torch, too, marks unset values by a plain object
 
 _seen: dict[str, Any] = {}
 
 
 def changed() -> dict[str, Any]:
-    """{"inductor.coordinate_descent_tuning": True, "compile.max_autotune": True, "env.TORCHINDUCTOR_...": "1"}.
+    """Returns the values that differ from torch's defaults, now or at an earlier compilation; {} if none does.
 
-    Values that differ from torch's defaults, now or at an earlier compilation; a key's first name says where it was
-    set.  {} where torch is as it comes, or was not imported.
+    For example {"inductor.coordinate_descent_tuning": True, "compile.max_autotune": True, "env.TORCHINDUCTOR_...": "1"}
+    where the first part of a key says where the value was set.
     """
     for place, module_name in CONFIGS.items():
         module = sys.modules.get(module_name)
@@ -47,12 +49,12 @@ def changed() -> dict[str, Any]:
 
 
 def watch() -> None:
-    """Start to note flags in this process.  Call it before anything is compiled; torch may be imported later."""
+    """Starts to note flags in this process.  Call it before anything is compiled; torch may be imported later."""
     after_import("torch", _watch)
 
 
 def after_import(name: str, call: Callable[[Any], object]) -> None:
-    """Calls call(the module) as soon as this process has imported it: now, or later."""
+    """Calls call(module) as soon as this process has imported the named module: now, or later."""
     if name in sys.modules:
         call(sys.modules[name])
     else:
@@ -78,13 +80,13 @@ def _watch(torch: Any) -> None:
 
 
 def _value_and_default(module: Any, name: str, entry: Any) -> tuple[Any, Any]:
-    """(value, default) of an entry of a config module, bypassing its accessor, which warns and copies defaults."""
-    if not hasattr(entry, "default"):  # before torch 2.6 plain values, and their defaults beside them
+    """Returns (value, default) of a config entry, bypassing its accessor, which warns and copies defaults."""
+    if not hasattr(entry, "default"):  # before torch 2.6 entries were plain values, with their defaults beside them
         return entry, getattr(module, "_default", {}).get(name, entry)
-    if getattr(entry, "alias", None):  # it is listed under its own name
+    if getattr(entry, "alias", None):  # the entry that it stands for is listed, too
         return entry.default, entry.default
     own = getattr(entry, "user_override", UNSET)
-    if hasattr(own, "get") and hasattr(own, "reset"):  # a ContextVar in later versions: of each thread
+    if hasattr(own, "get") and hasattr(own, "reset"):  # a ContextVar (per thread) in later versions
         own = own.get()
     given = (getattr(entry, "env_value_force", UNSET), own, getattr(entry, "env_value_default", UNSET))
     return next((value for value in given if type(value) is not object), entry.default), entry.default

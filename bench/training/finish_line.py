@@ -1,9 +1,9 @@
-"""When a run is validated, and when it is over: at its last step, at its target, or when its budget is spent.
+"""Decides when a run is validated and when it ends: at its last step, at its target, or when its budget is spent.
 
-A budget in tokens or FLOPs is a number of steps.  One in seconds is kept without a look at the clock in the timed
-region: at each validation, where the clock stands still, the steps since the one before it say how many still fit, so
-that validations come closer together at the end and the last one is before the budget's.  The schedule is told how
-long the run will be, from the first validation on by this estimate.  All ranks go by the slowest one's clock.
+A budget in tokens or FLOPs is a number of steps.  A budget in seconds is kept without reading the clock in the timed
+region: at each validation, while the clock is paused, the time of the steps since the previous one says how many still
+fit.  So validations come closer together towards the end, and the last one comes before the budget is spent.  From the
+first validation on, the estimate also gives the schedule the length of the run.  All ranks use the slowest one's clock.
 """
 
 import math
@@ -11,18 +11,18 @@ from collections.abc import Callable
 
 from bench.config.schema import GoalConfig
 
-# Of the steps that still fit by the last estimate so many are made before the next look at the clock
+# share of the steps that still fit by the last estimate which are done before the clock is read again
 FITTING_FRAC = 0.98
-GROWTH = 10  # of the steps between looks at first, when little is known: after 1 step, 10, 100
+GROWTH = 10  # limits the first intervals, when little is known: the clock is read after 1 step, 10, 100 ...
 
 
 class FinishLine:
-    """Asked at each validation how many steps to train until the next one.
+    """Says, at each validation, how many steps to train until the next one.
 
-    flops_per_token, batch_tokens: of a step; slowest_s: train_s -> the largest of all ranks; on_horizon(step,
-    num_steps): is told how many steps the run will have, as far as it is known from that step on.
-    is_target(val_loss): whether the run may end there.  stop_after: the run ends right after so many steps, without a
-    last validation; None where it does not, or has no more steps than that.
+    flops_per_token and batch_tokens are those of a step.  slowest_s(train_s) returns the largest train_s of all ranks.
+    on_horizon(step, num_steps) is called with the length of the run, as it is estimated from that step on.
+    is_target(val_loss) says whether the run may end there.  stop_after ends the run right after so many steps, without
+    a last validation; None does not.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class FinishLine:
     ):
         self._goal, self._slowest_s, self._on_horizon, self._is_target = goal, slowest_s, on_horizon, is_target
         self.num_steps = goal.num_steps
-        self.last: tuple[int, float] = (0, 0.0)  # of the last validation: steps done, train_s
+        self.last: tuple[int, float] = (0, 0.0)  # (steps done, train_s) at the last validation
         if goal.flop_budget is not None:
             step_flops = flops_per_token * batch_tokens
             fitting = math.floor(goal.flop_budget / step_flops)
@@ -50,7 +50,7 @@ class FinishLine:
         self.stop_after = stop_after if stop_after is not None and stop_after < self.num_steps else None
 
     def next_stop(self, steps_done: int, val_loss: float, train_s: float) -> int | None:
-        """The number of steps after which the run is validated next; None: it is over."""
+        """Returns the number of steps after which the run is validated next; None if it is over."""
         if steps_done == self.num_steps or self._is_target(val_loss):
             return None
         every = self._goal.val_every_steps

@@ -1,9 +1,9 @@
-"""When a collective times out: what each rank was doing, kept in the record.
+"""Keeps in the record what each rank was doing when a collective timed out.
 
-The launcher switches torch's flight recorder on (a ring buffer of each rank's last collectives); the worker that sees a
-timeout writes its buffer to logs/rankN.flight.json, NCCL's watchdog writes logs/flight_rankN of every rank before it
-aborts (a pickle: stored, never opened here), and a rank that is ended from outside leaves the Python stack of
-each of its threads in logs/rankN.log.
+The launcher enables torch's flight recorder, a ring buffer of each rank's last collectives.  The worker that sees a
+timeout writes its buffer to logs/rankN.flight.json; NCCL's watchdog writes logs/flight_rankN of every rank before it
+aborts (a pickle, which is never opened here); and a rank that is ended from outside leaves the Python stacks of all its
+threads in logs/rankN.log.
 """
 
 import faulthandler
@@ -13,33 +13,33 @@ import signal
 import sys
 from pathlib import Path
 
-RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # NCCL has its own; a CPU build has the other only
-NUM_COLLECTIVES = 2000  # of each rank; torch's own default for NCCL
+RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # NCCL's recorder, and the only one of a CPU build
+NUM_COLLECTIVES = 2000  # size of each rank's buffer; torch's default for NCCL
 
 
 def variables(num_processes: int) -> dict[str, str]:
-    """Environment variables of the ranks: the recorder for gloo and NCCL, and NCCL's dump.  One rank alone: {}."""
+    """Returns the ranks' environment variables for the recorder and NCCL's dump; {} for a single rank."""
     if num_processes == 1:
         return {}
     return {
         "TORCH_FR_BUFFER_SIZE": str(NUM_COLLECTIVES),
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",  # end the process on a timeout, the only way that dumps first
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",  # ends the process on a timeout; the only mode that dumps first
     }
 
 
 def enable_stack_dumps(folder: Path) -> None:
-    """Before torch is imported: stacks on a signal that ends this process, and where NCCL's dump goes."""
-    faulthandler.enable(all_threads=True)  # SIGSEGV, SIGABRT and their like; in C, so that a held lock cannot stop it
+    """Prints stacks at a fatal signal, and sets where NCCL's dump goes.  Call it before torch is imported."""
+    faulthandler.enable(all_threads=True)  # for SIGSEGV, SIGABRT and the like; written in C, so no lock can block it
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
-    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):  # torch 2.10 and later, and before
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):  # since torch 2.10, and before it
         os.environ[name] = str(Path(folder) / "logs" / "flight_rank")  # torch appends the rank
 
 
 def dump(folder: Path, rank: int) -> None:
-    """This rank's last collectives as JSON -> logs/rankN.flight.json; nothing where torch has recorded none."""
-    dumps: dict[int, bytes] = {}  # number of collectives -> JSON
+    """Writes this rank's last collectives to logs/rankN.flight.json, unless torch has recorded none."""
+    dumps: dict[int, bytes] = {}  # {number of collectives: JSON}
     try:
         from torch._C import _distributed_c10d as c10d
 
@@ -47,7 +47,7 @@ def dump(folder: Path, rank: int) -> None:
             text = recorder()
             text = text.encode() if isinstance(text, str) else text
             dumps.setdefault(len(json.loads(text).get("entries") or ()), text)
-    except Exception as error:  # another torch: the failure itself matters more
+    except Exception as error:  # another version of torch; the run's own failure matters more
         print(f"flight recorder: {type(error).__name__}: {error}", file=sys.stderr)
     if max(dumps, default=0):
         (Path(folder) / "logs" / f"rank{rank}.flight.json").write_bytes(dumps[max(dumps)])

@@ -1,6 +1,6 @@
-"""What all ranks measured -> the run's rows of steps.csv, steps_by_rank.csv and .result.tmp, by rank 0 after training.
+"""Writes, on rank 0 after training, what all ranks measured: steps.csv, steps_by_rank.csv and .result.tmp.
 
-The result is the worker's half of run.json: the launcher merges and removes it.
+.result.tmp is the worker's half of run.json, which the launcher merges and removes.
 """
 
 import contextlib
@@ -14,45 +14,45 @@ from bench.machine import environment
 from bench.record import run_folder, step_files
 from bench.training.instruments.base import PHASES
 
-PHASE_COLUMNS = tuple(f"{phase}_ms" for phase in PHASES)  # of the instrument regions, before all others
-Row = dict[str, Any]  # of steps.csv, by column
+PHASE_COLUMNS = tuple(f"{phase}_ms" for phase in PHASES)  # the instrument regions' columns, before all others
+Row = dict[str, Any]  # a row of steps.csv: {column: value}
 
 
 @dataclass
 class RankResult:
-    """What one rank measured."""
+    """What a rank measured."""
 
-    train_s: float  # of its clock
+    train_s: float  # by its own clock
     validation_s: float
     num_validations: int
-    rows: list[Row]  # of StepLog, one for each step from 1
+    rows: list[Row]  # StepLog's rows, one for each step from 1
     columns: dict[str, dict[str, dict[int, float | None]]]  # {instrument: {column: {row: value}}}
-    flags: dict[str, dict[int, str]]  # {instrument: {row: word}}
+    flags: dict[str, dict[int, str]]  # {instrument: {row: flag}}
     summaries: dict[str, dict[str, Any]]  # {instrument: summary}
     doubts: dict[str, list[str]]  # {instrument: [sentence]}
     loader_wait_ms: float
     peak_mem_gib: dict[str, float]  # {kind: GiB}, the warm-up excluded
-    foreign_cpu_cores: float | None  # of all its node, the same on every rank there; None: not known
+    foreign_cpu_cores: float | None  # cores used by others on its node, the same for all its ranks; None if unknown
     warnings: list[dict[str, str]] = field(default_factory=list)
-    events: list[dict[str, Any]] = field(default_factory=list)  # not yet written
+    events: list[dict[str, Any]] = field(default_factory=list)  # events that have not been written yet
     node: int = 0
-    t_offset_ns: int = 0  # what makes its t_ns those of node 0's clock
+    t_offset_ns: int = 0  # added to this rank's t_ns, it gives node 0's clock
     code: dict[str, Any] = field(default_factory=dict)  # imported.facts()
-    compile_flags: dict[str, Any] = field(default_factory=dict)  # compile_flags.changed(), without the harness's own
+    compile_flags: dict[str, Any] = field(default_factory=dict)  # compile_flags.changed(), except the harness's flags
 
 
 def write(
     folder: Path, own_rows: list[Row], everyone: list[RankResult], known: dict[str, Any], begins_look: bool
 ) -> None:
-    """steps.csv, steps_by_rank.csv, the other ranks' events and .result.tmp.
+    """Writes steps.csv, steps_by_rank.csv, the other ranks' events and .result.tmp.
 
-    own_rows: rank 0's of steps.csv; everyone: each rank's RankResult; known: what run.json says of the run beside that,
-    {"stopped_at", "model", "measured", "instrument_summaries", "referee"}; begins_look: whether look.py comes next.
+    own_rows are rank 0's rows of steps.csv, everyone has each rank's RankResult, known has the other facts of run.json:
+    {"stopped_at", "model", "measured", "instrument_summaries", "referee"}.  begins_look says that look.py comes next.
     """
     step_files.write(folder, rows(own_rows, everyone), step_files.RUN_COLUMNS)
     if len(everyone) > 1:
         step_files.write_by_rank(folder, _by_rank(everyone))
-    events = []  # of the other ranks, by node 0's clock, those of another node say which; rank 0's are written already
+    events = []  # the other ranks' (rank 0's are written already), by node 0's clock, with the node unless it is 0
     for rank in everyone:
         node = {"node": rank.node} if rank.node else {}
         events += [event | {"t_ns": event["t_ns"] + rank.t_offset_ns} | node for event in rank.events]
@@ -82,13 +82,13 @@ def write(
         ],
         "warnings": [{"rank": num, **warning} for num, rank in enumerate(everyone) for warning in rank.warnings],
     }
-    if begins_look:  # until add_look(): whatever ends the ranks from here on ends no run
+    if begins_look:  # until add_look() replaces it: from here on, a rank that ends does not fail the run
         measured_by_all["look"] = {"status": "begun", "began_s": time.monotonic()}
     atomic.write_json(folder / run_folder.RESULT, measured_by_all)
 
 
 def add_look(folder: Path, facts: dict[str, Any], warnings: list[list[dict[str, str]]]) -> None:
-    """facts: of the look (look.py), warnings: of each rank -> into what write() left, unless the disk is full."""
+    """Adds the facts of the look (look.py) and every rank's warnings to .result.tmp, unless the disk is full."""
     measured = atomic.read_json(folder / run_folder.RESULT)
     measured["look"] |= facts
     measured["warnings"] += [{"rank": num, **warning} for num, raised in enumerate(warnings) for warning in raised]
@@ -97,7 +97,7 @@ def add_look(folder: Path, facts: dict[str, Any], warnings: list[list[dict[str, 
 
 
 def rows(own_rows: list[Row], everyone: list[RankResult]) -> list[Row]:
-    """Rank 0's rows of steps.csv -> the run's: losses are means over ranks, milliseconds and columns maxima."""
+    """Makes the run's rows of rank 0's: losses become means over ranks, milliseconds and columns maxima."""
     all_columns = [columns for rank in everyone for columns in rank.columns.values()]
     others = {name for columns in all_columns for name in columns}.difference(PHASE_COLUMNS)
     names = [name for name in PHASE_COLUMNS if any(name in columns for columns in all_columns)] + sorted(others)
@@ -110,8 +110,8 @@ def rows(own_rows: list[Row], everyone: list[RankResult]) -> list[Row]:
         if step:
             row["train_loss"] = sum(rank.rows[step - 1]["train_loss"] for rank in everyone) / len(everyone)
         if step and not flagged:
-            # Of a flagged step rank 0's: metrics takes them off the whole, and where ranks waited for one that wrote a
-            # trace, the maxima of neighbouring steps are more than the time that passed.
+            # A flagged step keeps rank 0's: metrics subtracts them from the total, and when ranks waited for one that
+            # wrote a trace, the maxima of neighbouring steps add up to more than the time that passed.
             row["step_ms"] = max(rank.rows[step - 1]["step_ms"] for rank in everyone)
         for name in names:
             values = [columns[name].get(step) for columns in all_columns if name in columns]
@@ -121,10 +121,10 @@ def rows(own_rows: list[Row], everyone: list[RankResult]) -> list[Row]:
 
 
 def _by_rank(everyone: list[RankResult]) -> dict[str, list[dict[int, float]]]:
-    """{"step_ms", and where the regions are known "own_ms": [{row: milliseconds} of each rank]}.
+    """Returns {"step_ms": [each rank's {row: milliseconds}]}, and "own_ms" alike if the regions are known.
 
-    Ranks wait for each other within a step, so that their step_ms are alike; what a rank does before it can wait, its
-    data and forward, is its own and shows who was late.
+    Ranks wait for each other within a step, so their step_ms are alike; own_ms is what a rank does before it can wait,
+    its data and forward, and shows which rank was late.
     """
     by_column = {"step_ms": [{row["step"]: row["step_ms"] for row in rank.rows} for rank in everyone]}
     regions = [rank.columns.get("regions", {}) for rank in everyone]

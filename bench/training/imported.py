@@ -1,6 +1,6 @@
-"""Where a rank's modules came from: each of ours and of the user's own code must be that of the run's copies.
+"""Checks that a rank's modules, the harness's and the user's, were imported from the run's copies of the code.
 
-Asked at the end of a run, off the clock.  What a class does to other modules once it runs is not seen here.
+Done at the end of a run, off the clock.  It does not see what a class does to other modules once it runs.
 """
 
 import marshal
@@ -21,16 +21,16 @@ PYC_HEADER_BYTES = 16  # before the marshalled code: PEP 552
 
 
 def facts(hashes: bool) -> dict[str, Any]:
-    """What this rank has imported: {"copy", "num_modules", "elsewhere"}.
+    """Returns what this rank has imported: {"copy", "num_modules", "elsewhere"}.
 
-    copy: the name of the copy that the rank imports from, None: it is the checkout; num_modules: how many are ours or
-    the user's; elsewhere: those of them that came from anywhere else, sorted; hashes: also those whose bytecode is not
-    that of their source, and the copies' own names where they no longer hold what they are named by (0.1 s).
+    "copy" is the name of the copy that it imports from (None for the checkout), "num_modules" counts the modules of the
+    harness and the user, and "elsewhere" has the sorted names of those that came from anywhere else; with hashes, which
+    take 0.1 s, also of modules whose bytecode does not match their source, and of copies whose files have changed.
     """
     own, num_modules = user_code.copies(), 0
     elsewhere: set[str] = set()
     for name, module in list(sys.modules.items()):
-        imported_as = getattr(getattr(module, "__spec__", None), "name", "")  # also of __main__
+        imported_as = getattr(getattr(module, "__spec__", None), "name", "")  # __main__ has its real name there
         if name.partition(".")[0] in OURS or (name == "__main__" and imported_as.partition(".")[0] in OURS):
             folder = CODE
         elif own is not None and _is_of_user(own, name, module):
@@ -48,7 +48,7 @@ def facts(hashes: bool) -> dict[str, Any]:
 
 
 def merged(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
-    """facts() of every rank -> run.json's referee.code: copies instead of copy, sorted; num_modules is the most."""
+    """Merges every rank's facts() into run.json's referee.code, with sorted "copies" and the largest num_modules."""
     return {
         "copies": sorted({str(rank["copy"]) for rank in by_rank}),
         "num_modules": max(rank["num_modules"] for rank in by_rank),
@@ -57,7 +57,7 @@ def merged(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _is_of_user(own: Path, name: str, module: ModuleType) -> bool:
-    """Whether it lies with the copies of the user's code, or where an import of its name finds it in their folder."""
+    """Whether a module is in the copies of the user's code, or where its name is imported from in their folder."""
     path = getattr(module, "__file__", None)
     if not isinstance(path, str):
         return False
@@ -68,7 +68,7 @@ def _is_of_user(own: Path, name: str, module: ModuleType) -> bool:
 
 
 def _is_within(folder: Path, module: ModuleType) -> bool:
-    """Whether its file, or those of a package without one, lie there and are no links to elsewhere."""
+    """Whether a module's file, or a namespace package's folders, are in folder and are not links to elsewhere."""
     paths = getattr(module, "__file__", None) or list(getattr(module, "__path__", ()))
     paths = [paths] if isinstance(paths, str) else paths
     start = os.path.realpath(folder) + os.sep
@@ -76,7 +76,7 @@ def _is_within(folder: Path, module: ModuleType) -> bool:
 
 
 def _has_other_bytecode(module: ModuleType) -> bool:
-    """Whether the .pyc beside a module's source is another program's.  Python looks at neither once it is imported."""
+    """Whether the .pyc of a module differs from its source.  Python reads neither again once it is imported."""
     path, cached = getattr(module, "__file__", None), getattr(getattr(module, "__spec__", None), "cached", None)
     if not path or not cached or not os.path.exists(cached):
         return False  # compiled from the source

@@ -1,9 +1,9 @@
-"""Where a training script is and what it uses, a hundred times a second, while ./run.sh audit --only clock runs it.
+"""Samples where a training script is and what it uses, a hundred times a second, for ./run.sh audit --only clock.
 
-A thread reads the main thread's stack, the process's CPU time without its own, that of what it started (daemons that
-the run's guard has inherited, too) and the bytes that it read; so does every reading of a clock by the script, because
-there its phases may change.  bench/record/off_clock.py makes the account of it.
-Standard library of Python 3.8, as script_worker.py runs it beside another torch.  Bytes of memory maps are not seen.
+A thread reads the main thread's stack, the CPU time of the process (without the thread's own) and of the processes that
+it started (including daemons that the run's guard has inherited), and the bytes read.  So does every reading of a clock
+by the script, because its phases may change there.  bench/record/off_clock.py evaluates the samples.  It needs only the
+standard library of Python 3.8, as script_worker.py runs it beside another torch.  Reads by memory maps are not seen.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-VARIABLE = "SPEEDRUN_SAMPLE_LINES"  # a folder of the launcher's for the samples
-FILE = "samples.jsonl"  # in it
+VARIABLE = "SPEEDRUN_SAMPLE_LINES"  # the launcher's folder for the samples
+FILE = "samples.jsonl"  # in that folder
 EVERY_S = 0.01
-CHILDREN_EVERY = 5  # samples between two looks at other processes
+CHILDREN_EVERY = 5  # other processes are read at every fifth sample
 APART_NS = 1_000_000
 MAX_FRAMES = 12
 CLOCKS = ("perf_counter", "perf_counter_ns", "time", "time_ns", "monotonic", "monotonic_ns")
-BATCH = 100  # samples of a write
+BATCH = 100  # samples per write
 TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 
 
 def start(path: str, work: str, launcher_pid: int | None) -> Callable[[], None]:
-    """Samples into a file until the function that it returns is called.
+    """Starts to write samples to a file; returns the function that ends it.
 
-    Lines of JSON: [chain], a new list of [file below work, line, function], innermost first, numbered from 0; else
-    [t_ns of time.perf_counter_ns, CPU ns of the process, of others, bytes read, number of its chain].
+    The file has lines of JSON.  [chain] defines the next chain, numbered from 0, as a list of [file below work, line,
+    function], innermost first.  A sample is [t_ns by time.perf_counter_ns, CPU ns of the process, CPU ns of other
+    processes, bytes read, number of its chain].
     """
     stop, main_id = threading.Event(), threading.main_thread().ident or 0
     folders = tuple({os.path.abspath(work) + os.sep, os.path.realpath(work) + os.sep})
@@ -82,13 +83,13 @@ def start(path: str, work: str, launcher_pid: int | None) -> Callable[[], None]:
     last_place: object = None
 
     def reading(clock: Callable[[], float]) -> Callable[[], float]:
-        """A sample where the script reads a clock, too: there its phases may change."""
+        """Wraps a clock to take a sample when the script reads it, because its phases may change there."""
 
         def read() -> float:
             nonlocal last_place
             frame = sys._getframe(1)
             if frame.f_code.co_filename.startswith(folders):
-                place = (frame.f_code, frame.f_lineno)  # a loop that waits by the clock is sampled now and then
+                place = (frame.f_code, frame.f_lineno)  # a loop that polls the clock is sampled now and then only
                 if place != last_place or now_ns() - last_ns > APART_NS:
                     sample(frame, own_ns)
                 last_place = place
@@ -115,7 +116,7 @@ def start(path: str, work: str, launcher_pid: int | None) -> Callable[[], None]:
 
 
 def _bytes_read() -> int:
-    """Bytes that read calls of this process and of its ended children have returned."""
+    """Returns the bytes that read calls of this process and its ended children have returned."""
     try:
         with open("/proc/self/io") as file:
             return int(file.readline().split()[1])
@@ -124,7 +125,7 @@ def _bytes_read() -> int:
 
 
 def _others_ns(guard_pid: int, elders: set[int]) -> int:
-    """CPU time of all that this process has started, ended or not."""
+    """Returns the CPU time of all processes that this one has started, ended or not."""
     times = os.times()
     ended_ns = round(1e9 * (times.children_user + times.children_system))
     orphans = [pid for pid in _children(guard_pid) if pid not in elders] if guard_pid else []
@@ -153,14 +154,14 @@ def _stat(pid: int) -> list[str]:
 
 def _cpu_ns(pid: int) -> int:
     try:
-        return sum(map(int, _stat(pid)[11:15])) * TICK_NS  # its own and that of its ended children
+        return sum(map(int, _stat(pid)[11:15])) * TICK_NS  # utime, stime, and both of its ended children
     except (OSError, ValueError):
         return 0
 
 
 def _guard(launcher_pid: int | None) -> int:
-    """The run's guard, which inherits orphans: the ancestor just below the launcher; 0: not found.  In a sandbox,
-    without a launcher, its first process."""
+    """Returns the pid of the run's guard, which inherits orphans: the ancestor just below the launcher; 0: not found.
+    In a sandbox, where the launcher is not visible, it is the first process."""
     if launcher_pid is None:
         return 1
     pid = os.getpid()

@@ -1,13 +1,13 @@
-"""The look after the race: a few more steps under torch's profiler, when all that is measured has been measured.
+"""The look after the race: trains a few more steps under torch's profiler, once everything has been measured.
 
-The clock has stopped, the referee has seen the model, the weights are saved, and what the run measured is written
+By then the clock has stopped, the referee has seen the model, the weights are saved, and the measurements are written
 (gather_result.py, with the status "begun" for the look).  The last steps are trained a second time, on their tokens:
-some without the profiler, some that warm it up, some recorded, by the instruments trace and, on a GPU, memory_history.
-Nothing of it goes back into the run.  Files are named as theirs: traces/look_rank0.pt.trace.json.gz, the operators in
-traces/ops/, memory/look_rank0.html, on a GPU memory/look_rank0.pickle.
+some without the profiler, some that warm it up, some recorded by the instruments trace and, on a GPU, memory_history.
+The run's results do not change.  The files are traces/look_rank0.pt.trace.json.gz, tables of operators in traces/ops/,
+memory/look_rank0.html, and on a GPU memory/look_rank0.pickle.
 
-Whatever fails is a warning of the record.  A rank whose step fails while others wait for it in a collective must end,
-and they with it: the launcher then keeps what was measured (bench/launch/finish.py).
+A failure is a warning in the record.  A rank whose step fails while others wait for it in a collective must end, and
+they with it: the launcher then keeps what was measured (bench/launch/finish.py).
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from bench.training.trainer import Trainer
 
 
 class _NoLog(StepLog):
-    """Takes losses and keeps none."""
+    """A StepLog that discards losses."""
 
     def __init__(self) -> None:
         self.rows = []
@@ -39,22 +39,22 @@ class _NoLog(StepLog):
 
 
 def repeated_steps(num_done: int, num_steps: int) -> list[int]:
-    """The last num_steps of num_done, from 0, which are trained again; of a shorter run all of them, over and over."""
+    """Returns the last num_steps of num_done steps, from 0; a shorter run's steps are repeated as often as needed."""
     last = list(range(max(0, num_done - num_steps), num_done))
     return [last[index % len(last)] for index in range(num_steps)]
 
 
 def look(config: LookConfig, trainer: Trainer, context: Context, num_done: int) -> tuple[dict[str, Any], list[Warned]]:
-    """Train and record -> (facts for run.json["look"], the same on every rank; this rank's warnings).
+    """Trains and records; returns (facts for run.json["look"], the same on every rank; this rank's warnings).
 
-    context: of the run's instruments; num_done: steps of the run.  The steps of the look are numbered on from there.
+    context is that of the run's instruments.  num_done is the run's number of steps, after which the look's count on.
     """
     began_s = time.perf_counter()
     num_steps = config.wait_steps + config.warmup_steps + config.active_steps
     context = dataclasses.replace(
         context,
         num_steps=num_done + num_steps,
-        emit=lambda name, **facts: None,  # no event, line, flag or row of the run
+        emit=lambda name, **facts: None,  # the run gets no event, line, flag or row
         say=lambda text: None,
         flagged=set(),
         rows=[],
@@ -95,7 +95,7 @@ def _train(trainer: Trainer, instruments: InstrumentSet, num_done: int, steps: l
 
 
 def _memory_pages(made: list[Instrument], context: Context) -> Iterator[str]:
-    """memory/look_rankN.html: what the profiler saw allocated, the page of the instrument stages."""
+    """Writes memory/look_rankN.html, the page of allocations in the trace, and yields its path."""
     from bench.training.profiling import allocations
 
     for shot in (shot for each in made if isinstance(each, Trace) for shot in each.shots):
@@ -111,7 +111,7 @@ def _memory_pages(made: list[Instrument], context: Context) -> Iterator[str]:
 
 
 def _files(summaries: dict[str, Any]) -> Iterator[str]:
-    """What the instruments wrote, relative to the run's folder."""
+    """Yields the files that the instruments wrote, relative to the run's folder."""
     yield from summaries.get("trace", {}).get(NAME, {}).get("files", ())
     for window in summaries.get("memory_history", {}).get("windows", ()):
         if "file" in window:

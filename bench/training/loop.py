@@ -1,4 +1,4 @@
-"""The training loop: what is timed, and in which order.  Every run goes through it; run.py and trainer.py fill it."""
+"""The training loop of every run: what is timed, and in which order.  run.py and trainer.py supply its parts."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,12 +17,12 @@ def train(
     checkpoints: tuple[Callable[[int], bool], Callable[[int, int], bool]] | None = None,
     begin: Sequence[int] = (0, 0),
 ) -> tuple[int, float | None]:
-    """Train until the finish line.  Returns (steps done, last val_loss in nats per token).
+    """Trains until the finish line.  Returns (steps done, last val_loss in nats per token).
 
-    step(k) does optimizer step k, k from 0.  evaluate() gives nats per token; it runs before the first step, then where
-    the finish line says, while the clock stands still.  instruments see every edge (instruments/base.py).
-    checkpoints: (is one due after so many steps, save it -> whether the run ends there); then val_loss is None.
-    begin: (steps done, steps after which the next validation comes), which the second of these was given.
+    step(k) does optimizer step k, k from 0.  evaluate() returns nats per token; it runs before the first step, then
+    where the finish line says, while the clock is paused.  instruments see every edge (instruments/base.py).
+    checkpoints is (is_due(steps_done), save(steps_done, next_stop)); if save returns True, the run ends there, and the
+    returned val_loss is None.  To resume, begin is the (steps_done, next_stop) that save was given.
     """
     clock.start()
     steps_done, next_stop = begin

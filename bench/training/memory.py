@@ -1,14 +1,14 @@
-"""Memory of this process' device: its peaks, of the whole run and of each segment of it, and CUDA's history of it.
+"""Memory of this process's device: peaks of the whole run and of its segments, and CUDA's memory history.
 
-Peaks are one object a process, shared by the run and its instruments, because a peak that one of them resets is lost
-to the others: split() ends a segment and keeps its peak for whole_gib().
+The run and its instruments share one object for peaks, because a peak that one of them resets is lost to the others:
+split() ends a segment and keeps its peak for whole_gib().
 
     history = History("steps", max_entries=200_000)
     history.start(); ...; history.mark("forward"); ...; history.dump(path); history.stop()
 
-There is one history in a process.  What is written opens at pytorch.org/memory_viz and with ./run.sh memory, without
-private paths.  Blocks keep the stack of their allocation when a history ends, so that one over the build names the
-weights in a later one.
+A process can record one history at a time.  Its file has no private paths, and opens at pytorch.org/memory_viz and with
+./run.sh memory.  Blocks keep the stack of their allocation when a history ends, so a history of the build names the
+weights in later ones.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _is_observing = False
 
 
 class CudaPeaks:
-    """What torch's caching allocator held: bytes of tensors, of blocks in use, and reserved from the driver."""
+    """Peaks of torch's caching allocator: bytes of tensors, of blocks in use, and reserved from the driver."""
 
     what = "CUDA allocator"
 
@@ -48,39 +48,39 @@ class CudaPeaks:
 
         self._cuda, self._device = torch.cuda, device
         self._whole_bytes: dict[str, int] = {}
-        torch.cuda.init()  # before it there is no allocator to ask
+        torch.cuda.init()  # before that there is no allocator
 
     def reset(self) -> None:
-        """Let whole_gib() begin here: the warm-up has ended."""
+        """Makes whole_gib() begin here, after the warm-up."""
         self._cuda.reset_peak_memory_stats(self._device)
         self._whole_bytes = {}
 
     def split(self) -> dict[str, Any]:
-        """{"peak_bytes": {kind: bytes}, "num_alloc_retries", "num_ooms"}: peaks since the last split, all counts."""
+        """Returns {"peak_bytes": {kind: bytes} since the last split, "num_alloc_retries", "num_ooms"}."""
         stats = self._cuda.memory_stats(self._device)
         self._cuda.reset_peak_memory_stats(self._device)
         return {"peak_bytes": self._peak_bytes(stats), **{name: stats.get(name, 0) for name in COUNTS}}
 
     def counts(self) -> dict[str, int]:
-        """{"num_alloc_retries", "num_ooms"}; some tens of microseconds."""
+        """Returns {"num_alloc_retries", "num_ooms"} since the process began; takes some tens of microseconds."""
         stats = self._cuda.memory_stats(self._device)
         return {name: stats.get(name, 0) for name in COUNTS}
 
     def whole_gib(self) -> dict[str, float]:
-        """{kind: GiB} since reset()."""
+        """Returns the peaks since reset(), {kind: GiB}."""
         self._peak_bytes(self._cuda.memory_stats(self._device))
         return {kind: gib_from_bytes(num_bytes) for kind, num_bytes in self._whole_bytes.items()}
 
     def now_bytes(self) -> int:
-        """Bytes that tensors hold now."""
+        """Returns the bytes that tensors hold now."""
         return int(self._cuda.memory_allocated(self._device))
 
     def total_gib(self) -> float:
-        """Memory of the GPU."""
+        """Returns the memory of the GPU."""
         return gib_from_bytes(self._cuda.get_device_properties(self._device).total_memory)
 
     def _peak_bytes(self, stats: dict[str, int]) -> dict[str, int]:
-        """The peak of this segment, which also counts for the whole run."""
+        """Returns the peaks of this segment, and takes them into those of the whole run."""
         peak_bytes = {kind: stats.get(f"{kind}_bytes.all.peak", 0) for kind in ("allocated", "active", "reserved")}
         self._whole_bytes = {
             kind: max(num_bytes, self._whole_bytes.get(kind, 0)) for kind, num_bytes in peak_bytes.items()
@@ -89,10 +89,10 @@ class CudaPeaks:
 
 
 class ProcessPeaks:
-    """The resident set of the whole process, imports included: without a GPU, torch counts no allocations.
+    """Peaks of the process's resident set, imports included: without a GPU, torch counts no allocations.
 
-    Linux forgets a peak when 5 is written to /proc/self/clear_refs (proc(5)).  Where that is refused, the peak of the
-    process so far stands for a segment's.
+    Linux resets the peak when 5 is written to /proc/self/clear_refs (proc(5)).  If that is refused, a segment's peak is
+    that of the process so far.
     """
 
     what = "resident set of the process"
@@ -101,10 +101,10 @@ class ProcessPeaks:
         self._folder, self._whole_bytes = folder, 0
 
     def reset(self) -> None:
-        """Nothing: the memory of a process from before the run cannot be separated from the run's."""
+        """Does nothing: a process's memory from before the run cannot be separated from the run's."""
 
     def split(self) -> dict[str, Any]:
-        """The same as CudaPeaks.split(); the counts are None."""
+        """Returns the same as CudaPeaks.split(), with None for the counts."""
         _, peak_bytes = self._read()
         self._whole_bytes = max(self._whole_bytes, peak_bytes)
         with contextlib.suppress(OSError), open(f"{self._folder}/clear_refs", "w") as file:
@@ -115,29 +115,29 @@ class ProcessPeaks:
         return dict.fromkeys(COUNTS)
 
     def whole_gib(self) -> dict[str, float]:
-        """{"rss": GiB} since the process began."""
+        """Returns the peak since the process began, {"rss": GiB}."""
         return {"rss": gib_from_bytes(max(self._whole_bytes, self._read()[1]))}
 
     def total_gib(self) -> float:
-        """Memory of the machine."""
+        """Returns the memory of the machine."""
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
 
     def now_bytes(self) -> int:
         return self._read()[0]
 
     def _read(self) -> tuple[int, int]:
-        """(bytes now, most bytes since Linux last forgot the peak)."""
+        """Returns (bytes now, peak bytes since Linux last reset the peak)."""
         try:
             with open(f"{self._folder}/status") as file:
                 lines = dict(line.split(":", 1) for line in file if ":" in line)
             return int(lines["VmRSS"].split()[0]) * KIB, int(lines["VmHWM"].split()[0]) * KIB
-        except (OSError, KeyError):  # not Linux: the peak of its life is all that is known
+        except (OSError, KeyError):  # not Linux: only the peak since the process began is known
             highest_bytes = round(meters.peak_rss_gib() * GIB)
             return highest_bytes, highest_bytes
 
 
 def peaks_for(device_type: str, device: Any = None) -> CudaPeaks | ProcessPeaks:
-    """ "cuda" or "cpu", and which GPU as torch.cuda takes it, None for the current one -> peaks."""
+    """Returns the peaks for "cuda" or "cpu"; device is the GPU as torch.cuda takes it, None for the current one."""
     return CudaPeaks(device) if device_type == "cuda" else ProcessPeaks()
 
 
@@ -145,9 +145,10 @@ def peaks_for(device_type: str, device: Any = None) -> CudaPeaks | ProcessPeaks:
 
 
 class History:
-    """max_entries: the newest are kept.  RuntimeError from start() where another history is recorded.
+    """CUDA's memory history, of which the newest max_entries are kept.
 
-    stacks: "python", or "all" for C++ frames too, whose names take minutes to look up.
+    start() raises RuntimeError while another history is recorded.  stacks is "python", or "all" to include C++ frames,
+    whose names take minutes to look up.
     """
 
     def __init__(self, name: str = "memory history", max_entries: int = 200_000, stacks: str = "python"):
@@ -159,7 +160,7 @@ class History:
         return _holder is self
 
     def start(self) -> None:
-        """Empty, also after an earlier one."""
+        """Starts an empty history."""
         global _holder
         if _holder is not None and _holder is not self:
             raise RuntimeError(f"{self.name}: {_holder.name} is recording the memory history, and there is only one")
@@ -175,11 +176,11 @@ class History:
         _holder = self
 
     def mark(self, name: str) -> None:
-        """An edge, on the clock of the trace's time_us."""
+        """Marks an edge, by the clock of the snapshot's time_us."""
         self._marks.append((time.time_ns() / 1e3, name))
 
     def dump(self, path: Path | str, **facts: Any) -> int:
-        """Write what is recorded, and what the allocator holds now, whole or not at all.  Returns the bytes written.
+        """Writes atomically what is recorded and what the allocator holds now.  Returns the number of bytes written.
 
         facts go beside the marks into the snapshot's "speedrun".
         """
@@ -200,7 +201,7 @@ class History:
 
 
 def write(snapshot: dict[str, Any], path: Path) -> int:
-    """Snapshot -> a pickle, whole or not there.  Returns its bytes."""
+    """Writes a snapshot as a pickle, atomically.  Returns the number of bytes written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic.replacing(path, durable=False) as file:
         pickle.dump(snapshot, file, protocol=PICKLE_PROTOCOL)
@@ -208,23 +209,23 @@ def write(snapshot: dict[str, Any], path: Path) -> int:
 
 
 def redact(snapshot: dict[str, Any]) -> None:
-    """Take private paths out of the names of source files, in place."""
+    """Removes private paths from the names of source files, in place."""
     seen: set[int] = set()
     clean: dict[str, str] = {}
     for holder in _holders(snapshot):
         for frame in holder.get("frames") or ():
             name = frame.get("filename")
-            if id(frame) in seen or not isinstance(name, str):  # frames are shared among stacks
+            if id(frame) in seen or not isinstance(name, str):  # stacks share frames
                 continue
             seen.add(id(frame))
-            if name not in clean:  # the repository's files relative to it, others without home and user
+            if name not in clean:  # the repository's files become relative to it, others lose home and user
                 relative = private.redact(name, REPO).removeprefix("./")
-                clean[name] = re.sub(r"torchinductor_[^/]+", "torchinductor", relative)  # which has the user's name
+                clean[name] = re.sub(r"torchinductor_[^/]+", "torchinductor", relative)  # followed by the user's name
             frame["filename"] = clean[name]
 
 
 def _holders(snapshot: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """All that has frames."""
+    """Yields everything in a snapshot that has frames."""
     for segment in snapshot.get("segments") or ():
         yield segment
         yield from segment.get("blocks") or ()
@@ -233,17 +234,17 @@ def _holders(snapshot: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def when_out_of_memory(callback: OutOfMemoryCallback | None) -> None:
-    """callback(device, requested_bytes, limit_bytes, free_bytes) as soon as CUDA has no memory, before unwinding.
+    """Calls callback(device, requested_bytes, limit_bytes, free_bytes) when CUDA runs out of memory, before unwinding.
 
-    One at a time; None ends it.  It may be called again for one failure, and from any thread.  What it raises is
-    printed only: the run must see its own error.
+    There is one callback at a time; None removes it.  It may be called more than once for a failure, and from any
+    thread.  Its exceptions are only printed, so that the run sees its own error.
     """
     global _oom_callback, _is_observing
     _oom_callback = callback
     if callback is not None and not _is_observing:
         import torch
 
-        torch.cuda.init()  # observers of before are not kept
+        torch.cuda.init()  # observers that are attached earlier are lost
         torch._C._cuda_attach_out_of_memory_observer(_out_of_memory)  # it stays attached: torch cannot detach it
         _is_observing = True
 

@@ -1,4 +1,4 @@
-"""What is trained, as the config asks for it: torch's kernels, the model with its weights, its validation, its stages.
+"""Sets up what the config asks for: torch's kernels, the model with its weights, its validation rows, its stages.
 
 Legend: B sequences, T tokens.
 """
@@ -24,13 +24,13 @@ from models.base import LanguageModel
 from models.stages import Timeline, check_window
 from models.together import copy_state, is_meant, with_roles
 
-NEW_FACTS = ("frozen_steps", "ahead_weights", "end_ahead_weights", "untied")  # of a portion, where they are set
-METHODS = {  # what a stage sets: how the model is given it, and what it is
+NEW_FACTS = ("frozen_steps", "ahead_weights", "end_ahead_weights", "untied")  # recorded of a portion if they are set
+METHODS = {  # {setting of a stage: (the model's method for it, its description in refusals)}
     "window_tokens": ("set_window", "windows, set_window(window_tokens)"),
     "ahead_weights": ("set_ahead_weights", "loss of several tokens, that of LanguageModel.forward()"),
     "untied": ("set_untied", "embedding that parts from the head, set_untied(untied)"),
 }
-SDPA = {  # hardware.sdpa: (how it is switched, how it is asked)
+SDPA = {  # {value of hardware.sdpa: (the function that enables it, the one that says whether it is enabled)}
     "flash": (cuda.enable_flash_sdp, cuda.flash_sdp_enabled),
     "efficient": (cuda.enable_mem_efficient_sdp, cuda.mem_efficient_sdp_enabled),
     "cudnn": (cuda.enable_cudnn_sdp, cuda.cudnn_sdp_enabled),
@@ -40,12 +40,12 @@ DTYPES: dict[str | None, torch.dtype] = {"float32": torch.float32, "bfloat16": t
 
 
 def choose_kernels(hardware: HardwareConfig) -> None:
-    """Set what hardware asks for, for this process; null leaves torch's own choice."""
-    if hardware.device == "cpu" and not hardware.compile:  # what is raced on GPUs is torch as it is
+    """Sets torch's kernels for this process as hardware asks; null keeps torch's default."""
+    if hardware.device == "cpu" and not hardware.compile:  # runs on GPUs use torch unmodified
         lazy_dynamo.install()
         torch.set_deterministic_debug_mode("error" if hardware.deterministic else "default")
     else:
-        torch.use_deterministic_algorithms(hardware.deterministic)  # imports the compiler, to tell it too
+        torch.use_deterministic_algorithms(hardware.deterministic)  # imports the compiler, to set its flag too
     if hardware.tf32 is not None:
         torch.set_float32_matmul_precision("high" if hardware.tf32 else "highest")
     if hardware.sdpa is not None:
@@ -54,15 +54,15 @@ def choose_kernels(hardware: HardwareConfig) -> None:
 
 
 def kernel_facts() -> dict[str, str | list[str]]:
-    """What is set in this process: run.json["measured"] has it, beside the backends that attention really took."""
+    """Returns this process's settings for run.json["measured"], beside the backends that attention really used."""
     return {
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),  # highest: float32; high: TF32 on a GPU
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),  # highest is float32, high TF32 on a GPU
         "sdpa_enabled": [name for name, (_, enabled) in SDPA.items() if enabled()],
     }
 
 
 def build_model(config: Config, device: torch.device, eos_token: int | None) -> torch.nn.Module:
-    """Drawn on the CPU from the run's seed.  eos_token: the token before each document, if the data have one."""
+    """Builds the model, its weights drawn on the CPU from the seed.  eos_token precedes each document, or is None."""
     wanted = config.model
     assert wanted is not None and wanted.arch is not None, "a script has a model of its own"
     arch = wanted.arch
@@ -89,7 +89,7 @@ def build_model(config: Config, device: torch.device, eos_token: int | None) -> 
 
 
 def _to_bfloat16(model: torch.nn.Module, patterns: Sequence[str]) -> None:
-    """Round the parameters that patterns mean, which were drawn in float32.  ValueError if a pattern means none."""
+    """Rounds the parameters that match patterns to bfloat16.  Raises ValueError if a pattern matches none."""
     parameters = list(with_roles(model)) if patterns else ()
     for pattern in patterns:
         meant = [parameter for name, role, parameter in parameters if is_meant([pattern], name, role)]
@@ -101,20 +101,20 @@ def _to_bfloat16(model: torch.nn.Module, patterns: Sequence[str]) -> None:
 
 
 def autocast(config: Config, device_type: str) -> contextlib.AbstractContextManager[None]:
-    """What a forward pass of the run is in, as hardware.dtype says."""
+    """Returns the context of the run's forward passes for hardware.dtype."""
     dtype = DTYPES[config.hardware.dtype]
     return contextlib.nullcontext() if dtype is torch.float32 else torch.autocast(device_type, dtype=dtype)
 
 
 def val_rows(config: Config, shards: Sequence[Shard], rank: int, world_size: int, device: torch.device) -> ValRows:
-    """This rank's rows of a validation."""
+    """Returns this rank's rows of a validation."""
     seq_len, rank_tokens = val_seq_len(config), cast(int, config.hardware.micro_batch_seqs) * config.data.seq_len
     shape = (seq_len, max(1, rank_tokens // seq_len))
     return ValRows(shards, config.goal.val_tokens, *shape, rank, world_size, device)
 
 
 def mean_nats(losses: Iterable[torch.Tensor], batch_tokens: int, device: torch.device) -> float:
-    """Losses of this rank's batches, each of batch_tokens -> nats per token, the same on every rank.
+    """Returns nats per token, the same on every rank, from the losses of this rank's batches of batch_tokens each.
 
     Sums in float64, so that dividing the batches among more ranks changes only the last digits of float32 losses.
     """
@@ -127,10 +127,10 @@ def mean_nats(losses: Iterable[torch.Tensor], batch_tokens: int, device: torch.d
 
 
 def timeline_of(config: Config, model: LanguageModel) -> Timeline:
-    """ValueError: stages set what the model does not have, or its windows to no multiples of its blocks."""
+    """Returns the run's Timeline.  Raises ValueError if stages set what the model lacks, or a window cuts a block."""
     stages, val_window_tokens = stages_of(config), config.goal.val_window_tokens
     for setting, (method, what) in METHODS.items():
-        # an overridden forward() knows no loss of several tokens
+        # an overridden forward() does not support a loss of several tokens
         is_own = setting == "ahead_weights" and type(model).forward is not LanguageModel.forward
         for index, stage in enumerate(stages):
             if getattr(stage, setting) is not None and (is_own or not hasattr(model, method)):
@@ -142,7 +142,7 @@ def timeline_of(config: Config, model: LanguageModel) -> Timeline:
 
 
 class StagedModel:
-    """A model as a step of the timeline has it: its window, what its loss is of, whether its embedding is its own."""
+    """Sets the model to a step of the timeline: its window, the tokens of its loss, whether its embedding is untied."""
 
     def __init__(self, model: Any, optimizer: Any, timeline: Timeline):
         self.model, self.optimizer, self.timeline = model, optimizer, timeline
@@ -151,7 +151,7 @@ class StagedModel:
         self._ahead_weights: list[float] | None = None
 
     def at(self, step: int) -> None:
-        """Before step number step; goal.num_steps: at the end of the run."""
+        """Sets the model for the given step; goal.num_steps is the end of the run."""
         self.set_window(self.timeline.window_after(step))
         self.set_untied(bool(self.timeline.at(step).stage.untied))
         weights = self.timeline.ahead_weights(step)
@@ -160,13 +160,13 @@ class StagedModel:
             self._ahead_weights = weights
 
     def set_window(self, window_tokens: int | None) -> None:
-        """None: the model has none, or its own."""
+        """Sets the model's window; None is for a model that has none, or keeps its default."""
         if window_tokens != self._window_tokens:
             self.model.set_window(window_tokens)
             self._window_tokens = window_tokens
 
     def set_untied(self, untied: bool) -> None:
-        """Where the embedding parts from the head it begins with the head's weights and state of the optimizer."""
+        """Ties or unties embedding and head; an untied embedding begins with the head's weights and optimizer state."""
         if untied != self._untied:
             embedding, head = self.model.set_untied(untied)
             if untied:
@@ -175,20 +175,20 @@ class StagedModel:
 
 
 def batch_shapes(config: Config, timeline: Timeline) -> list[BatchShape]:
-    """The stages as the loader wants them."""
+    """Returns the stages as the loader takes them."""
     shapes, before = [], 0
     for stage, end in zip(stages_of(config), timeline.ends, strict=True):
         num_steps = None if end == timeline.num_steps else end - before
-        shape = cast(int, stage.batch_tokens), cast(int, stage.seq_len)  # of a resolved config
+        shape = cast(int, stage.batch_tokens), cast(int, stage.seq_len)  # set in a resolved config
         shapes.append(BatchShape(num_steps, *shape, num_micro_steps(config, stage)))
         before = end
     return shapes
 
 
 def stage_facts(config: Config, timeline: Timeline, flops: list[tuple[int, int]]) -> list[dict[str, Any]]:
-    """run.json["measured"]["stages"]: what each portion of the run is.
+    """Returns run.json["measured"]["stages"], the facts of each portion of the run.
 
-    flops: of a token in each, and the same without masked pairs.  first_step is counted as the run prints it, from 1.
+    flops has (FLOPs per token, the same without masked pairs) of each.  first_step counts from 1, as in step lines.
     """
     return [
         {

@@ -2,8 +2,8 @@
 
 null    torch's DistributedDataParallel, after which every rank does the whole update; nothing for a single process
 plain   an all-reduce after the backward pass, and every rank does the whole update: the reference for the other two
-shard   during the backward pass each rank receives the mean gradients of its share; it updates that share, and sends
-        the new weights to the others (ZeRO's first stage with the traffic of its second; Rajbhandari et al. 2020,
+shard   each rank receives the mean gradients of its share during the backward pass, updates that share, and sends the
+        new weights to the others (ZeRO's first stage with the traffic of its second; Rajbhandari et al. 2020,
         arXiv:1910.02054)
 """
 
@@ -26,11 +26,11 @@ BY_ELEMENT = (
     torch.optim.Adam,
     torch.optim.SGD,
     CautiousAdam,
-)  # an element's update needs that element alone
+)  # optimizers whose update of an element depends on that element only
 
 
 def reducer_for(config: Config, model: torch.nn.Module, optimizer: Any, ranks: Ranks) -> "Alone":
-    """The reducer that hardware.reducer names; optimizer must not have made a step."""
+    """Returns the reducer that hardware.reducer names.  The optimizer must not have done a step."""
     kind = config.hardware.reducer
     if ranks.world_size == 1:
         return Alone(config, model, optimizer)
@@ -40,30 +40,30 @@ def reducer_for(config: Config, model: torch.nn.Module, optimizer: Any, ranks: R
 
 
 class Alone:
-    """For one process, whose gradients need no reduction; the base of the reducers for several.
+    """The reducer for a single process, whose gradients need no reduction; the base class of the others.
 
-    forward: the model to train, compiled if the config says so; evaluated: the model to validate.  A step consists of
-    expect(), micro_step() around each forward and backward pass, clip(), step(), and drop_grads() if parts are named.
+    forward is the model to train, compiled if the config says so; evaluated is the model to validate.  A step consists
+    of expect(), micro_step() around each forward and backward pass, clip(), step(), and drop_grads() for named parts.
     """
 
-    name: str | None = None  # in run.json
+    name: str | None = None  # as recorded in run.json
 
     def __init__(self, config: Config, model: torch.nn.Module, optimizer: Any):
         self.model, self.optimizer = model, optimizer
-        # These are in no loss at first, and so in no bucket; they are reduced separately once they have gradients.
+        # They are in no loss at first, and so in no bucket; they are reduced separately once they have gradients.
         self._late = [model.get_parameter(name) for name in getattr(model, "late_parameters", ())]
         self.forward: Any
         self.forward = self.evaluated = self._compiled(model) if config.hardware.compile else model
 
     def expect(self, names: Collection[str] | None) -> None:
-        """names: the optimizer's parts that this step will update, None for all; other tensors keep their gradients."""
+        """Announces the optimizer's parts that this step updates, None for all; other tensors keep their gradients."""
 
     def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
-        """The context of a forward and backward pass: only the last one of a step reduces gradients."""
+        """Returns the context of a forward and backward pass; only the last one of a step reduces gradients."""
         return contextlib.nullcontext()
 
     def clip(self, most_norm: float | None) -> None:
-        """Clip the norm of all gradients together to most_norm, unless that is None."""
+        """Clips the norm of all gradients together to most_norm, unless that is None."""
         if most_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), most_norm)
 
@@ -73,15 +73,15 @@ class Alone:
                 distributed.all_sum(tensor.grad).div_(world_size)
 
     def step(self, names: Collection[str] | None = None) -> None:
-        """Step the optimizer, or only its named parts.  Afterwards all ranks have the same weights."""
+        """Steps the optimizer, or only its named parts.  Afterwards all ranks have the same weights."""
         self.optimizer.step() if names is None else self.optimizer.step(names)
 
     def drop_grads(self, names: Collection[str]) -> None:
-        """Drop the gradients of the named parts, whether they were updated or not."""
+        """Drops the gradients of the named parts, whether they were updated or not."""
         self.optimizer.zero_grad(set_to_none=True, names=names)
 
     def close(self) -> None:
-        """Call it before the process group is destroyed."""
+        """Drops the models; call it before the process group is destroyed."""
         self.forward = self.evaluated = None
 
     def _compiled(self, model: torch.nn.Module) -> Any:
@@ -89,7 +89,7 @@ class Alone:
 
 
 class Ddp(Alone):
-    """torch's own.  It overlaps the backward pass, also that of a compiled model, whose graph dynamo cuts for it."""
+    """torch's DistributedDataParallel, which overlaps the backward pass; dynamo cuts compiled graphs for it."""
 
     name = "ddp"
 
@@ -98,7 +98,7 @@ class Ddp(Alone):
         self._world_size = ranks.world_size
         late = {id(tensor) for tensor in self._late}
         names = [name for name, tensor in self.forward.named_parameters() if id(tensor) in late]
-        arguments = inspect.signature(DistributedDataParallel.__init__).parameters  # torch 2.13 gave one another name
+        arguments = inspect.signature(DistributedDataParallel.__init__).parameters  # torch 2.13 renamed one
         sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in arguments else "broadcast_buffers"
         # torch's only way to exclude parameters, here those that are in no loss at first
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.forward, names)
@@ -118,7 +118,7 @@ class Ddp(Alone):
 
 
 class Plain(Alone):
-    """The reference: reduces bucket after bucket when the last backward pass has ended."""
+    """The reference for the other reducers: reduces bucket after bucket once the last backward pass has ended."""
 
     name = "plain"
 
@@ -141,9 +141,9 @@ class Plain(Alone):
 class Shard(Alone):
     """Reduces each bucket as soon as it is full.
 
-    The update is divided among the ranks for the optimizers of BY_ELEMENT, and for one with an attribute `shares` that
-    exchanges its updates itself: for each rank the indices of the tensors whose gradients it needs.  For any other
-    optimizer every rank gets all gradients.
+    The update is divided among the ranks for the optimizers of BY_ELEMENT, and for an optimizer that exchanges its
+    updates itself and has an attribute `shares`: for each rank, the indices of the tensors whose gradients it needs.
+    For any other optimizer every rank gets all gradients.
     """
 
     name = "shard"
@@ -152,10 +152,10 @@ class Shard(Alone):
         self._ranks, self._cut_bytes = ranks, bucket_bytes
         parts = getattr(optimizer, "parts", {"": optimizer}).items()
         self._parts = [(name, part, list(_buckets_of(part, ranks, bucket_bytes))) for name, part in parts]
-        self._parts.sort(key=lambda row: hasattr(row[1], "shares"))  # weights are gathered beside Muon's products
+        self._parts.sort(key=lambda row: hasattr(row[1], "shares"))  # Muon last: weights are gathered while it computes
         super().__init__(config, model, optimizer)
-        self._order = [bucket for *_, group in self._parts for bucket in group]  # in which all ranks reduce
-        self._due = self._order  # those of them that this step reduces, in that order
+        self._order = [bucket for *_, group in self._parts for bucket in group]  # the order in which all ranks reduce
+        self._due = self._order  # the buckets that this step reduces, in that order
         self._bucket_of = {parameter: bucket for bucket in self._order for parameter in bucket.layout.parameters}
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in self._bucket_of]
         self._is_last, self._num_launched = False, 0
@@ -168,7 +168,7 @@ class Shard(Alone):
         self._due = [bucket for bucket in self._order if bucket in due]
 
     def _refuse_left(self) -> None:
-        """RuntimeError if tensors that the previous step updated still have gradients."""
+        """Raises RuntimeError if tensors that the previous step updated still have gradients."""
         if any(grad is not None for bucket in self._due for grad in bucket.own_grads()):
             remedy = "drop them after every step, or use another hardware.reducer"
             raise RuntimeError(f"hardware.reducer=shard: gradients are left from the step before: {remedy}")
@@ -192,8 +192,8 @@ class Shard(Alone):
         distributed.all_sum(square)
         if everywhere:
             square += torch.nn.utils.get_total_norm(everywhere).square()
-        if grads := own + everywhere:  # more ranks than matrices, and nothing but matrices: this rank has none
-            frac = torch.clamp(most_norm / (square.sqrt() + 1e-6), max=1.0)  # as torch's clip_grad_norm_
+        if grads := own + everywhere:  # empty if there are only matrices, and fewer of them than ranks
+            frac = torch.clamp(most_norm / (square.sqrt() + 1e-6), max=1.0)  # as in torch's clip_grad_norm_
             torch._foreach_mul_(grads, frac)
 
     def step(self, names: Collection[str] | None = None) -> None:
@@ -208,7 +208,7 @@ class Shard(Alone):
         for bucket in self._due:
             bucket.finish()
         if not self._knows_order and len(self._filled) == len(self._order):
-            # rank 0's order of the first step of all parts from now on, in place of the guess
+            # from now on, all ranks use the order of rank 0 in the first step of all parts, instead of a guess
             numbers = torch.tensor([self._order.index(bucket) for bucket in self._filled], device=self._ranks.device)
             self._order = [self._order[number] for number in distributed.from_first(numbers).tolist()]
             self._knows_order = True
@@ -229,7 +229,7 @@ class Shard(Alone):
         return torch.compile(model, dynamic=False, backend=cut_at(self._cut_bytes))
 
     def _arrived(self, parameter: torch.nn.Parameter) -> None:
-        """torch's hook: a gradient is complete.  All ranks start the collectives in one order, however buckets fill."""
+        """Called by torch when a gradient is complete.  All ranks reduce buckets in one order, however they fill."""
         bucket = self._bucket_of[parameter]
         if not self._is_last or bucket not in self._due:
             return
@@ -242,7 +242,7 @@ class Shard(Alone):
 
 
 def _buckets_of(optimizer: Any, ranks: Ranks, bucket_bytes: int) -> Iterator[buckets.Reduced]:
-    """The buckets of an optimizer's tensors.  An elementwise optimizer gets this rank's slices in their place."""
+    """Yields the buckets of an optimizer's tensors, which in an elementwise optimizer this rank's slices replace."""
     by_element = type(optimizer) in BY_ELEMENT
     for group in optimizer.param_groups:
         if hasattr(optimizer, "shares"):
@@ -260,7 +260,7 @@ def _buckets_of(optimizer: Any, ranks: Ranks, bucket_bytes: int) -> Iterator[buc
 
 
 def _refuse_missing(model: torch.nn.Module, waiting: Sequence[buckets.Reduced]) -> None:
-    """RuntimeError if a bucket still lacks a gradient after the step's last backward pass."""
+    """Raises RuntimeError if a bucket still lacks a gradient after the step's last backward pass."""
     missing = {parameter for bucket in waiting for parameter in bucket.layout.parameters if parameter.grad is None}
     if missing:
         names = [name for name, parameter in model.named_parameters() if parameter in missing]
@@ -268,10 +268,10 @@ def _refuse_missing(model: torch.nn.Module, waiting: Sequence[buckets.Reduced]) 
 
 
 def cut_at(most_bytes: int, compiler: str = "inductor") -> Callable[..., Any]:
-    """A backend for torch.compile that cuts the graph into pieces of about most_bytes of parameters for compiler.
+    """Returns a torch.compile backend that cuts the graph into pieces of about most_bytes of parameters for compiler.
 
     The backward pass of a whole graph yields all gradients at its end, so that no reduction could overlap it.  torch
-    cuts graphs for its own DistributedDataParallel only; this calls the same code.  A graph without gradients, as in
+    cuts graphs for its DistributedDataParallel only; this calls the same code.  A graph without gradients, as in
     validation, stays whole.
     """
 
@@ -281,7 +281,7 @@ def cut_at(most_bytes: int, compiler: str = "inductor") -> Callable[..., Any]:
 
         class Cut(DDPOptimizer):
             def add_param(self, bucket: Any, param: torch.Tensor, name: str) -> None:
-                """torch counts a tensor's storage, which here may be a buffer that many tensors share."""
+                """Counts the tensor's bytes; torch counts its storage, which many tensors may share here."""
                 super().add_param(bucket, param, name)
                 bucket.size += param.nbytes - param.untyped_storage().nbytes()
 

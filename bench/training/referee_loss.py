@@ -1,13 +1,13 @@
-"""The loss as the referee computes it: from the model's logits, in its own cross entropy, off the clock.
+"""The referee's loss: computed off the clock from the model's logits, with the referee's own cross entropy.
 
-A model's forward() says what its loss is, and a mistake or a lie there would win a race.  So logits(tokens_BT), which
-is given no target, is asked for the tokens of the validation before the first step and of the last one, and at the end
-of the run for two validations more: of tokens drawn uniformly at random, and of a held-out slice, tokens of the
-validation shards beyond goal.val_tokens, which no run is given.  There logits() is asked first, so that forward() has
-not yet seen the targets.  bench/record/validity.py says what follows from the numbers; docs/record.md is the guide.
+A model's forward() computes the loss, and a mistake or a lie there would win a race.  So logits(tokens_BT), which gets
+no targets, is called for batches of the validation before the first step and of the last one.  At the end of the run it
+is also called for two more validations: of tokens drawn uniformly at random, and of a held-out slice, tokens of the
+validation shards beyond goal.val_tokens, which no run uses.  There logits() is called first, before forward() has seen
+the targets.  bench/record/validity.py judges the numbers; docs/record.md is the guide.
 
-Each run draws the batches that it checks from the system's random numbers: the model cannot foresee it, and
-the run's own random state is not touched.
+Each run draws the batches that it checks from the system's random numbers, so that the model cannot foresee them and
+the run's random state does not change.
 Legend: B sequences, T tokens, V vocabulary, N tokens of a batch.
 """
 
@@ -29,12 +29,12 @@ from bench.training.trainer import Trainer
 
 T = TypeVar("T")
 
-MAX_TOKENS = 8192  # of a pass of logits, or one row: a fused loss never holds those of a whole micro-batch
-ROWS_AT_ONCE = 2048  # of logits that are float32 at one time: 0.4 GB where V is 50,257
-COST_FRAC = 0.01  # of the run's own passes: so many batches of the last validation are asked for, if they are not all
-LEAST_FRAC = 0.25  # of the last validation's batches, whatever they cost
-START_FRAC = 0.125  # before the first step, of as many as at the end
-COUNTERFACTUAL_FRAC = 0.25  # of random tokens, and of the held-out slice: of as many as at the end
+MAX_TOKENS = 8192  # in a pass of logits, but at least a row: a micro-batch's logits may not fit into memory
+ROWS_AT_ONCE = 2048  # rows of logits that are float32 at a time: 0.4 GB if V is 50,257
+COST_FRAC = 0.01  # share of the cost of the run's passes that checking the last validation's batches may take
+LEAST_FRAC = 0.25  # share of the last validation's batches that are checked whatever they cost
+START_FRAC = 0.125  # batches checked before the first step, as a share of those at the end
+COUNTERFACTUAL_FRAC = 0.25  # batches of random tokens, and of the held-out slice, as a share of those at the end
 
 
 class NoLogits(RuntimeError):
@@ -42,7 +42,7 @@ class NoLogits(RuntimeError):
 
 
 def nats_of(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-    """[N] nats of each target, float32, a few thousand rows at a time."""
+    """Returns the nats of each target, [N] float32, computed a few thousand rows at a time."""
     rows = zip(logits_BTV.flatten(0, -2).split(ROWS_AT_ONCE), targets_BT.flatten().split(ROWS_AT_ONCE), strict=True)
     return torch.cat([_nats(logits_NV.float(), targets_N) for logits_NV, targets_N in rows])
 
@@ -52,31 +52,31 @@ def _nats(logits_NV: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
 
 
 class RefereeLoss:
-    """at_start() before the first step, evaluate() in the place of the trainer's while it trains, at_end() after it.
+    """Call at_start() before the first step, evaluate() instead of the trainer's during training, at_end() after it.
 
-    is_required: the run ends where the model has no usable logits; elsewhere facts()["not_checked"] says so.
+    If is_required, a model without usable logits ends the run; otherwise "not_checked" in at_end() says why.
     """
 
     def __init__(self, trainer: Trainer, is_required: bool):
         self._trainer, self._rows, self._is_required = trainer, trainer.val_rows, is_required
         self._random = random.SystemRandom()
         self._vocab_size = trainer.vocab_size
-        self._first: list[torch.Tensor] = []  # of the first validation, each batch's loss
+        self._first: list[torch.Tensor] = []  # the first validation's loss of each batch
         self._last: list[torch.Tensor] = []
         self._val_loss = self._val_loss_at_start = math.nan
         self._seconds = 0.0
         self._why: str | None = None
         self._at_start: tuple[list[int], list[torch.Tensor]] = ([], [])
-        self.val_bpb: float | None = None  # of the last validation; None: the goal is another
+        self.val_bpb: float | None = None  # bits per byte of the last validation; None unless it is the goal's metric
         self.val_bytes: int | None = None
-        self._num_marks = 0  # targets that stand for no text
+        self._num_marks = 0  # number of targets that stand for no text, such as marks of documents
         if trainer.config.goal.of == VAL_BPB:
             sizes = datasets.chosen(trainer.config.data).token_bytes()
             self._bytes_V = torch.as_tensor(sizes, device=trainer.ranks.device)
             self.val_bytes, self._num_marks = self._count_bytes()
 
     def at_start(self) -> None:
-        """Ask for the logits of some batches of the first validation.  Raises NoLogits on every rank alike."""
+        """Checks the logits of some batches of the first validation.  Raises NoLogits on every rank alike."""
         started_s = time.perf_counter()
         self._at_start = self._nats_of_some_batches(START_FRAC)
         self._seconds += time.perf_counter() - started_s
@@ -88,7 +88,7 @@ class RefereeLoss:
             )
 
     def evaluate(self) -> float:
-        """The trainer's, whose losses of each batch are kept."""
+        """Returns the trainer's evaluate(), and keeps its losses of each batch."""
         nats = self._trainer.evaluate()
         kept = [loss.double() for loss in self._trainer.val_nats]
         if not self._first:
@@ -99,14 +99,14 @@ class RefereeLoss:
         return nats
 
     def state(self) -> dict[str, Any]:
-        """What was kept of the run's first validation, for a checkpoint."""
+        """Returns what is kept of the run's first validation, for a checkpoint."""
         return {"first": self._first, "val_loss_at_start": self._val_loss_at_start}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._first, self._val_loss_at_start = state["first"], state["val_loss_at_start"]
 
     def at_end(self, num_steps: int) -> dict[str, Any]:
-        """run.json["referee"]["loss"]; the model is in the state of the last validation."""
+        """Returns run.json["referee"]["loss"].  The model must be in the state of the last validation."""
         started_s, hardware = time.perf_counter(), self._trainer.config.hardware
         checked: list[dict[str, Any]] = []
         random_tokens: dict[str, Any] | None = None
@@ -128,7 +128,7 @@ class RefereeLoss:
             "checked": checked,
             "val_loss_at_start": _finite(self._val_loss_at_start),
             "val_loss": _finite(self._val_loss),
-            "validation": {"num_batches": len(last), "sd_nats": _finite(_sd(last))},  # for what another slice may have
+            "validation": {"num_batches": len(last), "sd_nats": _finite(_sd(last))},  # the spread of other slices
             "random_tokens": random_tokens,
             "held_out": held_out,
             "seconds": self._seconds,
@@ -137,7 +137,7 @@ class RefereeLoss:
     # ---- bits per byte
 
     def _count_bytes(self) -> tuple[int, int]:
-        """(bytes of the validation's targets, how many of them stand for none), of all ranks."""
+        """Returns (bytes of the validation's targets, number of targets that stand for none), over all ranks."""
         counts = torch.zeros(2, dtype=torch.int64, device=self._bytes_V.device)
         for _, targets_BT in self._rows.at(self._rows.places):
             sizes_BT = self._bytes_V[targets_BT]
@@ -146,7 +146,7 @@ class RefereeLoss:
         return num_bytes, num_marks
 
     def _bits_per_byte(self, val_loss: float, num_bytes: int) -> float:
-        """From forward()'s loss if every target stands for text, else from the logits of the targets that do."""
+        """Computed from forward()'s loss if every target stands for text, else from the logits of those that do."""
         if not self._num_marks:
             return bits_per_byte(val_loss * self._trainer.config.goal.val_tokens, num_bytes)
 
@@ -169,7 +169,7 @@ class RefereeLoss:
     # ---- the validations of the run
 
     def _nats_of_some_batches(self, frac: float) -> tuple[list[int], list[torch.Tensor]]:
-        """(numbers of batches drawn from a validation, the mean of each by its logits, float64)."""
+        """Returns (indices of batches drawn from a validation, mean nats of each by its logits, float64)."""
         places = self._rows.places
         chosen = sorted(self._random.sample(range(len(places)), self._num_batches(len(places), frac)))
 
@@ -183,7 +183,7 @@ class RefereeLoss:
     def _compared(
         self, step: int, claimed: list[torch.Tensor], chosen: list[int], nats: list[torch.Tensor]
     ) -> dict[str, Any]:
-        """What forward() said of the chosen batches, and what follows from the logits."""
+        """Returns the chosen batches' mean loss as claimed by forward(), and as computed from the logits."""
         hardware = self._trainer.config.hardware
         pairs = _gathered([(claimed[number].item(), mean.item()) for number, mean in zip(chosen, nats)])
         num_batches = max(1, len(pairs))
@@ -196,7 +196,7 @@ class RefereeLoss:
         }
 
     def _num_batches(self, num_batches: int, frac: float) -> int:
-        """How many batches this rank checks, at least one.  A pass with gradients costs as much as three without."""
+        """Returns how many batches this rank checks, at least one.  A pass with gradients costs three without."""
         config = self._trainer.config
         num_validations = 1 + math.ceil(config.goal.num_steps / config.goal.val_every_steps)
         whole = 3 * stages.num_tokens(config) + num_validations * config.goal.val_tokens
@@ -206,7 +206,7 @@ class RefereeLoss:
     # ---- tokens that no run is given
 
     def _check_random_tokens(self) -> dict[str, Any]:
-        """Uniform over the data's vocabulary: no causal model has less than ln V."""
+        """Checks tokens drawn uniformly from the data's vocabulary: no causal model has less than ln V nats."""
         shape = self._rows.shape_BT
         generator = torch.Generator().manual_seed(self._random.getrandbits(63))
         batches = []
@@ -217,7 +217,7 @@ class RefereeLoss:
         return self._examined(batches, asks_again=True)
 
     def _check_held_out(self) -> dict[str, Any]:
-        """Tokens of the validation shards that lie beyond goal.val_tokens, at places drawn at random."""
+        """Checks tokens of the validation shards beyond goal.val_tokens, at random places."""
         val_tokens, num_tokens = self._trainer.config.goal.val_tokens, self._rows.num_tokens
         batch_tokens = math.prod(self._rows.shape_BT)
         last = num_tokens - 1 - batch_tokens
@@ -233,10 +233,10 @@ class RefereeLoss:
     def _examined(
         self, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], asks_again: bool = False
     ) -> dict[str, Any]:
-        """Logits, then forward(), of tokens that neither has seen before; asks_again: of the first the logits again."""
+        """Calls logits(), then forward(), for new tokens; with asks_again then logits() again for the first batch."""
 
         def examine() -> tuple[list[tuple[float, float, float]], float]:
-            """([(claimed, mean, mean square) of the nats of a batch], by how much the first one's mean moved)."""
+            """Returns ([(claimed, mean, mean square) of each batch's nats], how far the first batch's mean moved)."""
             rows: list[tuple[float, float, float]] = []
             moved_nats = 0.0
             with self._trainer.validating() as forward:
@@ -266,7 +266,7 @@ class RefereeLoss:
     # ---- one pass
 
     def _from_logits(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        """[N] nats of each target."""
+        """Returns the nats of each target, [N].  Raises NoLogits."""
         logits = getattr(self._trainer.model, "logits", None)
         if not callable(logits):
             raise NoLogits("it has none")
@@ -282,15 +282,15 @@ class RefereeLoss:
         return torch.cat(nats)
 
     def _guarded(self, passes: Callable[[], T]) -> T | None:
-        """passes(), without gradients and leaving the random state alone; None on every rank where one rank's fails.
+        """Returns passes(), run without gradients and with the random state restored; None on every rank if one fails.
 
-        Losses of other ranks are added up afterwards: none may be missing from that.
+        All ranks must agree, because their losses are added up afterwards.
         """
         answer, why = None, None
         try:
             with torch.no_grad(), forked_rng(self._trainer.ranks.device):
                 answer = passes()
-        except Exception as error:  # of the user's own code, or memory
+        except Exception as error:  # raised by the user's code, or out of memory
             why = str(error) if isinstance(error, NoLogits) else f"{type(error).__name__}: {str(error)[:200]}"
         reasons = [reason for reason in distributed.gather(why) if reason]
         self._why = self._why or (reasons[0] if reasons else None)
@@ -302,7 +302,7 @@ def _gathered(own: list[T]) -> list[T]:
 
 
 def _sd(values: list[float]) -> float:
-    """Standard deviation; 0 of fewer than two."""
+    """Returns the standard deviation; 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
     mean = sum(values) / len(values)
@@ -310,5 +310,5 @@ def _sd(values: list[float]) -> float:
 
 
 def _finite(value: float) -> float | None:
-    """The value, or None if JSON has no number for it."""
+    """Returns the value, or None if it is not finite, which JSON cannot represent."""
     return value if math.isfinite(value) else None

@@ -1,14 +1,14 @@
-"""One rank of a run, from its config to its record, in the order in which it happens.
+"""A rank of a run, from its config to its record, in the order in which it happens.
 
     read config.yaml, join the other ranks           Run.__init__
     build model, optimizer, loader                   _build            trainer.py, model.py, reducer.py
     run every graph once, and undo it                _warm_up          trainer.py, causality.py
     train by the clock until the goal                _train, loop.py   clock.py, step_log.py, step_writer.py
-    hold the model that came of it to the rules      _check_model      causality.py, side_effects.py, referee_loss.py
-    put together what all ranks measured             _write_record     gather_result.py
-    look at a few more steps with the profiler       _look             look.py
+    check the trained model against the rules        _check_model      causality.py, side_effects.py, referee_loss.py
+    gather what all ranks measured                   _write_record     gather_result.py
+    profile a few more steps                         _look             look.py
 
-worker.py is the process around this; what it leaves becomes run.json at the launcher (bench/launch/finish.py).
+worker.py is the process around it; the launcher makes run.json of its results (bench/launch/finish.py).
 """
 
 import contextlib
@@ -53,10 +53,11 @@ from bench.training.trainer import Trainer
 
 
 class Run:
-    """Run(...).train(): rank 0 leaves steps.csv, events.jsonl and .result.tmp in folder.
+    """Run(...).train() does the whole run; rank 0 leaves steps.csv, events.jsonl and .result.tmp in folder.
 
-    launch: worker.py's; started_s: when this process began, by time.monotonic(); rows: a list that receives this rank's
-    rows (StepLog) as they become known; warnings: one that receives the names of signals that warn of the run's end.
+    launch is what the launcher wrote for its workers, or None; started_s is when this process began, by
+    time.monotonic().  The list rows receives this rank's rows (StepLog) as they become known, and warnings the names of
+    signals that announce the run's end.
     """
 
     def __init__(
@@ -68,11 +69,11 @@ class Run:
         warnings: list[str] | None = None,
     ):
         launch = launch or {}
-        launched_s = launch.get("started_s")  # by another machine's clock: absent
+        launched_s = launch.get("started_s")  # absent if another machine launched the run: its clock differs
         launch_s = None if launched_s is None else started_s - launched_s
         self.times: dict[str, Any] = {"launch_s": launch_s, "import_s": time.monotonic() - started_s}
         self.folder, self.rows = folder, rows
-        self.referee: dict[str, dict[str, Any]] = {}  # what was found out about the contestant: run.json["referee"]
+        self.referee: dict[str, dict[str, Any]] = {}  # outcomes of the checks, for run.json["referee"]
         self.config = schema.read(folder, launch.get("secrets", ()))
         hardware = self.config.hardware
         compile_flags.watch()
@@ -87,17 +88,17 @@ class Run:
         else:
             self.shards = datasets.recorded(self.record["data"])
         self._edge_pipe = launch.get("edge_pipe")
-        self._t_offset_ns = launch.get("t_offset_ns", 0)  # of node 0's clock, from this node's
+        self._t_offset_ns = launch.get("t_offset_ns", 0)  # node 0's clock minus this node's
         self._stopped_at: int | None = None  # the step after which profile.stop_after_window ended the run
         self._survival, self._warnings = launch.get("survival"), warnings if warnings is not None else []
-        self._earlier: dict[str, Any] = {}  # of the run's earlier segments: what _save_state() wrote
+        self._earlier: dict[str, Any] = {}  # what _save_state() wrote in the run's earlier segments
         self.events = RankEvents(self.ranks.rank)
         self.marks = marks_for(self.ranks.device.type)
         self.peaks = peaks_for(self.ranks.device.type, self.ranks.device)
         self.instruments = self._load_instruments()
 
     def train(self) -> None:
-        """The whole journey; on any failure what was seen until then is kept."""
+        """Does the whole run.  On a failure, the events until then are kept."""
         try:
             self._build()
             self._warm_up()
@@ -111,11 +112,11 @@ class Run:
             raise
         finally:
             self.instruments.close()
-        if measured is not None:  # else a warning ended it, and its last checkpoint has all
+        if measured is not None:  # otherwise a warning ended the run, and its last checkpoint has everything
             if self.config.checkpoint.save and self.ranks.is_first and self._stopped_at is None:
                 self._save_weights(measured.rows[-1])
             self._write_record(measured)
-            distributed.barrier()  # no rank leaves while another may still need it, or risks a step too early
+            distributed.barrier()  # no rank may leave, or risk another step, while another rank still needs it
             if self._is_looking():
                 self._look(len(measured.rows))
         self._trainer.close()
@@ -150,7 +151,7 @@ class Run:
         distributed.set_timeout(self.config.hardware.collective_timeout_s)
 
     def _resume(self) -> None:
-        """Go on where the run's earlier segments ended, if there are any."""
+        """Resumes where the run's earlier segments ended, if there are any."""
         if self._survival and self._survival["checkpoint"]:
             self._earlier = checkpoint.load(Path(self._survival["checkpoint"]), self.ranks)
             self._trainer.restore(self._earlier["trainer"])
@@ -158,7 +159,7 @@ class Run:
             self.rows.extend(self._earlier["rows"])
 
     def _save_state(self, step: int, stop: int, log: StepLog, clock: Clock, finish_line: FinishLine) -> bool:
-        """A checkpoint, in a pause of the clock -> whether the run ends with it."""
+        """Saves a checkpoint, in a pause of the clock.  Returns whether the run ends with it."""
         log.on_checkpoint(clock.train_s)
         slowest_s = max(distributed.gather(clock.train_s))
         state = {
@@ -179,7 +180,7 @@ class Run:
         return ends
 
     def _train(self) -> gather_result.RankResult | None:
-        """The timed part, and what this rank measured of it; None: a warning ended it with a checkpoint."""
+        """Trains by the clock; returns what this rank measured, or None if the run ended with a checkpoint."""
         goal, hardware, trainer, instruments = self.config.goal, self.config.hardware, self._trainer, self.instruments
         earlier: dict[str, Any] = {"loop": (0, 0), "train_s": 0.0, "paused": (0, 0), "last": (0, 0.0)} | self._earlier
         self._facts = self._known_facts()
@@ -255,16 +256,16 @@ class Run:
             summaries=observed["summary"],
             doubts=observed["doubts"],
             loader_wait_ms=(trainer.loader.wait_ns - waited_ns) / 1e6,
-            peak_mem_gib=self.peaks.whole_gib(),  # the referee's passes are no part of it
+            peak_mem_gib=self.peaks.whole_gib(),  # before the referee's passes
             foreign_cpu_cores=foreign_cpu_cores,
             node=self.ranks.node,
             t_offset_ns=self._t_offset_ns,
         )
 
     def _check_model(self) -> None:
-        """Is it causal still, does evaluating it change anything, and is its loss its own?  validity.py rules on that.
+        """Checks that the model is still causal, that evaluating it changes nothing, and that its loss is true.
 
-        Off the clock, right after the last validation, before anything else calls the model.
+        Done off the clock, right after the last validation, before anything else calls the model; validity.py judges.
         """
         if self._stopped_at is not None:
             return
@@ -278,7 +279,7 @@ class Run:
         self.referee["loss"] = self._referee_loss.at_end(self.rows[-1]["step"] if self.rows else 0)
 
     def _save_weights(self, last_row: dict[str, Any]) -> None:
-        """Off the clock; where it cannot be written, a warning: the run is measured."""
+        """Saves the weights, off the clock.  If that fails, the run, which has been measured, only gets a warning."""
         started_s = time.perf_counter()
         record: Any = self.record
         about = {name: str(record[name]) for name in ("run_id", "config_id", "seed")}
@@ -290,29 +291,29 @@ class Run:
         self.times["checkpoint_s"] = time.perf_counter() - started_s
 
     def _write_record(self, measured: gather_result.RankResult) -> None:
-        """Rank 0 writes what all of them measured."""
+        """Gathers what all ranks measured, which rank 0 writes."""
         measured.code = imported.facts(hashes=self.ranks.is_first)
         measured.compile_flags = {
             name: value for name, value in compile_flags.changed().items() if name not in self._trainer.own_flags
         }
-        measured.warnings, measured.events = self.instruments.warnings, self.events.kept  # closing may have added some
+        measured.warnings, measured.events = self.instruments.warnings, self.events.kept  # close() may have added some
         everyone = distributed.gather(measured)
         if self._writer is not None:
             known = {
-                "stopped_at": self._stopped_at,  # after which step profile.stop_after_window ended the run
+                "stopped_at": self._stopped_at,
                 "model": self._facts["model"],
                 "measured": self.times | self._facts["measured"],
                 "instrument_summaries": self.instruments.merge([rank.summaries for rank in everyone]),
                 "referee": self.referee | {"code": imported.merged([rank.code for rank in everyone])},
             }
-            everyone[0].warnings = self.instruments.warnings  # merging may have added some
+            everyone[0].warnings = self.instruments.warnings  # merge() may have added some
             gather_result.write(self.folder, self._writer.rows, everyone, known, begins_look=self._is_looking())
 
     def _is_looking(self) -> bool:
         return bool(self.config.look.enabled) and self._stopped_at is None
 
     def _look(self, num_steps: int) -> None:
-        """Off every number: the record has been written, and the model that comes of it is thrown away."""
+        """Profiles a few more steps.  The measurements are written already, and the model is discarded afterwards."""
         facts, warnings = look.look(self.config.look, self._trainer, self._context, num_steps)
         everyone = distributed.gather(warnings)
         if self.ranks.is_first:
@@ -320,7 +321,7 @@ class Run:
         distributed.barrier()
 
     def _load_instruments(self) -> InstrumentSet:
-        """The chosen instruments; one that cannot be made is a warning."""
+        """Loads the chosen instruments; one that fails to start becomes a warning."""
         ranks = self.ranks
 
         def say(text: str) -> None:
@@ -346,7 +347,7 @@ class Run:
         return InstrumentSet(made, warnings=warnings)
 
     def _known_facts(self) -> dict[str, Any]:
-        """What run.json says of model and batch, known before the first step."""
+        """Returns run.json's facts about model and batch, which are known before the first step."""
         config, model = self.config, self._trainer.model
         stages = stage_facts(config, self._trainer.timeline, self._trainer.flops_per_token())
         return {
@@ -366,7 +367,7 @@ class Run:
         }
 
     def _metrics(self) -> dict[str, float | None]:
-        """What the last validation measured beside val_loss."""
+        """Returns what the last validation measured besides val_loss."""
         val_bpb = self._referee_loss.val_bpb
         return {} if val_bpb is None else {"val_bpb": val_bpb}
 
@@ -386,11 +387,11 @@ class Run:
         )
 
     def _is_target(self, val_loss: float) -> bool:
-        """Whether the run may end there."""
+        """Whether val_loss, or the goal's metric at that validation, reaches a target at which the run may stop."""
         goal = self.config.goal
         if not goal.stop_at_target:
             return False
         if goal.target_value is not None:
             return goal.of.reaches(self._metrics().get(goal.of.name) or val_loss, goal.target_value)
-        assert goal.target_gap_nats is not None  # else there is no target to stop at
+        assert goal.target_gap_nats is not None  # stop_at_target needs one of the two targets
         return bool(val_loss - self.record["data"]["floor_nats"] <= goal.target_gap_nats)

@@ -1,9 +1,9 @@
-"""torch's profiler over chosen steps of a script that knows nothing of it: script_worker.py installs it.
+"""Runs torch's profiler over chosen steps of an unmodified script; script_worker.py installs it.
 
-A step ends when rank 0 prints its line.  Other ranks print nothing: they count the calls of step() of the optimizer
-that steps first.  Rank 0 does so too, and shares with each line how many calls it had made by then, so that every rank
-knows the step's number, whatever the script did before step 1.  Standard library alone until the script has imported
-its own torch, which may be another than the harness's.
+A step ends when rank 0 prints its line.  Other ranks print nothing, so they count the calls of step() of the optimizer
+that steps first.  Rank 0 counts them too, and with each line shares how many calls it has made, so that every rank
+knows the step's number, whatever the script did before step 1.  This file uses only the standard library until the
+script has imported its torch, which may differ from the harness's.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ SHARED = struct.Struct("<qq")  # calls of step() minus the printed step; 1 once 
 
 
 class Profiler:
-    """windows: dicts with name, first_step, last_step, begin_step, ranks (null: all) and options.
+    """Profiles windows: dicts with name, first_step, last_step, begin_step, ranks (None for all) and options.
 
-    edges: [(pattern, offset)] of a line that says that step number + offset is done.
+    edges is [(pattern, offset)]: a line that matches says that step (number in the match) + offset is done.
     """
 
     def __init__(self, folder: str, rank: int, windows: list[dict[str, Any]], edges: list[tuple[str, int]]):
@@ -33,19 +33,19 @@ class Profiler:
         mine = [window for window in windows if window["ranks"] is None or rank in window["ranks"]]
         self._waiting = sorted(mine, key=lambda window: window["begin_step"])
         self._edges = [(re.compile(pattern), offset) for pattern, offset in edges]
-        self._window: dict[str, Any] = {}  # that is recorded
-        self._profile: Any = None  # torch's, while it records
+        self._window: dict[str, Any] = {}  # the window that is being recorded
+        self._profile: Any = None  # torch's profile, while it records
         self._done: list[dict[str, Any]] = []
         self._text = ""
         fd = os.open(os.path.join(folder, ".profiled_step.tmp"), os.O_RDWR | os.O_CREAT, 0o644)
-        os.ftruncate(fd, SHARED.size)  # zeros at first
-        self._shared = mmap.mmap(fd, SHARED.size)  # by each rank of this machine
+        os.ftruncate(fd, SHARED.size)  # a new file is zeros
+        self._shared = mmap.mmap(fd, SHARED.size)  # shared by the ranks of this machine
         os.close(fd)
         self._optimizer: Any = None
         self._num_calls = 0
 
     def heard(self, text: str) -> None:
-        """What rank 0's script prints, in pieces."""
+        """Receives what rank 0's script prints, in pieces."""
         *lines, self._text = (self._text + text).split("\n")
         self._text = self._text[-4096:]
         for line in lines:
@@ -58,7 +58,7 @@ class Profiler:
                     break
 
     def optimizer_stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """torch's hook after step() of any optimizer."""
+        """Called by torch after step() of any optimizer."""
         if self._optimizer is None:
             self._optimizer = optimizer
         if optimizer is not self._optimizer:
@@ -76,7 +76,7 @@ class Profiler:
             self._profile.step_num = step  # lines may be several steps apart
             self._profile.step()
             if following > self._window["last_step"]:
-                self._window["disturbed"][1] = following  # the trace was written in the step that has begun
+                self._window["disturbed"][1] = following  # the trace is written during the next step
                 self._profile.stop()
                 self._profile = None
                 self._note(self._window)
@@ -84,7 +84,7 @@ class Profiler:
             window = self._waiting.pop(0)
             if following <= window["first_step"]:
                 self._begin(torch, window, following)
-            else:  # it printed no line in time
+            else:  # no line was printed in time: the window is missed
                 self._note(window)
 
     def _begin(self, torch: Any, window: dict[str, Any], following: int) -> None:
@@ -119,7 +119,7 @@ class Profiler:
 
 
 class Tee:
-    """A text stream that also passes to a Profiler what is written; all else is the stream's own."""
+    """A text stream that also passes what is written to a Profiler; everything else is delegated to the stream."""
 
     def __init__(self, stream: Any, heard: Callable[[str], None]):
         self._stream, self._heard = stream, heard
@@ -134,7 +134,7 @@ class Tee:
 
 
 def install(folder: str, rank: int, settings: dict[str, Any], after_import: Callable[..., object]) -> None:
-    """Before the script runs, on each rank.  after_import: of compile_flags.py."""
+    """Installs the profiler on a rank, before the script runs.  after_import is that of compile_flags.py."""
     profiler = Profiler(folder, rank, settings["windows"], settings["edges"])
     hook = "register_optimizer_step_post_hook"
     after_import(OPTIMIZER, lambda module: getattr(module, hook)(profiler.optimizer_stepped))

@@ -1,9 +1,9 @@
-"""One rank of a user's training script, unmodified.  Started by bench/launch/ranks.py as  PYTHON THIS_FILE FOLDER
+"""Runs a rank of a user's unmodified training script.  bench/launch/ranks.py starts it as  PYTHON THIS_FILE FOLDER
 
-PYTHON may be another interpreter than the harness's, with another torch: this file needs the standard library of
-Python 3.8 and nothing of ours, and imports no torch.  FOLDER/.launch.tmp says what to run.  All that the script prints
-goes into a pipe that the launcher reads, who stamps each line: no clock of this process is believed.  Which files it
-opens, and how it ended, go to FOLDER/.rankN.*.tmp and logs/rankN.failure.json.
+PYTHON may be another interpreter than the harness's, with another torch, so this file needs only the standard library
+of Python 3.8 and does not import torch.  FOLDER/.launch.tmp says what to run.  Everything that the script prints goes
+into a pipe to the launcher, which timestamps each line: no clock of this process is trusted.  The files that the script
+opens and how it ended are written to FOLDER/.rankN.*.tmp and logs/rankN.failure.json.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 DATA = (".bin", ".npy", ".npz", ".parquet", ".arrow", ".pt", ".pth", ".ckpt", ".safetensors")
 SOURCES = (".py", ".cu", ".cuh", ".cpp", ".h", ".hpp", ".json", ".toml", ".yaml", ".yml")
 AGAIN_NS = 100_000_000
-TEXTS = (".txt", ".cfg", ".sh", ".c", ".cc", ".ptx")  # kept where they are used, and doubted by nobody
+TEXTS = (".txt", ".cfg", ".sh", ".c", ".cc", ".ptx")  # kept if they are used, but never a reason for doubt
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory|can't allocate memory|ALLOC_FAILED", re.I)
 HINTS = {
     "out_of_memory": "make the batch smaller, in the script or by its arguments (script.args=[...])",
@@ -51,7 +51,7 @@ def main(folder: str) -> None:
     faulthandler.enable(all_threads=True)
     flags = runpy.run_path(os.path.join(HERE, "compile_flags.py"))
 
-    def end(number: int, frame: object) -> None:  # after faulthandler, which calls what was set before it
+    def end(number: int, frame: object) -> None:  # called by faulthandler, which chains to the earlier handler
         write_facts(os.path.join(folder, f".rank{rank}.facts.tmp"), rank, flags["changed"])
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
@@ -76,7 +76,7 @@ def main(folder: str) -> None:
             exit_code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
     write_facts(os.path.join(folder, f".rank{rank}.facts.tmp"), rank, flags["changed"])
     if not exit_code:
-        # what the interpreter does at its end: threads, then exit functions
+        # as the interpreter does at its end: waits for threads, then calls exit functions
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     end_sampling()
@@ -85,7 +85,7 @@ def main(folder: str) -> None:
 
 
 def sampling(work: str, launcher_pid: int | None, rank: int) -> Callable[[], None]:
-    """Begins to sample rank 0 where an audit of the clock wants it -> what ends that."""
+    """Starts sampling rank 0 if an audit of the clock asks for it; returns the function that ends it."""
     sampler = runpy.run_path(os.path.join(HERE, "line_sampler.py"))
     folder = os.environ.pop(sampler["VARIABLE"], None)
     if folder is None or rank:
@@ -95,19 +95,19 @@ def sampling(work: str, launcher_pid: int | None, rank: int) -> Callable[[], Non
 
 
 def run(script: dict[str, Any]) -> None:
-    """Run it as `python PATH ARGS` or `python -m MODULE ARGS` in the working folder, or as the shell runs a command.
+    """Runs a script as `python PATH ARGS` or `python -m MODULE ARGS` in its working folder, or runs a command there.
 
-    sys.argv has its name relative to that folder, as torchrun is given it.
+    sys.argv has its path relative to that folder, as torchrun would pass it.
     """
-    sys.dont_write_bytecode = True  # what lies beside the script is its own, and what it writes is kept
+    sys.dont_write_bytecode = True  # new files beside the script are kept as its outputs
     path, module, work = script["path"], script["module"], script["work"]
-    if script["imports_work"]:  # before an installed copy of the same package, in what it starts too
+    if script["imports_work"]:  # takes precedence over an installed copy of the package, in child processes too
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [work, os.environ.get("PYTHONPATH")]))
         sys.path.insert(1, work)
     if script["command"]:
         command = [*script["command"], *script["args"]]
         exit_code = subprocess.call(command, stdin=subprocess.DEVNULL)
-        if exit_code < 0:  # as a shell says it
+        if exit_code < 0:  # ended by a signal
             raise SystemExit(f"{command[0]} was ended by {signal.Signals(-exit_code).name}")
         sys.exit(exit_code)
     sys.argv[:] = [path, *script["args"]]
@@ -119,7 +119,7 @@ def run(script: dict[str, Any]) -> None:
 
 
 def redirect(pipe: str) -> None:
-    """Standard output and error, also those of its children, into the pipe; a line leaves when it is printed."""
+    """Redirects stdout and stderr, those of child processes too, into the pipe; each line is written immediately."""
     fd = os.open(pipe, os.O_WRONLY)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
@@ -132,38 +132,37 @@ def redirect(pipe: str) -> None:
 
 def flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # the script closed it
+        with contextlib.suppress(OSError, ValueError):  # the script has closed it
             stream.flush()
 
 
 def end_with_agent(launcher_pid: int | None) -> None:
-    """Killed by the kernel when the agent is gone.  What the script has started is ended by the run's guard
-    (bench/launch/guard.py).  launcher_pid: None in a sandbox, where the launcher is not to be seen."""
+    """Makes the kernel kill this process when its agent ends; the run's guard (bench/launch/guard.py) ends processes
+    that the script has started.  launcher_pid is None in a sandbox, where the launcher is not visible."""
     agent_pid = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
         import ctypes
 
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of linux/prctl.h
     try:
-        with contextlib.suppress(PermissionError):  # it is another user's
+        with contextlib.suppress(PermissionError):  # the launcher runs as another user
             if launcher_pid is not None:
                 os.kill(launcher_pid, 0)
     except ProcessLookupError:
         os._exit(1)
-    if os.getppid() != agent_pid:  # it went while this started
+    if os.getppid() != agent_pid:  # the agent ended in the meantime
         os._exit(1)
 
 
 def watch_opened(path: str, beside: tuple[str, ...]) -> None:
-    """Each data file that this process and its forks open, and each source beside the script: a line.
+    """Writes a line for each data file that this process and its forks open, and each source beside the script.
 
-    Of a source once, of a data file whenever it is opened again, ten times a second at most, with the time.
-
-    Python's own open() alone is seen, which torch.from_file, memory maps of C++ and other programs go around.
+    A source has one line; a data file has one, with the time, whenever it is opened, but at most ten a second.
+    Only Python's open() is seen, which torch.from_file, memory maps of C++ and other programs bypass.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    seen: dict[str | bytes, list[Any] | None] = {}  # name -> [what its line begins with, ns of its last line]
-    now_ns, write_to = time.perf_counter_ns, os.write  # as they are before the script runs
+    seen: dict[str | bytes, list[Any] | None] = {}  # {name: [start of its line, ns of its last line]}
+    now_ns, write_to = time.perf_counter_ns, os.write  # kept before the script can replace them
 
     def note(entry: list[Any]) -> None:
         entry[1] = now_ns()
@@ -201,7 +200,7 @@ def watch_opened(path: str, beside: tuple[str, ...]) -> None:
 
 
 def write_failure(folder: str, rank: int, error: BaseException) -> bool:
-    """False where it ended well: sys.exit() and sys.exit(0)."""
+    """Writes the record of a failure; returns False if there was none: sys.exit() or sys.exit(0)."""
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return False
     message = f"{type(error).__name__}: {error}"
@@ -224,9 +223,9 @@ def write_failure(folder: str, rank: int, error: BaseException) -> bool:
 
 
 def write_snapshot(folder: str, rank: int) -> None:
-    """What held the GPU's memory: the error keeps the script's frames, and so its tensors, alive until here.
+    """Writes a snapshot of what held the GPU's memory; the error keeps the script's frames and so its tensors alive.
 
-    Without stacks, which torch would have had to record from the start.
+    It has no stacks, which torch would have had to record from the start.
     """
     torch = sys.modules.get("torch")
     try:
@@ -236,7 +235,7 @@ def write_snapshot(folder: str, rank: int) -> None:
         os.makedirs(os.path.join(folder, "memory"), exist_ok=True)
         with open(os.path.join(folder, "memory", f"oom_rank{rank}.pickle"), "wb") as file:
             pickle.dump(snapshot, file)
-    except Exception:  # the reason of the failure matters more
+    except Exception:  # the failure itself matters more
         traceback.print_exc()
 
 
@@ -250,7 +249,7 @@ def kind_of(error: BaseException, message: str) -> str:
 
 
 def write_facts(path: str, rank: int, compile_flags: Callable[[], dict[str, Any]]) -> None:
-    """What only this process knows: its torch, what it changed of its compiler, its packages (rank 0's), its memory."""
+    """Writes what only this process knows: its torch, changed compiler flags, packages (rank 0) and memory."""
     facts: dict[str, Any] = {"python": sys.version.split()[0], "started_s": STARTED_S, "peak_rss_gib": peak_rss_gib()}
     try:
         facts["torch"] = torch_facts()
@@ -263,7 +262,7 @@ def write_facts(path: str, rank: int, compile_flags: Callable[[], dict[str, Any]
 
         facts["packages"] = {dist.metadata["Name"]: dist.version for dist in metadata.distributions()}
     with contextlib.suppress(OSError):
-        if not os.path.islink(os.path.dirname(path)):  # put in the folder's place meanwhile
+        if not os.path.islink(os.path.dirname(path)):  # the script may have put a link in the folder's place
             write(path, facts)
 
 
@@ -273,7 +272,7 @@ def write(path: str, facts: dict[str, Any]) -> None:
 
 
 def torch_facts() -> dict[str, Any]:
-    """The facts of bench/machine/environment.py; {} if the script has not imported torch."""
+    """Returns the facts of bench/machine/environment.py; {} if the script has not imported torch."""
     torch = sys.modules.get("torch")
     if torch is None:
         return {}
@@ -290,7 +289,7 @@ def torch_facts() -> dict[str, Any]:
 
 
 def torch_peaks() -> dict[str, float]:
-    """GiB of this rank's GPU by torch's own count, since the script last reset it; {} without a GPU."""
+    """Returns peaks of this rank's GPU memory in GiB, since the script last reset them; {} without a GPU."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return {}

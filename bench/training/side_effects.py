@@ -1,10 +1,10 @@
-"""Does evaluating leave anything behind?  Asked once, after the last validation, off the clock.
+"""Checks that evaluating has no side effects: once, after the last validation, off the clock.
 
-A batch of random tokens is evaluated, then some batches of the last validation again, its last one at the end.  Each
-gives the loss that it gave then, and everything that can be reached from the model and the optimizer stays:
-parameters, buffers, attributes of modules and of what they hold, class attributes and globals of the model's own file.
-What each batch overwrites, such as a loss kept to be looked at, is of the same last batch before and after.  Caches of
-shapes are full after the validations of the run; a memory of batches is not, of the random one.
+A batch of random tokens is evaluated, then some batches of the last validation again, ending with its last one.  Each
+must give the loss that it gave then, and everything that can be reached from the model and the optimizer must stay the
+same: parameters, buffers, attributes of modules and of what they hold, class attributes and globals of the model's
+file.  What each batch overwrites, such as a loss kept for inspection, comes from the same last batch before and after.
+Caches of shapes are full after the run's validations; a memory of batches does not yet have the random one.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import nn
 
-NUM_BATCHES = 1  # evaluated again, beside the last one
-CHUNK = 2**18  # numbers of a tensor at once
-MAX_VALUES = 50_000  # that are compared
-MAX_NAMES = 8  # of what changed, in the record
-ROUNDINGS = 8  # by which the loss of a batch may differ from what it was, in units of its type's: kernels of a GPU
+NUM_BATCHES = 1  # batches evaluated again, besides the last one
+CHUNK = 2**18  # numbers of a tensor that are summed at once
+MAX_VALUES = 50_000  # values that are compared
+MAX_NAMES = 8  # names of changed values in the record
+ROUNDINGS = 8  # epsilons of its dtype by which a batch's loss may differ from before, because of GPU kernels
 PLAIN = (int, float, complex, str, bytes, bool, type(None))
 OPAQUE = (type, ModuleType, BuiltinFunctionType)
 
@@ -37,17 +37,17 @@ def check(
     roots: Mapping[str, Any],
     seed: int,
 ) -> dict[str, Any]:
-    """What run.json["referee"]["evaluation"] has of one rank.  trained: parameters and optimizer state that changed.
+    """Returns a rank's run.json["referee"]["evaluation"]; "trained" names changed parameters and optimizer state.
 
-    loss_of: evaluates a batch, in eval mode; batches: those of the last validation; first_losses: what each gave then;
-    roots: the model and the optimizer, by name.
+    loss_of evaluates a batch, in eval mode.  batches are those of the last validation, first_losses their losses then.
+    roots are the model and the optimizer, by name.
     """
     last = len(first_losses) - 1
     chosen = {*random.Random(seed).sample(range(last), min(NUM_BATCHES, last)), last}
     rng = torch.get_rng_state()
     before, losses = state_of(roots, seed), {}
     for index, batch in enumerate(batches):
-        if index == 0:  # other numbers of the same range, in another order: a batch that no file has
+        if index == 0:  # the first batch's numbers in random order: a batch that is in no file
             order = torch.randperm(batch[0].numel(), generator=torch.Generator().manual_seed(seed % 2**63))
             loss_of(*(numbers_BT.flatten()[order.to(numbers_BT.device)].view_as(numbers_BT) for numbers_BT in batch))
         if index in chosen:
@@ -72,10 +72,10 @@ def check(
 
 
 def worst(by_rank: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """check() of each rank -> the one that could not ask, or whose loss moved most; with what changed on any."""
+    """Returns the check() of the rank that failed to check, or whose loss moved most, with the changes of all ranks."""
 
     def moved_nats(rank: dict[str, Any]) -> float:
-        """Infinite where that is unknown, or no number."""
+        """Returns how far the loss moved; infinity if that is unknown or not a number."""
         moved = math.inf if rank["why"] else abs(rank["repeated_nats"] - rank["first_nats"])
         return math.inf if math.isnan(moved) else moved
 
@@ -84,12 +84,12 @@ def worst(by_rank: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def unknown(why: str) -> dict[str, Any]:
-    """What check() gives where it could not be asked."""
+    """Returns the result of a check() that failed to run."""
     return {"why": why, "num_batches": 0, "trained": [], "changed": []}
 
 
 def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """Names of what differs: of the shortest names, without those that another one begins."""
+    """Returns the names of values that differ, shortest first, without those inside a value that is named already."""
     names = sorted({name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}, key=len)
     shown: list[str] = []
     for name in names:
@@ -99,11 +99,11 @@ def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[s
 
 
 def state_of(roots: Mapping[str, object], seed: int) -> dict[str, object]:
-    """{name: value or checksum} of all that can be reached, without what torch keeps for itself."""
+    """Returns {name: value or checksum} of everything that can be reached, except torch's internals."""
     values: dict[str, object] = {}
     seen: set[int] = set()
     waiting = deque(_with_globals(roots))
-    kept = []  # alive, so that no id comes twice
+    kept = []  # keeps objects alive, so that no id is reused
     while waiting and len(values) < MAX_VALUES:
         name, value = waiting.popleft()
         if isinstance(value, PLAIN):
@@ -127,7 +127,7 @@ def state_of(roots: Mapping[str, object], seed: int) -> dict[str, object]:
 
 
 def _with_globals(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The roots, and of the classes of the model's modules, not torch's: their attributes, globals of their files."""
+    """Yields the roots, and the class attributes and file globals of the model's modules that are not torch's."""
     yield from roots.items()
     modules = roots["model"].modules()
     classes = {kind for module in modules for kind in type(module).__mro__ if _is_users(kind.__module__)}
@@ -143,13 +143,13 @@ def _is_users(module_name: str) -> bool:
 
 
 def _variables(namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """The namespace without functions, classes, modules and Python's own names."""
+    """Returns the namespace without functions, classes, modules and Python's special names."""
     code = (*OPAQUE, FunctionType, property, classmethod, staticmethod)
     return {name: value for name, value in namespace.items() if not (name.startswith("__") or isinstance(value, code))}
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """(name, part) of what an object holds."""
+    """Yields (name, part) for everything that an object holds."""
     if isinstance(value, Mapping):
         for index, (key, part) in enumerate(list(value.items())):
             place = key if isinstance(key, (int, float)) else index
@@ -164,7 +164,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         for key, part in list(vars(value).items()):
             if key in ("_parameters", "_buffers", "_modules"):
                 yield from ((f"{name}.{inner}", held) for inner, held in part.items())
-            elif key != "training":  # which is set for each validation
+            elif key != "training":  # set for each validation
                 yield f"{name}.{key}", part
     elif isinstance(value, MethodType):
         yield f"{name} (object)", value.__self__
@@ -185,14 +185,14 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 @functools.lru_cache(maxsize=2)
 def _factors(seed: int, device: torch.device) -> torch.Tensor:
-    """Odd numbers that nobody knows before the run."""
+    """Returns odd numbers that nobody knows before the run."""
     generator = torch.Generator().manual_seed(seed % 2**63)
     return torch.randint(-(2**62), 2**62, (CHUNK,), generator=generator).to(device) * 2 + 1
 
 
 @torch.no_grad()
 def _checksum(tensor: torch.Tensor, seed: int) -> str:
-    """A checksum of the tensor's bits, in which each position has a different factor."""
+    """Returns a checksum of the tensor's bits, in which each position has a different factor."""
     if tensor.layout != torch.strided or tensor.is_meta:
         return str(tensor.layout)
     data = tensor.detach().contiguous().flatten().view(torch.uint8)

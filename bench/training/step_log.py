@@ -1,6 +1,6 @@
-"""What each step took, what its loss was, and whether that loss is still a number.
+"""Logs each step's time and loss, and raises an error when a loss is no longer finite.
 
-Part of every run, instruments or none.  Nothing waits for the device: a step is read one or more steps late.
+It is part of every run, with or without instruments.  Nothing waits for the device: steps are read one or more late.
 """
 
 import math
@@ -12,11 +12,11 @@ import torch
 
 from bench.training.clock import Marks
 
-READ_LATE_STEPS = 1  # at least 1, so that the last step before a validation is read with it
+READ_LATE_STEPS = 1  # 1 or more, so that the last step before a validation is read together with it
 
 
 class NonFiniteLoss(RuntimeError):
-    """A loss became nan or inf at .step (a row of steps.csv: after that many steps)."""
+    """A loss became nan or inf at .step, a row of steps.csv."""
 
     def __init__(self, step: int, loss: float, what: str = "train_loss"):
         super().__init__(f"{what}={loss} at step {step}")
@@ -24,13 +24,13 @@ class NonFiniteLoss(RuntimeError):
 
 
 class StepLog:
-    """One row a step, handed to on_row(row) in order: {"step", "t_ns", "step_ms", "train_s", "train_loss", "val_loss"}.
+    """Passes a row per step to on_row(row): {"step", "t_ns", "step_ms", "train_s", "train_loss", "val_loss"}.
 
-    step: the row of steps.csv, 1 after the first optimizer step.  t_ns: the host's clock when the step began (on a GPU:
-    began to be submitted).  train_s: the run's clock at the end of the step.  train_loss: this rank's, mean over its
-    micro-steps.  val_loss: None where there was no validation; metrics(): what else it measured.
-    The validation before the first step is row 0, which has no step and is not in .rows but in .first_row.
-    rows, train_s: of the run's earlier segments, where it goes on from a checkpoint.
+    step is the row of steps.csv, 1 after the first optimizer step.  t_ns is the host's clock when the step began (on a
+    GPU, began to be submitted), train_s the run's clock at its end, train_loss this rank's mean over its micro-steps.
+    val_loss is None if there was no validation; metrics() returns what else a validation measured.
+    The validation before the first step is row 0, which has no step and is in .first_row instead of .rows.
+    For a run that resumes from a checkpoint, rows and train_s are those of its earlier segments.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class StepLog:
         self._losses = torch.zeros(num_steps, device=device)
         self._host_losses = torch.zeros(num_steps, pin_memory=True) if on_gpu else self._losses
         self._unread: list[tuple[int, int, Any, Any]] = []  # [(step, host's clock, start mark, end mark)], oldest first
-        # train_s when the clock last stood still, and the mark of the first step after it
+        # train_s when the clock was last paused, and the start mark of the first step after it
         self._segment: tuple[float, Any] = (train_s, None)
         self.first_row: dict[str, Any] | None = None  # row 0
-        self._start: Any = None  # a mark
+        self._start: Any = None  # start mark of the current step
         self._start_ns = 0
         self.rows = [] if rows is None else rows
 
@@ -63,7 +63,7 @@ class StepLog:
             self._segment = (self._segment[0], self._start)
 
     def add_loss(self, step: int, loss: torch.Tensor) -> None:
-        """loss: this micro-step's share of the step's mean, a scalar tensor on the device."""
+        """Adds a micro-step's share of the step's mean loss, a scalar tensor on the device."""
         self._losses[step].add_(loss)
 
     def on_step_end(self, step: int) -> None:
@@ -74,7 +74,7 @@ class StepLog:
             self._read()
 
     def on_validation(self, steps_done: int, val_loss: float, train_s: float) -> None:
-        """The device has been waited for: read everything, and begin a new segment of the clock."""
+        """Reads everything (the caller has waited for the device), and begins a new segment of the clock."""
         while len(self._unread) > 1:
             self._read()
         if self._unread:
@@ -86,7 +86,7 @@ class StepLog:
         self._begin_segment(train_s)
 
     def on_checkpoint(self, train_s: float) -> None:
-        """The device has been waited for: as on_validation(), without one."""
+        """Does the same as on_validation() at a checkpoint, where there is no val_loss."""
         while self._unread:
             self._read(train_s=train_s if len(self._unread) == 1 else None)
         self._begin_segment(train_s)
@@ -97,12 +97,12 @@ class StepLog:
         self._segment = (train_s, None)
 
     def on_run_end(self) -> None:
-        """The device has been waited for: read the steps that no validation followed."""
+        """Reads the steps that no validation followed; the caller has waited for the device."""
         while self._unread:
             self._read()
 
     def _read(self, val_loss: float | None = None, train_s: float | None = None) -> None:
-        """The oldest unread step; with a validation, train_s is the clock's own and not that of marks."""
+        """Reads the oldest unread step; train_s is the clock's if it was paused after the step, else by marks."""
         step, start_ns, start, end = self._unread.pop(0)
         before_s, segment_start = self._segment
         row = {

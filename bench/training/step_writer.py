@@ -1,9 +1,9 @@
-"""Rank 0's step writer: step lines, steps.csv, events and progress, from a thread beside the training loop.
+"""Rank 0's step writer: writes step lines, steps.csv, events and progress from a thread beside the training loop.
 
-The loop only appends to a deque.  Twice a second this thread writes what has come: lines in modded-nanogpt's format to
-standard output, rows to steps.csv, events to events.jsonl, and .progress.tmp for the launcher's bar.  Until the end,
-when gather_result.py replaces them by the numbers of all ranks, steps.csv holds rank 0's; a kill leaves those.
-What happens on the other ranks they keep, until rank 0 has it.
+The loop only appends to a deque.  Twice a second the thread writes what has arrived: lines in modded-nanogpt's format
+to standard output, rows to steps.csv, events to events.jsonl, and .progress.tmp for the launcher's progress bar.  Until
+gather_result.py replaces it at the end by the numbers of all ranks, steps.csv holds rank 0's, which survive a kill.
+Other ranks keep their events until rank 0 gathers them.
 """
 
 import collections
@@ -21,14 +21,14 @@ from bench.record import run_folder, step_files
 from bench.record.metrics import step_avg_ms
 
 INTERVAL_S = 0.5
-NOTE = "note: "  # marks a line of rank0.log that is meant for the terminal, beside the step lines
+NOTE = "note: "  # marks a line of rank0.log that the terminal shows, besides the step lines
 
 
 def step_lines(row: dict[str, Any], num_steps: int) -> list[str]:
-    """A row of StepLog -> its step line, and the line of its validation if there was one."""
+    """Returns the step line of a row of StepLog, and the line of its validation if there was one."""
     start, train_ms = f"step:{row['step']}/{num_steps}", ms_from_s(row["train_s"])
     times = f"train_time:{train_ms:.0f}ms"
-    if row["step"]:  # before the first there is no average
+    if row["step"]:  # row 0 has no average
         times += f" step_avg:{step_avg_ms(train_ms, row['step']):.2f}ms"
     lines = [f"{start} {times}"] if row["step"] else []
     if row["val_loss"] is None:
@@ -38,12 +38,12 @@ def step_lines(row: dict[str, Any], num_steps: int) -> list[str]:
 
 
 class StepWriter:
-    """A context around the training loop, which calls row(), event(), emitted(); check() raises what the thread met.
+    """A context around the training loop, which calls row(), event() and emitted(); check() raises the thread's error.
 
-    tokens: number of steps -> the tokens that they train on.  lr: index of an optimizer step -> its learning rate.
-    speed: (train_s, num_steps) -> the numbers of progress (bench/record/metrics.py).  out: where step lines go, a
-    function of text; None: standard output.  metrics: columns of validations beside val_loss.  earlier: rows of the
-    run's earlier segments, as row() got them.
+    tokens(num_steps) returns the tokens that so many steps train on, lr(step) a step's learning rate, and
+    speed(train_s, num_steps) the numbers of progress (bench/record/metrics.py).  out(text) receives the step lines;
+    None prints them on standard output.  metrics are columns of validations besides val_loss.  earlier are rows of the
+    run's earlier segments, as row() received them.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class StepWriter:
         self._stop = threading.Event()
         self._error: Exception | None = None
         self._columns = (*step_files.RUN_COLUMNS, *metrics)
-        self.rows = [self._with_facts(row) for row in earlier]  # of steps.csv, rank 0's
+        self.rows = [self._with_facts(row) for row in earlier]  # rank 0's rows of steps.csv
         step_files.write(folder, self.rows, self._columns)
         self._thread = threading.Thread(target=self._run, name="step-writer", daemon=True)
 
@@ -73,7 +73,7 @@ class StepWriter:
         return self
 
     def __exit__(self, error_type: object, *error: object) -> None:
-        """Write what is left.  Raises what the thread met, unless the loop has raised already."""
+        """Writes what is left.  Raises the thread's error, unless the loop has raised one."""
         self._stop.set()
         self._thread.join()
         if error_type is None:
@@ -88,7 +88,7 @@ class StepWriter:
         self.emitted({"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": name, **facts})
 
     def emitted(self, event: dict[str, Any]) -> None:
-        """An event that is complete."""
+        """Takes an event that is complete."""
         self._new.append(("event", event))
 
     def check(self) -> None:
@@ -100,7 +100,7 @@ class StepWriter:
             while not self._stop.wait(INTERVAL_S):
                 self._write()
             self._write()
-        except Exception as error:  # a full disk, say: the loop raises it at the end of its next step
+        except Exception as error:  # for example a full disk; the loop raises it at the end of its next step
             self._error = error
 
     def _write(self) -> None:
@@ -125,7 +125,7 @@ class StepWriter:
 
 
 class RankEvents:
-    """events("gc", ms=3.2) from anywhere on this rank.  .kept: those not yet written, oldest first."""
+    """Call events("gc", ms=3.2) from anywhere on this rank.  .kept has the events not yet written, oldest first."""
 
     def __init__(self, rank: int):
         self._rank = rank
@@ -134,13 +134,13 @@ class RankEvents:
 
     def __call__(self, name: str, **facts: Any) -> None:
         now_ns = time.perf_counter_ns()
-        t_ns = facts.pop("t_ns", now_ns)  # given where the event happened earlier
+        t_ns = facts.pop("t_ns", now_ns)  # passed if the event happened earlier
         event = {"t_ns": t_ns, "utc": utc.now((now_ns - t_ns) / 1e9), "event": name, "rank": self._rank, **facts}
         self._sink(event) if self._sink else self.kept.append(event)
 
     @contextlib.contextmanager
     def handed_to(self, sink: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-        """Within this block, pass events to sink, beginning with those that were kept."""
+        """Within this context, passes events to sink, beginning with those that were kept."""
         while self.kept:
             sink(self.kept.pop(0))
         self._sink = sink
@@ -150,7 +150,7 @@ class RankEvents:
             self._sink = None
 
     def write(self, folder: Path) -> None:
-        """What was kept, where there will be no result: the run has failed."""
+        """Writes the kept events of a run that has failed, for which nothing will be gathered."""
         while self.kept:
             with contextlib.suppress(OSError):
                 step_files.append_event(folder, self.kept.pop(0))

@@ -1,4 +1,4 @@
-"""One rank's model, optimizer and data: what step() and evaluate() do, and the warm-up that is undone.
+"""A rank's model, optimizer and data: its steps, its validations, and the warm-up that is undone.
 
 Legend: B sequences, T tokens.
 """
@@ -29,7 +29,7 @@ from models.stages import Portion
 
 
 class Trainer:
-    """Build, warm_up(), then hand step and evaluate to loop.py.  config is resolved, shards are checked."""
+    """Construct it, call warm_up(), then pass step and evaluate to loop.py.  config is resolved, shards are checked."""
 
     def __init__(
         self, config: Config, ranks: distributed.Ranks, train_shards: Sequence[Shard], val_shards: Sequence[Shard]
@@ -41,10 +41,10 @@ class Trainer:
         eos_token = datasets.chosen(config.data).eos_token
         self.model = build_model(config, ranks.device, eos_token)
         self.timeline = timeline_of(config, self.model)
-        if config.hardware.compile:  # dynamo gives up on a function of which it has made more graphs than its limit
+        if config.hardware.compile:  # dynamo stops compiling a function that has more graphs than its limit
             num_graphs = 2 * len(self._distinct()) + 2  # with and without gradients
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, num_graphs)
-        # what is set here and in model.choose_kernels(), and not by a contestant
+        # compiler flags that the harness sets, here and in model.choose_kernels(), and not a contestant
         self.own_flags = ["dynamo.recompile_limit"] * bool(config.hardware.compile)
         self.own_flags += ["inductor.deterministic"] * config.hardware.deterministic
         self.optimizer = self._optim.optimizer(self.model, ranks.rank, ranks.world_size, ranks.device.type)
@@ -54,19 +54,19 @@ class Trainer:
         aligned_to = eos_token if config.data.bos_aligned else None
         shapes = batch_shapes(config, self.timeline)
         self.loader = Loader(train_shards, shapes, *rank_and_device, eos_token=aligned_to)
-        self._instruments: Any = None  # from attach() on
+        self._instruments: Any = None  # set by attach()
         self._log: Any = None
         self._checks: Sequence[Callable[[], None]] = ()
-        self._horizons = [(0, config.goal.num_steps)]  # (from this step on, the run's number of steps)
+        self._horizons = [(0, config.goal.num_steps)]  # [(step, the run's number of steps as known from it on)]
         self._is_warming_up = False
         self._steps_done = 0
-        self.val_nats: list[torch.Tensor] = []  # of each batch of the last validation
-        self.causality_seed = distributed.gather(causality.new_seed(config.seed))[0]  # rank 0's, on every rank
+        self.val_nats: list[torch.Tensor] = []  # the last validation's loss of each batch
+        self.causality_seed = distributed.gather(causality.new_seed(config.seed))[0]  # rank 0's, for every rank
         self._staged = StagedModel(self.model, self.optimizer, self.timeline)
         self._staged.at(0)
 
     def flops_per_token(self) -> list[tuple[int, int]]:
-        """The FLOPs of each of timeline.portions in its window, with and without masked pairs of tokens."""
+        """Returns the FLOPs per token of each of timeline.portions, with and without masked pairs of tokens."""
 
         def counted(method: str, seq_len: int | None) -> int:
             flops = getattr(self.model, method)(seq_len)
@@ -84,15 +84,15 @@ class Trainer:
         return flops
 
     def attach(self, instruments: InstrumentSet, log: StepLog, checks: Sequence[Callable[[], None]] = ()) -> None:
-        """instruments see the phases, log takes the losses, each of checks is called at the end of each step."""
+        """Sets the instruments, which see the phases, the log of losses, and the checks to call after each step."""
         self._instruments, self._log, self._checks = instruments, log, checks
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
-        """What the forward pass runs in, as hardware.dtype says."""
+        """Returns the context of forward passes for hardware.dtype."""
         return autocast(self.config, self.ranks.device.type)
 
     def step(self, step: int) -> None:
-        """Optimizer step number step: all its micro-steps, gradients synchronised in the last one only."""
+        """Does an optimizer step, counted from 0: all its micro-steps, with gradients synchronised in the last only."""
         self._staged.at(step)
         stage = self.timeline.at(step).stage
         num_parts = num_micro_steps(self.config, stage)
@@ -115,10 +115,10 @@ class Trainer:
             check()
 
     def update(self, step: int) -> None:
-        """The optimizer's part of a step: clip, set what changes with the step, update, drop the gradients.
+        """Does the optimizer's part of a step: clips, sets what changes with the step, updates, drops the gradients.
 
-        Parts that the stage updates every so many steps keep theirs till then, frozen ones drop them; the warm-up
-        updates all.
+        Parts that the stage updates only every few steps keep their gradients until then, frozen parts drop them; the
+        warm-up updates all parts.
         """
         self.reducer.clip(self._optim.grad_clip_norm)
         stage = self.timeline.at(step).stage
@@ -133,7 +133,7 @@ class Trainer:
             self.reducer.drop_grads([*due, *frozen])
 
     def _due(self, step: int) -> list[str] | None:
-        """Parts of the optimizer that step number step updates; None: all of it."""
+        """Returns the optimizer's parts that a step updates; None means all."""
         stage = self.timeline.at(step).stage
         if self._is_warming_up or not (stage.update_every_steps or stage.frozen_steps):
             return None
@@ -141,9 +141,9 @@ class Trainer:
         return [name for name in parts if stage.is_due(name, step) and not self.timeline.is_frozen(name, step)]
 
     def evaluate(self, max_batches: int | None = None) -> float:
-        """Mean nats per token over exactly val_tokens, and of each batch in val_nats; max_batches is for the warm-up.
+        """Returns the mean nats per token over exactly val_tokens, and sets val_nats to the loss of each batch.
 
-        In the window of goal.val_window_tokens, or in that of the step that comes next.
+        The window is goal.val_window_tokens, or that of the next step.  max_batches is for the warm-up.
         """
         with self.validating() as forward:
             self.val_nats = [forward(*batch).detach().clone() for batch in self._val_batches(max_batches)]
@@ -151,7 +151,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def validating(self) -> Iterator[torch.nn.Module]:
-        """The model as it is validated after so many steps -> what is called with tokens_BT and targets_BT."""
+        """A context that sets the model as it is validated now; yields what to call with tokens_BT and targets_BT."""
         forward: Any = self.reducer.evaluated
         was_training = self.model.training
         self._staged.at(self._steps_done)
@@ -166,29 +166,29 @@ class Trainer:
             self._staged.at(self._steps_done)
 
     def lr(self, step: int) -> float:
-        """Learning rate of optimizer step number step."""
+        """Returns the learning rate of an optimizer step."""
         stage_frac = self.timeline.at(step).stage.lr_frac or 1.0
         num_steps = next(num_steps for first, num_steps in reversed(self._horizons) if first <= step)
         return self._optim.lr * (self._optim.schedule.lr_frac(step, num_steps) * stage_frac)
 
     def set_horizon(self, step: int, num_steps: int) -> None:
-        """From step on, use the schedule of a run of num_steps; a run by the clock learns its length as it trains."""
+        """From step on, uses the schedule of a run of num_steps; a run by the clock learns its length as it trains."""
         self._horizons.append((step, num_steps))
 
     def warm_up(self) -> dict[str, Any]:
-        """Run every graph of the run on real batches, see that the model is causal, restore all state bit for bit.
+        """Runs every graph of the run on real batches, checks causality, and restores all state bit for bit.
 
-        That is two steps, and a validation before each, of every shape that the stages have; of windows that are no
-        graph of their own only the first and the widest of each shape.
+        For every shape that the stages have it does two steps, with a validation before each.  Windows that do not
+        change the graph are warmed up only at the first and the widest of each shape.
 
-        Returns {"warmup_s", "compile_s", "compile_cache"} and what causality.check() found; compile_s is what the first
-        call of each graph took longer than the second, compile_cache "warm" where inductor had every graph already;
-        both None without torch.compile.  Raises causality.NotCausal.
+        Returns {"warmup_s", "compile_s", "compile_cache", "causality"}; the last is causality.check()'s.  compile_s is
+        how much longer the first call of each graph took than the second, and compile_cache is "warm" if inductor had
+        every graph already; both are None without torch.compile.  Raises causality.NotCausal.
         """
         started_s = time.perf_counter()
         weights = {name: value.clone() for name, value in self.model.state_dict().items()}
         place = self.loader.state_dict()
-        is_own = user_code.is_import_path(self._optim.name)  # whose state may begin with anything
+        is_own = user_code.is_import_path(self._optim.name)  # a user's optimizer may begin with any state
         state = copy.deepcopy(self.optimizer.state_dict()) if is_own else {}
         self._is_warming_up, first_s, second_s = True, 0.0, 0.0
         with causality.forked_rng(self.ranks.device):
@@ -224,12 +224,12 @@ class Trainer:
         }
 
     def state(self) -> dict[str, Any]:
-        """All that the next step depends on but the random state; its tensors are the live ones."""
-        self._staged.at(self._steps_done)  # as the next step begins
+        """Returns everything that the next step depends on, except the random state; its tensors are the live ones."""
+        self._staged.at(self._steps_done)  # as at the start of the next step
         grads = {name: tensor.grad for name, tensor in self.model.named_parameters() if tensor.grad is not None}
         return {
             "tensors": {name: tensor.detach() for name, tensor in self._tensors()},
-            "grads": grads,  # of parts that a stage does not update in every step
+            "grads": grads,  # those of parts that a stage does not update in every step
             "optimizer": self.optimizer.state_dict(),
             "loader": self.loader.state_dict(),
             "horizons": self._horizons,
@@ -237,7 +237,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state() after warm_up().  ValueError: it is of another model or optimizer."""
+        """Restores a state(), after warm_up().  Raises ValueError if it is of another model or optimizer."""
         self._steps_done, self._horizons = state["steps_done"], [(step, num) for step, num in state["horizons"]]
         self._staged.at(self._steps_done)
         tensors = dict(self._tensors())
@@ -255,10 +255,10 @@ class Trainer:
         self.loader.load_state_dict(state["loader"])
 
     def check_at_end(self) -> dict[str, Any]:
-        """{"causality", "evaluation"} of the model that the run ends with, right after its last validation.
+        """Checks the model that the run ends with, right after its last validation: {"causality", "evaluation"}.
 
-        What side_effects.check() found, and causality.check() of the weights as they are: also what a model does only
-        from some call on.  Weights, buffers and the random state stay.
+        They are causality.check() of the weights as they are, which also finds what a model does only after some number
+        of calls, and side_effects.check().  Weights, buffers and the random state are restored.
         """
         saved = {name: tensor.clone() for name, tensor in self._tensors()}
         try:
@@ -270,31 +270,31 @@ class Trainer:
         finally:
             with torch.no_grad():
                 for name, tensor in self._tensors():
-                    if name in saved and saved[name].shape == tensor.shape:  # else made again for another shape
+                    if name in saved and saved[name].shape == tensor.shape:  # it may be a buffer for another shape now
                         tensor.copy_(saved[name])
         return {"causality": causal, "evaluation": evaluation_found}
 
     def close(self) -> None:
-        """Drop the reducer before the process group goes: in the other order gloo aborts at exit now and then."""
+        """Drops the reducer; call it before the process group is destroyed, or gloo sometimes aborts at exit."""
         self.loader.close()
         self.reducer.close()
         del self.reducer
 
     def _tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """Parameters and buffers, those too that state_dict() does not have."""
+        """Returns all parameters and buffers, including those that state_dict() does not have."""
         return [*self.model.named_parameters(), *self.model.named_buffers()]
 
     def _check_causality(self, has_noise: bool) -> dict[str, Any]:
-        """Check each way in which the model is called, in the current stage."""
+        """Checks each way in which the model is called, in the current stage."""
 
         @contextlib.contextmanager
         def training() -> Iterator[None]:
             self.model.train()
-            with self.reducer.micro_step(is_last=False), self.autocast():  # no gradient is waited for
+            with self.reducer.micro_step(is_last=False), self.autocast():  # reduces no gradients
                 yield
 
         stage = self.timeline.at(self._steps_done).stage
-        assert stage.micro_batch_seqs is not None and stage.seq_len is not None  # of a resolved config
+        assert stage.micro_batch_seqs is not None and stage.seq_len is not None  # set in a resolved config
         ways = [
             causality.Way("evaluation", self.val_rows.shape_BT, self.reducer.evaluated, self.validating),
             causality.Way("training", (stage.micro_batch_seqs, stage.seq_len), self.reducer.forward, training),
@@ -311,14 +311,14 @@ class Trainer:
             return side_effects.unknown(f"repeating the last validation fails with {type(error).__name__}: {error}")
 
     def _warm_up_last_window(self) -> None:
-        """A window that grows is at the end of the run wider than in any step."""
+        """Warms up the window of the last validation, since a growing one is then wider than in any step."""
         self._steps_done = self.config.goal.num_steps
         windows = {portion.window_tokens for portion in self.timeline.portions}
         if self.config.goal.val_window_tokens is None and self.timeline.window_after(self._steps_done) not in windows:
             self.evaluate(max_batches=1)
 
     def _warm_up_step(self, step: int) -> float:
-        """Seconds of a validation and that step, on the step's own tokens."""
+        """Does a validation and a step, on the step's own tokens; returns the seconds that they took."""
         place = {"step": step, "micro_step": 0}
         if self.loader.state_dict() != place:
             self.loader.load_state_dict(place)
@@ -331,7 +331,7 @@ class Trainer:
         return time.perf_counter() - started_s
 
     def _distinct(self) -> Sequence[Portion]:
-        """Portions whose graphs differ."""
+        """Returns the portions whose graphs differ."""
         return self.timeline.distinct(every_window=not getattr(self.model, "windows_are_data", False))
 
     def _val_batches(self, max_batches: int | None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -339,10 +339,10 @@ class Trainer:
 
 
 def _zero_state(state: dict[str, Any]) -> None:
-    """An optimizer's state -> zeros, in place: the state it begins with, already allocated.
+    """Sets an optimizer's state to zeros, in place: the state that it begins with, already allocated.
 
-    AdamW's moments and step counts and Muon's momentum all begin at zero.  Loading the empty state of before the
-    warm-up would have the first timed step allocate them again.  state_dict() refers to the live tensors.
+    AdamW's moments and step counts and Muon's momentum all begin at zero.  If the empty state from before the warm-up
+    were loaded, the first timed step would allocate them again.  state_dict() refers to the live tensors.
     """
     for key, value in state.items():
         if isinstance(value, torch.Tensor):

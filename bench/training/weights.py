@@ -1,11 +1,11 @@
-"""Weights of a finished run as a safetensors file, written and read without a package for it, and its model again.
+"""Writes and reads a finished run's weights as a safetensors file, without a package for it, and rebuilds its model.
 
-The format (github.com/huggingface/safetensors, README, "Format"): the header's length, 8 bytes, unsigned, the low byte
-first; the header, JSON, {name: {"dtype", "shape", "data_offsets": [begin, end]}} and strings in "__metadata__", and
-spaces; then each tensor's bytes, row-major and little-endian, one after the other without gaps.
+The format (github.com/huggingface/safetensors, README, "Format"): the header's length, 8 bytes, unsigned,
+little-endian; the header in JSON, {name: {"dtype", "shape", "data_offsets": [begin, end]}} with strings in
+"__metadata__", padded with spaces; then each tensor's bytes, row-major and little-endian, without gaps.
 
-docs/record.md says what to do with them.  The code of the model is today's, not the record's: a model whose code
-changed since is refused where its weights do not fit.
+docs/record.md explains their use.  The model's code is today's, not the record's: if it has changed so that the weights
+no longer fit, it is refused.
 """
 
 import json
@@ -23,7 +23,7 @@ from bench.data.sources import datasets
 from bench.record import run_folder
 from bench.training.model import autocast, build_model, mean_nats, timeline_of, val_rows
 
-FILE = "checkpoint/weights.safetensors"  # in a run's folder
+FILE = "checkpoint/weights.safetensors"  # within a run's folder
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -37,15 +37,15 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-ALIGNED_BYTES = 8  # where the first tensor begins, so that a reader can map the file
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+ALIGNED_BYTES = 8  # the first tensor begins at a multiple, so that a reader can map the file
+MAX_HEADER_BYTES = 100_000_000  # the format's limit
 METADATA = "__metadata__"
 
 
 def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
-    """Write all of the file or none of it.  Tensors that share memory are written separately.
+    """Writes the file atomically.  Tensors that share memory are written separately.
 
-    ValueError: a dtype that the format does not have.
+    Raises ValueError for a dtype that the format lacks.
     """
     header: dict[str, dict[str, Any]] = {METADATA: dict(metadata)}
     end = 0
@@ -64,12 +64,12 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str
 
 
 def read(path: Path | str) -> dict[str, torch.Tensor]:
-    """{name: tensor on the CPU}, each with separate memory.  ValueError: it is not such a file, or is cut."""
+    """Returns {name: tensor on the CPU}, each with separate memory.  Raises ValueError for a damaged or other file."""
     return _read(Path(path))[0]
 
 
 def metadata(path: Path | str) -> dict[str, str]:
-    """What was written beside the tensors: run_id, config_id, step, val_loss.  ValueError as read()."""
+    """Returns what was written besides the tensors: run_id, config_id, step, val_loss.  Raises what read() raises."""
     return _read(Path(path), tensors_too=False)[1]
 
 
@@ -104,9 +104,9 @@ def _tensor(file: BinaryIO, start: int, facts: dict[str, Any]) -> torch.Tensor:
 
 
 def model_of(folder: Path | str, device: torch.device | str = "cpu") -> torch.nn.Module:
-    """A run's folder -> its model on that device, in eval mode, in the window of its last validation.
+    """Returns the model of a run's folder on the device, in eval mode, with the window of its last validation.
 
-    ValueError: there are no weights, or they do not fit the model that config.yaml gives.
+    Raises ValueError if there are no weights, or if they do not fit the model that config.yaml describes.
     """
     config, path = schema.read(folder), Path(folder) / FILE
     if not path.is_file():
@@ -125,10 +125,10 @@ def model_of(folder: Path | str, device: torch.device | str = "cpu") -> torch.nn
 
 
 def val_loss_of(folder: Path | str, device: torch.device | str = "cpu") -> float:
-    """Mean nats per token of the run's own validation, by its final weights.
+    """Returns the mean nats per token of the run's validation, computed with its final weights.
 
-    With the threads and the machine of the run it is the recorded val_loss bit for bit; else rounding differs.
-    ValueError as model_of(), and where the validation data are not here.
+    On the machine of the run, with its number of threads, it is bit-identical to the recorded val_loss; otherwise
+    rounding differs.  Raises ValueError as model_of() does, or if the validation data are missing.
     """
     config, device = schema.read(folder), torch.device(device)
     shards = datasets.recorded(run_folder.read(folder)["data"])["val"]

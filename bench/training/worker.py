@@ -1,15 +1,15 @@
-"""One rank of one run as a process: its log, its end with its launcher, its failure.  run.py is the run itself.
+"""The process of a rank: its log, its failures, and its end when the launcher ends.  run.py is the run itself.
 
 Started by bench/launch/ranks.py, or directly with torchrun, as  python -m bench.training.worker FOLDER  where FOLDER
-holds config.yaml, run.json and, if a launcher started this, .launch.tmp.  Writes logs/rankN.log (then: to the
-terminal); rank 0 writes steps.csv, events.jsonl and .result.tmp; a rank that fails writes logs/rankN.failure.json.
-Needs no Hydra.
+holds config.yaml, run.json and, if a launcher started this, .launch.tmp.  Output goes to logs/rankN.log (without a
+launcher, to the terminal); rank 0 writes steps.csv, events.jsonl and .result.tmp; a rank that fails writes
+logs/rankN.failure.json.  Needs no Hydra.
 """
 
 import os
 import time
 
-STARTED_S = time.monotonic()  # before the imports below: they take seconds, and the record says how many
+STARTED_S = time.monotonic()  # before the imports below, whose seconds are recorded
 AGENT_PID = os.getppid()  # as early as possible: a process whose parent has ended gets another one
 
 import gc  # noqa: E402
@@ -34,7 +34,7 @@ def main(path: str) -> None:
         os.dup2(fd, 1)  # all that this rank and the libraries in it print goes to one file
         os.dup2(fd, 2)
         os.close(fd)
-        os.chdir(REPO)  # and not the read-only copy of it that this was started in
+        os.chdir(REPO)  # leaves the read-only copy of it in which this was started
         if "own" in launch:
             user_code.use_copies(launch["own"])
         if "t_offset_ns" in launch:
@@ -43,13 +43,13 @@ def main(path: str) -> None:
         _prepare_by_hand(folder, rank)
     _end_with_launcher(launch)
     flight_recorder.enable_stack_dumps(folder)
-    warnings = signals.kept() if launch and launch.get("survival") else []  # else a signal ends this rank
+    warnings = signals.kept() if launch and launch.get("survival") else []  # otherwise a signal ends this rank
     rows: list[dict[str, Any]] = []
     try:
         gc.disable()  # imports leave no garbage, and looking for it is a tenth of their time
         from bench.training.run import Run  # imports torch
 
-        gc.freeze()  # a collection need not look at all of torch either: 0.13 CPU s each
+        gc.freeze()  # excludes torch's objects from collections, which saves 0.13 CPU s each
         run = Run(folder, launch, STARTED_S, rows, warnings)
         gc.enable()
         run.train()
@@ -64,17 +64,17 @@ def main(path: str) -> None:
 
 
 def _read_launch(folder: Path) -> dict[str, Any] | None:
-    """What the launcher wrote for its workers (initial_record.write_inputs); None: started without a launcher."""
+    """Returns what the launcher wrote for its workers (initial_record.write_inputs); None without a launcher."""
     try:
         launch: dict[str, Any] = json.loads((folder / run_folder.LAUNCH).read_text())
     except FileNotFoundError:
         return None
-    # another folder: a copy of a run that was killed with its launcher and so not cleaned up
+    # another folder: this is a copy of a run that was killed with its launcher, and so never cleaned up
     return launch if launch["folder"] == str(folder.resolve()) else None
 
 
 def _prepare_by_hand(folder: Path, rank: int) -> None:
-    """Rank 0 removes what an earlier run wrote.  ValueError where folder is not a copy of a run's."""
+    """Removes, on rank 0, what an earlier run wrote.  Raises ValueError if folder is not a copy of a run's."""
     if not all((folder / name).is_file() for name in ("config.yaml", "run.json")):
         raise ValueError(f"{folder}: has not both config.yaml and run.json: give a copy of a run's folder")
     if folder.resolve().is_relative_to(results_root().resolve()):
@@ -85,17 +85,17 @@ def _prepare_by_hand(folder: Path, rank: int) -> None:
 
 
 def _end_with_launcher(launch: dict[str, Any] | None) -> None:
-    """A killed launcher or agent takes its workers along, on Linux by the kernel, so that a stopped one ends too.
+    """Makes this worker end when its launcher or agent does; on Linux the kernel kills it, even if it is stopped.
 
-    Within nsys the parent is a separate process or thread that may end before the run: the run's guard ends
-    such a worker, and writes the record that the launcher cannot write (bench/launch/guard.py).
+    Within nsys the parent is a separate process or thread that may end before the run: there the run's guard ends the
+    worker, and writes the record that the launcher cannot write (bench/launch/guard.py).
     """
     watched = {"launcher-watch": launch["launcher_pid"]} if launch else {}
     if processes.WITHIN not in os.environ:
         processes.die_with_parent()
         watched["agent-watch"] = AGENT_PID
     for name, pid in watched.items():
-        if pid:  # 0: of another name space of processes
+        if pid:  # 0: it is in another PID namespace
             processes.when_gone(pid, lambda: os._exit(1), name)
 
 

@@ -1,1 +1,1 @@
-"""torch's profiler, run by this harness: one at a time, on exact steps, with files that hold no private path."""
+"""Runs torch's profiler, one at a time and on exact steps, and writes files without private paths."""

@@ -1,7 +1,7 @@
-"""What a trace with memory says: who allocated what when, how much was alive, and what was alive at the peak.
+"""Memory over time from a trace: who allocated what and when, how much was alive, and what was alive at the peak.
 
-torch's profiler sees what is allocated and freed while it records.  What was there before is known as a sum on a GPU;
-on a CPU it is taken to be as little as it can have been, so that nothing alive is ever below 0.
+torch's profiler records what is allocated and freed while it runs.  Of earlier allocations only the sum is known on a
+GPU; on a CPU they are assumed to be the least with which the bytes alive never fall below 0.
 """
 
 import bisect
@@ -25,25 +25,25 @@ Phase = tuple[str, int, int]  # name, start_ns, end_ns
 
 @dataclass(frozen=True)
 class Allocation:
-    """An allocation, or with num_bytes below 0 a release."""
+    """An allocation, or a release if num_bytes is negative."""
 
     t_ns: int
     num_bytes: int
     address: int
     operator: str
-    source: str  # the innermost line of Python that is not torch's own; "" without stacks
-    phase: str  # "" outside of all phases
+    source: str  # the innermost line of Python outside torch; "" without stacks
+    phase: str  # the phase in which it happened; "" outside of phases
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """One device's (t_ns, bytes alive) after each change, and the groups that were alive at the peak."""
+    """A device's (t_ns, bytes alive) after each change, and the groups of allocations alive at the peak."""
 
     device: str
     points: list[tuple[int, int]]
     peak_t_ns: int
     peak_bytes: int
-    start_bytes: int  # what was allocated before and released no earlier; on a CPU a lower bound
+    start_bytes: int  # bytes alive when the recording began; on a CPU a lower bound
     at_peak: list[tuple[str, str, str, int, int]]  # phase, operator, source, bytes, count; largest first
 
 
@@ -63,14 +63,14 @@ class _Trace(msgspec.Struct):
 
 
 def read(text: bytes) -> tuple[dict[str, Timeline], list[Phase]]:
-    """The JSON of a Chrome trace that was recorded with profile_memory -> ({device: Timeline}, the phases in order).
+    """Reads the JSON of a Chrome trace recorded with profile_memory.  Returns ({device: Timeline}, phases in order).
 
-    Operator and source of a change are of the calls around it in its thread; its phase is found by time, because a
-    range that is opened in one Python call and closed in another encloses neither.
+    A change's operator and source are those of the calls around it in its thread; its phase is found by time, because
+    a range that is opened in one Python call and closed in another encloses neither.
     """
     by_device: dict[str, list[Allocation]] = {}
     start_bytes: dict[str, int] = {}
-    calls: dict[Any, list[_Event]] = {}  # of each thread, those that have begun: the last is the innermost
+    calls: dict[Any, list[_Event]] = {}  # {thread: the calls that have begun, innermost last}
     events = msgspec.json.decode(text, type=_Trace).traceEvents
     phases = [
         (event.name, round(event.ts * NS_PER_US), round((event.ts + event.dur) * NS_PER_US))
@@ -90,7 +90,7 @@ def read(text: bytes) -> tuple[dict[str, Timeline], list[Phase]]:
             device = f"cuda:{fields['Device Id']}" if fields["Device Type"] else "cpu"
             operators = (call.name for call in around if call.cat == "cpu_op" and "::" in call.name)
             sources = (call.name for call in reversed(around) if call.cat == "python_function" and ".py(" in call.name)
-            # the outermost: aten::linear says more than aten::empty
+            # the outermost operator: aten::linear says more than aten::empty
             operator = next(operators, "").removeprefix("autograd::engine::evaluate_function: ")
             source = next((name for name in sources if not name.startswith("torch/")), "")
             t_ns = round(event.ts * NS_PER_US)
@@ -121,7 +121,7 @@ def _timeline(device: str, allocations: list[Allocation], start_bytes: int | Non
         if change.num_bytes > 0:
             at_peak[change.address] = change
         else:
-            at_peak.pop(change.address, None)  # or it was there before the recording began
+            at_peak.pop(change.address, None)  # absent if it was allocated before the recording began
     sums: dict[tuple[str, str, str], tuple[int, int]] = {}
     for change in at_peak.values():
         key = (change.phase, change.operator, change.source)
@@ -132,22 +132,21 @@ def _timeline(device: str, allocations: list[Allocation], start_bytes: int | Non
 
 
 def page_of_trace(path: Path, title: str, about: str) -> tuple[str, dict[str, Timeline]]:
-    """A trace's file, gzipped or not -> (HTML text, {device: Timeline}); of a trace that was cut to max_mib, as far as
-    its memory events go."""
+    """Returns (HTML, {device: Timeline}) of a trace file, gzipped or not; if max_mib cut it, as far as it goes."""
     content = path.read_bytes()
     timelines, phases = read(gzip.decompress(content) if path.suffix == ".gz" else content)
     return page_of(title, about, timelines, phases), timelines
 
 
 def page_of(title: str, about: str, timelines: dict[str, Timeline], phases: list[Phase]) -> str:
-    """timelines and phases as read() gives them -> HTML text."""
+    """Returns the HTML page of what read() returns."""
     devices = [_device_section(timeline, phases) for timeline in timelines.values()]
     nothing = Lines(["Nothing was allocated or released while this was recorded."])
     return Document(title, [], devices or [nothing], about=[about]).html()
 
 
 def _alive_chart(timeline: Timeline, phases: list[Phase]) -> dict[str, Any]:
-    """Bytes alive over time.  Each phase is a separate series, so that the curve has its colour there."""
+    """Charts the bytes alive over time, with each phase as a separate series in its own colour."""
     points = _points(timeline, phases)
     start_ns = points[0][0]
     names = dict.fromkeys([*(name for name, _, _ in phases), NO_PHASE])
@@ -162,7 +161,7 @@ def _alive_chart(timeline: Timeline, phases: list[Phase]) -> dict[str, Any]:
 
 
 def _points(timeline: Timeline, phases: list[Phase]) -> list[tuple[int, str, int]]:
-    """[(t_ns, phase, bytes alive)], two at each edge: what was until then, and what is from then on."""
+    """Returns [(t_ns, phase, bytes alive)] with two points at each edge: the values before it, and those after it."""
     edges: list[tuple[int, str | None, int | None]] = [(t_ns, None, alive) for t_ns, alive in timeline.points]
     for name, start_ns, end_ns in phases:
         edges += [(start_ns, name, None), (end_ns, NO_PHASE, None)]

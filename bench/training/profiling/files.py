@@ -1,8 +1,8 @@
-"""A recorded profile -> a Chrome trace file: whole or not there, compressed, of bounded size, without private names.
+"""Writes a recorded profile as a Chrome trace file: atomically, compressed, of bounded size, without private names.
 
-torch writes the machine's name, its own temporary path and, with stacks, the paths of all sources.  What is written
-here has neither: the repository is ".", home is "~".  Of a trace that is larger than allowed, events of least use go
-first; what no category names (thread names, marks) and annotations always stay.
+torch writes the machine's name, its temporary path and, with stacks, the paths of all sources.  In these files the
+name is empty, the repository is "." and home is "~".  A trace above the allowed size loses its least useful events
+first; annotations, and events without a category (thread names, marks), always stay.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from bench.base.paths import CODE, REPO
 from bench.base.units import MIB
 
 SEPARATOR = b",\n"
-# From what is kept longest to what goes first.
+# Categories of events, from those that are kept longest to those that are dropped first.
 KEPT_FIRST = (
     ("user_annotation", "gpu_user_annotation", "Trace"),
     ("kernel", "gpu_memcpy", "gpu_memset"),
@@ -34,46 +34,46 @@ KEPT_FIRST = (
     ("python_function",),
 )
 RANKS: dict[str | None, int] = {category: rank for rank, group in enumerate(KEPT_FIRST) for category in group}
-RANKS[None] = 0  # marks and names of threads
+RANKS[None] = 0  # events without a category: marks and thread names
 GZIP_LEVEL = 6
 MAX_READ_EVENTS = 1_000_000  # torch needs about 30 us and 2 KiB for each
 END = b"\n]}\n"
-BLOCK_EVENTS = 10_000  # searched for private paths together: some MB
+BLOCK_EVENTS = 10_000  # events searched for private paths at once, a few MB
 CONTROL_TO_SPACE = bytes(32 if byte < 32 and byte != 10 else byte for byte in range(256))  # JSON's strings hold none
 
 
-Event = TypeVar("Event", bytes, msgspec.Raw)  # the JSON of one
+Event = TypeVar("Event", bytes, msgspec.Raw)  # the JSON of an event
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A trace that was written."""
+    """A trace that has been written."""
 
     path: Path
     num_events: int
-    num_bytes: int  # of the file, compressed or not
-    dropped: dict[str, int]  # category: events, where max_mib did not allow them
+    num_bytes: int  # size of the file, compressed or not
+    dropped: dict[str, int]  # {category: number of events} that max_mib did not allow
 
     def facts(self) -> dict[str, Any]:
-        """What the record says of it."""
+        """Returns the facts for the record."""
         return {"num_events": self.num_events, "num_bytes": self.num_bytes, "dropped": self.dropped}
 
     @property
     def is_readable(self) -> bool:
-        """Whether torch can be asked about its events, all of which it holds, while the other ranks wait."""
+        """Whether torch can summarize all the profile's events in a time for which the other ranks can wait."""
         return self.num_events + sum(self.dropped.values()) <= MAX_READ_EVENTS
 
 
 def save(profile: Any, path: Path | str, max_mib: float | None = None) -> Saved:
-    """Write the trace of a stopped torch.profiler.profile to path, gzipped if that ends in .gz.  Raises OSError.
+    """Writes the trace of a stopped torch.profiler.profile to path, gzipped if that ends in .gz.  Raises OSError.
 
-    max_mib: of the trace before compression, None for no limit.
+    max_mib limits the trace before compression; None sets no limit.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     raw = path.with_name(f".{path.name}.{os.getpid()}.raw.tmp")
     try:
-        profile.export_chrome_trace(os.fspath(raw))  # .tmp: torch writes it plain
+        profile.export_chrome_trace(os.fspath(raw))  # torch compresses names in .gz, and writes .tmp plainly
         facts, events = _read(raw)
         most_bytes = math.inf if max_mib is None else max_mib * MIB
         is_large = raw.stat().st_size > most_bytes
@@ -90,14 +90,14 @@ def save(profile: Any, path: Path | str, max_mib: float | None = None) -> Saved:
 
 
 def write_tables(trace: Path, stem: str, **facts: Any) -> list[Path]:
-    """The tables of  ./run.sh analyze  for one trace: ops/STEM.txt for people, ops/STEM.json for programs, with facts.
+    """Writes `./run.sh analyze`'s tables of a trace, ops/STEM.txt and ops/STEM.json (with facts); returns the paths.
 
-    They are in a folder of their own beside the trace, because HolisticTraceAnalysis takes every .json beside a trace
-    for another trace.  Returns the two paths.  Takes seconds for a million events: call it after training.
+    The separate folder is for HolisticTraceAnalysis, which takes every .json beside a trace for another trace.  This
+    takes seconds for a million events: call it after training.
     """
-    from bench.analysis.trace import analysis, load, text  # numpy, which a launcher needs for nothing else
+    from bench.analysis.trace import analysis, load, text  # imports numpy, which the launcher does without
 
-    answer = analysis.analyze_rank(load.load(trace), include_last_step=True)  # the device was waited for
+    answer = analysis.analyze_rank(load.load(trace), include_last_step=True)  # it is complete: the recording synced
     text_path, json_path = (trace.parent / "ops" / f"{stem}.{suffix}" for suffix in ("txt", "json"))
     text_path.parent.mkdir(exist_ok=True)
     atomic.write_text(text_path, text.document(answer, trace.name).terminal() + "\n", durable=False)
@@ -106,9 +106,9 @@ def write_tables(trace: Path, stem: str, **facts: Any) -> list[Path]:
 
 
 def _read(raw: Path) -> tuple[dict[str, Any], list[msgspec.Raw]]:
-    """({key: its JSON} of all but the events, [the JSON of each event]).
+    """Returns ({key: JSON} of everything but the events, [JSON of each event]).
 
-    Nothing of an event is decoded: 0.9 million of them (300 MB) take 0.8 s and 600 MB, a third of what torch holds.
+    Events are not decoded: 0.9 million of them (300 MB) take 0.8 s and 600 MB, a third of what torch holds.
     """
     text = raw.read_bytes().translate(CONTROL_TO_SPACE)
     try:
@@ -123,7 +123,7 @@ def _write(path: Path, head: bytes, events: Sequence[Event]) -> None:
     replaced = [(f"{REPO}/", ""), (f"{CODE}/", ""), *([(f"{home}/", "~/")] if len(home) > 1 else [])]
 
     def clean(block: bytes) -> bytes:
-        """UTF-8, also where torch 2.13 wrote other bytes as a name, without private paths in any string."""
+        """Returns the block without private paths, and as UTF-8 (torch 2.13 may write other bytes in a name)."""
         for old, new in replaced:
             block = block.replace(old.encode(), new.encode())
         return block.decode(errors="replace").encode()
@@ -138,9 +138,9 @@ def _write(path: Path, head: bytes, events: Sequence[Event]) -> None:
 
 
 def shrunk(events: Sequence[Event], max_bytes: float) -> tuple[list[Event], dict[str, int]]:
-    """[the JSON of each event] -> (those that fit into about max_bytes, in order, and {category: how many do not}).
+    """Returns (the events that fit into about max_bytes, in order; {category: number of events dropped}).
 
-    Of the first category that has no room for all, the earliest events are kept: what is kept is without holes.
+    Of the first category that does not fit as a whole, the earliest events are kept, so that there are no gaps.
     """
     decode = msgspec.json.Decoder(_Event).decode
     by_rank: dict[int, list[int]] = {}  # indices of events, by the usefulness of their categories

@@ -1,11 +1,11 @@
-"""KempnerForge's profiler summary (kempnerforge/profiling/profiler.py) of a stopped torch profile, with right figures.
+"""KempnerForge's profiler summary (kempnerforge/profiling/profiler.py) of a stopped torch profile, counted correctly.
 
     print_profiler_summary(profile, trace_dir="traces")
 
-The thirteen figures are by kind of kernel.  fixed counts each kernel once: device events only, no ranges around them,
-communication before what its names contain.  kempner_v0 counts as KempnerForge does, so that old reports can be
-compared: it adds operators on the host, ranges and kernels together, NCCL three times over, a third of it as matmul
-because "mm" is in "record_param_comms".
+The thirteen figures are by kind of kernel.  The classifier "fixed" counts each kernel once: device events only, without
+the ranges around them, and communication first, whatever else a name contains.  "kempner_v0" counts as KempnerForge
+does, for comparison with old reports: it adds host operators, ranges and kernels together, so NCCL counts three times,
+a third of it as matmul because "record_param_comms" contains "mm".
 """
 
 import logging
@@ -21,7 +21,7 @@ from bench.analysis.trace import categories
 from bench.base import atomic, escape
 from bench.machine import peak_rates
 
-V0_WORDS = {  # KempnerForge's table, in its order: the first that is part of the lower-case name
+V0_WORDS = {  # KempnerForge's table, in its order: the first match within the lower-case name decides
     "matmul": ("gemm", "mm", "matmul", "dot", "bmm", "cublas", "nvjet", "cutlass"),
     "comm": ("nccl", "allreduce", "allgather", "reduce_scatter"),
     "memory": ("memcpy", "memset"),
@@ -30,7 +30,7 @@ KINDS = {
     categories.MATMUL: "matmul",
     categories.COMMUNICATION: "comm",
     categories.MEMORY_COPY: "memory",
-}  # the rest: other
+}  # all other categories are "other"
 LABELS = {"matmul": "MatMul/GEMM", "comm": "Communication", "memory": "Memory ops", "other": "Other kernels"}
 OPERATORS = ("aten::", "autograd::", "Optimizer", "c10d::", "gloo:")
 LOG = logging.getLogger(__name__)
@@ -43,15 +43,15 @@ Figures = dict[str, float | None]
 def print_profiler_summary(
     prof: Any, trace_dir: Path | str | None = None, classifier: str = "fixed", shown_dir: Path | str | None = None
 ) -> Figures:
-    """Print KempnerForge's three blocks, write trace_dir/summary.md, and return the thirteen figures.
+    """Prints KempnerForge's three blocks, writes trace_dir/summary.md, and returns the thirteen figures.
 
-    trace_dir: None writes no file.  classifier: fixed or kempner_v0.  shown_dir stands in the text for trace_dir, if
-    given.  A profile that recorded nothing gives zeros and a warning, never an exception: this runs at the end of a
-    training run.
+    If trace_dir is None, no file is written.  classifier is "fixed" or "kempner_v0".  shown_dir, if given, replaces
+    trace_dir in the text.  A profile that recorded nothing gives zeros and a warning, never an exception, because this
+    runs at the end of a training run.
     """
     try:
         averages = prof.key_averages()
-    except (AssertionError, AttributeError, RuntimeError) as error:  # torch's, of a profile that never started
+    except (AssertionError, AttributeError, RuntimeError) as error:  # raised by a profile that never started
         LOG.warning("profiler: nothing was recorded (%s): the figures are zeros", error)
         averages = []
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
@@ -97,7 +97,7 @@ def _efficiency(numbers: dict[str, Any]) -> list[tuple[str, str]]:
 def _summary_lines(
     averages: Sequence[Any], numbers: dict[str, Any], gpu: str | None, trace_dir: Path | str, classifier: str
 ) -> list[str]:
-    """KempnerForge's headings, tables and rows."""
+    """Returns the lines of summary.md, with KempnerForge's headings, tables and rows."""
     total_us = numbers["total_cuda_time_us"]
     times = [
         (
@@ -120,7 +120,7 @@ def _summary_lines(
     efficiency = [("Total FLOPS", f"{numbers['total_flops'] / 1e12:.2f} TFLOP"), *_efficiency(numbers)]
     lines += ["## Efficiency", "", *_table(("Metric", "Value"), efficiency), "## Top CUDA Kernels", ""]
     lines += _top_table(counted(averages, classifier), "Kernel", "CUDA", "self_device_time_total")
-    if not total_us:  # a run without a GPU has no kernels; its operators took the processor's time
+    if not total_us:  # a run without a GPU has no kernels, but operators that took CPU time
         own = [row for row in averages if row.key.startswith(OPERATORS) and row.self_cpu_time_total > 0]
         own = [row for row in own if not row.is_user_annotation]
         what = "No device was recorded.  Own time of the operators on the processor:"
@@ -131,28 +131,28 @@ def _summary_lines(
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Markdown laid out as KempnerForge does, the first column words, the others numbers; an empty line at its end."""
+    """Returns a Markdown table in KempnerForge's layout, numbers from the second column on, and an empty line."""
     rule = ["---", *["---:"] * (len(head) - 1)]
     return [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)] + [""]
 
 
 def _top_table(rows: Sequence[Any], what: str, device: str, time_key: str) -> list[str]:
-    """The rows of key_averages() that took longest by their time_key, in microseconds."""
+    """Returns the table of the rows of key_averages() with the largest time_key, which is in microseconds."""
     total_us = max(sum(getattr(row, time_key) for row in rows), 1)
     cells = []
     for row in sorted(rows, key=lambda row: getattr(row, time_key), reverse=True)[:NUM_TOP]:
         time_us, gflop = getattr(row, time_key), f"{row.flops / 1e9:.1f}" if row.flops else "—"
         name = row.key if len(row.key) <= MAX_NAME_CHARS else row.key[: MAX_NAME_CHARS - 3] + "..."
         times = f"{time_us / 1e3:.1f}", f"{100 * time_us / total_us:.1f}"
-        cells.append((escape.markdown(name), *times, str(row.count), gflop))  # without its own markup
+        cells.append((escape.markdown(name), *times, str(row.count), gflop))
     return _table((what, f"{device} (ms)", "%", "Calls", "GFLOPS"), cells)
 
 
 def figures(averages: Iterable[Any], peak_tflops: float | None = None, classifier: str = "fixed") -> Figures:
-    """The thirteen: microseconds and per cent of the device's time by kind, FLOPs, TFLOP/s, and share of the peak.
+    """Returns the thirteen figures: microseconds and per cent of device time by kind, FLOPs, TFLOP/s, share of peak.
 
-    total_flops is torch's with_flops: matrix products and sums, no attention, nothing fused.  The two that need
-    peak_tflops are None where that is unknown.
+    total_flops is torch's with_flops: matrix products and sums, without attention and fused kernels.  The two figures
+    that need peak_tflops are None if it is.
     """
     averages = list(averages)
     times_us = dict.fromkeys(LABELS, 0)
@@ -173,7 +173,7 @@ def figures(averages: Iterable[Any], peak_tflops: float | None = None, classifie
 
 
 def counted(averages: Iterable[Any], classifier: str = "fixed") -> list[Any]:
-    """The rows of key_averages() to add up: with fixed, each kernel and copy once, without operators and ranges."""
+    """Returns the rows of key_averages() to sum; "fixed" has each kernel and copy once, and no operators or ranges."""
     rows = [row for row in averages if "profilerstep" not in row.key.lower()]
     if classifier == "kempner_v0":
         return rows
@@ -182,7 +182,7 @@ def counted(averages: Iterable[Any], classifier: str = "fixed") -> list[Any]:
 
 
 def kind(name: str, classifier: str = "fixed") -> str:
-    """ "matmul", "comm", "memory" or "other"."""
+    """Returns "matmul", "comm", "memory" or "other" for the name of a kernel."""
     if classifier == "kempner_v0":
         lower = name.lower()
         return next((kind for kind, parts in V0_WORDS.items() if any(part in lower for part in parts)), "other")
@@ -190,7 +190,7 @@ def kind(name: str, classifier: str = "fixed") -> str:
 
 
 def by_category(averages: Iterable[Any]) -> dict[str, float]:
-    """{category: device microseconds}, all categories in their order, each kernel once."""
+    """Returns {category: device microseconds} for all categories in their order, counting each kernel once."""
     device_us: dict[str, float] = dict.fromkeys(categories.CATEGORIES, 0)
     for row in counted(averages):
         device_us[categories.category(row.key)] += row.self_device_time_total

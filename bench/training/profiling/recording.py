@@ -1,10 +1,10 @@
-"""One segment of a run under torch's profiler, begun and ended where we say.
+"""Records one segment of a run with torch's profiler, from an exact step to an exact step.
 
     recording = Recording("early", Options(), "cpu", rank=0, world_size=1)
     recording.warm(); ...; recording.start(); recording.ranges.open("ProfilerStep#5"); ...; recording.stop()
     saved = files.save(recording.profile, path)
 
-torch's own schedule is not used: it counts calls of step(), and a step without that call moves the window.
+torch's schedule is not used, because it counts calls of step(): a step without that call would move the window.
 """
 
 import json
@@ -15,11 +15,11 @@ from torch.profiler import ProfilerActivity, record_function
 
 from bench.config.windows import FLAGS, Options
 
-_holder: Any = None  # whose profiler runs in this process: two at once end it with a segmentation fault
+_holder: Any = None  # the profile that runs in this process: two at once end it with a segmentation fault
 
 
 class ExclusiveProfile(torch.profiler.profile):
-    """torch.profiler.profile that refuses to begin where another one runs, instead of crashing the process."""
+    """A torch.profiler.profile that refuses to start while another one runs, instead of crashing the process."""
 
     owner = "a profiler"
 
@@ -41,7 +41,7 @@ class ExclusiveProfile(torch.profiler.profile):
 
 
 class Ranges:
-    """Annotations that open at one edge and close at another: the last opened is the first closed."""
+    """A stack of annotations (record_function) that are opened at one edge and closed at another."""
 
     def __init__(self) -> None:
         self._open: list[Any] = []
@@ -52,15 +52,15 @@ class Ranges:
         self._open.append(entered)
 
     def close(self, down_to: int = 0) -> None:
-        """Close until only down_to are open."""
+        """Closes the innermost annotations until down_to of them are open."""
         while len(self._open) > down_to:
             self._open.pop().__exit__(None, None, None)
 
 
 class Recording:
-    """warm(), start(), stop(), each once and in this order; warm() may be omitted.  cancel() from anywhere.
+    """Call warm(), start() and stop() once each, in this order; warm() may be omitted, and cancel() called at any time.
 
-    facts go into the trace's metadata as "speedrun".  profile is torch's object: events, key_averages, export.
+    facts go into the trace's metadata as "speedrun".  profile is torch's object, for events, averages and export.
     """
 
     def __init__(self, name: str, options: Options, device_type: str, rank: int, world_size: int, **facts: Any):
@@ -78,7 +78,7 @@ class Recording:
         self.profile.owner = f"window {name}"
 
     def warm(self) -> None:
-        """The profiler's machinery runs (CUPTI, on a GPU) and nothing is recorded."""
+        """Starts the profiler's machinery (CUPTI, on a GPU) without recording."""
         self.profile.prepare_trace()
         self.is_warm = True
 
@@ -86,22 +86,22 @@ class Recording:
         if not self.is_warm:
             self.warm()
         if self._device_type == "cuda":
-            torch.cuda.synchronize()  # kernels of the step before would be recorded as this one's
+            torch.cuda.synchronize()  # otherwise kernels of the previous step would be recorded
         self.profile.start_trace()
         self.is_recording = True
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):  # else torch writes it
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):  # otherwise torch writes it
             here = {"backend": None, "rank": self._rank, "world_size": self._world_size}
             self.profile.add_metadata_json("distributedInfo", json.dumps(here))
 
     def stop(self, **facts: Any) -> None:
-        """Waits for the device, so that the last step's kernels are in.  facts: of the trace, over the planned."""
+        """Stops after the device has finished, so that the last step's kernels are in.  facts override earlier ones."""
         self.ranges.close()
         self.profile.add_metadata_json("speedrun", json.dumps(self._facts | facts))
         self.is_recording = self.is_warm = False
         self.profile.stop_trace()
 
     def cancel(self) -> None:
-        """End what runs; nothing is kept.  A profiler left prepared would prevent the next one."""
+        """Ends the recording and discards it.  A profiler that is left prepared would prevent the next one."""
         if self.is_warm and not self.is_recording:
             self.profile.start_trace()
         if self.is_warm:

@@ -1,9 +1,9 @@
-"""A device "cuda" that computes nothing, in a build of torch for CPUs: FakeTensors, autograd and inductor take it.
+"""A device "cuda" that computes nothing, which FakeTensors, autograd and inductor accept in a CPU build of torch.
 
-no_cuda.cpp registers the device with c10, so that autograd's engine finds a stream for it; a C++ compiler makes it in
-about 3 seconds.  It must be loaded before torch is imported: torch asks once whether there is a GPU, and remembers.
-The rest is Python: torch.cuda answers as one of GPUS would, inductor writes Triton for it, and Triton and ptxas, which
-need no driver, compile each kernel for it.  Made for torch 2.13 and Triton 3.7.
+no_cuda.cpp registers the device with c10, so that autograd's engine finds a stream for it; it compiles in about 3
+seconds and must be loaded before torch is imported, which checks only once whether there is a GPU.  The rest is Python:
+torch.cuda answers as one of GPUS would, inductor writes Triton code for it, and Triton and ptxas, which need no driver,
+compile each kernel.  Made for torch 2.13 and Triton 3.7.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ SOURCE = Path(__file__).parent / "no_cuda.cpp"
 
 
 def _gpu(name: str, major: int, num_processors: int, shared_kib: int, cache_mib: int) -> SimpleNamespace:
-    """Properties as torch.cuda.get_device_properties() gives them.
+    """Returns properties like those of torch.cuda.get_device_properties().
 
-    shared_kib: of a multiprocessor; a block may ask for 1 KiB less (CUDA C++ programming guide, compute capabilities).
+    shared_kib is per multiprocessor; a block can have 1 KiB less (CUDA C++ programming guide, compute capabilities).
     """
     return SimpleNamespace(
         name=name,
@@ -52,7 +52,7 @@ GPUS = {  # from NVIDIA's data sheets
 
 
 class Unavailable(RuntimeError):
-    """What this machine lacks for it, and what to do."""
+    """This machine lacks something that the rehearsal needs; the message says what, and what to do."""
 
 
 def has_triton() -> bool:
@@ -60,7 +60,7 @@ def has_triton() -> bool:
 
 
 def load() -> None:
-    """Register the device.  Unavailable: no C++ compiler, or torch is imported already."""
+    """Registers the device.  Raises Unavailable without a C++ compiler, or if torch is imported already."""
     if "torch" in sys.modules:
         raise Unavailable("torch is imported already: rehearse in a process of its own")
     spec = importlib.util.find_spec("torch")
@@ -72,7 +72,7 @@ def load() -> None:
 
 
 def refuse_unknown(version_py: str) -> None:
-    """Unavailable: torch's version.py says that it is a build for GPUs, or not of the version that this is made for."""
+    """Raises Unavailable if torch's version.py says that it is a build for GPUs, or another version than TORCH."""
     version = version_py.partition("__version__ = ")[2].partition("\n")[0].strip("'\"")
     if "cuda: Optional[str] = None" not in version_py:
         raise Unavailable(f"torch {version} is a build for GPUs: rehearse with a build for CPUs (SPEEDRUN_TORCH=cpu)")
@@ -81,7 +81,7 @@ def refuse_unknown(version_py: str) -> None:
 
 
 def _library(torch: Path) -> Path:
-    """Compiled once for a torch and a source, kept among the temporary files of this user."""
+    """Returns the library, compiled once for a torch and a source and kept in this user's temporary files."""
     named = hashlib.sha256(SOURCE.read_bytes() + str(torch).encode() + (torch / "version.py").read_bytes()).hexdigest()
     path = Path(tempfile.gettempdir()) / f"speedrun-no-cuda-{os.getuid()}" / f"{named[:16]}.so"
     if path.exists():
@@ -102,7 +102,7 @@ def _library(torch: Path) -> Path:
 
 
 def install(gpu: SimpleNamespace) -> None:
-    """Make torch and inductor take the device for that GPU, for the rest of this process.  After load()."""
+    """Makes torch and inductor treat the device as that GPU, for the rest of this process.  Call load() before."""
     import torch
     import torch._dynamo
     import torch._inductor.compile_fx
@@ -138,7 +138,7 @@ def install(gpu: SimpleNamespace) -> None:
     interface: Any = device_interface.CudaInterface
     interface.is_bf16_supported = staticmethod(answers["is_bf16_supported"])
     interface.get_raw_stream = interface.exchange_device = interface.maybe_exchange_device = staticmethod(lambda at: 0)
-    torch.version.cuda = "12.8"  # inductor asks for features of it; Triton's ptxas is newer
+    torch.version.cuda = "12.8"  # inductor checks for its features; Triton's ptxas is newer
     missing: Any = torch._C
     missing._cuda_getCurrentRawStream = lambda index: 0
     guards: Any = torch._C._dynamo.guards
@@ -149,13 +149,13 @@ def install(gpu: SimpleNamespace) -> None:
     guards._reinterpret_tensor = as_strided
     fake_tensor.init_gpu_context = lambda device: None
     fake: Any = fake_tensor.FakeTensorMode
-    fake.avoid_device_init = property(lambda mode: True)  # torch.tensor(2.0, device="cuda") begins on the CPU
+    fake.avoid_device_init = property(lambda mode: True)  # makes torch.tensor(2.0, device="cuda") begin on the CPU
     settings: Any = config
     settings.fx_graph_cache = settings.use_static_triton_launcher = False
     settings.compile_threads = 1
-    settings.assume_aligned_inputs = True  # there is no address to look at
-    settings.shape_padding = False  # inductor times a product with and without padding
-    settings.triton.unique_kernel_names = False  # kernels of one source are one, also in Triton's cache
+    settings.assume_aligned_inputs = True  # FakeTensors have no address that could be checked
+    settings.shape_padding = False  # otherwise inductor times a product with and without padding
+    settings.triton.unique_kernel_names = False  # kernels with the same source are the same, in Triton's cache too
     settings.size_asserts = settings.alignment_asserts = False
     _fold_on_cpu()
     _choose_attention()
@@ -164,7 +164,7 @@ def install(gpu: SimpleNamespace) -> None:
 
 
 def _fold_on_cpu() -> None:
-    """Inductor computes the constants of a graph, of one element each, on the graph's device."""
+    """Makes inductor compute a graph's constants, of one element each, on the CPU instead of the graph's device."""
     import torch
     from torch._inductor.fx_passes import joint_graph
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -185,11 +185,11 @@ def _fold_on_cpu() -> None:
     folder._deduce_value = deduce_on_cpu
 
 
-LIBRARIES: list[Any] = []  # a torch.library.Library undoes its work when it is freed
+LIBRARIES: list[Any] = []  # keeps each torch.library.Library alive: freeing it undoes its work
 
 
 def _choose_attention() -> None:
-    """scaled_dot_product_attention's choice on an H100: a CPU build of torch does not have it, and takes the math."""
+    """Makes scaled_dot_product_attention choose a kernel as on an H100; a CPU build of torch would choose the math."""
     import torch
 
     def attention(
@@ -205,7 +205,7 @@ def _choose_attention() -> None:
     ) -> Any:
         ops, is_half = torch.ops.aten, query.dtype in (torch.bfloat16, torch.float16)
         settings = dropout_p, is_causal
-        if enable_gqa:  # by repeating, as the plain kernel does
+        if enable_gqa:  # repeats keys and values, as the math kernel does
             key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
         if attn_mask is None and is_half:
             return ops._scaled_dot_product_flash_attention(query, key, value, *settings, False, scale=scale)[0]
@@ -226,7 +226,7 @@ def _choose_attention() -> None:
 
 
 def _install_triton(gpu: SimpleNamespace) -> None:
-    """Triton's driver asks libcuda which GPU there is: here it is the made-up one, and nothing is launched."""
+    """Replaces Triton's driver, which asks libcuda for the GPU, by one that reports this GPU and launches nothing."""
     import torch
     import triton
     from torch._inductor.runtime import triton_helpers

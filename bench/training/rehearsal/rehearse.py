@@ -1,8 +1,9 @@
-"""One run as a GPU would do it, on FakeTensors.  python -m bench.training.rehearsal.rehearse GPU LAYERS OVERRIDES
+"""Rehearses a run for a GPU, on FakeTensors:  python -m bench.training.rehearsal.rehearse GPU LAYERS OVERRIDES
 
-GPU: of device.GPUS; LAYERS: at most so many of the model's, 0 for all.  Prints one JSON object.  Model, optimizer,
-stages, step and validation are the trainer's own, of rank 0 of eight and then, in eager mode, of the last one, whose
-collectives must be the same; batches are FakeTensors, so that no number is computed; inductor's kernels are compiled.
+GPU is a key of device.GPUS, LAYERS the largest number of layers (0 for all of the model's).  Prints a JSON object.
+Model, optimizer, stages, step and validation are the trainer's: of rank 0 of eight and then, in eager mode, of the last
+rank, whose collectives must be the same.  Batches are FakeTensors, so no numbers are computed, but inductor's kernels
+are compiled.
 """
 
 import json
@@ -16,8 +17,8 @@ from unittest import mock
 from bench.training.rehearsal import device
 
 NUM_GPUS = 8
-MEMORY_GIB = 79.6  # of an 80 GB GPU as the driver says it
-EOS_VOCAB = 50257  # GPT-2's, where the data source does not say
+MEMORY_GIB = 79.6  # memory of an 80 GB GPU as the driver reports it
+EOS_VOCAB = 50257  # GPT-2's vocabulary, for a data source that declares none
 
 
 def main(gpu: str, num_layers: str, *overrides: str) -> int:
@@ -37,15 +38,15 @@ def main(gpu: str, num_layers: str, *overrides: str) -> int:
 
 
 def rehearse(gpu: str, num_layers: int, overrides: list[str]) -> dict[str, Any]:
-    """What the run of these overrides would do on that GPU: see watch.Watch, and facts()."""
+    """Returns what a run with these overrides would do on that GPU: the keys of play() and facts(), and collectives."""
     from bench.config import compose, resolve, schema
     from bench.data.sources import datasets
 
     machine = schema.Machine(NUM_GPUS, 16, MEMORY_GIB)
     config = compose.compose(overrides, machine)
     vocab_size = datasets.chosen(config.data).vocab_size or EOS_VOCAB
-    config = resolve.resolve(config, machine, vocab_size)  # micro-batches are those of the whole model
-    assert config.model is not None  # no script has a name here
+    config = resolve.resolve(config, machine, vocab_size)  # before layers are cut: micro-batches fit the whole model
+    assert config.model is not None  # a script is never rehearsed
     if num_layers:
         config.model.num_layers = min(config.model.num_layers, num_layers)
     device.install(device.GPUS[gpu])
@@ -57,13 +58,13 @@ def rehearse(gpu: str, num_layers: int, overrides: list[str]) -> dict[str, Any]:
         trainer = build(config, watch)
         played = play(trainer, watch) | facts(trainer, watch)
         del trainer
-        watch.rank, config.hardware.compile = NUM_GPUS - 1, False  # in eager mode gradients arrive in another order
+        watch.rank, config.hardware.compile = NUM_GPUS - 1, False  # eager: gradients arrive in another order
         play(build(config, watch), watch)
     return played | {"collectives": len(watch.collectives.get(0, ())), "out_of_order": watch.out_of_order()}
 
 
 def build(config: Any, watch: Any) -> Any:
-    """The trainer of rank watch.rank, its weights on the made-up device, its batches made up."""
+    """Returns the trainer of rank watch.rank, with weights and batches on the fake device."""
     import torch
 
     from bench.training import distributed, reducer
@@ -87,7 +88,7 @@ def build(config: Any, watch: Any) -> Any:
 
 
 def _join(rank: int) -> Any:
-    """Join a process group as that rank.  Its collectives send nothing, and torch takes it for NCCL's."""
+    """Joins, as that rank, a process group whose collectives send nothing and which averages as NCCL does."""
     import torch
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -99,19 +100,19 @@ def _join(rank: int) -> Any:
     dist.init_process_group("fake", rank=rank, world_size=NUM_GPUS, store=FakeStore())
     everyone: Any = distributed
     everyone._mean_op = lambda: dist.ReduceOp.AVG
-    everyone.gather = lambda value: [value] * NUM_GPUS  # it pickles, and FakeTensors have no bytes
+    everyone.gather = lambda value: [value] * NUM_GPUS  # the real one pickles, and FakeTensors have no bytes
     return distributed.Ranks(rank, NUM_GPUS, torch.device("cuda", 0))
 
 
 def _first_order(shard: Any, watch: Any) -> Any:
-    """What rank 0 broadcasts in the first step of hardware.reducer=shard: a FakeTensor would have lost the numbers."""
+    """Returns what rank 0 broadcasts in the first step of hardware.reducer=shard, which a FakeTensor cannot hold."""
     if watch.rank == 0:
         watch.first_order = [shard._order.index(bucket) for bucket in shard._filled]
     return SimpleNamespace(tolist=lambda: watch.first_order)
 
 
 def _ddp() -> Any:
-    """A stand-in for torch's DDP, whose C++ takes no FakeTensors, with its cuts; buckets are reduced after backward."""
+    """Returns a stand-in for torch's DDP, whose C++ rejects FakeTensors: the same buckets, reduced after backward."""
     import torch
     import torch.distributed as dist
 
@@ -145,7 +146,7 @@ def _ddp() -> Any:
 
 
 def play(trainer: Any, watch: Any) -> dict[str, Any]:
-    """The warm-up as a run does it, and then two steps of every portion of the run: what those compile is a finding."""
+    """Does a run's warm-up, then two steps of every portion; a graph that only those compile is a finding."""
     trainer._is_warming_up = True
     for portion in trainer._distinct():
         _step(trainer, watch, portion.first_step, "warm-up")
@@ -157,7 +158,7 @@ def play(trainer: Any, watch: Any) -> dict[str, Any]:
     per_step: dict[int, dict[str, int]] = {}
     single: dict[str, int] = {}
     num_tensors = len(list(trainer.model.parameters()))
-    for portion in trainer.timeline.portions:  # all: not only what the warm-up takes to be of another shape
+    for portion in trainer.timeline.portions:  # all portions, not only those that the warm-up considers distinct
         calls, launches = watch.calls.copy(), watch.launches.total()
         _step(trainer, watch, portion.first_step, "step", validates=False)
         calls = watch.calls - calls
@@ -178,7 +179,7 @@ def play(trainer: Any, watch: Any) -> dict[str, Any]:
 
 
 def facts(trainer: Any, watch: Any) -> dict[str, Any]:
-    """What is known once all has been seen."""
+    """Returns what is known at the end: shapes, kernels, graph breaks, syncs, and memory against its estimate."""
     from bench.base.units import GIB
     from bench.config import resolve
 
@@ -228,7 +229,7 @@ def _validate(trainer: Any, watch: Any, phase: str) -> None:
 
 
 def _to_device(model: Any, target: Any) -> Any:
-    """Module.to(), which leaves a tensor that two modules share in two when its tensors are FakeTensors."""
+    """Replaces Module.to(), which would split a tensor that two modules share if it is a FakeTensor."""
     import torch
 
     moved: dict[int, Any] = {}
@@ -252,14 +253,14 @@ class Batches:
     """A stand-in for the loader, with tokens that have a shape and no values."""
 
     def __init__(self, shards: Any, shapes: Any, rank: int, world_size: int, target: Any, eos_token: Any = None):
-        self.stage: Any = None  # of the step that comes
+        self.stage: Any = None  # stage of the next step
 
     def next(self) -> tuple[Any, Any]:
         return _batch(self.stage.micro_batch_seqs, self.stage.seq_len)
 
 
 class Rows:
-    """A stand-in for the validation's rows, with a single batch."""
+    """A stand-in for the validation's rows, of which at() returns a batch without values for each place."""
 
     def __init__(self, config: Any, shards: Any, rank: int, world_size: int, target: Any):
         from bench.config.stages import val_seq_len
@@ -282,7 +283,7 @@ def _batch(num_seqs: int, seq_len: int) -> tuple[Any, Any]:
 
 
 class _Observer:
-    """Instruments and step log, of which only the parts of a step are kept."""
+    """A stand-in for instruments and step log, which only notes the current phase of a step."""
 
     def __init__(self, watch: Any) -> None:
         self._watch = watch

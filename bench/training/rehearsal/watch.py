@@ -1,6 +1,6 @@
-"""What happens while a rehearsal runs: graphs, breaks and their reasons, kernels, live bytes, collectives.
+"""Observes a rehearsal: graphs, breaks and their reasons, kernels, live bytes, collectives.
 
-install() comes after device.install(); then everything runs inside `with watch.mode:`.
+Call install() after device.install(), then run everything inside `with watch.mode:`.
 """
 
 import functools
@@ -16,48 +16,48 @@ from typing import Any
 
 import torch
 import torch._inductor.compile_fx
-import torch.distributed._tools.fake_collectives  # gives collectives a rule for FakeTensors
+import torch.distributed._tools.fake_collectives  # registers the collectives' rules for FakeTensors
 from torch._dynamo.utils import counters
 from torch._guards import TracingContext
 from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-ROUND_BYTES = 512  # what CUDA's caching allocator rounds to
+ROUND_BYTES = 512  # granularity of CUDA's caching allocator
 SINCE = {"aten::_scaled_mm": (8, 9)}  # compute capability that an operator needs, whatever torch was built with
-ALLOCATIONS = ("aten::empty_strided", "aten::empty", "aten::detach", "aten::empty_like")  # which launch nothing
+ALLOCATIONS = ("aten::empty_strided", "aten::empty", "aten::detach", "aten::empty_like")  # these launch nothing
 KERNEL_OF = ("CUDA", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
 
 class Watch:
-    """Everything that was seen; the rehearsal sets .phase, which every finding names, and .part and .rank.
+    """Collects what happens.  The rehearsal sets .phase, which every finding names, and .part and .rank.
 
-    gpu: device.GPUS' properties; with_kernels: False stops at AOTAutograd's graphs.
+    gpu is a value of device.GPUS.  Without with_kernels, compilation stops at AOTAutograd's graphs.
     """
 
     def __init__(self, gpu: SimpleNamespace, with_kernels: bool) -> None:
         self.gpu, self.with_kernels = gpu, with_kernels
         self.phase, self.part, self.rank = "", "", 0
-        self.graphs: list[tuple[str, str]] = []  # (phase, forward, backward or inference)
-        self.recompiles: list[tuple[str, str]] = []  # (phase, why)
+        self.graphs: list[tuple[str, str]] = []  # (phase, "forward", "backward" or "inference")
+        self.recompiles: list[tuple[str, str]] = []  # (phase, reason)
         self.syncs: Counter[tuple[str, str]] = Counter()  # (phase, operator)
-        self.launches: Counter[str] = Counter()  # of Triton's kernels, by phase
-        # of what a library or torch computes: (part of a step, operator)
+        self.launches: Counter[str] = Counter()  # {phase: launches of Triton kernels}
+        # calls of operators that torch or a library computes: (part of a step, operator)
         self.calls: Counter[tuple[str, str]] = Counter()
-        self.operators: set[Any] = set()
-        self.first_order: list[int] = []  # of the buckets of hardware.reducer=shard, on rank 0
-        self.collectives: dict[int, list[str]] = {}  # in order, of each rank that was played
-        self.kernels: dict[str, list[dict[str, Any]]] = {}  # {source's hash: of each configuration}
-        self.num_flex = self.num_maskless = 0  # FlexAttention in graphs, and those whose mask hides nothing
+        self.operators: set[Any] = set()  # operators that ran on the device
+        self.first_order: list[int] = []  # order of the buckets of hardware.reducer=shard on rank 0
+        self.collectives: dict[int, list[str]] = {}  # {rank: its collectives in order}
+        self.kernels: dict[str, list[dict[str, Any]]] = {}  # {source: facts of each configuration tried}
+        self.num_flex = self.num_maskless = 0  # FlexAttention calls in graphs, and those whose mask hides nothing
         self.live_bytes, self.peaks = 0, Counter[str]()
         self.mode = _Mode(self)
 
     def at(self, phase: str) -> None:
-        """What follows belongs to that phase."""
+        """Begins a phase, to which everything that follows belongs."""
         self.phase = phase
         self.peaks[phase] = max(self.peaks[phase], self.live_bytes)
 
     def hold(self, tensor: torch.Tensor) -> None:
-        """Count a tensor's storage as long as it lives."""
+        """Counts a tensor's storage in live_bytes for as long as it is alive."""
         storage = tensor.untyped_storage()
         if tensor.device.type != "cuda" or getattr(storage, "is_counted", False):
             return
@@ -71,12 +71,12 @@ class Watch:
         self.live_bytes -= size
 
     def install(self) -> None:
-        """For the rest of this process."""
-        for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # else they go one by one
+        """Installs the observers for the rest of this process."""
+        for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # lets FakeTensors use foreach kernels
             foreach: Any = importlib.import_module(module)
             foreach._foreach_supported_types.append(FakeTensor)
         self._watch_recompiles()
-        for operator in (flex_attention, flex_attention_backward):  # they look their rule up by the mode's class
+        for operator in (flex_attention, flex_attention_backward):  # their rules are looked up by the mode's class
             operator.python_key_table[_Mode] = operator.python_key_table[FakeTensorMode]
         if self.with_kernels:
             self._watch_graphs()
@@ -85,11 +85,11 @@ class Watch:
             self._compile_without_inductor()
 
     def graph_breaks(self) -> list[str]:
-        """Why each was, once."""
+        """Returns the reasons of graph breaks, each once."""
         return [re.sub(r"\s+", " ", reason)[:300] for reason in counters["graph_break"]]
 
     def without_kernel(self) -> list[str]:
-        """Operators that ran on the device and have no kernel for this GPU, so far as that is known here."""
+        """Returns the operators that ran on the device but are known to have no kernel for this GPU."""
         known, capability = _native_functions(), (self.gpu.major, self.gpu.minor)
         return sorted(
             str(operator)
@@ -98,7 +98,7 @@ class Watch:
         )
 
     def one_by_one(self, calls: Counter[tuple[str, str]]) -> dict[str, int]:
-        """The optimizer's calls of operators that have a foreach form, which takes a list of tensors at once."""
+        """Returns {operator: the optimizer's calls} for those with a foreach form, which takes many tensors at once."""
         aten = torch.ops.aten
         return {
             name: count
@@ -107,7 +107,7 @@ class Watch:
         }
 
     def out_of_order(self) -> str | None:
-        """The first collective in which two ranks differ; None: they call the same ones."""
+        """Returns a sentence about the first collective in which two ranks differ, or None."""
         if len(self.collectives) < 2:
             return None
         (first, ours), (other, theirs) = self.collectives.items()
@@ -117,7 +117,7 @@ class Watch:
         return None
 
     def too_large(self) -> list[dict[str, Any]]:
-        """Kernels of which no configuration fits into a block's shared memory, or compiles."""
+        """Returns the kernels without a configuration that compiles and fits into a block's shared memory."""
         tried = self.kernels.values()
         return [configs[-1] for configs in tried if not any(self._fits(config) for config in configs)]
 
@@ -157,7 +157,7 @@ class Watch:
                 self.num_maskless += _hides_nothing(module, node.args[4][-1])
 
     def _compile_without_inductor(self) -> None:
-        """Without Triton, go as far as AOTAutograd's graphs, whose operators are then called one by one."""
+        """Without Triton, stops at AOTAutograd's graphs, whose operators are then called one by one."""
         from torch._dynamo.backends.common import aot_autograd
 
         def made(kind: str) -> Any:
@@ -189,7 +189,7 @@ class Watch:
 
         def precompile(kernel: Any, *args: Any, **more: Any) -> None:
             tried = self.kernels.setdefault(kernel.fn.src, [])
-            for config in kernel.configs if not tried else ():  # a GPU times all that fit; here the first one will do
+            for config in kernel.configs if not tried else ():  # a GPU times all that fit; here the first is enough
                 tried.append(_compiled(compile_one, kernel, config))
                 if self._fits(tried[-1]):
                     break
@@ -201,17 +201,17 @@ class Watch:
 
 
 def _compiled(compile_one: Any, kernel: Any, config: Any) -> dict[str, Any]:
-    """One configuration of a kernel, to machine code."""
+    """Compiles a configuration of a kernel to machine code; returns its facts, or the error."""
     facts = {"name": kernel.inductor_meta.get("kernel_name") or kernel.fn.__name__, "config": str(config)}
     try:
         binary = compile_one(kernel, config).kernel
-    except Exception as error:  # Triton's and ptxas' errors have no type in common
+    except Exception as error:  # Triton's and ptxas's errors have no common type
         return facts | {"error": f"{type(error).__name__}: {str(error).strip()[-300:]}"}
     return facts | {"shared_bytes": binary.metadata.shared, "cubin_bytes": len(binary.asm["cubin"])}
 
 
 class _Mode(FakeTensorMode):
-    """FakeTensors whose storages are counted, and whose numbers, which do not exist, are 1."""
+    """A FakeTensorMode that counts storages, operators and syncs, and in which item() returns 1."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -235,7 +235,7 @@ class _Mode(FakeTensorMode):
         for out in on_device:
             watch.hold(out)
         takes = any(isinstance(arg, torch.Tensor) and arg.device.type == "cuda" for arg in _flat(args))
-        if not isinstance(func, torch._ops.OpOverload):  # FlexAttention, which inductor makes kernels of
+        if not isinstance(func, torch._ops.OpOverload):  # FlexAttention, for which inductor writes kernels
             watch.calls[watch.part, str(func)] += 1
         elif (on_device or takes) and not func.is_view and func.namespace != "prim":
             watch.operators.add(func)
@@ -246,19 +246,19 @@ class _Mode(FakeTensorMode):
         return returned
 
     def _rule(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """What a call gives: FakeTensors.  NotImplementedError: torch has no rule for that operator."""
+        """Returns a call's FakeTensors.  Raises NotImplementedError if torch has no rule for the operator."""
         try:
             return super().dispatch(func, types, args, kwargs)
         except NotImplementedError as error:
             if getattr(func, "_overloadname", "") != "out":
                 raise NotImplementedError(f"{func} in {self._watch.phase}: {str(error)[:200]}") from None
-        into = kwargs.pop("out")  # an out variant without a rule of its own (_scaled_mm) has that of the plain one
+        into = kwargs.pop("out")  # an out variant without a rule (_scaled_mm): use that of the functional variant
         super().dispatch(func.overloadpacket.default, types, args, kwargs)
         return into
 
 
 def _hides_nothing(module: Any, mask_mod: Any) -> bool:
-    """Whether what FlexAttention asks about a pair of tokens looks at nothing: at no position and no document."""
+    """Whether a FlexAttention mask depends on nothing, neither positions nor documents."""
     graph = getattr(module, mask_mod.target).graph
     todo, seen = [node for node in graph.nodes if node.op == "output"], set()
     while todo:
@@ -279,7 +279,7 @@ def _flat(args: Any) -> Any:
 
 @functools.cache
 def _native_functions() -> dict[str, str] | None:
-    """{aten operator: the keys that torch's own table lists for it}; None: this torch has no such table."""
+    """Returns {aten operator: dispatch keys} from torch's native_functions.yaml; None if this torch has none."""
     import yaml
 
     try:
@@ -299,13 +299,13 @@ def _native_functions() -> dict[str, str] | None:
 
 
 def _has_kernel(operator: Any, known: dict[str, str] | None) -> bool:
-    """Whether torch's table of its own operators lists a kernel; of other operators, whether one is registered."""
+    """Whether torch's table lists a CUDA kernel for an aten operator; for others, whether one is registered."""
     name, overload = operator._schema.name, operator._schema.overload_name
     if name.startswith("aten::") and known is not None:
         row = known.get(name.removeprefix("aten::") + (f".{overload}" if overload else ""))
-        if row is None:  # generated from another (functional and out variants)
+        if row is None:  # generated from another operator (functional and out variants)
             return True
-        row = known.get(row, row)  # of the operator that it delegates to
+        row = known.get(row, row)  # the row of the operator that it delegates to
         return any(key in re.split(r"[,\s]+", row) for key in KERNEL_OF)
     full = f"{name}.{overload}" if overload else name
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(full, key) for key in KERNEL_OF)
