@@ -1,1 +1,1 @@
-"""A checked config to a finished record: one fresh process group a run, watched to its end."""
+"""Turns a checked config into a finished record: one fresh process group per run, watched to its end."""

@@ -1,7 +1,7 @@
-"""What the launcher makes of a run's look after the race (bench/training/look.py): an account of its traces, a line.
+"""Evaluates a run's look after the race (bench/training/look.py): explains its traces and summarizes them in one line.
 
-The look is over every number of the run: what ends the ranks in it is a warning, and so is an account that cannot be
-made.  The account is that of ./run.sh explain, in traces/ops/look_account.txt and .json.
+By then every number of the run has been measured, so a failure of the ranks in the look, or of the explanation, is only
+a warning.  The explanation is that of ./run.sh explain, in traces/ops/look_account.txt and .json.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from bench.record.shape import Section
 
 ACCOUNT = "traces/ops/look_account"
 NUM_LINES = 5
-OF_THE_RUN = ("bad_data", "folder_removed")  # kinds of a failure that say something of what came before the look
+OF_THE_RUN = ("bad_data", "folder_removed")  # kinds of failures that concern the run before the look
 
 
 def spared(measured: Section, failure: Section | None) -> Section | None:
-    """The failure of a run, None where it came in the look, which then says how it ended.  measured: of the workers."""
+    """Returns the failure of a run, or None if it came in the look, whose status in measured then says so."""
     look = measured.get("look")
     if look is None or look["status"] != "begun" or (failure is not None and failure["kind"] in OF_THE_RUN):
         return failure
@@ -31,7 +31,7 @@ def spared(measured: Section, failure: Section | None) -> Section | None:
 
 
 def explain(folder: Path, run: Section) -> None:
-    """Put into run["look"] where the next millisecond is, and the account beside the traces."""
+    """Adds to run["look"] where time can be saved next, and writes the explanation beside the traces."""
     look = run["look"]
     if look["status"] != "recorded":
         return
@@ -53,7 +53,7 @@ def explain(folder: Path, run: Section) -> None:
 
 
 def line(run: Mapping[str, Any]) -> str | None:
-    """Where the next millisecond is, for a person; None: the run has no account of a look."""
+    """Returns a line about where time can be saved next, or None if the run has no explained look."""
     look = run.get("look") or {}
     if not look.get("next"):
         return None

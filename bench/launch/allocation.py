@@ -1,14 +1,14 @@
-"""What started this process: a job of SLURM, or torchrun, srun or mpirun as one of several ranks; by its variables.
+"""Detects from the environment what started this process: a SLURM job, or torchrun, srun or mpirun as one rank.
 
-Within an allocation that a batch script or salloc has, hardware.nodes=N needs no rendezvous and no second command: srun
-starts the other nodes' part for each run (nodes/leader.py), so that races, sweeps and speedruns span nodes as well.
-Ranks that others start (torch.distributed.run, srun(1), Open MPI's mpirun(1)) say which they are by
+Within the allocation of a batch script or of salloc, hardware.nodes=N needs no rendezvous and no second command: srun
+starts the other nodes' processes for each run (nodes/joining.py), so races and sweeps span nodes as well.  Externally
+launched ranks (torch.distributed.run, srun(1), Open MPI's mpirun(1)) are identified by
 
     torchrun    RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID
     srun        SLURM_PROCID SLURM_LOCALID SLURM_STEP_NUM_TASKS SLURM_NODEID SLURM_STEP_TASKS_PER_NODE SLURM_JOB_ID
     mpirun      OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE
 
-where torchrun within srun is torchrun.
+torchrun within srun counts as torchrun.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-ASK_S = 5.0  # for scontrol, while the job has KillWait to end, 30 s where nobody set it
-PREEMPTED_EVERY_S = 10.0  # the least that a GraceTime is good for is some of these
-WHY = {  # by the state of a job that SLURM is ending, or while that is COMPLETING by its reason
+ASK_S = 5.0  # timeout of scontrol; a job has KillWait to end, 30 s by default
+PREEMPTED_EVERY_S = 10.0  # interval of the checks; a useful GraceTime is several times as long
+WHY = {  # by the JobState of a job that SLURM is ending, or by its Reason while it is COMPLETING
     "NODE_FAIL": "because a node of it failed",
     "NodeDown": "because a node of it failed",
     "TIMEOUT": "at its time limit",
@@ -35,31 +35,31 @@ WHY = {  # by the state of a job that SLURM is ending, or while that is COMPLETI
     "OUT_OF_MEMORY": "because it took more memory than it asked for",
     "DEADLINE": "at its deadline",
 }
-NUM_PORTS = 8  # tried one after the other, where another program has some of them
-PORTS = range(20000, 32000)  # below those that systems give away by themselves (Linux: 32768 and above)
+NUM_PORTS = 8  # tried in order, because other programs may use some of them
+PORTS = range(20000, 32000)  # below the ephemeral ports (Linux: 32768 and above)
 KNOWN = "use torchrun, srun or Open MPI's mpirun, or give each process RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR"
 
 
-# ---- a job of SLURM's
+# ---- SLURM jobs
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """What SLURM gave this job."""
+    """The SLURM allocation of this job."""
 
     job_id: str
     num_nodes: int
     num_restarts: int  # how often the job was requeued
-    array: tuple[str, int] | None = None  # the job id of its array, and which task of it this is
+    array: tuple[str, int] | None = None  # the array's job id, and the number of this task in it
 
     def facts(self) -> dict[str, Any]:
-        """run.json["launched_by"]."""
+        """Returns run.json["launched_by"]."""
         array = {"array_job_id": self.array[0], "array_task_id": self.array[1]} if self.array else {}
         return {"by": "slurm", "job_id": self.job_id, "num_restarts": self.num_restarts, **array}
 
 
 def found(environ: Mapping[str, str] = os.environ) -> Allocation | None:
-    """The allocation of this process; None outside of a SLURM job."""
+    """Returns the allocation of this process, or None outside a SLURM job."""
     if "SLURM_JOB_ID" not in environ:
         return None
     num_nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
@@ -71,16 +71,16 @@ def found(environ: Mapping[str, str] = os.environ) -> Allocation | None:
 
 @dataclass(frozen=True)
 class Ending:
-    """What SLURM says of a job that it is ending."""
+    """How and why SLURM is ending a job."""
 
-    is_requeued: bool  # SLURM starts it again
-    why: str  # why it ends, behind a signal's name; "" where that is not known, as after scancel
-    can_requeue: bool = False  # it still runs, and SLURM would start it again if asked
+    is_requeued: bool  # SLURM will start the job again
+    why: str  # text that follows a signal's name; "" if the reason is unknown, for example after scancel
+    can_requeue: bool = False  # the job still runs, and SLURM would requeue it on request
     is_preempted: bool = False
 
 
 def ending(environ: Mapping[str, str] = os.environ) -> Ending:
-    """How SLURM ends the job that this process runs in; outside of a job nothing is known."""
+    """Returns how SLURM is ending the job of this process; nothing is known outside a job."""
     job = found(environ)
     if job is None:
         return Ending(False, "")
@@ -96,7 +96,7 @@ def ending(environ: Mapping[str, str] = os.environ) -> Ending:
 
 
 def requeue(job: Allocation) -> str | None:
-    """Have SLURM start this job again, which ends it; why it does not, or None."""
+    """Asks SLURM to requeue this job, which ends it.  Returns why SLURM refused, or None."""
     try:
         done = subprocess.run(["scontrol", "requeue", job.job_id], capture_output=True, text=True, timeout=ASK_S)
         return done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else None
@@ -106,8 +106,8 @@ def requeue(job: Allocation) -> str | None:
 
 @contextlib.contextmanager
 def signalled_when_preempted() -> Iterator[None]:
-    """In this block a job of SLURM's whose PreemptTime is set gets SIGTERM, once: SLURM tells its steps alone, and not
-    what the batch script started itself."""
+    """Context in which this process gets SIGTERM once SLURM sets its job's PreemptTime: SLURM itself signals only job
+    steps, not the processes that the batch script started."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -126,13 +126,13 @@ def signalled_when_preempted() -> Iterator[None]:
 
 
 def first_hostname(word: str) -> str | None:
-    """The first name of a host list, "n[01-03,7],gpu-a" -> "n01".  None: it is empty."""
+    """Returns the first name of a host list, "n[01-03,7],gpu-a" -> "n01", or None if the list is empty."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", word)
     return first and re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0])
 
 
 def address_of_first(environ: Mapping[str, str]) -> str | None:
-    """Address of the step's first node, where rank 0 is: its NodeAddr, else its name if that can be looked up."""
+    """Returns the address of the step's first node, which has rank 0: its NodeAddr, else its host name resolved."""
     name = first_hostname(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "")
     if name is None:
         return None
@@ -145,7 +145,7 @@ def address_of_first(environ: Mapping[str, str]) -> str | None:
 
 
 def _scontrol(what: str, name: str, timeout_s: float = ASK_S) -> str:
-    """What scontrol shows of it; "" where it does not."""
+    """Returns the output of scontrol show WHAT NAME, or "" if scontrol cannot be run or times out."""
     try:
         command = ["scontrol", "show", what, "--oneliner", name]
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s).stdout
@@ -158,17 +158,17 @@ def _scontrol(what: str, name: str, timeout_s: float = ASK_S) -> str:
 
 @dataclass(frozen=True)
 class Adopted:
-    """This process among those that a launcher started."""
+    """One of the ranks that an external launcher started: this process."""
 
-    by: str  # torchrun, srun, mpirun; "variables": somebody set RANK and its like
+    by: str  # torchrun, srun or mpirun; "variables": RANK and the others were set manually
     rank: int
     local_rank: int
     world_size: int
     local_size: int  # ranks on this node
     node: int
-    host: str | None  # where rank 0 is; None: not known
-    key: str  # the same in all processes of this launch, and in no other
-    job_id: str | None = None  # SLURM's
+    host: str | None  # host of rank 0; None: unknown
+    key: str  # identical in all processes of this launch, and only there
+    job_id: str | None = None  # SLURM's job id
     has_store: bool = False  # MASTER_ADDR and MASTER_PORT are given, for torch's process group
 
     @property
@@ -177,18 +177,18 @@ class Adopted:
 
     @property
     def ports(self) -> list[int]:
-        """Where rank 0's launcher may listen: from the key, so that no process need say it to another."""
+        """Ports that rank 0's launcher may listen on, derived from the key so that processes need not exchange them."""
         first = int(hashlib.sha256(self.key.encode()).hexdigest(), 16)
         return [PORTS[(first + number) % len(PORTS)] for number in range(NUM_PORTS)]
 
     def summary(self) -> str:
-        """E.g. "torchrun started 2 ranks"."""
+        """Returns a text such as "torchrun started 2 ranks"."""
         return f"{self.by} started {self.world_size} ranks"
 
 
 def externally_launched(environ: Mapping[str, str] = os.environ) -> Adopted | None:
-    """None where nobody started this process as one of several ranks.  ValueError: somebody did, and it is not clear
-    how."""
+    """Returns which externally launched rank this process is, or None if it is not one.  Raises ValueError if the
+    environment variables are incomplete."""
     if "LOCAL_RANK" in environ and "RANK" in environ and "WORLD_SIZE" in environ:
         adopted = _torchrun(environ)
     elif _number(environ, "SLURM_STEP_NUM_TASKS", 1) > 1 and "SLURM_PROCID" in environ:
@@ -202,12 +202,12 @@ def externally_launched(environ: Mapping[str, str] = os.environ) -> Adopted | No
         return None
     if adopted.num_nodes > 1:
         return adopted
-    # also where the machine cannot look its own name up
+    # works even if the machine cannot resolve its own host name
     return dataclasses.replace(adopted, host="127.0.0.1", local_size=adopted.world_size)
 
 
 def tasks_per_node(word: str) -> list[int]:
-    """SLURM_STEP_TASKS_PER_NODE, "2(x3),1" -> [2, 2, 2, 1].  ValueError."""
+    """Parses SLURM_STEP_TASKS_PER_NODE, "2(x3),1" -> [2, 2, 2, 1].  Raises ValueError."""
     sizes: list[int] = []
     for part in word.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())

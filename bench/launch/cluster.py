@@ -1,7 +1,7 @@
-"""cluster=slurm: a verb as a job of SLURM's, submitted, followed and collected, from where people log in.
+"""cluster=slurm: submits a verb as a SLURM job from a login node, follows its output and lists the records it made.
 
-The job runs the same verb, without cluster=, on the first node of its allocation (bench/launch/allocation.py starts the
-others).  The checkout, the data and the results must lie on a file system that its nodes share.
+The job runs the same verb, without cluster=, on the first node of its allocation (bench/launch/nodes/joining.py starts
+the others).  The checkout, the data and the results must be on a file system that all its nodes share.
 """
 
 import os
@@ -22,9 +22,9 @@ from bench.launch.console import say, show
 from bench.machine.signals import Interrupted, Signals, raise_interrupted
 from bench.record import run_folder
 
-FOLDER = "jobs"  # in the results folder: the scripts and what they printed
+FOLDER = "jobs"  # in the results folder: batch scripts and their logs
 LOOK_EVERY_S = 2.0
-GONE = "Invalid job id"  # scontrol's word for a job that has ended long ago
+GONE = "Invalid job id"  # scontrol's error for a job that ended long ago
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED")
 ENDED = (
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE",
@@ -35,7 +35,7 @@ REMEDIES = {
     "OUT_OF_MEMORY": ": ask for more memory, cluster.options='--mem=64G'",
 }
 PASSED_ON = ("SPEEDRUN_PYTHON", "SPEEDRUN_DATA", "SPEEDRUN_TORCH", "SPEEDRUN_CONFIG_DIR")
-SBATCH = {  # cluster.NAME: the option of sbatch
+SBATCH = {  # setting cluster.NAME: option of sbatch
     "name": "job-name",
     "partition": "partition",
     "account": "account",
@@ -47,15 +47,15 @@ SBATCH = {  # cluster.NAME: the option of sbatch
 
 @dataclass
 class Request:
-    """What a command's arguments ask of the cluster."""
+    """The cluster resources that a command line requests."""
 
-    arguments: list[str]  # the others, for the job itself
+    arguments: list[str]  # the remaining arguments, for the job itself
     num_nodes: int = 1
     options: list[str] = field(default_factory=list)  # of sbatch
 
 
 def request_from(arguments: list[str]) -> Request | None:
-    """None without cluster=slurm.  ValueError: another cluster, or a setting that there is not."""
+    """Returns the request of a command line, None without cluster=slurm.  Raises ValueError for an unknown setting."""
     cluster_overrides, rest = overrides.split_cluster(arguments)
     if not cluster_overrides:
         return None
@@ -64,7 +64,7 @@ def request_from(arguments: list[str]) -> Request | None:
     options = [f"--{option}={value}" for option, value in given.items() if value is not None]
     if wanted.requeue is not None:
         options.append("--requeue" if wanted.requeue else "--no-requeue")
-    # the most that any run of the command asks for, in sweeps and arms too
+    # the largest number that any run of the command needs, including those of sweeps and arms
     counts = [int(number) for word in rest for number in re.findall(r"\bhardware\.nodes=(\d+)", word)]
     num_nodes = max(counts, default=1)
     if wanted.nodes and wanted.nodes < num_nodes:
@@ -73,7 +73,7 @@ def request_from(arguments: list[str]) -> Request | None:
 
 
 def script_of(verb: str, want: Request, log: Path) -> str:
-    """The text that sbatch gets, for a person to read and to submit again."""
+    """Returns the batch script, which a person can read and submit again."""
     options = [f"--nodes={want.num_nodes}", "--ntasks-per-node=1", f"--output={log}", "--open-mode=append"]
     lines = [f"#SBATCH {option}" for option in [*options, *want.options]]
     kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
@@ -95,7 +95,7 @@ def script_of(verb: str, want: Request, log: Path) -> str:
 
 
 def go(verb: str, want: Request) -> int:
-    """Submit, follow to the end, say what records it left.  Exit code: the job's own, 1 where it was ended."""
+    """Submits the job, follows it to its end and lists its records.  Returns its exit code, 1 if it was ended early."""
     stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{verb}"
     folder = results_root() / FOLDER
     path, log = (folder / f"{stamp}.sh").absolute(), (folder / f"{stamp}.log").absolute()
@@ -133,7 +133,7 @@ def _submit(path: Path) -> str:
 
 
 def _follow(job_id: str, log: Path, signals: Signals) -> tuple[str, int]:
-    """Print what the job prints, and why it waits, to its end -> (its state, its exit code)."""
+    """Prints the job's output, and why it is pending, until it ends.  Returns (its state, its exit code)."""
     offset = 0
     reported: tuple[str, str] | str | None = None
     while True:
@@ -151,15 +151,15 @@ def _follow(job_id: str, log: Path, signals: Signals) -> tuple[str, int]:
             reported = state, why
             say("slurm", f"{state.lower()}{f' ({why})' if why not in ('None', '') else ''}")
         if state.startswith(ENDED):
-            time.sleep(0.5)  # what it printed last
+            time.sleep(0.5)  # for its last output
             _show_new(log, offset)
             return state, exit_code
         time.sleep(LOOK_EVERY_S)
 
 
 def _state(job_id: str) -> tuple[str, int, str] | str:
-    """(state, exit code, reason) as scontrol has it, which keeps a job for some minutes after its end; where it has no
-    answer, why.  ValueError: SLURM does not know the job any more."""
+    """Returns (state, exit code, reason) from scontrol, which keeps a job for some minutes after its end, or scontrol's
+    error message.  Raises ValueError if SLURM no longer knows the job."""
     done = subprocess.run(["scontrol", "show", "job", "--oneliner", job_id], capture_output=True, text=True)
     facts = dict(re.findall(r"(JobState|ExitCode|Reason)=(\S+)", done.stdout))
     if not facts:
@@ -172,7 +172,7 @@ def _state(job_id: str) -> tuple[str, int, str] | str:
 
 
 def _show_new(log: Path, offset: int) -> int:
-    """Print the whole lines that the job has written since; where the next ones begin."""
+    """Prints the complete lines written to the log since offset.  Returns the offset of the next line."""
     try:
         with open(log, "rb") as file:
             file.seek(offset)

@@ -1,6 +1,6 @@
-"""What reaches the person who started a command: lines, and on a terminal live bars below them.
+"""Prints messages to the user of a command: lines, and on a terminal live bars below them.
 
-Quiet, only what was said with always=True; where JSON is wanted, everything goes to standard error.
+--quiet leaves only messages with always=True; with --json all messages go to standard error.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _quiet = False
 
 @contextlib.contextmanager
 def output(quiet: bool = False, as_json: bool = False) -> Iterator[None]:
-    """A block whose lines and bars obey a verb's --quiet and --json; JSON is to be printed after it."""
+    """Context whose lines and bars obey a verb's --quiet and --json; print the JSON after leaving it."""
     global _quiet
     before, _quiet = _quiet, quiet
     try:
@@ -32,24 +32,24 @@ def output(quiet: bool = False, as_json: bool = False) -> Iterator[None]:
 
 
 def say(topic: str, text: str, always: bool = False) -> None:
-    """Print text for the person at the terminal, with the topic before it.  always: also if quiet is wanted."""
+    """Prints text after its topic.  always: also with --quiet."""
     if always or not _quiet:
         print(f"{topic:>8}  {text}", flush=True)
 
 
 def show(lines: list[str]) -> None:
-    """Print lines of the kind that --quiet drops."""
+    """Prints lines, unless --quiet is set."""
     if lines and not _quiet:
         print("\n".join(lines), flush=True)
 
 
 def is_live() -> bool:
-    """Whether bars can be drawn and are wanted."""
+    """Whether live bars can be drawn and --quiet is not set."""
     return not _quiet and text_table.is_terminal() and os.environ.get("TERM") != "dumb"
 
 
 def confirmed(question: str) -> bool | None:
-    """Whether the person at the terminal answers yes; None where nobody is there to answer."""
+    """Asks the user at the terminal.  Returns whether the answer is yes, or None if there is no terminal."""
     if not (sys.stdin.isatty() and text_table.is_terminal()):
         return None
     print(f"{question} [y/N] ", end="", flush=True)
@@ -57,9 +57,9 @@ def confirmed(question: str) -> bool | None:
 
 
 class Bars:
-    """Live bars: of a race's arms and looks, "runs" that follow each other, and "run", the one that is running.
+    """Context with live bars: "run", the current run; "runs", its series; and a race's arms and interim analyses.
 
-    A context.  What is printed meanwhile appears above them.  Where nothing live can be drawn it draws nothing.
+    Lines printed meanwhile appear above the bars.  Without a suitable terminal nothing is drawn.
     """
 
     def __init__(self, wanted: bool = True):
@@ -75,8 +75,8 @@ class Bars:
         if self._wanted and is_live():
             self._progress = _progress()
             self._progress.start()
-            self._progress.console.show_cursor(True)  # a killed program could not bring it back
-            sys.stdout, sys.stderr = Door(sys.stdout), Door(sys.stderr)  # rich obeys what it is given to print
+            self._progress.console.show_cursor(True)  # a killed program could not restore a hidden cursor
+            sys.stdout, sys.stderr = Door(sys.stdout), Door(sys.stderr)  # rich does not filter control characters
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -85,7 +85,7 @@ class Bars:
             self._progress = None
 
     def draw(self, name: str, num_done: float, num_all: float | None, text: str) -> None:
-        """Bring one bar up to date.  num_all: None where it is not known yet; text: beside the bar."""
+        """Updates one bar.  num_all: None if the total is not known yet; text: shown beside the bar."""
         if self._progress is None:
             return
         if name not in self._tasks:
@@ -95,7 +95,8 @@ class Bars:
 
 
 def _progress() -> "Progress":
-    """No thread redraws it: the run beside it would pay.  On a narrow terminal the text is cut, not the bar."""
+    """Returns a Progress without a refresh thread, which would disturb the run; it cuts text, not bars, to the
+    width."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.table import Column
@@ -109,7 +110,7 @@ def _progress() -> "Progress":
         TextColumn("{task.description:>8} ", markup=False, table_column=Column(no_wrap=True)),
         BarColumn(BAR_CHARS, table_column=Column(no_wrap=True)),
         Words(),
-        # printed lines stay whole
+        # soft_wrap: printed lines are not broken
         console=Console(file=escape.raw(sys.stdout), soft_wrap=True, highlight=False, markup=False, emoji=False),
         auto_refresh=False,
         transient=True,

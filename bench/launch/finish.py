@@ -23,12 +23,12 @@ from bench.record import checkpoints, failures, ledger, outside_clock, run_folde
 from bench.record.metrics import metrics
 from bench.record.shape import Record, Section
 
-Run = Section  # run.json on its way to a shape.Record
+Run = Section  # run.json, which becomes a shape.Record
 GONE = (FileNotFoundError, NotADirectoryError)  # errors of a folder that was removed; a failing disk raises others
-MIN_STOOD_S, MAX_STOOD_FRAC = 1.0, 0.1  # of train_s, in stalls without a known cause (assumed)
+MIN_STOOD_S, MAX_STOOD_FRAC = 1.0, 0.1  # limits of unexplained stalls, in s and of train_s (assumed)
 MAX_MESSAGE_CHARS = 4000
 
-# {kind of a failure that is not the run's own fault: status}
+# {kind of a failure that is not the run's fault: status of the run}
 ENDED_BY = {"interrupted": "aborted", "node_lost": "aborted", "stopped": "stopped", "preempted": "preempted"}
 
 
@@ -42,11 +42,11 @@ def finish(
     ended_by: Callable[[], str | None] = lambda: None,
     place: os.stat_result | None = None,
 ) -> None:
-    """Completes run, the record as it was while the run lasted, and writes it.
+    """Completes and writes the record of a run.
 
-    exit_code: of the ranks, None if the launcher ended them; failure: why it did so (failures.failure), else None.
-    clock: started with the run; edges: the EdgePipe of a run of our own; ended_by(): the signal that ends the reading
-    of the run's files, None while there is none; place: os.lstat() of the folder when it was made, None: unknown.
+    exit_code: of the ranks, None if the launcher ended them; failure: why it ended them (failures.failure), else None.
+    clock: started with the run; edges: the EdgePipe of one of our own runs; ended_by(): returns the signal that stops
+    the reading of the run's files, or None; place: os.lstat() of the folder when it was created, None if unknown.
     """
     lost = gone = removed(folder, place)
     if not gone:
@@ -61,13 +61,13 @@ def finish(
         _write(folder, run)
         return
     results = folder.parent.parent
-    with contextlib.suppress(OSError, Damaged):  # where they went as well, no other ledger is begun in their place
+    with contextlib.suppress(OSError, Damaged):  # if the results folder is gone too, no new ledger is begun
         if any(ledger.lines_with(results, re.compile(run["ledger_sha256"].encode()))):
             ledger.ended(results, folder, cast(Record, run), is_there=False)
 
 
 def removed(folder: Path, place: os.stat_result | None) -> Section | None:
-    """The failure of a run whose folder is no longer the one that was made; then nothing is written in its place."""
+    """Returns a failure if the folder is no longer the one that was created, in which case nothing is written there."""
     try:
         status = os.lstat(folder)
     except GONE:
@@ -82,7 +82,7 @@ def removed(folder: Path, place: os.stat_result | None) -> Section | None:
 
 
 def _unfinished(error: OSError, what: str) -> Section:
-    """The failure of a run whose last files cannot be written."""
+    """Returns the failure of a run whose last files cannot be written."""
     if isinstance(error, GONE):
         return failures.failure("folder_removed", f"the run's folder was removed or moved while it ran ({error})")
     return failures.failure(failures.kind_of(error), f"{what} ({error})")
@@ -98,7 +98,7 @@ def _finish(
     ended_by: Callable[[], str | None],
 ) -> None:
     failure = failure or failures.classify(folder, exit_code)
-    os.stat(folder)  # FileNotFoundError where it is gone
+    os.stat(folder)  # raises FileNotFoundError if it was removed
     measured = atomic.read_json(folder / run_folder.RESULT, {})
     failure = after_race.spared(measured, failure)
     if failure is None and not measured:
@@ -132,7 +132,7 @@ def _finish(
 
 
 def _keep(folder: Path, run: Run, ended_by: Callable[[], str | None]) -> None:
-    """Lists the run's files, and those that the record cannot hold; a signal that ends the reading ends the run."""
+    """Lists the run's files and those that the record cannot keep.  A signal that stops the reading aborts the run."""
     run["artifacts"], not_kept = run_folder.kept(folder, ended_by)
     for name, why in not_kept.items():
         run["warnings"].append({"rank": None, "instrument": "launcher", "edge": "run end", "error": f"{name}: {why}"})
@@ -147,7 +147,7 @@ def _keep(folder: Path, run: Run, ended_by: Callable[[], str | None]) -> None:
 def _merge(
     folder: Path, run: Run, measured: Run, failure: Section | None, clock: RunClock, edges: EdgePipe | None
 ) -> None:
-    """Puts what the workers measured, and how they ended, into the record."""
+    """Adds the results of the workers, and how the run ended, to the record."""
     if failure:
         failure["message"] = text_table.middle(private.redact(failure["message"], REPO), MAX_MESSAGE_CHARS)
     run["status"] = "complete" if failure is None else ENDED_BY.get(failure["kind"], "failed")
@@ -193,7 +193,7 @@ def _close(run: Run, earlier: Sequence[Section]) -> None:
 
 
 def _diagnose(folder: Path, run: Run, rows: list[step_files.StepRow]) -> list[Section]:
-    """Puts the costs of events into run and returns the events that only this diagnosis finds; errors are warnings."""
+    """Adds the costs of events to run and returns the events found by this diagnosis; an error becomes a warning."""
     try:
         costs = diagnosis_stalls.event_costs(folder, run, rows)
     except Exception as error:
@@ -206,10 +206,10 @@ def _diagnose(folder: Path, run: Run, rows: list[step_files.StepRow]) -> list[Se
 
 
 def _stood_still(run: Run, stalls: Sequence[Section]) -> Iterator[Section]:
-    """A doubt where steps took far longer than the usual, and nothing is known to have been done meanwhile.
+    """Yields a doubt if steps took far longer than usual for no known reason.
 
-    Not one of the machine's, which would exclude the run from a race: a program may stand still by its own fault.  A
-    machine that was frozen is seen by its launcher, too (bench/record/outside_clock.py).
+    It is not a doubt about the machine, which would exclude the run from a race: a program may stall by its own fault.
+    A frozen machine is noticed by its launcher, too (bench/record/outside_clock.py).
     """
     unexplained = [event for event in stalls if event.get("what") in UNEXPLAINED]
     stood_s, train_s = sum(event["ms"] for event in unexplained) / 1e3, run["metrics"].get("train_s")
@@ -220,7 +220,7 @@ def _stood_still(run: Run, stalls: Sequence[Section]) -> Iterator[Section]:
 
 
 def _write(folder: Path, run: Run) -> None:
-    """Writes run.json, then the ledger.  What cannot be written is named on standard error and makes the run failed."""
+    """Writes run.json, then the ledger entry.  Errors go to standard error; without its run.json a run is failed."""
     try:
         _twice(lambda: atomic.write_json(folder / "run.json", run))
     except OSError as error:
@@ -235,7 +235,7 @@ def _write(folder: Path, run: Run) -> None:
 
 
 def _twice(write: Callable[[], object]) -> None:
-    """Calls write() again if it fails once: a run must not be lost to a transient error of a disk."""
+    """Calls write(), again if it fails once: a transient disk error must not lose a run."""
     try:
         write()
     except OSError:

@@ -23,10 +23,10 @@ import time
 from bench.machine import processes
 
 GOODBYE, STOP = b".", b"s"
-WAKE_AFTER_S = 1.0  # after SIGTERM: what is stopped has not got it, and is continued
+WAKE_AFTER_S = 1.0  # after SIGTERM, stopped processes, which have not received it yet, are continued
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
-GONE_WITHIN_S = 30.0  # of what has been killed; a process that waits for a dead disk or driver takes longer
-LOOK_EVERY_S = 0.1  # while something is being ended
+GONE_WITHIN_S = 30.0  # for killed processes to disappear; one that waits for a dead disk or driver takes longer
+LOOK_EVERY_S = 0.1  # polling interval while processes are being ended
 
 
 def main(folder: str, member: str | None = None) -> None:
@@ -51,7 +51,7 @@ def main(folder: str, member: str | None = None) -> None:
 
 
 class _Orders:
-    """Orders from standard input, and the signals that wake this process: the end of a child, and SIGTERM as STOP."""
+    """Receives orders from standard input and signals: SIGTERM counts as STOP, and SIGCHLD ends wait()."""
 
     def __init__(self) -> None:
         self.is_open, self.is_goodbye, self.is_stop = True, False, False
@@ -60,7 +60,7 @@ class _Orders:
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda *args: None)
-        self.survives = False  # a warning is the ranks' and the launcher's, who end the run
+        self.survives = False  # SIGTERM is only a warning: the ranks and the launcher end the run
 
     def line(self) -> bytes:
         """Waits for the first line and returns it; b"" if GOODBYE or the end of the pipe came instead."""
@@ -89,12 +89,12 @@ class _Orders:
 
 
 def _run(command: list[str], env: dict[str, str], orders: _Orders, wrappers: int) -> int | None:
-    """Starts the command and waits for its end -> its exit code, negative for a signal; None: the kernel keeps it.
+    """Runs the command to its end.  Returns its exit code, negative for a signal, None if the kernel does not end it.
 
-    wrappers: how many processes of a sandbox are around it, each the parent of the next.  They pass no signal on, and
-    exit with 128 plus its number if a signal ended the command.
+    wrappers: number of sandbox processes around it, each the parent of the next.  They pass no signal on, and exit with
+    128 plus its number if a signal ended the command.
     """
-    # its own session: Ctrl-C and a closed terminal are the launcher's to act upon
+    # in its own session: the launcher handles Ctrl-C and a closed terminal
     child = subprocess.Popen(
         command,
         env=env,
@@ -127,7 +127,7 @@ def _run(command: list[str], env: dict[str, str], orders: _Orders, wrappers: int
 
 
 def _confined() -> None:
-    """Called by the child: if memory runs out, the kernel kills what is in a sandbox first."""
+    """Prepares the child before exec: if memory runs out, the kernel kills sandboxed processes first."""
     processes.die_with_parent()
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")

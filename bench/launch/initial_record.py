@@ -1,4 +1,4 @@
-"""A job -> the record that its run begins with: its folder, run.json, and everything that goes into the run."""
+"""Creates the run folder of a job, its initial run.json and all input files of the run."""
 
 import contextlib
 import functools
@@ -30,16 +30,17 @@ from bench.training.instruments import registry
 
 
 def folder_of(config: schema.Config, run: dict[str, Any], results: Path) -> Path:
-    """A new run folder; its ledger entry is written before its run.json, so that every run on disk is in the ledger.
+    """Creates a run folder.  Its ledger entry is written before its run.json, so that every run on disk is in the
+    ledger.
 
-    ValueError where nothing can be written there: then no folder stays, and a run that the ledger already knows is
-    aborted there.
+    Raises ValueError if nothing can be written there; no folder stays, and a run that is already in the ledger is
+    marked there as aborted.
     """
     folder = None
     try:
         folder = run_folder.new_folder(results, config.track.name, str(config.name), run["config_id"], config.seed)
         run["run_id"] = folder.name
-        atomic.reserve(folder)  # first: a disk on which this does not fit takes no run
+        atomic.reserve(folder)  # first, because a disk without this much space takes no run
         run["ledger_sha256"] = ledger.started(results, folder, cast(Record, run), identity.shape(config))
         atomic.write_json(folder / "run.json", run)
     except OSError as error:
@@ -55,18 +56,18 @@ def folder_of(config: schema.Config, run: dict[str, Any], results: Path) -> Path
 
 
 def record_of(job: Job, env: dict[str, Any], command: Sequence[str]) -> dict[str, Any]:
-    """run.json of a run that has not begun: running, and invalid until it is complete."""
+    """Returns run.json for a run that has not begun: running, and invalid until it is complete."""
     config = job.config
 
-    def yamls() -> list[Path]:  # that the config is composed of
+    def yamls() -> list[Path]:  # from which the config is composed
         return [groups.path_of(*choice) for choice in compose.origins(job.overrides, None)[1]]
 
     code = code_state.state(job.code, job.own_sources, REPO, yamls)
     warnings = dashboards.warnings(config.exporters)
-    if "git_failure" in code:  # nothing says which commit the run was, or how its code differs from it
+    if "git_failure" in code:  # commit and local changes are unknown
         warnings.append({"rank": None, "instrument": "git", "edge": "start", "error": code["git_failure"]})
     optional: dict[str, Any] = {"script": job.script.facts()} if job.script else {}
-    if job.secrets:  # settings that the record does not show as they were given
+    if job.secrets:  # settings whose values the record does not show
         optional["redacted"] = [".".join(map(str, path)) for path in job.secrets]
         seen = f"{', '.join(optional['redacted'])}: looks like a credential and is recorded as {credentials.SECRET}"
         remedy = "this run cannot be claimed: log in (wandb login, hf auth login) so that it needs none"
@@ -100,12 +101,12 @@ def record_of(job: Job, env: dict[str, Any], command: Sequence[str]) -> dict[str
             **goal_facts(config.goal.of, config.goal.target, config.goal.budget),
             "target_val_loss": config.goal.target_val_loss,
             "target_gap_nats": config.goal.target_gap_nats,
-            "stop_at_target": config.goal.stop_at_target and not job.script,  # a script ends when it does
+            "stop_at_target": config.goal.stop_at_target and not job.script,  # a script decides when it ends
             "val_tokens": config.goal.val_tokens,
             "implausible_val_loss": config.track.rules.implausible_val_loss,
             **({"may_resume": True} if config.track.rules.may_resume else {}),
         },
-        "hardware": schema.to_dict(config.hardware) | {"rendezvous": None},  # an address, and no part of the run
+        "hardware": schema.to_dict(config.hardware) | {"rendezvous": None},  # an address, not a property of the run
         "instruments": config.instruments,
         "exporters": private.redact_all(config.exporters, REPO),
         "timing_protocol": protocol | {"instruments": registry.in_timed_region(config.instruments)},
@@ -120,7 +121,7 @@ def record_of(job: Job, env: dict[str, Any], command: Sequence[str]) -> dict[str
 
 
 def _public(word: str, job: Job) -> str:
-    """What was typed, without private paths, addresses and credentials."""
+    """Returns an argument as typed, without private paths, addresses and credentials."""
     key = word.partition("=")[0]
     for path, text in job.secrets.items():
         if ".".join(map(str, path)).startswith(key.lstrip("+")):
@@ -149,7 +150,7 @@ def _data(job: Job) -> dict[str, Any]:
 
 
 def secrets_of(job: Job) -> dict[str, Any]:
-    """The part of the launch file that workers need and config.yaml does not show."""
+    """Returns the part of the launch file that workers need and config.yaml does not show: the credentials."""
     secrets = [] if job.script else [[list(path), text] for path, text in job.secrets.items()]
     return {"secrets": secrets} if secrets else {}
 
@@ -165,12 +166,12 @@ def write_inputs(
     survival: dict[str, Any] | None = None,
     goes_on: bool = False,
 ) -> None:
-    """What the run was given: config, overrides, environment, code; and for the workers alone, the launch file.
+    """Writes the inputs of the run: config, overrides, environment, code, and the launch file, which only workers read.
 
-    started_s: when the launcher began, by time.monotonic().  code: record_of()["code"].  pipes: of a script's ranks,
-    into which they print; edge_pipe: into which rank 0 of our own runs reports its clock; survival: resume.survival();
-    goes_on: the folder has an earlier segment's.  The shards' true paths stand only in the launch file, which the end
-    of the run removes: run.json holds no private path.
+    started_s: time.monotonic() when the launcher began; code: record_of()["code"]; pipes: into which a script's ranks
+    print; edge_pipe: into which rank 0 of our own runs reports its clock; survival: resume.survival(); goes_on: the
+    folder has the inputs of an earlier segment.  Only the launch file, which is removed at the end of the run, holds
+    the true paths of the shards: run.json holds no private path.
     """
     atomic.write_json(folder / "environment.json", env)
     if not goes_on:
@@ -187,9 +188,9 @@ def write_inputs(
     if job.own_folder:
         launched["own"] = job.own_folder
     if job.config.hardware.nodes:
-        launched["t_offset_ns"] = 0  # this node's clock is the run's
+        launched["t_offset_ns"] = 0  # this node's clock times the run
     if job.script:
-        from bench.launch.script import trace_files  # numpy, as below script_run
+        from bench.launch.script import trace_files  # imports numpy, as script_run does
 
         work = work_folder.make(folder, job.script, job.dataset, job.config.goal.val_tokens)
         profile = trace_files.profile_of(job.config.instruments, job.script.dialect)
@@ -208,7 +209,7 @@ def _write_settings(folder: Path, job: Job, code: dict[str, Any]) -> None:
     overrides = [_public(override, job) for override in typed]
     (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
     own = job.own_sources
-    if job.script:  # of its sources those that it uses as far as their texts say
+    if job.script:  # the sources that it uses according to their text
         sources = job.script.sources
         own = {name: sources[name] for name in user_code.used_by_script(job.script.starts, sources)}
     code_state.write(job.code, folder / "code", own, code, REPO)

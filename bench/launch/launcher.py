@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 10.0
 TICK_S = 0.5
-LEAST_CORES = 0.02  # that another program must use for the record to name it
+LEAST_CORES = 0.02  # CPU use of another program above which the record names it
 Run = Section  # run.json, as bench/record/shape.py's Record has it when it is complete
 Stop = Callable[[list[tuple[int, float]]], str | None]
 
@@ -53,15 +53,14 @@ def launch(
     stop: Stop | None = None,
     leader: Leader | None = None,
 ) -> Run:
-    """Train once.  Returns the finished record (a dict) with its absolute folder as run["folder"]; a failed run raises
-    nothing.
+    """Trains once.  Returns the finished record (a dict), even if it failed; run["folder"] is its absolute folder.
 
-    command: the words that the user typed; series: the series to which the run belongs, which has checked the machine
-    and whose bars show the run; plan: the part of run.json that names the plan of the run, by the key "race"
+    command: the command line as typed; series: the series to which the run belongs, which has checked the machine and
+    whose bars show the run; plan: the part of run.json that names the plan of the run, by the key "race"
     (bench/plans/race/runner.py), "sweep" (bench/record/sweep.py), "beside" (packing.py) or "audit"; stop: called after
     each validation with [(step, val_loss)] so far, returns why the run is to end now as "stopped", or None; leader: the
-    leader of the launchers that start ranks too, which have gathered (None: those of a SLURM allocation are started
-    here).  ValueError: no record can be written at all, or another process has a GPU that the run needs.
+    leader of a run over several launchers, once all have joined (None: on a SLURM allocation it is started here).
+    Raises ValueError if no record can be written at all, or another process has a GPU that the run needs.
     """
     hardware = job.config.hardware
     with leases.held_by_ranks(hardware), contextlib.ExitStack() as stack:
@@ -84,15 +83,15 @@ def launch_each(
     stop_of: Callable[[Job], Stop | None] = lambda job: None,
     series: Series | None = None,
 ) -> Iterator[Run]:
-    """Makes runs one after the other, with bars, and yields the record of each until the last one or an interrupt.
+    """Makes runs one after another, with bars, and yields each record until the last run or an interrupt.
 
-    command, plan: as in launch(); first_plan: the plan of the first run; labels: a text for each run, for the line that
-    announces it.  budget_s: no run is started that is expected to end later than this after the first one began.
+    command, plan: as in launch(); first_plan: the plan of the first run; labels: for each run, the text of the line
+    that announces it.  budget_s: no run is started that is expected to end later than this after the first one began.
     stop_of: returns launch()'s stop for a job; series: an open series to which these runs belong, in which another run
     replaces one that fails; None: these runs are a series of their own.
     """
     kinds = [job.config_id for job in jobs]
-    has_looked = set()  # one look a config
+    has_looked = set()  # config ids: only the first run of each has a look
     with contextlib.ExitStack() as stack:
         shown = series
         if shown is None:
@@ -113,9 +112,9 @@ def launch_each(
 
 
 class _Launch:
-    """A run while it is made; the arguments are those of launch()."""
+    """A run in progress; the arguments are those of launch()."""
 
-    _folder: Path  # go() makes it
+    _folder: Path  # set by go()
     _place: os.stat_result
 
     def __init__(
@@ -130,9 +129,9 @@ class _Launch:
         self._job, self._series, self._stop, self._leader = job, series, stop, leader
         self._clock = RunClock()
         carried.clear(results_root())
-        self._meter = CpuMeter(own_s=lambda: sum(os.times()[:4]))  # with that of git, which it starts
+        self._meter = CpuMeter(own_s=lambda: sum(os.times()[:4]))  # includes git, which the launcher starts
         env = ranks.environment(job.config.hardware)
-        # a script gets the machine's, what the record keeps, its own, and none of the shell's secrets
+        # a script gets the recorded variables, those of environment.PASSED and its own, but no secrets of the shell
         self._env_of_ranks = environment.passed(env) | dict(job.script.env) if job.script else env
         self._env = environment.environment() | {"env": environment.env_variables(self._env_of_ranks)}
         self._run: Run = initial_record.record_of(job, self._env, command) | dict(plan)
@@ -144,14 +143,14 @@ class _Launch:
         self._watched: Watched | None = None
         self._edges: EdgePipe | None = None
         self._survival: Section | None = None  # resume.survival()
-        self._saved: resume.Watch | None = None  # of a run that survives
+        self._saved: resume.Watch | None = None  # only if the run can be resumed
         self._warned_by: str | None = None
-        self._others: tuple[float, Mapping[int, float]] | None = None  # when, and what all processes had taken by then
+        self._others: tuple[float, Mapping[int, float]] | None = None  # (time.monotonic(), CPU seconds by pid)
 
     def go(self) -> Run:
         """Makes the run and returns its record."""
         for warning in self._run["warnings"]:
-            if warning["instrument"] != "git":  # which the preflight shows, with its remedy
+            if warning["instrument"] != "git":  # the preflight shows git's, with the remedy
                 topic = "secret" if warning["instrument"] == "launcher" else "export"
                 say(topic, f"{warning['instrument']}: {warning['error']}", always=True)
         with raise_interrupted() as signals, contextlib.ExitStack() as stack:
@@ -165,7 +164,7 @@ class _Launch:
                 if self._watched and self._job.config.look.enabled and exit_code == 0 and failure is None:
                     self._look(self._watched, signals)
             except Interrupted as error:
-                if self._run["run_id"] is None:  # there is no folder yet
+                if self._run["run_id"] is None:  # no folder has been created
                     raise
                 name = str(error)
                 step = failures.last_step(self._folder)
@@ -174,7 +173,7 @@ class _Launch:
                 is_start = error.errno == errno.EMFILE or isinstance(error, ranks.CannotStart)
                 kind = "not_started" if is_start else failures.kind_of(error)
                 failure = failures.failure(kind, str(error))
-            signals()  # the record is being finished, and once is enough
+            signals()  # ignored from now on: the record is being finished
             self._finish(exit_code, failure, signals)
         if self._run["status"] == "preempted":
             self._ask_for_requeue()
@@ -183,10 +182,10 @@ class _Launch:
         return self._run | {"folder": str(self._folder.absolute())}
 
     def _begin(self, stack: contextlib.ExitStack) -> None:
-        """Creates the folder, the guard, and what the ranks read, and checks the machine."""
+        """Creates the folder, the guard and the ranks' inputs, and checks the machine."""
         job, run = self._job, self._run
-        with held():  # no signal leaves a folder whose run nobody ends
-            survives = not {"race", "audit"} & run.keys()  # those are made from the start
+        with held():  # so that no signal leaves a folder behind whose run nobody finishes
+            survives = not {"race", "audit"} & run.keys()  # runs of races and audits always start from scratch
             going_on = resume.go_on(job, run, results_root()) if survives and job.config.resume else None
             earlier = None
             if going_on:
@@ -200,7 +199,7 @@ class _Launch:
         self._others = time.monotonic(), processes.everyones_cpu_s()
         self._guard = stack.enter_context(ranks.Guard(folder, job.code))
         if job.script:
-            from bench.launch.script import script_run  # numpy, which a launcher of our own runs does not need
+            from bench.launch.script import script_run  # imports numpy, which launchers of our own runs do not need
 
             self._watched = script_run.Watched(folder, job)
         else:
@@ -213,12 +212,12 @@ class _Launch:
         facts = self._env, self._clock.started_s, run["code"], pipes, edge_pipe, self._survival
         initial_record.write_inputs(folder, job, *facts, goes_on=earlier is not None)
         checks = ready.checks(job, self._env, foreign_cores, run["code"])
-        if self._series is None:  # else they were shown before the first
+        if self._series is None:  # a series has shown them before its first run
             ready.show_odd(checks)
         run["preflight"] = [private.redact_all(asdict(check), REPO) for check in checks]
 
     def _train(self, signals: Signals) -> tuple[int | None, Section | None]:
-        """Starts the ranks and waits for them -> (exit code, the failure if the launcher itself ended the run)."""
+        """Starts the ranks and waits for them.  Returns (exit code, the failure known to the launcher or None)."""
         config, series, guard = self._job.config, self._series, self._guard
         assert guard is not None
         with (
@@ -244,7 +243,7 @@ class _Launch:
                     if self._watched.has_seen_its_windows():
                         return None, failures.failure("stopped", failures.WINDOW_ENDED, step=self._watched.step)
                     if self._watched.trains_past_its_budget():
-                        return 0, None  # a whole run: what it reached within the budget counts
+                        return 0, None  # a complete run: what it reached within the budget counts
                 progress.show()
                 if self._stop and len(progress.validations) > num_asked:
                     num_asked = len(progress.validations)
@@ -262,7 +261,7 @@ class _Launch:
             return group.exit_code(), group.failure
 
     def _has_ended(self, group: ranks.Group | Leader, signals: Signals) -> bool:
-        """Waits at most TICK_S -> whether the ranks have ended.  A warning signal is passed on to the ranks."""
+        """Waits at most TICK_S; returns whether the ranks have ended.  A warning signal is passed on to them."""
         try:
             has_ended = group.has_ended(TICK_S)
             if self._saved:
@@ -280,7 +279,7 @@ class _Launch:
             return False
 
     def _preempted(self, exit_code: int | None) -> Section | None:
-        """How a warned run ended; None: it was not warned, or it ended before it could react."""
+        """Returns the failure of a run that was warned and ended early; None if it was not, or had finished."""
         saved, name = self._saved, self._warned_by
         if saved is None or atomic.read_json(self._folder / run_folder.RESULT, {}):
             return None
@@ -288,12 +287,12 @@ class _Launch:
             name = name or saved.ended_by
             what = f"the run got {name}{_why(name)}, and wrote a checkpoint after step {saved.step}"
             return failures.failure("preempted", what, None, saved.step, name)
-        if name and exit_code is not None:  # before its ranks could hear it
+        if name and exit_code is not None:  # before its ranks could react
             return failures.failure("interrupted", f"the launcher got {name}{_why(name)}", None, None, name)
         return None
 
     def _ask_for_requeue(self) -> None:
-        """Asks SLURM to start a job again that it preempts or warns, which would otherwise end as failed."""
+        """Asks SLURM to requeue a job that it preempts or warns, which would otherwise end as failed."""
         own, ending, signal_name = allocation.found(), allocation.ending(), self._run["failure"]["signal"]
         warned = ending.is_preempted or signal_name in ("SIGUSR1", "SIGUSR2")
         if own and warned and ending.can_requeue and self._job.config.resume == resume.AUTO:
@@ -302,11 +301,11 @@ class _Launch:
                 say("slurm", f"job {own.job_id} does not start again by itself: {why}", always=True)
 
     def _beat(self, beat_s: float) -> float:
-        """Refreshes the heartbeat if it is due.  beat_s: the time.monotonic() of the last refresh -> the new one."""
+        """Refreshes the heartbeat if it is due.  Takes and returns the time.monotonic() of the last refresh."""
         if time.monotonic() - beat_s < HEARTBEAT_S:
             return beat_s
         self._run["heartbeat_at"] = utc.now()
-        with contextlib.suppress(OSError):  # a full disk is the workers' to report; the reserve is for the end
+        with contextlib.suppress(OSError):  # workers report a full disk; the reserved space is for the final record
             atomic.write_json(self._folder / "run.json", self._run, durable=False)
         return time.monotonic()
 
@@ -324,7 +323,7 @@ class _Launch:
         self._run["warnings"] += look.warnings
 
     def _started(self, guard: ranks.Guard) -> AbstractContextManager[ranks.Group | Leader]:
-        """A context that yields the ranks: those of all nodes, those of a script, or our own, perhaps below nsys."""
+        """Returns a context that yields the ranks: of all nodes, of a script, or our own, perhaps below nsys."""
         config, env = self._job.config, self._env_of_ranks
         if self._leader:
             return self._leader.started(self._folder, env, guard)
@@ -363,7 +362,7 @@ class _Launch:
 
 
 def _why(signal_name: str) -> str:
-    """What SLURM says about a signal, to be appended to its name."""
+    """Returns SLURM's reason for a signal, as text that follows its name."""
     if signal_name in ("SIGUSR1", "SIGUSR2"):
         before = ", as sbatch --signal and submitit send it before a time limit or a preemption"
         return allocation.ending().why or before

@@ -1,7 +1,7 @@
-"""Can a user's model and optimizer be trained?  Checked before anything is started, all that is lacking in one message.
+"""Checks before a run whether a user's model and optimizer can be trained, and lists all that they lack in one message.
 
-The launcher has no torch, so a separate process imports the class, and tries the model on torch's meta device, where
-no memory is needed:  python -m bench.launch.own_model < questions.json
+The launcher has no torch, so a separate process imports the class and tries the model on torch's meta device, which
+needs no memory:  python -m bench.launch.own_model < questions.json
 """
 
 import copy
@@ -21,12 +21,12 @@ from bench.config import schema, typed, user_code
 from bench.machine import code_state, lazy_dynamo, processes
 from models import optimizers
 
-METHODS = {  # what a run calls: what it must do
+METHODS = {  # method that a run calls: what it must do
     "forward": "forward(tokens_BT, targets_BT): the mean loss in nats per token",
     "init_weights": "init_weights(generator): draw every parameter again, from a CPU torch.Generator",
     "flops_per_token": "flops_per_token(seq_len): of forward and backward, for MFU",
     "flops_per_token_causal": "flops_per_token_causal(seq_len): the same without masked pairs of tokens",
-    # from here on only some runs
+    # the following are called by some runs only
     "set_window": "set_window(window_tokens): how far back it looks from now on, as the run's stages say",
     "set_untied": "set_untied(untied): whether its embedding is apart from the head, as the run's stages say",
     "hidden_matrices": "hidden_matrices(): the 2-D weights that optim=muon and optim=groups may take",
@@ -38,10 +38,10 @@ OF_STAGES = {"window_tokens": "set_window", "untied": "set_untied"}
 MATRIX_OPTIMIZERS = ("muon", "groups")
 CHILDREN_WITHIN_S = 5.0
 SIGNATURE = "build(self, model, rank, world_size, device_type)"
-HEADS, VOCAB_SIZE, SEQ_LEN = 2, 64, 16  # of the small model, at most; the layers and a head's width are the run's
+HEADS, VOCAB_SIZE, SEQ_LEN = 2, 64, 16  # limits of the small model; its layers and its heads' width are the run's
 NUM_STEPS = 2
 MAX_NAMES = 3
-OF_META = re.compile(r"(?<!')\bmeta\b", re.I)  # what torch says of that device; not MetaFormer, 'metadata' or 'meta'
+OF_META = re.compile(r"(?<!')\bmeta\b", re.I)  # torch's messages about that device, but not MetaFormer, 'metadata' or 'meta'
 REMEDY = (
     "class {name}(LanguageModel) with `from models.base import LanguageModel` inherits forward, flops_per_token and "
     "hidden_matrices; `./run.sh init` writes an example"
@@ -49,14 +49,14 @@ REMEDY = (
 
 
 def check(config: schema.Config) -> None:
-    """Raises ValueError that names all that config.model's class lacks, of a model of models/ its args and stages; or
-    what is wrong with an optimizer or a schedule of the user's own."""
+    """Raises ValueError if the model class cannot be trained with the config's args and stages, naming everything it
+    lacks, or if the user's optimizer or schedule is faulty."""
     if why := refusals([config])[0]:
         raise ValueError(why)
 
 
 def refusals(configs: Sequence[schema.Config]) -> list[str]:
-    """What check() says of each config, "" of one that may be trained; one process tries all models and optimizers."""
+    """Returns check()'s message for each config, "" for one that can be trained; one process tries them all."""
     tried = []  # (index of the config, the setting that would be refused, the question)
     for number, config in enumerate(configs):
         model, optim = _model(config), config.optim
@@ -76,17 +76,17 @@ def refusals(configs: Sequence[schema.Config]) -> list[str]:
 
 
 def _model(config: schema.Config) -> schema.ModelConfig:
-    assert config.model is not None  # it is no script's
+    assert config.model is not None  # only a script has none
     return config.model
 
 
 def faults_of_configs(configs: Sequence[schema.Config]) -> list[list[str]]:
-    """All that each config's model lacks, [] for nothing; one process tries them all."""
+    """Returns all that each config's model lacks, [] for nothing; one process tries them all."""
     return _answered([_question(config) for config in configs])
 
 
 def _question(config: schema.Config) -> dict[str, Any]:
-    """What faults_of() asks of a config's model."""
+    """Returns the question about a config's model that faults_of() answers."""
     methods = [
         *_methods_of_stages(config),
         *(["hidden_matrices"] if config.optim and config.optim.name in MATRIX_OPTIMIZERS else []),
@@ -106,12 +106,12 @@ def _answered(questions: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _methods_of_stages(config: schema.Config) -> list[str]:
-    """Methods that the model must have for the stages of this config."""
+    """Returns the methods that the model needs for the stages of this config."""
     stages = config.stages or ()
     return [name for key, name in OF_STAGES.items() if any(getattr(stage, key) is not None for stage in stages)]
 
 
-@functools.lru_cache(maxsize=256)  # a sweep asks for every point
+@functools.lru_cache(maxsize=256)  # a sweep checks every point
 def _answers(questions: str, files: tuple[tuple[str, str], ...]) -> list[list[str]]:
     env = os.environ | {"SPEEDRUN_CWD": working_folder(), CHECKOUT: str(REPO)}
     command = [sys.executable, "-m", "bench.launch.own_model"]
@@ -125,12 +125,12 @@ def _answers(questions: str, files: tuple[tuple[str, str], ...]) -> list[list[st
         return [[why] for _ in json.loads(questions)]
 
 
-# ---- in the process that has torch
+# ---- in the process that imports torch
 
 
 def faults_of(question: Mapping[str, Any]) -> list[str]:
-    """A ModelConfig's values with seq_len and methods, those that this run needs beside OF_EVERY_RUN -> sentences, each
-    something that the class lacks."""
+    """Returns sentences, each about something that the class lacks.  question: the values of a ModelConfig, with
+    seq_len and the methods that this run needs besides OF_EVERY_RUN."""
     import torch
 
     if "optim" in question:
@@ -162,19 +162,19 @@ def faults_of(question: Mapping[str, Any]) -> list[str]:
 
 
 def _loaded(arch: str) -> Any:
-    """The class that model.arch names.  ValueError."""
+    """Returns the class that model.arch names.  Raises ValueError if it cannot be loaded."""
     return user_code.load("model.arch", arch) if user_code.is_import_path(arch) else models.load(arch)
 
 
 def _fault(error: Exception, what: str) -> list[str]:
-    """[] of an error that is none of the user's code: this device has no such kernel, or no values."""
+    """Returns a sentence, or [] if the error is due to the meta device, which lacks some kernels and all values."""
     if isinstance(error, NotImplementedError) or OF_META.search(str(error)):
         return []
     return [f"{what}: {type(error).__name__}: {str(error).strip() or 'no message'}{user_code.line_of(error)}"]
 
 
 def _faults_of_forward(model: Any, seq_len: int, vocab_size: int, methods: Sequence[str]) -> Iterator[str]:
-    """What a forward pass of one sequence shows, on the meta device: no memory, no numbers."""
+    """Yields the faults that a forward pass of one sequence shows on the meta device, without memory and numbers."""
     import torch
 
     def shape(value: object) -> tuple[int, ...] | str:
@@ -194,11 +194,10 @@ def _faults_of_forward(model: Any, seq_len: int, vocab_size: int, methods: Seque
 
 
 def _faults_of_optimizer(question: Mapping[str, Any]) -> list[str]:
-    """A ModelConfig's values with seq_len, num_steps and optim, an optimizer's -> sentences, each a fault of that.
+    """Returns sentences, each a fault of the optimizer.  question: as for faults_of(), with num_steps and optim.
 
-    It makes two steps on random gradients of a small model of the run's class, from the state that a run begins with,
-    and again from that state after it was restored, as after a warm-up.  A model that cannot be made tells nothing
-    about the optimizer: [].
+    It makes two steps with random gradients on a small model of the run's class, from a run's initial state, and again
+    after that state was restored, as after a warm-up.  If the model cannot be built, it returns [].
     """
     import torch
 
@@ -242,7 +241,7 @@ def _faults_of_steps(config: optimizers.Config, model: Any, num_steps: int) -> l
     state = copy.deepcopy(optimizer.state_dict())
 
     def steps() -> dict[str, Any]:
-        """The weights after NUM_STEPS steps, with the same gradients each time."""
+        """Returns the weights after NUM_STEPS steps, with the same gradients each time."""
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for name, weight in trained.items():
@@ -281,4 +280,4 @@ if __name__ == "__main__":
     lazy_dynamo.install()  # random numbers on the meta device would import all of torch.compile
     processes.adopt_orphans()
     print("\n" + json.dumps([faults_of(question) for question in json.load(sys.stdin)]))
-    processes.end_descendants(CHILDREN_WITHIN_S)  # what importing it has started would hold this process' output open
+    processes.end_descendants(CHILDREN_WITHIN_S)  # processes started by an import would keep this one's output open

@@ -1,4 +1,4 @@
-"""Overrides -> a run that may start: composed, its data found or made, resolved, everything checked."""
+"""Turns overrides into a job that may start: composes and resolves them, prepares the data and checks everything."""
 
 import contextlib
 import dataclasses
@@ -33,10 +33,10 @@ class Job:
     dataset: datasets.Dataset
     overrides: list[str]
     deviations: list[str]  # from the track's rules; not empty: open division
-    script: Script | None = None  # what runs in place of our own training
-    code: Path = CODE  # the folder that its processes import from; of frozen() a copy
-    copied: Mapping[str, Path] | None = None  # of frozen(): own_sources' copies
-    secrets: Mapping[tuple[Any, ...], str] = dataclasses.field(default_factory=dict)  # {where in config: as given}
+    script: Script | None = None  # the program that runs instead of our own training
+    code: Path = CODE  # the folder from which its processes import; a copy in a frozen() job
+    copied: Mapping[str, Path] | None = None  # copies of own_sources in a frozen() job
+    secrets: Mapping[tuple[Any, ...], str] = dataclasses.field(default_factory=dict)  # {path in config: text as given}
 
     @property
     def config_id(self) -> str:
@@ -44,31 +44,31 @@ class Job:
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of all shards."""
+        """Size of all shards in bytes."""
         return sum(shard.num_bytes for shard in self.dataset.train + self.dataset.val)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that goal.num_steps train on; for a script, as far as the settings say."""
+        """Tokens on which goal.num_steps steps train; for a script, according to the settings."""
         return round(self.config.goal.num_steps * self.batch_tokens)
 
     @property
     def batch_tokens(self) -> int | float:
-        """Tokens of a step; of a run with stages the mean."""
+        """Tokens per step; the mean of all steps if the run has stages."""
         return self.config.data.batch_tokens if self.script else stages.mean_batch_tokens(self.config)
 
     @property
     def epochs(self) -> float:
-        """How often goal.num_steps go through the training data; above 1 tokens are seen again."""
+        """Passes over the training data in goal.num_steps steps; above 1, tokens are repeated."""
         return self.num_tokens / sum(shard.num_tokens for shard in self.dataset.train)
 
     @property
     def is_profiled(self) -> bool:
-        """Whether an instrument disturbs steps: the run counts nowhere, so that one of it is enough."""
+        """Whether an instrument disturbs steps: such a run is not eligible for anything, so one of it is enough."""
         return bool(registry.flagging(self.config.instruments))
 
     def with_look(self, is_on: bool) -> "Job":
-        """The same run with or without a look after the race, as far as it can have one."""
+        """Returns the same job with a look after the race, unless something hinders that, or without."""
         is_on = is_on and _hinders_look(self.config) is None
         look = dataclasses.replace(self.config.look, enabled=is_on)
         return dataclasses.replace(self, config=dataclasses.replace(self.config, look=look))
@@ -82,22 +82,22 @@ class Job:
 
     @property
     def own_sources(self) -> Mapping[str, Path]:
-        """user_code.sources() of those classes, or their copies; {} without any."""
+        """The sources of these classes (user_code.sources()), or their copies; {} if there are none."""
         return self.copied if self.copied is not None else user_code.sources(self.own)
 
     @property
     def own_folder(self) -> str | None:
-        """Where a frozen() job's own classes are imported from (user_code.use_copies); None without any."""
+        """Folder from which a frozen() job imports the user's own classes (user_code.use_copies); None without any."""
         path = next((path for name, path in (self.copied or {}).items() if name.startswith("own/")), None)
         return str(next(folder for folder in path.parents if code_copy.is_copy(folder)) / "own") if path else None
 
     @property
     def source_sha256(self) -> str:
-        """The identity of the code that this run races: of its copies, else as it is now."""
+        """Fingerprint of the code that this run executes: of the copies of a frozen() job, else of the files now."""
         return code_state.source_sha256(self.code, own=self.own_sources)
 
     def with_seed(self, seed: int) -> "Job":
-        """The same run with another seed, 0 or more."""
+        """Returns the same job with another seed, 0 or more."""
         overrides = [override for override in self.overrides if not override.startswith("seed=")]
         config = dataclasses.replace(self.config, seed=seed)
         return dataclasses.replace(self, config=config, overrides=[*overrides, f"seed={seed}"])
@@ -105,9 +105,9 @@ class Job:
 
 @contextlib.contextmanager
 def frozen(job: Job) -> Iterator[Job]:
-    """A context that yields the job with read-only copies of all the code that its run executes, there until its end.
+    """Context that yields the job with read-only copies of all code that its run executes; they exist until it is left.
 
-    ValueError: a source cannot be read, or no copy can be written.
+    Raises ValueError if a source cannot be read or a copy cannot be written.
     """
     if job.copied is not None:
         yield job
@@ -118,14 +118,14 @@ def frozen(job: Job) -> Iterator[Job]:
 
 
 def this_machine() -> schema.Machine:
-    """What resolve() may ask: GPUs that this process sees, and CPUs that it may use."""
+    """Returns the machine for resolve(): the GPUs that this process sees and the CPUs that it may use."""
     sizes_gib = [gpu["memory_gib"] for gpu in gpus.visible()]
-    smallest_gib = None if None in sizes_gib else min(sizes_gib, default=None)  # one may not say
+    smallest_gib = None if None in sizes_gib else min(sizes_gib, default=None)  # a driver may not report it
     return schema.Machine(len(sizes_gib), environment.usable_cpus(), smallest_gib)
 
 
 def requested_config(overrides: list[str], machine: schema.Machine | None = None) -> schema.Config:
-    """The config that these overrides request of a machine, not resolved; None: this one.  ValueError for the user."""
+    """Returns the composed config, not yet resolved; machine: None for this one.  Raises ValueError for the user."""
     config = compose.compose(overrides, machine or this_machine())
     registry.check(config.instruments)
     if config.profile.stop_after_window:
@@ -141,10 +141,10 @@ def prepare(
     check_own: bool = True,
     machine: schema.Machine | None = None,
 ) -> Job:
-    """Makes local data that is missing; downloads only with fetch.  Raises ValueError for the user.
+    """Prepares a run.  Missing local data is made; it is downloaded only with fetch.  Raises ValueError for the user.
 
-    check_own: whether a model of the user's own is tried first, which takes seconds; machine: what the run may use,
-    None: all of this one.
+    check_own: whether to try the user's own model first, which takes seconds; machine: what the run may use, None for
+    all of this machine.
     """
     config = requested_config(overrides, machine)
     its_script = script.from_config(config, overrides)
@@ -163,7 +163,7 @@ def prepare(
             datasets.chosen(data).token_bytes()
         except ValueError as error:
             raise ValueError(f"goal.metric=val_bpb: {error}; or use goal.metric=val_loss") from None
-    for name in GLOBS:  # from here on only for the record, where no home folder belongs
+    for name in GLOBS:  # from here on only for the record, which must not name a home folder
         if getattr(data, name) is not None:
             setattr(data, name, private.redact(getattr(data, name), REPO))
     config = resolve.resolve(config, machine or this_machine(), dataset.vocab_size)
@@ -175,17 +175,17 @@ def prepare(
 
 
 def _resolve_look(config: schema.Config) -> None:
-    """Whether the run looks at itself, where that was left to the machine.  ValueError: it cannot."""
+    """Decides whether the run has a look if the settings leave it open.  Raises ValueError if it cannot have one."""
     why = _hinders_look(config)
     if config.look.enabled and why:
         raise ValueError(f"look.enabled=true: {why}: leave it out, or use look=off")
     if config.look.enabled is None:
-        # of a script it is a second start: in its audit, or where it is asked for
+        # a script is started again for it: only in its audit, or on request
         config.look.enabled = config.hardware.device == "cuda" and not why and config.script is None
 
 
 def _check_survival(config: schema.Config) -> None:
-    """ValueError where a run that shall go on after its end cannot."""
+    """Raises ValueError if checkpoints or resume= are set for a run that cannot be resumed."""
     survives = {"checkpoint.every_min": config.checkpoint.every_min, "resume": config.resume}
     for name, value in survives.items():
         if value is None:
@@ -200,7 +200,7 @@ def _check_survival(config: schema.Config) -> None:
 
 
 def _hinders_look(config: schema.Config) -> str | None:
-    """Why a run cannot be looked at after the race; None: it can."""
+    """Returns why a run cannot have a look after the race, or None if it can."""
     if config.script is not None and (config.script.command or config.hardware.nodes):
         return "a command's processes, and those of several nodes, are not started once more to be profiled"
     if config.profile.stop_after_window:
@@ -211,9 +211,9 @@ def _hinders_look(config: schema.Config) -> str | None:
 
 
 def _recorded(config: schema.Config) -> tuple[schema.Config, dict[tuple[Any, ...], str]]:
-    """-> the config as a record has it and as config_id names it, {path: text as given} of each credential in it.
+    """Returns the config as recorded and as hashed for config_id, and {path: text as given} of each credential in it.
 
-    What is exported, and how, is no part of the run, and is redacted where it is written.
+    Exporters and their settings are not part of the run; they are redacted where they are written.
     """
     values = schema.to_dict(config) | {"exporters": {}}
     clean, secrets = credentials.hidden(values)

@@ -1,8 +1,8 @@
-"""Ranks that answer a question in place of training, as the passport's do too; and the doctor's question: can they talk
-to each other, and is each device as fast as the others?
+"""Starts ranks that answer a question instead of training, for the doctor and for passports, and has the doctor's
+question: can the ranks communicate, and is each device as fast as the others?
 
-A rank is  python -m MODULE FOLDER  where FOLDER/asked.json has the question; it leaves FOLDER/rankN.answer.json, or
-logs/rankN.failure.json as in a run.  This module is the doctor's.
+A rank is  python -m MODULE FOLDER  which reads FOLDER/asked.json and writes FOLDER/rankN.answer.json, or
+logs/rankN.failure.json as in a run.  The doctor's MODULE is this one.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ START_S = 90.0  # for the processes to import torch, also from a cold disk
 ERROR_LINE = re.compile(r"timed out|timeout|error", re.I)
 COLLECTIVE_TIMEOUT_S = 30.0
 SLOW_FRAC = 0.03  # below the median GPU; the same model differs by a few percent at most when it is healthy
-NUM_CPU_RANKS = 2  # what a probe of gloo needs
-GPU_BYTES, CPU_BYTES = 64 * MIB, MIB  # of the all-reduce that is timed
+NUM_CPU_RANKS = 2  # as many as a probe of gloo needs
+GPU_BYTES, CPU_BYTES = 64 * MIB, MIB  # size of the timed all-reduce
 NUM_REPEATS = 10
 MATMUL_SIZE = 8192  # 2 * 8192**3 = 1.1 TFLOP: 1.5 ms at an H100's dense bfloat16 peak
 MATMUL_REPEATS = 50
@@ -41,7 +41,8 @@ MATMUL_REPEATS = 50
 
 @dataclass(frozen=True)
 class Answers:
-    """found, failed: in rank order, of those that left one.  exit_code: of the ranks, None: the time was exceeded."""
+    """found, failed: answers and failures of the ranks, in rank order; exit_code: of the ranks, None after a
+    timeout."""
 
     num_ranks: int
     found: list[dict[str, Any]]
@@ -50,13 +51,13 @@ class Answers:
     output: str
 
     def why_missing(self, timeout_s: float) -> Check:
-        """Why not every rank answered, as far as it is known.  timeout_s: what the ranks were given."""
+        """Returns why not every rank answered, as far as it is known.  timeout_s: of one collective."""
         if self.failed:
             first = min(self.failed, key=lambda failure: failure["failed_at_s"])
             why, hint = f"rank {first['rank']}: {first['message'][:300]}", first["hint"]
         else:
             lines = [line.strip() for line in self.output.splitlines()]
-            lines = [line for line in lines if line and not line.startswith('File "')]  # a frame of a stack
+            lines = [line for line in lines if line and not line.startswith('File "')]  # a stack frame
             last = next(filter(ERROR_LINE.search, lines), lines[-1] if lines else "they printed nothing")
             ended = "did not end in time" if self.exit_code is None else f"ended with exit code {self.exit_code}"
             why = f"the processes {ended}: {last[:300]}"
@@ -75,9 +76,9 @@ def answers_of_ranks(
     num_threads: int,
     wait: Callable[[ranks.Group, Path], bool],
 ) -> Answers:
-    """Starts the ranks, ends them and reads their answers.  hardware: resolved.
+    """Starts the ranks, ends them and returns their answers.  hardware: resolved.
 
-    wait(the ranks, folder): until they have ended or the time is exceeded -> whether they have ended.
+    wait(group, folder): waits until the ranks have ended or time is up, and returns whether they have ended.
     """
     env = ranks.environment(dataclasses.replace(hardware, num_processes=num_ranks, num_threads=num_threads))
     with tempfile.TemporaryDirectory() as name:
@@ -95,13 +96,13 @@ def answers_of_ranks(
             exit_code, output = 1, str(error)
         found, failed = (
             [left for rank in range(num_ranks) if (left := atomic.read_json(folder / f"{name.format(rank)}.json"))]
-            for name in ("rank{}.answer", "logs/rank{}.failure")  # one that a rank could not finish is none
+            for name in ("rank{}.answer", "logs/rank{}.failure")  # an unfinished file is left out
         )
     return Answers(num_ranks, found, failed, exit_code, output)
 
 
 def answer(folder: str, of: Callable[[Path, dict[str, Any]], dict[str, Any]]) -> None:
-    """One rank: leaves of(folder, the question), or why it failed."""
+    """Runs in a rank: writes what of(folder, question) returns, or why it failed."""
     path, rank = Path(folder), int(os.environ.get("RANK", 0))
     flight_recorder.enable_stack_dumps(path)
     try:
@@ -113,7 +114,7 @@ def answer(folder: str, of: Callable[[Path, dict[str, Any]], dict[str, Any]]) ->
 
 
 def probe(hardware: HardwareConfig, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[Check]:
-    """hardware: resolved; timeout_s: of one collective.  What fails is a Check that says so."""
+    """Probes the ranks' communication and speed.  hardware: resolved; timeout_s: of one collective."""
     num_ranks = max(hardware.num_processes or 1, NUM_CPU_RANKS if hardware.device == "cpu" else 1)
 
     def wait(group: ranks.Group, _: Path) -> bool:
@@ -127,7 +128,7 @@ def probe(hardware: HardwareConfig, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> 
 
 
 def judge(device: str, answers: list[dict[str, Any]]) -> list[Check]:
-    """What every rank answered, in rank order -> list of Check."""
+    """Returns the checks that all ranks' answers, in rank order, amount to."""
     first, num_ranks = answers[0], len(answers)
     facts = first["torch_facts"]
     software = f"torch {facts['torch']}"
@@ -149,9 +150,9 @@ def judge(device: str, answers: list[dict[str, Any]]) -> list[Check]:
 
 
 def gpu_speed(rates: list[float], names: list[str]) -> Check:
-    """TFLOP/s of a matrix multiplication on each GPU, all at once, as a Check: the slowest sets everybody's pace.
+    """Compares the TFLOP/s of all GPUs in a matrix multiplication at the same time: the slowest sets everybody's pace.
 
-    names: of the GPUs, as the driver gives them; what is more than a data sheet allows was not measured.
+    names: of the GPUs, as the driver gives them; a rate above a GPU's data sheet shows that the measurement is wrong.
     """
     median, name = statistics.median(rates), names[rates.index(max(rates))]
     sheet = peak_rates.peak_flops(name, "bfloat16")
@@ -209,7 +210,7 @@ def _matmul_tflop_per_s(device: Any) -> float:
 
     a = torch.randn(MATMUL_SIZE, MATMUL_SIZE, device=device, dtype=torch.bfloat16)
     b = torch.randn(MATMUL_SIZE, MATMUL_SIZE, device=device, dtype=torch.bfloat16)
-    for _ in range(MATMUL_REPEATS):  # the clocks come up
+    for _ in range(MATMUL_REPEATS):  # until the clocks are up
         torch.mm(a, b)
     ms = _median_ms(lambda: [torch.mm(a, b) for _ in range(MATMUL_REPEATS)], device)
     return MATMUL_REPEATS * 2 * MATMUL_SIZE**3 / (ms / 1e3) / 1e12

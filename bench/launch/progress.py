@@ -1,6 +1,5 @@
-"""What the launcher observes while a run lasts: its progress, which it also shows to the user as a bar on a terminal or
-as some twenty lines in a pipe; whether it stalls; and the edges of its clock.
-"""
+"""Observes a run while it lasts: its progress, shown as a bar on a terminal or as some twenty lines in a pipe; whether
+it stalls; and the edges of its clock."""
 
 import contextlib
 import os
@@ -19,35 +18,35 @@ from bench.machine import stamped_pipes
 from bench.record import failures, outside_clock, run_folder
 from bench.training.step_writer import NOTE
 
-NUM_LINES = 10  # of steps, and of validations, in a pipe
+NUM_LINES = 10  # number of lines for steps, and for validations, in a pipe
 STEP = re.compile(r"step:(\d{1,9})/\d")  # of our own runs, and of scripts that print the same format
 VALIDATION = re.compile(r"step:(\d{1,9})/\d+ val_loss:([\d.]+)")
-TAIL_BYTES = 8192  # of telemetry.csv: more than two ticks of 16 GPUs
-NUM_LOOKS = 10  # within the timeout
+TAIL_BYTES = 8192  # read from the end of telemetry.csv: more than two ticks of 16 GPUs
+NUM_LOOKS = 10  # checks within the stall timeout
 MARGIN_S = 60.0  # for ranks to end after their own timeout
-IDLE_CORES = 0.05  # of all the run's processes together; a sampler and an agent that wait take 0.02 (assumed limit)
-MAX_EDGES = 200_000  # two for each validation; a clock has no more
+IDLE_CORES = 0.05  # of all the run's processes; fewer count as idle (assumed): a waiting sampler and agent use 0.02
+MAX_EDGES = 200_000  # a clock has two for each validation, so never as many
 
 
 class Progress:
-    """show() reads what the step writer wrote (.progress.tmp, logs/rank0.log) and updates the screen.
+    """Shows the progress of a run: show() reads the step writer's files (.progress.tmp, logs/rank0.log).
 
-    num_steps: None if it is still to be read; brief: for a run in a series, steps without a validation get no line;
-    blind: for a race, no line and no number that decides it is shown, only the power.
+    num_steps: None if not known yet; brief: for a run in a series, steps without a validation get no line; blind: for a
+    race, only the step and the power are shown, and neither lines nor numbers that decide it.
     """
 
     def __init__(self, folder: Path, num_steps: int | None, bars: Bars, brief: bool = False, blind: bool = False):
         self._folder, self._num_steps, self._bars = folder, num_steps, bars
         self._brief, self._blind = brief, blind
-        self._offset = 0  # into rank0.log
-        self._rest = b""  # a line that is not finished
-        self._next = {False: 0, True: 0}  # step from which on the next line is shown, of steps and of validations
+        self._offset = 0  # position in rank0.log
+        self._rest = b""  # an unfinished line
+        self._next = {False: 0, True: 0}  # {is a validation: first step whose line is shown next}
         self._started_s = time.monotonic()
-        self._first: tuple[float, int] | None = None  # (seconds, step) when the first step was seen
-        self._seen: tuple[float, int] | None = None  # and the last one
+        self._first: tuple[float, int] | None = None  # (time.monotonic(), step) at the first observation
+        self._seen: tuple[float, int] | None = None  # and at the latest
         self.step: int | None = None
-        self.sign: Hashable = None  # changes whenever the run gets on: a step, or a line that rank 0 printed
-        self.validations: list[tuple[int, float]] = []  # (step, nats per token) of each seen so far
+        self.sign: Hashable = None  # changes with every step and every line of rank 0
+        self.validations: list[tuple[int, float]] = []  # (step, nats per token)
 
     def __enter__(self) -> Self:
         return self
@@ -70,14 +69,15 @@ class Progress:
             self._draw(progress)
 
     def read(self) -> list[str]:
-        """The lines that rank 0 has printed since; those of a run's earlier segments are read and not shown."""
+        """Returns the lines that rank 0 printed since the last call; the first call includes a run's earlier
+        segments."""
         lines = self._new_lines()
         matches = filter(None, map(VALIDATION.match, lines))
         self.validations += [(int(match[1]), float(match[2])) for match in matches]
         return lines
 
     def _left_s(self) -> float | None:
-        """Seconds left at the pace of the steps seen so far; None before the second of them."""
+        """Returns the seconds left at the pace of the steps seen so far, None before the second of them."""
         if self._first is None or self._seen is None or self._num_steps is None or self._seen[1] == self._first[1]:
             return None
         pace_s = (self._seen[0] - self._first[0]) / (self._seen[1] - self._first[1])
@@ -99,7 +99,7 @@ class Progress:
     def _measured(self, progress: Mapping[str, Any]) -> Iterator[str]:
         if "step_avg_ms" in progress:
             yield f"step_avg {progress['step_avg_ms']:.2f} ms"
-        if progress.get("tokens_per_s") is not None:  # not of a script
+        if progress.get("tokens_per_s") is not None:  # a script has none
             yield f"{progress['tokens_per_s']:,.0f} tokens/s"
         if progress.get("mfu") is not None:
             yield f"MFU {100 * progress['mfu']:.1f} %"
@@ -108,7 +108,7 @@ class Progress:
             yield f"{power_w:,.0f} W"
 
     def _chosen(self, lines: list[str]) -> Iterator[str]:
-        """Notes, validations and steps: on a terminal no mere step, else about NUM_LINES of each."""
+        """Yields notes, and about NUM_LINES validations and as many steps; on a terminal all validations, no steps."""
         num_steps = self._num_steps or 1
         every = -(-num_steps // NUM_LINES)
         for line, after in zip(lines, [*lines[1:], ""], strict=False):
@@ -123,11 +123,11 @@ class Progress:
             step = int(match[1])
             if step >= min(self._next[is_validation], num_steps) or self._bars.are_live:
                 self._next[is_validation] = (step // every + 1) * every
-                if not after.startswith(line.partition(" ")[0] + " "):  # a validation of this step, which says it too
+                if not after.startswith(line.partition(" ")[0] + " "):  # its validation line has the same
                     yield line
 
     def _power_w(self) -> float | None:
-        """Power of all GPUs together at the last whole tick of telemetry.csv; None without one."""
+        """Returns the power of all GPUs at the last complete tick of telemetry.csv, None without one."""
         try:
             with plain_file.opened(self._folder / "telemetry.csv") as file:
                 columns = file.readline().decode().rstrip("\n").split(",")
@@ -152,10 +152,10 @@ class Progress:
 
 
 class Limits:
-    """The limits on how long a run may last and stand still.  cpu_s(): {pid: CPU seconds} of its processes.
+    """Limits of how long a run may last and stand still.  cpu_s(): returns {pid: CPU seconds} of its processes.
 
     During a long validation, a compilation or a wait for the GPU nothing is printed, but a core is busy.  So a run is
-    stalled only if it shows no progress and its processes use no CPU time either.  An endless loop is not noticed.
+    stalled only if it shows no progress and its processes use no CPU time.  An endless loop is not noticed.
     """
 
     def __init__(self, hardware: HardwareConfig, cpu_s: Callable[[], dict[int, float]]):
@@ -165,11 +165,11 @@ class Limits:
         self._cpu_before_s: dict[int, float] | None = None
         self._stall_s = hardware.stall_timeout_s
         if self._stall_s is not None and (hardware.num_processes or 1) > 1:
-            # ranks that wait have a timeout that says more
+            # the timeout of waiting ranks has the better message
             self._stall_s = max(self._stall_s, hardware.collective_timeout_s + MARGIN_S)
 
     def exceeded(self, progress: Progress) -> dict[str, Any] | None:
-        """The failure of a run that has to be ended; None: it may go on."""
+        """Returns the failure of a run that has to be ended, or None if it may go on."""
         hardware, now_s = self._hardware, time.monotonic()
         if self._stands_still(progress.sign, now_s):
             why = f"no step and no line for hardware.stall_timeout_s={hardware.stall_timeout_s:g}, and nothing computed"
@@ -180,7 +180,7 @@ class Limits:
         return None
 
     def _stands_still(self, sign: Hashable, now_s: float) -> bool:
-        """sign: changes whenever the run gets on."""
+        """Returns whether the run is stalled.  sign: changes whenever the run makes progress."""
         if self._stall_s is None:
             return False
         if sign != self._sign:
@@ -190,7 +190,7 @@ class Limits:
         if now_s - self._looked_s < self._stall_s / NUM_LOOKS:
             return False
         before_s, self._cpu_before_s = self._cpu_before_s, self._cpu_s()
-        if before_s is not None:  # else the first look: silence before it counts only if it goes on
+        if before_s is not None:  # at the first check, it is not known whether a core was busy
             used_s = sum(spent_s - before_s.get(pid, 0.0) for pid, spent_s in self._cpu_before_s.items())
             if used_s > IDLE_CORES * (now_s - self._looked_s):
                 self._alive_s = now_s
@@ -225,14 +225,15 @@ class EdgePipe:
         self._stack.close()
 
     def take(self, data: bytes, t_ns: int, late_ns: int) -> None:
-        """What rank 0 wrote, as of stamped_pipes.Sink."""
+        """Receives what rank 0 wrote; see stamped_pipes.Sink."""
         *edges, self._rest = (self._rest + data).split(b"\n")
         self._rest = self._rest[:64]
         if len(self._edges) < MAX_EDGES:
             self._edges += [(t_ns, late_ns, edge.decode("ascii", "replace")[:64]) for edge in edges]
 
     def clock(self, claimed_train_s: float | None) -> outside_clock.Clock:
-        """After the block.  claimed_train_s: by rank 0's own clock; None: it left none."""
+        """Returns the launcher's clock, after the context.  claimed_train_s: by rank 0's clock, None if it left
+        none."""
         if self.path is None:
             return outside_clock.unknown("none", self._why, claimed_train_s)
         return outside_clock.clock_from_edges(self._edges, self._reader.gaps_ns, claimed_train_s)

@@ -35,15 +35,15 @@ from bench.training import flight_recorder
 WORKER = (sys.executable, "-m", "bench.training.worker")
 NODES_KEY = "SPEEDRUN_NODES_KEY"  # the secret that all launchers of a run share; ranks do not get it
 IN_RUN = "SPEEDRUN_IN_RUN"  # set for ranks, which may not start a run themselves
-LOG, LEFT = "agent.log", ".torchrun.tmp"  # what torchrun prints, and a rank before it has a log; torchrun's own files
+LOG, LEFT = "agent.log", ".torchrun.tmp"  # output of torchrun, and of a rank before it has a log; torchrun's files
 LOOPBACK, LOOPBACK_S = "127.0.0.1", 3.0
-MONITOR_S = 0.5  # torchrun's look at its ranks
+MONITOR_S = 0.5  # interval at which torchrun checks its ranks
 TORCHRUN_GRACE_S = 5  # for the other ranks once one has failed, from SIGTERM to SIGKILL
-SURVIVAL_S = 60  # the same where SIGTERM is a warning, after which ranks write a checkpoint and end
-WARNED_BY = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # what torchrun then hands on to them
-HUNG_S = 8.0  # so late after its failure that bench/record/failures.py takes the end of a rank for the launcher's own
+SURVIVAL_S = 60  # the same if SIGTERM is a warning, after which ranks write a checkpoint and end
+WARNED_BY = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # signals that torchrun then passes on to them
+HUNG_S = 8.0  # after its failure; a later end of the rank is the launcher's doing for bench/record/failures.py
 GUARD_S = guard.GRACE_S + 2 * guard.GONE_WITHIN_S + 10.0
-FAILURE = re.compile(  # of torchrun's report: torch.distributed.elastic.multiprocessing.errors.ChildFailedError
+FAILURE = re.compile(  # in torchrun's report: torch.distributed.elastic.multiprocessing.errors.ChildFailedError
     r"^  time      : (?P<time>\S+)\n.*\n  rank      : (?P<rank>\d+) .*\n  exitcode  : (?P<exit_code>-?\d+) ", re.M
 )
 
@@ -54,7 +54,7 @@ class Confined(Protocol):
     notes: Path  # the folder that the ranks see as the run's folder
 
     def command(self, words: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-        """-> (words, env) that run the command in the sandbox."""
+        """Returns (words, env) that run the command in the sandbox."""
 
 
 class CannotStart(OSError):
@@ -62,7 +62,7 @@ class CannotStart(OSError):
 
 
 def environment(hardware: HardwareConfig) -> dict[str, str]:
-    """hardware: resolved -> the ranks' environment variables; environment.json records these, not the launcher's."""
+    """Returns the ranks' environment variables, which environment.json records.  hardware: resolved."""
     env = dict(os.environ) | {"SPEEDRUN_CWD": working_folder(), CHECKOUT: str(REPO)}
     env.pop(NODES_KEY, None)  # the launchers' own secret
     env["OMP_NUM_THREADS"] = str(hardware.num_threads)
@@ -87,17 +87,17 @@ class Place:
     num_ranks: int
     world_size: int
     first_rank: int = 0
-    local_rank: int = 0  # of the first among those of its node
-    local_size: int | None = None  # ranks of its node; None: those that this launcher starts
+    local_rank: int = 0  # of the first of them
+    local_size: int | None = None  # number of ranks on its node; None: num_ranks
     node: int = 0
     num_nodes: int = 1
-    master: tuple[str, int] | None = None  # where torch's process group meets; None: the environment says it
+    master: tuple[str, int] | None = None  # address of torch's process group; None: that in the environment
     by_torchrun: bool = False
-    is_bare: bool = False  # one process that learns nothing of ranks
-    survives: bool = False  # signals that warn of the run's end do not end its ranks
+    is_bare: bool = False  # one process without torchrun's variables
+    survives: bool = False  # signals that warn of the run's end do not end the ranks
 
     def command(self, program: Sequence[str], folder: Path) -> list[str]:
-        """The command to start; its last argument is the folder."""
+        """Returns the command to start; its last argument is the folder."""
         own = [*program, str(folder)]
         if not self.by_torchrun or self.master is None:
             return own
@@ -109,8 +109,8 @@ class Place:
         return [sys.executable, "-m", "torch.distributed.run", *where, *how, *own]
 
     def variables(self) -> dict[str, str]:
-        """The variables that torchrun sets, for a rank that is started directly; without TORCHELASTIC_USE_AGENT_STORE,
-        because there is no agent."""
+        """Returns the variables that torchrun sets, for a rank that is started directly; without
+        TORCHELASTIC_USE_AGENT_STORE, because there is no agent."""
         if self.by_torchrun or self.is_bare:
             return {}
         given: dict[str, int | str] = {
@@ -130,7 +130,7 @@ class Place:
 
 @contextlib.contextmanager
 def reserved_port(host: str) -> Iterator[int]:
-    """A context that yields a port of this machine that no other program gets meanwhile.
+    """Context that yields a port of this machine that no other program gets meanwhile.
 
     The port is bound, but nobody listens, so torchrun's or rank 0's store, which also sets SO_REUSEADDR (as all of
     torch's stores do), can bind it too.  This is Linux's rule; elsewhere the port is released and most likely stays
@@ -146,21 +146,21 @@ def reserved_port(host: str) -> Iterator[int]:
 
 
 class Guard:
-    """A context in which a guard process runs, which ends all processes of a run at its end, or when this process is
-    killed.
+    """Context in which a guard process runs.  It ends all processes of a run when the context is left or this process
+    is killed.
 
-    folder: the run's folder, whose record the guard finishes if this process is killed; code: the folder from which
-    the guard imports; is_member: another process makes the record.
+    folder: the run's folder, whose record the guard finishes if this process is killed; code: the folder from which the
+    guard imports; is_member: another process makes the record.
     """
 
     def __init__(self, folder: Path, code: Path = CODE, is_member: bool = False):
         self._command = [sys.executable, "-m", "bench.launch.guard", str(folder), *(["member"] if is_member else [])]
         self._code = code
         self._answer: bytes | None = None
-        self.left: list[int] = []  # processes that the kernel keeps, in a driver or at a dead disk; after the end
-        self.exit_code: int | None = None  # of what was started; of the guard where that ended first
-        self.was_killed = False  # the guard, before it could say how what it started ended
-        self.strays: list[str] = []  # what it left then, and was ended: "NAME (process PID)"
+        self.left: list[int] = []  # pids that the kernel keeps, in a driver or at a dead disk; known at the end
+        self.exit_code: int | None = None  # of the started program, or of the guard if that ended first
+        self.was_killed = False  # the guard, before it reported how the program ended
+        self.strays: list[str] = []  # processes that it left then and that were ended: "NAME (process PID)"
         self._adopting = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -180,27 +180,27 @@ class Guard:
 
     def __exit__(self, *exc_info: object) -> None:
         with held():
-            if exc_info[0] is None:  # else the record may not be finished, which is then the guard's to do
+            if exc_info[0] is None:  # else the guard finishes the record, if it is unfinished
                 self._tell(guard.GOODBYE)
             self._process.communicate()
         self._adopting.close()
 
     @property
     def pid(self) -> int:
-        """The ancestor of the run's processes."""
+        """The process id of the guard, which is the ancestor of the run's processes."""
         return self._process.pid
 
     def start(
         self, command: Sequence[str], env: Mapping[str, str], log: Path, survives: bool = False, wrappers: int = 0
     ) -> None:
-        """Start this program.  log: the file for its output; survives: a signal to the guard does not end it; wrappers:
+        """Starts a program.  log: the file for its output; survives: a signal to the guard does not end it; wrappers:
         as in guard.py."""
         order: dict[str, Any] = {"words": list(command), "env": dict(env), "log": str(log.absolute())}
         order |= {"survives": survives, "wrappers": wrappers}
         self._tell(json.dumps(order).encode() + b"\n")
 
     def has_ended(self, within_s: float) -> bool:
-        """Whether the started program and everything that it left behind end within so many seconds."""
+        """Waits at most within_s; returns whether the program and everything that it left behind have ended."""
         out = self._process.stdout
         assert out is not None
         if self._answer is None and select.select([out], [], [], within_s)[0]:
@@ -208,33 +208,33 @@ class Guard:
             if self._answer:
                 answer = json.loads(self._answer)
                 self.exit_code, self.left = answer["exit_code"], answer["left"]
-            else:  # the kernel has ended what it had started
+            else:  # it was killed, and the kernel ended its child
                 self.was_killed, self.exit_code = True, self._process.wait()
                 self.strays = self._end_strays()
         return self._answer is not None
 
     def stop(self) -> None:
-        """Tell the run's processes to end; has_ended() says when they have."""
+        """Orders the run's processes to end; has_ended() returns when they have."""
         self._tell(guard.STOP)
 
     def cpu_s(self) -> dict[int, float]:
-        """{pid: CPU seconds so far} of the run's processes."""
+        """Returns {pid: CPU seconds so far} of the run's processes."""
         return processes.cpu_s(processes.descendants(self.pid))
 
     def _tell(self, order: bytes) -> None:
-        self._process.send_signal(signal.SIGCONT)  # a guard that somebody has stopped too
-        with contextlib.suppress(BrokenPipeError, ValueError):  # it has ended, or this has closed the pipe
+        self._process.send_signal(signal.SIGCONT)  # continues a guard that somebody has stopped
+        with contextlib.suppress(BrokenPipeError, ValueError):  # the guard has ended, or the pipe is closed
             assert self._process.stdin is not None
             self._process.stdin.write(order)
 
 
 class Group:
-    """A context in which the ranks of a place run below a guard; they are ended with the block.
+    """Context in which the ranks of a place run below a guard; they are ended when it is left.
 
-    failures: [{"rank", "exit_code", "failed_at_s"}] of those that failed first, after has_ended().
+    failures: [{"rank", "exit_code", "failed_at_s"}] of the ranks that failed first, after has_ended().
     """
 
-    failure: dict[str, Any] | None = None  # that nobody but the ranks could report
+    failure: dict[str, Any] | None = None  # as Leader.failure; ranks of this machine report their own
 
     def __init__(
         self,
@@ -248,9 +248,9 @@ class Group:
     ):
         self._guard, self._place, self._folder, self._log = guarded, place, folder, folder / "logs" / log
         self._command, self._env = place.command(program, folder), {**env, **place.variables(), IN_RUN: "1"}
-        if place.by_torchrun:  # it takes options from there that would start ranks again, or elsewhere
+        if place.by_torchrun:  # torchrun takes options from PET_ variables, such as restarts
             self._env = {name: value for name, value in self._env.items() if not name.startswith("PET_")}
-            grace_s = SURVIVAL_S if place.survives else TORCHRUN_GRACE_S  # before HUNG_S, or its report is lost
+            grace_s = SURVIVAL_S if place.survives else TORCHRUN_GRACE_S  # within HUNG_S, or torchrun's report is lost
             self._env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(grace_s)
         self._notes, self._wrappers = folder, 0
         if confined:
@@ -270,9 +270,9 @@ class Group:
                 self.has_ended(GUARD_S)
 
     def has_ended(self, within_s: float) -> bool:
-        """Whether all ranks end within so many seconds, with all that they left.
+        """Waits at most within_s; returns whether all ranks and everything that they left behind have ended.
 
-        A rank that has written its failure and then hangs, in a library's destructors, is ended too.
+        A rank that hangs after it has written its failure, for example in a library's destructors, is ended too.
         """
         if self._failed_s is None and any((self._notes / "logs").glob("rank*.failure.json")):
             self._failed_s = time.monotonic()
@@ -284,18 +284,18 @@ class Group:
         return has_ended
 
     def ends(self) -> list[tuple[int, int]]:
-        """[(rank, exit code)] of those that failed first; the first of the group where nothing says which."""
+        """Returns [(rank, exit code)] of the ranks that failed first, of the group's first rank if that is unknown."""
         if not self.exit_code():
             return []
         ends = [(failed["rank"], failed["exit_code"]) for failed in self.failures]
         return ends or [(self._place.first_rank, self.exit_code())]
 
     def stop(self) -> None:
-        """Tell all ranks to end; has_ended() says when they have."""
+        """Orders all ranks to end; has_ended() returns when they have."""
         self._guard.stop()
 
     def exit_code(self) -> int:
-        """0 where all ended well.  After has_ended()."""
+        """Returns 0 if all ranks ended well.  Call it after has_ended()."""
         return 1 if self._guard.exit_code is None else self._guard.exit_code
 
     def _failures(self) -> list[dict[str, Any]]:
@@ -324,11 +324,11 @@ def started(
     survives: bool = False,
     confined: Confined | None = None,
 ) -> Iterator[Group]:
-    """A context that yields the ranks of a run on this machine alone.  is_bare, survives: as in Place; confined: None
+    """Context that yields the ranks of a run on this machine alone.  is_bare, survives: as in Place; confined: None
     outside a sandbox.
 
-    CannotStart: no rank can be started, for example because this machine cannot reach its own loopback address, which
-    torch would try for minutes without a better message.
+    Raises CannotStart if no rank can be started, for example because this machine cannot reach its own loopback
+    address, which torch would try for minutes without a better message.
     """
     try:
         with socket.create_server((LOOPBACK, 0)) as server:
@@ -344,14 +344,14 @@ def started(
 
 
 def write_failures(folder: Path, failed: list[dict[str, Any]]) -> None:
-    """Group.failures for failures.classify(), in folder/logs/agent.json."""
+    """Writes Group.failures to folder/logs/agent.json, for failures.classify()."""
     if failed:
         with contextlib.suppress(OSError):
             atomic.write_json(folder / "logs" / "agent.json", {"failures": failed}, durable=False)
 
 
 def failures_of_report(text: str, monotonic_s: float) -> list[dict[str, Any]]:
-    """What torchrun prints in the end -> [{"rank", "exit_code", "failed_at_s"}], by its whole seconds.
+    """Parses torchrun's last output, which has whole seconds, into [{"rank", "exit_code", "failed_at_s"}].
 
     monotonic_s: seconds since the epoch at which time.monotonic() was 0.
     """

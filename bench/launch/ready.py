@@ -1,4 +1,4 @@
-"""Is the machine quiet enough?  Checked before several runs; a user at a terminal is asked, else the verb decides."""
+"""Checks whether the machine is quiet before several runs; asks a user at a terminal, else the verb decides."""
 
 import dataclasses
 import math
@@ -11,15 +11,15 @@ from bench.launch.console import confirmed
 from bench.launch.prepare import Job
 from bench.machine import code_state, environment, leases, preflight
 
-BUSY = ("cpu load", "gpus idle", "gpu memory")  # checks which say that other programs run
-SAMPLE_S = 1.0  # of the load; longer than a single run's, because an answer depends on it
+BUSY = ("cpu load", "gpus idle", "gpu memory")  # checks that notice other programs
+SAMPLE_S = 1.0  # of CPU load; longer than before a single run, because a decision depends on it
 ANYWAY = "continue although the machine is busy, or no verdict is possible"
 
 
 def checks(
     job: Job, env: dict[str, Any] | None = None, foreign_cores: float | None = None, code: dict[str, Any] | None = None
 ) -> list[preflight.Check]:
-    """The quick checks for this run, now.  code: of its record; None: it is read here."""
+    """Runs the quick checks for this job now.  code: run.json["code"]; None: it is determined here."""
     if env is None:
         env, foreign_cores = environment.environment(), preflight.sample_foreign_cores(SAMPLE_S)
     hardware = dataclasses.replace(job.config.hardware, num_processes=job.config.hardware.ranks_of_node, nodes=None)
@@ -29,7 +29,7 @@ def checks(
 
 
 def epochs(job: Job) -> preflight.Check:
-    """Whether a run sees training tokens again, which makes its loss another one."""
+    """Checks whether a run repeats training tokens, which changes its loss."""
     num_shards, num_chosen = len(job.dataset.train), job.config.data.num_train_shards
     found = f"{job.epochs:.2f} epochs of {text_table.counted(num_shards, 'training shard')}"
     if job.epochs <= 1:
@@ -39,7 +39,7 @@ def epochs(job: Job) -> preflight.Check:
 
 
 def show_odd(checks: Iterable[preflight.Check]) -> list[preflight.Check]:
-    """Print those that are not ok, of several with one name the last, and return them."""
+    """Prints and returns the checks that are not ok; of several with one name the last."""
     odd = list({check.name: check for check in checks if check.status != "ok"}.values())
     if odd:
         print(preflight.report(odd), flush=True)
@@ -47,10 +47,10 @@ def show_odd(checks: Iterable[preflight.Check]) -> list[preflight.Check]:
 
 
 def agree(checks: Iterable[preflight.Check], anyway: bool, what: str | None = None, are_shown: bool = False) -> None:
-    """Say what is not well, unless are_shown; ask before going on where other programs run or a check fails.
+    """Shows checks that are not ok, unless are_shown, and asks before going on if other programs run or a check failed.
 
-    anyway: do not ask.  what: what would be worthless on a busy machine, then refused where nobody can be asked; None:
-    it goes on there.  Raises ValueError where it does not go on, leases.Busy where only other programs stop it.
+    anyway: do not ask.  what: what would be unreliable on a busy machine, and is refused if nobody can be asked; None:
+    it goes on then.  Raises ValueError if it does not go on, leases.Busy if only other programs stop it.
     """
     odd = checks if are_shown else show_odd(checks)
     stops = [check for check in odd if check.status == "fail" or (check.name in BUSY and check.status != "ok")]

@@ -1,6 +1,6 @@
-"""Models rehearsed for a GPU, one after another, each in a process of its own, and what was found in words.
+"""Rehearses models for a GPU, one after another in separate processes, and turns the findings into checks.
 
-bench/training/rehearsal/ says what a rehearsal does.  Nothing of it is part of a run.
+bench/training/rehearsal/ describes what a rehearsal does.  It is not part of a run.
 """
 
 import json
@@ -16,17 +16,17 @@ from bench.base.paths import CODE
 from bench.config import groups
 from bench.machine.preflight import Check
 
-NUM_LAYERS = 4  # as many as it takes for every kind of layer in models/ladder, which a test compares with 12
+NUM_LAYERS = 4  # enough for every kind of layer in models/ladder; a test compares it with 12
 MODULE = "bench.training.rehearsal.rehearse"
 TIMEOUT_S = 3600.0  # of one model; r53 takes the longest
-NOT_EXPERIMENTS = ("smoke", "stages")  # of a CPU
+NOT_EXPERIMENTS = ("smoke", "stages")  # experiments for CPUs
 USABLE_FRAC = 0.9  # as in config/resolve.py
-MAX_OF_ESTIMATE = 1.1  # which is rough: USABLE_FRAC leaves as much
+MAX_OF_ESTIMATE = 1.1  # tolerance of the rough estimate: USABLE_FRAC leaves as much
 NOT_FOUND = (
     "not found by a rehearsal: wrong numbers, slow kernels, what cuBLAS, cuDNN and NCCL do, DDP's own reducer, memory "
     "of libraries and fragments, errors of a driver"
 )
-OPTIMIZERS = {  # with models/gpt2.py; the ladder's are in its experiments
+OPTIMIZERS = {  # for models/gpt2.py; those of the ladder are in its experiments
     "adamw": ["optim=adamw"],
     "muon": ["optim=muon"],
     "muon-batched": ["optim=muon", "optim.muon_batched=compiled"],
@@ -35,13 +35,13 @@ OPTIMIZERS = {  # with models/gpt2.py; the ladder's are in its experiments
 
 
 def choices() -> list[str]:
-    """All that can be rehearsed by name: every experiment made for GPUs, other models, optimizers and reducers."""
+    """Returns all names that can be rehearsed: experiments made for GPUs, other models, optimizers and reducers."""
     experiments = [name for name in groups.choices("experiment") if name not in NOT_EXPERIMENTS]
     return [*experiments, *(name for name in groups.choices("model") if name not in experiments), *OPTIMIZERS]
 
 
 def overrides_of(name: str) -> list[str]:
-    """A choice, as a run is asked for it.  ValueError: there is none of that name."""
+    """Returns a choice as overrides of a run.  Raises ValueError if there is no such choice."""
     if name not in choices():
         raise ValueError(f"doctor --rehearse-gpu {name}: unknown; choose from {', '.join(choices())}")
     if name in groups.choices("experiment"):
@@ -53,9 +53,9 @@ def overrides_of(name: str) -> list[str]:
 
 
 def rehearse(overrides: list[str], gpu: str = "h100", num_layers: int = NUM_LAYERS) -> dict[str, Any]:
-    """What the process printed; {"error"} where it printed nothing or took more than TIMEOUT_S.
+    """Runs the rehearsal and returns its facts, or {"error"} if there are none or it took more than TIMEOUT_S.
 
-    num_layers: at most so many of the model's, 0 for all.  A kernel that was compiled once is kept for the next model.
+    num_layers: use at most so many of the model's, 0 for all.  Kernels once compiled are kept for the next model.
     """
     folder = Path(tempfile.gettempdir()) / f"speedrun-rehearsal-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -76,7 +76,7 @@ def rehearse(overrides: list[str], gpu: str = "h100", num_layers: int = NUM_LAYE
 
 
 def judge(name: str, facts: dict[str, Any]) -> list[Check]:
-    """A row for each finding; where none is a fault, after one that sums up what was seen."""
+    """Returns a check for each finding, after a summary if no finding is a failure."""
     for failure in ("unavailable", "error"):
         if failure in facts:
             remedy = "see the message; the rehearsal knows torch 2.13 and Triton 3.7"
@@ -104,7 +104,7 @@ def _summary(facts: dict[str, Any]) -> str:
 
 
 def _live(facts: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
-    """(step or validation, GiB live at its peak, GiB estimated)."""
+    """Yields ("step" or "validation", GiB live at its peak, GiB estimated)."""
     peaks = facts["peak_gib"].items()
     yield "step", max(gib for phase, gib in peaks if "validation" not in phase), facts["estimated_gib"]
     yield (
@@ -147,7 +147,7 @@ def _findings(name: str, facts: dict[str, Any]) -> Iterator[Check]:
         yield Check(name, "warn", what, f"use torch._foreach_{operator}, or foreach=True")
     peak_gib, phase = max((num_gib, phase) for phase, num_gib in facts["peak_gib"].items())
     if not facts["has_triton"]:
-        return  # operators one by one keep what a kernel of inductor's never writes
+        return  # unfused operators keep tensors that Inductor's kernels never write
     if peak_gib > facts["memory_gib"]:
         what = f"{peak_gib:.1f} GiB live in the {phase}, of {facts['memory_gib']:.1f} that a GPU has"
         yield Check(name, "fail", what, "lower hardware.micro_batch_seqs")

@@ -1,7 +1,7 @@
-"""Runs that go on where they ended: resume=auto, resume=RUN_ID, and the ledger's lines of their checkpoints.
+"""Resumes runs from their checkpoints (resume=auto, resume=RUN_ID) and records checkpoints in the ledger.
 
-A run that goes on is one record in segments, run.json["segments"].  It goes on from a checkpoint that the ledger knows
-by its sha256, under the same config, seed, code, data and kind of machine: else it is refused (RUN_ID), or another run
+A resumed run is one record in segments, run.json["segments"].  It continues from a checkpoint whose sha256 is in the
+ledger, under the same config, seed, code, data and kind of machine; otherwise it is refused (RUN_ID), or a new run
 begins (auto).  A checkpoint that was changed since it was written is refused in either case.
 """
 
@@ -23,16 +23,16 @@ from bench.record.shape import Section
 AUTO = "auto"
 TURN = ".resume.turn"
 GOES_ON = ("preempted", "aborted")
-# Failures that are not the contestant's, after which the same steps may end well
+# Failures that are not the training's fault, after which the same steps may succeed
 OF_MACHINE = ("rank_killed", "agent_killed", "collective_timeout", "gpu_error", "nccl_error", "disk_full", "disk_error")
-KEPT = ("run_id", "name", "started_at", "command", "ledger_sha256", "sweep")  # of the first segment's record
-SAME = ("python", "torch", "cpu_model", "gpus")  # of run.json["environment"]
+KEPT = ("run_id", "name", "started_at", "command", "ledger_sha256", "sweep")  # fields of the first segment's record
+SAME = ("python", "torch", "cpu_model", "gpus")  # fields of run.json["environment"] that must not change
 WARNING_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2")
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """What a run goes on from."""
+    """The run and the checkpoint from which a run is resumed."""
 
     folder: Path
     run: dict[str, Any]  # run.json as the last segment left it
@@ -41,7 +41,7 @@ class Earlier:
     sha256: str  # of state.json
 
     def record(self, run: Section) -> Section:
-        """The record of a new run -> of this one as its next segment begins."""
+        """Turns the record of a new run into the record of this run at the start of its next segment."""
         before = self.run.get("segments") or [{"from_step": 0, "started_at": self.run["started_at"]}]
         closed = before[-1] | self._end(before)
         begins = {"from_step": self.state["step"], "started_at": utc.now(), "checkpoint_sha256": self.sha256}
@@ -53,7 +53,7 @@ class Earlier:
     def _end(self, segments: list[Section]) -> Section:
         failure, ended_at = self.run["failure"] or {}, self.run["ended_at"] or segments[-1]["started_at"]
         wall_s = self.run["measured"].get("wall_s")  # of all segments
-        if wall_s is None:  # its launcher was killed: to its last sign of life
+        if wall_s is None:  # its launcher was killed: until its last heartbeat
             wall_s = utc.seconds(ended_at) - utc.seconds(segments[-1]["started_at"])
         else:
             wall_s -= sum(segment["wall_s"] for segment in segments[:-1])
@@ -70,7 +70,7 @@ class Earlier:
 
 
 def survival(config: schema.Config, earlier: Earlier | None = None) -> Section | None:
-    """What ranks are told of checkpoints; None: they make none."""
+    """Returns what the ranks need to know of checkpoints, or None if they make none."""
     if config.checkpoint.every_min is None and config.resume is None:
         return None
     checkpoint = str(earlier.checkpoint.resolve()) if earlier else None
@@ -78,14 +78,14 @@ def survival(config: schema.Config, earlier: Earlier | None = None) -> Section |
 
 
 def go_on(job: Job, run: Section, results: Path) -> tuple[Earlier, Section] | None:
-    """Begin the next segment of the run that this job goes on with -> it, and its record; None: a new run is to begin.
+    """Begins the next segment of the run that this job resumes.  Returns (that run, its record), None for a new run.
 
-    run: the record that a new run would begin with.  ValueError: the run that was named cannot go on.
+    run: the record with which a new run would begin.  Raises ValueError if the run that was named cannot be resumed.
     """
     word, track = job.config.resume, results / job.config.track.name
     if not track.is_dir():
         return None
-    with atomic.locked(track / TURN):  # of two launchers one goes on
+    with atomic.locked(track / TURN):  # only one of two launchers resumes a run
         for folder in _candidates(track, job, str(word)):
             before: Any = run_folder.effective(_ended_if_own(run_folder.read_raw(folder)))
             if before["status"] == "complete" and word == AUTO:
@@ -110,21 +110,22 @@ def go_on(job: Job, run: Section, results: Path) -> tuple[Earlier, Section] | No
 
 
 def _candidates(track: Path, job: Job, word: str) -> list[Path]:
-    """The newest first."""
+    """Returns the folders of runs that may be resumed, the newest first."""
     names = f"*-{job.config_id}-s{job.config.seed}*" if word == AUTO else word
     found = [path.parent for path in track.glob(f"{names}/run.json")] if "/" not in word else []
     return sorted(found, key=lambda folder: folder.name, reverse=True)
 
 
 def _ended_if_own(run: Any) -> Any:
-    """An earlier start of this SLURM job has ended, whatever its last heartbeat says: SLURM starts one at a time."""
+    """Marks a run of an earlier start of this SLURM job as ended, whatever its heartbeat: only one start runs at a
+    time."""
     own, launched_by = allocation.found(), run.get("launched_by") or {}
     is_earlier = own and launched_by.get("job_id") == own.job_id and launched_by["num_restarts"] < own.num_restarts
     return run | {"heartbeat_at": "1970-01-01T00:00:00Z", "launcher": {}} if is_earlier else run
 
 
 def _hindrance(before: Section, run: Section) -> str | None:
-    """Why a run cannot go on as this one."""
+    """Returns why the run `before` cannot be resumed by `run`, or None if it can."""
     kind = (before["failure"] or {}).get("kind")
     if before["status"] not in GOES_ON and not (before["status"] == "failed" and kind in OF_MACHINE):
         return f"it is {before['status']}{f' ({kind})' if kind else ''}"
@@ -149,9 +150,9 @@ def _machine(fact: Any) -> Any:
 
 
 def _newest(folder: Path, results: Path) -> tuple[Path, dict[str, Any], str] | None:
-    """The newest checkpoint that the ledger knows: its folder, its state.json and the sha256 of that.
+    """Returns the newest checkpoint that is in the ledger: its folder, its state.json and the sha256 of that; or None.
 
-    ValueError: it is not as it was written.
+    Raises ValueError if it was changed since it was written.
     """
     name = ledger.name_of(results, folder)
     known = {
@@ -162,7 +163,7 @@ def _newest(folder: Path, results: Path) -> tuple[Path, dict[str, Any], str] | N
     for checkpoint in checkpoints.newest_first(folder):
         sha256 = ledger.sha256_of(checkpoint / checkpoints.STATE)
         step = int(checkpoint.name.removeprefix("step"))
-        if step not in known:  # its launcher was killed before it could put it there
+        if step not in known:  # its launcher was killed before it could record it
             continue
         state = json.loads((checkpoint / checkpoints.STATE).read_text())
         changed = [] if sha256 == known[step] else [checkpoints.STATE]
@@ -179,7 +180,7 @@ def _newest(folder: Path, results: Path) -> tuple[Path, dict[str, Any], str] | N
 
 
 def _begin(earlier: Earlier, run: Section, results: Path) -> None:
-    """The ledger's line of the segment, then run.json; what the earlier one left of its end goes."""
+    """Writes the segment to the ledger, then run.json; removes the failures that the earlier segment left."""
     folder = earlier.folder
     run_folder.remove_temporary(folder)
     atomic.reserve(folder)
@@ -191,9 +192,9 @@ def _begin(earlier: Earlier, run: Section, results: Path) -> None:
 
 
 class Watch:
-    """tick() puts each checkpoint that the ranks wrote into the ledger.
+    """Records the checkpoints that the ranks write in the ledger, at each tick().
 
-    .step: of the last one, 0 without any; .ended_by: the signal that it answered, None if it was written in passing.
+    .step: of the last checkpoint, 0 without any; .ended_by: the signal that caused it, None if it was a periodic one.
     """
 
     def __init__(self, folder: Path, results: Path):

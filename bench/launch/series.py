@@ -1,6 +1,6 @@
-"""Runs that follow each other, as a person sees them: how many and how long before the first, what is left after each.
+"""Shows a series of runs: how many there are and how long they take, and after each run what is left.
 
-How long is known from runs of the same config that were made before, else from the end of the first.
+The duration is known from earlier runs of the same config, otherwise once the first run has ended.
 """
 
 import itertools
@@ -15,11 +15,11 @@ from bench.base.units import format_about_s
 from bench.launch.console import Bars, say
 from bench.record import store
 
-NUM_EARLIER = 5  # the latest runs of a config, whose median is taken
+NUM_EARLIER = 5  # number of a config's latest runs whose median counts
 
 
 def earlier_s(tracks: Iterable[str], config_ids: Iterable[str]) -> dict[str, float]:
-    """{config_id: seconds that its latest complete runs took, start to end}, for those that have some."""
+    """Returns {config_id: median wall seconds of its latest complete runs}, for those that have some."""
     wanted, folders = set(config_ids), [results_root() / track for track in tracks]
     rows = [row for _, row in store.read_rows(folder for folder in folders if folder.is_dir())]
     walls_s_of: dict[str, list[float]] = {}
@@ -30,12 +30,12 @@ def earlier_s(tracks: Iterable[str], config_ids: Iterable[str]) -> dict[str, flo
 
 
 class Series:
-    """A context around several runs, with their live bars.
+    """Context around several runs, with their live bars.
 
-    kinds: one a run, in order: alike where runs take equally long; known_s: {kind: seconds a run}, as far as known
-    before; num_done: runs of a race that is resumed; live: whether bars are drawn; budget_s: no run is to end later
-    than that after the first began, None: no limit; fewest: after so many runs it may end early; at_once: how many run
-    side by side, of which end() is told the seconds, and begin() nothing.
+    kinds: one per run, in order, the same for runs that take equally long; known_s: {kind: seconds per run}, as far as
+    known before; num_done: runs that a resumed race has already; live: whether bars are drawn; budget_s: no run is to
+    end later than this after the series began, None: no limit; fewest: number of runs after which it may end early;
+    at_once: number of runs side by side, for which end() gets the seconds and begin() is not called.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Series:
         self._spent_s: dict[str, list[float]] = {}  # {kind: seconds of each run of this series}
         self._num_done, self._budget_s, self._fewest = num_done, budget_s, fewest
         self._at_once = at_once
-        self._began_s: float | None = None  # the running one
+        self._began_s: float | None = None  # the current run
         self._opened_s, self._has_foretold = time.monotonic(), False
         self.bars = Bars(live)
 
@@ -63,7 +63,7 @@ class Series:
         return self
 
     def forecast(self) -> str:
-        """How many runs are to go, how long they take, and how many of them fit in the budget."""
+        """Returns text: how many runs are left, how long they take, and how many of them fit in the budget."""
         num_left, about = len(self._kinds) - self._num_done, format_about_s(self.left_s())
         least = num_left if self._fewest is None else max(1, self._fewest - self._num_done)
         how_many, for_all = (f"{least} to ", " for all of them") if least < num_left else ("", "")
@@ -75,20 +75,20 @@ class Series:
         self.bars.__exit__(*exc_info)
 
     def begin(self, label: str = "") -> None:
-        """The next run begins.  label: what it is; without them no line says that it begins."""
+        """Begins the next run.  label: describes it; without a label no line is printed."""
         self._began_s = time.monotonic()
         if label:
             say("run", f"{self.position}: {label}{self._to_go()}{'' if self._has_foretold else self._in_budget()}")
         self.tick()
 
     def tick(self) -> None:
-        """Bring the bar of the series up to date."""
+        """Updates the bar of the series."""
         self.bars.draw("runs", self._num_done, len(self._kinds), f"{self.position}{self._to_go()}")
 
     def end(self, is_done: bool = True, spent_s: float | None = None) -> str:
-        """A run has ended.  Returns how long the rest takes, ", about 3 min to go", as far as that is known.
+        """Ends a run.  Returns how long the rest takes, such as ", about 3 min to go", or "" if that is not known.
 
-        is_done=False: it comes again; spent_s: None: since begin().
+        is_done: False if the run will be repeated; spent_s: its duration, None: since begin().
         """
         if spent_s is None and self._began_s is not None:
             spent_s = time.monotonic() - self._began_s
@@ -103,15 +103,17 @@ class Series:
         return f"{min(self._num_done + 1, len(self._kinds))} of {len(self._kinds)}"
 
     def left_s(self) -> float | None:
-        """Seconds to the end, by this series' own runs where it has some of a kind; None: nothing is known."""
+        """Returns the seconds to the end, by this series' own runs of a kind if there are any; None: nothing is
+        known."""
         if (left_s := self._seconds_of_each()) and self._began_s is not None:
             left_s[0] = max(0.0, left_s[0] - (time.monotonic() - self._began_s))
         return None if left_s is None else max(sum(left_s[place :: self._at_once]) for place in range(self._at_once))
 
     def num_fitting(self) -> int | None:
-        """How many of the runs to go end within the budget, the running one among them, by what is known of each kind.
+        """Returns how many of the remaining runs, with the current one, are expected to end within the budget.
 
-        By the mean of the others where nothing is known of a kind; None: there is no budget, or nothing is known.
+        A kind of which nothing is known counts as the mean of the others.  None: there is no budget, or nothing is
+        known.
         """
         left_s = self._seconds_of_each()
         if self._budget_s is None or left_s is None:
@@ -121,11 +123,11 @@ class Series:
         return sum(spent_s + end_s <= self._budget_s for end_s in itertools.chain(*places_s))
 
     def fits(self) -> bool:
-        """Whether the next run ends within the budget; True where nothing is known of any."""
+        """Returns whether the next run is expected to end within the budget; True if nothing is known."""
         return self._budget_s is None or self.num_fitting() != 0
 
     def _in_budget(self) -> str:
-        """How many of the runs to go the budget is foreseen to be enough for; "" where that is not known."""
+        """Returns text: how many of the remaining runs fit in the budget; "" if that is not known."""
         num_fitting, num_left = self.num_fitting(), len(self._kinds) - self._num_done
         if num_fitting is None or self._budget_s is None:
             return ""
@@ -134,7 +136,8 @@ class Series:
         return f"; {all_of} fit in the budget, {format_about_s(self._budget_s).removeprefix('about ')}"
 
     def _seconds_of_each(self) -> list[float] | None:
-        """Seconds of each run to go, the mean of the others where nothing is known of a kind; None: of no kind."""
+        """Returns the seconds of each remaining run, the mean of the others for an unknown kind; None: all are
+        unknown."""
         spent_s = {kind: statistics.mean(seconds) for kind, seconds in self._spent_s.items()}
         known_s = self._known_s | spent_s
         other_s = statistics.mean(known_s.values()) if known_s else 0.0

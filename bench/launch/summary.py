@@ -1,4 +1,4 @@
-"""A run in a few words for a person, before it and after it, and as JSON for a script."""
+"""Summarizes a run in a few words for a person, before and after it, and as JSON for a script."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from bench.training.instruments import registry
 
 MAX_WARNINGS = 3  # shown after a run; the record has all
 # fmt: off
-KEYS = (  # of run.json, and the folder that it is in, absolute
+KEYS = (  # fields of run.json, and the absolute folder
     "run_id", "folder", "track", "name", "seed", "config_id", "comparability_id", "session_id", "status", "validity",
     "validity_reasons", "deviations", "failure", "warnings", "started_at", "ended_at", "metrics",
 )
@@ -22,7 +22,7 @@ KEYS = (  # of run.json, and the folder that it is in, absolute
 
 
 def announcement(job: Job, known_s: float | None) -> str:
-    """What is going to run, and about how long, known_s seconds; None: unknown."""
+    """Returns what is going to run and about how long it takes.  known_s: expected seconds, None if unknown."""
     config = job.config
     hardware = config.hardware
     about = "" if known_s is None else f", {format_about_s(known_s)}"
@@ -37,11 +37,11 @@ def announcement(job: Job, known_s: float | None) -> str:
 
 
 def outcome_text(run: Mapping[str, Any]) -> str:
-    """The record that launch() returns -> how the run ended."""
+    """Returns how a run ended, as text.  run: the record that launch() returns."""
     if run["status"] == "complete":
         doubt = "" if run["validity"] == "valid" else f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
         times = f", {_times(run)}{doubt}"
-        if run.get("beside") and run["validity"] == "suspect":  # only for its times, which its sweep has reported
+        if run.get("beside") and run["validity"] == "suspect":  # only for its times, as its sweep has reported
             times = ""
         at_step = (run.get("script") or {}).get("ended_at_step")
         past = "" if at_step is None else f", ended at step {at_step}, past its budget"
@@ -52,7 +52,7 @@ def outcome_text(run: Mapping[str, Any]) -> str:
         failure = run["failure"]
         where = "".join(f", {name} {failure[name]}" for name in ("rank", "step") if failure[name] is not None)
         ended = f"{run['status']}: {failure['kind']}{where}: {failure['message']}\n       try: {failure['hint']}"
-    # what an instrument could not do, a line each: the run went on, and its author should know
+    # what instruments could not do, one line each: the run went on, and its author should know
     known = list(dict.fromkeys(f"{warning['instrument']}: {warning['error']}" for warning in run.get("warnings") or ()))
     more = [f"and {len(known) - MAX_WARNINGS} more warnings in run.json"] if len(known) > MAX_WARNINGS else []
     warned = "".join(f"\n       warning: {warning}" for warning in known[:MAX_WARNINGS] + more)
@@ -61,7 +61,7 @@ def outcome_text(run: Mapping[str, Any]) -> str:
 
 
 def _times(run: Mapping[str, Any]) -> str:
-    """The clock's, and which steps step_avg leaves out."""
+    """Returns the clock's times, and which steps step_avg excludes."""
     metrics, names = run["metrics"], " and ".join(registry.flagging(run["instruments"]))
     train, avg_ms = f"train {metrics['train_s']:.2f} s", metrics["step_avg_ms"]
     if avg_ms is None:
@@ -74,5 +74,5 @@ def _times(run: Mapping[str, Any]) -> str:
 
 
 def as_json(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The record that launch() returns -> what --json prints of it: KEYS."""
+    """Returns what --json prints of the record that launch() returns: KEYS."""
     return {key: run.get(key) for key in KEYS}
