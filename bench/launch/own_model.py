@@ -41,7 +41,7 @@ SIGNATURE = "build(self, model, rank, world_size, device_type)"
 HEADS, VOCAB_SIZE, SEQ_LEN = 2, 64, 16  # limits of the small model; its layers and its heads' width are the run's
 NUM_STEPS = 2
 MAX_NAMES = 3
-OF_META = re.compile(r"(?<!')\bmeta\b", re.I)  # torch's messages about that device, but not MetaFormer, 'metadata' or 'meta'
+OF_META = re.compile(r"(?<!')\bmeta\b", re.I)  # torch's messages on that device, not MetaFormer or 'meta'
 REMEDY = (
     "class {name}(LanguageModel) with `from models.base import LanguageModel` inherits forward, flops_per_token and "
     "hidden_matrices; `./run.sh init` writes an example"

@@ -68,7 +68,7 @@ class Job:
         return bool(registry.flagging(self.config.instruments))
 
     def with_look(self, is_on: bool) -> "Job":
-        """Returns the same job with a look after the race, unless something hinders that, or without."""
+        """Returns the same job with or without a look after the race; one that cannot have a look stays without."""
         is_on = is_on and _hinders_look(self.config) is None
         look = dataclasses.replace(self.config.look, enabled=is_on)
         return dataclasses.replace(self, config=dataclasses.replace(self.config, look=look))
@@ -82,7 +82,7 @@ class Job:
 
     @property
     def own_sources(self) -> Mapping[str, Path]:
-        """The sources of these classes (user_code.sources()), or their copies; {} if there are none."""
+        """The sources of `own` (user_code.sources()), or their copies; {} if there are none."""
         return self.copied if self.copied is not None else user_code.sources(self.own)
 
     @property

@@ -41,8 +41,7 @@ MATMUL_REPEATS = 50
 
 @dataclass(frozen=True)
 class Answers:
-    """found, failed: answers and failures of the ranks, in rank order; exit_code: of the ranks, None after a
-    timeout."""
+    """found, failed: the ranks' answers and failures, in rank order; exit_code: of the ranks, None after a timeout."""
 
     num_ranks: int
     found: list[dict[str, Any]]
@@ -128,7 +127,7 @@ def probe(hardware: HardwareConfig, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> 
 
 
 def judge(device: str, answers: list[dict[str, Any]]) -> list[Check]:
-    """Returns the checks that all ranks' answers, in rank order, amount to."""
+    """Returns the checks that follow from the answers of all ranks, which are in rank order."""
     first, num_ranks = answers[0], len(answers)
     facts = first["torch_facts"]
     software = f"torch {facts['torch']}"

@@ -24,7 +24,7 @@ VALIDATION = re.compile(r"step:(\d{1,9})/\d+ val_loss:([\d.]+)")
 TAIL_BYTES = 8192  # read from the end of telemetry.csv: more than two ticks of 16 GPUs
 NUM_LOOKS = 10  # checks within the stall timeout
 MARGIN_S = 60.0  # for ranks to end after their own timeout
-IDLE_CORES = 0.05  # of all the run's processes; fewer count as idle (assumed): a waiting sampler and agent use 0.02
+IDLE_CORES = 0.05  # below it all the run's processes together are idle (assumed): a waiting sampler and agent use 0.02
 MAX_EDGES = 200_000  # a clock has two for each validation, so never as many
 
 
@@ -69,8 +69,7 @@ class Progress:
             self._draw(progress)
 
     def read(self) -> list[str]:
-        """Returns the lines that rank 0 printed since the last call; the first call includes a run's earlier
-        segments."""
+        """Returns the lines that rank 0 printed since the last call; at first, those of earlier segments too."""
         lines = self._new_lines()
         matches = filter(None, map(VALIDATION.match, lines))
         self.validations += [(int(match[1]), float(match[2])) for match in matches]
@@ -232,8 +231,7 @@ class EdgePipe:
             self._edges += [(t_ns, late_ns, edge.decode("ascii", "replace")[:64]) for edge in edges]
 
     def clock(self, claimed_train_s: float | None) -> outside_clock.Clock:
-        """Returns the launcher's clock, after the context.  claimed_train_s: by rank 0's clock, None if it left
-        none."""
+        """Returns the clock, once the context is left.  claimed_train_s: by rank 0's own clock, None if unknown."""
         if self.path is None:
             return outside_clock.unknown("none", self._why, claimed_train_s)
         return outside_clock.clock_from_edges(self._edges, self._reader.gaps_ns, claimed_train_s)

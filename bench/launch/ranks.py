@@ -41,7 +41,7 @@ MONITOR_S = 0.5  # interval at which torchrun checks its ranks
 TORCHRUN_GRACE_S = 5  # for the other ranks once one has failed, from SIGTERM to SIGKILL
 SURVIVAL_S = 60  # the same if SIGTERM is a warning, after which ranks write a checkpoint and end
 WARNED_BY = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # signals that torchrun then passes on to them
-HUNG_S = 8.0  # after its failure; a later end of the rank is the launcher's doing for bench/record/failures.py
+HUNG_S = 8.0  # delay after a rank's failure from which bench/record/failures.py attributes its end to the launcher
 GUARD_S = guard.GRACE_S + 2 * guard.GONE_WITHIN_S + 10.0
 FAILURE = re.compile(  # in torchrun's report: torch.distributed.elastic.multiprocessing.errors.ChildFailedError
     r"^  time      : (?P<time>\S+)\n.*\n  rank      : (?P<rank>\d+) .*\n  exitcode  : (?P<exit_code>-?\d+) ", re.M
@@ -87,7 +87,7 @@ class Place:
     num_ranks: int
     world_size: int
     first_rank: int = 0
-    local_rank: int = 0  # of the first of them
+    local_rank: int = 0  # local rank of the first of them
     local_size: int | None = None  # number of ranks on its node; None: num_ranks
     node: int = 0
     num_nodes: int = 1
@@ -146,8 +146,7 @@ def reserved_port(host: str) -> Iterator[int]:
 
 
 class Guard:
-    """Context in which a guard process runs.  It ends all processes of a run when the context is left or this process
-    is killed.
+    """Context with a guard process, which ends all processes of a run when it is left or when this process is killed.
 
     folder: the run's folder, whose record the guard finishes if this process is killed; code: the folder from which the
     guard imports; is_member: another process makes the record.
@@ -159,7 +158,7 @@ class Guard:
         self._answer: bytes | None = None
         self.left: list[int] = []  # pids that the kernel keeps, in a driver or at a dead disk; known at the end
         self.exit_code: int | None = None  # of the started program, or of the guard if that ended first
-        self.was_killed = False  # the guard, before it reported how the program ended
+        self.was_killed = False  # whether the guard was killed before it reported how the program ended
         self.strays: list[str] = []  # processes that it left then and that were ended: "NAME (process PID)"
         self._adopting = contextlib.ExitStack()
 
@@ -214,7 +213,7 @@ class Guard:
         return self._answer is not None
 
     def stop(self) -> None:
-        """Orders the run's processes to end; has_ended() returns when they have."""
+        """Orders the run's processes to end; has_ended() waits for that."""
         self._tell(guard.STOP)
 
     def cpu_s(self) -> dict[int, float]:
@@ -291,7 +290,7 @@ class Group:
         return ends or [(self._place.first_rank, self.exit_code())]
 
     def stop(self) -> None:
-        """Orders all ranks to end; has_ended() returns when they have."""
+        """Orders all ranks to end; has_ended() waits for that."""
         self._guard.stop()
 
     def exit_code(self) -> int:

@@ -117,8 +117,7 @@ def _candidates(track: Path, job: Job, word: str) -> list[Path]:
 
 
 def _ended_if_own(run: Any) -> Any:
-    """Marks a run of an earlier start of this SLURM job as ended, whatever its heartbeat: only one start runs at a
-    time."""
+    """Marks a run of an earlier start of this SLURM job as ended, whatever its heartbeat: starts do not overlap."""
     own, launched_by = allocation.found(), run.get("launched_by") or {}
     is_earlier = own and launched_by.get("job_id") == own.job_id and launched_by["num_restarts"] < own.num_restarts
     return run | {"heartbeat_at": "1970-01-01T00:00:00Z", "launcher": {}} if is_earlier else run

@@ -103,8 +103,7 @@ class Series:
         return f"{min(self._num_done + 1, len(self._kinds))} of {len(self._kinds)}"
 
     def left_s(self) -> float | None:
-        """Returns the seconds to the end, by this series' own runs of a kind if there are any; None: nothing is
-        known."""
+        """Returns the expected seconds to the end, by this series' own runs of a kind if any, or None if unknown."""
         if (left_s := self._seconds_of_each()) and self._began_s is not None:
             left_s[0] = max(0.0, left_s[0] - (time.monotonic() - self._began_s))
         return None if left_s is None else max(sum(left_s[place :: self._at_once]) for place in range(self._at_once))
@@ -112,8 +111,7 @@ class Series:
     def num_fitting(self) -> int | None:
         """Returns how many of the remaining runs, with the current one, are expected to end within the budget.
 
-        A kind of which nothing is known counts as the mean of the others.  None: there is no budget, or nothing is
-        known.
+        An unknown kind counts as the mean of the others.  Returns None without a budget, or if all kinds are unknown.
         """
         left_s = self._seconds_of_each()
         if self._budget_s is None or left_s is None:
@@ -136,8 +134,7 @@ class Series:
         return f"; {all_of} fit in the budget, {format_about_s(self._budget_s).removeprefix('about ')}"
 
     def _seconds_of_each(self) -> list[float] | None:
-        """Returns the seconds of each remaining run, the mean of the others for an unknown kind; None: all are
-        unknown."""
+        """Returns the expected seconds of each remaining run, for an unknown kind the mean of the others, or None."""
         spent_s = {kind: statistics.mean(seconds) for kind, seconds in self._spent_s.items()}
         known_s = self._known_s | spent_s
         other_s = statistics.mean(known_s.values()) if known_s else 0.0

@@ -1,1 +1,1 @@
-"""One run over processes that others started, or over several nodes: who they are, how they meet, how they end."""
+"""A run over several launchers (externally launched ranks, or several nodes): how they meet, communicate and end."""

@@ -1,7 +1,7 @@
-"""The files of a node's ranks, carried to the record when the run has ended: each node writes only its own.
+"""Collects the files of a node's ranks into the record when the run has ended; each node writes only its own folder.
 
-A node's ranks write into their own folder, .nodes/RUN_ID.nodeN in its results folder.  Whether that folder is shared
-with node 0 or not, its files travel over the connection, and one process writes the record.
+A node's ranks write into .nodes/RUN_ID.nodeN in its results folder.  Whether or not node 0 shares that folder, the
+files travel over the connection, and one process writes the record.
 """
 
 import contextlib
@@ -17,19 +17,19 @@ from bench.base import atomic
 from bench.machine import processes
 from bench.record import run_folder
 
-OWNER = ".owner.tmp"  # the process that made a node's folder and removes it
-ABANDONED_S = 86400.0  # a folder of another machine that nobody has touched for so long
-FOLDER = ".nodes"  # in a results folder; what searches one skips a name with a dot
-KEPT = ("config.yaml", "run.json", "environment.json")  # of the record, which node 0 writes itself
+OWNER = ".owner.tmp"  # identifies the process that made a node's folder and removes it
+ABANDONED_S = 86400.0  # age from which a folder of another machine is removed
+FOLDER = ".nodes"  # in a results folder; searches skip names with a leading dot
+KEPT = ("config.yaml", "run.json", "environment.json")  # files of the record that node 0 writes itself
 
 
 def folder_of(results: Path, run_id: str, node: int) -> Path:
-    """Where this node's ranks write."""
+    """Returns the folder into which this node's ranks write."""
     return results / FOLDER / f"{run_id}.node{node}"
 
 
 def make(folder: Path, texts: dict[str, str], launch: dict[str, Any]) -> None:
-    """A node's folder, with what its workers read: config.yaml, run.json and the launch file."""
+    """Creates a node's folder with the files that its workers read: config.yaml, run.json and the launch file."""
     remove(folder)
     (folder / "logs").mkdir(parents=True)
     for name in ("config.yaml", "run.json"):
@@ -39,28 +39,28 @@ def make(folder: Path, texts: dict[str, str], launch: dict[str, Any]) -> None:
 
 
 def remove(folder: Path) -> None:
-    """The folder, and the one around it when no other run uses it."""
+    """Removes the folder, and the one around it if no other run uses it."""
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.parent.rmdir()
 
 
 def clear(results: Path) -> None:
-    """Remove the folders of nodes whose process was killed; its guard has ended what it left alive."""
+    """Removes the folders of nodes whose process was killed; its guard has ended the ranks."""
     for folder in (results / FOLDER).glob("*"):
         owner = atomic.read_json(folder / OWNER)
-        with contextlib.suppress(OSError):  # another process removes it
+        with contextlib.suppress(OSError):  # another process is removing it
             if processes.is_of_this_boot(owner):
                 is_abandoned = not processes.is_there(owner)
             else:
-                written_s = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))  # by its disk's clock
+                written_s = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))  # by the disk's clock
                 is_abandoned = time.time() - written_s > ABANDONED_S
             if is_abandoned:
                 remove(folder)
 
 
 def rescue(folders: Iterable[Path], record: Path) -> None:
-    """The logs of lost nodes into the record, where this machine sees those nodes' folders."""
+    """Copies the logs of lost nodes into the record, if this machine can read those nodes' folders."""
     for folder in filter(Path.is_dir, folders):
         for name in names(folder):
             if name.startswith("logs/") and not (record / name).exists():
@@ -69,21 +69,21 @@ def rescue(folders: Iterable[Path], record: Path) -> None:
 
 
 def names(folder: Path) -> Iterator[str]:
-    """Relative paths of the files that belong into the record."""
+    """Returns the relative paths of the files that belong in the record."""
     return (name for name in run_folder.files(folder) if name not in KEPT)
 
 
 class Incoming:
-    """The files of a node on their way into the record, one after the other, in pieces."""
+    """Writes the files of a node into the record; they arrive one after another, in pieces."""
 
     def __init__(self, record: Path):
         self._record = record
-        self._name: str | None = None  # of the file that is coming
-        self._path: Path | None = None  # where it is written; None: the rest of it is ignored
-        self._num_bytes = 0  # that the record's file had before
+        self._name: str | None = None  # the file that is arriving
+        self._path: Path | None = None  # where it is written; None: its remaining pieces are ignored
+        self._num_bytes = 0  # size of the record's file before
 
     def add(self, name: str, piece: bytes, is_last: bool) -> None:
-        """OSError: it cannot be written.  ValueError: a name that leads elsewhere or that is taken."""
+        """Appends a piece of a file.  Raises OSError if it cannot be written, ValueError for a bad or taken name."""
         if name != self._name:
             self._name, self._path = name, None
             path = self._place(name)
@@ -105,7 +105,7 @@ class Incoming:
         return path
 
     def undo(self) -> str | None:
-        """Take out of the record the part of a file that has come -> the file's name; None: there is no such part."""
+        """Removes an incomplete file from the record and returns its name; None if the last file is complete."""
         path, self._path = self._path, None
         if path is None:
             return None
@@ -117,7 +117,7 @@ class Incoming:
 
 
 def on_own_clock(folder: Path, rank: int, offset_s: float) -> None:
-    """A failure that another node's clock dated, in place: when it was by this node's."""
+    """Converts the time of a rank's failure, in its file, from another node's clock to this node's."""
     path = folder / "logs" / f"rank{rank}.failure.json"
     failure = atomic.read_json(path)
     if isinstance(failure, dict) and isinstance(failure.get("failed_at_s"), (int, float)):

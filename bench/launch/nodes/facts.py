@@ -1,8 +1,5 @@
-"""What a node has that its run depends on: code, packages, data and machine, which are compared; its network; and what
-its leader knows of a member.
-
-The network as this node has it: which interface leads to the others, how fast, what else there is.
-"""
+"""What a node contributes to a run: the code, packages, data and machine, which must match; its network interface and
+its clock; and what the leader knows about each member."""
 
 import hashlib
 import socket
@@ -18,11 +15,11 @@ from bench.launch.nodes import carried
 from bench.launch.prepare import Job
 from bench.machine import code_state, environment
 
-Clock = dict[str, Any]  # measured()'s
-MAX_UTC_OFFSET_S = 5.0  # between nodes; NTP keeps clocks within a tenth of a second
-NUM_QUESTIONS = 12  # about another node's clock
+Clock = dict[str, Any]  # as measured() returns it
+MAX_UTC_OFFSET_S = 5.0  # largest difference between nodes; NTP keeps clocks within a tenth of a second
+NUM_QUESTIONS = 12  # per measurement of another node's clock
 INFINIBAND = Path("/sys/class/infiniband")
-ALIKE = {  # what all nodes must have alike: (what a person calls it, what to do)
+ALIKE = {  # what must be the same on all nodes: (name for messages, remedy)
     "source_sha256": ("code", "check out the same commit, with the same changes, on every node"),
     "torch": ("torch", "install the same requirements.lock on every node"),
     "python": ("Python", "use the same Python on every node"),
@@ -34,8 +31,8 @@ ALIKE = {  # what all nodes must have alike: (what a person calls it, what to do
 
 
 def facts_of(job: Job) -> dict[str, Any]:
-    """What nodes must have alike (ALIKE), and their environments."""
-    import torch  # the one that this node's store has loaded, as its ranks will
+    """Returns what must be the same on all nodes (ALIKE), and this node's environment."""
+    import torch  # the version that this node's store and ranks use
 
     env = environment.environment()
     files = job.dataset.train + job.dataset.val
@@ -55,7 +52,7 @@ def facts_of(job: Job) -> dict[str, Any]:
 
 
 def difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
-    """What differs between two processes and what to do, "code, 1a2b instead of 3c4d: ..."; None: nothing."""
+    """Returns what differs and what to do, such as "code, 1a2b instead of 3c4d: ...", or None if nothing differs."""
     for name, (what, remedy) in ALIKE.items():
         if theirs.get(name) != ours[name]:
             return f"{what}, {_short(theirs.get(name))} instead of {_short(ours[name])}: {remedy}"
@@ -63,15 +60,15 @@ def difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None
 
 
 def _short(value: object) -> str:
-    """A version, the beginning of a hash, or of several hashes of all of them."""
+    """Returns a version, the beginning of a hash, or for several hashes the beginning of a hash of all."""
     if isinstance(value, list):
         value = hashlib.sha256("".join(value).encode()).hexdigest()
     return str(value)[:12] if value is not None else "none"
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has this IPv4 address, eth0; None where that is not known."""
-    import psutil  # 40 ms, which a launcher on one node does not need
+    """Returns the interface that has this IPv4 address, such as eth0, or None if it is not found."""
+    import psutil  # its import takes 40 ms; launchers on one node do not need it
 
     for name, addresses in psutil.net_if_addrs().items():
         if address in [known.address for known in addresses]:
@@ -80,8 +77,8 @@ def interface_of(address: str) -> str | None:
 
 
 def network(interface: str | None) -> dict[str, Any]:
-    """{"interface", "mtu_bytes", "speed_mbit_per_s", "infiniband": [{"device", "rate"}]}; None: the driver does not
-    say."""
+    """Returns {"interface", "mtu_bytes", "speed_mbit_per_s", "infiniband": [{"device", "rate"}]}; None if the driver
+    does not report a value."""
     import psutil
 
     ports = sorted(INFINIBAND.glob("*/ports/*/rate"))
@@ -95,34 +92,34 @@ def network(interface: str | None) -> dict[str, Any]:
 
 
 def variables(interface: str | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """Makes gloo and NCCL use it too, unless the user chose: their default is what the host's name leads to."""
+    """Returns variables that make gloo and NCCL use this interface, unless the user chose one."""
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     return {name: interface for name in names if interface and name not in environ}
 
 
 def own_address(host: str) -> str:
-    """The address of this machine from which that host is reached; nothing is sent."""
+    """Returns this machine's address on the route to host.  Sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))
         return str(probe.getsockname()[0])
 
 
-FACTS = ("environment", "used", "commit", "host_hash", "fabric", "address")  # of a node, that the record shows
+FACTS = ("environment", "used", "commit", "host_hash", "fabric", "address")  # facts of a node that the record shows
 
 
 @dataclass
 class Peer:
     """A member as the leader knows it."""
 
-    number: int  # in the store
+    number: int  # its number in the store
     node: int
     first_rank: int
     num_ranks: int
     local_rank: int
-    facts: dict[str, Any] | None  # of the first of each node
+    facts: dict[str, Any] | None  # only of the first member of each node
     folder: str | None = None
     clock: Clock | None = None  # measured()
-    files: carried.Incoming | None = None  # of the first of each node, once the run begins
+    files: carried.Incoming | None = None  # only of the first member of each node, once the run begins
     has_ended: bool = False
     has_sent_files: bool = False
     has_left: bool = False
@@ -134,9 +131,9 @@ class Peer:
 
 
 def peer_of(number: int, hello: Mapping[str, Any]) -> Peer:
-    """A member from its hello; what that does not say of its place, the leader decides.
+    """Creates a Peer from a hello.  If the hello leaves its place open, the leader decides it.
 
-    KeyError, TypeError, ValueError: it is no hello.
+    Raises KeyError, TypeError or ValueError if the hello is malformed.
     """
     node, first_rank, num_ranks, local_rank = (
         int(hello.get(name, 0)) for name in ("node", "first_rank", "num_ranks", "local_rank")
@@ -146,7 +143,7 @@ def peer_of(number: int, hello: Mapping[str, Any]) -> Peer:
 
 
 def clock_fault(peer: Peer) -> str | None:
-    """A sentence about a node whose clock is far from the leader's, None: it is not."""
+    """Returns a sentence if the node's clock is far from the leader's, else None."""
     ahead_s = -(peer.clock or {}).get("utc_offset_s", 0.0)
     if abs(ahead_s) <= MAX_UTC_OFFSET_S:
         return None
@@ -155,7 +152,7 @@ def clock_fault(peer: Peer) -> str | None:
 
 
 def clock_of(message: Mapping[str, Any]) -> Clock:
-    """The clock in a message, as measured() returns it.  KeyError, TypeError, ValueError: there is none."""
+    """Returns the clock in a message, as measured() does.  Raises KeyError, TypeError or ValueError without one."""
     clock = message["clock"]
     return {name: clock[name] + 0 for name in ("offset_ns", "round_trip_ns", "utc_offset_s")}
 
@@ -165,11 +162,11 @@ def measured(
     now_ns: Callable[[], int] = time.perf_counter_ns,
     utc_s: Callable[[], float] = time.time,
 ) -> Clock:
-    """{"offset_ns", "round_trip_ns", "utc_offset_s"}: what to add to this node's clock readings to have the leader's.
+    """Returns {"offset_ns", "round_trip_ns", "utc_offset_s"}, which turn this node's clock readings into the leader's.
 
     ask(number) -> {"t_ns", "utc_s"}.  Cristian's method ("Probabilistic clock synchronization", Distributed Computing
-    3, 1989): of several questions the one that was answered soonest; the other clock read what it read in the middle,
-    give or take half of that round trip.
+    3, 1989): only the fastest answer counts, and the other clock is taken to have been read in the middle of that round
+    trip, give or take half of it.
     """
     readings = []
     for number in range(NUM_QUESTIONS):

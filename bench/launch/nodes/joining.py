@@ -1,4 +1,4 @@
-"""Finds out who takes part in a run: ranks that torchrun, srun or mpirun started, or nodes with the same command.
+"""Determines who takes part in a run: ranks that torchrun, srun or mpirun started, or nodes with the same command.
 
 One launcher leads (that of rank 0, or of the node that has the address of hardware.rendezvous) and makes the record
 (leader.py).  The others are members: each starts its own ranks and writes no record (member.py).
@@ -24,20 +24,20 @@ from bench.launch.prepare import Job
 from bench.machine import processes
 from bench.training.instruments import registry
 
-SAY_S = 3.0  # for rank 0 to print the reason before torchrun ends all ranks because the first one has ended
-SRUN_GRACE_S, SRUN_END_S = 20.0, 15.0  # for srun to end after SIGTERM, and by itself
+SAY_S = 3.0  # gives rank 0 time to print why, before torchrun ends all ranks because one has ended
+SRUN_GRACE_S, SRUN_END_S = 20.0, 15.0  # time for srun to end after SIGTERM, and by itself
 
 
 def started_by(verb: str) -> Adopted | None:
-    """The launcher that started this process as one of several ranks; None: there is none.  ValueError: this process is
-    a rank of a run of ours."""
+    """Returns this process's place among externally launched ranks, or None.  Raises ValueError if this process is a
+    rank of one of our runs."""
     if ranks.IN_RUN in os.environ:
         raise ValueError(f"{verb}: this process is a rank of a run, which cannot start another: start it separately")
     return allocation.externally_launched()
 
 
 def effective(overrides: list[str], adopted: Adopted | None) -> list[str]:
-    """The overrides with what the launcher of the ranks has decided.  ValueError: they contradict it."""
+    """Returns the overrides with what the external launcher decided.  Raises ValueError if they contradict it."""
     if adopted is None:
         return overrides
     decided = {"hardware.num_processes": adopted.world_size}
@@ -56,7 +56,7 @@ def effective(overrides: list[str], adopted: Adopted | None) -> list[str]:
 
 
 def check(job: Job, adopted: Adopted | None) -> None:
-    """ValueError: these ranks cannot do this job together."""
+    """Raises ValueError if these ranks cannot do this job together."""
     hardware = job.config.hardware
     several = adopted.summary() if adopted else f"hardware.nodes={hardware.nodes}" if hardware.nodes else None
     if several and job.script:
@@ -82,7 +82,7 @@ def is_follower(adopted: Adopted | None) -> bool:
 
 
 def refuse(verb: str, arguments: list[str]) -> None:
-    """For a verb that makes several runs: ValueError if this process is rank 0 of several ranks; other ranks exit."""
+    """For a verb that makes several runs: raises ValueError if this is rank 0 of several ranks; other ranks exit."""
     manual = next((word for word in arguments if "hardware.rendezvous=" in word), None)
     if manual:
         what = f"{manual}: manually started nodes join for one run only"
@@ -96,11 +96,11 @@ def refuse(verb: str, arguments: list[str]) -> None:
     raise ValueError(f"{adopted.summary()}, and such ranks can only make a run together: start ./run.sh {verb} alone")
 
 
-# ---- who leads
+# ---- the leader
 
 
 def lead_adopted(adopted: Adopted) -> Leader:
-    """The leader in rank 0 of ranks that another launcher started.  ValueError: no port is free."""
+    """Returns the leader, in rank 0 of externally launched ranks.  Raises ValueError if no port is free."""
     try:
         listener = store.listen("127.0.0.1" if adopted.num_nodes == 1 else None, adopted.ports)
     except OSError as error:
@@ -112,10 +112,10 @@ def lead_adopted(adopted: Adopted) -> Leader:
 
 
 def lead_nodes(overrides: list[str]) -> Leader | None:
-    """The leader, if this machine has the address of hardware.rendezvous; None: another node has it, or the overrides
-    name none.
+    """Returns the leader if this machine has the address of hardware.rendezvous; None if another node has it, or the
+    overrides name none.
 
-    It listens from now on, so that it hears a node that is ready sooner, or that refuses.
+    It listens from now on, so that it hears of nodes that are ready earlier, or that refuse.
     """
     rendezvous, num_nodes = is_node_of(overrides), store.words_of(overrides, "hardware.nodes")[0]
     if rendezvous is None or num_nodes is None:
@@ -131,17 +131,17 @@ def lead_nodes(overrides: list[str]) -> Leader | None:
 
 
 def is_node_of(overrides: list[str]) -> str | None:
-    """The address of hardware.rendezvous; None: the overrides do not give it, or not hardware.nodes."""
+    """Returns the address of hardware.rendezvous, or None if the overrides lack it or hardware.nodes."""
     rendezvous, num_nodes = store.words_of(overrides, "hardware.rendezvous", "hardware.nodes")
     return None if rendezvous == "null" or not (num_nodes or "").isdecimal() else rendezvous
 
 
 @contextlib.contextmanager
 def leader_of_allocation(job: Job) -> Iterator[Leader]:
-    """A context that yields the leader of a run over the SLURM allocation of this process: srun has started the other
-    nodes' processes, and all have gathered.
+    """Context that yields the leader of a run over this process's SLURM allocation, after srun has started the other
+    nodes' processes and all have joined.
 
-    ValueError: there is no allocation, it has too few nodes, or the nodes are not alike.
+    Raises ValueError if there is no allocation, it has too few nodes, or the nodes differ.
     """
     hardware, own = job.config.hardware, allocation.found()
     num_nodes = hardware.nodes or 1
@@ -168,11 +168,11 @@ def leader_of_allocation(job: Job) -> Iterator[Leader]:
             leading.gather(job)
             yield leading
         with contextlib.suppress(subprocess.TimeoutExpired):
-            srun.wait(SRUN_END_S)  # its tasks end by themselves now
+            srun.wait(SRUN_END_S)  # by now its tasks end by themselves
 
 
 def _with_key(secret: str) -> dict[str, str]:
-    """srun's environment, in which its tasks get the key even if the job was submitted with --export=NONE."""
+    """Returns srun's environment, which passes the key to its tasks even in a job submitted with --export=NONE."""
     env = os.environ | {store.KEY: secret}
     exported = env.get("SLURM_EXPORT_ENV", "ALL")
     if exported != "ALL":

@@ -3,9 +3,9 @@
 The others (member.py) are on other nodes, or belong to ranks that torchrun, srun or mpirun started.  The launcher's
 loop uses a Leader as it uses ranks.Group for the ranks of one machine.
 
-gather(): every member has come, and is like this process, or all are refused
-       -> started(): the nodes' folders are made and their clocks compared, then every rank starts
-       -> has_ended(), then the nodes' files are collected; bye() when the record is written
+  gather(): all members have joined and match this process, or all are refused
+         -> started(): the nodes' folders are created and their clocks measured, then every rank starts
+         -> has_ended(), then the nodes' files are collected; bye() when the record is written
 """
 
 import contextlib
@@ -29,21 +29,21 @@ from bench.launch.prepare import Job
 from bench.machine import leases
 from bench.record import failures
 
-RENDEZVOUS_S = 300.0  # for nodes that a person starts manually, one after the other
+RENDEZVOUS_S = 300.0  # enough for nodes that a person starts one after another
 TICK_S = 0.1
-STOP_S = LOST_AFTER_S + 10.0  # for ranks of other nodes to end, or their nodes to be lost
-REFUSE_S = 10.0  # for those that are still on their way
-SAY_S = 1.0  # for a member's thread to have read a message
-LEAVE_S = 5.0  # for members to have read that the run is over
-COLLECT_S = 600.0  # for the next piece of a file, of a node that is heard
-NO_SENSE = (KeyError, TypeError, ValueError, OverflowError)  # of a message whose fields are others, or infinite
+STOP_S = LOST_AFTER_S + 10.0  # for ranks of other nodes to end, or for these nodes to count as lost
+REFUSE_S = 10.0  # for members that have not joined yet
+SAY_S = 1.0  # for a member's thread to read a message
+LEAVE_S = 5.0  # for members to read that the run is over
+COLLECT_S = 600.0  # for the next piece of a file, from a node that shows signs of life
+NO_SENSE = (KeyError, TypeError, ValueError, OverflowError)  # raised for a message whose fields are wrong, or infinite
 
 
 class Leader:
-    """A context whose end also ends everything that is left on any node.
+    """Context that, when it is left, ends everything that is left on any node.
 
-    listener: from store.listen(); key: a text that only the processes of this run share; still(): why the members that
-    have not come never will, None: they may; secret: as in LeaderStore.
+    listener: from store.listen(); key: a text that only the processes of this run share; still(): returns why members
+    that have not joined never will, None if they may; secret: as in LeaderStore.
     """
 
     _job: Job  # gather()'s
@@ -64,15 +64,15 @@ class Leader:
         self._peers: dict[int, Peer] = {}
         self._stack = contextlib.ExitStack()
         self._group: ranks.Group | None = None
-        self._has_begun = False  # members have been sent the order to start their ranks
-        # what is known of the end of the run; the first of each kind counts
-        self.failures: list[dict[str, Any]] = []  # as Group.failures, of all nodes
+        self._has_begun = False  # whether members have been ordered to start their ranks
+        # how the run ended; the first of each kind counts
+        self.failures: list[dict[str, Any]] = []  # as Group.failures, but of all nodes
         self._lost: str | None = None
         self._interrupted: str | None = None
         self._own_is_known = False
         self._bad_files: list[str] = []
-        self._exit_code = 1  # of members, where nobody says bye()
-        self._came_s = 0.0  # when the last piece of a file came
+        self._exit_code = 1  # of members, unless bye() is called
+        self._came_s = 0.0  # when the last piece of a file arrived
 
     def __enter__(self) -> Self:
         return self
@@ -88,13 +88,13 @@ class Leader:
 
     @property
     def _nodes(self) -> list[Peer]:
-        """The first member of each other node, which makes the node's folder."""
+        """The first member of each other node, which creates the node's folder."""
         return [peer for peer in self._peers.values() if peer.facts is not None]
 
     # ---- before the run
 
     def gather(self, job: Job) -> None:
-        """Waits for all members.  ValueError, after all have been refused: one is missing, or differs from this one."""
+        """Waits for all members.  Refuses all and raises ValueError if one is missing or differs from this process."""
         self._job, own = job, facts.facts_of(job)
         if not self._adopted:
             self._num_members, self._own_ranks = (job.config.hardware.nodes or 1) - 1, job.config.hardware.ranks_of_node
@@ -114,7 +114,7 @@ class Leader:
             where = f"node {peer.node}" if self._adopted else "a node"
             if why := facts.difference(peer.facts or {}, own):
                 self._refuse_all(f"{where} has another {why}")
-        if not self._adopted:  # in the order of their arrival
+        if not self._adopted:  # numbered in order of arrival
             first_rank = self._own_ranks
             for node, peer in enumerate(self._peers.values(), 1):
                 peer.node, peer.first_rank = node, first_rank
@@ -140,7 +140,7 @@ class Leader:
         time.sleep(TICK_S)
 
     def refuse(self, error: ValueError) -> None:
-        """Tell all members, also those that come within some seconds, why there will be no run."""
+        """Tells all members, including those that join within some seconds, why there will be no run."""
         until_s = time.monotonic() + REFUSE_S
         with contextlib.suppress(ValueError):
             while len(self._store.members) < self._num_members and time.monotonic() < until_s:
@@ -148,16 +148,16 @@ class Leader:
             self._refuse_all(str(error), code=getattr(error, "exit_code", None))
 
     def _refuse_all(self, why: str, *others: int, code: object = None) -> NoReturn:
-        """others: members that are not peers yet; code: the exit code of leases.Busy, or anything else for 2."""
+        """others: members that are not peers yet; code: exit code for all, of leases.Busy, or anything else for 2."""
         for number in {*self._peers, *self._store.members, *others}:
             self._store.tell(number, "refuse", why=why, exit_code=code)
-        time.sleep(SAY_S)  # those that prepare themselves still have heard it then
+        time.sleep(SAY_S)  # by then members that are still preparing have heard it
         raise leases.Busy(why) if code == leases.Busy.exit_code else ValueError(why)
 
     # ---- the run
 
     def record_facts(self) -> dict[str, Any]:
-        """{"launched_by", "nodes"} of run.json: who started the ranks, and each node with its clock and network."""
+        """Returns "launched_by" and "nodes" of run.json: who started the ranks, and each node's clock and network."""
         size, slurm = self._job.config.hardware.ranks_of_node, allocation.found()
         own = facts.facts_of(self._job) | {"fabric": facts.network(self._interface())}
         known = {0: (own, None)} | {peer.node: (peer.facts or {}, peer.clock) for peer in self._nodes}
@@ -174,7 +174,7 @@ class Leader:
 
     @contextlib.contextmanager
     def started(self, folder: Path, env: dict[str, str], guard: ranks.Guard) -> Iterator["Leader"]:
-        """A context in which all ranks run; at its end they are ended and their files are collected."""
+        """Context in which all ranks run; when it is left, they are ended and their files are collected."""
         self._folder, adopted, hardware = folder, self._adopted, self._job.config.hardware
         for peer in self._nodes:
             peer.files = carried.Incoming(folder)
@@ -208,10 +208,10 @@ class Leader:
             if self._has_begun:
                 self._collect()
             self._stack.close()
-            self._group = None  # a signal that comes to a member later has nothing to stop here
+            self._group = None  # if a member gets a signal later, there is nothing to stop here
 
     def _are_ready(self, folder: Path) -> bool:
-        """Waits until every other node has made its folder and measured its clock -> whether all have."""
+        """Waits until every other node has created its folder and measured its clock; returns whether all have."""
         texts = {name: (folder / name).read_text() for name in ("config.yaml", "run.json")}
         launch = initial_record.secrets_of(self._job)
         for peer in self._nodes:
@@ -235,7 +235,7 @@ class Leader:
             self._store.tell(peer.number, "start", **start)
 
     def has_ended(self, within_s: float) -> bool:
-        """Whether all ranks end within so many seconds.  If one fails or a node is lost, all others are ended too."""
+        """Waits at most within_s; returns whether all ranks have ended.  A failed rank or a lost node ends them all."""
         until_s = time.monotonic() + within_s
         while True:
             if self._group is None:
@@ -255,12 +255,12 @@ class Leader:
                     self._lose(peer, f"said nothing for {LOST_AFTER_S:g} s")
 
     def exit_code(self) -> int:
-        """0 where all ended well.  After has_ended()."""
+        """Returns 0 if all ranks ended well.  Call it after has_ended()."""
         return 1 if self.failures or self.failure else 0
 
     @property
     def failure(self) -> dict[str, Any] | None:
-        """The failure that only this process knows of: a node was lost, or a signal ended one."""
+        """The failure that only this process knows of (a lost node, or a signal that ended a node), or None."""
         for kind, why in (("interrupted", self._interrupted), ("node_lost", self._lost)):
             if why:
                 return failures.failure(kind, why, None, failures.last_step(self._folder))
@@ -292,7 +292,7 @@ class Leader:
                 carried.on_own_clock(self._folder, rank, (peer.clock or {}).get("offset_ns", 0) / 1e9)
 
     def _hindrance(self, peer: Peer) -> str | None:
-        """Waits until a node has sent all its files -> None, or why it does not send them."""
+        """Waits until a node has sent all its files.  Returns None, or why it does not send them."""
         self._came_s = time.monotonic()
         while not peer.has_sent_files:
             if peer.has_left:
@@ -305,7 +305,7 @@ class Leader:
         return None
 
     def _keep(self, peer: Peer, name: str, message: Mapping[str, Any]) -> None:
-        """Writes a piece of a file of this node into the record."""
+        """Writes a piece of a file from this node to the record."""
         self._came_s = time.monotonic()
         if peer.files is None:
             raise ValueError("no run has begun, or this member has no files")
@@ -318,7 +318,7 @@ class Leader:
             self._bad_files.append(f"node {peer.node}, {name[:200]}: not in the record: {error}")
 
     def complete(self, run: dict[str, Any]) -> None:
-        """Puts into the record what was not known to record_facts(): the clocks, and files that did not arrive."""
+        """Adds to the record what record_facts() did not know yet: the clocks, and the files that did not arrive."""
         at = {"rank": None, "instrument": "nodes", "edge": "after the run"}
         run["warnings"] += [at | {"error": warning} for warning in self._bad_files]
         peer_by_node = {peer.node: peer for peer in self._nodes}
@@ -329,18 +329,18 @@ class Leader:
                 run["warnings"].append(at | {"edge": "start", "error": why})
 
     def bye(self, run: dict[str, Any]) -> None:
-        """The record is finished: the members are to end with the exit code 0 if it is complete, else 1."""
+        """Ends the run: once the record is finished, members exit with 0 if it is complete, else with 1."""
         self._exit_code = 0 if run["status"] == "complete" else 1
 
     def _interface(self) -> str | None:
-        """The interface of this node that leads to the others."""
+        """Returns the interface of this node on the route to the others."""
         first = next((peer.facts for peer in self._nodes), None)
         return facts.interface_of(facts.own_address(first["address"])) if first else None
 
     # ---- what arrives
 
     def _take(self, within_s: float) -> None:
-        """Handles the messages that have come; if there are none, waits."""
+        """Handles the messages that have arrived, or waits if there are none."""
         came = self._store.take()
         for number, message in came:
             if peer := self._peers.get(number):
@@ -352,7 +352,7 @@ class Leader:
             time.sleep(within_s)
 
     def _heed(self, peer: Peer, message: Mapping[str, Any]) -> None:
-        """NO_SENSE: it makes none."""
+        """Handles a message.  Raises one of NO_SENSE if it is malformed."""
         kind = message["kind"]
         if kind == GONE:
             peer.has_left = True
@@ -386,7 +386,7 @@ class Leader:
         self._stop_all()
 
     def _ended(self, ends: Sequence[tuple[int, int]]) -> None:
-        """ends: [(rank, exit code)] of the ranks of a launcher that failed first."""
+        """Notes [(rank, exit code)] of the ranks of one launcher that failed first."""
         for rank, exit_code in ends:
             self.failures.append({"rank": rank, "exit_code": exit_code, "failed_at_s": time.monotonic()})
         if ends:

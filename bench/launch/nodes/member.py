@@ -2,8 +2,8 @@
 reports how they end.
 
 If the leader is gone, the member ends its ranks; if the member is gone, their guard ends them.  In a SLURM allocation
-srun starts one member on each other node:  python -m bench.launch.nodes.member WORD...
-WORD: the run's overrides, hardware.rendezvous among them.  It prints only why it cannot take part.
+srun starts one member on each other node:  python -m bench.launch.nodes.member OVERRIDE...  The overrides are the
+run's, with hardware.rendezvous.  It prints only why it cannot take part.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ from bench.launch.prepare import Job, frozen, prepare
 from bench.machine import code_copy, leases
 from bench.machine.signals import Interrupted, Signals, raise_interrupted
 
-AT_ONCE_S, TELL_S = 2.0, 30.0  # for a leader that is there already; and for one that is to hear of a refusal
+AT_ONCE_S, TELL_S = 2.0, 30.0  # to reach a leader that listens already; and one that must hear of a refusal
 
 
 class Refused(ValueError):
-    """The leader does not start the run, or is gone; the message says why."""
+    """The leader does not start the run or is gone; the message says why."""
 
     def __init__(self, why: str, exit_code: object = 2):
         super().__init__(why)
@@ -45,7 +45,7 @@ def main(overrides: list[str]) -> int:
 
 
 def follow_adopted(adopted: Adopted, prepared: Callable[[], Job]) -> int:
-    """Takes part as a rank above 0 that another launcher started -> exit code.
+    """Takes part as a rank above 0 that another launcher started; returns the exit code.
 
     prepared(): prepares the job on this node; called only by the first rank of each node.
     """
@@ -59,7 +59,7 @@ def follow_adopted(adopted: Adopted, prepared: Callable[[], Job]) -> int:
 
 
 def follow_nodes(overrides: list[str], prepared: Callable[[], Job]) -> int:
-    """Takes part as a node that does not have the address of hardware.rendezvous -> exit code."""
+    """Takes part as a node that does not have the address of hardware.rendezvous; returns the exit code."""
     rendezvous, timeout = words_of(overrides, "hardware.rendezvous", "hardware.rendezvous_timeout_s")
     host, port = typed.host_and_port(rendezvous)
     timeout_s = leader.RENDEZVOUS_S
@@ -77,16 +77,16 @@ def _take_part(
     prepared: Callable[[], Job] | None,
     where: dict[str, int],
 ) -> int:
-    """Takes part in a run -> exit code.  ValueError: this process cannot take part, which the leader has been told.
+    """Takes part in a run; returns the exit code.  Raises ValueError if this process cannot, after telling the leader.
 
-    reach(seconds): connects to the leader's store; TimeoutError.  why_not: the error if that takes longer than
-    timeout_s.  prepared(): prepares the job on this node; None: another member of the node does that.  where: as in
-    Member.run().
+    reach(seconds): connects to the leader's store, or raises TimeoutError; why_not: the message if that takes longer
+    than timeout_s.  prepared(): prepares the job on this node; None: another member of the node does that.  where: as
+    in Member.run().
     """
     with contextlib.ExitStack() as stack:
         code, job, store = stack.enter_context(code_copy.held(REPO)), None, None
         if prepared:
-            store = _reached(reach, AT_ONCE_S)  # a leader that refuses meanwhile is heard
+            store = _reached(reach, AT_ONCE_S)  # joins early, to hear a leader that refuses meanwhile
             try:
                 job = stack.enter_context(frozen(prepared()))
                 stack.enter_context(leases.held_by_ranks(job.config.hardware))
@@ -114,20 +114,20 @@ def _reached(reach: Callable[[float], MemberStore], timeout_s: float) -> MemberS
 
 
 class Member:
-    """job: prepared on this node; None: another member of the node has it; code: the folder that ranks import from."""
+    """job: prepared on this node, None if another member has it; code: the folder from which ranks import."""
 
     def __init__(self, store: MemberStore, job: Job | None, code: Path):
         self._store, self._job, self._code = store, job, code
         self._interface = facts.interface_of(store.own_address)
-        self._waiting: list[dict[str, Any]] = []  # messages that came before they were waited for
+        self._waiting: list[dict[str, Any]] = []  # messages that arrived before they were waited for
         self._group: ranks.Group | None = None
-        self._folder: Path | None = None  # of this node
+        self._folder: Path | None = None  # this node's folder
 
     def run(self, where: dict[str, int]) -> int:
-        """Takes part until the end of the run -> exit code, 0 if the run is complete.
+        """Takes part until the end of the run; returns the exit code, 0 if the run is complete.
 
-        where: {"node", "first_rank", "local_rank", "num_ranks"}, as far as the leader does not decide them.  Refused:
-        the run does not start; Interrupted: a signal ended this process.
+        where: {"node", "first_rank", "local_rank", "num_ranks"}, unless the leader decides them.  Raises Refused if the
+        run does not start, Interrupted if a signal ended this process.
         """
         own = self._job and facts.facts_of(self._job) | {
             "fabric": facts.network(self._interface),
@@ -168,7 +168,7 @@ class Member:
                     carried.remove(self._folder)
 
     def _make_folder(self, job: Job) -> None:
-        """Makes the folder of this node, with what its ranks read."""
+        """Creates this node's folder with the files that its ranks read."""
         inputs = self._wait_for("inputs")
         self._store.send("clock")
         try:
@@ -193,7 +193,7 @@ class Member:
         return stack.enter_context(ranks.Group(guard, place, folder, env, log=log))
 
     def _watch(self, group: ranks.Group, signals: Signals) -> None:
-        """Waits until the ranks have ended, and tells the leader."""
+        """Waits until the ranks have ended, and reports it to the leader."""
         while not group.has_ended(0.0):
             signals.check()
             message = self._store.arrived()
@@ -208,7 +208,7 @@ class Member:
         self._store.send("ended", ends=group.ends())
 
     def _wait_for(self, kind: str) -> dict[str, Any]:
-        """Waits for the next message of a kind; other messages are kept.  Refused."""
+        """Waits for the next message of a kind and keeps the others.  Raises Refused if none will come."""
         while True:
             for message in self._waiting:
                 if message["kind"] == kind:

@@ -1,18 +1,18 @@
-"""What the processes of a run over several launchers tell each other, in torch's TCPStore.
+"""Carries the messages between the processes of a run over several launchers, through torch's TCPStore.
 
-The leader, rank 0's launcher or that of the node that has the address of hardware.rendezvous, holds the store; the
-others are members, numbered from 1 as they come.  Below a prefix of this run:
+The leader (the launcher of rank 0, or of the node that has the address of hardware.rendezvous) holds the store; the
+others are members, numbered from 1 in order of arrival.  The keys, below a prefix of this run:
 
-    members              how many have come
+    members              number of members
     session  session/N   random bytes of the leader and of member N: a message of an earlier run does not verify
-    inbox                the queue of what members send
-    to/N                 the queue of what the leader sends to member N
-    taken/N              how many messages of member N the leader has taken
-    clock/N/I            question I of member N about the leader's clock, and clock/N/I/is its answer
+    inbox                queue of messages from members
+    to/N                 queue of messages from the leader to member N
+    taken/N              number of messages from member N that the leader has taken
+    clock/N/I            question I of member N about the leader's clock, answered in clock/N/I/is
 
-A message is JSON and, after a newline, bytes of a file.  It carries an HMAC over its number and itself, as the store
-lets in whoever reaches its port: a member whose message does not verify is lost.  So is one that says nothing: each
-sends a sign of life every few seconds.
+A message is JSON and, after a newline, bytes of a file.  It carries an HMAC over its number and its content, because
+the store is open to everyone who reaches its port.  A member is lost if one of its messages does not verify, or if it
+is silent: each member sends a sign of life every few seconds.
 """
 
 import contextlib
@@ -36,24 +36,24 @@ from bench.launch.nodes import facts
 
 KEY = ranks.NODES_KEY
 NOT_VERIFIED = f"what it sent does not verify: give {KEY} alike on every node, or somebody else reaches this port"
-PIECE_BYTES = 2**20  # TCPStore takes 8 MiB at most
-NUM_AHEAD = 16  # messages of a member that may wait in the leader's memory before it adds a piece of a file
-NUM_AT_ONCE = 256  # messages that the leader takes, or members that it looks for, before it does anything else
-CONNECT_S = 5.0  # a program that does not answer within it is another one
+PIECE_BYTES = 2**20  # TCPStore accepts at most 8 MiB
+NUM_AHEAD = 16  # messages of a member that may wait at the leader before it sends another piece of a file
+NUM_AT_ONCE = 256  # messages that the leader takes, or members that it admits, at a time
+CONNECT_S = 5.0  # a program that does not answer by then is not a leader
 RETRY_S = 0.2
 TICK_S = 0.2
 ALIVE_EVERY_S = 2.0
-LOST_AFTER_S = 20.0  # ten signs of life
-CALL_S = 300.0  # of one operation of the store; a member gives its leader up long before
-MAX_MEMBERS = 4096  # a larger count is a stranger's
-ALIVE = "alive"  # the kind of a sign of life
-GONE = "gone"  # the kind of the last message that arrives, made here: nothing more will come
-Message = dict[str, Any]  # {"kind", ...}; "data": the bytes after the newline
+LOST_AFTER_S = 20.0  # ten missing signs of life
+CALL_S = 300.0  # timeout of a store operation; a member gives up its leader long before
+MAX_MEMBERS = 4096  # a larger number comes from a stranger
+ALIVE = "alive"  # kind of a sign of life
+GONE = "gone"  # kind of the last message, created by the receiver: nothing more will come
+Message = dict[str, Any]  # {"kind", ...}; "data": bytes of a file
 
 
 @contextlib.contextmanager
 def _quiet_torch() -> Iterator[Any]:
-    """torch.distributed, whose C++ half then prints no stack trace where the other end is gone."""
+    """Context that yields torch.distributed, whose C++ half then prints no stack trace if the other end is gone."""
     name = "TORCH_CPP_LOG_LEVEL"
     before = os.environ.get(name)
     os.environ.setdefault(name, "FATAL")
@@ -67,7 +67,7 @@ def _quiet_torch() -> Iterator[Any]:
 
 
 def _opened(host: str, port: int, key: str, **more: Any) -> tuple[Any, Any]:
-    """-> (TCPStore, the part of it that belongs to the run whose processes alone know this key)"""
+    """Returns (TCPStore, the part of it for the run whose processes alone know this key)."""
     prefix = hashlib.sha256(f"speedrun-bench:{key}".encode()).hexdigest()[:32]
     with _quiet_torch() as distributed:
         timeout = datetime.timedelta(seconds=CALL_S)
@@ -76,13 +76,13 @@ def _opened(host: str, port: int, key: str, **more: Any) -> tuple[Any, Any]:
 
 
 def words_of(overrides: Sequence[str], *keys: str) -> list[str | None]:
-    """The values that these settings have among overrides, before anything is composed; None: it is not among them."""
+    """Returns the values that overrides give these settings, before anything is composed; None for those not given."""
     given = {key: value for key, _, value in (word.partition("=") for word in overrides)}
     return [given.get(key) for key in keys]
 
 
 def listen(host: str | None, ports: Sequence[int]) -> socket.socket:
-    """A listening socket on the first of these ports that is free.  OSError: none is, or host is another machine's."""
+    """Returns a socket listening on the first free port.  Raises OSError if none is free or host is elsewhere."""
     for port in ports:
         try:
             return socket.create_server((host or "", port), backlog=1024)
@@ -93,10 +93,10 @@ def listen(host: str | None, ports: Sequence[int]) -> socket.socket:
 
 
 class Channel:
-    """The messages between the leader and one member: signed, numbered, and checked.
+    """Signs, numbers and checks the messages between the leader and one member.
 
-    secret: KEY's value; without one, whoever knows the run's address can sign too.  sessions: of the leader and of the
-    member; own, other: the names of this end and of the other one.
+    secret: the value of KEY; if empty, whoever knows the run's address can sign too.  sessions: of the leader and of
+    the member; own, other: the names of this end and of the other end.
     """
 
     def __init__(self, key: str, secret: str, sessions: Sequence[bytes], own: str, other: str):
@@ -104,16 +104,16 @@ class Channel:
         self._key = hmac.digest(secret.encode(), parts, hashlib.sha256)
         self._own, self._other = own, other
         self.num_sent = self.num_came = 0
-        self.heard_s = time.monotonic()  # when the last message came
-        self.is_strange = False  # something came that does not verify
+        self.heard_s = time.monotonic()  # when the last message arrived
+        self.is_strange = False  # something arrived that does not verify
 
     def closed(self, message: Mapping[str, Any], data: bytes = b"") -> bytes:
-        """The next message to the other end."""
+        """Encodes and signs the next message to the other end."""
         self.num_sent += 1
         return self.signed(f"{self._own}/{self.num_sent}", json.dumps(message).encode() + b"\n" + data)
 
     def opened(self, value: bytes) -> Message:
-        """The next message from the other end.  ValueError: it is not."""
+        """Decodes the next message from the other end.  Raises ValueError if it does not verify."""
         self.num_came += 1
         header, _, data = self.checked(f"{self._other}/{self.num_came}", value).partition(b"\n")
         try:
@@ -129,14 +129,14 @@ class Channel:
         return hmac.digest(self._key, name.encode() + b"\0" + body, hashlib.sha256) + body
 
     def checked(self, name: str, value: bytes) -> bytes:
-        """The body of a value that signed() made at either end.  ValueError: it was made by somebody else."""
+        """Returns the body of a value that signed() made at either end.  Raises ValueError if someone else made it."""
         if not hmac.compare_digest(value, self.signed(name, value[hashlib.sha256().digest_size :])):
             raise ValueError(NOT_VERIFIED)
         return value[hashlib.sha256().digest_size :]
 
 
 class LeaderStore:
-    """listener: listen()'s, which the store takes over; secret: None is KEY's."""
+    """The leader's end.  listener: from listen(), taken over by the store; secret: None for the value of KEY."""
 
     def __init__(self, listener: socket.socket, key: str, secret: str | None = None):
         host, port = listener.getsockname()[:2]
@@ -150,11 +150,11 @@ class LeaderStore:
         self._store.set("members", "0")
 
     def close(self) -> None:
-        """Closes the store: no member reaches it any more."""
+        """Closes the store, so that members no longer reach it."""
         self._store = self._whole = None
 
     def take(self) -> list[tuple[int, Message]]:
-        """[(member, message)] that have come since the last call; of GONE where what came is none of the member's."""
+        """Returns [(member, message)] since the last call; a message that does not verify becomes one of kind GONE."""
         self._meet()
         came: list[tuple[int, Message]] = []
         for _ in range(NUM_AT_ONCE):
@@ -176,7 +176,7 @@ class LeaderStore:
         return came
 
     def _meet(self) -> None:
-        """Meets the members that have come since, once their sessions are there."""
+        """Admits the members that have joined since, once their sessions are in the store."""
         numbers = range(1, min(self._store.add("members", 0), MAX_MEMBERS) + 1)
         for number in [number for number in numbers if number not in self._channels][:NUM_AT_ONCE]:
             if self._store.check([name := f"session/{number}"]):
@@ -185,18 +185,18 @@ class LeaderStore:
 
     @property
     def members(self) -> list[int]:
-        """Those that have come."""
+        """The numbers of the members that have joined."""
         return [number for number, channel in self._channels.items() if not channel.is_strange]
 
     def silent_s(self, member: int) -> float:
-        """For how long it has said nothing."""
+        """Returns the seconds since the member's last message."""
         return time.monotonic() - self._channels[member].heard_s
 
     def tell(self, member: int, kind: str, **facts: Any) -> None:
         self._store.queue_push(f"to/{member}", self._channels[member].closed({"kind": kind, **facts}))
 
     def answer_clock(self, member: int) -> None:
-        """Answers MemberStore.measured()."""
+        """Answers the questions of MemberStore.measured()."""
         for number in range(facts.NUM_QUESTIONS):
             name = f"clock/{member}/{number}"
             self._store.wait([name], datetime.timedelta(seconds=LOST_AFTER_S))
@@ -205,17 +205,16 @@ class LeaderStore:
 
 
 class MemberStore:
-    """A connection to the leader's store.  One thread uses it: where the network is cut that stands still, and this
-    process does not.
+    """A connection to the leader's store.  Only one thread uses the store, because it hangs if the network is cut.
 
-    host, ports, key: as the leader's; its secret is KEY's.  TimeoutError: no leader in timeout_s.
+    host, ports, key: those of the leader; the secret is the value of KEY.  Raises TimeoutError if none is reached.
     """
 
     def __init__(self, host: str, ports: Sequence[int], key: str, timeout_s: float):
         self._whole, self._store = self._reached(host, ports, key, timeout_s)
         self.own_address = facts.own_address(host)
         self.heard_s = time.monotonic()  # when the store last answered
-        self._alive_s = 0.0  # when this last sent something
+        self._alive_s = 0.0  # when this member last sent something
         self._inbox: queue.Queue[Message] = queue.Queue()
         self._outbox: queue.Queue[Callable[[], object] | None] = queue.Queue(NUM_AHEAD)
         self.number = self._store.add("members", 1)
@@ -244,7 +243,7 @@ class MemberStore:
         self._put(lambda: self._push(kind, **facts))
 
     def send_files(self, paths: Mapping[str, Path]) -> None:
-        """{name: file}, each in messages of kind "piece" with "is_last", or "why" its rest does not come."""
+        """Sends {name: file} in messages of kind "piece", with "is_last", or with "why" if the rest cannot be read."""
         for name, path in paths.items():
             try:
                 for piece, is_last in _pieces(path):
@@ -254,8 +253,8 @@ class MemberStore:
         self.send("files_end")
 
     def measured(self) -> facts.Clock:
-        """{"offset_ns", "round_trip_ns", "utc_offset_s"}: what to add to this node's clock readings to have the
-        leader's, which answers with answer_clock().  RuntimeError: it is gone, or does not answer."""
+        """Returns {"offset_ns", "round_trip_ns", "utc_offset_s"}, which turn this node's clock readings into the
+        leader's, as answer_clock() reports them.  Raises RuntimeError if the leader does not answer."""
         answers: queue.Queue[facts.Clock] = queue.Queue()
         self._put(lambda: answers.put(facts.measured(self._ask)))
         while True:
@@ -265,15 +264,14 @@ class MemberStore:
                 raise RuntimeError("it does not answer")
 
     def arrived(self) -> Message | None:
-        """The next message, as soon as it is there; None: none in TICK_S.  A leader that is silent for too long is
-        gone."""
+        """Returns the next message, None if there is none in TICK_S.  A leader that is silent for too long is gone."""
         with contextlib.suppress(queue.Empty):
             return self._inbox.get(timeout=TICK_S)
         return {"kind": GONE, "why": f"nothing heard for {LOST_AFTER_S:g} s"} if self._is_gone() else None
 
     def close(self) -> None:
-        """When all that was sent has been written, or the leader is silent; a thread that waits for a dead network is
-        left behind, as it would meet the end of this program within torch."""
+        """Waits until everything sent is written or the leader is silent.  A thread that hangs in torch on a dead
+        network is left behind."""
         self._put(None)
         while not self._is_gone():
             self._thread.join(RETRY_S)
@@ -282,7 +280,7 @@ class MemberStore:
         return not self._thread.is_alive() or time.monotonic() - self.heard_s > LOST_AFTER_S
 
     def _put(self, work: Callable[[], object] | None) -> None:
-        """Let the thread do it, after what waits already; where the leader is gone nobody does."""
+        """Queues work for the thread; it is dropped if the leader is gone."""
         while not self._is_gone():
             with contextlib.suppress(queue.Full):
                 self._outbox.put(work, timeout=TICK_S)
@@ -305,7 +303,7 @@ class MemberStore:
         self._inbox.put({"kind": GONE, "why": why})
 
     def _hear(self) -> None:
-        """Takes what the leader has sent; where nothing was sent to it for a while, says that this member is alive."""
+        """Receives what the leader has sent; sends a sign of life if nothing was sent to the leader for a while."""
         while (value := _popped(self._store, f"to/{self.number}")) is not None:
             self._inbox.put(self._channel.opened(value))
         self.heard_s = time.monotonic()
@@ -331,7 +329,7 @@ class MemberStore:
 
 
 def _popped(store: Any, name: str) -> bytes | None:
-    """The next value of a queue; None: it is empty.  queue_len() would hold Python's lock until the store answers."""
+    """Returns the next value of a queue, None if it is empty.  queue_len() would hold the GIL until the answer."""
     from torch.distributed import QueueEmptyError
 
     try:
@@ -342,8 +340,8 @@ def _popped(store: Any, name: str) -> bytes | None:
 
 
 def _own_store(host: str, port: int, key: str) -> tuple[Any, Any] | None:
-    """The store that listens there where it is that of this run.  None: it is not, or a program that answers nothing,
-    which is left to a thread."""
+    """Returns the store that listens there, None if it is not that of this run.  A program that answers nothing keeps
+    only a thread waiting."""
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
 
     def work() -> None:
@@ -359,7 +357,7 @@ def _own_store(host: str, port: int, key: str) -> tuple[Any, Any] | None:
 
 
 def _pieces(path: Path) -> Iterator[tuple[bytes, bool]]:
-    """(at most PIECE_BYTES, whether they are the last) of the bytes that a file has now."""
+    """Yields (at most PIECE_BYTES, whether they are the last) of the file's current bytes."""
     with open(path, "rb") as file:
         left_bytes, is_last = os.fstat(file.fileno()).st_size, False
         while not is_last:

@@ -1,1 +1,1 @@
-"""Runs of a user's training script: prepared, watched from outside, made into a record."""
+"""Runs a user's training script: prepares it, watches it from outside and turns its output into a record."""

@@ -1,4 +1,4 @@
-"""What data and sources a script opened, by what its workers noted of each rank, and every reason to doubt that."""
+"""Which data and sources a script opened, as the workers of its ranks noted them, and the doubts that follow."""
 
 import contextlib
 import os
@@ -16,25 +16,25 @@ from bench.launch.script import work_folder
 from bench.record.step_files import StepRow
 from bench.training import script_worker
 
-# Where programs keep what they have compiled, and what is installed.  Not ~/.cache: it may hold weights and data.
+# Folders of compiled and of installed code.  Not ~/.cache, which may hold weights and data.
 CACHES = (".triton", "torchinductor", "site-packages", "dist-packages")
-DATA = script_worker.DATA  # how the names of data files end
+DATA = script_worker.DATA  # suffixes of data files
 MAX_SHOWN = 200
-READER_LATE_TIMES = 3.0  # how late a reader says it was is an estimate (assumed; 1.0 accused one run in 94)
-PRINTED_LATE_S = 0.1  # a line that another thread of the script prints (assumed)
+READER_LATE_TIMES = 3.0  # margin for the estimate of a reader's delay (assumed; 1.0 accused one run in 94)
+PRINTED_LATE_S = 0.1  # delay of a line that another thread of the script prints (assumed)
 
 
 class Opened(TypedDict):
-    """A file that a script opened, as its worker noted it; the script can write there too."""
+    """A file that a script opened, as its worker noted it; the script itself can write such notes too."""
 
     path: str  # as the script named it
-    real: str  # without links
+    real: str  # with links resolved
     writes: bool
     t_ns: NotRequired[int]  # time.perf_counter_ns
 
 
 def noted(folder: Path, rank: int) -> Iterator[Opened]:
-    """What the worker of a rank noted."""
+    """Yields the files that the worker of a rank noted."""
     path = folder / f".rank{rank}.opened.tmp"
     with contextlib.suppress(Damaged), plain_file.lines(path) as lines:
         for line in lines:
@@ -43,9 +43,9 @@ def noted(folder: Path, rank: int) -> Iterator[Opened]:
 
 
 class OpenedFiles:
-    """What data a script really opened, and whether those are the track's.
+    """Which data a script opened, and whether these are the track's.
 
-    given: true paths of what its work/ had as the shards of each split when it began.
+    given: true paths of the shards of each split that its work/ had when it began.
     """
 
     def __init__(self, folder: Path, job: Job, opened: Sequence[Opened], given: Mapping[str, Sequence[str]]):
@@ -59,19 +59,19 @@ class OpenedFiles:
             split: {*given[split], *(os.path.realpath(shard.path) for shard in shards[split])} for split in shards
         }
         self.read = [file["real"] for file in opened if not file["writes"]]
-        # whether its track fixes no data, and it opened none of what it was given
+        # true if its track fixes no data and it opened none of the track's
         is_fixed = any(key.split(".")[0] == "data" for key in job.config.track.fixed)
         self.are_own_data = not is_fixed and not self._real & (self._ours["train"] | self._ours["val"])
 
     def names(self) -> list[str]:
-        """Data files, each once, as the record names them."""
+        """Returns the names of the opened data files, each once, as the record shows them."""
         names = {file["path"].replace(str(self._work), "work") for file in self._data}
         return sorted(private.redact(plain_file.name_in_utf8(name), REPO) for name in names)[:MAX_SHOWN]
 
     def doubts(self) -> list[str]:
-        """Sentences: it read other data than the track's, never the track's, or code that its identity lacks.
+        """Returns sentences: it opened other data than the track's, or never the track's, or unknown sources.
 
-        Where the track fixes no data (are_own_data) a script's own are as good: only the code matters.
+        If the track fixes no data (are_own_data), the script's own are as good, and only the sources matter.
         """
         written = {file["real"] for file in self._opened if file["writes"]}
         doubts = []
@@ -88,7 +88,7 @@ class OpenedFiles:
                     doubts.append(f"it never opened the track's {split} shards: {so}, or opened them unseen")
         if overwritten := sorted(written & (self._ours["train"] | self._ours["val"])):
             doubts.append(f"it opened the track's data for writing: {Path(overwritten[0]).name}")
-        homes = (self._work, self._script.root)  # of copies, and of the sources themselves
+        homes = (self._work, self._script.root)  # folders of the copies, and of the sources themselves
         names = [name.removeprefix("script/") for name in self._script.sources]
         known = {os.path.realpath(home / name) for home in homes for name in names}
         unknown = {file["real"] for file in self._opened if file["path"].endswith(script_worker.SOURCES)} - known
@@ -98,19 +98,19 @@ class OpenedFiles:
         return doubts
 
     def validation_at_start_s(self, rows: list[StepRow]) -> float | None:
-        """From the first time that it opened a validation shard to the line of its validation at step 0; None: not
-        seen."""
+        """Returns the seconds from the first opening of a validation shard to the line of the validation at step 0,
+        None if they were not observed."""
         opens_ns, line_ns = self._validation_opens_ns(), rows[0].get("val_line_t_ns")
         if rows[0]["step"] or not line_ns or not opens_ns or opens_ns[0] >= line_ns:
             return None
         return float(line_ns - opens_ns[0]) / 1e9
 
     def while_training(self, rows: list[StepRow], reader_late_s: float) -> list[str]:
-        """A sentence where a rank opened a validation shard while the script trained.
+        """Returns a sentence if a rank opened a validation shard while the script trained.
 
-        Between two lines of steps, and earlier than the last line of a step before the next validation's: no rank is a
-        whole step ahead of the first.  That line may have come earlier than its stamp, by what its reader estimates and
-        a few times that on a starved machine, or have been printed late by another thread of the script.
+        This is so between the lines of two steps, and before the last step's line that precedes the next validation: no
+        rank is a whole step ahead of the first.  That line may have come earlier than its stamp, by the reader's
+        estimate and a few times that on a starved machine, or another thread of the script may have printed it late.
         """
         steps = sorted((row["line_t_ns"], row["step"]) for row in rows if row["line_t_ns"] is not None)
         validated_ns = sorted(row["val_line_t_ns"] for row in rows if row["val_line_t_ns"] is not None)

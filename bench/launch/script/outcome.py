@@ -1,7 +1,7 @@
-"""What a script printed and opened -> its rows of steps.csv, its half of the record, and every reason to doubt it.
+"""Turns what a script printed and opened into rows of steps.csv, its half of the record, and every reason to doubt it.
 
-Called by the launcher once the ranks have ended: the script's lines with their times (output.py), what it opened
-and how it ended (training/script_worker.py).
+The launcher calls it once the ranks have ended.  It reads the script's lines with their times (output.py), what the
+script opened and how it ended (training/script_worker.py).
 """
 
 import re
@@ -31,7 +31,7 @@ from bench.record.importers.records import PRINTED_METRICS, Run, rows_of
 from bench.record.shape import Section
 from bench.record.step_files import StepRow
 
-# of which nothing is known
+# of a script that brings its own data: nothing is known about it
 OWN_DATA: Section = {"source": "script", "vocab_size": None, "floor_nats": None, "train": [], "val": []}
 LOWER = "lower the script's learning rate"
 NO_LINES = "the script printed no line that {} reads"
@@ -49,7 +49,7 @@ Gib = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class TorchFacts(TypedDict, total=False):
-    """As script_worker.torch_facts() has them."""
+    """The facts that script_worker.torch_facts() returns."""
 
     torch: Text | None
     cuda: Text | None
@@ -59,7 +59,7 @@ class TorchFacts(TypedDict, total=False):
 
 
 class Facts(TypedDict):
-    """What a rank's worker wrote of itself at its end; the script can write there too."""
+    """What a rank's worker wrote about itself at its end; the script itself can write such facts too."""
 
     python: NotRequired[Text]
     peak_rss_gib: NotRequired[Gib | None]
@@ -78,10 +78,11 @@ def write(
     waits_ns: Iterable[tuple[int, int]],
     given: Mapping[str, Sequence[str]],
 ) -> Section | None:
-    """steps.csv, events and .result.tmp; run gets its "script" and timing protocol.  Returns a failure, or None.
+    """Writes steps.csv, events and .result.tmp, and completes run's "script" and timing protocol.  Returns a failure,
+    if any.
 
-    output: closed; telemetry_of(its rows): {"summary", "doubts", "warnings"} of the launcher's sampler; waits_ns: as
-    in PrintedTimes.clock(); given: as in OpenedFiles.
+    output: closed; telemetry_of(rows): {"summary", "doubts", "warnings"} of the launcher's sampler; waits_ns: as in
+    PrintedTimes.clock(); given: as in OpenedFiles.
     """
     goal = job.config.goal
     script, num_ranks = _script(job), job.config.hardware.num_processes or 1
@@ -102,7 +103,7 @@ def write(
     telemetry["profiles"] = trace_files.conclude(folder, job.config.instruments, num_ranks, rows)
     telemetry["doubts"] = [*telemetry["doubts"], *unmatched(printed.file_facts, shown)]
     protocol = WALL_PROTOCOL if is_wall else TIMING_PROTOCOL
-    if any(row.get("flags") == "validation" for row in rows):  # nanoGPT's clock runs on in them
+    if any(row.get("flags") == "validation" for row in rows):  # nanoGPT's clock runs on during validations
         protocol = protocol | {"excluded": [what for what in protocol["excluded"] if what != "validation"]}
     run["timing_protocol"] = protocol | {"instruments": run["timing_protocol"]["instruments"]}
     measured = printed.measured()
@@ -159,24 +160,24 @@ def _facts(path: Path) -> Facts:
         return {}
 
 
-# ---- what it printed
+# ---- what the script printed
 
 
 class Printed(NamedTuple):
-    """All that a script has printed so far: the last of its runs, with the rows that steps.csv gets."""
+    """Everything that a script has printed so far: its last run, with the rows for steps.csv."""
 
     runs: list[Run]
-    file_facts: dict[str, Any]  # as dialects.read() has it
-    reader: Form  # that has read every line
+    file_facts: dict[str, Any]  # as dialects.read() returns them
+    reader: Form  # the reader that has read every line
     rows: list[StepRow]
-    is_wall: bool  # the script prints no total of its own: the time of its rows is that of their lines
+    is_wall: bool  # the script prints no total time, so that its rows are timed by their lines
 
     def measured(self) -> dict[str, Any]:
-        """Of run.json["measured"] what the lines say."""
+        """Returns the part of run.json["measured"] that the lines give."""
         return _measured(self.runs[-1], self.rows, self.is_wall)
 
     def ended_at_step(self, goal: GoalConfig) -> int | None:
-        """The last step of a script that trained on past the goal's budget, where it is ended; None: it did not.
+        """Returns the last step if the script trained on past the goal's budget and is ended there, else None.
 
         One line past the budget may be its last step, whose validation is still to come; a later step is not.
         """
@@ -184,13 +185,13 @@ class Printed(NamedTuple):
         return last if past is not None and last > past else None
 
     def step_past_budget(self, goal: GoalConfig) -> int | None:
-        """The first step that is known to lie past the goal's budget; None: there is none, or no budget."""
+        """Returns the first step that is known to lie past the goal's budget; None if there is none, or no budget."""
         facts: dict[str, Any] = {"measured": self.measured(), "goal": {"budget": goal.budget}, "model": {}}
         return metrics.step_past_budget(facts, self.rows)
 
 
 def read(dialect: str | None, lines: Sequence[tuple[int, str]], goal: GoalConfig) -> Printed | None:
-    """lines: Output.lines; None: none of them is of a step."""
+    """Reads what a script has printed; None if no line is of a step.  lines: as Output.lines."""
     runs, file_facts = dialects.read(dialect, [text for _, text in lines]) if dialect else ([], {})
     if not runs or dialect is None:
         return None
@@ -208,9 +209,9 @@ def read(dialect: str | None, lines: Sequence[tuple[int, str]], goal: GoalConfig
 
 
 def stamped(rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: Form) -> list[StepRow]:
-    """rows with line_t_ns and val_line_t_ns, when the last line of a step's training and of its validation came.
+    """Returns rows with line_t_ns and val_line_t_ns, when the last lines of a step's training and validation arrived.
 
-    t_ns, as of our own runs, is when the step began: when the line before came.
+    As in our own runs, t_ns is when the step began: when the previous line arrived.
     """
     came = {}
     for t_ns, text in lines:
@@ -231,7 +232,7 @@ def stamped(rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: Form)
 def _add_own_metric(
     rows: list[StepRow], lines: Sequence[tuple[int, str]], reader: Form, name: str, pattern: str
 ) -> None:
-    """Puts what goal.metric_pattern finds into the rows: of its group step, or of the last step that was printed."""
+    """Adds what goal.metric_pattern finds to the rows: at the step of its group, or at the last step printed."""
     by_step, latest = {row["step"]: row for row in rows}, 0
     for _, text in lines:
         if (row := reader.row(text)) is not None:
@@ -244,7 +245,7 @@ def _add_own_metric(
 
 
 def count_wall(rows: list[StepRow]) -> None:
-    """Puts the wall time of the lines, from the first one on, in place of a total that the script does not print."""
+    """Fills in the wall time of the lines, from the first one on, if the script prints no total time."""
     ends_ns = [row["line_t_ns"] or row["val_line_t_ns"] for row in rows]
     first_ns = next((t_ns for t_ns in ends_ns if t_ns is not None), None)
     for row, t_ns in zip(rows, ends_ns, strict=True):
@@ -266,7 +267,7 @@ def _measured(foreign: Run, rows: list[StepRow], is_wall: bool) -> dict[str, Any
 
 
 def unmatched(file_facts: Mapping[str, Any], dialect: str | None) -> Iterator[Section]:
-    """A doubt of what was read, not of the script."""
+    """Yields a doubt about how the lines were read, not about the script."""
     if file_facts["unmatched"]:
         number, text = file_facts["unmatched"][0]
         what = f"{len(file_facts['unmatched'])} lines look like metric lines of {dialect} but are not; the first"
@@ -274,7 +275,7 @@ def unmatched(file_facts: Mapping[str, Any], dialect: str | None) -> Iterator[Se
 
 
 def _doubts_of_lines(printed: Printed, vocab_size: int | None, was_ended: bool) -> Iterator[str]:
-    """Doubts that the lines themselves give.  was_ended: at its budget, so that it could not validate at its end."""
+    """Yields doubts from the lines themselves.  was_ended: at its budget, so that it could not validate at its end."""
     runs, rows, foreign = printed.runs, printed.rows, printed.runs[-1]
     yield from foreign.impossible
     if len(runs) > 1:
@@ -287,7 +288,7 @@ def _doubts_of_lines(printed: Printed, vocab_size: int | None, was_ended: bool) 
         yield validity.start_doubt(first_loss, vocab_size)
 
 
-# ---- what is written
+# ---- what the record gets
 
 
 def _write_steps(folder: Path, rows: list[StepRow], metric: str) -> None:
@@ -330,7 +331,7 @@ def _write_result(
         measured["compile_flags"] = {name: value for flags in known for name, value in flags.items()}
     if telemetry.get("foreign_cpu_cores") is not None:
         measured["foreign_cpu_cores"] = telemetry["foreign_cpu_cores"]
-    # the script's own torch; None of all where it ended well and imported none; {} where nothing is known
+    # the script's torch; each None if it ended well without importing torch; {} if nothing is known
     given = cast(Mapping[str, Any], first.get("torch") or {})
     torch_facts: dict[str, Any] = {name: given[name] for name in TorchFacts.__annotations__ if name in given}
     if not torch_facts and "python" in first:
@@ -346,7 +347,7 @@ def _write_result(
         "warnings": telemetry["warnings"],
     }
     atomic.write_json(folder / run_folder.RESULT, result)
-    if first.get("packages"):  # of the script's own interpreter
+    if first.get("packages"):  # those of the script's interpreter
         env = atomic.read_json(folder / "environment.json", {})
         packages = dict(sorted((name, version) for name, version in first["packages"].items() if name))
         atomic.write_json(folder / "environment.json", env | {"packages": packages, "python": first["python"]})

@@ -1,8 +1,8 @@
-"""What a script's ranks print, read from outside.
+"""Reads from outside what a script's ranks print.
 
-Every rank prints into its own pipe, where each line gets the time at which it came.  rank 0's metric lines are
-kept with their times; logs/rankN.log gets the beginning, every metric line and the end of what a rank prints, so that a
-script which prints a gigabyte fills no disk.
+Every rank prints into its own pipe, where each line is stamped with its time of arrival.  rank 0's metric lines are
+kept with their times; logs/rankN.log gets the beginning, every metric line and the end of a rank's output, so that a
+script that prints a gigabyte does not fill the disk.
 """
 
 import collections
@@ -17,17 +17,17 @@ from bench.base.units import KIB, MIB
 from bench.machine import stamped_pipes
 from bench.record.importers import dialects
 
-HEAD_BYTES = MIB  # of a rank's log, and of rank 0's lines that are no metric lines
+HEAD_BYTES = MIB  # limit of a rank's log, and of rank 0's other lines; metric lines are kept beyond it
 TAIL_LINES = 200
 MAX_LINE_BYTES = 4 * KIB
-LINE_END = re.compile(rb"\r\n?|\n")  # a bar overwrites its line
+LINE_END = re.compile(rb"\r\n?|\n")  # a progress bar overwrites its line
 MAX_METRIC_BYTES = 16 * MIB  # 200,000 lines
 
 
 class Output:
     """with Output(folder, num_ranks, dialect) as output: ... ; .lines: [(t_ns, text)] of rank 0 that may be metrics.
 
-    .late_ns: {t_ns: how much earlier what came then may have come}, where that is not nothing; .gaps_ns: as of
+    .late_ns: {t_ns: by how much its lines may have arrived earlier}, without zeros; .gaps_ns: as in
     stamped_pipes.StampedPipes.
 
     dialect: a name or a yaml's path; None: any of dialects.NAMES.
@@ -45,7 +45,7 @@ class Output:
 
     @property
     def num_unkept_lines(self) -> int:
-        """Lines of rank 0 that its log lacks."""
+        """Number of rank 0's lines that its log omits."""
         return self._ranks[0].num_unkept if self._ranks else 0
 
     def __enter__(self) -> Self:
@@ -58,7 +58,7 @@ class Output:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """All that was printed has been read."""
+        """Ends the reading, after which everything that was printed has been read."""
         self._reader.__exit__(*exc_info)
         self.gaps_ns = self._reader.gaps_ns
         for rank in self._ranks:
@@ -66,7 +66,7 @@ class Output:
 
 
 class _Rank:
-    """One rank's pipe and log.  kept: whose lines get its metric lines and its beginning, and when; None: no one's."""
+    """One rank's pipe and log.  kept: the Output whose lines get its metric lines and its beginning, if any."""
 
     def __init__(self, fd: int, log: Path, looks_like: re.Pattern[str], kept: Output | None):
         self.fd = fd
@@ -77,10 +77,10 @@ class _Rank:
         self.num_unkept, self._rest, self._rest_ns = 0, b"", 0
 
     def take(self, data: bytes, t_ns: int, late_ns: int = 0) -> None:
-        """Some bytes that came at t_ns.  A line's time is that of its end."""
+        """Receives bytes that arrived at t_ns.  A line's time is that of its end."""
         self._came_late_ns = late_ns
         kept = bytearray()
-        if data[:1] == b"\r":  # overwrites a line that was whole when it came, as autoresearch's steps are
+        if data[:1] == b"\r":  # overwrites a line that was complete when it arrived, such as autoresearch's steps
             if self._rest:
                 self._line(self._rest, self._rest_ns, kept)
             data, self._rest = data[1:], b""
@@ -110,7 +110,7 @@ class _Rank:
     def _write(self, data: bytes | bytearray) -> None:
         self._num_bytes += len(data)
         if data:
-            with contextlib.suppress(OSError):  # a full disk: what was printed is still known, and others say it
+            with contextlib.suppress(OSError):  # a full disk: the lines are still in memory, and others report it
                 os.write(self._log, data)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Somebody's own training program as a run: its settings, checked; the environment it gets; what its record says.
+"""Turns a user's training program into a run: checks its settings, sets its environment, describes it in the record.
 
 ./run.sh run script=train_gpt.py      docs/scripts.md is the guide
 ./run.sh run script.root=nanochat script.module=scripts.base_train script.torchrun=false
@@ -22,7 +22,7 @@ from bench.config import schema, user_code
 from bench.data.sources.source import data_root
 from bench.machine import git, sandbox
 
-INSTRUMENTS = ("telemetry", "trace", "window")  # those that need nothing of a script but its lines
+INSTRUMENTS = ("telemetry", "trace", "window")  # instruments that need nothing of a script but its lines
 DATA = "data/fineweb10B"
 TIMING_PROTOCOL = {
     "id": "script-1",
@@ -44,16 +44,16 @@ WALL_PROTOCOL = TIMING_PROTOCOL | {
 class Script:
     """A script that may be started."""
 
-    typed: str  # what is started, as the user gave it
-    own: str  # as user_code.sources() reads it: PATH:__main__, ROOT/./FILE:__main__
-    module: str | None  # as python -m starts it
-    command: tuple[str, ...] | None  # any program, with {seed} in it; None: Python starts the script
-    torchrun: bool  # whether it gets torchrun's environment
+    typed: str  # what is started, as the user typed it
+    own: str  # import path for user_code.sources(): PATH:__main__ or ROOT/./FILE:__main__
+    module: str | None  # module that python -m starts
+    command: tuple[str, ...] | None  # command of any program, may contain {seed}; None: Python starts the script
+    torchrun: bool  # whether it gets torchrun's variables
     python: str  # the interpreter
-    args: tuple[str, ...]  # with {seed} in it
+    args: tuple[str, ...]  # may contain {seed}
     env: Mapping[str, str]
-    dialect: str | None  # a name, or the path of a yaml; None: found in what is printed
-    data: PurePosixPath  # below its working folder
+    dialect: str | None  # a name, or the path of a yaml; None: detected from the output
+    data: PurePosixPath  # folder of the shards, below its working folder
     raw_data: bool
     sandbox: bool
     copied: Mapping[str, Path] | None = None  # prepare.frozen()'s copies of its sources
@@ -64,38 +64,38 @@ class Script:
 
     @property
     def root(self) -> Path:
-        """The folder of its sources, which it is started in a copy of."""
+        """The folder of its sources; the script is started in a copy of it."""
         return user_code.script_of(self.own)[0]
 
     @property
     def is_rooted(self) -> bool:
-        """Whether the root was given: then modules are imported from it too."""
+        """Whether script.root was given: then modules are imported from it too."""
         return user_code.script_of(self.own)[2]
 
     @property
     def file(self) -> str:
-        """The name of what is started, from root; "" of a command that starts no file there."""
+        """Path of the started file, relative to root; "" for a command that starts no file there."""
         return user_code.script_of(self.own)[1]
 
     @property
     def title(self) -> str:
-        """What a record calls it: train_gpt.py, scripts.base_train, bash."""
+        """Its name in the record: train_gpt.py, scripts.base_train, bash."""
         return self.module or PurePosixPath(self.file or (self.command or ("",))[0]).name
 
     @property
     def starts(self) -> list[str]:
-        """Those of its sources that are started, as far as the settings say."""
+        """Names of its sources that are started, as far as the settings tell."""
         words = set(re.findall(r"[\w./-]+", " ".join(self.command or ())))
         named = {os.path.normpath(word) for word in words} | {f"{word.replace('.', '/')}.py" for word in words}
         return [name for name in self.sources if name.removeprefix("script/") in {self.file, *named}]
 
     @functools.cached_property
     def sha256_by_name(self) -> dict[str, str]:
-        """Hash of every source's bytes, taken at the first call, which is before the run."""
+        """sha256 of every source, computed at the first access, which is before the run."""
         return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in self.sources.items()}
 
     def facts(self) -> dict[str, Any]:
-        """What run.json["script"] says before the run."""
+        """Returns run.json["script"] as known before the run."""
         start: dict[str, Any] = {} if self.module is None else {"module": self.module}
         start |= {} if self.command is None else {"command": private.redact_all(list(self.command), REPO)}
         return start | {
@@ -110,9 +110,9 @@ class Script:
 
 
 def from_config(config: schema.Config, overrides: list[str]) -> Script | None:
-    """The script that a composed config asks for, None without one; instruments that only see our own are dropped.
+    """Returns the script that a composed config requests, or None; drops instruments that see only our own training.
 
-    In config, in place, paths lose what is private, and variables that the shell gives get their value.  Raises
+    In config, in place, paths lose what is private, and variables that the shell gives get their values.  Raises
     ValueError for the user.
     """
     settings = config.script
@@ -134,7 +134,7 @@ def from_config(config: schema.Config, overrides: list[str]) -> Script | None:
     if data.is_absolute() or ".." in data.parts or not data.name:
         raise ValueError(f"script.data={settings.data}: give a folder below the script's own, e.g. {DATA}")
     dialect = settings.dialect
-    from bench.record.importers import dialects  # numpy, which a launcher of our own runs does not need
+    from bench.record.importers import dialects  # imports numpy, which launchers of our own runs do not need
 
     if dialect is not None and dialect not in dialects.NAMES:
         dialect = str(user_path(dialect).absolute())
@@ -153,15 +153,15 @@ def from_config(config: schema.Config, overrides: list[str]) -> Script | None:
         settings.root = private.redact(str(given_root), REPO)
     if settings.path is not None:
         settings.path = script.file if is_rooted else private.redact(str(root / script.file), REPO)
-    settings.torchrun = None if torchrun == (command is None) else torchrun  # the default is one config with one id
+    settings.torchrun = None if torchrun == (command is None) else torchrun  # the default has one config and id
     settings.python = None if settings.python is None else private.redact(python, REPO)
-    # false is the default: one config with one id
+    # false is the default, which has one config and one id
     settings.raw_data, settings.sandbox = settings.raw_data or None, settings.sandbox or None
     return script
 
 
 def _check_sandbox(config: schema.Config, script: Script) -> None:
-    """ValueError: none can be made here, or it would let in more than the script's own."""
+    """Raises ValueError if no sandbox can be made here, or if it would let in more than the script's own files."""
     sandbox.kind()
     if config.hardware.nodes:
         raise ValueError(f"script.sandbox=true: it has no network, which hardware.nodes={config.hardware.nodes} needs")
@@ -186,7 +186,7 @@ def _set_instruments(config: schema.Config, overrides: list[str]) -> None:
 
 
 def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
-    """-> what is started as the user gave it, and Script.own.  ValueError: it is not there."""
+    """Returns what is started as the user typed it, and Script.own.  Raises ValueError if it is not there."""
     if settings.root is None:
         if settings.rev is not None:
             raise ValueError(f"script.rev={settings.rev}: give script.root=DIR, the program's repository")
@@ -213,7 +213,7 @@ def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
             raise ValueError("script.command: it is empty: give a program, as script.command='bash train.sh'")
         typed, names = " ".join(settings.command), [os.path.normpath(settings.command[0])]
         if not (root / names[0]).is_file():
-            names = [""]  # bash, make: found by PATH
+            names = [""]  # such as bash or make, found on PATH
             if shutil.which(settings.command[0]) is None:
                 remedy = f"is neither a file in {settings.root} nor a program on PATH"
                 raise ValueError(f"script.command={typed}: {settings.command[0]} {remedy}")
@@ -233,10 +233,11 @@ def _started(settings: schema.ScriptConfig) -> tuple[str, str]:
 
 
 def checked_out(root: Path, rev: str) -> tuple[Path, str]:
-    """-> (folder with the files of root at this revision, full commit).  ValueError: there is no such revision.
+    """Returns (folder with the files of root at this revision, full commit).  Raises ValueError for an unknown
+    revision.
 
-    The commit's tracked files lie in the data folder, read by every run of it, with links to what git does not know:
-    prepared data.
+    The folder has the commit's tracked files.  It lies in the data folder, is read by every run of the commit, and
+    links to what git does not track, such as prepared data.
     """
     commit = git.ask(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
     if commit is None:
@@ -244,7 +245,7 @@ def checked_out(root: Path, rev: str) -> tuple[Path, str]:
     commit = commit.strip()
     folder = data_root() / "revisions" / f"{root.name}-{commit[:12]}"
     try:
-        inner = git.run(root, "rev-parse", "--show-prefix").strip()  # root may lie below its repository's top
+        inner = git.run(root, "rev-parse", "--show-prefix").strip()  # root may be below the top of its repository
         if not folder.is_dir():
             _export(root, f"{commit}:{inner}", folder)
         others = git.run(root, "ls-files", "--others", "--directory", "-z").split("\0")
@@ -259,7 +260,7 @@ def checked_out(root: Path, rev: str) -> tuple[Path, str]:
 
 
 def _export(root: Path, tree: str, folder: Path) -> None:
-    """Whole or not at all, also where two processes make it at once."""
+    """Creates the folder atomically, also if two processes create it at once."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".made."))
     try:
@@ -273,9 +274,9 @@ def _export(root: Path, tree: str, folder: Path) -> None:
 
 
 def _python(word: str | None, root: Path | None) -> str:
-    """The interpreter, absolute; a link of a virtual environment stays one."""
+    """Returns the absolute path of the interpreter; a link of a virtual environment is not resolved."""
     if word is None:
-        project_python = root and root / ".venv" / "bin" / "python"  # as uv makes it
+        project_python = root and root / ".venv" / "bin" / "python"  # as uv creates it
         return str(project_python) if project_python and project_python.exists() else sys.executable
     found = shutil.which(os.path.expanduser(word)) or shutil.which(str(user_path(word)))
     if found is None:
@@ -294,7 +295,7 @@ def _value(name: str, value: object) -> str:
 
 
 def dumped(script: Script, work: Path, seed: int, pipes: list[str], profile: dict[str, Any] | None) -> dict[str, Any]:
-    """What bench/training/script_worker.py reads of the launch file."""
+    """Returns the part of the launch file that bench/training/script_worker.py reads."""
 
     def filled(words: Sequence[str]) -> list[str]:
         return [word.replace("{seed}", str(seed)) for word in words]

@@ -1,11 +1,11 @@
-"""The look of a script after its race: it runs once more, untimed, until torch's profiler has recorded a few steps.
+"""The look at a script after its race: runs it once more, untimed, until torch's profiler has recorded a few steps.
 
-Nothing can train on in the process of the race: the loop is the script's own, and after its last line its process
-groups are destroyed and its loaders spent.  The second run has the same seed, data and settings and a folder of its
-own inside the run's.  It ends once each rank has written its trace.  What it printed, wrote and lost is thrown away.
+The process of the race cannot train on: the loop is the script's own, and after its last line its process groups are
+destroyed and its loaders exhausted.  The second run has the same seed, data and settings, and a separate folder inside
+the run's.  It ends once each rank has written its trace.  Everything else that it prints and writes is discarded.
 
-Which steps: the first ones after SETTLED_STEPS without a validation among them.  A script prints a line every so many
-steps, and between two lines nothing is known of it, so the profiler begins and ends at lines.
+The profiler records the first steps after SETTLED_STEPS that have no validation among them.  A script prints a line
+every so many steps, and between two lines nothing is known about it, so the profiler begins and ends at lines.
 """
 
 import dataclasses
@@ -28,18 +28,18 @@ from bench.training.profiling import allocations
 from bench.training.profiling.files import write_tables
 
 FOLDER = f".{LOOK}.tmp"
-SETTLED_STEPS = 10  # of the beginning: compilation, and what the clocks of modded-nanogpt used to leave out
-MAX_STEPS = 50  # in the trace (assumed): where lines are farther apart, it would be too large
+SETTLED_STEPS = 10  # steps at the beginning: compilation, and those that modded-nanogpt's clocks used to exclude
+MAX_STEPS = 50  # at most, in the trace (assumed): more would make it too large
 TICK_S = 0.2
 
 
 def window(config: LookConfig, lines: Sequence[str], edges: Sequence[tuple[str, int]]) -> tuple[int, int, int] | None:
-    """(warmup_steps, first_step, last_step) by what the script printed; None: no lines fit.
+    """Returns (warmup_steps, first_step, last_step) according to what the script printed, None if no lines fit.
 
-    edges: trace_files.edges() of its dialect.  The last step is the first of those that its line ends; all of these are
+    edges: trace_files.edges() of its dialect.  The last step is the first one whose line ends it; all of these are
     recorded.
     """
-    began, validated = list[int](), set[int]()  # steps that began after a line; those that a validation was in
+    began, validated = list[int](), set[int]()  # steps that began after a line; those that hold a validation
     for text in lines:
         step = trace_files.step_done(text, edges)
         if step is not None and (not began or step + 1 > began[-1]):
@@ -56,7 +56,7 @@ def window(config: LookConfig, lines: Sequence[str], edges: Sequence[tuple[str, 
 
 
 class ScriptLook:
-    """The look at a job's run in its folder; watched: that run, which gets it as watched.look."""
+    """The look at the run of a job in its folder; watched: that run, whose watched.look it sets."""
 
     def __init__(self, folder: Path, job: Job, watched: script_run.Watched):
         self._folder, self._inside, self._job = folder, folder / FOLDER, job
@@ -65,7 +65,7 @@ class ScriptLook:
         self.warnings: list[Section] = []
 
     def steps(self, env: Mapping[str, str], run: Section, most_s: float) -> Iterator[None]:
-        """Run it; yields now and then.  env: of its ranks; run: its record so far; most_s: after which it is ended."""
+        """Runs the script; yields now and then.  env: of its ranks; run: its record so far; most_s: time limit."""
         job, edges = self._job, trace_files.edges(self._job.script.dialect if self._job.script else None)
         chosen = window(job.config.look, self._printed, edges)
         if chosen is None:
@@ -106,7 +106,7 @@ class ScriptLook:
         self.warnings.append(after_race.warning(why))
 
     def _keep(self, instruments: Mapping[str, Section], num_ranks: int, steps: list[int]) -> None:
-        """The traces into the run's own folder, with a table of operators for each."""
+        """Moves the traces into the run's folder, with a table of operators for each."""
         facts = trace_files.conclude(self._inside, instruments, num_ranks, [])["trace"][LOOK]
         if facts["status"] != "recorded":
             log = self._inside / "logs" / "rank0.log"

@@ -1,7 +1,7 @@
-"""A script's run as the launcher sees it: its output, its telemetry, its progress, and what is made of them at the end.
+"""Watches the run of a script from the launcher: its output, telemetry and progress, and its half of the record.
 
-In the place of what bench/training/ does for our own runs: with Watched(...) around the ranks, tick() twice a second,
-conclude() once the ranks have ended.
+It does for a script what bench/training/ does for our own runs.  Use Watched(...).watching() around the ranks, tick()
+twice a second, and conclude() once the ranks have ended.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ from bench.record.shape import Section
 from bench.record.step_files import StepRow
 from bench.training import line_sampler
 
-LOOK_S = 1.0  # between two readings of all that was printed, once the budget may be spent
-# So many budgets and seconds after the line of its first step, validations included, a script that has not named its
-# budget's time is ended (assumed); how long it compiles before is bounded by hardware.wall_timeout_s alone
+LOOK_S = 1.0  # interval of reading all that was printed, once the budget may be spent
+# A script that has not printed its budget's time by so many budgets and seconds after the line of its first step,
+# validations included, is ended (assumed); only hardware.wall_timeout_s limits how long it compiles before
 OVERDUE_TIMES, OVERDUE_S = 3.0, 60.0
 WORKER = "bench/training/script_worker.py"
 NOTES = re.compile(
@@ -44,13 +44,13 @@ NOTES = re.compile(
 
 
 class Confined:
-    """A script's ranks in a sandbox (script.sandbox=true): what they see of this machine, and what comes back of them.
+    """The ranks of a script in a sandbox (script.sandbox=true): what they see of this machine, and what is collected.
 
-    Their run's folder, as they see it, is another one, FOLDER/.sandbox.tmp, in which nothing lies but what they write;
-    only work/ and the pipes into which they print are the run's.  So no record and no ledger is there to be read or
-    changed.  Once they have ended, NOTES that are regular files are moved to where the launcher reads them.
+    The ranks see another folder, FOLDER/.sandbox.tmp, as the run's; it holds nothing but what they write there.  Only
+    work/ and the pipes into which they print are the run's, so they can neither read nor change a record or a ledger.
+    Once they have ended, NOTES that are regular files are moved to where the launcher reads them.
 
-    folder: of a run of a job with a script; work_folder.make() has been there when command() is called.
+    folder: of the run of a job with a script; call work_folder.make() before command().
     """
 
     def __init__(self, folder: Path, job: Job, pipes: Sequence[str]):
@@ -62,7 +62,7 @@ class Confined:
         self._watch: sandbox.Watch | None = None
 
     def command(self, words: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-        """As of sandbox.command(), for the ranks."""
+        """Returns sandbox.command() for the ranks."""
         work = self._folder / work_folder.WORK
         launch = atomic.read_json(self._folder / run_folder.LAUNCH) | {"launcher_pid": None, "shards": {}}
         (self.notes / "logs").mkdir(parents=True)
@@ -71,7 +71,7 @@ class Confined:
         if samples := env.get(line_sampler.VARIABLE):
             writable[Path(samples)] = Path(samples)
         env = dict(env)
-        for name in race_folder.COMPILED:  # anybody else's would be read outside a sandbox too
+        for name in race_folder.COMPILED:  # not a cache that processes outside a sandbox read too
             cache = Path(env.pop(name, ""))
             if race_folder.CACHES in cache.parts:
                 cache.mkdir(parents=True, exist_ok=True)
@@ -82,18 +82,18 @@ class Confined:
         return sandbox.command(words, env, readable, writable, self._limits, self._job.code, self.kind)
 
     def watch(self, guard_pid: int) -> None:
-        """The ranks run below this process."""
+        """Starts to check the limits of the ranks, which run below this process."""
         self._guard_pid, self._watch = guard_pid, sandbox.Watch(guard_pid, self._limits, self._folder)
 
     def exceeded(self) -> str | None:
-        """Which limit the ranks have passed, as a sentence: then they have been killed.  None: none."""
+        """Returns a sentence about the limit that the ranks exceeded, for which they have been killed, or None."""
         why = self._watch.exceeded() if self._watch else None
         if why:
             processes.signal_all(processes.children(self._guard_pid), signal.SIGKILL)
         return why
 
     def collect(self) -> None:
-        """What the ranks noted, to where the launcher reads it.  They have ended."""
+        """Moves the ranks' notes to where the launcher reads them.  The ranks must have ended."""
         for entry in plain_file.entries_below(self.notes) if self.notes.is_dir() else ():
             name = os.path.relpath(entry.path, self.notes)
             if NOTES.fullmatch(name) and entry.is_file(follow_symlinks=False):
@@ -112,8 +112,8 @@ class Watched:
         self._output = Output(folder, self._num_ranks, job.script.dialect)
         self.pipes = self._output.pipes
         self.confined = Confined(folder, job, self.pipes) if job.script.sandbox else None
-        self.program = (job.script.python, str(job.code / WORKER))  # of each rank
-        self._reader: Form | None = None  # of the dialect, once it is known
+        self.program = (job.script.python, str(job.code / WORKER))  # the program of each rank
+        self._reader: Form | None = None  # the reader of the dialect, once that is known
         self._num_read = 0
         self._last: StepRow = {}
         self._foreign_cores: float | None = None
@@ -123,20 +123,20 @@ class Watched:
         self._warnings: list[Section] = []
         self._guard_pid = os.getpid()
         self._waits_ns: list[tuple[int, int]] = []  # as in PrintedTimes.clock()
-        self.look: Section | None = None  # of script_look.py, as .result.tmp has it
+        self.look: Section | None = None  # set by script_look.py, for .result.tmp
         self._began_s = time.monotonic()
-        self._may_be_spent_s = job.config.goal.time_budget_s or 0.0  # after the start, and not before
-        self._stepped_s: float | None = None  # by time.monotonic(), when the line of its first step came
-        self._ended_by: str | None = None  # whose clock had reached the budget; None: it was not ended there
+        self._may_be_spent_s = job.config.goal.time_budget_s or 0.0  # seconds after the start
+        self._stepped_s: float | None = None  # time.monotonic() at the line of its first step
+        self._ended_by: str | None = None  # whose clock reached the budget, script or launcher; None: neither
         self._doubts: list[Section] = []
         self._given: dict[str, list[str]] = {"train": [], "val": []}  # as in OpenedFiles
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Around the ranks."""
+        """Context around the ranks."""
         step_files.write(self._folder, [], step_files.RUN_COLUMNS)
         work = self._folder.absolute() / work_folder.WORK
-        for split in self._given:  # now: the script may change its links, and anybody the shards
+        for split in self._given:  # now, because the script may change its links, and anybody the shards
             links = work_folder.shard_links(self._script, self._job.dataset, split, work)
             self._given[split] = list(map(os.path.realpath, links))
         meter = CpuMeter(own_s=lambda: sum(os.times()[:4]))
@@ -151,7 +151,7 @@ class Watched:
                 self._sampling.close()
 
     def started(self, guard_pid: int) -> None:
-        """The ranks run below this process: begin to sample."""
+        """Starts to sample.  The ranks run below this process."""
         self._guard_pid = guard_pid
         if self.confined:
             self.confined.watch(guard_pid)
@@ -169,7 +169,7 @@ class Watched:
             self._warnings.append({"rank": None, "instrument": "telemetry", "edge": "start", "error": message})
 
     def tick(self) -> None:
-        """steps.csv and .progress.tmp as far as the script has printed.  OSError on a full disk: it ends the run."""
+        """Updates steps.csv and .progress.tmp from the output.  Raises OSError on a full disk, which ends the run."""
         waited_ns = processes.waited_ns(self._guard_pid)
         if waited_ns is not None:
             self._waits_ns.append((time.perf_counter_ns(), waited_ns))
@@ -207,20 +207,20 @@ class Watched:
 
     @property
     def step(self) -> int | None:
-        """The last that it has printed."""
+        """The last step that the script has printed."""
         return self._last.get("step")
 
     def has_seen_its_windows(self) -> bool:
-        """Whether the run may end now: profile.stop_after_window, and every rank has written the last of its traces."""
+        """Whether the run may end now: profile.stop_after_window is set and every rank has written all its traces."""
         config = self._job.config
         return config.profile.stop_after_window and trace_files.are_done(
             self.confined.notes if self.confined else self._folder, config.instruments, self._num_ranks
         )
 
     def trains_past_its_budget(self) -> bool:
-        """Whether the script makes steps although its budget is spent, by its record's clock: it is ended then.
+        """Returns whether the script trains on although its budget is spent by its record's clock: it is ended then.
 
-        By the launcher's clock too, long after, whatever times it names.
+        The launcher's clock ends it too, long after, whatever times the script prints.
         """
         goal, since_s = self._job.config.goal, time.monotonic() - self._began_s
         if self._stepped_s is not None and goal.time_budget_s is not None:
@@ -232,7 +232,7 @@ class Watched:
                 self._doubts.append({"rank": 0, "instrument": "script", "doubt": doubt})
                 return True
         if not goal.budget or self._reader is None or since_s < self._may_be_spent_s:
-            return False  # no clock that counts what passed has reached the budget
+            return False  # no clock can have reached the budget yet
         name = self._script.dialect or dialects.detect(text for _, text in self._output.lines)
         printed = outcome.read(name, list(self._output.lines), goal)
         if printed is None:
@@ -243,17 +243,17 @@ class Watched:
         return self._ended_by is not None
 
     def conclude(self, run: Section, exit_code: int | None, failure: Section | None) -> Section | None:
-        """The run's half of the record, as bench/training/ leaves it for our own.  Returns the failure, or None."""
+        """Writes the script's half of the record, as bench/training/ does for our own runs.  Returns any failure."""
         if self.confined:
             self.confined.collect()
             run["script"]["sandbox"] = self.confined.kind
-        if self._ended_by:  # what a rank says of SIGTERM is no failure
+        if self._ended_by:  # SIGTERM was the launcher's: what a rank reports of it is no failure
             run["script"]["ended_by"] = self._ended_by
             for path in (self._folder / "logs").glob("rank*.failure.json"):
                 path.unlink(missing_ok=True)
         failure = failure or failures.classify(self._folder, exit_code)
         try:
-            self._new_rows()  # what it printed while it was ended
+            self._new_rows()  # lines printed while it was being ended
             facts = self._output, self._telemetry, self._waits_ns, self._given
             lines_failure = outcome.write(self._folder, self._job, run, *facts)
             run["script"] |= work_folder.tidy(self._script, self._folder / work_folder.WORK)
@@ -262,7 +262,7 @@ class Watched:
                 atomic.write_json(self._folder / run_folder.RESULT, measured | {"look": self.look})
         except OSError as error:
             lines_failure = failures.failure(failures.kind_of(error), str(error))
-        except Exception as error:  # of lines that nobody has thought of: the record says so, and is kept
+        except Exception as error:  # unforeseen lines: the record says so, and is kept
             with contextlib.suppress(OSError):
                 atomic.write_text(self._folder / "logs" / "reading.log", traceback.format_exc(), durable=False)
             why = f"what the script printed cannot be read: {type(error).__name__}: {error}"
@@ -274,7 +274,7 @@ class Watched:
         return failure or lines_failure
 
     def _telemetry(self, rows: list[StepRow]) -> Section:
-        """rows: of all steps, with the times of their lines."""
+        """Returns what outcome.write() gets from the sampler.  rows: of all steps, with the times of their lines."""
         known: Section = {"summary": {}, "foreign_cpu_cores": self._foreign_cores}
         known |= {"doubts": self._doubts, "warnings": self._warnings}
         if self._started is None or self._stopped is None:

@@ -1,4 +1,4 @@
-"""Profiler windows on a script: what its worker records, and the traces that come of it."""
+"""Profiler windows of a script: settings for its worker, and the traces that the worker leaves."""
 
 import dataclasses
 import itertools
@@ -17,9 +17,9 @@ from bench.record.step_files import StepRow
 from bench.training.instruments import registry
 from bench.training.profiling import files
 
-MAX_CYCLES = 1000  # of a window that repeats: nobody knows how many steps a script makes
-NAMES = ("trace", "window")  # instruments whose windows a script can have: profile=modded, profile=window
-# A line that says that a step is done: its pattern, and what is to be added to the number in it.
+MAX_CYCLES = 1000  # of a repeated window: the number of a script's steps is unknown
+NAMES = ("trace", "window")  # instruments with windows for scripts: profile=modded, profile=window
+# The line that reports a finished step: its pattern, and what to add to the number in it.
 EDGES = {
     "modded-nanogpt": (r"^step:(\d+)/\d+ ", 0),
     "nanogpt": (r"^iter (\d+): loss", 1),
@@ -30,14 +30,14 @@ EDGES = {
 
 
 class Noted(TypedDict):
-    """What a worker noted of a recorded window."""
+    """A worker's note about a recorded window."""
 
     name: str
     disturbed: NotRequired[list[int]]  # first and last step
 
 
 def profile_of(chosen: Mapping[str, Section], dialect: str | None) -> Section | None:
-    """What bench/training/script_profiler.py reads of the launch file; None without a window."""
+    """Returns what bench/training/script_profiler.py reads of the launch file, None without a window."""
     windows = _windows(chosen)
     if not windows:
         return None
@@ -50,14 +50,14 @@ def profile_of(chosen: Mapping[str, Section], dialect: str | None) -> Section | 
 
 
 def edges(dialect: str | None) -> list[tuple[str, int]]:
-    """Patterns of the lines that say that a step is done, as in EDGES.  dialect: a name or the path of a yaml."""
+    """Returns patterns of lines that report a finished step, as in EDGES.  dialect: a name or the path of a yaml."""
     return (
         [EDGES[dialect]] if dialect in EDGES else list(EDGES.values()) if dialect is None else [dialects.edge(dialect)]
     )
 
 
 def step_done(line: str, patterns: Sequence[tuple[str, int]]) -> int | None:
-    """The step that a line says is done, by edges(); None: it says none."""
+    """Returns the step that a line reports as finished, by edges(), or None."""
     for pattern, offset in patterns:
         if match := re.search(pattern, line):
             return int(match[1]) + offset
@@ -66,7 +66,7 @@ def step_done(line: str, patterns: Sequence[tuple[str, int]]) -> int | None:
 
 @dataclasses.dataclass
 class _Written:
-    """A trace that another process has exported, as a profile; work: the script's folder, "" in what is written."""
+    """A trace that another process exported, as a profile; work: the script's folder, cut from the trace's paths."""
 
     raw: Path
     work: Path
@@ -77,7 +77,7 @@ class _Written:
 
 
 def conclude(folder: Path, chosen: Mapping[str, Section], num_ranks: int, rows: list[StepRow]) -> dict[str, Section]:
-    """The traces into traces/, and in place the flag of every row that was disturbed.  Returns instrument summaries."""
+    """Moves the traces into traces/ and flags every disturbed row in place.  Returns the instruments' summaries."""
     summaries: dict[str, Section] = {}
     noted = [_noted(folder, rank) for rank in range(num_ranks)]
     for name in NAMES:
@@ -86,7 +86,7 @@ def conclude(folder: Path, chosen: Mapping[str, Section], num_ranks: int, rows: 
             facts: Section = {"status": "not reached", "steps_asked": [window.first_step, window.last_step]}
             for rank, windows in enumerate(noted):
                 recorded = windows.get(window.name)
-                raw = folder / f".{window.name}_rank{rank}.raw.tmp"  # not what the script's process says
+                raw = folder / f".{window.name}_rank{rank}.raw.tmp"  # a fixed name, not one from the script's process
                 if not recorded or raw.is_symlink() or not raw.is_file():
                     continue
                 suffix = ".pt.trace.json.gz" if window.gzip else ".pt.trace.json"
@@ -104,7 +104,7 @@ def conclude(folder: Path, chosen: Mapping[str, Section], num_ranks: int, rows: 
 
 
 def are_done(folder: Path, chosen: Mapping[str, Section], num_ranks: int) -> bool:
-    """Whether every rank has recorded, or missed, each window that it has."""
+    """Whether every rank has recorded, or missed, each of its windows."""
     windows = _windows(chosen)
     for rank in range(num_ranks):
         mine = {window.name for window in windows if window.ranks is None or rank in window.ranks}
@@ -114,14 +114,14 @@ def are_done(folder: Path, chosen: Mapping[str, Section], num_ranks: int) -> boo
 
 
 def _windows(chosen: Mapping[str, Section], num_steps: int | None = None) -> list[config_windows.ProfilerWindow]:
-    """Those of the instruments, a repeated one as its cycles.  num_steps: that the script has made; None: unknown."""
+    """Returns the instruments' windows, a repeated one as its cycles.  num_steps: of the script, None if unknown."""
     names = [name for name in NAMES if name in chosen]
     windows = [window for name in names for window in registry.kind(name).profiler_windows(chosen[name]) or ()]
     return [cycle for window in windows for cycle in itertools.islice(window.cycles(num_steps), MAX_CYCLES)]
 
 
 def _noted(folder: Path, rank: int) -> dict[str, Noted]:
-    """{name of a window: what training/script_profiler.py noted of it} of one rank; {} where the script spoilt that."""
+    """Returns {window: what training/script_profiler.py noted of it} of a rank, {} if the script damaged that."""
     path = folder / f".rank{rank}.profiled.tmp"
     try:
         windows = json_file.parsed(plain_file.content(path), path, list[Noted])

@@ -1,7 +1,7 @@
-"""The folder that a script runs in: copies of its sources, links to what else lies beside it, and the track's shards.
+"""The folder in which a script runs: copies of its sources, links to everything beside them, and the track's shards.
 
-Sources are copies, so that what runs is what the record keeps and what a script writes into itself shows.  After the
-run what it wrote stays in work/; copies and links are removed.
+Sources are copied, so that the record keeps what ran, and a script's changes to itself are noticed.  After the run the
+files that it wrote stay in work/; copies and links are removed.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ from bench.record import run_folder
 
 WORK = "work"
 COPY_BYTES = 2**24
-MAX_LISTED = 1000  # names of files; a record of a hundred thousand is one that nothing reads
+MAX_LISTED = 1000  # names of files: a record with a hundred thousand could not be read
 
 
 def make(folder: Path, script: Script, dataset: Dataset, val_tokens: int) -> Path:
-    """FOLDER/work, as script and its dataset need it.  Returns its absolute path.  val_tokens: of the goal."""
+    """Creates FOLDER/work for this script and dataset; returns its absolute path.  val_tokens: of the goal."""
     work = (folder / WORK).absolute()
     copies = {name.removeprefix("script/"): path for name, path in script.sources.items()}
     _link_all(script.root, work, Path(), copies, script.data)
@@ -49,13 +49,13 @@ def make(folder: Path, script: Script, dataset: Dataset, val_tokens: int) -> Pat
 
 
 def shard_links(script: Script, dataset: Dataset, split: str, work: Path) -> list[Path]:
-    """The links in work/ to what given() returns."""
+    """Returns the paths in work/ that link to what given() returns."""
     names = shard_names([shard.path for shard in getattr(dataset, split)], split, script.data.name)
     return [work / script.data / name for name in ([f"{split}.bin"] if script.raw_data else names)]
 
 
 def given(script: Script, dataset: Dataset, split: str, val_tokens: int) -> list[Path]:
-    """True paths of what a script gets as the shards of a split."""
+    """Returns the true paths of the shards of a split that a script gets."""
     shards: tuple[ShardFile, ...] = getattr(dataset, split)
     if script.raw_data:
         return [_raw([shard.path for shard in shards])]
@@ -65,7 +65,7 @@ def given(script: Script, dataset: Dataset, split: str, val_tokens: int) -> list
 
 
 def linked(script: Script, work: Path) -> list[Path]:
-    """What links in work/ lead to and a script in a sandbox may read: shards, and what lies in its own folder."""
+    """Returns the targets of links in work/ that a sandboxed script may read: shards, and files in its own folder."""
     root, found = os.path.realpath(script.root), []
     for entry in plain_file.entries_below(work):
         if entry.is_symlink():
@@ -76,7 +76,7 @@ def linked(script: Script, work: Path) -> list[Path]:
 
 
 def shard_names(files: Sequence[Path], split: str, folder_name: str) -> list[str]:
-    """Names that scripts look for: fineweb_train_000001.bin in fineweb10B, whatever the source calls its shards."""
+    """Returns names that scripts look for, fineweb_train_000001.bin in fineweb10B, whatever the source's names."""
     prefix = re.sub(r"[\d.]*[BMK]?$", "", folder_name) or "tokens"
     first = split == "train"  # as the hub numbers them: training shards from 1, the validation shard is 0
     named = [file.name if f"_{split}_" in file.name else None for file in files]
@@ -84,7 +84,7 @@ def shard_names(files: Sequence[Path], split: str, folder_name: str) -> list[str
 
 
 def _link_all(source: Path, work: Path, below: Path, copies: Mapping[str, Path], data: PurePosixPath) -> None:
-    """Links in work/below to all in source/below, but sources, the data folder and what earlier runs wrote."""
+    """Links work/below to everything in source/below except sources, the data folder and what earlier runs wrote."""
     (work / below).mkdir(parents=True, exist_ok=True)
     parents = {parent for name in (*map(Path, copies), data) for parent in Path(name).parents}
     for entry in sorted(os.scandir(source / below), key=lambda entry: entry.name):
@@ -98,7 +98,7 @@ def _link_all(source: Path, work: Path, below: Path, copies: Mapping[str, Path],
 
 
 def _without_held_out(shards: Sequence[ShardFile], num_kept: int) -> list[Path]:
-    """The shards with as many tokens, of which only the first num_kept are theirs: what is beyond repeats these.
+    """Returns shards of the same sizes in which only the first num_kept tokens are real; what follows repeats these.
 
     So a loader reads what it would of the shards, and the held-out slice is nowhere in the sandbox.  Made once.
     """
@@ -121,9 +121,9 @@ def _without_held_out(shards: Sequence[ShardFile], num_kept: int) -> list[Path]:
 
 
 def _made_of(files: Sequence[Path], name: str, write: Callable[[Path], None]) -> Path:
-    """What write() makes of these files as they are now, made once.
+    """Returns the file that write() makes of these files in their current state; it is made only once.
 
-    It is kept in the data folder, or in the user's cache where that folder cannot be written.
+    It is kept in the data folder, or in the user's cache if that folder cannot be written.
     """
     digest = hashlib.sha256("\n".join(f"{path.resolve()} {path.stat().st_mtime_ns}" for path in files).encode())
     roots = [data_root(), cache_root() / "speedrun-data"]
@@ -145,7 +145,7 @@ def _made_of(files: Sequence[Path], name: str, write: Callable[[Path], None]) ->
 
 
 def _raw(files: Sequence[Path]) -> Path:
-    """The tokens of all shards without their headers, as nanoGPT reads them; made once."""
+    """Returns a file with the tokens of all shards without headers, as nanoGPT reads them; it is made only once."""
 
     def write(raw: Path) -> None:
         with atomic.replacing(raw) as out:
@@ -158,9 +158,9 @@ def _raw(files: Sequence[Path]) -> Path:
 
 
 def keep_used(folder: Path, script: Script, opened: Iterable[str]) -> dict[str, str]:
-    """Keeps in FOLDER/code every source that the script used -> {name: why}.  opened: true paths of files that it read.
+    """Keeps every source that the script used in FOLDER/code; returns {name: why}.  opened: true paths that it read.
 
-    Of any other source beside it, which may be anybody's, a record holds the name and the hash.
+    For other sources beside it, which may be anybody's, a record holds only the name and the hash.
     """
     homes = [os.path.realpath(folder / WORK), os.path.realpath(script.root)]
     names = (os.path.relpath(path, home) for path in opened for home in homes if path.startswith(home + os.sep))
@@ -176,14 +176,14 @@ def keep_used(folder: Path, script: Script, opened: Iterable[str]) -> dict[str, 
 
 
 def changed(script: Script, work: Path) -> list[str]:
-    """Sources of the script that are no longer what they were when the run began, sorted."""
+    """Returns the names of sources that have changed since the run began, sorted."""
     return sorted(
         name for name, sha256 in script.sha256_by_name.items() if _sha256(work / name.removeprefix("script/")) != sha256
     )
 
 
 def doubts(script: Script, work: Path, opened: Iterable[str]) -> list[str]:
-    """Sentences: a source changed, or what ran was not its copy.  opened: as of keep_used()."""
+    """Returns sentences: a source changed, or a source ran that is not its copy.  opened: as in keep_used()."""
     found = [f"{name} changed while it ran" for name in changed(script, work)]
     root = os.path.realpath(script.root)
     names = {os.path.relpath(path, root) for path in opened if path.startswith(root + os.sep)}
@@ -195,7 +195,7 @@ def doubts(script: Script, work: Path, opened: Iterable[str]) -> list[str]:
 
 
 def _sha256(path: Path) -> str | None:
-    """None: it is gone, or no regular file any more."""
+    """Returns None if the file is gone, or no longer a regular file."""
     try:
         return hashlib.sha256(plain_file.content(path)).hexdigest()
     except Damaged:
@@ -205,15 +205,14 @@ def _sha256(path: Path) -> str | None:
 def tidy(script: Script, work: Path) -> dict[str, Any]:
     """Removes links, unchanged copies and empty folders; what the script wrote stays.
 
-    Returns files_written, the first MAX_LISTED of its files in order, and num_files_written where there are more.
-
-    Nothing outside work/ is removed, wherever the script has put links in place of its folders.
+    Returns files_written, the first MAX_LISTED of its files in order, and num_files_written if there are more.  Nothing
+    outside work/ is removed, whatever links the script has put in place of its folders.
     """
     if work.is_symlink() or not work.is_dir():
         return {"files_written": []}
     start = len(os.path.join(work, ""))
     entries = list(plain_file.entries_below(work))
-    kept, found = set(changed(script, work)), {entry.path[start:] for entry in entries}  # found through no link
+    kept, found = set(changed(script, work)), {entry.path[start:] for entry in entries}  # not reached through links
     for name in script.sha256_by_name:
         if name not in kept and name.removeprefix("script/") in found:
             with contextlib.suppress(OSError):  # the script made it immutable
