@@ -1,4 +1,4 @@
-"""An agent of a lab's queue: takes commands from bench/plans/queue.py and runs them on this machine, one at a time."""
+"""Takes commands from a lab's queue (bench/plans/queue.py) and runs them on this machine, one at a time."""
 
 import contextlib
 import os
@@ -21,20 +21,20 @@ from bench.plans.queue import FOLDER, OF_THE_DISK, RACE_WAITS_S, Entry, Queue
 from bench.plans.race import planning, runner, state
 from bench.record import race_folder
 
-LOOK_EVERY_S = 5.0  # at the queue
+LOOK_EVERY_S = 5.0  # how often the agent looks at the queue
 TICK_S = 0.5
 BEAT_S = 5.0
-BUSY_WAITS_S = 60.0  # then twice as long, and so on
-ENV = ("SPEEDRUN_CWD", groups.VARIABLE, groups.NAME_VARIABLE, "CUDA_VISIBLE_DEVICES")  # what an entry may set
+BUSY_WAITS_S = 60.0  # the first wait after the machine was busy; each further wait is twice as long
+ENV = ("SPEEDRUN_CWD", groups.VARIABLE, groups.NAME_VARIABLE, "CUDA_VISIBLE_DEVICES")  # variables that an entry may set
 PRICE = "hardware.price_usd_per_hour"
 END_WITHIN_S = 30.0  # the command ends its workers, then finishes its records
-LEFT = "the machine that it began on did not come back"  # why a race was abandoned that its entry begins again
+LEFT = "the machine that it began on did not come back"  # why a race was abandoned; its entry begins another one
 
 
 @dataclass
 class Agent:
-    """results: the folder whose queue it works on; usd_per_hour: the price of a GPU of this machine, or of the machine
-    for what needs none, None: not known; verbs: what it runs."""
+    """Runs commands of the queue in the folder results whose verb is in verbs. usd_per_hour is the price of a GPU, or
+    of the machine for commands without one; None: not known."""
 
     results: Path
     usd_per_hour: float | None
@@ -44,15 +44,15 @@ class Agent:
         self.queue = Queue(self.results / FOLDER)
         self._taken: Entry | None = None
         self._began_s = 0.0
-        self._exit_code: int | None = None  # of what was taken, once it has ended by itself
-        self._busy: dict[str, tuple[int, float]] = {}  # by id: how often it was so here, until when it waits
+        self._exit_code: int | None = None  # of the taken entry, once its command has ended by itself
+        self._busy: dict[str, tuple[int, float]] = {}  # {id: (how often the machine was busy, until when it waits)}
         self._reported = set[str]()
         self._session_id = environment.session_id(environment.environment())
 
     def go(self, once: bool) -> int:
-        """Works until it is interrupted; once: one entry, or none where none can be begun now -> its exit code.
+        """Works until interrupted, or with `once` runs one entry. Returns its exit code, 0 if nothing could begin.
 
-        ValueError: the queue is not to be trusted, or its budgets make no sense.
+        Raises ValueError if the queue cannot be trusted or its budgets are malformed.
         """
         self.queue.check_trust()
         with raise_interrupted() as signals:
@@ -60,10 +60,10 @@ class Agent:
                 while True:
                     try:
                         exit_code = self._one(signals, once)
-                    except (OSError, ValueError) as error:  # of the queue, not of an entry
+                    except (OSError, ValueError) as error:  # an error of the queue, not of an entry
                         if once:
                             raise
-                        exit_code, self._taken = None, None  # should there be one, its lease ends
+                        exit_code, self._taken = None, None  # the lease of an entry that was taken runs out
                         self._report_once(str(error))
                     if once:
                         if exit_code is None:
@@ -78,7 +78,7 @@ class Agent:
                     self._end(self._taken, "it was given back" if self._exit_code is None else "it ended")
 
     def _one(self, signals: Signals, once: bool) -> int | None:
-        """Runs the next entry -> its exit code; None: there is none now."""
+        """Runs the next entry and returns its exit code; None if no entry can begin now."""
         self._put_back_lost(once)
         for why in self.queue.unreadable():
             self._report_once(f"skipped: {why}")
@@ -91,14 +91,14 @@ class Agent:
             end_cancelled(self.queue, lost)
 
     def _report_once(self, text: str) -> None:
-        """Prints what keeps it from working, the first time."""
+        """Prints a reason why the agent cannot work, the first time that it occurs."""
         if text not in self._reported:
             say("queue", escape.line(text), always=True)
             self._reported.add(text)
 
     @contextlib.contextmanager
     def _next(self) -> Iterator[Entry | None]:
-        """The entry that this machine is to run, taken, with as many GPUs leased; None: there is none now.
+        """Yields the next entry for this machine, taken, with its GPUs leased; None if there is none now.
 
         The first that fits this machine is waited for, so that one that needs many GPUs is not passed over for ever.
         """
@@ -122,33 +122,32 @@ class Agent:
         yield None
 
     def _may_begin(self, entry: Entry) -> bool:
-        """Whether this machine has what it needs, and a race that it began is this machine's, has ended, or waited long
-        enough."""
+        """Returns whether this machine has the GPUs and, if the entry has begun a race, may resume or replace it."""
         if entry.num_gpus > len(gpus.devices()) or time.monotonic() < self._busy.get(entry.id, (0, 0.0))[1]:
             return False
         if (race := race_of(self.queue, entry)) is None:
             return True
-        if state.is_running(race):  # its agent was believed lost, and only slept
+        if state.is_running(race):  # its agent was believed lost, but it goes on
             return False
         try:
             planning.enter(race, self.results)
             if self._goes_on_here(race):
                 return True
-        except (OSError, ValueError):  # it is begun, and ends with what is wrong
+        except (OSError, ValueError):  # the command begins, and reports what is wrong
             return True
         with contextlib.suppress(FileNotFoundError):
             return self.queue.idle_s(entry) > RACE_WAITS_S
         return False
 
     def _goes_on_here(self, race: Path) -> bool:
-        """Whether a race was begun on this machine, or has ended and would only show its answer."""
+        """Returns whether a race was begun in this machine's session, or has ended and would only show its answer."""
         known = state.read(race, self.results)
         return known.has_ended or bool(known.plan["session_id"] == self._session_id)
 
     # ---- one entry
 
     def _run(self, entry: Entry, signals: Signals) -> int:
-        """Runs an entry that was taken -> its exit code, 1 where it was given back."""
+        """Runs a taken entry and returns its exit code, 1 if it was given back."""
         try:
             why = self._run_command(entry, signals)
         except (OSError, ValueError) as error:
@@ -175,7 +174,7 @@ class Agent:
         time.sleep(LOOK_EVERY_S)
 
     def _run_command(self, entry: Entry, signals: Signals) -> str:
-        """Run the command until it ends or this agent has lost the entry -> why it ended."""
+        """Runs the command until it ends or this agent loses the entry. Returns why it ended."""
         command = self._command(entry)
         env = os.environ | {name: entry.env[name] for name in ENV if name in entry.env}
         env["SPEEDRUN_RESULTS"] = str(self.results)
@@ -208,7 +207,7 @@ class Agent:
             time.sleep(TICK_S)
 
     def _end(self, entry: Entry, why: str) -> int:
-        """Says what became of an entry, unless this agent has lost it -> the exit code, 1 for none."""
+        """Records how an entry ended, unless this agent has lost it. Returns the exit code, 1 if there is none."""
         with held():
             exit_code = self._exit_code
             end_cancelled(self.queue, entry)
@@ -230,9 +229,9 @@ class Agent:
         return None if self.usd_per_hour is None else self.usd_per_hour * max(1, entry.num_gpus)
 
     def _command(self, entry: Entry) -> list[str]:
-        """Its verb and arguments: a race that it has begun goes on; one that it began elsewhere is abandoned."""
+        """Returns the verb and arguments: a race begun here is resumed, one begun elsewhere is abandoned first."""
         command, usd_per_hour = list(entry.command), self._usd_per_hour(entry)
-        if usd_per_hour and not any(word.startswith(PRICE) for word in command):  # a run has a price or none, never 0
+        if usd_per_hour and not any(word.startswith(PRICE) for word in command):  # a price of 0 is none
             command.append(f"{PRICE}={usd_per_hour:g}")
         if (race := race_of(self.queue, entry)) is not None:
             if self._goes_on_here(race):
@@ -246,7 +245,7 @@ class Agent:
 
 
 def race_of(queue: Queue, entry: Entry) -> Path | None:
-    """The latest race that an entry has begun, which may have ended; None: there is none, or the machine LEFT it."""
+    """Returns the latest race that an entry has begun; None if there is none, or it was abandoned as LEFT."""
     folders = sorted(path.parent for path in (queue.folder.parent / race_folder.FOLDER).glob("*/plan.json"))
     ours = [path for path in folders if path.name.rpartition("-")[0].endswith(entry.short)]
     if not ours or atomic.read_json(ours[-1] / "race.json", {}).get("why") == LEFT:
@@ -255,7 +254,7 @@ def race_of(queue: Queue, entry: Entry) -> Path | None:
 
 
 def end_cancelled(queue: Queue, entry: Entry) -> None:
-    """Abandons the race of an entry that was cancelled, so that nothing resumes it; one that runs is its agent's."""
+    """Abandons the race of a cancelled entry, so that nothing resumes it. A running race is left to its agent."""
     if (why := queue.cancelled(entry)) is None or (race := race_of(queue, entry)) is None or state.is_running(race):
         return
     try:

@@ -1,15 +1,15 @@
-"""A lab's queue: commands in a folder that its machines share, each of which one agent takes and runs to its end.
+"""A lab's queue: commands in a folder that its machines share; one agent takes each command and runs it to its end.
 
     queue/waiting/ID.json       a command as it was submitted; it belongs to the owner of the file
     queue/taken/ID@TOKEN.json   the same file once an agent has it: renamed, which only one process can do
     queue/taken/ID@TOKEN.lease  touched by that agent while it lives
     queue/cancelled/ID          empty; the owner of the file has cancelled the command
-    queue/ended/ID@TOKEN.json   what became of it there; exit_code null: it was given back, or its agent was lost
+    queue/ended/ID@TOKEN.json   how it ended at that agent; exit_code null: it was given back, or its agent was lost
     queue/logs/ID.log           what it printed
     queue/budgets.yaml          what users may spend, if the lab has written it (bench/plans/shares.py)
 
 A lease is lost when another agent has seen it untouched for LEASE_S by its own clock; that agent puts the command back.
-An agent ends its command when it finds that it was cancelled, or that its file is gone.
+An agent ends its command when it finds the command cancelled, or the command's file gone.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import BAD, Damaged, reading_record
 from bench.config import groups
 
-FOLDER = "queue"  # of a results folder
+FOLDER = "queue"  # in a results folder
 LEASE_S = 120.0  # longer than an agent needs to end what it runs
-MAX_LOST = 3  # agents: then the command is what ends them
-RACE_WAITS_S = 3600.0  # for the machine that it began on
-OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # which say nothing of an entry
+MAX_LOST = 3  # lost agents after which the command is assumed to end them
+RACE_WAITS_S = 3600.0  # how long a race waits for the machine that it began on
+OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of the disk, not of an entry
 STATES = ("waiting", "taken", "cancelled", "ended", "logs")
 
 
@@ -49,7 +49,7 @@ class Entry(NamedTuple):
     num_gpus: int
     command: list[str]
     env: dict[str, str]
-    token: str | None = None  # of the agent that has it
+    token: str | None = None  # of the agent that has taken it
 
     @property
     def name(self) -> str:
@@ -62,11 +62,11 @@ class Entry(NamedTuple):
 
 
 class Submitted(TypedDict):
-    """A file of waiting/ and taken/."""
+    """The content of a file in waiting/ or taken/."""
 
     num_gpus: int
     command: list[str]  # a verb and its arguments
-    env: dict[str, str]  # variables of the submitter's that say what the arguments mean
+    env: dict[str, str]  # the submitter's variables that the arguments depend on
 
 
 class Outcome(TypedDict):
@@ -74,20 +74,20 @@ class Outcome(TypedDict):
 
     id: str
     user: str
-    exit_code: int | None  # None: it was given back or lost, and waits again
+    exit_code: int | None  # None: it was given back or its agent was lost, and it waits again
     why: str
     num_gpus: int
     hours: float
     usd: float | None  # None: the agent had no --usd-per-hour
-    ended_s: float  # since 1970
-    at_least: NotRequired[bool]  # its agent may have used more after its last sign of life
+    ended_s: float  # seconds since 1970
+    at_least: NotRequired[bool]  # whether its agent may have used more after its last sign of life
 
 
 class Lease(TypedDict):
-    """A file that an agent touches while it has an entry."""
+    """The content of a file that an agent touches while it has an entry."""
 
-    began_s: float  # by the clock of the file system, as the time at which the file was touched
-    usd_per_hour: float | None  # of the entry
+    began_s: float  # by the file system's clock, like the time at which the file was touched
+    usd_per_hour: float | None  # price of the entry
 
 
 @dataclass
@@ -95,13 +95,13 @@ class Queue:
     """The queue of a results folder."""
 
     folder: Path
-    _watched: dict[str, tuple[float | None, float]] = field(default_factory=dict)  # a lease's mtime, since when
-    _looked_s: float = 0.0  # at the leases, by time.monotonic()
+    _watched: dict[str, tuple[float | None, float]] = field(default_factory=dict)  # (a lease's mtime, since when)
+    _looked_s: float = 0.0  # the last look at the leases, by time.monotonic()
 
     # ---- who submits
 
     def submit(self, command: list[str], num_gpus: int) -> str:
-        """Adds a command -> its id.  ValueError: it holds a credential, or the folder cannot be written."""
+        """Adds a command and returns its id. Raises ValueError for a credential, OSError if the folder is read-only."""
         for word in command:
             if credentials.found(word):
                 raise ValueError(f"{word.partition('=')[0]}: looks like a credential, and others can read the queue")
@@ -113,7 +113,7 @@ class Queue:
         return id
 
     def cancel(self, id: str) -> Entry:
-        """Ends an entry that waits, or marks one that runs, which its agent then ends.  ValueError: there is none."""
+        """Ends a waiting entry, or marks a running one for its agent to end. Raises ValueError if there is none."""
         known = [entry for entry in [*self.waiting(), *self.taken()] if entry.id == id]
         if not known:
             raise ValueError(f"{id}: no such entry is waiting or running: ./run.sh submit --list shows them")
@@ -126,7 +126,7 @@ class Queue:
         return known[0]
 
     def cancelled(self, entry: Entry) -> str | None:
-        """Why a cancelled entry ends, such as "cancelled by ann"; None: it is not cancelled."""
+        """Returns why a cancelled entry ends, such as "cancelled by ann"; None if it is not cancelled."""
         try:
             return f"cancelled by {_name_of((self.folder / 'cancelled' / entry.id).stat().st_uid)}"
         except FileNotFoundError:
@@ -135,11 +135,11 @@ class Queue:
     # ---- what there is
 
     def waiting(self) -> list[Entry]:
-        """The oldest first."""
+        """Returns the waiting entries, the oldest first."""
         return self._entries("waiting")
 
     def taken(self) -> list[Entry]:
-        """The entries that agents have, also cancelled ones: their commands may still run."""
+        """Returns the entries that agents have, including cancelled ones, whose commands may still run."""
         return self._entries("taken")
 
     def outcomes(self) -> list[Outcome]:
@@ -152,12 +152,12 @@ class Queue:
     def _entries(self, state: str) -> list[Entry]:
         found = []
         for path in sorted((self.folder / state).glob("*.json")):
-            with contextlib.suppress(Damaged):  # it was just taken, or is no entry
+            with contextlib.suppress(Damaged):  # it was taken a moment ago, or is not an entry
                 found.append(_entry(path))
         return found
 
     def unreadable(self) -> list[str]:
-        """Why files of waiting/ are no entries for this user, a sentence each."""
+        """Returns why files of waiting/ cannot be read as entries, one sentence per file."""
         why = []
         for path in sorted((self.folder / "waiting").glob("*.json")):
             try:
@@ -169,12 +169,12 @@ class Queue:
     # ---- agents
 
     def take(self, entry: Entry, usd_per_hour: float | None = None) -> Entry | None:
-        """The entry, at this price, if this process got it; a cancelled one ends.  OSError: it may not be taken."""
+        """Takes the entry at this price; returns None if another agent has it. Ends it if cancelled. Raises OSError."""
         mine = entry._replace(token=secrets.token_hex(4))
         self._lease(mine).touch()
         try:
             os.rename(self._path("waiting", entry.id), self._path("taken", mine.name))
-        except FileNotFoundError:  # another agent has it; or a network file system said so of a rename that it did
+        except FileNotFoundError:  # another agent has it, or NFS reported a successful rename as failed
             if not self._path("taken", mine.name).exists():
                 self._lease(mine).unlink(missing_ok=True)
                 return None
@@ -182,7 +182,7 @@ class Queue:
             self._lease(mine).unlink(missing_ok=True)
             raise
         with contextlib.suppress(OSError):  # it was cancelled at once, or the disk is full
-            began_s = self._path("taken", mine.name).stat().st_ctime  # of the rename
+            began_s = self._path("taken", mine.name).stat().st_ctime  # the time of the rename
             _write(self._lease(mine), Lease(began_s=began_s, usd_per_hour=usd_per_hour))
         if why := self.cancelled(mine):
             self.end(mine, 1, why, 0.0, 0.0)
@@ -190,21 +190,21 @@ class Queue:
         return mine
 
     def keep(self, entry: Entry) -> bool:
-        """Says that this agent lives.  False: the entry was cancelled, or another agent saw this one lost."""
+        """Renews the agent's lease. Returns False if another agent may have taken the entry, or it was cancelled."""
         try:
             os.utime(self._lease(entry))
         except FileNotFoundError:
             return False
-        names = os.listdir(self.folder / "taken")  # lists, which NFS does not have cached
+        names = os.listdir(self.folder / "taken")  # listed, because NFS caches look-ups of single files
         return f"{entry.name}.json" in names and entry.id not in os.listdir(self.folder / "cancelled")
 
     def end(
         self, entry: Entry, exit_code: int | None, why: str, hours: float | None = None, usd: float | None = None
     ) -> bool:
-        """The entry's command has ended; exit_code None: it waits again, unless it was cancelled; hours None: its agent
-        was lost, and an outcome that is there already stays.
+        """Records how the entry's command ended. Returns False if another process has moved the entry already.
 
-        False: somebody else has moved the entry already.
+        exit_code None: the entry waits again, unless it was cancelled. hours None: its agent was lost, and an existing
+        outcome is kept.
         """
         path, outcome = self._path("ended", entry.name), self.so_far(entry) | {"exit_code": exit_code, "why": why}
         if hours is None:
@@ -220,7 +220,7 @@ class Queue:
         return self._leave(entry, outcome["exit_code"])
 
     def so_far(self, entry: Entry) -> Outcome:
-        """The outcome of an entry that an agent has, if it ended with that agent's last sign of life."""
+        """Returns the outcome of a taken entry as of its agent's last sign of life."""
         path, hours, usd = self._lease(entry), 0.0, None
         with contextlib.suppress(*BAD):
             lease = cast(Lease, json_file.read(path, Lease))
@@ -231,17 +231,17 @@ class Queue:
         return cast(Outcome, known)
 
     def has_outcome(self, entry: Entry) -> bool:
-        """Whether somebody has said what became of an entry of this agent's."""
+        """Returns whether an outcome of the entry at this agent has been recorded."""
         return self._path("ended", entry.name).exists()
 
     def give_back(self, entry: Entry) -> None:
-        """The entry waits again, and nothing is written: for a full disk."""
+        """Puts the entry back to wait without recording an outcome, for when the disk is full."""
         self._leave(entry, None)
 
     def put_back_lost(self, at_once: bool = False) -> list[Entry]:
-        """Entries whose agents are lost wait again -> those that this process put back, or ended after MAX_LOST.
+        """Puts entries of lost agents back, or ends them after MAX_LOST. Returns those that this process has moved.
 
-        at_once: believe the file system's clock, where nobody looks again.
+        at_once: judge leases by the file system's clock, because this process will not look again.
         """
         lost = []
         for entry in self._silent(at_once):
@@ -251,9 +251,9 @@ class Queue:
         return lost
 
     def _silent(self, at_once: bool) -> list[Entry]:
-        """The entries whose lease nobody has touched for LEASE_S while this process watched.
+        """Returns the entries whose lease nobody has touched for LEASE_S while this process watched.
 
-        A pause of the whole machine does not count: the watch begins again afterwards.
+        A pause of the whole machine does not count, because the watch begins again afterwards.
         """
         now_s, taken = time.monotonic(), self.taken()
         if now_s - self._looked_s > LEASE_S / 2:
@@ -271,7 +271,7 @@ class Queue:
         return [entry for entry in taken if file_system_s - (known[entry.name] or 0.0) >= LEASE_S]
 
     def _leave(self, entry: Entry, exit_code: int | None) -> bool:
-        """Moves the entry out of taken/, to wait again or to its end.  False: another agent was as quick."""
+        """Moves the entry out of taken/, to wait again or to its end. Returns False if another agent was faster."""
         waits, is_moved = entry._replace(token=None), True
         try:
             if exit_code is None:
@@ -281,19 +281,19 @@ class Queue:
         except FileNotFoundError:
             is_moved = False
         self._lease(entry).unlink(missing_ok=True)
-        if is_moved and exit_code is None and self.cancelled(entry):  # only now
+        if is_moved and exit_code is None and self.cancelled(entry):  # since it was put back
             self.take(waits)
         return is_moved
 
     def idle_s(self, entry: Entry) -> float:
-        """Seconds since the entry, which waits, was submitted or given back, by this machine's clock."""
+        """Returns the seconds since a waiting entry was submitted or given back, by this machine's clock."""
         return max(0.0, datetime.now(UTC).timestamp() - self._path("waiting", entry.id).stat().st_ctime)
 
     def log(self, entry: Entry) -> Path:
         return self.folder / "logs" / f"{entry.id}.log"
 
     def opened_log(self, entry: Entry) -> IO[bytes]:
-        """To be appended to: log(), or where that is another user's or no plain file, one of this agent's.  OSError."""
+        """Opens log() for appending, or this agent's own log if that is not a plain file of its own. Raises OSError."""
         try:
             return _opened_log(self.log(entry))
         except OSError as error:
@@ -302,7 +302,7 @@ class Queue:
             return _opened_log(self.log(entry).with_stem(entry.name))
 
     def check_trust(self) -> None:
-        """Makes the folder.  ValueError: anybody on the machine may write into it, or this user may not."""
+        """Makes the folder. Raises ValueError if everybody may write into it, or this user may not."""
         self._make()
         for state in ("", *STATES):
             if not os.access(self.folder / state, os.R_OK | os.W_OK | os.X_OK):
@@ -323,7 +323,7 @@ class Queue:
 
 
 def _entry(path: Path) -> Entry:
-    """The entry in a file of waiting/ or taken/.  Damaged: the file holds none."""
+    """Returns the entry in a file of waiting/ or taken/. Raises Damaged if the file holds none."""
     id, _, token = path.stem.partition("@")
     with reading_record(path):
         submitted = cast(Submitted, json_file.read(path, Submitted))
@@ -339,7 +339,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _write_first(path: Path, content: Mapping[str, Any]) -> None:
-    """Like _write(), but a file that is there stays as it is."""
+    """Writes the file unless it exists already."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         _write(draft, content)
@@ -363,7 +363,7 @@ def _opened_log(path: Path) -> IO[bytes]:
 
 
 def _share(fd: int, folder: Path) -> None:
-    """The group that may write into the folder may read the file, whatever the umask."""
+    """Lets the group read the file, whatever the umask, if it may write into the folder."""
     if folder.stat().st_mode & stat.S_IWGRP:
         os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) | stat.S_IRGRP)
 

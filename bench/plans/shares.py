@@ -1,4 +1,4 @@
-"""What the users of a lab's queue have used and may use (queue/budgets.yaml), and whose turn it therefore is."""
+"""Computes what users of a lab's queue have used and may use (queue/budgets.yaml), and whose turn it is."""
 
 import math
 from collections import Counter
@@ -13,9 +13,9 @@ LIMITS = ("gpu_hours", "usd")
 
 
 def order(queue: Queue) -> list[Entry]:
-    """fair() of the entries that wait, without those of users who have used up a budget.
+    """Returns the waiting entries in the order of fair(), without those of users who have used up a budget.
 
-    ValueError: budgets.yaml makes no sense.
+    Raises ValueError if budgets.yaml is malformed.
     """
     had, limits = recent(queue), budgets(queue)
     within = [each for each in queue.waiting() if not over_budget(had, limits, each.user)]
@@ -23,14 +23,14 @@ def order(queue: Queue) -> list[Entry]:
 
 
 def recent(queue: Queue) -> list[Outcome]:
-    """The outcomes of the days that count, and of what agents have now, which may be lost, what it has used so far."""
+    """Returns the outcomes of the last budgets()["days"] days, and the usage so far of entries that agents have now."""
     since_s = datetime.now(UTC).timestamp() - 86400 * budgets(queue)["days"]
     ended = [each for each in queue.outcomes() if each["ended_s"] > since_s]
     return [*ended, *map(queue.so_far, queue.taken())]
 
 
 def budgets(queue: Queue) -> dict[str, Any]:
-    """days, limits of every user, and users: {name: limits of theirs}.  ValueError: as of order()."""
+    """Returns "days", limits of every user, and "users": {name: own limits}. Raises ValueError if malformed."""
     path = queue.folder / "budgets.yaml"
     given = yaml_file.read(path) if path.exists() else {}
     users = {} if given.get("users") is None else given["users"]
@@ -46,7 +46,7 @@ def budgets(queue: Queue) -> dict[str, Any]:
 
 
 def fair(waiting: Iterable[Entry], taken: Iterable[Entry], recent: Iterable[Outcome]) -> list[Entry]:
-    """Whose turn it is: who has the fewest GPUs at work, then who has had the fewest hours of one; a user's own by age.
+    """Sorts entries by their users' GPUs in use, then by the GPU-hours that they have had; a user's own entries by age.
 
     A command without a GPU counts as one.
     """
@@ -59,19 +59,19 @@ def fair(waiting: Iterable[Entry], taken: Iterable[Entry], recent: Iterable[Outc
 
 
 def spent(outcomes: Iterable[Outcome], user: str) -> dict[str, float]:
-    """What a user has used, by the names of LIMITS; a lower bound if is_at_least()."""
+    """Returns what a user has used, by the names of LIMITS; a lower bound if is_at_least()."""
     own = [each for each in outcomes if each["user"] == user]
     gpu_hours = sum(each["num_gpus"] * each["hours"] for each in own)
     return {"gpu_hours": gpu_hours, "usd": sum(each["usd"] or 0.0 for each in own)}
 
 
 def is_at_least(outcomes: Iterable[Outcome], user: str) -> bool:
-    """Whether a user may have had more than spent(): an agent was lost, or is still at work."""
+    """Returns whether a user may have used more than spent(): an agent was lost, or is still at work."""
     return any(each.get("at_least", False) for each in outcomes if each["user"] == user)
 
 
 def over_budget(recent: Sequence[Outcome], budgets: Mapping[str, Any], user: str) -> str | None:
-    """The budget that a user has used up, as a sentence; None: there is some left, or none was set."""
+    """Returns the budget that a user has used up, as a sentence; None if some is left, or there is none."""
     limits = dict(budgets) | dict(budgets["users"].get(user, {}))
     for name, used in spent(recent, user).items():
         if name in limits and used >= limits[name]:

@@ -1,8 +1,8 @@
-"""Is B better than A, tuned as well?  Each arm gets the same search, then fresh seeds of their best settings race.
+"""Compares optimizers, or other choices, each tuned equally: the same search for every arm, then a race of the best.
 
-Every arm has as many trials as every other, each of the same tokens and one seed.  The search of an arm begins at its
-own value of the setting, goes beyond the edge while the best value lies at one, then halves the wider gap beside the
-best, on a logarithmic scale.  Its folder is a sweep's (bench/record/sweep.py), with study.json.
+All arms have the same number of trials, each of the same tokens and one seed. The search of an arm begins at its own
+value of the setting, goes beyond the edge while the best value lies at one, then halves the wider gap beside the best,
+on a logarithmic scale. The race has fresh seeds. The folder is a sweep's (bench/record/sweep.py), with study.json.
 """
 
 import hashlib
@@ -33,8 +33,8 @@ from bench.record.race_folder import Race
 from bench.record.rows import metric_of, row_of
 
 STEP = math.sqrt(10)  # factor between the first values
-DIGITS = 3  # of a value
-MAX_TRIALS = 16  # of an arm, where a number is not given: its last values differ by less than seeds do
+DIGITS = 3  # significant digits of a value
+MAX_TRIALS = 16  # default limit of an arm: its last values differ by less than seeds do
 OURS = ("tune", "budget", "n", "alpha", "seed")
 EXAMPLE = "./run.sh study optim=adamw,mine tune=optim.lr budget=2h"
 BUDGET = re.compile(r"(\d+)trials?|(\d+(?:\.\d+)?)([kMG]?)tokens")
@@ -42,7 +42,7 @@ UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
 def next_values(start: float, tried: Mapping[float, float], metric: Metric = VAL_LOSS) -> list[float]:
-    """Values to try next, the most wanted first.  tried: {value: metric}, as sweep.trials() has them of an arm."""
+    """Returns values to try next, the most promising first. tried: {value: metric} of an arm, from sweep.trials()."""
     values = sorted(tried)
     if not values:
         return [start]
@@ -54,14 +54,14 @@ def next_values(start: float, tried: Mapping[float, float], metric: Metric = VAL
     return [value for value in dict.fromkeys(rounded) if value not in tried]
 
 
-# ---- what is asked
+# ---- the request
 
 
 def begin(words: Sequence[str], command: list[str], results: Path, anyway: bool) -> tuple[Path, float | None]:
-    """Refuses what can be refused before a run -> (the folder with study.json, seconds of the budget or None)."""
+    """Makes the study's folder. Returns it and the budget's seconds, if it has any. Raises ValueError before a run."""
     study, budget = _parsed(words)
     arms = {name: [*study["common"], *arm] for name, arm in study["arms"].items()}
-    equal = f"{study['tune']}={next(iter(study['starts'].values()))}"  # arms that differ in this alone are one
+    equal = f"{study['tune']}={next(iter(study['starts'].values()))}"  # arms that differ only in this are the same
     both = arms | {f"{name} with {equal}": [*arm, equal] for name, arm in arms.items()}
     all_facts = arm_process.facts_of_arms({name: (REPO, arm) for name, arm in both.items()}, results)
     facts = {name: all_facts[name] for name in arms}
@@ -92,7 +92,7 @@ def begin(words: Sequence[str], command: list[str], results: Path, anyway: bool)
 
 
 def _parsed(words: Sequence[str]) -> tuple[sweep.Study, str]:
-    """Words -> (study.json but for its tokens and trials, the budget as typed)."""
+    """Returns (study.json without its tokens and trials, the budget as typed)."""
     given = {key: value for key, _, value in (word.partition("=") for word in words)}
     for key in ("tune", "budget"):
         if not given.get(key):
@@ -129,7 +129,7 @@ def _parsed(words: Sequence[str]) -> tuple[sweep.Study, str]:
 
 
 def _name(word: str) -> str:
-    """optim=adamw -> Adamw, an arm of a race."""
+    """Returns the name of an arm in a race: optim=adamw -> Adamw."""
     key, _, value = word.partition("=")
     text = re.sub(r"\W+", "_", value).strip("_")
     text = text if text[:1].isalpha() else f"{key.rpartition('.')[2]}_{text}"
@@ -137,7 +137,7 @@ def _name(word: str) -> str:
 
 
 def _start(words: list[str], arm: str, tune: str) -> float:
-    """The value of the setting that is tuned from which an arm's search begins."""
+    """Returns the value of the tuned setting at which an arm's search begins."""
     settings = dict(leaves(schema.to_dict(requested_config(words))))
     if tune not in settings:
         near = groups.did_you_mean(tune, settings)
@@ -149,7 +149,7 @@ def _start(words: list[str], arm: str, tune: str) -> float:
 
 
 def _budget_s(study: sweep.Study, budget: str) -> float | None:
-    """Seconds, or None: it is a number of trials or tokens, and study has its trials now.  ValueError."""
+    """Returns the budget in seconds; None for trials or tokens, which set study["num_trials"]. Raises ValueError."""
     found = BUDGET.fullmatch(budget)
     if found is None:
         try:
@@ -164,7 +164,7 @@ def _budget_s(study: sweep.Study, budget: str) -> float | None:
 
 
 def num_trials(study: sweep.Study, budget: str, num_rounds: float) -> int:
-    """The number of trials of each arm that the budget allows beside the race.  ValueError: none.
+    """Returns the number of trials of each arm that the budget allows beside the race. Raises ValueError for none.
 
     num_rounds: how often a run of each arm fits in the budget.
     """
@@ -181,7 +181,7 @@ def num_trials(study: sweep.Study, budget: str, num_rounds: float) -> int:
 
 
 def go(folder: Path, budget_s: float | None, runs: Points, results: Path) -> Race:
-    """The search, as far as it is open, then the race.  Returns race.json; Interrupted, ValueError."""
+    """Finishes the search, then runs the race. Returns race.json. Raises Interrupted and ValueError."""
     study = sweep.read_study(folder)
     if study["num_trials"] is None:
         assert budget_s is not None
@@ -215,7 +215,7 @@ def go(folder: Path, budget_s: float | None, runs: Points, results: Path) -> Rac
 def _search(
     folder: Path, study: sweep.Study, runs: Points, number: int, budget_s: float | None = None
 ) -> dict[str, dict[float, float]]:
-    """Search until every arm has so many trials, or no more fit in the budget with the race -> sweep.trials()."""
+    """Runs trials until each arm has `number`, or no more fit in the budget with the race. Returns sweep.trials()."""
     tried, num_arms = sweep.trials(folder, study), len(study["arms"])
     if not (num_left := sum(max(0, number - len(losses)) for losses in tried.values())):
         return tried
@@ -227,7 +227,7 @@ def _search(
             todo = [name for name, losses in tried.items() if len(losses) == fewest]
             if budget_s is not None and len(todo) == num_arms:
                 spent_s = max(before_s + time.monotonic() - began_s, sum(_walls_s(folder)))  # with the runs' launches
-                if spent_s * (1 + (study["n"] + 2) / fewest) > budget_s:  # for one more trial of each arm and the race
+                if spent_s * (1 + (study["n"] + 2) / fewest) > budget_s:  # with one more trial of each arm and the race
                     break
             points = [_point(study, name, tried[name]) for name in todo]
             runs.all(points, len(sweep.points(folder)), {"parallel": None})
@@ -236,12 +236,12 @@ def _search(
 
 
 def _walls_s(folder: Path) -> list[float]:
-    """Seconds from start to end of each trial."""
+    """Returns the seconds from start to end of each trial."""
     return [row_of(run_folder.read(point.folder))["wall_s"] or 0.0 for point in sweep.points(folder) if point.folder]
 
 
 def _point(study: sweep.Study, name: str, tried: Mapping[float, float]) -> list[str]:
-    """The overrides of an arm's next trial: the first wanted value that the setting may have."""
+    """Returns the overrides of an arm's next trial: the first of next_values() that the setting may have."""
     why = ValueError(f"{name}: no other value of {study['tune']} is allowed")
     for value in next_values(study["starts"][name], tried, sweep.metric_of(study)):
         overrides = [*study["common"], *study["arms"][name], f"{study['tune']}={value!r}", f"seed={study['seed']}"]

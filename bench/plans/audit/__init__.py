@@ -1,1 +1,1 @@
-"""Counterfactual audits: a run is made again on data about which something is known, and held to that."""
+"""Counterfactual audits: a run is repeated on data of which something is known, and judged by that."""

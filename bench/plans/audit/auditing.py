@@ -1,8 +1,8 @@
-"""A record -> its audit: untimed runs of the same contestant on counterfactual data, and what follows from them.
+"""Audits a record: untimed runs of the same contestant on counterfactual data, and what follows from them.
 
-They lie in results/.audits/, with a ledger of their own, each marked as an audit in its record, so that none counts as
-a run of the track; the first of a script has its look.  audit.json beside the audited record says how it ended.  What a
-script does outside its clock shows as it runs once more, sampled a hundred times a second: audit_clock.json keeps it.
+Audit runs lie in results/.audits/, with a separate ledger, each marked as an audit in its record, so that none counts
+as a run of the track; the first of a script has its look. audit.json beside the audited record says how it ended. To
+show what a script does outside its clock it runs once more, sampled a hundred times a second: audit_clock.json.
 """
 
 import dataclasses
@@ -39,12 +39,12 @@ LEFT_OUT = (
     "script.root=",
     "+script",
 )
-Run = dict[str, Any]  # a record; of a complete one no section is None
+Run = dict[str, Any]  # a complete record, of which no section is None
 Say = Callable[[str, str], None]
 
 
 def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
-    """Audit a complete run -> what audit.json says, which is written.  ValueError: it cannot be audited."""
+    """Audits a complete run. Writes audit.json and returns its content. Raises ValueError if it cannot be audited."""
     run = cast(Run, run_folder.read(folder))
     refuse(folder, run)
     job = job_of(folder, run, say)
@@ -70,7 +70,7 @@ def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
 
 
 def audit_clock(folder: Path, say: Say) -> off_clock.Account:
-    """Run the contestant again and sample it.  ValueError: it is no script, cannot run again, or failed."""
+    """Runs a script again and samples it. Raises ValueError if it is no script, cannot run again, or failed."""
     run = cast(Run, run_folder.read(folder))
     if not run.get("script"):
         raise ValueError(f"{folder.name}: it is not a script's run, and a model is timed by the harness's own loop")
@@ -100,14 +100,14 @@ def audit_clock(folder: Path, say: Say) -> off_clock.Account:
 
 
 def _launched(job: Job, about: Mapping[str, Any], folders: Mapping[str, Path]) -> Run:
-    """The record of an audit run of what about["run"] names; folders: of variables that it sees."""
+    """Returns the record of an audit run. folders: {variable that the run sees: the folder that it names}."""
     folders = {"SPEEDRUN_RESULTS": results_root() / AUDITS_FOLDER, **folders}
     with variables({name: str(path.absolute()) for name, path in folders.items()}):
         return launcher.launch(job, ["audit", about["run"].rpartition("/")[2]], plan={"audit": about})
 
 
 def outcome_of(outcomes: Sequence[str]) -> str:
-    """The outcome of several audits: failed if one is, passed if all are, else doubted; not possible where none was."""
+    """Returns FAILED if one of the outcomes is, NOT_POSSIBLE if all are, PASSED if the others are, else DOUBTED."""
     if FAILED in outcomes:
         return FAILED
     if all(outcome == NOT_POSSIBLE for outcome in outcomes):
@@ -116,7 +116,7 @@ def outcome_of(outcomes: Sequence[str]) -> str:
 
 
 def refuse(folder: Path, run: Run, own_data_too: bool = False) -> None:
-    """ValueError: it cannot run again here; own_data_too: scripts that bring their own data can."""
+    """Raises ValueError if the run cannot be repeated here. own_data_too: accept scripts that bring their own data."""
     if run.get("imported"):
         raise ValueError(f"{folder.name}: was imported from a log, so there is nothing to run again")
     if run["status"] != "complete":
@@ -130,7 +130,7 @@ def refuse(folder: Path, run: Run, own_data_too: bool = False) -> None:
 
 
 def job_of(folder: Path, run: Run, say: Say) -> Job:
-    """The run as it would be started now.  ValueError: its settings or its code are not here."""
+    """Returns the run as a job of today. Raises ValueError if its settings or code are not here."""
     path, hardware = folder / "overrides.yaml", run["hardware"]
     typed = yaml_file.parsed(plain_file.text(path, yaml_file.MAX_BYTES), path) or []
     overrides = [word for word in typed if not word.lstrip("+~").startswith(LEFT_OUT)]
@@ -141,7 +141,7 @@ def job_of(folder: Path, run: Run, say: Say) -> Job:
         script = yaml_file.read(folder / "config.yaml")["script"]
         for key in ("path", "root"):
             if word := script.get(key):
-                is_inside = word.startswith("./")  # of the checkout
+                is_inside = word.startswith("./")  # inside the checkout
                 overrides.append(f"script.{key}={REPO / word[2:] if is_inside else os.path.expanduser(word)}")
     job = prepare(overrides, say=lambda text: say("data", text))
     if job.script:
@@ -157,7 +157,7 @@ def job_of(folder: Path, run: Run, say: Say) -> Job:
 
 
 def _audit_run(kind: str, job: Job, run: Run, say: Say) -> dict[str, Any]:
-    """{"outcome", "why", "run", ...} of one audit run."""
+    """Returns {"outcome", "why", "run", ...} of one audit run."""
     say("audit", f"{kind.replace('_', ' ')}: run {run['run_id']} on other data, untimed")
     try:
         audited_name, root = f"{run['track']}/{run['run_id']}", results_root() / AUDITS_FOLDER
@@ -175,7 +175,7 @@ def _audit_run(kind: str, job: Job, run: Run, say: Say) -> dict[str, Any]:
 
 
 def run_on_other_data(kind: str, job: Job, name: str, results: Path) -> tuple[dict[str, Any], Run]:
-    """Run the job once on data of this kind -> (facts of the data, the record in results, marked as an audit of name).
+    """Runs the job once on data of this kind. Returns (facts of the data, the record in results, an audit of name).
 
     Raises NotPossible, and KeyboardInterrupt after an interrupt.
     """
@@ -194,7 +194,7 @@ def run_on_other_data(kind: str, job: Job, name: str, results: Path) -> tuple[di
 
 
 def contestants(folders: Sequence[Path]) -> list[Path]:
-    """The last run of each config and code: the others are the same contestant."""
+    """Returns the last run of each config and code: the others are the same contestant."""
     by_kind = {}
     for folder in folders:
         run = run_folder.read(folder)

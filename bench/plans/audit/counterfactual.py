@@ -1,16 +1,16 @@
-"""Data in the place of a run's own, and what an honest contestant's loss on them can be.
+"""Makes data in place of a run's own, and bounds the loss that an honest contestant can have on them.
 
-random_tokens    training and validation tokens are uniform over the whole vocabulary.  Nobody has less than ln V, and
-                 what begins near ln V stays near it.  Future tokens that a model sees, and losses that are not what
-                 was computed, show here.
-few_tokens       the same over NUM_FEW tokens of the vocabulary: what begins far above ln V, as with a padded
-                 vocabulary, or moves far above it, learns these within a short run.
+random_tokens    training and validation tokens are uniform over the whole vocabulary.  No honest loss is below ln V,
+                 and a loss that begins near ln V stays near it.  This exposes models that see future tokens, and losses
+                 that are not what was computed.
+few_tokens       the same over NUM_FEW tokens of the vocabulary: a model whose loss begins far above ln V, as with a
+                 padded vocabulary, or moves far above it, learns these within a short run.
 random_training  training tokens are one token A a quarter of the time and else uniform; the validation is the track's
-                 own, but that it begins with a stretch of A.  Who knows the validation beforehand, learns it while he
-                 validates, or validates on its first tokens alone, shows here.
+                 own, but begins with a stretch of A.  This exposes models that know the validation beforehand, learn it
+                 while they validate, or validate on its first tokens alone.
 held_out         training tokens are the track's; validation tokens are those of its shards beyond goal.val_tokens.
 
-Documents end as often as in the training data.  Files keep their names and sizes.  docs/record.md says what each
+Documents end as often as in the training data. Files keep their names and sizes. docs/record.md says what each kind
 shows and what it does not.
 """
 
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
 
 Draw = Callable[[int], "np.ndarray[Any, Any]"]
 KINDS = ("random_tokens", "few_tokens", "random_training", "held_out")
-LEAST_TOKENS = 1024  # that a validation is of, where a contestant chooses: it may draw a few batches
+LEAST_TOKENS = 1024  # of a validation by a contestant that chooses its batches: it may draw only a few
 LEAST_VOCAB = 16
 NUM_FEW = 8  # with 4, plain SGD at a step size that text tolerates diverges; more are learned more slowly
-MOST_EOS_FRAC = 0.01  # of random tokens that end a document
-EASY_FRAC = 0.25  # of the random training tokens: A
-EASY_HEAD_FRAC = 1 / 64  # of the validation: A alone
-KNOWN_FRAC = 0.1  # of the way from ln V to the claimed loss, that nobody goes who trained on random tokens
-BLOCK_TOKENS = 1024  # whose mean losses show how much the data differ from place to place
-HELD_OUT_SE = 6.0  # standard errors by the spread of those blocks
-HELD_OUT_FRAC = 0.05  # of the claimed loss besides
-REFERENCE_TOKENS = 1 << 22  # of training data, for the bigrams that say how hard a slice is
+MOST_EOS_FRAC = 0.01  # at most, of random tokens that end a document
+EASY_FRAC = 0.25  # part of the random training tokens that is A
+EASY_HEAD_FRAC = 1 / 64  # part of the validation that is A alone
+KNOWN_FRAC = 0.1  # of the way from ln V to the claimed loss: training on random tokens never goes so far
+BLOCK_TOKENS = 1024  # the spread of these blocks' mean losses shows how much the data vary
+HELD_OUT_SE = 6.0  # standard errors, by the spread of those blocks
+HELD_OUT_FRAC = 0.05  # of the claimed loss, in addition
+REFERENCE_TOKENS = 1 << 22  # training data for the bigrams that measure how hard a slice is
 
 
 class NotPossible(ValueError):
-    """This run cannot be audited so."""
+    """Raised if a run cannot be audited with this kind of data."""
 
 
 class NoFloor:
-    """Stands in for a source that knows its floor: a run to a gap above it then never ends early."""
+    """Replaces a source that knows its floor: a run that ends at a gap above it then never ends early."""
 
     @staticmethod
     def floor_nats(tokens: "np.ndarray[Any, Any]") -> float:
@@ -61,7 +61,7 @@ class NoFloor:
 def make(
     kind: str, dataset: Dataset, val_tokens: int, eos_token: int | None, folder: Path, seed: int
 ) -> tuple[Dataset, dict[str, Any]]:
-    """Write the files of an audit run into folder -> (its data, their facts: for the record, and for verdict()).
+    """Writes the files of an audit run into folder. Returns (its data, their facts, for the record and for verdict()).
 
     Raises NotPossible.
     """
@@ -74,7 +74,7 @@ def make(
     if kind == "held_out":
         facts |= _reference(dataset, val_tokens)
         tokens = _joined(dataset.val)
-        beyond = np.resize(tokens[val_tokens + 1 :], len(tokens))  # over and over: none of the validation is left
+        beyond = np.resize(tokens[val_tokens + 1 :], len(tokens))  # repeated, so that none of the validation is left
         train, val = dataset.train, _write(dataset.val, folder, beyond)
     elif kind in ("random_tokens", "few_tokens"):
         draw, drawn = _uniform(dataset, eos_token, NUM_FEW if kind == "few_tokens" else None, rng)
@@ -103,9 +103,9 @@ def make(
 
 
 def verdict(kind: str, facts: Mapping[str, Any], claimed_nats: float, nats: Sequence[float]) -> dict[str, Any]:
-    """{"outcome", "why", "nats", "least_nats", ...} of the validations that an audit run printed.
+    """Returns {"outcome", "why", "nats", "least_nats", ...} for the validation losses that an audit run printed.
 
-    claimed_nats: the last validation of the run that is audited.
+    claimed_nats: the last validation loss of the audited run.
     """
     if not nats or not all(map(math.isfinite, nats)):
         return _verdict(FAILED, "it printed no finite validation loss", None)
@@ -121,10 +121,10 @@ def _verdict(outcome: str, why: str, nats: float | None, least: float | None = N
 
 
 def _judge_random_tokens(facts: Mapping[str, Any], nats: Sequence[float]) -> dict[str, Any]:
-    """A loss below the tokens' own nats is luck, within a bound (base/stats.py).  A run claims its last loss."""
+    """Fails a loss that is too far below the tokens' entropy to be luck (base/stats.py). A run claims its last loss."""
     num_tokens, lowest, last = min(facts["val_tokens"], LEAST_TOKENS), min(nats), nats[-1]
     floor = floor_nats(facts["num_alphabet"], facts["eos_frac"], num_tokens)
-    rounding_nats = 0.5 * 10.0 ** int(Decimal(repr(lowest)).as_tuple().exponent)  # of the last digit that is printed
+    rounding_nats = 0.5 * 10.0 ** int(Decimal(repr(lowest)).as_tuple().exponent)  # half of the last printed digit
     least = stats.least_nats(floor, num_tokens) - rounding_nats
     finding = f"its loss on tokens drawn from {facts['num_alphabet']} is {lowest:.4f}"
     if lowest < least:
@@ -136,10 +136,10 @@ def _judge_random_tokens(facts: Mapping[str, Any], nats: Sequence[float]) -> dic
 
 
 def floor_nats(num_alphabet: int, eos_frac: float, num_tokens: int) -> float:
-    """The least mean of -ln p over any num_tokens of the tokens that _uniform() draws.
+    """Returns the least mean of -ln p over any num_tokens of the tokens that _uniform() draws.
 
-    A contestant chooses which ones it validates on, so how many of them end documents is not known.  Where these are
-    the likelier tokens, there are at most so many as Bernstein's inequality allows at stats.E_VALUE_ALPHA.
+    A contestant chooses on which tokens it validates, so the number that end documents is not known. If these are more
+    likely than the others, there are at most as many as Bernstein's inequality allows at stats.E_VALUE_ALPHA.
     """
     others_nats = math.log(num_alphabet / (1 - eos_frac))
     if eos_frac == 0 or -math.log(eos_frac) >= others_nats:
@@ -150,7 +150,7 @@ def floor_nats(num_alphabet: int, eos_frac: float, num_tokens: int) -> float:
 
 
 def _judge_random_training(facts: Mapping[str, Any], claimed_nats: float, lowest: float) -> dict[str, Any]:
-    """Most of the validation is the track's, on which random training leaves ln V; its easy head has 0 at least."""
+    """Fails a loss too far below ln V, which random training leaves on the track's validation; its easy head has 0."""
     ln_v = math.log(facts["vocab_size"])
     if claimed_nats > 0.95 * ln_v:
         return _verdict(
@@ -165,7 +165,7 @@ def _judge_random_training(facts: Mapping[str, Any], claimed_nats: float, lowest
 
 
 def _judge_held_out(facts: Mapping[str, Any], claimed_nats: float, last: float) -> dict[str, Any]:
-    """The claimed loss, as far as two slices of the data differ: doubted by their spread, failed by four blocks'."""
+    """Compares with the claimed loss: doubted beyond the spread of two slices, failed beyond that of four blocks."""
 
     def limit(num_blocks: int) -> float:
         spread_nats = HELD_OUT_SE * float(facts["sd_of_blocks_nats"]) * math.sqrt(2 / num_blocks)
@@ -186,7 +186,7 @@ def _judge_held_out(facts: Mapping[str, Any], claimed_nats: float, last: float) 
 def _uniform(
     dataset: Dataset, eos_token: int | None, num_alphabet: int | None, rng: "np.random.Generator"
 ) -> tuple[Draw, dict[str, Any]]:
-    """(a function that draws so many tokens, uint16; their facts): uniform over the vocabulary or num_alphabet of it.
+    """Returns (a function that draws that many tokens as uint16, their facts), uniform over num_alphabet tokens or all.
 
     The token that ends documents is none of these: loaders and models look for it, so it is as frequent as in the data.
     """
@@ -208,7 +208,7 @@ def _uniform(
 
 
 def _write_random(files: Sequence[ShardFile], draw: Draw, folder: Path) -> tuple[ShardFile, ...]:
-    """Files of one size are one file: none of them is worth remembering."""
+    """Writes random files. Files of one size are links to one file, because nothing is gained by remembering it."""
     made: dict[int, Path] = {}
     written = []
     for file in files:
@@ -223,7 +223,7 @@ def _write_random(files: Sequence[ShardFile], draw: Draw, folder: Path) -> tuple
 
 
 def _write(files: Sequence[ShardFile], folder: Path, tokens: "np.ndarray[Any, Any]") -> tuple[ShardFile, ...]:
-    """The tokens of all files together, into files of the same names and sizes."""
+    """Writes the tokens of all files together into files of the same names and sizes."""
     written, start = [], 0
     for file in files:
         path = _path(folder, file)
@@ -240,7 +240,7 @@ def _joined(files: Sequence[ShardFile], most: int | None = None) -> "np.ndarray[
 
 
 def _path(folder: Path, file: ShardFile) -> Path:
-    """A folder for each: files of one name may lie in several."""
+    """Returns a path in a new folder, because files of the same name may lie in several folders."""
     return Path(tempfile.mkdtemp(dir=folder)) / file.path.name
 
 
@@ -253,7 +253,7 @@ def _shard(path: Path) -> ShardFile:
 
 
 def _reference(dataset: Dataset, val_tokens: int) -> dict[str, float]:
-    """How much harder the held-out slice is for bigrams of the training data, and how much blocks of both differ."""
+    """Returns how much harder the held-out slice is for bigrams of the training data, and how much blocks differ."""
     import numpy as np
 
     tokens = _joined(dataset.val)
@@ -271,7 +271,7 @@ def _reference(dataset: Dataset, val_tokens: int) -> dict[str, float]:
 def bigram_nats(
     tokens: "np.ndarray[Any, Any]", vocab_size: int
 ) -> Callable[["np.ndarray[Any, Any]"], "np.ndarray[Any, Any]"]:
-    """Tokens to learn from -> a function of other tokens: nats of each but the first, by bigrams and unigrams."""
+    """Returns a function of tokens: nats of all but the first, by bigrams and unigrams learnt from `tokens`."""
     import numpy as np
 
     tokens = tokens.astype(np.int64)

@@ -1,10 +1,10 @@
-"""A contestant for some seconds, before it is raced: a small part of its training, on random tokens.
+"""Trains a contestant for some seconds before it is raced: a small part of its training, on random tokens.
 
     python -m bench.plans.audit.short SECONDS MOST_S WORDS...     prints {"why": a sentence or null} as JSON
 
-A model of ours makes NUM_STEPS steps, and validates on a tenth of the tokens.  A script is ended once it has trained
-for SECONDS by its own clock, or has run for MOST_S.  What the launcher's clock and the referee's checks then say of
-it, they would say of a whole run.
+A model of ours makes NUM_STEPS steps, and validates on a tenth of the tokens. A script is ended once it has trained for
+SECONDS by its own clock, or has run for MOST_S. Doubts of the launcher's clock and of the referee's checks would also
+arise in a whole run.
 """
 
 import dataclasses
@@ -22,14 +22,14 @@ from bench.record.rows import row_of
 NUM_STEPS = 20
 VALIDATION_FRAC = 0.1
 KIND = "random_tokens"
-OF_CONTESTANT = {  # kinds of failure
+OF_CONTESTANT = {  # kinds of failure that are the contestant's fault
     *("exception", "non_finite_loss", "not_causal", "no_metric_lines"),
     *("rank_crashed", "out_of_memory", "stalled", "over_limit"),
 }
 
 
 def shortened(job: Job, seconds: float, most_s: float) -> Job:
-    """The same contestant with less to do."""
+    """Returns the job of the same contestant with less to do."""
     goal, hardware = job.config.goal, job.config.hardware
     if job.script:
         goal = dataclasses.replace(goal, time_budget_s=seconds, token_budget=None, flop_budget=None)
@@ -44,9 +44,9 @@ def shortened(job: Job, seconds: float, most_s: float) -> Job:
 
 
 def refusal(job: Job) -> str | None:
-    """Why this contestant cannot win a race: it fails, its clock is not honest, or it sees what it must predict.
+    """Returns why this contestant cannot win a race: it fails, its clock is not honest, or it sees what it predicts.
 
-    None: nothing is held against it.  Raises NotPossible, and KeyboardInterrupt after an interrupt.
+    Returns None if no fault was found. Raises NotPossible, and KeyboardInterrupt after an interrupt.
     """
     facts, run = auditing.run_on_other_data(KIND, job, "a submission", results_root())
     if run["status"] != "complete":
@@ -65,11 +65,11 @@ def refusal(job: Job) -> str | None:
 
 
 def main(seconds: str, most_s: str, *words: str) -> int:
-    """Exit codes: 0, and 2 where it cannot be checked."""
+    """Prints the refusal as JSON. Returns the exit code: 0, or 2 if the contestant cannot be checked."""
     try:
         job = prepare(list(words), say=lambda text: print(text, file=sys.stderr), check_own=False)
         why = refusal(shortened(job, float(seconds), float(most_s)))
-    except ValueError as error:  # of a plan that has accepted these words
+    except ValueError as error:  # a plan has accepted these settings before
         print(error, file=sys.stderr)
         return 2
     print(json.dumps({"why": why}))

@@ -1,4 +1,4 @@
-"""The answer of a ladder: the staircase, each change against the rung below, numbers, curves, what the size changed."""
+"""Shows a ladder: the staircase, each change against the rung below, numbers, curves, what the size changed."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,13 +31,13 @@ from bench.web.document import (
 )
 
 NAME = race_folder.STAIRCASE
-PANELS = (  # of a rung, title, unit, form of the text, axis of bench/web/stairs.py
+PANELS = (  # key of a rung, title, unit, format of the text, axis of bench/web/stairs.py
     ("to_target_s", "Time to the target", "s", ",.2f", "zero"),
     ("steps_to_target", "Steps to the target", "steps", ",.4g", "zero"),
     ("step_ms", "A step", "ms", ",.1f", "zero"),
-    ("val_loss", "{} at the end", "", ".4f", "fit"),  # the metric of the runs' goal, in its unit
+    ("val_loss", "{} at the end", "", ".4f", "fit"),  # the goal's metric, in its unit
 )
-FOREST = (  # of a step, title, unit, end of its keys, of its change below and above zero
+FOREST = (  # key of a step, title, unit, suffix of its keys, names of changes below and above zero
     ("to_target", "Time to the target", "%", "_pct", ("faster", "slower")),
     ("steps", "Steps to the target", "%", "_pct", ("fewer", "more")),
     ("step_ms", "A step", "%", "_pct", ("faster", "slower")),
@@ -45,7 +45,7 @@ FOREST = (  # of a step, title, unit, end of its keys, of its change below and a
 )
 LEVELS = ("rung", "steps to the target", "time to it, s", "{}", "ms a step", "8x H100, min")
 CHANGED = ("rung", "time to the target", "verdict", "steps to it", "{}", "ms a step", "8x H100")
-CHANGES = {  # column of a level: (key of the Step, end of the keys of its change)
+CHANGES = {  # {column of a level: (key of the Step, suffix of the keys of its change)}
     "steps_to_target": ("steps", "_pct"),
     "to_target_s": ("to_target", "_pct"),
     "val_loss": ("val_loss", ""),
@@ -55,11 +55,11 @@ ABOUT = (
     "Means of times and steps are geometric, and intervals are 95 % intervals. The verdict is on the time to the "
     "target, with p adjusted for all comparisons of the ladder (Holm). 8x H100: the record's own time, from its yaml."
 )
-RECORD = ("minutes", "num_steps", "step_ms", "val_loss")  # of a rung, on 8x H100
+RECORD = ("minutes", "num_steps", "step_ms", "val_loss")  # columns of a rung's record on 8x H100
 
 
 def document(folder: Path | str, staircase: Staircase) -> Document:
-    """A race's folder and its staircase -> the answer, whose page is to lie in that folder."""
+    """Returns the document of a race's staircase. Its page belongs in the race's folder."""
     race, rungs = race_folder.read(folder), staircase["rungs"]
     names = [rung["rung"]["name"] for rung in rungs]
     title = f"Ladder: {names[0]} to {names[-1]}"
@@ -87,12 +87,12 @@ def document(folder: Path | str, staircase: Staircase) -> Document:
 
 
 def metric_of(staircase: Staircase) -> Metric:
-    """The metric that val_loss and the target of a staircase stand for."""
+    """Returns the metric that val_loss and the target of a staircase are in."""
     return metrics.named(*staircase["metric"])
 
 
 def sentences(staircase: Staircase) -> list[str]:
-    """Target, how fine the way to it is known, doubts, excluded rungs: a sentence each."""
+    """Returns sentences about the target, the resolution of the way to it, doubts, and excluded rungs."""
     metric = metric_of(staircase)
     goal = "none" if staircase["target_val_loss"] is None else f"{staircase['target_val_loss']:.4f}"
     every = " or ".join(map(str, staircase["val_every_steps"]))
@@ -141,7 +141,7 @@ def _reached(rung: Mapping[str, Any]) -> str:
 
 
 def _beside_the_records(rungs: Sequence[Rung]) -> stairs.Panel:
-    """Time to the target here and on 8x H100 by the records, each as a part of the lowest rung's."""
+    """Returns time to the target here and of the records on 8x H100, each relative to the lowest rung's."""
     rows, lowest = [], rungs[0]
     base_s, base_minutes = lowest["levels"]["to_target_s"]["mean"], lowest["rung"]["minutes"]
     for rung in rungs:
@@ -156,7 +156,7 @@ def _beside_the_records(rungs: Sequence[Rung]) -> stairs.Panel:
     return stairs.Panel("Time to the target", f"relative to {lowest['rung']['name']}", rows, "log", names)
 
 
-# ---- each against the one below
+# ---- each rung against the rung below
 
 
 def _changes(staircase: Staircase, names: Sequence[str]) -> list[forest.Panel]:
@@ -203,7 +203,7 @@ def _tables(staircase: Staircase) -> list[Block]:
 
 
 def _levels(rung: Rung) -> list[str | None]:
-    """Cells of LEVELS: means with their 95 % intervals; where not all runs reach the target, how many do."""
+    """Returns the cells of LEVELS: means with 95 % intervals; if not all runs reach the target, how many do."""
     levels, minutes = rung["levels"], rung["rung"]["minutes"]
     return [
         named(rung["rung"]["name"], rung["rung"]["what"]),
@@ -223,7 +223,7 @@ def _level(level: Level, form: str) -> str | None:
 
 
 def _changed(rung: Rung, step: Step) -> list[str | None]:
-    """Cells of CHANGED."""
+    """Returns the cells of CHANGED."""
     return [
         named(rung["rung"]["name"]),
         _change(step["to_target"], "_pct"),
@@ -236,7 +236,7 @@ def _changed(rung: Rung, step: Step) -> list[str | None]:
 
 
 def _change(numbers: Mapping[str, Any], end: str) -> str | None:
-    """A Change, Time or Loss -> "-25.0 % [-30.1, -19.6]"; end: of its keys; None where nothing is known."""
+    """Formats a Change, Time or Loss: "-25.0 % [-30.1, -19.6]"; None if unknown. end: the suffix of its keys."""
     size, edges = numbers[f"change{end}"], numbers[f"ci95{end}"]
     if size is None:
         return None
@@ -250,7 +250,7 @@ def _change(numbers: Mapping[str, Any], end: str) -> str | None:
 
 
 def csv_rows(staircase: Staircase) -> list[dict[str, Any]]:
-    """A row a rung, unrounded; changes against the rung below: per cent (_pct), of the goal's metric in its unit."""
+    """Returns a row per rung, unrounded; changes against the rung below: per cent (_pct), or the metric's unit."""
     rows, metric = [], metric_of(staircase)
     for rung in staircase["rungs"]:
         known, step = rung["rung"], cast(Mapping[str, Any] | None, rung["step"])

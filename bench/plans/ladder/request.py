@@ -1,6 +1,6 @@
-"""What a user types after ./run.sh ladder: a race's request, what it would run (--dry-run), or an earlier ladder.
+"""Parses what a user types after ./run.sh ladder: a race's request, its forecast (--dry-run), or an earlier ladder.
 
-What a size changes of the rungs is a line a setting and not a list a rung: most of them share most of it.
+What a size changes is listed by setting, not by rung, because most rungs share most of it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ from bench.record import named, race_folder
 N = 3  # runs a rung
 NAME = "ladder"
 ON = "time_to_target"
-SIZE = "size"  # the only argument that just a ladder has
+SIZE = "size"  # the only argument that a race does not have
 TARGET = (
     "goal.target_val_loss of the runs; without one the highest val_loss of the lowest rung's runs at their last step"
 )
@@ -32,9 +32,9 @@ S_PER_MIN = 60.0
 
 
 def parse(arguments: Sequence[str]) -> tuple[Size, list[Fitted], dict[str, Any]]:
-    """Words -> the size, each rung at it, and the request: of plan.parse_request(), with "ladder" for the plan.
+    """Returns the size, each rung at it, and the request: plan.parse_request()'s, with "ladder" for the plan.
 
-    A rung that is not named and cannot run here has its fault and is not an arm.  ValueError: what is wrong.
+    A rung that was not named and cannot run here has its fault, and is not an arm. Raises ValueError.
     """
     names, size, settings = _parsed(arguments)
     if size is None:
@@ -69,14 +69,14 @@ def parse(arguments: Sequence[str]) -> tuple[Size, list[Fitted], dict[str, Any]]
 
 
 def check(arguments: Sequence[str]) -> None:
-    """ValueError for arguments that make no ladder, as far as that shows without composing the rungs."""
+    """Raises ValueError for arguments that make no ladder, as far as that shows without composing the rungs."""
     names, _, _ = _parsed(arguments)
     for name in names:
         sizes.rung_named(name)
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[list[str], Size | None, dict[str, Any]]:
-    """-> (names of rungs, the size if one is given, the race's settings).  ValueError."""
+    """Returns (names of rungs, the size if one is given, the race's settings). Raises ValueError."""
     given = [word for word in arguments if word.startswith(f"{SIZE}=")]
     named_sizes = [sizes.named(word.partition("=")[2]) for word in given]
     settings = plan.parse_request([word for word in arguments if "=" in word and word not in given])
@@ -91,18 +91,18 @@ def _parsed(arguments: Sequence[str]) -> tuple[list[str], Size | None, dict[str,
     return [word for word in arguments if "=" not in word], named_sizes[-1] if named_sizes else None, settings
 
 
-# ---- what it would run
+# ---- the forecast
 
 
 def forecast(size: Size, fitted: Sequence[Fitted], request: Mapping[str, Any]) -> dict[str, Any]:
-    """size, fitted, request: of parse() -> what --dry-run prints, and as JSON."""
+    """Returns what --dry-run prints, and gives as JSON. The arguments are what parse() returns."""
     overrides = {name: arm["overrides"] for name, arm in request["arms"].items()}
     jobs = {name: prepare.prepare(some, say=lambda text: None, check_own=False) for name, some in overrides.items()}
     ids = {name: identity.config_id(job.config) for name, job in jobs.items()}
     known_s = earlier_s({job.config.track.name for job in jobs.values()}, ids.values())
 
     def run_s(fit: Fitted) -> float:
-        """Seconds of a config that never ran here: as the others, else the size's own guess, else as its record."""
+        """Returns seconds of a run: known, else as the other rungs', else the size's guess, else the record's."""
         if known_s:
             return known_s.get(ids[fit.rung.arm], sum(known_s.values()) / len(known_s))
         return START_S + S_PER_MIN * (fit.rung.minutes or 0.0) if size.guess_s is None else size.guess_s
@@ -125,7 +125,7 @@ def forecast(size: Size, fitted: Sequence[Fitted], request: Mapping[str, Any]) -
 
 
 def forecast_text(forecast: Mapping[str, Any]) -> str:
-    """The text of a forecast() for a terminal."""
+    """Returns the text of a forecast() for a terminal."""
     rungs, num_known = forecast["rungs"], forecast["num_known"]
     names_by_time: dict[str, list[str]] = {}
     for name, rung in rungs.items():
@@ -148,9 +148,9 @@ def forecast_text(forecast: Mapping[str, Any]) -> str:
 
 
 def change_rows(changed: Mapping[str, Sequence[Sequence[str]]]) -> list[tuple[str, str, str, str]]:
-    """{rung: [(setting, the record's value, this size's)]}, the lowest first -> rows of CHANGE_COLUMNS.
+    """Returns rows of CHANGE_COLUMNS from {rung: [(setting, the record's value, this size's)]}, the lowest rung first.
 
-    Rungs that come to the same value are in one row, also from several of their own: "1390 to 19560", "r12 to r20".
+    Rungs with the same value here share a row, even if their records' values differ: "1390 to 19560", "r12 to r20".
     """
     befores: dict[tuple[str, str], dict[str, str]] = {}
     for rung, changes in changed.items():
@@ -161,7 +161,7 @@ def change_rows(changed: Mapping[str, Sequence[Sequence[str]]]) -> list[tuple[st
 
 
 def spans(some: Sequence[str], names: Sequence[str]) -> str:
-    """Some of the names, in their order -> "r01, r04 to r08", "every rung" where it is all of them."""
+    """Shortens some of the names, in their order: "r01, r04 to r08", or "every rung" if all are given."""
     if len(some) == len(names):
         return EVERY
     runs: list[list[str]] = []
@@ -174,7 +174,7 @@ def spans(some: Sequence[str], names: Sequence[str]) -> str:
 
 
 def _values(values: Iterable[str]) -> str:
-    """ "6 or 12"; of more than two numbers the least and the largest: "1390 to 19560"."""
+    """Joins values: "6 or 12"; of more than two numbers the smallest and largest: "1390 to 19560"."""
     distinct = list(dict.fromkeys(values))
     if len(distinct) > 2 and all(value.replace(".", "", 1).isdigit() for value in distinct):
         return f"{min(distinct, key=float)} to {max(distinct, key=float)}"
@@ -185,18 +185,18 @@ def _values(values: Iterable[str]) -> str:
 
 
 def ended(results: Path, word: str) -> Path:
-    """The ladder named, or the latest of these results that has ended.  ValueError: there is none."""
+    """Returns the named ladder, or the latest of these results that has ended. Raises ValueError if none has."""
     folders = sorted(path.parent for path in (results / race_folder.FOLDER).glob("*/race.json"))
     return _ladder(word, folders, "has ended")
 
 
 def unfinished(results: Path, word: str) -> Path:
-    """The ladder named, or the latest of these results that has not ended.  ValueError: there is none."""
+    """Returns the named ladder, or the latest of these results that has not ended. Raises ValueError if all have."""
     return _ladder(word, state.unfinished(results), "is unfinished")
 
 
 def _ladder(word: str, folders: Iterable[Path], what: str) -> Path:
-    """The ladder that the word names; without a word the latest of these folders."""
+    """Returns the ladder that the word names, or the latest of these folders if the word is empty."""
     if word:
         folder = named.Lookup().find(word).race
         if folder is None or not _is_ladder(folder):

@@ -1,7 +1,7 @@
-"""The rungs, the size at which a machine races them, and what of each has to change for it: derived, and reported.
+"""Fits the rungs to the size at which a machine races them, derives what has to change for it, and reports that.
 
-A rung is an experiment whose yaml begins with a comment that says of which record it is, as far as it is known.
-Nothing lists them; a new yaml is a new rung.
+A rung is an experiment whose yaml begins with a comment that names its record, as far as it is known. Rungs are not
+listed anywhere: a new yaml is a new rung.
 
     # Record 9, 8.2 minutes: value residual, embedding skip, ...         the record's time, and what was new
     # Source: records/track_1_short/...                                  what makes it a rung: a record of the speedrun
@@ -13,15 +13,15 @@ The sizes:
     short    fewer than eight GPUs, of which it takes one: the records' model, data and steps of track gpt2_short
     record   eight GPUs: the records as they are, each with its own number of steps, on track gpt2_small
 
-Batch, sequences, windows and stages are in proportion, so that what a record changes stays:
+Batch, sequences, windows and stages are scaled in proportion, so that what a record changes remains:
 
-    tokens of a step     as the size's are to the record's 524,288: what takes three quarters of them does so here
-    tokens in a row      sequences, windows and the blocks of a mask, as the size's are to the 1,024 of records 1 to 11
-    steps                stages[].until_step and frozen_steps, as the size's steps are to the rung's own
+    tokens of a step     by the size's tokens over the record's 524,288: three quarters of them stay three quarters
+    tokens in a row      sequences, windows and blocks of a mask, by the size's over the 1,024 of records 1 to 11
+    steps                stages[].until_step and frozen_steps, by the size's steps over the rung's own
 
-A sequence is never longer than a rank's part of a step, or of a validation.  Of an experiment that is not a record the
-size's tokens are in proportion to its own.
-No learning rate is changed at any size: those of a record are for 124M weights and steps of 524,288 tokens.
+A sequence is never longer than a rank's part of a step, or of a validation. If an experiment is not a record, the
+size's tokens are in proportion to its own. No learning rate is changed at any size: those of a record are for 124M
+weights and steps of 524,288 tokens.
 """
 
 import itertools
@@ -37,13 +37,13 @@ from bench.config.typed import leaves
 from bench.launch import own_model, prepare
 
 RECORD_BATCH_TOKENS, RECORD_SEQ_LEN = 524_288, 1024
-IN_A_ROW = ("window_tokens", "first_window_tokens", "end_window_tokens")  # of a stage, beside seq_len
-BLOCK = "block"  # of model.args: tokens
+IN_A_ROW = ("window_tokens", "first_window_tokens", "end_window_tokens")  # settings of a stage, besides seq_len
+BLOCK = "block"  # the setting of model.args that counts tokens
 NUM_GPUS_OF_RECORD = 8
 SHAPE = ("num_layers", "num_heads", "width")
-# what of a config says how a rung trains
+# settings that affect how a rung trains
 HOW_IT_TRAINS = ("model.", "optim.", "goal.", "stages", "data.source", "data.seq_len", "data.batch_tokens")
-START_S = 150.0  # of a run of the record's size: compilation, data, 20 validations; estimated, not measured
+START_S = 150.0  # of a run at the record's size: compilation, data, 20 validations; estimated, not measured
 GROUP = "experiment"
 SOURCE = re.compile(r"\brecords/(track_\d+)")
 MINUTES = re.compile(r"([\d.]+) minutes")
@@ -55,11 +55,11 @@ STEP_MS = re.compile(r"(?<!to )\b([\d.]+) ms a step")  # "147 to 155 ms a step" 
 
 @dataclass(frozen=True)
 class Rung:
-    """An experiment, and what its record reached on 8x H100.  None: its yaml does not say."""
+    """An experiment, and what its record reached on 8x H100. None means that its yaml does not say."""
 
     name: str  # experiment=NAME
-    what: str  # was new; "" where the yaml has no head
-    track: str | None = None  # of modded-nanogpt: track_1; None: no record of the speedrun
+    what: str  # what was new; "" if the yaml has no head
+    track: str | None = None  # modded-nanogpt's track, track_1; None: not a record of the speedrun
     minutes: float | None = None
     num_steps: int | None = None
     step_ms: float | None = None
@@ -73,13 +73,13 @@ class Rung:
 
 
 def known_rungs() -> list[Rung]:
-    """Every rung, the lowest first: track 1's records by their names, then those of other tracks."""
+    """Returns every rung, the lowest first: track 1's records by their names, then those of other tracks."""
     rungs = [rung_named(name) for name in groups.choices(GROUP)]
     return sorted((rung for rung in rungs if rung.track), key=lambda rung: (rung.track, rung.name))
 
 
 def rung_named(name: str) -> Rung:
-    """Any experiment as a rung, by the comment at the head of its yaml.  ValueError: there is no such experiment."""
+    """Returns any experiment as a rung, by the comment at the head of its yaml. Raises ValueError if it is unknown."""
     if name not in groups.choices(GROUP):
         names = ", ".join(rung.name for rung in known_rungs())
         raise ValueError(f"{name}: there is no experiment of that name; the rungs are {names}")
@@ -103,15 +103,15 @@ def rung_named(name: str) -> Rung:
 class Size:
     name: str
     about: str
-    overrides: tuple[str, ...]  # of every rung
+    overrides: tuple[str, ...]  # overrides of every rung
     shape: str | None  # conf/model/size/ of every rung; None: the record's own
-    batch_tokens: int | None  # in place of the record's 524,288; None: nothing is scaled
-    seq_len: int | None  # in place of the record's 1,024; None: the record's own
-    guess_s: float | None  # a run with its start, where no run of the config is known; None: by the record's own time
+    batch_tokens: int | None  # instead of the record's 524,288; None: nothing is scaled
+    seq_len: int | None  # instead of the record's 1,024; None: the record's own
+    guess_s: float | None  # of a run with its start, if no run is known; None: by the record's time
 
     @property
     def all_overrides(self) -> list[str]:
-        """overrides, and the shape's."""
+        """The overrides, including that of the shape."""
         return [*self.overrides, *([f"model/size={self.shape}"] if self.shape else [])]
 
 
@@ -149,32 +149,32 @@ class Fitted:
     """A rung at a size."""
 
     rung: Rung
-    overrides: list[str]  # of the rung alone: the experiment, and what had to be derived
+    overrides: list[str]  # of this rung alone: the experiment, and what was derived
     changed: list[tuple[str, str, str]] = field(default_factory=list)  # (setting, the record's value, this size's)
     fault: str | None = None  # why it cannot run at this size
 
 
 def for_machine(num_gpus: int) -> Size:
-    """The size for a machine with so many GPUs."""
+    """Returns the size for a machine with that many GPUs."""
     return SIZES["nano" if not num_gpus else "short" if num_gpus < NUM_GPUS_OF_RECORD else "record"]
 
 
 def named(name: str) -> Size:
-    """ValueError: there is no such size."""
+    """Returns the size of that name. Raises ValueError if there is none."""
     if name not in SIZES:
         raise ValueError(f"size={name}: choose from {', '.join(SIZES)}")
     return SIZES[name]
 
 
 def fitted(rungs: Iterable[Rung], size: Size, given: Sequence[str]) -> list[Fitted]:
-    """Each rung at this size.  given: the user's overrides of every rung, which win over the size's."""
+    """Returns each rung at this size. given: the user's overrides of every rung, which win over the size's."""
     pairs = [_fitted(rung, size, given) for rung in rungs]
     faults = iter(own_model.faults_of_configs([config for _, config in pairs if config is not None]))
     return [fit if config is None else replace(fit, fault="; ".join(next(faults)) or None) for fit, config in pairs]
 
 
 def _fitted(rung: Rung, size: Size, given: Sequence[str]) -> tuple[Fitted, schema.Config | None]:
-    """-> Fitted, and the config that it makes; None for one that cannot be."""
+    """Returns a Fitted and the config that it makes, or None if it is not valid."""
     own = [f"{GROUP}={rung.name}"]
     try:
         record = _composed(own)
@@ -192,14 +192,14 @@ def _composed(overrides: list[str]) -> schema.Config:
 
 
 def _derived(rung: Rung, record: schema.Config, size: Size, given: Sequence[str]) -> list[str]:
-    """Overrides of the rung alone that it needs beside the size's and the user's.  record: as its yaml has it."""
+    """Returns the rung's own overrides besides the size's and the user's. record: its config as the yaml has it."""
     sized = _composed([*size.all_overrides, f"{GROUP}={rung.name}", *given])
     wanted = {} if size.batch_tokens is None else _scaled(rung, record, sized, size, given)
     if size.shape is not None:  # a rung's yaml sets the model for the record's size alone
         shape = yaml.safe_load(groups.path_of("model/size", size.shape).read_text())
         wanted |= {f"model.{key}": shape[key] for key in SHAPE}
         if sized.model and sized.model.vocab_size is not None:
-            wanted["model.vocab_size"] = None  # of other tokens than the record's: as many as the data has, padded
+            wanted["model.vocab_size"] = None  # the data has other tokens than the record's: as many, padded
     own, before = {override.partition("=")[0] for override in given}, settings_of(sized)
     return [f"{key}={word(value)}" for key, value in wanted.items() if key not in own and before.get(key) != value]
 
@@ -207,7 +207,7 @@ def _derived(rung: Rung, record: schema.Config, size: Size, given: Sequence[str]
 def _scaled(
     rung: Rung, record: schema.Config, sized: schema.Config, size: Size, given: Sequence[str]
 ) -> dict[str, Any]:
-    """{setting: value} of what is in proportion.  record, sized: the rung's config as its yaml has it, at the size."""
+    """Returns {setting: value} of scaled settings. record: the config as the rung's yaml has it; sized: at the size."""
     assert size.batch_tokens is not None
     batch_frac = size.batch_tokens / (RECORD_BATCH_TOKENS if rung.track else record.data.batch_tokens)
     row_frac = 1.0 if size.seq_len is None else size.seq_len / (RECORD_SEQ_LEN if rung.track else record.data.seq_len)
@@ -244,7 +244,7 @@ def _scaled(
 
 
 def word(value: Any) -> str:
-    """A value as Hydra's command line takes it: {first_window_tokens:8,window_tokens:224}."""
+    """Formats a value for Hydra's command line: {first_window_tokens:8,window_tokens:224}."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{word(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
@@ -253,7 +253,7 @@ def word(value: Any) -> str:
 
 
 def settings_of(config: schema.Config) -> dict[str, Any]:
-    """{setting: value} of a config, those of its stages as "stages[0].window_tokens" where they are set."""
+    """Returns {setting: value} of a config; those set in stages are named "stages[0].window_tokens"."""
     values = dict(leaves(schema.to_dict(config)))
     for index, stage in enumerate(values.pop("stages", None) or ()):
         values |= {f"stages[{index}].{key}": value for key, value in leaves(stage) if value is not None}
@@ -261,7 +261,7 @@ def settings_of(config: schema.Config) -> dict[str, Any]:
 
 
 def _changed(record: schema.Config, sized: schema.Config) -> list[tuple[str, str, str]]:
-    """[(setting, the record's value, this size's)] of what says how a rung trains."""
+    """Returns [(setting, the record's value, this size's)] of changed settings that affect how a rung trains."""
     before, after = settings_of(record), settings_of(sized)
     keys = [key for key in before | after if key.startswith(HOW_IT_TRAINS)]
     changes = [(key, word(before.get(key)), word(after.get(key))) for key in keys]

@@ -1,10 +1,10 @@
-"""A race of rungs -> the staircase: what each needs to the target, and its change against the rung below.
+"""Makes a staircase from a race of rungs: what each needs to the target, and its change against the rung below.
 
-A run's way to the target ends at its first validation at or below it.  A rung has a time and steps to the target where
-all its runs that were started reached it; else it has none, because a mean of those that did would flatter it.  The
-target is the runs' own (goal.target_val_loss), or, where they have none, what the lowest rung reaches at its last step:
-the worst final value of its runs, so that all of them reach it.  val_loss is the metric of the runs' goal, as in a
-Comparison: in its unit and direction.
+A run's way to the target ends at its first validation at or below it. A rung has a time and steps to the target only if
+all its started runs reached it, because a mean of those that did would flatter it. The target is the runs' own
+(goal.target_val_loss), or, if they have none, what the lowest rung reaches at its last step: the worst final value of
+its runs, so that all of them reach it. val_loss stands for the metric of the runs' goal, as in a Comparison, in its
+unit and direction.
 """
 
 import itertools
@@ -23,22 +23,22 @@ from bench.record.step_files import Validation
 from bench.report import curves
 
 POSITIVE = ("to_target_s", "steps_to_target", "step_ms")  # their means are geometric, their changes per cent
-OWN_CLOCK = {"outside_s": None, "outside_unknown": None}  # the launcher's has no time of a point between validations
+OWN_CLOCK = {"outside_s": None, "outside_unknown": None}  # the launcher's clock has no time between validations
 
 
 class Run(TypedDict):
-    """One started run of a rung; None: not reached, not complete, not known."""
+    """One started run of a rung. None: not reached, not complete, or not known."""
 
     run_id: str
     steps_to_target: float | None  # whole, unless it is interpolated
     to_target_s: float | None  # of training: no warm-up, no validation
     val_loss: float | None  # at the end
     step_ms: float | None
-    is_timed: bool  # its times count: complete, and not of a disturbed machine where others are
+    is_timed: bool  # whether its times count: complete, and not excluded as disturbed
 
 
 class Level(TypedDict):
-    """One measure of a rung: the mean over its runs, geometric but of val_loss, and its 95 % interval."""
+    """One measure of a rung: the mean over its runs (geometric, except for val_loss) and its 95 % interval."""
 
     mean: float | None
     ci95: list[float] | None
@@ -48,22 +48,22 @@ class Level(TypedDict):
 class Step(TypedDict):
     """A rung against the rung below."""
 
-    verdict: str  # of the time to target, as of a race: faster, slower, equivalent, inconclusive, not_comparable
-    why: list[str]  # there is no more
+    verdict: str  # on the time to the target: faster, slower, equivalent, inconclusive, not_comparable
+    why: list[str]  # why the way to the target cannot be compared
     to_target: effects.Time
     steps: effects.Change
     val_loss: effects.Loss
     step_ms: effects.Change
-    record_pct: float | None  # of the records' minutes on 8x H100
+    record_pct: float | None  # change of the records' minutes on 8x H100
 
 
 class Rung(TypedDict):
     arm: str
-    rung: dict[str, Any]  # bench.plans.ladder.sizes.Rung, and changed
+    rung: dict[str, Any]  # bench.plans.ladder.sizes.Rung, with "changed"
     runs: list[Run]
     num_reached: int
-    levels: dict[str, Level]  # of POSITIVE and val_loss
-    step: Step | None  # None: the lowest
+    levels: dict[str, Level]  # by POSITIVE and val_loss
+    step: Step | None  # None for the lowest
 
 
 class Staircase(TypedDict):
@@ -71,20 +71,20 @@ class Staircase(TypedDict):
     track: str
     size: str
     about: str
-    metric: list[str]  # name, unit and direction of what val_loss and the target are of
+    metric: list[str]  # name, unit and direction of the metric that val_loss and the target are in
     target_val_loss: float | None  # None: no run of the lowest rung is complete
     target_words: str
     interpolated: bool
-    val_every_steps: list[int]  # of all runs: how fine steps and times to the target are
+    val_every_steps: list[int]  # over all runs: the resolution of steps and times to the target
     notes: list[str]  # what a reader must know beside the numbers
     rungs: list[Rung]  # the lowest first
     excluded: dict[str, str]  # {rung: why it cannot run at this size}
 
 
 def from_race(folder: Path | str, interpolate: bool = False) -> Staircase:
-    """A race's folder -> Staircase.  interpolate: linearly between the validations around the target.
+    """Returns the staircase of a race's folder. interpolate: linearly, between the validations around the target.
 
-    ValueError: it is not a ladder, has not ended, or ended without a result.
+    Raises ValueError if it is not a ladder, has not ended, or ended without a result.
     """
     race = race_folder.read(folder)
     plan = race["plan"] or {}
@@ -144,7 +144,7 @@ def _arm(folder: Path | str, race: race_folder.Race, name: str) -> Arm:
 
 
 def every_steps(curve: Sequence[Validation]) -> set[int]:
-    """Steps between validations, without the last one's, which may come sooner."""
+    """Returns the steps between validations, without those before the last, which may come sooner."""
     steps = [step for step, _, _ in curve]
     return {later - step for step, later in zip(steps[:-1], steps[1:-1])} or {steps[-1] - steps[0]} if steps else set()
 
@@ -158,7 +158,7 @@ def _target(
     kept: Mapping[str, Any],
     metric: Metric,
 ) -> tuple[float | None, str]:
-    """-> (the target, where it comes from, a sentence)."""
+    """Returns the target and a phrase that says where it comes from."""
     targets = {row["target"] for arm in arms.values() for row in arm.rows}
     if len(targets) == 1 and None not in targets:
         return targets.pop(), f"the runs' own target (goal.target{'_val_loss' * (metric == VAL_LOSS)})"
@@ -178,8 +178,8 @@ def _target(
 
 
 def _timed(arms: Mapping[str, Arm]) -> set[str]:
-    """Ids of the runs whose times count.  Disturbed ones are excluded from all rungs or, where fewer than two of a rung
-    would remain, from none.
+    """Returns the ids of the runs whose times count. Disturbed runs are excluded from all rungs or, if fewer than two
+    runs of a rung would remain, from none.
     """
     ended = [[row for row in arm.rows if eligibility.is_timed(row)] for arm in arms.values()]
     quiet = [[row for row in rows if not row["machine_doubts"]] for rows in ended]
@@ -188,7 +188,7 @@ def _timed(arms: Mapping[str, Arm]) -> set[str]:
 
 
 def _notes(race: race_folder.Race, rows: Sequence[Row], timed: set[str]) -> list[str]:
-    """rows: of all runs; timed: ids."""
+    """Returns sentences that a reader must know. rows: of all runs; timed: ids."""
     disturbed, notes = [row for row in rows if row["machine_doubts"]], []
     if disturbed:
         among = (
@@ -213,7 +213,7 @@ def _notes(race: race_folder.Race, rows: Sequence[Row], timed: set[str]) -> list
 def _run(
     row: Row, curve: Sequence[Validation], goal: float | None, interpolate: bool, is_timed: bool, metric: Metric
 ) -> Run:
-    """A run's row and validations -> Run.  goal None: there is no target; is_timed: as in Run."""
+    """Returns a Run from a run's row and validations. goal None: there is no target; is_timed: as in Run."""
     ended = eligibility.is_complete(row)
     steps, seconds = same_loss.way(curve, goal, metric, interpolate) if ended and goal is not None else (None, None)
     return {
@@ -230,7 +230,7 @@ def _run(
 
 
 class Judge:
-    """How two rungs are judged: by what the race's plan says, on the way to goal, a value of metric."""
+    """Judges a rung against another by the race's plan, on the way to goal, a value of metric."""
 
     def __init__(self, plan: Mapping[str, Any], goal: float | None, metric: Metric):
         self.plan, self.goal, self.p_value = plan, goal, target.p_value_of(plan["track"])
@@ -239,10 +239,10 @@ class Judge:
         self.margin = metric.margin or 0.0 if margin is None else margin
 
     def step(self, below: tuple[str, Arm, list[Run]], above: tuple[str, Arm, list[Run]]) -> Step:
-        """below, above: (name of the rung, its arm, its runs).  The verdict follows in _decide()."""
+        """Compares two rungs, each (name, arm, runs). _decide() sets the verdict afterwards."""
         arms, runs_of = (below[1], above[1]), (below[2], above[2])
         rows_of: list[Any] = [arm.rows for arm in arms]
-        if self.goal is not None:  # as of runs that ended at the target, which is what is compared
+        if self.goal is not None:  # as if the runs had ended at the target: that way is compared
             way = {"target": self.goal, "stop_at_target": True, "target_reached": True}
             rows_of = [[row | way for row in rows] for rows in rows_of]
         answer = eligibility.judge(rows_of[0], rows_of[1], (below[0], above[0]))
@@ -291,7 +291,7 @@ def _decide(steps: Sequence[Step]) -> None:
 
 
 def _values(runs: Sequence[Run], key: str) -> list[float]:
-    """Values of the runs that count for this measure; none for a rung whose runs did not all reach the target."""
+    """Returns the values that count for this measure; none for a rung whose runs did not all reach the target."""
     if key == "step_ms":
         return [run["step_ms"] for run in runs if run["is_timed"] and run["step_ms"] is not None]
     if any(run["steps_to_target"] is None for run in runs):
@@ -301,7 +301,7 @@ def _values(runs: Sequence[Run], key: str) -> list[float]:
 
 
 def _level(numbers: Sequence[float], is_geometric: bool) -> Level:
-    """Numbers of one measure -> their mean and its interval; of equal numbers exactly theirs."""
+    """Returns the mean of the numbers and its interval; of equal numbers exactly that number, without an interval."""
     if len(set(numbers)) < 2:
         return {"mean": numbers[0] if numbers else None, "ci95": None, "n": len(numbers)}
     there, back = (math.log, math.exp) if is_geometric else (float, float)

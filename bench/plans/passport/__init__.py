@@ -1,1 +1,1 @@
-"""Measuring a passport: one process a GPU, or two on a CPU, in under three minutes."""
+"""Measures a passport: one process per GPU, or two on a CPU, in under three minutes."""

@@ -1,8 +1,8 @@
-"""One rank of the measurement: its device's figures, then those of all ranks together.
+"""Measures as one rank: its device's figures, then those of all ranks together.
 
-It reads {"device", "num_threads", "precisions", "limit_s", "until_s"} (bench/launch/probe.py): seconds of measuring,
-and the time.monotonic() at which it ends.  GPUs are measured all at once, as they are used.  On a CPU the first rank
-measures and the second is only there to be talked to.  The first says in FOLDER/progress how far it is.
+The question is {"device", "num_threads", "precisions", "limit_s", "until_s"} (bench/launch/probe.py): limit_s of
+measuring, until time.monotonic() is until_s. All GPUs are measured at once, as they are used. On a CPU the first rank
+measures, and the second only takes part in collectives. The first writes its progress to FOLDER/progress.
 """
 
 import sys
@@ -23,17 +23,18 @@ from bench.plans.passport.works import Case
 from bench.training import distributed
 
 LOAD_S, EVERY_S = 1.5, 0.1
-RISE_S = 0.4  # until a clock that rested is up
-NUM_ROUNDS = 3  # over all cases, so that what disturbs for a second or two is not all that one of them sees
+RISE_S = 0.4  # until an idle clock has risen
+NUM_ROUNDS = 3  # over all cases, so that a short disturbance does not fall on all samples of a case
 COLLECTIVE_TIMEOUT_S = 240.0  # on a CPU the second rank waits for the first one's figures
-FLOAT8_CAPABILITY = (8, 9)  # NVIDIA's Ada, from which on there are tensor cores for it
+FLOAT8_CAPABILITY = (8, 9)  # NVIDIA Ada and later have tensor cores for float8
 LOAD_PRODUCT = {"cuda": ("bfloat16", (8192, 8192, 8192), 50), "cpu": ("float32", (512, 512, 512), 20)}
 
 
 def under(
     work: Callable[[], object], read: Callable[[], dict[str, Any]], load_s: float = LOAD_S, every_s: float = EVERY_S
 ) -> list[dict[str, Any]]:
-    """work: a second or less of load, called for load_s and until read(), facts now, has been called after RISE_S."""
+    """Calls work, a second or less of load, for load_s. Returns the facts that read() gave every every_s after
+    RISE_S."""
     rows, over = list[dict[str, Any]](), threading.Event()
 
     def sample() -> None:
@@ -55,8 +56,8 @@ def under(
 
 
 def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
-    """{"clock_mhz"}: of the fastest core as the kernel says it, which under a hypervisor may be what the host was sold
-    as; None where it says nothing."""
+    """Returns {"clock_mhz"}: the fastest core's by the kernel, None if it reports none. Under a hypervisor this may be
+    the nominal clock of the host."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -66,8 +67,8 @@ def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
 
 
 def gpu_facts(gpu: Any) -> dict[str, Any]:
-    """gpu: of bench.machine.telemetry.nvml, None without a driver that answers -> {"clock_mhz", "temp_c", "power_w",
-    "throttle_reasons"}."""
+    """Returns {"clock_mhz", "temp_c", "power_w", "throttle_reasons"} of a GPU of bench.machine.telemetry.nvml, or of
+    None if no driver answers."""
     now_ns = time.perf_counter_ns()
     row = (gpu.sample(now_ns, now_ns) if gpu is not None else None) or {}
     names = ("temp_c", "power_w", "throttle_reasons")
@@ -75,7 +76,7 @@ def gpu_facts(gpu: Any) -> dict[str, Any]:
 
 
 class Measurement:
-    """answer() -> {"rank", "figures", "collectives", "under_load", "omitted", "torch_facts"}."""
+    """answer() returns {"rank", "figures", "collectives", "under_load", "omitted", "torch_facts"}."""
 
     def __init__(self, folder: Path, question: dict[str, Any]) -> None:
         self._until_s = min(time.monotonic() + question["limit_s"], question["until_s"])
@@ -108,11 +109,11 @@ class Measurement:
     def _rounds(
         self, alone: Sequence[Case], together: Sequence[Case], measures: bool
     ) -> dict[Case, list[float] | None]:
-        """-> {case: values of all rounds, or None}.  measures: False on a rank that only waits for the first one's."""
+        """Returns {case: values of all rounds, or None}. measures: False on a rank that only waits for the first."""
         values: dict[Case, list[float] | None] = {}
         cases = [*alone, *together]
         for number, case in enumerate(cases * NUM_ROUNDS, 1):
-            # all ranks measure the same: whether time is left is the first one's to say
+            # the first rank decides whether time is left, so that all ranks measure the same cases
             left = torch.tensor(float(time.monotonic() < self._until_s), device=self._ranks.device)
             if not (distributed.from_first(left) if self._ranks.world_size > 1 else left).item():
                 return values

@@ -1,4 +1,4 @@
-"""A whole measurement: the ranks of bench/plans/passport/rank.py, started and followed -> a passport."""
+"""Measures a passport: starts and follows the ranks of bench/plans/passport/rank.py, and collects their figures."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,8 +12,8 @@ from bench.launch import probe, ranks
 from bench.machine import gpus, peak_rates, preflight
 from bench.machine.passport import kept
 
-LIMIT_S = 140.0  # of measuring
-WHOLE_S = 155.0  # from the start, processes' imports too: the case under way and the end stay under three minutes
+LIMIT_S = 140.0  # time for measuring
+WHOLE_S = 155.0  # from the start, imports included: the last case and the end stay under three minutes
 LOOK_EVERY_S = 0.2
 MIN_COPY_BYTES = GIB  # more than any cache of peak_rates.DEVICES: a smaller copy may be faster than memory
 RANK = "bench.plans.passport.rank"
@@ -21,7 +21,7 @@ ENVIRONMENT = ("cpu_model", "num_cpus", "memory_gib", "driver", "governor")
 
 
 class NotMeasured(RuntimeError):
-    """The ranks did not answer, or what they answered cannot be: a sentence that says why and what to try."""
+    """Raised if the ranks did not answer, or their answer is impossible; the message says why and what to try."""
 
 
 def measure(
@@ -31,13 +31,13 @@ def measure(
     limit_s: float = LIMIT_S,
     precisions: Sequence[str] | None = None,
 ) -> kept.Passport:
-    """hardware: resolved; env: environment(); say(): is given "12/58 copy 32.0 MiB" from time to time.
+    """Measures a passport of resolved hardware. env is environment(); say() gets lines such as "12/58 copy 32.0 MiB".
 
-    limit_s: of measuring; the whole takes less than three minutes anyhow.  precisions: of what alone is measured of
-    products, and few figures beside (works.few), a CPU's with hardware's threads; None: all.  Raises NotMeasured.
+    limit_s bounds the measuring; the whole takes less than three minutes in any case. precisions: measure only products
+    of these and few other figures (works.few), on a CPU with hardware's threads; None: all figures. Raises NotMeasured.
     """
     foreign_cores, started_s, at = preflight.sample_foreign_cores(), time.perf_counter(), utc.now()
-    is_whole_cpu = hardware.device == "cpu" and precisions is None  # its collectives too, whatever hardware says
+    is_whole_cpu = hardware.device == "cpu" and precisions is None  # with collectives, whatever the number of processes
     num_ranks = min(2, env["num_cpus"]) if is_whole_cpu else hardware.num_processes or 1
     num_threads = sorted({1, env["num_cpus"]}) if precisions is None else [hardware.num_threads or env["num_cpus"]]
     question = {"device": hardware.device, "num_threads": num_threads, "limit_s": limit_s}
@@ -76,7 +76,7 @@ def measure(
 
 
 def _refuse_beyond_sheet(device: kept.Device) -> None:
-    """NotMeasured: a product or a copy that no cache holds, at more than the device's data sheet allows."""
+    """Raises NotMeasured if a product, or a copy larger than any cache, is faster than the data sheet allows."""
     for figure in device["figures"]:
         rate, sheet, name = figure["low"], None, device["name"]
         if figure["kind"] == "gemm":
@@ -89,7 +89,7 @@ def _refuse_beyond_sheet(device: kept.Device) -> None:
 
 
 def _follow(group: ranks.Group, progress: Path, limit_s: float, say: Callable[[str], object]) -> bool:
-    """Wait until the ranks have ended, at most limit_s, and report each line of the file -> whether they have ended."""
+    """Reports each line of the file until the ranks end, or limit_s have passed. Returns whether they have ended."""
     until_s, num_said = time.perf_counter() + limit_s, 0
     while True:
         has_ended = group.has_ended(LOOK_EVERY_S)

@@ -1,4 +1,4 @@
-"""The figures of a device: which are measured, the work of each in torch, and its samples in the figure's unit."""
+"""Defines the figures of a device: which are measured, the work of each in torch, and samples in the figure's unit."""
 
 import contextlib
 import itertools
@@ -19,10 +19,10 @@ from bench.machine.passport import kept
 from bench.machine.passport.kept import UNIT, Figure, bus_bytes
 from bench.training import clock, distributed
 
-NUM_SAMPLES, MIN_SAMPLES = 5, 2  # of a round
+NUM_SAMPLES, MIN_SAMPLES = 5, 2  # samples of a case in a round
 GPU_PRECISIONS = ("bfloat16", "tf32", "float16", "float32", "float8")
 CPU_PRECISIONS = ("float32", "bfloat16")
-# m, k, n: squares, and products of a language model: tokens by width by its multiples, weights' gradients, a vocabulary
+# (m, k, n): squares, and a language model's products: tokens by width by a multiple, weight gradients, vocabulary
 GPU_SHAPES = (
     *((size, size, size) for size in (8192, 4096, 2048, 1024, 512)),
     *((16384, 768, 768), (16384, 768, 3072), (16384, 3072, 768), (768, 16384, 3072), (16384, 768, 50304)),
@@ -39,19 +39,19 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 LAUNCHES = {"cuda": (kept.HOST_LAUNCH, "kernel, until it is done"), "cpu": ("thread wake-up",)}
 
 
-MAX_CASE_S = 0.4  # of a case in a round; fewer samples than NUM_SAMPLES where one takes long
-SAMPLE_S = {"cuda": 5e-3, "cpu": 10e-3}  # at least: a hundred times a launch, or what the host's clock resolves
+MAX_CASE_S = 0.4  # time of a case in a round; slow cases get fewer than NUM_SAMPLES
+SAMPLE_S = {"cuda": 5e-3, "cpu": 10e-3}  # minimum: a hundred times a launch, or the resolution of the host's clock
 PERCENTILES = {"low": 10, "value": 50, "high": 90}
 FLOP_PER_TFLOP = 1e12
 LAUNCHES_A_SAMPLE = 200  # fewer than a stream's queue holds, so that the host never waits for it
 NUM_ROUND_TRIPS = 200
-NUM_PRODUCTS = 2  # of a precision, where few figures are measured
-SAFE_BYTES_FRAC = 0.5  # of the free memory of a GPU
+NUM_PRODUCTS = 2  # products per precision in few()
+SAFE_BYTES_FRAC = 0.5  # part of a GPU's free memory that a copy may use
 
 
 @dataclass(frozen=True)
 class Case:
-    """One figure to be.  name: of a collective or a launch; the other fields as of kept.Figure, None: has none."""
+    """A figure to be measured. name: of a collective or a launch; other fields are kept.Figure's, None if absent."""
 
     kind: kept.Kind
     name: str | None = None
@@ -63,7 +63,7 @@ class Case:
 
     @property
     def what(self) -> str:
-        """The figure's own name."""
+        """The name of the figure."""
         parts: list[object] = [self.kind, self.name, self.precision, "x".join(map(str, self.shape or ()))]
         parts.append(format_bytes(self.num_bytes))
         parts.append(self.num_threads and f"{self.num_threads} thread{'s' * (self.num_threads > 1)}")
@@ -77,7 +77,7 @@ class Case:
 
 
 def cases_of_device(device_type: str, num_threads: Sequence[int] = (), has_float8: bool = False) -> list[Case]:
-    """num_threads: of a CPU, each number of threads that is measured; has_float8: of a GPU."""
+    """Returns the cases of one device. num_threads: the thread counts to measure on a CPU; has_float8: of a GPU."""
     launches = [Case("launch", name) for name in LAUNCHES[device_type]]
     if device_type == "cuda":
         precisions = [precision for precision in GPU_PRECISIONS if precision != "float8" or has_float8]
@@ -90,15 +90,15 @@ def cases_of_device(device_type: str, num_threads: Sequence[int] = (), has_float
 
 
 def cases_of_ranks(device_type: str, world_size: int) -> list[Case]:
-    """Collectives of all ranks together; none for one."""
+    """Returns the collectives of all ranks together; [] for one rank."""
     messages = GPU_MESSAGES if device_type == "cuda" else CPU_MESSAGES
     sized = [(size, name) for name in COLLECTIVES for size in messages] if world_size > 1 else []
     return [Case("collective", name, num_bytes=size, world_size=world_size) for size, name in sized]
 
 
 def few(cases: Sequence[Case], precisions: Sequence[str]) -> list[Case]:
-    """The cases that fit in seconds: the clock, the largest copy and message, the first launch, and the first products
-    of each of these precisions."""
+    """Returns cases that fit in seconds: the clock, the largest copy and messages, the first launch, and the first
+    products of each of these precisions."""
     chosen: list[Case] = []
     for case in cases:
         alike = [other for other in chosen if (other.kind, other.precision) == (case.kind, case.precision)]
@@ -111,13 +111,13 @@ def few(cases: Sequence[Case], precisions: Sequence[str]) -> list[Case]:
 
 
 class Timer:
-    """Times work by the device's own clock: on a GPU with events before and after."""
+    """Times work with the device's clock: on a GPU with events before and after."""
 
     def __init__(self, device_type: str) -> None:
         self.device_type, self._marks = device_type, clock.marks_for(device_type)
 
     def seconds(self, work: Callable[[], object], num_calls: int) -> float:
-        """The seconds of num_calls calls of work together."""
+        """Returns the seconds of num_calls calls of work together."""
         first = self._marks.mark()
         for _ in range(num_calls):
             work()
@@ -134,7 +134,7 @@ def call_seconds(
     now_s: Callable[[], float] = time.perf_counter,
     max_case_s: float = MAX_CASE_S,
 ) -> list[float]:
-    """Seconds of one call, a mean over calls of SAMPLE_S each; the first call warms up and counts only as a guess."""
+    """Returns seconds of a call, each a mean over SAMPLE_S; the first call warms up, the second gives their number."""
     until_s = now_s() + max_case_s
     timer.seconds(work, 1)
     guess_s = timer.seconds(work, 1)
@@ -146,27 +146,27 @@ def call_seconds(
 
 
 def figure(case: Case, values: list[float]) -> Figure:
-    """values: one a sample, in the unit of its kind."""
+    """Returns the figure of a case. values: one per sample, in the unit of its kind."""
     by_name = {name: stats.percentile(values, pct) for name, pct in PERCENTILES.items()}
     return cast(Figure, {**case.facts, "unit": UNIT[case.kind], **by_name, "num_samples": len(values)})
 
 
 def values(case: Case, device: torch.device, timer: Timer) -> list[float] | None:
-    """A case of one device -> values in its unit, one a sample; None where this device or this torch cannot do it."""
+    """Returns a device case's values in its unit, one per sample; None if this device or torch cannot measure it."""
     if case.num_threads:
         torch.set_num_threads(case.num_threads)
     measure = {"gemm": _gemm, "copy": _copy, "launch": _launch}[case.kind]
     try:
         with torch.no_grad():
             return measure(case, device, timer)
-    except (NotImplementedError, RuntimeError, AttributeError) as error:  # a type without a kernel, too little memory
+    except (NotImplementedError, RuntimeError, AttributeError) as error:  # no kernel for the dtype, too little memory
         if isinstance(error, RuntimeError) and "CUDA error" in str(error):
-            raise  # the device is gone: nothing after it would be true
+            raise  # the device is lost: no later figure would be valid
         return None
 
 
 def _gemm(case: Case, device: torch.device, timer: Timer) -> list[float]:
-    """TFLOP/s of [m, k] by [k, n]."""
+    """Returns the TFLOP/s of [m, k] by [k, n]."""
     with product(case, device) as multiply:
         num_flop = 2 * math.prod(case.shape or ())
         return [num_flop / FLOP_PER_TFLOP / spent_s for spent_s in call_seconds(multiply, timer)]
@@ -174,7 +174,7 @@ def _gemm(case: Case, device: torch.device, timer: Timer) -> list[float]:
 
 @contextlib.contextmanager
 def product(case: Case, device: torch.device) -> Iterator[Callable[[], object]]:
-    """Yields a call of a case's product, of random factors; tf32 is for the block only."""
+    """Yields a call of a case's product, of random factors; TF32 is set only within the block."""
     m, k, n = case.shape or (0, 0, 0)
     if case.precision == "float8":  # cuBLASLt takes the second factor in columns; scales are one
         a, b = (torch.randn(shape, device=device).to(torch.float8_e4m3fn) for shape in ((m, k), (n, k)))
@@ -193,7 +193,7 @@ def product(case: Case, device: torch.device) -> Iterator[Callable[[], object]]:
 
 
 def _copy(case: Case, device: torch.device, timer: Timer) -> list[float] | None:
-    """GiB/s of a copy within the memory, read and written."""
+    """Returns the GiB/s of a copy within the memory, counting bytes read and written."""
     num_bytes = case.num_bytes or 0
     if device.type == "cuda" and num_bytes > SAFE_BYTES_FRAC * torch.cuda.mem_get_info(device)[0]:
         return None
@@ -203,12 +203,12 @@ def _copy(case: Case, device: torch.device, timer: Timer) -> list[float] | None:
 
 
 def _launch(case: Case, device: torch.device, timer: Timer) -> list[float]:
-    """Microseconds."""
+    """Returns microseconds."""
     return wake_ups() if device.type == "cpu" else _kernels(device, waits="done" in (case.name or ""))
 
 
 def _kernels(device: torch.device, waits: bool) -> list[float]:
-    """Seconds for a kernel of one number: the host's time to launch it, or until the host has seen it done."""
+    """Returns microseconds of a tiny kernel: the host's to launch it, or if it waits, until the host sees it done."""
     number = torch.zeros(1, device=device)
     times_us, num_calls = [], 1 if waits else LAUNCHES_A_SAMPLE
     for _ in range(NUM_SAMPLES + 1):
@@ -219,11 +219,11 @@ def _kernels(device: torch.device, waits: bool) -> list[float]:
         if waits:
             torch.cuda.synchronize(device)
         times_us.append((time.perf_counter_ns() - started_ns) / 1e3 / num_calls)
-    return times_us[1:]  # the first brings in the kernel
+    return times_us[1:]  # the first call loads the kernel
 
 
 def wake_ups() -> list[float]:
-    """Microseconds until a thread that sleeps in a read of a pipe runs after a write to it: half of a round trip."""
+    """Returns microseconds for a thread to wake from a read of a pipe after a write to it: half of a round trip."""
     (to_read, to_write), (back_read, back_write) = os.pipe(), os.pipe()
 
     def answers() -> None:
@@ -249,9 +249,9 @@ def wake_ups() -> list[float]:
 
 
 def collective(case: Case, ranks: distributed.Ranks, timer: Timer) -> list[float]:
-    """GiB/s of bus bandwidth: bus bytes (kept.BUS_FACTORS) over the seconds of the slowest rank.
+    """Returns the GiB/s of bus bandwidth: bus bytes (kept.BUS_FACTORS) over the seconds of the slowest rank.
 
-    All ranks make as many calls, and begin each sample together.
+    All ranks make the same number of calls, and begin each sample together.
     """
     name, num_bytes = case.name or "", case.num_bytes or 0
     part = torch.ones(math.ceil(num_bytes / 4 / ranks.world_size), device=ranks.device)

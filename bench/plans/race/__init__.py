@@ -1,1 +1,1 @@
-"""Several runs by a plan, interleaved, in one session."""
+"""Races: runs of several arms by a plan, interleaved, in one session."""

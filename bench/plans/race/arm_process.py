@@ -1,7 +1,7 @@
-"""The arms of a race as processes: the facts of each by its own code, and a run of it in a fresh process group.
+"""Runs the arms of a race as processes: asks an arm's own code for its facts, and runs it in a new process group.
 
-An arm is overrides and, if it names a revision, all code of that revision in a worktree: conf/, models/ and bench/.
-All arms are started alike, with this Python, data folder and results folder.
+An arm is overrides and, if it names a revision, all code of that revision in a worktree: conf/, models/ and bench/. All
+arms are started alike, with this Python, data folder and results folder.
 """
 
 import json
@@ -30,29 +30,29 @@ if TYPE_CHECKING:
 END_WITHIN_S = 30.0  # the launcher ends its workers, then finishes the record
 TAIL_LINES = 15
 TICK_S = 0.5
-# The names that this file has had, the newest first: a revision has one of them.
+# The names of this file in all revisions, the newest first.
 FACTS_MODULES = ("bench.plans.race.arm_process", "bench.race.arm_process", "bench.racers")
-OF_LOSSES = ("model", "data", "optim", "stages")  # sections of a config; of the goal the steps, where schedules end
-Confined = Callable[[Sequence[str], Mapping[str, str]], tuple[list[str], dict[str, str]]]  # of sandbox.command()
-MANY = "-"  # in place of an arm's overrides: those of several arms are on standard input
+OF_LOSSES = ("model", "data", "optim", "stages")  # sections of a config; also goal.num_steps, where schedules end
+Confined = Callable[[Sequence[str], Mapping[str, str]], tuple[list[str], dict[str, str]]]  # as sandbox.command()
+MANY = "-"  # instead of an arm's overrides: read those of several arms from standard input
 
 
 def environment(results: Path | str) -> dict[str, str]:
-    """Variables of every arm's process: folders by their absolute names, because worktrees lie elsewhere."""
+    """Returns variables of every arm's process. Folders are absolute, because worktrees lie elsewhere."""
     from bench.data.sources.source import data_root
 
     return os.environ | {
         "SPEEDRUN_RESULTS": str(Path(results).absolute()),
         "SPEEDRUN_DATA": str(data_root().absolute()),
         "SPEEDRUN_CWD": working_folder(),
-        CHECKOUT: str(REPO),  # for an arm that runs from a copy of it
+        CHECKOUT: str(REPO),  # for an arm that runs from a copy of the checkout
     }
 
 
 def facts_of_arms(arms: Mapping[str, tuple[Path, Sequence[str]]], results: Path | str) -> dict[str, dict[str, Any]]:
-    """{arm: (folder of its code, overrides)} -> {arm: facts()}; one process gives those of all arms of this checkout.
+    """Returns {arm: facts()} of {arm: (folder of its code, overrides)}; arms of this checkout share one process.
 
-    ValueError: what is refused, with the arm's name before it.
+    Raises ValueError for a refusal, with the arm's name before it.
     """
     own = [name for name, (folder, _) in arms.items() if folder == REPO or code_copy.is_copy(folder)]
     facts_of: dict[str, dict[str, Any]] = {}
@@ -64,7 +64,7 @@ def facts_of_arms(arms: Mapping[str, tuple[Path, Sequence[str]]], results: Path 
                 facts_of[name] = facts(folder, overrides, results)
             if refusal := facts_of[name].get("refused"):
                 raise ValueError(refusal)
-            # An older revision does not say which settings are credentials.
+            # Older revisions do not report which settings are credentials.
             typed = [word.partition("=")[0] for word in overrides if credentials.found(word)]
             if hidden := facts_of[name].get("redacted") or typed:
                 remedy = "log in (wandb login, hf auth login) so that the arm needs none"
@@ -75,12 +75,12 @@ def facts_of_arms(arms: Mapping[str, tuple[Path, Sequence[str]]], results: Path 
 
 
 def facts_of_own(folder: Path, arms: Sequence[Sequence[str]], results: Path | str) -> list[dict[str, Any]]:
-    """facts() for each arm's overrides, or {"refused": why}, from one process of this checkout or its copy."""
+    """Returns facts() of each arm, or {"refused": why}, from one process of this checkout or its copy."""
     return cast(list[dict[str, Any]], ask(folder, [MANY], environment(results), json.dumps(arms)))
 
 
 def facts(folder: Path | str, overrides: Sequence[str], results: Path | str) -> dict[str, Any]:
-    """The facts of an arm by the code in this folder, from print_facts().  ValueError: it refuses the overrides."""
+    """Returns print_facts() of the code in this folder. Raises ValueError if it refuses the overrides."""
     if (answer := ask(folder, overrides, environment(results))) is None:
         raise ValueError("that revision's harness has no races yet: choose a later one")
     return cast(dict[str, Any], answer)
@@ -93,9 +93,9 @@ def ask(
     given: str | None = None,
     confined: Confined | None = None,
 ) -> Any:
-    """The answer of print_facts() of the code in this folder; None: the code is too old to have such facts.
+    """Returns the answer of print_facts() of the code in this folder; None if that code is too old to have it.
 
-    given: standard input; confined: what puts it into a sandbox.  ValueError: a refusal.
+    given is standard input; confined wraps the command in a sandbox. Raises ValueError for a refusal.
     """
     paths = {name: Path(folder) / f"{name.replace('.', '/')}.py" for name in FACTS_MODULES}
     module = next((name for name, path in paths.items() if path.exists()), None)
@@ -110,10 +110,9 @@ def ask(
 
 
 def print_facts(overrides: Sequence[str]) -> int:
-    """Check everything that can be checked before a run, and print what the plan must know of an arm, as JSON.
-
-    MANY alone: of a list of arms' overrides, read as JSON, a list; an arm that is refused is {"refused": why} there.
-    """
+    """Checks all that can be checked before a run, and prints what a plan needs of an arm as JSON. Returns the exit
+    code. With MANY alone, reads a list of arms' overrides as JSON and prints a list; {"refused": why} stands for a
+    refusal."""
     if list(overrides) == [MANY]:
         print(json.dumps(_all_facts(json.load(sys.stdin))))
         return 0
@@ -126,7 +125,7 @@ def print_facts(overrides: Sequence[str]) -> int:
 
 
 def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    """The facts of several arms of this code; torch is loaded and the machine's load sampled once for all of them."""
+    """Returns the facts of several arms of this code; loads torch and samples the machine's load only once."""
     from bench.launch import initial_record, own_model, ready
     from bench.launch.prepare import prepare
     from bench.machine import environment as machine
@@ -160,7 +159,7 @@ def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         known |= {"device": hardware.device}
         known |= {"num_gpus": hardware.ranks_of_node} if hardware.device == "cuda" else {}
         settings = schema.to_dict(job.config)
-        (settings["model"] or {}).pop("activation_checkpointing", None)  # which changes losses by rounding alone
+        (settings["model"] or {}).pop("activation_checkpointing", None)  # it changes losses only by rounding
         changes_losses = {name: settings[name] for name in OF_LOSSES} | {"schedule": settings["goal"]["num_steps"]}
         known |= {"row": _best_row(job, run), "changes_losses": changes_losses}
         facts[number] = known | {"preflight": checks}
@@ -168,7 +167,7 @@ def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
 
 
 def _best_row(job: "Job", run: Any) -> dict[str, Any]:
-    """The row (bench/record/rows.py) that the run will have if it ends well, as far as that is known before it.
+    """Returns the row (bench/record/rows.py) that the run will have if it ends well, as far as that is known before it.
 
     run: the record that it begins with.
     """
@@ -180,7 +179,7 @@ def _best_row(job: "Job", run: Any) -> dict[str, Any]:
 
 
 def source_sha256(folder: Path | str, own: Iterable[str] = ()) -> str:
-    """The identity of the code in this folder with the user's own classes of these import paths."""
+    """Returns the identity of the code in this folder, including the user's own classes of these import paths."""
     return code_state.source_sha256(folder, own=user_code.sources(own))
 
 
@@ -192,9 +191,9 @@ def start(
     show: bool = False,
     tick: Callable[[], object] = lambda: None,
 ) -> str:
-    """One run of an arm -> the last lines it printed.  tag: for run.json["race"]; show, tick: as of run_to_end().
+    """Runs an arm once. Returns the last printed lines. tag: for run.json["race"]; show, tick: as in run_to_end().
 
-    With a compilation in its tag it shares the compilers' caches with the other runs of that compilation alone.
+    If its tag has a compilation, it shares the compilers' caches only with other runs of that compilation.
     """
     env = environment(results)
     if "compilation" in tag:
@@ -205,7 +204,7 @@ def start(
 
 
 def caches(race: Path) -> Path:
-    """Where the compilers' caches of a race lie until it ends; git ignores the name."""
+    """Returns the folder of the compilers' caches of a race, which exists until it ends; git ignores the name."""
     return race / race_folder.CACHES
 
 
@@ -219,11 +218,11 @@ def run_to_end(
     confined: Confined | None = None,
     program: Sequence[str] = ("bench", "run"),
 ) -> str:
-    """./run.sh run WORDS by the code in this folder, from its start to its record -> the last lines it printed.
+    """Runs ./run.sh run WORDS by the code in this folder, until its record is written. Returns the last printed lines.
 
-    show: they go to out, a file, None: this terminal, and "" is returned.  tick() is called twice a second meanwhile.
-    confined: as of ask(); program: what python -m starts in its place.
-    Raises Interrupted, after the run has been ended and recorded, when a signal comes.
+    show: print to the file out (None: this terminal), and return "". tick() is called twice a second meanwhile.
+    confined: as in ask(); program: what python -m starts instead of bench run. Raises Interrupted on a signal, after
+    the run has been ended and recorded.
     """
     command = [sys.executable, "-m", *program, *overrides]
     command, env = confined(command, env) if confined else (command, env)
@@ -244,7 +243,7 @@ def run_to_end(
 
 
 def record_of(results: Path | str, run: str) -> Any:
-    """The record (Record) of "<track>/<run_id>", or None where it was never written."""
+    """Returns the record (Record) of "<track>/<run_id>", or None if it was never written."""
     try:
         return run_folder.read(Path(results) / run)
     except ValueError:

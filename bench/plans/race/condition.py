@@ -1,11 +1,11 @@
-"""The machine's condition before and after a race: the passport's figures that the race uses, in seconds.
+"""Measures the machine's condition before and after a race: the figures of the passport that the race uses, in seconds.
 
     RACE/machine.json: {"measurements": [{"when": "before" or "after", "passport": Passport, "faults": [sentence]}]}
 
-Of a passport (bench/machine/passport/kept.py) the clock under load, the largest copy, the first launch, products of the
-arms' precisions and the largest message of each collective are measured.  A fault is a figure whose samples lie outside
-those of earlier measurements of the same device, passports and other races, and that is worse by WORSE_PCT or more; of
-a GPU also one that its peers surpass; after the race, also one that fell since it began.
+Measured are the passport's (bench/machine/passport/kept.py) clock under load, largest copy, first launch, products of
+the arms' precisions, and largest message of each collective. A fault is a figure outside the samples of earlier
+measurements of the same device, passports and other races, that is worse by WORSE_PCT or more; on a GPU also one that
+its peers surpass; after the race, also one that fell since it began.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from bench.plans.passport import session
 from bench.record import race_folder
 
 FILE = "machine.json"
-MODES = ("auto", "off", "flag", "refuse")  # auto: flag where an arm runs on a GPU
-LIMIT_S = {"cuda": 20.0, "cpu": 5.0}  # of measuring, beside the start of its processes
-DTYPE = {"cuda": "bfloat16", "cpu": "float32"}  # of a program that does not say
-WORSE_PCT = 3.0  # as report.PEER_FRAC: less is within what healthy devices differ by
+MODES = ("auto", "off", "flag", "refuse")  # auto: flag if an arm runs on a GPU, else off
+LIMIT_S = {"cuda": 20.0, "cpu": 5.0}  # time for measuring, without the start of processes
+DTYPE = {"cuda": "bfloat16", "cpu": "float32"}  # of a program whose dtype is not known
+WORSE_PCT = 3.0  # as report.PEER_FRAC: healthy devices differ by less
 
 
 class Measurement(TypedDict):
-    """faults: what was found, a sentence each."""
+    """One measurement. faults: what was found, a sentence each."""
 
     when: str
     passport: kept.Passport
@@ -44,9 +44,9 @@ class Measurements(TypedDict):
 
 
 def measure(folder: Path, results: Path, arms: Mapping[str, Mapping[str, Any]], mode: str, when: str) -> None:
-    """Measures, keeps it in folder and says what it found; nothing where mode does not ask for it.
+    """Measures the condition, writes it into folder and reports faults; does nothing if the mode does not require it.
 
-    mode: of MODES; when: before or after.  ValueError: before the race, where the mode is refuse and there are faults.
+    mode: of MODES; when: before or after. Raises ValueError for faults before the race if the mode is refuse.
     """
     machine = schema.Machine(gpus.num_visible(), environment.usable_cpus())
     hardware = [found for arm in arms.values() if (found := _hardware(arm, machine)) is not None]
@@ -64,7 +64,7 @@ def measure(folder: Path, results: Path, arms: Mapping[str, Mapping[str, Any]], 
     past = of(folder)
     history = kept.every()
     for path in (results / race_folder.FOLDER).glob(f"*/{FILE}"):
-        with contextlib.suppress(ValueError):  # a damaged one says nothing
+        with contextlib.suppress(ValueError):  # damaged files are skipped
             history += [measured["passport"] for measured in of(path.parent) if path.parent != folder]
     faults = list(_faults(passport, sorted(history, key=lambda passport: passport["at"])))
     faults += [fault for fault in _faults(passport, [earlier["passport"] for earlier in past]) if fault not in faults]
@@ -78,18 +78,18 @@ def measure(folder: Path, results: Path, arms: Mapping[str, Mapping[str, Any]], 
 
 
 def of(folder: Path) -> list[Measurement]:
-    """The measurements of a race; [] if it made none."""
+    """Returns the measurements of a race; [] if it made none."""
     path = folder / FILE
     return cast(Measurements, json_file.read(path, Measurements))["measurements"] if path.is_file() else []
 
 
 def faults_of(folder: Path) -> list[str]:
-    """The faults found before and after a race, as sentences."""
+    """Returns the faults found before and after a race, as sentences."""
     return [f"{measured['when']} the race, {fault}" for measured in of(folder) for fault in measured["faults"]]
 
 
 def _hardware(arm: Mapping[str, Any], machine: schema.Machine) -> schema.HardwareConfig | None:
-    """An arm's hardware as today's code resolves it; None if this code does not know a setting of its revision."""
+    """Returns an arm's hardware as today's code resolves it; None if it does not know a setting of the revision."""
     try:
         hardware = compose.compose(list(arm.get("overrides") or ()), machine).hardware
         resolve.resolve_hardware(hardware, machine)

@@ -1,6 +1,6 @@
 """The plan of a race: arms, number of runs, order, looks, alpha, margins and rules, fixed before its first run.
 
-The functions are pure: they turn the words after ./run.sh race into a dict.  The hash of the plan goes into the ledger
+The functions perform no I/O: they turn the words after ./run.sh race into a dict. The plan's hash goes into the ledger
 before the first run starts, so that a later change of the plan is noticed.
 """
 
@@ -18,9 +18,9 @@ from bench.compare.questions import QUESTIONS
 from bench.compare.target import MARGIN_PCT
 
 SCHEMA_VERSION = 1
-N = 5  # runs an arm; a record needs what its track says
+N = 5  # default number of runs per arm; a track may require more of a record
 MAX_ATTEMPTS = 3
-BLOCKS = (1, -1, -1, 1), (1, 1, -1, -1)  # of rounds: a random order of the arms, or its reverse
+BLOCKS = (1, -1, -1, 1), (1, 1, -1, -1)  # rounds of a block: a random order of the arms, or its reverse
 RULES = {
     "failed": "a run that fails keeps its slot: it was started, has no time, and is not repeated",
     "interrupted": f"a slot whose run was interrupted, or ended by its machine (a killed agent, a full or broken disk, "
@@ -36,14 +36,14 @@ RULES = {
     "max_attempts": MAX_ATTEMPTS,
 }
 AUTO = re.compile(r"auto:(\d+)-(\d+)")
-FEWEST_COMPILATIONS = 3  # of an arm on a GPU: fewer say little about how much one differs from the next
+FEWEST_COMPILATIONS = 3  # of an arm on a GPU: fewer show little of how compilations differ
 PLAIN = re.compile(r"[\w./-]+")
 ARM = re.compile(r"[A-Z][A-Za-z0-9_]*")
 DEFAULTS: dict[str, Any] = {"name": "race", "track": None, "looks": None, "alpha": ALPHA, "session_id": None}
 DEFAULTS |= {"margin": None, "metric": VAL_LOSS, "equivalence_margin_pct": MARGIN_PCT}
 DEFAULTS |= {"first_seed": 0, "order_seed": 0, "on": "time", "why_on": None, "sequential": None, "compilations": 1}
 OTHER_WORDS = dict.fromkeys(("reps", "repeats", "runs", "rounds"), "n")
-# word: (what the plan calls it, how it is read, what it must be)
+# {word: (key in the plan, parser, what it must be)}
 SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "n": ("n", lambda text: text if AUTO.fullmatch(text) else int(text), "a number of runs, or auto:3-20"),
     "compilations": ("compilations", int, "a number of fresh compilations of each arm"),
@@ -57,7 +57,7 @@ SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
 
 
 def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
-    """Words -> {"arms": {name: {"overrides", "rev"}}, and the settings that were given}.  ValueError: what is wrong.
+    """Returns {"arms": {name: {"overrides", "rev"}}, and the given settings}. Raises ValueError for a wrong word.
 
     HEAD~1 HEAD is short for A.rev=HEAD~1 B.rev=HEAD.
     """
@@ -82,7 +82,7 @@ def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
                 arm.update({"rev": value} if dot else {"overrides": shlex.split(value)})
             except ValueError as error:
                 raise ValueError(f"{word}: {error}") from None
-        elif ARM.fullmatch(name):  # B.goal.num_steps=40 would be taken for a setting of all arms, and b=optim=muon too
+        elif ARM.fullmatch(name):  # else B.goal.num_steps=40 would be read as a setting of all arms
             raise ValueError(f"{word}: all settings of an arm go into one word: write {name}='{what}={value}'")
         elif len(name) == 1 and not what:
             raise ValueError(f"{word}: an arm's name begins with a capital letter: write {name.upper()}='{value}'")
@@ -93,7 +93,7 @@ def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
         raise ValueError(f"{name}.python: the race has no arm {name}: write {name}='script=...' too")
     for name, arm in arms.items():
         arm["overrides"] = [*common, *arm["overrides"], *pythons.get(name, [])]
-        if arm["rev"] and (root := root_of_script(arm["overrides"])):  # a revision of that repository
+        if arm["rev"] and (root := root_of_script(arm["overrides"])):  # a revision of the script's repository
             own = [word for word in arm["overrides"] if not word.startswith("script.root=")]
             rev = arm["rev"] if PLAIN.fullmatch(arm["rev"]) else f"'{arm['rev']}'"  # as Hydra reads HEAD~1
             arm |= {"overrides": [*own, f"script.root={root}", f"script.rev={rev}"], "rev": None}
@@ -108,7 +108,7 @@ def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
 
 
 def _with_revisions(arguments: list[str]) -> list[str]:
-    """The words, with an arm for each revision: HEAD~1 HEAD -> A.rev=HEAD~1 B.rev=HEAD."""
+    """Returns the words with an arm for each revision: HEAD~1 HEAD -> A.rev=HEAD~1 B.rev=HEAD."""
     revisions = [word for word in arguments if "=" not in word]
     others = [word for word in arguments if "=" in word]
     own = any(ARM.fullmatch(word.partition("=")[0].partition(".")[0]) for word in others)
@@ -120,8 +120,8 @@ def _with_revisions(arguments: list[str]) -> list[str]:
 
 
 def root_of_script(words: Iterable[str]) -> str | None:
-    """The repository whose revisions these settings are raced at: script.root of a script, the user's folder without
-    one; None: no script, so the harness's."""
+    """Returns the repository whose revisions these settings are raced at: a script's script.root, else the user's
+    folder; None without a script, for the harness's."""
     settings = {key: value for key, _, value in (word.partition("=") for word in words)}
     is_script = any(settings.get(key) for key in ("script", "script.path", "script.module", "script.command"))
     return settings.get("script.root") or ("." if is_script else None)
@@ -141,13 +141,13 @@ def _setting(key: str, value: str) -> Any:
 def make(
     arms: Mapping[str, Any], n: int, made_at: str, ladder: dict[str, Any] | None = None, **settings: Any
 ) -> dict[str, Any]:
-    """arms: {name: facts}, the baseline first -> the plan.  Raises ValueError for what cannot be planned.
+    """Returns the plan of arms {name: facts}, the baseline first. Raises ValueError for what cannot be planned.
 
-    n counts the runs of each arm without its discarded warm-up; looks are numbers of runs, the last of them n;
+    n counts the runs of each arm without its discarded warm-up; looks are numbers of runs, the last of them n.
     sequential, {"first", "last"}: a look after every round from the first on, by a verdict that is valid at each; with
-    "stop" (bench/compare/searching.py) by the rules of a search, and "warm_ups" are the arms that have one.
-    settings: as DEFAULTS; margin is in the unit of metric, the goal's, and None is what the metric has.  ladder: what
-    ./run.sh ladder keeps of its rungs (bench/plans/ladder/request.py); None, of another race: not in the plan.
+    "stop" (bench/compare/searching.py) by the rules of a search, and "warm_ups" are the arms that have one. settings:
+    as DEFAULTS; margin is in the unit of the goal's metric, None for the metric's own. ladder: what ./run.sh ladder
+    stores of its rungs (bench/plans/ladder/request.py); None for other races, whose plans do not have it.
     """
     assert settings.keys() <= DEFAULTS.keys(), settings
     given = DEFAULTS | settings
@@ -164,7 +164,7 @@ def make(
     _check(list(arms), n, given)
     metric, margin = given.pop("metric"), given.pop("margin")
     margin = metric.margin or 0.0 if margin is None else margin
-    if metric == VAL_LOSS:  # as plans have always had it
+    if metric == VAL_LOSS:  # the key that plans have always had
         given |= {"loss_margin_nats": margin}
     else:
         given |= {"margin": margin, "metric": [metric.name, metric.unit, metric.direction]}
@@ -177,7 +177,7 @@ def make(
 
 
 def fewest_compilations(n: int, is_sequential: bool) -> int:
-    """How often each arm is compiled afresh on a GPU, where nobody says: every round of a race that may end at each.
+    """Returns the default number of fresh compilations of each arm on a GPU: n if a race may end at each round.
 
     Else FEWEST_COMPILATIONS, or the next number that divides n.
     """
@@ -216,14 +216,14 @@ def order(
     compilations: int = 1,
     warm_ups: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """[{"arm", "seed", "discarded", "compilation"}]: a warm-up an arm, then blocks of four rounds,
-    of which the last may be cut short.  compilation, from 0: which of its arm's equal groups of consecutive rounds.
-    warm_ups: the arms that have one, None: all.
+    """Returns [{"arm", "seed", "discarded", "compilation"}]: a warm-up per arm, then blocks of four rounds, the last of
+    which may be cut short. compilation, from 0: which of its arm's equal groups of consecutive rounds a run is in.
+    warm_ups: the arms that have one; None: all.
 
-    A block is a random order s of the arms and its reverse r: s r r s or s s r r, by chance.  So each arm
-    of a pair is ahead of the other equally often, among odd and among even rounds alike: a linear drift, and with two
-    arms a disturbance of every fourth run, hit both alike.  The k-th run of every arm is one round and has one seed: a
-    change that leaves the losses alone shows so bit for bit.
+    A block is a random order s of the arms and its reverse r: s r r s or s s r r, by chance. So each arm of a pair is
+    ahead of the other equally often, in odd and in even rounds: a linear drift, and with two arms a disturbance of
+    every fourth run, affects both alike. The k-th runs of all arms are one round and share a seed, so that a change
+    that leaves the losses alone shows bit for bit.
     """
     chance, rounds = random.Random(order_seed), list[list[str]]()
     while len(rounds) < n:
@@ -238,12 +238,12 @@ def order(
 
 
 def sha256(plan: Mapping[str, Any]) -> str:
-    """Hash of the plan's canonical text: keys sorted, no spaces."""
+    """Returns the hash of the plan's canonical text: sorted keys, no spaces."""
     return hashlib.sha256(json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def look_after(plan: Mapping[str, Any], position: int) -> int | None:
-    """The planned look that is due when the run at this position has ended: its number of runs an arm, or None."""
+    """Returns the planned look due when the run at this position has ended, as its number of runs per arm, or None."""
     started = dict.fromkeys(plan["arms"], 0)
     for slot in plan["order"][: position + 1]:
         started[slot["arm"]] += not slot["discarded"]

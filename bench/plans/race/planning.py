@@ -1,4 +1,4 @@
-"""A request -> the race's plan: every arm checked by its own code, fresh seeds, random order, a hash in the ledger."""
+"""Makes a race's plan: checks each arm by its own code, draws seeds and an order, enters a hash into the ledger."""
 
 import itertools
 import secrets
@@ -20,15 +20,15 @@ from bench.plans.race import arm_process, plan, question, state, worktrees
 from bench.record import ledger, race_folder
 from bench.record.rows import COLUMNS, metric_of
 
-# of an arm's facts, in the plan: own if it has any
+# facts of an arm that the plan keeps; "own" only if it has any
 KEPT = ("name", "config_id", "source_sha256", "commit", "dirty", "deviations", "own", "num_gpus")
-MEASURED = {"target": 0.0, "score": 0.0}  # which all reach; how much it is does not matter here
+MEASURED = {"target": 0.0, "score": 0.0}  # a target that all reach; its value does not matter here
 
 
 def begin(request: dict[str, Any], results: Path, anyway: bool = False) -> Path:
-    """Write a plan() and put its hash into the ledger.  Returns the race's folder; no run has started.
+    """Writes a plan() and enters its hash into the ledger. Returns the race's folder; no run has started.
 
-    anyway: on a busy machine too, and even without hope of a verdict.  ValueError: also what cannot be written.
+    anyway: also on a busy machine and without hope of a verdict. Raises ValueError, also if it cannot be written.
     """
     made, facts = planned(request, results, anyway)
     agree_on_machine(facts, anyway)
@@ -47,10 +47,10 @@ def begin(request: dict[str, Any], results: Path, anyway: bool = False) -> Path:
 def planned(
     request: dict[str, Any], results: Path, anyway: bool = False
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Check every arm by its own code -> (the plan, {arm: arm_process.facts()}); nothing is written.
+    """Checks every arm by its own code. Returns (the plan, {arm: arm_process.facts()}), and writes nothing.
 
-    request: of plan.parse_request(); "arms" is taken out of it.  anyway: even without hope of a verdict.
-    ValueError: what cannot be raced or planned.
+    request is plan.parse_request()'s; "arms" is removed from it. anyway: also without hope of a verdict. Raises
+    ValueError for what cannot be raced or planned.
     """
     commits = check(request)
     wanted = request.pop("arms")
@@ -79,7 +79,7 @@ def planned(
 def _as_the_arms_suggest(
     facts: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any], results: Path
 ) -> dict[str, Any]:
-    """The settings that a request does not name: from the arms, their track and the given settings, or drawn."""
+    """Returns defaults of the request's settings: from the arms, their track and the given settings, or random."""
     first = next(iter(facts.values()))
     rules = target.rules_of(first["track"])
     ids = {known["config_id"] for known in facts.values()}
@@ -93,7 +93,7 @@ def _as_the_arms_suggest(
         "compilations": fewest if on_gpu else 1,
         "on": on,
         "why_on": why_on,
-        "first_seed": last_seed + 1,  # that no started run of these configs has had
+        "first_seed": last_seed + 1,  # the first seed that no started run of these configs has had
         "order_seed": secrets.randbits(32),
         "session_id": first["session_id"],
         "track": first["track"],
@@ -101,9 +101,9 @@ def _as_the_arms_suggest(
 
 
 def enter(folder: Path, results: Path) -> None:
-    """Enter a plan into the ledger if a kill came between writing the two: no run of it has been started.
+    """Enters a plan into the ledger if a kill came between writing the two. None of its runs has been started then.
 
-    ValueError: the plan cannot be read.  OSError: nothing is entered.
+    Raises ValueError if the plan cannot be read, OSError if it cannot be entered.
     """
     with reading_record(folder / "plan.json"):
         made = json_file.read(folder / "plan.json", state.Plan)
@@ -114,13 +114,13 @@ def enter(folder: Path, results: Path) -> None:
 
 
 def _facts_of(made: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of a plan's line in the ledger."""
+    """Returns the facts of a plan's line in the ledger."""
     ids = {name: [arm["config_id"], arm["source_sha256"]] for name, arm in made["arms"].items()}
     return {"race_id": made["race_id"], "plan_sha256": plan.sha256(made), "baseline": made["baseline"], "arms": ids}
 
 
 def check(request: Mapping[str, Any]) -> dict[str, str]:
-    """Refuse what can be refused before any work, and return the commits of the arms with a revision.  ValueError."""
+    """Returns the commits of the arms with a revision. Raises ValueError for what can be refused before any work."""
     settings = {"n": plan.N, **request}
     arms = settings.pop("arms")
     plan.make(dict.fromkeys(arms, {}), made_at=utc.now(), **settings)
@@ -128,9 +128,9 @@ def check(request: Mapping[str, Any]) -> dict[str, str]:
 
 
 def refuse_laxer(track: str, settings: Mapping[str, Any]) -> None:
-    """ValueError for an alpha or a margin beyond the track's: a claim is judged by the track's numbers.
+    """Raises ValueError for an alpha or a margin beyond the track's, because a claim is judged by the track's numbers.
 
-    settings: of a plan; "metric" is the goal's, val_loss where it is not there.
+    settings: of a plan; its "metric" is the goal's, val_loss by default.
     """
     setting_of = {name: word for word, (name, *_) in plan.SETTINGS.items()}
     for key, value, limit in target.laxer_than_track(track, settings):
@@ -141,11 +141,11 @@ def refuse_laxer(track: str, settings: Mapping[str, Any]) -> None:
 
 
 class Identical(ValueError):
-    """Two arms differ by noise alone."""
+    """Raised if two arms differ only by noise."""
 
 
 def refuse_identical(facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Identical for two arms of one config and, as far as it is known, one code."""
+    """Raises Identical if two arms have the same config and, as far as it is known, the same code."""
     for (name, known), (other_name, other) in itertools.combinations(facts.items(), 2):
         if all(known.get(key) == other.get(key) for key in ("config_id", "source_sha256")):
             same = f"are the same config ({known['config_id']}) and code and differ by noise alone"
@@ -153,14 +153,14 @@ def refuse_identical(facts: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mapping[str, float]) -> None:
-    """Applies the rules of the verdict to the rows that the arms' runs would have at best.
+    """Applies the verdict's rules to the rows that the arms' runs would have at best. Raises ValueError for a refusal.
 
-    facts: {arm: arm_process.facts()}, the baseline first.  measured: of arms without a target, whose way to one that is
-    measured in the race is compared (a ladder's).
+    facts: {arm: arm_process.facts()}, the baseline first. measured: row values of arms without a target, compared on
+    the way to a target that the race itself measures (a ladder's).
     """
     rows: dict[str, Any] = {}
     for name, known in facts.items():
-        if "row" in known:  # an older revision's code does not say
+        if "row" in known:  # an older revision's code reports none
             rows[name] = dict.fromkeys(COLUMNS) | known["row"] | {"run_id": name}
             rows[name] |= measured if rows[name]["target"] is None else {}
     baseline = next(iter(facts))
@@ -176,12 +176,12 @@ def refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mappin
 
 
 def agree_on_machine(facts: Mapping[str, Mapping[str, Any]], anyway: bool) -> None:
-    """Checks the machine as each arm's own code sees it.  ValueError where the race must not go on."""
+    """Checks the machine as each arm's own code sees it. Raises ValueError if the race must not go on."""
     checks = [Check(**check) for known in facts.values() for check in known.get("preflight", ())]
     with leases.held(num_gpus(facts)):
         ready.agree(checks, anyway, "the verdict")
 
 
 def num_gpus(arms: Mapping[str, Mapping[str, Any]]) -> int:
-    """The number of GPUs of this node that a run of any of these arms uses, by their facts or plan; 0 on a CPU."""
+    """Returns the GPUs of this node that a run of any of these arms uses, by their facts or plan; 0 on a CPU."""
     return max(arm.get("num_gpus", 0) for arm in arms.values())

@@ -1,4 +1,4 @@
-"""The question of a race: time, loss, time_to_target or steps_to_target, chosen by on= or by how the arms differ.
+"""Chooses the question of a race: time, loss, time_to_target or steps_to_target, by on= or by how the arms differ.
 
 Facts are those of bench/plans/race/arm_process.py: {arm: facts}, the baseline first.
 """
@@ -13,19 +13,19 @@ OF_TRACK = {
     "time": ("time", "time_to_target"),
     "steps": ("steps_to_target",),
     "metric": ("loss",),
-}  # that answer what a track judges
+}  # {what a track judges: questions that answer it}
 Facts = Mapping[str, Mapping[str, Any]]
 
 
 def chosen(facts: Facts, judged: str) -> tuple[str, str]:
-    """(one of QUESTIONS, why) where on= names none.  judged: by the track, time or steps."""
+    """Returns (one of QUESTIONS, why) if on= names none. judged: what the track judges, time, steps or metric."""
     if judged == "steps":
         return "steps_to_target", "the track judges steps"
     if judged == "metric":
         return "loss", "the track judges its metric"
     if any((known.get("row") or {}).get("budget") for known in facts.values()):
         return "loss", "every run has the same budget"
-    first, *others = [known.get("changes_losses") or {} for known in facts.values()]  # {}: an older revision's
+    first, *others = [known.get("changes_losses") or {} for known in facts.values()]  # {}: an older revision
     differing = [name for name in first if any(changes and changes[name] != first[name] for changes in others)]
     has_target = not any(_lacks_target(facts))
     if unequal := next(_unequal(facts), None):
@@ -40,14 +40,14 @@ def chosen(facts: Facts, judged: str) -> tuple[str, str]:
 
 
 def sentence(plan: Mapping[str, Any]) -> str:
-    """The question of a plan, and the reason for it if the user did not choose it."""
+    """Returns the question of a plan, and the reason for it if the user did not choose it."""
     on, why = plan["on"], plan["why_on"]
     other = "loss" if on == "time" else "time"
     return QUESTIONS[on] + (f", because {why}; on={other} asks another" if why else "")
 
 
 def refuse_unanswerable(on: str, facts: Facts) -> None:
-    """ValueError for a question that these arms can never answer."""
+    """Raises ValueError for a question that these arms can never answer."""
     if on.endswith("to_target") and (lacking := next(_lacks_target(facts), None)):
         raise ValueError(f"on={on}: {lacking}: give goal.target_val_loss=LOSS beside the arms, or on=loss")
     has_budget = all((known.get("row") or {}).get("budget") for known in facts.values())
@@ -61,7 +61,7 @@ def refuse_unanswerable(on: str, facts: Facts) -> None:
 
 
 def _lacks_target(facts: Facts) -> Iterator[str]:
-    """Why the arms have no target in common: a sentence, or nothing."""
+    """Yields why the arms have no target in common, or nothing."""
     targets = {name: (known.get("row") or {}).get("target") for name, known in facts.items()}
     for name, target in targets.items():
         if target is None:
@@ -71,7 +71,7 @@ def _lacks_target(facts: Facts) -> Iterator[str]:
 
 
 def _unequal(facts: Facts) -> Iterator[str]:
-    """A sentence for each amount of training in which the arms differ.  An unknown amount differs from none."""
+    """Yields a sentence for each amount of training in which the arms differ. An unknown amount differs from none."""
     for column, _, unit in AMOUNTS:
         amounts = {name: (known.get("row") or {}).get(column) for name, known in facts.items()}
         if len({amount for amount in amounts.values() if amount is not None}) > 1:

@@ -1,4 +1,4 @@
-"""A planned race, run to its end or to an interrupt: each run in turn, the planned looks, the result."""
+"""Runs a planned race to its end or to an interrupt: its runs in order, the planned looks, the result."""
 
 import shutil
 import sys
@@ -19,18 +19,18 @@ from bench.plans.race.state import Slot, State
 from bench.record import failures, ledger, race_folder, verification
 from bench.record.rows import DISTRUSTING
 
-MAX_CHARS = 120  # of what an arm is, on the terminal; the plan has all of it
+MAX_CHARS = 120  # of an arm's description on the terminal; the plan has it all
 
 
 def go(
     folder: Path, results: Path, show: bool = False, anyway: bool = False, is_new: bool = False, machine: str = "auto"
 ) -> race_folder.Race:
-    """Run what is open of a plan, to its end or to an interrupt.  Returns race.json, or of an interrupted race what it
-    would be so far, with status interrupted.
+    """Runs what a plan has left, to its end or to an interrupt. Returns race.json, of an interrupted race as it would
+    be now, with status interrupted; of a race that has ended, the recorded one.
 
-    show: every run's numbers, an unplanned look; anyway: on a busy machine too; is_new: it has just been planned, and
-    its arms are not checked again; machine: of condition.MODES.  Of a race that has ended, what became of it.
-    ValueError: the race is not as planned, or another one runs.
+    show: show every run's numbers, an unplanned look; anyway: also on a busy machine; is_new: just planned, so that its
+    arms are not checked again; machine: of condition.MODES. Raises ValueError if the race is not as planned, or another
+    one runs.
     """
     with state.locked(folder):
         for other in state.unfinished(results):
@@ -70,7 +70,7 @@ def go(
 
 
 def introduce(known: Mapping[str, Any]) -> None:
-    """Says what a plan is going to race, how often, and what would keep its result from being claimed."""
+    """Prints what a plan is going to race, how often, and what would keep its result from being claimed."""
     if common := race_folder.shared(known["arms"]):
         say("race", f"every arm: {' '.join(common)}")
     abouts = race_folder.about(known["arms"])
@@ -87,7 +87,7 @@ def introduce(known: Mapping[str, Any]) -> None:
 
 
 def _about_plan(known: Mapping[str, Any]) -> str:
-    """How many runs, compilations and looks."""
+    """Describes the number of runs, compilations and looks."""
     looks, compilations, alpha = known["looks"], known.get("compilations", 1), f"alpha {known['alpha']:g}"
     groups = f", {compilations} fresh compilations of each arm" * (compilations > 1)
     if known.get("sequential"):
@@ -98,7 +98,7 @@ def _about_plan(known: Mapping[str, Any]) -> str:
 
 
 def _in_the_way_of_a_claim(known: Mapping[str, Any]) -> Iterator[str]:
-    """Why the track will take no claim from this plan, and what would do."""
+    """Yields why the track will accept no claim from this plan, with the settings that it would accept."""
     settings, rules, track = target.track_settings(known["track"]), target.rules_of(known["track"]), known["track"]
     if not settings.get("fixed"):
         return
@@ -115,7 +115,7 @@ def _in_the_way_of_a_claim(known: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _refuse_changes(race: State, folders: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
-    """A race is resumed with the code, the settings and the session it was begun with, or not at all.
+    """Raises ValueError unless the code, the settings and the session are those that the race was begun with.
 
     Returns {arm: arm_process.facts()}.
     """
@@ -134,7 +134,7 @@ def _refuse_changes(race: State, folders: Mapping[str, Path]) -> dict[str, dict[
 
 
 def series_of(known: Mapping[str, Any], num_done: int = 0, live: bool = True) -> Series:
-    """The runs of a plan, of one kind: an arm's own time is not to be seen."""
+    """Returns the series of a plan's runs. They are all of one kind, so that no arm's own time can be seen."""
     ids = [arm["config_id"] for arm in known["arms"].values()]
     known_s = list(earlier_s([known["track"]], ids).values())
     mean_s = {"run": sum(known_s) / len(known_s)} if known_s else {}
@@ -156,7 +156,7 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
                 what = f"its own code ({', '.join(own)}) changed while the race was running"
                 remedy = f"put it back and ./run.sh race --resume {race.race_id}, or race revisions"
                 raise ValueError(f"{slot.arm}: {what}: {remedy} ({slot.arm}.rev=HEAD)")
-            with processes.strays() as end_strays:  # of a launcher that its run killed
+            with processes.strays() as end_strays:  # processes of a launcher that its run killed
                 race = _run_one(race, slot, folders[slot.arm], show, series)
                 left = end_strays()
             done = race.slots[slot.position]
@@ -168,7 +168,7 @@ def _run_all(race: State, folders: Mapping[str, Path], show: bool) -> tuple[str,
 
 
 def _draw(race: State, bars: Bars) -> None:
-    """A bar an arm, of its runs, and one of the looks, which says when something may be seen."""
+    """Draws a bar of runs for each arm, and one of the looks, which says when something may be seen."""
     started, n = race.started(), race.plan["n"]
     for name, num_runs in started.items():
         doing = "" if race.runs(name, discarded=True) else ", warm-up first"
@@ -180,7 +180,7 @@ def _draw(race: State, bars: Bars) -> None:
 
 
 def _run_one(race: State, slot: Slot, folder: Path, show: bool, series: Series) -> State:
-    """One run of the plan -> the race's state after it."""
+    """Runs one slot of the plan. Returns the race's state after it."""
     series.begin()
     arm, num_attempts = race.plan["arms"][slot.arm], len(slot.attempts)
     tag = {key: getattr(slot, key) for key in ("arm", "position", "discarded")}
@@ -196,7 +196,7 @@ def _run_one(race: State, slot: Slot, folder: Path, show: bool, series: Series) 
     message = f"run {series.position} {done.status}{', warm-up' * done.discarded}"
     say("race", f"{message}{series.end(done.is_done)}", always=done.status != "complete")
     failure = (arm_process.record_of(race.results, done.attempts[-1][0]) or {}).get("failure")
-    if failure and failure["kind"] in state.OF_THE_DISK:  # run again at once, it would use up the slot's attempts
+    if failure and failure["kind"] in state.OF_THE_DISK:  # an immediate repeat would use up the slot's attempts
         why = f"{done.arm}: {failure['kind']}: {failure['message']}"
         raise ValueError(f"{why}: free or repair the disk, then ./run.sh race --resume {race.race_id}")
     if done.discarded:
@@ -205,7 +205,7 @@ def _run_one(race: State, slot: Slot, folder: Path, show: bool, series: Series) 
 
 
 def _warn_of_doubts(warm_up: Slot, results: Path) -> None:
-    """Warn before the other runs if the warm-up of a script shows that its times will not be compared."""
+    """Warns before the other runs if the warm-up of a script shows that its times will not be compared."""
     run = arm_process.record_of(results, warm_up.attempts[-1][0]) or {}
     doubts = [doubt["doubt"] for doubt in run.get("doubts", ()) if doubt["instrument"] in DISTRUSTING]
     if doubts:
@@ -214,10 +214,10 @@ def _warn_of_doubts(warm_up: Slot, results: Path) -> None:
 
 
 class BlindBar:
-    """The bar of a running run: which step it is at, and no number that decides.  tick() draws it.
+    """The progress bar of a run: its step, and no number that decides. tick() draws it.
 
-    The run is another process's, perhaps of another revision: its folder is known by its name.
-    folder: of the track's runs.
+    The run belongs to another process, perhaps of another revision, so its folder is found by its name in folder, that
+    of the track's runs.
     """
 
     def __init__(self, folder: Path, config_id: str, seed: int, series: Series) -> None:
@@ -236,7 +236,7 @@ class BlindBar:
 
 
 def _spoilt(race: State, done: Slot, arm: Mapping[str, Any], left: Sequence[str]) -> str | None:
-    """Why the race cannot end well after this run, or None.  left: processes that outlived its launcher."""
+    """Returns why the race cannot end well after this run, or None. left: processes that outlived its launcher."""
     run_name, _ = done.attempts[-1]
     run = arm_process.record_of(race.results, run_name)
     if left:
@@ -244,7 +244,7 @@ def _spoilt(race: State, done: Slot, arm: Mapping[str, Any], left: Sequence[str]
     if run and run["failure"] and run["failure"]["kind"] == failures.ESCAPED:
         return f"{run_name} of {done.arm}: {run['failure']['message']}"
     if not done.is_done and "stop" in (race.plan.get("sequential") or {}):
-        # nobody interrupted the referee: a candidate that ends its launcher gets no other draw of its time
+        # nobody interrupted the race: a candidate that kills its launcher gets no second try
         return f"{run_name} of {done.arm} has no record of how it ended, and nobody interrupted the race"
     if run is None or done.status == "aborted":
         return None
@@ -262,7 +262,7 @@ def _spoilt(race: State, done: Slot, arm: Mapping[str, Any], left: Sequence[str]
 
 
 def _decided_at_look(race: State, done: Slot) -> bool:
-    """At a planned look before the last: whether every verdict is in.  The ledger keeps the look."""
+    """Returns whether every verdict is decided at a planned look before the last. Enters the look into the ledger."""
     due = plan.look_after(race.plan, done.position)
     if due is None or due == race.plan["n"]:
         return False
@@ -277,13 +277,13 @@ def _decided_at_look(race: State, done: Slot) -> bool:
 
 
 def searched(race: State) -> searching.Finding:
-    """The finding so far on the second arm of a search's race, by the stopping rule of its plan."""
+    """Returns the finding so far on the second arm of a search's race, by the stopping rule of its plan."""
     champion, candidate = ([race.results / run for run in race.runs(arm)] for arm in race.plan["arms"])
     return searching.judge(race.plan["sequential"]["stop"], race.plan["on"], champion, candidate)
 
 
 def result_of(race: State, diagnose: bool = True) -> race_folder.Result:
-    """The verdicts by the runs so far.  diagnose: with where the time went."""
+    """Returns the verdicts by the runs so far. diagnose: include where the time went."""
     race_facts: dict[str, Any] = {"plan": race.plan, "race": race.race_id, "unplanned_look": race.has_unplanned_look}
     about = race_folder.about(race.plan["arms"])
     arms = [
@@ -301,7 +301,7 @@ def result_of(race: State, diagnose: bool = True) -> race_folder.Result:
 
 
 def finish(folder: Path, results: Path, status: str, why: str | None) -> race_folder.Race:
-    """Write race.json, its ledger entry and its pages.  Returns race.json.  status, why: as in race_folder.Race."""
+    """Writes race.json, its ledger entry and its pages. Returns race.json. status, why: as in race_folder.Race."""
     race = state.read(folder, results)
     verdicts = result_of(race) if status != "abandoned" else None
     recorded = state.as_json(race, status, why, utc.now(), verdicts)
@@ -315,15 +315,15 @@ def finish(folder: Path, results: Path, status: str, why: str | None) -> race_fo
 
     try:
         race_page.write(folder)
-    except OSError as error:  # the record is whole without its pages
+    except OSError as error:  # the record is complete without its pages
         say("pages", f"could not be written ({error.strerror}): ./run.sh report {folder.name} writes them")
     return recorded
 
 
 def look(folder: Path, results: Path) -> race_folder.Result:
-    """The interim state, as result_of() has it; the ledger keeps the look.
+    """Returns the interim result_of(), and enters the look into the ledger.
 
-    Before the end only a planned one leaves a verdict valid.  ValueError: an arm has no run yet.
+    Before the end only a planned look leaves a verdict valid. Raises ValueError if an arm has no run yet.
     """
     race = state.read(folder, results)
     started = race.started()

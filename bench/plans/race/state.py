@@ -1,4 +1,4 @@
-"""How far a race has come, read again each time from its plan, the ledger and the run folders, and nothing else."""
+"""Reads how far a race has come from its plan, the ledger and the run folders each time, and nothing else."""
 
 import contextlib
 import fcntl
@@ -18,7 +18,7 @@ from bench.record import ledger, race_folder, run_folder
 LOCK = ".lock.tmp"  # a name that git ignores
 NUM_ATTEMPTS = 10
 OF_THE_DISK = ("disk_full", "disk_error")
-OF_THE_MACHINE = ("agent_killed", "folder_removed", *OF_THE_DISK)  # kinds of failure that say nothing of the arm
+OF_THE_MACHINE = ("agent_killed", "folder_removed", *OF_THE_DISK)  # kinds of failure that are not the arm's fault
 RUN = re.compile(rf"{race_folder.NAME.pattern}/{race_folder.NAME.pattern}")
 
 
@@ -28,7 +28,7 @@ class Turn(TypedDict):
     arm: str
     seed: int
     discarded: bool
-    compilation: int  # which of its arm's
+    compilation: int  # its number among the arm's compilations
 
 
 class Plan(TypedDict):
@@ -55,7 +55,7 @@ class Slot:
 
     @property
     def is_done(self) -> bool:
-        """A run that was interrupted, or that its machine or a lost node ended, leaves its slot open."""
+        """Whether it has its run. An interrupted run, or one ended by its machine or a lost node, leaves it open."""
         return self.status in ("complete", "failed")
 
     @property
@@ -68,9 +68,9 @@ class State:
     """The state of one race."""
 
     folder: Path
-    results: Path  # the folder that the ledger's names start from
-    plan: dict[str, Any]  # plan.json, of which Plan is what is read here
-    lines: list[dict[str, Any]]  # of the ledger, this race's
+    results: Path  # the folder that the ledger's names are relative to
+    plan: dict[str, Any]  # plan.json; Plan declares what is read here
+    lines: list[dict[str, Any]]  # this race's lines of the ledger
     slots: list[Slot]
 
     @property
@@ -78,21 +78,21 @@ class State:
         return str(self.plan["race_id"])
 
     def next_slot(self) -> Slot | None:
-        """The first slot that is open, or None."""
+        """Returns the first open slot, or None."""
         return next((slot for slot in self.slots if not slot.is_done), None)
 
     def runs(self, arm: str, discarded: bool = False) -> list[str]:
-        """The runs that hold the arm's slots, in order of the plan; failed ones too."""
+        """Returns the runs in the arm's slots, in the plan's order, including failed ones."""
         mine = [slot for slot in self.slots if slot.arm == arm and slot.discarded == discarded]
         return [slot.attempts[-1][0] for slot in mine if slot.is_done]
 
     def interrupted(self, arm: str, warm_ups: bool = True) -> list[str]:
-        """Runs whose slot was run again, or still is open."""
+        """Returns the runs whose slot was run again, or is still open."""
         mine = [slot for slot in self.slots if slot.arm == arm and (warm_ups or not slot.discarded)]
         return [run for slot in mine for run, _ in (slot.attempts[:-1] if slot.is_done else slot.attempts)]
 
     def started(self) -> dict[str, int]:
-        """{arm: number of slots that are done}, without warm-ups."""
+        """Returns {arm: number of slots that are done}, without warm-ups."""
         return {arm: len(self.runs(arm)) for arm in self.plan["arms"]}
 
     def num_failed(self, arm: str) -> int:
@@ -113,10 +113,10 @@ class State:
 
 
 def read(folder: str | Path, results: str | Path | None = None, book: ledger.Ledger | None = None) -> State:
-    """A race's folder.  ValueError where there is no plan, or it is not the one in the ledger.
+    """Reads a race's folder. Raises ValueError if there is no plan, or it is not the one in the ledger.
 
-    results: the folder that the ledger's names start from, RESULTS of RESULTS/races/RACE unless it is given.
-    book: its ledger.Ledger, if it has been read.
+    results: the folder that the ledger's names are relative to, by default RESULTS of RESULTS/races/RACE. book: its
+    ledger.Ledger, if it has been read.
     """
     folder = Path(folder)
     results = folder.parent.parent if results is None else Path(results)
@@ -144,7 +144,7 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
         status = "aborted"
         if (end := events["end"]) is not None:
             status = "aborted" if end.get("failure") in OF_THE_MACHINE else str(end["status"])
-        else:  # its launcher was killed: by its record
+        else:  # its launcher was killed: the record has the status
             with contextlib.suppress(ValueError):
                 status = run_folder.read(results / run)["status"]
         slots[position].attempts.append((run, status))
@@ -152,27 +152,27 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
 
 
 def unfinished(results: str | Path) -> list[Path]:
-    """Folders of the races that have a plan and no end, oldest first."""
+    """Returns the folders of races that have a plan and no end, oldest first."""
     ended = {line.get("race_id") for line in ledger.read(results).lines if line["event"] == "race_end"}
     folders = sorted(path.parent for path in (Path(results) / race_folder.FOLDER).glob("*/plan.json"))
     return [folder for folder in folders if folder.name not in ended]
 
 
 def is_running(folder: Path | str) -> bool:
-    """Whether a process holds the race's lock."""
+    """Returns whether a process holds the race's lock."""
     try:
         with open(Path(folder) / LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # never raced, or a file system without locks
+    except OSError:  # not begun yet, or a file system without locks
         return False
     return False
 
 
 @contextlib.contextmanager
 def locked(folder: str | Path) -> Iterator[None]:
-    """No other process runs this race meanwhile.  leases.Busy where one does."""
+    """Keeps other processes from running this race within the block. Raises leases.Busy if one runs it."""
     with open(Path(folder) / LOCK, "w") as file:
         for attempts_left in reversed(range(NUM_ATTEMPTS)):
             try:
@@ -190,7 +190,7 @@ def locked(folder: str | Path) -> Iterator[None]:
 def as_json(
     state: State, status: str, why: str | None, ended_at: str, result: race_folder.Result | None
 ) -> race_folder.Race:
-    """race.json: what became of the plan."""
+    """Returns race.json, the outcome of the plan."""
     known, arms = state.plan, {}
     for name, facts in known["arms"].items():
         runs = {"runs": state.runs(name), "warm_up_runs": state.runs(name, True)}

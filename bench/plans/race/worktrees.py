@@ -1,4 +1,4 @@
-"""Two revisions at once: each in its own git worktree, created for a race and removed after it.
+"""Checks out revisions side by side, each in its own git worktree, created for a race and removed after it.
 
 They lie in the repository's .git folder, where no git command looks for files and no run counts them as untracked.
 """
@@ -15,7 +15,7 @@ LOCKS = "conf/data"  # where bench/data/sources/hub.py keeps them
 
 
 def commit_of(repo: Path | str, rev: str) -> str:
-    """The full commit hash of a revision as a user names it.  ValueError: there is no such revision."""
+    """Returns the full commit hash of a revision as a user names it. Raises ValueError if it does not exist."""
     _git_folder(repo, rev)
     commit = git.ask(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
     if commit is None:
@@ -24,19 +24,19 @@ def commit_of(repo: Path | str, rev: str) -> str:
 
 
 def commits_between(repo: Path | str, words: str) -> list[str]:
-    """A..B -> A and the commits after it up to B, by first parents, oldest first.  ValueError: no such revisions."""
+    """Returns A of A..B and the commits after it up to B, by first parents, oldest first. Raises ValueError."""
     first, _, last = words.partition("..")
     ends = [commit_of(repo, rev or "HEAD") for rev in (first, last)]
     return [ends[0], *git.run(repo, "rev-list", "--first-parent", "--reverse", f"{ends[0]}..{ends[1]}").split()]
 
 
 def path_of(repo: Path | str, name: str) -> Path:
-    """The path of the worktree of this name, whether it exists or not.  ValueError outside git."""
+    """Returns the path of the worktree of this name, whether it exists or not. Raises ValueError outside git."""
     return _git_folder(repo, name) / FOLDER / name
 
 
 def _git_folder(repo: Path | str, name: str) -> Path:
-    """The repository's .git.  An installed harness has none: one around it is another project's."""
+    """Returns the repository's .git. Raises ValueError for an installed harness: one around it is not its own."""
     common = git.ask(repo, "rev-parse", "--path-format=absolute", "--git-common-dir")
     if common is None:
         raise ValueError(f"{name}: this harness is not in a git repository of its own: race revisions from a clone")
@@ -44,7 +44,7 @@ def _git_folder(repo: Path | str, name: str) -> Path:
 
 
 def add(repo: Path | str, name: str, commit: str) -> Path:
-    """The path of a worktree that holds exactly this commit; one that a killed race left behind is created again."""
+    """Makes a worktree of exactly this commit and returns its path. Replaces one that a killed race left behind."""
     path = path_of(repo, name)
     remove(repo, name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def add(repo: Path | str, name: str, commit: str) -> Path:
     except git.Failed as error:
         remove(repo, name)
         raise ValueError(str(error)) from None
-    # A data lock that is not committed yet, or is younger than the revision: both race the data that were fetched.
+    # Adds data locks that the revision lacks, so that all arms use the data that were fetched.
     for lock in sorted((Path(repo) / LOCKS).glob("*.lock.json")):
         if (path / LOCKS).is_dir() and not (path / LOCKS / lock.name).exists():
             shutil.copy(lock, path / LOCKS)
@@ -73,7 +73,7 @@ def remove(repo: Path | str, name: str) -> None:
 
 @contextlib.contextmanager
 def checked_out(repo: Path | str, commits: Mapping[str, str], prefix: str = "") -> Iterator[dict[str, Path]]:
-    """{name: commit} -> {name: path of its worktree prefix + name}, while this block lasts.  ValueError of git."""
+    """Yields {name: path of its worktree, prefix + name} of {name: commit} within the block. Raises ValueError."""
     made = {}
     try:
         for name, commit in commits.items():

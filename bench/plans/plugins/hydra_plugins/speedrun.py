@@ -1,10 +1,10 @@
-"""This program's plugins of Hydra: `hydra/launcher=basic` is ours here, and `hydra/sweeper=optuna` is added.
+"""This program's plugins for Hydra: `hydra/launcher=basic` replaces Hydra's, and `hydra/sweeper=optuna` is added.
 
-Hydra looks for plugins in the package hydra_plugins alone.  What they do is in bench/plans/sweep/; here is how Hydra
-calls: the launcher hands all points to the runner, the sweeper is Hydra's interface around search.py.
+Hydra looks for plugins only in the package hydra_plugins. This file has Hydra's interfaces: the launcher hands all
+points to the runner, and the sweeper wraps search.py. The work is done in bench/plans/sweep/.
 
-Not hydra-optuna-sweeper: its release for Hydra 1.3 wants optuna below 3, shows no run while it trains, so that nothing
-can be pruned, and begins its trials again when it is started again.  Where it is installed it keeps the name.
+hydra-optuna-sweeper is not used: its release for Hydra 1.3 requires optuna below 3, cannot prune, because it shows no
+run while it trains, and starts its trials again when it is restarted. If it is installed it keeps the name.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ OUR_LAUNCHER = "hydra_plugins.speedrun.Processes"
 
 @dataclass
 class ProcessesConf:
-    """Settings hydra.launcher.*; meanings in docs/race.md."""
+    """The settings hydra.launcher.*; docs/race.md explains them."""
 
     _target_: str = OUR_LAUNCHER
     parallel: Any = None
@@ -36,7 +36,7 @@ class ProcessesConf:
 
 
 class Processes(Launcher):
-    """Every run in a fresh process group, one after the other, or side by side on cores or GPUs of their own."""
+    """Starts every run in a new process group, sequentially, or concurrently on separate cores or GPUs."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
@@ -45,7 +45,7 @@ class Processes(Launcher):
         self.runner = task_function.runner
 
     def launch(self, job_overrides: Any, initial_job_idx: int) -> list[JobReturn]:
-        """-> JobReturns in order; return_value is the run's objective, None where it has none."""
+        """Returns JobReturns in order; return_value is the run's objective, None if it has none."""
         points = [list(overrides) for overrides in job_overrides]
         returns = []
         for overrides, objective in zip(points, self.runner.all(points, initial_job_idx, self.settings)):
@@ -57,14 +57,14 @@ class Processes(Launcher):
 
 @dataclass
 class OptunaConf(search.Settings):
-    """Settings hydra.sweeper.*; params: the space of a search that is stored in a yaml."""
+    """The settings hydra.sweeper.*; params is the search space stored in a yaml."""
 
     _target_: str = "hydra_plugins.speedrun.Optuna"
     params: dict[str, str] = field(default_factory=dict)
 
 
 class Optuna(Sweeper):
-    """Asks optuna for points, hands them to Hydra's launcher, tells it the objectives."""
+    """Asks optuna for points, hands them to Hydra's launcher, and tells optuna the objectives."""
 
     def __init__(self, params: dict[str, str] | None = None, **settings: Any) -> None:
         self.params, self.settings = params or {}, settings
@@ -76,7 +76,7 @@ class Optuna(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        """Hydra's call: to the end of the trials."""
+        """Runs all trials. Called by Hydra."""
         settings = search.Settings(**self.settings)
         is_ours = self.config.hydra.launcher._target_ == OUR_LAUNCHER
         if settings.pruner and not is_ours:
@@ -96,7 +96,7 @@ class Optuna(Sweeper):
         OmegaConf.save(OmegaConf.create(study.results()), folder / "optimization_results.yaml")
 
     def _run(self, study: search.Search, num_trials: int, number: int) -> int:
-        """Run so many trials, numbered from number -> how many there were."""
+        """Runs num_trials trials, numbered from `number`, and returns how many they were."""
         trials = [study.propose() for _ in range(num_trials)]
         points = [overrides for _, overrides in trials]
         self.validate_batch_is_legal(points)
