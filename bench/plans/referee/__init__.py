@@ -1,1 +1,1 @@
-"""A search by a program or a person, refereed: every try is raced, and what is kept is shown to be better."""
+"""Referees a search by a program or a person: every change is raced, and what is kept is shown to be better."""

@@ -18,7 +18,7 @@ AUTHOR = "random mutations"
 
 
 def mutated(source: str, chance: random.Random) -> tuple[str, str]:
-    """A script -> (what was changed, the script with one of its constants times a factor).  ValueError: it has none."""
+    """Returns (what was changed, the script with one constant times a factor). Raises ValueError if it has none."""
     found = list(CONSTANT.finditer(source))
     if not found:
         raise ValueError("the script has no constants to change: write NAME = 3 at the beginning of a line")
@@ -30,7 +30,7 @@ def mutated(source: str, chance: random.Random) -> tuple[str, str]:
 
 
 def go(search: Search, seconds: float, seed: int, folder: Path) -> Search:
-    """Submit mutations of the current champion for so long, none twice.  folder: where they are written."""
+    """Submits mutations of the current champion for that many seconds, none twice. folder: where they are written."""
     chance, deadline_s, tried = random.Random(seed), time.monotonic() + seconds, set[str]()
     while time.monotonic() < deadline_s and search.spent_s < search.settings["budget_s"]:
         program = submission.program_of(search.champion)

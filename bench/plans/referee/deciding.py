@@ -1,4 +1,4 @@
-"""The decision on a submission, derived from plans, ledger and run folders alone, so that it can be derived again."""
+"""Derives the decision on a submission from plans, ledger and run folders alone, so that it can be derived again."""
 
 import contextlib
 import functools
@@ -17,11 +17,11 @@ from bench.plans.referee.search import Decided, Search, Submission
 from bench.record import certificates, ledger, race_folder, run_folder
 from bench.record.rows import row_of
 
-RACE, CONFIRMATION = "race", "confirmation"  # stages
+RACE, CONFIRMATION = "race", "confirmation"  # the stages of a submission
 
 
 def folder_of(search: Search, name: str) -> Path | None:
-    """The folder of the race of this name, planned or ended; None: there is none."""
+    """Returns the folder of the race of this name, planned or ended; None if there is none."""
     paths = (search.results / race_folder.FOLDER).glob(f"*-{search.name}-{name}-*/plan.json")
     return next((path.parent for path in sorted(paths)), None)
 
@@ -39,7 +39,7 @@ class Raced:
 
     @functools.cached_property
     def record(self) -> race_folder.Race | None:
-        """race.json; None: it has not ended."""
+        """race.json, or None if the race has not ended."""
         return race_folder.read(self.folder) if (self.folder / "race.json").exists() else None
 
     @functools.cached_property
@@ -49,7 +49,7 @@ class Raced:
 
     @property
     def against(self) -> dict[str, Any]:
-        """The Comparison of a race that has ended; {}: it has none."""
+        """The Comparison of a race that has ended; {} if it has none."""
         return cast(Any, self.record and race_folder.verdicts_of(self.record).get("B")) or {}
 
     @property
@@ -65,18 +65,18 @@ class Raced:
         return f"{'no gain known' if gain is None else self.search.shown(gain)} in {rounds}"
 
     def numbers(self) -> dict[str, Any]:
-        """Gain and interval in the unit of the question; of a change of time its cause too, if the looks agree."""
+        """Returns gain and interval in the unit of the question, and a time's cause if the looks agree with it."""
         gain = self.finding["gain"]
         if self.search.settings["on"] == "loss":
             return {"gain": gain, "ci95": (self.against.get("val_loss") or {}).get("ci95")}
         ci95_pct = (self.against.get("time") or {}).get("ci95_pct")
         traces = (self.against.get("diagnosis") or {}).get("traces")
         agrees = traces is not None and (gain or 0.0) * traces["change_ms"] < 0
-        cause = traces.get("cause") if traces and agrees else None  # None in place of that of an earlier race
+        cause = traces.get("cause") if traces and agrees else None  # None replaces the cause found by an earlier race
         return {"gain": gain, "ci95": [-ci95_pct[1], -ci95_pct[0]] if ci95_pct else None, "cause": cause}
 
     def rejection(self) -> dict[str, Any]:
-        """The decision and the reason for it, if the finding does not lead to a keep."""
+        """Returns the decision and the reason for it, if the finding does not lead to a keep."""
         why = self.finding["why"]
         if self.finding["outcome"] == searching.DROP:
             effect = self.search.shown(self.search.stop(None)["effect"])
@@ -87,7 +87,7 @@ class Raced:
         return {"decision": "undecided", "why": abandoned or why or f"{self.gain_text}: the rounds are used up"}
 
     def doubt(self) -> str | None:
-        """A reason against keeping a candidate whose numbers would do; None: there is none."""
+        """Returns a reason against keeping a candidate whose numbers would suffice; None if there is none."""
         search, against = self.search, self.against
         if not against:
             return "its race was abandoned"
@@ -115,7 +115,7 @@ class Raced:
         return "its loss is not shown to be no worse"
 
     def held_out_gain(self) -> float | None:
-        """The mean gain by the referee's own loss on the held-out slice; None: of scripts, or of too few tokens."""
+        """Returns the mean gain of the referee's own loss on the held-out slice; None for scripts or short slices."""
         means = []
         for folders in self.runs:
             losses = [(run_folder.read(folder).get("referee") or {}).get("loss") or {} for folder in folders]
@@ -130,11 +130,11 @@ class Derived(NamedTuple):
     """The decision that the races of a submission lead to."""
 
     decided: Decided
-    needs_confirmation: bool  # and it has none yet
+    needs_confirmation: bool  # whether the confirmation has still to be run
 
 
 def derive(search: Search, submission: Submission) -> Derived:
-    """The decision that the races of a submission lead to so far."""
+    """Returns the decision that the races of a submission lead to so far."""
     folders = [folder_of(search, f"{submission.number}-{stage}") for stage in (RACE, CONFIRMATION)]
     race, confirmation = (Raced(search, folder) if folder else None for folder in folders)
     planned = [folder for folder in folders if folder]
@@ -171,30 +171,30 @@ def derive(search: Search, submission: Submission) -> Derived:
 
 
 def spent_s(results: Path, folders: Sequence[Path]) -> float:
-    """Wall time of all runs that were started for these races."""
+    """Returns the wall time of all runs that were started for these races."""
     slots = [slot for folder in folders for slot in state.read(folder, results).slots]
     return _wall_s(results, [run for slot in slots for run, _ in slot.attempts])
 
 
 def checks_of(search: Search, name: object) -> Path:
-    """The results folder of the short runs of a submission, or of the champion."""
+    """Returns the results folder of the short runs of a submission, or of the champion."""
     return search.folder / "checks" / str(name)
 
 
 def checked_s(search: Search, number: int) -> float:
-    """Wall time of the short runs of a submission, also of those that a kill cut off."""
+    """Returns the wall time of the short runs of a submission, including those that were killed."""
     results = checks_of(search, number)
     return _wall_s(results, [f"{path.parent.name}/{path.name}" for path in sorted(results.glob("[!.]*/*"))])
 
 
 def _wall_s(results: Path, runs: Sequence[str]) -> float:
-    """The wall time of those runs whose record can be read."""
+    """Returns the wall time of those runs whose record can be read."""
     records = [arm_process.record_of(results, run) for run in runs]
     return math.fsum(row_of(record)["wall_s"] or 0.0 for record in records if record)
 
 
 def sentence(search: Search, submission: Submission) -> str:
-    """The decision on a submission with its reasons and its cost, in one line."""
+    """Returns the decision on a submission with its reasons and its cost, in one line."""
     decided = submission.decided
     if decided is None:
         return f"{submission.number} open: {submission.about}"
@@ -203,7 +203,7 @@ def sentence(search: Search, submission: Submission) -> str:
 
 
 def reasons(search: Search, submission: Submission) -> list[str]:
-    """Why it was decided so, what changed in a step where its races have looks, and of a keep who replayed its runs."""
+    """Returns why it was decided so, what changed in a step if its races have looks, and who replayed a keep's runs."""
     if submission.decided is None:
         return []
     decided = submission.decided
@@ -211,18 +211,18 @@ def reasons(search: Search, submission: Submission) -> list[str]:
 
 
 def replayed(search: Search, submission: Submission) -> str | None:
-    """The certificates of the candidate's runs in the confirmation of a keep, in a line; None: it was not kept."""
+    """Summarizes the certificates of the candidate's runs in the confirmation of a keep; None if it was not kept."""
     if submission.decided is None or submission.decided["decision"] != "keep":
         return None
     folder, found = folder_of(search, f"{submission.number}-{CONFIRMATION}"), None
-    with contextlib.suppress(ValueError):  # race.json is damaged or gone, and so is what it could be the replay of
+    with contextlib.suppress(ValueError):  # race.json is damaged or missing: its runs are not known
         runs = race_folder.read(folder or search.folder)["arms"]["B"]["runs"] or ()
         found = certificates.summarized(certificates.sentence(search.results / run) for run in runs)
     return f"replayed: {found}" if found else "not replayed"
 
 
 def answer(search: Search, submission: Submission) -> dict[str, Any]:
-    """The answer to its submitter, without seeds, the held-out slice or the champion's own numbers."""
+    """Returns the answer to its submitter, without seeds, the held-out slice or the champion's own numbers."""
     decided = submission.decided
     if decided is None:
         return {"submission": submission.number, "decision": None}
@@ -240,11 +240,11 @@ def answer(search: Search, submission: Submission) -> dict[str, Any]:
     }
 
 
-# ---- the decisions again
+# ---- replaying the decisions
 
 
 def replay(search: Search) -> Iterator[str]:
-    """Sentences: where the records do not lead to what the journal says."""
+    """Yields a sentence for each place where the records do not lead to what the journal says."""
     yield from (f"journal: {fault}" for fault in search.faults)
     book = ledger.read(search.results)
     yield from (f"ledger: {fault}" for fault in book.faults)
@@ -278,7 +278,7 @@ def replay(search: Search) -> Iterator[str]:
 
 
 def _faults(search: Search, submission: Submission, races: Sequence[str], book: ledger.Ledger) -> Iterator[str]:
-    """Sentences: faults of the records that a decision rests on."""
+    """Yields faults of the records that a decision rests on, as sentences."""
     for name in races:
         race = state.read(race_folder.of(search.results, name), search.results, book)
         path = race.folder / "race.json"

@@ -1,4 +1,4 @@
-"""What ./run.sh referee demo searches: bigrams of bytes by gradient descent, with constants that waste time.
+"""The script that ./run.sh referee demo optimizes: bigrams of bytes by gradient descent, with wasteful constants.
 
 python demo_train.py --seed=3
 """
@@ -12,13 +12,13 @@ import numpy as np
 
 STEPS = 20
 BATCH = 2048
-PASSES = 3  # of the same gradient: one is enough
+PASSES = 3  # computations of the same gradient: one is enough
 LEARNING_RATE = 40.0
 VOCABULARY = 257
 
 
 def gradient(weights: Any, tokens: Any) -> tuple[float, Any]:
-    """weights [V, V], tokens [n + 1] -> (mean nats, its gradient)."""
+    """Returns the mean nats of tokens [n + 1] under weights [V, V], and its gradient."""
     x, y = tokens[:-1], tokens[1:]
     logits = weights[x]
     p = np.exp(logits - logits.max(1, keepdims=True))
@@ -31,13 +31,13 @@ def gradient(weights: Any, tokens: Any) -> tuple[float, Any]:
 
 
 def report(step: int, name: str, loss: float, train_ms: float) -> None:
-    """A line in modded-nanogpt's format."""
+    """Prints a line in modded-nanogpt's format."""
     times = f"train_time:{train_ms:.3f}ms step_avg:{train_ms / max(step, 1):.3f}ms"
     print(f"step:{step}/{STEPS} {name}_loss:{loss:.6f} {times}", flush=True)
 
 
 def main() -> None:
-    """Train on the track's shards, validate before and after."""
+    """Trains on the track's shards, and validates before and after."""
     rng = np.random.default_rng(int(sys.argv[1].partition("=")[2]))
     data = Path("data/fineweb10B")
     train, val = (np.fromfile(next(data.glob(f"*_{split}_*.bin")), np.uint16)[512:] for split in ("train", "val"))

@@ -1,4 +1,4 @@
-"""The page of a search: the staircase of what was kept, what looked good and was luck, and what each per cent cost."""
+"""The page of a search: the staircase of what was kept, what looked good and was luck, and the cost per per cent."""
 
 import html
 import math
@@ -18,16 +18,16 @@ COLOURS = {"keep": "good", "drop": "bad", "undecided": "doubt", "refused": "soft
 RIGHT = [False, False, True, True]
 HEADS = ("decision", "submitted, and why it was decided so", "gain, 95 % interval", "device-s")
 NO_BREAK = "\N{NO-BREAK SPACE}"
-MAX_CHARS = 24  # of what a tread of the staircase is labelled with
+MAX_CHARS = 24  # of the label of a step of the staircase
 
 
 def write(search: Search) -> None:
-    """Write the page beside the journal."""
+    """Writes the page beside the journal."""
     atomic.write_text(search.folder / NAME, document(search).html(), durable=False)
 
 
 def document(search: Search) -> Document:
-    """The whole search, its submissions in the order of their arrival."""
+    """Returns the document of the whole search, with its submissions in the order of their arrival."""
     tries, kept = list(search.submissions.values()), search.kept
     lucky = [each for each in tries if _was_luck(each)]
     sentence = f"{len(kept)} of {len(tries)} submissions were kept"
@@ -62,7 +62,7 @@ def _was_luck(submission: Submission) -> bool:
 
 
 def _staircase(search: Search) -> Safe:
-    """The time that is left after each keep, or the total gain of the metric."""
+    """Plots the time that is left after each keep, or the total gain of the metric."""
     is_loss, total = search.settings["on"] == "loss", 0.0
     rows = [stairs.Row("start", "", 0.0 if is_loss else 100.0)]
     for each in search.kept:
@@ -90,7 +90,7 @@ def _row(search: Search, each: Submission) -> list[object]:
 
 
 def _numbers(search: Search, gain: float | None, interval: list[float] | None) -> str:
-    """+2.1 % (+1.0 to +3.2 %); above 0 is better."""
+    """Formats a gain as +2.1 % (+1.0 to +3.2 %); above 0 is better."""
     if gain is None:
         return ""
     if search.settings["on"] == "loss":

@@ -1,4 +1,4 @@
-"""A search begun and calibrated, and each submission taken from its checks to its decision, over any interruption."""
+"""Begins and calibrates a search, and takes each submission from its checks to its decision, across interruptions."""
 
 import ast
 import contextlib
@@ -27,30 +27,30 @@ from bench.record import certificates, ledger, race_folder, run_folder
 from bench.record.rows import row_of
 
 CALIBRATION_ROUNDS = 6
-SIGHT = 5 / 3  # sds of a run that the effect is where none is asked for: a confirmation takes about ten rounds
-CHECKED_FRAC = 0.1  # of the training of a script: how much a submission trains before it is raced
-CHECK_TIMES, CHECK_S = 2.0, 60.0  # times a run, and more, after which a check is ended whatever its clock says
-AUDITS = ("random_tokens", "held_out")  # of what is to be kept (bench/plans/audit/)
-GOAL = ("data", "target", "budget", "stop_at_target", "metric", "val_tokens", "num_steps", "world_size")  # columns
+SIGHT = 5 / 3  # default effect in standard deviations of a run: a confirmation takes about ten rounds
+CHECKED_FRAC = 0.1  # part of a script's training that a submission does before it is raced
+CHECK_TIMES, CHECK_S = 2.0, 60.0  # a check is ended after so many times a run's time, and so many seconds more
+AUDITS = ("random_tokens", "held_out")  # audits that a keep must pass (bench/plans/audit/)
+GOAL = ("data", "target", "budget", "stop_at_target", "metric", "val_tokens", "num_steps", "world_size")  # of a row
 QUESTIONS = ("time", "time_to_target", "loss")
 MAX_SEED = 2**30
 
 
 class Refused(ValueError):
-    """A submission that is not raced; the message says what to mend."""
+    """Raised for a submission that is not raced; the message says what to mend."""
 
 
 # ---- the search
 
 
 def begin(results: Path, champion: Arm, settings: Mapping[str, Any]) -> Search:
-    """settings: of search.Settings, but for search and champion.  The calibration is still to be made.
+    """Begins a search, which has still to be calibrated. settings: search.Settings without search and champion.
 
-    ValueError: the champion cannot be raced, or another search is open.
+    Raises ValueError if the champion cannot be raced, or another search is open.
     """
     folder = results / searches.FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    with searches.locked(folder):  # of two that begin at once one finds the other's search
+    with searches.locked(folder):  # of two that begin at once, one finds the other's search
         for journal in sorted(folder.glob(f"*/{ledger.NAME}")):
             if not (other := searches.read(journal.parent)).has_ended:
                 raise ValueError(f"{other.name}: is still open: end it first, ./run.sh referee end")
@@ -73,14 +73,14 @@ def _begin(results: Path, champion: Arm, settings: Mapping[str, Any]) -> Search:
 
 
 def calibrate(search: Search) -> Search:
-    """Race the champion against itself -> the search with its noise.  ValueError: it could not see anything."""
+    """Races the champion against itself. Returns the search with its noise. Raises ValueError if it sees nothing."""
     if search.calibration is not None:
         return search
     settings, champion = search.settings, search.settings["champion"]
     n = CALIBRATION_ROUNDS
     try:
         folder, raced = _race(search, "calibration", champion, champion, {"n": n, "looks": [n]})
-    except ValueError as error:  # cut off in another session, for example
+    except ValueError as error:  # for example, it was cut off in another session
         raise ValueError(f"{error}; ./run.sh referee end ends this search, which has tried nothing yet") from None
     if raced["result"] is None:
         raise ValueError(f"the champion cannot be calibrated: {raced['why']}")
@@ -115,7 +115,7 @@ def calibrate(search: Search) -> Search:
 
 
 def cost_s(search: Search, effect: float) -> float:
-    """Wall time that a keep of a candidate with this effect is expected to take, at the first level."""
+    """Returns the expected wall time to keep a candidate with this effect, at the first level."""
     assert search.calibration is not None
     sd, levels = search.calibration["sd"], (None, searching.level(search.settings["alpha"], []))
     stops: list[Stop] = [{"sd": sd, "effect": effect, "level": level} for level in levels]
@@ -123,7 +123,7 @@ def cost_s(search: Search, effect: float) -> float:
 
 
 def sight(search: Search, seconds: float) -> float:
-    """The least effect whose keep is expected to take no longer than this; inf: none is."""
+    """Returns the smallest effect whose keep is expected to take at most this time; inf if there is none."""
     if cost_s(search, 10.0) > seconds:
         return math.inf
     low, high = 1e-6, 10.0
@@ -134,7 +134,7 @@ def sight(search: Search, seconds: float) -> float:
 
 
 def _refuse_blind(search: Search) -> None:
-    """ValueError where the budget is too short for one keep."""
+    """Ends the search and raises ValueError if the budget is too short for one keep."""
     assert search.calibration is not None
     effect, budget_s = search.calibration["effect"], search.settings["budget_s"]
     left_s = budget_s - search.spent_s
@@ -148,7 +148,7 @@ def _refuse_blind(search: Search) -> None:
 
 
 def submit(search: Search, words: Sequence[str], author: str, note: str) -> tuple[Search, int]:
-    """Take a submission in; what is returned is on disk.  ValueError: it is refused, which costs nothing."""
+    """Accepts a submission, which is on disk on return. Raises ValueError if it is refused, which costs nothing."""
     if search.has_ended:
         raise ValueError(f"{search.name}: this search has ended: ./run.sh referee start begins another")
     submitted = search.folder / "submissions"
@@ -170,7 +170,7 @@ def submit(search: Search, words: Sequence[str], author: str, note: str) -> tupl
 
 
 def work(search: Search) -> Search:
-    """Decide all that is open, in order.  Interrupted: the next call goes on where this one stopped."""
+    """Decides all open submissions in order. After Interrupted the next call continues where this one stopped."""
     with searches.locked(search.folder):
         search = searches.read(search.folder)
         while search.open:
@@ -192,7 +192,7 @@ def _decide(search: Search, submission: Submission) -> Search:
                 search = searches.append(search, "confirming", submission=number, level=search.next_level())
                 submission = search.submissions[number]
             _sequential_race(search, submission, CONFIRMATION, search.stop(submission.level), [])
-        if submission.level is not None:  # also where the confirmation had ended before a kill, and its audit had not
+        if submission.level is not None:  # also if a kill came between a confirmation's end and its audit
             folder = deciding.folder_of(search, f"{number}-{CONFIRMATION}")
             if folder and (raced := Raced(search, folder)).finding["outcome"] == searching.KEEP:
                 _audit_run(search, raced.runs[1][-1], submission.arm)
@@ -208,29 +208,29 @@ def _decide(search: Search, submission: Submission) -> Search:
 
 
 def _audit_run(search: Search, run: Path, arm: Arm) -> None:
-    """The counterfactual audits of a run by the code of its arm, unless it has them; audit.json says how they ended."""
+    """Runs the counterfactual audits of a run by the code of its arm, unless audit.json has their outcome."""
     if certificates.read_audit(run) is not None:
         return
     kinds = [word for kind in AUDITS for word in ("--only", kind)]
     tail = _by_its_code(search, arm, ("bench", "audit"), [str(run), "--quiet", *kinds], search.results)
     if certificates.read_audit(run) is None:
-        why = tail.strip().removeprefix("audit").strip().removeprefix(f"{run.name}: ")  # its own last line
+        why = tail.strip().removeprefix("audit").strip().removeprefix(f"{run.name}: ")  # the last line of its output
         say("audit", f"{run.name} was not audited: {why}", always=True)
 
 
 def _short_run(search: Search, name: str, arm: Arm, seconds: float, run_s: float) -> str | None:
-    """Why this arm cannot win a race, as some seconds of it show; None: nothing is held against it."""
+    """Returns why this arm cannot win a race, by training it for some seconds; None if nothing speaks against it."""
     arguments = [str(seconds), str(CHECK_TIMES * run_s + CHECK_S), *arm["overrides"]]
     folder = deciding.checks_of(search, name)
     try:
         why = json.loads(_by_its_code(search, arm, (short.__name__,), arguments, folder))["why"]
-    except (ValueError, KeyError):  # it says no more than why it could not be checked: the race will find out
+    except (ValueError, KeyError):  # it could not be checked: the race will show
         return None
     return None if why is None else str(why)
 
 
 def _by_its_code(search: Search, arm: Arm, program: Sequence[str], arguments: Sequence[str], results: Path) -> str:
-    """The last line that python -m PROGRAM ARGUMENTS prints, by the code of an arm.  Raises Interrupted."""
+    """Returns the last line that python -m PROGRAM ARGUMENTS prints, by the code of an arm. Raises Interrupted."""
     commits = {} if arm["rev"] is None else {"B": arm["rev"]}
     with worktrees.checked_out(REPO, commits, f"{search.name}-") as paths:
         env = arm_process.environment(results)
@@ -239,7 +239,7 @@ def _by_its_code(search: Search, arm: Arm, program: Sequence[str], arguments: Se
 
 
 def _sequential_race(search: Search, submission: Submission, stage: str, stop: Stop, warm_ups: list[str]) -> None:
-    """warm_ups: the arms whose compile cache is not known to be warm."""
+    """Runs the race of a stage, unless the budget is spent. warm_ups: the arms whose compile cache may be cold."""
     last = searching.most_rounds(stop)
     settings = {"n": last, "sequential": {"first": 1, "last": last, "stop": stop, "warm_ups": warm_ups}}
     name = f"{submission.number}-{stage}"
@@ -256,7 +256,7 @@ def _sequential_race(search: Search, submission: Submission, stage: str, stop: S
 
 
 def _race(search: Search, name: str, a: Arm, b: Arm, settings: dict[str, Any]) -> tuple[Path, race_folder.Race]:
-    """The race of this name, to its end: planned unless it has been, gone on with unless it has ended."""
+    """Runs the race of this name to its end: plans it unless it is planned, and resumes it unless it has ended."""
     folder, is_new = deciding.folder_of(search, name), False
     if folder is None:
         request: dict[str, Any] = {"arms": {"A": dict(a), "B": dict(b)}, "name": f"{search.name}-{name}"}
@@ -272,9 +272,9 @@ def _race(search: Search, name: str, a: Arm, b: Arm, settings: dict[str, Any]) -
 
 
 def _refuse(search: Search, submission: Submission) -> None:
-    """The checks before any cost.  Refused: what to mend."""
+    """Runs the checks before any race. Raises Refused with what to mend."""
     if deciding.folder_of(search, f"{submission.number}-{RACE}"):
-        return  # it has passed them
+        return  # it has passed these checks
     program = submissions.program_of(submission.arm)
     for path in sorted(program.root.rglob("*.py")) if program else ():
         try:

@@ -1,4 +1,4 @@
-"""A search: its folder, and how far it has come, read again each time from its journal and nothing else.
+"""A search: its folder, and how far it has come, read from its journal each time, and from nothing else.
 
 results/searches/<search>/
     ledger.jsonl     the journal, with the chain, the count and the fsync of bench/record/ledger.py.  Events:
@@ -6,7 +6,7 @@ results/searches/<search>/
     submissions/<k>/ what was submitted, read-only from then on
     checks/<k>/      results folder of its short run before the race, checks/champion/ of the champion's
 The races lie with all others (results/races/), named after the search and the submission, so that a race that a kill
-cut off is found again and goes on.
+cut off is found again and resumed.
 """
 
 import contextlib
@@ -42,9 +42,9 @@ class Settings(TypedDict):
     champion: Arm
     on: str
     alpha: float
-    effect: float | None  # asked for: % of the time, or in the unit of the metric; None: by the calibration
+    effect: float | None  # that the user looks for: % of the time, or in the metric's unit; None: by the calibration
     budget_s: float
-    price: float | None  # dollars for a device and an hour
+    price: float | None  # dollars per device and hour
     trust: bool
 
 
@@ -52,13 +52,13 @@ class Calibration(TypedDict):
     """The facts of the line "calibrated"."""
 
     race_id: str
-    sd: float  # of one run: of log time, or in the unit of the metric
-    effect: float  # that the search looks for, in the same
+    sd: float  # standard deviation of a run, of log time or in the metric's unit
+    effect: float  # that the search looks for, in the same unit
     run_s: float  # wall time of one run
     spent_s: float
     devices: int
-    is_audited: bool  # whether the champion passed the audits that a keep must pass then
-    # of training, after which the check of a submission ends a script; None: the champion does not pass that check
+    is_audited: bool  # whether the champion passed its audits; if so, keeps must pass them
+    # training time after which the check of a submission ends a script; None: the champion fails that check
     check_s: NotRequired[float | None]
 
 
@@ -70,16 +70,16 @@ class Decided(TypedDict):
     why: str
     gain: NotRequired[float | None]
     ci95: NotRequired[list[float] | None]
-    stage: NotRequired[str]  # race or confirmation: by which it was decided
+    stage: NotRequired[str]  # race or confirmation, whichever decided it
     cause: NotRequired[str | None]  # what changed most in a step, by the looks of its races
     races: NotRequired[list[str]]
     spent_s: float  # wall time of its runs
-    arm: NotRequired[Arm | None]  # of a keep: the new champion
+    arm: NotRequired[Arm | None]  # the new champion, for a keep
 
 
 @dataclass
 class Submission:
-    """One try."""
+    """A change that was submitted."""
 
     number: int
     author: str
@@ -87,13 +87,13 @@ class Submission:
     about: str  # what was submitted, as typed
     arm: Arm
     at: str
-    level: float | None = None  # of its confirmation, once it has one
+    level: float | None = None  # the level of its confirmation, once it has one
     decided: Decided | None = None
 
 
 @dataclass
 class Search:
-    """The state of one search."""
+    """The state of a search."""
 
     folder: Path
     settings: Settings
@@ -101,7 +101,7 @@ class Search:
     submissions: dict[int, Submission] = field(default_factory=dict)
     confirmations: list[Submission] = field(default_factory=list)  # as they began: their levels are the error budget
     has_ended: bool = False
-    faults: list[str] = field(default_factory=list)  # of the journal's chain
+    faults: list[str] = field(default_factory=list)  # faults of the journal's chain
 
     @property
     def name(self) -> str:
@@ -127,21 +127,21 @@ class Search:
 
     @property
     def spent_s(self) -> float:
-        """Wall time of all runs, those of the calibration too."""
+        """Wall time of all runs, including the calibration's."""
         own = self.calibration["spent_s"] if self.calibration else 0.0
         return own + math.fsum(each.decided["spent_s"] for each in self.submissions.values() if each.decided)
 
     def device_s(self, spent_s: float) -> float:
-        """The device-seconds of a wall time: times the number of devices of a run."""
+        """Returns the device-seconds of a wall time: times the number of devices of a run."""
         return spent_s * (self.calibration["devices"] if self.calibration else 1)
 
     def dollars(self, spent_s: float) -> float | None:
-        """The price of a wall time; None: the price of a device is not known."""
+        """Returns the price of a wall time; None if the price of a device is not known."""
         price = self.settings["price"]
         return None if price is None else self.device_s(spent_s) / 3600 * price
 
     def cost(self, spent_s: float) -> str:
-        """120 device-seconds, and dollars where the price is known."""
+        """Formats a wall time as 120 device-seconds, with dollars if the price is known."""
         dollars = self.dollars(spent_s)
         return f"{self.device_s(spent_s):.0f} device-seconds" + ("" if dollars is None else f", ${dollars:.2f}")
 
@@ -150,19 +150,19 @@ class Search:
         return {"sd": self.calibration["sd"], "effect": self.calibration["effect"], "level": level}
 
     def next_level(self) -> float:
-        """The level of the next confirmation, which depends on those before it, ended or not."""
+        """Returns the level of the next confirmation, which depends on those before it, ended or not."""
         ended = [bool(each.decided and each.decided["decision"] == "keep") for each in self.confirmations]
         return searching.level(self.settings["alpha"], ended)
 
     def shown(self, gain: float) -> str:
-        """A gain in the unit of the question."""
+        """Formats a gain in the unit of the question."""
         if self.settings["on"] == "loss":
             return f"{abs(gain):.4f} {'better' if gain >= 0 else 'worse'}"
         return f"{abs(100 * math.expm1(-gain)):.2f} % {'less' if gain >= 0 else 'more'} time"
 
 
 def read(folder: Path) -> Search:
-    """ValueError: there is no journal, or it does not begin as one."""
+    """Reads a search. Raises ValueError if the folder has no journal, or it does not begin as one."""
     journal = ledger.read(folder)
     lines = cast(list[dict[str, Any]], journal.lines)
     if not lines or lines[0]["event"] != "search":
@@ -196,13 +196,13 @@ def _enter(search: Search, line: dict[str, Any]) -> None:
 
 
 def append(search: Search, event: str, **facts: object) -> Search:
-    """Adds a line to the journal, on disk when this returns -> the search as it is then."""
+    """Adds a line to the journal, which is on disk on return, and returns the search as it is then."""
     ledger.append(search.folder, event, **facts)
     return read(search.folder)
 
 
 def find(results: Path, name: str | None = None) -> Path:
-    """The folder of the search of this name, or of the newest.  ValueError: there is none."""
+    """Returns the folder of the search of this name, or of the newest. Raises ValueError if there is none."""
     folders = sorted(path.parent for path in (results / FOLDER).glob(f"*/{ledger.NAME}"))
     if name is not None:
         folders = [folder for folder in folders if folder.name == name or folder == Path(name).absolute()]
@@ -214,7 +214,7 @@ def find(results: Path, name: str | None = None) -> Path:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Only one process works on a search, or begins one; others wait here until it has done what it was given."""
+    """Lets only one process work on a search, or begin one, within the block; others wait until it is done."""
     with open(folder / LOCK, "w") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)

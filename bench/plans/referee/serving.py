@@ -1,10 +1,10 @@
-"""The referee for other programs: JSON lines over a local socket, and an MCP server (the package mcp, extra "mcp").
+"""Serves the referee to other programs: JSON lines over a local socket, and an MCP server (the extra "mcp").
 
     ./run.sh referee serve     a request a line: {"id": 1, "tool": "submit", "words": ["optim.lr=0.002"]}
     ./run.sh referee mcp       over standard input and output, as an MCP client starts it
 
-Each request is a command of its own (./run.sh referee ... --json), so an answer is what that prints, a client that
-leaves loses nothing, and what the server cannot survive the journal does.
+Each request is run as a command (./run.sh referee ... --json) and answered with what that prints. A client that
+disconnects loses nothing, and if the server is killed the journal survives.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ import msgspec
 from bench.base.paths import CODE
 from bench.plans.referee.search import Search
 
-TOOLS = {  # name: what an agent is told of it
+TOOLS = {  # {name: its description for an agent}
     "submit": "Race a change against the champion. words: settings as key=value (model, optim, stages, script.args), "
     "or the path of a diff, a folder or script=PATH; or diff: the text of a diff of the champion. Waits for the "
     "decision: keep, drop, undecided or refused, with gain, 95 % interval, cost and why. note: what you expect of it.",
@@ -30,17 +30,17 @@ TOOLS = {  # name: what an agent is told of it
     "log": "Every submission so far, with its decision.",
 }
 MAX_LINE_BYTES = 2**23
-MAX_SOCKET_CHARS = 100  # of the path of a socket: Linux allows 107
+MAX_SOCKET_CHARS = 100  # length of a socket's path: Linux allows 107
 
 
 class Numbered(msgspec.Struct):
-    """The part of a request by which its answer is known."""
+    """The part of a request that identifies its answer."""
 
     id: Any = None
 
 
 class Request(Numbered):
-    """A line of a client.  words, diff, note, author: of a submission."""
+    """A line from a client. words, diff, note and author are those of a submission."""
 
     tool: str = ""
     words: list[str] | None = None
@@ -50,7 +50,7 @@ class Request(Numbered):
 
 
 async def call(search: Search, tool: str, given: Mapping[str, Any]) -> Any:
-    """The answer of one tool, or {"error": a sentence}.  given: words, diff, note, author of a submission."""
+    """Returns the answer of a tool, or {"error": a sentence}. given: words, diff, note, author of a submission."""
     if tool not in TOOLS:
         return {"error": f"{tool}: there is no such tool: choose from {', '.join(TOOLS)}"}
     with tempfile.TemporaryDirectory(prefix="speedrun-referee-") as folder:
@@ -76,7 +76,7 @@ async def call(search: Search, tool: str, given: Mapping[str, Any]) -> Any:
 
 
 def serve(search: Search, socket: Path) -> None:
-    """Answer requests on a socket of this user's alone, until an interrupt.  ValueError: it cannot be made."""
+    """Answers requests on a socket only for this user until interrupted. Raises ValueError if it cannot be made."""
     if len(str(socket)) > MAX_SOCKET_CHARS:
         raise ValueError(f"{socket}: is too long for a socket: give --socket /tmp/referee.socket")
     with contextlib.suppress(KeyboardInterrupt):
@@ -90,7 +90,7 @@ async def _serve(search: Search, socket: Path) -> None:
                 while line := await reader.readline():
                     writer.write(json.dumps(await _answered(search, line)).encode() + b"\n")
                     await writer.drain()
-            except ValueError:  # of readline: what follows on this connection cannot be told apart
+            except ValueError:  # readline failed: later requests on this connection cannot be separated
                 error = f"a request has at most {MAX_LINE_BYTES:,} bytes: submit the path of a file"
                 writer.write(json.dumps({"id": None, "error": error}).encode() + b"\n")
                 await writer.drain()
@@ -111,7 +111,7 @@ async def _serve(search: Search, socket: Path) -> None:
 
 
 async def _is_served(socket: Path) -> bool:
-    """Whether a program listens there; the socket of one that was killed stays behind."""
+    """Returns whether a program listens on the socket, which also remains after a server was killed."""
     try:
         _, writer = await asyncio.open_unix_connection(socket)
     except OSError:
@@ -121,7 +121,7 @@ async def _is_served(socket: Path) -> bool:
 
 
 async def _answered(search: Search, line: bytes) -> dict[str, Any]:
-    """A line -> {"id", "answer"} or {"id", "error"}."""
+    """Returns {"id", "answer"} or {"id", "error"} for a line."""
     number = None
     try:
         given = json.loads(line)
@@ -129,14 +129,14 @@ async def _answered(search: Search, line: bytes) -> dict[str, Any]:
         json.dumps(given, ensure_ascii=False).encode()  # ValueError: half of a surrogate pair, which no file can hold
         request = msgspec.convert(given, Request)
         answer = await call(search, request.tool, msgspec.to_builtins(request))
-    except (ValueError, RecursionError) as error:  # also of a NUL, which no command can be given
+    except (ValueError, RecursionError) as error:  # also for a NUL, which cannot be passed to a command
         return {"id": number, "error": f'{error}: a request is a JSON object a line: {{"id": 1, "tool": "status"}}'}
     is_error = isinstance(answer, dict) and "error" in answer
     return {"id": number} | (answer if is_error else {"answer": answer})
 
 
 def serve_mcp(search: Search) -> None:
-    """ValueError: the package mcp is not here."""
+    """Serves MCP over standard input and output. Raises ValueError if the package mcp is not installed."""
     try:
         from mcp.server import MCPServer
     except ImportError:

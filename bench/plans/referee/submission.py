@@ -1,4 +1,4 @@
-"""A submission -> an arm that can be raced, in a read-only copy of its own.
+"""Makes an arm that can be raced from a submission, in a read-only copy.
 
 optim.lr=0.002 optim=muon    changes settings of the champion
 script=train.py              replaces the champion's script
@@ -24,7 +24,7 @@ OF_OURS = ("model", "optim", "stages")
 ALLOWED = (*OF_OURS, "script.args")  # settings that a submission may change
 OF_PROGRAM = ("script=", "script.path=", "script.root=")
 SANDBOX = "script.sandbox=true"
-CODE = ("models/", "conf/model/", "conf/optim/")  # of this repository: what a diff may change
+CODE = ("models/", "conf/model/", "conf/optim/")  # paths of this repository that a diff may change
 FILES = "files"
 MAX_PATCH_BYTES = 2**22
 REFS = "refs/speedrun/searches"
@@ -34,12 +34,12 @@ class Program(NamedTuple):
     """The script of an arm."""
 
     root: Path
-    file: str  # from root; "" of a module or a command
+    file: str  # relative to root; "" for a module or a command
     is_rooted: bool
 
 
 def program_of(arm: Arm) -> Program | None:
-    """The script of an arm; None: it trains one of our models."""
+    """Returns the script of an arm; None if it trains one of our models."""
     settings = dict(word.partition("=")[::2] for word in arm["overrides"])
     path, root = settings.get("script.path", settings.get("script")), settings.get("script.root")
     if path is None and root is None:
@@ -51,7 +51,7 @@ def program_of(arm: Arm) -> Program | None:
 
 
 def frozen(arm: Arm, folder: Path) -> Arm:
-    """The arm with its program in a copy below folder, so that an edit of the original changes no champion."""
+    """Returns the arm with its program copied below folder, so that an edit of the original changes no champion."""
     program = program_of(arm)
     if program is None:
         return arm
@@ -61,20 +61,20 @@ def frozen(arm: Arm, folder: Path) -> Arm:
 
 
 def is_code(words: Sequence[str]) -> bool:
-    """Whether a submission is more than settings: model.arch=mine.py:Net names code too.  ValueError: no setting."""
+    """Returns whether a submission is more than settings. model.arch=mine.py:Net is code too. Raises ValueError."""
     if any("=" not in word or word.startswith(OF_PROGRAM) for word in words):
         return True
     waiting = [overrides.parsed(word).value() for word in words if word.startswith(OF_OURS)]
     while waiting:
         value = waiting.pop()
-        if user_code.is_import_path(value):  # or an interpolation with a resolver
+        if user_code.is_import_path(value):  # also an interpolation with a resolver
             return True
         waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return False
 
 
 def stored(words: Sequence[str], champion: Arm, folder: Path, ref: str) -> Arm:
-    """Words of ./run.sh referee submit -> the arm; what they name is copied into folder.  ValueError: a refusal.
+    """Returns the arm of words of ./run.sh referee submit. Copies what they name into folder. Raises ValueError.
 
     ref: the name below REFS that keeps the commit of a diff of this repository.
     """
@@ -92,7 +92,7 @@ def stored(words: Sequence[str], champion: Arm, folder: Path, ref: str) -> Arm:
     program = program_of(champion)
     if program is None:
         raise ValueError(f"{typed}: the champion is one of our models: submit key=value, or a diff of its code")
-    if is_script:  # in the place of the champion's, beside its other files
+    if is_script:  # replaces the champion's script, beside its other files
         root = _copied(program, champion, folder, is_final=False)
         (root / program.file).unlink()
         shutil.copyfile(path, root / program.file)
@@ -138,7 +138,7 @@ def _links(root: Path) -> set[Path]:
 
 
 def _commit_of(patch: bytes, champion: Arm, ref: str) -> str:
-    """The commit of this repository that a diff makes of the champion's.  git.Failed, ValueError."""
+    """Returns the commit that a diff makes of the champion's in this repository. Raises git.Failed, ValueError."""
     if champion["rev"] is None and git.run(REPO, "status", "--porcelain", "--", "bench", *CODE).strip():
         raise ValueError("bench/, models/ or conf/ have changes that are not committed: commit them, then submit diffs")
     base = worktrees.commit_of(REPO, champion["rev"] or "HEAD")
@@ -169,9 +169,9 @@ def _with_program(arm: Arm, program: Program) -> Arm:
 
 
 def _copied(program: Program, arm: Arm, folder: Path, is_final: bool = True) -> Path:
-    """FOLDER/files: copies of the program's sources, links to what else lies beside it -> its path.
+    """Copies the program's sources to FOLDER/files, links what else lies beside it, and returns that path.
 
-    Of an arm in a sandbox nothing is linked: what it reads is its own sources and the track's data.
+    For an arm in a sandbox nothing is linked: it can read only its own sources and the track's data.
     """
     files = folder / FILES
     for name, path in _sources(program).items():
@@ -195,7 +195,7 @@ def _make_read_only(folder: Path) -> None:
 
 
 def diff(before: Arm, after: Arm) -> str:
-    """The differences between two arms: settings, and the sources of a script or of our own models."""
+    """Returns the differences between two arms: settings, and the sources of a script or of our own models."""
     kept = set(before["overrides"]) & set(after["overrides"])
     old, new = (
         [f"{word}\n" for word in arm["overrides"] if word not in kept and not word.startswith(OF_PROGRAM)]

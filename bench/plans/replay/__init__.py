@@ -1,1 +1,1 @@
-"""A record run again: rebuilt from itself alone, compared step by step, and certified."""
+"""Replays a record: rebuilds it from itself alone, compares it step by step, and certifies the outcome."""

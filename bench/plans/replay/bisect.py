@@ -1,8 +1,8 @@
-"""Which commit made it worse: git bisect, with a race against the good commit as its question.
+"""Finds the commit that made it worse: git bisect, with a race against the good commit as its test.
 
-Each commit that git picks races the good one.  Its change, with its 95 % interval, is held against half of the change
-from the good to the bad commit: an interval above that is bad, one below it is good, one that holds it is raced again
-with twice the runs, and then skipped.  A commit whose raced code is that of the good or the bad one is not raced.
+Each commit that git picks races the good one. Its change, with its 95 % interval, is compared with half of the change
+from the good to the bad commit: an interval above that is bad, one below it is good, one that contains it is raced
+again with twice the runs, and then skipped. A commit whose raced code is that of the good or the bad one is not raced.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,11 +14,11 @@ from bench.machine import git
 from bench.plans.race import worktrees
 from bench.record import race_folder
 
-MEASURES = {  # what --on may be: (a verdict's part, its change, its 95 % interval, unit); larger is worse
+MEASURES = {  # {value of --on: (part of a verdict, its change, its 95 % interval, unit)}; larger is worse
     "step_avg_ms": ("time", "change_pct", "ci95_pct", "%"),
     "val_loss": ("val_loss", "change", "ci95", "nats"),
 }
-GOOD, BAD, UNDECIDED = "good", "bad", "skip"  # as git bisect has them
+GOOD, BAD, UNDECIDED = "good", "bad", "skip"  # the words of git bisect
 FIRST_BAD = "is the first bad commit"
 
 
@@ -39,7 +39,7 @@ class Change:
 
 
 def change_of(race: Mapping[str, Any], measure: str) -> Change | None:
-    """race.json of A against B -> how much worse B is; None where the two could not be compared."""
+    """Returns how much worse B is than A by race.json; None if the two could not be compared."""
     part, change, interval, unit = MEASURES[measure]
     comparison = race_folder.verdicts_of(race).get("B") or {}
     numbers: dict[str, Any] = comparison.get(part) or {}
@@ -50,7 +50,7 @@ def change_of(race: Mapping[str, Any], measure: str) -> Change | None:
 
 
 def answer(change: Change | None, threshold: float) -> str:
-    """A commit's change against the good one -> GOOD, BAD or UNDECIDED."""
+    """Returns GOOD, BAD or UNDECIDED for a commit's change against the good one."""
     if change is None or change.low <= threshold <= change.high:
         return UNDECIDED
     return BAD if change.low > threshold else GOOD
@@ -58,17 +58,17 @@ def answer(change: Change | None, threshold: float) -> str:
 
 @dataclass(frozen=True)
 class Ended:
-    """How the search ended."""
+    """The outcome of a search."""
 
-    commits: list[str]  # the first bad one; several where undecided ones lie between
+    commits: list[str]  # the first bad commit; several if undecided ones lie between
     outcome_by_commit: dict[str, str]  # {commit: GOOD, BAD or UNDECIDED} of every commit that was tested
 
 
 def search(repo: Path, good: str, bad: str, ask: Callable[[str], str]) -> Ended:
-    """ask(commit) -> GOOD, BAD or UNDECIDED, until one commit, or several undecided ones, are left.
+    """Bisects by ask(commit), which returns GOOD, BAD or UNDECIDED, until one commit, or only undecided ones, remain.
 
-    It runs in a worktree with its own git bisect: the user's checkout, and a bisect of theirs, stay as they are.
-    ValueError: good is not an ancestor of bad.
+    It runs in a worktree with its own git bisect: the user's checkout, and a bisect of theirs, stay as they are. Raises
+    ValueError if good is not an ancestor of bad.
     """
     if git.ask(repo, "merge-base", "--is-ancestor", good, bad) is None:
         raise ValueError(f"{good[:12]} is not an ancestor of {bad[:12]}: name an older commit that was good")
@@ -94,11 +94,11 @@ def search(repo: Path, good: str, bad: str, ask: Callable[[str], str]) -> Ended:
 
 
 def subject(repo: Path, commit: str) -> str:
-    """The first line of a commit's message."""
+    """Returns the first line of a commit's message."""
     return git.run(repo, "log", "-1", "--format=%s", commit).strip()
 
 
 def parent(repo: Path, commit: str) -> str | None:
-    """The commit before; None of the first."""
+    """Returns the commit's parent; None for the first commit."""
     before = git.ask(repo, "rev-parse", "--verify", "--quiet", f"{commit}^")
     return before.strip() if before else None

@@ -1,6 +1,6 @@
 """The certificate of a replay: certificate.json, beside the record and beside the replay.
 
-It names the fields in which the two environments differ, those that can change losses first.  Schema 2 has "time", and
+It names the fields in which the two environments differ, those that can change losses first. Schema 2 has "time", and
 "equal within rounding" by a measured bound (rounding.json); schema 1 assumed its bounds.
 """
 
@@ -19,7 +19,7 @@ from bench.record import certificates, ledger
 from bench.record.certificates import Certificate
 
 SCHEMA_VERSION: Literal[2] = 2
-# What can change a loss, the likeliest cause first, and what to call it.  Fields of run.json["environment"].
+# {field of run.json["environment"] that can change a loss: its description}, the likeliest cause first.
 CAUSES = {
     "torch": "another torch",
     "gpus": "other GPUs",
@@ -34,14 +34,14 @@ CAUSES = {
     "libraries": "other numerical libraries",
     "python": "another Python",
 }
-LATER_FIELDS = ("cpu_details", "cpu_capability", "libraries")  # not in the first records
-OF_GPUS = ("cuda", "cudnn", "nccl", "driver")  # unknown, and no cause, where no GPU computes
+LATER_FIELDS = ("cpu_details", "cpu_capability", "libraries")  # fields that the first records do not have
+OF_GPUS = ("cuda", "cudnn", "nccl", "driver")  # unknown, and no cause, on a CPU
 UNSAID = "nothing that the two environments say"
 
 
 @dataclass(frozen=True)
 class Field:
-    """One fact of an environment that is not the same in the two."""
+    """A fact in which two environments differ."""
 
     name: str
     recorded: Any
@@ -49,7 +49,7 @@ class Field:
 
 
 def impossible(record: Recorded, why: str) -> Certificate:
-    """The certificate of a record that cannot be run again here."""
+    """Returns the certificate of a record that cannot be run again here."""
     return {
         "record": record.name,
         "outcome": outcomes.IMPOSSIBLE,
@@ -70,7 +70,7 @@ def impossible(record: Recorded, why: str) -> Certificate:
 
 
 def from_replays(record: Recorded, replayed: Sequence[Recorded], outcome: Outcome, time: Time) -> Certificate:
-    """The certificate of one or more replays of the same seed, or of fresh seeds, whose outcome has no losses."""
+    """Returns the certificate of replays of the same seed, or of fresh seeds, whose outcome has no losses."""
     first, cause, why = replayed[0], None, outcome.why
     fields = differences(record.environment, first.environment)
     if outcome.num_losses is not None and outcome.word != outcomes.IDENTICAL:
@@ -93,12 +93,12 @@ def from_replays(record: Recorded, replayed: Sequence[Recorded], outcome: Outcom
 
 
 def holds(certificate: Certificate) -> bool:
-    """Whether the record was reproduced."""
+    """Returns whether the record was reproduced."""
     return certificate["outcome"] in certificates.HOLDS
 
 
 def write(certificate: Certificate, folders: list[Path]) -> None:
-    """Enter a certificate into the ledger of this machine's replays and write it into each of these folders."""
+    """Enters a certificate into the ledger of this machine's replays and writes it into each of these folders."""
     if certificate["replays"]:
         facts: dict[str, Any] = {key: certificate[key] for key in ("record", "losses_sha256", "outcome", "replays")}
         ledger.append(certificates.replays_root(), certificates.EVENT, **facts)
@@ -107,9 +107,9 @@ def write(certificate: Certificate, folders: list[Path]) -> None:
 
 
 def differences(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[Field]:
-    """Two run.json["environment"], each with "variables": fields that differ, what can change losses first.
+    """Returns the fields in which two environments of run.json differ, those that can change losses first.
 
-    A field that one of them does not know is not a difference: older records say less.
+    Each has "variables". A field that one of them lacks is not a difference, because older records have fewer.
     """
     names = [*CAUSES, *sorted((recorded.keys() | here.keys()) - set(CAUSES) - {"memory_gib"})]
     fields = [Field(name, _plain(name, recorded.get(name)), _plain(name, here.get(name))) for name in names]
@@ -117,12 +117,12 @@ def differences(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[Fi
 
 
 def _plain(name: str, value: Any) -> Any:
-    """GPUs by name: a serial number and a power limit change no loss."""
+    """Reduces GPUs to their names, because a serial number and a power limit change no loss."""
     return [gpu["name"] for gpu in value] if name == "gpus" and value is not None else value
 
 
 def machine_kind(recorded: Mapping[str, Any], here: Mapping[str, Any], is_same_session: bool) -> str:
-    """Which machine the replay ran on: "same session", "same kind of machine", "other torch", "other machine"."""
+    """Returns where the replay ran: "same session", "same kind of machine", "other torch" or "other machine"."""
     names = {field.name for field in differences(recorded, here)}
     if is_same_session:
         return "same session"
@@ -132,10 +132,10 @@ def machine_kind(recorded: Mapping[str, Any], here: Mapping[str, Any], is_same_s
 
 
 def decide_the_same_bits(first: Recorded, second: Recorded) -> bool:
-    """Whether machine and software are known to be the same in all that decides the bits of a loss.
+    """Returns whether machine and software are known to be the same in all that decides the bits of a loss.
 
-    In one session (one boot, one software image) what a record does not say is the same too; elsewhere every cause of
-    CAUSES must be recorded in both.  A CPU by its name alone is not known: virtual machines share one.
+    Within a session (one boot, one software image) unrecorded facts are the same too; elsewhere every one of CAUSES
+    must be recorded in both. A CPU's name does not identify it, because different virtual machines share names.
     """
     both = first.environment, second.environment
     if first.run.get("nodes") or {field.name for field in differences(*both)} & {*CAUSES, "variables"}:
@@ -145,9 +145,9 @@ def decide_the_same_bits(first: Recorded, second: Recorded) -> bool:
 
 
 def likeliest_cause(fields: list[Field], unsaid: list[str], is_deterministic: bool) -> str:
-    """The likeliest class of cause of a difference in losses that these environments name.
+    """Returns the likeliest class of cause of a difference in losses that these environments name.
 
-    unsaid: of CAUSES, what the record does not say.
+    unsaid: those of CAUSES that the record does not have.
     """
     named = [CAUSES[field.name] for field in fields if field.name in CAUSES]
     named += ["other settings of the numerical libraries"] * any(field.name == "variables" for field in fields)
@@ -159,7 +159,7 @@ def likeliest_cause(fields: list[Field], unsaid: list[str], is_deterministic: bo
 
 
 def unrecorded(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """The CAUSES that are known here and that the record does not hold, as older records do not."""
+    """Returns those of CAUSES that are known here but not in the record, as in older records."""
     return [
         name
         for name in CAUSES

@@ -1,24 +1,24 @@
-"""A record's losses and those of its replays, step by step -> what the replays show of the record.
+"""Compares a record's losses with those of its replays, step by step, and says what the replays show of the record.
 
 1. Losses that are all equal, bit for bit, are `identical`.
-2. Where machine and software are those of the record, a run that gives the same losses twice gives the record's too: if
+2. If machine and software are those of the record, a run that gives the same losses twice gives the record's too: if
    two replays agree with each other and not with the record, it is `not reproduced`.  If they disagree with each other,
    the run is not deterministic here, and nothing follows: `undecided`.
 3. Elsewhere additions happen in another order.  Replays at other instruction sets measure how far that moves the losses
    of this run (below).  Near that at every step: `equal within rounding`.  Far beyond it: `not reproduced`.
-4. What lies between, and where rounding could not be measured (a GPU has no other instruction set) or another torch may
-   do more than round, is `undecided`.
+4. Differences between the two, and those where rounding could not be measured (a GPU has no other instruction set) or
+   another torch may do more than round, are `undecided`.
 
-From the first step on a difference in the last place grows with the training, and how fast is a matter of the run: over
-120 steps of cpu_nano honest pairs of two instruction sets were seen to lie 1e-6 apart with one seed and 1e-4 with the
-next one, 1e-3 with Muon, and 0.2 with five times the learning rate.  So no table of bounds can be right for all runs.
-What can be tabulated is where it begins: rounding.json has, for each dtype, the largest relative difference of honest
-pairs in the losses of steps 0 and 1, before any update.  The rest is measured: replays of the record's own seed, one as
-the record was and others at lower instruction sets, are honest pairs of the same run.  Their largest difference, never
-less than where it begins, is what rounding does: of training losses up to each step, of a validation at it.
+A difference in the last place grows with the training, and how fast depends on the run: over 120 steps of cpu_nano,
+honest pairs of two instruction sets were 1e-6 apart with one seed and 1e-4 with the next, 1e-3 with Muon, and 0.2 with
+five times the learning rate. So no table of bounds can be right for all runs. Only its beginning can be tabulated:
+rounding.json has, for each dtype, the largest relative difference of honest pairs in the losses of steps 0 and 1,
+before any update. The rest is measured: replays of the record's own seed, one as the record was and others at lower
+instruction sets, are honest pairs of the same run. Their largest difference, never less than that beginning, is the
+effect of rounding: of training losses up to each step, of a validation at it.
 
 Compared are the root mean square of the differences of training losses over windows of steps that double, and each
-validation.  tests/benchmarks rounding FOLDER makes rounding.json again and shows what is seen and what is not.
+validation. tests/benchmarks rounding FOLDER makes rounding.json again and shows what is detected and what is not.
 """
 
 import functools
@@ -38,17 +38,17 @@ DIFFERS = "not reproduced"
 UNDECIDED = "undecided"
 IMPOSSIBLE: Final = "impossible here"
 LOSSES = ("train_loss", "val_loss")
-TWIN = "twin"  # what a further replay should be: as the first
-PERTURBED = "perturbed"  # or at another instruction set
+TWIN = "twin"  # a further replay that runs as the first did
+PERTURBED = "perturbed"  # a further replay at another instruction set
 FRESH_SEEDS = "./run.sh replay --times 3 compares distributions instead"
 ROUNDING_FILE = Path(__file__).with_name("rounding.json")
-HOLDS_SHARE = 3.0  # times what rounding does: up to it a difference is explained by rounding
-REFUSED_SHARE = 10.0  # beyond it a difference is not; between the two the outcome is undecided
-MOST_FRAC = 0.02  # a run that rounding moves further is not certified by it: honest ones of cpu_nano reach 0.008
-# A validation of many batches moves less than single ones do: honest pairs' by half their window's root mean square.
+HOLDS_SHARE = 3.0  # times the effect of rounding: up to it a difference is explained by rounding
+REFUSED_SHARE = 10.0  # above it a difference is not; between the two the outcome is undecided
+MOST_FRAC = 0.02  # a run that rounding moves further is not certified by it: honest runs of cpu_nano reach 0.008
+# A validation of many batches moves less than single losses: for honest pairs by half their window's root mean square.
 VALIDATED = 0.5
-# Variables of the replays by which rounding is measured, by the dtype of activations: at the lowest level of oneDNN
-# bfloat16 would be emulated, ten times as slowly.  They have no effect on processors that are not x86.
+# Variables of the replays that measure rounding, by the dtype of activations: at the lowest level of oneDNN
+# bfloat16 would be emulated, ten times as slowly.  They have no effect on processors other than x86.
 INSTRUCTION_SETS = {
     "float32": (
         {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
@@ -57,7 +57,7 @@ INSTRUCTION_SETS = {
     "bfloat16": ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}, {"ATEN_CPU_CAPABILITY": "default"}),
 }
 Key = tuple[int, str]  # (step, train_loss or val_loss)
-Losses = Mapping[Key, float]  # in order
+Losses = Mapping[Key, float]  # in order of steps
 Fracs = Mapping[Key, float]  # differences relative to the loss, in order
 
 
@@ -67,26 +67,26 @@ class Outcome:
 
     word: str
     why: str
-    num_equal_losses: int | None = None  # before the first that differs; None of fresh seeds
-    num_losses: int | None = None  # recorded
-    share: float | None = None  # the largest difference, in multiples of what rounding does to this run
+    num_equal_losses: int | None = None  # before the first that differs; None for fresh seeds
+    num_losses: int | None = None  # number of recorded losses
+    share: float | None = None  # the largest difference, in multiples of rounding's effect on this run
     needs: str | None = None  # TWIN or PERTURBED: the replay that would say more
-    facts: dict[str, Any] = field(default_factory=dict)  # of fresh seeds: the numbers behind the word
+    facts: dict[str, Any] = field(default_factory=dict)  # for fresh seeds: the numbers behind the word
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions, beside the losses, on which the outcome depends."""
+    """The conditions, besides the losses, on which the outcome depends."""
 
-    is_same: bool  # machine and software are known to be the record's, in all that decides bits
+    is_same: bool  # whether machine and software are known to be the record's in all that decides bits
     dtype: str  # of the activations
-    is_cpu: bool  # rounding can be measured by other instruction sets
-    is_script: bool = False  # a user's script prints its losses, with some digits
-    is_other_software: bool = False  # another torch, or other libraries, whose kernels no replay here has run
+    is_cpu: bool  # whether rounding can be measured by other instruction sets
+    is_script: bool = False  # whether a script printed the losses, with limited digits
+    is_other_software: bool = False  # whether torch or libraries differ: no replay here ran the record's kernels
 
     @property
     def may_refuse(self) -> bool:
-        """Whether what rounding does here is what it did there."""
+        """Whether rounding has the same effect here as where the record was made."""
         return self.is_cpu and not self.is_other_software
 
 
@@ -97,7 +97,7 @@ def from_losses(
     twins: Sequence[Sequence[Mapping[str, Any]]] = (),
     perturbed: Sequence[Sequence[Mapping[str, Any]]] = (),
 ) -> Outcome:
-    """Rows of the record's steps.csv and of its replay's -> Outcome.  twins, perturbed: rows of further replays."""
+    """Returns the outcome of rows of the record's and its replay's steps.csv. twins, perturbed: of further replays."""
     theirs, ours = _losses(recorded), _losses(replayed)
     differing = _differing(theirs, ours)
     if not differing:
@@ -127,7 +127,7 @@ def _on_the_same_machine(where: str, ours: Losses, twins: Sequence[Losses]) -> O
 def _elsewhere(
     where: str, theirs: Losses, replays: Sequence[Losses], conditions: Conditions, num_perturbed: int
 ) -> Outcome:
-    """replays: losses of each, the first as the record was."""
+    """Returns the outcome on another machine. replays: losses of each, the first of one that ran as the record did."""
     ours = replays[0]
     lasts = [[loss for (_, what), loss in losses.items() if what == "val_loss"][-1:] for losses in (theirs, ours)]
     end = ""
@@ -170,7 +170,7 @@ def _elsewhere(
 
 
 def _least(theirs: Losses, conditions: Conditions) -> dict[str, float]:
-    """The least that rounding does to each kind of loss; a script's last digit may always be another."""
+    """Returns the smallest effect of rounding on each kind of loss; a script's last printed digit may always differ."""
     least = dict(first_frac(conditions.dtype))
     if conditions.is_script:
         for what in LOSSES:
@@ -181,12 +181,12 @@ def _least(theirs: Losses, conditions: Conditions) -> dict[str, float]:
 
 
 def _losses(rows: Sequence[Mapping[str, Any]]) -> Losses:
-    """The losses of these rows in order: a step's val_loss follows its train_loss."""
+    """Returns the losses of these rows in order: a step's val_loss follows its train_loss."""
     return {(row["step"], name): row[name] for row in rows for name in LOSSES if row.get(name) is not None}
 
 
 def _differing(theirs: Losses, ours: Losses) -> list[Key]:
-    """The keys of both, in order, whose losses are not the same bits; those that only one has come last."""
+    """Returns the keys, in order, whose losses differ in any bit; keys that only the replay has come last."""
     nan, differing = math.isnan, []
     for key, loss in theirs.items():
         if key not in ours or (loss != ours[key] and not (nan(loss) and nan(ours[key]))):
@@ -210,7 +210,7 @@ def _shown(loss: float | None) -> str:
 
 
 class Kept(TypedDict):
-    """rounding.json: {dtype: {kind of loss: frac}}."""
+    """The content of rounding.json: {dtype: {kind of loss: frac}}."""
 
     schema_version: int
     first_frac: dict[str, dict[str, float]]
@@ -218,27 +218,27 @@ class Kept(TypedDict):
 
 @dataclass(frozen=True)
 class Moved:
-    """A validation, or the training losses of a window, that moved, in multiples of what rounding does."""
+    """The change of a validation, or of a window's training losses, in multiples of rounding's effect."""
 
     share: float
-    step: int  # the window's last one
+    step: int  # the last step of the window
     what: str  # train_loss or val_loss
 
 
 @functools.cache
 def first_frac(dtype: str) -> dict[str, float]:
-    """The effect of rounding before any update, by kind of loss; the widest known for a dtype without a measurement."""
+    """Returns the effect of rounding before any update, by kind of loss; the widest known for an unmeasured dtype."""
     kept = json_file.read(ROUNDING_FILE, Kept)["first_frac"]
     return kept.get(dtype) or max(kept.values(), key=lambda fracs: fracs["train_loss"])
 
 
 def perturbations(dtype: str) -> Sequence[Mapping[str, str]]:
-    """Variables of the replays by which rounding is measured."""
+    """Returns the variables of the replays by which rounding is measured."""
     return INSTRUCTION_SETS.get(dtype, INSTRUCTION_SETS["float32"])
 
 
 def fracs_between(losses: Losses, others: Losses) -> dict[Key, float]:
-    """Relative differences of what both have; infinite where one of them is no number, 0 where neither is."""
+    """Returns relative differences of common keys; infinite if one loss is not finite, 0 if both are NaN."""
     return {key: _frac(losses[key], others[key]) for key in losses if key in others}
 
 
@@ -249,9 +249,9 @@ def _frac(first: float, second: float) -> float:
 
 
 def moved_by_rounding(recorded: Fracs, pairs: Sequence[Fracs], least: Mapping[str, float]) -> list[Moved]:
-    """How far the record lies from a replay, in what the replays lie from each other, in order of steps.
+    """Returns how far the record lies from a replay, relative to the replays' own distances, in order of steps.
 
-    least: of each kind of loss, what rounding does at the least.
+    least: the smallest effect of rounding on each kind of loss.
     """
     trained, others = _windows(recorded), [_windows(pair) for pair in pairs]
     most, moved, is_steady = least["train_loss"], list[Moved](), True
@@ -264,7 +264,7 @@ def moved_by_rounding(recorded: Fracs, pairs: Sequence[Fracs], least: Mapping[st
             if what == "train_loss":
                 is_steady = is_steady and not recorded[key]
                 continue
-            # While no training loss has differed nothing has grown: a validation has the room of one evaluation alone.
+            # Until a training loss differs nothing has grown: a validation differs only by one evaluation's rounding.
             validated = [] if is_steady else [VALIDATED * here, *(pair.get(key, 0.0) for pair in pairs)]
             moved.append(Moved(recorded[key] / max([least["val_loss"], *validated]), step, what))
         if window in trained:
@@ -273,13 +273,13 @@ def moved_by_rounding(recorded: Fracs, pairs: Sequence[Fracs], least: Mapping[st
 
 
 def most_by_rounding(pairs: Sequence[Fracs]) -> float:
-    """The largest effect of rounding on this run, over windows of training losses and validations."""
+    """Returns the largest effect of rounding on this run, over windows of training losses and validations."""
     validated = [frac for pair in pairs for (_, what), frac in pair.items() if what == "val_loss"]
     return max([0.0, *validated, *(rms for pair in pairs for rms in _windows(pair).values())])
 
 
 def _windows(fracs: Fracs) -> dict[int, float]:
-    """{number of a window: root mean square of its training losses}; a window is twice as long as the one before."""
+    """Returns {number of a window: root mean square of its training losses}; windows double in length."""
     fracs_in: dict[int, list[float]] = {}
     for (step, what), frac in fracs.items():
         if what == "train_loss":

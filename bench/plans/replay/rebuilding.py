@@ -1,7 +1,7 @@
-"""A checkout that holds exactly a record's code, and one run of its settings there, recorded among the replays.
+"""Rebuilds exactly a record's code in a checkout, and runs its settings there once, recorded among the replays.
 
 The code is the record's commit with its difference and its untracked sources, in a worktree; a user's own classes and a
-training script come from the record's code/.  Nothing is taken from the working tree.
+training script come from the record's code/. Nothing is taken from the working tree.
 """
 
 import contextlib
@@ -27,27 +27,27 @@ from bench.plans.replay.recorded import VARIABLES, Recorded
 from bench.record import ledger, race_folder, run_folder
 from bench.record.certificates import replays_root
 
-# Settings that a run leaves to the machine: a replay asks for those that the record ran with.
+# Settings that a run leaves to the machine: a replay sets those that the record ran with.
 OF_THE_MACHINE = ("device", "num_processes", "num_threads", "dtype", "compile", "micro_batch_seqs")
-OWN = ("own", "script")  # folders of code/ with the user's own
+OWN = ("own", "script")  # folders of code/ with the user's own code
 CHANGED = "the record was changed or is incomplete"
 LOCK = ".replay.lock"
 
 
 @dataclass(frozen=True)
 class Checkout:
-    code: Path  # of the harness, as it was
+    code: Path  # the harness as it was
     own: Path  # a folder with the user's own classes and script
-    temp: Path  # the temporary folder of what runs there: torch's agent, which old code used, leaves a folder a run
+    temp: Path  # the temporary folder of what runs there: torch's agent, in old code, leaves a folder per run
 
 
 @contextlib.contextmanager
 def checkout(recorded: Recorded) -> Iterator[Checkout]:
-    """The record's code, for as long as the block lasts.  ValueError: the difference does not apply."""
+    """Yields the record's code within the block. Raises ValueError if the difference does not apply."""
     code, name = recorded.run["code"], _worktree_name(recorded.run["run_id"])
     temporary = tempfile.TemporaryDirectory
 
-    def links(folder: str, names: list[str]) -> list[str]:  # through which a copy would read or write elsewhere
+    def links(folder: str, names: list[str]) -> list[str]:  # a copy would read or write elsewhere through them
         return [name for name in names if os.path.islink(os.path.join(folder, name))]
 
     with worktrees.checked_out(REPO, {name: code["commit"]}) as paths, temporary() as own, temporary() as temp:
@@ -64,7 +64,7 @@ def checkout(recorded: Recorded) -> Iterator[Checkout]:
 
 
 def _worktree_name(run_id: str) -> str:
-    """A name for this process alone: two replays of one record may run at once.  Removes what killed ones left."""
+    """Returns a name for this process alone: two replays may run at once. Removes worktrees of killed replays."""
     boot = (processes.boot_id_hash() or "unknown")[:8]
     for path in worktrees.path_of(REPO, "").glob(f"replay-*-{boot}-*") if boot != "unknown" else ():
         pid = path.name.rpartition("-")[2]
@@ -74,7 +74,7 @@ def _worktree_name(run_id: str) -> str:
 
 
 def refuse_other_code(recorded: Recorded, made: Checkout) -> None:
-    """ValueError where the checkout is not the code that run.json names, by our own hash: none of it has run yet."""
+    """Raises ValueError if the checkout is not the code that run.json names, by our own hash, before any of it runs."""
     code = recorded.run["code"]
     if code_state.identity_version(code) != code_state.IDENTITY_VERSION:
         return
@@ -88,7 +88,7 @@ def refuse_other_code(recorded: Recorded, made: Checkout) -> None:
 
 
 def strangers_code(recorded: Recorded) -> list[str]:
-    """The parts of a record that bring code of its own, which would run here; [] if this machine's ledger has it."""
+    """Returns the parts of a record that bring code to run here; [] if this machine's ledger has the record."""
     code, kept = recorded.run["code"], recorded.folder / "code"
     brought = ["code/diff.patch"] * bool(code["diff_sha256"]) + ["code/untracked/"] * bool(code.get("untracked"))
     brought += [f"code/{name}/" for name in OWN if (kept / name).is_dir()]
@@ -98,8 +98,8 @@ def strangers_code(recorded: Recorded) -> list[str]:
 
 
 class Sandbox:
-    """Where a stranger's code runs, the launcher's too: it sees this code, its data and git's objects, and writes to a
-    results folder of its own, from which adopted() takes the run."""
+    """Runs a stranger's code, including its launcher: it sees this code, its data and git's objects, and writes to a
+    separate results folder, from which adopted() takes the run."""
 
     def __init__(self, recorded: Recorded, made: Checkout, has_data: bool):
         self._recorded, self._made, self._limits = recorded, made, sandbox.machine_limits()
@@ -110,22 +110,22 @@ class Sandbox:
         self._readable = [path for path in (made.code, made.own, own_git, *repository, data_root()) if path.exists()]
         self._readable += map(Path, sandbox.python_files(sys.executable))
         self.variables = {"SPEEDRUN_RESULTS": str(self.results)}
-        if not has_data:  # it makes them
+        if not has_data:  # the run makes its data
             self.variables["SPEEDRUN_DATA"] = str(made.temp / "data")
 
     def command(self, words: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-        """The command and its variables in the sandbox, as sandbox.command() returns them."""
+        """Returns the command and its variables in the sandbox, as sandbox.command() does."""
         made, env = self._made, {**env, **self.variables}
         return sandbox.command(words, env, self._readable, {made.temp: made.temp}, self._limits, made.code)
 
     def tick(self) -> None:
-        """Kills what has passed a limit."""
+        """Kills the processes if they have exceeded a limit."""
         if why := self._watch.exceeded():
             self.exceeded = why
             processes.signal_all(processes.children(), signal.SIGKILL)
 
     def adopted(self, folder: Path) -> Path:
-        """The run in this folder, copied into results/replays, and in its ledger.  ValueError: it is no run's."""
+        """Copies the run in this folder into results/replays and its ledger. Raises ValueError if it is not a run."""
         into = replays_root() / self._recorded.run["track"] / folder.name
         if not run_folder.read(folder) or not race_folder.NAME.fullmatch(folder.name) or into.exists():
             raise ValueError(f"{self._recorded.name}: its replay left a folder that is no run's: {folder.name!r}")
@@ -142,7 +142,7 @@ class Sandbox:
 
 
 def overrides_of(recorded: Recorded, own: Path) -> list[str]:
-    """The overrides of the replay but its seed: the record's, and what the machine had then chosen for it.
+    """Returns the overrides of the replay except its seed: the record's, and what its machine had chosen for it.
 
     own: of Checkout.
     """
@@ -157,7 +157,7 @@ def overrides_of(recorded: Recorded, own: Path) -> list[str]:
             word = f"script.root={own}"
         if not word.startswith(
             ("seed=", "exporters", "script.rev=", "checkpoint", "resume=")
-        ):  # the replay is nobody's result
+        ):  # a replay exports and saves nothing
             kept.append(word)
     pinned: dict[str, Any] = {f"hardware.{key}": hardware.get(key) for key in OF_THE_MACHINE}
     pinned = {key: value for key, value in pinned.items() if value is not None and key not in given}
@@ -167,17 +167,17 @@ def overrides_of(recorded: Recorded, own: Path) -> list[str]:
 
 
 def variables_at(made: Checkout, recorded: Mapping[str, str] | None) -> dict[str, str]:
-    """Variables of the replay's process: what environment.passed() lets through of this one's, with the
-    record's variables in place of those like them here.
+    """Returns the variables of the replay's process: those of this one that environment.passed() lets through, with the
+    record's in place of those that reach arithmetic.
 
-    recorded: those of the record that reach arithmetic; None: this shell's stay.
+    recorded: the record's variables that reach arithmetic; None: keep this shell's.
     """
-    env = environment.passed(arm_process.environment(replays_root()))  # no tokens: it may be a stranger's code
+    env = environment.passed(arm_process.environment(replays_root()))  # no tokens: the code may be a stranger's
     env |= {"SPEEDRUN_CWD": str(made.own), "TMPDIR": str(made.temp)}
     if recorded is None:
         return env
     known = {name: value for name, value in recorded.items() if environment.is_shown_whole(value)}
-    for name in (recorded.keys() - known.keys()) & env.keys():  # its value is only known as environment.json shows it
+    for name in (recorded.keys() - known.keys()) & env.keys():  # environment.json shows only a part of its value
         if env[name] and environment.shown_value(private.redact(env[name], REPO)) == recorded[name]:
             known[name] = env[name]
     return {name: value for name, value in env.items() if not name.startswith(VARIABLES)} | known
@@ -185,7 +185,8 @@ def variables_at(made: Checkout, recorded: Mapping[str, str] | None) -> dict[str
 
 @contextlib.contextmanager
 def alone(say: Callable[[str, str], None]) -> Iterator[None]:
-    """No other replay of this results folder trains in this block: both are timed, and each looks for a new folder."""
+    """Keeps other replays of this results folder from training within the block: all are timed and find a new
+    folder."""
     path = replays_root() / LOCK
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:
@@ -207,10 +208,10 @@ def train(
     show: bool = True,
     confined: Sandbox | None = None,
 ) -> Path:
-    """Train once by this code -> the new run folder.  show: pass on what it prints, to standard error.
+    """Trains once by this code and returns the new run folder. show: print its output on standard error.
 
-    name: of the record, for messages; confined: None outside a sandbox.  ValueError: it did not start, or left no
-    record.  Raises Interrupted after the run has been ended and recorded.
+    name: the record's, for messages; confined: None outside a sandbox. Raises ValueError if it did not start or left no
+    record, and Interrupted after the run has been ended and recorded.
     """
     results = confined.results if confined else replays_root()
 
@@ -238,9 +239,8 @@ def train(
 def identity(
     code: Path, overrides: Sequence[str], env: Mapping[str, str], confined: Sandbox | None
 ) -> dict[str, Any] | None:
-    """{"config_id", "source_sha256"} that the code in this folder gives; None where it is too old to say, or an
-    instrument of the run makes it no contestant.  ValueError: what it refuses.
-    """
+    """Returns {"config_id", "source_sha256"} by the code in this folder; None if it is too old to report them, or an
+    instrument of the run keeps it out of races. Raises ValueError for a refusal."""
     try:
         around = confined.command if confined else None
         return cast(dict[str, Any] | None, arm_process.ask(code, overrides, env, confined=around))

@@ -1,4 +1,4 @@
-"""A run folder as a replay reads it, and whether all that it needs to be run again is on this machine."""
+"""Reads a run folder for a replay, and checks whether all that a replay needs is on this machine."""
 
 import contextlib
 import dataclasses
@@ -21,22 +21,22 @@ from bench.machine import git
 from bench.machine.preflight import Check
 from bench.record import run_folder, verification
 
-PLACEHOLDER = re.compile(f"{LOGIN}|{SECRET}")  # in overrides.yaml, of a credential
-THE_RECORD = "record"  # the name of the check of it
-MADE = ("pysource", "markov")  # sources that this machine can make again
-# Variables that reach arithmetic; the others say where things lie, or are the harness's own.
+PLACEHOLDER = re.compile(f"{LOGIN}|{SECRET}")  # stands for a credential in overrides.yaml
+THE_RECORD = "record"  # the name of the check of the record itself
+MADE = ("pysource", "markov")  # sources whose data this machine can make again
+# Variables that reach arithmetic; the others are paths, or the harness's own.
 VARIABLES = ("ATEN_", "ONEDNN_", "DNNL_", "MKL_", "OMP_", "OPENBLAS_", "CUBLAS_", "NVIDIA_TF32", "TORCH_ALLOW_TF32")
-# The launcher decides on these again, and the record says num_threads.
+# The launcher sets these again, from the record's num_threads.
 OWN_VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run folder as far as a replay reads it."""
+    """The parts of a run folder that a replay reads."""
 
     folder: Path
     run: dict[str, Any]  # run.json
-    config: dict[str, Any]  # config.yaml, as it stands
+    config: dict[str, Any]  # config.yaml, unchanged
     overrides: list[str]  # what the user typed
 
     @property
@@ -46,7 +46,7 @@ class Recorded:
 
     @functools.cached_property
     def environment(self) -> dict[str, Any]:
-        """run.json's, with "variables", those that reach arithmetic."""
+        """The environment of run.json, with "variables", those that reach arithmetic."""
         path = self.folder / "environment.json"
         return self.run["environment"] | {"variables": variables(json_file.read(path) if path.is_file() else {})}
 
@@ -58,31 +58,31 @@ class Recorded:
 
     @property
     def unused(self) -> set[str]:
-        """Files that lay beside a script, are part of its identity and that it did not use: no record holds them."""
+        """Files beside a script that are part of its identity but that it did not use: no record holds them."""
         script = self.run.get("script") or {}
         return set(script.get("sha256_by_file") or ()) - set(script["used"]) if script.get("used") else set()
 
     def patch(self) -> bytes | None:
-        """The difference of its code from its commit; None where it is not there."""
+        """Returns the difference of the code from its commit; None if it is missing."""
         try:
             return bytes(plain_file.content(self.folder / "code" / "diff.patch"))
         except Damaged:
             return None
 
     def is_of_session(self, other: "Recorded") -> bool:
-        """Whether both ran in one session: one boot, one software image."""
+        """Returns whether both ran in one session: one boot, one software image."""
         session_id = self.run.get("session_id")
         return session_id is not None and session_id == other.run.get("session_id")
 
 
 def variables(environment: Mapping[str, Any]) -> dict[str, str]:
-    """environment.json -> its variables that reach arithmetic."""
+    """Returns the variables of environment.json that reach arithmetic."""
     shell_variables = environment.get("env", {}).items()
     return {name: value for name, value in shell_variables if name.startswith(VARIABLES) and name not in OWN_VARIABLES}
 
 
 def read(folder: Path) -> Recorded:
-    """ValueError: it is imported, is not complete, or lacks a file."""
+    """Reads a run folder. Raises ValueError if it is imported, is not complete, or lacks a file."""
     run: Any = run_folder.read(folder)
     if run.get("imported"):
         raise ValueError(f"{folder.name}: it was imported from a log, without code, settings and data to run again")
@@ -96,7 +96,7 @@ def read(folder: Path) -> Recorded:
 
 
 def with_secrets(recorded: Recorded, values: Sequence[str]) -> Recorded:
-    """The record with its credentials in its overrides again.  ValueError: it has others than there are values."""
+    """Returns the record with credentials put back into its overrides. Raises ValueError if their number differs."""
     names = recorded.run.get("redacted") or []
     if len(names) != len(values):
         what = f"it was recorded without {', '.join(names)}" if names else "it lacks no setting"
@@ -113,17 +113,17 @@ def with_secrets(recorded: Recorded, values: Sequence[str]) -> Recorded:
     return dataclasses.replace(recorded, overrides=overrides)
 
 
-# ---- is everything here?
+# ---- checks of what a replay needs
 
 
 def checks(recorded: Recorded) -> list[Check]:
-    """Check that everything that a replay needs is here; found says what a check with status fail misses."""
+    """Checks that everything that a replay needs is here; `found` says what is missing if the status is fail."""
     every: tuple[Callable[[Recorded], Check], ...] = (_record, _commit, _patch, _untracked, _devices, _data)
     return [check(recorded) for check in every]
 
 
 def _record(recorded: Recorded) -> Check:
-    """A record that `verify` refuses is not run again: there is nothing that a certificate could be of."""
+    """Checks the record with `verify`. A record that fails is not run again: a certificate of it would mean nothing."""
     rules = verification.report(recorded.folder)["rules"]
     failed = [rule for rule in rules if not rule["passed"]]
     if failed:
@@ -178,7 +178,7 @@ def _devices(recorded: Recorded) -> Check:
 
 
 def has_data(recorded: Recorded) -> bool:
-    """Whether its data are here, and need not be made."""
+    """Returns whether its data are here, and need not be made."""
     with contextlib.suppress(CheckFailed):
         datasets.recorded(recorded.run["data"], say=lambda text: None)
         return True

@@ -1,9 +1,9 @@
-"""A record against its repeats: its train_s against that of its replays, its loss against those of fresh seeds.
+"""Compares a record with its repeats: its train_s with that of its replays, its loss with those of fresh seeds.
 
 Times of another session, machine, software or protocol are not compared, nor those of runs that other programs
-disturbed (compare/eligibility.py, record/validity.py).  One run each has no interval and no verdict: within BOUND_PCT,
-or the session's noise floor if that is more, the time is `reproduced`; beyond it a second replay decides between the
-record and a machine whose own runs lie as far apart.
+disturbed (compare/eligibility.py, record/validity.py). One run each gives no interval and no verdict: within BOUND_PCT,
+or the session's noise floor if that is larger, the time is `reproduced`; beyond it a second replay tells a changed time
+from a machine whose own runs lie as far apart.
 """
 
 from collections.abc import Sequence
@@ -16,25 +16,25 @@ from bench.plans.replay import outcomes
 from bench.record.rows import Row
 
 CONFIDENCE = 0.99  # of the interval in which a record of the same distribution lies
-BOUND_PCT = 8.0  # how far runs of the same code were seen to lie apart between sessions: more than within one
+BOUND_PCT = 8.0  # observed spread of runs of the same code between sessions: larger than within one
 REPRODUCED, DIFFERS = "reproduced", "not reproduced"
 NOT_COMPARABLE, UNDECIDED = "not comparable", "undecided"
 
 
 @dataclass(frozen=True)
 class Time:
-    """A word, a sentence, and the numbers; None: not comparable, or of a session that was not calibrated."""
+    """The outcome as a word, a sentence, and numbers. None: not comparable, or the session was not calibrated."""
 
     word: str
     why: str
     recorded_s: float | None = None
     replayed_s: list[float] | None = None
-    change_pct: float | None = None  # of the replays' mean against the record
+    change_pct: float | None = None  # the replays' mean against the record
     floor_pct: float | None = None
 
 
 def from_rows(recorded: Row, replayed: Sequence[Row]) -> Time:
-    """Rows (bench/record/rows.py) of the record and of its replays -> Time."""
+    """Compares the time of the record's row (bench/record/rows.py) with those of its replays."""
     rows = [recorded, *replayed]
     refusals = eligibility.judge([recorded], list(replayed), ("the record", "the replay")).refusals
     for row in rows:
@@ -53,7 +53,7 @@ def from_rows(recorded: Row, replayed: Sequence[Row]) -> Time:
 
 
 def needs_twin(time: Time) -> bool:
-    """Whether only a second replay can tell a changed time from a machine that is not steady."""
+    """Returns whether only a second replay can tell a changed time from a machine that is not steady."""
     return time.word == UNDECIDED and len(time.replayed_s or ()) == 1
 
 
@@ -80,7 +80,7 @@ def _judged(
 def judged_losses(
     recorded_loss: float, losses: Sequence[float], target_val_loss: float | None, p_value: float, reached: bool | None
 ) -> tuple[str, str, dict[str, Any]]:
-    """Last val_losses of fresh seeds -> (word, sentence, numbers).
+    """Judges the record's loss by the last val_losses of fresh seeds. Returns (word, sentence, numbers).
 
     target_val_loss, p_value: the track's; reached: whether the record reached the target, None without one.
     """
@@ -107,11 +107,11 @@ def judged_losses(
 
 
 def prediction_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Where one more value of the same normal distribution lies: mean +- t(n - 1) * sd * sqrt(1 + 1/n).
+    """Returns where one more value of the same normal distribution lies: mean +- t(n - 1) * sd * sqrt(1 + 1/n).
 
-    values: at least two.  NIST/SEMATECH e-Handbook of Statistical Methods, section 7.2 and 1.3.5.2.
+    values: at least two. NIST/SEMATECH e-Handbook of Statistical Methods, section 7.2 and 1.3.5.2.
     """
     n, mean, sd = len(values), stats.mean(values), stats.sd(values)
-    assert sd is not None  # of two values or more
+    assert sd is not None  # there are at least two values
     half = stats.student_t_quantile(0.5 + confidence / 2, n - 1) * sd * (1 + 1 / n) ** 0.5
     return mean - half, mean + half

@@ -1,8 +1,8 @@
-"""A record, run again and judged: the way from a run folder to its certificate; and the same way again for a judge.
+"""Replays a record and judges it: from a run folder to its certificate, and the same again for a judge.
 
-A judge believes nothing in a certificate: its outcome is computed again from replays that this machine made, runs of
+A judge trusts no certificate. It computes the outcome again from replays that this machine made: runs of
 results/replays that its ledger has from start to end, unchanged since, which pass `verify`, ran the record's code,
-settings and data, and have step times of their own.  A certificate that came with a record is its bearer's claim.
+settings and data, and have different step times. A certificate that came with a record is only a claim.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ from bench.record.certificates import Certificate
 from bench.record.rows import row_of
 from bench.record.shape import Record
 
-FRESH_SEED = 1000  # added to the record's: its repeats have the next ones
+FRESH_SEED = 1000  # added to the record's seed, because its repeats have the next ones
 Say = Callable[[str, str], None]
 
 
@@ -30,22 +30,22 @@ class Options:
     """The options of ./run.sh replay."""
 
     times: int | None = None  # runs of fresh seeds; None: one of the record's own seed
-    keep_env: bool = False  # this shell's variables, not the record's
-    show: bool = False  # pass on what the runs print
-    trust: bool = False  # run the code that somebody else's record brings as this user, not in a sandbox
+    keep_env: bool = False  # keep this shell's variables instead of the record's
+    show: bool = False  # print the output of the runs
+    trust: bool = False  # run code of somebody else's record as this user, without a sandbox
 
 
 def foreseen(record: Recorded) -> tuple[list[Check], list[Field]]:
-    """Before any work: what is missing here, and where this machine's environment is not the record's."""
+    """Returns, before any work, the checks of what is needed here, and the fields in which the environment differs."""
     here = environment.summary(environment.environment(), record.hardware)
     return recorded.checks(record), certificate.differences(record.run["environment"], here)
 
 
 def replay(record: Recorded, checks: list[Check], options: Options, say: Say) -> Certificate:
-    """Run it again and write the certificate beside it and its replays.  checks: of foreseen().
+    """Runs the record again, writes the certificate beside it and its replays, and returns it. checks: of foreseen().
 
-    A record that `verify` refuses gets none: its certificate is returned, and not written.  A record that brings code
-    and is not in this machine's ledger runs in a sandbox, unless options trust it.  ValueError: none can be made.
+    If `verify` refuses the record, its certificate is returned but not written. A record that brings code and is not in
+    this machine's ledger runs in a sandbox, unless options trust it. Raises ValueError if there is no sandbox.
     """
     brought, kind = [] if options.trust else rebuilding.strangers_code(record), None
     if brought:
@@ -72,12 +72,12 @@ def replay(record: Recorded, checks: list[Check], options: Options, say: Say) ->
 
 
 def is_refused(checks: list[Check]) -> bool:
-    """Whether `verify` refuses the record, so that it gets no certificate."""
+    """Returns whether `verify` refuses the record, so that it gets no certificate."""
     return any(check.name == recorded.THE_RECORD and check.status == "fail" for check in checks)
 
 
 def _runs(record: Recorded, options: Options, say: Say, is_confined: bool) -> Iterator[Recorded]:
-    """The replays, one after the other.  ValueError: the code here is not the record's, or a run failed."""
+    """Yields the replays, one after the other. Raises ValueError if the code is not the record's, or a run failed."""
     seed = record.run["seed"]
     with rebuilding.checkout(record) as made:
         rebuilding.refuse_other_code(record, made)
@@ -112,7 +112,7 @@ def _runs(record: Recorded, options: Options, say: Say, is_confined: bool) -> It
 
 
 def further(record: Recorded, replayed: list[Recorded]) -> tuple[str, Mapping[str, str]] | None:
-    """(why, variables) of the replay that would say more; None: these say all that can be said."""
+    """Returns (why, variables) of a further replay that would settle more; None if none would."""
     outcome = outcome_of(record, replayed)
     if outcome.needs == outcomes.PERTURBED:
         left = outcomes.perturbations(record.run["hardware"].get("dtype") or "float32")[len(replayed) - 1 :]
@@ -126,7 +126,7 @@ def further(record: Recorded, replayed: list[Recorded]) -> tuple[str, Mapping[st
 
 
 def fresh_seeds(record: Recorded, num_runs: int) -> list[int]:
-    """The seeds of repeats, which nobody can choose: consecutive ones from FRESH_SEED above the record's."""
+    """Returns the seeds of repeats, which nobody can choose: consecutive ones from FRESH_SEED above the record's."""
     return [record.run["seed"] + FRESH_SEED + number for number in range(num_runs)]
 
 
@@ -134,7 +134,7 @@ def fresh_seeds(record: Recorded, num_runs: int) -> list[int]:
 
 
 def judged(record: Recorded, replayed: list[Recorded]) -> Certificate:
-    """The certificate of these replays, either of the record's own seed or of several fresh seeds."""
+    """Returns the certificate of these replays, either of the record's own seed or of several fresh seeds."""
     if replayed[0].run["seed"] == record.run["seed"]:
         return certificate.from_replays(record, replayed, outcome_of(record, replayed), time_of(record, replayed))
     metrics, losses = record.run["metrics"], [run.run["metrics"]["val_loss"] for run in replayed]
@@ -145,7 +145,7 @@ def judged(record: Recorded, replayed: list[Recorded]) -> Certificate:
 
 
 def outcome_of(record: Recorded, replayed: list[Recorded]) -> Outcome:
-    """The outcome by the losses of one or more replays of the record's own seed."""
+    """Returns the outcome by the losses of one or more replays of the record's own seed."""
     first, twins, perturbed = _roles(replayed)
     rows = [[step_files.read(run.folder) for run in runs] for runs in ([record, first], twins, perturbed)]
     hardware = record.run["hardware"]
@@ -161,7 +161,7 @@ def outcome_of(record: Recorded, replayed: list[Recorded]) -> Outcome:
 
 
 def time_of(record: Recorded, replayed: list[Recorded]) -> repeats.Time:
-    """Whether the time came again, by the replays that ran as the record did."""
+    """Returns whether the time was reproduced, by the replays that ran as the record did."""
     first, twins, _ = _roles(replayed)
     return _time(record, [first, *twins])
 
@@ -172,7 +172,7 @@ def _time(record: Recorded, replayed: list[Recorded]) -> repeats.Time:
 
 
 def _roles(replayed: list[Recorded]) -> tuple[Recorded, list[Recorded], list[Recorded]]:
-    """-> (the first, those like it, those at another instruction set)."""
+    """Returns (the first replay, those like it, those at another instruction set)."""
     first, *others = replayed
     twins = [run for run in others if certificate.decide_the_same_bits(first, run)]
     return first, twins, [run for run in others if run not in twins]
@@ -182,7 +182,7 @@ def _roles(replayed: list[Recorded]) -> tuple[Recorded, list[Recorded], list[Rec
 
 
 def recomputed(folder: Path) -> Certificate:
-    """The certificate that this machine's replays of a run give today.  ValueError says why there is none."""
+    """Returns the certificate that this machine's replays of a run give today. Raises ValueError if there are none."""
     record = recorded.read(folder)
     made_here = certificates.entries(record.name, certificates.losses_sha256(record.run))
     if not made_here:
@@ -215,7 +215,7 @@ def recomputed(folder: Path) -> Certificate:
 
 
 def _read_replay(book: ledger.Ledger, name: str) -> Recorded:
-    """A replay of this machine.  ValueError: it is not there as the ledger has it."""
+    """Reads a replay of this machine. Raises ValueError if it is not as the ledger has it, or fails verify."""
     entry, folder = book.runs.get(name), book.results / name
     if entry is None or entry["end"] is None:
         raise ValueError(f"its replay {name} is not in the ledger of this machine's replays, from start to end")
@@ -230,16 +230,16 @@ def _read_replay(book: ledger.Ledger, name: str) -> Recorded:
 
 
 def agree(record: Recorded, replayed: Recorded) -> None:
-    """ValueError: the replay is not one of the record's code, settings and data."""
+    """Raises ValueError if the replay did not run the record's code, settings and data."""
     theirs, ours = record.run, replayed.run
     _agree(record, {"config_id": ours["config_id"], "source_sha256": ours["code"]["source_sha256"]})
-    if record.unused:  # of a script that did not use all that lay beside it: every file but those is the same
+    if record.unused:  # a script did not use some files beside it: all others must be the same
         differing = code_state.differing_files(theirs["code"], ours["code"])
         others = [name for name in differing or () if name not in record.unused]
         if differing is None or others:
             which = ", ".join(others[:3])
             raise ValueError(f"the code that the record holds is not the one that run.json names: {which}")
-    if theirs.get("script"):  # whose config_id cannot say so
+    if theirs.get("script"):  # a script's config_id includes its path, so compare the rest
         configs = [
             run.config | {"name": None, "script": run.config["script"] | {"path": None, "root": None, "rev": None}}
             for run in (record, replayed)
@@ -254,13 +254,13 @@ def agree(record: Recorded, replayed: Recorded) -> None:
 
 
 def _agree(record: Recorded, ids: Mapping[str, str] | None) -> None:
-    """The code and the settings are the record's; ids: None where that code could not give them."""
+    """Raises ValueError if the code gave other ids than the record's. ids None: it could not give any."""
     if ids is None:
         return
     wanted = {"config_id": record.run["config_id"], "source_sha256": record.run["code"]["source_sha256"]}
-    if record.run.get("script"):  # which lies elsewhere now: its path is hashed
+    if record.run.get("script"):  # the script lies elsewhere now, and its path is hashed
         del wanted["config_id"]
-    if record.unused:  # which are not here: their hashes are part of the whole
+    if record.unused:  # these files are not here, and the hash includes them
         del wanted["source_sha256"]
     for key, value in wanted.items():
         if ids[key] != value:

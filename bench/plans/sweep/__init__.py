@@ -1,1 +1,1 @@
-"""Many runs by one command: their points from Hydra, each a run with its own record."""
+"""Runs many points by one command: Hydra makes the points, and each becomes a run with its own record."""

@@ -1,7 +1,7 @@
-"""Runs of a sweep that another launcher than ours starts (submitit, joblib), as the process of the sweep sees them.
+"""Follows runs of a sweep that a launcher other than ours starts (submitit, joblib), from the sweep's process.
 
-It reports each run that has ended.  A signal ends the jobs of submitit with the sweep, which waits for their records; a
-lost job does not end the others.  joblib kills its workers with all that they started, and their records are finished
+It reports each run that has ended. A signal ends submitit's jobs with the sweep, which waits for their records; a lost
+job does not end the others. joblib kills its workers with everything that they started, and their records are finished
 here.
 """
 
@@ -27,28 +27,28 @@ from bench.record.shape import Record
 
 KILLED = "the process of hydra/launcher that made this run was killed"
 LOOK_EVERY_S = 2.0
-END_WITHIN_S = 120.0  # SLURM's KillWait, 30 s where nobody set it, and the record's last words
-LOST_AFTER_S = 15.0  # between two looks for jobs without a result
+END_WITHIN_S = 120.0  # SLURM's KillWait, by default 30 s, and the end of the record
+LOST_AFTER_S = 15.0  # time between two looks for jobs without a result
 LOST = "SLURM has ended it, and it left no result"
-MAX_WORDS = 300  # of an error, which may hold a whole log
-SUBMITTED = "_submitted.pkl"  # submitit's file of a job, after its id
+MAX_WORDS = 300  # characters of an error, which may contain a whole log
+SUBMITTED = "_submitted.pkl"  # suffix of submitit's file of a job, after its id
 
 
 class Unfinished(Exception):
-    """Not every point has a run; str() says why."""
+    """Raised if not every point has a run; str() says why."""
 
 
 @contextlib.contextmanager
 def followed(folder: Path, launcher: str, settings: Mapping[str, Any], refusals: type[Exception]) -> Iterator[None]:
-    """The block in which Hydra's launcher of that name starts the runs of a sweep and waits for them.
+    """Follows the runs while Hydra's launcher of that name starts them and waits for them within the block.
 
-    folder: of the sweep; settings: hydra.launcher.*; refusals: Hydra's own, which pass.  Raises Interrupted after the
-    jobs have ended; Unfinished where one was lost and the others have ended; ValueError where it started none.
+    folder: the sweep's; settings: hydra.launcher.*; refusals: Hydra's own errors, which pass. Raises Interrupted after
+    the jobs have ended, Unfinished after the others have ended if one was lost, and ValueError if none was started.
     """
     say("sweep", f"hydra/launcher={launcher} starts the runs; what it writes: {shown(folder)}")
     jobs = Jobs(settings)
 
-    def end() -> None:  # so that no run begins after the signal
+    def end() -> None:  # no run begins after the signal
         sweep.end(folder, "it was interrupted")
 
     with _watched(folder, jobs), raise_interrupted(end) as signals:
@@ -78,35 +78,35 @@ def followed(folder: Path, launcher: str, settings: Mapping[str, Any], refusals:
 
 
 class Jobs:
-    """The jobs that submitit has submitted since this was made; none of another launcher's."""
+    """The jobs that submitit has submitted since this object was made; none of another launcher's."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """settings: hydra.launcher.*"""
+        """Remembers the jobs that exist already. settings: hydra.launcher.*"""
         self._pattern: str | None = None
         self.are_of_submitit = "submitit_folder" in settings
         if self.are_of_submitit:
-            import submitit  # noqa: F401  it sets up its logging when it is imported
+            import submitit  # noqa: F401  importing it sets up its logging
 
-            logging.getLogger("submitit").setLevel(logging.ERROR)  # it warns where sacct has no accounts
+            logging.getLogger("submitit").setLevel(logging.ERROR)  # it warns if sacct has no accounts
             self._pattern = f"{glob.escape(settings['submitit_folder']).replace('%j', '*')}/*{SUBMITTED}"
         self._are_of_slurm = "Slurm" in settings["_target_"]
         self._num_tasks = (settings.get("nodes") or 1) * (settings.get("tasks_per_node") or 1)
         self._before = set(self._found())
-        self._suspects: set[str] = set()  # ids that were gone without a result at the last look
+        self._suspects: set[str] = set()  # ids without a result that were gone at the last look
         self._looked_s = time.monotonic()
-        self.lost: list[str] = []  # ids of those that SLURM has ended without a result
+        self.lost: list[str] = []  # ids of jobs that SLURM has ended without a result
 
     def _found(self) -> dict[str, Path]:
-        """{id: the job's folder}."""
+        """Returns {id: the job's folder}."""
         paths = map(Path, sorted(glob.glob(self._pattern)) if self._pattern else ())
         return {path.name.removesuffix(SUBMITTED): path.parent for path in paths}
 
     def ids(self) -> list[str]:
-        """The jobs as SLURM names them, 5_0 of an array; pids with submitit_local."""
+        """Returns the jobs as SLURM names them (5_0 in an array), or pids with submitit_local."""
         return [job_id for job_id in self._found() if job_id not in self._before]
 
     def alive(self) -> list[str]:
-        """The ids of those that have not ended, all where SLURM does not answer."""
+        """Returns the ids of jobs that have not ended; all of them if SLURM does not answer."""
         ids = self.ids()
         if not ids or not self._are_of_slurm:
             return [job_id for job_id in ids if _has_not_ended(int(job_id))]
@@ -114,14 +114,14 @@ class Jobs:
         return [job_id for job_id in ids if known is None or job_id in known]
 
     def cancel(self) -> None:
-        """End them, and wait until they have ended."""
+        """Ends the jobs, and waits until they have ended."""
         if not (ids := self.alive()):
             return
         say("sweep", f"ending {len(ids)} job(s), {' '.join(ids)}, and waiting for their records", always=True)
         if self._are_of_slurm:
             subprocess.run(["scancel", *ids], capture_output=True)
         else:
-            for job_id in ids:  # submitit's controller hands SIGTERM to the run; by SIGINT it would kill it
+            for job_id in ids:  # submitit's controller passes SIGTERM to the run; at SIGINT it would kill the run
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(job_id), signal.SIGTERM)
         until_s = time.monotonic() + END_WITHIN_S
@@ -131,9 +131,9 @@ class Jobs:
             say("sweep", f"not ended in {END_WITHIN_S:.0f} s: {' '.join(ids)}", always=True)
 
     def give_up_lost(self) -> None:
-        """Write an error as the result of each job that SLURM has ended without one, so that submitit sees its end.
+        """Writes an error as the result of each job that SLURM has ended without one, so that submitit sees its end.
 
-        By itself submitit asks every ten minutes, and waits for ever where SLURM keeps no accounts (sacct).
+        submitit itself asks only every ten minutes, and waits for ever if SLURM keeps no accounts (sacct).
         """
         if not self._are_of_slurm or time.monotonic() - self._looked_s < LOST_AFTER_S:
             return
@@ -146,14 +146,14 @@ class Jobs:
                 paths = [folder / f"{job_id}_{task}_result.pkl" for task in range(self._num_tasks)]
                 if missing := [path for path in paths if not path.exists()]:
                     gone[job_id] = missing
-        for job_id in sorted(gone.keys() & self._suspects):  # at two looks: files of another node may come late
+        for job_id in sorted(gone.keys() & self._suspects):  # missing at two looks: files of another node may come late
             self.lost.append(job_id)
             for path in gone[job_id]:
                 cloudpickle_dump(("error", LOST), path)
         self._suspects = set(gone)
 
     def finish_lost(self, folder: Path) -> None:
-        """The records of the sweep that say running, of jobs that SLURM has ended."""
+        """Finishes the records of the sweep that have status running although SLURM has ended their jobs."""
         known = _in_queue("%A") if self._are_of_slurm else None
         if known is None:
             return
@@ -166,14 +166,14 @@ class Jobs:
 
 
 def _in_queue(what: str) -> set[str] | None:
-    """squeue's field of this user's jobs, by task; None: no answer.  It forgets what has ended."""
+    """Returns squeue's field of this user's jobs, by task; None if it does not answer. It omits ended jobs."""
     command = ["squeue", "--noheader", "--array", f"--format={what}", f"--user={os.getuid()}"]
     done = subprocess.run(command, capture_output=True, text=True)
     return None if done.returncode else set(done.stdout.split())
 
 
 def _has_not_ended(pid: int) -> bool:
-    """Whether a controller of submitit's, which is a child of this process, still runs."""
+    """Returns whether a controller of submitit's, a child of this process, still runs."""
     with contextlib.suppress(ChildProcessError):
         return os.waitpid(pid, os.WNOHANG)[0] == 0
     return False
@@ -181,7 +181,7 @@ def _has_not_ended(pid: int) -> bool:
 
 @contextlib.contextmanager
 def _watched(folder: Path, jobs: Jobs) -> Iterator[None]:
-    """Meanwhile a line for each point that gets a record, and an end for lost jobs."""
+    """Prints a line for each point that gets a record within the block, and gives up lost jobs."""
     before, over = _ended(folder), threading.Event()
     requested = sweep.read(folder)["points"]
 
@@ -211,13 +211,13 @@ def _ended(folder: Path) -> dict[tuple[str, ...], Path]:
 
 
 def _runs(folder: Path) -> list[tuple[Path, Record]]:
-    """The runs of the sweep, those under way too: (folder, record)."""
+    """Returns the runs of the sweep, including running ones: (folder, record)."""
     found = [(path, atomic.read_json(path / "run.json", {})) for path in run_folder.find_runs([folder.parent.parent])]
     return [(path, run) for path, run in found if (run.get("sweep") or {}).get("sweep_id") == folder.name]
 
 
 def finish_gone(folder: Path, is_gone: Callable[[Record], bool], why: str) -> None:
-    """Finish the records of the sweep that say running although is_gone(record): nothing is left that could.
+    """Finishes the records of the sweep with status running for which is_gone(record): no process is left to do it.
 
     why: for the records.
     """

@@ -1,7 +1,7 @@
-"""Concurrent runs of a sweep, each on cores or a GPU of its own that no other run of the sweep may use.
+"""Runs of a sweep at the same time, each on cores or a GPU that no other run of the sweep may use.
 
-They slow each other down all the same, so each record has run.json["beside"], which makes it suspect: its losses count,
-its times do not, until `./run.sh race --from-sweep ID` repeats the best alone.
+They still slow each other down, so each record has run.json["beside"], which makes it suspect: its losses count, its
+times do not, until `./run.sh race --from-sweep ID` repeats the best alone.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ from bench.record import sweep
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
 TICK_S = 0.2
-END_WITHIN_S = 30.0  # the run's own launcher ends its workers, then finishes the record
-OPTION = "--beside"  # of ./run.sh run: a Slot as JSON
+END_WITHIN_S = 30.0  # the run's launcher ends its workers, then finishes the record
+OPTION = "--beside"  # option of ./run.sh run: a Slot as JSON
 
-Core = tuple[int, ...]  # logical CPUs: of a physical core, or of several
+Core = tuple[int, ...]  # logical CPUs of a physical core, or of several
 Place = tuple[gpus.Device | None, Core]
 
 
@@ -37,19 +37,19 @@ Place = tuple[gpus.Device | None, Core]
 class Slot:
     """The cores and the GPU that one of several concurrent runs may use."""
 
-    slot: int  # from 0
+    slot: int  # number of the slot, from 0
     num_slots: int
-    cores: tuple[int, ...]  # logical CPUs, of the machine's numbers
-    gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it; None: the run is on cores alone
-    memory_gib: float | None = None  # of the GPU
-    gpu_number: int | None = None  # among those that CUDA shows this process
+    cores: tuple[int, ...]  # logical CPUs, numbered as the machine does
+    gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it; None: a run on a CPU
+    memory_gib: float | None = None  # the GPU's memory
+    gpu_number: int | None = None  # its number among those that CUDA shows this process
 
     def machine(self) -> schema.Machine:
-        """The machine as a run at this slot sees it."""
+        """Returns the machine as a run at this slot sees it."""
         return schema.Machine(int(self.gpu is not None), len(self.cores), self.memory_gib)
 
     def fact(self) -> dict[str, Any]:
-        """run.json["beside"]: the GPU by its number, as no record holds a UUID."""
+        """Returns run.json["beside"], with the GPU's number, because no record holds a UUID."""
         kept = {key: value for key, value in asdict(self).items() if key not in ("memory_gib", "gpu_number")}
         return kept | {"cores": list(self.cores), "gpu": None if self.gpu_number is None else str(self.gpu_number)}
 
@@ -59,11 +59,11 @@ class Slot:
 
 
 def slots(parallel: int | str, cores_per_run: int | None, on_cpu: bool) -> list[Slot]:
-    """One slot for each concurrent run.
+    """Returns one slot for each concurrent run. Raises ValueError if the machine has too few.
 
-    A slot has a GPU that is free (bench/machine/leases.py), with its share of the cores near it, or cores alone;
-    physical cores are not divided between slots.  parallel: hydra.launcher.parallel, "auto" for as many as there are
-    free GPUs, or cores where on_cpu.  ValueError.
+    A slot has a free GPU (bench/machine/leases.py), with its share of the cores near it, or cores alone; physical cores
+    are not divided between slots. parallel: hydra.launcher.parallel, "auto" for as many as there are free GPUs, or
+    cores if on_cpu.
     """
     if parallel != "auto" and (not str(parallel).isdecimal() or int(parallel) < 1):
         raise ValueError(f"hydra.launcher.parallel={parallel}: use auto, a whole number of 1 or more, or null")
@@ -92,7 +92,7 @@ def slots(parallel: int | str, cores_per_run: int | None, on_cpu: bool) -> list[
 
 
 def physical_cores(usable: Iterable[int]) -> list[Core]:
-    """Logical CPUs -> those of each physical core, in order: hyper-threads of one core stay together."""
+    """Groups logical CPUs by physical core, in order: hyper-threads of one core stay together."""
     cores: dict[str, Core] = {}
     for cpu in sorted(usable):
         siblings = environment_facts.text_of(TOPOLOGY / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu)
@@ -101,7 +101,7 @@ def physical_cores(usable: Iterable[int]) -> list[Core]:
 
 
 def _core_places(cores: Sequence[Core], num_wanted: int | None, cores_per_run: int) -> list[Place]:
-    """Equal shares of the cores, as many as there are for so many logical CPUs each, or as are wanted."""
+    """Divides the cores into equal shares: num_wanted, at most as many as have cores_per_run logical CPUs each."""
     at_least = next((num for num in range(1, len(cores) + 1) if sum(map(len, cores[:num])) >= cores_per_run), 0)
     most = len(cores) // at_least if at_least else 0
     number = min(num_wanted or most, most)
@@ -110,10 +110,9 @@ def _core_places(cores: Sequence[Core], num_wanted: int | None, cores_per_run: i
 
 
 def _gpu_places(devices: Sequence[gpus.Device], cores: Sequence[Core], num_wanted: int | None) -> list[Place]:
-    """The GPUs that could be leased, at most so many, those on which nothing computes first; each with its cores.
+    """Returns at most num_wanted GPUs that could be leased, idle ones first, each with its cores.
 
-    Each GPU's share is the same whichever sweep has it: of the physical cores near it, as many as each other GPU that
-    is near them gets.
+    A GPU's share is the same in every sweep: of the physical cores near it, as many as each other GPU near them gets.
     """
     groups: dict[frozenset[Core], list[gpus.Device]] = {}
     for device in devices:
@@ -122,7 +121,7 @@ def _gpu_places(devices: Sequence[gpus.Device], cores: Sequence[Core], num_wante
     shares, taken = dict[int, Core](), set[Core]()
     for near_cores, members in sorted(groups.items(), key=lambda group: len(group[0])):
         left = sorted(near_cores - taken)
-        each = max(1, len(left) // len(members))  # where there are fewer cores than GPUs, the last ones get none
+        each = max(1, len(left) // len(members))  # if there are fewer cores than GPUs, the last GPUs get none
         for place, device in enumerate(members):
             own = left[place * each : (place + 1) * each]
             taken.update(own)
@@ -141,18 +140,18 @@ def _gpu_places(devices: Sequence[gpus.Device], cores: Sequence[Core], num_wante
 
 
 def pin(slot: Slot) -> None:
-    """This process and all that it starts: on the slot's cores alone."""
+    """Restricts this process and all that it starts to the slot's cores."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, slot.cores)
 
 
 def slot_of(values: Mapping[str, Any]) -> Slot:
-    """A Slot from its JSON object."""
+    """Returns a Slot from its JSON object."""
     return Slot(**{**values, "cores": tuple(values["cores"])})
 
 
 def environment(slot: Slot) -> dict[str, str]:
-    """Variables of a process at a slot."""
+    """Returns the variables of a process at a slot."""
     env = os.environ | {"SPEEDRUN_CWD": working_folder()}
     return env | {"CUDA_VISIBLE_DEVICES": slot.gpu} if slot.gpu is not None else env
 
@@ -161,12 +160,12 @@ def environment(slot: Slot) -> dict[str, str]:
 class _Running:
     """A run under way."""
 
-    number: int  # of its point
+    number: int  # index of its point
     slot: Slot
     process: subprocess.Popen[bytes]
     files: contextlib.ExitStack  # closes its output and ends it
-    log: Path  # what it prints
-    answer: Path  # where it writes its record's folder
+    log: Path  # its output
+    answer: Path  # the file in which it writes its record's folder
     began_s: float
 
 
@@ -178,11 +177,11 @@ def run_all(
     series: Series,
     is_all: bool,
 ) -> Iterator[tuple[int, str | None, str]]:
-    """Run every point, as many at a time as there are slots; yields (index, record's folder or None, end of output).
+    """Runs every point, one per slot at a time. Yields (index, record's folder or None, last lines of output).
 
-    points: overrides by index; logs: a folder for what the runs print; facts: for each process, with its slot; series:
-    of these runs, with which none begins that would end after the budget; is_all: the sweep has no others.
-    Raises Interrupted after the runs under way have ended.
+    points: overrides by index; logs: a folder for the runs' output; facts: passed to each process, with its slot;
+    series: of these runs, and none begins that would end after its budget; is_all: whether these are all runs of the
+    sweep. Raises Interrupted after the runs under way have ended.
     """
     was_known = series.left_s() is not None or not is_all
     logs.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The points of a sweep as runs: each with its own process group and record, what is complete skipped.
+"""Makes runs of a sweep's points, each in a new process group with its own record, and skips what is complete.
 
-Hydra's sweepers and launchers call this, through bench/config/multirun.py: all() in the sweep's own process, or
-run_one() in a process of another launcher.  The sweep's folder (bench/record/sweep.py) keeps each point's record.
+Hydra's sweepers and launchers call this, through bench/config/multirun.py: all() in the sweep's process, or run_one()
+in a process of another launcher. The sweep's folder (bench/record/sweep.py) keeps each point's record.
 """
 
 import contextlib
@@ -31,21 +31,21 @@ from bench.record.rows import metric_of, row_of
 
 Run = dict[str, Any]  # a record, with its folder
 Validations = list[tuple[int, float]]  # (step, val_loss in nats per token), the newest last
-Stop = Callable[[Validations], str | None]  # launch()'s: why the run is to end now, or None
+Stop = Callable[[Validations], str | None]  # of launch(): returns why the run is to end now, or None
 ARM_NAMES = "ABCDEFGHIJ"
 
 
 @dataclass
 class Points:
-    """Makes a sweep's runs.  It is pickled into a launcher's processes, where only run_one() is called."""
+    """Makes a sweep's runs. It is pickled into a launcher's processes, where only run_one() is called."""
 
-    folder: Path  # of the sweep, begun
+    folder: Path  # of the sweep, which has begun
     command: list[str]  # what the user typed, for the records
-    anyway: bool = False  # on a busy machine too
-    budget_s: float | None = None  # no run begins that would end later than that after the first began
+    anyway: bool = False  # also on a busy machine
+    budget_s: float | None = None  # no run begins that would end later than this after the first began
     objective: str = search.DEFAULT_OBJECTIVE
-    stops: dict[tuple[str, ...], Stop | None] = field(default_factory=dict)  # of a search, by the overrides of a point
-    _series: Series | None = None  # of a search: all of its trials
+    stops: dict[tuple[str, ...], Stop | None] = field(default_factory=dict)  # a search's, by the overrides of a point
+    _series: Series | None = None  # all trials of a search
     _began_s: float | None = None
 
     @property
@@ -56,12 +56,12 @@ class Points:
     def elsewhere(
         self, launcher: str, settings: Mapping[str, Any], refusals: type[Exception]
     ) -> contextlib.AbstractContextManager[None]:
-        """Around a launcher that is not ours, which calls run_one() in processes whose output this one does not see."""
+        """Returns a context around another launcher, which calls run_one() in processes with unseen output."""
         return followed(self.folder, launcher, settings, refusals)
 
     @contextlib.contextmanager
     def searching(self, num_trials: int) -> Iterator[None]:
-        """Around a search by our launcher: one plan and one bar for all its trials, which take about equally long."""
+        """Wraps a search by our launcher: one plan and one bar for all its trials, which take about equally long."""
         runs = self.records()
         known_s = earlier_s({run["track"] for run in runs}, {run["config_id"] for run in runs})
         usual_s = {"trial": statistics.mean(known_s.values())} if known_s else {}
@@ -70,12 +70,12 @@ class Points:
         self._series = None
 
     def run_one(self, overrides: list[str], number: int) -> float | None:
-        """A run in a process of another launcher -> its objective.
+        """Makes a run in a process of another launcher and returns its objective.
 
-        None too where the process is not the first of its job's, or the sweep was ended before it began.
+        Returns None as well if the process is not the first of its job's, or the sweep was ended before the run began.
         """
         if os.environ.get("SLURM_PROCID", "0") != "0":
-            return None  # the first task of a job makes its run, over all nodes with hardware.nodes=N
+            return None  # a job's first task makes the run, over all nodes with hardware.nodes=N
         run: Run | None = None
         ended_by: str | None = None
         try:
@@ -96,20 +96,20 @@ class Points:
         else:
             ended_by = failures.interrupted_by(run)
         if ended_by == "SIGTERM" and allocation.ending().is_requeued:
-            os.kill(os.getpid(), signal.SIGKILL)  # else submitit has a result, and the sweep ends before the job has
-        if ended_by in ("SIGUSR1", "SIGUSR2"):  # the record is honest: now submitit may requeue the job, or give it up
+            os.kill(os.getpid(), signal.SIGKILL)  # else submitit has a result, and the sweep would end before the job
+        if ended_by in ("SIGUSR1", "SIGUSR2"):  # the record is finished: submitit may now requeue the job, or give up
             os.kill(os.getpid(), signal.Signals[ended_by])
         return search.objective_of(run, self.objective)
 
     def all(self, points: list[list[str]], first_number: int, settings: Mapping[str, Any]) -> list[float | None]:
-        """Several runs, all checked before the first; one that fails does not end the sweep.
+        """Makes several runs, all checked before the first; one that fails does not end the sweep. Returns objectives.
 
-        settings: of our launcher, hydra.launcher.*.  Raises Interrupted, Unfinished, ValueError.
+        settings: hydra.launcher.* of our launcher. Raises Interrupted, Unfinished, ValueError.
         """
         where = self._places(points, settings)
         machine = where[0].machine() if where else None
         jobs = [prepare(overrides, say=lambda text: say("data", text), machine=machine) for overrides in points]
-        first: dict[tuple[str, int], int] = {}  # of equal points one is run: the index of each job's first like it
+        first: dict[tuple[str, int], int] = {}  # equal points are run once: {kind of job: index of the first}
         same = [first.setdefault(_kind(job), number) for number, job in enumerate(jobs)]
         runs = complete_before(jobs)
         for number in sorted(runs.keys() & set(same)):
@@ -132,7 +132,7 @@ class Points:
         return [search.objective_of(runs.get(number), self.objective) for number in range(len(points))]
 
     def left_s(self) -> float | None:
-        """Seconds of the budget that are left; None: there is no budget, or no run has begun."""
+        """Returns the seconds of the budget that are left; None if there is no budget, or no run has begun."""
         if self.budget_s is None or self._began_s is None:
             return None
         return self.budget_s - (time.monotonic() - self._began_s)
@@ -140,7 +140,7 @@ class Points:
     def _made(
         self, todo: list[int], jobs: list[Job], points: list[list[str]], where: list[packing.Slot]
     ) -> Iterator[tuple[int, Run]]:
-        """Runs of the points todo, indices: yields (index, record) of each that has one."""
+        """Runs the points with these indices. Yields (index, record) of each that has one."""
         if where and len(todo) > 1:
             yield from self._side_by_side({number: points[number] for number in todo}, where, jobs)
             return
@@ -158,7 +158,7 @@ class Points:
         yield from zip(todo, runs)
 
     def _places(self, points: list[list[str]], settings: Mapping[str, Any]) -> list[packing.Slot]:
-        """The slots of concurrent runs; [] if runs are sequential."""
+        """Returns the slots of concurrent runs; [] if runs are sequential."""
         if (parallel := settings["parallel"]) is None:
             return []
         if any(self.stops.values()):
@@ -174,12 +174,12 @@ class Points:
     def _side_by_side(
         self, points: dict[int, list[str]], where: list[packing.Slot], jobs: list[Job]
     ) -> Iterator[tuple[int, Run]]:
-        """points: {index: overrides} -> yields (index, record) as they end."""
+        """Runs points, {index: overrides}, concurrently. Yields (index, record) as they end."""
         known_s = earlier_s({job.config.track.name for job in jobs}, [jobs[number].config_id for number in points])
         usual_s = {"run": statistics.mean(known_s.values())} if known_s else {}
         facts = {"folder": str(self.folder), "command": self.command}
         series = Series(["run"] * len(points), usual_s, live=False, budget_s=self.left_s(), at_once=len(where))
-        is_all = self._series is None  # else a search, which has said how long it takes
+        is_all = self._series is None  # else a search, which has printed how long it takes
         with series if is_all else contextlib.nullcontext():
             for number, folder, tail in packing.run_all(points, where, self.folder / "logs", facts, series, is_all):
                 run = None if folder is None else _read(folder)
@@ -189,7 +189,7 @@ class Points:
                     yield number, run
 
     def beside(self, overrides: list[str], slot: packing.Slot) -> Run:
-        """Makes one of several runs, in its own process, pinned to its slot -> its record."""
+        """Makes one of several concurrent runs, in its own process pinned to its slot, and returns its record."""
         packing.pin(slot)
         job = prepare(overrides, say=lambda text: say("data", text)).with_look(False)  # it would disturb the others
         if (whole_usd := job.config.hardware.price_usd_per_hour) is not None:
@@ -197,17 +197,17 @@ class Points:
         return launcher.launch(job, self.command, plan=self._plan | {"beside": slot.fact()})
 
     def records(self) -> list[Run]:
-        """The record of every point that has one so far, with its folder."""
+        """Returns the record of every point that has one so far, with its folder."""
         return [_read(point.folder) for point in sweep.points(self.folder) if point.folder is not None]
 
     def was_stopped(self, overrides: list[str]) -> bool:
-        """Whether the run of a point was stopped before its end."""
+        """Returns whether the run of a point was stopped before its end."""
         folders = [point.folder for point in sweep.points(self.folder) if point.overrides == overrides and point.folder]
         return bool(folders) and _read(folders[0])["status"] == "stopped"
 
 
 def source_sha256(overrides: Sequence[str]) -> str:
-    """The fingerprint of the code that a sweep runs.  overrides: those that all its runs have."""
+    """Returns the fingerprint of the code that a sweep runs. overrides: those that all its runs have."""
     config = requested_config(list(overrides))
     no_data = datasets.Dataset("", 0, (), ())
     return Job(config, no_data, list(overrides), [], script.from_config(config, list(overrides))).source_sha256
@@ -222,9 +222,9 @@ def _kind(job: Job) -> tuple[str, int]:
 
 
 def complete_before(jobs: Sequence[Job]) -> dict[int, Run]:
-    """Index of a job: its complete record, with its folder; a valid one where there is one, else a suspect one.
+    """Returns {index of a job: its complete record, with its folder}; a valid one if it exists, else a suspect one.
 
-    A race's warm-up runs do not count.
+    Warm-up runs of a race do not count.
     """
     folders = {results_root() / job.config.track.name for job in jobs}
     known: dict[tuple[Any, ...], str] = {}
@@ -244,7 +244,7 @@ def complete_before(jobs: Sequence[Job]) -> dict[int, Run]:
 
 
 def say_complete(job: Job, run: Run) -> None:
-    """Says that a run is not made again, and what doubts there are of the one that stands for it."""
+    """Prints that a run is not made again, and the doubts about the run that stands for it."""
     doubts = ""
     if run["validity"] != "valid":
         doubts = f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
@@ -254,14 +254,14 @@ def say_complete(job: Job, run: Run) -> None:
 
 
 def winning_arms(folder: Path, top: int) -> list[str]:
-    """A sweep's folder -> arguments for ./run.sh race: A='optim.lr=0.002 ...', the best first by the goal's metric.
+    """Returns arguments for ./run.sh race, A='optim.lr=0.002 ...', of a sweep's best configs by the goal's metric.
 
-    ValueError: it has too few configs with complete runs, or top is not a number of arms.
+    Raises ValueError if too few configs have complete runs, or top is not a number of arms.
     """
     if not 2 <= top <= len(ARM_NAMES):
         raise ValueError(f"--top {top}: use 2 to {len(ARM_NAMES)}: a race has that many arms")
-    overrides_of: dict[str, tuple[str, ...]] = {}  # by config
-    losses: dict[str, dict[str, float]] = {}  # by config and run
+    overrides_of: dict[str, tuple[str, ...]] = {}  # by config_id
+    losses: dict[str, dict[str, float]] = {}  # by config_id and run_id
     for point in sweep.points(folder):
         run = point.folder and run_folder.read(point.folder)
         if not run or run["status"] != "complete" or run["validity"] == "invalid":

@@ -1,7 +1,7 @@
-"""A search by optuna's ask and tell: it proposes points, each becomes a run, and the search gets the run's objective.
+"""Searches with optuna's ask and tell: it proposes points, each becomes a run, and it is told the run's objective.
 
-The study is a file, results/sweeps/STUDY.journal, so that the same command continues it.  Only this file knows optuna,
-and imports it inside functions: it is an optional package.  The objective is the number that a search minimizes.
+The study is a file, results/sweeps/STUDY.journal, so that the same command continues it. Only this file knows optuna,
+an optional package, and imports it inside functions. The objective is the number that a search minimizes.
 """
 
 import hashlib
@@ -18,14 +18,14 @@ from bench.record.rows import metric_of, row_of
 from bench.record.shape import Record
 
 DEFAULT_OBJECTIVE = "val_loss"
-OBJECTIVES = {  # what hydra.sweeper.objective may be: what it is
+OBJECTIVES = {  # {value of hydra.sweeper.objective: its meaning}
     "val_loss": "nats per token of the last validation",
     "score": "value of the goal's metric; of one where higher is better its negative",
     "train_s": "seconds of timed training",
     "step_avg_ms": "milliseconds of a step",
     "target_s": "seconds of timed training to the first validation that reaches the target",
 }
-SAMPLERS = {  # what hydra.sweeper.sampler may be: its class in optuna.samplers
+SAMPLERS = {  # {value of hydra.sweeper.sampler: its class in optuna.samplers}
     "tpe": "TPESampler",
     "random": "RandomSampler",
     "cmaes": "CmaEsSampler",
@@ -33,14 +33,14 @@ SAMPLERS = {  # what hydra.sweeper.sampler may be: its class in optuna.samplers
     "qmc": "QMCSampler",
     "brute_force": "BruteForceSampler",
 }
-PRUNERS = {None: "NopPruner", "median": "MedianPruner", "hyperband": "HyperbandPruner"}  # in optuna.pruners
+PRUNERS = {None: "NopPruner", "median": "MedianPruner", "hyperband": "HyperbandPruner"}  # classes in optuna.pruners
 PRUNERS["successive_halving"] = "SuccessiveHalvingPruner"
 ABSENT = "hydra/sweeper=optuna: it is not installed here: pip install optuna (docs/race.md)"
 
 
 @dataclass
 class Settings:
-    """hydra.sweeper.*: meanings in docs/race.md."""
+    """The settings hydra.sweeper.*; docs/race.md explains them."""
 
     objective: str = DEFAULT_OBJECTIVE
     n_trials: int = 20
@@ -69,7 +69,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Search:
-    """A study that is open: propose() overrides, run them, conclude() with the outcome."""
+    """An open study: propose() overrides, run them, conclude() with the outcome."""
 
     name: str
     settings: Settings
@@ -79,22 +79,22 @@ class Search:
 
     @property
     def num_left(self) -> int:
-        """Trials to go, of n_trials in all; those that failed do not count."""
+        """Trials to go, of n_trials in all; failed trials do not count."""
         return max(0, self.settings.n_trials - self._num_done())
 
     def introduce(self) -> None:
-        """Say what is searched for, and what is known already."""
+        """Prints what is searched for, and how many trials are known already."""
         what = f"{self.settings.objective} ({OBJECTIVES[self.settings.objective]})"
         known = f"; {self._num_done()} trials of {self.name} are known" if self._num_done() else ""
         say("search", f"the least {what} in {self.settings.n_trials} trials{known}")
 
     def propose(self) -> tuple[Any, list[str]]:
-        """-> (optuna's trial, the overrides of its run)."""
+        """Returns (optuna's trial, the overrides of its run)."""
         trial = self._study.ask(self._space)
         return trial, [*self.fixed, *(f"{key}={value}" for key, value in trial.params.items())]
 
     def stop(self, trial: Any) -> Callable[[list[tuple[int, float]]], str | None] | None:
-        """launch()'s stop for a trial's run; None: there is no pruner."""
+        """Returns launch()'s stop for a trial's run; None without a pruner."""
         if self.settings.pruner is None:
             return None
 
@@ -110,7 +110,7 @@ class Search:
         return stop
 
     def conclude(self, trial: Any, value: float | None, was_stopped: bool = False) -> None:
-        """value: the objective; None: the run has none, because it failed, missed the target or was stopped."""
+        """Tells optuna a trial's objective; None if its run failed, missed the target or was stopped."""
         if value is None:
             self._study.tell(trial, state=_state("PRUNED" if was_stopped else "FAIL"))
         else:
@@ -122,7 +122,7 @@ class Search:
         say("search", f"trial {self._num_done()} of {self.settings.n_trials}: {summary}")
 
     def results(self) -> dict[str, Any]:
-        """The best point so far: {"name", "study", "objective", "best_value", "best_params"}, None without one."""
+        """Returns {"name", "study", "objective", "best_value", "best_params"} of the best point, None without one."""
         best = self._best_trial()
         return {
             "name": "optuna",
@@ -147,10 +147,10 @@ def _state(name: str) -> Any:
 
 
 def opened(settings: Settings, overrides: Iterable[Any], folder: Path) -> Search:
-    """The study of these settings, new or continued; the trials of a search that was killed have failed.
+    """Opens the study of these settings, new or continued; trials of a killed search are marked as failed.
 
-    overrides: Hydra's Override objects, some of them sweeps; folder: of the studies.  ValueError: optuna is absent, or
-    nothing is swept.
+    overrides: Hydra's Override objects, some of them sweeps; folder: of the studies. Raises ValueError if optuna is not
+    installed, or nothing is swept.
     """
     swept = {override.get_key_element(): override for override in overrides}
     fixed = [
@@ -191,7 +191,7 @@ def opened(settings: Settings, overrides: Iterable[Any], folder: Path) -> Search
 
 
 def _distribution(override: Any) -> Any:
-    """optuna's distribution of the values of an Override, which is a sweep."""
+    """Returns optuna's distribution of the values of an Override that is a sweep."""
     from optuna import distributions
 
     sweep: Any = override.value()
@@ -208,7 +208,7 @@ def _distribution(override: Any) -> Any:
 
 
 def objective_of(run: dict[str, Any] | None, name: str) -> float | None:
-    """A record with its folder -> the number; None: it did not complete, was not measured, or missed the target."""
+    """Returns the objective of a record; None if it did not complete, was not measured, or missed the target."""
     if run is None or run["status"] != "complete":
         return None
     value = run["metrics"].get(name)
@@ -217,7 +217,7 @@ def objective_of(run: dict[str, Any] | None, name: str) -> float | None:
         metric, score = metric_of([row]), row["score"]
         value = score if score is None else metric.sign * score
     if name == "target_s":
-        from bench.compare import same_loss  # and all that a page needs, which other objectives do without
+        from bench.compare import same_loss  # imported here, because other objectives do not need it
         from bench.report import curves
 
         if row["target"] is None:
