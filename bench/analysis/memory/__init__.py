@@ -1,6 +1,6 @@
-"""Memory snapshots of torch's CUDA allocator -> pages that open offline.  No torch.
+"""Turns memory snapshots of torch's CUDA allocator into pages that open offline, without importing torch.
 
-The format is what torch.cuda.memory._snapshot() gives (its docstring describes it): "segments" that cudaMalloc gave,
-cut into blocks, and "device_traces", what the allocator did, oldest first.  Ours has "speedrun" too: rank, window,
-marks.
+The format is that of torch.cuda.memory._snapshot() (its docstring describes it): "segments" from cudaMalloc, divided
+into blocks, and "device_traces", the allocator's actions, oldest first.  Snapshots of this project also have
+"speedrun": rank, window and marks.
 """

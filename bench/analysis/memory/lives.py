@@ -1,13 +1,12 @@
-"""What an allocator's trace and its final segments say together: from when to when each piece of memory was held.
+"""Derives from an allocator's trace and its final segments when each piece of memory was held.
 
 1. An alloc begins a life, a free_completed ends it (memory that is only free_requested still waits for another stream
-   and cannot be used yet).
-2. What was freed without having been allocated in the trace was there before it began; so was what is still there at
-   the end without having been allocated in the trace.
+   and cannot be reused yet).
+2. Memory that is freed, or still held at the end, without an alloc in the trace was allocated before the trace began.
 3. So the sum at the beginning is known, and the sum at the end is that of the final blocks, to the byte.
 
-Lives grouped by what names them are a Timeline: how many bytes each name held, at every moment.  Sizes are those asked
-for.  Segments say how full the memory is that the allocator holds, what is lost to rounding and to gaps:
+A Timeline groups lives by name and gives the bytes that each name held at every moment.  Sizes are those requested.
+Segments show how full the reserved memory is, and what is lost to rounding and to gaps:
     reserved = used + rounding + waiting + free;  free = in gaps (of segments that are partly used) + whole segments
 Gaps cannot be freed and serve only what fits into them; empty_cache() frees whole free segments.
 """
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 INSIDE_TORCH = re.compile(r"(^|/)torch/|^<(?!eval_with_key)")
-PYTHON = re.compile(r"\.py$|^<")  # the rest is C++, where stacks=all recorded it
+PYTHON = re.compile(r"\.py$|^<")  # other frames are C++, recorded with stacks=all
 INDUCTOR = re.compile(r"torchinductor[^/]*/")
 NO_STACK = "no Python stack"
 BEFORE = "before the recording"
@@ -33,9 +32,9 @@ BEFORE_ALL = -1  # a life's start: before the first entry
 
 @dataclass(slots=True)
 class Life:
-    """start, stop: numbers of entries, BEFORE_ALL and None (alive at the end) where they are not in the trace.
+    """Memory from its allocation (start) to its release (stop), as numbers of entries.
 
-    frames: the stack, innermost first; None where it began before the trace and nothing says where.
+    start is BEFORE_ALL, stop None if not in the trace.  frames: the stack, innermost first; None if not known.
     """
 
     size: int
@@ -46,23 +45,21 @@ class Life:
 
 @dataclass
 class Lives:
-    """One device.  An entry is a number in its trace."""
+    """The lives of memory on one device.  An entry stands for the number of an entry in its trace."""
 
     device: int
     num_entries: int
-    times_us: list[float] | None  # of each entry; None where the snapshot has no times
-    marks_us: list[tuple[float, str]] = field(
-        default_factory=list
-    )  # of the recording, a phase each; none without times
+    times_us: list[float] | None  # of each entry; None if the snapshot has no times
+    marks_us: list[tuple[float, str]] = field(default_factory=list)  # (time, phase) each; empty without times
     found: list[Life] = field(default_factory=list)
     reserved_initial: int = 0
     reserved_changes: list[tuple[int, int]] = field(default_factory=list)  # (entry, bytes)
     ooms: list[dict[str, Any]] = field(default_factory=list)  # {"entry", "size", "device_free", "stack"}
-    final_bytes: int | None = None  # of the final blocks; None: a snapshot without segments
+    final_bytes: int | None = None  # of the final blocks; None if the snapshot has no segments
 
     @functools.cached_property
     def x(self) -> list[float]:
-        """For each entry the ms since the first, never decreasing; its number where the entries have no times."""
+        """Milliseconds of each entry since the first, never decreasing; the entry's number if there are no times."""
         if self.times_us is None:
             return list(range(max(1, self.num_entries)))
         x_ms = ((time_us - self.times_us[0]) / 1e3 for time_us in self.times_us)
@@ -70,13 +67,13 @@ class Lives:
 
     @property
     def marks(self) -> list[tuple[float, str]]:
-        """[(x, phase)]"""
+        """The marks as [(x, phase)]."""
         first_us = self.times_us[0] if self.times_us else 0.0
         return [((time_us - first_us) / 1e3, name) for time_us, name in self.marks_us]
 
 
 def from_snapshot(snapshot: dict[str, Any], device: int) -> Lives:
-    """Snapshot, number of the device -> Lives, in the order in which they ended, those that did not end last."""
+    """Returns the lives on a device, in the order in which they ended; those that did not end come last."""
     traces = snapshot["device_traces"]
     entries = traces[device] if device < len(traces) else []
     has_times = entries and all("time_us" in entry for entry in entries)
@@ -92,30 +89,30 @@ def from_snapshot(snapshot: dict[str, Any], device: int) -> Lives:
 
 
 def about(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """What this project's own recording says of itself; {} of a foreign snapshot."""
+    """Returns what a recording of this project says of itself; {} for a foreign snapshot."""
     return snapshot["speedrun"] if isinstance(snapshot.get("speedrun"), dict) else {}
 
 
 def _marks(marks: object) -> list[tuple[float, str]]:
-    """[[time_us, name], ...] -> the same; what is none is skipped."""
+    """Returns the valid marks in [[time_us, name], ...] and skips everything else."""
     marks = marks if isinstance(marks, list) else ()
     pairs = [mark for mark in marks if isinstance(mark, (list, tuple)) and len(mark) == 2]
     return [(time_us, str(name)) for time_us, name in pairs if isinstance(time_us, (int, float))]
 
 
 def devices(snapshot: dict[str, Any]) -> list[int]:
-    """Numbers of the devices that the snapshot says something about."""
+    """Returns the numbers of the devices that have a trace or segments in the snapshot."""
     with_trace = {number for number, trace in enumerate(snapshot["device_traces"]) if trace}
     return sorted(with_trace | {segment.get("device", 0) for segment in snapshot["segments"]})
 
 
 def segments_of(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]]:
-    """The segments of one device."""
+    """Returns the segments of one device."""
     return [segment for segment in snapshot["segments"] if segment.get("device", 0) == device]
 
 
 def _final(snapshot: dict[str, Any], device: int) -> tuple[dict[int, tuple[int, list[dict[str, Any]] | None]], int]:
-    """{address: (bytes asked for, stack or None)} of the blocks alive at the end, and the bytes reserved."""
+    """Returns ({address: (requested bytes, stack or None)} of the blocks alive at the end, reserved bytes)."""
     blocks, segments = {}, segments_of(snapshot, device)
     for segment in segments:
         address = segment.get("address") or 0
@@ -128,7 +125,7 @@ def _final(snapshot: dict[str, Any], device: int) -> tuple[dict[int, tuple[int, 
 
 
 def _walk(entries: list[dict[str, Any]], lives: Lives) -> dict[int | None, Life]:
-    """Fills in found, reserved_changes and ooms -> {address: Life} of what is alive at the end."""
+    """Fills in found, reserved_changes and ooms of lives; returns {address: Life} of what is alive at the end."""
     alive: dict[int | None, Life] = {}
     ends_life = "free_completed" if any(entry["action"] == "free_completed" for entry in entries) else "free_requested"
 
@@ -155,16 +152,16 @@ def _walk(entries: list[dict[str, Any]], lives: Lives) -> dict[int | None, Life]
 
 
 class Sites:
-    """Names of stacks.  It remembers what each source file is: a snapshot has millions of frames, but few files."""
+    """Names stacks.  The kind of each source file is cached, as a snapshot has millions of frames, but few files."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, str] = {}  # file -> "ours", "torch" or "native"
         self.stacks: dict[str, list[str]] = {}  # name -> one stack that led there, innermost first, as lines of text
 
     def of(self, frames: list[dict[str, Any]]) -> str:
-        """[{"filename", "line", "name"}, ...innermost first] -> "models/gpt2.py:45 forward".
+        """Returns the name of a stack, such as "models/gpt2.py:45 forward".  frames: innermost first.
 
-        The innermost frame outside of torch; else the innermost of Python; else NO_STACK.
+        It is the innermost frame outside of torch, else the innermost one of Python, else NO_STACK.
         """
         inside = None
         for frame in frames:
@@ -201,7 +198,7 @@ def line_of(frame: dict[str, Any], short: bool = False) -> str:
 
 @dataclass
 class Timeline:
-    """One device.  A name is that of what held memory: a place in the code, or a use.
+    """The bytes held on one device over time, by name: a place in the code, or a use.
 
     Changes are (entry, name, bytes); an entry is a number in the trace.
     """
@@ -210,24 +207,24 @@ class Timeline:
     initial: dict[str, int] = field(default_factory=dict)  # name -> bytes before the first entry
     changes: list[tuple[int, str, int]] = field(default_factory=list)
     allocated: dict[str, list[int]] = field(default_factory=dict)  # name -> [allocations, bytes] during the recording
-    end_bytes: int = 0  # by the walk
+    end_bytes: int = 0  # by the trace
     peak_bytes: int = 0
     peak_entry: int = BEFORE_ALL
     at_peak: dict[str, int] = field(default_factory=dict)  # name -> bytes
 
     @property
     def unexplained_bytes(self) -> int:
-        """The bytes held by the events minus those in the final blocks: 0 in a whole snapshot."""
+        """The bytes that the trace leaves allocated minus those of the final blocks: 0 in a complete snapshot."""
         return 0 if self.lives.final_bytes is None else self.end_bytes - self.lives.final_bytes
 
 
 def by_place(sites: Sites) -> Callable[[Life], str]:
-    """The line of code that asked, for held_by()."""
+    """Returns a function for held_by() that names a life by the line of code that allocated it."""
     return lambda life: BEFORE if life.frames is None else sites.of(life.frames)
 
 
 def held_by(lives: Lives, name_of: Callable[[Life], str]) -> Timeline:
-    """Lives, what each is called -> Timeline."""
+    """Returns the timeline of lives that name_of() names."""
     held = Timeline(lives)
     for life in lives.found:
         name = name_of(life)
@@ -240,7 +237,7 @@ def held_by(lives: Lives, name_of: Callable[[Life], str]) -> Timeline:
             held.changes.append((life.start, name, life.size))
         if life.stop is not None:
             held.changes.append((life.stop, name, -life.size))
-    held.changes.sort(key=lambda change: (change[0], change[2] > 0))  # what makes room first
+    held.changes.sort(key=lambda change: (change[0], change[2] > 0))  # releases first
     total = held.peak_bytes = sum(held.initial.values())
     for number, _, change in held.changes:
         total += change
@@ -251,7 +248,7 @@ def held_by(lives: Lives, name_of: Callable[[Life], str]) -> Timeline:
 
 
 def held_at(timeline: Timeline, entry: int) -> dict[str, int]:
-    """{name: bytes} once that entry of the trace has happened; names that hold nothing are omitted."""
+    """Returns {name: bytes} after an entry of the trace, without names that hold nothing."""
     held = dict(timeline.initial)
     for number, name, change in timeline.changes:
         if number > entry:
@@ -263,10 +260,10 @@ def held_at(timeline: Timeline, entry: int) -> dict[str, int]:
 def sampled(
     timeline: Timeline, names: Iterable[str], max_points: int
 ) -> list[tuple[int, dict[str | None, int], int, int]]:
-    """Bytes over time at no more than max_points moments: [(entry, {name: bytes}, bytes of all, reserved)].
+    """Returns [(entry, {name: bytes}, total bytes, reserved bytes)] at no more than max_points moments.
 
-    Of each segment of changes the moments of its largest and smallest sum are kept, so that no peak is lost.
-    names: those listed; the rest is under None.
+    In each stretch of changes the moments of the largest and smallest sum are kept, so that no peak is lost.  names:
+    those that are listed; the rest is under None.
     """
     changes: list[tuple[int, str | None, int, int]]
     changes = [(number, name, change, 0) for number, name, change in timeline.changes]
@@ -291,7 +288,7 @@ def sampled(
 
 
 def segment_totals(snapshot: dict[str, Any], device: int) -> dict[str, int]:
-    """{"num_segments", and bytes: "reserved", "used", "rounding", "waiting", "free", "in_gaps", "largest_gap", ...}."""
+    """Returns num_segments, and bytes: reserved, used, rounding, waiting, free, in_gaps, largest_gap, largest_free."""
     sizes = ("reserved", "used", "rounding", "waiting", "free", "in_gaps", "largest_gap", "largest_free")
     totals = dict.fromkeys(("num_segments", *sizes), 0)
     for segment in segments_of(snapshot, device):

@@ -1,6 +1,6 @@
-"""A file of memory as a Document: who held the GPU's memory, when, what for, and how full its segments are.
+"""Presents a recording of memory as a Document: who held the GPU's memory, when, what for, how full its segments are.
 
-A text has the largest holders, a page all of it, --json the bytes.  Without a GPU the samples of a resident set.
+A text shows the largest holders, a page everything, --json the bytes.  Without a GPU, a resident set is shown.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,16 +17,16 @@ from bench.web.page import tiles
 
 MAX_ROWS = 50
 NUM_SUMMARY_ROWS = 10
-NUM_SHOWN = 8  # rows of a text
+NUM_SHOWN = 8  # rows of a table in a text
 MAX_STACKS = 20
-NUM_SITES = 6  # with an area each; the rest is one area
+NUM_SITES = 6  # with an area each; all others share one
 MAX_POINTS = 1600  # moments; each is drawn as a step of two points
 OF_PROCESS = "resident set of the process: without a GPU, torch keeps no history of allocations"
 Point = tuple[int, dict[Any, int], int, int]  # of lives.sampled()
 
 
 def document_of_file(path: Path) -> Document:
-    """A snapshot's pickle, or samples.  ValueError for another file."""
+    """Presents a snapshot's pickle, or samples of a resident set.  Raises ValueError for any other file."""
     title = f"{path.stem.removesuffix('.rss')}: memory"
     if path.name.endswith(pickles.RSS_SUFFIX):
         return document_of_samples(pickles.load_rss(path), title)
@@ -34,7 +34,7 @@ def document_of_file(path: Path) -> Document:
 
 
 def summary(path: Path, id: str) -> list[Block]:
-    """The same as a part of a page; id: what those of its charts begin with."""
+    """Returns the same as blocks for another page.  id: the prefix of the ids of its charts."""
     if path.name.endswith(pickles.RSS_SUFFIX):
         return [Lines([OF_PROCESS + "."], is_soft=True), Chart(_rss_chart(pickles.load_rss(path), id))]
     blocks: list[Block] = []
@@ -46,7 +46,7 @@ def summary(path: Path, id: str) -> list[Block]:
 
 
 def document_of_snapshot(snapshot: dict[str, Any], title: str) -> Document:
-    """Snapshot as pickles.load() gives it, or any of its shape."""
+    """Presents a snapshot as pickles.load() or pickles.checked() returns it."""
     about, sites = lives.about(snapshot), Sites()
     devices = list(_devices(snapshot, sites))
     what = str(about.get("what") or "CUDA memory as torch's allocator saw it")
@@ -68,7 +68,7 @@ def document_of_snapshot(snapshot: dict[str, Any], title: str) -> Document:
 
 
 def _fact(key: str, value: object) -> str:
-    """("free_bytes", 2048) -> "free 2.0 KiB"."""
+    """Returns a fact as text: ("free_bytes", 2048) -> "free 2.0 KiB"."""
     if key.endswith("_bytes") and isinstance(value, int):
         return f"{key.removesuffix('_bytes')} {format_bytes(value)}"
     return f"{key.replace('_', ' ')} {value}"
@@ -88,7 +88,7 @@ class _Device:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """For programs."""
+        """The device's part of the --json answer."""
         held = self.held
         return {
             "device": self.number,
@@ -139,7 +139,7 @@ def _tiles(device: _Device) -> Block:
 
 
 def _ooms(device: _Device) -> Iterator[Block]:
-    """What was asked for in vain, and whether it was gaps that prevented it."""
+    """Yields the allocations that failed, and whether gaps were the reason."""
     full = device.full
     for oom in device.lives.ooms:
         message = f"Out of memory: {format_bytes(oom['size'])} were asked for"
@@ -165,7 +165,7 @@ def _uses(device: _Device, id: str) -> list[Block]:
 
 
 def _by_phase(held: Timeline) -> list[Block]:
-    """Largest and final bytes between one mark and the next."""
+    """Returns a table of the first, largest and last bytes between consecutive marks; [] without marks."""
     edges, times_us = held.lives.marks_us, held.lives.times_us
     if not edges or times_us is None:
         return []
@@ -187,7 +187,7 @@ def _by_phase(held: Timeline) -> list[Block]:
 
 
 def _places(held: Timeline, max_rows: int = MAX_ROWS) -> Table:
-    """All that held something at the peak or asked for something, the largest first."""
+    """Returns a table of the places that held memory at the peak or allocated some, the largest first."""
     end = held_at(held, held.lives.num_entries)
     requests = {place: held.allocated.get(place, (0, 0)) for place in {*held.at_peak, *held.allocated}}
     rows = []
@@ -250,7 +250,7 @@ def _mib(num_bytes: int) -> str:
 
 
 def _draw_places(held: Timeline, id: str) -> list[dict[str, Any]]:
-    """Who held how much, and what was used of what was reserved."""
+    """Returns charts of who held how much memory, and of used and reserved memory; [] if nothing changed."""
     if not held.changes and not held.lives.reserved_changes:
         return []
     places = [place for place, _ in by_size(held.at_peak)[:NUM_SITES]]
@@ -267,7 +267,7 @@ def _draw_places(held: Timeline, id: str) -> list[dict[str, Any]]:
 
 
 def _draw_uses(held: Timeline, id: str) -> list[dict[str, Any]]:
-    """How much of the memory was for what; [] where nothing changed."""
+    """Returns a chart of memory by use; [] if nothing changed."""
     if not held.changes:
         return []
     about = ", ".join(f"{use} {format_bytes(size)}" for use, size in by_size(held.at_peak))
@@ -279,9 +279,9 @@ def _draw_uses(held: Timeline, id: str) -> list[dict[str, Any]]:
 def _drawn(
     held: Timeline, names: Sequence[str], id: str
 ) -> tuple[list[Point], list[dict[str, Any]], int, dict[str, Any]]:
-    """(points of lives.sampled, an area for each name, bytes of the y axis' unit, what the charts of a device share).
+    """Returns (points of lives.sampled(), an area for each name, bytes per unit of y, what a device's charts share).
 
-    What is held stays held until it changes: each point is preceded by the values before it.
+    Held bytes stay the same until they change, so each point is preceded by one with the values before it.
     """
     found, points = held.lives, list[Point]()
     for point in lives.sampled(held, names, MAX_POINTS):
@@ -305,7 +305,7 @@ def _drawn(
 
 
 def by_size(sizes: dict[str, int]) -> list[tuple[str, int]]:
-    """What holds something, the largest first."""
+    """Returns (name, bytes) of what holds memory, the largest first."""
     return sorted(((name, size) for name, size in sizes.items() if size), key=lambda item: -item[1])
 
 
@@ -313,7 +313,7 @@ def by_size(sizes: dict[str, int]) -> list[tuple[str, int]]:
 
 
 def document_of_samples(samples: pickles.Samples, title: str) -> Document:
-    """As pickles.load_rss() gives them."""
+    """Presents samples as pickles.load_rss() returns them."""
     rss_bytes, marks = samples["rss_bytes"], samples["marks"]
     largest, end = format_bytes(max(rss_bytes)), format_bytes(rss_bytes[-1])
     rows = [(name, f"{at_ms:.3f}", _mib(size)) for (_, name), at_ms, size in zip(marks, _ms(marks), rss_bytes)]

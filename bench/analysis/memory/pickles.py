@@ -1,11 +1,11 @@
-"""A file of memory -> plain containers, numbers and words: a snapshot's pickle, or the samples of a resident set.
+"""Reads recordings of memory as plain data: a snapshot's pickle, or the samples of a resident set.
 
-A pickle is a program.  This reader has no way to name a function or a class, so that what it builds is only data; then
-its shape is checked, so that what comes after can rely on it.
+A pickle is a program.  This reader cannot name a function or a class, so that it builds only data; then the shape of
+the data is checked, so that later code can rely on it.
 
-Where there is no GPU, NAME_rankN.rss.json has the resident set of a process at the marks of a recording:
-{"what", "rank", "marks": [[time_us, "forward"], ...], "rss_bytes": [one for each mark]}.  It says what the whole
-process held, the interpreter and its libraries included; who asked for it is not known.
+Without a GPU, NAME_rankN.rss.json holds the resident set of a process at the marks of a recording: {"what", "rank",
+"marks": [[time_us, "forward"], ...], "rss_bytes": [one for each mark]}.  It covers the whole process, including the
+interpreter and its libraries, and does not say what allocated the memory.
 """
 
 import pickle
@@ -29,7 +29,7 @@ class _Plain(pickle.Unpickler):
 
 
 def load(path: Path | str) -> dict[str, Any]:
-    """Path of a .pickle -> the snapshot as a dict.  ValueError for a file that is not a snapshot, or not only data."""
+    """Reads a snapshot from a .pickle.  Raises ValueError if it is not a snapshot, or holds more than data."""
     try:
         with plain_file.opened(path) as file:
             snapshot = _Plain(file).load()
@@ -47,9 +47,9 @@ def load(path: Path | str) -> dict[str, Any]:
 
 
 def checked(snapshot: object) -> dict[str, Any]:
-    """The snapshot itself, if it has the shape of one.  ValueError says what is wrong with it.
+    """Returns the snapshot if it has the shape of one.  Raises ValueError, which says what is wrong.
 
-    A list is taken for the segments alone, as torch.cuda.memory_snapshot() gives them.
+    A list is taken for the segments alone, as torch.cuda.memory_snapshot() returns them.
     """
     if isinstance(snapshot, list):
         snapshot = {"segments": snapshot, "device_traces": []}
@@ -79,7 +79,7 @@ def _has(value: object, **kinds: type) -> bool:
 
 
 def _is(value: object, kind: Any) -> bool:
-    """Whether it is of the kind; a number also below 2**64 in size, which an allocator's is."""
+    """Returns whether a value is of a kind; a number must also be below 2**64 in size, as an allocator's are."""
     return isinstance(value, kind) and not (isinstance(value, (int, float)) and not abs(value) < 2**64)
 
 
@@ -108,7 +108,7 @@ def _list(value: Any, what: str) -> list[Any]:
 
 
 def in_folder(folder: Path) -> list[Path]:
-    """Run folder -> paths of its snapshots, sorted; [] without any."""
+    """Returns the sorted paths of the snapshots and samples in a run's folder; [] without any."""
     return sorted({path for pattern in PATTERNS for path in folder.glob(pattern)})
 
 
@@ -118,7 +118,7 @@ class Samples(TypedDict):
 
 
 def load_rss(path: Path) -> Samples:
-    """The samples as a dict.  ValueError for a file without any."""
+    """Reads the samples of a resident set.  Raises ValueError if the file has none."""
     samples = cast(Samples, json_file.read(path, Samples, plain_file.MAX_LINES_BYTES))
     if not len(samples["marks"]) == len(samples["rss_bytes"]) > 0:
         raise ValueError(f"{path}: holds no samples of a process: as many rss_bytes as marks, at least one")

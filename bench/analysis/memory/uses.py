@@ -1,6 +1,6 @@
-"""What memory was for: parameters, gradients, optimizer state, activations, temporary.
+"""Judges what memory was used for: parameters, gradients, optimizer state, activations or temporary values.
 
-An allocator knows stacks and times, no tensors, so this is judged from when a life began and ended:
+An allocator knows stacks and times but no tensors, so a use is judged from when a life began and ended:
 
     in one phase only                               temporary
     begun in forward, ended later                   activations (kept for the backward pass)
@@ -8,9 +8,9 @@ An allocator knows stacks and times, no tensors, so this is judged from when a l
     begun by an optimizer, ended later              optimizer state
     begun before the recording, or by a module's construction, and not ended    parameters (and buffers)
 
-Phases are the recording's marks, or without marks what the stacks of the allocations show: torch's optimizers, the
-backward call or no Python stack at all (autograd's own thread), else forward.  A compiled backward that runs on the
-calling thread, and whatever began before the recording without a stack, cannot be distinguished: other.
+Phases are the recording's marks, or without marks what the stacks of allocations show: an optimizer's file, the call of
+backward() or no Python stack at all (autograd's own thread), else forward.  A compiled backward pass on the calling
+thread cannot be told from forward; memory from before the recording without a stack counts as other.
 """
 
 import bisect
@@ -31,10 +31,10 @@ BUILDERS = ("__init__", "_apply", "reset_parameters", "_init_weights", "init_wei
 
 
 class Uses:
-    """of(life) -> one of USES."""
+    """Judges lives: of(life) returns one of USES."""
 
     def __init__(self, lives: Lives) -> None:
-        # name of a file -> what it is: a snapshot has millions of frames, but few files
+        # {file: its kind}, as a snapshot has millions of frames, but few files
         self._kinds: dict[str, str | None] = {}
         marks = sorted(lives.marks, key=lambda mark: mark[0])
         self.has_marks = any(name in KEPT for _, name in marks)
@@ -50,7 +50,7 @@ class Uses:
         self._entries = [entry for entry, _ in self._edges]
 
     def of(self, life: Life) -> str:
-        """What a piece of memory was for."""
+        """Returns what a piece of memory was used for, one of USES."""
         stack = None if life.frames is None else self._phase_of_stack(life.frames)
         if life.start == BEFORE_ALL:
             if stack in (OPTIMIZER, BACKWARD):
@@ -65,7 +65,7 @@ class Uses:
         return PARAMETERS if life.stop is None and is_built else KEPT.get(phase, OTHER)
 
     def _segment(self, entry: int) -> tuple[int, str | None]:
-        """(number, phase) of the segment in which an entry lies."""
+        """Returns (number, phase) of the segment in which an entry lies."""
         number = bisect.bisect_right(self._entries, entry) - 1
         return number, self._edges[number][1] if number >= 0 else None
 
@@ -76,7 +76,7 @@ class Uses:
         return BACKWARD if BACKWARD in kinds or not frames else FORWARD
 
     def _kind(self, frame: dict[str, Any]) -> str | None:
-        """What one frame says: the optimizer's file, the call of backward(); None: nothing."""
+        """Returns OPTIMIZER for a frame in an optimizer's file, BACKWARD for a call of backward(), else None."""
         filename = str(frame.get("filename"))
         if filename not in self._kinds:
             is_autograd = BACKWARD if AUTOGRAD_FILE.search(filename) else None

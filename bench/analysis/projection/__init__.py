@@ -1,1 +1,1 @@
-"""A step on more GPUs than were measured: links and their collectives, the projection, and what it was checked on."""
+"""Projects a step to more GPUs than were measured: links and their collectives, the projection, and its checks."""

@@ -1,4 +1,4 @@
-"""A projection as a Document: verdict, parts of the step, to the end of the run, and the table of errors."""
+"""Presents a projection as a Document: verdict, parts of the step, the whole run; and the table of errors."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,8 +23,7 @@ PARTS = (
 def from_run(
     folder: Path, num_gpus: int, num_nodes: int, link: str | None, scaling: Scaling, usd_per_gpu_hour: float | None
 ) -> Document:
-    """Project a run.  Raises the ValueErrors of measured.from_record() and links.read(), and one where the batch does
-    not divide."""
+    """Projects a run.  Raises ValueError as measured.from_record() and links.read() do, or for an uneven batch."""
     _check_gpus(num_gpus, num_nodes)
     job = measured.from_record(folder)
     if job.device == measured.CPU and (link is None or not Path(link).is_file()):
@@ -43,7 +42,7 @@ def from_run(
 def from_traces(
     title: str, paths: Sequence[Path], num_gpus: int, num_nodes: int, link: str, include_last_step: bool
 ) -> Document:
-    """Project the traces of a job.  Raises the ValueErrors of measured.from_traces() and links.read()."""
+    """Projects the traces of a job.  Raises ValueError as measured.from_traces() and links.read() do."""
     curve = links.read(link, num_nodes)
     _check_gpus(num_gpus, num_nodes)
     job, projection = measured.from_traces(title, paths, num_gpus, num_nodes, curve, include_last_step)
@@ -87,7 +86,7 @@ def _answer(
 
 
 def _whole_job(job: measured.Job, answer: dict[str, Any], usd_per_gpu_hour: float | None) -> dict[str, Any] | None:
-    """To the measured run's end, with as many steps: so only where the batch stays the same."""
+    """Projects the whole run, with as many steps as measured; None unless the batch stays the same."""
     assert job.run is not None
     metrics, num_gpus = job.run["metrics"], answer["gpus"]
     num_steps, power_w, peak_gib = metrics.get("num_steps"), metrics.get("mean_power_w"), metrics.get("peak_mem_gib")
@@ -152,7 +151,7 @@ def _job_rows(job: dict[str, Any]) -> Iterator[list[object]]:
 
 
 def table_of_errors() -> Document:
-    """./run.sh project --errors: every pair that was checked, the worst first."""
+    """Returns the answer of ./run.sh project --errors: every pair that was checked, the worst first."""
     errors, heads = pairs.errors(), ("error_pct", "dividing_pct", "gpus", "projected_ms", "measured_ms", "source")
     data, rows = [], []
     for error in errors:

@@ -1,8 +1,8 @@
-"""How long a collective takes among so many GPUs: by NCCL's own model of a link, or by tables that were measured.
+"""Predicts how long a collective takes among some number of GPUs, by NCCL's own model of a link or by measured tables.
 
 NCCL chooses among its algorithms (ring, tree) and protocols (LL, LL128, Simple) by latency + bytes / bandwidth, with
 constants of version 2.30 (src/graph/tuning.cc, src/graph/topo.h); so does Nccl below.  NVLink SHARP, which reduces in
-the switch, is left out: it gains on messages above about 100 MB.  Nothing here was fitted to a step time.
+the switch, is not modelled: it gains on messages above about 100 MB.  Nothing here was fitted to a step time.
 """
 
 import bisect
@@ -22,7 +22,7 @@ PROTOCOLS = ("LL", "LL128", "Simple")
 BASE_US = {"ring": (6.6, 14.0, 8.4), "tree": (6.8, 14.0, 8.4)}  # by protocol
 NVLINK_HOP_US = {"ring": (0.6, 1.9, 3.4), "tree": (0.6, 1.25, 4.0)}
 NETWORK_HOP_US = {"ring": (2.7, 4.0, 14.0), "tree": (5.0, 8.5, 14.0)}
-NETWORK_POST_US = (1.0, 1.0, 3.0)  # the least that a hop in a node takes where a ring leaves the node
+NETWORK_POST_US = (1.0, 1.0, 3.0)  # the least time of a hop within a node if the ring leaves it
 NETWORK_LL_GB_PER_S = 20.4  # LL's limit between nodes
 ROW = re.compile(r"^\s*(?:\d+:\s*)?(\d+(?:\s+\S+)+)\s*$")  # srun -l prints the rank before each line
 RANK = re.compile(r"#\s+Rank\s+\d+\s")
@@ -30,7 +30,7 @@ NAME = re.compile(r"\b(all_reduce|all_gather|reduce_scatter)_perf")
 
 
 class Link(NamedTuple):
-    """gb_per_s: of one GPU, one way, in a ring; ll_gb_per_s: the limit of protocol LL.  GB is 1e9 bytes."""
+    """A link.  gb_per_s: of one GPU, one way, in a ring; ll_gb_per_s: the limit of protocol LL.  GB is 1e9 bytes."""
 
     gb_per_s: float
     ll_gb_per_s: float
@@ -49,7 +49,7 @@ LINKS = {
 
 @dataclass(frozen=True)
 class Nccl:
-    """GPUs of a node joined by one link, nodes by another; network None: one node alone.  name: as --link names it."""
+    """GPUs joined by one link in a node, by another between nodes; network None: one node.  name: as for --link."""
 
     node: str
     network: str | None = None
@@ -64,11 +64,10 @@ class Nccl:
         return "; ".join(f"{name}: {LINKS[name].source}" for name in names)
 
     def seconds(self, collective: str, num_bytes: float, num_gpus: int, num_nodes: int = 1) -> float:
-        """The time that a collective takes by its fastest algorithm and protocol; 0 for one GPU.
+        """Returns the seconds of a collective by its fastest algorithm and protocol; 0 for one GPU.
 
-        Raises ValueError for several nodes without a network.
-
-        num_bytes: as nccl-tests counts them, the whole message of all ranks together.
+        num_bytes: as nccl-tests counts them, the whole message of all ranks together.  Raises ValueError for several
+        nodes without a network.
         """
         if num_gpus < 2:
             return 0.0
@@ -97,16 +96,17 @@ class Nccl:
 
 @dataclass(frozen=True)
 class Measured:
-    """tables: {(collective, GPUs): [(bytes, seconds)] by size}, at least one."""
+    """Measured times of collectives.  tables: {(collective, GPUs): [(bytes, seconds)] by size}, at least one."""
 
     name: str
     source: str
     tables: Mapping[tuple[str, int], Sequence[tuple[float, float]]]
 
     def seconds(self, collective: str, num_bytes: float, num_gpus: int, num_nodes: int = 1) -> float:
-        """Between two sizes on a line in logarithms, beyond the last at its bandwidth, below the first as the first.
+        """Returns seconds, interpolated in logarithms; the first size's below it, at the last one's bandwidth above it.
 
-        An all-reduce is a reduce-scatter and an all-gather: where one of them was not measured, the others stand in.
+        An all-reduce is a reduce-scatter and an all-gather, so where one of them was not measured, the others stand in.
+        Raises ValueError if no table is of so many GPUs.
         """
         if num_gpus < 2:
             return 0.0
@@ -134,7 +134,7 @@ def _at(table: Sequence[tuple[float, float]], num_bytes: float) -> float:
 
 
 def read(word: str, num_nodes: int) -> Curve:
-    """What --link names: links joined by a comma or plus, or a file.  ValueError: neither."""
+    """Returns what --link names: links joined by a comma or plus, or a file.  Raises ValueError for anything else."""
     names = re.split("[,+]", word)
     if all(name in LINKS for name in names):
         near = [name for name in names if not LINKS[name].joins_nodes]
@@ -148,7 +148,7 @@ def read(word: str, num_nodes: int) -> Curve:
 
 
 def from_file(path: Path) -> Measured:
-    """The printed tables of nccl-tests, or a passport.  ValueError: neither is in it."""
+    """Reads the printed tables of nccl-tests, or a passport.  Raises ValueError if the file holds neither."""
     is_json = path.suffix == ".json"
     rows = _passport_rows(kept.read(path)) if is_json else _nccl_tests_rows(plain_file.text(path, errors="replace"))
     tables: dict[tuple[str, int], list[tuple[float, float]]] = {}
@@ -161,7 +161,7 @@ def from_file(path: Path) -> Measured:
 
 
 def _passport_rows(passport: kept.Passport) -> Iterator[tuple[str, int, float, float]]:
-    """(collective, GPUs, bytes, seconds)"""
+    """Yields (collective, GPUs, bytes, seconds) of the collectives in a passport."""
     for figure in passport["collectives"]:
         name, num_bytes, world_size = figure.get("name"), figure.get("num_bytes"), figure.get("world_size")
         if name in COLLECTIVES and num_bytes and world_size:
@@ -169,7 +169,7 @@ def _passport_rows(passport: kept.Passport) -> Iterator[tuple[str, int, float, f
 
 
 def _nccl_tests_rows(text: str) -> Iterator[tuple[str, int, float, float]]:
-    """(collective, GPUs, bytes, seconds out of place) of each row of the tables in a log."""
+    """Yields (collective, GPUs, bytes, seconds out of place) of each row of the tables in a log."""
     name, num_gpus, column = "all_reduce", 0, None
     for line in text.splitlines():
         if found := NAME.search(line):

@@ -1,4 +1,4 @@
-"""What is projected: a record's step, taken apart, or the graph of traces, in which collectives take other times."""
+"""Prepares what is projected: a record's step taken apart, or the graph of traces with other times for collectives."""
 
 import math
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ from bench.record.shape import Record
 BUCKET_BYTES = 25 * MIB  # of torch's DistributedDataParallel and of bench/training/reducer.py
 GRADIENT_BYTES = 4  # weights and their gradients are float32
 CPU = "CPU"  # in place of a device's name
-BACKWARD_FRAC = 2 / 3  # of forward and backward passes: twice the products
+BACKWARD_FRAC = 2 / 3  # of the passes: backward has twice the products of forward
 
 
 @dataclass
 class Job:
-    """device: as its driver names it, CPU, or None where that is not known; assumed: what is taken for granted.
+    """A step to project.  device: the driver's name of it, CPU, or None if not known; assumed: taken for granted.
 
-    unlike: why its projection is like no pair that was checked, None for no such reason.
+    unlike: why no checked pair is like its projection, None if there is no such reason.
     """
 
     title: str
@@ -42,8 +42,8 @@ class Job:
 
 
 def from_record(folder: Path) -> Job:
-    """Take a run's step apart.  Raises ValueError where no step was timed undisturbed, or nothing says what the ranks
-    send each other."""
+    """Takes a run's step apart.  Raises ValueError if fewer than two steps were timed undisturbed, or if nothing says
+    what the ranks send each other."""
     run = run_folder.read(folder)
     step_ms = [row["step_ms"] for row in step_files.read(folder) if row.get("step_ms") and not row.get("flags")]
     metrics, measured, hardware, env = (run[name] or {} for name in ("metrics", "measured", "hardware", "environment"))
@@ -72,7 +72,7 @@ def from_record(folder: Path) -> Job:
     messages = [Message(collective, num_bytes / num_buckets, num_buckets, is_beside=kind != "plain")]
     if kind == "shard" or is_sharing:
         messages.append(Message("all_gather", num_bytes / num_buckets, num_buckets))
-        optimizer_ms = 0.0  # divided, as the passes are
+        optimizer_ms = 0.0  # it is divided among the GPUs, as the passes are
     is_cpu, gpus = hardware.get("device") == "cpu", env.get("gpus") or [{}]
     threads = hardware.get("num_threads") or env.get("num_threads")
     step = Step(
@@ -92,13 +92,13 @@ def from_record(folder: Path) -> Job:
 
 
 def _spread_ms(step_ms: Sequence[float]) -> float:
-    """The standard deviation of a step by chance, from neighbouring steps, so that no drift or stall counts."""
+    """Returns the standard deviation of a step by chance, from neighbouring steps, so that no drift or stall counts."""
     differences = [abs(after - before) for before, after in zip(step_ms, step_ms[1:])]
     return stalls.SD_PER_MAD / math.sqrt(2) * (stats.percentile(differences, 50) or 0.0)
 
 
 def check_batch(job: Job, num_gpus: int) -> None:
-    """Raise ValueError where the run's batch does not divide among so many GPUs."""
+    """Raises ValueError if the run's batch does not divide among so many GPUs; notes smaller micro-batches in job."""
     assert job.run is not None
     seqs = (job.run["hardware"] or {}).get("micro_batch_seqs")
     batch = job.step.num_micro * job.step.num_gpus * (seqs or 0)
@@ -113,10 +113,10 @@ def check_batch(job: Job, num_gpus: int) -> None:
 def from_traces(
     title: str, paths: Sequence[Path], num_gpus: int, num_nodes: int, curve: Curve, include_last_step: bool
 ) -> tuple[Job, Projection]:
-    """Traces of ranks that each keep their work -> their step, and the same with collectives among num_gpus GPUs.
+    """Returns the job in the traces, and its projection to num_gpus GPUs, where each GPU keeps its work.
 
-    The graph of bench/analysis/explain/retimed.py says what that holds up.  ValueError: no collective, or of no known
-    size, or of groups of several sizes; fewer than half of the ranks, as the latest of them decides.
+    The graph of bench/analysis/explain/retimed.py says what slower collectives hold up.  Raises ValueError if none has
+    a known size, if their groups differ in size, or for fewer than half of the ranks, as the latest of them decides.
     """
     windows = load.by_window([file for path in paths for file in load.find(path)])
     ranks = [rank for rank in next(iter(windows.values())) if len(rank.device_rows())]

@@ -1,4 +1,4 @@
-"""What the projection was checked on: the same step on few and on more GPUs, measured by others, and its errors there.
+"""Checks the projection on pairs: the same step on few and on more GPUs, mostly measured by others.
 
 Each step is projected from the smaller number and compared with the larger.  No constant of the projection was fitted
 to any of these: links are NCCL's own figures, messages were read from the scripts.  So every pair is held out.
@@ -25,7 +25,7 @@ NANOGPT = "KellerJordan/modded-nanogpt, records/"
 TITAN = "pytorch/torchtitan, benchmarks/"
 H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"  # as drivers name them
 D, VOCAB = 768, 50304
-MATRIX = 4 * D * D  # bytes of a weight of attention in float32; those of the MLP have four times as many
+MATRIX = 4 * D * D  # bytes of an attention weight in float32; an MLP weight has four times as many
 
 # track 3: an all-reduce for every tensor after the backward pass, then Muon's matrices are gathered one from each rank
 TRACK_3 = (
@@ -67,7 +67,7 @@ FSDP = (  # parameters in bfloat16 before forward and backward, gradients in flo
 
 @dataclass(frozen=True)
 class Pair:
-    """about: what differs besides the number of GPUs, "" for nothing.  projected_ms: of a trace, which is not here."""
+    """A checked pair.  about: what else differs, "" for nothing; projected_ms: of traces, which are not kept here."""
 
     kind: Kind
     source: str
@@ -82,7 +82,7 @@ class Pair:
 
     @property
     def from_gpus(self) -> int:
-        """What was seen of the job: of traces those of some ranks."""
+        """The number of GPUs that is projected from; for traces the number of ranks that were kept."""
         return NUM_CUT if self.kind == "trace" else self.step.num_gpus
 
     @property
@@ -92,8 +92,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class Error:
-    """baseline_pct: of dividing by the number of GPUs, or of an unchanged step, where each keeps its own work; None of
-    traces, whose step is the whole job's."""
+    """The error of a pair.  baseline_pct: of dividing by the number of GPUs, or for weak scaling of an unchanged step;
+    None for traces, whose step is the whole job's."""
 
     pair: Pair
     projected_ms: float
@@ -132,7 +132,7 @@ def _cut(ranks: Sequence[int], ms: tuple[float, float]) -> Pair:
 
 
 def _cpu(num_processes: int, measured_ms: float) -> Pair:
-    """Three runs each, in turn, on two cores that other programs used too: so their CPU time, not their step time."""
+    """Returns a pair of CPU times: of three runs each, in turn, on two cores shared with other programs."""
     step = Step(115.2, 1, replicated_ms=2.7)  # optimizer: 2.3 % of the step
     source = "this project: experiment=smoke, hardware.num_threads=1 hardware.micro_batch_seqs=2, November 2026"
     return Pair("cpu", source, "AMD EPYC", step, num_processes, measured_ms, about="without communication")
@@ -175,7 +175,7 @@ def scaling_of(kind: Kind) -> Scaling:
 
 
 def errors(pairs: Sequence[Pair] = PAIRS) -> list[Error]:
-    """The error of each pair, the worst first."""
+    """Returns the error of each pair, the worst first."""
     found = []
     for pair in pairs:
         scaling, projected_ms, exposed_frac = scaling_of(pair.kind), pair.projected_ms, 0.0
@@ -193,7 +193,7 @@ def errors(pairs: Sequence[Pair] = PAIRS) -> list[Error]:
 def checked(
     kind: Kind, scaling: Scaling, device: str | None, link: str, num_gpus: tuple[int, int], projection: Projection
 ) -> tuple[list[Error], str]:
-    """Return (errors of the pairs that resemble a projection, the worst first; what they are, or why there are none).
+    """Returns (errors of the pairs that resemble a projection, the worst first; what they are, or why there are none).
 
     num_gpus: measured and projected.
     """

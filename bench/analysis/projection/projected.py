@@ -1,15 +1,15 @@
-"""A step on more GPUs: its work divided, its messages on another link, beside what hides them, and the slowest of all.
+"""Projects a step to more GPUs: divided work, messages on another link, what hides them, and the slowest of all.
 
     step = work + replicated + exposed messages + waiting for the slowest
 
-work        of the forward and backward passes.  strong: the batch stays, so N GPUs have 1/N of it each; weak: each GPU
-            keeps its own
-replicated  what every GPU does whole, such as an optimizer that is not sharded
-exposed     messages after the backward pass, and of those beside it what is not done when it ends: they are ready one
-            after the other, evenly over the last backward pass, and follow each other on the link
+work        the forward and backward passes.  strong: the batch stays the same, so N GPUs have 1/N of it each; weak:
+            each GPU keeps its own
+replicated  what every GPU does in full, such as an optimizer that is not sharded
+exposed     messages after the backward pass, and of those beside it what is not done when it ends: they become ready
+            one after the other, evenly over the last backward pass, and follow each other on the link
 slowest     the expected maximum of N steps that differ by chance, each by the spread of one
 
-What is measured is taken apart by the same rules: a projection to the measured number of GPUs gives what was measured.
+The measured step is taken apart by the same rules: projected to the measured number of GPUs, it stays as it was.
 """
 
 import functools
@@ -25,7 +25,7 @@ Scaling = Literal["strong", "weak"]
 
 @dataclass(frozen=True)
 class Message:
-    """num_bytes: of all ranks together, as nccl-tests counts; count: how often in a step, on average.
+    """A message.  num_bytes: of all ranks together, as nccl-tests counts; count: how often in a step, on average.
 
     is_beside: the backward pass can hide it.  is_per_rank: num_bytes is one rank's part and count the number of parts,
     of which every rank has one in each round, as modded-nanogpt gathers what Muon updated.
@@ -38,7 +38,7 @@ class Message:
     is_per_rank: bool = False
 
     def on(self, num_gpus: int) -> tuple[float, float]:
-        """(bytes, count) among so many GPUs."""
+        """Returns (bytes, count) among so many GPUs."""
         if self.is_per_rank:
             return self.num_bytes * num_gpus, float(math.ceil(self.count / num_gpus))
         return self.num_bytes, self.count
@@ -48,8 +48,8 @@ class Message:
 class Step:
     """One step as measured, in milliseconds.  backward_ms: of all its micro-batches; num_micro: their number.
 
-    spread_ms: the standard deviation of a rank's step by chance, 0 where it is not known; slots: how many processes run
-    side by side at full speed, None: one on each GPU, however many.
+    spread_ms: the standard deviation of a rank's step by chance, 0 if not known; slots: how many processes run side by
+    side at full speed, None for any number (one on each GPU).
     """
 
     ms: float
@@ -65,7 +65,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Projection:
-    """The parts of a step on num_gpus GPUs, in milliseconds, which add up to ms.  messages_ms: with what is hidden."""
+    """The parts of a step on num_gpus GPUs, in milliseconds, which add up to ms.  messages_ms: hidden ones included."""
 
     num_gpus: int
     num_nodes: int
@@ -85,7 +85,7 @@ class Projection:
 
 
 def project(step: Step, num_gpus: int, num_nodes: int, curve: Curve, scaling: Scaling) -> Projection:
-    """ValueError: the curve says nothing of so many GPUs, or the step is shorter than what it is known to hold."""
+    """Projects a step.  Raises ValueError if the curve lacks so many GPUs, or if messages leave no time for work."""
     here_ms, _ = _exposed(step, step.num_gpus, step.num_nodes, 1.0, curve)
     work_ms = step.ms - step.replicated_ms - here_ms - step.spread_ms * expected_maximum(step.num_gpus)
     if work_ms <= 0:
@@ -108,7 +108,7 @@ def _crowding(num_gpus: int, slots: int | None) -> float:
 
 
 def _exposed(step: Step, num_gpus: int, num_nodes: int, share: float, curve: Curve) -> tuple[float, float]:
-    """Return (exposed, all) ms of the messages of a step; share: of the measured work that each GPU has now."""
+    """Returns (exposed ms, all ms) of a step's messages.  share: of the measured work that each GPU has now."""
     last_backward_ms = step.backward_ms * share / max(1.0, step.num_micro * share)
     after_ms, beside = 0.0, []
     for message in step.messages:
@@ -127,7 +127,7 @@ def _exposed(step: Step, num_gpus: int, num_nodes: int, share: float, curve: Cur
 
 @functools.cache
 def expected_maximum(count: int) -> float:
-    """The expected largest of so many independent standard normal values: 0 of one, 1.42 of eight (Tippett 1925)."""
+    """Returns the expected maximum of count independent standard normal values: 0 of one, 1.42 of 8 (Tippett 1925)."""
     if count < 2:
         return 0.0
     total, step = 0.0, 1 / 256
