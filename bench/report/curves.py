@@ -1,6 +1,6 @@
-"""The curves of runs: from steps.csv, thinned to what a chart can show, and of many runs in one chart.
+"""The curves of runs: read from steps.csv, thinned to what a chart can show, overlaid for many runs.
 
-Loss by step, time and tokens, and step time, with a band over an arm's runs.
+The charts show loss by step, time and tokens, and step time, with a band over an arm's runs.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from bench.report import run_page
 from bench.web.chart import Spec, chart_of_arms
 from bench.web.page import CHART_SCRIPTS, figure, page, soft, tag
 
-Curves = dict[str, Any]  # of a run: "every", "train" and "val", see curves_of_columns()
+Curves = dict[str, Any]  # curves of a run as curves_of_columns() returns them
 
 STEP_COLUMNS = (
     "step", "flags", "tokens", "train_loss", "val_loss", "step_ms", "train_time_ms", "train_time_at_val_ms",
@@ -31,15 +31,15 @@ STEP_COLUMNS = (
 DIGITS = {"train_s": 5, "train_loss": 5, "step_ms": 4, "val_loss": 6}
 X_LABELS = {"step": "step", "train_s": "train time, s", "tokens": "tokens"}
 Y_LABELS = {"val_loss": VAL_LOSS.label, "train_loss": "train_loss, nats per token", "step_ms": "step, ms"}
-TRAINED = ("train_loss", "step_ms")  # all other values are of validations
-# ---- the page of the overlay: assets/curves.js draws it
+TRAINED = ("train_loss", "step_ms")  # values of every step; all others are of validations
+# ---- the page of the overlay, which assets/curves.js draws
 
 COLUMNS = (
     "run_id", "name", "seed", "track", "config_id", "arm", "status", "metric", "score", "train_s", "page", "file",
 )  # fmt: skip
 CONTROLS: tuple[
     tuple[str, str, tuple[tuple[str, str], ...]], ...
-] = (  # id, label, [(value in the address, what the reader sees)], the default first
+] = (  # (id, label, ((value in the address, displayed text), ...)), the default first
     ("y", "y", (("val_loss", "val_loss"), ("train_loss", "train_loss"), ("step_ms", "step time"))),
     ("x", "by", (("step", "step"), ("time", "train time"), ("tokens", "tokens"))),
     ("group", "one line per", (("run", "run"), ("config", "config"), ("name", "name"), ("arm", "arm"))),
@@ -49,28 +49,28 @@ CONTROLS: tuple[
     ("xscale", "x axis", (("linear", "linear"), ("log", "log"))),
     ("smooth", "smoothing", (("0", "none"), *((str(num), f"centred mean of {num} points") for num in (5, 21, 101)))),
 )
-MAX_BYTES = 5_000_000  # of the curves of a site, about
+MAX_BYTES = 5_000_000  # approximate size of all curves of a site
 BYTES_PER_POINT = 12  # train_loss, step_ms and train_s in a site's files, as measured
 
 
 def curves_of_run(folder: Path | str, max_points: int = 500, score: str = VAL_LOSS.name) -> Curves:
-    """A run folder -> curves_of_columns(); a run without steps has empty curves."""
+    """Returns curves_of_columns() of a run folder; a run without steps has empty curves."""
     return curves_of_columns(step_files.read_columns(folder, (*STEP_COLUMNS, score)), max_points, score)
 
 
 def curves_of_rows(rows: Sequence[Mapping[str, Any]], max_points: int = 500, score: str = VAL_LOSS.name) -> Curves:
-    """Rows of steps, as record/step_files.read() has them -> curves_of_columns()."""
+    """Returns curves_of_columns() of step rows as record/step_files.read() returns them."""
     columns = {name: [row.get(name) for row in rows] for name in (*STEP_COLUMNS, score)}
     return curves_of_columns(columns, max_points, score)
 
 
 def curves_of_columns(columns: Mapping[str, Sequence[Any]], max_points: int, score: str = VAL_LOSS.name) -> Curves:
-    """{"every": k, "train": {step, train_s, tokens, train_loss, step_ms}, "val": {step, train_s, tokens, val_loss}}.
+    """Returns {"every": k, "train": {...}, "val": {...}} with lists of equal length; None is unknown.
 
-    score: the column of a metric, in val too.  Lists of one length each.  With more than max_points steps a point of
-    train is the mean of k steps, at the last of them, and of the validations each j-th from the end is kept.  train_s
-    is the time so far: the printed one of a log, else the sum of step_ms; None where a log prints the time of some
-    steps only.  Steps with a flag are in no step_ms.  None is unknown.
+    train has step, train_s, tokens, train_loss and step_ms; val has step, train_s, tokens, val_loss and the column
+    score.  With more than max_points steps, a point of train is the mean of k steps, at the last of them, and every
+    j-th validation from the end is kept.  train_s is the time so far: the printed one of a log, else the sum of
+    step_ms, or None if a log prints the times of some steps only.  Steps with a flag are excluded from step_ms.
     """
     steps, train_s = columns["step"], _train_s_of(columns)
     loss_and_ms = zip(columns["train_loss"], columns["step_ms"], strict=True)
@@ -94,20 +94,20 @@ def curves_of_columns(columns: Mapping[str, Sequence[Any]], max_points: int, sco
 
 
 def validations(folder: Path | str, metric: Metric) -> list[step_files.Validation]:
-    """A run folder -> its validations that have a value of the metric, all of them and unrounded."""
+    """Returns all validations of a run folder that have a value of the metric, unrounded."""
     columns = step_files.read_columns(folder, (*STEP_COLUMNS, metric.name))
     at_val_s = _at_val_s(columns, _train_s_of(columns))
     return [line for line in zip(columns["step"], at_val_s, columns[metric.name], strict=True) if line[2] is not None]
 
 
 def _at_val_s(columns: Mapping[str, Sequence[Any]], train_s: Sequence[float | None]) -> list[float | None]:
-    """The seconds so far of each step, those that a log prints with its validation where it does."""
+    """Returns the s so far at each step, preferring those that a log prints with its validation."""
     at_val_ms = columns["train_time_at_val_ms"]
     return [so_far_s if ms is None else s_from_ms(ms) for so_far_s, ms in zip(train_s, at_val_ms, strict=True)]
 
 
 def _train_s_of(columns: Mapping[str, Sequence[Any]]) -> list[float | None]:
-    """Columns of COLUMNS -> seconds of training up to the end of each step; all None where a step's time is missing."""
+    """Returns the s of training up to the end of each step, from the columns; all None if a step's time is missing."""
     if columns["train_time_ms"].count(None) < len(columns["step"]):
         return _printed_s(columns["train_time_ms"])
     steps, step_ms = columns["step"], columns["step_ms"]
@@ -118,13 +118,13 @@ def _train_s_of(columns: Mapping[str, Sequence[Any]]) -> list[float | None]:
     if None in step_ms:
         is_whole &= all(ms is not None or loss is None for ms, loss in zip(step_ms, columns["train_loss"]))
         step_ms = [ms or 0.0 for ms in step_ms]
-    if not is_whole or not any(step_ms):  # the former: a log that prints some steps only
+    if not is_whole or not any(step_ms):  # not whole: a log that prints some steps only
         return [None] * len(steps)
     return [s_from_ms(ms) for ms in itertools.accumulate(step_ms)]
 
 
 def _printed_s(train_time_ms: Sequence[float | None]) -> list[float | None]:
-    """The seconds of a log that prints the time so far; time that its clock took back after warm-up is not counted."""
+    """Returns the printed s so far of a log, without time that its clock subtracted after the warm-up."""
     least_s, so_far_s = math.inf, []
     for ms in reversed(train_time_ms):
         least_s = least_s if ms is None else min(least_s, s_from_ms(ms))
@@ -133,7 +133,7 @@ def _printed_s(train_time_ms: Sequence[float | None]) -> list[float | None]:
 
 
 def _means(values: list[Any], every: int) -> list[Any]:
-    """The mean of each so many values, without those that are None."""
+    """Returns the means of consecutive groups of values, ignoring None.  every: size of a group."""
     parts = [values[start : start + every] for start in range(0, len(values), every)]
     if every == 1:
         return values
@@ -163,24 +163,22 @@ def _rounded(columns: Mapping[str, list[Any]]) -> Curves:
 def arm_charts(
     arms: Mapping[str, Sequence[Path | str]], wanted: Sequence[tuple[str, str, str]] | None = None
 ) -> list[Spec]:
-    """{arm: its run folders} -> specs for page.figure(): the goal's metric by step and by time, step time by step.
+    """Returns specs for page.figure(): the goal's metric by step and by time, and step time by step.
 
-    wanted: others than these, (title, y, x) each.
-
-    One line an arm in the order of the mapping, the mean of its runs, with a band from their smallest to their largest.
-    The caller names the runs that count (no warm-up runs).  A chart for which no run has values is not there.
+    arms: {arm: folders of the runs that count}.  wanted: (title, y, x) of other charts instead.  A line is the mean of
+    an arm's runs, with a band from their smallest to their largest value.  Charts without values are omitted.
     """
     goal = metric_of(_goal_of(folder) for folders in arms.values() for folder in folders)
     runs_by_arm: dict[str, list[Curves]] = {name: [] for name in arms}
     for name, folders in arms.items():
         for folder in folders:
-            with contextlib.suppress(Damaged):  # the others are drawn, and ./run.sh verify says what is wrong
+            with contextlib.suppress(Damaged):  # not drawn; ./run.sh verify reports what is wrong
                 runs_by_arm[name].append(curves_of_run(folder, score=goal.name))
     return charts_of(runs_by_arm, wanted, goal)
 
 
 def metric_of(goals: Iterable[Mapping[str, Any] | None]) -> Metric:
-    """run.json["goal"] of runs -> the metric that all share, else val_loss."""
+    """Returns the metric that all goals (run.json["goal"]) share, else val_loss."""
     metrics = {from_goal(goal) for goal in goals}
     return metrics.pop() if len(metrics) == 1 else VAL_LOSS
 
@@ -195,10 +193,7 @@ def _goal_of(folder: Path | str) -> Mapping[str, Any] | None:
 def charts_of(
     arms: Mapping[str, Sequence[Curves]], wanted: Sequence[tuple[str, str, str]] | None = None, goal: Metric = VAL_LOSS
 ) -> list[Spec]:
-    """{arm: curves_of_run() of its runs} -> the specs of arm_charts(), or of other charts: (title, y, x) each.
-
-    goal: whose values the curves hold.
-    """
+    """Returns the specs of arm_charts() from {arm: curves of its runs}.  goal: the metric that the curves have."""
     charts, name = [], goal.name
     usual = ((f"{name} by step", name, "step"), (f"{name} by time", name, "train_s"), ("Step time", "step_ms", "step"))
     labels = {name: goal.label} | Y_LABELS
@@ -229,13 +224,13 @@ def _caption(arms: Mapping[str, Sequence[Curves]], y: str) -> str:
 
 
 def points_of(num_runs: int) -> int:
-    """How many points a curve may have where so many runs are shown: 32 to 512, a power of two."""
+    """Returns the most points per curve for this number of runs: a power of two from 32 to 512."""
     wanted = MAX_BYTES // (BYTES_PER_POINT * max(1, num_runs))
     return 1 << max(5, min(9, wanted.bit_length() - 1))
 
 
 def line_of(row: Row, arm: str | None = None, page: str | None = None, file: int | None = None) -> list[Any]:
-    """A row -> its cells by COLUMNS.  arm: None for RACE:ARM of its race, "" for none; page: link to its page."""
+    """Returns the cells of a row for COLUMNS.  arm: None for RACE:ARM of its race, "" for none; page: its link."""
     if arm is None and row["race_id"]:
         arm = f"{row['race_id']}:{row['arm']}"
     status = "warm-up" if row["discarded"] and row["status"] == "complete" else row["status"]
@@ -247,11 +242,11 @@ def line_of(row: Row, arm: str | None = None, page: str | None = None, file: int
 def page_of(
     index: Mapping[str, Any], back: str | None = None, assets: str | None = None, goals: Sequence[Metric] = ()
 ) -> str:
-    """The html of the overlay.
+    """Returns the HTML of the overlay.
 
-    index: {"columns", "rows": newest first} and either {"files"}, of a site, or {"curves", "arms"}: names in the
-    order of their lines, all of them drawn at first.  goals: those of the runs, whose values their curves hold too; one
-    that all share is the first choice.
+    index: {"columns", "rows": newest first} with either {"files"} of a site, or {"curves", "arms": names in the order
+    of their lines}, all of which are drawn at first.  goals: metrics of the runs' goals; if there is only one, it is
+    selected first.
     """
     others = {goal.name: goal.label for goal in goals if goal != VAL_LOSS}
     index, (key, label, options) = {**index, "goals": others}, CONTROLS[0]
@@ -289,13 +284,13 @@ def page_of(
 
 
 def html(arms: Iterable[Arm], path: Path) -> str:
-    """Arms (compare/selection.arm_from_each) -> a page that holds all it needs.  path: where it will lie, for links."""
+    """Returns a self-contained page of arms (compare/selection.arm_from_each()).  path: its path, for links."""
     arms = _shortly_named(arms)
     max_points = points_of(sum(len(arm.rows) for arm in arms))
     lines: list[list[Any]] = []
     by_run = {}
     for arm in arms:
-        label = "" if len(arm.rows) == 1 else None  # what its runs are one line as; "": each stands for itself
+        label = "" if len(arm.rows) == 1 else None  # the name of the runs' common line; "" for a line per run
         if arm.race or (len(arm.rows) > 1 and len({row["config_id"] or row["name"] for row in arm.rows}) == 1):
             label = arm.name
         for number, row in enumerate(arm.rows):
@@ -307,12 +302,12 @@ def html(arms: Iterable[Arm], path: Path) -> str:
 
 
 def goals_of(runs: Iterable[Row]) -> list[Metric]:
-    """The metrics of these runs' goals, each once, by name."""
+    """Returns the distinct metrics of these runs' goals, by name."""
     return sorted({rows.metric_of([row]) for row in runs})
 
 
 def charts_of_arms(arms: Iterable[Arm]) -> list[Spec]:
-    """Arms -> the specs of arm_charts()."""
+    """Returns the specs of arm_charts() for arms."""
     arms = _shortly_named(arms)
     goals = goals_of(row for arm in arms for row in arm.rows)
     goal = goals[0] if len(goals) == 1 else VAL_LOSS
@@ -321,7 +316,7 @@ def charts_of_arms(arms: Iterable[Arm]) -> list[Spec]:
 
 
 def _shortly_named(arms: Iterable[Arm]) -> list[Arm]:
-    """A path by its last part, where no other ends so; the arms of one race by their own names."""
+    """Names arms by the last part of their paths if that is unique, and arms of one race by their own names."""
     arms = list(arms)
     is_one_race = all(arm.race for arm in arms) and len({arm.race for arm in arms}) == 1
     lasts = [re.split("[/:]" if is_one_race else "/", arm.name.rstrip("/"))[-1] for arm in arms]

@@ -1,7 +1,7 @@
 """The speed of a repository over its commits: a series for each configuration and machine, and where its level changes.
 
-Reads the runs that races, sweeps and single runs left, by the commit that they trained: of a script its script.rev, of
-our models the harness's own commit.  A commit's value is the mean of its runs, times on a log scale.
+The runs of races, sweeps and single commands are grouped by the commit that they trained: script.rev for a script, the
+harness's own commit for our models.  A commit's value is the mean of its runs, geometric for times.
 """
 
 import math
@@ -22,9 +22,9 @@ from bench.web.chart import chart, mark_of, series_of
 from bench.web.document import Block, Chart, Document, Hint, Lines, Section, Table, Verdict, code, coloured
 from bench.web.page import tag
 
-MEASURES = {"step_avg_ms": "ms", "train_s": "s", "val_loss": "nats"}  # of a lower value is better
-SHORT = 10  # characters of a commit
-OF_REVISION = ("script.rev", "script.root")  # differ between commits and checkouts of one configuration
+MEASURES = {"step_avg_ms": "ms", "train_s": "s", "val_loss": "nats"}  # {measure: unit}; lower is better
+SHORT = 10  # displayed characters of a commit's hash
+OF_REVISION = ("script.rev", "script.root")  # settings that may differ within a configuration
 PER_COMMIT = ("seed", "script.rev")  # settings that ./run.sh bisect sets itself
 METHOD = (
     "A commit's value is the mean of its valid and suspect runs of one configuration on one machine.",
@@ -45,7 +45,7 @@ class Commit(NamedTuple):
 @dataclass(frozen=True)
 class Point:
     commit: Commit
-    value: float  # of the measure
+    value: float  # mean of the measure
     num_runs: int
 
 
@@ -57,11 +57,11 @@ class Series:
     machine: str
     measure: str
     points: Sequence[Point]  # in the order of the commits
-    changes: Sequence[Change]  # indices of points; step of the logarithm of a time
-    settings: Sequence[str]  # of its newest run, as they were typed
+    changes: Sequence[Change]  # before and after index points; steps of times are logarithmic
+    settings: Sequence[str]  # overrides of its newest run, as they were typed
 
     def step_of(self, change: Change) -> str:
-        """+4.2 % [+3.9, +4.5], or nats of a loss."""
+        """Returns a change as text, such as "+4.2 % [+3.9, +4.5]", in nats for a loss."""
         values = [value for value in (change.step, change.low, change.high) if value is not None]
         if self.measure != "val_loss":
             values = [100 * math.expm1(value) for value in values]
@@ -70,7 +70,7 @@ class Series:
         return f"{step} {unit}" + (f" [{', '.join(ends)}]" if ends else "")
 
     def command_of(self, change: Change) -> str:
-        """The command that finds the commit, or confirms it where it is known already."""
+        """Returns the command that finds the commit of a change, or confirms it if it is known already."""
         before, after = (self.points[index].commit.sha[:SHORT] for index in (change.before, change.after))
         on = ["--on", "val_loss"] if self.measure == "val_loss" else []
         settings = [word for word in self.settings if word.partition("=")[0] not in PER_COMMIT]
@@ -78,7 +78,7 @@ class Series:
 
 
 def commits_of(repo: Path, rev: str) -> list[Commit]:
-    """The last commits of this revision's own line, oldest first.  ValueError: there is no such revision."""
+    """Returns the last first-parent commits of a revision, oldest first.  Raises ValueError if it does not exist."""
     lines = git.ask(
         repo,
         "log",
@@ -95,12 +95,12 @@ def commits_of(repo: Path, rev: str) -> list[Commit]:
 
 
 def all_series(rows: Iterable[ListedRow], commits: Sequence[Commit], measure: str) -> list[Series]:
-    """Those with runs of two commits or more, the longest first."""
+    """Returns the series that have runs of two commits or more, the longest first."""
     order = {commit.sha: number for number, commit in enumerate(commits)}
     groups: dict[tuple[Any, ...], list[tuple[int, ListedRow]]] = {}
     for row in rows:
         sha = _commit_of(row)
-        is_doubtful = measure != "val_loss" and row["script_doubt"] is not None  # its clock is not to be trusted
+        is_doubtful = measure != "val_loss" and row["script_doubt"] is not None  # its clock cannot be trusted
         if sha in order and row[measure] is not None and not is_doubtful:  # type: ignore[literal-required]
             groups.setdefault(_key(row), []).append((order[sha], row))
     found = (_series(runs, commits, measure) for runs in groups.values())
@@ -108,7 +108,7 @@ def all_series(rows: Iterable[ListedRow], commits: Sequence[Commit], measure: st
 
 
 def _commit_of(row: ListedRow) -> str | None:
-    """The commit whose speed a run measured; None where it is none's: changed files, a warm-up, an invalid run."""
+    """Returns the commit whose speed a run measured, or None for uncommitted changes, warm-ups and invalid runs."""
     if row["status"] != "complete" or row["validity"] == "invalid" or row["discarded"]:
         return None
     script = configs.group(row["config"], "script")
@@ -129,7 +129,7 @@ def _key(row: ListedRow) -> tuple[Any, ...]:
 
 
 def mean_of(values: Iterable[float], measure: str) -> float:
-    """On the scale on which noise is alike: geometric of times, arithmetic of losses."""
+    """Returns the geometric mean of times, or the arithmetic mean of losses."""
     return stats.mean(values) if measure == "val_loss" else math.exp(stats.mean(map(math.log, values)))
 
 
@@ -150,7 +150,7 @@ def _series(runs: Sequence[tuple[int, ListedRow]], commits: Sequence[Commit], me
 
 
 def document(series: Sequence[Series], where: str) -> Document:
-    """The page of a repository.  where: its name and revision.  ValueError: no series."""
+    """Returns the page of a repository.  where: its name and revision.  Raises ValueError if there is no series."""
     if not series:
         raise ValueError(f"{where}: no two commits have runs yet: ./run.sh race HEAD~1 HEAD script=... measures them")
     verdicts = [verdict for each in series for verdict in _verdicts(each)]
@@ -160,7 +160,7 @@ def document(series: Sequence[Series], where: str) -> Document:
 
 
 def _verdicts(series: Series) -> Iterator[Verdict]:
-    """The newest change first."""
+    """Yields a verdict for each change, the newest first, or one that says that there is none."""
     for change in reversed(series.changes):
         before, after = (series.points[index].commit for index in (change.before, change.after))
         between = f"between {before.sha[:SHORT]} and {after.sha[:SHORT]} ({after.date})"
@@ -224,7 +224,7 @@ def _blocks(series: Series, number: int) -> Iterator[Block]:
 
 
 def _levels(series: Series) -> list[float | None]:
-    """At each commit the mean level between the changes around it; a gap within a stretch that holds a change."""
+    """Returns the mean level between changes at each commit; None inside a range that contains a change."""
     levels: list[float | None] = [None] * len(series.points)
     starts = [0, *(change.after for change in series.changes)]
     ends = [*(change.before for change in series.changes), len(series.points) - 1]
@@ -244,7 +244,7 @@ def _data(series: Series) -> dict[str, Any]:
 
 
 def badge(series: Sequence[Series]) -> str:
-    """An SVG for a README: the newest change of the longest series."""
+    """Returns an SVG badge for a README with the newest change of the longest series."""
     first = series[0]
     message, colour = f"steady, {len(first.points)} commits", "#2e7d32"
     if first.changes:
@@ -253,7 +253,7 @@ def badge(series: Sequence[Series]) -> str:
         colour = "#b3261e" if newest.step > 0 else "#2e7d32"
     elif len(first.points) < change_points.MIN_VALUES:
         message, colour = f"{len(first.points)} commits", "#5f6368"
-    widths_px = left_px, right_px = [7 * len(text) + 12 for text in ("speed", message)]  # Verdana of 11 px
+    widths_px = left_px, right_px = [7 * len(text) + 12 for text in ("speed", message)]  # for Verdana at 11 px
     look = {"y": 14, "fill": "#fff", "font_family": "Verdana,Geneva,sans-serif", "font_size": 11}
     parts = [
         tag("title", f"speed: {message}"),

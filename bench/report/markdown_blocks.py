@@ -1,4 +1,4 @@
-"""Blocks of a Markdown file that a command of ours wrote, so that it can write them again and say which are stale.
+"""Generated blocks in Markdown files, which can be updated and checked for being stale.
 
     <!-- ./run.sh table --md results/published/NAME -->
     ... what that command prints ...
@@ -20,28 +20,28 @@ from bench.base.paths import REPO, project_folder, published_root, shown, variab
 from bench.base.reading import plain_file
 
 END = "<!-- end of ./run.sh -->"
-FILES = ("README.md", "results/README.md")  # of project_folder(): where committed tables are
+FILES = ("README.md", "results/README.md")  # files in project_folder() with committed tables
 Table = Callable[[list[str]], int]  # main() of ./run.sh table
 BLOCK = re.compile(r"<!-- \./run\.sh (?P<command>[^\n>]*?) -->\n(?P<body>.*?)" + re.escape(END), re.S)
 
 
 def block(command: str, body: str) -> str:
-    """Marks around what ./run.sh COMMAND printed; Markdown wants an empty line around a table."""
+    """Returns the output of ./run.sh COMMAND between its marks; Markdown needs an empty line around a table."""
     return f"<!-- ./run.sh {command} -->\n\n{body.strip()}\n\n{END}"
 
 
 def commands(text: str) -> list[str]:
-    """The commands whose output the text holds, in order."""
+    """Returns the commands of the blocks in the text, in order."""
     return [match["command"] for match in BLOCK.finditer(text)]
 
 
 def fresh(text: str, write: Callable[[str], str]) -> str:
-    """The text with every block as write(command) gives it now."""
+    """Returns the text with the body of every block replaced by write(command)."""
     return BLOCK.sub(lambda match: block(match["command"], write(match["command"])), text)
 
 
 def stale(text: str, write: Callable[[str], str]) -> list[str]:
-    """The commands whose block is not what write(command) gives now."""
+    """Returns the commands whose block differs from what write(command) returns now."""
     blocks = BLOCK.finditer(text)
     return [match["command"] for match in blocks if match["body"].strip() != write(match["command"]).strip()]
 
@@ -50,9 +50,9 @@ def stale(text: str, write: Callable[[str], str]) -> list[str]:
 
 
 def check(files: Sequence[Path | str], table: Table) -> int:
-    """1 if a table in these files is stale, else 0; the commands that print what it should be are named.
+    """Prints the commands of stale tables in these files; returns 1 if there are any, else 0.
 
-    files: none for the committed ones; table: see printed().
+    files: if empty, the committed ones.  table: as for printed().
     """
     code = 0
     for file, content in _contents(files):
@@ -69,7 +69,7 @@ def check(files: Sequence[Path | str], table: Table) -> int:
 
 
 def write(files: Sequence[Path | str], table: Table) -> int:
-    """Every table in these files, none for the committed ones, is written as it is now.  Returns the exit code, 0."""
+    """Updates every table in these files, or in the committed ones if there are none.  Returns the exit code, 0."""
     for file, before in _contents(files):
         after = fresh(before, lambda command: printed(command, table))
         if after != before:
@@ -79,11 +79,14 @@ def write(files: Sequence[Path | str], table: Table) -> int:
 
 
 def _contents(files: Sequence[Path | str]) -> Iterator[tuple[Path, str]]:
-    """Each file with its text; none: the project's and those of publications, a claim's own table is judge's matter."""
+    """Yields each file with its text; by default those of the project and of publications.
+
+    The tables of claims are excluded, because ./run.sh judge checks them.
+    """
     paths = [Path(file) for file in files]
     if not paths:
         paths = [project_folder() / name for name in FILES]
-        if project_folder() != REPO:  # the user's folder need not have them
+        if project_folder() != REPO:  # a user's project need not have these files
             paths = [path for path in paths if path.exists()]
         readmes = sorted(published_root().glob("*/README.md"))
         paths += [path for path in readmes if not (path.parent / "claim.yaml").exists()]
@@ -94,7 +97,7 @@ def _contents(files: Sequence[Path | str]) -> Iterator[tuple[Path, str]]:
 
 
 def printed(command: str, table: Table) -> str:
-    """What ./run.sh COMMAND prints in Markdown.  table(argv) is the table's main; ValueError for any other verb."""
+    """Returns what ./run.sh table ... prints in Markdown.  table: its main; raises ValueError for any other verb."""
     verb, *argv = shlex.split(command) or [""]
     if verb != "table" or {"--check", "--write"} & set(argv):
         raise ValueError(f"./run.sh {command}: only tables of ./run.sh table can be updated")

@@ -1,4 +1,4 @@
-"""The charts of a page as pictures: a headless Chromium opens each on a separate page and takes a screenshot."""
+"""Saves the charts of a page as PNG files: a headless Chromium opens each on its own and takes a screenshot."""
 
 import os
 import shutil
@@ -14,17 +14,14 @@ from bench.web.page import REPORT_STYLES, figure, page, tag
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ("--headless=new", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--force-device-scale-factor=2")
-WIDTH_PX, HEIGHT_PX = 960, 400  # of a chart, in CSS pixels; a picture has twice as many each way
+WIDTH_PX, HEIGHT_PX = 960, 400  # size of a chart in CSS pixels; the picture is twice as wide and high
 TIMEOUT_S = 60
-# without what only a cursor needs: the button, and the legend's values
+# hides what needs a cursor: the button, and the legend's values
 STYLE = tag("style", ".top, .u-value, .u-series:first-child { display: none } figure { margin: .5rem 0 }")
 
 
 def write(charts: Iterable[Spec], out: Path, drawings: Iterable[Drawn] = ()) -> Iterator[Path]:
-    """Chart specs, folder -> yields the path of each picture, out/ID.png.  ValueError without a Chromium.
-
-    drawings: what is no chart, and comes first.
-    """
+    """Saves drawings and charts as out/ID.png and yields each path.  Raises ValueError without a Chromium."""
     if CHROMIUM is None:
         raise ValueError("--png: no chromium or google-chrome on PATH: install one, or open the page in a browser")
     out.mkdir(parents=True, exist_ok=True)
@@ -42,7 +39,7 @@ def _take(source: str, height_px: int, folder: Path, path: Path) -> Path:
     atomic.write_text(html, source, durable=False)
     files = (f"--user-data-dir={folder}/profile", f"--screenshot={shot}", html.resolve().as_uri())
     command = [str(CHROMIUM), *FLAGS, f"--window-size={WIDTH_PX},{height_px}", *files]
-    if os.geteuid() == 0:  # Chromium refuses its sandbox to root
+    if os.geteuid() == 0:  # as root, Chromium does not start with its sandbox
         command.insert(1, "--no-sandbox")
     try:
         subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)

@@ -1,6 +1,6 @@
-"""The answer of a race: the verdict, who the arms are, its picture, every run in its order, curves, the plan.
+"""The page of a race: verdict, arms, picture, every run in its order, curves and plan.
 
-Reads race.json (bench/plans/race/runner.py) and the records of its runs.
+Reads race.json (written by bench/plans/race/runner.py) and the records of the race's runs.
 """
 
 import contextlib
@@ -39,13 +39,13 @@ from bench.web.document import (
     link,
 )
 
-Run = dict[str, Any]  # arm, discarded, run (its record), folder
+Run = dict[str, Any]  # {"arm", "discarded", "run": record, "folder"}
 
 NAME, TEXT = "race.html", "race.md"
 
 
 def write(folder: Path | str) -> None:
-    """race.md and race.html beside race.json, and report.html of each of its runs."""
+    """Writes race.md and race.html beside race.json, and report.html of each run."""
     folder, race = Path(folder), race_folder.read(folder)
     atomic.write_text(folder / TEXT, document_of(race, options=Options(why=True)).markdown() + "\n")
     write_run_pages(folder)
@@ -53,17 +53,17 @@ def write(folder: Path | str) -> None:
 
 
 def write_run_pages(folder: Path | str) -> None:
-    """report.html in the folder of each run of a race, for its page to link; a record that cannot be shown has none."""
+    """Writes report.html in each run's folder, for the race's page to link; damaged records get none."""
     race = race_folder.read(folder)
     for run in _in_order(race, folder):
         if run["folder"].is_symlink() or run["folder"].parent.is_symlink():
-            continue  # in a race that somebody sent it may lead to the reader's own
+            continue  # in a race sent by others, a link may lead to the reader's own files
         with contextlib.suppress(Damaged, OSError):
             atomic.write_text(run["folder"] / run_page.NAME, run_page.html(run["folder"]), durable=False)
 
 
 def block(folder: Path | str) -> str:
-    """The verdict in Markdown, for a pull request."""
+    """Returns the verdict in Markdown, for a pull request."""
     path = Path(folder) / TEXT
     if not path.exists():
         raise ValueError(f"--md {folder}: the race has no race.md yet: it is written when the race ends")
@@ -71,7 +71,7 @@ def block(folder: Path | str) -> str:
 
 
 def document(folder: Path | str, at: Path | str | None = None) -> Document:
-    """A race's folder -> its answer, with all that a page shows.  at: where that will lie, None: in the folder."""
+    """Returns the document of a race with everything that a page shows.  at: folder of the page, None: the race's."""
     with reading_record(folder):
         return document_of(race_folder.read(folder), folder, at or folder, Options(patch=True, why=True))
 
@@ -79,7 +79,7 @@ def document(folder: Path | str, at: Path | str | None = None) -> Document:
 def document_of(
     race: race_folder.Race, folder: Path | str | None = None, at: Path | str | None = None, options: Options = SHORT
 ) -> Document:
-    """race.json -> the answer.  folder: None for a text, which shows nothing of the single runs; at: of the page."""
+    """Returns the document of a race.  folder: None for a text without single runs; at: folder of the page."""
     against = race_folder.verdicts_of(race)
     names, baseline = list(race["arms"]), race.get("baseline") or next(iter(race["arms"]))
     runs = [] if folder is None else _in_order(race, folder)
@@ -107,7 +107,7 @@ def document_of(
 
 
 def staircase(folder: Path | str, at: Path | str, race: Mapping[str, Any]) -> Shown | None:
-    """From a page in the folder at to the staircase of a race of the ladder; None of any other race."""
+    """Returns the link from a page in the folder at to the staircase of a ladder's race; None for other races."""
     if not ((race.get("plan") or {}).get("ladder") and race.get("result")):
         return None
     return link("its staircase", quote(os.path.relpath(Path(folder) / race_folder.STAIRCASE, at)))  # written later
@@ -117,7 +117,7 @@ def staircase(folder: Path | str, at: Path | str, race: Mapping[str, Any]) -> Sh
 
 
 def _arms(race: race_folder.Race, baseline: str, against: Against) -> tuple[Arms, list[Block]]:
-    """Each arm by what only it has, and what all share, said once."""
+    """Returns each arm with what only it has, and a line with what all arms share."""
     arms, shared = race["arms"], race_folder.shared(race["arms"])
     codes = {_code(arm) for arm in arms.values()}
     rows = [(name, *_arm(name, arm, baseline, shared, len(codes) > 1, against)) for name, arm in arms.items()]
@@ -138,7 +138,7 @@ def _arm(
 
 
 def _code(arm: race_folder.Arm) -> str:
-    """Which code an arm ran, as text; "" where the race does not know."""
+    """Returns text on the code that an arm ran; "" if it is unknown."""
     parts = [f"revision {arm['rev']}"] if arm.get("rev") else []
     if commit := arm.get("commit"):
         whose = "harness " if any(word.startswith("script") for word in arm.get("overrides") or ()) else ""
@@ -157,7 +157,7 @@ def _verdicts(race: race_folder.Race, against: Against) -> list[Verdict]:
 
 
 def _plan(race: race_folder.Race) -> Section:
-    """The plan that was fixed before the first run, and how far it was followed."""
+    """Returns the plan that was fixed before the first run, and how far it was followed."""
     plan, arms = race.get("plan") or {}, race["arms"]
     order = [entry["arm"] for entry in race.get("order") or () if not entry.get("discarded")]
     lines = [f"sha256 {race.get('plan_sha256')}"]
@@ -182,7 +182,7 @@ def _plan(race: race_folder.Race) -> Section:
 
 
 def _in_order(race: race_folder.Race, folder: Path | str) -> list[Run]:
-    """[{arm, discarded, run: record, folder}] of the runs that are there and readable, as started."""
+    """Returns the runs that exist and can be read, in the order of their starts."""
     folder, runs = Path(folder).resolve(), []
     for arm, facts in race["arms"].items():
         for discarded, names in ((True, facts.get("warm_up_runs")), (False, facts.get("runs"))):
@@ -199,7 +199,7 @@ def _score_key(run: Record) -> str:
 
 
 def _points(runs: Sequence[Run], names: Sequence[str], at: Path | str) -> list[Chart]:
-    """Each run's numbers as points of its arm, which say the run's id and open its page."""
+    """Draws each run's numbers as points of its arm, labelled with the run's id and linked to its page."""
     runs, charts = [run for run in runs if not run["discarded"]], []
     caption = "each run in the order it was started; warm-up runs are not drawn"
     pages = [run_page.link_to(run["folder"], at) for run in runs]

@@ -1,4 +1,4 @@
-"""A record's rows -> chart specs (bench/web/chart.py); None where the record lacks what a chart needs."""
+"""The charts of a run, as specs of bench/web/chart.py; None if the record lacks what a chart needs."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ from bench.record.step_files import StepRow
 from bench.report.run_facts import what
 from bench.web.chart import Spec, chart, mark_of, series_of, short
 
-Rows = Sequence[StepRow]  # of steps.csv
-Events = Sequence[Mapping[str, Any]]  # of events.jsonl
+Rows = Sequence[StepRow]  # rows of steps.csv
+Events = Sequence[Mapping[str, Any]]  # lines of events.jsonl
 
 REGIONS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 NUM_BINS = 60
@@ -34,10 +34,10 @@ TELEMETRY = (
 
 
 def specs_of(folder: Path, run: Record, rows: Rows, events: Events) -> list[Spec]:
-    """Every chart of a run, the goal's metric, loss and step time first.  rows of steps.csv, events of events.jsonl."""
+    """Returns all charts of a run: the goal's metric, loss and step time first."""
     ends_s, stages = end_s(rows, events), run["measured"].get("stages") or ()
     marked = [{"step": event["step"], "label": what(event)} for event in events if event["event"] == "stall"]
-    if not events:  # a log: its stalls are in no event
+    if not events:  # an imported log, whose stalls are found from its steps
         marked = [
             {"step": stall["step"], "label": f"stall of {stall['ms']:.4g} ms"} for stall in stalls.find(list(rows))
         ]
@@ -55,7 +55,7 @@ def specs_of(folder: Path, run: Record, rows: Rows, events: Events) -> list[Spec
 
 
 def _columns(path: Path) -> dict[str, list[Any]]:
-    """telemetry.csv -> {column: values} of what is shown; a cut or foreign cell is None."""
+    """Reads the displayed columns of telemetry.csv as {column: values}; a truncated or invalid cell is None."""
     with plain_file.lines(path) as lines:
         reader = csv.DictReader(lines, restval="")
         rows = [row for row in reader if row.get("device") and _is_stamp(row.get("t_ns", ""))]
@@ -76,9 +76,9 @@ def _number(cell: str) -> float | None:
 
 
 def end_s(rows: Rows, events: Events) -> dict[int, float]:
-    """{row: seconds from the run's start to the end of that step}, validations included; the telemetry's axis too.
+    """Returns {step: s from the run's start to the end of the step}, validations included, as in telemetry charts.
 
-    Steps follow each other from the end of the last validation on (its event's stamp); without events, from 0.
+    Step times are added up from the time stamp of the last validation's event, or from 0 without events.
     """
     validations = [event for event in events if event["event"] == "eval_stop" and event.get("step") is not None]
     stamps = {event["step"]: event["t_ns"] for event in validations}
@@ -95,13 +95,13 @@ def end_s(rows: Rows, events: Events) -> dict[int, float]:
 
 
 def _timed(rows: Rows) -> tuple[list[StepRow], list[StepRow]]:
-    """(rows of measured steps, those of them that no instrument disturbed)."""
+    """Returns (rows of timed steps, those that no instrument disturbed)."""
     timed = [row for row in rows if row.get("step_ms") is not None]
     return timed, [row for row in timed if not row.get("flags")]
 
 
 def step_time(rows: Rows, ends_s: Mapping[int, float], stalled: Events = (), stages: Events = ()) -> Spec | None:
-    """Milliseconds of every step; the disturbed ones in a separate series.  stalled: [{"step", "label"}]."""
+    """Draws every step's time in ms, with disturbed steps as a separate series.  stalled: [{"step", "label"}]."""
     timed, plain = _timed(rows)
     if not timed:
         return None
@@ -127,7 +127,7 @@ def step_time(rows: Rows, ends_s: Mapping[int, float], stalled: Events = (), sta
 
 
 def regions(rows: Rows, ends_s: Mapping[int, float]) -> Spec | None:
-    """Milliseconds of each step's regions, stacked."""
+    """Draws the ms of each step's regions, stacked."""
     timed, plain = _timed(rows)
     names = [name for name in REGIONS if any(row.get(name) is not None for row in rows)]
     if not names or not timed:
@@ -143,7 +143,7 @@ def regions(rows: Rows, ends_s: Mapping[int, float]) -> Spec | None:
 
 
 def score(rows: Rows, goal: Metric) -> Spec | None:
-    """The goal's metric by step, where it is another than the loss of losses()."""
+    """Draws the goal's metric by step, unless it is val_loss, which losses() draws."""
     scored = [] if goal == VAL_LOSS else [row for row in rows if row.get(goal.name) is not None]
     if not scored:
         return None
@@ -156,7 +156,7 @@ def score(rows: Rows, goal: Metric) -> Spec | None:
 
 
 def losses(rows: Rows) -> Spec | None:
-    """Training and validation loss by step."""
+    """Draws training and validation loss by step."""
     trained = [row for row in rows if row.get("train_loss") is not None or row.get("val_loss") is not None]
     if not trained:
         return None
@@ -171,7 +171,7 @@ def losses(rows: Rows) -> Spec | None:
 
 
 def distribution(rows: Rows) -> Spec | None:
-    """How many undisturbed steps took how long, the longest 1 % in the last bar."""
+    """Draws a histogram of the times of undisturbed steps, with the longest 1 % in the last bar."""
     step_ms = [row["step_ms"] for row in _timed(rows)[1]]
     if len(step_ms) < 2:
         return None
@@ -187,7 +187,7 @@ def distribution(rows: Rows) -> Spec | None:
 
 
 def telemetry(columns: Mapping[str, Sequence[Any]], run_start_ns: int, shown: Sequence[tuple[str, str]]) -> list[Spec]:
-    """columns: {name: values} of telemetry.csv; shown: (name, label) -> a chart each, with a series a device."""
+    """Draws a chart with a series per device for each (name, label) in shown.  columns: {name: values}."""
     charts = []
     devices = sorted(set(columns.get("device", ())))
     stamps_ns = sorted(set(columns.get("t_ns", ())))

@@ -1,6 +1,6 @@
 """The facts on a run's page below its numbers: machine, code and data, instruments, what cost time, and every file.
 
-Of what cost time only what was watched is said, and never of what could not be seen.
+Costs of time that nothing watched for are listed as unknown.
 """
 
 import json
@@ -23,7 +23,7 @@ from bench.web.page import join, tag
 
 QUIET_EVENTS = ("init_start", "run_start", "run_stop", "run_end", "eval_stop")
 MAX_EVENTS = 200
-MAX_OPEN_EVENTS = 12  # more are folded
+MAX_OPEN_EVENTS = 12  # more events are folded
 STALL = ("ms", "step_ms", "usual_ms", "what")
 NAMES = {
     "cpu_model": "CPU",
@@ -33,23 +33,23 @@ NAMES = {
     "cuda": "CUDA",
     "nccl": "NCCL",
 }
-MAX_OPEN_FILES = 16  # more are folded
+MAX_OPEN_FILES = 16  # more files are folded
 
 
 def device(environment: Mapping[str, Any]) -> str | None:
-    """8 x NVIDIA H100, or the CPU's model; None: unknown."""
+    """Returns text such as "8 x NVIDIA H100", or the CPU's model; None if it is unknown."""
     gpus = environment.get("gpus") or []
     return f"{len(gpus)} x {gpus[0].get('name')}" if gpus else environment.get("cpu_model")
 
 
 def _facts(title: str, facts: Mapping[str, object], *more: Block) -> Section:
-    """A line for each that is not None."""
+    """Returns a section with a line for each fact that is not None."""
     lines = [[key, value] for key, value in facts.items() if value is not None]
     return Section(title, [Table((), lines, style="facts"), *more])
 
 
 def where(folder: Path, run: Record, at: Path) -> Section:
-    """The machine, the code, the data, as far as they are known.  at: the folder of the page."""
+    """Returns the known facts about machine, code and data.  at: the folder of the page."""
     env, source = run["environment"], run["code"]
     gpus = env.get("gpus") or []
     is_ours = run.get("provenance") != "imported"
@@ -82,7 +82,7 @@ def where(folder: Path, run: Record, at: Path) -> Section:
 
 
 def _outside(run: Record) -> str | None:
-    """The times by the launcher's clock; None for an older record, which lacks it."""
+    """Returns the times by the launcher's clock as text; None for an older record, which lacks it."""
     clock = (run.get("referee") or {}).get("clock")
     if clock is None or clock["unknown"]:
         return clock and f"unknown: {clock['unknown']}"
@@ -90,7 +90,7 @@ def _outside(run: Record) -> str | None:
 
 
 def stages(run: Record) -> Section:
-    """A row for each stage of the run; empty for a run without."""
+    """Returns a table of the run's stages; empty for a run without stages."""
     rows = run["measured"].get("stages") or ()
     columns = {
         "from step": "first_step",
@@ -119,7 +119,7 @@ def _joined(value: Any) -> Any:
 
 
 def summaries(run: Record) -> Section:
-    """The summary of each instrument."""
+    """Returns the summary of each instrument."""
     parts = []
     for name, summary in (run.get("instrument_summaries") or {}).items():
         lines = [[key, round(value, 6) if isinstance(value, float) else plain(value)] for key, value in summary.items()]
@@ -128,7 +128,7 @@ def summaries(run: Record) -> Section:
 
 
 def files(folder: Path, run: Record, at: Path) -> Section:
-    """Every file that the record names, a link where it is there; its settings also in full.  at: the page's folder."""
+    """Returns all files of the record with links to those that exist, and the settings.  at: the page's folder."""
     settings = [folder / name for name in ("config.yaml", "overrides.yaml") if (folder / name).exists()]
     parts = [Section(path.name, [Verbatim(_text(path))], is_folded=True) for path in settings]
     known = [{"path": "run.json", "role": "record"}, *run["artifacts"]]
@@ -151,13 +151,13 @@ def _text(path: Path) -> str:
 
 
 def _link(folder: Path, name: str, way: str, text: str | None = None) -> Shown:
-    if not os.path.isfile(f"{folder}/{name}"):  # traces and logs are often not sent along
+    if not os.path.isfile(f"{folder}/{name}"):  # traces and logs are often left out when a run is sent
         return coloured(name, "soft", "not in this folder")
     return link(text or name, quote(os.path.normpath(f"{way}/{name}")))
 
 
 def section_of(run: Record, rows: Sequence[StepRow], events: Sequence[Mapping[str, Any]]) -> Section:
-    """run: its record; rows of steps.csv; events of events.jsonl."""
+    """Returns what happened in the run: what cost time, its events, and instrument warnings."""
     costs = costs_of(run, rows)
     lines = []
     for kind, cost in costs.items():
@@ -185,7 +185,7 @@ def section_of(run: Record, rows: Sequence[StepRow], events: Sequence[Mapping[st
 
 
 def costs_of(run: Record, rows: Sequence[StepRow]) -> dict[str, dict[str, Any]]:
-    """{kind: {"count", "ms"}} of the record; stalls also where it has none, from its steps, as compare finds them."""
+    """Returns {kind: {"count", "ms"}} of the record, with stalls found from its steps if it lists none."""
     kept = {kind: cost for kind, cost in (run.get("costs") or {}).items() if isinstance(cost, dict) and "count" in cost}
     if "stall" in kept:
         return kept
@@ -206,7 +206,7 @@ def _kind(kind: str) -> str:
 
 
 def what(event: Mapping[str, Any]) -> str:
-    """An event's facts as text; for a stall, first its length and, where known, its cause."""
+    """Returns an event's facts as text; for a stall, its length and cause come first."""
     skipped, parts = ["t_ns", "utc", "event", "rank", "step"], []
     if event["event"] == "stall" and all(name in event for name in STALL):
         skipped += STALL
@@ -216,7 +216,7 @@ def what(event: Mapping[str, Any]) -> str:
 
 
 def plain(value: object) -> str | None:
-    """A value of a record as text; None stays None."""
+    """Returns a value of a record as text; None stays None."""
     if value is None:
         return None
     if isinstance(value, float):
@@ -238,12 +238,12 @@ FROM_OUTSIDE = (
 
 
 def is_imported(run: Record) -> bool:
-    """Whether a record was made from another harness's log."""
+    """Returns whether a record was made from another harness's log."""
     return run.get("provenance") == "imported"
 
 
 def made_of(run: Record) -> str:
-    """What stands behind the run's id: the log or the script that it is of; "" for a run of our own model."""
+    """Returns text on the log or script that the run is of, to follow its id; "" for a run of our own model."""
     log, script = run.get("imported") or {}, run.get("script")
     if is_imported(run):
         return f", imported from a log of {log.get('format')}: {log.get('file')}"
@@ -251,7 +251,7 @@ def made_of(run: Record) -> str:
 
 
 def imported_section(run: Record) -> Section:
-    """From which harness and file the run is, by whom and when, and what its clock counts."""
+    """Returns the harness and the log that the run comes from, and what its clock counts."""
     of = run.get("imported") or {}
     zone = of.get("started_zone") or "unknown"
     started = f"{str(run['started_at']).removesuffix('Z')}, time zone {zone}"
@@ -275,7 +275,7 @@ def imported_section(run: Record) -> Section:
 
 
 def unknown_section(run: Record) -> Section:
-    """The facts that a record of our own has and this one lacks."""
+    """Lists the facts that a record of our own has and this one lacks."""
     env, source, data = run["environment"], run["code"], run["data"]
     facts = {
         "seed": run["seed"],
@@ -298,14 +298,14 @@ def unknown_section(run: Record) -> Section:
         "train time": run["metrics"].get("train_s"),
         "peak memory": run["metrics"].get("peak_mem_gib"),
         "power, clocks and temperature": run["metrics"].get("energy_j"),
-        "load of other programs": None,  # a log has none of these two
+        "load of other programs": None,  # no log has this fact or the next
         "recompiles, garbage collection, allocator retries": None,
     }
     return Section("Unknown", [Bullets([name for name, value in facts.items() if value is None])])
 
 
 def script_section(run: Record) -> Section:
-    """The script, what was measured from outside, and what it opened; empty for a run of our own model."""
+    """Returns facts about the script, measured and opened files included; empty for a run of our own model."""
     of, measured = run.get("script"), run["measured"]
     if not of:
         return Section("", [])

@@ -1,4 +1,4 @@
-"""The page of one run: how it ended and its numbers first, then loss and step times, then all that was recorded."""
+"""The page of one run: how it ended and its numbers, then loss and step times, then everything that was recorded."""
 
 import os
 import re
@@ -33,10 +33,10 @@ from bench.web.document import (
 )
 from bench.web.page import join, tag, tiles
 
-RANK = re.compile(r"rank(\d+)")  # in the name of a snapshot
-MAX_SHOWN = 3  # snapshots; each brings some 200 KB of charts
-NAME = "report.html"  # in the run's folder
-TILES = (  # metric, label, decimals
+RANK = re.compile(r"rank(\d+)")  # in the file name of a snapshot
+MAX_SHOWN = 3  # most snapshots shown; each adds some 200 KB of charts
+NAME = "report.html"  # file name in the run's folder
+TILES = (  # (metric, label, decimals)
     ("val_loss", "val_loss, nats per token", 4),
     ("train_s", "train time, s", 2),
     ("step_avg_ms", "step_avg, ms", 2),
@@ -56,19 +56,19 @@ def html(
     at: Path | str | None = None,
     explained: bool = True,
 ) -> str:
-    """A run folder -> the page's html.  assets: see page.page(); back: link to the site's list.
+    """Returns the HTML page of a run folder.  assets: as in page.page(); back: link to the site's list.
 
-    at: the folder that the page will lie in, None: the run's.
-    explained: with where a step's time goes, for which traces are read: up to a second.
+    at: the folder of the page, None for the run's.  explained: include where a step's time goes, which reads traces and
+    takes up to a second.
     """
-    with reading_record(folder):  # what is damaged in it may show only as it is drawn
+    with reading_record(folder):  # damage may show only when the page is drawn
         return document(folder, at, back, explained).html(assets)
 
 
 def document(
     folder: Path | str, at: Path | str | None = None, back: str | None = None, explained: bool = True
 ) -> Document:
-    """html() before it is drawn."""
+    """Returns the Document from which html() makes the page."""
     folder, at = Path(folder), Path(at or folder)
     run = run_folder.effective(run_folder.read(folder))
     rows, events = step_files.read(folder), step_files.read_events(folder)
@@ -88,7 +88,7 @@ def document(
         ),
     ]
     if explained:
-        from bench.analysis.explain import document as explain  # numpy: a race, which makes pages, begins without it
+        from bench.analysis.explain import document as explain  # imports numpy, which races must start without
 
         blocks.append(explain.section_of_run(folder))
     blocks += [
@@ -107,20 +107,20 @@ def document(
 
 
 def state(run: Mapping[str, Any], hint: str = "") -> Shown:
-    """How a record, or its row, ended, and of a complete one whether it is valid, in its colour."""
+    """Returns the status of a record or row, or the validity of a complete one, in its colour."""
     if run["status"] != "complete":
         return coloured(run["status"], "bad", hint)
     return coloured(run["validity"], COLOUR.get(run["validity"], "soft"), hint)
 
 
 def link_to(folder: Path | str | None, at: Path | str) -> str | None:
-    """From a page in the folder at to the page of this run; None where there is none.  folder: None of a log."""
+    """Returns the link from a page in the folder at to the page of a run, or None without one (folder None: a log)."""
     path = Path(folder).resolve() / NAME if folder else None
     return quote(os.path.relpath(path, Path(at).resolve())) if path and path.exists() else None
 
 
 def block(folder: Path | str) -> str:
-    """A run in Markdown, for a pull request."""
+    """Returns a run in Markdown, for a pull request."""
     with reading_record(folder):
         return _block(folder)
 
@@ -142,7 +142,7 @@ def _block(folder: Path | str) -> str:
 
 
 def sentence(run: Record) -> str:
-    """How the run ended, in one sentence."""
+    """Returns a sentence on how the run ended."""
     metrics, failure = run["metrics"], run["failure"]
     if run["status"] == "running":
         return "The run has not ended."
@@ -167,7 +167,7 @@ def sentence(run: Record) -> str:
 
 
 def _metrics(run: Record) -> list[tuple[str, str]]:
-    """[(label, value as text)] of those that were measured."""
+    """Returns (label, value as text) of the metrics that were measured."""
     goal = from_goal(run.get("goal"))
     score_tile = [("score", ", ".join(filter(None, (goal.name, goal.unit))), 5)] if goal != VAL_LOSS else []
     shown = [(label, run["metrics"].get(name), decimals) for name, label, decimals in (*score_tile, *TILES)]
@@ -179,27 +179,27 @@ def _verdict(run: Record) -> list[Block]:
     badges = [(str(status), "good" if status == "complete" else "bad"), (str(validity), COLOUR.get(validity, "soft"))]
     if run_facts.is_imported(run):
         badges = [(run_facts.IMPORTED, "doubt"), (f"log {'' if status == 'complete' else 'in'}complete", "soft")]
-        badges += [("suspect", "doubt")] * (validity == "suspect")  # none is green: nothing here watched the run
+        badges += [("suspect", "doubt")] * (validity == "suspect")  # none is green, as the harness did not watch it
     verdict = Verdict(sentence(run), "", badges=[coloured(word, f"badge {colour}") for word, colour in badges])
     changed = [f"Changed against the track: {deviation}" for deviation in run["deviations"]]
     return [verdict, Bullets(run["validity_reasons"]), Bullets(changed)]
 
 
 def _race(run: Record, folder: Path, at: Path) -> Shown:
-    """The race that the run is of, and its arm: a link where there is a page, or at least a folder, to go to."""
+    """Returns the run's race and arm, linked to the race's page or folder if that exists."""
     race = run["race"] or {}
     text = f"{race.get('race_id')}, {'warm-up of ' if race.get('discarded') else ''}arm {race.get('arm')}"
     try:
         target = race_folder.of(folder.resolve().parent.parent, str(race.get("race_id")))
     except ValueError:
         return code(text)
-    has_ended = (target / "race.json").exists()  # its page is written with it
+    has_ended = (target / "race.json").exists()  # the page is written together with it
     href = quote(os.path.relpath(target / "race.html" if has_ended else target, at.resolve()))
     return link(text, href if target.exists() else None)
 
 
 def memory_of_run(folder: Path) -> Section:
-    """Run folder -> the section of its snapshots, nothing without any.  A damaged one is a sentence."""
+    """Returns the section of a run's memory snapshots; empty without any.  A damaged one is reported in a sentence."""
     paths = sorted(pickles.in_folder(folder), key=lambda path: int("".join(RANK.findall(path.name)[:1]) or 0))
     parts: list[Block] = []
     for num, path in enumerate(paths[:MAX_SHOWN]):

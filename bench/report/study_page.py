@@ -1,4 +1,4 @@
-"""The answer of a study: verdicts on loss and on time to the same loss, a table and a figure for a paper.
+"""The page of a study: verdicts on loss and on time to the same loss, a table and a figure for a paper.
 
 Reads study.json, the trials and the race of ./run.sh study; writes study.html, study.md, study.tex and study.csv.
 """
@@ -24,11 +24,11 @@ from bench.web.document import Block, Chart, Columns, Document, Lines, Section, 
 
 NAME = "study.html"
 HEADS = ("arm", "setting", "tried", "trials", "n", "{}", "sd", "change", "95 % interval", "p", "steps", "time, s")
-Runs = Mapping[str, Sequence[tuple[Path, Row]]]  # {arm: folder and row of its complete runs in the race}
+Runs = Mapping[str, Sequence[tuple[Path, Row]]]  # {arm: (folder, row) of its complete runs in the race}
 
 
 def write(folder: Path | str) -> Document:
-    """The files of a study whose race has ended -> its answer."""
+    """Writes the files of a study whose race has ended, and returns its document."""
     answer, folder = document(folder), Path(folder)
     rows = [_heads(answer.data["study"]), *([cell or "" for cell in row] for row in answer.data["table"])]
     first, *others = [" & ".join(map(escape.latex, row)) + r" \\" for row in rows]
@@ -40,14 +40,14 @@ def write(folder: Path | str) -> Document:
 
 
 def block(folder: Path | str) -> str:
-    """The answer in Markdown, for a paper or a pull request."""
+    """Returns the study in Markdown, for a paper or a pull request."""
     return document(folder).markdown() + "\n"
 
 
 def document(folder: Path | str, at: Path | str | None = None) -> Document:
-    """A study's folder -> its answer.  ValueError: its race has not ended, or is damaged.
+    """Returns the document of a study.  Raises ValueError if its race has not begun or ended, or is damaged.
 
-    at: the folder that the page will lie in, None: the study's.
+    at: the folder of the page, None for the study's.
     """
     folder = Path(folder).absolute()
     study = sweep.read_study(folder)
@@ -98,7 +98,7 @@ def _runs(race: Path, names: Sequence[str]) -> list[tuple[Path, Row]]:
 
 
 def _same_loss(arms: Runs, race: Any, against: Mapping[str, Any], study: sweep.Study) -> dict[str, SameLoss]:
-    """{candidate: its times to the same loss}; {} where some run has no times of its validations."""
+    """Returns {candidate: comparison of times to the same loss}; {} if a run lacks the times of its validations."""
     metric = sweep.metric_of(study)
     read = {row["run_id"]: curves.validations(path, metric) for runs in arms.values() for path, row in runs}
     baseline, *others = arms
@@ -138,7 +138,7 @@ def _points(tried: Mapping[float, float]) -> dict[str, list[float]]:
 def _rows(
     study: sweep.Study, trials: Any, arms: Runs, against: Mapping[str, Any], same: Mapping[str, SameLoss]
 ) -> list[list[str | None]]:
-    """A row an arm, as HEADS."""
+    """Returns a row per arm with the columns HEADS."""
     rows, metric = [], sweep.metric_of(study)
     for index, (name, tried) in enumerate(trials.items()):
         losses = [row["score"] for _, row in arms[name] if row["score"] is not None]

@@ -1,6 +1,6 @@
 """The page of a sweep: its best config, how the result depends on each setting, what failed and what was not run.
 
-Of one axis a line with its interval, of two a heat map, of each numeric one of several the mean over the others.
+One axis gives a line with its interval, two axes a heat map, and of several each numeric one the mean over the others.
 """
 
 import re
@@ -36,19 +36,19 @@ from bench.web.document import (
 from bench.web.page import tiles
 
 TRAIN_TIME = "train time, s"
-LOG_FROM = 10  # an axis whose ends lie further apart than this factor is logarithmic
+LOG_FROM = 10  # an axis is logarithmic if the ratio of its ends exceeds this
 NAME = "sweep.html"
 MAX_RUNS = 2000
-MAX_CURVES = 12  # lines of a chart that a reader can tell apart
+MAX_CURVES = 12  # most lines that a reader can tell apart in a chart
 
 
 def charts(results: Results) -> list[Spec]:
-    """A line for each axis of numbers: with one axis the mean with its 95 % interval, with more the mean alone."""
+    """Returns a chart for each numeric axis: the mean, with its 95 % interval if it is the only axis."""
     return [_line(results, key) for key in results.keys if _is_numeric(results, key)]
 
 
 def drawings(results: Results) -> list[Drawn]:
-    """Heat maps of one axis of words or of two axes; [] for others, and where nothing completed."""
+    """Returns heat maps for two axes or one that is not numeric; [] for others, or if nothing completed."""
     if not results.ranked:
         return []
     if len(results.keys) == 2 or (len(results.keys) == 1 and not _is_numeric(results, results.keys[0])):
@@ -58,12 +58,12 @@ def drawings(results: Results) -> list[Drawn]:
 
 
 def _is_numeric(results: Results, key: str) -> bool:
-    values: list[Any] = [row[key] for row in results.rows if row[results.score] is not None]  # lists too: script.args
+    values: list[Any] = [row[key] for row in results.rows if row[results.score] is not None]  # script.args is a list
     return all(type(value) in (int, float) for value in values) and len(set(values)) > 1
 
 
 def _line(results: Results, key: str) -> Spec:
-    """A point a run, in the order of the axis; the mean stands at the first run of each value."""
+    """Draws a point per run, in the order of the axis, and the mean at the first run of each value."""
     runs = sorted(table_groups.counted(results.rows), key=lambda row: row[key])
     runs = [row for row in runs if row[results.score] is not None]
     at = [row[key] for row in runs]
@@ -113,16 +113,16 @@ def _cell(pivot: table_groups.Pivot, at: tuple[Any, ...]) -> heat.Cell | None:
 
 
 def write(folder: Path | str, results: sweep_results.Results | None = None) -> Path:
-    """A sweep's folder -> sweep.html in it, its path.  results: what was read of it, None: it is read."""
+    """Writes sweep.html in a sweep's folder and returns its path.  results: the read sweep, None to read it."""
     path = Path(folder) / NAME
     atomic.write_text(path, document(folder, results=results).html(), durable=False)
     return path
 
 
 def document(folder: Path | str, at: Path | str | None = None, results: Results | None = None) -> Document:
-    """The answer of a sweep.  ValueError for a damaged one.
+    """Returns the page of a sweep.  Raises ValueError if the sweep is damaged.
 
-    at: the folder that the page will lie in, None: the sweep's; results: what was read of it, None: it is read.
+    at: the folder of the page, None for the sweep's.  results: the read sweep, None to read it.
     """
     results, at = results or sweep_results.read(folder), Path(at or folder)
     best = sweep_results.best(results)
@@ -145,7 +145,7 @@ def document(folder: Path | str, at: Path | str | None = None, results: Results 
 
 
 def block(folder: Path | str) -> str:
-    """The sweep in Markdown: of two axes the table of one against the other, else the mean over each."""
+    """Returns the sweep in Markdown: for two axes a table of one against the other, else the mean over each."""
     results = sweep_results.read(folder)
     pivots = [results.pivot(results.keys)] if len(results.keys) == 2 else results.means()
     best = sweep_results.best(results)
@@ -154,7 +154,7 @@ def block(folder: Path | str) -> str:
 
 
 def _curves(results: Results) -> list[Block]:
-    """The metric and the training loss of the best configs by step, overlaid: a line a config."""
+    """Returns charts of the metric and the training loss by step, with a line for each of the best configs."""
     groups = results.ranked[:MAX_CURVES]
     folders = {
         sweep_results.values(results, group) or group["config_id"]: [

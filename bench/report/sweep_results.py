@@ -1,7 +1,7 @@
-"""The results of a sweep: runs by their values, the best config, the mean over each axis, what failed or did not run.
+"""The results of a sweep: its runs and configs, the best one, the mean over each axis, what failed or did not run.
 
-Read from the records alone; the sweep's own folder says what was asked for.  Then the same in words, for the end of
-./run.sh run -m: what won and by how much, which setting mattered, what failed.
+Results come from the records; the sweep's folder lists the requested points.  The second half of this module words the
+summary at the end of ./run.sh run -m: what won and by how much, which setting mattered, what failed.
 """
 
 import math
@@ -23,25 +23,25 @@ from bench.web.document import Table
 
 SEED = "seed"
 LOST = ("failed", "aborted", "stopped", "preempted")  # statuses
-MAX_CONFIGS = 20  # of the table; ./run.sh table --sweep has all
-MAX_LOST = 10  # runs that failed or did not begin, by name
+MAX_CONFIGS = 20  # most configs in the table; ./run.sh table --sweep shows all
+MAX_LOST = 10  # most failed runs and points that did not begin to be named
 TIMES = ("train_s_mean", "train_s_sd", "step_avg_ms_mean")
 
 
 @dataclass(frozen=True)
 class Results:
-    """A sweep, read.  Each row has the axes as columns of its own."""
+    """A sweep and its runs.  Each row also has a column for each axis."""
 
     facts: sweep.Facts
-    axes: dict[str, list[Any]]  # {key: values in the order asked for}, the seed among them
-    rows: list[TableRow]  # of every run, by start
-    folders: dict[str, Path]  # {run_id: where it lies}
+    axes: dict[str, list[Any]]  # {key: values in the requested order}, including the seed
+    rows: list[TableRow]  # all runs, by start
+    folders: dict[str, Path]  # {run_id: run folder}
     not_run: list[list[str]]  # overrides of points without a record
-    metric: Metric = VAL_LOSS  # of the goal of all runs; val_loss where they differ in it
+    metric: Metric = VAL_LOSS  # metric of the runs' goal; val_loss if their goals differ
 
     @property
     def score(self) -> str:
-        """The column of the metric."""
+        """The column with the values of the metric."""
         return "val_loss" if self.metric == VAL_LOSS else "score"
 
     @property
@@ -54,7 +54,7 @@ class Results:
 
     @property
     def keys(self) -> list[str]:
-        """The axes but the seed: what may make a difference."""
+        """The axes without the seed: the settings whose effect is of interest."""
         return [key for key in self.axes if key != SEED]
 
     @property
@@ -77,40 +77,40 @@ class Results:
 
     @property
     def ranked(self) -> list[dict[str, Any]]:
-        """groups, those with a value of the metric."""
+        """The groups with a value of the metric."""
         return [group for group in self.groups if group[f"{self.score}_mean"] is not None]
 
     @property
     def trusted(self) -> list[dict[str, Any]]:
-        """ranked, without those whose runs' losses are doubted: the best may be one of these."""
+        """The ranked groups whose runs' losses are not in doubt, one of which may be called the best."""
         return [group for group in self.ranked if table_groups.may_be_best(group["members"], self.score)]
 
     @property
     def num_points(self) -> int:
-        """How many runs were requested."""
+        """Number of requested runs."""
         return len(self.not_run) + len({self._point(row) for row in self.rows})
 
     @property
     def num_complete(self) -> int:
-        """How many of the requested runs are complete."""
+        """Number of requested runs that are complete."""
         return len({self._point(row) for row in self.rows if row["status"] == "complete"})
 
     @property
     def sd_of_repeats(self) -> float | None:
-        """The standard deviation of the metric within a config, pooled over configs with repeats; None without any."""
+        """Standard deviation of the metric within a config, pooled over configs with repeats; None without repeats."""
         sds = [(group["n"] - 1, group[f"{self.score}_sd"]) for group in self.ranked]
         some = [(df, sd) for df, sd in sds if sd is not None]
         df = sum(freedom for freedom, _ in some)
         return math.sqrt(sum(freedom * sd**2 for freedom, sd in some) / df) if df else None
 
     def effects(self) -> list[table_groups.Pivot]:
-        """means() of the metric, the widest range first, without settings of which no value has two configs."""
+        """Returns means() by descending range, without settings of which no value has two configs."""
         pivots = [pivot for pivot in self.means() if len(pivot.cells) < max(len(self.ranked), 2)]
         return sorted(pivots, key=self.range_of, reverse=True)
 
     @staticmethod
     def range_of(pivot: table_groups.Pivot) -> float:
-        """Between the best and the worst mean over a setting."""
+        """Returns the difference between the best and the worst mean over a setting."""
         means = [cell.mean for cell in pivot.cells.values() if cell.mean is not None]
         return max(means) - min(means)
 
@@ -118,19 +118,19 @@ class Results:
         return table_groups.pivot_of(self.rows, keys, self.score, self.metric)
 
     def means(self) -> list[table_groups.Pivot]:
-        """The mean of the metric over all other axes, for each axis with at least two values that ran."""
+        """Returns the mean of the metric over all other axes, for each axis with at least two values that ran."""
         pivots = [self.pivot([key]) for key in self.keys]
         return [pivot for pivot in pivots if sum(cell.n > 0 for cell in pivot.cells.values()) > 1]
 
 
 def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> Results:
-    """A sweep's folder -> Results.  ValueError where it is damaged.
+    """Reads a sweep's folder.  Raises ValueError if it is damaged.
 
-    known: (absolute folder, row) of every run in the results folder, where they were read already.
+    known: (absolute folder, row) of every run in the results folder; None to read them.
     """
     folder = Path(folder).absolute()
     facts, points = sweep.read(folder), sweep.points(folder)
-    folders, numbers = {}, {}  # run_id: folder, values of its point
+    folders, numbers = {}, {}  # {run_id: folder}, {run_id: values of its point}
     for point in points:
         if point.folder is not None:
             folders[point.folder.name] = point.folder
@@ -149,7 +149,7 @@ def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> 
     )
     _add_axes(rows, axes, numbers)
     ran = {row["run_id"] for row in rows}
-    killed = [[row[key] for key in axes] for row in rows if row["run_id"] not in numbers]  # before they were kept
+    killed = [[row[key] for key in axes] for row in rows if row["run_id"] not in numbers]  # unrecorded
     not_run = []
     for point in points:
         settings = sweep.values(point.overrides)
@@ -166,11 +166,11 @@ def _row(folder: str) -> Row | None:
     try:
         return row_of(run_folder.read(folder), configs.read(folder))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return None  # damaged: verify says so
+        return None  # damaged, which verify reports
 
 
 def _add_axes(rows: Sequence[TableRow], axes: Iterable[str], values: Mapping[str, Mapping[str, Any]]) -> None:
-    """Gives each row the value of each axis: the config's where it has such a setting, else that of its point."""
+    """Adds the value of each axis to each row: the config's if it has such a setting, else that of the row's point."""
     known = set(configs.keys(rows))
     configs.add(rows, [key for key in axes if key in known])
     for row in rows:
@@ -180,13 +180,13 @@ def _add_axes(rows: Sequence[TableRow], axes: Iterable[str], values: Mapping[str
 
 
 def about(axes: Mapping[str, Sequence[Any]], num_runs: int) -> str:
-    """E.g. 8 runs: 2 optim.lr x 2 model.num_layers x 2 seed."""
+    """Returns text such as "8 runs: 2 optim.lr x 2 model.num_layers x 2 seed"."""
     product = " x ".join(f"{len(values)} {key}" for key, values in axes.items())
     return counted(num_runs, "run") + (f": {product}" if product else "")
 
 
 def table(results: Results) -> list[str]:
-    """Lines: the configs, best first, and the mean over each value of each setting; none for fewer than two configs."""
+    """Returns lines of text: the configs, best first, and the settings' means; [] for fewer than two configs."""
     groups = results.ranked[:MAX_CONFIGS]
     if len(groups) < 2:
         return []
@@ -194,15 +194,15 @@ def table(results: Results) -> list[str]:
     complete = [row for row in results.rows if row["status"] == "complete"]
     all_suspect = all(group["num_suspect"] == group["n"] for group in groups)
     all_beside = all_suspect and all(_record(results, row).get("beside") for row in complete)
-    shown = [group | {"num_suspect": 0} for group in groups] if all_suspect else groups  # said once, below
+    shown = [group | {"num_suspect": 0} for group in groups] if all_suspect else groups  # stated once, by suspects()
     first = "least" if results.metric.sign > 0 else "greatest"
     about = (
         f"{len(results.ranked)} configs, {first} mean {results.metric.name} first; score_change is against the first"
     )
-    times = () if all_beside else TIMES  # such times are not eligible
+    times = () if all_beside else TIMES  # times of runs beside each other are not eligible
     points = results.facts["points"]
     common = [word for word in points[0] if all(word in overrides for overrides in points)] if points else []
-    typed = [f"settings of all: {' '.join(common)}"] if common else []  # for a reader who did not type it
+    typed = [f"settings of all: {' '.join(common)}"] if common else []
     scores = f"{results.score}_mean", f"{results.score}_sd", "score_change", "score_ci95"
     columns = [*results.keys, "n", *scores, *times, "config_id"]
     lines = ["", about, *typed, "", table_text.fit(shown, columns, results.keys)]
@@ -214,7 +214,7 @@ def table(results: Results) -> list[str]:
 
 
 def suspects(results: Results) -> str:
-    """How many runs are suspect, the first reason, and what it means; "" where none is."""
+    """Returns text on how many runs are suspect, the first reason, and what it means; "" if none is."""
     complete = [row for row in results.rows if row["status"] == "complete"]
     suspect = [row for row in complete if row["validity"] == "suspect"]
     if not suspect:
@@ -231,7 +231,7 @@ def _record(results: Results, row: TableRow) -> Record:
 
 
 def effects_table(results: Results) -> list[Table]:
-    """The mean over each value of each setting; none for fewer than two settings."""
+    """Returns a table of the mean over each value of each setting; [] for fewer than two settings."""
     rows = []
     for pivot in results.effects() if len(results.keys) > 1 else []:
         for (value,), cell in pivot.cells.items():
@@ -243,7 +243,7 @@ def effects_table(results: Results) -> list[Table]:
 
 
 def best(results: Results) -> str:
-    """The best config in a sentence, without a claim: it is the best of those tried.  "" for fewer than two."""
+    """Returns a sentence on the best of the configs that were tried; "" for fewer than two configs."""
     groups = results.trusted
     if len(groups) < 2:
         return ""
@@ -255,7 +255,7 @@ def best(results: Results) -> str:
 
 
 def _ahead(results: Results, first: TableRow, second: TableRow) -> str:
-    """The lead of the best over the next, and whether repeats tell the two apart."""
+    """Returns text on the lead of the best over the next, and whether repeats tell the two apart."""
     pair = [dict(first), dict(second)]
     table_groups.add_changes(pair, pair[0])
     change, interval, sign = pair[1]["score_change"], pair[1]["score_ci95"], results.metric.sign
@@ -272,7 +272,7 @@ def _ahead(results: Results, first: TableRow, second: TableRow) -> str:
 
 
 def why(results: Results) -> str:
-    """Which setting mattered how much, beside the spread of repeats; "" for fewer than two settings."""
+    """Returns a sentence on how much each setting mattered, vs the sd of repeats; "" for fewer than two settings."""
     effects = results.effects() if len(results.keys) > 1 else []
     if not effects:
         return ""
@@ -291,7 +291,7 @@ def why(results: Results) -> str:
 
 
 def _best_value(pivot: table_groups.Pivot) -> str:
-    """The best value; at the edge of three numbers or more with the advice to try beyond it."""
+    """Returns the best value as text, with advice to try beyond it if it is at the edge of three or more numbers."""
     framed = [at for at, cell in pivot.cells.items() if cell.is_best]
     if not framed:
         return "unknown, as all are doubted"
@@ -304,7 +304,7 @@ def _best_value(pivot: table_groups.Pivot) -> str:
 
 
 def confirm(results: Results) -> str:
-    """The command that confirms the best; "" for fewer than two configs."""
+    """Returns a sentence with the command that confirms the best; "" for fewer than two configs."""
     if len(results.trusted) < 2:
         return ""
     command = f"./run.sh race --from-sweep {results.facts['sweep_id']} --top 2 n=5"
@@ -312,12 +312,12 @@ def confirm(results: Results) -> str:
 
 
 def values(results: Results, row: Mapping[str, Any]) -> str:
-    """optim.lr=0.003 model.num_layers=1."""
+    """Returns a row's settings as text such as "optim.lr=0.003 model.num_layers=1"."""
     return " ".join(f"{key}={value_text(row[key])}" for key in results.keys)
 
 
 def ended(results: Results, page: Path, all_complete: int, all_requested: int) -> str:
-    """How many are complete, which failed or did not begin and why, and where to look: several lines."""
+    """Returns lines of text on how many runs are complete, which failed or did not begin and why, and the page."""
     lines = [f"{all_complete} of {all_requested} complete"]
     lines += _first([_lost(results, row) for row in results.lost])
     lines += filter(None, [again(results)])
@@ -327,7 +327,7 @@ def ended(results: Results, page: Path, all_complete: int, all_requested: int) -
 
 
 def again(results: Results) -> str:
-    """What the same command would do next: begin what was not run, or repeat what failed; "" if all is complete."""
+    """Returns what repeating the command would do: run the rest, or retry what failed; "" if all is complete."""
     why = results.facts["why"]
     if results.not_run:
         return f"{len(results.not_run)} not run, {why or 'it was interrupted'}: the same command goes on with them"

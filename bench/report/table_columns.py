@@ -1,6 +1,6 @@
-"""The columns of the results table, and which rows in which order: what --columns, --where and --sort say.
+"""The columns of the results table, and the selection and order of its rows: --columns, --where and --sort.
 
-A key is a column of every row, or a setting of config.yaml by its dotted name.
+A key is a column that every row has, or the dotted name of a setting in config.yaml.
 """
 
 import difflib
@@ -16,19 +16,19 @@ from bench.record.rows import SHOWN
 CONDITION = re.compile(r"([\w.]+)(<=|>=|!=|=|<|>)(.*)", re.S)
 GLOB = re.compile(r"[*?\[]")
 BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
-COLUMNS = (*SHOWN, "folder", "certificate")  # of every row
-MAX_VARIED = 8  # settings that are shown unasked: runs that differ in more are no sweep
+COLUMNS = (*SHOWN, "folder", "certificate")  # the columns that every row has
+MAX_VARIED = 8  # most settings shown by default; runs that differ in more are no sweep
 
-TableRow = MutableMapping[str, Any]  # a run (bench/record/rows.py), or with --group its repeats
+TableRow = MutableMapping[str, Any]  # a run (bench/record/rows.py), or a group of repeats with --group
 
 
 class Condition(NamedTuple):
-    """E.g. val_loss<4.  wanted: the words behind the sign, alternatives between commas; None: no value."""
+    """A condition on a row, such as val_loss<4."""
 
-    words: str
+    words: str  # as the user typed it
     key: str
     sign: str
-    wanted: str | None
+    wanted: str | None  # the value, or alternatives separated by commas; None for an empty cell
 
 
 class Columns:
@@ -37,19 +37,22 @@ class Columns:
     def __init__(
         self, rows: Sequence[TableRow], fixed: Sequence[str] = COLUMNS, settings: Iterable[str] | None = None
     ) -> None:
-        """settings: those that the rows have; None: they are looked for when one is named."""
+        """settings: the names of the rows' settings; None to read them when they are needed."""
         self._rows, self._fixed = rows, list(fixed)
         if settings is not None:
             self.settings = list(settings)
-        self.num_varied = 0  # after varied(): also of those that it did not give
+        self.num_varied = 0  # set by varied(): number of differing settings, including those that it left out
 
     @functools.cached_property
     def settings(self) -> list[str]:
-        """Every setting that one of the rows has."""
+        """The names of all settings that any row has."""
         return configs.keys(self._rows)
 
     def named(self, words: Iterable[str], option: str) -> list[str]:
-        """Names and globs of a user's -> columns, which are in every row afterwards.  ValueError for another word."""
+        """Returns the columns of a user's names and globs, and adds them to every row.
+
+        Raises ValueError for an unknown name.
+        """
         names = list(dict.fromkeys(name for word in words for name in self._named(word, option)))
         configs.add(self._rows, [name for name in names if name not in self._fixed])
         return names
@@ -57,7 +60,7 @@ class Columns:
     def _named(self, word: str, option: str) -> list[str]:
         if word in self._fixed:
             return [word]
-        if f"{word}_mean" in self._fixed:  # of a group
+        if f"{word}_mean" in self._fixed:  # the rows are groups
             return [f"{word}_mean"]
         if word in self.settings or (not self._rows and "." in word):  # without a run its settings are unknown
             return [word]
@@ -70,19 +73,19 @@ class Columns:
         raise ValueError(f"{option}: there is no column {word}; {guess}choose from {every}")
 
     def varied(self) -> list[str]:
-        """The settings in which the rows differ, at most MAX_VARIED; they are in every row afterwards."""
+        """Returns the settings in which the rows differ, at most MAX_VARIED, and adds them to every row."""
         names = configs.varied(self._rows)
         self.num_varied = len(names)
         configs.add(self._rows, names[:MAX_VARIED])
         return names[:MAX_VARIED]
 
     def all(self) -> list[str]:
-        """Every column and every setting; they are in every row afterwards."""
+        """Returns all columns and settings, and adds the settings to every row."""
         configs.add(self._rows, self.settings)
         return [*self._fixed, *self.settings]
 
     def condition(self, words: str, option: str = "") -> Condition:
-        """What a user typed -> Condition; an empty value and null are None.  ValueError for other words."""
+        """Parses what a user typed; an empty value and null become None.  Raises ValueError if it is no condition."""
         match = CONDITION.fullmatch(words)
         if not match:
             raise ValueError(f"--where {words}: use KEY=VALUE, or one of != < <= > >= instead of =")
@@ -93,7 +96,7 @@ class Columns:
         return Condition(words, key, sign, None if wanted in ("", "null") else wanted)
 
     def orders(self, words: str | None, is_reverse: bool) -> list[tuple[str, bool]]:
-        """--sort "val_loss,-train_s" -> (column, largest first) each; is_reverse: each the other way round."""
+        """Parses --sort "val_loss,-train_s" into (column, largest first) pairs.  is_reverse: reverse each of them."""
         keys = [word.strip() for word in (words or "").split(",") if word.strip(" +-")]
         return [
             (column, key.startswith("-") != is_reverse)
@@ -103,14 +106,14 @@ class Columns:
 
 
 def in_sql(condition: Condition, kind: str) -> tuple[str, list[Any]]:
-    """A condition -> what it says in SQL, and the values of its question marks.  kind: the column's type.
+    """Returns a condition as SQL, and the values of its question marks.  kind: the column's SQL type.
 
-    An empty cell equals only the empty value, and compares with nothing else; a number equals only numbers.
-    ValueError: a number, or yes and no, is compared with another word.
+    An empty cell equals only the empty value and is neither less nor greater than anything; numbers equal only numbers.
+    Raises ValueError if a number or a boolean is compared with another word.
     """
     words, key, sign, wanted = condition
     name = database.quoted(key)
-    if key == "status" and wanted in ("valid", "suspect", "invalid"):  # what the terminal's column may show
+    if key == "status" and wanted in ("valid", "suspect", "invalid"):  # the terminal shows validity in this column
         return f"(status = 'complete' AND validity {sign} ?)", [wanted]
     if wanted is None:
         return {"=": f"{name} IS NULL", "!=": f"{name} IS NOT NULL"}.get(sign, "0"), []
@@ -131,7 +134,7 @@ def in_sql(condition: Condition, kind: str) -> tuple[str, list[Any]]:
         if GLOB.search(word):
             equal.append(f"(typeof({name}) = 'text' AND {name} GLOB ?)")
             values.append(word.replace("[!", "[^"))
-        if word.startswith("["):  # a list, as a table shows it
+        if word.startswith("["):  # a list in the form that a table shows
             equal.append(f"replace({name}, '\"', '') = ?")
             values.append(word)
     any_of = " OR ".join(f"coalesce({text}, 0)" for text in equal)
@@ -146,7 +149,7 @@ def _number(word: str) -> float | None:
 
 
 def equals(value: object, wanted: str | None) -> bool:
-    """Whether a cell is what a user typed behind KEY=; None: an empty cell."""
+    """Returns whether a cell equals what a user typed after KEY=; None stands for an empty cell."""
     if value is None or wanted is None:
         return value is wanted
     if isinstance(value, bool):
@@ -155,7 +158,7 @@ def equals(value: object, wanted: str | None) -> bool:
 
 
 def sort(rows: Sequence[TableRow], by: Sequence[tuple[str, bool]]) -> list[TableRow]:
-    """by: (column, largest first) each, the first counts most; empty cells come last whatever the order."""
+    """Sorts rows by (column, largest first) pairs, the most significant first; empty cells always come last."""
     rows = list(rows)
     for key, is_reverse in reversed(by):
         filled = [row for row in rows if row[key] is not None]
@@ -165,7 +168,7 @@ def sort(rows: Sequence[TableRow], by: Sequence[tuple[str, bool]]) -> list[Table
 
 
 def rank(value: object) -> tuple[int, float, str]:
-    """The sort key of a value in a column: numbers before words, None before both."""
+    """Returns the sort key of a value in a column: None before numbers before text."""
     if value is None:
         return -1, 0, ""
     return (0, value, "") if isinstance(value, (int, float)) else (1, 0, str(value))

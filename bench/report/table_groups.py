@@ -1,7 +1,7 @@
-"""Rows of runs -> rows of repeats with means and standard deviations, each against one of them (--baseline); pivots.
+"""Groups rows of runs into repeats with means and standard deviations, compares them with a baseline, makes pivots.
 
-The changes are those of ./run.sh compare (bench/compare/verdict.py): the run is the unit, never a step.
-A pivot is the table of a sweep: one or two settings against each other, in each cell the mean over its runs.
+Changes are computed as by ./run.sh compare (bench/compare/verdict.py), from runs and never from steps.  A pivot is a
+table over the values of one or two settings, with the mean over the runs in each cell.
 """
 
 import json
@@ -34,9 +34,9 @@ GROUP_COLUMNS = (
 )
 # fmt: on
 CHANGE_COLUMNS = ("train_s_change_pct", "train_s_ci95_pct", "score_change", "score_ci95")
-NAMES = ("run_id", "config_id", "name")  # by which a baseline may be called, part of the first two
+NAMES = ("run_id", "config_id", "name")  # by which a user may name a baseline
 # fmt: off
-LOWER = (  # is better
+LOWER = (  # columns in which lower is better
     "val_loss", "gap_nats", "train_s", "wall_s", "cost_usd", "cost_usd_to_target", "energy_kj_to_target", "compile_s",
     "step_avg_ms", "step_ms_p50", "step_ms_p95", "peak_mem_gib", "energy_j", "mean_power_w", "throttled_frac",
     "num_steps",
@@ -48,12 +48,12 @@ OF_NO_CLOCK = (
     "gap_nats",
     "num_steps",
     "peak_mem_gib",
-)  # a disturbed machine changes none of these
-HIGHER = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu", "mfu_causal", "goodput_frac")
+)  # columns that a disturbed machine does not change
+HIGHER = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu", "mfu_causal", "goodput_frac")  # higher is better
 
 
 def groups(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """members_of() the rows, each as a row: what they share, n, means and sd (ddof 1, None for n = 1) of counted().
+    """Returns each of members_of() as a row: shared values, n, means and sds (ddof 1, None for n = 1) of counted().
 
     A group also has "config", that of its first run, and "members", its rows.
     """
@@ -61,14 +61,13 @@ def groups(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def members_of(rows: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Repeats together: same track, config (of logs: name), source and comparability_id.
+    """Groups rows by track, config (or the name of logs), source and comparability_id.
 
-    A run that did not complete may not know its comparability_id; it is counted with its siblings of the same track,
-    config and source.
+    A run that did not complete may lack comparability_id; it joins the runs of the same track, config and source.
     """
     complete, incomplete, keys_of_family = defaultdict(list), defaultdict(list), defaultdict(list)
     for row in rows:
-        family = (row["track"], row["config_id"] or row["name"], row["source_sha256"])  # a log knows no config
+        family = (row["track"], row["config_id"] or row["name"], row["source_sha256"])  # a log has no config
         if row["status"] == "complete":
             complete[*family, row["comparability_id"]].append(row)
         else:
@@ -84,7 +83,7 @@ def members_of(rows: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]
 
 
 def counted(members: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those whose numbers a group's means are of: complete, not invalid, no discarded warm-up run, each log once."""
+    """Returns the runs that a group's means use: complete, not invalid, not discarded, without copies of a log."""
     kept: list[Any] = [
         row for row in members if row["status"] == "complete" and row["validity"] != "invalid" and not row["discarded"]
     ]
@@ -92,7 +91,7 @@ def counted(members: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def may_be_best(members: Iterable[Mapping[str, Any]], value: str) -> bool:
-    """Whether this value of the runs is not in doubt, by a script's own claim or by a disturbed machine."""
+    """Returns whether this column of the runs is free of doubt about the script's claims and machine disturbance."""
     return not any(
         row["script_doubt"] or (row["validity"] == "suspect" and value not in OF_NO_CLOCK) for row in counted(members)
     )
@@ -101,7 +100,7 @@ def may_be_best(members: Iterable[Mapping[str, Any]], value: str) -> bool:
 def _group(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     complete = [row for row in members if row["status"] == "complete"]
     first, used = [*complete, *members][0], counted(members)
-    group = {name: first[name] for name in GROUP_COLUMNS if name in first}  # what the members share
+    group = {name: first[name] for name in GROUP_COLUMNS if name in first}  # values that the members share
     group |= {"config": first["config"], "members": members}
     group |= {"n": len(used), "run_ids": [row["run_id"] for row in members]}
     group["num_suspect"] = sum(row["validity"] == "suspect" for row in used)
@@ -120,9 +119,9 @@ def _group(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def find_baseline(rows: Sequence[TableRow], words: Sequence[str], columns: Columns) -> TableRow:
-    """The row that a user means: part of its run id or config_id, its name, or settings such as optim.lr=0.001.
+    """Returns the row that a user names by part of its run id, config_id or name, or by settings (optim.lr=0.001).
 
-    ValueError where it is none or several.
+    Raises ValueError if no row or several rows match.
     """
     matching, option = list(rows), f"--baseline {' '.join(words)}"
     for word in words:
@@ -143,9 +142,9 @@ def find_baseline(rows: Sequence[TableRow], words: Sequence[str], columns: Colum
 
 
 def add_changes(rows: Sequence[TableRow], baseline: TableRow) -> list[str]:
-    """Gives each row CHANGE_COLUMNS, None for the baseline itself and where times or losses may not be compared.
+    """Adds CHANGE_COLUMNS to each row; None for the baseline, and if times or losses may not be compared.
 
-    Returns why not, a sentence each.
+    Returns sentences on why they may not.
     """
     reasons: Counter[str] = Counter()
     for row in rows:
@@ -166,40 +165,40 @@ def add_changes(rows: Sequence[TableRow], baseline: TableRow) -> list[str]:
 
 @dataclass(frozen=True)
 class Cell:
-    """The counted() runs with one value of each key; mean None where there is none of them."""
+    """The counted() runs with one value of each key."""
 
-    n: int  # with a number
-    mean: float | None
-    sd: float | None  # None for n below 2
-    num_lost: int  # that failed, were aborted or invalid
+    n: int  # number of runs with a value
+    mean: float | None  # None for n = 0
+    sd: float | None  # None for n < 2
+    num_lost: int  # number of runs that failed, were aborted or are invalid
     is_best: bool = False
 
     @property
     def lost(self) -> str:
-        """ ", 2 failed"; "" for none."""
+        """Text such as ", 2 failed"; "" for none."""
         return f", {self.num_lost} failed" if self.num_lost else ""
 
 
 @dataclass(frozen=True)
 class Pivot:
-    """keys: one or two columns; values: those of each key, sorted; cells: by their values; over: what else varies."""
+    """A table of the mean of one column over the values of one or two others."""
 
-    value: str
-    label: str  # what to call the value
-    keys: list[str]
-    values: list[list[Any]]
-    cells: dict[tuple[Any, ...], Cell]
-    over: list[str]
+    value: str  # the column that is averaged
+    label: str  # the displayed name of the value
+    keys: list[str]  # one or two columns
+    values: list[list[Any]]  # sorted values of each key
+    cells: dict[tuple[Any, ...], Cell]  # {value of each key: cell}
+    over: list[str]  # settings that vary within a cell
 
     def text(self, number: float | None, more: int = 0) -> str:
-        """A mean or a standard deviation, with so many decimals more; "" for None."""
+        """Returns a mean or standard deviation as text with more additional decimals; "" for None."""
         return "" if number is None else number_text(self.value, number, more)
 
 
 def pivot_of(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], value: str, goal: Metric | None = None) -> Pivot:
-    """Rows that have the keys and the value as columns -> Pivot.  ValueError where the value is not a number.
+    """Returns the pivot of rows over the columns keys.  Raises ValueError if the column value is not numeric.
 
-    goal: the metric that a value "score" is of; None: nobody says whether less of it is better.
+    goal: the metric in the column "score"; None if its direction is unknown, so that no cell is the best.
     """
     if any(row[value] is not None and not isinstance(row[value], (int, float)) for row in rows):
         raise ValueError(f"--value {value}: it is not a number: choose from {', '.join((*LOWER, *HIGHER))}")
@@ -218,7 +217,7 @@ def pivot_of(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], value: str,
         is_lower = goal.sign > 0 if goal else value in LOWER
         best = (min if is_lower else max)(means, key=lambda at: means[at])
         cells[best] = replace(cells[best], is_best=True)
-    over: dict[str, None] = {}  # settings that differ within a cell, and the seed
+    over: dict[str, None] = {}  # settings that differ within a cell, including the seed
     for inside in members.values():
         over |= dict.fromkeys(["seed"] * (len({row["seed"] for row in inside}) > 1) + configs.varied(inside))
     sides = [sorted({at[number] for at in cells}, key=rank) for number in range(len(keys))]
@@ -228,12 +227,12 @@ def pivot_of(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], value: str,
 
 
 def pivot_text(pivot: Pivot, is_md: bool) -> str:
-    """Its pivot_blocks() for a terminal, or in Markdown."""
+    """Returns pivot_blocks() as text for a terminal, or as Markdown."""
     return texts(pivot_blocks(pivot), is_md)
 
 
 def pivot_blocks(pivot: Pivot) -> list[Block]:
-    """A line a value of the first key, a column a value of the second; of one key mean, sd and n as columns."""
+    """Returns a table with a row per value of the first key, and columns for the second, or mean, sd and n."""
     down, numeric = pivot.values[0], all(isinstance(value, (int, float)) for value in pivot.values[0])
     if len(pivot.keys) == 1:
         heads, right = [pivot.keys[0], pivot.label, "sd", "n", ""], [numeric, True, True, True, False]
@@ -254,7 +253,7 @@ def pivot_blocks(pivot: Pivot) -> list[Block]:
 
 
 def _cell_text(pivot: Pivot, at: tuple[Any, ...]) -> str:
-    """E.g. * 3.9123 ±0.0021 n=2"""
+    """Returns text such as "* 3.9123 ±0.0021 n=2"."""
     cell = pivot.cells.get(at)
     if cell is None:
         return ""
@@ -265,7 +264,7 @@ def _cell_text(pivot: Pivot, at: tuple[Any, ...]) -> str:
 
 
 def rows_of_pivot(pivot: Pivot) -> list[dict[str, Any]]:
-    """A row a cell, for csv and JSON: the keys, then VALUE_mean, VALUE_sd, n, num_lost, best."""
+    """Returns a row per cell for CSV and JSON: the keys, then VALUE_mean, VALUE_sd, n, num_lost, best."""
     rows = []
     for at, cell in pivot.cells.items():
         numbers = {f"{pivot.value}_mean": cell.mean, f"{pivot.value}_sd": cell.sd, "n": cell.n}

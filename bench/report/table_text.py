@@ -1,4 +1,4 @@
-"""Rows of runs or of groups as text: as many columns as a terminal has room for, Markdown, CSV, JSON."""
+"""Renders rows of runs or groups as text (with as many columns as fit a terminal), Markdown, CSV and JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,11 @@ from bench.base.metric import VAL_LOSS
 
 Rows = Sequence[Mapping[str, Any]]
 
-MAX_ID_CHARS = 44  # our own ids are whole, to be pasted; those of imported logs can be three times as long
-MIN_ID_CHARS = 32  # of a longer one
-NARROW_ID_CHARS = 20  # of any, where the other columns went already
+MAX_ID_CHARS = 44  # shorter ids stay whole, to be pasted; those of imported logs can be three times as long
+MIN_ID_CHARS = 32  # to which longer ids are shortened before columns are dropped
+NARROW_ID_CHARS = 20  # to which ids are shortened after columns were dropped
 # fmt: off
-# What a terminal shows, without columns that are empty; from the right they give way until the rest fits.
+# Columns on a terminal, except empty ones; they are dropped from the right until the rest fits.
 SHOWN = (
     "run_id", "track", "status", "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "mfu", "peak_mem_gib",
     "certificate",
@@ -29,19 +29,19 @@ DECIMALS = {
     "mfu_causal": 3, "peak_mem_gib": 2, "goodput_frac": 2, "epochs": 2, "energy_j": 0, "mean_power_w": 1,
     "num_steps": 0, "train_s_change_pct": 2, "train_s_ci95_pct": 2, "score_change": 4, "score_ci95": 4,
 }
-HEADLINE = ("score", "score_mean", "val_loss", "val_loss_mean", "n")  # gives way after other numbers and settings
+HEADLINE = ("score", "score_mean", "val_loss", "val_loss_mean", "n")  # dropped after other numbers and settings
 
 # fmt: on
 OPEN = "(open): the run changed what its track fixes, and is not eligible for it"
 
 
 def runs_table(rows: Rows) -> str:
-    """Rows of runs -> the table that the terminal shows."""
+    """Returns the table of runs for a terminal."""
     return fit(rows, with_metric(rows, SHOWN))
 
 
 def with_metric(rows: Rows, columns: Sequence[str]) -> list[str]:
-    """SHOWN or GROUP_SHOWN, with the goal's metric before val_loss where it is another one in some row."""
+    """Returns SHOWN or GROUP_SHOWN, with the goal's metric before val_loss if it differs from it in some row."""
     if all(row.get("metric") in (None, VAL_LOSS.name) for row in rows):
         return list(columns)
     before = next(number for number, name in enumerate(columns) if name.startswith("val_loss"))
@@ -50,17 +50,17 @@ def with_metric(rows: Rows, columns: Sequence[str]) -> list[str]:
 
 
 def fit(rows: Rows, columns: Sequence[str], wanted: Sequence[str] = (), varied: Sequence[str] = ()) -> str:
-    """A table with as many columns as fit the terminal, the most useful first; all of them where there is no terminal.
+    """Returns a table with the most useful columns that fit the terminal, or with all of them without a terminal.
 
-    wanted: columns that the user named, shown in any case.  varied: settings that tell the rows apart, which give way
-    after the numbers but HEADLINE.  Long ids are shortened in the middle before a column goes.
+    wanted: columns that the user named, which are always shown.  varied: settings that tell the rows apart, which are
+    dropped after all numbers except HEADLINE.  Long ids are shortened in the middle before a column is dropped.
     """
     columns = filled(rows, [*columns, *(name for name in wanted if name not in columns)])
     cells = {name: [cell(row, name) for row in rows] for name in columns}
     limit = text_table.screen_width()
     if limit is not None:
         _shorten_names(cells, limit, MIN_ID_CHARS, MAX_ID_CHARS)
-        late = [*columns[: columns.index(varied[0])], *HEADLINE] if varied else []  # give way after the settings
+        late = [*columns[: columns.index(varied[0])], *HEADLINE] if varied else []  # dropped after the settings
         spare = [name for name in reversed(columns[1:]) if name not in wanted]
         for name in sorted(spare, key=lambda name: 1 if name in varied else 2 if name in late else 0):
             if _excess(cells, limit) > 0:
@@ -72,12 +72,12 @@ def fit(rows: Rows, columns: Sequence[str], wanted: Sequence[str] = (), varied: 
 
 
 def _excess(cells: Mapping[str, Sequence[str]], limit: int) -> int:
-    """Characters by which the table is wider than the terminal."""
+    """Returns by how many characters the table is wider than the terminal."""
     return sum(max([len(name), *map(len, column)]) + text_table.GAP for name, column in cells.items()) - 2 - limit
 
 
 def _shorten_names(cells: dict[str, list[str]], limit: int, min_chars: int, may_stay_chars: int = 0) -> None:
-    """Shorten ids and names of more than may_stay_chars, as far as the terminal asks for and not below min_chars."""
+    """Shortens ids and names longer than may_stay_chars until the table fits, but not below min_chars."""
     for column in ("run_id", "name"):
         excess, names = _excess(cells, limit), cells.get(column)
         if excess > 0 and names:
@@ -87,12 +87,12 @@ def _shorten_names(cells: dict[str, list[str]], limit: int, min_chars: int, may_
 
 
 def filled(rows: Rows, columns: Sequence[str]) -> list[str]:
-    """The columns that are not empty in every row."""
+    """Returns the columns that have a value in some row."""
     return [name for name in columns if any(row.get(name) is not None for row in rows)]
 
 
 def render(rows: Rows, columns: Sequence[str], form: str, cells: Sequence[Sequence[str]] | None = None) -> str:
-    """A table in text; "" without columns.  form: as of text_table; cells: by column, if they were made already."""
+    """Returns a table as text, "" without columns.  form: as in text_table; cells: by column; None to make them."""
     if not columns:
         return ""
     cells = cells or [[cell(row, name) for row in rows] for name in columns]
@@ -106,7 +106,7 @@ def _decimals(column: str) -> int:
 
 
 def cell(row: Mapping[str, Any], column: str) -> str:
-    """A cell of the table as text; "" where the row knows nothing."""
+    """Returns a cell of the table as text, "" if the value is unknown."""
     value = row[column]
     if column == "track" and row["num_deviations"]:
         return f"{value} (open)"  # it changed what the track fixes: MLPerf's open division
@@ -115,7 +115,7 @@ def cell(row: Mapping[str, Any], column: str) -> str:
             return "warm-up"
         return row["validity"] if value == "complete" and row["validity"] != "valid" else value
     if column == "n":
-        kinds = ("suspect", "invalid", "failed", "aborted", "stopped", "preempted", "running")  # n has the first
+        kinds = ("suspect", "invalid", "failed", "aborted", "stopped", "preempted", "running")  # n includes suspect
         return ", ".join([str(value), *(f"{row[f'num_{kind}']} {kind}" for kind in kinds if row[f"num_{kind}"])])
     if value is None:
         return ""
@@ -128,29 +128,29 @@ def cell(row: Mapping[str, Any], column: str) -> str:
         return f"{value:+.{_decimals(column)}f}"
     if not isinstance(value, float):
         return str(value)
-    return f"{value:.10g}" if "." in column else number_text(column, value)  # a setting as it was given
+    return f"{value:.10g}" if "." in column else number_text(column, value)  # settings are not rounded
 
 
 def as_json(rows: Rows, columns: Sequence[str]) -> str:
-    """A run a line: the C encoder, which knows no indents, is five times as fast."""
+    """Returns JSON with a run per line: the C encoder, which cannot indent, is five times as fast."""
     lines = [json.dumps({column: row[column] for column in columns}) for row in rows]
     return "[\n" + ",\n".join(lines) + "\n]"
 
 
 def print_csv(rows: Rows, columns: Sequence[str]) -> None:
-    """Rows as csv with a head on standard output, unrounded; a list is its words, None an empty cell."""
+    """Prints rows as CSV with a header, unrounded; lists are joined by spaces, None is an empty cell."""
     values = ([row[name] for name in columns] for row in rows)
     cells = ([" ".join(map(str, cell)) if isinstance(cell, list) else cell for cell in row] for row in values)
     print(escape.csv_text([columns, *cells]), end="")
 
 
 def number_text(column: str, value: float, more: int = 0) -> str:
-    """A number as its column shows it, with so many decimals more."""
+    """Returns a number with the decimals of its column, plus more additional ones."""
     return f"{value:,.{_decimals(column) + more}f}"
 
 
 def value_text(value: object) -> str:
-    """A setting's value as its column shows it; none for null."""
+    """Returns a setting's value as text, "none" for None."""
     if value is None:
         return "none"
     if isinstance(value, bool):

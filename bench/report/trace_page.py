@@ -1,7 +1,7 @@
-"""Analyses of traces with their pictures: for separate pages and the page of a run.
+"""Renders analyses of traces with their pictures, for separate pages and the page of a run.
 
-The pictures are bars of sums, and a timeline of the ranks around their slowest collective.
-Of several ranks the first is shown where a drawing is of one alone.  Milliseconds, and the shares of a span in %.
+The pictures are bars of summed times, and a timeline of the ranks around their slowest collective.  A picture of a
+single rank shows the first one.  Times are in ms, shares of a span in %.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,15 +16,15 @@ from bench.web.document import Block, Document, Lines, Picture, Section
 from bench.web.lanes import Bar, Lane, Panel, side_by_side, stacked
 from bench.web.page import tiles
 
-Answer = dict[str, Any]  # of bench/analysis/trace/analysis.py, or a part of it
+Answer = dict[str, Any]  # result of bench/analysis/trace/analysis.py, or a part of it
 Panels = Iterator[Panel]
-Ranked = tuple[str, float | None, float | None, str, str]  # label, us, share in %, more words, colour
+Ranked = tuple[str, float | None, float | None, str, str]  # (label, us, share in %, text after it, colour)
 
 US_PER_MS = 1000
 COMPUTE, COMMUNICATION, COPY, IDLE, HOST = "series-0", "series-1", "series-2", "line", "series-6"
-TYPES = ("computation", "communication", "copies")  # by the index in a timeline's bar
+TYPES = ("computation", "communication", "copies")  # by the type's number in a timeline's bar
 TYPE_COLOURS = (COMPUTE, COMMUNICATION, COPY)
-PATH = (  # kinds of a critical path's links, in their order
+PATH = (  # (kind of a critical path's link, colour), in display order
     ("compute", COMPUTE),
     ("communication", COMMUNICATION),
     ("memory", COPY),
@@ -32,21 +32,21 @@ PATH = (  # kinds of a critical path's links, in their order
     ("host", "series-6"),
     ("wait", "series-3"),
 )
-NUM_LINES = 12  # of kernels, operators and the like
+NUM_LINES = 12  # most kernels, operators and the like
 MAX_STEPS = 24
 MAX_RANKS = 32
 OF_TYPE = {"COMPUTATION": COMPUTE, "COMMUNICATION": COMMUNICATION, "MEMORY": COPY}
-CAUSES = (  # key, words, colour
+CAUSES = (  # (key, text, colour)
     ("host_wait", "the host had launched nothing", "series-1"),
     ("kernel_wait", "between kernels, under 30 us", "series-5"),
     ("other", "launched, waiting for something else", "series-3"),
 )
-NOT_OURS = (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError)  # an older answer, or damaged
-RUN_PREFIX = "trace-"  # of the drawings' ids on a run's page
+NOT_OURS = (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError)  # an old or damaged answer
+RUN_PREFIX = "trace-"  # prefix of the drawings' ids on a run's page
 
 
 def document(answers: Mapping[str, dict[str, Any]]) -> Document:
-    """{what was analysed: analysis} -> the answer of ./run.sh analyze, with its pictures."""
+    """Returns the answer of ./run.sh analyze with its pictures.  answers: {title: analysis}."""
     (first, *others), blocks = answers, list[Block]()
     for number, (title, answer) in enumerate(answers.items()):
         parts = _blocks(answer, f"{number}-" if number else "")
@@ -58,7 +58,7 @@ def document(answers: Mapping[str, dict[str, Any]]) -> Document:
 
 
 def section_of_run(folder: Path) -> Section:
-    """Run folder -> the section of its page, of its analysis.json; nothing without one."""
+    """Returns the section about a run folder's analysis.json for the run's page; empty without one."""
     answer = atomic.read_json(folder / "analysis.json", {})
     try:
         return Section("Trace", _blocks(answer, RUN_PREFIX, is_first_said=False))
@@ -94,7 +94,7 @@ def _facts(rank: Answer, overall: Answer) -> Iterable[tuple[str, object]]:
 
 
 def panels_of(answer: Answer, id: str) -> list[Panel]:
-    """Drawings in the order of the page; id: what theirs begin with."""
+    """Returns the drawings in the order of the page.  id: prefix of their ids."""
     ranks = dict(list(answer["ranks"].items())[:MAX_RANKS])
     number, rank = next(iter(ranks.items()))
     which = f"rank {number} of {len(answer['ranks'])}" if len(answer["ranks"]) > 1 else ""
@@ -112,7 +112,7 @@ def panels_of(answer: Answer, id: str) -> list[Panel]:
 
 
 def _lane(label: str, caption: str, parts: Iterable[tuple[str, float, str]]) -> Lane:
-    """Parts of a time, (name, ms, colour) each, one behind the other."""
+    """Returns a lane with the parts of a time, (name, ms, colour) each, end to end."""
     return Lane(label, caption, stacked([(ms, colour, f"{name} {ms:.3f} ms") for name, ms, colour in parts]))
 
 
@@ -143,7 +143,7 @@ def _overlap(ranks: Mapping[str, Answer], id: str) -> Panels:
 
 
 def _idle(ranks: Mapping[str, Answer], id: str) -> Panels:
-    """A lane for each stream; of several ranks one for each, the sum over its streams."""
+    """Yields a lane for each stream, or, with several ranks, one for the sum over each rank's streams."""
     groups = {f"rank {number}, all streams": rank["idle"] for number, rank in ranks.items()}
     if len(ranks) == 1:
         (streams,) = groups.values()
@@ -178,7 +178,7 @@ def _steps(rank: Answer, which: str, id: str) -> Panels:
 
 
 def _ranked(id: str, title: str, about: str, lines: Iterable[Ranked], names: Sequence[tuple[str, str]] = ()) -> Panels:
-    """lines: (label, us, share in % or None, more text, colour), the longest first."""
+    """Yields a panel with a bar for each of the lines, the longest first."""
     lanes = []
     for label, us, pct, more, colour in lines:
         share = "" if pct is None else f", {pct:.1f} %"
@@ -199,7 +199,7 @@ def _kernels(rank: Answer, which: str, id: str) -> Panels:
 
 
 def _host(rank: Answer, which: str, id: str) -> Panels:
-    """Operators by own time for a trace without a device; phases and modules for any trace."""
+    """Yields operators by self time for a trace without a device, and phases and modules for any trace."""
     if not rank["num_device_rows"]:
         by_time = sorted(rank["operators"], key=lambda line: -line["self_cpu_us"])
         total_us = sum(line["self_cpu_us"] for line in by_time) or 1.0
@@ -235,7 +235,7 @@ def _critical_path(rank: Answer, which: str, id: str) -> Panels:
 
 
 def ms_from_us(us: float | None) -> float:
-    """None is 0: nothing to draw."""
+    """Converts us to ms; None becomes 0, which draws nothing."""
     return (us or 0.0) / US_PER_MS
 
 

@@ -1,7 +1,7 @@
-"""Comparisons with one baseline as a Document: the verdicts, who is compared, what they rest on, the numbers, why.
+"""Renders comparisons with one baseline as a Document: verdicts, arms, what the verdicts rest on, numbers, diagnosis.
 
-Everything said is in the Comparisons already.  The document of a race (race_page.py) has the same parts: against,
-everywhere, is {name of the candidate: bench.compare.verdict.Comparison}, as race.json has it, also of an older race.
+All content comes from the Comparisons.  The document of a race (race_page.py) has the same parts.  The argument against
+is always {name of the candidate: bench.compare.verdict.Comparison}, as in race.json, which may be of an older version.
 """
 
 import json
@@ -23,11 +23,11 @@ from bench.report import curves, run_page
 from bench.web import document, forest
 from bench.web.document import Block, Bullets, Chart, Columns, Document, Hint, Lines, Section, Table, code, link
 
-Against = Mapping[str, Mapping[str, Any]]  # {candidate: Comparison}; of an older race some of it
+Against = Mapping[str, Mapping[str, Any]]  # {candidate: Comparison}; an older race lacks some keys
 
-MAX_DIFFERENCES = 40  # of a text
+MAX_DIFFERENCES = 40  # most differences shown in a text
 MAX_FILES = 12
-MAX_CHARS = 44  # of a value that differs, in a text
+MAX_CHARS = 44  # longest differing value shown in full in a text
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 SIGNS = {"added": "+", "removed": "-"}  # lines of a file
 CSV_COLUMNS = (
@@ -35,7 +35,7 @@ CSV_COLUMNS = (
     *("ci95_low", "ci95_high", "p", "p_holm", "n_a", "n_b", "mde_pct", "baseline", "candidate"),
 )
 WITHIN_RUN = "within-run: for diagnosis, not for the verdict"
-PANELS = (  # key of the comparison, title, of its change below and above zero
+PANELS = (  # (key of the comparison, title, (meaning of a negative change, of a positive one))
     ("time", "Train time", ("faster", "slower")),
     ("val_loss", "val_loss", ("better", "worse")),
     ("memory", "Peak memory", ("less", "more")),
@@ -45,11 +45,11 @@ PANELS = (  # key of the comparison, title, of its change below and above zero
 
 @dataclass(frozen=True)
 class Options:
-    """patch: the change of the source in full; why: where the time went; hint: what to type for it."""
+    """What a document includes."""
 
-    patch: bool = False
-    why: bool = False
-    hint: str = "--why"
+    patch: bool = False  # the full diff of the source
+    why: bool = False  # where the time went
+    hint: str = "--why"  # the option that shows where the time went
 
 
 SHORT = Options()
@@ -58,9 +58,9 @@ SHORT = Options()
 def document_of(
     arms: Sequence[Arm], results: Sequence[Mapping[str, Any]], at: Path | str | None = None, options: Options = SHORT
 ) -> Document:
-    """Arms, the baseline first, and the comparison of each other one with it -> the answer of ./run.sh compare.
+    """Returns the answer of ./run.sh compare.  arms: the baseline first; results: each other arm's comparison with it.
 
-    at: the folder that its page will lie in; None: without what only a page shows.
+    at: the folder of the page, for links; None to omit what only a page shows.
     """
     first = results[0]
     names = [first["arms"][0], *(comparison["arms"][1] for comparison in results)]
@@ -68,7 +68,7 @@ def document_of(
     against = dict(zip(names[1:], results, strict=True))
     title = f"{document.and_(names[1:])} against {names[0]}"
     named = [replace(arm, name=name) for arm, name in zip(arms, names, strict=True)] if at is not None else []
-    about = [brief(text) for text in about]  # an answer is made to be sent
+    about = [brief(text) for text in about]  # without local paths, because answers are sent to others
     who = document.Arms([(name, [what], counts(against, name)) for name, what in zip(names, about, strict=True)])
     charts = [Chart(spec) for spec in curves.charts_of_arms(named)]
     blocks = [
@@ -83,7 +83,7 @@ def document_of(
 
 
 def before_numbers(who: document.Arms, more: Sequence[Block], against: Against, options: Options) -> list[Block]:
-    """Who is compared and what the verdicts rest on, beside each other on a page; then the picture of the changes."""
+    """Returns the blocks above the numbers: arms and what the verdicts rest on, then the picture of the changes."""
     baseline, *_ = (name for name, *_ in who.arms)
     folded = [
         block
@@ -111,7 +111,7 @@ def _runs(arm: Arm, at: Path | str) -> Section:
 
 
 def verdicts(against: Against) -> list[document.Verdict]:
-    """The sentence of each candidate, with the earlier races of the same arms."""
+    """Returns the verdict on each candidate, with the earlier races of the same arms."""
     return [
         document.Verdict(
             str(comparison.get("words")),
@@ -131,7 +131,7 @@ def _earlier(before: Mapping[str, int] | None) -> list[str]:
 
 
 def counts(against: Against, name: str) -> str:
-    """How many runs an arm has, how many of them are counted, and their number of steps."""
+    """Returns text on how many runs an arm has, how many of them are counted, and their number of steps."""
     comparison = against.get(name) or next(iter(against.values()), {})
     index = int(name in against)
     known = (
@@ -141,7 +141,7 @@ def counts(against: Against, name: str) -> str:
         comparison.get("certificates"),
     )
     started, timed, num_steps, certificate = (each[index] if each else None for each in known)
-    if started is None:  # an older race.json
+    if started is None:  # in an older race.json
         return ""
     text = counted(started, "run")
     text += f", {timed} counted" if comparison.get("comparable") and timed not in (None, started) else ""
@@ -150,14 +150,14 @@ def counts(against: Against, name: str) -> str:
 
 
 def basis(against: Against) -> list[Block]:
-    """Whether each candidate is comparable and why not, what is compared, the noise floor, the flags."""
+    """Returns what each verdict rests on: comparability, what is compared, the noise floor, the flags."""
     blocks: list[Block] = []
     for name, comparison in against.items():
         whom = f"{name}: " if len(against) > 1 else ""
         lines = (
             [f"{whom}comparable: {'yes' if comparison['comparable'] else 'NO'}"] if "comparable" in comparison else []
         )
-        if comparison.get("on"):  # an older race.json has none, as of the next
+        if comparison.get("on"):  # missing from an older race.json, as is kind_words
             lines.append(f"question: {questions.QUESTIONS[comparison['on']]}")
         if comparison.get("kind_words"):
             lines.append(f"compared: {comparison['kind_words']}")
@@ -177,7 +177,7 @@ def basis(against: Against) -> list[Block]:
 
 
 def panels(against: Against, names: Sequence[str]) -> list[forest.Panel]:
-    """A panel a measure that has a change, a row a candidate.  names: all arms, in the order of the charts' series."""
+    """Returns a panel per measure with a change, a row per candidate.  names: all arms, ordered as chart series."""
     metric = wording.metric_of(next(iter(against.values()), {}))
     metric_panel = ("val_loss", metric.name, ("better", "worse") if metric.sign > 0 else ("worse", "better"))
     chosen = [metric_panel if panel[0] == "val_loss" else panel for panel in PANELS]
@@ -207,7 +207,7 @@ def _panel(key: str, title: str, ways: tuple[str, str], against: Against, names:
 
 
 def numbers(baseline: str, against: Against) -> Section:
-    """One table: a line a measure and candidate; then sentences about the losses and both clocks."""
+    """Returns a table with a row per measure and candidate, then sentences about the losses and both clocks."""
     known = {name: wording.known(comparison) for name, comparison in against.items()}
     is_one = len(against) == 1
     rows = [
@@ -251,7 +251,7 @@ def _sentences(baseline: str, name: str, comparison: Mapping[str, Any]) -> Itera
 
 
 def differences(baseline: str, name: str, comparison: Mapping[str, Any], patch: bool = True) -> list[Block]:
-    """Settings, code, data and environment of a candidate that are not the baseline's."""
+    """Returns a table of the facts in which a candidate differs from the baseline, and the change of its source."""
     differing = comparison.get("differences") or []
     if not differing:
         return [Lines([f"{name} against {baseline}: nothing in the records differs"], is_soft=True)]
@@ -264,7 +264,7 @@ def differences(baseline: str, name: str, comparison: Mapping[str, Any], patch: 
 
 
 def _values(*sides: Sequence[Any]) -> list[document.Shown]:
-    """The values of each arm, in full on a page; text shortens each, unless the arms would then look the same."""
+    """Returns the values of each arm, shortened in text unless the arms would then look the same."""
     shown = [" | ".join(text_table.middle(_value(value), MAX_CHARS) for value in values) for values in sides]
     if len(set(shown)) < len(sides):
         shown = [" | ".join(map(_value, values)) for values in sides]
@@ -277,14 +277,14 @@ def _whole(value: object) -> str:
 
 
 def _value(value: object) -> str:
-    """Shortens a hash to 12 digits."""
+    """Returns a value as text, with hashes shortened to 12 digits."""
     if isinstance(value, list):
         return ", ".join(map(_value, value))
     return value[:12] if isinstance(value, str) and HASH.fullmatch(value) else _whole(value)
 
 
 def source(change: Mapping[str, Any] | None, patch: bool = True) -> list[Block]:
-    """Which files of the source differ and by how many lines; patch: the change in full, as far as it was recorded."""
+    """Returns the files of the source that differ.  patch: also return the diff, as far as it was recorded."""
     if not change:
         return []
     if change["unknown"]:
@@ -302,7 +302,7 @@ def source(change: Mapping[str, Any] | None, patch: bool = True) -> list[Block]:
 
 
 def excluded(against: Against) -> Section:
-    """Runs that are in no mean, and the rule that excluded each; of the baseline once."""
+    """Returns a table of the runs that are in no mean, and the rules that excluded them."""
     rows = {}
     for comparison in against.values():
         for run in comparison.get("excluded") or ():
@@ -311,7 +311,7 @@ def excluded(against: Against) -> Section:
 
 
 def diagnosis(against: Against, options: Options) -> Section | Columns:
-    """Where the time went; not asked for: the cause, if one stands out, and what to type for the rest."""
+    """Returns where the time went, or, without options.why, a cause that stands out and the option that shows more."""
     known = {name: comparison["diagnosis"] for name, comparison in against.items() if comparison.get("diagnosis")}
     if options.why:
         title = f"where the time went ({WITHIN_RUN})"
@@ -332,7 +332,7 @@ def diagnosis(against: Against, options: Options) -> Section | Columns:
 
 
 def as_csv(results: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
-    """[(name of B, Comparison)] -> CSV with a head line; the unit of change is per cent, of val_loss nats."""
+    """Returns CSV with a header from (name of B, Comparison) pairs; the column "unit" is that of the change."""
     rows: list[Sequence[object]] = [CSV_COLUMNS]
     for name, compared in results:
         verdicts = {"time": compared["answers"]["time"]["verdict"], "val_loss": compared["val_loss"]["verdict"]}

@@ -1,1 +1,1 @@
-"""The results site: its pages, and what stands on them."""
+"""The results site: a results folder as static HTML pages."""

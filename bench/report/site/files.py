@@ -1,9 +1,9 @@
-"""The files of a site that are made of runs, which a browser opens from disk, without a server.
+"""The files of a site that are made from runs, which a browser opens from disk without a server.
 
-runs/RUN_ID.html is the page of a run.  curves.html overlays the curves of the runs that are chosen; it loads them from
-curves/*.js, each of which calls addCurves("...") with JSON {run_id: curves.curves_of_run()}, deflated, in base64.  A
-file is written again only if a record in it, or the code that makes pages, has changed.  Which runs share a file of
-curves depends on their ids alone, so that a new run changes one of these files.
+runs/RUN_ID.html is the page of a run.  curves.html overlays the curves of selected runs, which it loads from
+curves/*.js.  Each of these calls addCurves("...") with JSON {run_id: curves.curves_of_run()}, deflated, in base64.  A
+file is rewritten only if a record in it, or the code that makes pages, has changed.  Which runs share a file of curves
+depends on their ids alone, so a new run changes only one of these files.
 """
 
 import base64
@@ -28,28 +28,28 @@ from bench.report import curves, run_page
 
 Runs = Sequence[tuple[str, Row]]  # (run folder, its row)
 
-NUM_PAGES = 1000  # of a site: each takes 5 ms and 20 KB (120 steps)
-MIN_PARALLEL = 64  # files: fewer are made as fast by one process
+NUM_PAGES = 1000  # most new pages of a site: each takes 5 ms and 20 KB (120 steps)
+MIN_PARALLEL = 64  # one process makes fewer files as fast
 NUM_CURVE_FILES = 256
-MADE = ".made.json"  # in each folder: {file: [stamp of what it was made of, why it could not be made]}
+MADE = ".made.json"  # in each folder: {file: [stamp of its inputs, why it could not be made or null]}
 WATCHED = ("run.json", "events.jsonl", "steps.csv", "analysis.json", "memory")
-FOLDERS = ("report", "analysis", "web")  # whose code makes a page
+FOLDERS = ("report", "analysis", "web")  # folders of bench/ whose code makes pages
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][\w.+-]{0,199}", re.ASCII)
 
 
 def link(run_id: str) -> str:
-    """The address of a run's page, seen from the site's index."""
+    """Returns the address of a run's page relative to the site's index."""
     return f"runs/{page_name(run_id)}"
 
 
 def page_name(run_id: str) -> str:
-    """The file of a run's page in runs/; a stranger's id that is no plain name is replaced by its hash."""
+    """Returns the name of a run's page in runs/; an id that is not safe as a file name is replaced by its hash."""
     name = run_id if PLAIN_NAME.fullmatch(run_id) else hashlib.sha256(run_id.encode()).hexdigest()[:32]
     return f"{name}.html"
 
 
 def chosen(runs: Runs, linked: Collection[str]) -> list[tuple[str, Row]]:
-    """The runs that get a page: the newest, and those with these run_ids."""
+    """Returns the runs that get a page: the newest, and those with the run_ids in linked."""
     newest = sorted((row for _, row in runs), key=lambda row: row["started_at"] or "", reverse=True)[:NUM_PAGES]
     ids = {row["run_id"] for row in newest} | set(linked)
     return [(folder, row) for folder, row in runs if row["run_id"] in ids]
@@ -58,9 +58,9 @@ def chosen(runs: Runs, linked: Collection[str]) -> list[tuple[str, Row]]:
 def write_pages(
     runs: Runs, site: Path, say: Callable[[int, int], object] = lambda done, total: None
 ) -> dict[str, str | None]:
-    """Write the page of each run -> {run_id: None, or why a damaged record has no page}.
+    """Writes the page of each run and returns {run_id: None, or why a damaged record has no page}.
 
-    say(done, total) reports progress.
+    say(done, total): reports progress.
     """
     folders = {page_name(row["run_id"]): folder for folder, row in runs}
     stamps = {name: [_changed_ns(f"{folder}/{file}") for file in WATCHED] for name, folder in folders.items()}
@@ -69,11 +69,11 @@ def write_pages(
 
 
 def _write_page(home: Path, job: tuple[str, str]) -> tuple[str, str | None]:
-    """(file, run folder) -> (file, why a damaged record has no page)."""
+    """Writes the page of a job (file, run folder); returns (file, None or why a damaged record has no page)."""
     name, folder = job
     try:
         html = run_page.html(folder, assets="../assets", back="../index.html", at=home, explained=False)
-    except Damaged as error:  # says what is wrong, after the path
+    except Damaged as error:  # the message starts with the path
         (home / name).unlink(missing_ok=True)
         return name, str(error).replace(f"{folder}/", "").removeprefix(f"{folder}: ")[:300]
     atomic.write_text(home / name, html, durable=False)
@@ -81,7 +81,7 @@ def _write_page(home: Path, job: tuple[str, str]) -> tuple[str, str | None]:
 
 
 def write_curves(site: Path, runs: Runs, linked: Collection[str] = ()) -> Path:
-    """Write site/curves.html, which needs site/assets, and the files of its curves; returns its path.
+    """Writes site/curves.html, which needs site/assets, and the files of its curves; returns its path.
 
     linked: run_ids of the runs that have a page.
     """
@@ -115,14 +115,14 @@ def _write_curve_file(
     name, members = job
     curves_by_run = {}
     for run_id, path, score in members:
-        with contextlib.suppress(ValueError):  # damaged: the page says that it has no such values
+        with contextlib.suppress(ValueError):  # damaged: the page shows that it has no values
             curves_by_run[run_id] = curves.curves_of_run(path, max_points, score)
     packed = zlib.compress(json.dumps(curves_by_run, separators=(",", ":")).encode(), 3)
     atomic.write_text(folder / name, f'addCurves("{base64.b64encode(packed).decode()}");\n', durable=False)
     return name, None
 
 
-# ---- files that are made again where something changed
+# ---- files that are remade if something changed
 
 
 def _update(
@@ -133,10 +133,10 @@ def _update(
     jobs: Mapping[str, Any],
     say: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, str | None]:
-    """Make the files whose stamp is another than when they were made -> {file: why it could not be made, or None}.
+    """Makes the files whose stamp has changed, and removes other files with this suffix.
 
-    stamps: of each file, of what it is made; make((file, its job)) -> (file, why not).  Other files with this suffix
-    are removed.
+    stamps: {file: stamp of its inputs}.  make: takes (file, its job) and returns (file, fault or None).  Returns
+    {file: why it could not be made, or None}.
     """
     folder.mkdir(parents=True, exist_ok=True)
     stamps = {name: [_version(), stamp] for name, stamp in stamps.items()}
@@ -164,7 +164,7 @@ def _changed_ns(path: str) -> int | None:
 
 @functools.cache
 def _version() -> str:
-    """A hash over the folders that make pages: those of another version are made again."""
+    """Returns a hash of the code that makes pages, so that pages of another version are remade."""
     digest = hashlib.sha256()
     for folder in FOLDERS:
         for path in sorted((Path(__file__).parents[2] / folder).rglob("*")):

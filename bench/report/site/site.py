@@ -1,7 +1,7 @@
-"""A results folder as static pages: all runs (filter, sort, group, tick), records, races, a page a run.
+"""A results folder as static pages: all runs (filter, sort, group, select), records, races, and a page per run.
 
-FOLDER/site/index.html opens from a file.  What was made before is made again only where it changed.  A run whose record
-cannot be read has a row of the table as well, with what is wrong with it.
+FOLDER/site/index.html needs no server.  Existing pages are updated only if their content changed.  A run whose record
+cannot be read is listed with what is wrong with it.
 """
 
 import functools
@@ -26,7 +26,7 @@ from bench.web.document import Document, badge
 from bench.web.page import ASSETS, CHART_SCRIPTS, CHART_STYLES, Safe, join, page, section, soft, table, tag
 
 # fmt: off
-TABLE_COLUMNS = (  # what a user can choose, in this order; site.js says which are shown first
+TABLE_COLUMNS = (  # columns that a user can choose, in this order; site.js has the default ones
     "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "name", "track", "device", "started_at", "run_id", "status",
     "validity", "why", "certificate", "metric", "score", "config_id", "seed", "model", "size", "num_params", "optim",
     "data", "num_shards", "epochs", "world_size", "mfu", "peak_mem_gib", "energy_j", "mean_power_w", "throttled_frac",
@@ -34,44 +34,44 @@ TABLE_COLUMNS = (  # what a user can choose, in this order; site.js says which a
     "energy_kj_to_target", "target_reached", "num_deviations", "dtype", "torch", "sweep_id", "race_id", "arm", "commit",
     "source", "provenance", "session_id", "comparability_id",
 )
-NUM_HEADLINE = 4  # of them, which the settings that differ follow
+NUM_HEADLINE = 4  # columns before those of the settings that differ
 # fmt: on
-OF_THE_SITE = ("short", "group", "counts", "page")  # fields of each row that have no column
+OF_THE_SITE = ("short", "group", "counts", "page")  # fields of each row that are no columns
 UNREAD: dict[str, Any] = dict.fromkeys(OF_A_ROW)
 RACE_HEAD = ("started", "race", "arm", "verdict", "train time against the baseline")
 SWEEP_HEAD = ("started", "sweep", "over", "runs", "best of those tried")
 SCRIPTS = (*CHART_SCRIPTS, "tabulator.min.js", "cells.js", "site.js")
 STYLES = (*CHART_STYLES, "tabulator_simple.min.css", "site.css")
 HELP = "Click a header to sort, type below it to filter (numbers take <, > and =), tick runs to compare them."
-Line = tuple[object, ...]  # of a table
+Line = tuple[object, ...]  # cells of a table's row
 RUN_ID = re.compile(r"(\d{8})T(\d{6})Z-(.*?)(-s\d+|-r\d+)(?:-m[0-9a-f]{6})?(-\d+)?")
 
 
 class Standing(NamedTuple):
     """The leaderboard, as bench/claims/leaderboard_views.py draws it."""
 
-    records: Safe = Safe("")  # a section of the page
-    linked: Set[str] = frozenset()  # run_ids of the runs whose pages it links
-    charts: Sequence[Spec] = ()  # of the section
+    records: Safe = Safe("")  # the section of the page
+    linked: Set[str] = frozenset()  # run_ids of the runs whose pages the section links
+    charts: Sequence[Spec] = ()  # charts in the section
 
 
 @dataclass
 class Results:
-    """A results folder, read."""
+    """The runs of a results folder."""
 
     folder: Path
-    runs: list[tuple[str, Row]]  # by track, then time; a copy of a run is not in it
-    damaged: dict[str, str]  # folder of a run that cannot be read: why
-    num_copies: int
+    runs: list[tuple[str, Row]]  # (run folder, row) by track, then time, without copies
+    damaged: dict[str, str]  # {folder of a run that cannot be read: why}
+    num_copies: int  # copies of runs that were omitted
 
     @property
     def num_runs(self) -> int:
-        """Includes the damaged runs."""
+        """Number of runs, including damaged ones."""
         return len(self.runs) + len(self.damaged)
 
 
 def read(folder: Path | str) -> Results:
-    """ValueError where there is no run."""
+    """Reads the runs of a results folder.  Raises ValueError if there is none."""
     opened_store = store.opened([folder])
     listed = list(opened_store.rows().items())
     damaged = {path: why.removeprefix(path).lstrip("/: ") for path, why in sorted(opened_store.faults.items())}
@@ -92,9 +92,9 @@ def read(folder: Path | str) -> Results:
 
 
 def table_columns(results: Results, pages: Mapping[str, str | None]) -> dict[str, list[Any]]:
-    """{column: a value for each run}: TABLE_COLUMNS, the settings in which the runs differ, and OF_THE_SITE.
+    """Returns {column: values of all runs} of TABLE_COLUMNS, the settings in which the runs differ, and OF_THE_SITE.
 
-    pages: of the runs that were to get a page, {run_id: why there is none, None where there is one}.
+    pages: {run_id: None, or why there is no page} of the runs that should have a page.
     """
     rows: list[Any] = [row for _, row in results.runs]
     for row, (path, _) in zip(rows, results.runs):
@@ -130,20 +130,20 @@ def _shown(row: Mapping[str, Any], fault: str | None) -> dict[str, Any]:
     if fault:
         shown |= {"status": "damaged", "why": fault}
     elif row["discarded"] and row["status"] == "complete":
-        shown["status"] = "warm-up"  # of a race's arm: in the ledger, in no mean
+        shown["status"] = "warm-up"  # of a race's arm; it is in no mean
     if row["status"] != "complete":
-        shown["validity"] = None  # a run that did not complete has no number to be valid
+        shown["validity"] = None  # only complete runs have numbers that can be valid
     return shown
 
 
 def short_ids(run_ids: Sequence[str]) -> list[str]:
-    """Time of day, config_id and seed of each run; the whole id where two would be alike."""
+    """Returns time of day, config_id and seed of each run, or the whole id if that is ambiguous."""
     shorts = []
     for run_id in run_ids:
         if match := RUN_ID.fullmatch(run_id):
             date, time, name, seed, copy = match.groups()
             rest = f"{name.rpartition('-')[2]}{seed}{copy or ''}"
-            shorts.append(rest if date == "00000000" else f"{time}-{rest}")  # of a log that does not say when it began
+            shorts.append(rest if date == "00000000" else f"{time}-{rest}")  # zeros: a log without a start time
         else:
             shorts.append(run_id)
     num_alike = Counter(shorts)
@@ -159,21 +159,22 @@ def write(
     standing: Callable[[], Standing] = Standing,
     say: Callable[[int, int], object] = lambda done, total: None,
 ) -> Path:
-    """A results folder that was read, and a function that makes its leaderboard -> path of the index.
+    """Writes the site into the folder out and returns the path of its index.
 
-    say(done, total) reports progress.  ValueError: a folder of the pages is a link.
+    standing: makes the leaderboard.  say(done, total): reports progress.  Raises ValueError if out, or something in it,
+    is a symbolic link.
     """
-    for path in (out, *out.glob("*")):  # in a folder that somebody sent it may lead to the reader's own pages
+    for path in (out, *out.glob("*")):  # in a folder sent by others, a link may lead to the reader's own files
         if path.is_symlink():
             raise ValueError(f"{path}: is a link, and pages are written only into the folder named: remove it")
     out.mkdir(parents=True, exist_ok=True)
     (out / "assets").mkdir(exist_ok=True)
     for asset in ASSETS.iterdir():
-        with atomic.replacing(out / "assets" / asset.name, durable=False) as file:  # an error names it, not the source
+        with atomic.replacing(out / "assets" / asset.name, durable=False) as file:  # an error names the copy
             file.write(asset.read_bytes())
     try:
         records, linked, charts = standing()
-    except Exception as error:  # whatever is wrong with one record or the ledger, the runs are shown
+    except Exception as error:  # a fault in a record or the ledger must not hide the runs
         fault = f"The leaderboard cannot be made: {error or type(error).__name__}."
         records, linked, charts = Standing(section("Records", tag("p", fault)))
     paged = files.chosen(results.runs, linked)
@@ -214,7 +215,7 @@ def _damaged(results: Results, pages: Mapping[str, str | None]) -> Safe:
 
 
 def _packed(columns: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Columns of few different values as those values and their numbers: a third of the bytes."""
+    """Encodes columns with few distinct values as those values and an index per row: a third of the bytes."""
     packed = {}
     for name, values in columns.items():
         distinct = list(dict.fromkeys(values))
@@ -227,14 +228,14 @@ def _packed(columns: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
 
 
 def races(results: Path | str, out: Path) -> Safe:
-    """The section of the races in this results folder, or in its folders where it holds publications; "" without any.
+    """Returns the section of the races, newest first, in this folder of results or publications; "" without any.
 
-    Newest first.  A race whose page was never made gets one, in out/races/.
+    A race that has no page gets one in out/races/.
     """
     paths = [*Path(results).glob("races/*/race.json"), *Path(results).glob("*/races/*/race.json")]
     folders: dict[str, Path] = {}
     for path in sorted(paths):
-        folders.setdefault(path.parent.name, path.parent)  # the same race may lie in two publications
+        folders.setdefault(path.parent.name, path.parent)  # a race may be in two publications
     read = [_race_lines(folder, out) for folder in folders.values()]
     lines = [
         line for _, lines in sorted(read, key=lambda lines_of_race: lines_of_race[0], reverse=True) for line in lines
@@ -246,7 +247,7 @@ def races(results: Path | str, out: Path) -> Safe:
 
 
 def _race_lines(folder: Path, out: Path) -> tuple[str, list[Line]]:
-    """(start, a line for each arm); a race that cannot be read says why."""
+    """Returns (start, a line for each arm), or a line that says why the race cannot be read."""
     try:
         race = race_folder.read(folder)
         started = str(race["started_at"])
@@ -255,7 +256,7 @@ def _race_lines(folder: Path, out: Path) -> tuple[str, list[Line]]:
         if stairs := race_page.staircase(folder, out, race):
             link = join([link, stairs.markup], "; ")
         return started, _verdict_lines(race, started[:16].replace("T", " "), link)
-    except Exception as error:  # whatever is wrong with one race, the others are shown
+    except Exception as error:  # a fault in one race must not hide the others
         message = f"{type(error).__name__}: {error}"[:300]
         return folder.name, [(None, folder.name, None, _badge("damaged", "bad"), message)]
 
@@ -272,7 +273,7 @@ def _verdict_lines(race: race_folder.Race, started: str, link: Safe) -> list[Lin
 
 
 def _change(comparison: Mapping[str, Any]) -> object:
-    """E.g. -0.50 % [-0.73, -0.27], over its sentence."""
+    """Returns a change such as "-0.50 % [-0.73, -0.27]" above its sentence."""
     time = comparison.get("time") or {}
     if time.get("change_pct") is None or not comparison.get("comparable", True):
         return comparison.get("words")
@@ -286,7 +287,7 @@ def _badge(word: str, colour: str) -> Safe:
 
 
 def _page_of(folder: Path, name: str, out: Path, kind: str, make: Callable[[Path, Path], Document]) -> str:
-    """From the index to the page of a race or a sweep; one that was never made is made, in out/KIND/."""
+    """Returns the link from the index to the page of a race or sweep, which is made in out/KIND/ if it is missing."""
     path = folder / name
     if not path.exists():
         path = out / kind / f"{folder.name}.html"
@@ -296,9 +297,9 @@ def _page_of(folder: Path, name: str, out: Path, kind: str, make: Callable[[Path
 
 
 def sweeps(results: Path | str, runs: Sequence[tuple[str, Row]], out: Path) -> Safe:
-    """The section of the sweeps in this results folder, newest first; "" without any.
+    """Returns the section of the sweeps in this results folder, newest first; "" without any.
 
-    runs: (absolute folder, row) of all its runs.  A sweep whose page was never made gets one, in out/sweeps/.
+    runs: (absolute folder, row) of all its runs.  A sweep that has no page gets one in out/sweeps/.
     """
     lines = [_sweep_line(folder, runs, out) for folder in sweep.folders(results)]
     if not lines:
@@ -322,5 +323,5 @@ def _sweep_line(folder: Path, runs: Sequence[tuple[str, Row]], out: Path) -> Lin
         over = " × ".join(f"{len(values)} {key}" for key, values in swept.axes.items())
         started = swept.facts["started_at"][:16].replace("T", " ")
         return started, link, over, counts, sweep_results.best(swept).partition("; ")[0]
-    except Exception as error:  # whatever is wrong with one sweep, the others are shown
+    except Exception as error:  # a fault in one sweep must not hide the others
         return None, folder.name, None, _badge("damaged", "bad"), f"{type(error).__name__}: {error}"[:300]
