@@ -1,1 +1,1 @@
-"""Where a run happens: code, packages, CPUs, GPUs, processes, and whether they are ready to benchmark."""
+"""The machine of a run: its code, packages, CPUs, GPUs and processes, and whether they are ready to benchmark."""

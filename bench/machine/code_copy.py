@@ -1,13 +1,13 @@
-"""Read-only copies of code, each named by the hash of its content: what ranks import, so that a record is what ran.
+"""Read-only copies of code, each named by the hash of its content.  Ranks import from them, so a record holds what ran.
 
-A run reads the checkout's bench/, models/ and conf/ once, and the user's own sources with them.  The bytes that were
-read are hashed and copied, with their bytecode, and the run's processes start from the copy; nothing reads the
-checkout's sources again.  Editing them while a run starts, trains or is raced changes no run that has begun.
+A run reads the checkout's bench/, models/ and conf/ once, and the user's own sources with them.  These bytes are hashed
+and copied, with their bytecode, and the run's processes start from the copy; nothing reads the checkout's sources
+again.  Editing them while a run starts, trains or is raced changes no run that has begun.
 
-Copies lie in a cache folder of the user's (paths.copy_roots()): one for each state of the code, shared by all runs of
-it.  A copy is hashed whenever a run takes it, made again where it is not what its name says, and hashed once more as
-the run ends, with the bytecode that was imported (bench/training/imported.py).  A program that runs as the same user
-and puts everything back in between is not seen: docs/reference/guarantees.md.
+Copies lie in a cache folder of the user's (paths.copy_roots()): one for each state of the code, shared by all its
+runs.  A copy is hashed whenever a run uses it, rebuilt if it does not match its name, and hashed once more as the run
+ends, with the bytecode that was imported (bench/training/imported.py).  A program that runs as the same user and
+restores everything in between is not noticed: docs/reference/guarantees.md.
 """
 
 import contextlib
@@ -27,15 +27,15 @@ from bench.base.units import MIB
 from bench.config.user_code import KERNELS
 
 FOLDERS = ("bench", "models", "conf")
-KEPT_COPIES = 8  # those used last; one that a run uses is kept whatever its age
-MAX_BYTES = MIB  # of a file; a larger one is data, and is linked
-MAX_LINKS = 4096  # to what lies beside the user's own sources
-PACKAGES = ("site-packages", "dist-packages")  # folders of which nothing is linked: they are on the path anyway
+KEPT_COPIES = 8  # the most recently used; one that a run uses is always kept
+MAX_BYTES = MIB  # size of a file; larger ones are data, and are linked
+MAX_LINKS = 4096  # number of links to files beside the user's own sources
+PACKAGES = ("site-packages", "dist-packages")  # folders whose contents are not linked: they are on the path anyway
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a copy holds: the bytes of its files, and links to what is no source, both by relative path."""
+    """The content of a copy, by relative path: the bytes of its files, and links to files that are not sources."""
 
     files: Mapping[str, bytes]
     links: Mapping[str, str]
@@ -54,9 +54,9 @@ class Content:
 
 @contextlib.contextmanager
 def held(repo: Path) -> Iterator[Path]:
-    """The copy of this checkout's code, there until the block ends.  A process that runs from a copy keeps to that.
+    """Context that yields the copy of this checkout's code; a process that runs from a copy gets that one.
 
-    ValueError: a source cannot be read, or no copy can be written.
+    Raises ValueError if a source cannot be read or a copy cannot be written.
     """
     if is_copy(CODE):
         with _locked(CODE.parent / f"{CODE.name}.lock"):
@@ -70,7 +70,7 @@ def held(repo: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def held_sources(sources: Mapping[str, Path]) -> Iterator[dict[str, Path]]:
-    """{"own/net.py": a user's file} -> the same keys with the paths of read-only copies, there until the block ends.
+    """Context that yields {"own/net.py": path of a read-only copy} for {"own/net.py": a user's file}, until it is left.
 
     Whatever else lies beside the files (data, extension modules, modules imported by a computed name) is linked.
     """
@@ -83,18 +83,18 @@ def held_sources(sources: Mapping[str, Path]) -> Iterator[dict[str, Path]]:
 
 
 def is_copy(folder: Path) -> bool:
-    """Whether this folder is a copy, by its name."""
+    """Whether this folder is a copy, judging by its name."""
     return COPY_NAME.fullmatch(folder.name) is not None
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a copy still holds what its name says."""
+    """Whether a copy still has the content that its name states."""
     stored = _stored(folder)
     return stored is not None and stored.name == folder.name
 
 
 def content_of(repo: Path) -> Content:
-    """The files of FOLDERS as they are now.  ValueError: one cannot be read."""
+    """Returns the content of FOLDERS as it is now.  Raises ValueError if a file cannot be read."""
     files: dict[str, bytes] = {}
     links: dict[str, str] = {}
     seen: set[str] = set()
@@ -124,7 +124,7 @@ def _read(path: Path | str) -> bytes:
 
 
 def _links_beside(sources: Mapping[str, Path]) -> dict[str, str]:
-    """{"own/weights.bin": its path} of all in the folders of the user's own sources that is none of them."""
+    """Returns {"own/weights.bin": its path} for everything beside the user's own sources that is not a source."""
     own = {name: path for name, path in sources.items() if name.startswith("own/")}
     folders = sorted({(os.path.dirname(name), str(path.parent)) for name, path in own.items()})
     parents = {parent.as_posix() for name in sources for parent in Path(name).parents}
@@ -155,19 +155,19 @@ def _held(content: Content, root: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """So that _prune() leaves the copy; the time of the last use is that of the lock's file."""
+    """Context that keeps _prune() from removing the copy; the lock file's time is that of its last use."""
     with contextlib.ExitStack() as stack:
         while True:
             lock = stack.enter_context(open(path, "wb"))
             _flock(lock, fcntl.LOCK_SH)
             os.utime(lock.fileno())
-            if os.fstat(lock.fileno()).st_nlink:  # else removed between the two
+            if os.fstat(lock.fileno()).st_nlink:  # otherwise it was removed in between
                 break
         yield
 
 
 def _root() -> Path:
-    """The first folder of copy_roots() that this user can write and nobody else can."""
+    """Returns the first folder of copy_roots() that this user can write and nobody else can."""
     reasons = []
     for root in copy_roots():
         try:
@@ -184,7 +184,7 @@ def _root() -> Path:
 
 
 def _stored(folder: Path) -> Content | None:
-    """The Content that a copy has now; None where it cannot be read."""
+    """Returns the current content of a copy, or None if it cannot be read."""
     files: dict[str, bytes] = {}
     links: dict[str, str] = {}
     try:
@@ -205,7 +205,7 @@ def _stored(folder: Path) -> Content | None:
 
 
 def _make(root: Path, content: Content) -> None:
-    """Whole or not at all, also where two processes make it at once."""
+    """Creates the copy atomically, also if two processes create it at once."""
     made = root / f".{content.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
     folder = root / content.name
     try:
@@ -215,7 +215,7 @@ def _make(root: Path, content: Content) -> None:
         os.rename(made, folder)
         os.chmod(folder, 0o555)
     except OSError as error:
-        if not folder.is_dir():  # else another process was first
+        if not folder.is_dir():  # otherwise another process was first
             raise ValueError(
                 f"{root}: the copy of the code cannot be written there ({error.strerror}): free space"
             ) from None
@@ -230,9 +230,9 @@ def _write(made: Path, folder: Path, content: Content) -> None:
         path.write_bytes(source)
         path.chmod(0o444)
         if name.endswith(".py"):
-            # bytecode that is valid without a look at the source, under the name that the source will have
+            # bytecode that is valid without checking the source, under the source's final name
             unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
-            with contextlib.suppress(py_compile.PyCompileError):  # importing it says so
+            with contextlib.suppress(py_compile.PyCompileError):  # importing it will report the error
                 final = str(folder / name)
                 compiled = py_compile.compile(str(path), dfile=final, doraise=True, invalidation_mode=unchecked)
                 os.chmod(str(compiled), 0o444)
@@ -241,15 +241,15 @@ def _write(made: Path, folder: Path, content: Content) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(target)
     for parent, _, _ in os.walk(made, topdown=False):
-        if parent != str(made):  # that one is renamed yet
+        if parent != str(made):  # it is still to be renamed
             os.chmod(parent, 0o555)
 
 
 def _prune(root: Path) -> None:
-    """Remove all but the KEPT_COPIES that were used last; never one that a process holds."""
+    """Removes all but the KEPT_COPIES that were used last, but none that a process holds."""
     used_s = {}
     for path in root.glob("*.lock"):
-        with contextlib.suppress(OSError):  # another process has removed it
+        with contextlib.suppress(OSError):  # another process removed it
             used_s[path] = path.stat().st_mtime
     for path in sorted(used_s, key=lambda path: -used_s[path])[KEPT_COPIES:]:
         with contextlib.suppress(OSError), open(path, "rb") as lock:
@@ -260,7 +260,7 @@ def _prune(root: Path) -> None:
 
 
 def _flock(file: IO[bytes], how: int) -> bool:
-    """False: not given, also where the file system knows no locks."""
+    """Returns whether the lock was acquired; False also if the file system has no locks."""
     try:
         fcntl.flock(file, how)
     except OSError:

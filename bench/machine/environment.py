@@ -1,7 +1,7 @@
-"""Where a run ran and with what code: machine, GPUs, software, source; ids for "same session" and "comparable".
+"""Where a run took place and with what software: machine, GPUs, packages; ids for "same session" and "comparable".
 
 No host name, user name, home path or remote URL leaves this module: values pass through private.redact, serial numbers
-through private.salted_hash.  Nothing here fails for want of a GPU, a driver, git or /proc: the fact is None.
+through private.salted_hash.  Nothing here fails because a GPU, a driver, git or /proc is missing: the fact is None.
 """
 
 import hashlib
@@ -30,13 +30,13 @@ ENV_PREFIXES = (
 )
 # fmt: on
 ENV_NAMES = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONMALLOC")
-# What other people's code gets of the shell's variables, beside those that a record keeps (env_variables).
+# The shell's variables that other people's code gets, besides those that a record keeps (env_variables).
 PASSED = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "TZ", "TMPDIR", "CC", "CXX", "CONDA_PREFIX",
     "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE", "TIKTOKEN_CACHE_DIR", "SSL_CERT_FILE",
 )  # fmt: skip
 PASSED_PREFIXES = ("LC_", "XDG_", "SLURM_")
-VENDORED = "_vendor"  # setuptools' own copies, which it adds to sys.path where it is imported, as torch's compiler does
+VENDORED = "_vendor"  # setuptools' copies of packages, which its import (by torch's compiler) adds to sys.path
 CGROUPS = Path("/sys/fs/cgroup")
 MEMORY_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # v2, v1
 CACHES = "/sys/devices/system/cpu/cpu0/cache"
@@ -44,7 +44,7 @@ Facts = dict[str, Any]
 
 
 def environment() -> Facts:
-    """The facts of environment.json, as a dict; takes about 0.1 s."""
+    """Returns the content of environment.json; takes about 0.1 s."""
     nvml, boot = gpus.nvml_facts(), text_of("/proc/sys/kernel/random/boot_id")
     return {
         "python": platform.python_version(),
@@ -65,19 +65,19 @@ def environment() -> Facts:
 
 
 def summary(env: Facts, hardware: "HardwareConfig | SimpleNamespace") -> Facts:
-    """env: of environment(); hardware: resolved, or of a record -> run.json["environment"], what the run used."""
+    """Returns run.json["environment"], what the run used.  env: environment(); hardware: resolved, or recorded."""
     used = gpus.used_by_run(env["gpus"], hardware) if hardware.device == "cuda" else []
     keys = ("memory_gib", "power_limit_w", "max_sm_clock_mhz", "uuid_hash")
     shown = [{"name": gpu["name"] + (" MIG" if gpu["mig"] else "")} | {key: gpu[key] for key in keys} for gpu in used]
     facts = {key: env[key] for key in ("python", "os", "driver", "cpu_model", "num_cpus", "memory_gib", "governor")}
-    known_later = {"cuda": None, "nccl": None}  # torch_facts() of the workers has them, and torch's version again
-    facts |= {"cpu_details": env.get("cpu_details")}  # which hypervisors hide behind one name
+    known_later = {"cuda": None, "nccl": None}  # until the workers' torch_facts() gives them, with torch's version
+    facts |= {"cpu_details": env.get("cpu_details")}  # hypervisors hide different CPUs behind one name
     facts |= {"torch": env["packages"].get("torch"), **known_later, "num_threads": hardware.num_threads}
     return facts | {"gpus": shown}
 
 
 def torch_facts() -> Facts:
-    """What only torch knows; imports it, so only workers call this."""
+    """Returns the facts that only torch knows; it imports torch, so only workers call this."""
     import torch
 
     cuda = torch.version.cuda
@@ -87,18 +87,18 @@ def torch_facts() -> Facts:
         "cuda": cuda,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
         "nccl": ".".join(str(part) for part in nccl) if nccl else None,
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # the instruction set that its kernels use
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # instruction set of its kernels
         "libraries": numerical_libraries(torch.__config__.show()),
     }
 
 
 def host_hash() -> str:
-    """Which machine this is, for people who compare: a hash of its name."""
+    """Returns a salted hash of this machine's name, to tell machines apart."""
     return private.salted_hash(platform.node())
 
 
 def numerical_libraries(config_text: str) -> list[str]:
-    """torch.__config__.show() -> "MKL 2024.2", "oneDNN v3.12.0", as far as it names them."""
+    """Parses torch.__config__.show() into ["MKL 2024.2", "oneDNN v3.12.0"], as far as it names them."""
     patterns = {"MKL": r"Math Kernel Library Version (\S+?)-", "oneDNN": r"(?:MKL-DNN|oneDNN) (v[\d.]+)"}
     patterns |= {"OpenBLAS": r"OpenBLAS ([\d.]+)"}
     found = {name: re.search(pattern, config_text) for name, pattern in patterns.items()}
@@ -109,14 +109,14 @@ def numerical_libraries(config_text: str) -> list[str]:
 
 
 def session_id(env: Facts) -> str | None:
-    """One boot, one set of GPUs, one software image: runs that share it are of one session.  None: boot unknown."""
+    """Returns an id of one boot, one set of GPUs and one software image; None if the boot is unknown."""
     if env["boot"] is None:
         return None
     return _digest([env["boot"], sorted(gpu["uuid_hash"] or "" for gpu in env["gpus"]), env["python"], env["packages"]])
 
 
 def comparability_id(run: Facts) -> str:
-    """Times of runs that share it may be compared: same devices, software, timing protocol, data and world size."""
+    """Returns an id shared by runs with comparable times: same devices, software, protocol, data and world size."""
     env, protocol = run["environment"], run["timing_protocol"]
     software = [env[key] for key in ("driver", "cuda", "nccl", "torch")]
     data = [file["sha256"] for split in ("train", "val") for file in run["data"][split]]
@@ -126,7 +126,7 @@ def comparability_id(run: Facts) -> str:
 
 
 def _devices(env: Facts) -> list[Any]:
-    """What computes: GPUs with their limits; on a CPU the model, its usable cores and each process' threads."""
+    """Returns what computes: GPUs with their limits; on a CPU its model, usable cores and threads per process."""
     gpus: list[Any] = sorted([gpu["name"], gpu["power_limit_w"]] for gpu in env["gpus"])
     return gpus or [env["cpu_model"], env["num_cpus"], env.get("num_threads")]
 
@@ -144,9 +144,9 @@ def cpu_model() -> str | None:
 
 
 def cpu_details() -> str | None:
-    """What libraries choose their kernels by, where a virtual machine's cpu_model names no more than the maker.
+    """Returns what libraries choose their kernels by: a virtual machine's cpu_model may name only the manufacturer.
 
-    Vendor, family, model and stepping, a hash of the flags, and the caches; None where /proc/cpuinfo does not say.
+    Vendor, family, model and stepping, a hash of the flags, and the caches; None if /proc/cpuinfo lacks one of them.
     """
     text = text_of("/proc/cpuinfo") or ""
     keys = ("vendor_id", "cpu family", "model", "stepping", "flags")
@@ -159,13 +159,13 @@ def cpu_details() -> str | None:
 
 
 def usable_cpus() -> int:
-    """Logical CPUs that this process may use: its affinity where the system has one, else all."""
+    """Returns the number of logical CPUs that this process may use: its affinity if the system has one, else all."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cgroups(controller: str) -> list[Path]:
-    """Folders of the control groups that limit this process' use of cpu or memory: its own, a container's, a systemd
-    scope's or a SLURM step's, and those around it; of cgroup v2 and v1 (cgroups(7)).  Some may not be there."""
+    """Returns folders of the control groups that limit this process's use of cpu or memory: its own, a container's, a
+    systemd scope's or a SLURM step's, and those around it; of cgroup v2 and v1 (cgroups(7)).  Some may not exist."""
     found = []
     for line in (text_of("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -177,7 +177,7 @@ def _cgroups(controller: str) -> list[Path]:
 
 
 def cpu_quota_cores() -> float | None:
-    """Cores' worth of time that this process' control groups may use, or None without a limit."""
+    """Returns how many cores' worth of time this process's control groups may use, or None without a limit."""
     limits = []
     for group in _cgroups("cpu"):
         quota, _, period = (text_of(group / "cpu.max") or "").partition(" ")
@@ -189,7 +189,7 @@ def cpu_quota_cores() -> float | None:
 
 
 def available_memory_gib() -> float | None:
-    """What programs may still take: of the machine or, if less, of this process' control groups; None if unknown."""
+    """Returns the memory available in the machine or, if less, in this process's control groups; None if unknown."""
     limits_gib = [meminfo_gib("MemAvailable")]
     for group in _cgroups("memory"):
         for limit_name, used_name in MEMORY_LIMITS:
@@ -200,7 +200,7 @@ def available_memory_gib() -> float | None:
 
 
 def meminfo_gib(name: str) -> float | None:
-    """A line of /proc/meminfo, of the whole machine; None: there is none."""
+    """Returns a line of /proc/meminfo, which is of the whole machine, or None if it is missing."""
     match = re.search(rf"^{name}:\s+(\d+) kB$", text_of("/proc/meminfo") or "", re.M)
     return int(match[1]) * KIB / GIB if match else None
 
@@ -209,9 +209,9 @@ def meminfo_gib(name: str) -> float | None:
 
 
 def packages() -> dict[str, str]:
-    """Installed distributions: name -> version, sorted; of one that is found twice the first, which Python imports.
+    """Returns {name: version} of the installed distributions, sorted; of duplicates the first, which Python imports.
 
-    Those that importlib.metadata finds, which imports all of Python's email for it: a twentieth of a launch.
+    Finds what importlib.metadata does, whose import of all of Python's email takes a twentieth of a launch.
     """
     folders = [Path(folder) for folder in sys.path if Path(folder).name != VENDORED]
     infos = (path for folder in folders for path in folder.glob("*-info"))
@@ -222,12 +222,12 @@ def packages() -> dict[str, str]:
 
 
 def _name_and_version(info: Path) -> tuple[str, str]:
-    """info: a folder NAME.dist-info, or .egg-info, which may be a file."""
+    """Returns name and version, "" if unknown.  info: a folder NAME.dist-info, or .egg-info, which may be a file."""
     text = text_of(info / "METADATA") or text_of(info / "PKG-INFO") or text_of(info) or ""
     values = dict.fromkeys(("Name", "Version"), "")
     for line in text.splitlines():
         key, _, value = line.partition(":")
-        if not line:  # the end of the head
+        if not line:  # end of the header
             break
         if key in values and not values[key]:
             values[key] = value.strip()
@@ -236,8 +236,8 @@ def _name_and_version(info: Path) -> tuple[str, str]:
 
 # ---- variables
 
-# A value is recorded as far as it is made of numbers and of words that a person may have typed, and a word that looks
-# like a token as a hash.  Two values are equal where their shown texts are.
+# Numbers and words that a person may have typed are recorded as they are, words that look like a token as a hash.  Two
+# values are equal if their recorded texts are.
 SERIAL = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.I)
 VALUE_WORD = re.compile(r"[\w.+-]+")
 NUMBER = re.compile(r"[-+]?\d{1,10}(\.\d{1,10}){0,3}(e[-+]?\d{1,3})?[a-z]{0,3}(-\d{1,4})?|0x[0-9a-f]{1,8}", re.I)
@@ -245,9 +245,9 @@ MAX_WORD_CHARS, MAX_WORD_DIGITS = 40, 5  # avx512_core_amx_fp16, x86_64-linux-gn
 
 
 def env_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that change how torch, NCCL, OpenMP or this harness run; what is no setting in them as a hash."""
+    """Returns the variables that change how torch, NCCL, OpenMP or this harness run, with suspicious words hashed."""
     names = [name for name in sorted(environ) if name.startswith(ENV_PREFIXES) or name in ENV_NAMES]
-    names = [name for name in names if name not in (CHECKOUT, leases.INHERITED)]  # they say where, and change nothing
+    names = [name for name in names if name not in (CHECKOUT, leases.INHERITED)]  # they do not change how anything runs
     return {
         name: shown_value(private.redact(environ[name], REPO))
         for name in names
@@ -256,14 +256,14 @@ def env_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def passed(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a training script, or the code of somebody's record, is run with: no tokens."""
+    """Returns the variables that a training script, or the code of somebody's record, gets: no tokens."""
     names = {*PASSED, *env_variables(environ)}
     return {name: value for name, value in environ.items() if name in names or name.startswith(PASSED_PREFIXES)}
 
 
 def shown_value(value: str) -> str:
-    """value -> the same with a # and 16 hex digits, salted, in place of each word that may be secret: one that is long,
-    or has many digits, or digits among letters of both cases."""
+    """Returns value with a # and 16 hex digits, salted, in place of each word that may be secret: one that is long, has
+    many digits, or has digits among letters of both cases."""
 
     def shown_word(match: re.Match[str]) -> str:
         word, num_digits = match[0], sum(map(str.isdigit, match[0]))
@@ -277,12 +277,12 @@ def shown_value(value: str) -> str:
 
 
 def is_shown_whole(value: str) -> bool:
-    """Whether shown_value() left a recorded value as it was: only such a one can be set again."""
+    """Whether shown_value() left a recorded value unchanged: only such a value can be set again."""
     return "#" not in value
 
 
 def text_of(path: Path | str) -> str | None:
-    """Text of a system file, without blanks around it; None: there is no such file."""
+    """Returns the stripped text of a system file, or None if it cannot be read."""
     try:
         return Path(path).read_text().strip()
     except OSError:

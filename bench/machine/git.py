@@ -1,4 +1,4 @@
-"""git, run in a repository's folder and never through the GIT_ variables of the process that calls."""
+"""Runs git in a repository's folder, never with the GIT_ variables of the calling process."""
 
 import contextlib
 import os
@@ -9,20 +9,20 @@ from pathlib import Path
 
 from bench.base.paths import INSTALLED, REPO
 
-TIMEOUT_S = 300  # adding a worktree of a large repository
+TIMEOUT_S = 300  # enough to add a worktree of a large repository
 
 
 class Failed(Exception):
-    """git cannot be run, or refused; the message is its own."""
+    """git cannot be run, or failed; the message is git's."""
 
 
 def run(
     repo: Path | str, *arguments: str, given: bytes | None = None, errors: str = "surrogateescape", **env: str
 ) -> str:
-    """Output of `git ARGUMENTS` in this folder as text.  given: bytes for its standard input; env: further variables.
+    """Returns the output of `git ARGUMENTS` in this folder as text.  given: its standard input; env: further variables.
 
-    errors: how bytes that are not UTF-8 are decoded.  Raises Failed, also for the folder of an installed harness: a
-    repository around it, such as that of its venv, is another project's.
+    errors: how bytes that are not UTF-8 are decoded.  Raises Failed, also for the folder of an installed harness,
+    because a repository around it, such as that of its venv, is another project's.
     """
     if INSTALLED and Path(repo).resolve().is_relative_to(REPO):
         raise Failed("the installed program has no repository: use a clone")
@@ -40,7 +40,7 @@ def run(
 
 
 def ask(repo: Path | str, *arguments: str) -> str | None:
-    """Like run(), but None where git, the repository or the commit is missing."""
+    """Like run(), but returns None if git, the repository or the commit is missing."""
     try:
         return run(repo, *arguments)
     except Failed:
@@ -49,24 +49,24 @@ def ask(repo: Path | str, *arguments: str) -> str | None:
 
 @contextlib.contextmanager
 def folder_view(code: Path | str, repo: Path | str) -> Iterator["FolderView"]:
-    """A context that yields a FolderView with a temporary index.
+    """Context that yields a FolderView with a temporary index.
 
-    In the repository's own index a file may be marked as not to be looked at (assume-unchanged, fsmonitor), and the
-    times in it are those of another folder.
+    In the repository's own index a file may be marked as unchanged (assume-unchanged, fsmonitor), and its times are
+    those of another folder.
     """
     with tempfile.TemporaryDirectory(prefix="speedrun-git-") as temporary:
         yield FolderView(Path(code), Path(repo), os.path.join(temporary, "index"))
 
 
 class FolderView:
-    """git of repo, with the files of code as its work tree.  Raises Failed."""
+    """git of repo, with the files of code as its work tree.  Its methods raise Failed."""
 
     def __init__(self, code: Path, repo: Path, index: str):
         self._repo, self._env = repo.absolute(), {"GIT_INDEX_FILE": index}
         below = run(repo, "rev-parse", "--show-prefix").strip()
-        if not below:  # else in another project's repository, whose folders a copy does not have
+        if not below:  # otherwise inside another project's repository, whose folders a copy lacks
             self._env["GIT_WORK_TREE"] = str(code.absolute())
-        self.commit: str | None = None  # before the first commit
+        self.commit: str | None = None  # None before the first commit
         try:
             self.commit = self._ask("rev-parse", "--verify", "HEAD").strip()
         except Failed:
@@ -76,13 +76,13 @@ class FolderView:
             self._ask("read-tree", self.commit)
 
     def changes(self, folders: Iterable[str]) -> str:
-        """What `git apply` needs to get from the commit to this code; "" if nothing, or no commit."""
+        """Returns the patch for `git apply` from the commit to this code; "" if there is none, or no commit."""
         if not self.commit:
             return ""
         return self._ask("diff", self.commit, "--no-color", "--no-ext-diff", "--binary", "--", *folders)
 
     def untracked(self, folders: Iterable[str], suffixes: Iterable[str]) -> list[str]:
-        """Files of these suffixes that the commit does not have, sorted."""
+        """Returns the files with these suffixes that the commit lacks, sorted."""
         patterns = [f":(glob){folder}/**/*{suffix}" for folder in folders for suffix in suffixes]
         ignored = [f"--exclude-from={path}" for path in [self._repo / ".gitignore"] if path.is_file()]
         listed = self._ask("ls-files", "--others", "--exclude-standard", *ignored, "-z", "--", *patterns)

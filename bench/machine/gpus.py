@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of this machine, read through NVML: no torch, no CUDA context, nothing where there is no driver."""
+"""The NVIDIA GPUs of this machine, read through NVML without torch or a CUDA context; empty without a driver."""
 
 import contextlib
 import ctypes
@@ -14,7 +14,7 @@ from bench.config.schema import HardwareConfig
 
 Facts = dict[str, Any]
 
-# nvmlClocksEventReason*: bits of why a clock is not at its top (nvml.h)
+# nvmlClocksEventReason*: bits that tell why a clock is not at its maximum (nvml.h)
 CLOCKS_EVENT_REASONS = {
     0x1: "gpu_idle",
     0x2: "applications_clocks",
@@ -27,42 +27,42 @@ CLOCKS_EVENT_REASONS = {
     0x100: "display_clocks",
 }
 
-# What a driver that does not know a function calls it instead: R535 renamed throttle reasons, R510 gave processes a
-# _v3, and CUDA 14 is to take nvmlDeviceGetTemperature away.
+# Names under which other drivers know a function: R535 renamed throttle reasons, R510 introduced _v3 of processes, and
+# CUDA 14 will remove nvmlDeviceGetTemperature.
 OTHER_NAMES = {
     "CurrentClocksEventReasons": ("CurrentClocksThrottleReasons",),
     "ComputeRunningProcesses": ("ComputeRunningProcesses_v2",),
     "Temperature": ("TemperatureV",),
 }
-MAX_USED_FRAC = 0.1  # of a GPU that is free: the driver takes up to 1 GiB, a desktop a little more
-WORD_BITS = 64  # of NVML's affinity
+MAX_USED_FRAC = 0.1  # of a free GPU's memory: the driver uses up to 1 GiB, a desktop a little more
+WORD_BITS = 64  # size of a word in NVML's affinity mask
 NO_LIBRARY = "NVML Shared Library Not Found"  # NVML_ERROR_LIBRARY_NOT_FOUND
 FUNCTION_NOT_FOUND = 13  # NVML_ERROR_FUNCTION_NOT_FOUND
 
 
 def visible() -> list[Facts]:
-    """Facts of the GPUs that CUDA would show a process started here, without torch: [] without driver or GPU."""
+    """Returns facts of the GPUs that CUDA would show a process started here; [] without driver or GPU."""
     return [gpu for gpu in nvml_facts()["gpus"] if gpu["visible"] is not None]
 
 
 def num_visible() -> int:
-    """How many GPUs CUDA would show a process started here: 0 without driver or GPU."""
+    """Returns how many GPUs CUDA would show a process started here; 0 without driver or GPU."""
     return len(visible())
 
 
 class Device(NamedTuple):
-    """A visible GPU, for a run that is to have it alone."""
+    """A visible GPU, for a run that needs exclusive use of it."""
 
-    number: int  # among the visible, as CUDA counts
-    name: str  # for CUDA_VISIBLE_DEVICES: its UUID, or that of the MIG slice that is visible of it
+    number: int  # index among the visible, as CUDA counts
+    name: str  # for CUDA_VISIBLE_DEVICES: its UUID, or that of its visible MIG slice
     memory_gib: float | None
-    num_processes: int | None  # that compute on it now
-    cpus: frozenset[int]  # logical CPUs of its NUMA node, as NVML has them; empty: not known
+    num_processes: int | None  # number of processes that compute on it now
+    cpus: frozenset[int]  # logical CPUs of its NUMA node, from NVML; empty if unknown
     used_memory_gib: float | None = None
 
 
 def devices() -> list[Device]:
-    """The visible GPUs in CUDA's order; [] without driver or GPU."""
+    """Returns the visible GPUs in CUDA's order; [] without driver or GPU."""
     requested, found = os.environ.get("CUDA_VISIBLE_DEVICES", ""), []
     with contextlib.suppress(Unavailable), _opened() as (nvml, handles, visible):
         for number, index in enumerate(visible):
@@ -74,14 +74,15 @@ def devices() -> list[Device]:
 
 
 class Unavailable(Exception):
-    """NVML has no answer; the message is the reason."""
+    """NVML cannot answer; the message says why."""
 
 
 @contextlib.contextmanager
 def _opened() -> Iterator[tuple[Any, list[Any], list[int]]]:
-    """(pynvml, handles of all GPUs in PCI order, numbers of the visible ones in CUDA's order).  Unavailable."""
+    """Yields (pynvml, handles of all GPUs in PCI order, numbers of the visible ones in CUDA's order).  Raises
+    Unavailable if NVML cannot answer."""
     if not _has_library():
-        raise Unavailable(NO_LIBRARY)  # as pynvml would
+        raise Unavailable(NO_LIBRARY)  # as pynvml would raise
     try:
         import pynvml
     except ImportError:
@@ -99,14 +100,14 @@ def _opened() -> Iterator[tuple[Any, list[Any], list[int]]]:
 
 
 def crowded(memory_gib: float | None, used_gib: float | None) -> str | None:
-    """Where more than a tenth of a GPU's memory is in use: how much; None: it is not, or the driver does not say."""
+    """Returns how much of a GPU's memory is in use if it is more than a tenth, else (or if unknown) None."""
     if memory_gib is None or used_gib is None or used_gib <= MAX_USED_FRAC * memory_gib:
         return None
     return f"{used_gib:.0f} of its {memory_gib:.0f} GiB are in use"
 
 
 def _cpus_near(nvml: Any, handle: Any) -> frozenset[int]:
-    """NVML's CPU affinity, 64 logical CPUs a word."""
+    """Returns the logical CPUs in NVML's affinity mask, whose words have 64 bits; empty if unknown."""
     try:
         words = call(nvml, "CpuAffinity", handle, -(-(os.cpu_count() or 1) // WORD_BITS))
     except nvml.NVMLError:
@@ -117,16 +118,16 @@ def _cpus_near(nvml: Any, handle: Any) -> frozenset[int]:
 
 
 def used_by_run(gpus: list[Facts], hardware: HardwareConfig | SimpleNamespace) -> list[Facts]:
-    """Facts of all GPUs -> those that a run on this hardware uses on this node, by rank."""
+    """Returns the GPUs, out of all, that a run on this hardware uses on this node, by rank."""
     visible = [gpu for gpu in gpus if gpu["visible"] is not None]
     return sorted(visible, key=lambda gpu: gpu["visible"])[: hardware.ranks_of_node]
 
 
 def visible_order(uuids: Sequence[str], cuda_visible_devices: str | None) -> list[int]:
-    """What CUDA_VISIBLE_DEVICES makes visible: uuids of all GPUs -> the numbers of the visible ones, in CUDA's order.
+    """Returns the numbers of the GPUs that CUDA_VISIBLE_DEVICES makes visible, in CUDA's order.  uuids: of all GPUs.
 
-    As CUDA does: numbers, or beginnings of a UUID; it ends at the first one that fits no GPU; a GPU named twice hides
-    all.  Numbers count in PCI order, as NVML does (CUDA_DEVICE_ORDER=PCI_BUS_ID); CUDA's own default, fastest first,
+    As in CUDA, it lists numbers or beginnings of a UUID; it ends at the first entry that fits no GPU; a GPU named twice
+    hides all.  Numbers count in PCI order, as NVML does (CUDA_DEVICE_ORDER=PCI_BUS_ID); CUDA's default, fastest first,
     differs only where GPUs of several models are mixed.
     """
     if cuda_visible_devices is None:
@@ -142,7 +143,7 @@ def visible_order(uuids: Sequence[str], cuda_visible_devices: str | None) -> lis
 
 
 def nvml_facts() -> Facts:
-    """{"driver", "nvml": None or why it has no answer, "gpus": [...]}, GPUs in PCI order, each read once."""
+    """Returns {"driver", "nvml": None or why NVML cannot answer, "gpus": [...]}, GPUs in PCI order, each read once."""
     try:
         with _opened() as (nvml, handles, visible):
             places = [{"visible": visible.index(num) if num in visible else None} for num in range(len(handles))]
@@ -153,7 +154,7 @@ def nvml_facts() -> Facts:
 
 
 def _has_library() -> bool:
-    """Whether this machine has the driver's library, where pynvml looks for it, whose import takes 30 ms."""
+    """Whether this machine has the driver's library where pynvml looks for it; importing pynvml takes 30 ms."""
     if "pynvml" in sys.modules:
         return True
     try:
@@ -164,8 +165,8 @@ def _has_library() -> bool:
 
 
 def call(nvml: Any, what: str, handle: Any, *args: Any) -> Any:
-    """nvmlDeviceGet<what> of one GPU, by another name where the driver knows only that.  Raises nvml.NVMLError."""
-    # nvidia-ml-py raises an error that is not an NVMLError if a driver is older than a function's newest version.
+    """Calls nvmlDeviceGet<what> for one GPU, by an older name if the driver only knows that.  Raises nvml.NVMLError."""
+    # If a driver is older than a function's newest version, nvidia-ml-py raises an error that is not an NVMLError.
     mismatch = getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError)
     for name in (what, *OTHER_NAMES.get(what, ())):
         function = getattr(nvml, f"nvmlDeviceGet{name}", None)
@@ -179,7 +180,7 @@ def call(nvml: Any, what: str, handle: Any, *args: Any) -> Any:
 
 
 def requested_devices(nvml: Any) -> str | None:
-    """CUDA_VISIBLE_DEVICES, None where it is not set; of a MIG slice the GPU that it is part of."""
+    """Returns CUDA_VISIBLE_DEVICES, None if it is not set; for a MIG slice, the GPU to which it belongs."""
     requested = os.environ.get("CUDA_VISIBLE_DEVICES")
     if requested is None or not requested.startswith("MIG-"):
         return requested
@@ -188,7 +189,7 @@ def requested_devices(nvml: Any) -> str | None:
 
 
 def _gpu(nvml: Any, handle: Any) -> Facts:
-    """Facts of one GPU; what the board or the driver does not support is None and named in "unsupported"."""
+    """Returns the facts of one GPU; what the board or driver does not support is None and in "unsupported"."""
     unsupported: list[str] = []
 
     def ask(what: str, *args: Any) -> Any:
@@ -207,14 +208,14 @@ def _gpu(nvml: Any, handle: Any) -> Facts:
         "memory_gib": None if memory is None else gib_from_bytes(memory.total),
         "used_memory_gib": None if memory is None else gib_from_bytes(memory.used),
         "compute_capability": None if capability is None else ".".join(map(str, capability)),
-        "power_limit_w": over(ask("PowerManagementLimit"), 1e3),  # NVML gives mW
+        "power_limit_w": over(ask("PowerManagementLimit"), 1e3),  # NVML reports mW
         "default_power_limit_w": over(ask("PowerManagementDefaultLimit"), 1e3),
         "max_sm_clock_mhz": ask("MaxClockInfo", nvml.NVML_CLOCK_SM),
         "max_mem_clock_mhz": ask("MaxClockInfo", nvml.NVML_CLOCK_MEM),
         "persistence": None if persistence is None else bool(persistence),
         "temp_c": ask("Temperature", nvml.NVML_TEMPERATURE_GPU),
         "clocks_event_reasons": None if reasons is None else reason_names(reasons),
-        "ecc": None if ecc is None else bool(ecc[0]),  # [now, after the next boot]
+        "ecc": None if ecc is None else bool(ecc[0]),  # (current, pending) mode
         "ecc_uncorrected": ask("TotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC),
         "remap_pending": None if rows is None else bool(rows[2]),  # (corrected, uncorrected, pending, failed)
         "remap_failed": None if rows is None else bool(rows[3]),
@@ -227,10 +228,10 @@ def _gpu(nvml: Any, handle: Any) -> Facts:
 
 
 def over(value: float | None, size: float) -> float | None:
-    """value / size; None for None."""
+    """Returns value / size, or None for None."""
     return None if value is None else value / size
 
 
 def reason_names(bits: int) -> list[str]:
-    """A clocks event bit mask -> names, an unknown bit as its number."""
+    """Returns the names of a clocks event bit mask, an unknown bit as its number."""
     return [CLOCKS_EVENT_REASONS.get(1 << n, hex(1 << n)) for n in range(bits.bit_length()) if bits >> n & 1]

@@ -1,9 +1,9 @@
-"""torch._dynamo is not imported until something compiles: 1.3 of the 5 CPU seconds of a rank that trains for a moment.
+"""Delays the import of torch._dynamo until something compiles: it takes 1.3 of the 5 CPU seconds of a very short rank.
 
 torch.optim imports all of torch.compile at an optimizer's first call, only to keep it off: torch._dynamo.disable()
-around some methods, graph_break() in each step; DistributedDataParallel, to ask how a compiled model is cut.  Without a
-compiler at work all that does nothing, so a module that has these few stands in for it.  Who asks it for anything else,
-as torch.compile does, gets the real one, from then on everywhere.
+around some methods, graph_break() in each step; DistributedDataParallel does, to ask how a compiled model is split.
+Without a compiler at work this has no effect, so a module with these few functions stands in for it.  Code that needs
+anything else of it, such as torch.compile, gets the real module, which from then on is used everywhere.
 """
 
 import importlib
@@ -16,30 +16,30 @@ NAME = "torch._dynamo"
 
 
 class StandIn(ModuleType):
-    """torch._dynamo or a module of it, as long as nothing compiles.  known: what it has; all else has the real one."""
+    """Stands in for torch._dynamo or a module of it.  known: its attributes; any other one loads the real module."""
 
     def __init__(self, name: str, **known: Any):
         super().__init__(name)
         vars(self).update(known)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__path__":  # inspect asks every module for its __file__
+        if name.startswith("__") and name != "__path__":  # inspect reads every module's __file__
             raise AttributeError(name)
         if not is_imported():
             waiting = sys.modules.pop(NAME).waiting
-            importlib.import_module(NAME)  # which puts itself into torch
+            importlib.import_module(NAME)  # it also sets torch._dynamo
             for call in waiting:
                 call()
         return getattr(importlib.import_module(self.__name__), name)
 
 
 def _stand_in() -> StandIn:
-    """What torch.optim, DistributedDataParallel, the start of a process group and models/fp8.py call uncompiled."""
+    """Returns what torch.optim, DistributedDataParallel, a process group's start and models/fp8.py call uncompiled."""
 
     def nothing(*args: Any, **more: Any) -> None:
         pass
 
-    def assume_constant_result(fn: Any) -> Any:  # as the real one
+    def assume_constant_result(fn: Any) -> Any:  # as the real one does
         fn._dynamo_marked_constant = True
         return fn
 
@@ -55,7 +55,7 @@ def _stand_in() -> StandIn:
 
 
 def install() -> None:
-    """In this process, unless the real one is there already."""
+    """Installs the stand-in in this process, unless the real module is loaded already."""
     if NAME not in sys.modules:
         sys.modules[NAME] = _stand_in()
         if "torch" in sys.modules:
@@ -63,14 +63,14 @@ def install() -> None:
 
 
 def is_imported() -> bool:
-    """Whether anything in this process may have been compiled."""
+    """Whether the real module is loaded, so that anything in this process may have been compiled."""
     return NAME in sys.modules and not isinstance(sys.modules[NAME], StandIn)
 
 
 def when_imported(call: Callable[[], None]) -> None:
-    """Call it before anything is compiled: now, or when the real one takes the place of what stands in for it.
+    """Calls call() before anything is compiled: now, or when the real module replaces the stand-in.
 
-    Never where there is neither: another program's loop, which has not compiled anything yet.
+    Never calls it if there is neither: in another program's loop, which has not compiled anything yet.
     """
     if isinstance(sys.modules.get(NAME), StandIn):
         sys.modules[NAME].waiting.append(call)

@@ -1,4 +1,4 @@
-"""Leases of this machine's GPUs: one run, race or sweep has a GPU at a time, whichever user started it.
+"""Leases of this machine's GPUs: only one run, race or sweep has a GPU at a time, whichever user started it.
 
 A lease is a socket in the abstract namespace of unix(7), whose name only one process of a network namespace can have.
 The kernel releases it when the process ends, even if it is killed.  Containers with a network of their own see only
@@ -18,10 +18,10 @@ from pathlib import Path
 from bench.config import schema
 from bench.machine import gpus
 
-INHERITED = "SPEEDRUN_LEASED_GPUS"  # NAME@INODE of each, with spaces between
-SOCKETS = Path("/proc/net/unix")  # one a line, with the inode and the address at the end
-NUM_ASKING = 64  # processes that may ask for the owner at a time; they read its credentials, nothing is sent
-_held: dict[str, socket.socket] = {}  # by this process
+INHERITED = "SPEEDRUN_LEASED_GPUS"  # NAME@INODE of each, separated by spaces
+SOCKETS = Path("/proc/net/unix")  # one per line, which ends in inode and address
+NUM_ASKING = 64  # processes that may query the owner at a time; they read its credentials, and nothing is sent
+_held: dict[str, socket.socket] = {}  # leases of this process
 
 
 def lease(name: str) -> str | None:
@@ -39,7 +39,7 @@ def lease(name: str) -> str | None:
     except OSError as error:
         mine.close()
         if error.errno != errno.EADDRINUSE:
-            return None  # a system without such sockets: nothing is leased there
+            return None  # a system without such sockets has no leases
         if _is_inherited(name):
             return None
         with socket.socket(socket.AF_UNIX) as other, contextlib.suppress(OSError):
@@ -48,19 +48,19 @@ def lease(name: str) -> str | None:
             credentials = other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             pid, uid, _ = struct.unpack("3i", credentials)
             return f"process {pid} of user {uid}"
-        return "another process"  # many have asked already
+        return "another process"  # too many processes are querying its owner
     _held[name] = mine
     _tell(_inherited() | {name: str(os.fstat(mine.fileno()).st_ino)})
     return None
 
 
 def _address(name: str) -> str:
-    """The address of a lease's socket, without the leading 0."""
+    """Returns the address of a lease's socket, without the leading zero byte."""
     return f"speedrun-gpu:{name}"
 
 
 def _is_inherited(name: str) -> bool:
-    """Whether this process, or one that started it, has leased a GPU and still has it."""
+    """Whether this process, or one that started it, leased a GPU and still has it."""
     inode = _inherited().get(name)
     try:
         lines = [line.split() for line in SOCKETS.read_text(errors="replace").splitlines()]
@@ -70,26 +70,26 @@ def _is_inherited(name: str) -> bool:
 
 
 def _inherited() -> dict[str, str]:
-    """{name of a GPU: inode of the socket that was its lease}."""
+    """Returns {name of a GPU: inode of the socket that was its lease}."""
     words = os.environ.get(INHERITED, "").split()
     return {name: inode for name, _, inode in (word.rpartition("@") for word in words)}
 
 
 def _tell(inodes: Mapping[str, str]) -> None:
-    """Tells child processes, by the environment, which GPUs they may use."""
+    """Sets the variable that names the GPUs which child processes may use."""
     os.environ.pop(INHERITED, None)
     if inodes:
         os.environ[INHERITED] = " ".join(f"{name}@{inode}" for name, inode in inodes.items())
 
 
 def release(name: str) -> None:
-    """Gives back a GPU that this process has leased."""
+    """Releases a GPU that this process has leased."""
     _held.pop(name).close()
     _tell({each: inode for each, inode in _inherited().items() if each != name})
 
 
 def taken(device: gpus.Device) -> str | None:
-    """Leases a GPU if there is room on it -> None, else why it cannot be had."""
+    """Leases a GPU if its memory is free.  Returns None, or why it cannot be used."""
     if not _is_inherited(device.name) and (why := gpus.crowded(device.memory_gib, device.used_memory_gib)):
         return why
     owner = lease(device.name)
@@ -97,16 +97,16 @@ def taken(device: gpus.Device) -> str | None:
 
 
 class Busy(ValueError):
-    """What a command needs is in use: the same command may succeed later."""
+    """A resource that a command needs is in use: the same command may succeed later."""
 
     exit_code = os.EX_TEMPFAIL  # 75
 
 
 @contextlib.contextmanager
 def held(number: int) -> Iterator[None]:
-    """A context in which this process has the first `number` visible GPUs, as far as the driver names them.
+    """Context in which this process has leased the first `number` visible GPUs, as far as the driver names them.
 
-    Busy: a process that is no ancestor of this one has one of them.
+    Raises Busy if a process that is not an ancestor of this one has one of them.
     """
     before = set(_held)
     devices = gpus.devices()[:number] if number else []
@@ -122,13 +122,13 @@ def held(number: int) -> Iterator[None]:
 
 
 def held_by_ranks(hardware: schema.HardwareConfig) -> contextlib.AbstractContextManager[None]:
-    """held() of as many GPUs as ranks run on this node."""
+    """Returns held() for as many GPUs as ranks run on this node."""
     return held(hardware.ranks_of_node if hardware.device == "cuda" else 0)
 
 
 @contextlib.contextmanager
 def free(number: int) -> Iterator[list[gpus.Device] | None]:
-    """A context that leases `number` visible GPUs with room on them and yields them; None if there are not as many."""
+    """Context that leases `number` visible GPUs with free memory and yields them, or None if there are not enough."""
     before = set(_held)
     try:
         found = list(itertools.islice((device for device in gpus.devices() if not taken(device)), number))

@@ -1,7 +1,7 @@
-"""Meters of a run: the CPU that other programs take, peak memory, and how long it lasts by clocks that nobody can set.
+"""Meters of a run: the CPU use of other programs, peak memory, and its duration by clocks that nobody can set.
 
-time.monotonic() and the time of day are slewed together (clock_gettime(2)), so that they part only where the time is
-set, or the machine sleeps.  /proc/uptime is the kernel's own, which a preloaded library does not change.
+time.monotonic() and the time of day are slewed together (clock_gettime(2)), so they differ only if the time is set or
+the machine sleeps.  /proc/uptime is the kernel's own, which a preloaded library does not change.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ from bench.base.units import GIB, KIB, gib_from_bytes, s_from_ns
 
 
 class CpuMeter:
-    """How much other programs use the cores that we may use.
+    """Measures how much other programs use the cores that this process may use.
 
     foreign = busy time of those cores in /proc/stat, minus our own CPU time, over wall time.  /proc/stat counts in
-    ticks of 10 ms a core, so below a second or so it is coarse.  Time stolen by a hypervisor counts as foreign.
+    ticks of 10 ms per core, so it is coarse below about a second.  Time stolen by a hypervisor counts as foreign.
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class CpuMeter:
         self._start = (now_ns(), self._read_busy_s(), own_s())
 
     def own_cpu_s(self) -> float:
-        """CPU seconds of this process, all threads, since the meter was made."""
+        """Returns CPU seconds of this process, all threads, since the meter was created."""
         return self._own_s() - self._start[2]
 
     def foreign_cpu_cores(self, own_cpu_s: float | None = None) -> float | None:
-        """Cores, mean since the meter was made; own_cpu_s: of all our processes together.  None without /proc."""
+        """Returns mean cores since the meter was created, None without /proc.  own_cpu_s: of all our processes."""
         wall_s, busy_s = s_from_ns(self._now_ns() - self._start[0]), self._read_busy_s()
         if busy_s is None or self._start[1] is None or wall_s <= 0:
             return None
@@ -46,7 +46,7 @@ class CpuMeter:
 
 
 def _busy_cpu_s() -> float | None:
-    """Busy seconds since boot of the cores we may use: user, nice, system, irq, softirq and steal (man proc_stat)."""
+    """Returns the usable cores' busy seconds since boot: user, nice, system, irq, softirq and steal (man proc_stat)."""
     try:
         text = Path("/proc/stat").read_text()
     except OSError:
@@ -61,18 +61,18 @@ MAX_DIFFERENCE_S = 1.0
 
 
 class RunClock:
-    """Started when it is made; doubts() says where the machine's clocks disagree since then."""
+    """Measures a run's duration from its creation; doubts() reports where the machine's clocks disagree."""
 
     def __init__(self) -> None:
         self.started_s = time.monotonic()
         self._wall_s, self._uptime_s = time.time(), _uptime_s()
 
     def lasted_s(self) -> float:
-        """Seconds so far."""
+        """Returns the seconds since the clock was created."""
         return time.monotonic() - self.started_s
 
     def doubts(self) -> list[str]:
-        """Sentences: where another clock says that it was more than a second longer or shorter."""
+        """Returns a sentence for each other clock that differs by more than a second."""
         doubts, lasted_s, uptime_s = [], self.lasted_s(), _uptime_s()
         if abs(jump_s := time.time() - self._wall_s - lasted_s) > MAX_DIFFERENCE_S:
             why = "it was set, or the machine slept; durations are by the monotonic clock, dates may be wrong"
@@ -87,16 +87,16 @@ class RunClock:
 
 
 def _uptime_s() -> float | None:
-    """Seconds since boot, sleep included, to the hundredth; None where the system is not Linux."""
+    """Returns seconds since boot, sleep included, to the hundredth; None if the system is not Linux."""
     with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/uptime") as file:
         return float(file.read().split()[0])
     return None
 
 
 def peak_rss_gib() -> float:
-    """The largest resident set this process has had since it began its program, imports included.
+    """Returns the largest resident set of this process since it started its program, imports included.
 
-    VmHWM where there is one: getrusage's ru_maxrss also remembers the process that this one was forked from.
+    Uses VmHWM if there is one: getrusage's ru_maxrss also counts the process from which this one was forked.
     """
     with contextlib.suppress(OSError):
         if match := re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M):

@@ -1,9 +1,9 @@
-"""A sandbox of Linux's own namespaces, where bubblewrap is not installed:  python -I -S THIS_FILE MOUNTS WORD...
+"""A sandbox of Linux namespaces, for machines without bubblewrap:  python -I -S THIS_FILE MOUNTS WORD...
 
-MOUNTS: JSON of sandbox.py, [[[what, source, path], ...], working folder, most processes or null], parents first; or
-null: WORD... is bubblewrap, which makes the namespaces itself, and only refuse_calls() comes before it.  Needs the
-standard library alone.  Exit code: the command's, of a signal 128 + its number; 125 with a line where no sandbox can be
-made.
+MOUNTS: JSON from sandbox.py, [[[what, source, path], ...], working folder, most processes or null], parents first; or
+null: WORD... is then bubblewrap, which creates the namespaces itself, and only refuse_calls() runs before it.  Needs
+only the standard library.  Exits with the command's exit code, 128 plus the number for a signal, or 125 after a line on
+standard error if no sandbox can be created.
 """
 
 import contextlib
@@ -20,22 +20,22 @@ import sys
 ALL = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
 MNT_DETACH, AT_RECURSIVE, AT_FDCWD = 2, 0x8000, -100
-PDEATHSIG, CAPBSET_DROP, NO_NEW_PRIVS = 1, 24, 38  # linux/prctl.h
+PDEATHSIG, CAPBSET_DROP, NO_NEW_PRIVS = 1, 24, 38  # of linux/prctl.h
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 LAST_CAPABILITY = 63
 IS_X86 = os.uname().machine == "x86_64"  # else arm64
 AUDIT_ARCH, SECCOMP, SOCKET = (0xC000003E, 317, 41) if IS_X86 else (0xC00000B7, 277, 198)
 # add_key, request_key, keyctl; shmget, whose memory belongs to no process; io_uring_setup
 REFUSED_CALLS = (248, 249, 250, 29, 425) if IS_X86 else (217, 218, 219, 194, 425)
-FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)  # that a network namespace confines
+FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)  # confined by a network namespace
 PIVOT_ROOT, MOUNT_SETATTR = 155 if IS_X86 else 41, 442
-STAGE, ROOT, OLD = "/tmp", "/new", "/old"  # any folder that is there; in it, while the mounts are made
+STAGE, ROOT, OLD = "/tmp", "/new", "/old"  # STAGE: any existing folder; the others are inside it while mounts are made
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-OF_KERNEL = ("sys", "sysrq-trigger", "irq", "bus")  # in /proc, where root of the machine may write without any right
+OF_KERNEL = ("sys", "sysrq-trigger", "irq", "bus")  # in /proc, where the machine's root may write without capabilities
 FAILED = 125
-# Since then /proc/sys/kernel/pid_max is of the namespace of processes; before, it is the machine's.
+# Since Linux 6.14 each PID namespace has its own /proc/sys/kernel/pid_max; before, there is one per machine.
 HAS_OWN_PIDS = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (6, 14)
-LEAST_PIDS = 302  # that the kernel takes, and one more
+LEAST_PIDS = 302  # the least that the kernel accepts, plus one
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -46,7 +46,7 @@ def main(mounts: list[tuple[str, str, str]], folder: str, num_processes: int | N
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
-    socket.sethostname("localhost")  # a name that gloo finds
+    socket.sethostname("localhost")  # gloo can resolve this name
     _loopback()
     first = os.fork()
     if first:
@@ -61,12 +61,12 @@ def main(mounts: list[tuple[str, str, str]], folder: str, num_processes: int | N
     for what, source, path in mounts:
         _add(what, source, path)
     os.chdir(ROOT)
-    _call("syscall", PIVOT_ROOT, b".", b".")  # the old root lies over the new one, until it is let go
+    _call("syscall", PIVOT_ROOT, b".", b".")  # the old root covers the new one until it is unmounted
     _call("umount2", b".", MNT_DETACH)
     os.chdir("/")
     with contextlib.suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as file:
-        file.write("0")  # no further ones, in which a program would have every right again
-    if num_processes is not None and HAS_OWN_PIDS:  # for root, whom RLIMIT_NPROC does not bind
+        file.write("0")  # no nested ones, in which a program would have all capabilities again
+    if num_processes is not None and HAS_OWN_PIDS:  # for root, whom RLIMIT_NPROC does not limit
         with open("/proc/sys/kernel/pid_max", "w") as file:
             file.write(str(max(num_processes, LEAST_PIDS)))
     for path in [f"/proc/{name}" for name in OF_KERNEL] + [path for what, _, path in mounts if what == "ro"]:
@@ -82,7 +82,7 @@ def main(mounts: list[tuple[str, str, str]], folder: str, num_processes: int | N
     if child == 0:
         os.setsid()
         os.execvp(words[0], words)
-    while True:  # as the first process of a namespace, which inherits all orphans
+    while True:  # the first process of a namespace inherits all orphans
         pid, status = os.wait()
         if pid == child:
             return _exit_code(status)
@@ -133,7 +133,7 @@ def _loopback() -> None:
 
 
 def _drop() -> None:
-    """No rights in these namespaces either."""
+    """Drops all capabilities, which root has in these namespaces too."""
     for capability in range(LAST_CAPABILITY + 1):
         libc.prctl(CAPBSET_DROP, capability, 0, 0, 0)
     header, none = struct.pack("Ii", 0x20080522, 0), bytes(24)  # version 3 of linux/capability.h
@@ -142,14 +142,14 @@ def _drop() -> None:
 
 
 def refuse_calls() -> None:
-    """What namespaces leave open: the user's keys (keyrings(7)), and sockets to the machine's host (vsock(7)).
+    """Refuses what namespaces leave open: the user's keys (keyrings(7)), and sockets to the machine's host (vsock(7)).
 
-    Shared memory of System V stays when no process has it, where no limit sees it (sandbox.py).  io_uring is refused
-    because it makes sockets past this filter.
+    System V shared memory is refused because it outlives its processes and no limit counts it (sandbox.py), and
+    io_uring because it creates sockets past this filter.
     """
     load, equal, at_least, answer, error, allow = 0x20, 0x15, 0x35, 0x06, 0x00050000, 0x7FFF0000  # linux/seccomp.h
     socket_line = 4 + len(REFUSED_CALLS)
-    no = socket_line + 3 + len(FAMILIES)  # number of the answer ENOSYS; the next one allows
+    no = socket_line + 3 + len(FAMILIES)  # line of the answer ENOSYS; the next line allows the call
     program = [(load, 0, 0, 4), (equal, 0, no - 2, AUDIT_ARCH), (load, 0, 0, 0), (at_least, no - 4, 0, 0x40000000)]
     program += [(equal, no - 5 - place, 0, number) for place, number in enumerate(REFUSED_CALLS)]
     program += [(equal, 0, no - socket_line, SOCKET), (load, 0, 0, 16)]
@@ -157,7 +157,7 @@ def refuse_calls() -> None:
     program += [(answer, 0, 0, error | errno.EAFNOSUPPORT), (answer, 0, 0, error | errno.ENOSYS), (answer, 0, 0, allow)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
     _call("prctl", NO_NEW_PRIVS, 1, 0, 0, 0)
-    # SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW: it costs no speed beyond its own lines
+    # SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW: no slowdown besides the filter itself
     _call("syscall", SECCOMP, 1, 4, struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code)))
 
 

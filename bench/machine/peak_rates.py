@@ -1,8 +1,8 @@
-"""What a device can do at most: dense FLOP/s by precision, and memory bandwidth.  Unknown is None, never a guess.
+"""Peak rates of devices: dense FLOP/s by precision, and memory bandwidth.  Unknown is None, never a guess.
 
-A device is found by its full name as the driver gives it, without vendor words: "NVIDIA H100 PCIe" is not an H100 SXM,
-an "A10G" no A10, a "MIG 1g.10gb" slice or a "Laptop GPU" nothing we know.  Data sheets print tensor-core numbers "with
-sparsity"; those are halved here.  fp32 is the plain FP32 pipeline, tf32 the tensor cores; GeForce numbers are for FP32
+A device is looked up by its full name from the driver, without vendor words: "NVIDIA H100 PCIe" is not an H100 SXM, an
+"A10G" is not an A10, and a "MIG 1g.10gb" slice or a "Laptop GPU" is unknown.  Data sheets list tensor-core rates "with
+sparsity"; those are halved here.  fp32 is the plain FP32 pipeline, tf32 the tensor cores; GeForce rates are for FP32
 accumulation, which training uses.
 """
 
@@ -16,13 +16,13 @@ from bench.base.units import GIB
 
 T = 1e12
 PRECISIONS = ("bf16", "fp16", "tf32", "fp32", "fp8")
-MAX_SHEET_FRAC = 1.25  # of a sheet's rate: boards run above the clock of their sheet, an RTX 4090 by up to a fifth
+MAX_SHEET_FRAC = 1.25  # of the data sheet's rate: boards run above its clock, an RTX 4090 by up to a fifth
 ALIASES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float8": "fp8"}
 
 
 @dataclass(frozen=True)
 class Device:
-    """names: as the driver prints them, without vendor words; None: not supported, or not known for certain."""
+    """names: from the driver, without vendor words; rates: None if not supported, or not known for certain."""
 
     names: tuple[str, ...]
     bf16: float | None
@@ -33,7 +33,7 @@ class Device:
     mem_bytes_per_s: float | None
     peak_clock_mhz: int | None
     source: str
-    link_bytes_per_s: float | None = None  # of NVLink or Infinity Fabric, all links of a device together, one way
+    link_bytes_per_s: float | None = None  # all NVLink or Infinity Fabric links of a device together, one way
 
 
 def _both(
@@ -47,14 +47,14 @@ def _both(
     source: str,
     link: float | None = None,
 ) -> Device:
-    """A row whose bf16 and fp16 are the same, in FLOP/s and bytes/s."""
+    """Returns a device with the same rate in bf16 and fp16.  Rates are in FLOP/s and bytes/s."""
     return Device(tuple(names), half, half, tf32, fp32, fp8, mem, clock_mhz, source, link)
 
 
 def _geforce(name: str, cores: int, boost_mhz: int, mem: float | None, source: str) -> Device:
-    """A GeForce board by its cores and boost clock: two FLOP a core and clock in FP32, tensor cores with FP32
-    accumulation at that rate in TF32 and twice in 16 bits, from Ada on four times in FP8, as the whitepapers' own
-    tables come out."""
+    """Returns a GeForce board from its cores and boost clock: two FLOP per core and clock in FP32, tensor cores with
+    FP32 accumulation at that rate in TF32 and twice in 16 bits, and from Ada on four times in FP8, which agrees with
+    the tables in the whitepapers."""
     fp32 = 2 * cores * boost_mhz * 1e6
     fp8 = None if source == GA102 else 4 * fp32
     return Device((name,), 2 * fp32, 2 * fp32, fp32, fp32, fp8, mem, boost_mhz, source)
@@ -101,7 +101,7 @@ DEVICES = (
     _both(["L4"], 121*T, 60*T, 30.3*T, 242*T, 0.300*T, 2040, "NVIDIA L4 datasheet, with sparsity / 2"),
     _both(["RTX 6000 Ada Generation"], 364.2*T, 182.1*T, 91.1*T, 728.5*T, 0.960*T, 2505, ADA),
     _both(["RTX A6000"], 154.8*T, 77.4*T, 38.7*T, None, 0.768*T, 1800, GA102),
-    # The driver gives both memory versions of the 3060 and of the 4070 one name, and both chips of the 3080.
+    # The driver has one name for both memory versions of the 3060 and of the 4070, and for both chips of the 3080.
     _geforce("RTX 5090", 21760, 2407, 1.792*T, RTX_50),
     _geforce("RTX 5080", 10752, 2617, 0.960*T, RTX_50),
     _geforce("RTX 5070 Ti", 8960, 2452, 0.896*T, RTX_50),
@@ -123,7 +123,7 @@ DEVICES = (
     _geforce("RTX 3070", 5888, 1725, 0.448*T, GA102),
     _geforce("RTX 3060 Ti", 4864, 1665, 0.448*T, GA102),
     _geforce("RTX 3060", 3584, 1777, None, GA102),
-    # Of CDNA 2 the driver's device is one of a package's two dies: half of the sheet's numbers.
+    # In CDNA 2 the driver's device is one of a package's two dies: half of the data sheet's rates.
     _both(["Instinct MI250X"], 191.5*T, None, 23.9*T, None, 1.638*T, 1700, "AMD Instinct MI250X data sheet / 2"),
     _both(["Instinct MI250"], 181*T, None, 22.6*T, None, 1.638*T, 1700, "AMD Instinct MI250 data sheet / 2"),
     _both(["Instinct MI210"], 181*T, None, 22.6*T, None, 1.638*T, 1700, "AMD Instinct MI210 data sheet"),
@@ -140,15 +140,15 @@ DEVICES = (
 # (compute capability, multiprocessors, GiB of memory in steps of 8) where all devices of that kind have the same
 # figures in the table: for traces and drivers that give no name, or the board's internal one.
 BY_PROPERTIES = {
-    ((8, 0), 108, 40): "A100-SXM4-40GB",  # the PCIe card has its peaks and bandwidth
-    ((9, 0), 104, 64): "Instinct MI210",  # or a die of an MI250, which is one
+    ((8, 0), 108, 40): "A100-SXM4-40GB",  # the PCIe card has the same peaks and bandwidth
+    ((9, 0), 104, 64): "Instinct MI210",  # or a die of an MI250, which has the same rates
     ((9, 4), 304, 192): "Instinct MI300X",
     ((9, 4), 304, 256): "Instinct MI325X",
 }
 
 
 def known_name(device_name: str | None, properties: Mapping[str, Any]) -> str | None:
-    """The name itself where it is in the table, else that of the only device with these properties; else the name.
+    """Returns the name if it is in the table, else that of the only device with these properties, else the name.
 
     properties: an entry of a Kineto trace's deviceProperties.
     """
@@ -161,18 +161,18 @@ def known_name(device_name: str | None, properties: Mapping[str, Any]) -> str | 
 
 
 def find(device_name: str | None) -> Device | None:
-    """Full device name, e.g. "NVIDIA H100 80GB HBM3" -> its Device, or None."""
+    """Returns the Device with this full name, such as "NVIDIA H100 80GB HBM3", or None."""
     return _by_name().get(_key(device_name)) if device_name else None
 
 
 def peak_clock_mhz(device_name: str | None) -> int | None:
-    """The SM clock of peak_flops; None for a device whose clock is not in the table."""
+    """Returns the SM clock at which peak_flops() holds, or None if it is not in the table."""
     device = find(device_name)
     return None if device is None else device.peak_clock_mhz
 
 
 def peak_flops(device_name: str | None, dtype: str | None) -> float | None:
-    """Dense peak FLOP/s of one device, or None if device or precision is unknown.  dtype as ours or as torch's."""
+    """Returns the dense peak FLOP/s of one device, None if device or dtype is unknown.  dtype: our name or torch's."""
     precision, device = ALIASES.get(dtype or "", dtype), find(device_name)
     if device is None or precision not in PRECISIONS:
         return None
@@ -181,18 +181,18 @@ def peak_flops(device_name: str | None, dtype: str | None) -> float | None:
 
 
 def is_beyond_sheet(measured: float, sheet: float | None) -> bool:
-    """Whether a rate is more than the device can have, so that its clock or its name is wrong; sheet: None: unknown."""
+    """Whether a rate exceeds what the device can do, so that its clock or name is wrong.  sheet: None if unknown."""
     return sheet is not None and measured > MAX_SHEET_FRAC * sheet
 
 
 def mem_bytes_per_s(device_name: str | None) -> float | None:
-    """Memory bandwidth of one device in bytes per second (1e12 is a TB/s), or None."""
+    """Returns the memory bandwidth of one device in bytes/s, or None."""
     device = find(device_name)
     return None if device is None else device.mem_bytes_per_s
 
 
 def link_bytes_per_s(device_name: str | None) -> float | None:
-    """What all links of one device to its peers carry one way together, bytes per second, or None."""
+    """Returns the bandwidth of all links of one device to its peers together, one way, in bytes/s, or None."""
     device = find(device_name)
     return None if device is None else device.link_bytes_per_s
 

@@ -1,7 +1,7 @@
-"""Is this machine ready to benchmark?  Each check gives its result and, where that is not good, what to do.
+"""Checks whether this machine is ready to benchmark.  A check has a finding and, unless it is ok, a remedy.
 
 fail: the run cannot start or its record cannot be written.  warn: it can, but its times will be less reliable.
-checks() is the quick part, which every run makes and records; ./run.sh doctor (bench/cli/doctor.py) asks more.
+checks() are the quick ones, which every run makes and records; ./run.sh doctor (bench/cli/doctor.py) makes more.
 """
 
 import os
@@ -19,13 +19,13 @@ from bench.machine import environment, gpus
 from bench.machine.gpus import Facts
 from bench.machine.meters import CpuMeter
 
-MIN_FREE_GIB = 0.0625  # 64 MiB: a thousand times a small record; below it the disk is as good as full
+MIN_FREE_GIB = 0.0625  # 64 MiB, a thousand times a small record; below it the disk counts as full
 LOW_FREE_GIB = 2.0  # traces and snapshots are large
-PROCESS_GIB = 0.6  # a worker that has imported torch, before its model: 0.5 measured with the CPU build
+PROCESS_GIB = 0.6  # a worker after importing torch, before its model: 0.5 measured with the CPU build
 MAX_FOREIGN_CPU_CORES = 0.1  # the limit of bench/record/validity.py, above which a CPU run is suspect
 SAMPLE_S = 0.3
-MAX_CHARS = 300  # of what git says
-GIT_REMEDIES = {  # a word of git's message: what to do
+MAX_CHARS = 300  # of git's message
+GIT_REMEDIES = {  # words in git's message: remedy
     "dubious ownership": "git config --global --add safe.directory {repo}",
     "lfs": "git lfs install, or install git-lfs: the repository's files pass through it",
     "filter": "install the program of that filter, or remove it: git config --get-regexp '^filter'",
@@ -38,16 +38,16 @@ GIT_REMEDY = "git fsck in {repo}, or run from a fresh clone"
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, what was found and, unless it is fine, what to do."""
+    """The result of one check."""
 
     name: str
-    status: str  # ok, warn, fail
+    status: str  # ok, warn or fail
     found: str
     remedy: str = ""  # empty if ok
 
 
 def report(checks: list[Check], min_width: int = 0) -> str:
-    """Lines for a terminal: one a check, with the remedy below where there is one."""
+    """Formats checks for a terminal: one line each, with the remedy below."""
     cells = []
     for check in checks:
         cells.append((check.status.rjust(text_table.MARK_WIDTH), check.name.ljust(min_width), check.found))
@@ -56,7 +56,7 @@ def report(checks: list[Check], min_width: int = 0) -> str:
 
 
 def disk_space(results: Path | str) -> Check:
-    """Free space where the record is written."""
+    """Checks the free space where the record is written."""
     results = Path(results).absolute()
     folder = next(path for path in (results, *results.parents) if path.exists())
     if not os.access(folder, os.W_OK):
@@ -69,7 +69,7 @@ def disk_space(results: Path | str) -> Check:
 
 
 def memory(num_processes: int, dataset_bytes: int, available_gib: float | None) -> Check:
-    """Room for the workers, and for the data to stay in the page cache."""
+    """Checks for enough memory for the workers, and for the data to stay in the page cache."""
     if available_gib is None:
         return Check("memory", "ok", "unknown on this system")
     need_gib, data_gib = num_processes * PROCESS_GIB, dataset_bytes / GIB
@@ -84,19 +84,19 @@ def memory(num_processes: int, dataset_bytes: int, available_gib: float | None) 
 
 
 def cpu_load(hardware: HardwareConfig, foreign_cores: float | None, num_cpus: int) -> Check:
-    """What other programs take.  A CPU run shares every core; a GPU run needs a free one for each process."""
+    """Checks the CPU use of other programs.  A CPU run uses every core; a GPU run needs a free one per process."""
     if foreign_cores is None:
         return Check("cpu load", "ok", "unknown on this system")
     limit = MAX_FOREIGN_CPU_CORES if hardware.device == "cpu" else max(0, num_cpus - (hardware.num_processes or 1))
     found = f"other programs use {foreign_cores:.2f} of {num_cpus} cores"
-    if round(foreign_cores, 2) <= limit:  # as it is shown: what reads as the limit is not above it
+    if round(foreign_cores, 2) <= limit:  # as displayed: what is displayed as the limit is not above it
         return Check("cpu load", "ok", found)
     remedy = "end them (top lists them), or expect slower and uneven steps and a suspect run"
     return Check("cpu load", "warn", f"{found} (limit {limit:g})", remedy)
 
 
 def threads(hardware: HardwareConfig, num_cpus: int, quota_cores: float | None) -> Check:
-    """No more busy threads than cores."""
+    """Checks that there are no more busy threads than cores."""
     num_processes, num_threads = hardware.num_processes or 1, hardware.num_threads or 1
     wanted = num_threads * num_processes if hardware.device == "cpu" else num_processes
     cores = min(num_cpus, quota_cores or num_cpus)
@@ -112,7 +112,7 @@ def threads(hardware: HardwareConfig, num_cpus: int, quota_cores: float | None) 
 
 
 def waiting_threads(hardware: HardwareConfig, env_variables: Mapping[str, str]) -> Check:
-    """Spinning OpenMP threads beside a busy core make steps 10 to 90 times slower; the launcher sets PASSIVE."""
+    """Checks that idle OpenMP threads do not spin, which makes steps 10 to 90 times slower; launchers set PASSIVE."""
     policy = env_variables.get("OMP_WAIT_POLICY")
     if policy is None or policy.upper() == "PASSIVE" or hardware.num_threads == 1:
         return Check("openmp", "ok", "idle threads sleep" if hardware.num_threads != 1 else "one thread a process")
@@ -120,7 +120,7 @@ def waiting_threads(hardware: HardwareConfig, env_variables: Mapping[str, str]) 
 
 
 def governor(name: str | None) -> Check:
-    """How the cores choose their clock: with any other governor than performance, it and the steps follow the load."""
+    """Checks the CPU governor: with any other than performance, the clock, and so the steps, follow the load."""
     if name is None:
         return Check("governor", "ok", "unknown: the system does not say (usual in a container or a virtual machine)")
     if name == "performance":
@@ -129,7 +129,7 @@ def governor(name: str | None) -> Check:
 
 
 def quota(num_cpus: int, quota_cores: float | None) -> Check:
-    """A container's share of time: a run that uses more is stopped for the rest of every 100 ms."""
+    """Checks a container's CPU quota: a run that exceeds it is stopped for the rest of every 100 ms."""
     if quota_cores is None or quota_cores >= num_cpus:
         return Check("cpu quota", "ok", "no limit" if quota_cores is None else f"{quota_cores:g} cores of {num_cpus}")
     remedy = "give the container whole cores instead of a share of time (--cpuset-cpus, not --cpus)"
@@ -137,7 +137,7 @@ def quota(num_cpus: int, quota_cores: float | None) -> Check:
 
 
 def git(failure: str | None, repo: Path) -> Check:
-    """Whether git can say which commit the code is.  failure: its message if not (code_state.git_failure())."""
+    """Checks that git can tell which commit the code is.  failure: its message if not (code_state.git_failure())."""
     if failure is None:
         return Check("git", "ok", "works, or there is no repository: the code is identified by its hash")
     remedy = next((remedy for word, remedy in GIT_REMEDIES.items() if word in failure), GIT_REMEDY).format(repo=repo)
@@ -146,14 +146,14 @@ def git(failure: str | None, repo: Path) -> Check:
 
 
 def sample_foreign_cores(sample_s: float = SAMPLE_S) -> float | None:
-    """Cores that other programs use now, mean over sample_s seconds; None if unknown."""
+    """Returns the cores that other programs use now, mean over sample_s seconds, or None if unknown."""
     meter = CpuMeter()
     time.sleep(sample_s)
     return meter.foreign_cpu_cores()
 
 
 def compiler() -> Check:
-    """torch.compile's kernels are Triton's, which builds a small extension module of Python with the C compiler."""
+    """Checks for the C compiler with which Triton, for torch.compile, builds a small extension module of Python."""
     name = next((name for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name and shutil.which(name)), None)
     header = Path(sysconfig.get_path("include"), "Python.h")
     if name and header.is_file():
@@ -163,24 +163,24 @@ def compiler() -> Check:
     return Check("compiler", "warn", f"{missing}, which torch.compile needs on a GPU", remedy)
 
 
-SLOWED_BY = ("sw_thermal", "hw_slowdown", "hw_thermal", "hw_power_brake")  # reasons that no healthy idle GPU has
+SLOWED_BY = ("sw_thermal", "hw_slowdown", "hw_thermal", "hw_power_brake")  # reasons that a healthy idle GPU never has
 POWER_SLACK_W = 1.0  # the driver rounds
 UNKNOWN = "unknown: the driver does not say"
 
 
 def gpu_checks(gpus: list[Facts]) -> list[Check]:
-    """Facts of the GPUs that a run uses -> list of Check."""
+    """Returns the checks of the GPUs that a run uses, from their facts."""
     looks = (idle, roomy, alike, persistent, power_limit, slowed, ecc, pcie)
     return [look(gpus) for look in looks]
 
 
 def _check(name: str, faults: list[str], remedy: str, good: str, lead: str = "") -> Check:
-    """A warning with all faults where there are some."""
+    """Returns a warning that lists all faults, or ok if there are none."""
     return Check(name, "warn", lead + "; ".join(faults), remedy) if faults else Check(name, "ok", good)
 
 
 def idle(gpus: list[Facts]) -> Check:
-    """No other program computes on them."""
+    """Checks that no other program computes on the GPUs."""
     busy = [f"GPU {gpu['visible']}: {gpu['num_compute_processes']}" for gpu in gpus if gpu["num_compute_processes"]]
     remedy = "wait or end them (nvidia-smi shows which), or choose others with CUDA_VISIBLE_DEVICES"
     is_known = all(gpu["num_compute_processes"] is not None for gpu in gpus)
@@ -189,7 +189,7 @@ def idle(gpus: list[Facts]) -> Check:
 
 
 def roomy(used: list[Facts]) -> Check:
-    """Their memory is free: what is in use there, a run that fills a GPU lacks."""
+    """Checks that the GPUs' memory is free: a run that fills a GPU lacks what others use."""
     full = [(gpu["visible"], gpus.crowded(gpu.get("memory_gib"), gpu.get("used_memory_gib"))) for gpu in used]
     remedy = "end what uses it (nvidia-smi shows which), or choose others with CUDA_VISIBLE_DEVICES"
     is_known = all(gpu.get("used_memory_gib") is not None for gpu in used)
@@ -197,7 +197,7 @@ def roomy(used: list[Facts]) -> Check:
 
 
 def alike(gpus: list[Facts]) -> Check:
-    """One model and one power limit; the slowest sets the pace of all."""
+    """Checks that the GPUs have one model and one power limit; the slowest sets the pace of all."""
     kinds = {(gpu["name"], gpu["power_limit_w"]) for gpu in gpus}
     found = " and ".join(sorted(name if limit_w is None else f"{name} at {limit_w:.0f} W" for name, limit_w in kinds))
     remedy = "nvidia-smi -pl WATTS sets a power limit; CUDA_VISIBLE_DEVICES chooses GPUs of one model"
@@ -205,14 +205,14 @@ def alike(gpus: list[Facts]) -> Check:
 
 
 def persistent(gpus: list[Facts]) -> Check:
-    """Persistence mode keeps the driver loaded: without it clocks and start-up vary."""
+    """Checks persistence mode, which keeps the driver loaded: without it clocks and start-up vary."""
     without = [str(gpu["visible"]) for gpu in gpus if gpu["persistence"] is False]
     good = UNKNOWN if any(gpu["persistence"] is None for gpu in gpus) else "on"
     return _check("persistence", [", ".join(without)] * bool(without), "sudo nvidia-smi -pm 1", good, "off on GPU ")
 
 
 def power_limit(gpus: list[Facts]) -> Check:
-    """Whether it is as the maker set it: a lower limit is a slower GPU, whose times compare with no other's."""
+    """Checks that power limits are the default: times of a GPU with a lower one are comparable to no other's."""
     other = []
     for gpu in gpus:
         limit_w, default_w = gpu.get("power_limit_w"), gpu.get("default_power_limit_w")
@@ -224,7 +224,7 @@ def power_limit(gpus: list[Facts]) -> Check:
 
 
 def slowed(gpus: list[Facts]) -> Check:
-    """Clocks that something holds down while nothing runs: heat, or a power supply that does not suffice."""
+    """Checks that nothing limits the clocks of idle GPUs, such as heat, or a power supply that is too weak."""
     slow = []
     for gpu in gpus:
         reasons = [reason for reason in gpu.get("clocks_event_reasons") or () if reason in SLOWED_BY]
@@ -239,7 +239,7 @@ def slowed(gpus: list[Facts]) -> Check:
 
 
 def ecc(gpus: list[Facts]) -> Check:
-    """Errors that were not corrected, and memory rows that wait for a reset to be replaced."""
+    """Checks for uncorrected errors, and for memory rows that will be replaced at a reset."""
     bad, modes = [], {gpu.get("ecc") for gpu in gpus} - {None}
     for gpu in gpus:
         who = f"GPU {gpu['visible']}"
@@ -256,7 +256,7 @@ def ecc(gpus: list[Facts]) -> Check:
 
 
 def pcie(gpus: list[Facts]) -> Check:
-    """Fewer lanes than board and slot have: a badly seated card.  The generation is not compared: it drops at rest."""
+    """Checks for fewer lanes than board and slot have: a badly seated card.  The generation may drop at rest."""
     thin: list[str] = []
     widths: set[int] = set()
     for gpu in gpus:
@@ -276,7 +276,7 @@ def checks(
     results: Path | str,
     foreign_cpu_cores: float | None = None,
 ) -> list[Check]:
-    """hardware: resolved; env: environment().  Samples the CPU for 0.3 s where foreign_cpu_cores is None."""
+    """Runs the quick checks.  hardware: resolved; env: environment(); foreign_cpu_cores: None samples it for 0.3 s."""
     quota_cores = env.get("cpu_quota_cores")
     foreign_cpu_cores = sample_foreign_cores() if foreign_cpu_cores is None else foreign_cpu_cores
     machine_checks = [
@@ -289,7 +289,7 @@ def checks(
     ]
     if hardware.device == "cpu":
         return [*machine_checks, waiting_threads(hardware, env["env"])]
-    if hardware.compile is not False:  # None: not yet resolved, and compiled on a GPU
+    if hardware.compile is not False:  # None: not yet resolved, which means compiled on a GPU
         machine_checks.append(compiler())
     used = gpus.used_by_run(env["gpus"], hardware)
     return [*machine_checks, *gpu_checks(used)] if used else machine_checks

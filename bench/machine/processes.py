@@ -1,7 +1,7 @@
-"""Processes that start and end together: workers never outlive their launcher, however it was killed.
+"""Processes that start and end together: workers never outlive their launcher, even if it is killed.
 
-Imports nothing heavy: workers use it before torch is imported.  On Linux a pidfd sleeps in the kernel and costs
-nothing; elsewhere the process is looked for once a second.
+Imports nothing heavy, because workers use it before they import torch.  On Linux a pidfd sleeps in the kernel and costs
+nothing; elsewhere the process is checked once a second.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from typing import IO, Any, NoReturn, TypeGuard
 from bench.base import private
 from bench.machine.signals import held
 
-WITHIN = "SPEEDRUN_WITHIN"  # of ranks: the program that runs them, nsys, which is then their parent
-LOOK_EVERY_S = 1.0  # where the kernel cannot wake us
+WITHIN = "SPEEDRUN_WITHIN"  # set for ranks: the program below which they run (nsys), their parent
+LOOK_EVERY_S = 1.0  # if the kernel cannot wake us
 END_LOOK_S = 0.05
-DIES_WITHIN_S = 1.0  # after its parent, of what asked for that (die_with_parent())
-WAKE_AFTER_S = 1.0  # after SIGTERM: what is stopped has not got it
+DIES_WITHIN_S = 1.0  # after its parent, for a process that called die_with_parent()
+WAKE_AFTER_S = 1.0  # after SIGTERM, which a stopped process has not received
 
 
 @contextlib.contextmanager
@@ -35,10 +35,10 @@ def child(
     end_within_s: float,
     wrappers: int = 0,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Yields a Popen in a new session, ended when the block is left in any way, and on Linux with this process.
+    """Context that yields a Popen in a new session; it is ended with the context, and on Linux with this process.
 
-    out: a file for both its outputs, None for this process' own.  SIGTERM lets it end what it started itself; it is
-    killed after end_within_s.  wrappers: processes around it that hand no signal on, as of inside().
+    out: a file for both its outputs, None for this process's own.  SIGTERM lets it end what it started itself; it is
+    killed after end_within_s.  wrappers: processes around it that pass no signal on, as in inside().
     """
     process = None
     try:
@@ -71,9 +71,9 @@ def child(
 
 
 def call_and_exit(main: Callable[..., object], *args: Any) -> NoReturn:
-    """End this process as soon as main(*args) has: exit code 0, or 1 with the traceback of what it raised.
+    """Ends this process as soon as main(*args) returns, with exit code 0, or 1 and a traceback if it raised.
 
-    Not sys.exit: DDP over gloo aborts in its static destructors in about 1 exit of 20.
+    Avoids sys.exit, because DDP over gloo aborts in its static destructors in about 1 exit of 20.
     """
     exit_code = 0
     try:
@@ -89,7 +89,7 @@ def call_and_exit(main: Callable[..., object], *args: Any) -> NoReturn:
 
 
 def when_gone(pid: int, then: Callable[[], object], name: str) -> None:
-    """Call then() in a daemon thread as soon as process pid has ended."""
+    """Calls then() in a daemon thread as soon as process pid has ended."""
 
     def wait() -> None:
         while not has_ended(pid, within_s=None):
@@ -100,12 +100,12 @@ def when_gone(pid: int, then: Callable[[], object], name: str) -> None:
 
 
 def has_ended(pid: int, within_s: float | None) -> bool:
-    """Whether process pid ends within so many seconds (None: wait for it).  A zombie has ended too."""
+    """Waits at most within_s (None: without limit); returns whether process pid has ended.  A zombie has ended too."""
     return one_has_ended([pid], within_s)
 
 
 def one_has_ended(pids: Sequence[int], within_s: float | None) -> bool:
-    """Whether one of these processes ends within so many seconds (None: wait for it).  A zombie has ended too."""
+    """Waits at most within_s (None: without limit); returns whether one of these processes has ended."""
     with contextlib.ExitStack() as opened:
         poller = select.poll()
         try:
@@ -115,7 +115,7 @@ def one_has_ended(pids: Sequence[int], within_s: float | None) -> bool:
                 poller.register(pidfd, select.POLLIN)
         except ProcessLookupError:
             return True
-        except (AttributeError, OSError):  # no pidfd here
+        except (AttributeError, OSError):  # no pidfd on this system
             time.sleep(LOOK_EVERY_S if within_s is None else within_s)
             return not all(_exists(pid) for pid in pids)
         return bool(poller.poll(None if within_s is None else within_s * 1e3))
@@ -130,9 +130,9 @@ def _exists(pid: int) -> bool:
 
 
 def die_with_parent() -> None:
-    """Called by the child: be killed when the thread that started it ends.  Linux only; elsewhere does nothing.
+    """Makes this process be killed when the thread that started it ends.  Linux only; does nothing elsewhere.
 
-    Between fork and exec, or as the program's first act: then it sees to it that its parent is still there.
+    Call it between fork and exec, or first in the program, which must then check that its parent is still there.
     """
     import ctypes
 
@@ -141,8 +141,8 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans(adopts: bool = True) -> None:
-    """Makes what this process' descendants leave behind its child, whatever session or environment it
-    has.  Linux only; elsewhere does nothing."""
+    """Makes orphaned descendants of this process its children, whatever their session or environment.  Linux only; does
+    nothing elsewhere."""
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError):
@@ -151,9 +151,9 @@ def adopt_orphans(adopts: bool = True) -> None:
 
 @contextlib.contextmanager
 def strays() -> Iterator[Callable[[], list[str]]]:
-    """with strays() as end_strays: ...   In the block, what loses its parent below this process becomes its child.
+    """with strays() as end_strays: ...   Inside, orphaned descendants of this process become its children.
 
-    end_strays() ends those -> "NAME (process PID)" of each that did not end by itself with its parent.
+    end_strays() ends them; returns "NAME (process PID)" of each one that did not end by itself with its parent.
     """
     elders = children()
     adopt_orphans()
@@ -183,9 +183,9 @@ def _is_running(pid: int) -> bool:
 
 
 def children(pid: int | None = None) -> set[int]:
-    """Children of that process, zombies too; None: of this one.  Empty where there is no /proc.
+    """Returns the children of a process, zombies too; pid: None for this process.  Empty without /proc.
 
-    As the kernel lists them, of each thread: looking at every process of a large machine takes a tenth of a second.
+    Reads the kernel's lists, one per thread: searching all processes of a large machine takes a tenth of a second.
     """
     pid = os.getpid() if pid is None else pid
     try:
@@ -206,7 +206,7 @@ def _children_among_all(parent: int) -> set[int]:
 
 
 def inside(pid: int, wrappers: int) -> set[int]:
-    """What so many processes are around, each the parent of the next; pid: the outermost."""
+    """Returns the processes inside so many wrappers, each the parent of the next; pid: the outermost."""
     pids = {pid}
     for _ in range(wrappers):
         pids = set[int]().union(*map(children, pids))
@@ -214,7 +214,7 @@ def inside(pid: int, wrappers: int) -> set[int]:
 
 
 def descendants(pid: int) -> set[int]:
-    """The children of that process, and theirs, zombies too.  Empty where there is no /proc."""
+    """Returns the children of a process, and theirs, zombies too.  Empty without /proc."""
     pids: set[int] = set()
     waiting = {pid}
     while waiting:
@@ -224,7 +224,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def cpu_s(pids: Iterable[int]) -> dict[int, float]:
-    """{pid: CPU seconds so far} of those processes that are there."""
+    """Returns {pid: CPU seconds so far} of those processes that exist."""
     spent_s, ticks_per_s = {}, os.sysconf("SC_CLK_TCK")
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -234,13 +234,13 @@ def cpu_s(pids: Iterable[int]) -> dict[int, float]:
 
 
 def everyones_cpu_s() -> dict[int, float]:
-    """{pid: CPU seconds so far} of all processes of this machine that can be seen."""
+    """Returns {pid: CPU seconds so far} of all processes of this machine that are visible."""
     return cpu_s(int(path.name) for path in Path("/proc").glob("[0-9]*"))
 
 
 def busiest_others(before_s: Mapping[int, float], most: int = 3) -> list[tuple[str, float]]:
-    """[(program, CPU seconds since everyones_cpu_s() was before_s)] of those that took most, but for this process and
-    its own.  A program that has ended is not among them."""
+    """Returns [(program, CPU seconds since everyones_cpu_s() returned before_s)] of the busiest processes, without this
+    one and its descendants.  A program that has ended is missing."""
     own = descendants(os.getpid()) | {os.getpid()}
     spent_s = {pid: now_s - before_s.get(pid, 0.0) for pid, now_s in everyones_cpu_s().items() if pid not in own}
     busiest = []
@@ -251,9 +251,8 @@ def busiest_others(before_s: Mapping[int, float], most: int = 3) -> list[tuple[s
 
 
 def waited_ns(pid: int) -> int | None:
-    """For how long the descendants of that process were ready to run and were not run: of the one that waited most,
-    its main thread, since it began.  None: the system does not say, or there is none.
-    """
+    """Returns for how long the descendant that waited longest was ready to run but did not run: its main thread, since
+    it began.  None if the system does not report it, or there is none."""
     waits = []
     for descendant in descendants(pid):
         with contextlib.suppress(OSError, ValueError):
@@ -262,21 +261,21 @@ def waited_ns(pid: int) -> int | None:
 
 
 def signal_all(pids: Iterable[int], number: int) -> None:
-    """To each of these processes that is there."""
+    """Sends a signal to each of these processes that exists."""
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, number)
 
 
 def reap(pids: Iterable[int]) -> None:
-    """Forget those of these children that have ended."""
+    """Reaps those of these children that have ended."""
     for pid in pids:
         with contextlib.suppress(OSError):
             os.waitpid(pid, os.WNOHANG)
 
 
 def end_descendants(within_s: float) -> set[int]:
-    """Kill every descendant of this process, which adopts orphans, until there is none or the time is over -> those
+    """Kills every descendant of this process, which adopts orphans, until none is left or time is up; returns those
     that are left."""
     until_s = time.monotonic() + within_s
     while (left := descendants(os.getpid())) and time.monotonic() < until_s:
@@ -287,7 +286,7 @@ def end_descendants(within_s: float) -> set[int]:
 
 
 def boot_id_hash() -> str | None:
-    """Hash of this boot and this container's process numbers: with it a pid means one process.  None: not Linux."""
+    """Returns a hash of this boot and PID namespace, with which a pid identifies a process; None if not on Linux."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return private.salted_hash(boot + os.readlink("/proc/self/ns/pid"))
@@ -296,8 +295,8 @@ def boot_id_hash() -> str | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When process pid started, ticks since boot (field 22 of /proc/PID/stat); None: no such process, or a zombie."""
-    if not isinstance(pid, int):  # of a foreign record: no part of a path
+    """Returns when process pid started, in ticks since boot (field 22 of /proc/PID/stat); None: gone, or a zombie."""
+    if not isinstance(pid, int):  # from a foreign record: must not become part of a path
         return None
     try:
         fields = stat_fields(pid)
@@ -307,30 +306,30 @@ def start_ticks(pid: int) -> int | None:
 
 
 def identity(pid: int) -> dict[str, Any]:
-    """Identity of a process of this machine, for a file that it leaves: {"pid", "start_ticks", "boot_id_hash"}."""
+    """Returns {"pid", "start_ticks", "boot_id_hash"}, which identifies a process of this machine in a file."""
     return {"pid": pid, "start_ticks": start_ticks(pid), "boot_id_hash": boot_id_hash()}
 
 
 def is_of_this_boot(mark: object) -> TypeGuard[dict[str, Any]]:
-    """Whether an identity, as it was read, is of a process of this machine since it was started."""
+    """Whether an identity read from a file is of a process of this machine since it was booted."""
     return isinstance(mark, dict) and mark.get("boot_id_hash") == boot_id_hash() and isinstance(mark.get("pid"), int)
 
 
 def is_there(mark: object) -> bool:
-    """Whether the process of an identity, as it was read, runs on this machine."""
+    """Whether the process of an identity read from a file is running on this machine."""
     return is_of_this_boot(mark) and mark == identity(mark["pid"]) and not has_ended(mark["pid"], 0)
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the third, the state; the second, the name, may hold spaces.  OSError: gone."""
+    """Returns /proc/PID/stat from field 3, the state, on; field 2, the name, may have spaces.  Raises OSError."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 @contextlib.contextmanager
 def started(work: Callable[[Any], Any], jobs: Sequence[Any], are_many: bool) -> Iterator[Iterator[Any]]:
-    """with started(...) as results: ...   results: work(job) of each, in the order in which they are done.
+    """with started(...) as results: ...   results: work(job) for each job, in the order of completion.
 
-    By two processes beside the block where there are many; else, and where a fork is not safe, as they are iterated.
+    Two processes work beside the block if are_many; otherwise, or if a fork is not safe, jobs are done while iterating.
     """
     if not are_many or threading.active_count() > 1 or not hasattr(os, "fork"):
         yield map(work, jobs)

@@ -1,15 +1,15 @@
-"""Runs a program that nobody here vouches for: it sees the system and what it is given, and can change only its own.
+"""Runs an untrusted program: it sees the system and what it is given, and can change only its own files.
 
     words, env = sandbox.command(["python", "train.py"], env, readable=[code], writable={work: work}, cwd=work)
     watch = sandbox.Watch(process.pid, limits, work)      then about twice a second: why = watch.exceeded()
 
-Inside there is no network but its own loopback, no other process, no home folder and no key of the kernel's keyrings.
-Of the file system there are SYSTEM and ETC, read-only, what it is given, and a temporary folder in memory.  When its
-first process ends, the kernel ends all others, daemons too.  Devices of GPUs are passed on, which has not been tried on
-a GPU.
+Inside there is no network except its own loopback, no other process, no home folder and no key of the kernel's
+keyrings.  The file system has SYSTEM and ETC, read-only, what the program is given, and a temporary folder in memory.
+When its first process ends, the kernel ends all others, daemons too.  GPU devices are passed on, which has not been
+tried on a GPU.
 
-bubblewrap makes it where that is installed and works, else namespaces.py; where the kernel lets no user make
-namespaces, neither can.  The wall is Linux's kernel: this is no virtual machine.
+It uses bubblewrap if that is installed and works, else namespaces.py; neither works if the kernel lets no user create
+namespaces.  The boundary is the Linux kernel: this is not a virtual machine.
 """
 
 import contextlib
@@ -32,45 +32,45 @@ from bench.base.units import GIB, KIB
 from bench.machine import environment, processes
 
 BUBBLEWRAP, NAMESPACES = "bubblewrap", "namespaces"
-WRAPPERS = 2  # processes of either between the one that starts the command and the command
+WRAPPERS = 2  # processes of either kind between the command and the process that starts it
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix/store", "/sys")
-ETC = (  # what programs look up there; passwords, keys and the configuration of services stay outside
+ETC = (  # what programs look up in /etc; passwords, keys and the configuration of services stay outside
     "alternatives", "group", "host.conf", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime",
     "mime.types", "nccl.conf", "nsswitch.conf", "OpenCL", "passwd", "protocols", "services", "ssl/certs", "timezone",
 )  # fmt: skip
 DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")
 TEMPORARY, SHARED, HOME = "/tmp", "/dev/shm", "/tmp/home"
-PASSED_DATA = ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "TIKTOKEN_CACHE_DIR")  # folders that may be read, where set
-DISK_LOOK_SHARE = 0.02  # of the time, spent looking at what it has written
-MEMORY_SHARE, MAX_DISK_GIB, MAX_FILES = 0.9, 200.0, 200_000  # machine_limits()'s (assumed)
-MIN_FREE_GIB = 0.5  # of the disk that it writes to, and of the machine's memory
+PASSED_DATA = ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "TIKTOKEN_CACHE_DIR")  # variables whose folders may be read
+DISK_LOOK_SHARE = 0.02  # share of the time for measuring what it has written
+MEMORY_SHARE, MAX_DISK_GIB, MAX_FILES = 0.9, 200.0, 200_000  # for machine_limits() (assumed)
+MIN_FREE_GIB = 0.5  # left on the disk that it writes to, and in the machine's memory
 MIN_FREE_FILES = 1000
 RSS_SHMEM = re.compile(r"^RssShmem:\s+(\d+) kB$", re.MULTILINE)
 
 
 class Refused(ValueError):
-    """No sandbox can be made here; the message says what to install or to change."""
+    """No sandbox can be created here; the message says what to install or change."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What all its processes together may use; None: as much as there is.
+    """What all its processes together may use; None: no limit.
 
-    The kernel holds each process to cpu_s and each file to disk_gib, and num_processes unless this user is root, whom
-    NAMESPACES alone hold to about that, from Linux 6.14 on.  Watch looks for the others, and for that.
+    The kernel enforces cpu_s for each process, disk_gib for each file, and num_processes unless this user is root, for
+    whom only NAMESPACES enforces about that, from Linux 6.14 on.  Watch checks the others, and num_processes too.
     """
 
-    memory_gib: float | None = None  # with its files in memory or, if that is more, what one process shares of such
-    num_processes: int | None = None  # threads count too
+    memory_gib: float | None = None  # includes its files in memory or, if more, the shared memory of one process
+    num_processes: int | None = None  # includes threads
     cpu_s: float | None = None
     disk_gib: float | None = None
     num_files: int | None = None
 
 
 def machine_limits(wall_s: float | None = None) -> Limits:
-    """What an honest training run stays below, so that this machine survives one that does not.
+    """Returns limits that an honest training run does not reach, so that this machine survives a dishonest one.
 
-    wall_s: how long it may take; None: as long as it does.
+    wall_s: how long it may take; None: no limit.
     """
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     num_cpus = os.cpu_count() or 1
@@ -79,7 +79,7 @@ def machine_limits(wall_s: float | None = None) -> Limits:
 
 
 def kind() -> str:
-    """BUBBLEWRAP or NAMESPACES, whichever works here.  Refused: neither does."""
+    """Returns BUBBLEWRAP or NAMESPACES, whichever works here.  Raises Refused if neither does."""
     found, why = _tried()
     if found is None:
         remedy = "apt-get install bubblewrap (dnf, pacman: the same name)"
@@ -92,7 +92,7 @@ def kind() -> str:
 
 @functools.cache
 def _tried() -> tuple[str | None, str]:
-    """-> (the first kind that works or None, the last line that one which does not work printed)."""
+    """Returns (the first kind that works or None, the last line that a kind which does not work printed)."""
     why = "Linux only"
     for name in _kinds():
         if name == BUBBLEWRAP and not shutil.which("bwrap"):
@@ -106,10 +106,10 @@ def _tried() -> tuple[str | None, str]:
 
 
 def _kinds() -> tuple[str, ...]:
-    """In the order of preference: see Limits."""
+    """Returns the kinds in order of preference: see Limits."""
     if sys.platform != "linux":
         return ()
-    from bench.machine import namespaces  # ctypes, which few launchers need
+    from bench.machine import namespaces  # imports ctypes, which few launchers need
 
     return (NAMESPACES, BUBBLEWRAP) if os.geteuid() == 0 and namespaces.HAS_OWN_PIDS else (BUBBLEWRAP, NAMESPACES)
 
@@ -123,11 +123,12 @@ def command(
     cwd: Path | str = "/",
     using: str | None = None,
 ) -> tuple[list[str], dict[str, str]]:
-    """-> (words, env) that run this command in a sandbox.  Its exit code is the command's, of a signal 128 + number.
+    """Returns (words, env) that run the command in a sandbox.  It exits as the command does, a signal becomes 128 +
+    number.
 
-    env: all variables that it gets, with folders of its own; environment.passed() lets no token through.  readable:
-    files and folders, which keep their absolute paths; writable: {absolute path inside: what lies there}, which may be
-    in a readable folder, and the other way round.  using: the kind, None: kind(), which may raise Refused.
+    env: all variables that it gets, but with the sandbox's folders; environment.passed() removes tokens.  readable:
+    files and folders, which keep their absolute paths; writable: {absolute path inside: its source}, which may be in a
+    readable folder, and vice versa.  using: the kind, None for kind(), which may raise Refused.
     """
     using, limits = using or kind(), limits or Limits()
     half = "" if limits.memory_gib is None else str(int(limits.memory_gib * GIB / 2))
@@ -140,7 +141,7 @@ def command(
     given = [env[name] for name in PASSED_DATA if os.path.isdir(env.get(name, ""))] + [*readable]
     whole = {os.path.realpath(path) for path in given}
     found |= {path: ("ro", path) for path in whole}
-    for path in map(os.path.abspath, given):  # links; those within what can be read are there already
+    for path in map(os.path.abspath, given):  # links; those inside readable folders exist already
         if not whole & {path, *map(str, Path(path).parents)}:
             found[path] = "link" if os.path.islink(path) and os.path.isfile(path) else "ro", os.path.realpath(path)
     for inside, source in (writable or {}).items():
@@ -163,7 +164,7 @@ def _rlimits(limits: Limits) -> list[str]:
 
 @functools.cache
 def _options() -> str:
-    """The options of the bubblewrap that is installed: older ones lack some."""
+    """Returns the help text of the installed bubblewrap: older ones lack some options."""
     return subprocess.run(["bwrap", "--help"], capture_output=True, text=True).stdout
 
 
@@ -176,14 +177,14 @@ def _bubblewrap(mounts: Iterable[tuple[str, str, str]]) -> list[str]:
         if what == "tmpfs" and source and "--size" in _options():
             command += ["--size", source]
         command += [options[what], source, path] if what in options else [f"--{what}", path]
-    # root of this machine could set it without any right, core_pattern among it, a program that the kernel runs
+    # the machine's root could write there without capabilities, for example core_pattern, which the kernel runs
     return [*command, "--ro-bind", "/proc/sys", "/proc/sys", "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
 def python_files(python: str) -> list[str]:
-    """What an interpreter reads: the folder of its environment, those that it is made from, and links on the way.
+    """Returns what an interpreter reads: the folders of its environment and its base, and links on the way.
 
-    Such a link may lie in ~/.local/bin, whose other folders hold keyrings: it is passed on alone.
+    Such a link may lie in ~/.local/bin, whose neighbours hold keyrings, so only the link itself is passed on.
     """
     found, path = set[str](), os.path.abspath(python)
     while os.path.islink(path):
@@ -199,10 +200,10 @@ def python_files(python: str) -> list[str]:
 
 
 class Watch:
-    """Whether what runs below a process keeps to its limits.
+    """Checks whether the processes below a process keep to their limits.
 
-    pid: of the process that started the sandbox, or of an ancestor that starts nothing else; folder: all that it may
-    write to.
+    pid: of the process that started the sandbox, or of an ancestor that starts nothing else; folder: all they may
+    write.
     """
 
     def __init__(self, pid: int, limits: Limits, folder: Path):
@@ -210,7 +211,7 @@ class Watch:
         self._next_disk_s = 0.0
 
     def exceeded(self) -> str | None:
-        """Which limit it has passed, as a sentence; None: none."""
+        """Returns a sentence about the limit that was exceeded, or None."""
         limits, now_s = self._limits, time.monotonic()
         num_tasks, memory_gib = _used(processes.descendants(self._pid))
         if limits.num_processes is not None and num_tasks > limits.num_processes:
@@ -233,7 +234,7 @@ class Watch:
         if disk.f_files and disk.f_favail < MIN_FREE_FILES:
             return f"fewer than {MIN_FREE_FILES} files can be made on the disk that it writes to"
         for entry in plain_file.entries_below(self._folder):
-            with contextlib.suppress(OSError):  # it is gone
+            with contextlib.suppress(OSError):  # it no longer exists
                 num_bytes, num_files = num_bytes + entry.stat(follow_symlinks=False).st_blocks * 512, num_files + 1
             if limits.num_files is not None and num_files > limits.num_files:
                 return f"it wrote more than {limits.num_files} files"
@@ -243,18 +244,18 @@ class Watch:
 
 
 def _used(pids: Iterable[int]) -> tuple[int, float]:
-    """-> (processes and threads, GiB that they do not share and GiB of their files in memory).
+    """Returns (processes and threads, GiB of memory not shared plus GiB of files in memory).
 
-    Files: of their folders, and open ones that no folder has (memfd_create(2)).  In place of these the most shared
-    memory that one of them maps, if it is more.
+    Files in memory are those of their folders, and open ones that are in no folder (memfd_create(2)); or the most
+    shared memory that one of the processes maps, if that is more.
 
-    Not seen: shared memory that processes which ended have written, or of which several each have their own; an open
-    file that waits in a socket.  Watch sees what all leave of the machine's memory.  /proc/PID/maps names the former,
-    but a fork bomb of 40 processes in namespaces (two busy cores) was then ended after over 40 s, without after 8 s:
-    reading it seems to wait for processes that fork.
+    Not seen: shared memory written by processes that have ended, or of which several processes each have their own; an
+    open file that waits in a socket.  Watch sees what all of this leaves of the machine's memory.  /proc/PID/maps names
+    the former, but with it, a fork bomb of 40 processes in namespaces (two busy cores) was ended only after over 40 s,
+    without it after 8 s: reading it seems to wait for processes that fork.
     """
     num_tasks, num_bytes, num_shared_bytes, page_bytes = 0, 0, 0, os.sysconf("SC_PAGE_SIZE")
-    # bytes by file system and, of a memfd, file; not the machine's own
+    # {(file system, file of a memfd): bytes}, without the machine's own
     in_memory: dict[tuple[int, int | None], int] = {(os.stat(path).st_dev, None): 0 for path in (TEMPORARY, SHARED)}
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -269,7 +270,7 @@ def _used(pids: Iterable[int]) -> tuple[int, float]:
                     disk = os.statvfs(inside)
                     in_memory[device] = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
             for number in os.listdir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):  # it has been closed
+                with contextlib.suppress(OSError):  # the file has been closed
                     if os.readlink(f"/proc/{pid}/fd/{number}").startswith("/memfd:"):
                         held = os.stat(f"/proc/{pid}/fd/{number}")
                         in_memory[held.st_dev, held.st_ino] = held.st_blocks * 512

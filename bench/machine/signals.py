@@ -1,9 +1,9 @@
 """Turns the signals that end a program into an exception, so that the program can end in an orderly way.
 
-Python runs a signal handler between any two instructions, also where it prints and drops what the handler raises: in
+Python may run a signal handler between any two instructions, also where it prints and drops what the handler raises: in
 functions that run around a fork (os.register_at_fork), in destructors, below an "except Exception".  Therefore
-Interrupted is not an Exception, nothing is raised inside held(), and loops that wait call check(), which raises an
-exception that was lost once more.
+Interrupted is not an Exception, nothing is raised inside held(), and loops that wait call check(), which raises again
+if the exception was dropped.
 """
 
 import contextlib
@@ -13,26 +13,26 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# As SLURM sends them where sbatch --signal=USR1@60 asks for it, and submitit: before a time limit or a preemption
+# Sent by SLURM (sbatch --signal=USR1@60) and submitit before a time limit or a preemption
 WARNING = (signal.SIGUSR1, signal.SIGUSR2)
 
 
-PATIENCE_S = 3.0  # for the end of a program, before a further signal may interrupt it
+PATIENCE_S = 3.0  # time for the end of a program before another signal may interrupt it
 
 
 class Interrupted(BaseException):
-    """A signal came; str() is its name."""
+    """A signal arrived; str() is its name."""
 
 
 class Signals:
-    """The first signal of a block, until the program has acted upon it.  Call it to ignore all signals from now on."""
+    """Holds the first signal of a block until the program has acted upon it.  Call it to ignore signals from now on."""
 
     def __init__(self, first: Callable[[], object] = lambda: None):
         """first() is called in the main thread before the first signal raises."""
         self._first = first
-        self._name: str | None = None  # of the first
+        self._name: str | None = None  # name of the first signal
         self._num_held = 0
-        self._ignored_s: float | None = None  # since when, by time.monotonic()
+        self._ignored_s: float | None = None  # time.monotonic() when signals began to be ignored
         self._has_heeded = False
 
     def __call__(self) -> None:
@@ -40,23 +40,23 @@ class Signals:
             self._name, self._ignored_s = None, time.monotonic()
 
     def late(self) -> str | None:
-        """The name of a signal that came while signals are ignored, once they have been ignored for PATIENCE_S."""
+        """Returns a signal that arrived while signals are ignored, once they have been ignored for PATIENCE_S."""
         is_short = self._ignored_s is None or time.monotonic() - self._ignored_s < PATIENCE_S
         return None if is_short else self._name
 
     def heed(self) -> None:
-        """The signal was a warning and has been passed on: the next signal raises again unless it is a warning."""
+        """Accepts the signal as a warning that was passed on: the next signal raises again unless it is a warning."""
         self._name, self._has_heeded = None, True
 
     def check(self) -> None:
-        """Raise Interrupted if a signal came and nobody has acted upon it.  For loops that wait."""
+        """Raises Interrupted if a signal arrived and nobody has acted upon it.  For loops that wait."""
         if self._name is not None and self._ignored_s is None and not self._num_held:
             raise Interrupted(self._name)
 
     def _came(self, number: int, frame: FrameType | None) -> None:
         if self._has_heeded and number in (signal.SIGTERM, *WARNING):
             return
-        if self._name is None:  # later ones say nothing new
+        if self._name is None:  # later signals are ignored
             self._name = signal.Signals(number).name
             if self._ignored_s is None:
                 self._first()
@@ -72,15 +72,15 @@ class Signals:
         self.check()
 
 
-_blocks: list[Signals] = []  # those that the main thread is in, the innermost last
+_blocks: list[Signals] = []  # blocks that the main thread is in, the innermost last
 
 
 @contextlib.contextmanager
 def raise_interrupted(first: Callable[[], object] = lambda: None) -> Iterator[Signals]:
-    """A context in which the first signal of ENDING and WARNING raises Interrupted and later ones are ignored.
+    """Context in which the first signal of ENDING and WARNING raises Interrupted and later ones are ignored.
 
-    first(): called before Interrupted is raised.  A signal that this process was started to ignore, as by nohup, stays
-    ignored.  Programs started in the block do not inherit any of this, because exec() resets handlers.
+    first(): called before Interrupted is raised.  A signal that this process was started to ignore, for example by
+    nohup, stays ignored.  Programs started in the block do not inherit any of this, because exec() resets handlers.
     """
     block = Signals(first)
     before = {number: signal.getsignal(number) for number in (*ENDING, *WARNING)}
@@ -107,6 +107,6 @@ def kept() -> list[str]:
 
 
 def held() -> contextlib.AbstractContextManager[None]:
-    """A context in which no signal raises; one that came meanwhile raises at its end.  No effect outside of
+    """Context in which no signal raises; one that arrives meanwhile raises at its end.  Has no effect outside of
     raise_interrupted()."""
     return _blocks[-1]._held() if _blocks else contextlib.nullcontext()

@@ -22,7 +22,7 @@ from bench.base.units import MIB
 
 PIPE_BYTES = MIB
 WAKE_EVERY_S = 0.2
-MIN_GAP_S = 0.05  # beyond WAKE_EVERY_S; below it a wake-up is late, as any may be
+MIN_GAP_S = 0.05  # beyond WAKE_EVERY_S; a shorter delay of a wake-up is normal
 F_SETPIPE_SZ = 1031  # linux/fcntl.h
 
 
@@ -36,19 +36,19 @@ class Sink(Protocol):
 
 
 def opened(path: str) -> int:
-    """A new named pipe's file descriptor.  OSError: the file system has none."""
+    """Creates a named pipe and returns its file descriptor.  Raises OSError if the file system has none."""
     os.mkfifo(path)
-    # Read and write: there is no end of file while nobody has opened it yet, or again.
+    # Read and write, so that there is no end of file before a writer opens it, or opens it again.
     fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
     with contextlib.suppress(OSError, ImportError):
         import fcntl
 
-        fcntl.fcntl(fd, F_SETPIPE_SZ, PIPE_BYTES)  # a program that prints much is not to wait for us
+        fcntl.fcntl(fd, F_SETPIPE_SZ, PIPE_BYTES)  # a program that prints much must not wait for us
     return fd
 
 
 class StampedPipes:
-    """with StampedPipes([sink, ...]) as pipes: ...   Leaving the block reads what is left.
+    """with StampedPipes([sink, ...]) as pipes: ...   Leaving the context reads what is left.
 
     pipes.gaps_ns: [(from, to)] in which the thread should have run and did not.
     """
@@ -76,7 +76,7 @@ class StampedPipes:
         for fd in (*self._sinks, self._woken_fd):
             poller.register(fd, select.POLLIN)
         with _Schedule() as schedule:
-            read_ns = self._now_ns()  # all that had come by then has been read
+            read_ns = self._now_ns()  # everything that had arrived by then has been read
             while True:
                 began_ns, before = self._now_ns(), schedule.read()
                 ready = poller.poll(0 if self._stop.is_set() else WAKE_EVERY_S * 1e3)
@@ -109,14 +109,14 @@ class _Schedule:
             os.close(fd)
 
     def read(self) -> list[tuple[int, int]] | None:
-        """[(ns on a core, ns ready but not running)] of this thread and of the main thread; None: not known."""
+        """Returns [(ns on a core, ns ready but not running)] of this thread and the main thread; None if unknown."""
         if len(self._fds) < 2:
             return None
         ran_and_waited = (os.pread(fd, 64, 0).split() for fd in self._fds)
         return [(int(ran_ns), int(waited_ns)) for ran_ns, waited_ns, *_ in ran_and_waited]
 
     def delay_ns(self, before: list[tuple[int, int]], now: list[tuple[int, int]]) -> int:
-        """By how many nanoseconds this thread may have run too late between two readings."""
+        """Returns by how many nanoseconds this thread may have run too late between two readings."""
         (_, own), (_, main) = now
         locked_ns = min(now[1][0] - before[1][0], round(sys.getswitchinterval() * 1e9))
         return own - before[0][1] + main - before[1][1] + locked_ns

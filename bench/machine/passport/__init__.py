@@ -1,1 +1,1 @@
-"""What a machine reaches, measured: its passports, kept with their dates, and what is read from them."""
+"""Measurements of what a machine can reach: its passports, kept with their dates, and the ceilings they give."""

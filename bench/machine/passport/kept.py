@@ -1,15 +1,15 @@
-"""Passports: what devices reach, measured, and the ceilings that this gives.  results/passports/ keeps a JSON of each,
-git-ignored like all that is a machine's own.
+"""Passports: measurements of what devices can reach, and the ceilings they give.  results/passports/ keeps a JSON file
+of each, which git ignores like all data of a machine.
 
     {"schema_version", "at", "took_s", "device": "cuda" | "cpu", "environment": {...}, "foreign_cpu_cores",
      "omitted": [what there was no time for], "collectives": [Figure],
      "devices": [{"id", "name", "index", "figures": [Figure], "under_load": {...}}]}
 
-id: a GPU's salted UUID as records have it; of a CPU a hash of its model, usable cores and memory, as a record says no
-more of it.  Nothing in a passport leads to a person or a machine's name.
+id: a GPU's salted UUID, as in records; for a CPU, a hash of its model, usable cores and memory, since a record has no
+more about it.  Nothing in a passport identifies a person or a machine's name.
 
-A ceiling is a figure's "high", of a launch its "low": what the device sustained in the best tenth of its samples.
-Where a size or shape was not measured, the nearest by the sum of its factors' ratios, in powers of two, stands for it.
+A ceiling is a figure's "high", or for a launch its "low": what the device sustained in the best tenth of its samples.
+For a size or shape that was not measured, the nearest counts: by the sum of its factors' ratios, in powers of two.
 """
 
 import contextlib
@@ -32,13 +32,13 @@ Count = Annotated[int, msgspec.Meta(gt=0)]
 Kind = Literal["gemm", "copy", "collective", "launch", "clock"]
 UNIT = {"gemm": "TFLOP/s", "copy": "GiB/s", "collective": "GiB/s", "launch": "us", "clock": "MHz"}
 LOWER_IS_BETTER = ("launch",)
-HOST_LAUNCH = "kernel, host time"  # of one kernel among many, which nobody waits for
-MAX_DISTANCE = 3.0  # powers of two over m, k and n together: further away, the rate of a shape is not known
+HOST_LAUNCH = "kernel, host time"  # for one of many kernels, without waiting for it
+MAX_DISTANCE = 3.0  # powers of two over m, k and n together; beyond it, a shape's rate is unknown
 
 
 class Figure(TypedDict):
-    """what: the same in every passport, e.g. "gemm bfloat16 4096x4096x4096"; value, low, high: the median, the 10th and
-    the 90th percentile of the samples, in unit (TFLOP is 1e12, GiB 2**30).
+    """what: the same in every passport, such as "gemm bfloat16 4096x4096x4096"; value, low, high: the median, the 10th
+    and the 90th percentile of the samples, in unit (TFLOP is 1e12, GiB 2**30).
 
     shape: [m, k, n]; num_bytes: of a copy, read and written; of a collective as nccl-tests counts it, whose bus
     bandwidth the value is; num_threads: of a CPU.
@@ -51,7 +51,7 @@ class Figure(TypedDict):
     low: Positive
     high: Positive
     num_samples: Count
-    name: NotRequired[str]  # of a collective, of a launch
+    name: NotRequired[str]  # only of a collective or a launch
     precision: NotRequired[str]
     shape: NotRequired[Annotated[list[Count], msgspec.Meta(min_length=3, max_length=3)]]
     num_bytes: NotRequired[Count]
@@ -61,8 +61,8 @@ class Figure(TypedDict):
 
 @dataclass(frozen=True)
 class Ceilings:
-    """of: figures of one device and of its box's collectives; at: when they were measured, UTC; num_threads: of whose
-    figures, None on a GPU; foreign_cores: what other programs took of a CPU that was measured beside them, else 0."""
+    """of: figures of one device and of its machine's collectives; at: when they were measured, UTC; num_threads: those
+    of the figures, None on a GPU; foreign_cores: CPU use of other programs during the measurement of a CPU, else 0."""
 
     of: Sequence[Figure]
     at: str
@@ -71,17 +71,17 @@ class Ceilings:
 
     @property
     def source(self) -> str:
-        """For a person: where these are from."""
+        """Text for a person: where these figures come from."""
         beside = f" beside programs that took {self.foreign_cores:.1f} cores" if self.foreign_cores else ""
         return f"measured{beside}, passport of {self.at[:10]}"
 
     def peak_flops(self, precision: str | None) -> float | None:
-        """FLOP/s of the best shape of a precision ("bfloat16", "tf32", ...); None where it was not measured."""
+        """Returns FLOP/s of the best shape in a precision ("bfloat16", "tf32", ...), or None if it was not measured."""
         rates = [figure["high"] for figure in self._of("gemm") if figure.get("precision") == precision]
         return 1e12 * max(rates) if rates else None
 
     def shape_flops(self, precision: str | None, shape: Sequence[int]) -> float | None:
-        """FLOP/s of the nearest shape to m, k, n; None where none is near."""
+        """Returns FLOP/s of the shape nearest to m, k, n, or None if none is near."""
         near = [
             (sum(abs(math.log2(ours / theirs)) for ours, theirs in zip(shape, figure["shape"])), figure["high"])
             for figure in self._of("gemm")
@@ -91,16 +91,16 @@ class Ceilings:
         return 1e12 * rate if distance <= MAX_DISTANCE else None
 
     def bytes_per_s(self, num_bytes: float) -> float | None:
-        """Memory bandwidth of a copy of about so many bytes, read and written."""
+        """Returns the memory bandwidth of a copy of about num_bytes, read and written, or None."""
         return self._nearest(self._of("copy"), num_bytes)
 
     @property
     def launch_s(self) -> float | None:
-        """The host's time of launching a kernel, in the best tenth of the samples; None where it was not measured."""
+        """The host time of launching a kernel, in the best tenth of the samples, or None if it was not measured."""
         return next((1e-6 * figure["low"] for figure in self._of("launch") if figure.get("name") == HOST_LAUNCH), None)
 
     def bus_bytes_per_s(self, name: str, num_bytes: float, world_size: int) -> float | None:
-        """Bus bandwidth of a collective of about so many bytes among so many ranks; None where it was not measured."""
+        """Returns the bus bandwidth of a collective of about num_bytes, or None if it was not measured."""
         among = [figure for figure in self._of("collective") if figure.get("world_size") == world_size]
         return self._nearest([figure for figure in among if figure.get("name") == name], num_bytes)
 
@@ -119,7 +119,7 @@ class Ceilings:
         return GIB * nearest["high"]
 
 
-# Bytes on the wire of each rank's link over the bytes of the message: nccl-tests, doc/PERFORMANCE.md
+# Bytes on each rank's link per byte of the message: nccl-tests, doc/PERFORMANCE.md
 BUS_FACTORS = {
     "all_reduce": lambda num_ranks: 2 * (num_ranks - 1) / num_ranks,
     "all_gather": lambda num_ranks: (num_ranks - 1) / num_ranks,
@@ -128,7 +128,7 @@ BUS_FACTORS = {
 
 
 def bus_bytes(name: str, num_bytes: float, world_size: int) -> float:
-    """Bytes that a message of num_bytes costs the bus; name: of BUS_FACTORS."""
+    """Returns the bytes that a message of num_bytes puts on the bus.  name: a key of BUS_FACTORS."""
     return BUS_FACTORS[name](world_size) * num_bytes
 
 
@@ -138,7 +138,7 @@ NO_TIME, CANNOT = "no time", "this device, or this torch, cannot do it"  # why a
 
 
 class Device(TypedDict):
-    """under_load: clock_mhz, and of a GPU temp_c, power_w, throttle_reasons, each None where it is not known."""
+    """under_load: clock_mhz, and for a GPU temp_c, power_w and throttle_reasons, each None if unknown."""
 
     id: str
     name: str
@@ -148,7 +148,7 @@ class Device(TypedDict):
 
 
 class Passport(TypedDict):
-    """took_s: how long it was measured; foreign_cpu_cores: what other programs took before it, None: unknown."""
+    """took_s: duration of the measurement; foreign_cpu_cores: CPU use of other programs before it, None if unknown."""
 
     schema_version: int
     at: str
@@ -162,12 +162,12 @@ class Passport(TypedDict):
 
 
 def folder() -> Path:
-    """Where they are kept, made or not."""
+    """Returns the folder of passports, which may not exist yet."""
     return results_root() / FOLDER
 
 
 def write(passport: Passport) -> Path:
-    """Into folder(), under a name by its date."""
+    """Writes a passport into folder(), under a name from its date; returns the path."""
     stamp = passport["at"].replace("-", "").replace(":", "").partition(".")[0]
     path = folder() / f"{stamp}Z.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def write(passport: Passport) -> Path:
 
 
 def read(path: Path | str) -> Passport:
-    """ValueError for anything that is not a passport."""
+    """Reads a passport.  Raises ValueError for anything else."""
     passport = cast(Passport, json_file.read(path, Passport))
     if passport["schema_version"] > SCHEMA_VERSION:
         version = passport["schema_version"]
@@ -185,23 +185,23 @@ def read(path: Path | str) -> Passport:
 
 
 def every() -> list[Passport]:
-    """All that can be read, the oldest first."""
+    """Returns all readable passports, the oldest first."""
     passports = []
     for path in sorted(folder().glob("*.json")):
-        with contextlib.suppress(ValueError):  # no passport, or a damaged one: it says nothing of others
+        with contextlib.suppress(ValueError):  # not a passport, or a damaged one
             passports.append(read(path))
     return sorted(passports, key=lambda passport: passport["at"])
 
 
 def cpu_id(env: Mapping[str, Any]) -> str:
-    """env: environment(), or a run.json's -> the id of its CPU."""
+    """Returns the id of a CPU.  env: environment(), or a run.json's."""
     return private.salted_hash(f"{env['cpu_model']}|{env['num_cpus']}|{round(env['memory_gib'] or 0)}")
 
 
 def ceilings_of_run(run: Mapping[str, Any], rank: int = 0) -> Ceilings | None:
-    """A record -> what the device of this rank reached by the passport nearest in time; None where there is none.
+    """Returns what the device of this rank reached, by the passport nearest in time to the run, or None without one.
 
-    A CPU's that was measured beside other programs only where there is no other.
+    A CPU's passport that was measured beside other programs counts only if there is no other.
     """
     env = run["environment"]
     gpus = env.get("gpus") or []
@@ -219,9 +219,9 @@ def ceilings_of_run(run: Mapping[str, Any], rank: int = 0) -> Ceilings | None:
 
 
 def ceilings_of_file(path: Path | str, device_name: str | None) -> Ceilings:
-    """A passport that the user names, for a trace: its device of this name, else its first.
+    """Returns the ceilings of a passport that the user names, for a trace: of its device of this name, else its first.
 
-    Of a CPU the figures with the most threads.
+    For a CPU, these are the figures with the most threads.
     """
     passport = read(path)
     if not passport["devices"]:
@@ -232,18 +232,19 @@ def ceilings_of_file(path: Path | str, device_name: str | None) -> Ceilings:
 
 
 def ceilings(passport: Passport, device: Device, num_threads: int | None) -> Ceilings:
-    """num_threads: of a CPU, as the run had it; where it was not measured with so many, that with the most below."""
+    """Returns a device's ceilings.  num_threads: of the run, on a CPU; if not measured, the next lower number that
+    was."""
     measured = {figure["num_threads"] for figure in device["figures"] if "num_threads" in figure}
     if measured:
         below = [number for number in measured if num_threads is None or number <= num_threads]
         num_threads = max(below, default=min(measured))
     collectives = passport["collectives"]
-    if num_threads is not None:  # a collective is of whatever number of threads
+    if num_threads is not None:  # collectives count for any number of threads
         collectives = [figure | {"num_threads": num_threads} for figure in collectives]
     return Ceilings([*device["figures"], *collectives], passport["at"], num_threads, _foreign_cores(passport))
 
 
 def _foreign_cores(passport: Passport) -> float:
-    """What disturbed a CPU's figures, 0 below the limit; a GPU's are its own."""
+    """Returns the CPU use that disturbed a CPU's figures, 0 below the limit and for a GPU."""
     cores = passport.get("foreign_cpu_cores") or 0.0
     return cores if passport["device"] == "cpu" and cores > MAX_FOREIGN_CPU_CORES else 0.0

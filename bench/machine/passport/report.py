@@ -1,4 +1,4 @@
-"""A passport beside earlier ones of the same devices and other devices of its machine, and as text."""
+"""Compares a passport with earlier ones of the same devices and with similar devices, and formats it as text."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -11,13 +11,13 @@ from bench.machine.passport.kept import CANNOT, LOWER_IS_BETTER, NO_TIME, Figure
 from bench.machine.preflight import MAX_FOREIGN_CPU_CORES
 
 Line = dict[str, Any]
-NUM_EARLIER = 5  # the newest of them: their samples' range is what a figure is held against
-PEER_FRAC = 0.03  # below the median of its peers: healthy GPUs of one model differ by a few percent at most
+NUM_EARLIER = 5  # the newest ones, with the range of whose samples a figure is compared
+PEER_FRAC = 0.03  # limit below the median of its peers: healthy GPUs of one model differ by a few percent at most
 
 
 def changes(passport: Passport, earlier: Sequence[Passport]) -> list[Line]:
-    """[{"device", "what", "unit", "before", "now", "change_pct", "num_earlier", "beyond_spread", "is_worse"}]: figures
-    that an earlier passport of the same device has too; device: its index, None of a collective.
+    """Returns [{"device", "what", "unit", "before", "now", "change_pct", "num_earlier", "beyond_spread", "is_worse"}]
+    for figures that an earlier passport of the same device has too; device: its index, None for a collective.
 
     before: the median of the NUM_EARLIER newest.  beyond_spread: the samples, 10th to 90th percentile, lie wholly
     outside the range of those earlier ones.
@@ -51,8 +51,8 @@ def _changes(index: int | None, figures: Sequence[Figure], earlier: Sequence[Seq
 
 
 def slower_than_peers(passport: Passport) -> list[Line]:
-    """[{"device", "id", "what", "value", "peers", "slower_pct"}], the largest first: devices of which a figure is more
-    than PEER_FRAC worse than the median of the others of the same name.  Empty for one device, and of launches."""
+    """Returns [{"device", "id", "what", "value", "unit", "peers", "slower_pct"}], the largest first, of figures more
+    than PEER_FRAC worse than the median of the other devices of the same name.  Launches are not compared."""
     lines: list[Line] = []
     for device in passport["devices"]:
         peers = [peer for peer in passport["devices"] if peer is not device and peer["name"] == device["name"]]
@@ -60,7 +60,7 @@ def slower_than_peers(passport: Passport) -> list[Line]:
         for what, figure in by_what.items():
             values = [other["value"] for peer in peers for other in peer["figures"] if other["what"] == what]
             if not values or figure["kind"] in LOWER_IS_BETTER:
-                continue  # the time of a launch is the host's
+                continue  # the time of a launch depends on the host
             median = statistics.median(values)
             if figure["value"] < (1 - PEER_FRAC) * median:
                 line = {"device": device["index"], "id": device["id"], "what": what, "value": figure["value"]}
@@ -70,7 +70,7 @@ def slower_than_peers(passport: Passport) -> list[Line]:
 
 
 def as_text(passport: Passport, path: Path, changes: Sequence[Line], slow: Sequence[Line]) -> str:
-    """changes, slow: of judged; path: where it is kept."""
+    """Returns the passport as text.  changes, slow: from changes() and slower_than_peers(); path: where it is kept."""
     return "\n".join(_lines(passport, path, changes, slow))
 
 

@@ -1,1 +1,1 @@
-"""What the devices of a run did meanwhile: sampled in a separate process, joined to the run afterwards."""
+"""Telemetry of a run's devices: sampled in a separate process, and joined to the run's times afterwards."""

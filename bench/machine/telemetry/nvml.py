@@ -1,4 +1,4 @@
-"""The GPUs of a run, sampled through NVML (nvidia-ml-py): no torch, no CUDA context.
+"""Samples the GPUs of a run through NVML (nvidia-ml-py), without torch or a CUDA context.
 
 Devices are matched by UUID: CUDA counts them in its own order, NVML by PCI address.
 """
@@ -13,29 +13,29 @@ from bench.base.units import gib_from_bytes
 from bench.machine.gpus import call, over, reason_names, requested_devices, visible_order
 
 Row = dict[str, Any]  # {column of telemetry.csv: value}
-SLOW_S = 1.0  # between two readings of what hardly changes in a run
-MOST_XIDS = 16  # read at once: a broken GPU may repeat them without end
+SLOW_S = 1.0  # interval of reading what hardly changes during a run
+MOST_XIDS = 16  # read at a time: a broken GPU may repeat them endlessly
 RETURNS_OF_LACK = ("INVALID_ARGUMENT", "NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "NO_PERMISSION")  # of a field value
 RETURNS_OF_LOSS = ("GPU_IS_LOST", "UNINITIALIZED", "RESET_REQUIRED")
 
 
 class Gpu:
-    """One device.  sample() -> {column: value}; what it does not support is read once and named in .unsupported."""
+    """One device.  sample() returns {column: value}; an unsupported column is tried once and listed in .unsupported."""
 
     def __init__(self, nvml: Any, handle: Any, name: str):
         self.nvml, self.handle, self.name = nvml, handle, name
         self.unsupported: list[str] = []
         self.denied: list[str] = []
-        self.lost: str | None = None  # why it cannot be read any more
+        self.lost: str | None = None  # why it can no longer be read
         self.num_failed_calls = 0
-        self.pids: list[int] | None = None  # that computed on it at the last slow reading; None: not known
+        self.pids: list[int] | None = None  # processes that computed on it at the last slow reading; None: unknown
         self._off: set[str] = set()
         self._slow: Row = {}
         self._slow_ns: int | None = None
         self._measures_instant_power = True
 
     def sample(self, t_ns: int, now_ns: int) -> Row | None:
-        """The device's row of the tick at t_ns, read at now_ns; None when it is lost."""
+        """Returns the device's row of the tick at t_ns, read at now_ns; None if the device is lost."""
         nvml = self.nvml
         if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_S * 1e9:
             self._slow, self._slow_ns = self._slow_columns(), now_ns
@@ -58,7 +58,7 @@ class Gpu:
         return None if self.lost else row | self._slow
 
     def _slow_columns(self) -> Row:
-        """What is read once a second."""
+        """Returns the columns that are read once a second."""
         nvml = self.nvml
         corrected, uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
         rows = self._ask("remapped_rows", "RemappedRows")  # (corrected, uncorrected, pending, failed)
@@ -73,7 +73,7 @@ class Gpu:
         }
 
     def energy_j(self) -> float | None:
-        """Joules since the driver was loaded; None where it is not counted (before Volta)."""
+        """Returns joules since the driver was loaded, or None if it does not count them (before Volta)."""
         energy_mj = self._ask("energy_j", "TotalEnergyConsumption")
         return None if energy_mj is None else energy_mj / 1e3
 
@@ -96,17 +96,17 @@ class Gpu:
         elif error.value == nvml.NVML_ERROR_NO_PERMISSION:
             self._off.add(column)
             self.denied.append(column)
-        else:  # perhaps the next call works
+        else:  # the next call may work
             self.num_failed_calls += 1
 
     def _power_w(self) -> float | None:
-        """Now where the board measures that; else its usage, which from Ampere on is a mean over a second."""
+        """Returns instantaneous power if the board measures it, else its usage, from Ampere on a mean over a second."""
         nvml = self.nvml
         if self._measures_instant_power and not self.lost:
             try:
                 (value,) = nvml.nvmlDeviceGetFieldValues(self.handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
                 if not value.nvmlReturn:
-                    return float(value.value.uiVal) / 1e3  # NVML gives mW
+                    return float(value.value.uiVal) / 1e3  # NVML reports mW
                 raise nvml.NVMLError(value.nvmlReturn)
             except nvml.NVMLError as error:
                 never = [getattr(nvml, f"NVML_ERROR_{name}") for name in RETURNS_OF_LACK]
@@ -118,7 +118,7 @@ class Gpu:
 
 
 class Xids:
-    """Critical errors that the driver reports of these GPUs (Xid) since this was made."""
+    """Critical errors of these GPUs (Xid) that the driver reports from now on."""
 
     def __init__(self, gpus: Sequence[Gpu]):
         self._gpus, self._events = gpus, None
@@ -131,7 +131,7 @@ class Xids:
                 self._events = events
 
     def new(self) -> list[str]:
-        """A sentence for each since the last call; nothing is waited for."""
+        """Returns a sentence for each error since the last call, without waiting."""
         found: list[str] = []
         if self._events is not None:
             nvml = self._gpus[0].nvml
@@ -148,7 +148,8 @@ def _address(handle: Any) -> int | None:
 
 
 def open_gpus(uuids: Sequence[str], num_devices: int) -> tuple[list["Gpu"], list[str]]:
-    """(the run's Gpus, warnings).  uuids in CUDA's order; [] asks CUDA_VISIBLE_DEVICES.  gpu0 is CUDA's device 0."""
+    """Returns (the run's Gpus, warnings).  uuids: in CUDA's order; if [], those of CUDA_VISIBLE_DEVICES.  gpu0 is
+    device 0."""
     try:
         import pynvml as nvml
     except ImportError:
@@ -161,7 +162,7 @@ def open_gpus(uuids: Sequence[str], num_devices: int) -> tuple[list["Gpu"], list
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(num)
                 by_uuid[nvml.nvmlDeviceGetUUID(handle)] = handle
-            except nvml.NVMLError as error:  # lost, or without permission: the others still count
+            except nvml.NVMLError as error:  # lost, or without permission: the others are still read
                 warnings.append(f"GPU {num} of this machine, by NVML's count: {error}")
         if (os.environ.get("CUDA_VISIBLE_DEVICES") or "").startswith("MIG-"):
             uuids = []

@@ -1,11 +1,11 @@
-"""The sampling process: python -m bench.machine.telemetry.sampler JOB
+"""The sampling process:  python -m bench.machine.telemetry.sampler JOB
 
-JOB is JSON: path, interval_ms (of GPUs), host_interval_ms (of the host, where there is no GPU), uuids, num_devices,
-root_pid.  Started by rank 0's instrument.  Lines on its standard input steer it: "start" and "stop" are each answered
-by a line of JSON with the energy counters read at that moment.  The end of the pipe ends it, and so does the end of its
-parent, which is checked besides because another process may hold the pipe open.  No torch, no CUDA context, no lock
-shared with the training process.  It is nice and not pinned: the scheduler gives it an idle core, and where there is
-none training goes first; a sample that comes late is stamped late.
+JOB is JSON: path, interval_ms (of GPUs), host_interval_ms (of the host, if there is no GPU), uuids, num_devices,
+root_pid.  Rank 0's instrument starts it, and steers it by lines on its standard input: "start" and "stop" are each
+answered by a line of JSON with the energy counters read at that moment.  It ends with the pipe, and with its parent,
+which it checks too, because another process may hold the pipe open.  It uses no torch, no CUDA context and no lock
+shared with the training process.  It is nice and not pinned: the scheduler gives it an idle core, and if there is none,
+training goes first; a late sample is stamped as late.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ NICE = 10
 FOREIGN_EVERY_S = 1.0
 PARENT_EVERY_S = 1.0
 CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
-FAULTS = "logs/gpus.log"  # beside telemetry.csv; bench/record/failures.py reads it
-FAMILY_S = 10.0  # a search for processes reads a file of each one on the machine: some 10 ms on a large one
+FAULTS = "logs/gpus.log"  # in the folder of telemetry.csv; bench/record/failures.py reads it
+FAMILY_S = 10.0  # interval of searches, which read a file of each process: some 10 ms on a large machine
 
 
 class Family:
-    """The processes of the run: root_pid and its descendants, but for the sampler that asks."""
+    """The processes of the run: root_pid and its descendants, except this sampler."""
 
     def __init__(self, root_pid: int, now_s: Callable[[], float] = time.monotonic):
         self._root_pid, self._now_s = root_pid, now_s
@@ -43,7 +43,7 @@ class Family:
         self._searched_s: float | None = None
 
     def processes(self, since_s: float = FAMILY_S) -> list[psutil.Process]:
-        """The processes, as they were at most since_s seconds ago; [] when the first of them is gone."""
+        """Returns the processes as of at most since_s seconds ago; [] if the first of them is gone."""
         if self._searched_s is None or self._now_s() - self._searched_s >= since_s:
             self._processes, self._searched_s = [], self._now_s()
             with contextlib.suppress(psutil.Error):
@@ -57,7 +57,7 @@ class Family:
 
 
 class Host:
-    """sample(t_ns, now_ns) -> a row of device "cpu"."""
+    """Samples the host.  sample(t_ns, now_ns) returns a row of device "cpu"."""
 
     name = "cpu"
 
@@ -65,7 +65,7 @@ class Host:
         self._family = family
         self._slow: nvml.Row = {}
         self._slow_ns: int | None = None
-        psutil.cpu_percent(None)  # the first call has nothing to compare with
+        psutil.cpu_percent(None)  # the first call returns nothing useful
 
     def sample(self, t_ns: int, now_ns: int) -> nvml.Row:
         if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_S * 1e9:
@@ -75,22 +75,22 @@ class Host:
             "t_ns": t_ns,
             "device": self.name,
             "late_ms": round((now_ns - t_ns) / 1e6, 3),
-            "cpu_util_pct": psutil.cpu_percent(None),  # of all CPUs since the call before, 0 to 100
+            "cpu_util_pct": psutil.cpu_percent(None),  # of all CPUs since the last call, 0 to 100
             "rss_gib": self._rss_gib(),
             **self._slow,
         }
 
     def _rss_gib(self) -> float | None:
-        """Resident sets added up: pages shared by several processes count in each."""
+        """Returns the sum of resident sets: pages shared by several processes count once for each."""
         rss_bytes = 0
         for process in self._family.processes():
-            with contextlib.suppress(psutil.Error):  # it has just ended
+            with contextlib.suppress(psutil.Error):  # the process has just ended
                 rss_bytes += process.memory_info().rss
         return gib_from_bytes(rss_bytes) if rss_bytes else None
 
 
 def _frequency_mhz() -> float | None:
-    """Mean over the CPUs; None where the system does not say (many virtual machines)."""
+    """Returns the mean over the CPUs, or None if the system does not report it (many virtual machines)."""
     try:
         frequency = psutil.cpu_freq()
     except (OSError, AttributeError, NotImplementedError, RuntimeError):
@@ -99,7 +99,7 @@ def _frequency_mhz() -> float | None:
 
 
 def _temperature_c() -> float | None:
-    """The hottest sensor of the CPU; None where there is none."""
+    """Returns the hottest sensor of the CPU, or None if there is none."""
     try:
         sensors = psutil.sensors_temperatures()
     except (OSError, AttributeError):
@@ -112,17 +112,17 @@ def _temperature_c() -> float | None:
 # device was read.
 FIELDS = (
     "t_ns", "device", "late_ms",
-    # a GPU's; power_w: instant where the board measures that, else its usage (from Ampere on a mean over a second)
+    # for GPUs; power_w: instantaneous if the board measures that, else its usage (from Ampere on a mean over a second)
     "power_w", "energy_j", "sm_clock_mhz", "mem_clock_mhz", "temp_c", "throttle_reasons", "util_pct", "mem_gib",
-    # a GPU's, read once a second and held until then
+    # for GPUs, read once a second and repeated in between
     "power_limit_w", "ecc_corrected", "ecc_uncorrected", "remapped_rows", "num_processes",
-    # the host's, device "cpu"; temp_c is in both
+    # for the host, device "cpu", which has temp_c too
     "cpu_util_pct", "cpu_freq_mhz", "rss_gib", "load",
 )  # fmt: skip
 
 
 def line(row: nvml.Row) -> str:
-    """{column: value} -> its line of the file; reasons are joined by "|" and hold no comma."""
+    """Formats {column: value} as a line of the file; reasons are joined by "|" and contain no comma."""
     values = ("" if row.get(field) is None else row[field] for field in FIELDS)
     return ",".join(f"{value:.12g}" if isinstance(value, float) else str(value) for value in values) + "\n"
 
@@ -136,17 +136,17 @@ class Sampler:
         self.devices: Sequence[nvml.Gpu | Host] = self.gpus or [Host(self.family)]
         self.interval_ms = interval_ms if self.gpus else host_interval_ms
         self.num_samples = {device.name: 0 for device in self.devices}
-        self.foreign: dict[str, int] = {}  # device: the most foreign processes seen at once
+        self.foreign: dict[str, int] = {}  # {device: most foreign processes seen at once}
         self.max_tick_ms, self.num_missed = 0.0, 0
-        self._strangers: set[int] = set()  # pids that are known not to be of the run
+        self._strangers: set[int] = set()  # pids known not to belong to the run
         self._cpu_before_s = self._foreign_at_s = 0.0
         self._file: int | None = None
         self._xids, self._faults = nvml.Xids(self.gpus), Path(path).parent / FAULTS
-        self.faults: dict[str, None] = {}  # sentences, in order
+        self.faults: dict[str, None] = {}  # sentences, in order of appearance
         self._write(",".join(FIELDS) + "\n", path)
 
     def tick(self) -> None:
-        """One row for each device, written at once: a kill cuts no line."""
+        """Writes one row per device, all at once, so that a kill cuts no line."""
         t_ns, text = time.perf_counter_ns(), ""
         for device in self.devices:
             row = device.sample(t_ns, time.perf_counter_ns())
@@ -161,18 +161,18 @@ class Sampler:
         self.max_tick_ms = max(self.max_tick_ms, (time.perf_counter_ns() - t_ns) / 1e6)
 
     def _write(self, text: str, path: str | None = None) -> None:
-        """path: of the file, which is not open yet."""
+        """Appends text; path: of the file, if it is to be opened first."""
         try:
             if path is not None:
                 self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             if self._file is not None:
                 os.write(self._file, text.encode())
-        except OSError as error:  # a full disk: the counters at both ends are still read
+        except OSError as error:  # a full disk: the counters at start and stop are still read
             self.warnings.append(f"telemetry.csv ends early: {error.strerror}")
             self._file = None
 
     def _note_faults(self) -> None:
-        """Lost GPUs and Xids, at once into the run's logs: a rank whose GPU fails takes this process along."""
+        """Logs lost GPUs and Xids at once, because a rank whose GPU fails may end this process with it."""
         seen = [f"{gpu.name} was lost: {gpu.lost}" for gpu in self.gpus if gpu.lost] + self._xids.new()
         for sentence in seen:
             if sentence not in self.faults:
@@ -184,17 +184,17 @@ class Sampler:
         for gpu in self.gpus:
             if gpu.pids and not gpu.lost:
                 ours = self.family.pids()
-                if set(gpu.pids) - ours - self._strangers:  # a new one: perhaps a child of the run's
+                if set(gpu.pids) - ours - self._strangers:  # a new one, perhaps a new child of the run
                     ours = self.family.pids(since_s=0.0)
                     self._strangers |= set(gpu.pids) - ours
                 self.foreign[gpu.name] = max(self.foreign.get(gpu.name, 0), num_foreign(gpu.pids, ours))
 
     def energy(self) -> dict[str, Any]:
-        """{"t_ns", "energy_j": {device: joules or None}}: the counters now."""
+        """Returns the counters now: {"t_ns", "energy_j": {device: joules or None}}."""
         return {"t_ns": time.perf_counter_ns(), "energy_j": {gpu.name: gpu.energy_j() for gpu in self.gpus}}
 
     def report(self) -> dict[str, Any]:
-        """What telemetry.csv does not say, for the record."""
+        """Returns what the record needs besides telemetry.csv."""
         self._note_faults()
         self.warnings += self.faults
         for gpu in self.gpus:
@@ -210,12 +210,12 @@ class Sampler:
             "unsupported": {gpu.name: gpu.unsupported for gpu in self.gpus if gpu.unsupported},
             "foreign_processes": {name: num for name, num in self.foreign.items() if num},
             "max_tick_ms": self.max_tick_ms,
-            "sampler_cpu_s": time.process_time() - self._cpu_before_s,  # without its start
+            "sampler_cpu_s": time.process_time() - self._cpu_before_s,  # excluding its start
             "warnings": self.warnings,
         }
 
     def run(self, parent_pid: int) -> None:
-        """Serve until "stop", the end of standard input or the end of the parent."""
+        """Serves until "stop", the end of standard input or the end of the parent."""
         _say({"ready": True})
         due_s, sampling, rest, interval_s = 0.0, False, b"", self.interval_ms / 1e3
         while os.getppid() == parent_pid:
@@ -238,15 +238,15 @@ class Sampler:
             elif sampling and time.monotonic() >= due_s:
                 self.tick()
                 due_s += interval_s
-                while due_s < time.monotonic() - interval_s:  # a slow call loses ticks: no burst makes up for them
+                while due_s < time.monotonic() - interval_s:  # ticks lost in a slow call are not made up for
                     due_s += interval_s
                     self.num_missed += 1
 
 
 def num_foreign(pids: Iterable[int], ours: set[int]) -> int:
-    """How many of the processes on one GPU are not the run's.
+    """Returns how many of the processes on one GPU are not the run's.
 
-    Where none of them is known here, NVML counts in another namespace (a container): then one is the run's own.
+    If none of them is known here, NVML counts in another namespace (a container), and one of them is the run's.
     """
     known = ours.intersection(pids)
     return len(set(pids) - known) if known else max(0, len(set(pids)) - 1)
@@ -257,15 +257,15 @@ def _say(answer: dict[str, Any]) -> None:
 
 
 def main(job: dict[str, Any], parent_pid: int) -> None:
-    processes.die_with_parent()  # also out of a driver that hangs
+    processes.die_with_parent()  # even while a driver hangs
     with contextlib.suppress(OSError):
         os.nice(NICE)
     sampler = Sampler(**job)
     gc.collect()
-    gc.freeze()  # what follows makes no cycles
+    gc.freeze()  # no cycles are created from here on
     sampler.run(parent_pid)
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # an interrupt is the parent's to handle
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # the parent handles interrupts
         main(json.loads(sys.argv[1]), os.getppid())

@@ -1,7 +1,7 @@
-"""Samples and the run's times -> its energy, mean power and clocks, and how often which reason held a clock down.
+"""Joins samples with the run's times: energy, mean power and clocks, and how often which reason limited a clock.
 
-Pure.  samples: rows of telemetry.csv as read() gives them.  spans: [(begin_ns, end_ns)] in which the run's clock ran.
-A figure that no sample gives is None.
+Performs no I/O, except read().  samples: rows of telemetry.csv, from read().  spans: [(begin_ns, end_ns)] in which the
+run's clock ran.  A figure without samples is None.
 """
 
 import csv
@@ -17,17 +17,17 @@ from bench.base.reading import plain_file
 TEXT = ("device", "throttle_reasons")
 Row = dict[str, Any]
 Span = tuple[int, int]  # (begin_ns, end_ns)
-MAX_GAP_S = 1.0  # between an end of the requested interval and the nearest sample
+MAX_GAP_S = 1.0  # between either end of the requested interval and the nearest sample
 SLOWDOWNS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")  # a power cap is normal under load
 MAX_SLOWED_FRAC = 0.01
 LIMIT_SLACK_W = 1.0  # the driver rounds
 MAX_DISAGREEMENT_PCT = 5.0  # between the energy counter and integrated power
-MIN_POWER_SAMPLES = 20  # below this the integral says nothing about the counter
+MIN_POWER_SAMPLES = 20  # with fewer, the integral does not test the counter
 MEANS = ("sm_clock_mhz", "mem_clock_mhz", "util_pct", "cpu_util_pct", "cpu_freq_mhz", "load")
 
 
 def read(path: Path | str) -> list[Row]:
-    """telemetry.csv -> rows, empty cells None, cut lines skipped; read_ns: when the device was read, with late_ms."""
+    """Reads telemetry.csv; empty cells are None, cut lines are skipped.  read_ns: t_ns plus late_ms."""
     rows = []
     with plain_file.lines(path) as lines:
         for cells in csv.DictReader(lines):
@@ -44,7 +44,7 @@ def read(path: Path | str) -> list[Row]:
 
 
 def by_device(samples: list[Row]) -> dict[str, list[Row]]:
-    """{device: its samples, in time}."""
+    """Returns {device: its samples, in order of time}."""
     devices: dict[str, list[Row]] = {}
     for row in sorted(samples, key=lambda row: row["read_ns"]):
         devices.setdefault(row["device"], []).append(row)
@@ -52,7 +52,7 @@ def by_device(samples: list[Row]) -> dict[str, list[Row]]:
 
 
 def inside(samples: list[Row], spans: Sequence[Span]) -> list[Row]:
-    """The samples taken while the clock ran; samples in time, spans too."""
+    """Returns the samples taken while the clock ran.  samples, spans: in order of time."""
     begins = [begin_ns for begin_ns, _ in spans]
     indexed = [(bisect_right(begins, row["read_ns"]) - 1, row) for row in samples]
     return [row for index, row in indexed if index >= 0 and row["read_ns"] <= spans[index][1]]
@@ -70,15 +70,15 @@ class Curve:
         points = [(row["read_ns"], row[column]) for row in samples if row.get(column) is not None]
         self._ns, self._values = [ns for ns, _ in points], [value for _, value in points]
         pieces = [(w0 + w1) / 2 * (t1 - t0) / 1e9 for (t0, w0), (t1, w1) in pairwise(points)]
-        self._sums = list(accumulate(pieces, initial=0.0))  # the integral from the first sample to each
+        self._sums = list(accumulate(pieces, initial=0.0))  # the integral from the first sample to each sample
         longest_ns = max((later - earlier for earlier, later in pairwise(self._ns)), default=0)
         self._may_miss_ns = max(MAX_GAP_S * 1e9, 3 * longest_ns)
 
     def integral(self, begin_ns: int, end_ns: int) -> float | None:
-        """Values times seconds; None where the device was not seen."""
+        """Returns the sum of values times seconds, or None if the device was not sampled there."""
         if not self._ns or end_ns <= begin_ns:
             return None
-        if self._ns[0] - begin_ns > self._may_miss_ns or end_ns - self._ns[-1] > self._may_miss_ns:  # it was lost
+        if self._ns[0] - begin_ns > self._may_miss_ns or end_ns - self._ns[-1] > self._may_miss_ns:  # device lost
             return None
         return self._until(end_ns) - self._until(begin_ns)
 
@@ -96,26 +96,26 @@ class Curve:
 
 
 def reason_shares(samples: Iterable[Row]) -> dict[str, float]:
-    """{reason: share of these samples in which it held the clocks, 0 to 1}; {} where reasons are not known."""
+    """Returns {reason: fraction of these samples in which it limited the clocks}; {} if reasons are unknown."""
     known = [row["throttle_reasons"].split("|") for row in samples if row.get("throttle_reasons")]
     counts = Counter(reason for reasons in known for reason in reasons if reason != "none")
     return {reason: count / len(known) for reason, count in sorted(counts.items())}
 
 
 def slows(sample: Row) -> bool | None:
-    """Whether heat or hardware held the clocks down; None where it is not known."""
+    """Whether heat or hardware limited the clocks; None if unknown."""
     reasons = sample.get("throttle_reasons")
     return any(reason in SLOWDOWNS for reason in reasons.split("|")) if reasons else None
 
 
 def slowed_frac(samples: Iterable[Row]) -> float | None:
-    """Share of the samples in which something slowed the device down, 0 to 1; None where it is not known."""
+    """Returns the fraction of the samples in which something slowed the device down, or None if unknown."""
     known = [slowed for sample in samples if (slowed := slows(sample)) is not None]
     return sum(known) / len(known) if known else None
 
 
 def doubts(summary: Row) -> list[str]:
-    """The record's summary of telemetry -> sentences, each a reason with its figure."""
+    """Returns sentences, each a doubt with its figure.  summary: the record's summary of telemetry."""
     sentences = []
     for name, device in summary["by_device"].items():
         if (device["slowed_frac"] or 0.0) > MAX_SLOWED_FRAC:
@@ -141,19 +141,20 @@ def _unequal_limits(devices: Mapping[str, Row]) -> list[str]:
 
 
 def spans_j(samples: list[Row], spans: Sequence[Span]) -> float | None:
-    """Integrated power over the spans, all devices; None if one of them has no power."""
+    """Returns the power integrated over the spans, of all devices; None if it is unknown for one of them."""
     curves = [Curve(rows, "power_w") for rows in by_device(samples).values()]
     return _total([curve.integral(*span) for curve in curves for span in spans])
 
 
 def _total(parts: Sequence[float | None]) -> float | None:
-    """The sum; None where one part is unknown, or there is none."""
+    """Returns the sum, or None if a part is unknown or there is none."""
     known = [part for part in parts if part is not None]
     return sum(known) if known and len(known) == len(parts) else None
 
 
 def counted_j(first: Mapping[str, float | None], last: Mapping[str, float | None]) -> float | None:
-    """{device: joules} at both ends -> joules in between, all devices; None if one has no counter, or it was reset."""
+    """Returns the joules between two readings {device: joules} of all devices; None if one lacks a counter or was
+    reset."""
     if set(first) != set(last):
         return None
     pairs = [(first[name], last[name]) for name in first]
@@ -166,11 +167,11 @@ def counted_j(first: Mapping[str, float | None], last: Mapping[str, float | None
 
 
 def step_spans(rows: Iterable[Row], spans: Sequence[Span], ends: Sequence[int]) -> dict[int, Span]:
-    """{row: (begin_ns, end_ns)} of every step, by the device's own time.
+    """Returns {row: (begin_ns, end_ns)} of every step, by the device's own time.
 
-    rows: {"step", "step_ms"}; ends: the last row of each span.  A GPU is behind the host that submits its work, so a
-    step lies where the synchronised edges of its span and the steps' own times (of CUDA events) put it: one after the
-    other from the span's beginning, stretched together to its length.
+    rows: {"step", "step_ms"}; ends: the last row of each span.  A GPU runs behind the host that submits its work, so
+    steps are placed by the synchronised edges of their span and by their own times (from CUDA events): one after
+    another from the beginning of the span, stretched together to its length.
     """
     step_ms, first = {row["step"]: row["step_ms"] for row in rows}, 1
     steps: dict[int, Span] = {}
@@ -180,7 +181,7 @@ def step_spans(rows: Iterable[Row], spans: Sequence[Span], ends: Sequence[int]) 
         if not numbers or any(step_ms.get(number) is None for number in numbers):
             continue
         edges_ms = list(accumulate((step_ms[number] for number in numbers), initial=0.0))
-        if not edges_ms[-1]:  # a clock that stands still
+        if not edges_ms[-1]:  # the clock stands still
             continue
         ns_per_ms = (end_ns - begin_ns) / edges_ms[-1]
         edges_ns = [begin_ns + round(ms * ns_per_ms) for ms in edges_ms]
@@ -189,10 +190,10 @@ def step_spans(rows: Iterable[Row], spans: Sequence[Span], ends: Sequence[int]) 
 
 
 def columns(samples: list[Row], steps: dict[int, Span], joined: Row) -> dict[str, dict[int, float]]:
-    """{column: {row: value}} of steps.csv.  steps: {row: (begin_ns, end_ns)}; joined: summary() of the same samples.
+    """Returns {column: {row: value}} for steps.csv.  steps: as from step_spans(); joined: summary() of these samples.
 
-    energy_j of all GPUs, adding up to joined["energy_j"]; clocks, mean of the devices; slowed_frac, the share of the
-    step in which heat or hardware held the clocks of the worst device down, 0 to 1.
+    energy_j: of all GPUs, adding up to joined["energy_j"]; clocks: mean of the devices; slowed_frac: fraction of the
+    step in which heat or hardware limited the clocks of the worst device.
     """
     values: dict[str, dict[int, float]] = {}
     if joined["energy_j"] is not None:
@@ -213,7 +214,7 @@ def _by_row(
     figure_of: Callable[[Curve, int, int], float | None],
     reduced: Callable[[list[float]], float],
 ) -> dict[int, float]:
-    """{row: one figure of all devices}, of the steps in which each has one."""
+    """Returns {row: figure of all devices}, for the steps in which every device has one."""
     devices = [rows for rows in by_device(samples).values() if any(row.get(column) is not None for row in rows)]
     curves = [Curve(rows, column) for rows in devices]
     figures: dict[int, float] = {}
@@ -225,11 +226,11 @@ def _by_row(
 
 
 def summary(samples: list[Row], spans: Sequence[Span], started: Row, stopped: Row) -> Row:
-    """What the record says of them, with the sampler's own report.  started, stopped: {"t_ns", "energy_j": {device:
-    joules}} at both ends of the run, stopped also "report".
+    """Returns the record's summary of the samples, with the sampler's own report.  started, stopped: {"t_ns",
+    "energy_j": {device: joules}} at both ends of the run; stopped also has "report".
 
-    energy_j is what all devices took while the clock ran: the counters' figure for the whole run (run_energy_j, which
-    holds the validations), divided as the integrated power is; or the integral itself where there is no counter.
+    energy_j is what all devices used while the clock ran: the counters' figure for the whole run (run_energy_j, with
+    the validations), divided in proportion to the integrated power; or the integral itself if there is no counter.
     """
     run_s = (stopped["t_ns"] - started["t_ns"]) / 1e9
     report = {name: value for name, value in stopped.get("report", {}).items() if name != "warnings"}
@@ -244,7 +245,7 @@ def summary(samples: list[Row], spans: Sequence[Span], started: Row, stopped: Ro
     if train_j is not None and counter_j is not None and whole_j:
         train_j *= counter_j / whole_j
     num_power = min((sum(row.get("power_w") is not None for row in rows) for rows in devices.values()), default=0)
-    apart_pct = None  # in percent of the counter
+    apart_pct = None  # as a percentage of the counter
     if counter_j and whole_j is not None and num_power >= MIN_POWER_SAMPLES:
         apart_pct = 100 * abs(whole_j - counter_j) / counter_j
     return {
@@ -256,7 +257,7 @@ def summary(samples: list[Row], spans: Sequence[Span], started: Row, stopped: Ro
         "energy_agrees": None if apart_pct is None else apart_pct <= MAX_DISAGREEMENT_PCT,
         "mean_power_w": train_j / train_s if train_j is not None and train_s else None,
         "num_timed_samples": len(timed),
-        # every device counts alike, also one that was lost early or not sampled as often
+        # every device has the same weight, even one that was lost early or sampled less often
         **{
             f"mean_{column}": mean([{column: mean(rows, column)} for rows in timed_rows.values()], column)
             for column in MEANS
@@ -270,7 +271,7 @@ def summary(samples: list[Row], spans: Sequence[Span], started: Row, stopped: Ro
 
 
 def total_of_nodes(summaries: list[Row]) -> Row:
-    """summary() of each node -> of the run: sums of energies and powers (None: a part is unknown), and by_node."""
+    """Combines the nodes' summaries: sums of energies and powers (None if a part is unknown), and by_node."""
     total = dict(summaries[0])
     for name in ("energy_j", "run_energy_j", "integrated_run_energy_j", "mean_power_w"):
         total[name] = _total([summary.get(name) for summary in summaries])
@@ -278,7 +279,7 @@ def total_of_nodes(summaries: list[Row]) -> Row:
 
 
 def warnings(joined: Row, report: Row) -> list[str]:
-    """Sentences: what the sampler could not read, counters that disagree, memory that fails."""
+    """Returns sentences: what the sampler could not read, counters that disagree, memory that fails."""
     sentences = list(report["warnings"])
     if joined["energy_agrees"] is False:
         apart = f"{joined['energy_disagreement_pct']:.1f} % apart (limit {MAX_DISAGREEMENT_PCT:g} %)"

@@ -1,4 +1,4 @@
-"""The sampling process (sampler.py) as its parent sees it: start it, wait until it is ready, steer it, end it."""
+"""Starts the sampling process (sampler.py) from its parent, waits until it is ready, steers it and ends it."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.base.paths import CHECKOUT, CODE, REPO
 
-READY_S = 20.0  # for an interpreter to start on a busy machine, while the graphs are compiled
+READY_S = 20.0  # for an interpreter to start on a busy machine, while graphs are compiled
 ANSWER_S = 5.0  # NVML answers in milliseconds; a driver that hangs must not delay the run
 NOTHING: dict[str, Any] = {
     "source": None,
@@ -26,9 +26,8 @@ NOTHING: dict[str, Any] = {
 
 class Sampling:
     """path: of telemetry.csv; intervals: {"interval_ms", "host_interval_ms"}; uuids: of the run's GPUs as NVML writes
-    them, [] where they are unknown; num_devices: 0 without GPUs; root_pid: the run is this process and its descendants;
-    code: the folder that the sampler imports from.
-    """
+    them, [] if unknown; num_devices: 0 without GPUs; root_pid: the run is this process and its descendants; code: the
+    folder from which the sampler imports."""
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class Sampling:
             [sys.executable, "-m", "bench.machine.telemetry.sampler", json.dumps(job | {"root_pid": root_pid})],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            bufsize=0,  # or a word that a dead sampler did not take fails once more when the pipe is closed
+            bufsize=0,  # else an order that a dead sampler did not read fails again when the pipe is closed
             cwd=code,
             env=os.environ | {CHECKOUT: str(REPO)},
         )
@@ -52,15 +51,15 @@ class Sampling:
         self._stdin, self._stdout, self._rest = self._process.stdin, self._process.stdout, b""
 
     def wait(self) -> None:
-        """Until it is ready.  Raises TimeoutError, or RuntimeError when it has ended."""
+        """Waits until the sampler is ready.  Raises TimeoutError, or RuntimeError if it has ended."""
         self._answer(READY_S)
 
     def start(self) -> dict[str, Any]:
-        """Begin to sample.  Returns {"t_ns", "energy_j": {device: joules}}; raises as wait()."""
+        """Starts to sample.  Returns {"t_ns", "energy_j": {device: joules}}; raises as wait()."""
         return self._ask("start")
 
     def stop(self) -> dict[str, Any]:
-        """Returns what start() does, with "report"; without an answer, what the file has is still worth something."""
+        """Returns what start() does, with "report"; without an answer, only warnings, as the file is still useful."""
         try:
             return self._ask("stop")
         except (OSError, RuntimeError, TimeoutError) as error:
@@ -85,7 +84,7 @@ class Sampling:
         return answer
 
     def pause(self) -> None:
-        """Stop it where it stands, until resume()."""
+        """Stops the process until resume()."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
