@@ -1,1 +1,1 @@
-"""Kineto traces: what they say, without torch."""
+"""Analyses Kineto traces, without importing torch."""

@@ -1,4 +1,4 @@
-"""Ranks of one job -> everything that is said about them: the --json answer of ./run.sh analyze."""
+"""Analyses the traces of one job's ranks: the --json answer of ./run.sh analyze."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,11 +36,11 @@ IDLE_REMEDIES = {
 }
 DTYPES = ("bfloat16", "float16", "float32", "tf32", "float8")
 MAX_OPERATORS = 50
-MAX_RANKS = 2**20  # a file that says more is not believed
+MAX_RANKS = 2**20  # a file that claims more is not believed
 
 
 class Digest(NamedTuple):
-    """What is kept of a file once it is analysed: rank has its device rows that count, and no others."""
+    """What is kept of an analysed file; rank has the device rows that count, and no others."""
 
     rank: Rank
     kinds: np.ndarray  # device_time.types of its rows
@@ -50,11 +50,10 @@ class Digest(NamedTuple):
 def analyze_files(
     paths: Sequence[str | Path], rules: tuple[categories.Rule, ...] = categories.RULES, include_last_step: bool = False
 ) -> dict[str | None, dict[str, Any]]:
-    """Files -> {window: {"ranks": {"0": {...}}, "overall": {...}}}, the earliest window first.
+    """Returns {window: {"ranks": {"0": {...}}, "overall": {...}}}, the earliest window first.
 
-    A file that is not a trace raises NoTrace.
-
-    Each of several large files is read and analysed by one process, which hands on its device rows alone.
+    Each of several large files is read and analysed by one process, which returns only its device rows.  Raises NoTrace
+    for a file that is not a trace.
     """
     digests = load.over_files(_digest_file, paths, rules, include_last_step)
     windows = load.grouped(digests, lambda digest: digest.rank)
@@ -62,7 +61,7 @@ def analyze_files(
 
 
 def analyze_rank(rank: Rank, include_last_step: bool = False) -> dict[str, Any]:
-    """What analyze_files() answers of a window, of this rank alone."""
+    """Returns what analyze_files() returns for a window, for this rank alone."""
     load.number([rank])
     return _analyze_job([_digest(rank, categories.RULES, include_last_step)])
 
@@ -108,9 +107,9 @@ def _analyze_job(digests: list[Digest]) -> dict[str, Any]:
 def _analyze_rank(
     rank: Rank, rows: np.ndarray, kinds: np.ndarray, rules: tuple[categories.Rule, ...], include_last_step: bool
 ) -> dict[str, Any]:
-    """Everything about one rank; of several devices in one file, the one with most rows leads and "devices" has all.
+    """Returns the analysis of one rank; of several devices the one with most rows leads, and "devices" has all.
 
-    rows: window.device_rows; kinds: device_time.types of them.
+    rows: of window.device_rows(); kinds: their device_time.types.
     """
     by_device = window.devices(rank, rows)
     leads = max(by_device.values(), key=lambda mask: mask.sum(), default=slice(None))
@@ -161,7 +160,7 @@ def _analyze_rank(
 
 
 def _operator_facts(rank: Rank, rows: np.ndarray, until_ns: int | None, device_us: float | None) -> dict[str, Any]:
-    """device_us: of all kernels together, None in a trace without a device."""
+    """Returns the tables of operators and their rates.  device_us: of all kernels, None in a trace without a device."""
     table, name, leading = operators.table(rank, rows, until_ns), known_device_name(rank), set[int]()
     for measure in ("device_us", "self_cpu_us", "allocated_bytes", "flop"):
         leading |= set(sorted(range(len(table)), key=lambda index: -(table[index][measure] or 0))[:MAX_OPERATORS])
@@ -171,7 +170,7 @@ def _operator_facts(rank: Rank, rows: np.ndarray, until_ns: int | None, device_u
 
     rates, whole = operators.achieved(table, device_us, peak_of, peak_rates.mem_bytes_per_s(name))
     return {
-        "operators": [table[index] for index in sorted(leading)],  # that lead by any of these, in their order
+        "operators": [table[index] for index in sorted(leading)],  # those that lead by any measure, in order
         "num_operators": len(table),
         "achieved": rates[:MAX_OPERATORS],
         "achieved_whole": whole,
@@ -180,7 +179,7 @@ def _operator_facts(rank: Rank, rows: np.ndarray, until_ns: int | None, device_u
 
 
 def _not_counted(rank: Rank, num_counted: int) -> dict[str, int]:
-    """{"last_step", "not_launched"}: device rows that do not count: of the last step, of no known step (see window)."""
+    """Returns {"last_step", "not_launched"}: how many device rows do not count, by the reason (see window)."""
     recorded = rank.device_rows()
     if len(rank.steps()) < 2 or num_counted == len(recorded):
         return {"last_step": 0, "not_launched": len(recorded) - num_counted}
@@ -189,12 +188,12 @@ def _not_counted(rank: Rank, num_counted: int) -> dict[str, int]:
 
 
 def device_name(rank: Rank) -> str | None:
-    """The name of the first GPU that the trace names, or None."""
+    """Returns the name of the first GPU that the trace names, or None."""
     return next((name for device in _devices(rank) if isinstance(name := device.get("name"), str)), None)
 
 
 def known_device_name(rank: Rank) -> str | None:
-    """The same, or where no peaks are known by that name, the name of the only device with its properties."""
+    """Returns the device's name or, if no peaks are known by it, that of the only known device with its properties."""
     return peak_rates.known_name(device_name(rank), next(iter(_devices(rank)), {}))
 
 
@@ -204,9 +203,9 @@ def _devices(rank: Rank) -> list[dict[str, Any]]:
 
 
 def _advice(answer: dict[str, Any]) -> Iterator[str]:
-    """One rank's analysis -> what it means, as an engineer would say it, the most important first.
+    """Yields sentences on what one rank's analysis means, the most important first.
 
-    Every sentence has its figure and its threshold; nothing is said where nothing is known.
+    Every sentence has its figure and its threshold; there is none on what is not known.
     """
     span_us, table = answer["temporal"]["span_us"], answer["kernels"]
     if not span_us:

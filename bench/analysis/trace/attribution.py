@@ -1,4 +1,4 @@
-"""Who launched what: for a moment on a thread, the innermost range around it."""
+"""Finds who launched what: the innermost range around a moment on a thread."""
 
 import re
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from bench.analysis.trace.rank import Rank
 
 PHASES = ("data", "forward", "backward", "optimizer", "validation")
 MODULE = "nn.Module: "
-LIBRARY = re.compile(r"(?:^|/)torch/")  # torch's own files: the line of the user's that called them says more
+LIBRARY = re.compile(r"(?:^|/)torch/")  # torch's own files: the user's line that called them says more
 MAX_LAUNCHERS = 100
 LAUNCHER = ("kernel", "operator", "annotation", "module", "source")
 
@@ -20,9 +20,9 @@ LAUNCHER = ("kernel", "operator", "annotation", "module", "source")
 def by_thread(
     rank: Rank, calls: np.ndarray, times: np.ndarray, kind: int, wanted: Callable[[str], object] | None = None
 ) -> np.ndarray:
-    """Row of the innermost range of a kind around each time, on the thread of the call beside it; -1: none.
+    """Returns the row of the innermost range of a kind around each time, on the thread of the call beside it; -1: none.
 
-    calls: host rows, -1 where there is none.  wanted: a predicate on names; ranges outwards are tried until it holds.
+    calls: host rows, -1 for none.  wanted: a predicate on names; enclosing ranges are tried until it holds.
     """
     around = np.full(len(calls), -1)
     ranges = np.flatnonzero(rank.is_kind(kind))
@@ -39,14 +39,14 @@ def by_thread(
 def around_launch(
     rank: Rank, calls: np.ndarray, kind: int, wanted: Callable[[str], object] | None = None
 ) -> np.ndarray:
-    """by_thread() at the start of each of these launching calls."""
+    """Returns by_thread() at the start of each of these launching calls."""
     return by_thread(rank, calls, take(rank.ts, calls, 0), kind, wanted)
 
 
 def operators(rank: Rank, rows: np.ndarray) -> np.ndarray:
-    """Row of the CPU operator that launched each device row, the innermost around the call; -1: unknown.
+    """Returns the row of the CPU operator that launched each device row, the innermost around the call; -1: unknown.
 
-    Where no call was recorded, or none of an operator, it is the one of the profiler's own External id.
+    If no call, or none within an operator, was recorded, the profiler's own External id tells the operator.
     """
     launcher = around_launch(rank, window.launches(rank, rows), events.CPU_OP)
     missing = np.flatnonzero((launcher < 0) & (rank.external[rows] > 0))
@@ -58,10 +58,10 @@ def operators(rank: Rank, rows: np.ndarray) -> np.ndarray:
 
 
 def annotations(rank: Rank, rows: np.ndarray) -> np.ndarray:
-    """Row of the innermost annotation, but no ProfilerStep, in which each device row was launched; -1: unknown.
+    """Returns the row of the innermost annotation, but no ProfilerStep, around each device row's launch; -1: unknown.
 
-    On the launching thread, or else by time on the thread with the most annotated time: backward kernels are launched
-    by autograd's own thread while the main thread stands in "backward".
+    It is on the launching thread, or else, by time, on the thread with the most annotated time: backward kernels are
+    launched by autograd's own thread while the main thread is in "backward".
     """
     calls = window.launches(rank, rows)
     around = around_launch(rank, calls, events.ANNOTATION, _is_no_step)
@@ -80,14 +80,14 @@ def _is_no_step(name: str) -> bool:
 
 
 def phases(rank: Rank, rows: np.ndarray) -> list[str | None]:
-    """Name of the phase in which each device row was launched, by time (see annotations); None where none is known."""
+    """Returns the phase in which each device row was launched, by time (see annotations); None if none is known."""
     ranges = np.flatnonzero(rank.is_kind(events.ANNOTATION))
     nest = Nest(rank, ranges[rank.is_named(PHASES.__contains__, ranges)])
     return rank.names_of(nest.innermost(window.launch_times(rank, rows)))
 
 
 def phase_times(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict[str, Any]]:
-    """[{"phase", "host_us", "device_us", "num_kernels"}]: time of the annotations and of the kernels they launched."""
+    """Returns [{"phase", "host_us", "device_us", "num_kernels"}]: time of the annotations and of what they launched."""
     launched = np.array([phase or "" for phase in phases(rank, rows)])
     ranges = window.host_rows(rank, events.ANNOTATION, until_ns)
     lines = []
@@ -100,11 +100,10 @@ def phase_times(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> li
 
 
 def launchers(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
-    """Who launched what: [{"kernel", "operator", "annotation", "module", "source", "count", "device_us"}], longest
-    first.
+    """Returns who launched what, [{"kernel", "operator", "annotation", "module", "source", "count", "device_us"}].
 
-    The innermost of each around the launch, None where there is none or it was not recorded.  module and source need
-    with_stack.
+    The longest come first.  Each is the innermost around the launch, None if there is none or it was not recorded;
+    module and source need with_stack.
     """
     calls, around = window.launches(rank, rows), [rows, operators(rank, rows), annotations(rank, rows)]
     around += [around_launch(rank, calls, events.PYTHON, wanted) for wanted in (is_module, is_source)]
@@ -119,22 +118,22 @@ def launchers(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
 
 
 def is_module(name: str) -> bool:
-    """Whether a range of Python is the call of an nn.Module."""
+    """Returns whether a range of Python is the call of an nn.Module."""
     return name.startswith(MODULE)
 
 
 def is_source(name: str) -> bool:
-    """Whether a range of Python is a line that is not of torch's own files."""
+    """Returns whether a range of Python is a line outside torch's own files."""
     return ".py(" in name and LIBRARY.search(name) is None
 
 
 def by_python(
     rank: Rank, rows: np.ndarray, until_ns: int | None, wanted: Callable[[str], bool], label: str
 ) -> list[dict[str, Any]]:
-    """[{label, "device_us", "num_kernels"}] by the innermost range of Python around the launch whose name is wanted.
+    """Returns [{label, "device_us", "num_kernels"}] by the innermost range of Python with a wanted name at the launch.
 
-    Without device rows [{label, "cpu_us", "num_calls"}]: these ranges' own time, without those inside them.  Empty for
-    a trace without Python's stack (with_stack).
+    Without device rows it is [{label, "cpu_us", "num_calls"}], the ranges' time without that of ranges inside them.  It
+    is empty for a trace without Python's stack (with_stack).
     """
     if not rank.is_kind(events.PYTHON).any():
         return []

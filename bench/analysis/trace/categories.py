@@ -1,8 +1,8 @@
-"""What a kernel does, from its name: the one table behind every breakdown by category.
+"""Classifies kernels by their names: the one table behind every breakdown by category.
 
 RULES are tried in order and the first match wins, because names nest: a FlashAttention kernel has "cutlass" among its
 template arguments, and inductor writes the names of the operators that it fused into those of its kernels.  Every rule
-carries a name that it is for; tests/test_categories.py holds them to it.  A user's own rules come first:
+has an example that it must match, which tests/test_categories.py checks.  A user's own rules come first:
 
     - {category: communication, pattern: my_ring_reduce, example: "my_ring_reduce<float>(Args)"}      rules.yaml
 
@@ -21,17 +21,17 @@ from bench.base.reading.damage import Damaged
 
 MATMUL, ATTENTION, NORMALISATION, LOSS = "matmul", "attention", "normalisation", "loss"
 OPTIMIZER, COMMUNICATION, MEMORY_COPY = "optimizer", "communication", "memory copy"
-# Triton's of no other kind; elementwise: and reductions, indexing
+# triton: kernels of Triton of no other kind; elementwise: also reductions and indexing
 TRITON, ELEMENTWISE, OTHER = "triton", "elementwise", "other"
 CATEGORIES = (MATMUL, ATTENTION, NORMALISATION, LOSS, OPTIMIZER, COMMUNICATION, MEMORY_COPY, TRITON, ELEMENTWISE, OTHER)
-MAX_CHARS = 2000  # template arguments go on for tens of thousands; what a kernel is stands at their beginning
+MAX_CHARS = 2000  # template arguments may have tens of thousands; the beginning says what a kernel is
 # fmt: on
 UNSPECIFIC = (TRITON, ELEMENTWISE, OTHER)
-HOST_RANGES = ("nccl:", "gloo:", "record_param_comms")  # around kernels that are counted themselves
+HOST_RANGES = ("nccl:", "gloo:", "record_param_comms")  # of the host, around kernels that are counted themselves
 
 
 class Rule(NamedTuple):
-    """pattern: a regular expression, searched without regard to case.  example: a real name that it is for."""
+    """A pattern for names, a regular expression without regard to case.  example: a real name that it must match."""
 
     category: str
     pattern: str
@@ -49,7 +49,7 @@ RULES = (
     Rule(ATTENTION, r"^triton_\w*softmax", "triton_per_fused__safe_softmax_add_where_6"),
     Rule(NORMALISATION, r"^triton_\w*(?:_norm|rsqrt)", "triton_red_fused_add_mean_mul_pow_rsqrt_0"),
     Rule(TRITON, r"^triton_(?:poi|red|per|unk|mix|spl)_", "triton_poi_fused__unsafe_view_mul_silu_2"),
-    # Communication before everything that its names contain.
+    # Communication comes before the categories whose patterns its names contain.
     Rule(COMMUNICATION, r"[nrhx]ccl|oneccl",
          "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
     Rule(COMMUNICATION, r"(?:deep_)?ep::int(?:er|ra)node|deep_ep|notify_dispatch|notify_combine|get_dispatch_layout",
@@ -69,7 +69,7 @@ RULES = (
     # Copies by the driver; copies by a kernel are elementwise.
     Rule(MEMORY_COPY, r"^(?:hip)?mem(?:cpy|set)", "Memcpy HtoD (Pinned -> Device)"),
     Rule(MEMORY_COPY, r"^copy(?:host|device)|^fillbuffer|rocclr_(?:copy|fill)", "__amd_rocclr_fillBufferAligned"),
-    # A softmax of logarithms is the loss; any other in a transformer is attention that is not fused.
+    # A log-softmax is the loss; any other softmax in a transformer is attention that is not fused.
     Rule(LOSS, r"log_?softmax|softmax_warp_\w+<[^<>]*, \d+, true",
          "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, float, float, "
          "at::native::(anonymous namespace)::LogSoftMaxForwardEpilogue>(float*, float*, int)"),
@@ -89,7 +89,7 @@ RULES = (
     Rule(MATMUL, r"^cijk_|tensile|hipblas|wvsplitk", "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64"),
     Rule(MATMUL, r"matmul|(?<![a-z])(?:add|b|scaled_|baddb)?mm(?![a-z])", "_scaled_mm_kernel"),
     Rule(MATMUL, r"^xxt_|^ba_plus_caa|linear_relu_square", "XXT_kernel"),  # modded-nanogpt: Muon's, the MLP's
-    # Convolutions are multiplications of matrices too, and no transformer has many.
+    # Convolutions are products of matrices too, and no transformer has many.
     Rule(MATMUL, r"cudnn|conv\dd|convolve|[dw]grad_|winograd|miopen", "cudnn_infer_volta_scudnn_128x64_relu_nn_v1"),
     Rule(ELEMENTWISE, r"elementwise|reduce_?kernel|segmented_reduce|copy_\w*kernel|pool_",
          "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int)"),
@@ -109,7 +109,7 @@ ANNOTATION_RULES = (
 
 
 def category(kernel_name: str, annotation: str | None = None, rules: tuple[Rule, ...] = RULES) -> str:
-    """One of CATEGORIES.  annotation: the innermost range around the launch; it decides where the name says little."""
+    """Returns one of CATEGORIES.  annotation: the innermost range around the launch; it decides for vague names."""
     by_name = _first(kernel_name, rules)
     if annotation is not None and by_name in UNSPECIFIC:
         by_annotation = _first(annotation, ANNOTATION_RULES)
@@ -118,15 +118,15 @@ def category(kernel_name: str, annotation: str | None = None, rules: tuple[Rule,
 
 
 def is_communication(kernel_name: str, rules: tuple[Rule, ...]=RULES) -> bool:
-    """Whether a device event moves data between GPUs.  The host's "nccl:all_reduce" ranges do not."""
+    """Returns whether a device event moves data between GPUs, unlike the host's "nccl:all_reduce" ranges."""
     return _first(kernel_name, rules) == COMMUNICATION
 
 
 def load_rules(path: str | Path) -> tuple[Rule, ...]:
-    """A user's yaml or json list of {category, pattern[, example]} -> their rules followed by RULES.
+    """Returns the rules in a user's YAML or JSON list of {category, pattern[, example]}, followed by RULES.
 
-    Raises ValueError for another form, an unknown category, a pattern that is not a regular expression,
-    and an example that its own pattern does not match.
+    Raises ValueError for another form, an unknown category, a pattern that is not a regular expression, and an example
+    that its own pattern does not match.
     """
     try:
         entries = msgspec.convert(yaml_file.parsed(plain_file.text(path), path), list[_Entry])  # reads json as well
@@ -163,7 +163,7 @@ def _first(name: str, rules: tuple[Rule, ...]) -> str:
 
 
 def _match(pattern: str, names: tuple[str, str]) -> re.Match[str] | None:
-    """names: as it is, and in small letters: a pattern in small letters is searched there, three times as fast."""
+    """Searches names: the name and its lower case, in which lower-case patterns are searched, three times as fast."""
     return _compiled(pattern).search(names[pattern.islower()])
 
 

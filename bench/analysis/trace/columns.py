@@ -1,6 +1,6 @@
-"""What every analysis does with columns of numbers: look-ups, groups, sets of intervals, nested ranges.
+"""Operations on columns of numbers that all analyses share: look-ups, groups, sets of intervals, nested ranges.
 
-An index of -1 means: no row.  Times are integer nanoseconds.  A set of intervals is two arrays, starts and ends, sorted
+An index of -1 means no row.  Times are integer nanoseconds.  A set of intervals is two arrays, starts and ends, sorted
 and merged: touching intervals are one, and intervals that are empty or run backwards hold no time.
 """
 
@@ -14,12 +14,12 @@ Intervals = tuple[np.ndarray, np.ndarray]  # starts and ends: sorted, merged, no
 
 
 def take(column: np.ndarray, index: np.ndarray, missing: int = -1) -> np.ndarray:
-    """column[index], and missing where the index is -1."""
+    """Returns column[index], and missing where the index is -1."""
     return np.where(index >= 0, column[np.maximum(index, 0)], missing) if len(column) else np.full(len(index), missing)
 
 
 def index_of(keys: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Index of each key in a sorted table, of the first of equal ones; -1 where it is not in it."""
+    """Returns the index of each key in a sorted table, of the first of equal ones; -1 for a key that is not in it."""
     if not len(table):
         return np.full(len(keys), -1)
     index = np.minimum(np.searchsorted(table, keys), len(table) - 1)
@@ -27,7 +27,7 @@ def index_of(keys: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 def groups(keys: np.ndarray) -> list[tuple[Any, ...]]:
-    """[(key, indices)] of equal keys, by key; the indices of each in order."""
+    """Returns [(key, indices in order)] of equal keys, sorted by key."""
     keys = np.asarray(keys)
     order = np.argsort(keys, kind="stable")
     different, first = np.unique(keys[order], return_index=True)
@@ -35,7 +35,7 @@ def groups(keys: np.ndarray) -> list[tuple[Any, ...]]:
 
 
 def sums(index: np.ndarray, size: int, values: np.ndarray | int) -> np.ndarray:
-    """Integers added up by index -> int64 [size]; those of index -1 are not counted.  Exact: no float is involved."""
+    """Returns the sums of integers by index, int64 [size], without those of index -1; exact: no float is involved."""
     total = np.zeros(size, np.int64)
     known = index >= 0
     np.add.at(total, index[known], values[known] if isinstance(values, np.ndarray) else values)
@@ -43,7 +43,7 @@ def sums(index: np.ndarray, size: int, values: np.ndarray | int) -> np.ndarray:
 
 
 def merged_intervals(start: np.ndarray, end: np.ndarray) -> Intervals:
-    """Any intervals -> their merged set."""
+    """Returns the merged set of any intervals."""
     start, end = np.asarray(start), np.asarray(end)
     good = end > start
     start, end = start[good], end[good]
@@ -57,23 +57,23 @@ def merged_intervals(start: np.ndarray, end: np.ndarray) -> Intervals:
 
 
 def covered_ns(merged: Intervals) -> int:
-    """Nanoseconds that a merged set covers."""
+    """Returns the nanoseconds that a merged set covers."""
     return int((merged[1] - merged[0]).sum())
 
 
 def shared_ns(a: Intervals, b: Intervals) -> int:
-    """Nanoseconds that two merged sets share."""
+    """Returns the nanoseconds that two merged sets share."""
     either = merged_intervals(np.concatenate((a[0], b[0])), np.concatenate((a[1], b[1])))
     return covered_ns(a) + covered_ns(b) - covered_ns(either)
 
 
 def gaps_between(merged: Intervals) -> Intervals:
-    """What lies between the intervals of a merged set: a merged set itself."""
+    """Returns what lies between the intervals of a merged set, which is a merged set too."""
     return merged[1][:-1], merged[0][1:]
 
 
 def ns_by_combination(sets: Sequence[Intervals]) -> dict[int, int]:
-    """Merged sets -> {bit mask: nanoseconds in which exactly these sets run}; bit 0 is the first."""
+    """Returns {bit mask: nanoseconds in which exactly these of the merged sets run}; bit 0 is the first set."""
     points, changes = [], []
     for bit, (start, end) in enumerate(sets):
         points += [start, end]
@@ -89,9 +89,9 @@ def ns_by_combination(sets: Sequence[Intervals]) -> dict[int, int]:
 
 
 class Nest:
-    """.rows by start, longest first; .parent: index in .rows of the range around each, -1 without one.
+    """Nested ranges.  rows: by start, the longest first; parent: index in rows of the range around each, -1 for none.
 
-    Ranges that overlap without being nested are in none of each other.
+    Ranges that overlap without being nested are not within each other.
     """
 
     def __init__(self, rank: Any, rows: np.ndarray) -> None:
@@ -101,11 +101,11 @@ class Nest:
         self.parent = _parents(self.end.tolist())
 
     def innermost(self, times: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
-        """Row of the innermost range around each time, -1 where there is none.
+        """Returns the row of the innermost range around each time, -1 if there is none.
 
-        wanted: a mask over the rank's names; ranges outwards are tried until it holds.
+        wanted: a mask over the rank's names; enclosing ranges are tried until it holds.
         """
-        index = np.searchsorted(self.start, times, side="right") - 1  # the last one that began
+        index = np.searchsorted(self.start, times, side="right") - 1  # the last range that began
         jumps = [self.parent]  # 1, 2, 4 ... ranges outwards
         while (jumps[-1] >= 0).any():
             jumps.append(take(jumps[-1], jumps[-1]))
@@ -116,7 +116,7 @@ class Nest:
         return take(self.rows, index if wanted is None else take(self.nearest(wanted[self.name]), index))
 
     def nearest(self, has: np.ndarray) -> np.ndarray:
-        """For each range the index of itself or the nearest around it that has something; -1: none.
+        """Returns, for each range, the index of the nearest one in the mask, from itself outwards; -1 for none.
 
         has: a mask over .rows.  Each round doubles the distance, so rounds are the logarithm of the depth.
         """
@@ -127,7 +127,7 @@ class Nest:
 
 
 def _parents(ends: list[int]) -> np.ndarray:
-    """For ranges by start, the index of the nearest earlier one that ends later."""
+    """Returns, for ranges by start, the index of the nearest earlier one that does not end before it, or -1."""
     parent, stack = np.empty(len(ends), np.int64), list[int]()
     for number, end in enumerate(ends):
         while stack and ends[stack[-1]] < end:

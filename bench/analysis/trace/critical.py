@@ -1,9 +1,9 @@
-"""What bounded a device: the chain of work that leads to its last kernel, and its largest gaps.
+"""Shows what bounded a device: the chain of work that leads to its last kernel, and its largest gaps.
 
 The chain is walked backwards from the end of the last row.  A row that began as soon as another one ended waited for
 that one; a row that the host launched only after everything else had ended waited for the host.  Every nanosecond of
-the span is in exactly one link, so the links add up to it.  It is a path through what was recorded: an event that a
-stream waited for, without a separate row, is not seen.
+the span is in exactly one link, so the links add up to it.  The path shows only what was recorded: a stream's wait for
+an event that has no row is not seen.
 """
 
 import bisect
@@ -22,11 +22,11 @@ NUM_GAPS = 10
 
 
 def path(rank: Rank, rows: np.ndarray, kinds: np.ndarray, launched: np.ndarray | None = None) -> dict[str, Any]:
-    """{"compute_us", "communication_us", "memory_us", "launch_us", "host_us", "wait_us", "span_us", "num_links"} of a
-    device.
+    """Returns the times of a device's chain, {"compute_us", "communication_us", "memory_us", "launch_us", "host_us",
+    "wait_us", "span_us", "num_links"}.
 
     launch: from the launching call to the start of its row, where nothing else ran; host: the host had launched nothing
-    yet; wait: launched, nothing running, and yet not started.  launched: window.launch_times of the rows, if at hand.
+    yet; wait: launched, nothing running, and yet not started.  launched: window.launch_times() of the rows, if at hand.
     """
     if not len(rows):
         return {f"{kind}_us": None for kind in KINDS} | {"span_us": None, "num_links": 0}
@@ -41,11 +41,11 @@ def path(rank: Rank, rows: np.ndarray, kinds: np.ndarray, launched: np.ndarray |
 def walk(
     rank: Rank, rows: np.ndarray, kinds: np.ndarray, launched: np.ndarray | None = None
 ) -> Iterator[tuple[int, int, int, int | None]]:
-    """Yields the links, the last one first: (index into KINDS, start ns, end ns, row, None between rows)."""
+    """Yields the links, the last one first: (index into KINDS, start ns, end ns, row or None between rows)."""
     called_ns = window.launch_times(rank, rows) if launched is None else launched
     order = np.argsort(rank.end[rows], kind="stable")
     columns = (rows, rank.ts[rows], rank.end[rows], called_ns, kinds)
-    # memoryviews: they give plain integers and hold none
+    # memoryviews give plain integers without holding them
     views: Iterator[Any] = (memoryview(np.ascontiguousarray(column[order]).data) for column in columns)
     row_of, start, end, called_at, kind_of = views
     begun, row, moment, first = _Begun(start, end), len(end) - 1, end[-1], int(rank.ts[rows].min())
@@ -75,9 +75,9 @@ def walk(
 
 
 def steps(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> list[dict[str, Any]]:
-    """[{"step"} | path()] of each ProfilerStep that launched rows: the chain through the rows that its host launched.
+    """Returns [{"step"} | path()] of each ProfilerStep that launched rows, of the chain through these rows.
 
-    A step begins with the first of its rows, so what the host did before that is the end of the step before.
+    A step begins with the first of its rows, so what the host did before that belongs to the step before.
     """
     kind_of, launch_of = np.full(len(rank.ts), -1, np.int8), np.zeros(len(rank.ts), np.int64)
     kind_of[rows], launch_of[rows] = kinds, window.launch_times(rank, rows)
@@ -99,7 +99,7 @@ class _Begun:
         self._rows, self._starts, self._ends, self._latest_end = (memoryview(column) for column in columns)
 
     def running_at(self, moment: int) -> int | None:
-        """The row that began last of those that began before the moment and ended after it; None without one."""
+        """Returns the last row to begin among those that ran before and after the moment; None if none did."""
         number = bisect.bisect_left(self._starts, moment) - 1
         while number >= 0 and self._latest_end[number] > moment:
             if self._ends[number] > moment:
@@ -109,7 +109,7 @@ class _Begun:
 
 
 def gaps(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
-    """The longest times in which a device did nothing: [{"start_us", "us", "before", "after", "host"}], longest first.
+    """Returns the longest idle times of a device, [{"start_us", "us", "before", "after", "host"}], the longest first.
 
     start_us counts from the device's first row.  host: what the thread that launched the next row was doing in the
     middle of the gap: the innermost call, operator or annotation; None if nothing was recorded there.
@@ -131,9 +131,9 @@ def gaps(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
 
 
 def synchronisations(rank: Rank, counted: Sequence[window.Step] = ()) -> list[dict[str, Any]]:
-    """[{"name", "count", "sum_us"}] of host calls that wait for the device, longest first.
+    """Returns [{"name", "count", "sum_us"}] of host calls that wait for the device, the longest first.
 
-    counted: window.steps; with them only calls inside count, as the profiler itself waits for the device when it stops.
+    counted: of window.steps(), if given: only calls within count, as the profiler waits for the device when it stops.
     """
     calls = window.host_rows(rank, events.RUNTIME)
     calls = calls[rank.is_named(lambda name: "Synchronize" in name, calls)]
@@ -146,8 +146,7 @@ def synchronisations(rank: Rank, counted: Sequence[window.Step] = ()) -> list[di
 
 
 def items(rank: Rank, rows: np.ndarray) -> dict[str, Any]:
-    """{"count", "sum_us"} of tensors of the device that the host read (.item(), float(), if): each waits for the
-    device.
+    """Returns {"count", "sum_us"} of the host's reads of device tensors (.item(), float(), if): each waits for it.
 
     Each is an aten::_local_scalar_dense that launched a copy; one that launched none read a tensor of the host.
     """

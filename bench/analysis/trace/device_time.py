@@ -1,6 +1,6 @@
-"""What the device did, and for how long: types of kernels, a table of each, busy, idle, exposed and hidden time.
+"""Measures what the device did, and for how long: tables of kernels, busy, idle, exposed and hidden time.
 
-Type is HolisticTraceAnalysis' coarse division: computation, communication, memory.  Category (categories.py) is finer.
+Types are HolisticTraceAnalysis' division: computation, communication, memory.  Categories (categories.py) are finer.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ TIMES = ("span_us", *(f"{part}_us" for part in PARTS), *(f"{part}_pct" for part 
 
 
 def types(rank: Rank, rows: np.ndarray, rules: tuple[Rule, ...] = RULES) -> np.ndarray:
-    """Index into TYPES for each device row: copies and memsets are memory, others that move data are communication."""
+    """Returns an index into TYPES for each device row: copies and memsets are memory, other transfers communication."""
     kinds = rank.is_named(lambda name: is_communication(name, rules), rows).astype(np.int8)
     is_copy = np.isin(rank.kind[rows], (events.MEMCPY, events.MEMSET))
     is_copy |= rank.is_named(lambda name: name.startswith(COPY_NAMES), rows)
@@ -38,12 +38,12 @@ def types(rank: Rank, rows: np.ndarray, rules: tuple[Rule, ...] = RULES) -> np.n
 
 
 def unions(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> list[Intervals]:
-    """The merged intervals of each of TYPES."""
+    """Returns the merged intervals of each of TYPES."""
     return [merged_intervals(rank.ts[mine], rank.end[mine]) for mine in (rows[kinds == kind] for kind in range(3))]
 
 
 def by_type(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> list[dict[str, Any]]:
-    """[{"type", "sum_us", "pct"}]: exclusive and overlapping time of the types, pct of all busy time, longest first."""
+    """Returns [{"type", "sum_us", "pct"}], the longest first: types alone and overlapping, pct of all busy time."""
     by_mask = ns_by_combination(unions(rank, rows, kinds))
     total, lines = sum(by_mask.values()), []
     for mask, ns in by_mask.items():
@@ -53,7 +53,7 @@ def by_type(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> list[dict[str, A
 
 
 def by_name(rank: Rank, rows: np.ndarray, kinds: np.ndarray, rules: tuple[Rule, ...] = RULES) -> list[dict[str, Any]]:
-    """[{"name", "type", "category", "count", "sum_us", "mean_us", "min_us", "max_us", "std_us"}], longest first."""
+    """Returns a line for each kernel's name and type, with count and durations, the longest first."""
     lines = []
     for key, mine in groups(rank.name[rows].astype(np.int64) * len(TYPES) + kinds):
         name, kind = rank.names[key // len(TYPES)], TYPES[key % len(TYPES)]
@@ -63,14 +63,14 @@ def by_name(rank: Rank, rows: np.ndarray, kinds: np.ndarray, rules: tuple[Rule, 
 
 
 def _durations(dur: np.ndarray) -> dict[str, Any]:
-    """Nanoseconds, at least one -> count, sum, mean, min, max, standard deviation of a sample (n - 1; 0 for one)."""
+    """Returns count, sum, mean, min, max and sample standard deviation (n - 1; 0 for one) of durations in ns."""
     std_ns = dur.std(ddof=1) if len(dur) > 1 else np.zeros(1)
     ns = {"sum": dur.sum(), "mean": dur.sum() / len(dur), "min": dur.min(), "max": dur.max(), "std": std_ns}
     return {"count": len(dur)} | {f"{name}_us": value.item() / US for name, value in ns.items()}
 
 
 def by_category(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The kernel table summed up by category, [{"category", "count", "sum_us", "pct"}], longest first."""
+    """Returns the table of kernels by category, [{"category", "count", "sum_us", "pct"}], the longest first."""
     total_us = sum(line["sum_us"] for line in table)
     lines: dict[str, dict[str, Any]] = {}
     for line in table:
@@ -83,11 +83,11 @@ def by_category(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def breakdown(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict[str, Any]:
-    """{TIMES, "comm_us", "exposed_comm_us", "overlap_pct"} of one device.
+    """Returns {TIMES, "comm_us", "exposed_comm_us", "overlap_pct"} of one device, all None if it did nothing.
 
     span: first start to last end; compute: time in which a computation kernel runs; non_compute: the rest of the busy
     time; idle + compute + non_compute = span.  overlap_pct: share of communication hidden under computation, None
-    without communication.  None for every time of a device that did nothing.
+    without communication.
     """
     if not len(rows):
         return dict.fromkeys((*TIMES, "comm_us", "exposed_comm_us", "overlap_pct"))
@@ -101,7 +101,7 @@ def breakdown(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> dict[str, Any]
 
 
 def _busy(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> tuple[int, int, int, int]:
-    """Nanoseconds in which these rows ran, computed, communicated, and did both at once."""
+    """Returns the nanoseconds in which these rows ran, computed, communicated, and did both of these at once."""
     sets = unions(rank, rows, kinds)
     compute, comm = sets[COMPUTATION], sets[COMMUNICATION]
     busy = merged_intervals(rank.ts[rows], rank.end[rows])
@@ -109,7 +109,7 @@ def _busy(rank: Rank, rows: np.ndarray, kinds: np.ndarray) -> tuple[int, int, in
 
 
 def idle(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
-    """Why each stream waited: [{"device", "stream", "host_wait_us", "kernel_wait_us", "other_us"}].
+    """Returns why each stream waited: [{"device", "stream", "host_wait_us", "kernel_wait_us", "other_us"}].
 
     A gap before a row is a host wait if the host launched it only after the stream had run dry; else a kernel wait if
     it is shorter than 30 us; else other.
@@ -130,12 +130,11 @@ def idle(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
 
 
 def steps(rank: Rank, rows: np.ndarray, kinds: np.ndarray, counted: Sequence[window.Step]) -> list[dict[str, Any]]:
-    """One line a ProfilerStep: {"step", "step_us", "host_us", "busy_us", "compute_us", "comm_us", "exposed_comm_us",
-    "num_kernels"}.
+    """Returns a line for each ProfilerStep: {"step", "step_us", "host_us", "busy_us", "compute_us", "comm_us",
+    "exposed_comm_us", "num_kernels"}.
 
-    counted: window.steps.  Device rows belong to the step in which the host launched them; step_us is that of
-    window.device_spans(), None without device rows; host_us is the annotation's
-    own time, None where only the GPU shows the step.
+    counted: of window.steps().  Device rows belong to the step in which the host launched them; step_us is that of
+    window.device_spans(), None without device rows; host_us is the annotation's, None if only the GPU shows the step.
     """
     on_host, lines, kind_of = bool(rank.steps()), [], np.full(len(rank.ts), -1, np.int8)
     kind_of[rows] = kinds
@@ -151,11 +150,8 @@ def steps(rank: Rank, rows: np.ndarray, kinds: np.ndarray, counted: Sequence[win
 
 
 def annotations(rank: Rank, kind: int = events.ANNOTATION, until_ns: int | None = None) -> list[dict[str, Any]]:
-    """[{"name", "count", "sum_us", "mean_us", "min_us", "max_us", "std_us"}] of the host's (or GPU's) named ranges,
-    longest first.
-
-    Those that count, see window.
-    """
+    """Returns [{"name", "count", "sum_us", "mean_us", "min_us", "max_us", "std_us"}] of the host's (or GPU's) named
+    ranges that count (see window), the longest first."""
     rows = window.annotation_rows(rank, kind, until_ns)
     lines = [{"name": rank.names[name]} | _durations(rank.dur[rows[mine]]) for name, mine in groups(rank.name[rows])]
     return sorted(lines, key=lambda line: -line["sum_us"])

@@ -1,7 +1,7 @@
-"""An event of a trace: its kind by its category, what is decoded of it, its columns, and its numbers as int64.
+"""Decodes the events of a trace: kinds by category, the fields that are used, columns, and numbers as int64.
 
-Stamps become nanoseconds, exactly.  Kineto writes microseconds with three decimals, and since the epoch they have 16
-digits before them: a float would lose the nanoseconds, so these are read as text, a column at a time.
+Timestamps become nanoseconds, exactly.  Kineto writes microseconds with three decimals, and since the epoch they have
+16 digits before them: a float would lose the nanoseconds, so they are read as text, a column at a time.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-# What an event is, from its category; names of PyTorch 1.11 to 2.13, CUDA and ROCm.
+# Kinds of events by category, as PyTorch 1.11 to 2.13 names them, for CUDA and ROCm.
 KERNEL, MEMCPY, MEMSET, RUNTIME, CPU_OP, ANNOTATION, GPU_ANNOTATION, PYTHON, SYNC, MEMORY = range(10)
 KINDS = {
     "kernel": KERNEL,
@@ -31,7 +31,7 @@ DEVICE_KINDS = (KERNEL, MEMCPY, MEMSET)
 ON_DEVICE = {kind: kind in (*DEVICE_KINDS, GPU_ANNOTATION, SYNC) for kind in range(10)}
 MOMENT = "[memory]"  # an allocation (profile_memory): no duration, and ph "i"
 Number = int | float | str | None
-COLUMNS = {  # one row an event
+COLUMNS = {  # one row per event
     "kind": np.int8,
     "ts": np.int64,
     "dur": np.int64,
@@ -42,12 +42,12 @@ COLUMNS = {  # one row an event
     "extra": np.int32,
 }
 _RAW = ("dims", "types", "concrete")
-# Operators whose numbers and lists decide what they calculate: strides, windows, lengths.  Of others they are not kept.
+# Operators whose numbers and lists decide what they compute: strides, windows, lengths.  Others' are not kept.
 NEEDS_CONCRETE = re.compile(r"conv|attn|attention|^triton_|topk", re.I)
-EXACT_BELOW = 2**42  # microseconds: below, a double keeps the nanoseconds exact
+EXACT_BELOW = 2**42  # microseconds, below which a double keeps the nanoseconds exact
 NO_NUMBER = -1
 ZERO = msgspec.Raw(b"0")
-BAD = np.iinfo(np.int64).min  # what is not a moment
+BAD = np.iinfo(np.int64).min  # an invalid timestamp
 DECIMALS = 3
 MAX_DIGITS = 19  # of nanoseconds that fit into 64 bits where the first is below 4
 
@@ -61,7 +61,7 @@ class Args(msgspec.Struct, gc=False):
     dims: msgspec.Raw | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="Input Dims")
     types: msgspec.Raw | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="Input type")
     concrete: msgspec.Raw | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="Concrete Inputs")
-    kernel: Number = None  # that a call launches, in traces of ROCm
+    kernel: Number = None  # the kernel that a call launches, in traces of ROCm
     collective: Number = msgspec.field(default=None, name="Collective name")
     nelems: Number = msgspec.field(default=None, name="In msg nelems")
     group: Number = msgspec.field(default=None, name="Process Group Name")
@@ -76,7 +76,7 @@ class Event(msgspec.Struct, gc=False):
     ph: str | None = None
     cat: str | None = None
     name: Number = None
-    ts: msgspec.Raw = msgspec.Raw(b"")  # this and dur as text: see above
+    ts: msgspec.Raw = msgspec.Raw(b"")  # ts and dur as text: see above
     dur: msgspec.Raw = msgspec.Raw(b"")
     pid: Number = None
     tid: Number = None
@@ -87,7 +87,7 @@ DECODER = msgspec.json.Decoder(list[Event])
 
 
 def from_plain(value: dict[str, Any]) -> Event:
-    """A dict from the json module -> Event, with all of it that can be used."""
+    """Converts a dict of the json module to an Event, with all of it that can be used."""
     args: dict[str, Any] = value["args"] if isinstance(value.get("args"), dict) else {}
     raw: dict[str, Any] = {
         key: msgspec.Raw(json.dumps(args[_ARG_NAMES[key]]).encode()) for key in _RAW if _ARG_NAMES[key] in args
@@ -107,20 +107,20 @@ _ARG_NAMES = {field.name: field.encode_name for field in msgspec.structs.fields(
 
 
 def nanoseconds(texts: list[msgspec.Raw]) -> np.ndarray:
-    """Microseconds as JSON text -> int64 nanoseconds, exactly; what is not a number becomes BAD.
+    """Converts microseconds, as JSON text, to int64 nanoseconds exactly; what is not a number becomes BAD.
 
-    Those that all have as many digits, as Kineto's stamps have, or few digits, are converted at once.
+    Texts of equal length, as Kineto's timestamps have, and short numbers are converted all at once.
     """
     widths = set(map(len, texts))
     if len(widths) == 1 and 0 < (width := widths.pop()) <= MAX_DIGITS + 1:
         digits, unit_ns = np.frombuffer(b"".join(texts), np.uint8).reshape(len(texts), width), 1000
         if width > DECIMALS + 1 and (digits[:, -DECIMALS - 1] == ord(".")).all():
             digits, unit_ns = np.delete(digits, width - DECIMALS - 1, axis=1), 1
-        digits = digits - ord("0")  # what is not a digit wraps to over 9
+        digits = digits - ord("0")  # other characters wrap to over 9
         num_spare = MAX_DIGITS - digits.shape[1] - (DECIMALS if unit_ns > 1 else 0)
         if digits.max() <= 9 and (num_spare > 0 or num_spare == 0 and digits[:, 0].max() < 4):
             return digits.astype(np.int64) @ 10 ** np.arange(digits.shape[1] - 1, -1, -1) * unit_ns
-    with contextlib.suppress(ValueError):  # of a word, or of none
+    with contextlib.suppress(ValueError):  # not a number
         stamps_us = np.array([bytes(text) for text in texts]).astype(np.float64)
         if (np.abs(stamps_us) < EXACT_BELOW).all():
             return np.rint(stamps_us * 1000).astype(np.int64)
@@ -140,7 +140,7 @@ def _one_ns(text: str) -> int:
 
 
 def whole(value: Any, otherwise: Any = None) -> int:
-    """A number however it is written -> int; NO_NUMBER if it is not one."""
+    """Returns value, else otherwise, as an int, however it is written; NO_NUMBER if neither is a number."""
     for candidate in (value, otherwise):
         if type(candidate) is int:
             return candidate
@@ -151,7 +151,7 @@ def whole(value: Any, otherwise: Any = None) -> int:
 
 
 def integers(values: list[Any]) -> np.ndarray:
-    """Numbers however they are written -> int64; what is not a number, or does not fit, becomes NO_NUMBER."""
+    """Converts numbers, however they are written, to int64; what is not a number or does not fit is NO_NUMBER."""
     try:
         if set(map(type, values)) == {int}:
             return np.array(values, np.int64)

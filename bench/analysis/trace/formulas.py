@@ -1,12 +1,13 @@
-"""FLOPs and bytes of one call of an operator, from the shapes, types and numbers of its arguments.
+"""Computes FLOPs and bytes of one call of an operator, from the shapes, types and numbers of its arguments.
 
 A multiply-add is 2 FLOPs: a product of [m, k] and [k, n] is 2 m n k.  Attention over B batches, H heads, T queries and
-S keys of K numbers and values of V: 2 B H T S (K + V) forward, its mask not counted; backward makes five products for
-two, 2 B H T S (3 K + 2 V), the scores once more among them, as FlashAttention's authors count (Dao et al. 2022) and
-torch's own FLOP counter does.  Of packed sequences the trace says how many there are, not how long each is: they count
-as if all were equally long and causal, which is the least that any lengths can need (the pairs grow faster than the
-length). A convolution counts as the direct algorithm, which Winograd's and FFT's undercut.  A mixture of experts counts
-the products of each token with its chosen experts.  An operator without a formula is unknown: None."""
+S keys of K numbers and values of V: 2 B H T S (K + V) forward, not counting its mask; backward makes five products
+instead of two, 2 B H T S (3 K + 2 V), including the scores again, as FlashAttention's authors (Dao et al. 2022) and
+torch's own FLOP counter count.  Packed sequences, whose number a trace gives but not their lengths, count as equally
+long and causal, which is the least that any lengths can need (the pairs grow faster than the length).  A convolution
+counts as the direct algorithm, although Winograd's and FFT's need less.  A mixture of experts counts the products of
+each token with its chosen experts.  An operator without a formula is unknown: None.
+"""
 
 import json
 import math
@@ -27,14 +28,14 @@ BYTES = {
 }
 PRECISIONS = {"c10::bfloat16": "bfloat16", "c10::half": "float16", "float": "float32"}
 PRECISIONS |= {name: "float8" for name in BYTES if name.startswith("c10::float8_e") and "e8m0" not in name}
-# Which of an operator's arguments are the two factors.
+# Which arguments of an operator are the two factors.
 PRODUCTS = dict.fromkeys(("mm", "bmm", "matmul", "_scaled_mm", "_int_mm"), (0, 1))
 PRODUCTS |= dict.fromkeys(("addmm", "addmm_", "baddbmm", "_addmm_activation"), (1, 2))
-# Products of other libraries: (result,) rows, weights as [k, n] or, as linear has them, [n, k].
+# Products of other libraries take (result,) rows, weights as [k, n] or, like linear, as [n, k].
 PRODUCT_OF_LIBRARY = re.compile(r"gemm|(?:^|_)(?:mm|matmul|linear)(?:_|$)")
 # Attention: the axes of heads and of time.  torch's public forms are [B, H, T, K], FlashAttention's own [B, T, H, K].
 HEADS_FIRST, TIME_FIRST = (1, 2), (2, 1)
-# Attention over packed sequences: where the ends of the sequences stand, and the window's size to the left.
+# Attention over packed sequences: the arguments with the ends of the sequences and the window's size to the left.
 PACKED = {
     "flash_attn_3::fwd": (7, 25),
     "flash_attn_3::_flash_attn_forward": (7, 25),
@@ -45,7 +46,7 @@ PACKED = {
     "aten::_flash_attention_forward": (3, 11),
     "aten::_flash_attention_backward": (6, 13),
 }
-# Where a convolution's stride, padding, dilation and the word that it is transposed stand; None: it never is.
+# A convolution's arguments with stride, padding, dilation and whether it is transposed; None: it never is.
 CONVOLUTIONS: dict[str, tuple[int, int, int, int | None]] = dict.fromkeys(
     ("convolution", "_convolution", "convolution_overrideable"), (3, 4, 5, 6)
 )
@@ -61,7 +62,7 @@ Shapes = list[Any] | None
 
 
 def flops(name: str, dims: Shapes, concrete: list[Any] | None = None) -> int | None:
-    """FLOPs of one call; None for an operator without a formula, without shapes, or with shapes that do not fit.
+    """Returns the FLOPs of one call; None for an operator without a formula, without shapes, or with unfit shapes.
 
     concrete: the numbers and lists among its arguments as the trace writes them, or None.
     """
@@ -87,7 +88,7 @@ def flops(name: str, dims: Shapes, concrete: list[Any] | None = None) -> int | N
 
 
 def traffic_bytes(name: str, dims: Shapes, types: list[Any] | None, concrete: list[Any] | None = None) -> int | None:
-    """Bytes that a product, a convolution or experts must move at least: the factors and the result once; else None."""
+    """Returns the least bytes that a product, convolution or experts must move, factors and result once; else None."""
     op = name.split("::")[-1]
     if op == "matmul" or not dims or not types or flops(name, dims, concrete) is None:
         return None
@@ -97,7 +98,7 @@ def traffic_bytes(name: str, dims: Shapes, types: list[Any] | None, concrete: li
         (a, size_a), (b, size_b) = ((dims[number], sizes[number]) for number in (first, second))
         if size_a is None or size_b is None:
             return None
-        # of an 8-bit product the result is wider: 2 at least
+        # the result of an 8-bit product is wider: 2 at least
         return size_a * math.prod(a) + size_b * math.prod(b) + max(2, size_a) * _num_rows(a, b) * num_columns
     if op in CONVOLUTIONS or op == "convolution_backward":
         shapes = _convolution(op, dims, concrete)
@@ -109,15 +110,15 @@ def traffic_bytes(name: str, dims: Shapes, types: list[Any] | None, concrete: li
 
 
 def precision(types: list[Any] | None) -> str | None:
-    """The name in bench.machine.peak_rates of the first type that has a peak, None without one."""
+    """Returns the name in bench.machine.peak_rates of the first type that has a peak, None without one."""
     return next((PRECISIONS[str(kind).lower()] for kind in types or () if str(kind).lower() in PRECISIONS), None)
 
 
 def product_shape(name: str, dims: Shapes) -> tuple[int, int, int] | None:
-    """(m, k, n) of a product of two matrices, or of rows of any number of axes by one; None for any other operator."""
+    """Returns (m, k, n) of a product of a matrix, or rows of any number of axes, by a matrix; None for any other."""
     product = _product(name, dims) if dims else None
     if not dims or product is None or len(dims[product[1]]) != 2:
-        return None  # many small ones: no rate of one tells theirs
+        return None  # many small ones, whose rate no single one tells
     a = dims[product[0]]
     return math.prod(a[:-1]), a[-1], product[2]
 
@@ -126,8 +127,8 @@ def product_shape(name: str, dims: Shapes) -> tuple[int, int, int] | None:
 
 
 def _product(name: str, dims: list[Any]) -> tuple[int, int, int] | None:
-    """(argument with the rows [..., m, k], argument with the factor [..., k, n] or its transpose, n) of a product; None
-    of any other operator, and where the shapes do not fit."""
+    """Returns (argument with the rows [..., m, k], argument with the factor [..., k, n] or its transpose, n) of a
+    product; None for any other operator, and if the shapes do not fit."""
     namespace, _, op = name.rpartition("::")
     if op in PRODUCTS:
         first, second = PRODUCTS[op]
@@ -150,21 +151,21 @@ def _product(name: str, dims: list[Any]) -> tuple[int, int, int] | None:
 
 
 def _num_rows(a: list[int], b: list[int]) -> int:
-    """The number of rows of all products in a batch together."""
+    """Returns the number of rows of all products in a batch together."""
     return math.prod(a[:-1] if len(a) >= len(b) else [*b[:-2], a[-2]])
 
 
 def _sizes(dims: list[Any], number: int) -> list[int]:
-    """The shape of an argument; [] if there is none (a number, a list of tensors) or if no tensor has it."""
+    """Returns the shape of an argument; [] if it has none (a number, a list of tensors) or an impossible one."""
     shape: Any = dims[number] if number < len(dims) else None
     is_shape = isinstance(shape, list) and len(shape) < 9
     return shape if is_shape and all(type(size) is int and 0 <= size < 2**40 for size in shape) else []
 
 
 def _experts(dims: list[Any]) -> tuple[int, int] | None:
-    """(FLOPs, numbers moved) of tokens [T, D] in experts [E, 2 I or I, D] and [E, D, I], of which each token has k.
+    """Returns (FLOPs, numbers moved) of tokens [T, D] in experts [E, 2 I or I, D] and [E, D, I], k for each token.
 
-    As few experts as one token has are read at least.
+    At least as many experts are read as one token has.
     """
     shapes = [_sizes(dims, number) for number in range(len(dims))]
     stacks, matrices = ([shape for shape in shapes if len(shape) == num] for num in (3, 2))
@@ -205,13 +206,13 @@ def _pairs_flop(num_pairs: int, key_size: int, value_size: int, is_backward: boo
 
 
 def _packed_attention(name: str, dims: list[Any], concrete: list[Any] | None) -> int | None:
-    """Queries, keys and values are [T, H, K]; the ends of the sequences, one number more than there are, [B + 1]."""
+    """Returns FLOPs.  Queries, keys and values are [T, H, K]; the ends of B sequences are [B + 1]."""
     ends, window = PACKED[name]
     is_backward = name.endswith(("backward", "bwd"))
     query, key, value = (_sizes(dims, number) for number in range(is_backward, is_backward + 3))
     num_ends = _sizes(dims, ends)
     if len(key) != 3 or len(value) != 3 or len(num_ends) != 1 or num_ends[0] < 2 or query[0] != key[0]:
-        return None  # of a cache, or of queries that see other tokens: how many stands in no shape
+        return None  # with a cache, or queries that see other tokens: no shape says how many
     num_sequences = num_ends[0] - 1
     length, left = query[0] / num_sequences, _value(concrete, window)
     seen = length if type(left) is not int or left < 0 else min(length, left + 1)
@@ -223,7 +224,7 @@ def _packed_attention(name: str, dims: list[Any], concrete: list[Any] | None) ->
 
 
 def _convolution(op: str, dims: list[Any], concrete: list[Any] | None) -> tuple[int, int] | None:
-    """Return (FLOPs, numbers moved); a backward pass counts for each gradient that it makes, of input and weight."""
+    """Returns (FLOPs, numbers moved); a backward pass counts for each gradient that it makes, of input and weight."""
     if op == "convolution_backward":
         out, data, weight = (_sizes(dims, number) for number in range(3))
         mask = _list(concrete, 10) or [False, True]
@@ -243,7 +244,7 @@ def _convolution(op: str, dims: list[Any], concrete: list[Any] | None) -> tuple[
 
 
 def _out(data: list[int], weight: list[int], lists: list[Any], is_transposed: bool) -> list[int]:
-    """Shape of the result, [] if it is not known; of a transposed one that of the input, which is no larger."""
+    """Returns the shape of the result, [] if not known; for a transposed one that of the input, which is no larger."""
     if is_transposed:
         return data
     if len(data) < 3 or len(weight) != len(data) or not all(lists):
@@ -261,7 +262,7 @@ def _out(data: list[int], weight: list[int], lists: list[Any], is_transposed: bo
 
 
 def _value(concrete: list[Any] | None, number: int) -> Any:
-    """An argument as the trace writes it, "[1, 1]", "3", "True" -> its value; None where it says nothing."""
+    """Returns the value of an argument as the trace writes it, "[1, 1]", "3" or "True"; None if it has none."""
     try:
         return json.loads(str(concrete[number]).lower()) if concrete and number < len(concrete) else None
     except (ValueError, RecursionError):
@@ -269,6 +270,6 @@ def _value(concrete: list[Any] | None, number: int) -> Any:
 
 
 def _list(concrete: list[Any] | None, number: int) -> list[int] | None:
-    """An argument that is a list of numbers or of words, not empty."""
+    """Returns an argument that is a non-empty list of integers or booleans, None for any other."""
     found = _value(concrete, number)
     return found if isinstance(found, list) and found and all(type(item) in (int, bool) for item in found) else None

@@ -1,7 +1,7 @@
-"""How the host fed the device: launch delays, how far it was ahead of each stream, copies and their bandwidth.
+"""Measures how the host fed the device: launch delays, launches queued on each stream, copies and their bandwidth.
 
-A row joins its stream's queue when its launching call begins and leaves when it starts; what one call launched on a
-stream, a graph, is one thing in its queue until the first of it starts.
+A row joins its stream's queue when its launching call begins and leaves when it starts; the rows of a graph, which one
+call launched on a stream, count as one in its queue until the first of them starts.
 """
 
 import re
@@ -26,12 +26,11 @@ COUNTS = ("num_short_kernels", "num_slow_calls", "num_long_delays")
 
 
 def statistics(rank: Rank, rows: np.ndarray) -> dict[str, Any]:
-    """{TIMES and COUNTS: None where no launch was recorded, "num_launches", "num_graph_launches", "num_graph_rows",
-    "num_unlinked"}
+    """Returns num_launches, num_graph_launches, num_graph_rows, num_unlinked; TIMES and COUNTS, None without launches.
 
     call: the host's launching call; delay: from its end to the kernel's start, not below 0; run: the kernel itself.  A
-    short kernel ran for less time than its call took, and the call was not slow.  Kernels of a graph share one call,
-    so they are counted apart and in no statistic.
+    short kernel ran for less time than its call took, and the call was not slow.  Kernels of a graph share one call, so
+    they are counted apart and in no statistic.
     """
     calls = window.launches(rank, rows)
     is_graph = are_graph_launches(rank, calls)
@@ -55,11 +54,10 @@ def statistics(rank: Rank, rows: np.ndarray) -> dict[str, Any]:
 
 
 def without_kernel(rank: Rank, until_ns: int | None = None) -> tuple[int, int]:
-    """Count the launching calls that end before until_ns, and those of them without a device row.
+    """Returns the number of launching calls that end before until_ns, and of those of them without a device row.
 
-    (0, 0) for a trace without device rows.
-
-    CUPTI before 13.1 gives kernels at the start of a profile wrong times, and libkineto drops those: pytorch#192021.
+    Both are 0 for a trace without device rows.  CUPTI before 13.1 gives kernels at the start of a profile wrong times,
+    and libkineto drops those: pytorch#192021.
     """
     on_device = rank.device_rows()
     calls = np.flatnonzero(rank.is_kind(events.RUNTIME) & (rank.correlation > 0))
@@ -72,12 +70,12 @@ def without_kernel(rank: Rank, until_ns: int | None = None) -> tuple[int, int]:
 
 
 def are_graph_launches(rank: Rank, calls: np.ndarray) -> np.ndarray:
-    """Which of these calls (-1: none) launched a graph."""
+    """Returns a mask of the calls (-1: none) that launched a graph."""
     return take(rank.names_that(lambda name: "GraphLaunch" in name), take(rank.name, calls), False)
 
 
 def copies(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
-    """[{"name", "count", "gib", "sum_us", "gib_per_s"}] of copies and memsets; None without recorded sizes."""
+    """Returns [{"name", "count", "gib", "sum_us", "gib_per_s"}] of copies and memsets; None without recorded sizes."""
     mine = rows[np.isin(rank.kind[rows], (events.MEMCPY, events.MEMSET))]
     sizes = [size if 0 <= (size := whole(extra[0])) < 2**62 else -1 for extra in rank.extras]
     sizes_of_rows = np.array([*sizes, -1], np.int64)[rank.extra[mine]]
@@ -92,7 +90,7 @@ def copies(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
 
 
 def host_copies(rank: Rank, rows: np.ndarray) -> dict[str, Any]:
-    """{"sum_us", "exposed_us", "pageable_us"} of copies from the host to a device; exposed: while nothing else ran."""
+    """Returns {"sum_us", "exposed_us", "pageable_us"} of copies from host to device; exposed: nothing else ran."""
     is_mine = rank.is_named(HOST_TO_DEVICE.search, rows)
     mine, others = rows[is_mine], rows[~is_mine]
     copied, rest = (merged_intervals(rank.ts[some], rank.end[some]) for some in (mine, others))
@@ -105,7 +103,7 @@ def host_copies(rank: Rank, rows: np.ndarray) -> dict[str, Any]:
 
 
 def queues(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
-    """[{"device", "stream", "max", "mean", "empty_pct"}]: launched and not yet started, the mean over time."""
+    """Returns [{"device", "stream", "max", "mean", "empty_pct"}] of launches not yet started, the mean over time."""
     calls, track = window.launches(rank, rows), rank.track[rows]
     later = np.zeros(len(rows), bool)  # rows of a graph after its first on a stream
     graph = np.flatnonzero(are_graph_launches(rank, calls))
@@ -118,7 +116,7 @@ def queues(rank: Rank, rows: np.ndarray) -> list[dict[str, Any]]:
         launched = rank.ts[calls[mine]]
         moments = np.concatenate((launched, np.maximum(rank.ts[rows[mine]], launched)))
         change = np.repeat((1, -1), len(mine))
-        order = np.lexsort((-change, moments))  # at one time: first those that join
+        order = np.lexsort((-change, moments))  # at equal times, those that join come first
         lasting, waiting = np.diff(moments[order]), np.cumsum(change[order])
         total = int(lasting.sum())
         mean = float((waiting[:-1] * lasting).sum() / total) if total else 0.0

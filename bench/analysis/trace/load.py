@@ -1,4 +1,4 @@
-"""Trace files -> Ranks.  Large files of one job are read by one process each."""
+"""Reads trace files as Ranks.  Large files of one job are read by one process each."""
 
 import concurrent.futures
 import contextlib
@@ -16,13 +16,13 @@ from bench.base.reading import plain_file
 from bench.machine.environment import usable_cpus
 
 PARALLEL_BYTES = 100 * 2**20  # of JSON in all files; below, starting processes costs more than it saves
-GZIP_FACTOR = 15  # of JSON, about
+GZIP_FACTOR = 15  # bytes of JSON per byte of gzip, about
 SUFFIXES = (".json", ".json.gz")
-Made = TypeVar("Made")  # of a trace file
+Made = TypeVar("Made")  # from a trace file
 
 
 def load(path: str | Path) -> Rank:
-    """Read one file.  Raises NoTrace, a ValueError, for a file that is not a trace."""
+    """Reads one file.  Raises NoTrace, a ValueError, for a file that is not a trace."""
     source, collector = Source(path), Collector()
     with uncollected():
         for chunk in source.chunks():
@@ -33,17 +33,17 @@ def load(path: str | Path) -> Rank:
 
 
 def load_all(paths: Sequence[str | Path]) -> list[Rank]:
-    """Files of one job -> Ranks in order of rank.  A file that cannot be read raises NoTrace."""
+    """Reads the files of one job as Ranks in order of rank.  Raises NoTrace for a file that cannot be read."""
     return number(over_files(load, paths))
 
 
 def by_window(paths: Sequence[str | Path]) -> dict[str | None, list[Rank]]:
-    """Files -> {window: Ranks in order of rank}, the earliest first.  A file that is not a trace raises NoTrace."""
+    """Returns {window: Ranks in order of rank}, the earliest first.  Raises NoTrace for a file that is not a trace."""
     return grouped(over_files(load, paths), lambda rank: rank)
 
 
 def grouped(made: Iterable[Made], rank_of: Callable[[Made], Rank]) -> dict[str | None, list[Made]]:
-    """What was made of each file -> {window: the same in order of rank}, the earliest window first.
+    """Returns {window: what was made of its files, in order of rank}, the earliest window first.
 
     Traces of this project say in which window of the run they were recorded; the others are one window, None.
     """
@@ -64,7 +64,7 @@ def grouped(made: Iterable[Made], rank_of: Callable[[Made], Rank]) -> dict[str |
 
 
 def number(ranks: Iterable[Rank]) -> list[Rank]:
-    """In order of rank; files that do not say their rank, or say one that is taken, get the next free one."""
+    """Sorts by rank; files that do not say their rank, or say one that is taken, get the next free one."""
     taken: set[int | None] = set()
     ordered = sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.path.name))
     for rank in ordered:
@@ -75,9 +75,9 @@ def number(ranks: Iterable[Rank]) -> list[Rank]:
 
 
 def over_files(work: Callable[..., Made], paths: Sequence[str | Path], *given: Any) -> Iterator[Made]:
-    """Yield work(path, *given) of each file in order, in processes where the files are large.
+    """Yields work(path, *given) of each file in order, in several processes if the files are large.
 
-    work is a function of a module.
+    work: a function of a module, so that processes can import it.
     """
     num_processes, arguments = min(usable_cpus(), len(paths)), (paths, *map(itertools.repeat, given))
     if num_processes == 1 or sum(map(_num_bytes, paths)) < PARALLEL_BYTES:
@@ -89,14 +89,14 @@ def over_files(work: Callable[..., Made], paths: Sequence[str | Path], *given: A
 
 
 def _num_bytes(path: str | Path) -> int:
-    """Approximate bytes of JSON in a file; estimated for a compressed one."""
+    """Returns the bytes of JSON in a file, estimated for a compressed one."""
     return os.path.getsize(path) * (GZIP_FACTOR if str(path).endswith(".gz") else 1)
 
 
 def find(word: str | Path) -> list[Path]:
-    """What a user named -> trace files, at least one: a file, or all traces in a folder, else those in its traces/.
+    """Returns the trace files that a user names: a file, or all traces in a folder, else those in its traces/.
 
-    Raises NoTrace where there is none.
+    Raises NoTrace if there is none.
     """
     path = Path(word)
     if path.is_file():
@@ -121,7 +121,7 @@ def _looks_like_a_trace(path: Path) -> bool:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Suspend garbage collection: a chunk, or an account, is a hundred thousand objects without cycles."""
+    """Suspends garbage collection: a chunk, or an account, is a hundred thousand objects without cycles."""
     collects = gc.isenabled()
     gc.disable()
     try:

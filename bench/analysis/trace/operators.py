@@ -1,7 +1,7 @@
-"""CPU operators: their own time, the kernels they launched, what they allocated, FLOPs and bytes from their shapes.
+"""Analyses CPU operators: own time, launched kernels, allocated memory, FLOPs and bytes from their shapes.
 
-FLOPs and bytes are those of bench/analysis/trace/formulas.py.  Where no formula is known they are None, and that time
-is counted in the share that is unknown.
+FLOPs and bytes are those of bench/analysis/trace/formulas.py.  Without a formula they are None, and the operator's time
+counts as unknown.
 """
 
 import functools
@@ -25,14 +25,14 @@ def achieved(
     peak_of: Callable[[str], float | None],
     mem_bytes_per_s: float | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Operators with known FLOPs -> (lines with their rates, whole), the longest first.
+    """Returns (lines of operators with known FLOPs and with their rates, the longest first; whole).
 
-    lines: of operators.table; these get "time_us", "tflop_per_s", "pct_of_peak", "flop_per_byte", "bound".  device_us:
-    of all rows of the device together, None in a trace without one.  The time is that of the kernels that the operator
+    lines: of table(); they get "time_us", "tflop_per_s", "pct_of_peak", "flop_per_byte" and "bound".  device_us: of all
+    rows of the device together, None in a trace without one.  The time is that of the kernels that the operator
     launched, or without a device its own on the CPU, with what it called.  peak_of(precision) -> FLOP/s or None.
-    bound: compute or memory, by which side of the roofline's ridge it lies on (Williams, Waterman and Patterson
-    2009).  whole: {"of": "device" | "cpu", "flop", "time_us", "tflop_per_s", "known_frac"}: all of these together, and
-    their share of the device's or all operators' time, 0 to 1 or None.
+    bound: compute or memory, by which side of the roofline's ridge it lies on (Williams, Waterman and Patterson 2009).
+    whole: {"of": "device" | "cpu", "flop", "time_us", "tflop_per_s", "known_frac"}: all of these together, and their
+    share of the device's or all operators' time, 0 to 1 or None.
     """
     of, time = ("cpu", "flop_us") if device_us is None else ("device", "device_us")
     total_us = sum(line["self_cpu_us"] for line in lines) if device_us is None else device_us
@@ -55,7 +55,7 @@ def _rate(
     rate = line["flop"] / (line["time_us"] / 1e6)
     kind = line["precision"]
     peak = peak_of(kind) if kind else None
-    if kind == "float32" and peak and rate > peak:  # more than FP32 can: on tensor cores, as TF32
+    if kind == "float32" and peak and rate > peak:  # faster than FP32 allows: on tensor cores, as TF32
         kind, peak = "tf32", peak_of("tf32")
     intensity = line["flop"] / line["bytes"] if line["bytes"] else None
     ridge = peak / mem_bytes_per_s if peak and mem_bytes_per_s else None
@@ -72,29 +72,29 @@ def _rate(
 
 
 COUNTS = ("num_kernels", "allocated_bytes", "net_bytes")
-MAX_BYTES = 2**50  # an allocation that says more is not believed
+MAX_BYTES = 2**50  # a larger allocation is not believed
 
 
 def table(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dict[str, Any]]:
-    """[{"name", "shapes", "precision", "count", times and bytes}], by device, then own CPU time.
+    """Returns [{"name", "shapes", "precision", "count", times and bytes}], by device time, then own CPU time.
 
-    cpu_us, self_cpu_us: without the operators inside it.  device_us, num_kernels: of what the operator itself
-    launched.  flop and bytes: of all calls, from the shapes; None where the formula or the shapes are unknown, and
-    where an operator inside has them: nothing counts twice.  flop_us: CPU time of these calls, with what they called.
-    allocated_bytes: what the operator itself asked for, net_bytes: less what it freed; of the device where the
-    trace has one, else of the host; None where memory was not recorded.
+    self_cpu_us: cpu_us without the operators inside it.  device_us, num_kernels: of what the operator itself launched.
+    flop, bytes: of all calls, from the shapes; None if the formula or the shapes are unknown, or if an operator inside
+    has them, so that nothing counts twice.  flop_us: CPU time of these calls, with what they called.  allocated_bytes:
+    what the operator itself requested; net_bytes: less what it freed; of the device's memory, or without a device of
+    the host's; None if memory was not recorded.
     """
     ops = window.host_rows(rank, events.CPU_OP, until_ns)
     if not len(ops):
         return []
-    launcher = index_of(attribution.operators(rank, rows), ops)  # first: what it needs meanwhile is much
+    launcher = index_of(attribution.operators(rank, rows), ops)  # first, as it needs much memory
     key = rank.name[ops].astype(np.int64) * (len(rank.extras) + 1) + rank.extra[ops] + 1
     keys, index = np.unique(key, return_inverse=True)
     facts = [
         facts_of(rank, packed_key // (len(rank.extras) + 1), packed_key % (len(rank.extras) + 1) - 1)
         for packed_key in keys.tolist()
     ]
-    nests = [Nest(rank, ops[mine]) for _, mine in groups(rank.track[ops])]  # one a thread
+    nests = [Nest(rank, ops[mine]) for _, mine in groups(rank.track[ops])]  # one per thread
     is_leaf = _leaves(ops, nests, np.array([fact["flop"] is not None for fact in facts])[index])
     own_ns = np.zeros(len(ops), np.int64)  # without the operators directly inside
     for nest in nests:
@@ -127,7 +127,7 @@ def table(rank: Rank, rows: np.ndarray, until_ns: int | None = None) -> list[dic
 
 
 def facts_of(rank: Rank, name_index: int, extra_index: int) -> dict[str, Any]:
-    """{"name", "shapes", "types", "concrete", "precision", "flop", "bytes"} of one call with this name and arguments.
+    """Returns {"name", "shapes", "types", "concrete", "precision", "flop", "bytes"} of a call with these arguments.
 
     name_index, extra_index: into rank.names and rank.extras, the latter -1 for none.
     """
@@ -141,9 +141,9 @@ def facts_of(rank: Rank, name_index: int, extra_index: int) -> dict[str, Any]:
 
 
 def collective_of(rank: Rank, row: int) -> tuple[str, int, str | None, int] | None:
-    """(name, elements that this rank sends, their type, ranks in the group) of a collective's row, as the trace says.
+    """Returns (name, elements that this rank sends, their type, ranks in the group) of a collective's row.
 
-    None for a row of which it says nothing; a number that it does not say is -1.
+    None if the trace says nothing of it; a number that it does not say is -1.
     """
     extra = rank.extras[rank.extra[row]] if rank.extra[row] >= 0 else None
     if extra is None or extra[3] is None:
@@ -152,7 +152,7 @@ def collective_of(rank: Rank, row: int) -> tuple[str, int, str | None, int] | No
 
 
 def _leaves(ops: np.ndarray, nests: list[Nest], known: np.ndarray) -> np.ndarray:
-    """Which operators have FLOPs and no operator inside that has some: aten::mm in aten::matmul in aten::linear."""
+    """Returns a mask of operators with FLOPs and without any inside that has some: aten::mm in aten::linear."""
     is_leaf = np.zeros(len(ops), bool)
     for nest in nests:
         index = np.searchsorted(ops, nest.rows)
@@ -167,7 +167,7 @@ def _leaves(ops: np.ndarray, nests: list[Nest], known: np.ndarray) -> np.ndarray
 
 
 def leaves_with_flops(rank: Rank) -> np.ndarray:
-    """Mask over all rows: operators whose FLOPs are known and that hold no operator inside whose FLOPs are."""
+    """Returns a mask over all rows: operators with known FLOPs that hold no operator with known FLOPs."""
     ops, is_leaf = window.host_rows(rank, events.CPU_OP), np.zeros(len(rank.ts), bool)
     keys, index = np.unique(np.stack((rank.name[ops], rank.extra[ops])), axis=1, return_inverse=True)
     known = np.array([facts_of(rank, *key)["flop"] is not None for key in keys.T.tolist()] or [False])
@@ -178,7 +178,7 @@ def leaves_with_flops(rank: Rank) -> np.ndarray:
 
 
 def _memory(rank: Rank, rows: np.ndarray, ops: np.ndarray) -> dict[str, np.ndarray]:
-    """{"allocated_bytes": asked for by each operator itself, "net_bytes": less what it freed}; {}: not recorded."""
+    """Returns {"allocated_bytes": requested by each operator itself, "net_bytes": less what it freed}; or {}."""
     moments = np.flatnonzero(rank.is_kind(events.MEMORY) & (rank.extra >= 0))
     if not len(moments):
         return {}

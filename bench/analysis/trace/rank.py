@@ -1,6 +1,6 @@
-"""One trace file -> its rows as numpy columns, and what the file says of itself.
+"""Holds the rows of a trace file as numpy columns, and what the file says of itself.
 
-Only what an analysis needs is decoded of each event; stamps are exact, in nanoseconds.
+Only what an analysis needs is decoded of each event; timestamps are exact, in nanoseconds.
 """
 
 import copy
@@ -26,7 +26,7 @@ _NO_ARGS = Args()
 
 
 class Collector:
-    """add(chunk) decodes; finish() gives {"columns", "names", "tracks", "extras", "sequence", "num_events", "num_bad"}.
+    """Decodes chunks with add(); finish() returns columns, names, tracks, extras, sequence, num_events, num_bad.
 
     tracks: (pid, tid) of host rows, (device, stream) of device rows.  extras: distinct facts of rows that have some, as
     (bytes, dims, types, collective, nelems, group, device type, group size, dtype, concrete inputs or kernel's name).
@@ -38,8 +38,8 @@ class Collector:
         self._extras: dict[tuple[Any, ...], int] = {}
         self._tracks: dict[tuple[bool, Any, Any], int] = {}  # (is device, number or text, number or text) -> index
         self._needs_concrete = functools.cache(lambda name: events.NEEDS_CONCRETE.search(str(name)) is not None)
-        self._track_of = functools.cache(self._track)  # the same by the raw values, which come again and again
-        self._sequence: dict[int, tuple[str, int]] = {}  # row: its process group, its number there
+        self._track_of = functools.cache(self._track)  # cached by the raw values, which recur
+        self._sequence: dict[int, tuple[str, int]] = {}  # {row: (process group, number in it)}
         self._columns = {name: np.empty(0, dtype) for name, dtype in events.COLUMNS.items()}
         self._num_rows = 0
         self.num_events = self.num_bad = 0
@@ -50,7 +50,7 @@ class Collector:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             decoded = self._decode_one_by_one(chunk)
         kind_of = self._kind_of
-        self._has_numbers = b'"Seq"' in chunk  # most traces have none, and then no event is asked
+        self._has_numbers = b'"Seq"' in chunk  # most traces have none: then no event is searched
         kept = [
             event
             for event in decoded
@@ -61,7 +61,7 @@ class Collector:
             self._keep(kept, [kind_of[event.cat] for event in kept])
 
     def _decode_one_by_one(self, chunk: bytes) -> list[Event]:
-        """A damaged or odd chunk: every event that can be read is read, the others are counted."""
+        """Decodes the events of a damaged or odd chunk that can be read, and counts the others."""
         scan = json.JSONDecoder(strict=False, parse_float=str).raw_decode  # as text: no digit is lost
         text, at, decoded = chunk.decode("utf-8", "replace"), 0, []
         while (at := text.find("{", at)) >= 0:
@@ -114,7 +114,7 @@ class Collector:
             self._columns[name][first : self._num_rows] = column if good.all() else column[good]
 
     def _grow(self, num_rows: int) -> None:
-        """Also to less.  In place: parts of a column that were joined at the end would need twice its memory."""
+        """Resizes the columns, also to fewer rows, in place: joining parts at the end would need twice their memory."""
         for column in self._columns.values():
             column.resize(num_rows, refcheck=False)
 
@@ -133,7 +133,7 @@ class Collector:
         return self._extras.setdefault(fact, len(self._extras))
 
     def _number_kernels(self) -> None:
-        """A kernel that has no number of its own has that of the host's operator that launched it."""
+        """Gives a kernel without a sequence number that of the host's operator that launched it."""
         kind, external = self._columns["kind"], self._columns["external"]
         by_operator = {int(external[row]): number for row, number in self._sequence.items() if external[row] >= 0}
         for row in np.flatnonzero((kind == events.KERNEL) & np.isin(external, list(by_operator))).tolist():
@@ -143,7 +143,7 @@ class Collector:
         self._grow(self._num_rows)
         for name in IDS:
             column = self._columns[name]
-            if len(column) and column.max() <= SMALL.max and column.min() >= SMALL.min:  # as a rule; half the memory
+            if len(column) and column.max() <= SMALL.max and column.min() >= SMALL.min:  # usual: half the memory
                 self._columns[name] = column.astype(np.int32)
         self._number_kernels()
         return {
@@ -158,16 +158,16 @@ class Collector:
 
 
 def _is_point_to_point(args: Args) -> bool:
-    """A send or a receive, which each rank counts for itself."""
+    """Returns whether a row is a send or a receive, which each rank numbers for itself."""
     return str(args.collective).lower().startswith(("send", "recv"))
 
 
 class _Kinds(dict[str | None, int | None]):
-    """Category -> kind, None of any other.  Categories come in capitals too: those seen are remembered."""
+    """Maps a category, also in capitals, to its kind, None for any other; the categories seen are cached."""
 
     def __missing__(self, cat: str | None) -> int | None:
         kind = self.get(cat.lower()) if cat else None
-        if len(self) < 1000:  # a hostile file may have a category an event
+        if len(self) < 1000:  # a hostile file may have a category per event
             self[cat] = kind
         return kind
 
@@ -178,7 +178,7 @@ class Rank:
     .kind (events.py: KERNEL ... SYNC)  .ts .dur .end  .name (index into .names)  .track (index into .tracks:
     (True, device, stream) or (False, pid, tid))  .correlation .external (-1: none)  .extra (index into .extras, -1:
     none)  .sequence ({row: (process group, number of the collective in it)} where the file says it)
-    .rank .world_size (None: the file does not say)  .meta (what stood around the events)  .num_events .num_bad  .cut
+    .rank .world_size (None: the file does not say)  .meta (the fields around the events)  .num_events .num_bad  .cut
     """
 
     kind: np.ndarray
@@ -193,7 +193,7 @@ class Rank:
     rank: Any  # int, or None before load.number() gave it one
 
     def __init__(self, path: str | Path, rows: dict[str, Any], head: bytes, tail: bytes, cut: str | None) -> None:
-        """rows: of Collector.finish(); head, tail: what stood around the events."""
+        """rows: of Collector.finish(); head, tail: the bytes around the events."""
         for name in events.COLUMNS:
             setattr(self, name, rows["columns"][name])
         self.end = self.ts + self.dur
@@ -209,7 +209,7 @@ class Rank:
             self.rank = int(in_name[1])
 
     def only(self, rows: np.ndarray) -> "Rank":
-        """A Rank with these rows and what their file says of itself, to be kept when the others are forgotten."""
+        """Returns a Rank with these rows and what their file says of itself, to be kept when the others are dropped."""
         few = copy.copy(self)
         for name in events.COLUMNS:
             setattr(few, name, getattr(self, name)[rows])
@@ -221,7 +221,7 @@ class Rank:
         return few
 
     def add_ranges(self, kind: int, track: int, ranges: Sequence[tuple[str, int, int]]) -> None:
-        """Rows that the file lacks, known from elsewhere: (name, start ns, end ns) each, on one of .tracks."""
+        """Adds rows that the file lacks.  ranges: [(name, start ns, end ns)]; track: index into .tracks."""
         first, num = len(self.names), len(ranges)
         self.names += [name for name, _, _ in ranges]
         start, end = ([span[side] for span in ranges] for side in (1, 2))
@@ -236,29 +236,29 @@ class Rank:
         return np.isin(self.kind, kinds)
 
     def device_rows(self) -> np.ndarray:
-        """Indices of kernels, copies and memsets."""
+        """Returns the indices of kernels, copies and memsets."""
         return np.flatnonzero(self.is_kind(*events.DEVICE_KINDS))
 
     def names_that(self, predicate: Callable[[str], object]) -> np.ndarray:
-        """Mask over .names, False where it is empty; .is_named() gives it for rows."""
+        """Returns a mask over .names, [False] if there are none; is_named() returns it for rows."""
         return np.array([bool(predicate(name)) for name in self.names] or [False])
 
     def names_of(self, rows: Iterable[int]) -> list[str | None]:
-        """The name of each row, None for -1."""
+        """Returns the name of each row, None for -1."""
         return [self.names[self.name[row]] if row >= 0 else None for row in rows]
 
     def is_named(self, predicate: Callable[[str], object], rows: np.ndarray) -> np.ndarray:
         return self.names_that(predicate)[self.name[rows]]
 
     def step_ranges(self, *kinds: int) -> list[tuple[int, int, int]]:
-        """[(number, start ns, end ns)] of the ranges of these kinds that are named ProfilerStep#number, by start."""
+        """Returns [(number, start ns, end ns)] of the ranges of these kinds named ProfilerStep#number, by start."""
         numbers = {index: int(step[1]) for index, name in enumerate(self.names) if (step := STEP.search(name))}
         rows = np.flatnonzero(self.is_kind(*kinds) & np.isin(self.name, list(numbers)))
         ranges = [(numbers[int(self.name[row])], int(self.ts[row]), int(self.end[row])) for row in rows]
         return sorted(ranges, key=lambda step: (step[1], step[0], step[2]))
 
     def steps(self) -> list[tuple[int, int, int]]:
-        """[(number, start ns, end ns)] of the host's ProfilerStep annotations, by start; the first one of a number."""
+        """Returns [(number, start ns, end ns)] of the host's ProfilerSteps, by start; the first of each number."""
         first: dict[int, tuple[int, int, int]] = {}
         for step in self.step_ranges(events.ANNOTATION, events.CPU_OP):
             first.setdefault(step[0], step)
@@ -266,7 +266,7 @@ class Rank:
 
 
 def _meta(head: bytes, tail: bytes) -> dict[str, Any]:
-    """What stands before and after the events, as a dict, without what cannot be read."""
+    """Returns what stands before and after the events as a dict, without what cannot be read."""
     meta: dict[str, Any] = {}
     for text in (head.rstrip().rstrip(b",") + b"}", b"{" + tail.lstrip().lstrip(b",")):
         try:

@@ -1,7 +1,7 @@
-"""Ranks against each other: who was late, collective by collective.
+"""Compares ranks with each other: which of them was late, collective by collective.
 
 Clocks of different hosts are not compared.  A collective ends for all at about the same time, so the rank whose kernel
-ran shortest came last, and the others waited for it: wait = own duration - the shortest.
+is the shortest came last, and the others waited for it: wait = own duration - the shortest.
 """
 
 from collections import Counter
@@ -16,17 +16,18 @@ from bench.analysis.trace.rank import Rank
 NUM_WORST = 10
 NUM_COLUMNS = 600  # of a picture: what is narrower cannot be seen
 MAX_LANES = 16
-LEAD, TAIL = 0.5, 0.15  # of the slowest collective's time that is shown before and after it
-Ranks = dict[int, tuple[Rank, np.ndarray, np.ndarray]]  # number: rank, its device rows, device_time.types of them
+LEAD, TAIL = 0.5, 0.15  # of the slowest collective's duration: shown before and after it
+Ranks = dict[int, tuple[Rank, np.ndarray, np.ndarray]]  # {number: (rank, its device rows, their device_time.types)}
 
 
 def waits(ranks: Ranks) -> tuple[list[dict[str, Any]], int]:
-    """([{"name", "call", "late_rank", "rows", "wait_ns"}] of the collectives that all ranks share, calls not matched).
+    """Returns ([{"name", "call", "late_rank", "rows", "wait_ns"}] of the shared collectives, number of unmatched
+    calls).
 
-    By process group and sequence number where the traces have them (of NCCL, in torch 2.13), so that a trace
-    whose beginning is missing still meets the others; call is that number.  Otherwise the k-th kernel of a name on one
-    rank meets the k-th on the others, and names that do not occur equally often on all ranks are not matched.
-    rows, wait_ns: by rank, in the order of ranks: the kernel, and for how long of it its rank waited for the last one.
+    Calls are matched by process group and sequence number where the traces have them (of NCCL, in torch 2.13), even if
+    the beginning of a trace is missing; call is that number.  Otherwise the k-th kernel of a name on one rank matches
+    the k-th on the others, if the name occurs equally often on all.  rows, wait_ns: by rank, in the order of ranks: the
+    kernel, and for how long of it its rank waited for the last one.
     """
     numbers, sequences = list(ranks), list[dict[str, list[int]]]()
     for rank, rows, kinds in ranks.values():
@@ -56,9 +57,8 @@ def waits(ranks: Ranks) -> tuple[list[dict[str, Any]], int]:
 
 
 def collectives(ranks: Ranks, matched: list[dict[str, Any]], num_unmatched: int) -> dict[str, Any] | None:
-    """What waits() gave -> {"num_matched", "num_unmatched", "waits": [{"rank", "wait_us", "num_last"}], "worst":
-    [...]}, or None.
-    """
+    """Returns {"num_matched", "num_unmatched", "waits": [{"rank", "wait_us", "num_last"}], "worst": [...]} of what
+    waits() returned; None if it matched nothing."""
     if not matched:
         return None
     sums_ns, num_last = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
@@ -75,7 +75,7 @@ def collectives(ranks: Ranks, matched: list[dict[str, Any]], num_unmatched: int)
 
 
 def picture_of_collective(ranks: Ranks, calls: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Ranks side by side around the collective for which one of them waited longest; None without one.
+    """Returns the ranks side by side around the collective in which one of them waited longest; None without one.
 
     calls: of waits().  {"name", "late_rank", "wait_us", "us", "lanes": [{"rank", "bars": [[start_us, us, kind, index
     into "names"]]}], "names"}; us: what is shown; kind: index into device_time.TYPES.  Bars too thin to see are joined
@@ -102,7 +102,7 @@ def picture_of_collective(ranks: Ranks, calls: list[dict[str, Any]]) -> dict[str
 def _bars(
     rank: Rank, rows: np.ndarray, kinds: np.ndarray, low: int, high: int, names: dict[str, int]
 ) -> list[list[Any]]:
-    """What ran from low to high ns, cut at both ends.  names: name -> its number; new ones are added."""
+    """Returns bars of what ran from low to high ns, cut at both ends.  names: {name: number}; new ones are added."""
     inside = (rank.end[rows] > low) & (rank.ts[rows] < high)
     order = np.lexsort((rank.ts[rows[inside]], kinds[inside] == COMMUNICATION))
     thin_ns, bars = (high - low) / NUM_COLUMNS, list[list[Any]]()
@@ -123,7 +123,7 @@ def _bars(
 
 
 def _by_number(rank: Rank, rows: list[int]) -> dict[Any, int]:
-    """{(process group, sequence number, which of several kernels of that collective): row}."""
+    """Returns {(process group, sequence number, which of several kernels of that collective): row}."""
     num_seen: Counter[tuple[str, int]] = Counter()
     by_number = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""A trace file -> chunks of whole events as bytes, in constant memory.
+"""Reads a trace file in chunks of whole events, as bytes, in constant memory.
 
 Kineto writes one object whose "traceEvents" is an array of a million small objects.  Nothing here parses them: a chunk
 ends where an event ends and the next one begins, which BOUNDARY recognises.  In JSON those bytes cannot stand inside a
@@ -15,13 +15,13 @@ from bench.base.reading.damage import Damaged
 BLOCK_BYTES = 2**20
 MAX_EVENT_BYTES = 128 * 2**20  # no event is nearly as long, and the tail after the events is short
 HEAD_BYTES = 64 * 2**20  # what comes before the events: device properties and the like, kilobytes as a rule
-MAX_RATIO = 40  # of the bytes that a megabyte of gzip gives; 15 recorded traces give 13 to 21, a bomb up to 1,030
-RATIO_FROM_BYTES = 64 * 2**20  # below, whatever it gives is soon read
+MAX_RATIO = 40  # unpacked bytes per byte of gzip; 15 recorded traces have 13 to 21, a bomb up to 1,030
+RATIO_FROM_BYTES = 64 * 2**20  # unpacked bytes below which the ratio does not matter
 OVERLAP_BYTES = 4096  # of a block that is searched again with the next one: a boundary is shorter
 BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|ts|pid|tid|args|dur|id|bp|s)"\s*:)')
 EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 GZIP_MAGIC, ZIP_MAGIC = b"\x1f\x8b", b"PK\x03\x04"
-# A string that has no end goes to the end: the search would start again at each escaped quote in it.
+# A string without an end extends to the end of the data: else the search would restart at each escaped quote in it.
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[\[\]{}]', re.S)
 
 
@@ -30,7 +30,7 @@ class NoTrace(ValueError):
 
 
 class Source:
-    """for chunk in source.chunks(): ...   then .head and .tail, the bytes around the events, and .cut.
+    """A trace file: iterate over chunks(), then .head and .tail hold the bytes around the events.
 
     A chunk is the inside of a JSON array.  cut: a sentence if the file ends early, else None; then the last chunk may
     be damaged.
@@ -50,7 +50,7 @@ class Source:
         self.is_gzip = magic[:2] == GZIP_MAGIC
 
     def chunks(self) -> Iterator[bytes]:
-        """Chunks that end where an event ends; what follows the last boundary holds the end of the array."""
+        """Yields chunks that end where an event ends; the last one is what follows the last boundary."""
         blocks = self._unzipped() if self.is_gzip else self._plain()
         rest = self._after_head(blocks)
         for block in blocks:
@@ -75,7 +75,7 @@ class Source:
                 yield block
 
     def _unzipped(self) -> Iterator[bytes]:
-        """Blocks of the decompressed stream, several members too; a cut or damaged one ends with .cut."""
+        """Yields blocks of the decompressed stream, of several members too; sets .cut if it is cut or damaged."""
         from isal import isal_zlib  # twice as fast as zlib
 
         num_packed = num_bytes = 0
@@ -85,7 +85,7 @@ class Source:
                 num_packed += len(packed)
                 while packed:
                     try:
-                        block = engine.decompress(packed, BLOCK_BYTES)  # never more: a megabyte may hold a gigabyte
+                        block = engine.decompress(packed, BLOCK_BYTES)  # bounded: a megabyte may hold a gigabyte
                     except isal_zlib.error as error:  # type: ignore[misc]  # its stubs take the class for an instance
                         self.cut = f"the compressed data are damaged ({error})"
                         return
@@ -125,7 +125,7 @@ class Source:
 
 
 def _last_boundary(data: bytes, start: int) -> re.Match[bytes] | None:
-    """The last BOUNDARY that begins at start or later."""
+    """Returns the last BOUNDARY that begins at start or later."""
     at = len(data)
     while (at := data.rfind(b"}", max(0, start), at)) >= 0:
         if match := BOUNDARY.match(data, at):
@@ -134,7 +134,7 @@ def _last_boundary(data: bytes, start: int) -> re.Match[bytes] | None:
 
 
 def _end_of_array(data: bytes) -> int | None:
-    """Index of the ] that ends the array whose inside begins at 0; None if it never ends.  Strings are skipped."""
+    """Returns the index of the ] that ends the array whose inside begins at 0, outside strings; None if none does."""
     depth = 0
     for match in _TOKENS.finditer(data):
         token = match.group()

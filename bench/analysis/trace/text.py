@@ -1,4 +1,4 @@
-"""An analysis of traces, or the difference of two, as a Document: what it means, what to know of it, tables."""
+"""Presents an analysis of traces as a Document: what it means, what to know of the files, tables."""
 
 import functools
 import re
@@ -15,32 +15,32 @@ from bench.web.document import Block, Bullets, Document, Lines, Section, Table, 
 MAX_NAME_CHARS = 60
 NUM_LINES = 10  # of a table in a text
 MAX_LINES = 200  # on a page
-LATE_ABOVE_PCT = 5  # of the span that the others wait: below, no rank is said to be late
+LATE_ABOVE_PCT = 5  # of the span: if the others wait for less, no rank is called late
 MAX_OPEN = 4  # sentences; more are folded
 NOTHING_COUNTED = "no device rows are counted: the times below are those of the host"
 Line = dict[str, Any]  # of an answer
-Column = tuple[str, str, Any]  # (header, key of a line, what makes a cell of its value)
+Column = tuple[str, str, Any]  # (header, key of a line, format of its value)
 NUMBER = re.compile(r"([-+]?[\d.,]+)?")  # or nothing
 BOILERPLATE = re.compile(
     r"^void |at::native::|at::cuda::|c10::|\(anonymous namespace\)::|(?<=[<, ])at::(?=\w)"
     r"|, (?:std|at::detail)::[aA]rray<char\*, \d+(?:ul)?>|(?<=>) (?=>)"
 )
 BUILT_IN = re.compile(r"<built-in (?:method|function) (\w+)[^>]*>")  # with the address of an object
-SHAPES = re.compile(r"(\[[\d, ]*\])(?: \1)+")  # of an operator's arguments, the same several times
-GUARD = re.compile(r"flash::enable_\w+<(.*)>")  # by architecture, around the kernel itself
+SHAPES = re.compile(r"(\[[\d, ]*\])(?: \1)+")  # repeated shapes of an operator's arguments
+GUARD = re.compile(r"flash::enable_\w+<(.*)>")  # of the architecture, around the kernel itself
 LAMBDA = re.compile(r"(?:\([^()]*\))?(?:::\{lambda\([^{}]*\)#\d+\}(?:::operator\(\)\([^()]*\))?(?: const)?)+")
 
 
 def plain(value: object, limit: int = MAX_NAME_CHARS) -> str:
-    """Words from outside: without control characters, and of bounded length with both ends."""
+    """Returns foreign text without control characters, cut in its middle to limit characters."""
     text = escape.line("" if value is None else str(value))
     return text_table.middle(text, limit)
 
 
 def short(name: object, limit: int = MAX_NAME_CHARS) -> str:
-    """A name without what all have: return type, namespaces, lambdas, arguments, addresses, repeated shapes.
+    """Returns a name without return type, namespaces, lambdas, arguments, addresses and repeated shapes.
 
-    Of one that is still too long the innermost template arguments become <…>, as many as it takes.
+    If it is still too long, the innermost template arguments become <…>, as many levels as it takes.
     """
     text = BUILT_IN.sub(r"\1 (built-in)", LAMBDA.sub("", BOILERPLATE.sub("", str(name))))
     text = SHAPES.sub(lambda same: f"{same[1]} x{same[0].count('[')}", text)
@@ -48,14 +48,14 @@ def short(name: object, limit: int = MAX_NAME_CHARS) -> str:
     is_call = text.endswith(")") and head and not head.endswith(" ")  # "Memcpy HtoD (Pinned -> Device)" is none
     text = GUARD.sub(r"\1", head if bracket and is_call else text)
     depth = text.count("<")
-    while len(text) > limit and depth > 1:  # the outermost distinguish it
+    while len(text) > limit and depth > 1:  # the outermost ones distinguish it
         text = _without_arguments(text, depth)
         depth -= 1
     return plain(text, limit)
 
 
 def _without_arguments(text: str, most: int) -> str:
-    """Template arguments at this depth and below become <…>; what is no template stays as it is."""
+    """Replaces template arguments at this depth and below by <…>; text that is no template stays as it is."""
     kept, depth = [], 0
     for char in text:
         depth -= char == ">" and depth > 0
@@ -68,7 +68,7 @@ def _without_arguments(text: str, most: int) -> str:
 
 
 def decimals(num: int, per: float = 1.0) -> Callable[[float | None], str]:
-    """A format for cells: so many decimals of a number divided by per."""
+    """Returns a format for cells: a number divided by per, with num decimals."""
     return lambda value: "" if value is None else f"{value / per:.{num}f}"
 
 
@@ -77,27 +77,27 @@ MS, MS2, MIB3, ONE, TWO = decimals(3, 1000), decimals(2, 1000), decimals(3, MIB)
 
 
 def table(lines: Sequence[Line], columns: Sequence[Column], limit: int | None = None) -> Table:
-    """lines: dicts; columns: (head, key, format of a cell) each; limit: lines of a text, None: all."""
+    """Returns a table of lines.  columns: [(head, key, format of a cell)]; limit: lines in a text, None for all."""
     cells = [[format_cell(line[key]) for _, key, format_cell in columns] for line in lines]
     right = [all(map(NUMBER.fullmatch, column)) for column in zip(*cells)]
     return Table([head for head, _, _ in columns], cells, right, "", limit, "; --json has all")
 
 
 def document(answer: Line, title: str) -> Document:
-    """answer: of analyze_files(); title: what was analysed.  Pictures are added by bench/report/trace_page.py."""
+    """Presents an answer of analyze_files().  title: what was analysed.  bench/report/trace_page.py adds pictures."""
     about = plain(brief(title), 200)
     return Document(f"Trace analysis: {about}", [verdict(answer, about)], [*remarks(answer), *tables(answer)], answer)
 
 
 def verdict(answer: Line, about: str = "") -> Verdict:
-    """What stands out most in the first rank, and of how many it is the first."""
+    """Returns what stands out most in the first rank, and how many ranks there are."""
     first = next(iter(answer["ranks"].values()))
     none = "nothing stands out" if first["temporal"]["span_us"] else NOTHING_COUNTED
     return Verdict(next(iter(first["advice"]), none) + _rank(answer), "", about)
 
 
 def _late(answer: Line) -> Iterator[str]:
-    """The rank that comes last to the most collectives, where the others wait for long."""
+    """Yields a sentence on the rank that comes last to the most collectives, if the others wait for long."""
     waits = (answer["overall"]["collectives"] or {}).get("waits", ())
     if len(waits) < 2:
         return
@@ -114,7 +114,7 @@ def _late(answer: Line) -> Iterator[str]:
 
 
 def remarks(answer: Line, is_first_said: bool = True) -> list[Block]:
-    """What to know of the files, and what it means; is_first_said: without what verdict() says."""
+    """Returns what to know of the files, and the advice; is_first_said: without the sentence of verdict()."""
     overall, ranks = answer["overall"], answer["ranks"]
     missing = overall["missing_ranks"]
     known = [f"{len(missing)} of {overall['world_size']} ranks are missing: {missing[:10]}"] if missing else []
@@ -133,7 +133,7 @@ def _rank(answer: Line) -> str:
 
 
 def tables(answer: Line) -> list[Block]:
-    """What a person looks up: folded on a page.  Of several ranks those of the first."""
+    """Returns the tables of the first rank, and of all ranks together; a page folds them."""
     ranks, suffix = answer["ranks"], _rank(answer)
     analysis = next(iter(ranks.values()))
     blocks: list[Block] = [_times(ranks)]
@@ -148,7 +148,7 @@ def _part(title: str, lines: Sequence[Line], *columns: Column, limit: int = NUM_
 
 
 def _times(ranks: Line) -> Section:
-    """One line a rank with device rows."""
+    """Returns a table with a line for each rank that has device rows."""
     lines = []
     for rank, analysis in ranks.items():
         exposed_us = None if analysis["overlap_pct"] is None else analysis["exposed_comm_us"]
@@ -167,7 +167,7 @@ def _times(ranks: Line) -> Section:
 
 
 def caveats(rank: str, analysis: Line) -> Iterator[str]:
-    """What a reader must know of the file of a rank before trusting its numbers, a sentence each."""
+    """Yields sentences that a reader must know of a rank's file before trusting its numbers."""
     if analysis["cut"] or analysis["num_bad_events"]:
         how = analysis["cut"] or "the file is whole"
         read = f"{analysis['num_events']} events were read, {analysis['num_bad_events']} could not be"
@@ -262,7 +262,7 @@ def _steps(analysis: Line) -> Iterator[Block]:
 
 
 def _by_name(analysis: Line) -> Iterator[Block]:
-    """Annotations, modules, lines of Python."""
+    """Yields the tables of annotations, modules and lines of Python."""
     for where, key in (("host", "annotations"), ("GPU", "gpu_annotations")):
         yield _part(
             f"Annotations of the {where}",
@@ -278,7 +278,7 @@ def _by_name(analysis: Line) -> Iterator[Block]:
 
 
 def _waiting(analysis: Line) -> Iterator[Block]:
-    """Why streams were idle, how the host launched, what was queued and copied."""
+    """Yields why streams were idle, how the host launched, and what was queued and copied."""
     stream = [("device", "device", str), ("stream", "stream", str)]
     waits = [(name.replace("_", " "), f"{name}_us", MS) for name in ("host_wait", "kernel_wait", "other")]
     yield _part("Idle time by stream, ms", analysis["idle"], *stream, *waits)
@@ -303,7 +303,7 @@ def _waiting(analysis: Line) -> Iterator[Block]:
 
 
 def _critical_path(analysis: Line) -> Iterator[Block]:
-    """For the whole span and for a mean step, whose shares say what bounds it; then the largest gaps."""
+    """Yields the critical paths of the span and a mean step, whose shares say what bounds it, then the longest gaps."""
     names = ("compute", "communication", "memory", "launch", "host", "wait")
     paths = analysis["critical_path_of_steps"]
     sums = {key: sum(path[key] for path in paths) for key in (*(f"{name}_us" for name in names), "span_us")}

@@ -1,8 +1,8 @@
-"""Which rows of a trace count: those of its whole steps.
+"""Decides which rows of a trace count: those of its whole steps.
 
 With two or more ProfilerSteps the last one does not count, as its kernels may be cut off: a device row counts if the
 host launched it before the last step began.  A row whose launch was not recorded, as it was launched before the
-recording or its call was lost, is of no known step and does not count.  With fewer steps everything counts.
+recording or its call was lost, belongs to no known step and does not count.  With fewer steps everything counts.
 (HolisticTraceAnalysis' rule, without its faults: the last step is the host's own, and no row counts twice.)
 """
 
@@ -19,37 +19,37 @@ NOT_LAUNCHED = np.iinfo(np.int64).max
 
 
 def until(rank: Rank, include_last_step: bool = False) -> int | None:
-    """Stamp from which the host's rows no longer count, ns; None: all count."""
+    """Returns the time in ns from which the host's rows no longer count; None if all count."""
     steps = rank.steps()
     return steps[-1][1] if len(steps) >= 2 and not include_last_step else None
 
 
 def steps(rank: Rank, include_last_step: bool = False) -> list[Step]:
-    """[(number, start ns, end ns)] of the ProfilerSteps that count; where the host has none, of those the GPU shows."""
+    """Returns [(number, start ns, end ns)] of the ProfilerSteps that count, of the GPU's if the host has none."""
     host_steps = rank.steps()
     return (host_steps[:-1] if len(host_steps) >= 2 and not include_last_step else host_steps) or gpu_steps(rank)
 
 
 def gpu_steps(rank: Rank) -> list[Step]:
-    """The same of the annotations on the GPU: from the first to the last kernel that a step launched there."""
+    """Returns the same for the GPU's annotations: from the first to the last kernel that a step launched there."""
     spans: dict[int, tuple[int, int]] = {}
-    for number, start, end in rank.step_ranges(events.GPU_ANNOTATION):  # one a stream
+    for number, start, end in rank.step_ranges(events.GPU_ANNOTATION):  # one per stream
         low, high = spans.get(number, (start, end))
         spans[number] = (min(low, start), max(high, end))
     return sorted(((number, *span) for number, span in spans.items()), key=lambda step: step[1])
 
 
 def step_times(rank: Rank, rows: np.ndarray) -> np.ndarray:
-    """Moment of each of these device rows that says to which step it belongs, ns.
+    """Returns the time in ns that says to which step each of these device rows belongs.
 
-    Its launch, or its own start where the steps are the GPU's or no launch was recorded at all.
+    It is the row's launch, or its start if the steps are the GPU's or no launch was recorded at all.
     """
     launched = launch_times(rank, rows)
     return rank.ts[rows] if not rank.steps() or (launched == NOT_LAUNCHED).all() else launched
 
 
 def device_rows(rank: Rank, include_last_step: bool = False) -> np.ndarray:
-    """Indices of the device rows that count, by start."""
+    """Returns the indices of the device rows that count, by start."""
     rows = rank.device_rows()
     if len(rank.steps()) >= 2:
         until_ns = until(rank, include_last_step)
@@ -58,13 +58,13 @@ def device_rows(rank: Rank, include_last_step: bool = False) -> np.ndarray:
 
 
 def host_rows(rank: Rank, kind: int, until_ns: int | None = None) -> np.ndarray:
-    """Indices of the host's rows of a kind that count."""
+    """Returns the indices of the host's rows of a kind that count."""
     mine = rank.is_kind(kind)
     return np.flatnonzero(mine if until_ns is None else mine & (rank.ts < until_ns))
 
 
 def rows_of_steps(rank: Rank, rows: np.ndarray, counted: Sequence[Step]) -> list[tuple[Step, np.ndarray]]:
-    """[((number, start ns, end ns), indices of these device rows that belong to it)] of the steps in counted."""
+    """Returns [((number, start ns, end ns), indices of these device rows in the step)] for the steps in counted."""
     moments = step_times(rank, rows)
     order = np.argsort(moments, kind="stable")
     first, last = (np.searchsorted(moments[order], [step[side] for step in counted]) for side in (1, 2))
@@ -72,7 +72,7 @@ def rows_of_steps(rank: Rank, rows: np.ndarray, counted: Sequence[Step]) -> list
 
 
 def device_spans(rank: Rank, include_last_step: bool = False) -> list[tuple[int | None, int, int]]:
-    """[(number or None, begin ns, end ns)] of a trace with device rows; if no step launched anything, of all rows.
+    """Returns [(number or None, begin ns, end ns)] of the steps of a device; of all rows if no step launched anything.
 
     A step ends when the host has left it and the device has finished all that it launched; the next one begins there.
     So steps tile the time, and a device that lags behind its host is measured at its own pace.
@@ -94,7 +94,7 @@ def device_spans(rank: Rank, include_last_step: bool = False) -> list[tuple[int 
 
 
 def annotation_rows(rank: Rank, kind: int, until_ns: int | None = None) -> np.ndarray:
-    """Indices of the named ranges that count; one on the GPU with the host's range that it mirrors, or by its start."""
+    """Returns the indices of the annotations that count; one on the GPU by the host's that it mirrors, or its start."""
     if kind != events.GPU_ANNOTATION or until_ns is None:
         return host_rows(rank, kind, until_ns)
     rows, hosts = host_rows(rank, kind), np.flatnonzero(rank.is_kind(events.ANNOTATION) & (rank.external > 0))
@@ -105,18 +105,18 @@ def annotation_rows(rank: Rank, kind: int, until_ns: int | None = None) -> np.nd
 
 
 def launches(rank: Rank, rows: np.ndarray) -> np.ndarray:
-    """Row of the host call that launched each of these device rows, -1 where there is none; the last in file order."""
+    """Returns the row of the host call that launched each device row, the last in file order; -1 if there is none."""
     calls = np.flatnonzero(rank.is_kind(events.RUNTIME) & (rank.correlation > 0))[::-1]
     calls = calls[np.argsort(rank.correlation[calls], kind="stable")]
     return take(calls, index_of(rank.correlation[rows], rank.correlation[calls]))
 
 
 def launch_times(rank: Rank, rows: np.ndarray) -> np.ndarray:
-    """Start of the launching call of each device row, ns; NOT_LAUNCHED where there is none."""
+    """Returns the start of the launching call of each device row, ns; NOT_LAUNCHED if there is none."""
     return take(rank.ts, launches(rank, rows), NOT_LAUNCHED)
 
 
 def devices(rank: Rank, rows: np.ndarray) -> dict[int, np.ndarray]:
-    """{device: mask over rows}."""
+    """Returns {device: mask over rows}."""
     device = np.array([track[1] for track in rank.tracks] or [0])[rank.track[rows]]
     return {number.item(): device == number for number in np.unique(device)}
