@@ -1,1 +1,1 @@
-"""Tokens: shards checked and read, the same global batches for any number of processes."""
+"""Checks and reads shards of tokens, and makes the same global batches for any number of processes."""

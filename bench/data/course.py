@@ -1,9 +1,9 @@
-"""Which tokens of the stream each micro-batch of a rank holds, for batches whose shape changes in the course of a run.
+"""Decides which tokens of the stream each micro-batch of a rank holds, for batches whose shape changes during a run.
 
-The sequences of all steps lie in the stream one after the other: those of step 0, those of step 1 and so on, whatever
-the world size.  Rank r owns the r-th equal block of a step's sequences, micro-step m the m-th equal slice of that.
-Without gaps, so that a step of batch_tokens reads the batch_tokens tokens that follow the step before it; or, with
-DocumentStarts, each from the first document that begins at or after the end of the sequence before it: modded-nanogpt's
+The sequences of all steps follow each other in the stream, those of step 0, then those of step 1 and so on, whatever
+the world size. Rank r owns the r-th equal block of a step's sequences, micro-step m the m-th equal slice of that.
+Without gaps, a step of batch_tokens reads the batch_tokens tokens that follow the previous step. With DocumentStarts,
+each sequence begins at the first document that starts at or after the end of the previous sequence: modded-nanogpt's
 record 26 (2025-07-12_BosAlign, find_batch_starts), but across the borders of shards and for any number of sequences.
 """
 
@@ -18,12 +18,12 @@ import numpy as np
 
 from bench.data.shards import Shard
 
-SCAN_TOKENS = 1 << 20  # searched for documents at once
+SCAN_TOKENS = 1 << 20  # tokens searched for documents at a time
 
 
 @dataclass(frozen=True)
 class BatchShape:
-    """The batch of consecutive steps.  num_steps: None in the last, which has no end."""
+    """The batch of num_steps consecutive steps; None in the last shape, which has no end."""
 
     num_steps: int | None
     batch_tokens: int
@@ -32,23 +32,23 @@ class BatchShape:
 
     @property
     def num_seqs(self) -> int:
-        """Sequences of a step, all ranks together."""
+        """Sequences of a step, over all ranks."""
         return self.batch_tokens // self.seq_len
 
 
 class Place(NamedTuple):
-    """Where a micro-batch of a rank stands in the run."""
+    """The position of a rank's micro-batch in the run."""
 
     shape: BatchShape
-    num_left: int | float  # micro-batches of that shape from it on
+    num_left: int | float  # micro-batches of that shape that are left, including this one
     step: int  # from 0
-    micro_step: int  # in that step, from 0
-    first_seq: int  # where its sequences begin among those of the whole run
-    first_token: int  # where its tokens begin in a stream without gaps
+    micro_step: int  # within the step, from 0
+    first_seq: int  # its first sequence, counted over the whole run
+    first_token: int  # its first token in a stream without gaps
 
 
 class Course:
-    """Micro-batches of one rank are counted from the start of the run, over all shapes: micro 0, 1, 2 ..."""
+    """Places of one rank's micro-batches, counted from the start of the run over all shapes: micro 0, 1, 2 ..."""
 
     def __init__(self, shapes: Sequence[BatchShape], rank: int, world_size: int) -> None:
         for shape in shapes:
@@ -64,7 +64,7 @@ class Course:
         self._tokens = _before_each(shapes, lambda shape: shape.batch_tokens)
 
     def micro_tokens(self, shape: BatchShape) -> int:
-        """Tokens of one micro-batch of this rank."""
+        """Returns the tokens of one micro-batch of this rank."""
         return shape.batch_tokens // (self._world_size * shape.num_micro_steps)
 
     def at(self, micro: int) -> Place:
@@ -72,7 +72,7 @@ class Course:
         shape, ends = self._shapes[index], [*self._micros[1:], math.inf]
         step, micro_step = divmod(micro - self._micros[index], shape.num_micro_steps)
         slices = self._rank * shape.num_micro_steps + micro_step
-        seqs = step * shape.num_seqs + slices * (self.micro_tokens(shape) // shape.seq_len)  # of that shape before it
+        seqs = step * shape.num_seqs + slices * (self.micro_tokens(shape) // shape.seq_len)  # of that shape, before it
         return Place(
             shape,
             num_left=ends[index] - micro,
@@ -83,20 +83,20 @@ class Course:
         )
 
     def micro_of(self, step: int, micro_step: int) -> int:
-        """The number of the micro-batch at that place."""
+        """Returns the number of the micro-batch at that place."""
         index = bisect.bisect_right(self._steps, step) - 1
         return self._micros[index] + (step - self._steps[index]) * self._shapes[index].num_micro_steps + micro_step
 
 
 class Stream:
-    """The endless concatenation of shards.  Not for two threads at once."""
+    """The endless concatenation of shards. Not thread-safe."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         if not shards:
             raise ValueError("there are no shards to read: make or fetch some with ./run.sh data")
         self._shards = list(shards)
         self._starts = [0, *itertools.accumulate(shard.num_tokens for shard in self._shards)]
-        self._mapped_index, self._mapped = -1, np.empty(0, np.uint16)  # the shard being read; the others need no memory
+        self._mapped_index, self._mapped = -1, np.empty(0, np.uint16)  # of the shard being read
 
     @property
     def num_tokens(self) -> int:
@@ -104,7 +104,7 @@ class Stream:
         return self._starts[-1]
 
     def read(self, start: int, num_tokens: int) -> np.ndarray:
-        """Tokens [start, start + num_tokens) as uint16, a view of the file where one shard holds them all."""
+        """Returns tokens [start, start + num_tokens) as uint16, a view of the file if one shard holds them all."""
         pieces, start = [], start % self.num_tokens
         while num_tokens:
             index = bisect.bisect_right(self._starts, start) - 1
@@ -119,9 +119,9 @@ class Stream:
 
 
 class DocumentStarts:
-    """Where each sequence of a run begins if it must be at a document.  Not for two threads at once.
+    """The positions at which the sequences of a run begin if each must begin at a document. Not thread-safe.
 
-    Searches only as far as is needed, and keeps what it found: 8 bytes a sequence.
+    Searches only as far as is needed, and remembers the positions: 8 bytes per sequence.
     """
 
     def __init__(self, stream: Stream, eos_token: int, shapes: Sequence[BatchShape]) -> None:
@@ -129,12 +129,12 @@ class DocumentStarts:
         self._shapes = list(shapes)
         self._firsts = _before_each(shapes, lambda shape: shape.num_seqs)
         self._starts: list[int] = []
-        self._scanned, self._documents = 0, np.empty(0, np.int64)  # those before it that are not passed yet
+        self._scanned, self._documents = 0, np.empty(0, np.int64)  # documents before _scanned that are still ahead
 
     def of(self, first_seq: int, num_seqs: int) -> list[int]:
-        """Positions in the endless stream.  Raises ValueError where a whole epoch has no document."""
+        """Returns positions in the endless stream. Raises ValueError if a whole epoch has no document."""
         while len(self._starts) < first_seq + num_seqs:
-            end = 0  # of the sequence before it
+            end = 0  # the end of the previous sequence
             if self._starts:
                 shape = self._shapes[bisect.bisect_right(self._firsts, len(self._starts) - 1) - 1]
                 end = self._starts[-1] + shape.seq_len
@@ -142,7 +142,7 @@ class DocumentStarts:
         return self._starts[first_seq : first_seq + num_seqs]
 
     def _first_from(self, position: int) -> int:
-        """The first document that begins at position or after it."""
+        """Returns the first document that begins at position or after it."""
         limit = position + self._stream.num_tokens
         while True:
             index = np.searchsorted(self._documents, position)
@@ -157,6 +157,6 @@ class DocumentStarts:
 
 
 def _before_each(shapes: Sequence[BatchShape], per_step: Callable[[BatchShape], int]) -> list[int]:
-    """How many the steps before each shape have, all together.  per_step: how many a step has."""
+    """Returns, for each shape, the total over all steps before it. per_step: the amount in one step."""
     counts = ((shape.num_steps or 0) * per_step(shape) for shape in shapes[:-1])
     return list(itertools.accumulate(counts, initial=0))

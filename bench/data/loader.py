@@ -1,8 +1,8 @@
-"""Shards -> batches on the device: the same global stream of tokens for every world size.
+"""Loads batches from shards onto the device: the same global stream of tokens for every world size.
 
-Which tokens of the joined shards, which start over at the end, a rank's micro-batch holds is bench/data/course.py's; a
-target is the token after its own.  A thread reads ahead; next() only copies to the device.
-Legend: B sequences of one micro-batch, T tokens of one sequence.
+bench/data/course.py decides which tokens of the joined shards, which start over at the end, are in a rank's
+micro-batch; a target is the next token. A thread reads ahead, so that next() only copies to the device. Legend: B
+sequences of one micro-batch, T tokens of one sequence.
 """
 
 import math
@@ -18,18 +18,18 @@ import torch
 from bench.data.course import BatchShape, Course, DocumentStarts, Stream
 from bench.data.shards import Shard
 
-# Small steps are read several at once, or handing them over would cost more than reading them.
+# Small steps are read several at a time, because passing them on would cost more than reading them.
 BLOCK_TOKENS = 1 << 16
 MAX_BLOCK_STEPS = 64
 CLOSE_S = 30.0
-Queue = queue.SimpleQueue[Any]  # of buffers; of what the thread has read, or the error that ended it
+Queue = queue.SimpleQueue[Any]  # of free buffers, or of read blocks and the error that ended the thread
 
 
 class Loader:
-    """Endless micro-batches of one rank, of the shapes in their order.  Reads at least depth blocks ahead.
+    """Endless micro-batches of one rank, of the given shapes in order. Reads at least depth blocks ahead.
 
-    eos_token: every sequence begins at a document, as bench/data/course.py says; None: the stream without gaps.
-    wait_ns is how long next() has waited for the thread since load_state_dict(), and num_waits how often.
+    eos_token: every sequence begins at a document (bench/data/course.py); None: the stream is read without gaps.
+    wait_ns is the time that next() has waited for the thread since load_state_dict(), and num_waits how often.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class Loader:
         self._documents = None if eos_token is None else DocumentStarts(self._stream, eos_token, shapes)
         self._device = torch.device(device)
         self._on_gpu = self._device.type == "cuda"
-        self._num_at_once = {}  # micro-batches of a block, by shape
+        self._num_at_once = {}  # {shape: micro-batches in a block}
         for shape in shapes:
             step_tokens = shape.num_micro_steps * self._course.micro_tokens(shape)  # of this rank
             num_steps = min(max(1, BLOCK_TOKENS // step_tokens), MAX_BLOCK_STEPS)
             self._num_at_once[shape] = shape.num_micro_steps * num_steps
         num_elements = max(num * 2 * self._course.micro_tokens(shape) for shape, num in self._num_at_once.items())
-        # one more than is read ahead: the block that next() hands out from.  Pinned, or copies to the GPU would block.
+        # depth, and the block that next() returns from. Pinned, because copies to the GPU would block otherwise.
         self._buffers = [
             torch.empty(num_elements, dtype=torch.int64, pin_memory=self._on_gpu) for _ in range(depth + 1)
         ]
@@ -69,7 +69,7 @@ class Loader:
         return self._stream.num_tokens
 
     def next(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(tokens_BT, targets_BT), int64 on the device; they are the caller's to keep."""
+        """Returns (tokens_BT, targets_BT), int64 on the device. They are not reused, so the caller may keep them."""
         if self._left == 0:
             self._next_block()
         pair = self._block[len(self._block) - self._left]
@@ -80,25 +80,25 @@ class Loader:
         return tokens_BT, targets_BT
 
     def state_dict(self) -> dict[str, int]:
-        """Where the next batch to be handed out stands."""
+        """Returns the place of the next batch."""
         place = self._course.at(self._micro)
         return {"step": place.step, "micro_step": place.micro_step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from there.  Returns when the first batch is ready, so that the first step does not start late."""
+        """Continues there. Returns when the first batch is ready, so that the first step does not start late."""
         self._stop()
         self._start(self._course.micro_of(state["step"], state["micro_step"]))
         self._next_block()
         self.wait_ns = self.num_waits = 0
 
     def close(self) -> None:
-        """End the thread; next() is of no use afterwards."""
+        """Ends the thread; next() fails afterwards."""
         self._stop()
         self._error = ValueError("the loader is closed: make a new one")
 
     def _start(self, micro: int) -> None:
         self._micro, self._left, self._error = micro, 0, None
-        self._block: Any = None  # that next() hands out from, its buffer, and its shape
+        self._block: Any = None  # the block that next() returns from, then its buffer and its shape
         self._buffer: Any = None
         self._shape: Any = None
         self.wait_ns = self.num_waits = 0
@@ -115,7 +115,7 @@ class Loader:
     def _stop(self) -> None:
         if self._thread is not None:
             self._stopping.set()
-            self._free.put(None)  # wakes it if it waits for a block
+            self._free.put(None)  # wakes the thread if it waits for a buffer
             self._thread.join(CLOSE_S)
             assert not self._thread.is_alive(), f"the loader's thread did not end in {CLOSE_S} s"
             self._thread = None
@@ -149,16 +149,16 @@ class Loader:
             self._copied.record()
         compute = torch.cuda.current_stream(self._device)
         compute.wait_event(self._copied)
-        pair.record_stream(compute)  # its memory came from the other stream
+        pair.record_stream(compute)  # its memory belongs to the other stream
         return pair
 
     def _wait_for_copies(self) -> None:
-        """Before a pinned block is written again.  Its last copy was issued a step ago and waited for no compute."""
+        """Waits before a pinned block is overwritten. Its last copy was issued a step ago and waited for no compute."""
         if self._on_gpu:
             self._copied.synchronize()
 
     def _read_ahead(self, micro: int, free: Queue, ready: Queue, stopping: threading.Event) -> None:
-        """The thread: fill free buffers in order until it is stopped.  It makes no CUDA calls, so it disturbs none."""
+        """Runs in the thread: fills free buffers until stopped. It makes no CUDA calls, so it disturbs none."""
         try:
             while (buffer := free.get()) is not None:
                 place = self._course.at(micro)
@@ -183,18 +183,18 @@ class Loader:
 
 
 def _read_pair(stream: Stream, start: int, pair: np.ndarray) -> None:
-    """The stream's tokens from start on into pair[0], their targets into pair[1]."""
+    """Reads the stream's tokens from start on into pair[0], and their targets into pair[1]."""
     span = stream.read(start, pair.shape[1] + 1)
     pair[0] = span[:-1]
     pair[1] = span[1:]
 
 
 class ValRows:
-    """One rank's batches of a validation: the position of each batch's first token (places), and their shape_BT.
+    """One rank's batches of a validation: places, the position of each batch's first token, and their shape_BT.
 
     The val_tokens / seq_len rows are divided among the ranks in equal blocks, and the rows of a rank into equal batches
-    of at most micro_batch_seqs rows, so that a compiled graph sees one shape.  num_tokens counts all val shards; what
-    lies beyond val_tokens is not part of a validation.  Raises ValueError if val_tokens cannot be divided so.
+    of at most micro_batch_seqs rows, so that a compiled graph sees one shape. num_tokens counts all val shards; tokens
+    beyond val_tokens are not part of a validation. Raises ValueError if val_tokens cannot be divided like this.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class ValRows:
         self.places = range(rank * rank_seqs * seq_len, (rank + 1) * rank_seqs * seq_len, num_seqs * seq_len)
 
     def at(self, places: Iterable[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(tokens_BT, targets_BT) of the batches that begin there, int64 on the device."""
+        """Yields (tokens_BT, targets_BT), int64 on the device, of the batches that begin at these places."""
         num_tokens = self.shape_BT[0] * self.shape_BT[1]
         for place in places:
             pair = torch.empty((2, num_tokens), dtype=torch.int64, pin_memory=self._device.type == "cuda")

@@ -1,10 +1,10 @@
-"""The .bin shard of llm.c and modded-nanogpt: written, read, and refused by name when it is not one.
+"""Writes and reads the .bin shards of llm.c and modded-nanogpt, and refuses any other file by name.
 
 256 little-endian int32: magic 20240520, version 1, token count, zeros; then that many little-endian uint16 tokens.
 
-Facts is a cache of the sha256 and the largest token of files that have not changed, so that a launch need not read all
-of them.  Its file, <data root>/.checked.json, is trusted only if this user alone can have written it, and it never says
-what a file should hash to.  The first ANEW_BYTES are hashed at each launch, whatever the cache says.
+Facts caches the sha256 and the largest token of unchanged files, so that a launch need not read all of them. Its file,
+<data root>/.checked.json, is trusted only if no other user can have written it, and it never says what a file should
+hash to. The first ANEW_BYTES are hashed at each launch, whatever the cache says.
 """
 
 import contextlib
@@ -28,21 +28,21 @@ HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
 TOKEN_BYTES = 2
 MAX_TOKENS = 2**31 - 1  # the header holds the count as int32
-SCAN_BYTES = 1 << 22  # read at once when a whole shard is scanned
+SCAN_BYTES = 1 << 22  # bytes read at a time when a whole shard is scanned
 TOKEN_DTYPE = "<u2"
 HEADER = struct.Struct(f"<{HEADER_INTS}i")
-LLAMA_MAGIC = 20240801  # llm.c's other format
+LLAMA_MAGIC = 20240801  # the magic of llm.c's other format
 FACTS_FILE = ".checked.json"
-SLOW_BYTES = 100 * MIB  # from here on reading takes long enough to be announced
-ANEW_BYTES = 32 * MIB  # 0.02 to 0.1 s of sha256, of each launch
+SLOW_BYTES = 100 * MIB  # larger files are announced, because reading them takes long
+ANEW_BYTES = 32 * MIB  # hashed at each launch: 0.02 to 0.1 s of sha256
 
 
-if TYPE_CHECKING:  # imported where tokens are: a launcher only checks headers
+if TYPE_CHECKING:  # imported only to handle tokens: a launcher checks headers alone
     import numpy as np
 
 
 class CheckFailed(ValueError):
-    """The data are missing, damaged or not what they should be; the user's settings are not at fault."""
+    """Raised if data are missing, damaged or unexpected; the user's settings are not at fault."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,19 @@ class Shard:
     num_bytes: int
 
     def tokens(self) -> "np.memmap":
-        """Read-only uint16 view of the file; costs no memory until it is read."""
+        """Returns a read-only uint16 view of the file, which takes no memory until it is read."""
         import numpy as np
 
         return np.memmap(self.path, dtype=TOKEN_DTYPE, mode="r", offset=HEADER_BYTES, shape=(self.num_tokens,))
 
 
 def num_bytes(num_tokens: int) -> int:
-    """Size of a shard that holds so many tokens."""
+    """Returns the size of a shard with that many tokens."""
     return HEADER_BYTES + TOKEN_BYTES * num_tokens
 
 
 def write(path: Path | str, tokens: "np.ndarray | Sequence[int]") -> Shard:
-    """1-D integers below 65536 -> a shard under its final name, whole or not at all.  Returns its Shard."""
+    """Writes 1-D integers below 65536 as a shard, which gets its final name only when complete. Returns its Shard."""
     import numpy as np
 
     path, tokens = Path(path), np.asarray(tokens)
@@ -82,7 +82,7 @@ def write(path: Path | str, tokens: "np.ndarray | Sequence[int]") -> Shard:
 
 
 def check(path: Path | str) -> Shard:
-    """Header and size of a file -> Shard.  Raises CheckFailed, which names the file, what is wrong and what to try."""
+    """Checks a file's header and size. Raises CheckFailed, which names the file, what is wrong and what to try."""
     path = Path(path)
     try:
         with plain_file.opened(path) as file:
@@ -109,7 +109,7 @@ def check(path: Path | str) -> Shard:
 
 
 def max_token(shard: Shard) -> int:
-    """The largest token of a shard, read in pieces: a mapped file would count as this process's memory."""
+    """Returns a shard's largest token. Reads pieces, because a mapped file would count as this process's memory."""
     import numpy as np
 
     largest = 0
@@ -121,25 +121,25 @@ def max_token(shard: Shard) -> int:
 
 
 def sha256(path: Path | str) -> str:
-    """Hex digest of a whole file."""
+    """Returns the hex digest of a whole file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def stamp_of(path: Path) -> list[int]:
-    """Bytes, times and inode of a file, which stay while nobody writes to it or replaces it."""
+    """Returns the size, times and inode of a file, which change if it is written to or replaced."""
     stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]  # ctime too: mtime can be put back
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]  # ctime, because mtime can be reset
 
 
 class Facts:
-    """with Facts(root) as facts: digest, max_token = facts.of(shard)"""
+    """Use as `with Facts(root) as facts: digest, max_token = facts.of(shard)`."""
 
     def __init__(self, root: Path) -> None:
         self._path, self._new = root / FACTS_FILE, False
         self._known: dict[str, dict[str, Any]] = {}
-        self._anew_bytes = ANEW_BYTES  # left to be read
-        self._read: set[Path] = set()  # files that are
+        self._anew_bytes = ANEW_BYTES  # still to be hashed anew
+        self._read: set[Path] = set()  # files that are hashed anew
 
     def __enter__(self) -> Self:
         with contextlib.suppress(Damaged), plain_file.opened(self._path) as file:
@@ -148,11 +148,11 @@ class Facts:
 
     def __exit__(self, *exc_info: object) -> None:
         if self._new:
-            with contextlib.suppress(OSError):  # a read-only root only costs time
+            with contextlib.suppress(OSError):  # a read-only root costs only time
                 atomic.write_own(self._path, json.dumps(self._known, indent=1).encode())
 
     def sha256(self, path: Path, say: Callable[[str], None] = lambda text: None) -> str:
-        """Hash of the file as it is now."""
+        """Returns the hash of the file's current content."""
         path = path.resolve()
         stamp = stamp_of(path)
         if path not in self._read and stamp[0] <= self._anew_bytes:
@@ -169,9 +169,9 @@ class Facts:
         return str(known["sha256"])
 
     def of(self, shard: Shard, say: Callable[[str], None] = lambda text: None) -> tuple[str, int]:
-        """(sha256, largest token) of the file as it is now."""
+        """Returns (sha256, largest token) of the file's current content."""
         digest = self.sha256(shard.path, say)
-        known = self._known.setdefault(digest, {})  # of these bytes, wherever they lie
+        known = self._known.setdefault(digest, {})  # known by the content, wherever the file is
         if not isinstance(known.get("max_token"), int):
             known["max_token"], self._new = max_token(shard), True
         return digest, known["max_token"]

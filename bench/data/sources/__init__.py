@@ -1,1 +1,1 @@
-"""Where tokens come from: each source by name, and how its files are found, made, fetched and checked."""
+"""The sources of tokens, and how their files are found, made, fetched and checked."""

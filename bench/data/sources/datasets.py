@@ -1,7 +1,7 @@
-"""Where tokens come from: each source by name, and how its files are found, made, fetched and checked.
+"""Finds a data source by name, and makes, fetches and checks its files.
 
-find() trusts nothing because it exists: header, size, sha256 and largest token are checked, and checked again when a
-file has changed.  prepare() first makes what is missing, or downloads it with fetch.
+find() trusts no file only because it exists: header, size, sha256 and largest token are checked, and checked again
+after a change. prepare() first makes what is missing, or downloads it with fetch.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from bench.data import shards
 from bench.data.shards import CheckFailed, Shard
 from bench.data.sources.source import Expected, Source, data_root
 
-SOURCES = {  # what data.source may be: module and class, imported when they are needed
+SOURCES = {  # {value of data.source: (module, class)}, imported when needed
     "pysource": ("pysource", "PySource"),
     "markov": ("markov", "Markov"),
     "text": ("userfiles", "Text"),
@@ -33,24 +33,24 @@ class ShardFile(Shard):
 
     sha256: str
     max_token: int
-    stamp: list[int] | None = field(default=None, compare=False)  # shards.stamp_of() when it was hashed
+    stamp: list[int] | None = field(default=None, compare=False)  # shards.stamp_of() when the file was hashed
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """All shards of a data source, checked.  Every token is below vocab_size."""
+    """All shards of a data source, checked. Every token is below vocab_size."""
 
     name: str
     vocab_size: int
     train: tuple[ShardFile, ...]
     val: tuple[ShardFile, ...]
-    floor_source: Any = field(default=None, compare=False)  # knows how the val tokens were drawn; markov only
+    floor_source: Any = field(default=None, compare=False)  # knows how the val tokens were drawn; only markov's
     origin: dict[str, Any] | None = field(default=None, compare=False)  # Source.origin
     is_audit: bool = field(default=False, compare=False)  # made for an audit: it has no held-out tokens
 
 
 def chosen(data: DataConfig) -> Source:
-    """DataConfig -> its Source, settings checked.  Raises ValueError, also for a class that is not a Source."""
+    """Returns the Source of a DataConfig, its settings checked. Raises ValueError, also if a class is not a Source."""
     if user_code.is_import_path(data.source):
         own = user_code.load("data.source", data.source)
         if not issubclass(own, Source):
@@ -64,24 +64,24 @@ def chosen(data: DataConfig) -> Source:
 
 
 def find(data: DataConfig, say: Callable[[str], None] = print) -> Dataset:
-    """DataConfig -> Dataset of what is there.  Raises CheckFailed: what is missing or damaged, and what to do."""
+    """Returns the Dataset that exists. Raises CheckFailed, which says what is missing or damaged and what to do."""
     return _find(chosen(data), say)
 
 
 def prepare(data: DataConfig, fetch: bool = False, say: Callable[[str], None] = print) -> Dataset:
-    """find(), after making what can be made on this machine; takes from the network only if fetch."""
+    """Returns find() after making what can be made on this machine; uses the network only if fetch."""
     origin = chosen(data)
     origin.obtain(fetch, say)
     return _find(origin, say)
 
 
 def recorded(data: dict[str, Any], say: Callable[[str], None] = print) -> dict[str, list[Shard]]:
-    """run.json["data"] -> {"train": [Shard], "val": [Shard]}, the same bytes.  CheckFailed: not there, or others."""
+    """Returns {"train": [Shard], "val": [Shard]} of run.json["data"]. Raises CheckFailed unless they are the same."""
     hint = f"./run.sh data show {data['source']} names what is there; SPEEDRUN_DATA=/path names another data folder"
     files: dict[str, list[Shard]] = {"train": [], "val": []}
     with shards.Facts(data_root()) as facts:
         for split, file in [("train", file) for file in data["train"]] + [("val", file) for file in data["val"]]:
-            # its path starts in the data root, or redacted (bench/base/private.py) with ~ or ./
+            # the path is relative to the data root, or redacted (bench/base/private.py) with a leading ~ or ./
             path = (REPO if file["file"].startswith("./") else data_root()) / os.path.expanduser(file["file"])
             if not path.is_file():
                 raise CheckFailed(f"{path}: the shard {file['file']} of run.json is not there: {hint}")
@@ -94,7 +94,7 @@ def recorded(data: dict[str, Any], say: Callable[[str], None] = print) -> dict[s
 
 
 def floor_nats(dataset: Dataset, val_tokens: int) -> float | None:
-    """Exact mean nats per token of the true distribution over the first val_tokens targets; None where unknown."""
+    """Returns the exact mean nats per token of the true distribution over the first val_tokens; None if unknown."""
     if dataset.floor_source is None:
         return None
     check_val_tokens(dataset, val_tokens)
@@ -102,7 +102,7 @@ def floor_nats(dataset: Dataset, val_tokens: int) -> float | None:
 
 
 def check_val_tokens(dataset: Dataset, val_tokens: int) -> None:
-    """Raises ValueError where the val shards hold too few tokens: val_tokens targets need one token more."""
+    """Raises ValueError if the val shards hold too few tokens: val_tokens targets need one token more."""
     num_tokens = sum(file.num_tokens for file in dataset.val)
     if val_tokens + 1 > num_tokens:
         hint = f"the val shards of data={dataset.name} hold {num_tokens} tokens: use fewer"
@@ -110,10 +110,10 @@ def check_val_tokens(dataset: Dataset, val_tokens: int) -> None:
 
 
 def changed(dataset: Dataset, gone_too: bool = False) -> list[str]:
-    """Sentences: the files that hold other bytes than when they were checked.
+    """Returns a sentence for each file whose bytes have changed since it was checked.
 
-    Only what was written to or replaced since is read again; a file that is gone may have been read before, and counts
-    with gone_too, for a run that failed.
+    Only files that were written to or replaced since are read again. A deleted file may have been read before, so it
+    counts only with gone_too, for a run that failed.
     """
     changes = []
     for file in dataset.train + dataset.val:
@@ -122,7 +122,7 @@ def changed(dataset: Dataset, gone_too: bool = False) -> list[str]:
         with contextlib.suppress(OSError):
             if file.stamp is not None and (stamp := shards.stamp_of(file.path)) != file.stamp:
                 what = f"{file.path.name}: was changed while the run lasted"
-                if stamp[0] != file.stamp[0]:  # without reading it: it may have become a file of holes
+                if stamp[0] != file.stamp[0]:  # not read, because it may have become a huge sparse file
                     changes.append(f"{what}: it has {stamp[0]:,} bytes, and had {file.stamp[0]:,} when it began")
                 elif (digest := shards.sha256(file.path)) != file.sha256:
                     changes.append(f"{what}: sha256 {digest}, and was {file.sha256} when it began")

@@ -1,12 +1,12 @@
-"""Ready shards of a Hugging Face dataset repository, such as kjj0/fineweb10B-gpt2: one commit, every file hashed.
+"""Fetches shards of a Hugging Face dataset repository, such as kjj0/fineweb10B-gpt2: one commit, every file hashed.
 
-Which bytes are meant is in a lock file, conf/data/NAME.lock.json: the commit, and for each shard the size and sha256
-that the hub states (it stores them for every large file).  Where there is no lock yet, the first fetch asks the hub for
-the commit data.revision, or for its current one if that is null, and writes it: commit it with your code.  A copy lies
-beside the data, for checkouts that have none.  From then on exactly these bytes are taken and anything else is refused.
-What the hub says at that first fetch is believed.
+A lock file, conf/data/NAME.lock.json, says which bytes are meant: the commit, and for each shard the size and sha256
+that the hub states (it stores them for every large file). Without a lock, the first fetch asks the hub for the commit
+data.revision, or for its current one if that is null, and writes the lock: commit it with your code. A copy lies beside
+the data, for checkouts that have none. From then on exactly these bytes are accepted, and anything else is refused. The
+first fetch trusts what the hub states.
 
-A file arrives under a temporary name and gets its own when its hash is right.  huggingface_hub's http_get() continues
+A file is downloaded under a temporary name and renamed once its hash is right. huggingface_hub's http_get() continues
 after a broken connection; a fetch that is ended begins its current file again.
 """
 
@@ -31,12 +31,12 @@ from bench.data.sources.source import Expected, Source, data_root, need_bytes, w
 if TYPE_CHECKING:
     import numpy as np
 
-LOCKS = REPO / "conf" / "data"  # written too: never a copy
+LOCKS = REPO / "conf" / "data"  # in the checkout itself, because locks are written too
 SHARD_NAME = re.compile(r"^[^/]*_(train|val)_(\d+)\.bin\Z")
 COMMIT = re.compile(r"^[0-9a-f]{40}\Z")
 VOCAB_SIZE = 50257  # these repositories hold GPT-2 tokens
 EOS_TOKEN = 50256  # <|endoftext|>
-ABANDONED_S = 3600.0  # a temporary file that nobody has written to for so long: its fetch was killed
+ABANDONED_S = 3600.0  # age of a temporary file after which its fetch must have been killed
 
 
 class LockedFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,7 +45,7 @@ class LockedFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Lock(msgspec.Struct):
-    """The lock file."""
+    """The content of the lock file."""
 
     repo: str
     revision: Annotated[str, msgspec.Meta(pattern=COMMIT.pattern)]
@@ -66,7 +66,7 @@ class Hub(Source):
 
     @property
     def name(self) -> str:
-        """kjj0/fineweb10B-gpt2 -> fineweb10B."""
+        """The repository's name without suffix: kjj0/fineweb10B-gpt2 -> fineweb10B."""
         assert self.data.repo is not None  # needs
         return self.data.repo.split("/")[1].removesuffix("-gpt2")
 
@@ -90,7 +90,7 @@ class Hub(Source):
         missing = self._missing(lock)
         num_bytes = sum(lock.files[name].num_bytes for name in missing)
         for part in self.folder().glob(".*.tmp"):
-            with contextlib.suppress(OSError):  # another fetch is done with it
+            with contextlib.suppress(OSError):  # another fetch has finished it
                 if time.time() - part.stat().st_mtime > ABANDONED_S:
                     part.unlink()
         need_bytes(self.folder(), num_bytes, f"data={self.name}")
@@ -104,7 +104,7 @@ class Hub(Source):
             say(f"{number} of {len(missing)}: {name}, {took}, sha256 right")
 
     def token_bytes(self) -> "np.ndarray":
-        from bench.data.sources.userfiles import gpt2_token_bytes  # numpy, which a launcher of others does not need
+        from bench.data.sources.userfiles import gpt2_token_bytes  # imports numpy, which is slow
 
         return gpt2_token_bytes()
 
@@ -124,7 +124,7 @@ class Hub(Source):
         return [name for name in wanted["train"] + wanted["val"] if not (self.folder() / name).exists()]
 
     def _wanted(self, lock: Lock) -> dict[str, list[str]]:
-        """{"train": names, "val": names}: all of val, and of train data.shards or the first ones."""
+        """Returns {"train": names, "val": names}: all of val, and of train those in data.shards or the first."""
         names: dict[str, list[str]] = {"train": [], "val": []}
         for name in sorted(lock.files):
             names[_split_and_number(name)[0]].append(name)
@@ -140,7 +140,7 @@ class Hub(Source):
     # ---- the lock ----
 
     def _lock_path(self) -> Path:
-        """The lock file in conf/data; a checkout without one, such as an older one, takes the copy beside the data."""
+        """Returns the lock file in conf/data; a checkout without one, such as an older one, uses the data's copy."""
         path = LOCKS / f"{self.name}.lock.json"
         beside = data_root() / path.name
         return beside if not path.exists() and (INSTALLED or beside.exists()) else path
@@ -187,7 +187,7 @@ class Hub(Source):
         return checked
 
     def _fetch(self, name: str, lock: Lock) -> None:
-        """Downloads one file; another one than the lock names never appears under its name."""
+        """Downloads a file; content that differs from the lock never appears under its name."""
         file = lock.files[name]
         where = {"repo_type": "dataset", "revision": lock.revision, "endpoint": _endpoint()}
 
@@ -207,9 +207,9 @@ class Hub(Source):
 
 
 def _split_and_number(name: str) -> tuple[str, int]:
-    """The name of a shard -> ("train" or "val", its number)."""
+    """Returns ("train" or "val", the number) of a shard's name."""
     match = SHARD_NAME.match(name)
-    assert match is not None  # as the lock was read
+    assert match is not None  # checked when the lock was read
     return match[1], int(match[2])
 
 
@@ -218,7 +218,7 @@ def _endpoint() -> str:
 
 
 def _ask(name: str, question: Callable[[Any], Any]) -> Any:
-    """question(huggingface_hub), with every way in which that can fail turned into one clear sentence."""
+    """Returns question(huggingface_hub), and turns every way in which that can fail into one clear sentence."""
     try:
         import huggingface_hub
         import huggingface_hub.file_download
@@ -227,14 +227,14 @@ def _ask(name: str, question: Callable[[Any], Any]) -> Any:
         raise CheckFailed(f"data={name} needs huggingface_hub ({error}): {hint}") from error
     try:
         return question(huggingface_hub)
-    except Exception as error:  # the hub's, its HTTP library's, the system's: they differ from release to release
+    except Exception as error:  # errors of the hub, its HTTP library and the system differ between releases
         why = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
         remedy = "try again, run without network (data=pysource), or read shards that you have (data=shards)"
         raise CheckFailed(f"data={name} could not be fetched from {_endpoint()} ({why}): {remedy}") from error
 
 
 class _Bounded:
-    """A file that takes no more than num_bytes, whatever a server sends."""
+    """A file that accepts at most num_bytes, whatever a server sends."""
 
     def __init__(self, file: BinaryIO, num_bytes: int) -> None:
         self._file, self._num_bytes = file, num_bytes

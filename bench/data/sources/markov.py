@@ -1,14 +1,14 @@
-"""Synthetic text whose entropy is known exactly, so that a validation loss below it proves a bug.
+"""Makes synthetic text whose entropy is known exactly, so that a validation loss below it proves a bug.
 
-A mixture of Markov transitions: the next token is drawn from the mean over j of row x[t - lags[j]] of table j.  Each
-row holds integer counts that sum to 4096; "before the document's start" has its own row.  Only integers
-and a counter-based generator (splitmix64) are used, so the bytes are the same on every platform.  Documents of
-DOC_TOKENS tokens are drawn side by side; nothing marks their borders.
+The text is a mixture of Markov transitions: the next token is drawn from the mean over j of row x[t - lags[j]] of table
+j. Each row holds integer counts that sum to 4096; "before the document's start" has a separate row. Only integers and a
+counter-based generator (splitmix64) are used, so the bytes are the same on every platform. Documents of DOC_TOKENS
+tokens are drawn side by side; nothing marks their borders.
 
-Why a loss below the floor is a bug.  Let p be the true probability of the val targets given all that the source knew,
-q what a model gives them, each token predicted from earlier ones only and without having seen this draw.  Then q/p has
-mean at most 1 under p (it sums q over all texts), so by Markov's inequality q/p >= e**20 has probability at most
-e**-20 = 2e-9; and log(q/p) = val_tokens * (floor - val_loss).  That is: val_loss < floor - 20 / val_tokens does not
+Why a loss below the floor is a bug: let p be the true probability of the val targets given all that the source knew,
+and q what a model gives them, each token predicted only from earlier ones and without having seen this draw. Then q/p
+has mean at most 1 under p (it sums q over all texts), so by Markov's inequality q/p >= e**20 has probability at most
+e**-20 = 2e-9; and log(q/p) = val_tokens * (floor - val_loss). That is, val_loss < floor - 20 / val_tokens does not
 happen to a model that cannot see its targets.
 """
 
@@ -23,25 +23,25 @@ from bench.config.schema import DataConfig
 from bench.data import shards
 from bench.data.sources.source import Made
 
-ROW_COUNTS = 4096  # what the counts of a row sum to
+ROW_COUNTS = 4096  # sum of the counts of a row
 DOC_TOKENS = 4096
-NUM_VAL_DOCS = 257  # 2**20 targets and more
+NUM_VAL_DOCS = 257  # more than 2**20 targets
 DOCS_AT_ONCE = 4096  # 32 MiB of tokens
 DEFAULT_VOCAB = 64
 MAX_VOCAB, MAX_LAG, MAX_LAGS = 1024, 1024, 8
 WEIGHT_BITS = 40  # tokens of a row weigh 1 to 2**39, evenly in the logarithm: with 64 tokens about 2 nats remain
-ALGORITHM = 1  # part of the recipe: count up when the same settings give other bytes
+ALGORITHM = 1  # part of the recipe: increase it if the same settings give other bytes
 
-SLACK_NATS = 20.0  # of the whole text; see above
-ROUNDING_NATS = 1e-5  # per token: a mean of float32 losses
+SLACK_NATS = 20.0  # for the whole text; see above
+ROUNDING_NATS = 1e-5  # per token, of a mean of float32 losses
 
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = 2**64 - 1
-TABLES, TRAIN, VAL = 0, 1, 2  # streams of random numbers that share a seed
+TABLES, TRAIN, VAL = 0, 1, 2  # streams of random numbers with the same seed
 
 
 def floor_slack_nats(val_tokens: int) -> float:
-    """How far below the floor a val_loss may honestly be, nats per token: luck and rounding."""
+    """Returns how far below the floor a val_loss may honestly be, in nats per token, by luck and rounding."""
     return SLACK_NATS / val_tokens + ROUNDING_NATS
 
 
@@ -93,7 +93,7 @@ class Markov(Made):
         return self
 
     def floor_nats(self, tokens: np.ndarray) -> float:
-        """Mean nats of tokens[1:], the first ones of the val shard, each given all before it in its document."""
+        """Returns mean nats of tokens[1:], the first of the val shard, each given those before it in its document."""
         return mean_nats(self.counts(), self._lags, tokens)
 
     def wrong_hash(self, key: str, wanted: str, digest: str) -> str:
@@ -104,9 +104,9 @@ class Markov(Made):
 
 
 def random_u64(seed: int, stream: int, counters: np.ndarray) -> np.ndarray:
-    """splitmix64: the counters-th numbers of a stream, uint64 array -> uint64 array."""
+    """Returns numbers number `counters` of a splitmix64 stream. Takes and returns uint64 arrays."""
     key = _mix((seed * GOLDEN + stream + 1) & MASK)
-    with np.errstate(over="ignore"):  # wraps around at 2**64, as it must
+    with np.errstate(over="ignore"):  # overflow at 2**64 is intended
         z = counters * np.uint64(GOLDEN) + np.uint64(key)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -114,10 +114,10 @@ def random_u64(seed: int, stream: int, counters: np.ndarray) -> np.ndarray:
 
 
 def tables(vocab_size: int, num_lags: int, seed: int) -> np.ndarray:
-    """Counts [lag, earlier token, next token], int64, each row's sum 4096; row vocab_size is for "before the start".
+    """Returns counts [lag, earlier token, next token], int64. Rows sum to 4096; row vocab_size is "before the start".
 
-    Every token gets one count, so that none is impossible; the others go by weights 2**k with k uniform in
-    [0, WEIGHT_BITS), and what rounding leaves goes to the heaviest token.
+    Every token gets one count, so that none is impossible; the others go by weights 2**k with k uniform in [0,
+    WEIGHT_BITS), and what rounding leaves goes to the heaviest token.
     """
     shape = (num_lags, vocab_size + 1, vocab_size)
     uniform = random_u64(seed, TABLES, np.arange(math.prod(shape), dtype=np.uint64)) >> np.uint64(32)
@@ -132,9 +132,9 @@ def tables(vocab_size: int, num_lags: int, seed: int) -> np.ndarray:
 
 
 def draw(counts: np.ndarray, lags: Sequence[int], seed: int, stream: int, num_tokens: int) -> np.ndarray:
-    """uint16 tokens of one stream of documents; a longer draw begins with the shorter one."""
+    """Returns uint16 tokens of a stream of documents; a longer draw begins with the shorter one."""
     num_lags, rows, vocab_size = counts.shape
-    # which token each of the 4096 counts of a row stands for: drawing is then one look-up
+    # the token of each of a row's 4096 counts, so that drawing is one look-up
     token_of = np.repeat(np.tile(np.arange(vocab_size, dtype=np.uint16), num_lags * rows), counts.reshape(-1))
     num_docs = -(-num_tokens // DOC_TOKENS)
     pieces = []
@@ -147,7 +147,7 @@ def draw(counts: np.ndarray, lags: Sequence[int], seed: int, stream: int, num_to
 def _draw_docs(
     token_of: np.ndarray, num_lags: int, vocab_size: int, lags: Sequence[int], seed: int, stream: int, docs: np.ndarray
 ) -> np.ndarray:
-    """All documents side by side, one position after the other."""
+    """Draws all documents side by side, one position after the other."""
     past = max(lags)
     before_start = np.full((past, len(docs)), vocab_size, np.uint16)
     text = np.concatenate([before_start, np.empty((DOC_TOKENS, len(docs)), np.uint16)])
@@ -161,7 +161,7 @@ def _draw_docs(
 
 
 def mean_nats(counts: np.ndarray, lags: Sequence[int], tokens: np.ndarray) -> float:
-    """Exact mean of -log p over tokens[1:]; tokens begin with the first token of a document."""
+    """Returns the exact mean of -log p over tokens[1:]; tokens begin with the first token of a document."""
     num_lags, _, vocab_size = counts.shape
     tokens = np.asarray(tokens, np.int64)
     position = np.arange(len(tokens)) % DOC_TOKENS
@@ -177,7 +177,7 @@ def mean_nats(counts: np.ndarray, lags: Sequence[int], tokens: np.ndarray) -> fl
 
 
 def _mix(z: int) -> int:
-    """random_u64's last three lines on one Python integer."""
+    """Computes random_u64's last three lines for one Python integer."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
     return z ^ (z >> 31)

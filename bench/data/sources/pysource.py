@@ -1,9 +1,9 @@
-"""Real text that every machine already has: the Python sources of three pinned pure-Python dependencies, as bytes.
+"""Makes tokens of text that every machine has: the Python sources of three pinned pure-Python dependencies, as bytes.
 
-A document is one .py file: token 256, then its bytes as they are on disk.  Documents are ordered by the sha256 of their
-path inside the package folder, so that train and val look alike on every operating system.  The first
-documents, up to MIN_VAL_TOKENS tokens, are val; the rest is train.  The same lock gives the same bytes: conf/data/
-pysource.yaml says what they must hash to.
+A document is a .py file: token 256, then its bytes as they are on disk. Documents are ordered by the sha256 of their
+path inside the package folder, so that train and val are alike on every operating system. The first documents, up to
+MIN_VAL_TOKENS tokens, are val; the rest is train. The same lock gives the same bytes, whose hashes are in
+conf/data/pysource.yaml.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ class PySource(Made):
 
 
 def read_packages(packages: Mapping[str, str]) -> dict[str, bytes]:
-    """{import name: requirement} -> {"hydra/main.py": bytes}, without importing any of them."""
+    """Returns {"hydra/main.py": bytes} of {import name: requirement}, without importing any of them."""
     documents = {}
     for package, requirement in packages.items():
         spec = importlib.util.find_spec(package)
@@ -70,7 +70,7 @@ def read_packages(packages: Mapping[str, str]) -> dict[str, bytes]:
 
 
 def installed_versions(packages: Mapping[str, str]) -> list[str]:
-    """Requirements as they are installed, e.g. ["hydra-core==1.3.2"]."""
+    """Returns the installed versions as requirements, such as ["hydra-core==1.3.2"]."""
     versions = []
     for requirement in packages.values():
         name = requirement.split("==")[0]
@@ -82,12 +82,12 @@ def installed_versions(packages: Mapping[str, str]) -> list[str]:
 
 
 def ordered(documents: Mapping[str, bytes]) -> list[bytes]:
-    """{path: bytes} -> list of bytes, ordered by the sha256 of the path."""
+    """Returns the documents in the order of their paths' sha256."""
     return [documents[path] for path in sorted(documents, key=lambda path: hashlib.sha256(path.encode()).hexdigest())]
 
 
 def split(documents: list[bytes], min_val_tokens: int) -> tuple[list[bytes], list[bytes]]:
-    """(val, train): val takes whole documents until it has min_val_tokens tokens."""
+    """Returns (val, train): val takes whole documents until it has min_val_tokens tokens."""
     num_tokens = 0
     for number, document in enumerate(documents):
         if num_tokens >= min_val_tokens:
@@ -97,15 +97,15 @@ def split(documents: list[bytes], min_val_tokens: int) -> tuple[list[bytes], lis
 
 
 def byte_sizes(vocab_size: int) -> "np.ndarray":
-    """Source.token_bytes() of bytes: 1 for each of the first 256 tokens, 0 for the marks after them."""
+    """Returns Source.token_bytes() of bytes: 1 for each of the first 256 tokens, 0 for the marks after them."""
     import numpy as np
 
     return (np.arange(vocab_size) < 256).astype(np.int64)
 
 
 def as_tokens(documents: list[bytes]) -> "np.ndarray":
-    """Bytes of documents -> uint16, token 256 before each."""
-    import numpy as np  # not where a launcher only checks what was made before
+    """Returns the bytes of documents as uint16, with token 256 before each document."""
+    import numpy as np  # not needed if a launcher only checks what was made before
 
     pieces = [piece for text in documents for piece in ([DOCUMENT], np.frombuffer(text, np.uint8))]
     return np.concatenate(pieces, dtype=np.uint16, casting="unsafe")

@@ -1,7 +1,7 @@
-"""What every source of data does, and what all made ones share: make once, under a name that says what it is.
+"""The interface of every data source, and what made ones share: data are made once, under a name that identifies them.
 
-A made dataset's folder is named after its recipe: all that determines its bytes.  Other settings or inputs give another
-folder, so nothing stale is read; made.json in it holds the sha256 of each file.
+A made dataset's folder is named after its recipe, which is all that determines its bytes. Other settings or inputs give
+another folder, so nothing stale is read. made.json in it holds the sha256 of each file.
 """
 
 import contextlib
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     import numpy as np
 
 T = TypeVar("T")
-ALWAYS = ("source", "vocab_size", "seq_len", "batch_tokens", "bos_aligned")  # what every source has of a DataConfig
+ALWAYS = ("source", "vocab_size", "seq_len", "batch_tokens", "bos_aligned")  # fields of DataConfig for every source
 MANIFEST = "made.json"
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A file of a dataset and what it must hash to, None for the user's own shards, of which that is unknown."""
+    """A file of a dataset and its expected sha256, None for the user's own shards, whose hashes are not known."""
 
     path: Path
     sha256: str | None
 
 
 def data_root() -> Path:
-    """Where data live: SPEEDRUN_DATA, or .data in project_folder()."""
+    """Returns the data folder: SPEEDRUN_DATA, or .data in project_folder()."""
     return user_path(os.environ.get("SPEEDRUN_DATA") or project_folder() / ".data")
 
 
 def need_bytes(folder: Path, num_bytes: int, what: str) -> None:
-    """Raises CheckFailed, before anything is written, when the disk is too full."""
+    """Raises CheckFailed, before anything is written, if the disk is too full."""
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if free < num_bytes:
@@ -55,7 +55,7 @@ def need_bytes(folder: Path, num_bytes: int, what: str) -> None:
 
 
 def with_numbers(paths: list[T], numbers: list[int], number_of: Callable[[T], int | None], what: str) -> list[T]:
-    """Paths with these numbers, in this order.  number_of(path) -> int or None.  ValueError: one is missing."""
+    """Returns the paths with these numbers, in this order. number_of(path) -> int or None. Raises ValueError."""
     known = {number_of(path): path for path in paths}
     lacking = [number for number in numbers if number not in known]
     if lacking:
@@ -66,13 +66,13 @@ def with_numbers(paths: list[T], numbers: list[int], number_of: Callable[[T], in
 
 
 class Source:
-    """One source with its settings checked.  vocab_size, name and files() say what it is; obtain() gets it there."""
+    """A source with its settings checked: vocab_size, name and files() describe it; obtain() makes or fetches it."""
 
-    uses: tuple[str, ...] = ()  # fields of DataConfig beyond ALWAYS that mean something here
-    needs: tuple[str, ...] = ()  # those among them that must be set
+    uses: tuple[str, ...] = ()  # other fields of DataConfig that this source uses
+    needs: tuple[str, ...] = ()  # those of them that must be set
     vocab_size: int | None = None
-    eos_token: int | None = None  # the token before each document, where there is one
-    floor_source: Any = None  # has floor_nats(tokens) where the true distribution is known
+    eos_token: int | None = None  # the token before each document, if there is one
+    floor_source: Any = None  # has floor_nats(tokens) if the true distribution is known
 
     def __init__(self, data: DataConfig) -> None:
         self.data = data
@@ -95,20 +95,20 @@ class Source:
 
     @property
     def origin(self) -> dict[str, str] | None:
-        """Where its bytes can be fetched again, for the record: {"repo", "revision"}; None: made here or the user's."""
+        """{"repo", "revision"} from which its bytes can be fetched again; None if they were made, or the user's."""
         return None
 
     def files(self) -> dict[str, list[Expected]]:
-        """{"train": [Expected], "val": [Expected]}.  Raises CheckFailed with the remedy when they are not there."""
+        """Returns {"train": [Expected], "val": [Expected]}. Raises CheckFailed with the remedy if they do not exist."""
         raise NotImplementedError
 
     def obtain(self, fetch: bool, say: Callable[[str], None]) -> None:
-        """Make what can be made here; take from the network only if fetch."""
+        """Makes what can be made here; uses the network only if fetch."""
 
     def token_bytes(self) -> "np.ndarray":
-        """[vocab_size] how many bytes of text each token stands for, 0 for a document's mark.
+        """Returns [vocab_size] the bytes of text that each token stands for, 0 for a document's mark.
 
-        ValueError: unknown, so that no loss can be given in bits per byte.
+        Raises ValueError if they are unknown, so that no loss can be given in bits per byte.
         """
         where = f"source {self.name} does not say how many bytes its tokens stand for"
         raise ValueError(
@@ -116,7 +116,7 @@ class Source:
         )
 
     def remedy(self, path: Path | str) -> str:
-        """What to do about a damaged file."""
+        """Returns what to do about a damaged file."""
         return "get it again"
 
 
@@ -124,21 +124,21 @@ class Made(Source):
     """A source whose shards are made on this machine."""
 
     def recipe(self) -> dict[str, Any]:
-        """JSON-able: all that determines the bytes."""
+        """Returns all that determines the bytes, as JSON types."""
         raise NotImplementedError
 
     def num_bytes(self) -> int:
-        """At most so many will be written."""
+        """Returns an upper bound of the bytes that will be written."""
         raise NotImplementedError
 
     def make(self, folder: Path, say: Callable[[str], None]) -> None:
-        """Write train_%06d.bin and val_%06d.bin into an empty folder."""
+        """Writes train_%06d.bin and val_%06d.bin into an empty folder."""
         raise NotImplementedError
 
     def folder(self) -> Path:
         files = user_code.sources(
             filter(user_code.is_import_path, [self.data.source])
-        )  # a user's code decides the bytes
+        )  # the user's code determines the bytes
         own = {"code": {name: shards.sha256(path) for name, path in files.items()}} if files else {}
         text = json.dumps(self.recipe() | own, sort_keys=True)
         return data_root() / f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -169,7 +169,7 @@ class Made(Source):
             digests = {split: {path.name: shards.sha256(path) for path in files[split]} for split in files}
             self._check_hashes(_expected(made, digests))
             atomic.write_json(made / MANIFEST, digests | {"recipe": self.recipe()})
-            with contextlib.suppress(OSError):  # another process made the same in the meantime: it will do
+            with contextlib.suppress(OSError):  # another process has made the same meanwhile
                 made.rename(folder)
         if not (folder / MANIFEST).exists():
             raise CheckFailed(f"{folder} is where data={self.name} belongs: move or delete that folder")
@@ -178,7 +178,7 @@ class Made(Source):
         return f"delete {self.folder()} and make it again: ./run.sh data make {self.name}"
 
     def _check_hashes(self, files: dict[str, list[Expected]]) -> None:
-        """The settings may say what the files must hash to."""
+        """Checks the files against the hashes that the settings require, if they do."""
         for split, expected in files.items():
             wanted = getattr(self.data, f"{split}_sha256")
             digests = [file.sha256 or "" for file in expected]
@@ -190,6 +190,6 @@ class Made(Source):
 
 
 def _expected(folder: Path, digests: dict[str, dict[str, str]]) -> dict[str, list[Expected]]:
-    """{"train": {name: sha256}, "val": ...} -> {"train": [Expected], "val": ...}."""
+    """Converts {"train": {name: sha256}, "val": ...} to {"train": [Expected], "val": ...}."""
     splits = ("train", "val")
     return {split: [Expected(folder / name, sha256) for name, sha256 in digests[split].items()] for split in splits}

