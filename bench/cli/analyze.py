@@ -21,7 +21,7 @@ from bench.base.paths import shown, user_path
 from bench.cli import arguments
 from bench.config import windows as config_windows
 
-Answers = dict[str, dict[str, Any]]  # {what was analysed: its analysis}
+Answers = dict[str, dict[str, Any]]  # {title: analysis}
 
 
 def main(argv: list[str]) -> int:
@@ -64,10 +64,10 @@ def main(argv: list[str]) -> int:
 
 
 def _keep_in_run(run: Path, by_window: Mapping[str | None, dict[str, Any]]) -> None:
-    """Writes the analysis of the first window into the run's folder, and of several windows each into windows/NAME."""
+    """Writes the first window's analysis into the run's folder and, if there are several, each into windows/NAME."""
     _keep(run, run.name, next(iter(by_window.values())))
     for name, answer in by_window.items() if len(by_window) > 1 else ():
-        if name and config_windows.NAME.fullmatch(name):  # a trace may say anything
+        if name and config_windows.NAME.fullmatch(name):  # a trace's name may be anything
             _keep(run / "windows" / name, f"{run.name}, window {name}", answer)
 
 
@@ -84,7 +84,7 @@ def _keep(folder: Path, title: str, answer: dict[str, Any]) -> None:
 
 
 def trace_parser(verb: str, main: arguments.Main) -> arguments.Parser:
-    """The options that analyze and explain share."""
+    """Returns a parser with the options that analyze and explain share."""
     parser = arguments.Parser(f"./run.sh {verb}", main=main)
     parser.add_argument("path", nargs="+", metavar="RUN|TRACE")
     parser.flag("--json", help="print JSON, for programs")

@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 from bench.config import groups
 from bench.config.groups import did_you_mean
 
-Main = Callable[[list[str]], int]  # of a verb: its arguments -> exit code
+Main = Callable[[list[str]], int]  # a verb's function: its arguments -> exit code
 
 CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 UNKNOWN = "unrecognized arguments: "
 LACKS = "the following arguments are required: "
-MEANT = {"--format": "--json", "--fast": "--quick", "--verbose": "--why", "--output": "--out"}  # others' names of ours
+MEANT = {"--format": "--json", "--fast": "--quick", "--verbose": "--why", "--output": "--out"}  # {their name: ours}
 MEANT |= {"--parallel": "--jobs", "--n_jobs": "--jobs"}
 
 
@@ -33,16 +33,16 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--config-dir", metavar="DIR", help="a folder of groups of your own, used beside conf/")
 
     def flag(self, *names: str, help: str) -> None:
-        """An option without a value: False, unless it is given."""
+        """Adds an option without a value, which is False unless given."""
         self.add_argument(*names, action="store_true", help=help)
 
     def forms(
         self, json: str, md: str = "", csv: str = "", says_more: bool = False
     ) -> argparse._MutuallyExclusiveGroup:
-        """The forms of an answer, of which one may be chosen, each with its help; "" for one that there is not.
+        """Adds the forms of an answer, each with its help, as exclusive options; a form whose help is "" is not added.
 
-        says_more: the verb prints more than its answer, for console.output(): --quiet drops that, and with --json it
-        goes to standard error.  Returns the group.
+        says_more: the verb also prints other lines, by console.output(); --quiet drops them, and with --json they go to
+        standard error. Returns the group.
         """
         if says_more:
             self.flag("-q", "--quiet", help="only warnings, failures and the result")
@@ -54,13 +54,13 @@ class Parser(argparse.ArgumentParser):
         return forms
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Like argparse's, and keeps the arguments for error().  args: None: the program's own."""
+        """Extends argparse's: remembers the arguments for error(). args None: the program's own."""
         self._given = sys.argv[1:] if args is None else list(args)
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """message: argparse's own."""
-        if message.startswith(LACKS) and (unknown := self._first_unknown()):  # it may be what lacks, misspelt
+        """Raises ValueError with argparse's message in this program's words."""
+        if message.startswith(LACKS) and (unknown := self._first_unknown()):  # perhaps the missing argument, misspelt
             raise ValueError(self._unknown(unknown))
         choice = CHOICE.fullmatch(message)
         if choice:
@@ -69,13 +69,13 @@ class Parser(argparse.ArgumentParser):
             raise ValueError(f"{what} {value}: {did_you_mean(value, names)}choose from {', '.join(names)}")
         if message.startswith(UNKNOWN):
             raise ValueError(self._unknown(message.removeprefix(UNKNOWN).split()[0]))
-        if "ignored explicit argument" in message:  # -model=gpt2 is taken for -m
+        if "ignored explicit argument" in message:  # argparse reads -model=gpt2 as -m
             word = next(word for word in self._given if re.match(r"-\w+[^=]*=", word))
             raise ValueError(self._unknown(word))
         raise ValueError(f"{message.removeprefix('argument ')}; {self.prog} --help says more")
 
     def _first_unknown(self) -> str | None:
-        """The first option on the command line that does not exist, abbreviations included; None: all exist."""
+        """Returns the first option on the command line that does not exist, even abbreviated; None if all exist."""
         options = tuple(self._option_string_actions)
         for word in self._given:
             name = word.partition("=")[0]
@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
         key = word.lstrip("-").partition("=")[0]
         if word in ("-m", "--multirun"):
             return f"{word}: only ./run.sh run makes sweeps: omit it"
-        is_named = re.search(rf"(?<![\w-]){re.escape(key)}=", self.format_help())  # by the verb's own help: n=5
+        is_named = re.search(rf"(?<![\w-]){re.escape(key)}=", self.format_help())  # in the verb's help: n=5
         if word.startswith("-") and (is_named or ("key=value" in self.format_usage() and _is_setting(key))):
             return f"{word}: settings are key=value, not flags: write {key}=VALUE"
         options = re.findall(r"--[a-z][\w-]+", self.format_help())
@@ -99,17 +99,17 @@ class Parser(argparse.ArgumentParser):
 
 
 def latest(parser: argparse.ArgumentParser, option: str, about: str) -> None:
-    """An option that may name a race: None without it, "" for the latest."""
+    """Adds an option that may name a race: None without it, "" for the latest."""
     parser.add_argument(option, nargs="?", const="", metavar="RACE", help=about)
 
 
 def count_up(done: int, total: int, unit: str) -> None:
-    """One line on a terminal, written over and over: 3 of 20 files."""
+    """Prints progress on one line of a terminal, such as "3 of 20 files"."""
     if sys.stderr.isatty():
         print(f"\r{done} of {total} {unit}", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
 
 def _is_setting(key: str) -> bool:
-    from bench.config import meanings  # which --help need not load
+    from bench.config import meanings  # not loaded for --help
 
     return key in groups.GROUPS or any(known == key or known.endswith(f".{key}") for known in meanings.settings())

@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
 
 
 def _clock(args: argparse.Namespace) -> int:
-    """Every contestant, and what each does outside its clock beyond the first."""
+    """Audits every contestant, and prints what each does outside its clock beyond the first. Returns the exit code."""
     accounts: dict[str, off_clock.Account] = {}
     more: dict[str, list[str]] = {}
     with console.output(args.quiet, args.json):
@@ -99,7 +99,7 @@ def _numbers(used: off_clock.Used) -> list[str]:
 
 
 def _show_own(folder: Path) -> None:
-    """What the referee computed by itself as the run ended."""
+    """Prints what the referee computed itself at the end of the run."""
     loss = (run_folder.read(folder).get("referee") or {}).get("loss")
     if not loss:
         return

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
 class _Search:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self._root = plan.root_of_script(args.settings)  # of a script's repository
+        self._root = plan.root_of_script(args.settings)  # the repository of a script
         self._repo = user_path(self._root or REPO)
         self._good, self._bad = (worktrees.commit_of(self._repo, rev) for rev in (args.good, args.bad))
         self._settings = [word for word in args.settings if not word.startswith("n=")]
@@ -75,11 +75,11 @@ class _Search:
         return self._json(whole, ended.commits, ended.outcome_by_commit, effect)
 
     def _effect(self, commit: str, whole: bisect.Change) -> bisect.Change | None:
-        """The change from the commit's parent to the commit; None: it has none, or the two cannot be compared."""
+        """Returns the change from the commit's parent; None if it has none, or the two cannot be compared."""
         before = bisect.parent(self._repo, commit)
         if before is None:
             return None
-        if (self._known(before), self._known(commit)) == (bisect.GOOD, bisect.BAD):  # that race has been run
+        if (self._known(before), self._known(commit)) == (bisect.GOOD, bisect.BAD):  # that race has been run already
             return whole
         return self._change(before, commit, self._n)
 
@@ -103,7 +103,7 @@ class _Search:
         return answer
 
     def _known(self, commit: str) -> str | None:
-        """GOOD or BAD where the commit trains by the same code and settings; None else, or where that is unknown."""
+        """Returns GOOD or BAD if the commit trains by the same code and settings; None if not, or if unknown."""
         with contextlib.suppress(ValueError):
             own = self._identity(commit)
             for word, other in ((bisect.GOOD, self._good), (bisect.BAD, self._bad)):
@@ -126,7 +126,7 @@ class _Search:
         return self._facts[commit]
 
     def _change(self, a: str, b: str, n: int) -> bisect.Change | None:
-        """B's change against A, by a race; ValueError: one of them does not run."""
+        """Races B against A and returns B's change. Raises ValueError if one of them does not run."""
         race_arguments = [f"A.rev={a}", f"B.rev={b}", f"n={n}", *self._settings]
         results = results_root().absolute()
         folder = planning.begin(plan.parse_request(race_arguments), results, self._args.anyway)

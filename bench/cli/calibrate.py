@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
             print(json.dumps({"runs": [summary.as_json(run) for run in (warm_up, *runs)]}, indent=1))
         return 1
     rows = [row_of(run_folder.read(run["folder"])) for run in runs]
-    # the runs of A and those of B, in the order of their starts: A B B A A B B A ...
+    # runs of A and of B, in the order of their starts: A B B A A B B A ...
     a_rows, b_rows = ([row for number, row in enumerate(rows) if ORDER[number % len(ORDER)] == arm] for arm in "AB")
     noise = calibration.calibrate(a_rows, b_rows) | {"made_at": utc.now(), "warm_up_run": warm_up["run_id"]}
     path = None if noise["doubts"] else keep(noise)
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
 
 
 def check(argv: list[str]) -> None:
-    """ValueError for arguments that make no run: raised before they are submitted (cluster=slurm), not in the job."""
+    """Raises ValueError for arguments that make no run, before they are submitted with cluster=slurm."""
     requested_config(_n_and_overrides(_parser().parse_intermixed_args(argv).overrides)[1])
 
 
@@ -60,7 +60,7 @@ def _end(noise: dict[str, Any], path: Path | None) -> str:
 
 
 def keep(noise: dict[str, Any]) -> Path:
-    """Write it to results/calibrations/.  Returns the path."""
+    """Writes the calibration to results/calibrations/. Returns its path."""
     stamp = noise["made_at"].replace("-", "").replace(":", "").split(".")[0]
     path = calibration.folder() / f"{stamp}Z-{noise['session_id'] or 'unknown'}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def _n_and_overrides(given: Sequence[str]) -> tuple[int, list[str]]:
 
 
 def _make_runs(n: int, overrides: list[str], anyway: bool, command: list[str]) -> list[dict[str, Any]]:
-    """A discarded warm-up run, then 2 n runs with fresh seeds -> the runs, the last of them failed or 2 n + 1."""
+    """Makes a discarded warm-up run, then 2 n runs with fresh seeds. Returns them, up to the first that failed."""
     seeds = [word for word in overrides if word.startswith("seed=")]
     overrides = [word for word in overrides if word not in seeds]
     if seeds and not seeds[-1][5:].isdigit():
@@ -101,7 +101,7 @@ def _make_runs(n: int, overrides: list[str], anyway: bool, command: list[str]) -
 
 
 def text(noise: dict[str, Any]) -> str:
-    """What is kept, for a person."""
+    """Returns the calibration as text for a person."""
     aa = noise["aa"]
     low, high = aa["ci95_pct"]
     flags = f" ({', '.join(aa['flags'])})" if aa["flags"] else ""

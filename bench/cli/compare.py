@@ -19,7 +19,7 @@ from bench.compare.effects import NOT_COUNTED
 from bench.compare.verdict import Comparison
 from bench.report import verdicts
 
-Condition = tuple[str, float | None]  # of --fail-on: slower, loss or a verdict; its per cent
+Condition = tuple[str, float | None]  # of --fail-on: (slower, loss or a verdict, its per cent)
 
 FAILURES = ("slower", "loss", "faster", "better", "worse", "equivalent", "inconclusive")
 
@@ -50,9 +50,9 @@ def main(argv: list[str]) -> int:
 
 
 def exit_code(compared: Comparison, fail_on: Sequence[Condition] = (), shown: bool = False) -> int:
-    """0 fine, 1 a condition of --fail-on holds, 2 not comparable, or a condition needs a verdict that there cannot be.
+    """Returns 0, 1 if a condition of --fail-on holds, or 2 if not comparable or a condition needs a missing verdict.
 
-    One run a side gives no verdict, nor do the times of arms that were not interleaved.
+    There is no verdict with one run a side, nor on times of arms that were not interleaved.
     """
     if compared["verdict"] == "not_comparable" or (compared["on"] != "loss" and not compared["comparable"]):
         return 2
@@ -75,7 +75,7 @@ def exit_code(compared: Comparison, fail_on: Sequence[Condition] = (), shown: bo
 
 
 def _failure(compared: Comparison, kind: str, limit_pct: float | None, shown: bool) -> str | None:
-    """Why the condition holds, or None.  shown: only what is shown fails; else also what is not excluded."""
+    """Returns why the condition holds, or None. shown: only what is shown fails; else also what is not excluded."""
     b, time, loss = compared["arms"][1], compared["time"], compared["val_loss"]
     if kind not in ("slower", "loss"):
         return wording.standalone_verdict(compared) if compared["verdict"] == kind else None
@@ -99,7 +99,7 @@ def _failure(compared: Comparison, kind: str, limit_pct: float | None, shown: bo
 
 
 def _widest(time: Mapping[str, Any]) -> tuple[float, float]:
-    """The interval of the change that holds those of both clocks."""
+    """Returns the interval of the change that contains those of both clocks."""
     intervals_pct = [time["ci95_pct"] or [-math.inf, math.inf]]
     if outside := time.get("outside"):
         intervals_pct.append(outside["ci95_pct"] or [-math.inf, math.inf])
@@ -108,12 +108,12 @@ def _widest(time: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def conditions(options: Sequence[str]) -> list[Condition]:
-    """The conditions of the options --fail-on, each with one or several, separated by commas.  ValueError: unknown."""
+    """Returns the conditions of --fail-on options, each with one or several. Raises ValueError for an unknown one."""
     return [_condition(word) for option in options for word in option.split(",")]
 
 
 def _condition(word: str) -> Condition:
-    """slower:0.5%, slower, loss or another verdict -> (kind, per cent or None)."""
+    """Returns (kind, per cent or None) of slower:0.5%, slower, loss or another verdict."""
     kind, colon, limit = word.partition(":")
     try:
         pct = float(limit.rstrip("% ")) if colon else None

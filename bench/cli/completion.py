@@ -47,7 +47,7 @@ end
 """,
 }
 OF_SETTINGS = ("run", "speedrun", "race", "study", "ladder", "calibrate", "doctor")
-ARM = re.compile(r"[A-Z]\w*=['\"]?")  # what may stand before a setting: B=optim=muon
+ARM = re.compile(r"[A-Z]\w*=['\"]?")  # an arm before a setting: B=optim=muon
 FOLDER = re.compile(r"\d{8}T\d{6}Z-.+|sweep-\w+|study-.+")
 
 
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
 
 
 def candidates(line: str) -> list[str]:
-    """What may stand in place of the last word of a command line that ends at the cursor, sorted."""
+    """Returns what may replace the last word of a command line that ends at the cursor, sorted."""
     _, *before, word = line.split(" ")
     if not before:
         candidates = {*VERBS, *(() if INSTALLED else CHECKOUT_VERBS), "--help", "--version"}
@@ -88,13 +88,13 @@ def candidates(line: str) -> list[str]:
 
 
 def _choices(parser: argparse.ArgumentParser, option: str) -> list[str]:
-    """The values that an option may take; [] if any value will do, or it is not an option."""
+    """Returns the values that an option accepts; [] if it accepts any value, or is not an option."""
     action = parser._option_string_actions.get(option)
     return [str(choice) for choice in action.choices or ()] if action and action.nargs != 0 else []
 
 
 def _settings(word: str) -> Iterator[str]:
-    """What completes a setting: group=CHOICE, and key= of the other settings; after the = its values."""
+    """Yields completions of a setting: group=CHOICE, key= of the other settings, or a setting's values after the =."""
     from bench.config import groups, meanings
 
     key, equals, _ = word.partition("=")
@@ -102,7 +102,7 @@ def _settings(word: str) -> Iterator[str]:
         yield from (f"{key}={choice}" for choice in groups.choices(key))
     elif equals:
         allowed = meanings.settings()[key].allowed if key in meanings.settings() else "a word"
-        is_free = re.match("an? ", allowed)  # a number; else "on, off or manual, or null"
+        is_free = re.match("an? ", allowed)  # such as "a number", not a list such as "on, off or manual, or null"
         values = () if is_free else re.split(",? or |, ", allowed)
         yield from (f"{key}={value}" for value in values)
     else:
@@ -110,7 +110,7 @@ def _settings(word: str) -> Iterator[str]:
 
 
 def _ids() -> Iterator[str]:
-    """Ids of the runs, races and sweeps of the results folder."""
+    """Yields the ids of the runs, races and sweeps of the results folder."""
     root = results_root()
     folders = [root, *(path for path in root.glob("*") if path.is_dir() and not path.name.startswith("."))]
     for folder in folders:

@@ -19,7 +19,7 @@ from bench.config import groups, schema
 from bench.data import shards
 from bench.data.sources import datasets
 
-Facts = dict[str, Any]  # of one dataset or file, as --json prints them
+Facts = dict[str, Any]  # facts of a dataset or file, as --json prints them
 
 NUM_FIRST_TOKENS = 8
 VERBS = {
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 def data_config(name: str, overrides: Sequence[str] = ()) -> schema.DataConfig:
-    """conf/data/NAME.yaml and data.KEY=VALUE -> DataConfig.  What a track sets is filled in: it changes no file."""
+    """Returns the DataConfig of conf/data/NAME.yaml and data.KEY=VALUE. A track's settings would change no file."""
     if name not in groups.choices("data"):
         what = "a file, and not a .bin of tokens" if user_path(name).is_file() else "unknown data"
         raise ValueError(f"{name}: {what}; choose from {', '.join(groups.choices('data'))}, or show a .bin file")
@@ -110,7 +110,7 @@ def _shown(name: str, overrides: Sequence[str]) -> Facts:
 
 
 def _listed(name: str) -> Facts:
-    """A row of the list of all data: there, or what to do about it."""
+    """Returns a row of the list of all data: what exists, or what to do about it."""
     try:
         return {"there": True} | _shown(name, ())
     except ValueError as error:
@@ -129,7 +129,7 @@ def _facts(name: str, dataset: datasets.Dataset) -> Facts:
 
 
 def _row(row: Facts) -> tuple[str, str]:
-    """(the dataset's name, what is there or what to do about it)."""
+    """Returns (the dataset's name, what exists or what to do about it)."""
     if not row["there"]:
         return row["name"], row["why"]
     num_files = len(row["train"]) + len(row["val"])
@@ -139,7 +139,7 @@ def _row(row: Facts) -> tuple[str, str]:
 
 
 def _lines(facts: Facts) -> str:
-    """Everything about one dataset or file, for a person."""
+    """Returns everything about a dataset or file as text for a person."""
     if "magic" in facts:
         return text_table.render((), ((key, str(value)) for key, value in facts.items()))
     num_train, num_val = len(facts["train"]), len(facts["val"])

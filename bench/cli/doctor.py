@@ -21,7 +21,7 @@ from bench.machine.passport import report as judged
 from bench.machine.preflight import Check
 from bench.plans.passport import session
 
-WIDTH = len("power limit")  # the longest name
+WIDTH = len("power limit")  # the longest name of a check
 
 
 def main(argv: list[str]) -> int:
@@ -56,12 +56,12 @@ def main(argv: list[str]) -> int:
 
 
 def check(argv: list[str]) -> None:
-    """ValueError for arguments that are no settings: raised before the job is submitted (cluster=slurm), not in it."""
+    """Raises ValueError for arguments that are no settings, before they are submitted with cluster=slurm."""
     compose.compose(_parser().parse_intermixed_args(argv).overrides)
 
 
 def passport(hardware: schema.HardwareConfig, env: dict[str, Any], as_json: bool) -> int:
-    """Exit code 0, also where a GPU is slow: it says so; 1: it could not be measured."""
+    """Measures and prints a passport. Returns 0, also if it reports a slow GPU, or 1 if it could not be measured."""
     earlier = kept.every()
     try:
         measured = session.measure(hardware, env, _say)
@@ -82,7 +82,7 @@ def passport(hardware: schema.HardwareConfig, env: dict[str, Any], as_json: bool
 
 
 def rehearsal(names: list[str], overrides: list[str], gpu: str, num_layers: int, as_json: bool) -> int:
-    """Exit code 0: each of these models, or of all, compiles for a GPU as a run needs it; 1: something was found."""
+    """Compiles these models, or all, for a GPU. Returns 0 if each compiles as a run needs it, 1 if one does not."""
     requested = {name: rehearse.overrides_of(name) for name in names or rehearse.choices()}
     answers, checks = {}, []
     for name, own in requested.items():
@@ -102,7 +102,7 @@ def rehearsal(names: list[str], overrides: list[str], gpu: str, num_layers: int,
 
 
 def _say(line: str) -> None:
-    """Progress: one line that changes on a terminal, else every tenth."""
+    """Prints progress: one line that changes on a terminal, else every tenth line."""
     if sys.stderr.isatty():
         print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
     elif line.partition("/")[0].endswith("0"):
@@ -110,7 +110,7 @@ def _say(line: str) -> None:
 
 
 def verdict(checks: Iterable[Check]) -> str:
-    """One line for a person."""
+    """Returns the verdict as one line for a person."""
     failed, warned = ([check.name for check in checks if check.status == status] for status in ("fail", "warn"))
     if failed:
         return f"not ready to benchmark: {', '.join(failed)}"
@@ -120,7 +120,7 @@ def verdict(checks: Iterable[Check]) -> str:
 
 
 def driver(env: dict[str, Any]) -> Check:
-    """The NVIDIA driver, and how many GPUs it shows."""
+    """Checks for the NVIDIA driver, and how many GPUs it shows."""
     if env["nvml"] is not None:
         return Check("driver", "fail", env["nvml"], "install the NVIDIA driver, or start the container with --gpus all")
     num_visible = sum(gpu["visible"] is not None for gpu in env["gpus"])

@@ -31,7 +31,7 @@ FORMS = ("csv", "parquet", "mllog", "modded-nanogpt", POSTGRES)
 
 
 class Forms(tuple[str, ...]):
-    """What --to may be: a form of a file, or dashboards with commas between."""
+    """The values of --to: a form of a file, or dashboards separated by commas."""
 
     def __contains__(self, word: object) -> bool:
         return word in FORMS or all(name in dashboards.names() for name in str(word).split(","))
@@ -109,15 +109,15 @@ def _to_dashboards(names: Sequence[str], args: argparse.Namespace) -> int:
 
 
 def _export(exported: dashboards.Exported, name: str, changes: Sequence[str]) -> dict[str, Any]:
-    """-> what --json prints of one run and one exporter."""
+    """Returns what --json prints for a run and an exporter."""
     export = {"run_id": exported.run["run_id"], "exporter": name}
     settings = dashboards.settings_of(exported.run, name, changes)
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # their packages print what they like
+        with contextlib.redirect_stdout(sys.stderr):  # exporters' packages may print anything
             facts = dashboards.EXPORT[name](exported, settings)
     except ValueError:
         raise
-    except Exception as error:  # their packages raise what they like
+    except Exception as error:  # exporters' packages may raise anything
         message = f"{type(error).__name__}: {error}"
         dashboards.note(exported.folder, name, message)
         return export | {"error": message, "facts": None}

@@ -18,9 +18,9 @@ from bench.record.importers import dialects, records
 from bench.record.shape import Record
 from bench.record.step_files import StepRow
 
-Report = dict[str, list[Any]]  # by kind, REPORTED
+Report = dict[str, list[Any]]  # {kind of REPORTED: lines}
 
-NUM_SHOWN = 20  # lines of one kind
+NUM_SHOWN = 20  # lines of each kind
 COUNTS = ("files", "runs", "complete", "incomplete", "not_a_run", "unmatched_metric_lines", "duplicates")
 REPORTED = ("unread", "unmatched", "repeated", "same run", "no run")
 
@@ -33,8 +33,8 @@ def main(argv: list[str]) -> int:
     files = dialects.files_of([user_path(word) for word in args.path])
     summary = dict.fromkeys(COUNTS, 0)
     report: Report = {kind: [] for kind in REPORTED}
-    seen, num_written = set(), 0  # sha256 of files
-    file_of: dict[str, Path] = {}  # same_run_id: the first file with that run
+    seen, num_written = set(), 0  # sha256 of the files so far
+    file_of: dict[str, Path] = {}  # {same_run_id: the first file with that run}
     for done, (path, part_of) in enumerate(files, 1):
         arguments.count_up(done, len(files), "files")
         try:
@@ -83,7 +83,7 @@ def _report(
 
 
 def _print_report(report: Report, form: str) -> None:
-    """What a person must look at, on stderr; of each kind the first few."""
+    """Prints what a person must look at on stderr, the first lines of each kind."""
     for kind in REPORTED:
         for line in report[kind][:NUM_SHOWN]:
             if kind == "no run":
@@ -95,7 +95,7 @@ def _print_report(report: Report, form: str) -> None:
 
 
 def _why_no_run(path: Path, unmatched: Sequence[Any], form: str) -> str:
-    """A file without a run -> what it is instead, as far as it shows."""
+    """Returns what a file without a run is instead, as far as can be seen."""
     if unmatched:
         return f"no run: {len(unmatched)} of its lines look like metric lines, and none was understood"
     data = path.read_bytes()

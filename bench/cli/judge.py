@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
 
 
 def _judged(args: argparse.Namespace, folder: Path) -> int:
-    """folder: an empty one, for logs."""
+    """Judges and prints the claims. folder: an empty folder for logs. Returns the exit code."""
     judged = judging.judgements(args.runs, args.track, args.against or (), args.replayed, folder)
     for claim, _ in judged:
         if args.claim and claim.is_of_logs:

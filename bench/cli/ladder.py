@@ -53,9 +53,9 @@ def main(argv: list[str]) -> int:
 
 
 def check(argv: list[str]) -> None:
-    """ValueError for arguments that make no ladder: raised before they are submitted (cluster=slurm), not in the job.
+    """Raises ValueError for arguments that make no ladder, before they are submitted with cluster=slurm.
 
-    Which rungs fit is left open: the machine of the job chooses the size, and to compose them all takes half a minute.
+    Which rungs fit is not checked: the job's machine chooses the size, and composing all of them takes half a minute.
     """
     args = _parser().parse_intermixed_args(argv)
     if args.resume is not None:
@@ -64,7 +64,7 @@ def check(argv: list[str]) -> None:
 
 
 def _ended(args: argparse.Namespace, results: Path) -> Path | None:
-    """The folder of a ladder that has ended, now or before; None: it was interrupted or abandoned."""
+    """Returns the folder of a ladder that has ended, now or before; None if it was interrupted or abandoned."""
     if args.page is not None:
         return request.ended(results, args.page)
     if args.resume is not None:

@@ -16,8 +16,8 @@ from bench.base import escape, paths
 from bench.base.reading import plain_file
 from bench.config import groups
 
-NEW_OBJECTS = 100_000  # between two looks for garbage, of which a command leaves little; Python's own are 700
-GROUPS = {  # purpose: {verb: what it does}
+NEW_OBJECTS = 100_000  # new objects between garbage collections, instead of Python's 700: commands leave little garbage
+GROUPS = {  # {purpose: {verb: what it does}}
     "measure": {
         "run": "train once, or sweep with -m",
         "speedrun": "all of a track: data, checks, repeats, table and verdict",
@@ -63,12 +63,12 @@ GROUPS = {  # purpose: {verb: what it does}
     },
 }
 VERBS = [verb for verbs in GROUPS.values() for verb in verbs]
-MODULES = {"import": "import_logs", "dashboard": "export"}  # in bench/cli/, of verbs whose file has another name
-CHECKOUT_VERBS = {  # run.sh's own
+MODULES = {"import": "import_logs", "dashboard": "export"}  # {verb: its module in bench/cli/}, if the names differ
+CHECKOUT_VERBS = {  # verbs that run.sh itself handles
     "test": "the tests: ./run.sh test [--all] [pytest arguments]",
     "lint": "style and types of the code, as CI checks them",
 }
-# errors of the operating system about a file: one line, without a traceback
+# errors of the operating system about a file, printed as one line without a traceback
 NOT_OURS = (
     errno.EACCES,
     errno.EPERM,
@@ -83,17 +83,17 @@ NOT_OURS = (
 INTRODUCED = ("run", "speedrun", "race", "study", "referee", "ladder", "calibrate")
 # commands that ranks which torchrun or srun started cannot run together
 SEVERAL_RUNS = ("speedrun", "race", "study", "referee", "ladder", "calibrate", "doctor")
-SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
-QUEUED = SUBMITTED[:-1]  # what ./run.sh submit takes
+SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # commands that cluster=slurm submits as a job
+QUEUED = SUBMITTED[:-1]  # commands that ./run.sh submit accepts
 # commands that refuse a file which changes between two of their reads
 JUDGING = ("compare", "judge", "pr", "verify", "publish", "export")
 # commands that leave records or files, and so succeed even if their output cannot be written
 LASTING = {*INTRODUCED, "bisect", "submit", "agent", "audit", "replay", "collect", "publish", "import", "dashboard"}
 LASTING |= {"init", "data"}
-# commands that only print: those that begin so, help and version, and any command with one of these options
+# commands that only print: those that begin like this, help and version, and any command with one of ANSWERS
 ANSWERING = ("data show", "referee status", "referee log")
 ANSWERS = ("-h", "--help", "-V", "--version", "--cfg", "--info", "--dry-run", "--list", "--check")
-_interrupts: list[int] = []  # numbers of signals, as they came
+_interrupts: list[int] = []  # numbers of signals, in the order of their arrival
 HELP = """usage: ./run.sh COMMAND [...]
 
 {verbs}
@@ -116,22 +116,22 @@ def main(argv: list[str]) -> int:
     with escape.doors(renamed=paths.INSTALLED) as out:
         try:
             code = _go(argv)
-        except SystemExit as ended:  # as argparse does when it has printed the help
+        except SystemExit as ended:  # argparse raises it after printing the help
             code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-            if isinstance(ended.code, str):  # of code of the user's that a launcher loads
+            if isinstance(ended.code, str):  # raised by the user's code that a launcher loads
                 print(escape.line(ended.code), file=sys.stderr)
-    if out.error is None or out.error.errno == errno.EPIPE:  # a reader that has seen enough
+    if out.error is None or out.error.errno == errno.EPIPE:  # the reader has closed the pipe
         return code
     print(f"standard output: {out.error.strerror}: the rest was not printed", file=sys.stderr)
     return code or int(_only_answers(argv))
 
 
 def _only_answers(argv: list[str]) -> bool:
-    """Whether a command only prints."""
+    """Returns whether a command only prints."""
     begins = {*argv[:1], " ".join(argv[:2])}
     if not argv or begins & {"help", "version", *ANSWERING} or any(word.startswith(ANSWERS) for word in argv):
         return True
-    return argv[0] in VERBS and argv[0] not in LASTING  # settings alone start a run
+    return argv[0] in VERBS and argv[0] not in LASTING  # settings without a verb start a run
 
 
 def _go(argv: list[str]) -> int:
@@ -174,7 +174,7 @@ def _go(argv: list[str]) -> int:
     except ValueError as error:
         if _interrupts:  # the interrupted wait failed, not the verb
             raise KeyboardInterrupt from None
-        from bench.base import credentials  # what was typed is shown, and may end up in a log
+        from bench.base import credentials  # the message shows what was typed, and may end up in a log
 
         print(f"{verb}: {credentials.redacted(str(error))}", file=sys.stderr)
         return int(getattr(error, "exit_code", 2))
@@ -186,12 +186,12 @@ def _go(argv: list[str]) -> int:
 
 
 def module_of(verb: str) -> ModuleType:
-    """The file of a verb in bench/cli/, imported."""
+    """Imports and returns a verb's module in bench/cli/."""
     return importlib.import_module(f"bench.cli.{MODULES.get(verb, verb)}")
 
 
 def _help_of_verbs() -> Iterator[str]:
-    """Lines of the help: the verbs by purpose, with what each does."""
+    """Yields the lines of the help: the verbs by purpose, with what each does."""
     for purpose, verbs in GROUPS.items():
         yield f"{purpose}:"
         checkout = {} if paths.INSTALLED or purpose != "set up" else CHECKOUT_VERBS
@@ -199,13 +199,13 @@ def _help_of_verbs() -> Iterator[str]:
 
 
 def _note_interrupt(number: int, frame: FrameType | None) -> None:
-    """Remembers the interrupt, because a library may turn the exception into an error of its own, as Hydra does."""
+    """Remembers the interrupt, because a library such as Hydra may turn the exception into an error of its own."""
     _interrupts.append(number)
     raise KeyboardInterrupt
 
 
 def _use_config(argv: list[str]) -> list[str]:
-    """The arguments without --config-dir DIR and --config-name NAME, which this process and its children then use."""
+    """Sets --config-dir DIR and --config-name NAME for this process and its children. Returns the other arguments."""
     wanted = {"--config-dir": (groups.VARIABLE, "name a folder that holds groups of your own, such as model/mine.yaml")}
     wanted["--config-name"] = wanted["-cn"] = (groups.NAME_VARIABLE, "name a yaml, as config of conf/config.yaml")
     rest = []
@@ -220,12 +220,12 @@ def _use_config(argv: list[str]) -> list[str]:
         if not value:
             raise ValueError(f"{name}: {remedy}")
         os.environ[variable] = value
-    groups.own_folders(), groups.config_name()  # refused here, whatever the verb
+    groups.own_folders(), groups.config_name()  # raises ValueError here, whatever the verb
     return rest
 
 
 def version_text() -> str:
-    """Version and commit, and the Python and torch that decide how it runs, in one line."""
+    """Returns version, commit, Python and torch as one line."""
     from importlib import metadata
     from platform import python_version
 
@@ -242,7 +242,7 @@ def version_text() -> str:
 
 
 def run() -> None:
-    """main() to this process's exit code."""
+    """Runs main() and exits with its exit code."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _note_interrupt)
     gc.set_threshold(NEW_OBJECTS)

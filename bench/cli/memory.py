@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
 
 
 def _snapshots(word: str) -> list[Path]:
-    """A file, or runs or folders with snapshots in them -> their paths."""
+    """Returns the paths of a file's, or of runs' or folders' snapshots."""
     paths = []
     for path in named.find([word])[0].holders:
         paths += [path] if path.is_file() else pickles.in_folder(path)

@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
 
 
 def _read(args: argparse.Namespace, folder: Path, name: str, scratch: Path) -> PullRequest:
-    """The pull request of this folder, compared and judged."""
+    """Returns the pull request of this folder, compared and judged."""
     tracks = (ours for theirs, ours in groups.UPSTREAM_TRACKS.items() if theirs in folder.parts)
     track = args.track or next(tracks, "gpt2_small")
     standard = claims.standard(track)
@@ -119,7 +119,7 @@ def _compared(base: Side, candidate: Side) -> Any:
 
 
 def _logs(folder: Path, track: str, target_val_loss: float | None) -> tuple[list[Log], int]:
-    """(the complete runs of the logs in a folder, how many logs have none)."""
+    """Returns (the complete runs of the logs in a folder, how many logs have none)."""
     logs, incomplete, keys = [], 0, dict[str | None, str]()
     for path, _ in dialects.files_of([folder]):
         runs, _ = dialects.read_file(path, part_of=folder.resolve())
@@ -131,14 +131,14 @@ def _logs(folder: Path, track: str, target_val_loss: float | None) -> tuple[list
             digest = run["code"]["source_sha256"]
             if digest not in keys:
                 keys[digest] = modded_nanogpt.code_key(sources) if sources else ""
-            run["code"]["source_sha256"] = keys[digest] or digest  # a literal seed makes no other code
+            run["code"]["source_sha256"] = keys[digest] or digest  # a literal seed does not change the code's identity
             run["metrics"] = metrics.metrics(run, steps)
             logs.append(Log(path.relative_to(folder.resolve()).as_posix(), run, steps, sources, keys[digest]))
     return logs, incomplete
 
 
 def _own_sources(folder: Path, scratch: Path) -> tuple[dict[str, str], bool]:
-    """(the Python files of the pull request, whether they are its own and not those of a checkout that it lies in)."""
+    """Returns (the pull request's Python files, whether they are its own and not those of the checkout around it)."""
     script = next(iter(sorted(folder.rglob(SCRIPT))), None)
     is_own = script is not None or folder.is_relative_to(scratch)
     home = script.parent if script else folder.parents[2] if folder.parent.name in groups.UPSTREAM_TRACKS else folder
@@ -146,7 +146,7 @@ def _own_sources(folder: Path, scratch: Path) -> tuple[dict[str, str], bool]:
 
 
 def _earlier(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
-    """The records before this one, where it lies beside them: (folder, the sources that its first log embeds).
+    """Yields (folder, the sources that its first log embeds) of the records before this one, if they are beside it.
 
     modded-nanogpt names their folders by date.
     """
@@ -167,7 +167,7 @@ def _earlier(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
 
 
 def _written(pull: PullRequest, into: Path, folder: Path) -> list[str]:
-    """Writes the sources of both sides below a folder -> the arms and the track of the race."""
+    """Writes the sources of both sides below a folder. Returns the arms and the track of the race."""
     if pull.baseline is None:
         remedy = "--baseline GLOB names its logs, --clone DIR the records"
         raise ValueError(f"--rerun {shown(into)}: there is no baseline: {remedy}")
@@ -189,7 +189,7 @@ def _written(pull: PullRequest, into: Path, folder: Path) -> list[str]:
 
 
 def _folder(args: argparse.Namespace, scratch: Path) -> tuple[Path, str]:
-    """(the folder of the logs, the name of the pull request)."""
+    """Returns (the folder of the logs, the name of the pull request)."""
     if not args.what.isdigit() or user_path(args.what).is_dir():
         path = user_path(args.what).resolve()
         if not path.is_dir():
@@ -202,7 +202,7 @@ def _folder(args: argparse.Namespace, scratch: Path) -> tuple[Path, str]:
 
 
 def _exported(clone: Path, number: str, scratch: Path) -> Path:
-    """The record's folder of a pull request, and the first logs of the records before it, written to scratch."""
+    """Writes a pull request's record and the first logs of earlier records to scratch. Returns the record's folder."""
     ref = f"refs/pull/{number}/head"
     head = git.ask(clone, "rev-parse", "--verify", "-q", ref)
     merged = git.ask(clone, "log", "--all", "-n1", "--format=%H", "--fixed-strings", f"--grep=(#{number})")

@@ -32,13 +32,13 @@ def main(argv: list[str]) -> int:
     shown = os.path.relpath(folder, project_folder())
     num_runs = len(list(run_folder.find_runs([folder])))
     say("publish", f"{shown}: {counted(num_runs, 'run')}, {counted(len(content.race_ids), 'race')}, ledger, README.md")
-    markdown_blocks.write((), table.main)  # the leaderboard and what else is made from results/published
+    markdown_blocks.write((), table.main)  # the leaderboard and other blocks made from results/published
     say("next", f"say in {shown}/README.md what was changed or found, then: git add results")
     return 0
 
 
 def show_leaving(leaving: Sequence[publication.Leaving]) -> None:
-    """The files that leave this machine, a line each."""
+    """Prints the files that leave this machine, one per line."""
     for line in publication.listing(leaving):
         say("file", escape.line(line))
 

@@ -55,9 +55,9 @@ def main(argv: list[str]) -> int:
 
 
 def check(argv: list[str]) -> None:
-    """ValueError for arguments that make no race: raised before they are submitted (cluster=slurm), not in the job.
+    """Raises ValueError for arguments that make no race, before they are submitted with cluster=slurm.
 
-    The settings of an arm of another revision are for that revision's code to check.
+    The settings of an arm of another revision are checked by that revision's code.
     """
     args, results = _parser().parse_intermixed_args(argv), results_root().absolute()
     compare.conditions(args.fail_on)
@@ -80,7 +80,7 @@ def check(argv: list[str]) -> None:
 
 
 def _look(args: argparse.Namespace, results: Path) -> int:
-    """The interim state of a race."""
+    """Prints the interim state of a race. Returns the exit code."""
     from bench.report import verdicts
 
     with console.output(args.quiet, args.json):
@@ -91,7 +91,7 @@ def _look(args: argparse.Namespace, results: Path) -> int:
 
 
 def _say(folder: Path, race: Race, args: argparse.Namespace) -> None:
-    """How a race ended, and where it lies; quiet, the verdicts alone."""
+    """Prints how a race ended, and where its folder is; with --quiet only the verdicts."""
     from bench.report import race_page, verdicts
 
     hint = f"./run.sh compare {race['race_id']} --why"
@@ -104,7 +104,7 @@ def _say(folder: Path, race: Race, args: argparse.Namespace) -> None:
 
 
 def _raced(args: argparse.Namespace, results: Path) -> tuple[Path, Race]:
-    """-> the race's folder, and race.json."""
+    """Returns the race's folder, and race.json."""
     if args.abandon is not None:
         folder = _chosen(results, args.abandon)
         with state.locked(folder):
@@ -121,14 +121,14 @@ def _raced(args: argparse.Namespace, results: Path) -> tuple[Path, Race]:
 
 
 def _requeued(results: Path) -> Path | None:
-    """The unfinished race of this job of SLURM's, which was requeued; else None."""
+    """Returns the unfinished race of this SLURM job if it was requeued, else None."""
     job = allocation.found()
     if job is None or not job.num_restarts:
         return None
     for folder in state.unfinished(results):
         try:
             slots = state.read(folder, results).slots
-        except ValueError as error:  # another race, which cannot be this job's without a plan to say so
+        except ValueError as error:  # without a plan it cannot be this job's race
             named.report_excluded("race", str(error))
             continue
         runs = [arm_process.record_of(results, run) or {} for slot in slots for run, _ in slot.attempts]
@@ -138,7 +138,7 @@ def _requeued(results: Path) -> Path | None:
 
 
 def _requested(args: argparse.Namespace) -> list[str]:
-    """The arguments of a race that is to begin; --from-sweep puts the best points of the sweep behind them, as arms."""
+    """Returns the arguments of a race that is to begin; --from-sweep appends the sweep's best points as arms."""
     if args.from_sweep is None:
         if not args.arguments:
             raise ValueError("no arms are given: write A=... B=..., for example ./run.sh race A= B='optim=muon' n=5")
@@ -155,7 +155,7 @@ def _requested(args: argparse.Namespace) -> list[str]:
 
 
 def _with_ranges(words: list[str]) -> list[str]:
-    """The words, with each of the commits of a range A..B in its place."""
+    """Returns the words with each range A..B replaced by its commits."""
     repo = user_path(plan.root_of_script(words) or REPO)
     is_range = [".." in word and "=" not in word for word in words]
     each = (
@@ -165,7 +165,7 @@ def _with_ranges(words: list[str]) -> list[str]:
 
 
 def _chosen(results: Path, word: str) -> Path:
-    """--resume, --look, --abandon: the race named, or the latest that has no end."""
+    """Returns the race that --resume, --look or --abandon names, or the latest that has not ended."""
     if word:
         folder = named.find([word])[0].race or results
         if not (folder / "plan.json").is_file() or folder.resolve().parent.parent != results.resolve():

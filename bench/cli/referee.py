@@ -41,13 +41,13 @@ DEMO = ["track=free", "hardware=cpu", "data=pysource", "script.torchrun=false", 
 DEMO += ["goal.val_tokens=8192", "goal.target_val_loss=4.0", "on=time", "budget=10m"]
 NUMBERS = ("alpha", "effect", "price")
 OURS = ("budget", "champion", "on", *NUMBERS)
-MAX_WHY_CHARS = 80  # of a sentence in the table of submissions
+MAX_WHY_CHARS = 80  # characters of a sentence in the table of submissions
 
 
 def main(argv: list[str]) -> int:
     """Exit codes: 0 done (submit: kept), 1 not kept, interrupted, or a replay that differs, 2 usage error."""
     args = _parser().parse_intermixed_args(argv)
-    args.out = sys.stdout  # of the answer; the rest goes to standard error where JSON is wanted
+    args.out = sys.stdout  # for the answer; with --json the rest goes to standard error
     results = results_root().absolute()
     if args.action not in ("demo", "start", "submit") and args.words:
         args.search = args.search or args.words[0]
@@ -83,12 +83,12 @@ def _start(args: argparse.Namespace, results: Path) -> int:
 
 
 def _demo(args: argparse.Namespace, results: Path) -> int:
-    """A search by an agent without a model."""
+    """Runs a search by an agent without a model."""
     began_s = time.monotonic()
     given = {word.partition("=")[0] for word in args.words}
     args.words = [word for word in DEMO if word.partition("=")[0] not in given] + args.words
     arm, settings = _settings(args)
-    with tempfile.TemporaryDirectory(prefix="speedrun-demo-") as folder:  # it alone: the sandbox shows what lies beside
+    with tempfile.TemporaryDirectory(prefix="speedrun-demo-") as folder:  # alone: the sandbox shows what is beside it
         script = shutil.copy(agent.EXAMPLE, folder)
         search = refereeing.begin(results, {**arm, "overrides": [f"script={script}", *arm["overrides"]]}, settings)
     with searches.locked(search.folder):

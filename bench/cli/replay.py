@@ -81,7 +81,7 @@ def _folders(args: argparse.Namespace) -> list[Path]:
 
 
 def _of(folder: Path, args: argparse.Namespace) -> certificates.Certificate | None:
-    """The certificate of one record; with --check None, or the certificate of what is missing."""
+    """Returns a record's certificate; with --check None, or the certificate of what is missing."""
     record = recorded.with_secrets(recorded.read(folder), args.fill)
     checks, fields = replaying.foreseen(record)
     for check in checks:

@@ -25,9 +25,9 @@ from bench.record import ledger, line_count, named, sweep
 
 Made = dict[str, Any]  # what --json prints
 
-# file of a folder: its module
+# {file in a folder: the module of its page}
 PAGES = {"run.json": "run_page", sweep.STUDY: "study_page", sweep.NAME: "sweep_page", "race.json": "race_page"}
-MAX_UNASKED = 500  # runs of a folder that is not a results folder, which may hold anything
+MAX_UNASKED = 500  # runs of a folder that may not be a results folder; more need --anyway
 
 
 def main(argv: list[str]) -> int:
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
 
 
 def _made(args: argparse.Namespace) -> Made:
-    """-> {"page": path}, {"site": path} or {"pictures": [path]}, what --json prints; {} where Markdown was printed."""
+    """Returns what --json prints: {"page": path}, {"site": path} or {"pictures": [path]}; {} for printed Markdown."""
     if not args.names and not results_root().is_dir():
         where = shown(results_root())
         raise ValueError(f"no runs in {where}/ yet: make one with ./run.sh run, or start with ./speedrun.sh")
@@ -60,7 +60,7 @@ def _made(args: argparse.Namespace) -> Made:
 
 
 def _curves(args: argparse.Namespace) -> Made:
-    """The overlay of what the arguments name, one line an arm."""
+    """Writes the overlay of what the arguments name, one line per arm."""
     from bench.compare import selection
     from bench.report import curves
 
@@ -84,7 +84,7 @@ def _pictures(charts: Iterable[Any], folder: Path, drawings: Iterable[Any] = ())
 
 
 def _one(folder: Path, args: argparse.Namespace, module: ModuleType) -> Made:
-    """A run, a race or a sweep; module: the module that knows its Document and its block of Markdown."""
+    """Writes the page of a run, race or sweep with the module that has its Document and its Markdown."""
     if args.md and (args.png or args.out):
         other = "--png" if args.png else f"--out {args.out}"
         raise ValueError(f"--md with {other}: Markdown is only printed: omit {other.split()[0]} or --md")
@@ -103,7 +103,7 @@ def _one(folder: Path, args: argparse.Namespace, module: ModuleType) -> Made:
     path = user_path(args.out) if args.out else folder / module.NAME
     if hasattr(module, "write_run_pages"):
         module.write_run_pages(folder)
-    with reading_record(folder):  # what is damaged in it may show only as it is drawn
+    with reading_record(folder):  # damage may show only while the page is drawn
         page = module.document(folder, path.parent).html()
     atomic.write_out(path, page)
     return {"page": os.path.abspath(path)}

@@ -16,9 +16,9 @@ from bench.launch.prepare import Job, frozen, prepare, requested_config, this_ma
 from bench.machine import leases
 from bench.plans.sweep import packing
 
-Answer = dict[str, Any] | int  # what --json prints; or the exit code, where another node has the record
+Answer = dict[str, Any] | int  # what --json prints, or the exit code if another node has the record
 
-ENDED_WELL = ("complete", "stopped")  # a sweep stops what has no hope
+ENDED_WELL = ("complete", "stopped")  # a sweep's pruner stops hopeless runs
 
 
 def main(argv: list[str]) -> int:
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
         return 0
     args = _parsed(argv)
     if args.info:
-        from bench.config import multirun  # Hydra, which --help need not load
+        from bench.config import multirun  # loads Hydra, which --help does not need
 
         multirun.show_info(args.overrides, args.info)
         return 0
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
         if stored and not args.multirun:
             say("run", f"one run, though a sweep is stored here: {' '.join(stored)}; -m makes it")
         if args.multirun:
-            from bench.cli import sweeping  # pages and tables, which one run does not need
+            from bench.cli import sweeping  # loads pages and tables, which a single run does not need
 
             runs = sweeping.go(args, argv)
         else:
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
 
 
 def check(argv: list[str]) -> None:
-    """ValueError for arguments that make no run: raised before they are submitted (cluster=slurm), not in the job."""
+    """Raises ValueError for arguments that make no run, before they are submitted with cluster=slurm."""
     args = _parsed(argv)
     _is_sweep(args)
     for point in _points(args) or ():
@@ -86,7 +86,7 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
 
 
 def _is_sweep(args: argparse.Namespace) -> list[str]:
-    """Sets args.multirun from the options and yamls -> the overrides of the sweep that is stored."""
+    """Sets args.multirun from the options and yamls. Returns the overrides of the stored sweep."""
     mode, stored = (None, []) if args.multirun or args.race else compose.stored_sweep(args.overrides)
     args.multirun = args.multirun or mode == "MULTIRUN"
     if args.anyway and not args.multirun:
@@ -101,7 +101,7 @@ def _is_sweep(args: argparse.Namespace) -> list[str]:
 
 
 def _points(args: argparse.Namespace) -> list[list[str]] | None:
-    """The overrides of every run; None: a search chooses them as it goes."""
+    """Returns the overrides of every run; None if a search chooses them as it goes."""
     if not args.multirun:
         return [args.overrides]
     from bench.config import multirun
@@ -110,7 +110,7 @@ def _points(args: argparse.Namespace) -> list[list[str]] | None:
 
 
 def _show_cfg(args: argparse.Namespace) -> None:
-    """--cfg: of our settings with their meanings; Hydra's own as Hydra prints them."""
+    """Prints --cfg: our settings with their meanings; Hydra's own as Hydra prints them."""
     if args.cfg != "job":
         from bench.config import multirun
 
@@ -125,7 +125,7 @@ def _show_cfg(args: argparse.Namespace) -> None:
 
 
 def _follow(started_by: Any, overrides: list[str]) -> int:
-    """A rank that another launcher started: rank 0 says what there is to say."""
+    """Follows a run as a rank that another launcher started. Rank 0 prints the messages."""
     try:
         return member.follow_adopted(started_by, lambda: _prepared(joining.effective(overrides, started_by), True))
     except member.Refused as refused:
@@ -138,7 +138,7 @@ def _prepared(overrides: list[str], check_own: bool) -> Job:
 
 
 def _run(args: argparse.Namespace, argv: list[str], started_by: Any) -> Answer:
-    """-> what --json prints; or the exit code, where another node has the record."""
+    """Returns what --json prints, or the exit code if another node has the record."""
     with contextlib.ExitStack() as stack:
         leading = joining.lead_adopted(started_by) if started_by else joining.lead_nodes(args.overrides)
         if leading is not None:
@@ -153,8 +153,8 @@ def _run(args: argparse.Namespace, argv: list[str], started_by: Any) -> Answer:
             say("run", f"a node of the run that {where} records")
             return member.follow_nodes(args.overrides, prepared)
         try:
-            job = stack.enter_context(frozen(prepared()))  # now, so that nodes are compared by what they will run
-            if leading is None and job.config.hardware.rendezvous:  # of a yaml of the user's
+            job = stack.enter_context(frozen(prepared()))  # so that nodes are compared by what they will run
+            if leading is None and job.config.hardware.rendezvous:  # from a yaml of the user's
                 meet = job.config.hardware
                 args.overrides += [f"hardware.rendezvous={meet.rendezvous}", f"hardware.nodes={meet.nodes}"]
                 return _run(args, argv, started_by)
@@ -172,7 +172,7 @@ def _run_job(job: Job, args: argparse.Namespace, argv: list[str], leading: Any) 
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")
     race = json.loads(args.race) if args.race else None
-    if race and not race.pop("looks", False):  # one look an arm: at its warm-up, or at its first run
+    if race and not race.pop("looks", False):  # one look per arm, in its warm-up or its first run
         job = job.with_look(False)
     if not race:
         known_s = series.earlier_s({job.config.track.name}, [job.config_id]).get(job.config_id)
@@ -224,6 +224,6 @@ def _parser() -> arguments.Parser:
     parser.flag("--dry-run", help="check every run, print what is left to do and how long it would take; run nothing")
     parser.flag("--anyway", help=f"for a sweep: {ready.ANYWAY}")
     parser.forms("print run_id, folder, status, validity, metrics ... as JSON, with -m a list of them", says_more=True)
-    parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, JSON: bench/plans/race/runner.py
-    parser.add_argument(packing.OPTION, help=argparse.SUPPRESS)  # where it runs beside others, JSON
+    parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, as JSON (plans/race/runner.py)
+    parser.add_argument(packing.OPTION, help=argparse.SUPPRESS)  # JSON of the slot of a concurrent run
     return parser

@@ -63,22 +63,22 @@ def main(argv: list[str]) -> int:
         say("verdict", answer["words"])
         if job.deviations:
             say("verdict", f"open division: not eligible on track {job.config.track.name}")
-        if judged and answer["passed"] is not None:  # nothing is claimed where there is nothing to reach
+        if judged and answer["passed"] is not None:  # without a target nothing is claimed
             say("judge", judged)
     return 1 if answer is None or answer["passed"] is False else 0
 
 
 def check(argv: list[str]) -> None:
-    """ValueError for arguments that make no run: raised before they are submitted (cluster=slurm), not in the job."""
+    """Raises ValueError for arguments that make no run, before they are submitted with cluster=slurm."""
     requested_config(_parser().parse_intermixed_args(spelled(argv)).overrides)
 
 
 def _prepared(args: argparse.Namespace) -> Job:
-    """The run to be repeated, its data found or made; says what it is."""
+    """Returns the run to be repeated, its data found or made. Prints what it is."""
     say("data", "looking for it; making it if that is possible here")
     job = prepare(args.overrides, fetch=True, say=lambda text: say("data", text))
     if not any(word.startswith("look") for word in args.overrides):
-        job = job.with_look(job.script is None)  # on a CPU too
+        job = job.with_look(job.script is None)  # also on a CPU
     config, dataset = job.config, job.dataset
     size = format_bytes(job.data_bytes)
     say("data", f"{dataset.name}, {len(dataset.train)} + {len(dataset.val)} shards, {size}, checked")
@@ -91,7 +91,7 @@ def _prepared(args: argparse.Namespace) -> Job:
 
 
 def _is_one_look(job: Job, overrides: Sequence[str]) -> bool:
-    """Whether one run is to be looked into, and not the track's repeats to be judged."""
+    """Returns whether a single profiled run is made, instead of judging the track's repeats."""
     return job.is_profiled and not any(word.startswith("track.repeats=") for word in overrides)
 
 
@@ -100,7 +100,7 @@ def _num_runs(job: Job, overrides: Sequence[str]) -> int:
 
 
 def _cost(job: Job, overrides: Sequence[str]) -> str:
-    """What all runs together take, but for the time: a sentence."""
+    """Returns what all runs together take, except for the time, as a sentence."""
     goal, repeats = job.config.goal, _num_runs(job, overrides)
     most = "at most " * goal.stop_at_target
     each = f"{most}{goal.num_steps:,} steps, {job.num_tokens:,} tokens ({job.epochs:.2f} epochs)"
@@ -111,20 +111,20 @@ def _cost(job: Job, overrides: Sequence[str]) -> str:
 
 
 def _judged(runs: list[dict[str, Any]]) -> tuple[int, str]:
-    """(how many runs ./run.sh judge asks for where these are claimed, a sentence where they are more; else "")."""
+    """Returns (the number of runs in a claim of these by ./run.sh judge, a sentence if it is larger, else "")."""
     others = claims.from_folders([run["folder"] for run in runs]).unclaimed()
     num_all = len(runs) + len(others.dropped)
     if not others.dropped:
         return num_all, ""
     rule = f"a claim is judged by all {num_all} runs of this config and code, not by these {len(runs)} alone"
-    # the config_id would name runs of other code too
+    # the config_id would also name runs of other code
     has_more = others.excused or others.other_code
     which = f"{runs[0]['run_id']} names the others" if has_more else runs[0]["config_id"]
     return num_all, f"{rule}: ./run.sh judge {which}"
 
 
 def fresh_seeds(job: Job, overrides: Sequence[str]) -> range:
-    """A seed for each run, that no recorded run of this config has had, or from seed=N on if that is given."""
+    """Returns a seed for each run that no recorded run of this config has had, or those from seed=N on if given."""
     first = job.config.seed
     if not any(override.startswith("seed=") for override in overrides):
         folder = results_root() / job.config.track.name

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
         raise ValueError("--json: it works only with --list: omit it")
     if args.cancel:
         entry = queue.cancel(args.cancel)
-        if all(each.id != entry.id for each in queue.taken()):  # it waited; what runs is for its agent to end
+        if all(each.id != entry.id for each in queue.taken()):  # it was waiting; the agent of a running entry ends it
             end_cancelled(queue, entry)
         return 0
     verb, *words = command or args.command or [""]
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 def _list(queue: Queue, as_json: bool) -> None:
-    """What waits, in the order in which it will be taken, what runs, and what each user has had."""
+    """Prints what waits, in the order in which it will be taken, what runs, and what each user has had."""
     ahead = shares.order(queue)
     kept = [entry for entry in queue.waiting() if entry not in ahead]
     for why in queue.unreadable():

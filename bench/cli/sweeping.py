@@ -23,7 +23,7 @@ from bench.report import sweep_page, sweep_results
 
 
 def go(args: argparse.Namespace, argv: list[str]) -> list[dict[str, Any]]:
-    """Returns what --json prints: of every point its run, whose run_id is None where it was not begun."""
+    """Runs the sweep. Returns what --json prints, a run for every point; its run_id is None if it was not begun."""
     command, budget_s = ["run", *argv], args.budget_s
     known = multirun.points(args.overrides, this_machine()) or []  # a search chooses its points as it goes
     for point in known:
@@ -45,16 +45,16 @@ def go(args: argparse.Namespace, argv: list[str]) -> list[dict[str, Any]]:
     except ValueError as error:
         if not any(point.folder for point in sweep.points(folder)):
             if is_new:
-                shutil.rmtree(folder)  # it was refused before its first run
+                shutil.rmtree(folder)  # the sweep was refused before its first run
             raise
         why = str(error)
     return _end(folder, why)
 
 
 def forecast(args: argparse.Namespace, points: list[list[str]] | None) -> list[dict[str, Any]]:
-    """Says what --dry-run asks: each run, whether it is complete already, and how long the others take.
+    """Prints --dry-run: each run, whether it is complete already, and how long the others take.
 
-    points: the overrides of each; None, where a search chooses them, is refused.  Returns what --json prints.
+    points: the overrides of each; raises ValueError for None, from a search. Returns what --json prints.
     """
     if points is None:
         raise ValueError("--dry-run: a search has no list of points: list values, as in optim.lr=0.001,0.002")
@@ -80,7 +80,7 @@ def forecast(args: argparse.Namespace, points: list[list[str]] | None) -> list[d
 
 
 def _end(folder: Path, why: str | None) -> list[dict[str, Any]]:
-    """What the sweep found, as text and as its page -> what --json prints."""
+    """Ends the sweep, and prints its results and writes its page. Returns what --json prints."""
     none: dict[str, Any] = dict.fromkeys(summary.KEYS)
     points = sweep.points(folder)
     answers = []
@@ -99,7 +99,7 @@ def _end(folder: Path, why: str | None) -> list[dict[str, Any]]:
 
 
 def beside(args: argparse.Namespace) -> int:
-    """One of several runs of a sweep, started by bench/plans/sweep/packing.py -> exit code."""
+    """Makes one of several concurrent runs for bench/plans/sweep/packing.py. Returns the exit code."""
     given = json.loads(args.beside)
     runs, answer = Points(Path(given.pop("folder")), given.pop("command")), Path(given.pop("answer"))
     with console.output(args.quiet):

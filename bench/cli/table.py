@@ -19,7 +19,7 @@ from bench.record import named
 from bench.report import table_groups
 from bench.report.table_columns import COLUMNS, Columns
 
-ALONE = {  # what has no effect beside another option
+ALONE = {  # {option: the options that have no effect beside it}
     "leaderboard": (
         *("where", "group", "sort", "reverse", "columns", "all_columns", "json", "csv", "sweep", "pivot", "value"),
         "baseline",
@@ -86,7 +86,7 @@ def _pivot(args: argparse.Namespace) -> None:
         raise ValueError(f"{given}: give one or two keys, for the rows and the columns")
     rows, _ = tables.rows_of(args.folder, args.where, args.sweep)
     shared = {row["metric"] for row in rows}
-    goal = METRICS.get(*shared) if len(shared) == 1 else None  # of a metric of the user's own a row says no direction
+    goal = METRICS.get(*shared) if len(shared) == 1 else None  # rows do not have the direction of a user's own metric
     columns, value = Columns(rows), args.value or ("val_loss" if goal in (None, VAL_LOSS) else "score")
     keys = columns.named(args.pivot, given)
     (value,) = columns.named([value], f"--value {value}")
@@ -108,7 +108,7 @@ def _nothing(args: argparse.Namespace) -> str:
 
 
 def _joined(argv: list[str]) -> list[str]:
-    """--sort -train_s as --sort=-train_s: argparse would take -train_s for an option."""
+    """Returns --sort -train_s as --sort=-train_s, because argparse would read -train_s as an option."""
     argv = list(argv)
     while "--sort" in argv[:-1]:
         index = argv.index("--sort")

@@ -13,7 +13,7 @@ from bench.base.text_table import counted
 from bench.cli import arguments
 from bench.record import named, verification
 
-Rules = Sequence[Mapping[str, Any]]  # {"rule", "passed", "evidence"} each; None does not apply, or with "known" False
+Rules = Sequence[Mapping[str, Any]]  # {"rule", "passed", "evidence"}; None: not applicable, or ("known" False) unknown
 
 MARKS = {True: "pass", None: "-", False: "FAIL"}
 
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
 
 
 def checked(what: str, rules: Rules, mark: str, verdict: str = "") -> str:
-    """The verdict, what was checked and how many rules passed; then each rule with its evidence, failed ones first."""
+    """Returns the verdict, what was checked and how many rules passed; then each rule, failed ones first."""
     head = mark, f"{verdict}{escape.line(what)}: {_count(rules)}"
     ordered = sorted(rules, key=lambda rule: rule["passed"] is not False)
     marks = (MARKS[rule["passed"]] if rule.get("known", True) else "?" for rule in ordered)
@@ -47,7 +47,7 @@ def checked(what: str, rules: Rules, mark: str, verdict: str = "") -> str:
 
 
 def _count(rules: Rules) -> str:
-    """E.g. "2 of 22 rules failed"."""
+    """Returns a count such as "2 of 22 rules failed"."""
     num_failed = sum(rule["passed"] is False for rule in rules)
     num_open = sum(rule["passed"] is None for rule in rules)
     num_unknown = sum(not rule.get("known", True) for rule in rules)

@@ -15,13 +15,13 @@ from types import ModuleType
 from typing import Any
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
-SHORT = {"compat": "training.compat", "profiling": "training.profiling"}  # what users import: its place in bench/
+SHORT = {"compat": "training.compat", "profiling": "training.profiling"}  # {imported name: place in bench/}
 
 
 def main() -> None:
     """What ./run.sh is in a checkout."""
     os.environ["SPEEDRUN_CWD"] = os.getcwd()
-    os.environ.pop("PYTHONSAFEPATH", None)  # our own processes are started in the folder that they import from
+    os.environ.pop("PYTHONSAFEPATH", None)  # our processes are started in the folder that they import from
     sys.path.insert(0, FOLDER)
     from bench.cli.main import run
 
@@ -29,9 +29,9 @@ def main() -> None:
 
 
 class Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """speedrun_bench.NAME is the module bench.NAME itself, under a second name."""
+    """Makes speedrun_bench.NAME the module bench.NAME itself, under a second name."""
 
-    _first_specs: dict[str, importlib.machinery.ModuleSpec | None] = {}  # of what is being imported
+    _first_specs: dict[str, importlib.machinery.ModuleSpec | None] = {}  # specs of modules that are being imported
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         package, _, rest = name.partition(".")
@@ -45,9 +45,9 @@ class Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         origin = str(spec.origin)
         top = origin.partition(".")[0]
         if FOLDER not in sys.path:
-            sys.path.append(FOLDER)  # last: a module of the user's of that name stays theirs
+            sys.path.append(FOLDER)  # last, so that a user's module of that name comes first
         package = importlib.import_module(top)
-        ours = (FOLDER, getattr(sys.modules.get("bench.base.paths"), "CODE", FOLDER))  # in a run the latter is a copy
+        ours = (FOLDER, getattr(sys.modules.get("bench.base.paths"), "CODE", FOLDER))  # in a run CODE is a copy
         if not (package.__file__ or "").startswith(tuple(map(str, ours))):
             remedy = f"{spec.name} needs the harness's module {top}, and a module of yours has that name: rename it"
             raise ImportError(f"{remedy} ({package.__file__})")
@@ -56,7 +56,7 @@ class Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has been executed under its first name, whose spec the import system has just replaced."""
+        """Restores the spec that the import system has just replaced; the module was executed under its first name."""
         module.__spec__ = self._first_specs.pop(module.__spec__.name)  # type: ignore[union-attr]
 
 

@@ -24,7 +24,7 @@ class MyModel(LanguageModel):
         self.norm = nn.LayerNorm(width)
 
     def init_weights(self, generator):
-        """Needed: every parameter drawn again, from a CPU generator, so that every rank has the same."""
+        """Needed. Draws every parameter again from a CPU generator, so that every rank has the same."""
         for name, parameter in self.named_parameters():
             if parameter.ndim >= 2:
                 normal_(parameter, 0.02, generator)
@@ -32,12 +32,12 @@ class MyModel(LanguageModel):
                 constant_(parameter, 1.0 if "norm" in name and name.endswith("weight") else 0.0)
 
     def logits(self, tokens_BT):
-        """Needed: [batch, tokens] -> [batch, tokens, vocabulary], of the next token, float32."""
+        """Needed. Returns the next token's logits in float32: [batch, tokens] -> [batch, tokens, vocabulary]."""
         x_BTD = self.tokens(tokens_BT) + self.positions.weight[: tokens_BT.shape[1]]
         for block in self.blocks:
             x_BTD = block(x_BTD)
         return F.linear(self.norm(x_BTD), self.head_weight()).float()
 
     def head_weight(self):
-        """Needed: [vocabulary, width]."""
+        """Needed. Returns the head's weight [vocabulary, width]."""
         return self.tokens.weight

@@ -13,7 +13,7 @@ from models.settings import Momentum, NotNegative
 
 
 class SignMomentum(torch.optim.Optimizer):
-    """Every weight moves by lr a step, against the sign of a mixture of its gradient and the running mean of these.
+    """Moves every weight by lr a step, against the sign of a mixture of its gradient and the gradients' running mean.
 
     Chen et al. 2023, arxiv.org/abs/2302.06675, algorithm 2.
     """
@@ -24,7 +24,7 @@ class SignMomentum(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            lr = group["lr"]  # of this step: the schedule has set it
+            lr = group["lr"]  # the schedule has set it for this step
             for weight in group["params"]:
                 if weight.grad is None:
                     continue
@@ -38,14 +38,14 @@ class SignMomentum(torch.optim.Optimizer):
 
 @dataclass(kw_only=True)
 class Config(optimizers.Config):
-    """The settings beside lr, grad_clip_norm and schedule, which every optimizer has; types and ranges are checked."""
+    """The settings besides lr, grad_clip_norm and schedule, which every optimizer has; types and ranges are checked."""
 
     beta_step: Momentum  # share of the running mean in the direction of a step
     beta_mean: Momentum  # decay of the running mean of gradients
     weight_decay: NotNegative  # of matrices, times the learning rate a step
 
     def build(self, model, rank, world_size, device_type):
-        """Needed: the optimizer of all parameters.  Gradients are already averaged over the world_size processes."""
+        """Needed. Returns the optimizer of all parameters. Gradients are already averaged over the processes."""
         parameters = list(model.parameters())
         groups = [
             {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": self.weight_decay},
