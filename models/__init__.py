@@ -1,13 +1,13 @@
-"""What is trained: architectures, optimizers and learning rate schedules, each found by the name of its file.
+"""Architectures, optimizers and learning rate schedules, each found by the name of its file.
 
   models/NAME.py             MODEL(vocab_size, seq_len, num_layers, num_heads, width)   model=NAME
-  models/ladder/             the same of the speedrun's records, found by its table          model=r09
+  models/ladder/             the models of the speedrun's records, found by its table   model=r09
   models/optimizers/NAME.py  Config: its settings and build()                          optim=NAME
   models/updates/NAME.py     Config: settings and build() of a group of optim=groups   optim.groups.GROUP.name=NAME
-  models/stages.py           what of all this changes in the course of a run           stages=[...]
+  models/stages.py           what changes in the course of a run                       stages=[...]
   models/schedules/NAME.py   Config: its settings and lr_frac()                        optim/schedule=NAME
 
-A new one is such a file and a yaml of the same name in conf/, never a flag in another file.  Settings are read without
+Add one as such a file and a yaml of the same name in conf/, never as a flag in another file.  Settings are read without
 torch: an optimizer imports torch inside build().
 """
 
@@ -16,20 +16,20 @@ import importlib.util
 
 
 def find(arch: str) -> str | None:
-    """The module of a model's name; None where there is none.  Imports nothing of it."""
+    """Returns the name of a model's module, without importing it; None if there is none."""
     modules = (f"models.{arch}", f"models.ladder.{_in_ladder(arch)[0]}")
     return next((module for module in modules if importlib.util.find_spec(module)), None)
 
 
 def load(arch: str) -> type:
-    """The model class of this name, a models.base.LanguageModel."""
+    """Returns the model class of this name, a models.base.LanguageModel."""
     module = find(arch) or f"models.{arch}"
     name = _in_ladder(arch)[1] if module.startswith("models.ladder.") else "MODEL"
     return getattr(importlib.import_module(module), name)
 
 
 def _in_ladder(arch: str) -> tuple[str, str]:
-    """(file, class) in models/ladder/; of what is not a rung, by its own name."""
+    """Returns (file, class) of a rung in models/ladder/; for another name, (name, "MODEL")."""
     from models import ladder
 
     return ladder.CLASSES.get(arch, (arch, "MODEL"))

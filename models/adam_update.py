@@ -1,13 +1,12 @@
-"""Adam whose weight decay is cautious: a weight decays only where the step makes it smaller anyway.
+"""Adam with cautious weight decay: a weight decays only where the step makes it smaller anyway.
 
-Of modded-nanogpt's records 50 to 53.  For a tensor W, its mean gradient m and mean squared gradient v at step t:
+From modded-nanogpt's records 50 to 53.  For a tensor W, its mean gradient m and mean squared gradient v at step t:
 
-1. update <- lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps), epsilon before the correction of v
+1. update <- lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps), with epsilon added before v is corrected
 2. W <- W - update - (lr^2 * weight_decay * W where update * W > 0)
 
-The learning rate twice in the decay, which so falls faster than the steps do (Chen et al. 2025, arXiv 2510.12402).
-
-One by one these are ten passes over all weights, moments and gradients; compiled, a tensor is read and written once.
+The decay contains the learning rate twice, so it falls faster than the steps do (Chen et al. 2025, arXiv 2510.12402).
+Eager, these are ten passes over all weights, moments and gradients; compiled, each tensor is read and written once.
 """
 
 from typing import Any
@@ -16,10 +15,10 @@ import torch
 
 
 class CautiousAdam(torch.optim.Optimizer):
-    """See above; state in the tensors' dtype.  An element's update needs that element alone.
+    """The optimizer described above.  Its state has the tensors' dtype; updates are elementwise.
 
-    decays_still: a weight that does not move decays too, >= in step 2.  compiled: by torch.compile, equal up to
-    rounding: of bfloat16 tensors only the results are rounded.
+    With decays_still, a weight that does not move decays too (>= in step 2).  With compiled, torch.compile compiles the
+    update, which is equal up to rounding: only the results for bfloat16 tensors are rounded.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class CautiousAdam(torch.optim.Optimizer):
         grads, (beta1, beta2), lr = [tensor.grad for tensor in tensors], group["betas"], group["lr"]
         step_size = lr * (1 - beta2**num_steps) ** 0.5 / (1 - beta1**num_steps)
         decay = lr * lr * group["weight_decay"]
-        if self._compiled is not None:  # numbers as tensors: a number that changes would be compiled in anew
+        if self._compiled is not None:  # numbers become tensors: a number that changes would cause a recompilation
             numbers = (beta1, 1 - beta1, beta2, 1 - beta2, group["eps"], step_size, decay)
             factors = [torch.tensor(number) for number in numbers]
             self._compiled(tensors, grads, means, squares, factors, self.decays_still)
@@ -89,7 +88,7 @@ def _move_each(
     factors: list[torch.Tensor],
     decays_still: bool,
 ) -> None:
-    """The same for torch.compile.  factors: beta1, 1 - beta1, beta2, 1 - beta2, eps, step size, decay; scalars."""
+    """The update for torch.compile.  factors are beta1, 1 - beta1, beta2, 1 - beta2, eps, step size and decay."""
     beta1, rest1, beta2, rest2, eps, step_size, decay = factors
     for tensor, grad, mean, square in zip(tensors, grads, means, squares, strict=True):
         mean.copy_(mean * beta1 + grad * rest1)

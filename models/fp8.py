@@ -1,8 +1,8 @@
-"""A matrix product in 8-bit floating point by fixed scales, with its gradients: for GPUs from compute capability 8.9.
+"""A matrix product in 8-bit floating point with fixed scales, and its gradients, for compute capability 8.9 and later.
 
-Activations and weights become float8_e4m3fn (largest 448), gradients float8_e5m2 (largest 57,344, fewer digits); each
-is multiplied by its scale before it is rounded, and the product divided by both.  What a scale pushes beyond the
-largest number is lost, so scales belong to a model, its batch and its way of taking the mean.
+Activations and weights become float8_e4m3fn (largest 448), gradients float8_e5m2 (largest 57,344, fewer digits).  Each
+is multiplied by its scale before it is rounded, and the product is divided by both scales.  Values that a scale pushes
+beyond the largest number are lost, so scales are specific to a model, its batch and its way of taking the mean.
 N rows, I inputs, O outputs
 """
 
@@ -12,7 +12,7 @@ import torch
 
 
 class Scales(NamedTuple):
-    """Factors before rounding."""
+    """Factors by which tensors are multiplied before they are rounded."""
 
     x: float
     weight: float
@@ -26,7 +26,7 @@ def is_fast_on(device_type: str) -> bool:
 
 
 def linear(x: torch.Tensor, weight_OI: torch.Tensor, scales: Scales) -> torch.Tensor:
-    """x @ weight.T, [..., I] -> [..., O], bfloat16.  N, I and O are multiples of 16.  Gradient of weight: float32."""
+    """Returns x @ weight.T, [..., O] bfloat16; the gradient of weight is float32.  N, I and O are multiples of 16."""
     return _Linear.apply(x.flatten(0, -2), weight_OI, scales).view(*x.shape[:-1], -1)
 
 
@@ -44,7 +44,7 @@ class _Linear(torch.autograd.Function):
         x8_NI, weight8_OI = ctx.saved_tensors
         scales = ctx.scales
         grad8_NO = (grad_NO * scales.grad).to(torch.float8_e5m2)
-        # the kernel wants its first factor by rows and its second by columns
+        # the kernel needs its first factor row-major and its second column-major
         weight8_by_columns, grad8_by_columns = (factor.t().contiguous().t() for factor in (weight8_OI, grad8_NO))
         grad_x_NI = _product(grad8_NO, weight8_by_columns, scales.grad, scales.weight, torch.bfloat16, False)
         x8_IN = x8_NI.t().contiguous()

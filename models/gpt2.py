@@ -1,7 +1,7 @@
-"""GPT-2: LayerNorm and linear layers with biases, tanh GELU, learned positions, tied head.
+"""GPT-2: LayerNorm and linear layers with biases, tanh GELU, learned positions, tied head, no dropout.
 
-Radford et al. 2019; initialisation as in github.com/karpathy/nanoGPT model.py, whose GELU is the exact one:
-"model.args={gelu: none}".  No dropout.
+From Radford et al. 2019, with the initialisation of github.com/karpathy/nanoGPT model.py; the exact GELU, which that
+uses, is "model.args={gelu: none}".
 B batch, T tokens, D width, V vocabulary, H heads, K head width
 """
 
@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from models.base import LanguageModel, causal_attention, constant_, merge_heads, normal_, split_heads
 
-INIT_STD = 0.02  # of every weight but the residual projections
+INIT_STD = 0.02  # of all weights except the residual projections
 
 
 class Attention(nn.Module):
@@ -59,11 +59,11 @@ class GPT2(LanguageModel):
         num_heads: int,
         width: int,
         residual_dtype: str | None = None,
-        gelu: str = "tanh",  # how it is approximated, torch's word: tanh or none
+        gelu: str = "tanh",  # F.gelu's approximate, tanh or none
     ) -> None:
         super().__init__(residual_dtype)
         self.num_heads, self.head_dim = num_heads, width // num_heads
-        self.token_embedding = nn.Embedding(vocab_size, width)  # and the head: one matrix for both
+        self.token_embedding = nn.Embedding(vocab_size, width)  # its matrix is also the head's
         self.position_embedding = nn.Embedding(seq_len, width)
         self.blocks = nn.ModuleList(Block(num_heads, width, gelu) for _ in range(num_layers))
         self.final_norm = nn.LayerNorm(width)
@@ -80,7 +80,7 @@ class GPT2(LanguageModel):
                 constant_(module.bias, 0.0)
 
     def logits(self, tokens_BT: Tensor) -> Tensor:
-        """[B, T] -> [B, T, V], of the next token, float32."""
+        """Returns the next token's logits, [B, T] -> [B, T, V], float32."""
         x_BTD = self.token_embedding(tokens_BT) + self.position_embedding.weight[: tokens_BT.shape[1]]
         x_BTD = self.stream(x_BTD)
         for block in self.blocks:
@@ -88,7 +88,7 @@ class GPT2(LanguageModel):
         return F.linear(self.final_norm(x_BTD), self.head_weight()).float()
 
     def head_weight(self) -> nn.Parameter:
-        """[V, D]."""
+        """Returns the head's matrix, [V, D]."""
         return self.token_embedding.weight
 
 

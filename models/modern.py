@@ -1,7 +1,7 @@
-"""A GPT as the speedrun's records of late 2024 have it, without the parts that need a special GPU.
+"""A GPT like those of the speedrun's records of late 2024, without the parts that need a special GPU.
 
-Rotary positions; RMSNorm without weights, also right after the embedding; queries and keys normalised; ReLU
-squared; no biases; projections back into the stream and the head start at zero; untied head; logits softly capped.
+It has rotary positions; RMSNorm without weights, also right after the embedding; normalised queries and keys; ReLU
+squared; no biases; projections into the stream and a head that start at zero; an untied head; softly capped logits.
 From github.com/KellerJordan/modded-nanogpt, records 2 (rotary), 5 (ReLU squared, zero projections, QK-norm),
 8 (untied zero head, norm after the embedding), 18 (softcap 15).
 B batch, T tokens, D width, V vocabulary, H heads, K head width
@@ -15,10 +15,10 @@ from torch import nn
 
 from models.base import LanguageModel, causal_attention, constant_, merge_heads, normal_, split_heads
 
-EMBEDDING_STD = 0.02  # the norm after it undoes the scale: this only sets how far one AdamW step of lr turns a row
-NORM_EPS = 1e-6  # well under EMBEDDING_STD**2 = 4e-4; torch's default depends on the dtype
+EMBEDDING_STD = 0.02  # the next norm undoes the scale: it only determines how far an AdamW step of lr turns a row
+NORM_EPS = 1e-6  # well below EMBEDDING_STD**2 = 4e-4; torch's default depends on the dtype
 ROTARY_BASE = 10_000  # Su et al. 2021, RoFormer, section 3.2.2
-LOGIT_CAP = 15.0  # logits -> cap * tanh(logits / cap); Gemma 2 (2024) has 30, record 18 found 15 better
+LOGIT_CAP = 15.0  # logits become cap * tanh(logits / cap); Gemma 2 (2024) has 30, record 18 found 15 better
 
 Mix = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # attention: q, k and v to [B, H, T, K]
 
@@ -28,12 +28,12 @@ def rms_norm(x: torch.Tensor) -> torch.Tensor:
 
 
 def softcap(logits: torch.Tensor, cap: float = LOGIT_CAP) -> torch.Tensor:
-    """Close to the identity near 0, never beyond -cap..cap."""
+    """Caps logits smoothly within -cap..cap; close to the identity near 0."""
     return cap * torch.tanh(logits / cap)
 
 
 class Rotary(nn.Module):
-    """Turns the pair (i, i + K/2) of a head by position * ROTARY_BASE**(-2i/K): dot products see only distances."""
+    """Rotates the pair (i, i + K/2) of a head by position * ROTARY_BASE**(-2i/K): dot products see only distances."""
 
     def __init__(self, head_dim: int, seq_len: int) -> None:
         super().__init__()
@@ -42,13 +42,13 @@ class Rotary(nn.Module):
         self.fill()
 
     def turns(self) -> torch.Tensor:
-        """Radians a position of each pair of a head, float64."""
+        """Returns the radians per position of each pair of a head, float64."""
         half_dim = self.cos_TK.shape[1]
         return ROTARY_BASE ** (-torch.arange(half_dim, dtype=torch.float64, device="cpu") / half_dim)
 
     @torch.no_grad()
     def fill(self, device: torch.device | str = "cpu") -> None:
-        """device: where it is computed, in float64; the CPU gives every device and rank the same table."""
+        """Fills the table, computed in float64 on device; the CPU gives every device and rank the same table."""
         position_T = torch.arange(self.cos_TK.shape[0], dtype=torch.float64, device=device)
         angle_TK = torch.outer(position_T, self.turns().to(device))
         self.cos_TK.copy_(angle_TK.cos())
@@ -66,13 +66,13 @@ class Attention(nn.Module):
     def __init__(self, num_heads: int, width: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.query = nn.Linear(width, width, bias=False)  # three matrices, not one: Muon makes each orthogonal
+        self.query = nn.Linear(width, width, bias=False)  # separate matrices, because Muon makes each one orthogonal
         self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width, bias=False)
         self.proj = nn.Linear(width, width, bias=False)
 
     def forward(self, x_BTD: torch.Tensor, rotary: Rotary, mix: Mix = causal_attention) -> torch.Tensor:
-        """mix: who sees whom."""
+        """Returns the layer's output; mix is the attention of q, k and v."""
         q_BHTK = split_heads(self.query(x_BTD), self.num_heads)
         k_BHTK = split_heads(self.key(x_BTD), self.num_heads)
         v_BHTK = split_heads(self.value(x_BTD), self.num_heads)
@@ -125,23 +125,23 @@ class Modern(LanguageModel):
             if isinstance(module, nn.Linear) and name.endswith((".proj", "head")):
                 constant_(module.weight, 0.0)
             elif isinstance(module, nn.Linear):
-                std = (3 * module.in_features) ** -0.5  # the variance of torch's default; 0.0208 at width 768
+                std = (3 * module.in_features) ** -0.5  # has the variance of torch's default; 0.0208 at width 768
                 normal_(module.weight, std, generator)
         self.rotary.fill()
 
     def logits(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        """[B, T] -> [B, T, V], of the next token, float32, within -LOGIT_CAP..LOGIT_CAP."""
+        """Returns the next token's logits, [B, T] -> [B, T, V], float32, within -LOGIT_CAP..LOGIT_CAP."""
         x_BTD, mix = self.stream(rms_norm(self.embedding(tokens_BT))), self.mix(tokens_BT)
         for block in self.blocks:
             x_BTD = self.through(block, x_BTD, self.rotary, mix)
         return softcap(self.head(rms_norm(x_BTD)).float())
 
     def mix(self, tokens_BT: torch.Tensor) -> Mix:
-        """Attention, of which token to which: here of each to all before it."""
+        """Returns the attention for these tokens; here every token sees itself and all earlier ones."""
         return causal_attention
 
     def head_weight(self) -> nn.Parameter:
-        """[V, D]."""
+        """Returns the head's matrix, [V, D]."""
         return self.head.weight
 
 

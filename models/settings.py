@@ -1,4 +1,4 @@
-"""Types of settings that know what they allow, in the words of refusals (bench/config/typed.py) and `run --help`."""
+"""Types of settings with their allowed values, which refusals (bench/config/typed.py) and `run --help` print."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from typing import Annotated, Any
 @dataclass(frozen=True)
 class Range:
     holds: Callable[[Any], bool]
-    words: str  # what is allowed, after "use" and the kind: "a whole number", "above 0"
+    words: str  # what is allowed, as refusals print it after "use" and the type: "above 0"
 
 
 def one_of(*names: str) -> Range:
-    """A Range of words."""
+    """Returns a Range that allows these names."""
     return Range(lambda value: value in names, f"{', '.join(names[:-1])} or {names[-1]}")
 
 

@@ -1,6 +1,6 @@
 """What changes in the course of a run: batch, sequences, attention window, loss, momenta, which parts are updated.
 
-A run without stages is one stage.  What a model does for it: models/base.py.  Imports no torch.
+A run without stages is one stage.  models/base.py says what a model needs for stages.  Does not import torch.
 """
 
 import bisect
@@ -16,7 +16,7 @@ from models.settings import Frac, Momentum, NotNegativeInt, Positive, PositiveIn
 
 @dataclass(kw_only=True)
 class Stage:
-    """Some steps of a run, one row of `stages`.  What is null is as without stages."""
+    """Consecutive steps of a run, a row of `stages`.  A setting that is null is as without stages."""
 
     until_frac: Frac | None = None  # where the stage ends, as a fraction of goal.num_steps; null in the last stage
     until_step: PositiveInt | None = None  # where the stage ends, as a number of steps
@@ -48,7 +48,7 @@ class Stage:
     untied: bool | None = None
 
     def is_due(self, part: str, step: int) -> bool:
-        """Whether step number step, from 0, updates that part of the optimizer."""
+        """Whether a step, counted from 0, updates that part of the optimizer."""
         return (step + 1) % (self.update_every_steps or {}).get(part, 1) == 0
 
     def apply(self, optimizer: Any) -> None:
@@ -70,25 +70,25 @@ class Stage:
 
 @dataclass(frozen=True)
 class Portion:
-    """Steps of one shape: all of them are one graph where the model is compiled."""
+    """Steps of the same shape: in a compiled model, all of them use the same graph."""
 
     first_step: int  # from 0
     num_steps: int
     stage: Stage
-    window_tokens: int | None  # None: the model's own
+    window_tokens: int | None  # None: the model's default
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """What two portions share that need be warmed up only once, but for the window."""
+        """The key, besides the window, of portions that need only one warm-up."""
         stage, num_ahead = self.stage, len(self.stage.ahead_weights or (1,))
         return stage.batch_tokens, stage.seq_len, stage.micro_batch_seqs, num_ahead, bool(stage.untied)
 
 
 class Timeline:
-    """The stages of a run of num_steps steps, of which each has batch_tokens, seq_len and micro_batch_seqs.
+    """The stages of a run of num_steps steps; each has batch_tokens, seq_len and micro_batch_seqs.
 
-    window_block: windows are multiples of it, and one that grows does so by it.  ValueError: a window that does not
-    grow is not a multiple, or the stages do not go through the run in order.
+    Windows are multiples of window_block, and grow by it.  Raises ValueError if a window that does not grow is not a
+    multiple, or if the stages do not cover the run in order.
     """
 
     def __init__(self, stages: Sequence[Stage], num_steps: int, window_block: int = 1):
@@ -102,7 +102,7 @@ class Timeline:
 
     @cached_property
     def portions(self) -> list[Portion]:
-        """All portions of the run, in order and without gaps."""
+        """The portions of the run, in order and without gaps."""
         portions = []
         for stage, start, end in zip(self._stages, [0, *self.ends[:-1]], self.ends, strict=True):
             windows = [self._window(stage, done, end - start) for done in range(end - start)]
@@ -113,7 +113,7 @@ class Timeline:
         return portions
 
     def distinct(self, every_window: bool = True) -> list[Portion]:
-        """The first portion of each shape and window; without every_window of each shape the first and the widest."""
+        """Returns the first portion of each shape and window; without every_window, each shape's first and widest."""
         first: dict[tuple[Any, ...], Portion] = {}
         widest: dict[tuple[Any, ...], int] = {}
         for portion in self.portions:
@@ -129,17 +129,17 @@ class Timeline:
         return [portion.first_step for portion in self.portions]
 
     def at(self, step: int) -> Portion:
-        """The portion of step number step, from 0; for num_steps it is the last one."""
+        """Returns the portion of a step, counted from 0; for num_steps it is the last one."""
         return self.portions[bisect.bisect_right(self._starts, step) - 1]
 
     def window_after(self, steps_done: int) -> int | None:
-        """The window of the step that comes next; at the end of the run end_window_tokens, or what it has grown to."""
+        """Returns the next step's window; at the end of the run end_window_tokens, or what the window has grown to."""
         if steps_done >= self.num_steps:
             return self._stages[-1].end_window_tokens or self._window(self._stages[-1], 1, 1)
         return self.at(steps_done).window_tokens
 
     def ahead_weights(self, step: int) -> list[float] | None:
-        """The weights for step number step, as LanguageModel.set_ahead_weights() takes them."""
+        """Returns a step's weights, as LanguageModel.set_ahead_weights() takes them."""
         stage, steps_done, num_steps = self._place(step)
         first, last = stage.ahead_weights, stage.end_ahead_weights
         if first is None or last is None:
@@ -147,18 +147,18 @@ class Timeline:
         return [start + (end - start) * steps_done / num_steps for start, end in zip(first, last, strict=True)]
 
     def is_frozen(self, part: str, step: int) -> bool:
-        """Whether that part of the optimizer rests in step number step."""
+        """Whether a step does not update that part of the optimizer and drops its gradients."""
         stage, steps_done, _ = self._place(step)
         return steps_done < (stage.frozen_steps or {}).get(part, 0)
 
     def _place(self, step: int) -> tuple[Stage, int, int]:
-        """The stage of a step, how many of its steps are done then, and how many it has."""
+        """Returns (a step's stage, how many of the stage's steps are done before it, how many the stage has)."""
         index = min(bisect.bisect_right(self.ends, step), len(self.ends) - 1)
         start = self.ends[index - 1] if index else 0
         return self._stages[index], step - start, self.ends[index] - start
 
     def _window(self, stage: Stage, steps_done: int, num_steps: int) -> int | None:
-        """After steps_done of a stage's num_steps: linear from first to last, rounded to blocks, one at least."""
+        """Returns the window after steps_done of a stage's num_steps: linear, rounded to blocks, at least one block."""
         first, last = stage.first_window_tokens, stage.window_tokens
         if first is None or last is None:
             return last
@@ -167,15 +167,15 @@ class Timeline:
 
 
 def check_window(where: str, window_tokens: int | None, window_block: int) -> None:
-    """ValueError: the model's windows are whole blocks, and this is not."""
+    """Raises ValueError if a window is not a multiple of the model's window_block."""
     if window_tokens is not None and window_tokens % window_block:
         near = max(1, round(window_tokens / window_block)) * window_block
         raise ValueError(f"{where}={window_tokens}: use a multiple of the model's window_block={window_block}: {near}")
 
 
 def ends_of(stages: Sequence[Stage], num_steps: int) -> list[int]:
-    """How many steps are done at the end of each stage.  ValueError if a stage has no end or no step, or the
-    last one has an end."""
+    """Returns how many steps are done at the end of each stage.  Raises ValueError if a stage has no end or no step,
+    or if the last one has an end."""
     ends, before = [], 0
     for index, stage in enumerate(stages):
         where, is_last = f"stages[{index}]", index == len(stages) - 1
@@ -205,7 +205,7 @@ def ends_of(stages: Sequence[Stage], num_steps: int) -> list[int]:
 
 
 def num_tokens(stages: Sequence[Stage], num_steps: int, steps_done: int) -> int:
-    """The tokens of the first steps_done of num_steps steps.  Every stage has its batch_tokens."""
+    """Returns the tokens of the first steps_done of num_steps steps.  Every stage must have batch_tokens."""
     ends = ends_of(stages, num_steps)
     spans = zip([0, *ends[:-1]], ends, stages, strict=True)
     return sum(max(0, min(steps_done, end) - start) * cast(int, stage.batch_tokens) for start, end, stage in spans)

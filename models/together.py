@@ -1,6 +1,6 @@
-"""Several optimizers as one: which parameter goes to which, and param_groups over all, as with any other.
+"""Combines several optimizers into one, and finds the parameters that patterns match.
 
-A parameter is embedding, head, matrices (of the blocks) or vectors; patterns mean it by that, or by its name.
+A parameter's role is embedding, head, matrices (of the blocks) or vectors; a pattern matches a role or a name.
 """
 
 from collections.abc import Collection, Iterator
@@ -11,7 +11,7 @@ import torch
 
 
 def copy_state(optimizer: Any, source: torch.Tensor, target: torch.Tensor) -> None:
-    """What an optimizer, or the part of it that has the tensor, remembers of source: of target from now on too."""
+    """Copies source's state to target, in an optimizer or the parts of it that have the two tensors."""
     parts = list(getattr(optimizer, "parts", {"": optimizer}).values())
     source_part, target_part = (next(part for part in parts if _has(part, tensor)) for tensor in (source, target))
     state = source_part.state.get(source, {})
@@ -25,7 +25,7 @@ def _has(part: torch.optim.Optimizer, tensor: torch.Tensor) -> bool:
 
 
 class Together:
-    """parts: optimizers by name, no tensor in two of them."""
+    """An optimizer made of named parts, which are optimizers without common tensors."""
 
     def __init__(self, parts: dict[str, torch.optim.Optimizer]) -> None:
         self.parts = parts
@@ -35,12 +35,12 @@ class Together:
         return [group for part in self.parts.values() for group in part.param_groups]
 
     def step(self, names: Collection[str] | None = None) -> None:
-        """Step the named parts, or all of them.  All ranks must call it with the same names."""
+        """Steps the named parts, or all of them.  All ranks must call it with the same names."""
         for part in self._named(names):
             part.step()
 
     def zero_grad(self, set_to_none: bool = True, names: Collection[str] | None = None) -> None:
-        """Drop the gradients of the named parts, or of all; the next backward pass adds to those of the others."""
+        """Drops the gradients of the named parts, or of all; the next backward pass adds to those of the others."""
         for part in self._named(names):
             part.zero_grad(set_to_none=set_to_none)
 
@@ -48,22 +48,22 @@ class Together:
         return [part for name, part in self.parts.items() if names is None or name in names]
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all parts.  It refers to the live tensors: copy it to keep it."""
+        """Returns the state of all parts.  It refers to the live tensors: copy it to keep it."""
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """All as they were.  A state taken before the first step resets them entirely."""
+        """Restores all parts.  A state from before the first step resets them entirely."""
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
 
 
 def is_meant(patterns: list[str], name: str, role: str) -> bool:
-    """Whether one of patterns, roles or names with wildcards (blocks.*.proj.weight), means that parameter."""
+    """Whether a parameter matches one of the patterns: roles, or names with wildcards (blocks.*.proj.weight)."""
     return any(role == pattern or fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def with_roles(model: Any) -> Iterator[tuple[str, str, torch.nn.Parameter]]:
-    """(name, role, parameter) of all parameters; a head that is also the embedding is an embedding."""
+    """Yields (name, role, parameter) for all parameters; a head that is also the embedding has the role embedding."""
     matrices = {id(parameter) for parameter in model.hidden_matrices()}
     tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     for name, parameter in model.named_parameters():

@@ -1,7 +1,6 @@
-"""models/modern.py whose tokens attend only within their document and a window, which stages may change.
+"""models/modern.py with attention only within a document and a window, which stages may change.
 
-From github.com/KellerJordan/modded-nanogpt, records 12 (document mask) and 13 (a window that grows), by
-models/masked_attention.py.
+From github.com/KellerJordan/modded-nanogpt, records 12 (document mask) and 13 (a growing window).
 """
 
 import torch
@@ -12,10 +11,10 @@ from models.modern import Modern
 
 
 class Windowed(Modern):
-    """window_tokens: until a stage sets another; null: seq_len, which is all of a sequence."""
+    """Has window_tokens until a stage sets another window; None means seq_len, the whole sequence."""
 
     window_block = 16
-    eos_token: int | None = None  # the trainer sets it
+    eos_token: int | None = None  # set by the trainer
 
     def __init__(
         self,
@@ -33,23 +32,23 @@ class Windowed(Modern):
         self.set_window(window_tokens or seq_len)
 
     def set_window(self, window_tokens: int) -> None:
-        """Set the window of every layer from now on."""
+        """Sets the window of every layer from now on."""
         self.window_tokens = window_tokens
         self.near_tokens.fill_(window_tokens)
 
     def mix(self, tokens_BT: torch.Tensor) -> Visible:
-        """Attention within window and document."""
+        """Returns the attention within window and document."""
         reach_tokens = None if torch.compiler.is_compiling() else self.window_tokens
         return Visible(tokens_BT, self.eos_token, self.near_tokens, self.near_blocks, reach_tokens)
 
     def flops_per_token(self, seq_len: int) -> int:
-        """Forward and backward, every pair of tokens in a window counted, across documents too."""
+        """Returns FLOPs of forward and backward, with every pair of tokens in a window, across documents too."""
         return flops_of_token(*self._shape(), min(self.window_tokens, seq_len))
 
     def flops_per_token_causal(self, seq_len: int) -> int:
-        """The same without pairs that the mask drops, but for documents, which are not known.
+        """Returns the same without the pairs that the window and causality mask; documents are not known here.
 
-        A token sees W of the tokens before it, the first W half as many: W - W * W / (2 * T) in the mean.
+        A token sees W tokens, the first W tokens half as many: W - W * W / (2 * T) on average.
         """
         window = min(self.window_tokens, seq_len)
         return flops_of_token_causal(*self._shape(), 2 * window - window * window // seq_len)

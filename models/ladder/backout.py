@@ -1,4 +1,4 @@
-"""Records 34 to 45, September to November 2025: what the stream is mixed with between the layers.
+"""Records 34 to 45, September to November 2025: what is mixed into the residual stream between the layers.
 
 B batch, T tokens, D width, V vocabulary
 """
@@ -12,9 +12,9 @@ from models.ladder.yarn import GATE_INPUTS, R33
 
 
 class R34(R33):
-    """Record 34, 2025-09-18: 2.565 -> 2.547 minutes.  Smear: a token's embedding takes on some of the one before it.
+    """Record 34, 2025-09-18: 2.565 -> 2.547 minutes.  Smear: a part of the previous token's embedding is added.
 
-    How much is a gate of 12 numbers of its own embedding, through a sigmoid, times one learnt scalar, at first 0.
+    Its factor is the sigmoid of a gate on 12 numbers of the token's embedding, times a learned scalar, at first 0.
     """
 
     begins = {"smear_weight": 0.0}
@@ -25,7 +25,7 @@ class R34(R33):
         self.smear_weight = nn.Parameter(torch.tensor(0.0))
 
     def looked_up(self, tokens_BT):
-        """[B, T, D], of each token its row of the table."""
+        """Returns each token's row of the embedding table, [B, T, D]."""
         return self.embedding(tokens_BT)
 
     def embed(self, tokens_BT):
@@ -35,10 +35,10 @@ class R34(R33):
 
 
 class R35(R34):
-    """Record 35, 2025-09-21: 2.547 -> 2.527 minutes.  The first layer is gone; 40 more steps at the last learning rate.
+    """Record 35, 2025-09-21: 2.547 -> 2.527 minutes.  No first layer; 40 more steps at the last learning rate.
 
-    Of the first layer only its number is left, and the last layer takes no skip.  In the last validation every long
-    window is 20 blocks.
+    The first layer keeps its number but is skipped, and the last layer has no skip connection.  In the last validation
+    every long window is 20 blocks.
     """
 
     def __init__(self, **options):
@@ -50,18 +50,18 @@ class R35(R34):
         return True
 
     def entered(self, index: int, x_BTD, outputs):
-        """The stream as block number index takes it; outputs: of the blocks before it, None of the first."""
+        """Returns the stream that enters a block; outputs are those of the blocks before it, None for the first."""
         half, last = len(self.blocks) // 2, len(self.blocks) - 1
         if not half <= index < last:
             return x_BTD
         return x_BTD + self.skip_factor(index - half) * outputs[last - index]
 
     def left(self, outputs):
-        """The stream after the last block."""
+        """Returns the stream after the last block."""
         return outputs[-1]
 
     def stack(self, x_BTD, values, mixes):
-        """All blocks but the first, and the last norm."""
+        """Applies all blocks but the first, and the last norm."""
         embedded_BTD, outputs = x_BTD, [None]
         for index, block in list(enumerate(self.blocks))[1:]:
             x_BTD = self.entered(index, x_BTD, outputs)
@@ -71,9 +71,9 @@ class R35(R34):
 
 
 class R37(R35):
-    """Record 37, 2025-09-27: 2.495 (record 36, Muon's work shared out otherwise) -> 2.483 minutes.  Bfloat16 loss.
+    """Record 37, 2025-09-27: 2.495 (record 36, Muon's work divided differently) -> 2.483 minutes.  Bfloat16 loss.
 
-    Logits stay in bfloat16 while training, and so does each token's cross entropy; only their mean is float32.
+    In training, logits and each token's cross entropy stay in bfloat16; only the mean is float32.
     """
 
     def to_logits(self, x_BTD):
@@ -81,14 +81,14 @@ class R37(R35):
         return logits_BTV if self.training else logits_BTV.float()
 
     def loss(self, logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        """Mean nats per token, float32."""
+        """Returns mean nats per token, float32."""
         return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none").float().mean()
 
 
 class R40(R37):
-    """Record 40, 2025-10-04: 2.447 -> 2.358 minutes.  Backout: the ninth layer's output is taken back before the head.
+    """Record 40, 2025-10-04: 2.447 -> 2.358 minutes.  Backout: the ninth layer's output is subtracted before the head.
 
-    A learnt part of it, at first a half: the head need not see what only the layers in the middle needed.
+    It is multiplied by a learned scalar that begins at 0.5: the head need not see what only the middle layers needed.
     """
 
     begins = {"backout_weight": 0.5}
@@ -104,7 +104,7 @@ class R40(R37):
 class R45(R40):
     """Record 45, 2025-11-18: 2.269 (record 44, communication) -> 2.248 minutes.  One skip instead of five, 4 to 7.
 
-    The eighth layer, which has no attention, takes what the fifth gave.  A block begins with 1.1 of the stream.
+    The eighth layer, which has no attention, receives the fifth's output.  The factor of the stream begins at 1.1.
     """
 
     begins = {"stream_mix": [1.1, 0.0]}

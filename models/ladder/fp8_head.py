@@ -1,4 +1,4 @@
-"""Records 18 to 26, January to July 2025: a lower cap, an 8-bit head, long and short windows.
+"""Records 18 to 26, January to July 2025: a lower cap of logits, an 8-bit head, long and short windows.
 
 B batch, T tokens, D width, V vocabulary, H heads, K head width
 """
@@ -13,13 +13,13 @@ from models.ladder.long_sequences import R17, R17Attention
 from models.ladder.short_sequences import Linear, uniform_
 from models.masked_attention import Visible
 
-FP8_LARGEST = 448  # of float8_e4m3fn
+FP8_LARGEST = 448  # largest number of float8_e4m3fn
 
 
 class R18(R17):
-    """Record 18, 2025-01-04: 3.57 -> 3.4 minutes.  Logits within -15..15 instead of 30.
+    """Record 18, 2025-01-04: 3.57 -> 3.4 minutes.  Logits within -15..15 instead of -30..30.
 
-    Only embeddings are bfloat16 now: learnt scalars and the rotary table stay float32.
+    Only embeddings are bfloat16 now: learned scalars and the rotary table stay float32.
     """
 
     def __init__(self, *, softcap: float | None = 15.0, **options):
@@ -33,17 +33,17 @@ class R18(R17):
 
 
 class R19(R18):
-    """Record 19, 2025-01-13: 3.4 -> 3.142 minutes.  An 8-bit head while training; smaller first weights.
+    """Record 19, 2025-01-13: 3.4 -> 3.142 minutes.  An 8-bit head in training; smaller initial weights.
 
-    The cap is a sigmoid in float32: the same logits as with tanh, but for a shift that no softmax sees.  The learning
-    rate falls to a tenth instead of 0, and the window is 1,728 * k / n tokens at step k of n, rounded up to blocks
-    (conf/experiment/r19.yaml).
-    model.args: fp8_head (null: where the GPU has 8-bit floats, which no test here has seen; false: nowhere), and those
-    of record 18.
+    The cap is a sigmoid in float32: the same logits as with tanh, except for a shift that softmax ignores.  In
+    conf/experiment/r19.yaml the learning rate falls to a tenth instead of 0, and the window is 1,728 * k / n tokens at
+    step k of n, rounded up to blocks.
+    model.args: fp8_head (null: if the GPU has 8-bit floats, which is untested here; false: never), and those of
+    record 18.
     """
 
     WEIGHT_SCALE = 2.0**5
-    GRAD_SCALE = 2.0**13  # times the tokens of a pass, over which the loss is a mean: 2**29 for the record's 64K
+    GRAD_SCALE = 2.0**13  # multiplied by the tokens of a pass (the loss is their mean): 2**29 for the record's 64K
 
     def __init__(self, *, fp8_head: bool | None = None, **options):
         super().__init__(**options)
@@ -57,11 +57,11 @@ class R19(R18):
         constant_(self.head.weight, 0.0)
 
     def x_scale(self, width: int) -> float:
-        """The scale of the activations before the 8-bit head."""
+        """Returns the scale of the activations before the 8-bit head."""
         return 2.0
 
     def uncapped(self, x_BTD):
-        """What the head's product is, before the cap."""
+        """Returns the head's product, before the cap."""
         in_fp8 = fp8.is_fast_on(x_BTD.device.type) if self.fp8_head is None else self.fp8_head
         if not (in_fp8 and self.training):
             return self.head(x_BTD)
@@ -88,11 +88,11 @@ class R20Attention(R17Attention):
         return self.output(mixed_BHTK, x_BTD)
 
     def merged_weights(self, x_BTD):
-        """[3 * D, D], of q, k and v, in x's dtype."""
+        """Returns the weights of q, k and v as one matrix, [3 * D, D], in x's dtype."""
         return torch.cat((self.query.weight, self.key.weight, self.value.weight)).type_as(x_BTD)
 
     def with_embedded(self, v_BHTK, embedded_BHTK):
-        """Values with their value embeddings, None in the inner layers."""
+        """Returns values mixed with their value embeddings, which are None in the inner layers."""
         if self.value_mix is None:
             return v_BHTK
         return self.value_mix[0] * v_BHTK if embedded_BHTK is None else self.mixed_values(v_BHTK, embedded_BHTK)
@@ -101,7 +101,7 @@ class R20Attention(R17Attention):
         return self.positioned(k_BHTK, rotary)
 
     def output(self, mixed_BHTK, x_BTD):
-        """The layer's, of what its heads have mixed; x_BTD: what it was given."""
+        """Returns the layer's output; mixed_BHTK is that of its heads, x_BTD the layer's input."""
         return self.projected(merge_heads(mixed_BHTK))
 
     def projected(self, mixed_BTD):
@@ -111,8 +111,8 @@ class R20Attention(R17Attention):
 class R20(R19):
     """Record 20, 2025-01-16: 3.142 -> 2.992 minutes.  Long and short windows, merged q, k and v, scores times 0.12.
 
-    Of twelve layers the first, fifth, eighth and twelfth see the whole window, the others half of it.  Muon still takes
-    q, k and v as a matrix each: they are put together for the product.
+    Of twelve layers the first, fifth, eighth and twelfth see the whole window, the others half of it.  For Muon q, k
+    and v remain separate matrices, which are concatenated for the product.
     model.args: attention_scale (null: 1 / sqrt(head width)), long_short, and those of record 19.
     """
 
@@ -123,22 +123,22 @@ class R20(R19):
         self.attention_scale, self.long_short = attention_scale, long_short
 
     def has_long_window(self, index: int) -> bool:
-        """Whether block number index has a long window: every fourth does, from the outside in."""
+        """Whether a block has a long window: every fourth does, counted from both ends."""
         return not self.long_short or min(index, len(self.blocks) - 1 - index) % 4 == 0
 
     def short_window(self) -> int:
-        """Tokens."""
+        """Returns the tokens of a short window."""
         return max(self.block, self.window_tokens // 2 // self.block * self.block)
 
     def window_of(self, index: int) -> int:
-        """How many tokens back a token sees in block number index."""
+        """Returns how many tokens back a token sees in a block."""
         return self.window_tokens if self.has_long_window(index) else self.short_window()
 
     def windows(self) -> list[int]:
         return [self.window_of(index) for index, block in enumerate(self.blocks) if block.attention is not None]
 
     def visible_in_short(self, tokens_BT: torch.Tensor) -> Visible:
-        """What the tokens see in a layer with a short window."""
+        """Returns the attention of a layer with a short window."""
         return self.visible(tokens_BT, near_blocks=(self.near_blocks // 2).clamp_min(1))
 
     def mixes(self, tokens_BT) -> list:
@@ -147,22 +147,22 @@ class R20(R19):
 
 
 class R21(R20):
-    """Record 21, 2025-01-26: 2.992 -> 2.933 minutes.  Three quarters of the tokens a step, scales of the 8-bit head.
+    """Record 21, 2025-01-26: 2.992 -> 2.933 minutes.  A quarter fewer tokens per step; other scales of the 8-bit head.
 
     A step is 8 sequences of 48K tokens, and validation has sequences of 256K (conf/experiment/r21.yaml).
     """
 
     WEIGHT_SCALE = 2.0**9
-    GRAD_SCALE = 2.0**19 / 49152  # times the tokens of a pass: 2**19 for the record's 48K
+    GRAD_SCALE = 2.0**19 / 49152  # multiplied by the tokens of a pass: 2**19 for the record's 48K
 
 
 class R26(R21):
     """Record 26, 2025-07-13: 2.896 (record 25, a new torch) -> 2.863 minutes.  Every sequence begins at a document.
 
-    data.bos_aligned and a cooldown of 0.45 are conf/experiment/r26.yaml's.  What records 22 to 25 changed beside
-    communication: the head's logits are divided by sqrt(width), its learning rate is 27.5 times as large, and its 8-bit
-    scales are those of its largest weights.  They also sum the loss over tokens where we take the mean, so that their
-    epsilon of Adam is ours times the tokens of a sequence.
+    conf/experiment/r26.yaml sets data.bos_aligned and a cooldown of 0.45.  Besides communication, records 22 to 25
+    changed this: the head's logits are divided by sqrt(width), its learning rate is 27.5 times as large, and its 8-bit
+    scales are those of its largest weights.  They also sum the loss over tokens, where this model takes the mean, so
+    their epsilon of Adam is ours times the tokens of a sequence.
     """
 
     WEIGHT_SCALE = FP8_LARGEST / 24

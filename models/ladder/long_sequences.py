@@ -1,4 +1,4 @@
-"""Records 12 to 17, November and December 2024: sequences of whole documents, windows, value embeddings.
+"""Records 12 to 17, November and December 2024: long sequences of documents, windows, value embeddings.
 
 B batch, T tokens, D width, L layers, K head width
 """
@@ -16,33 +16,33 @@ from models.modern import ROTARY_BASE
 class R12(R11):
     """Record 12, 2024-11-19: 7.2 -> 5.03 minutes.  Sequences of 64K tokens, of whole documents, by FlexAttention.
 
-    A token sees the earlier tokens of its own document, at most 1,024 of them.  So a long sequence costs no more than
-    many short ones, and few documents are cut.  The record asked FlexAttention for the mask of every pair; here the
-    blocks are found as its successors find them: the same mask, sooner.
-    Documents are those of the run's data (LanguageModel.eos_token); without their token each sequence is one.
-    model.args: window (tokens, of a run whose stages have none), block (tokens of a block of the mask), and those of
+    A token sees the earlier tokens of its document, at most 1,024 of them.  So a long sequence costs no more than many
+    short ones, and few documents are cut.  The record let FlexAttention evaluate the mask for every pair; here blocks
+    are found as in later records, which gives the same mask faster.
+    Documents are those of the run's data (LanguageModel.eos_token); without eos_token each sequence is one document.
+    model.args: window (tokens, for a run whose stages set none), block (tokens of a block of the mask), and those of
     record 11.
     """
 
-    windows_are_data = True  # they are in buffers
+    windows_are_data = True  # windows are in buffers
 
     def __init__(self, *, eos_token: int | None = None, window: int = 1024, block: int = BLOCK_TOKENS, **options):
         super().__init__(**options)
         self.eos_token, self.block = eos_token, block
-        self.attention_scale: float | None = None  # of scores: 1 / sqrt(head width)
+        self.attention_scale: float | None = None  # factor of scores; None: 1 / sqrt(head width)
         for name in ("near_tokens", "near_blocks"):
             self.register_buffer(name, torch.empty((), dtype=torch.int32), persistent=False)
         self.set_window(window)
 
     @property
     def window_block(self) -> int:
-        """Tokens that a window is a multiple of: half a block, 64, as the records' schedules go."""
+        """Tokens of which a window is a multiple: half a block, 64, as in the records' schedules."""
         return self.block // 2
 
     def set_window(self, window_tokens: int) -> None:
-        """Set how many tokens a token sees, itself included, from the next pass on.  ValueError: no whole blocks.
+        """Sets how many tokens a token sees, itself included, from the next pass on.
 
-        Changes no graph: the compiled model takes it from a buffer.
+        The graph stays: a compiled model reads it from a buffer.  Raises ValueError unless it is whole window_blocks.
         """
         if window_tokens < 1 or window_tokens % self.window_block:
             raise ValueError(f"window={window_tokens}: use a multiple of {self.window_block} tokens")
@@ -52,27 +52,27 @@ class R12(R11):
         self.near_blocks.fill_(near_blocks)
 
     def limits(self, window_tokens: int) -> tuple[int, int]:
-        """(near_tokens, near_blocks) of models/masked_attention.py."""
+        """Returns (near_tokens, near_blocks) for models/masked_attention.py."""
         return window_tokens, NO_LIMIT
 
     def windows(self) -> list[int]:
-        """How far back each layer with attention sees, in tokens."""
+        """Returns how far back each layer with attention sees, in tokens."""
         return [self.window_tokens] * len(self.blocks)
 
     def reach_tokens(self) -> int:
-        """A bound of the longest window, which saves work."""
+        """Returns a bound on the longest window, which saves work."""
         return self.window_tokens
 
     def visible(
         self, tokens_BT: torch.Tensor, near_tokens: torch.Tensor | None = None, near_blocks: torch.Tensor | None = None
     ) -> Visible:
-        """What the tokens see; called as attention.  near_tokens, near_blocks: None is the window's own."""
+        """Returns the attention for these tokens; near_tokens and near_blocks default to those of the window."""
         return Visible(
             tokens_BT,
             self.eos_token,
             self.near_tokens if near_tokens is None else near_tokens,
             self.near_blocks if near_blocks is None else near_blocks,
-            # compiled, a number would ask for a graph of its own for each window
+            # in a compiled model, a number would need a separate graph for each window
             None if torch.compiler.is_compiling() else self.reach_tokens(),
             self.block,
             self.attention_scale,
@@ -83,11 +83,11 @@ class R12(R11):
             return self.to_logits(self.stack(self.embed(tokens_BT), self.visible(tokens_BT)))
 
     def flops_per_token(self, seq_len: int) -> int:
-        """Forward and backward, of the window as it is now; where documents end earlier is not known here."""
+        """Returns FLOPs of forward and backward in the current window; where documents end is not known here."""
         return self._flops([min(window, seq_len) for window in self.windows()])
 
     def flops_per_token_causal(self, seq_len: int) -> int:
-        """The same without masked pairs: w - w * w / (2 * T) a token, since the first ones of T see less than w."""
+        """Returns the same without masked pairs: w - w * w / (2 * T) per token, as the first w of T see fewer."""
         windows = [min(window, seq_len) for window in self.windows()]
         return self._flops([window - window**2 // (2 * seq_len) for window in windows])
 
@@ -99,8 +99,8 @@ class R12(R11):
 class R13(R12):
     """Record 13, 2024-11-24: 5.03 -> 4.66 minutes.  The window grows with the run, from 64 to 1,792 tokens.
 
-    At step k of n it is 64 + 1,728 * k / n, rounded down to a multiple of 64, and validation has that of its step:
-    stages of conf/experiment/r13.yaml.
+    At step k of n it is 64 + 1,728 * k / n, rounded down to a multiple of 64, and a validation has the window of its
+    step (stages of conf/experiment/r13.yaml).
     model.args: window (by default the last one), and those of record 12.
     """
 
@@ -112,7 +112,7 @@ class R13(R12):
 
 
 class R14Rotary(R02Rotary):
-    """Its angles have the dtype of its table."""
+    """A rotary table whose angles are computed in the table's dtype."""
 
     @torch.no_grad()
     def fill(self):
@@ -129,7 +129,7 @@ class R14Attention(R09Attention):
         return (1 - self.value_mix) * v_BHTK + self.value_mix * embedded_BHTK
 
     def forward(self, x_BTD, rotary, value_BTD, mix):
-        """value_BTD: value embeddings of the tokens."""
+        """Returns the layer's output; value_BTD are the tokens' value embeddings."""
         v_BHTK = split_heads(self.value(x_BTD), self.num_heads)
         if self.value_mix is not None:
             v_BHTK = self.mixed_values(v_BHTK, split_heads(value_BTD, self.num_heads))
@@ -147,10 +147,10 @@ class R14Block(R09Block):
 
 
 class R14(R13):
-    """Record 14, 2024-12-04: 4.66 -> 4.41 minutes.  Value embeddings in place of the first block's values.
+    """Record 14, 2024-12-04: 4.66 -> 4.41 minutes.  Value embeddings instead of the first block's values.
 
-    Each block mixes into its values a row of a table of its own, chosen by the token.  Rotary angles are counted in the
-    activations' dtype: in bfloat16 they are wrong far from the start, until record 17.
+    Each block mixes into its values the token's row of a separate table.  Rotary angles are computed in the dtype of
+    the activations: until record 17, in bfloat16, they are wrong far from the start.
     """
 
     Attention, Block = R14Attention, R14Block
@@ -176,11 +176,11 @@ class R14(R13):
                 normal_(parameter, 1.0, generator)
 
     def values(self, tokens_BT) -> list:
-        """The value embeddings of each layer, [B, T, D] or None."""
+        """Returns the value embeddings of each layer, [B, T, D] or None."""
         return list(self.value_embeddings(tokens_BT).chunk(len(self.blocks), dim=-1))
 
     def mixes(self, tokens_BT) -> list:
-        """What the tokens see in each layer."""
+        """Returns the attention of each layer."""
         return [self.visible(tokens_BT)] * len(self.blocks)
 
     def logits(self, tokens_BT: torch.Tensor) -> torch.Tensor:
@@ -190,7 +190,7 @@ class R14(R13):
             return self.to_logits(self.stack(x_BTD, values, self.mixes(tokens_BT)))
 
     def skip_factor(self, index: int) -> torch.Tensor:
-        """The factor of skip number index."""
+        """Returns the factor of a skip connection."""
         return self.skip_weights[index]
 
     def stack(self, x_BTD, values, mixes):
@@ -208,7 +208,7 @@ class R14(R13):
 class R15Attention(R14Attention):
     def __init__(self, num_heads, width):
         super().__init__(num_heads, width)
-        self.value_mix = nn.Parameter(torch.tensor([0.5, 0.5]))  # of its own values and of the embedded ones
+        self.value_mix = nn.Parameter(torch.tensor([0.5, 0.5]))  # factors of the layer's values and the embeddings
 
     def mixed_values(self, v_BHTK, embedded_BHTK):
         return self.value_mix[0] * v_BHTK + self.value_mix[1] * embedded_BHTK
@@ -217,8 +217,8 @@ class R15Attention(R14Attention):
 class R15(R14):
     """Record 15, 2024-12-08: 4.41 -> 3.95 minutes.  Value embeddings in a U: the last block has the first one's.
 
-    The two parts of a block's values have a learnt weight each.  The window also ends at a block of the mask, so that
-    no token looks into more than window / 128 blocks, its own among them.
+    Both parts of a block's values have learned weights.  The window also ends at a block of the mask, so that no token
+    sees more than window / 128 blocks, including its own.
     """
 
     Attention = R15Attention
@@ -235,16 +235,15 @@ class R15(R14):
 
 
 class R16(R15):
-    """Record 16, 2024-12-10: 3.95 -> 3.80 minutes.  A window of whole blocks; a table of value embeddings a layer.
+    """Record 16, 2024-12-10: 3.95 -> 3.80 minutes.  A window of whole blocks; a table of value embeddings per layer.
 
-    A token sees all of the blocks that it sees, so only a diagonal block or one in which a document begins needs a
-    mask.  At step k of n the window is (128 + 1,728 * k / n) // 128 blocks of 128 tokens: stages of
-    conf/experiment/r16.yaml.
+    A token sees whole blocks, so only blocks on the diagonal, or in which a document begins, need a mask.  At step k of
+    n the window is (128 + 1,728 * k / n) // 128 blocks of 128 tokens (stages of conf/experiment/r16.yaml).
     """
 
     @property
     def window_block(self) -> int:
-        """Tokens: a window is whole blocks of the mask."""
+        """Tokens of which a window is a multiple: a block of the mask."""
         return self.block
 
     def limits(self, window_tokens: int) -> tuple[int, int]:
@@ -264,7 +263,7 @@ class R16(R15):
 
 class R17Attention(R15Attention):
     def forward(self, x_BTD, rotary, value_BTD, mix):
-        """value_BTD: value embeddings of the tokens, None in the inner layers."""
+        """Returns the layer's output; value_BTD are the tokens' value embeddings, None in the inner layers."""
         if value_BTD is not None:
             return super().forward(x_BTD, rotary, value_BTD, mix)
         v_BHTK = split_heads(self.value(x_BTD), self.num_heads)
@@ -274,8 +273,8 @@ class R17Attention(R15Attention):
 class R17(R16):
     """Record 17, 2024-12-17: 3.80 -> 3.57 minutes.  Value embeddings in the outer layers only, one attention less.
 
-    Three tables, for the first three of twelve layers and in the same order for the last three; the eighth layer has no
-    attention.  Half of a head's pairs are turned, by 1 to 1/1024 radians a position, the others not at all.
+    There are three tables, for the first three of twelve layers and in the same order for the last three; the eighth
+    layer has no attention.  Half of a head's pairs are rotated, by 1 to 1/1024 radians per position.
     """
 
     Attention = R17Attention

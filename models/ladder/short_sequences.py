@@ -1,4 +1,4 @@
-"""Records 2 to 11, June to November 2024: from GPT-2 to a U-net of 1,024 tokens a sequence.
+"""Records 2 to 11, June to November 2024: from GPT-2 to a U-net with sequences of 1,024 tokens.
 
 B batch, T tokens, D width, V vocabulary, H heads, K head width
 """
@@ -15,18 +15,18 @@ from models.base import LanguageModel, causal_attention, constant_, merge_heads,
 
 @torch.no_grad()
 def uniform_(parameter, bound, generator):
-    """Draw uniformly from -bound to bound, on the CPU."""
+    """Draws uniformly from -bound to bound, on the CPU."""
     parameter.copy_(torch.empty(parameter.shape, device="cpu").uniform_(-bound, bound, generator=generator))
 
 
 @torch.no_grad()
 def set_(parameter, value):
-    """Set it to a number, or to a list of as many."""
+    """Sets a parameter to a number, or to a list of numbers."""
     parameter.copy_(torch.tensor(value))
 
 
 class Linear(nn.Linear):
-    """A linear layer without biases, whose weights stay float32 where x is not."""
+    """A linear layer without biases, whose weights stay float32 even if x is not."""
 
     def __init__(self, num_in, num_out):
         super().__init__(num_in, num_out, bias=False)
@@ -43,7 +43,7 @@ def r02_norm(x):
 
 
 class R02Rotary(modern.Rotary):
-    """Turns the other way round than modern's, and multiplies in the dtype that the product of both has."""
+    """Rotates in the opposite direction to modern's, and multiplies in the dtype of table and input together."""
 
     def fill(self, device="cpu"):
         super().fill(device)
@@ -67,14 +67,14 @@ class R02Attention(nn.Module):
         self.proj = Linear(width, width)
 
     def positioned(self, x_BHTK, rotary):
-        """Queries or keys with their positions."""
+        """Returns queries or keys with their positions."""
         return rotary(x_BHTK)
 
     def forward(self, x_BTD, rotary):
         return self.attend(x_BTD, split_heads(self.value(x_BTD), self.num_heads), rotary)
 
     def attend(self, x_BTD, v_BHTK, rotary, mix=causal_attention):
-        """mix: who sees whom, q, k and v to [B, H, T, K]."""
+        """Returns the layer's output; mix is the attention, from q, k and v to [B, H, T, K]."""
         q_BHTK = self.positioned(split_heads(self.query(x_BTD), self.num_heads), rotary)
         k_BHTK = self.positioned(split_heads(self.key(x_BTD), self.num_heads), rotary)
         return self.proj(merge_heads(mix(q_BHTK, k_BHTK, v_BHTK)))
@@ -106,13 +106,13 @@ class R02Block(nn.Module):
 class R02(LanguageModel):
     """Record 2, 2024-06-06: 45 -> 31.4 minutes.  Rotary positions, RMSNorm, no biases, three times the learning rate.
 
-    GPT-2 without learned positions, biases and norm weights; the attention's output is scaled down by sqrt(2 * layers)
-    instead of its initial weights.  Weights begin as torch's layers do, the tied head as a linear layer.
-    logits() is embed(), stack() and to_logits(): a later record replaces one of them, or a class of its parts.
+    GPT-2 without learned positions, biases and norm weights; the attention's output is divided by sqrt(2 * layers)
+    instead of its initial weights.  Weights begin as in torch's layers, the tied head as a linear layer.
+    logits() is embed(), stack() and to_logits(): a later record overrides one of them, or a class of the parts.
     """
 
     Attention, MLP, Block, norm = R02Attention, R02MLP, R02Block, staticmethod(r02_norm)
-    begins: dict[str, float | list[float]] = {}  # what a rung lets learnt scalars begin as, by their names
+    begins: dict[str, float | list[float]] = {}  # {name's ending: initial value} of a rung's learned scalars
 
     def __init__(self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int):
         super().__init__()
@@ -126,7 +126,7 @@ class R02(LanguageModel):
         self.head.weight = self.embedding.weight
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Initialize every parameter from a CPU generator, and the rotary table.  Linear layers begin as torch's do."""
+        """Initializes every parameter from a CPU generator, and the rotary table; linear layers as torch does."""
         for module in self.modules():
             if isinstance(module, Linear):
                 uniform_(module.weight, module.weight.shape[1] ** -0.5, generator)
@@ -141,7 +141,7 @@ class R02(LanguageModel):
         return self.embedding(tokens_BT)
 
     def stack(self, x_BTD):
-        """All blocks, and the last norm."""
+        """Applies all blocks, and the last norm."""
         for block in self.blocks:
             x_BTD = block(x_BTD, self.rotary)
         return self.norm(x_BTD)
@@ -150,11 +150,11 @@ class R02(LanguageModel):
         return self.head(x_BTD).float()
 
     def logits(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        """[B, T] -> [B, T, V], of the next token, float32."""
+        """Returns the next token's logits, [B, T] -> [B, T, V], float32."""
         return self.to_logits(self.stack(self.embed(tokens_BT)))
 
     def head_weight(self) -> nn.Parameter:
-        """[V, D]."""
+        """Returns the head's matrix, [V, D]."""
         return self.head.weight
 
 
@@ -187,8 +187,8 @@ class R05Block(R02Block):
 class R05(R02):
     """Record 5, 2024-10-14: 22.3 -> 15.2 minutes.  Padded vocabulary, ReLU squared, zero projections, QK-norm, 6 heads.
 
-    Vocabulary and heads are conf/experiment/r05.yaml's.  The attention's output is no longer scaled, its projection
-    begins at zero; the rotary table is rounded to bfloat16.
+    Vocabulary and heads are set in conf/experiment/r05.yaml.  The attention's output is no longer scaled, but its
+    projection begins at zero; the rotary table is rounded to bfloat16.
     """
 
     Attention, MLP, Block, norm = R05Attention, R05MLP, R05Block, staticmethod(rms_norm)
@@ -212,8 +212,8 @@ class R06Attention(R05Attention):
 class R06(R05):
     """Record 6, 2024-10-17: 15.2 -> 13.1 minutes.  Each GPU does Muon's work for its share of the matrices.
 
-    Here every Muon is shared out.  The model norms queries and keys before they are turned, not after: the same numbers
-    but for rounding, since turning changes no length.
+    Here Muon's work is always divided.  The model norms queries and keys before it rotates them, not afterwards: the
+    same numbers except for rounding, since a rotation keeps the length.
     """
 
     Attention = R06Attention
@@ -223,7 +223,7 @@ class R06(R05):
 
 
 class R08(R06):
-    """Record 8, 2024-11-03: 12.0 -> 10.8 minutes.  An untied head, at first zero; a norm right after the embedding.
+    """Record 8, 2024-11-03: 12.0 -> 10.8 minutes.  An untied, zero-initialised head; a norm right after the embedding.
 
     Embedding and head have separate learning rates now, 0.3 and 0.002 (conf/experiment/r08.yaml).
     """
@@ -244,10 +244,10 @@ class R08(R06):
 class R09Attention(R06Attention):
     def __init__(self, num_heads, width):
         super().__init__(num_heads, width)
-        self.value_mix = nn.Parameter(torch.tensor(0.5))  # part of the first block's values
+        self.value_mix = nn.Parameter(torch.tensor(0.5))  # share of the first block's values
 
     def forward(self, x_BTD, rotary, first_v_BHTK, mix=causal_attention):
-        """first_v_BHTK: the first block's values; None in the first block.  Returns (its output, them)."""
+        """Returns (the layer's output, the first block's values); first_v_BHTK is None in the first block."""
         v_BHTK = split_heads(self.value(x_BTD), self.num_heads)
         first_v_BHTK = v_BHTK if first_v_BHTK is None else first_v_BHTK
         if self.value_mix is not None:
@@ -258,10 +258,10 @@ class R09Attention(R06Attention):
 class R09Block(R05Block):
     def __init__(self, attention, mlp, num_layers):
         super().__init__(attention, mlp, num_layers)
-        self.stream_mix = nn.Parameter(torch.tensor([1.0, 0.0]))  # of the stream and of the embedding
+        self.stream_mix = nn.Parameter(torch.tensor([1.0, 0.0]))  # factors of the stream and the embedding
 
     def mixed(self, x_BTD, embedded_BTD):
-        """The stream as the block takes it; stream_mix None: as it is."""
+        """Returns the block's input: the stream, mixed with the embedding unless stream_mix is None."""
         if self.stream_mix is None:
             return x_BTD
         return self.stream_mix[0] * x_BTD + self.stream_mix[1] * embedded_BTD
@@ -276,7 +276,7 @@ class R09Block(R05Block):
 class R09(R08):
     """Record 9, 2024-11-06: 10.8 -> 8.2 minutes.  Value residual, embedding skip, momentum warm-up, capped logits.
 
-    Every block mixes the first block's values into its own, and the embedding into its input, by learnt scalars.
+    Every block mixes the first block's values into its own, and the embedding into its input, by learned scalars.
     model.args: softcap (null: not capped), value_residual, embedding_skip.
     """
 
@@ -306,7 +306,7 @@ class R09(R08):
 
 
 def without_autocast(tensor):
-    """Autocast would norm in float32.  The meta device has none."""
+    """Returns a context without autocast, which would norm in float32; the meta device has no autocast."""
     device = tensor.device.type
     return contextlib.nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
 
@@ -314,7 +314,7 @@ def without_autocast(tensor):
 class R10(R09):
     """Record 10, 2024-11-08: 8.2 -> 7.8 minutes.  Activations in bfloat16 from end to end, not by autocast.
 
-    The embedding and the learnt scalars are bfloat16 too, matrices and head stay float32.
+    The embedding and the learned scalars are bfloat16 too; matrices and head stay float32.
     model.args: activations (float32 makes it record 9, and is fast on a CPU), and those of record 9.
     """
 

@@ -1,7 +1,7 @@
-"""Track 3's portable trainer, train_gpt_simple.py: what was left of the records when they became hard to move.
+"""The model of track 3's portable trainer, train_gpt_simple.py, which keeps of the records what is easy to port.
 
-Biases, norms with weights, half of each head without positions, attention scale 0.12, a cap without tanh.  Activations
-and embedding are bfloat16, everything else float32.
+It has biases, norms with weights, half of each head without positions, attention scale 0.12 and a cap without tanh.
+Activations and embedding are bfloat16, everything else is float32.
 model.args: activations (float32 is fast on a CPU).
 B batch, T tokens, D width, V vocabulary, K head width
 """
@@ -32,7 +32,7 @@ class RMSNorm(nn.Module):
 
 
 class Rotary(R02Rotary):
-    """Turns the first half of the pairs, by 1 down to 1 / ROTARY_BASE radians a position; the others not at all."""
+    """Rotates the first half of the pairs, by 1 down to 1 / ROTARY_BASE radians per position; the others stay."""
 
     forward = modern.Rotary.forward  # in float32
 
@@ -93,7 +93,7 @@ class Simple(LanguageModel):
         self.rotary.fill()
 
     def logits(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        """[B, T] -> [B, T, V], of the next token, float32, within -CAP..CAP."""
+        """Returns the next token's logits, [B, T] -> [B, T, V], float32, within -CAP..CAP."""
         with without_autocast(tokens_BT):
             x_BTD = self.embedding_norm(self.embedding(tokens_BT))
             for block in self.blocks:
@@ -102,7 +102,7 @@ class Simple(LanguageModel):
             return CAP * logits_BTV * (logits_BTV.square() + CAP**2).rsqrt()
 
     def head_weight(self) -> nn.Parameter:
-        """[V, D]."""
+        """Returns the head's matrix, [V, D]."""
         return self.head.weight
 
 

@@ -1,4 +1,4 @@
-"""Records 48 to 53, December 2025: scalars on weights, offset keys, embedding and head tied and parted again.
+"""Records 48 to 53, December 2025: scalars on weights, offset keys, embedding and head tied and untied again.
 
 B batch, T tokens, D width, H heads, K head width
 """
@@ -29,13 +29,13 @@ class R48Attention(R28Attention):
 
 
 class R48(R45):
-    """Record 48, 2025-12-11: 2.193 (record 47) -> 2.170 minutes.  Learnt scalars on weights, NorMuon along its rows.
+    """Record 48, 2025-12-11: 2.193 (record 47) -> 2.170 minutes.  Learned scalars on weights, NorMuon along rows.
 
-    A layer's scalar multiplies the weights of q, k and v where it multiplied the values (record 47: the same but for
-    rounding, since q and k are normed), and a second one the projection's, where it multiplied the value embeddings; it
-    begins at 1.  The record also stores its matrices the other way round.  Here they lie as they did; what followed
-    from it is conf/experiment/r48.yaml's: updates of q, k, v, projection and gates are evened out over rows, attention
-    has twice the learning rate and the MLP's second matrix four times.
+    A layer's scalar multiplies the weights of q, k and v instead of the values (record 47; the same up to rounding, as
+    q and k are normed); a second one, which begins at 1, multiplies the projection's weights instead of the value
+    embeddings.  The record also transposes its matrices.  Here they stay as they were, and conf/experiment/r48.yaml has
+    the consequences: updates of q, k, v, projection and gates are normalised by rows, and the learning rate is twice as
+    large for attention and four times for the MLP's second matrix.
     """
 
     Attention = R48Attention
@@ -50,7 +50,7 @@ class R49Attention(R48Attention):
         if not self.offsets_keys:
             return k_BHTK
         before_BHTK = torch.cat((k_BHTK[:, :, :1], k_BHTK[:, :, :-1]), dim=2)
-        turned, _, turned_too, _ = k_BHTK.chunk(4, dim=-1)  # the turned ones of each half
+        turned, _, turned_too, _ = k_BHTK.chunk(4, dim=-1)  # the rotated numbers of each half
         _, still, _, still_too = before_BHTK.chunk(4, dim=-1)
         return torch.cat((turned, still, turned_too, still_too), dim=-1)
 
@@ -60,17 +60,17 @@ class R49Block(R14Block):
 
     def mixed(self, x_BTD, embedded_BTD):
         if self.is_first and self.stream_mix is not None:
-            # its stream is the embedding: one rounding in bfloat16 instead of two
+            # the stream is the embedding itself: one rounding in bfloat16 instead of two
             return (self.stream_mix[0] + self.stream_mix[1]) * x_BTD
         return super().mixed(x_BTD, embedded_BTD)
 
 
 class R49(R48):
-    """Record 49, 2025-12-14: 2.170 -> 2.146 minutes.  Keys with a part of the token before; value embeddings at zero.
+    """Record 49, 2025-12-14: 2.170 -> 2.146 minutes.  Keys with a part of the previous token's; zero value embeddings.
 
-    In the layers with a long window the half of a key that has no position is that of the token before, whatever
-    document it is of: what followed a token can be found by one layer.  The record counts eleven layers from here on;
-    the first of our twelve has been empty since record 35.
+    In the layers with a long window, the half of a key without a position is that of the previous token, whatever its
+    document: so a single layer can find what followed a token.  From here on the records count eleven layers; the first
+    of our twelve has been empty since record 35.
     model.args: key_offset, and those of record 31.
     """
 
@@ -92,8 +92,7 @@ class R49(R48):
 class R51(R49):
     """Record 51, 2025-12-19: 2.128 -> 2.075 minutes.  Embedding and head are one matrix again.
 
-    It is drawn as a head, small, and learns as one; the scales of its 8-bit product are the record's of its numbers
-    then.
+    It is initialised as a head, with small weights, and has a head's learning rate; its 8-bit scales are the record's.
     """
 
     WEIGHT_SCALE = FP8_LARGEST / 1.5
@@ -112,11 +111,11 @@ class R51(R49):
 
 
 class R52(R51):
-    """Record 52, 2025-12-21: 2.075 -> 2.037 minutes.  Learnt scalars move evenly, and rest where the batch changes.
+    """Record 52, 2025-12-21: 2.075 -> 2.037 minutes.  Smoother learned scalars, frozen when the batch changes.
 
-    Their Adam looks back farther, except for that of what a block takes of the embedding, which is a tensor of its own
-    here; for 40 steps after each change they stay as they are and their gradients are dropped.  The smear gate is
-    Adam's now, at a hundredth of its learning rate (conf/experiment/r52.yaml).
+    Their Adam averages over more steps, except for a block's factor of the embedding, which is a separate tensor here.
+    For 40 steps after each change of the batch they are frozen and their gradients are dropped.  Adam now updates the
+    smear gate too, with a hundredth of its learning rate (conf/experiment/r52.yaml).
     """
 
     begins = {"stream_mix.0": 1.1, "stream_mix.1": 0.0}
@@ -125,17 +124,17 @@ class R52(R51):
         super().__init__(**options)
         for block in self.blocks:
             if block.stream_mix is not None:
-                del block.stream_mix  # torch lets no list take the place of a tensor
+                del block.stream_mix  # torch does not let a list replace a parameter
                 block.stream_mix = nn.ParameterList([torch.tensor(1.1), torch.tensor(0.0)])
 
 
 class R53(R52):
-    """Record 53, 2025-12-22: 2.037 -> 1.988 minutes.  Several tokens ahead; embedding and head part at two thirds.
+    """Record 53, 2025-12-22: 2.037 -> 1.988 minutes.  Several tokens ahead; embedding and head untied at two thirds.
 
-    The loss is of the next three tokens in the first third of the run, of two in the second, and what the farthest
-    weighs falls to nothing on the way (stages[].ahead_weights of conf/experiment/r53.yaml).  At two thirds the
-    embedding becomes a matrix of its own, which begins as the head's, with its state of Adam (stages[].untied).  The
-    first q, k and v are twice as large.
+    The loss is over the next three tokens in the first third of the run and two in the second, and the farthest one's
+    weight falls to 0 meanwhile (stages[].ahead_weights of conf/experiment/r53.yaml).  At two thirds the embedding
+    becomes a separate matrix, a copy of the head's, as does its state of Adam (stages[].untied).  The initial q, k and
+    v are twice as large.
     """
 
     late_parameters = ("embedding.weight",)
@@ -147,7 +146,7 @@ class R53(R52):
 
     @torch.no_grad()
     def set_untied(self, untied: bool) -> tuple[nn.Parameter, nn.Parameter]:
-        """Whether tokens are looked up in the embedding, which begins as the head is, or in the head."""
+        """Makes tokens be looked up in the embedding, which begins as a copy of the head, or in the head."""
         if untied and not self.untied:
             self.embedding.weight.copy_(self.head.weight)
         self.untied = untied

@@ -15,12 +15,12 @@ from models.ladder.fp8_head import R19, R26, R20Attention
 from models.ladder.short_sequences import R05MLP, Linear, R02Rotary
 from models.masked_attention import NO_LIMIT, Visible
 
-GATE_INPUTS = 12  # the first ones of the layer's input
-ALPHA, BETA, SCALE_GAIN = 1, 32, 0.2  # of YaRN
+GATE_INPUTS = 12  # first numbers of the layer's input, which the gates see
+ALPHA, BETA, SCALE_GAIN = 1, 32, 0.2  # YaRN's constants
 
 
 class Transposed(Linear):
-    """Its weight is [in, out]."""
+    """A linear layer whose weight is [in, out]."""
 
     def __init__(self, num_in, num_out):
         super().__init__(num_in, num_out)
@@ -49,10 +49,10 @@ class R28MLP(R05MLP):
 class R28(R26):
     """Record 28, 2025-08-23: 2.817 (record 27) -> 2.812 minutes.  A gate on each head, of 12 numbers of the stream.
 
-    What a head gives is multiplied by the sigmoid of a linear layer, at first a half: a head can say nothing.  Muon
-    takes the gates too.  Record 27 stores the MLP's first matrix transposed, so that Muon no longer doubles its step,
-    and multiplies a matrix by its own transpose in a Triton kernel of its own: that is omitted, it computes the same.
-    The head's logits are no longer divided.
+    A head's output is multiplied by the sigmoid of a linear layer, at first 0.5: a head can be silent.  Muon updates
+    gates too.  Record 27 stores the MLP's first matrix transposed, so that Muon no longer doubles its step; its Triton
+    kernel that multiplies a matrix by its transpose is omitted, because it computes the same.  The head's logits are no
+    longer divided.
     """
 
     Attention, MLP = R28Attention, R28MLP
@@ -69,10 +69,9 @@ class R28(R26):
 class R29(R28):
     """Record 29, 2025-09-03: 2.812 -> 2.731 minutes.  FlashAttention 3, and a window in three steps: 3, 7, 11 blocks.
 
-    A token sees itself and exactly `window` tokens before it, wherever blocks end; short windows are half the blocks,
-    and whole ones.  Here FlexAttention does it where compiled for a GPU, FlashAttention 3 being a package for Hopper
-    alone.  The record's loader keeps the first 2,048 tokens of each document: ours keeps documents whole
-    (docs/reference/ladder.md).
+    A token sees itself and exactly `window` tokens before it, wherever blocks end; short windows are half as many whole
+    blocks.  Here a model compiled for a GPU uses FlexAttention, as FlashAttention 3 is a package for Hopper only.  The
+    record's loader keeps 2,048 tokens of each document, the first; ours keeps all of it (docs/reference/ladder.md).
     """
 
     def limits(self, window_tokens: int) -> tuple[int, int]:
@@ -82,7 +81,7 @@ class R29(R28):
         return self.window_tokens + 1
 
     def halved(self, window_tokens):
-        """Half the blocks of a window, at least one; window_tokens is an int or a tensor."""
+        """Returns the tokens of half a window's blocks, at least one block; window_tokens is an int or a tensor."""
         num_blocks = window_tokens // self.block // 2
         return (max(1, num_blocks) if isinstance(num_blocks, int) else num_blocks.clamp_min(1)) * self.block
 
@@ -90,7 +89,7 @@ class R29(R28):
         return self.halved(self.window_tokens)
 
     def windows(self) -> list[int]:
-        return [window_tokens + 1 for window_tokens in super().windows()]  # a token and those before it
+        return [window_tokens + 1 for window_tokens in super().windows()]  # a token sees itself, too
 
     def visible_in_short(self, tokens_BT: torch.Tensor) -> Visible:
         return self.visible(tokens_BT, self.halved(self.near_tokens - 1) + 1)
@@ -105,7 +104,7 @@ class R30(R29):
 
 
 class Yarn(simple.Rotary):
-    """path: the windows that the run has come through, in tokens; its first one changes nothing."""
+    """A rotary table for a path: the windows of the run so far, in tokens, of which the first changes nothing."""
 
     path: tuple[int, ...] = ()
 
@@ -119,20 +118,20 @@ class Yarn(simple.Rotary):
 
 
 class R31(R30):
-    """Record 31, 2025-09-10: 2.717 -> 2.656 minutes.  YaRN: turns slow down and scores grow as the window grows.
+    """Record 31, 2025-09-10: 2.717 -> 2.656 minutes.  YaRN: rotations slow down and scores grow with the window.
 
-    Each time the window grows from a to b tokens, a pair that turns r times within a is slowed down to a / b of its
-    speed where r is at most 1, less the nearer r comes to 32, and not beyond (Peng et al. 2023, arXiv 2309.00071, with
-    alpha 1 and beta 32).  Scores are multiplied by 0.1 at first and by 1 + 0.2 ln(b / a) more each time.  The last
-    validation has a window of 13 blocks, which no step had (stages[].end_window_tokens).
-    model.args: yarn_blocks (windows of the run in order, in blocks), attention_scale (at the first of them), and those
+    Each time the window grows from a to b tokens, a pair that rotates r times within a is slowed down to a / b of its
+    speed if r is at most 1, less as r approaches 32, and not beyond (Peng et al. 2023, arXiv 2309.00071, with alpha 1
+    and beta 32).  Scores are first multiplied by 0.1, and each time by a further 1 + 0.2 ln(b / a).  In the last
+    validation the window is 13 blocks, which no step has (stages[].end_window_tokens).
+    model.args: yarn_blocks (the run's windows in order, in blocks), attention_scale (for the first of them), and those
     of record 21.
     """
 
     def __init__(self, *, attention_scale: float = 0.1, yarn_blocks: tuple[int, ...] = (3, 7, 11, 13), **options):
         super().__init__(attention_scale=attention_scale, **options)
         self.first_scale, self.yarn_blocks = attention_scale, yarn_blocks
-        del self.attention_scale  # a number would ask for a graph of its own for each window
+        del self.attention_scale  # a number would need a separate graph for each window
         self.register_buffer("attention_scale", torch.empty(()), persistent=False)
         self.set_window(self.window_tokens)
 
@@ -140,13 +139,13 @@ class R31(R30):
         return Yarn(self.head_dim, seq_len)
 
     def yarn_window(self, window_tokens: int) -> int:
-        """The window that turns and scores are of: beyond the schedule's last one they stay as they are."""
+        """Returns the window for rotations and scores, which do not change beyond the schedule's last window."""
         return min(window_tokens, self.yarn_blocks[-1] * self.block)
 
     def set_window(self, window_tokens: int) -> None:
-        """Set how far back a token sees from the next pass on, with the turns and the scale that belong to it."""
+        """Sets how far back a token sees from the next pass on, with the rotations and the scale for it."""
         super().set_window(window_tokens)
-        if isinstance(self.rotary, Yarn):  # not yet while the rungs below are made
+        if isinstance(self.rotary, Yarn):  # not yet while base classes are constructed
             last = self.yarn_window(window_tokens)
             before = [blocks * self.block for blocks in self.yarn_blocks if blocks * self.block < last]
             self.turn_by((*before, last))
@@ -165,12 +164,12 @@ class R32Rotary(Yarn):
 
 
 class R32(R31):
-    """Record 32, 2025-09-11: 2.656 -> 2.625 minutes.  Skips through a sigmoid; head, gates and turns in bfloat16.
+    """Record 32, 2025-09-11: 2.656 -> 2.625 minutes.  Skips through a sigmoid; head, gates, rotations in bfloat16.
 
-    A skip is multiplied by the sigmoid of its weight, at first -1.5.  Muon's work is shared out in whole stacks of
-    matrices, Adam's epsilon is larger.  The record's Adam keeps bfloat16 state of its float32 scalars too, and adds
-    epsilon before its bias correction: ours float32, and after it, which differs for the smallest gradients of the
-    first steps.
+    A skip is multiplied by the sigmoid of its weight, at first -1.5.  Muon's work is divided into whole stacks of
+    matrices, and Adam's epsilon is larger.  The record's Adam keeps bfloat16 state even for its float32 scalars, and
+    adds epsilon before the bias correction; ours keeps float32 state and adds it afterwards, which differs for the
+    smallest gradients of the first steps.
     """
 
     begins = {"skip_weights": -1.5}
@@ -191,12 +190,12 @@ class R32(R31):
 class R33(R32):
     """Record 33, 2025-09-15: 2.625 -> 2.565 minutes.  The last layer sees 20 blocks in the last validation.
 
-    A window beyond the schedule's last one, 13 blocks, is the last layer's alone (stages[].end_window_tokens: 2560).
-    The record also reads and indexes shards in a thread: here every loader does.
+    Only the last layer uses a window beyond the schedule's last one, 13 blocks (stages[].end_window_tokens: 2560).
+    The record also reads and indexes shards in a thread, as every loader does here.
     """
 
     def reaches_far(self, index: int) -> bool:
-        """Whether block number index sees more than the schedule's last window where there is more."""
+        """Whether a block uses a window beyond the schedule's last one."""
         return index == len(self.blocks) - 1
 
     def window_of(self, index: int) -> int:
