@@ -118,6 +118,8 @@ def test_only_variables_that_matter_are_kept_without_secrets_homes_and_serials()
         "TORCH_HOME": f"{home}/cache",
         "NCCL_SOCKET_IFNAME": "^docker0,Tr0ub4dor",
         "NCCL_TUNER_PLUGIN": "x86_64-linux-gnu/libtuner.so.2 9f86d081884c",
+        "LD_LIBRARY_PATH": "/home/bob/env/lib:/usr/local/cuda/lib64",
+        "SPEEDRUN_CWD": "/scratch/bob/new-project",
         "SPEEDRUN_HUB_TOKEN": "hf_secret",
         "TORCH_API_KEY": "secret",
         "USER": "ada",
@@ -128,11 +130,13 @@ def test_only_variables_that_matter_are_kept_without_secrets_homes_and_serials()
     assert found == {
         "CUDA_VISIBLE_DEVICES": f"GPU#{private.salted_hash('GPU-aaaa1111-2222-3333-4444-555566667777')},1",
         "HYDRA_FULL_ERROR": "1",
+        "LD_LIBRARY_PATH": f"/#{private.salted_hash('/home/bob/env/lib')}:/usr/local/cuda/lib64",
         "NCCL_DEBUG": "INFO",
         "NCCL_SOCKET_IFNAME": f"^docker0,#{private.salted_hash('Tr0ub4dor')}",
         "NCCL_TUNER_PLUGIN": f"x86_64-linux-gnu/libtuner.so.2 #{private.salted_hash('9f86d081884c')}",
         "OMP_NUM_THREADS": "2",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "SPEEDRUN_CWD": f"/#{private.salted_hash('/scratch/bob/new-project')}",
         "TORCH_HOME": "~/cache" if len(home) > 1 else f"{home}/cache",
     }
 

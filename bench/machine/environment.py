@@ -236,9 +236,11 @@ def _name_and_version(info: Path) -> tuple[str, str]:
 
 # ---- variables
 
-# Numbers and words that a person may have typed are recorded as they are, words that look like a token as a hash.  Two
-# values are equal if their recorded texts are.
+# Numbers and words that a person may have typed are recorded as they are.  Words that look like a token are recorded as
+# a hash, and so are paths outside the system's folders, as they may name people and projects.  Two values are equal if
+# their recorded texts are.
 SERIAL = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.I)
+OWN_PATH = re.compile(r"(?<![\w.~/-])/(?!(?:usr|opt|lib(?:32|64)?|bin|etc|dev|proc|sys)(?![\w.-]))\w[^\s:;,=\"']*")
 VALUE_WORD = re.compile(r"[\w.+-]+")
 NUMBER = re.compile(r"[-+]?\d{1,10}(\.\d{1,10}){0,3}(e[-+]?\d{1,3})?[a-z]{0,3}(-\d{1,4})?|0x[0-9a-f]{1,8}", re.I)
 MAX_WORD_CHARS, MAX_WORD_DIGITS = 40, 5  # avx512_core_amx_fp16, x86_64-linux-gnu
@@ -262,8 +264,8 @@ def passed(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def shown_value(value: str) -> str:
-    """Returns value with a # and 16 hex digits, salted, in place of each word that may be secret: one that is long, has
-    many digits, or has digits among letters of both cases."""
+    """Returns value with a # and 16 hex digits, salted, in place of what may be secret: a path outside the system's
+    folders, and a word that is long, has many digits, or has digits among letters of both cases."""
 
     def shown_word(match: re.Match[str]) -> str:
         word, num_digits = match[0], sum(map(str.isdigit, match[0]))
@@ -273,7 +275,9 @@ def shown_value(value: str) -> str:
         is_plain = len(word) <= MAX_WORD_CHARS and num_digits <= MAX_WORD_DIGITS and not is_random
         return word if is_plain or NUMBER.fullmatch(word) else "#" + private.salted_hash(word)
 
-    return VALUE_WORD.sub(shown_word, value)
+    parts = OWN_PATH.split(value)  # one more than there are such paths
+    paths = [f"/#{private.salted_hash(path)}" for path in OWN_PATH.findall(value)]
+    return "".join(VALUE_WORD.sub(shown_word, part) + path for part, path in zip(parts, [*paths, ""], strict=True))
 
 
 def is_shown_whole(value: str) -> bool:
