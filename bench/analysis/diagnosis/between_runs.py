@@ -16,10 +16,10 @@ from bench.web.document import Block, Lines, Table
 LABEL = "within-run"
 MAX_RUNS = 10  # per arm: the steps of further runs are not read
 NUM_STRETCHES = 4
-MAX_SHARE_FRAC = 2  # of a region's change to the step's: above it, changes of regions cancel each other
+MAX_SHARE_FRAC = 2  # a region's change over the step's, above which changes of regions cancel each other
 OF_LOGS = "steps of logs: the time between two printed lines, which nothing synchronised with the device"
 OTHER = "other_ms"  # the time of a step outside all regions
-MIN_SHARE_FRAC = 0.5  # of the change of a step, from which a region stands out as its cause
+MIN_SHARE_FRAC = 0.5  # share of the change of a step from which a region stands out as its cause
 TELEMETRY = {  # {key of the summary: (label, factor)} of the figures that are shown; --json has all
     "mean_power_w": ("power, W", 1),
     "energy_j": ("energy, J", 1),

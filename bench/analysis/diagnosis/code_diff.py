@@ -20,7 +20,7 @@ from bench.base.reading.damage import Damaged
 from bench.machine import code_state, git
 
 MAX_PATCH_CHARS = 200_000
-WHOLE = ("own", "script")  # folders of code/ with the user's files
+WHOLE = ("own", "script")  # folders of code/ that hold the user's files
 SHOWN = ("--", ".", ":(exclude)results")
 
 

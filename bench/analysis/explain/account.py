@@ -29,7 +29,7 @@ from bench.machine.passport import kept
 
 NUM_REASONS = 5
 MAX_PIECES = 200
-NUM_LINES = 20  # of a difference that are kept
+NUM_LINES = 20  # lines of a difference that are kept
 
 
 class Account(NamedTuple):

@@ -19,7 +19,7 @@ from bench.base.units import NS_PER_S
 from bench.machine import peak_rates
 from bench.machine.passport import kept
 
-MIN_SHARE = 0.02  # of all operators' time: an operator that took less shows no rate
+MIN_SHARE = 0.02  # share of all operators' time: an operator that took less shows no rate
 OBSERVED = "the best rate in this trace, not a limit of the device"
 COLLECTIVES = (  # a trace's name of a collective, the passport's, bytes of its message over those that a rank sends
     (re.compile("all_?reduce"), "all_reduce", lambda num_ranks: 1),
@@ -233,7 +233,7 @@ class Operators:
             self._divide(pieces, key, calls, call_s, self.ceilings.bound(of[key], call_s))
 
     def _without_windows(self, by_line: dict[Key, list[tuple[int, int, int]]]) -> None:
-        """Bounds attention that was too fast to have read all keys of the batch by its arguments: it has a window."""
+        """Bounds attention by its arguments alone if it cannot have read all keys in its time: it has a window."""
         for key in [key for key in by_line if isinstance(key[2], serving.Lengths)]:
             bound = self.ceilings.bound(self.facts(key), float("inf"))
             is_windowed = [bound is not None and ns < bound.limit_s * NS_PER_S for *_, ns in by_line[key]]

@@ -20,10 +20,10 @@ from bench.web.waterfall import CHANGES, Bar, Kind, Waterfall, from_changes
 
 TITLE = "Where a step's time goes"
 MAX_TITLE_CHARS = 200
-MAX_WHAT_CHARS = 90  # of an operator with its shapes, which a page wraps
-MAX_TRACE_BYTES = 32 * MIB  # of a run's traces that its page reads, which takes seconds; larger ones would take longer
+MAX_WHAT_CHARS = 90  # an operator with its shapes is long, and a page wraps it
+MAX_TRACE_BYTES = 32 * MIB  # larger traces of a run are not read for its page, as it would take longer than seconds
 MAX_OUTSIDE, NUM_CAUSES = 3, 2
-MIN_LATE_FRAC = 0.01  # of the step: a rank that delays the others by less is not named
+MIN_LATE_FRAC = 0.01  # share of the step: a rank that delays the others by less is not named
 COMPILED = re.compile(r"## Call CompiledFxGraph \w+ ##")
 KINDS: tuple[tuple[Kind, str], ...] = (("limit", "roofline time"), ("above", "overhead"), ("unknown", "not modelled"))
 MEASURED_BY = {

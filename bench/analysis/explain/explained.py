@@ -96,7 +96,7 @@ def difference_of_runs(a_folders: Sequence[Path | str], b_folders: Sequence[Path
     try:
         answers = [account.explain_ranks(load.load_all([file])) for file in files]
         found = account.difference(*answers)
-    except ValueError:  # one is no trace, or holds nothing that took time; or they are not of the same kind
+    except ValueError:  # a file is no trace or holds nothing that took time, or the two are of different kinds
         return None
     return found | {"files": ["/".join(file.parts[-3:]) for file in files]}
 

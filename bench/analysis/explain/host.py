@@ -18,7 +18,7 @@ from bench.analysis.trace.columns import Nest, take
 from bench.analysis.trace.rank import STEP, Rank
 from bench.analysis.trace.window import steps as counted_steps
 
-MIN_GAP_NS = 1_000_000  # outside any operator, call or frame: shorter gaps are the thread's own work
+MIN_GAP_NS = 1_000_000  # shorter gaps outside any operator, call or frame are the thread's own work
 HANDED_OVER_NS = 100_000  # a woken thread goes on within this time after the range of the thread that woke it
 READS_FILE = re.compile(r"built-in method (?:read\w*|p?readv?|open|recv\w*) of ")
 ADDRESS = re.compile(r" (?:object )?at 0x[0-9a-f]+")

@@ -20,8 +20,8 @@ from bench.analysis.trace.columns import US
 from bench.analysis.trace.rank import Rank
 from bench.analysis.trace.source import Source
 
-PID = "speedrun"  # of the added tracks, which no real process has
-CATEGORY = "speedrun"  # of the added events, which an analysis of the new file ignores
+PID = "speedrun"  # process id of the added tracks, which no real process has
+CATEGORY = "speedrun"  # category of the added events, which an analysis of the new file ignores
 NUM_RANKED = 8  # lines of the ranking that have a track
 ACCOUNT, COMMUNICATION, PATH = "1 parts of the step", "2 exposed communication", "3 critical path"
 MAX_TRACK_CHARS = 120

@@ -31,7 +31,7 @@ SLACK_NS = 1_000  # a row that starts later than this after all its known needs 
 FULL_QUEUE = 1_000  # pending launches, from which on a further call blocks: 1,029 to 1,041 were seen
 LAUNCH_NS = 5_000  # from the beginning of a launching call to its row, if nothing else holds it up; assumed
 BLOCKED_NS = 100_000  # a launch that takes longer with a full queue was blocked
-MAX_ROWS = 100_000  # of all ranks: with more, nothing is timed again, as it would take longer than the account
+MAX_ROWS = 100_000  # with more on all ranks, nothing is timed again, as it would take longer than the account
 Needs = list[tuple[int, int]]  # (node, delay ns), the one that came last first
 
 

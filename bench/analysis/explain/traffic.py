@@ -191,7 +191,7 @@ def _rule(names: str, rule: Rule) -> tuple[re.Pattern[str], Rule]:
 RULES = (
     _rule("fill|zero|normal|uniform|random|bernoulli|exponential", lambda op, args: args[0].bytes),  # only written
     _rule("copy", _all),  # its first argument is written, not read
-    _rule("cat|stack", lambda op, args: 2 * _all(op, args)),  # each is read and written somewhere else
+    _rule("cat|stack", lambda op, args: 2 * _all(op, args)),  # each argument is read, and written somewhere else
     _rule("_foreach_\\w+", _foreach),
     _rule("_fused_(?:adam|adamw|sgd|adagrad)", _fused_optimizer),
     _rule("embedding|index_select|index", _rows),

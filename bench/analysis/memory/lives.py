@@ -207,7 +207,7 @@ class Timeline:
     initial: dict[str, int] = field(default_factory=dict)  # name -> bytes before the first entry
     changes: list[tuple[int, str, int]] = field(default_factory=list)
     allocated: dict[str, list[int]] = field(default_factory=dict)  # name -> [allocations, bytes] during the recording
-    end_bytes: int = 0  # by the trace
+    end_bytes: int = 0  # according to the trace
     peak_bytes: int = 0
     peak_entry: int = BEFORE_ALL
     at_peak: dict[str, int] = field(default_factory=dict)  # name -> bytes

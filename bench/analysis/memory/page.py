@@ -19,8 +19,8 @@ MAX_ROWS = 50
 NUM_SUMMARY_ROWS = 10
 NUM_SHOWN = 8  # rows of a table in a text
 MAX_STACKS = 20
-NUM_SITES = 6  # with an area each; all others share one
-MAX_POINTS = 1600  # moments; each is drawn as a step of two points
+NUM_SITES = 6  # places with an area each; all others share one
+MAX_POINTS = 1600  # moments in a chart; each is drawn as a step of two points
 OF_PROCESS = "resident set of the process: without a GPU, torch keeps no history of allocations"
 Point = tuple[int, dict[Any, int], int, int]  # of lives.sampled()
 

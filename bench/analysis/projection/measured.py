@@ -20,10 +20,10 @@ from bench.base.units import MIB, ms_from_ns
 from bench.record import run_folder, step_files
 from bench.record.shape import Record
 
-BUCKET_BYTES = 25 * MIB  # of torch's DistributedDataParallel and of bench/training/reducer.py
+BUCKET_BYTES = 25 * MIB  # as in torch's DistributedDataParallel and in bench/training/reducer.py
 GRADIENT_BYTES = 4  # weights and their gradients are float32
 CPU = "CPU"  # in place of a device's name
-BACKWARD_FRAC = 2 / 3  # of the passes: backward has twice the products of forward
+BACKWARD_FRAC = 2 / 3  # backward's share of the passes, as it has twice the products of forward
 
 
 @dataclass

@@ -46,7 +46,7 @@ PREFIX = (
     Message("reduce_scatter", EMBEDDING, 0.5),
     Message("all_gather", 5 * EMBEDDING, 0.5),
     Message("all_gather", EMBEDDING, 0.5),
-    Message("all_gather", 2 * 15 * VOCAB * 192, 0.5),  # of bigrams, whose gradients are sent sparsely
+    Message("all_gather", 2 * 15 * VOCAB * 192, 0.5),  # bigram embeddings, whose gradients are sent sparsely
     *(Message(name, num_bytes) for name in ("reduce_scatter", "all_gather") for num_bytes in (25.2e6, 28.3e6, 113.2e6)),
     Message("all_reduce", 4 * D, 6),
 )
@@ -102,7 +102,7 @@ class Error:
     exposed_frac: float
 
 
-CUT_MS, NUM_CUT = 42.18, 4  # mean of the eight ranks, three steps; ranks that are kept
+CUT_MS, NUM_CUT = 42.18, 4  # mean of three steps of the eight ranks; number of ranks that are kept
 
 
 def _track_1(folder: str, messages: Sequence[Message], stages: Sequence[tuple[float, float]]) -> Iterator[Pair]:

@@ -163,7 +163,7 @@ def _first(name: str, rules: tuple[Rule, ...]) -> str:
 
 
 def _match(pattern: str, names: tuple[str, str]) -> re.Match[str] | None:
-    """Searches names: the name and its lower case, in which lower-case patterns are searched, three times as fast."""
+    """Searches names, (name, name in lower case): the latter for lower-case patterns, three times as fast."""
     return _compiled(pattern).search(names[pattern.islower()])
 
 

@@ -49,7 +49,7 @@ NO_NUMBER = -1
 ZERO = msgspec.Raw(b"0")
 BAD = np.iinfo(np.int64).min  # an invalid timestamp
 DECIMALS = 3
-MAX_DIGITS = 19  # of nanoseconds that fit into 64 bits where the first is below 4
+MAX_DIGITS = 19  # of nanoseconds: they fit into 64 bits if the first is below 4
 
 
 class Args(msgspec.Struct, gc=False):
@@ -66,7 +66,7 @@ class Args(msgspec.Struct, gc=False):
     nelems: Number = msgspec.field(default=None, name="In msg nelems")
     group: Number = msgspec.field(default=None, name="Process Group Name")
     group_size: Number = msgspec.field(default=None, name="Group size")
-    seq: Number = msgspec.field(default=None, name="Seq")  # of a collective in its group, the same on all ranks
+    seq: Number = msgspec.field(default=None, name="Seq")  # number of a collective in its group, equal on all ranks
     dtype: Number = None
     allocated: Number = msgspec.field(default=None, name="Bytes")
     device_type: Number = msgspec.field(default=None, name="Device Type")

@@ -118,7 +118,7 @@ def product_shape(name: str, dims: Shapes) -> tuple[int, int, int] | None:
     """Returns (m, k, n) of a product of a matrix, or rows of any number of axes, by a matrix; None for any other."""
     product = _product(name, dims) if dims else None
     if not dims or product is None or len(dims[product[1]]) != 2:
-        return None  # many small ones, whose rate no single one tells
+        return None  # many small products, whose rate that of a single one does not tell
     a = dims[product[0]]
     return math.prod(a[:-1]), a[-1], product[2]
 

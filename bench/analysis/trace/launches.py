@@ -14,7 +14,7 @@ from bench.analysis.trace.columns import US, covered_ns, groups, merged_interval
 from bench.analysis.trace.events import whole
 from bench.analysis.trace.rank import Rank
 
-SLOW_CALL_NS = 50_000  # HolisticTraceAnalysis' cut-offs
+SLOW_CALL_NS = 50_000  # this and the next are HolisticTraceAnalysis' limits
 LONG_DELAY_NS = 100_000
 HOST_TO_DEVICE = re.compile(r"memcpy HtoD|copyHostToDevice", re.I)
 LAUNCH = re.compile(r"(?:cuda|cu|hip)Launch(?:Cooperative)?Kernel")

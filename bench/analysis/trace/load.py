@@ -18,7 +18,7 @@ from bench.machine.environment import usable_cpus
 PARALLEL_BYTES = 100 * 2**20  # of JSON in all files; below, starting processes costs more than it saves
 GZIP_FACTOR = 15  # bytes of JSON per byte of gzip, about
 SUFFIXES = (".json", ".json.gz")
-Made = TypeVar("Made")  # from a trace file
+Made = TypeVar("Made")  # what is made from a trace file
 
 
 def load(path: str | Path) -> Rank:

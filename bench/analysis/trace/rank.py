@@ -36,7 +36,7 @@ class Collector:
         self._kind_of = _Kinds(events.KINDS)
         self._names: dict[Any, int] = {}
         self._extras: dict[tuple[Any, ...], int] = {}
-        self._tracks: dict[tuple[bool, Any, Any], int] = {}  # (is device, number or text, number or text) -> index
+        self._tracks: dict[tuple[bool, Any, Any], int] = {}  # {(is device, number or text, number or text): index}
         self._needs_concrete = functools.cache(lambda name: events.NEEDS_CONCRETE.search(str(name)) is not None)
         self._track_of = functools.cache(self._track)  # cached by the raw values, which recur
         self._sequence: dict[int, tuple[str, int]] = {}  # {row: (process group, number in it)}
@@ -50,7 +50,7 @@ class Collector:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             decoded = self._decode_one_by_one(chunk)
         kind_of = self._kind_of
-        self._has_numbers = b'"Seq"' in chunk  # most traces have none: then no event is searched
+        self._has_numbers = b'"Seq"' in chunk  # most traces have none, so that no event is checked
         kept = [
             event
             for event in decoded
@@ -143,7 +143,7 @@ class Collector:
         self._grow(self._num_rows)
         for name in IDS:
             column = self._columns[name]
-            if len(column) and column.max() <= SMALL.max and column.min() >= SMALL.min:  # usual: half the memory
+            if len(column) and column.max() <= SMALL.max and column.min() >= SMALL.min:  # half the memory
                 self._columns[name] = column.astype(np.int32)
         self._number_kernels()
         return {
@@ -193,7 +193,7 @@ class Rank:
     rank: Any  # int, or None before load.number() gave it one
 
     def __init__(self, path: str | Path, rows: dict[str, Any], head: bytes, tail: bytes, cut: str | None) -> None:
-        """rows: of Collector.finish(); head, tail: the bytes around the events."""
+        """Takes the rows of Collector.finish(), and as head and tail the bytes around the events."""
         for name in events.COLUMNS:
             setattr(self, name, rows["columns"][name])
         self.end = self.ts + self.dur

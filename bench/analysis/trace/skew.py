@@ -14,9 +14,9 @@ from bench.analysis.trace.device_time import COMMUNICATION
 from bench.analysis.trace.rank import Rank
 
 NUM_WORST = 10
-NUM_COLUMNS = 600  # of a picture: what is narrower cannot be seen
+NUM_COLUMNS = 600  # of a picture; narrower bars could not be seen
 MAX_LANES = 16
-LEAD, TAIL = 0.5, 0.15  # of the slowest collective's duration: shown before and after it
+LEAD, TAIL = 0.5, 0.15  # shares of the slowest collective's duration that are shown before and after it
 Ranks = dict[int, tuple[Rank, np.ndarray, np.ndarray]]  # {number: (rank, its device rows, their device_time.types)}
 
 

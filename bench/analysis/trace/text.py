@@ -13,21 +13,21 @@ from bench.base.units import MIB
 from bench.web.document import Block, Bullets, Document, Lines, Section, Table, Verdict
 
 MAX_NAME_CHARS = 60
-NUM_LINES = 10  # of a table in a text
-MAX_LINES = 200  # on a page
-LATE_ABOVE_PCT = 5  # of the span: if the others wait for less, no rank is called late
-MAX_OPEN = 4  # sentences; more are folded
+NUM_LINES = 10  # lines of a table in a text
+MAX_LINES = 200  # lines of a table on a page
+LATE_ABOVE_PCT = 5  # share of the span: a rank that the others wait for less is not called late
+MAX_OPEN = 4  # sentences that are shown; more are folded
 NOTHING_COUNTED = "no device rows are counted: the times below are those of the host"
-Line = dict[str, Any]  # of an answer
+Line = dict[str, Any]  # a line of an answer
 Column = tuple[str, str, Any]  # (header, key of a line, format of its value)
-NUMBER = re.compile(r"([-+]?[\d.,]+)?")  # or nothing
+NUMBER = re.compile(r"([-+]?[\d.,]+)?")  # a number or nothing
 BOILERPLATE = re.compile(
     r"^void |at::native::|at::cuda::|c10::|\(anonymous namespace\)::|(?<=[<, ])at::(?=\w)"
     r"|, (?:std|at::detail)::[aA]rray<char\*, \d+(?:ul)?>|(?<=>) (?=>)"
 )
 BUILT_IN = re.compile(r"<built-in (?:method|function) (\w+)[^>]*>")  # with the address of an object
 SHAPES = re.compile(r"(\[[\d, ]*\])(?: \1)+")  # repeated shapes of an operator's arguments
-GUARD = re.compile(r"flash::enable_\w+<(.*)>")  # of the architecture, around the kernel itself
+GUARD = re.compile(r"flash::enable_\w+<(.*)>")  # a guard of the architecture around the kernel itself
 LAMBDA = re.compile(r"(?:\([^()]*\))?(?:::\{lambda\([^{}]*\)#\d+\}(?:::operator\(\)\([^()]*\))?(?: const)?)+")
 
 
@@ -45,7 +45,7 @@ def short(name: object, limit: int = MAX_NAME_CHARS) -> str:
     text = BUILT_IN.sub(r"\1 (built-in)", LAMBDA.sub("", BOILERPLATE.sub("", str(name))))
     text = SHAPES.sub(lambda same: f"{same[1]} x{same[0].count('[')}", text)
     head, bracket, _ = text.rpartition("(")
-    is_call = text.endswith(")") and head and not head.endswith(" ")  # "Memcpy HtoD (Pinned -> Device)" is none
+    is_call = text.endswith(")") and head and not head.endswith(" ")  # "Memcpy HtoD (Pinned -> Device)" is no call
     text = GUARD.sub(r"\1", head if bracket and is_call else text)
     depth = text.count("<")
     while len(text) > limit and depth > 1:  # the outermost ones distinguish it
