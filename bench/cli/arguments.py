@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
     """Raises ValueError, which bench/cli/main.py prints, instead of exiting; descriptions keep their line breaks."""
 
     def __init__(self, prog: str, main: Main | None = None, **options: Any) -> None:
-        """main: the verb's function; its docstring ends the help, and its module's is the default description."""
+        """Ends the help with the docstring of main, the verb's function; its module's is the default description."""
         if main:
             options.setdefault("description", main.__globals__["__doc__"])
             parts = (options.get("epilog"), inspect.getdoc(main))

@@ -116,7 +116,7 @@ def _site(folder: Path, out: Path, is_wanted: bool) -> Made:
     if lost := line_count.lost(folder / ledger.NAME):
         named.report_excluded("report", lost)
     results = site.read(folder)
-    roots = (results_root().resolve(), published_root().resolve())  # of what is run, published or claimed here
+    roots = (results_root().resolve(), published_root().resolve())  # folders of runs, published or not, and claims
     is_results = (folder / ledger.NAME).is_file() or any(map(folder.resolve().is_relative_to, roots))
     if not is_wanted and results.num_runs > MAX_UNASKED and not is_results:
         many = f"{folder} is not a results folder, and pages of {results.num_runs:,} runs would go to {out}"

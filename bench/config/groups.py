@@ -30,7 +30,7 @@ NAME_VARIABLE = "SPEEDRUN_CONFIG_NAME"  # --config-name, likewise
 UPSTREAM_TRACKS = {"track_1_short": "gpt2_small", "track_2_medium": "gpt2_medium", "track_3_optimization": "steps"}
 NEAR = 0.65  # least difflib ratio of a suggestion: --fast and --passport have 0.63, rnu and run 0.67
 PRIMARY = "config"  # conf/config.yaml, the default root config
-ENTRY_POINTS = "speedrun.conf"  # of a package: name = "my_package.conf" names its folder
+ENTRY_POINTS = "speedrun.conf"  # an entry point name = "my_package.conf" names a package's folder
 
 
 def choices(group: str) -> list[str]:

@@ -62,7 +62,7 @@ def _hashed(values: dict[str, Any]) -> dict[str, Any]:
     if values["optim"] is not None:
         schedule = values["optim"].pop("schedule")
         shared = schedule.keys() & values["optim"].keys() - {"name"}
-        if shared:  # in classes of the user's own
+        if shared:  # possible in classes of the user's own
             raise ValueError(f"optim.{shared.pop()}: the optimizer and its schedule both have it: rename one")
         values["optim"] = {**schedule, **values["optim"], "schedule": schedule["name"]}
     return {key: schema.without_none(value) for key, value in values.items() if value is not None}

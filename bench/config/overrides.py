@@ -22,7 +22,7 @@ WORDS_KEYS = ("script.args", "script.command")  # lists, or text that is split a
 PLAIN_PATHS = re.compile(r"[\w./,-]+")  # paths that the grammar reads without quotes, also several of a sweep
 SWEEP_KEYS = ("hydra.launcher", "hydra.sweeper", "hydra.callbacks", "hydra.job.name", "hydra.verbose", "hydra.mode")
 WORDS = {"null": None, "true": True, "false": False}
-NOISE = re.compile(r" expecting {.*}|Config search path:.*", re.DOTALL)  # in messages: the grammar's symbols, folders
+NOISE = re.compile(r" expecting {.*}|Config search path:.*", re.DOTALL)  # noise in Hydra's messages
 HIDDEN_SECOND = re.compile(r"\s+([A-Za-z_][\w./]*=.*)")  # another setting within one word
 CLUSTER_CHOICE = "cluster=slurm"
 CLUSTER_ABOUT = (

@@ -72,7 +72,7 @@ class Course:
         shape, ends = self._shapes[index], [*self._micros[1:], math.inf]
         step, micro_step = divmod(micro - self._micros[index], shape.num_micro_steps)
         slices = self._rank * shape.num_micro_steps + micro_step
-        seqs = step * shape.num_seqs + slices * (self.micro_tokens(shape) // shape.seq_len)  # of that shape, before it
+        seqs = step * shape.num_seqs + slices * (self.micro_tokens(shape) // shape.seq_len)  # sequences before it
         return Place(
             shape,
             num_left=ends[index] - micro,
@@ -96,7 +96,7 @@ class Stream:
             raise ValueError("there are no shards to read: make or fetch some with ./run.sh data")
         self._shards = list(shards)
         self._starts = [0, *itertools.accumulate(shard.num_tokens for shard in self._shards)]
-        self._mapped_index, self._mapped = -1, np.empty(0, np.uint16)  # of the shard being read
+        self._mapped_index, self._mapped = -1, np.empty(0, np.uint16)  # the shard being read
 
     @property
     def num_tokens(self) -> int:

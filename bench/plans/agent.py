@@ -34,7 +34,7 @@ LEFT = "the machine that it began on did not come back"  # why a race was abando
 @dataclass
 class Agent:
     """Runs commands of the queue in the folder results whose verb is in verbs. usd_per_hour is the price of a GPU, or
-    of the machine for commands without one; None: not known."""
+    of the machine for commands without one; None if unknown."""
 
     results: Path
     usd_per_hour: float | None

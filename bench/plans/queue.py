@@ -33,7 +33,7 @@ from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import BAD, Damaged, reading_record
 from bench.config import groups
 
-FOLDER = "queue"  # in a results folder
+FOLDER = "queue"  # the name of the folder in a results folder
 LEASE_S = 120.0  # longer than an agent needs to end what it runs
 MAX_LOST = 3  # lost agents after which the command is assumed to end them
 RACE_WAITS_S = 3600.0  # how long a race waits for the machine that it began on
@@ -251,7 +251,7 @@ class Queue:
         return lost
 
     def _silent(self, at_once: bool) -> list[Entry]:
-        """Returns the entries whose lease nobody has touched for LEASE_S while this process watched.
+        """Returns the entries whose lease was not renewed for LEASE_S while this process watched.
 
         A pause of the whole machine does not count, because the watch begins again afterwards.
         """
@@ -293,7 +293,7 @@ class Queue:
         return self.folder / "logs" / f"{entry.id}.log"
 
     def opened_log(self, entry: Entry) -> IO[bytes]:
-        """Opens log() for appending, or this agent's own log if that is not a plain file of its own. Raises OSError."""
+        """Opens log() for appending, or a second log if it is another user's or no plain file. Raises OSError."""
         try:
             return _opened_log(self.log(entry))
         except OSError as error:

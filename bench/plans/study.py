@@ -226,7 +226,7 @@ def _search(
         while (fewest := min(map(len, tried.values()))) < number:
             todo = [name for name, losses in tried.items() if len(losses) == fewest]
             if budget_s is not None and len(todo) == num_arms:
-                spent_s = max(before_s + time.monotonic() - began_s, sum(_walls_s(folder)))  # with the runs' launches
+                spent_s = max(before_s + time.monotonic() - began_s, sum(_walls_s(folder)))  # includes launches
                 if spent_s * (1 + (study["n"] + 2) / fewest) > budget_s:  # with one more trial of each arm and the race
                     break
             points = [_point(study, name, tried[name]) for name in todo]

@@ -49,7 +49,7 @@ class Lock(msgspec.Struct):
 
     repo: str
     revision: Annotated[str, msgspec.Meta(pattern=COMMIT.pattern)]
-    files: dict[Annotated[str, msgspec.Meta(pattern=SHARD_NAME.pattern)], LockedFile]  # by name
+    files: dict[Annotated[str, msgspec.Meta(pattern=SHARD_NAME.pattern)], LockedFile]  # {name: file}
 
 
 class Hub(Source):

@@ -55,7 +55,7 @@ def need_bytes(folder: Path, num_bytes: int, what: str) -> None:
 
 
 def with_numbers(paths: list[T], numbers: list[int], number_of: Callable[[T], int | None], what: str) -> list[T]:
-    """Returns the paths with these numbers, in this order. number_of(path) -> int or None. Raises ValueError."""
+    """Returns the paths with these numbers, in this order. Raises ValueError if one is missing."""
     known = {number_of(path): path for path in paths}
     lacking = [number for number in numbers if number not in known]
     if lacking:

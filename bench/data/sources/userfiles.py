@@ -41,7 +41,7 @@ BYTES_VOCAB = 257
 BYTES_DOCUMENT = 256
 Encoder = Any  # tiktoken's function str -> list of tokens
 Encoding = Any  # tiktoken.Encoding
-SHARD_TOKENS = 100_000_000  # as in fineweb10B
+SHARD_TOKENS = 100_000_000  # tokens of a shard, as in fineweb10B
 
 
 class UserShards(Source):

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 Draw = Callable[[int], "np.ndarray[Any, Any]"]
 KINDS = ("random_tokens", "few_tokens", "random_training", "held_out")
-LEAST_TOKENS = 1024  # of a validation by a contestant that chooses its batches: it may draw only a few
+LEAST_TOKENS = 1024  # assumed size of a validation whose batches the contestant chooses: it may draw few
 LEAST_VOCAB = 16
-NUM_FEW = 8  # with 4, plain SGD at a step size that text tolerates diverges; more are learned more slowly
-MOST_EOS_FRAC = 0.01  # at most, of random tokens that end a document
+NUM_FEW = 8  # with 4, plain SGD diverges at step sizes that text tolerates; more are learned more slowly
+MOST_EOS_FRAC = 0.01  # the largest part of random tokens that end a document
 EASY_FRAC = 0.25  # part of the random training tokens that is A
 EASY_HEAD_FRAC = 1 / 64  # part of the validation that is A alone
-KNOWN_FRAC = 0.1  # of the way from ln V to the claimed loss: training on random tokens never goes so far
+KNOWN_FRAC = 0.1  # of the way from ln V to the claimed loss; honest training on random tokens stays below
 BLOCK_TOKENS = 1024  # the spread of these blocks' mean losses shows how much the data vary
 HELD_OUT_SE = 6.0  # standard errors, by the spread of those blocks
 HELD_OUT_FRAC = 0.05  # of the claimed loss, in addition

@@ -55,7 +55,7 @@ def parse(arguments: Sequence[str]) -> tuple[Size, list[Fitted], dict[str, Any]]
         others = f"; {len(more)} others cannot either" if more else ""
         what = f"{name} cannot run at size={size.name}: {fault}{others}"
         raise ValueError(f"{what}; name other rungs, or another size: {', '.join(sizes.SIZES)}")
-    kept = {  # in the plan, so that the page needs no yaml of today
+    kept = {  # kept in the plan, so that the page does not depend on today's yamls
         "size": size.name,
         "about": size.about,
         "target": TARGET,
@@ -95,7 +95,7 @@ def _parsed(arguments: Sequence[str]) -> tuple[list[str], Size | None, dict[str,
 
 
 def forecast(size: Size, fitted: Sequence[Fitted], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what --dry-run prints, and gives as JSON. The arguments are what parse() returns."""
+    """Returns what --dry-run prints, as JSON types. The arguments are what parse() returns."""
     overrides = {name: arm["overrides"] for name, arm in request["arms"].items()}
     jobs = {name: prepare.prepare(some, say=lambda text: None, check_own=False) for name, some in overrides.items()}
     ids = {name: identity.config_id(job.config) for name, job in jobs.items()}

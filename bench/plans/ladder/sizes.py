@@ -43,7 +43,7 @@ NUM_GPUS_OF_RECORD = 8
 SHAPE = ("num_layers", "num_heads", "width")
 # settings that affect how a rung trains
 HOW_IT_TRAINS = ("model.", "optim.", "goal.", "stages", "data.source", "data.seq_len", "data.batch_tokens")
-START_S = 150.0  # of a run at the record's size: compilation, data, 20 validations; estimated, not measured
+START_S = 150.0  # start of a run at the record's size: compilation, data, 20 validations; estimated, not measured
 GROUP = "experiment"
 SOURCE = re.compile(r"\brecords/(track_\d+)")
 MINUTES = re.compile(r"([\d.]+) minutes")
@@ -107,7 +107,7 @@ class Size:
     shape: str | None  # conf/model/size/ of every rung; None: the record's own
     batch_tokens: int | None  # instead of the record's 524,288; None: nothing is scaled
     seq_len: int | None  # instead of the record's 1,024; None: the record's own
-    guess_s: float | None  # of a run with its start, if no run is known; None: by the record's time
+    guess_s: float | None  # estimated time of a run with its start; None: by the record's time
 
     @property
     def all_overrides(self) -> list[str]:
@@ -127,7 +127,7 @@ SIZES = {
             "nano",
             1024,
             128,
-            30.0,  # on two cores that others used too, 2026-11: 20 to 40 s, 12 of them before the first step
+            30.0,  # measured on two busy cores, 2026-11: 20 to 40 s, 12 of them before the first step
         ),
         Size(
             "short",
@@ -149,7 +149,7 @@ class Fitted:
     """A rung at a size."""
 
     rung: Rung
-    overrides: list[str]  # of this rung alone: the experiment, and what was derived
+    overrides: list[str]  # the rung's own overrides: the experiment, and what was derived
     changed: list[tuple[str, str, str]] = field(default_factory=list)  # (setting, the record's value, this size's)
     fault: str | None = None  # why it cannot run at this size
 

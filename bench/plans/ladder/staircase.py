@@ -31,8 +31,8 @@ class Run(TypedDict):
 
     run_id: str
     steps_to_target: float | None  # whole, unless it is interpolated
-    to_target_s: float | None  # of training: no warm-up, no validation
-    val_loss: float | None  # at the end
+    to_target_s: float | None  # training time, without warm-up and validation
+    val_loss: float | None  # at the end of the run
     step_ms: float | None
     is_timed: bool  # whether its times count: complete, and not excluded as disturbed
 
@@ -62,7 +62,7 @@ class Rung(TypedDict):
     rung: dict[str, Any]  # bench.plans.ladder.sizes.Rung, with "changed"
     runs: list[Run]
     num_reached: int
-    levels: dict[str, Level]  # by POSITIVE and val_loss
+    levels: dict[str, Level]  # {one of POSITIVE or val_loss: level}
     step: Step | None  # None for the lowest
 
 

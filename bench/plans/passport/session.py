@@ -37,7 +37,7 @@ def measure(
     of these and few other figures (works.few), on a CPU with hardware's threads; None: all figures. Raises NotMeasured.
     """
     foreign_cores, started_s, at = preflight.sample_foreign_cores(), time.perf_counter(), utc.now()
-    is_whole_cpu = hardware.device == "cpu" and precisions is None  # with collectives, whatever the number of processes
+    is_whole_cpu = hardware.device == "cpu" and precisions is None  # measures collectives too
     num_ranks = min(2, env["num_cpus"]) if is_whole_cpu else hardware.num_processes or 1
     num_threads = sorted({1, env["num_cpus"]}) if precisions is None else [hardware.num_threads or env["num_cpus"]]
     question = {"device": hardware.device, "num_threads": num_threads, "limit_s": limit_s}

@@ -33,7 +33,7 @@ TICK_S = 0.5
 # The names of this file in all revisions, the newest first.
 FACTS_MODULES = ("bench.plans.race.arm_process", "bench.race.arm_process", "bench.racers")
 OF_LOSSES = ("model", "data", "optim", "stages")  # sections of a config; also goal.num_steps, where schedules end
-Confined = Callable[[Sequence[str], Mapping[str, str]], tuple[list[str], dict[str, str]]]  # as sandbox.command()
+Confined = Callable[[Sequence[str], Mapping[str, str]], tuple[list[str], dict[str, str]]]  # like sandbox.command()
 MANY = "-"  # instead of an arm's overrides: read those of several arms from standard input
 
 

@@ -25,7 +25,7 @@ from bench.record import race_folder
 FILE = "machine.json"
 MODES = ("auto", "off", "flag", "refuse")  # auto: flag if an arm runs on a GPU, else off
 LIMIT_S = {"cuda": 20.0, "cpu": 5.0}  # time for measuring, without the start of processes
-DTYPE = {"cuda": "bfloat16", "cpu": "float32"}  # of a program whose dtype is not known
+DTYPE = {"cuda": "bfloat16", "cpu": "float32"}  # the dtype assumed if a program reports none
 WORSE_PCT = 3.0  # as report.PEER_FRAC: healthy devices differ by less
 
 

@@ -95,7 +95,7 @@ def parse_request(arguments: Iterable[str]) -> dict[str, Any]:
         arm["overrides"] = [*common, *arm["overrides"], *pythons.get(name, [])]
         if arm["rev"] and (root := root_of_script(arm["overrides"])):  # a revision of the script's repository
             own = [word for word in arm["overrides"] if not word.startswith("script.root=")]
-            rev = arm["rev"] if PLAIN.fullmatch(arm["rev"]) else f"'{arm['rev']}'"  # as Hydra reads HEAD~1
+            rev = arm["rev"] if PLAIN.fullmatch(arm["rev"]) else f"'{arm['rev']}'"  # quoted for Hydra
             arm |= {"overrides": [*own, f"script.root={root}", f"script.rev={rev}"], "rev": None}
         seeds = [word for word in arm["overrides"] if word.startswith("seed=")]
         if seeds:

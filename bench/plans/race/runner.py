@@ -25,12 +25,12 @@ MAX_CHARS = 120  # of an arm's description on the terminal; the plan has it all
 def go(
     folder: Path, results: Path, show: bool = False, anyway: bool = False, is_new: bool = False, machine: str = "auto"
 ) -> race_folder.Race:
-    """Runs what a plan has left, to its end or to an interrupt. Returns race.json, of an interrupted race as it would
-    be now, with status interrupted; of a race that has ended, the recorded one.
+    """Runs what is left of a plan, to its end or to an interrupt. Returns race.json; of an interrupted race it is what
+    it would be now, with status interrupted.
 
-    show: show every run's numbers, an unplanned look; anyway: also on a busy machine; is_new: just planned, so that its
-    arms are not checked again; machine: of condition.MODES. Raises ValueError if the race is not as planned, or another
-    one runs.
+    show: show every run's numbers, an unplanned look; anyway: also on a busy machine; is_new: the race has just been
+    planned, so its arms are not checked again; machine: one of condition.MODES. A race that has ended is not run again.
+    Raises ValueError if the race is not as planned, or another one runs.
     """
     with state.locked(folder):
         for other in state.unfinished(results):

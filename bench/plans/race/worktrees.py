@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.machine import git
 
 FOLDER = "speedrun-worktrees"
-LOCKS = "conf/data"  # where bench/data/sources/hub.py keeps them
+LOCKS = "conf/data"  # where bench/data/sources/hub.py keeps lock files
 
 
 def commit_of(repo: Path | str, rev: str) -> str:

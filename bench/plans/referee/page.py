@@ -18,7 +18,7 @@ COLOURS = {"keep": "good", "drop": "bad", "undecided": "doubt", "refused": "soft
 RIGHT = [False, False, True, True]
 HEADS = ("decision", "submitted, and why it was decided so", "gain, 95 % interval", "device-s")
 NO_BREAK = "\N{NO-BREAK SPACE}"
-MAX_CHARS = 24  # of the label of a step of the staircase
+MAX_CHARS = 24  # length of a label in the staircase
 
 
 def write(search: Search) -> None:

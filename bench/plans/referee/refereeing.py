@@ -50,7 +50,7 @@ def begin(results: Path, champion: Arm, settings: Mapping[str, Any]) -> Search:
     """
     folder = results / searches.FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    with searches.locked(folder):  # of two that begin at once, one finds the other's search
+    with searches.locked(folder):  # if two begin at once, one finds the other's search
         for journal in sorted(folder.glob(f"*/{ledger.NAME}")):
             if not (other := searches.read(journal.parent)).has_ended:
                 raise ValueError(f"{other.name}: is still open: end it first, ./run.sh referee end")

@@ -42,7 +42,7 @@ class Settings(TypedDict):
     champion: Arm
     on: str
     alpha: float
-    effect: float | None  # that the user looks for: % of the time, or in the metric's unit; None: by the calibration
+    effect: float | None  # the gain looked for: % of the time, or in the metric's unit; None: by the calibration
     budget_s: float
     price: float | None  # dollars per device and hour
     trust: bool
@@ -53,7 +53,7 @@ class Calibration(TypedDict):
 
     race_id: str
     sd: float  # standard deviation of a run, of log time or in the metric's unit
-    effect: float  # that the search looks for, in the same unit
+    effect: float  # the gain that the search looks for, in the same unit
     run_s: float  # wall time of one run
     spent_s: float
     devices: int

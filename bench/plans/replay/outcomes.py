@@ -79,7 +79,7 @@ class Conditions:
     """The conditions, besides the losses, on which the outcome depends."""
 
     is_same: bool  # whether machine and software are known to be the record's in all that decides bits
-    dtype: str  # of the activations
+    dtype: str  # dtype of the activations
     is_cpu: bool  # whether rounding can be measured by other instruction sets
     is_script: bool = False  # whether a script printed the losses, with limited digits
     is_other_software: bool = False  # whether torch or libraries differ: no replay here ran the record's kernels

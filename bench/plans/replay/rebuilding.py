@@ -144,7 +144,7 @@ class Sandbox:
 def overrides_of(recorded: Recorded, own: Path) -> list[str]:
     """Returns the overrides of the replay except its seed: the record's, and what its machine had chosen for it.
 
-    own: of Checkout.
+    own: the Checkout's folder of the user's code.
     """
     hardware, kept, given = recorded.config["hardware"], list[str](), set[str]()
     for word in recorded.overrides:

@@ -15,7 +15,7 @@ from bench.compare import calibration, eligibility, target
 from bench.plans.replay import outcomes
 from bench.record.rows import Row
 
-CONFIDENCE = 0.99  # of the interval in which a record of the same distribution lies
+CONFIDENCE = 0.99  # level of the interval in which a record of the same distribution lies
 BOUND_PCT = 8.0  # observed spread of runs of the same code between sessions: larger than within one
 REPRODUCED, DIFFERS = "reproduced", "not reproduced"
 NOT_COMPARABLE, UNDECIDED = "not comparable", "undecided"

@@ -42,7 +42,7 @@ def foreseen(record: Recorded) -> tuple[list[Check], list[Field]]:
 
 
 def replay(record: Recorded, checks: list[Check], options: Options, say: Say) -> Certificate:
-    """Runs the record again, writes the certificate beside it and its replays, and returns it. checks: of foreseen().
+    """Runs the record again, writes the certificate beside it and its replays, and returns it. checks are foreseen()'s.
 
     If `verify` refuses the record, its certificate is returned but not written. A record that brings code and is not in
     this machine's ledger runs in a sandbox, unless options trust it. Raises ValueError if there is no sandbox.

@@ -31,7 +31,7 @@ from bench.record.rows import metric_of, row_of
 
 Run = dict[str, Any]  # a record, with its folder
 Validations = list[tuple[int, float]]  # (step, val_loss in nats per token), the newest last
-Stop = Callable[[Validations], str | None]  # of launch(): returns why the run is to end now, or None
+Stop = Callable[[Validations], str | None]  # launch()'s stop: returns why the run is to end now, or None
 ARM_NAMES = "ABCDEFGHIJ"
 
 
@@ -39,7 +39,7 @@ ARM_NAMES = "ABCDEFGHIJ"
 class Points:
     """Makes a sweep's runs. It is pickled into a launcher's processes, where only run_one() is called."""
 
-    folder: Path  # of the sweep, which has begun
+    folder: Path  # the sweep's folder, which exists
     command: list[str]  # what the user typed, for the records
     anyway: bool = False  # also on a busy machine
     budget_s: float | None = None  # no run begins that would end later than this after the first began
@@ -260,8 +260,8 @@ def winning_arms(folder: Path, top: int) -> list[str]:
     """
     if not 2 <= top <= len(ARM_NAMES):
         raise ValueError(f"--top {top}: use 2 to {len(ARM_NAMES)}: a race has that many arms")
-    overrides_of: dict[str, tuple[str, ...]] = {}  # by config_id
-    losses: dict[str, dict[str, float]] = {}  # by config_id and run_id
+    overrides_of: dict[str, tuple[str, ...]] = {}  # {config_id: overrides}
+    losses: dict[str, dict[str, float]] = {}  # {config_id: {run_id: loss}}
     for point in sweep.points(folder):
         run = point.folder and run_folder.read(point.folder)
         if not run or run["status"] != "complete" or run["validity"] == "invalid":
