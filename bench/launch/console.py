@@ -57,7 +57,7 @@ def confirmed(question: str) -> bool | None:
 
 
 class Bars:
-    """Context with live bars: "run", the current run; "runs", its series; and a race's arms and interim analyses.
+    """Context with live bars: "run", the current run; "runs", its series; others for a race's arms and analyses.
 
     Lines printed meanwhile appear above the bars.  Without a suitable terminal nothing is drawn.
     """
@@ -95,8 +95,7 @@ class Bars:
 
 
 def _progress() -> "Progress":
-    """Returns a Progress without a refresh thread, which would disturb the run; it cuts text, not bars, to the
-    width."""
+    """Returns a Progress that no thread redraws, which would disturb the run; narrow terminals cut text, not bars."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.table import Column

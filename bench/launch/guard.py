@@ -3,7 +3,7 @@
 The launcher starts it and writes to its standard input, a pipe that only the launcher holds, a line of JSON that says
 what to start: {"words", "env", "log", "survives", "wrappers"} (ranks.py).  A process below the guard that loses its
 parent becomes the guard's child (PR_SET_CHILD_SUBREAPER), even a daemon with its own session and environment, so no
-process of the run gets away.
+process of the run escapes.
 
 When the started program has ended, the guard kills what is left below it and answers with a line, {"exit_code",
 "left": pids that the kernel does not release}.  Then it waits for GOODBYE.  STOP ends the run's processes.  If the pipe
@@ -73,7 +73,7 @@ class _Orders:
         return line if newline else b""
 
     def wait(self, timeout_s: float | None) -> None:
-        """Waits for an order or a signal, at most timeout_s (None: for ever)."""
+        """Waits for an order or a signal, at most timeout_s (None: forever)."""
         watched = [self._woken, *([0] if self.is_open else [])]
         ready = select.select(watched, [], [], timeout_s)[0]
         if self._woken in ready:

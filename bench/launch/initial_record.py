@@ -30,11 +30,9 @@ from bench.training.instruments import registry
 
 
 def folder_of(config: schema.Config, run: dict[str, Any], results: Path) -> Path:
-    """Creates a run folder.  Its ledger entry is written before its run.json, so that every run on disk is in the
-    ledger.
+    """Creates a run folder.  Its ledger entry precedes its run.json, so that every run on disk is in the ledger.
 
-    Raises ValueError if nothing can be written there; no folder stays, and a run that is already in the ledger is
-    marked there as aborted.
+    Raises ValueError if nothing can be written there.  No folder stays then, and a run that the ledger has is aborted.
     """
     folder = None
     try:

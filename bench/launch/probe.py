@@ -41,7 +41,7 @@ MATMUL_REPEATS = 50
 
 @dataclass(frozen=True)
 class Answers:
-    """found, failed: the ranks' answers and failures, in rank order; exit_code: of the ranks, None after a timeout."""
+    """What ranks answered.  found, failed: answers and failures, in rank order; exit_code: None after a timeout."""
 
     num_ranks: int
     found: list[dict[str, Any]]

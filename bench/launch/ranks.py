@@ -173,7 +173,7 @@ class Guard:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
-                start_new_session=True,  # Ctrl-C and a closed terminal are the launcher's
+                start_new_session=True,  # the launcher handles Ctrl-C and a closed terminal
             )
         return self
 

@@ -38,7 +38,7 @@ PASSED = (
 PASSED_PREFIXES = ("LC_", "XDG_", "SLURM_")
 VENDORED = "_vendor"  # setuptools' copies of packages, which its import (by torch's compiler) adds to sys.path
 CGROUPS = Path("/sys/fs/cgroup")
-MEMORY_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # v2, v1
+MEMORY_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # cgroup v2, v1
 CACHES = "/sys/devices/system/cpu/cpu0/cache"
 Facts = dict[str, Any]
 

@@ -22,7 +22,7 @@ ALIASES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp
 
 @dataclass(frozen=True)
 class Device:
-    """names: from the driver, without vendor words; rates: None if not supported, or not known for certain."""
+    """Peak rates.  names: from the driver, without vendor words; None: not supported, or not known for certain."""
 
     names: tuple[str, ...]
     bf16: float | None
@@ -60,8 +60,8 @@ def _geforce(name: str, cores: int, boost_mhz: int, mem: float | None, source: s
     return Device((name,), 2 * fp32, 2 * fp32, fp32, fp32, fp8, mem, boost_mhz, source)
 
 
-# peak_clock_mhz: the SM clock at which the data sheet's tensor-core peak holds: peak / (SMs * dense bf16 FLOP a clock
-# and SM), e.g. 989.4e12 / (132 * 4096) for H100 SXM, 312e12 / (108 * 2048) for A100.  SM counts and FLOP a clock are
+# peak_clock_mhz: the SM clock at which the data sheet's tensor-core peak holds: peak / (SMs * dense bf16 FLOP per clock
+# and SM), such as 989.4e12 / (132 * 4096) for H100 SXM or 312e12 / (108 * 2048) for A100.  SM counts and FLOP are
 # from memory, not looked up; with these clocks they give each sheet's peak within half a percent
 # (tests/test_hardware.py).  H200 and GH200 are assumed to be like the H100 SXM.  It is not NVML's highest clock: that
 # of an H100 is 1980.
@@ -137,8 +137,8 @@ DEVICES = (
 )
 # fmt: on
 
-# (compute capability, multiprocessors, GiB of memory in steps of 8) where all devices of that kind have the same
-# figures in the table: for traces and drivers that give no name, or the board's internal one.
+# {(compute capability, multiprocessors, GiB of memory in steps of 8): name}, if all devices with these properties have
+# the same rates in the table: for traces and drivers that give no name, or the board's internal one.
 BY_PROPERTIES = {
     ((8, 0), 108, 40): "A100-SXM4-40GB",  # the PCIe card has the same peaks and bandwidth
     ((9, 0), 104, 64): "Instinct MI210",  # or a die of an MI250, which has the same rates

@@ -123,8 +123,7 @@ def command(
     cwd: Path | str = "/",
     using: str | None = None,
 ) -> tuple[list[str], dict[str, str]]:
-    """Returns (words, env) that run the command in a sandbox.  It exits as the command does, a signal becomes 128 +
-    number.
+    """Returns (words, env) that run the command in a sandbox, with its exit code, or 128 + a signal's number.
 
     env: all variables that it gets, but with the sandbox's folders; environment.passed() removes tokens.  readable:
     files and folders, which keep their absolute paths; writable: {absolute path inside: its source}, which may be in a
@@ -170,7 +169,7 @@ def _options() -> str:
 
 def _bubblewrap(mounts: Iterable[tuple[str, str, str]]) -> list[str]:
     command = [shutil.which("bwrap") or "bwrap", "--unshare-user", "--unshare-all", "--cap-drop", "ALL"]
-    command += ["--new-session", "--die-with-parent", "--hostname", "localhost"]  # a name that gloo finds
+    command += ["--new-session", "--die-with-parent", "--hostname", "localhost"]  # gloo can resolve this name
     command += ["--disable-userns"] * ("--disable-userns" in _options())
     options = {"ro": "--ro-bind", "rw": "--bind", "device": "--dev-bind", "link": "--symlink"}
     for what, source, path in mounts:
@@ -202,8 +201,7 @@ def python_files(python: str) -> list[str]:
 class Watch:
     """Checks whether the processes below a process keep to their limits.
 
-    pid: of the process that started the sandbox, or of an ancestor that starts nothing else; folder: all they may
-    write.
+    pid: of the process that started the sandbox, or of an ancestor that starts nothing else; folder: all they write to.
     """
 
     def __init__(self, pid: int, limits: Limits, folder: Path):

@@ -2,10 +2,10 @@
 
 One thread reads all pipes.  A stamp is never early.  It is late if the thread did not run at once, and the thread
 estimates by how much: at most the time since it last looked, and usually the time that it and the main thread, which
-may hold the lock of Python, spent ready but not running (/proc/*/schedstat of Linux; elsewhere the bound is used), plus
-the time for which a running main thread may keep that lock.  It is an estimate because time that a hypervisor takes
-from a core is not included.  The thread wakes five times a second, so it also notices when it did not run at all: the
-machine was frozen, or this process was stopped.
+may hold the GIL, spent ready but not running (/proc/*/schedstat of Linux; elsewhere the bound is used), plus the time
+for which a running main thread may keep it.  It is an estimate because time that a hypervisor takes from a core is not
+included.  The thread wakes five times a second, so it also notices when it did not run at all: the machine was frozen,
+or this process was stopped.
 """
 
 import contextlib

@@ -118,7 +118,7 @@ class Peer:
     local_rank: int
     facts: dict[str, Any] | None  # only of the first member of each node
     folder: str | None = None
-    clock: Clock | None = None  # measured()
+    clock: Clock | None = None  # as measured() returns it
     files: carried.Incoming | None = None  # only of the first member of each node, once the run begins
     has_ended: bool = False
     has_sent_files: bool = False

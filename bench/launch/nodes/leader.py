@@ -46,8 +46,8 @@ class Leader:
     that have not joined never will, None if they may; secret: as in LeaderStore.
     """
 
-    _job: Job  # gather()'s
-    _folder: Path  # started()'s
+    _job: Job  # set by gather()
+    _folder: Path  # set by started()
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Leader:
     ):
         self._store = LeaderStore(listener, key, secret)
         self._num_members, self._adopted, self._still = num_members, adopted, still
-        self._own_ranks = 1  # gather()'s
+        self._own_ranks = 1  # set by gather()
         self._peers: dict[int, Peer] = {}
         self._stack = contextlib.ExitStack()
         self._group: ranks.Group | None = None

@@ -36,7 +36,7 @@ class Refused(ValueError):
 
 
 def main(overrides: list[str]) -> int:
-    """Exit code: 0 where the run is complete, 2 where this node cannot take part, 75 where its GPUs are in use."""
+    """Returns 0 if the run is complete, 1 if not, 2 if this node cannot take part, 75 if its GPUs are in use."""
     try:
         return follow_nodes(overrides, lambda: prepare(overrides, say=lambda text: None, check_own=False))
     except ValueError as error:
@@ -114,7 +114,7 @@ def _reached(reach: Callable[[float], MemberStore], timeout_s: float) -> MemberS
 
 
 class Member:
-    """job: prepared on this node, None if another member has it; code: the folder from which ranks import."""
+    """A member.  job: prepared on this node, None if another member has it; code: the folder for the ranks' imports."""
 
     def __init__(self, store: MemberStore, job: Job | None, code: Path):
         self._store, self._job, self._code = store, job, code

@@ -78,8 +78,7 @@ def write(
     waits_ns: Iterable[tuple[int, int]],
     given: Mapping[str, Sequence[str]],
 ) -> Section | None:
-    """Writes steps.csv, events and .result.tmp, and completes run's "script" and timing protocol.  Returns a failure,
-    if any.
+    """Writes steps.csv, events and .result.tmp; adds "script" and the timing protocol to run.  Returns any failure.
 
     output: closed; telemetry_of(rows): {"summary", "doubts", "warnings"} of the launcher's sampler; waits_ns: as in
     PrintedTimes.clock(); given: as in OpenedFiles.

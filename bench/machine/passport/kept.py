@@ -37,8 +37,8 @@ MAX_DISTANCE = 3.0  # powers of two over m, k and n together; beyond it, a shape
 
 
 class Figure(TypedDict):
-    """what: the same in every passport, such as "gemm bfloat16 4096x4096x4096"; value, low, high: the median, the 10th
-    and the 90th percentile of the samples, in unit (TFLOP is 1e12, GiB 2**30).
+    """A measurement.  what: the same in every passport, such as "gemm bfloat16 4096x4096x4096"; value, low, high:
+    median, 10th and 90th percentile of the samples, in unit (TFLOP is 1e12, GiB 2**30).
 
     shape: [m, k, n]; num_bytes: of a copy, read and written; of a collective as nccl-tests counts it, whose bus
     bandwidth the value is; num_threads: of a CPU.
@@ -138,7 +138,7 @@ NO_TIME, CANNOT = "no time", "this device, or this torch, cannot do it"  # why a
 
 
 class Device(TypedDict):
-    """under_load: clock_mhz, and for a GPU temp_c, power_w and throttle_reasons, each None if unknown."""
+    """A device's figures.  under_load: clock_mhz, and for a GPU temp_c, power_w, throttle_reasons, None if unknown."""
 
     id: str
     name: str
@@ -148,7 +148,7 @@ class Device(TypedDict):
 
 
 class Passport(TypedDict):
-    """took_s: duration of the measurement; foreign_cpu_cores: CPU use of other programs before it, None if unknown."""
+    """A machine's figures.  took_s: time to measure; foreign_cpu_cores: CPU use of other programs before, or None."""
 
     schema_version: int
     at: str
@@ -232,8 +232,7 @@ def ceilings_of_file(path: Path | str, device_name: str | None) -> Ceilings:
 
 
 def ceilings(passport: Passport, device: Device, num_threads: int | None) -> Ceilings:
-    """Returns a device's ceilings.  num_threads: of the run, on a CPU; if not measured, the next lower number that
-    was."""
+    """Returns a device's ceilings.  num_threads: of the run, on a CPU; if not measured, the next lower one counts."""
     measured = {figure["num_threads"] for figure in device["figures"] if "num_threads" in figure}
     if measured:
         below = [number for number in measured if num_threads is None or number <= num_threads]

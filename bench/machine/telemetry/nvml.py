@@ -148,8 +148,7 @@ def _address(handle: Any) -> int | None:
 
 
 def open_gpus(uuids: Sequence[str], num_devices: int) -> tuple[list["Gpu"], list[str]]:
-    """Returns (the run's Gpus, warnings).  uuids: in CUDA's order; if [], those of CUDA_VISIBLE_DEVICES.  gpu0 is
-    device 0."""
+    """Returns (the run's Gpus, warnings).  uuids: in CUDA's order; [] for CUDA_VISIBLE_DEVICES.  gpu0 is the first."""
     try:
         import pynvml as nvml
     except ImportError:

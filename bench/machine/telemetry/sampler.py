@@ -107,7 +107,7 @@ def _temperature_c() -> float | None:
     return max((sensor.current for name in CPU_SENSORS for sensor in sensors.get(name, ())), default=None)
 
 
-# The columns of telemetry.csv; a cell is empty where the device has no such figure.  All rows of one tick share its
+# The columns of telemetry.csv; a cell is empty if the device has no such figure.  All rows of one tick share its
 # t_ns (time.perf_counter_ns, as the steps have it), so that devices can be overlaid; late_ms is how long after it this
 # device was read.
 FIELDS = (

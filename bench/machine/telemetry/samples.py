@@ -153,8 +153,7 @@ def _total(parts: Sequence[float | None]) -> float | None:
 
 
 def counted_j(first: Mapping[str, float | None], last: Mapping[str, float | None]) -> float | None:
-    """Returns the joules between two readings {device: joules} of all devices; None if one lacks a counter or was
-    reset."""
+    """Returns the joules between two readings {device: joules}; None if a device has no counter or was reset."""
     if set(first) != set(last):
         return None
     pairs = [(first[name], last[name]) for name in first]

@@ -25,9 +25,9 @@ NOTHING: dict[str, Any] = {
 
 
 class Sampling:
-    """path: of telemetry.csv; intervals: {"interval_ms", "host_interval_ms"}; uuids: of the run's GPUs as NVML writes
-    them, [] if unknown; num_devices: 0 without GPUs; root_pid: the run is this process and its descendants; code: the
-    folder from which the sampler imports."""
+    """The sampling process.  path: of telemetry.csv; intervals: {"interval_ms", "host_interval_ms"}; uuids: of the
+    run's GPUs as NVML writes them, [] if unknown; num_devices: 0 without GPUs; root_pid: the run is this process and
+    its descendants; code: the folder from which the sampler imports."""
 
     def __init__(
         self,
