@@ -62,6 +62,8 @@ def write_pages(
 
     say(done, total): reports progress.
     """
+    for pack in (site / "runs").glob("[0-9][0-9][0-9].js"):  # of version 0.2.0: pages of runs that may be gone by now
+        pack.unlink()
     folders = {page_name(row["run_id"]): folder for folder, row in runs}
     stamps = {name: [_changed_ns(f"{folder}/{file}") for file in WATCHED] for name, folder in folders.items()}
     faults = _update(site / "runs", ".html", stamps, functools.partial(_write_page, site / "runs"), folders, say)
