@@ -69,7 +69,7 @@ class GPT2(LanguageModel):
         self.final_norm = nn.LayerNorm(width)
 
     def init_weights(self, generator: Generator) -> None:
-        """Initialize every parameter from a CPU generator."""
+        """Initializes every parameter from a CPU generator."""
         residual_std = INIT_STD / (2 * len(self.blocks)) ** 0.5  # 2 additions a block keep the stream's variance
         for name, module in self.named_modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):

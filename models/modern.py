@@ -119,7 +119,7 @@ class Modern(LanguageModel):
         self.head = nn.Linear(width, vocab_size, bias=False)
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Initialize every parameter from a CPU generator, and the rotary table."""
+        """Initializes every parameter from a CPU generator, and the rotary table."""
         normal_(self.embedding.weight, EMBEDDING_STD, generator)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear) and name.endswith((".proj", "head")):

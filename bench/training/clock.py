@@ -42,7 +42,7 @@ GC_GENERATION = 1  # collected by "manual": young objects that survived one coll
 
 
 def reporter(path: str | None) -> Callable[[str], None]:
-    """Returns a function that writes a word into the launcher's pipe in about 2 microseconds; nothing if path is None.
+    """Returns a function that writes a word into the launcher's pipe, in about 2 us; without a path it does nothing.
 
     What cannot be written is lost, which the launcher reports: no rank waits for it.
     """
@@ -60,7 +60,7 @@ def reporter(path: str | None) -> Callable[[str], None]:
 
 
 class Clock:
-    """Use it as clock.start(); ...; with clock.paused("validation"): ...; clock.stop().  sync() waits for the device.
+    """Measures training time: start(); ...; with paused("validation"): ...; stop().  sync() waits for the device.
 
     report(word) is called at each edge, while the clock is stopped.  train_s is that of the run's earlier segments.
     """

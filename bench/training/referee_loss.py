@@ -52,7 +52,7 @@ def _nats(logits_NV: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
 
 
 class RefereeLoss:
-    """Call at_start() before the first step, evaluate() instead of the trainer's during training, at_end() after it.
+    """Call at_start() before the first step, evaluate() instead of the trainer's during training, then at_end().
 
     If is_required, a model without usable logits ends the run; otherwise "not_checked" in at_end() says why.
     """
@@ -146,7 +146,7 @@ class RefereeLoss:
         return num_bytes, num_marks
 
     def _bits_per_byte(self, val_loss: float, num_bytes: int) -> float:
-        """Computed from forward()'s loss if every target stands for text, else from the logits of those that do."""
+        """Returns it from forward()'s loss if every target stands for text, else from the logits of those that do."""
         if not self._num_marks:
             return bits_per_byte(val_loss * self._trainer.config.goal.val_tokens, num_bytes)
 

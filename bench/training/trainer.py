@@ -255,7 +255,7 @@ class Trainer:
         self.loader.load_state_dict(state["loader"])
 
     def check_at_end(self) -> dict[str, Any]:
-        """Checks the model that the run ends with, right after its last validation: {"causality", "evaluation"}.
+        """Returns {"causality", "evaluation"} of the model that the run ends with, right after its last validation.
 
         They are causality.check() of the weights as they are, which also finds what a model does only after some number
         of calls, and side_effects.check().  Weights, buffers and the random state are restored.

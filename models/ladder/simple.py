@@ -79,7 +79,7 @@ class Simple(LanguageModel):
         self.head = Linear(width, vocab_size)
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Initialize every parameter from a CPU generator, and the rotary table."""
+        """Initializes every parameter from a CPU generator, and the rotary table."""
         normal_(self.embedding.weight, 1.0, generator)
         for name, module in self.named_modules():
             if isinstance(module, RMSNorm):

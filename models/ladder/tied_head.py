@@ -111,10 +111,10 @@ class R51(R49):
 
 
 class R52(R51):
-    """Record 52, 2025-12-21: 2.075 -> 2.037 minutes.  Smoother learned scalars, frozen when the batch changes.
+    """Record 52, 2025-12-21: 2.075 -> 2.037 minutes.  Smoother learned scalars, frozen after changes of the batch.
 
     Their Adam averages over more steps, except for a block's factor of the embedding, which is a separate tensor here.
-    For 40 steps after each change of the batch they are frozen and their gradients are dropped.  Adam now updates the
+    For 40 steps after each change of batch or window they are frozen and their gradients dropped.  Adam now updates the
     smear gate too, with a hundredth of its learning rate (conf/experiment/r52.yaml).
     """
 

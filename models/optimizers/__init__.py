@@ -1,4 +1,4 @@
-"""Optimizers, each a file with its settings and how it is built from them.  Importing them does not import torch."""
+"""Optimizers: each file has the settings of one and builds it.  Importing them does not import torch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from models.settings import Positive
 
 @dataclass(kw_only=True)
 class Config:
-    """What every optimizer has; models/optimizers/NAME.py extends it."""
+    """Settings of every optimizer; models/optimizers/NAME.py extends them."""
 
     PACKAGE = __name__
     name: str  # optimizer: models/optimizers/NAME.py
@@ -18,27 +18,27 @@ class Config:
     schedule: schedules.Config  # how the learning rate goes over a run
 
     def build(self, model: Any, rank: int, world_size: int, device_type: str) -> Any:
-        """The optimizer of a models.base.LanguageModel; each of its param_groups has lr, and may have peak_lr.
+        """Returns an optimizer for a models.base.LanguageModel; each of its param_groups has lr, and may have peak_lr.
 
-        It has step(), zero_grad(), param_groups, state_dict() and load_state_dict(), as torch's have.
+        It has step(), zero_grad(), param_groups, state_dict() and load_state_dict() like torch's optimizers.
         """
         raise NotImplementedError
 
     def optimizer(self, model: Any, rank: int, world_size: int, device_type: str) -> Any:
-        """build(), with the peak_lr of every group that has none: its lr."""
+        """Returns what build() returns, with lr as the peak_lr of every group that has none."""
         optimizer = self.build(model, rank, world_size, device_type)
         for group in optimizer.param_groups:
             group.setdefault("peak_lr", group["lr"])
         return optimizer
 
     def part_names(self) -> tuple[str, ...]:
-        """Names in .parts of what build() gives, which stages may name; (): it is all one."""
+        """Returns the names of the optimizer's .parts, which stages may name; () if it has none."""
         return ()
 
     def set_step(self, optimizer: Any, step: int, num_steps: int) -> None:
-        """Puts what changes from step to step into the optimizer's param_groups: here the learning rate.
+        """Sets what changes with the step, here the learning rate, in the optimizer's param_groups.
 
-        step: from 0 to num_steps - 1.
+        step is from 0 to num_steps - 1.
         """
         lr_frac = self.schedule.lr_frac(step, num_steps)
         for group in optimizer.param_groups:

@@ -1,6 +1,6 @@
-"""AdamW as the speedrun's first records use it: weight decay on matrices only, one learning rate for all.
+"""AdamW as in the speedrun's first records: weight decay on matrices only, one learning rate for all parameters.
 
-Loshchilov and Hutter 2019; which parameters decay as in github.com/karpathy/nanoGPT model.py.
+From Loshchilov and Hutter 2019; the same parameters decay as in github.com/karpathy/nanoGPT model.py.
 """
 
 from collections.abc import Iterable
@@ -22,13 +22,13 @@ class Config(optimizers.Config):
     fused: bool | None = None
 
     def build(self, model: Any, rank: int, world_size: int, device_type: str) -> Any:
-        """AdamW over all of the model.  Every rank does the same update: rank and world_size are not used."""
+        """Returns AdamW for the whole model.  Every rank does the same update: rank and world_size are not used."""
         return self.adamw(model.parameters(), device_type)
 
     def adamw(self, parameters: Iterable[Any], device_type: str) -> Any:
-        """One group of 2-D parameters with weight decay and one of the others without; lr and peak_lr in each.
+        """Returns AdamW with a group of matrices with weight decay and one of vectors without, each with a peak_lr.
 
-        state_dict() refers to the live tensors: copy it to keep it.  One taken before the first step resets all.
+        state_dict() refers to the live tensors: copy it to keep it.  One from before the first step resets everything.
         """
         import torch
 

@@ -1,6 +1,6 @@
 """A table of groups of tensors, each with its own update rule (models/updates/), learning rate and settings.
 
-Every tensor must be in a group; a group may be empty, as that of the head where the model's head is its embedding.
+Every tensor must be in a group.  A group may be empty, for example the head's if the model's head is its embedding.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Config(optimizers.Config):
     groups: dict[str, updates.Group | None]  # by a name of your choice; null: no such group
 
     def build(self, model: Any, rank: int, world_size: int, device_type: str) -> Any:
-        """Together: an optimizer of each group that has tensors.  ValueError: a tensor is in no group."""
+        """Returns the optimizers of all groups that have tensors.  Raises ValueError if a tensor is in no group."""
         from models.together import Together
 
         tensors = self.tensors_of(model)
@@ -28,18 +28,18 @@ class Config(optimizers.Config):
         return Together(parts)
 
     def part_names(self) -> tuple[str, ...]:
-        """The names of the groups, including any that turn out to have no tensors."""
+        """Returns the names of the groups, including any that turn out to have no tensors."""
         return tuple(name for name, group in self.groups.items() if group)
 
     def set_step(self, optimizer: Any, step: int, num_steps: int) -> None:
-        """The learning rates, and what else the groups change from step to step."""
+        """Sets the learning rates, and what else the groups change with the step."""
         super().set_step(optimizer, step, num_steps)
         for name, group in self.groups.items():
             if group and name in optimizer.parts:
                 group.set_step(optimizer.parts[name], step, num_steps)
 
     def tensors_of(self, model: Any) -> dict[str, list[Any]]:
-        """The parameters of each group that has any, in the model's order.  ValueError: one is in no group."""
+        """Returns each non-empty group's parameters, in the model's order.  Raises ValueError if one is in no group."""
         from models.together import is_meant, with_roles
 
         tensors: dict[str, list[Any]] = {}

@@ -10,7 +10,7 @@ from models.updates.muon import FIRST_MOMENTUM, momentum_at
 
 @dataclass(kw_only=True)
 class Config(adamw.Config):
-    """lr, the betas, eps and weight_decay are AdamW's."""
+    """Settings of both; lr, the betas, eps and weight_decay are AdamW's."""
 
     muon_lr: Positive  # Muon's learning rate at the peak, multiplied by sqrt(rows / columns) for tall matrices
     muon_momentum: Momentum  # Nesterov momentum
@@ -26,7 +26,7 @@ class Config(adamw.Config):
         return ("adamw", "muon")
 
     def build(self, model: Any, rank: int, world_size: int, device_type: str) -> Any:
-        """Both as one optimizer.  world_size above 1 needs torch.distributed's default group to be there."""
+        """Returns both as one optimizer.  A world_size above 1 needs torch.distributed's default group."""
         from models.muon_update import Muon
         from models.together import Together
 
@@ -46,7 +46,7 @@ class Config(adamw.Config):
         return Together({"adamw": self.adamw(others, device_type), "muon": muon})
 
     def set_step(self, optimizer: Any, step: int, num_steps: int) -> None:
-        """The learning rates, and Muon's momentum."""
+        """Sets the learning rates, and Muon's momentum."""
         super().set_step(optimizer, step, num_steps)
         (group,) = optimizer.parts["muon"].param_groups
         warmup_frac = self.muon_momentum_warmup_frac or 0.0

@@ -1,4 +1,4 @@
-"""1 after the warm-up."""
+"""A schedule that is constant after the warm-up."""
 
 from models.schedules import Config
 

@@ -1,4 +1,4 @@
-"""Half a cosine from 1, right after the warm-up, to final_lr_frac."""
+"""A schedule that falls after the warm-up along half a cosine, from 1 to final_lr_frac."""
 
 import math
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""A trapezoid whose peak changes on the way, as where a batch grows; what it falls to does not.
+"""A trapezoid whose peak changes during the run, for example when the batch grows, but not the end of its fall.
 
-modded-nanogpt's record 46.
+From modded-nanogpt's record 46.
 """
 
 from dataclasses import dataclass, field

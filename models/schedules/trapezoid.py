@@ -1,8 +1,8 @@
-"""1 after the warm-up, then linear to final_lr_frac over round(cooldown_frac * num_steps) steps, where it stays.
+"""A schedule that is constant after the warm-up, then falls linearly to final_lr_frac in a cooldown.
 
-How long it stays there is tail_frac; without it the cooldown ends with the run.
-The first of C cooldown steps still gets 1, the last one final + (1 - final) / C.  Where rounding makes warm-up and
-cooldown overlap by a step, the smaller of the two counts.
+The cooldown has round(cooldown_frac * num_steps) steps.  It ends with the run, or tail_frac before that.
+The first of C cooldown steps still gets 1, the last one final + (1 - final) / C.  If rounding makes warm-up and
+cooldown overlap by a step, the smaller fraction of the two is used.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Config(schedules.Config):
         return min(super().lr_frac(step, num_steps), self.final_lr_frac + (1 - self.final_lr_frac) * fall)
 
     def fall(self, step: int, num_steps: int) -> float:
-        """1 before the cooldown, 0 at its end."""
+        """Returns the remaining part of the cooldown: 1 before it, 0 at its end."""
         num_cooldown_steps = round(self.cooldown_frac * num_steps)
         num_left = num_steps - round((self.tail_frac or 0) * num_steps) - step
         return 1.0 if num_left >= num_cooldown_steps else max(0, num_left) / num_cooldown_steps

@@ -1,4 +1,4 @@
-"""Update rules for the groups of optim=groups, one in each file.  Importing them does not import torch."""
+"""Update rules for the groups of optim=groups, one per file.  Importing them does not import torch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from models.settings import Positive
 
 @dataclass(kw_only=True)
 class Group:
-    """What every row has; models/updates/NAME.py extends it."""
+    """Settings of every group; models/updates/NAME.py extends them."""
 
     PACKAGE = __name__
     name: str  # update rule: models/updates/NAME.py
@@ -18,8 +18,8 @@ class Group:
     lr: Positive  # learning rate at the schedule's peak; optim.lr multiplies it
 
     def build(self, tensors: list[Any], lr: float, rank: int, world_size: int, device_type: str) -> Any:
-        """A torch optimizer of these tensors; each of its param_groups has lr and peak_lr."""
+        """Returns a torch optimizer of these tensors; each of its param_groups has lr and peak_lr."""
         raise NotImplementedError
 
     def set_step(self, optimizer: Any, step: int, num_steps: int) -> None:
-        """Puts into the optimizer what changes with the step, 0 to num_steps - 1, but the learning rate."""
+        """Sets what changes with the step, 0 to num_steps - 1, except the learning rate."""

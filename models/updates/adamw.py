@@ -15,7 +15,7 @@ class Config(updates.Group):
     weight_decay: NotNegative = 0.0  # weight decay per step, times the learning rate
 
     def build(self, tensors: list[Any], lr: float, rank: int, world_size: int, device_type: str) -> Any:
-        """torch.optim.AdamW: every rank does the same update."""
+        """Returns torch.optim.AdamW; every rank does the same update."""
         import torch
 
         row = {"params": tensors, "peak_lr": lr, "weight_decay": self.weight_decay}

@@ -8,13 +8,13 @@ from models.updates import adamw
 
 @dataclass(kw_only=True)
 class Config(adamw.Config):
-    """weight_decay: times the square of the learning rate, where the step makes the weight smaller."""
+    """Settings; weight_decay is times the squared learning rate, where the step makes the weight smaller."""
 
     decays_still: bool = False  # a weight that a step does not move decays as well, as that of a token not yet seen
     compiled: bool | None = None  # by torch.compile; null: on a GPU
 
     def build(self, tensors: list[Any], lr: float, rank: int, world_size: int, device_type: str) -> Any:
-        """Every rank does the same update."""
+        """Returns CautiousAdam; every rank does the same update."""
         from models.adam_update import CautiousAdam
 
         row = {"params": tensors, "peak_lr": lr}

@@ -1,4 +1,4 @@
-"""Muon (models/muon_update.py) as its successive records had it."""
+"""Muon (models/muon_update.py) in the variants of successive records."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -27,13 +27,13 @@ class Config(updates.Group):
     ns_coefficients: list[float] = field(default_factory=lambda: [3.4445, -4.7750, 2.0315])  # of x, x^3 and x^5
 
     def build(self, tensors: list[Any], lr: float, rank: int, world_size: int, device_type: str) -> Any:
-        """Muon, its work shared out among the ranks."""
+        """Returns Muon, with its work divided among the ranks."""
         from models.muon_update import Muon
 
         return Muon(tensors, lr=lr, rank=rank, world_size=world_size, **self.settings())
 
     def settings(self) -> dict[str, Any]:
-        """Arguments of Muon."""
+        """Returns the arguments of Muon."""
         return {
             "momentum": self.momentum,
             "weight_decay": self.weight_decay,
@@ -45,13 +45,13 @@ class Config(updates.Group):
         }
 
     def set_step(self, optimizer: Any, step: int, num_steps: int) -> None:
-        """The momentum of this step."""
+        """Sets the momentum of this step."""
         (group,) = optimizer.param_groups
         group["momentum"] = momentum_at(step, num_steps, self.momentum_warmup_frac, self.first_momentum, self.momentum)
 
 
 def momentum_at(step: int, num_steps: int, warmup_frac: float, first: float, last: float) -> float:
-    """Rises linearly from first at step 0 to last at step warmup_frac * num_steps, where it stays."""
+    """Returns a momentum that rises linearly from first at step 0 to last at step warmup_frac * num_steps."""
     num_warmup_steps = round(warmup_frac * num_steps)
     risen = min(step / num_warmup_steps, 1.0) if num_warmup_steps else 1.0
     return (1 - risen) * first + risen * last

@@ -1,6 +1,6 @@
-"""NorMuon (models/muon_update.py): Muon by Polar Express, evened out over rows, with cautious weight decay.
+"""NorMuon (models/muon_update.py): Muon with Polar Express, normalised by rows, with cautious weight decay.
 
-optim.groups.matrices.name=normuon puts it in place of Muon, whose settings it has too.
+optim.groups.matrices.name=normuon replaces Muon by it; it has Muon's settings too.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Config(muon.Config):
     polar_express: bool = True  # its five polynomials in place of ns_steps of ns_coefficients
 
     def build(self, tensors: list[Any], lr: float, rank: int, world_size: int, device_type: str) -> Any:
-        """NorMuon, its work shared out among the ranks."""
+        """Returns NorMuon, with its work divided among the ranks."""
         from models.muon_update import NorMuon, polar_coefficients
 
         settings = self.settings()
@@ -31,7 +31,7 @@ class Config(muon.Config):
         return NorMuon(tensors, lr=lr, rank=rank, world_size=world_size, **settings)
 
     def set_step(self, optimizer: Any, step: int, num_steps: int) -> None:
-        """The momentum of this step."""
+        """Sets the momentum of this step."""
         super().set_step(optimizer, step, num_steps)
         num_cooldown_steps = round(self.momentum_cooldown_frac * num_steps)
         if num_steps - step < num_cooldown_steps:

@@ -1,8 +1,8 @@
 """CPU time and run-queue time (ready, while another thread ran) of this process in each step.
 
 Linux reports both in nanoseconds in /proc/self/task/*/schedstat (Documentation/scheduler/sched-stats.rst).  They are
-read for the three threads that had used most CPU time when training began, which takes about a microsecond per thread
-and step, and parsed after training.  On other systems only the main thread's CPU time is known.
+read for up to three threads, the busiest when training began, which takes about a microsecond per thread and step, and
+parsed after training.  On other systems only the main thread's CPU time is known.
 """
 
 import os

@@ -2,7 +2,7 @@
 
 Peaks are read at the edges of phases, while the clock is paused.  On a CPU they are the process's resident set, which
 seldom shrinks again; "what" in the summary names the kind.  A retry (cudaMalloc failed, the cache was emptied,
-cudaMalloc was called again) stalls its step, so its counter is read only after a step with an unusual host time.
+cudaMalloc was called again) stalls its step, so its counter is read only after a step that took the host long.
 """
 
 import time

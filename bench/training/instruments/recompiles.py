@@ -93,7 +93,7 @@ class Recompiles(Instrument):
         return dict(counters["graph_break"])
 
     def summary(self) -> dict[str, Any]:
-        """Returns this rank's counts; graph breaks of the warm-up cost time in every step, later ones recompile."""
+        """Returns this rank's counts; graph breaks in the warm-up slow every step, later ones cost a compilation."""
         return {
             "num_recompiles": len(self._all),
             "recompile_ms": sum(facts["ms"] for facts in self._all),

@@ -20,7 +20,7 @@ from bench.training.instruments import base
 
 Chosen = Mapping[str, Mapping[str, Any]]  # a config's instruments: {name: settings}
 
-LOOK = "look"  # name of the window that is profiled after a race (--look)
+LOOK = "look"  # name of the window that look.py profiles once the race is over
 # size of its trace before compression, which shrinks it about 15 times: under 50 MB a rank (assumed for GPU traces)
 MAX_TRACE_MIB = 600.0
 MAX_MEMORY_ENTRIES = 100_000  # in a GPU's memory history; a step of models/modern.py at 124M makes a few thousand
@@ -59,7 +59,7 @@ def check(chosen: Chosen) -> None:
 def flagging(chosen: Iterable[str] | Chosen) -> list[str]:
     """Returns the names, sorted, of the instruments that flag steps; chosen holds names, or {name: settings}.
 
-    An unknown name (from an old record, or a user's instrument) is left out; its flags are in the record's steps.
+    An unknown name (from an old record, or a user's instrument) is omitted; its flags are in the record's steps.
     """
 
     def flags_steps(name: str, settings: Mapping[str, Any]) -> bool:

@@ -322,7 +322,7 @@ class Trace(Profiling):
 def cost(
     step_ms: dict[int, float], profiled_rows: Iterable[int], disturbed_rows: Iterable[int]
 ) -> dict[str, float | None]:
-    """Returns the medians "profiled_step_ms" and "other_step_ms", and "cost_pct", the per cent by which they differ.
+    """Returns the medians "profiled_step_ms" and "other_step_ms", and "cost_pct", by how much the first is longer.
 
     step_ms is {row: milliseconds} of the measured steps.  A median of no steps is None.
     """
