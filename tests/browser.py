@@ -1,9 +1,9 @@
-"""A headless Chromium for tests: opens a page as a person would, without network, and says what it logged.
+"""A headless Chromium for tests: opens pages as a person would, without network, and reports what they logged.
 
 with Browser() as browser: page = browser.open(path); page.js("document.title"); page.click("#clear"); page.errors
-Speaks the DevTools protocol over a pipe (--remote-debugging-pipe), so that nothing has to be installed but Chromium.
-With SPEEDRUN_AXE=.../axe.min.js (npm install axe-core) every page that a test opens is also checked by axe, WCAG 2.2 AA
-and its best practices, in its light and its dark theme.
+It speaks the DevTools protocol over a pipe (--remote-debugging-pipe), so only Chromium must be installed.  With
+SPEEDRUN_AXE=.../axe.min.js (npm install axe-core), axe also checks every page that a test opens for WCAG 2.2 AA and
+best practices, in its light and its dark theme.
 """
 
 import json
@@ -36,17 +36,17 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--hide-scrollbars",
-    "--host-resolver-rules=MAP * ~NOTFOUND",  # offline, whatever this machine has
+    "--host-resolver-rules=MAP * ~NOTFOUND",  # offline even if the machine has a network
 )
 
 
 def needs_browser(test):
-    """Marks it: CI opens its pages, and ./run.sh test those of test_site.py alone."""
+    """Marks a test that opens pages: CI runs all of them, ./run.sh test only those of test_site.py."""
     return pytest.mark.browser(pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium to open a page")(test))
 
 
 def look_at(*paths):
-    """Opens pages at two widths: nothing is logged, none scrolls sideways.  Without a Chromium it does nothing."""
+    """Asserts that pages log no errors and do not scroll sideways, at two widths.  Without Chromium, does nothing."""
     if CHROMIUM is None:
         return
     with Browser() as browser:
@@ -90,7 +90,7 @@ class Browser:
         self._profile.cleanup()
 
     def open(self, path, width=1200, height=900, dark=False):
-        """A file, or a URL -> Page, loaded."""
+        """Opens a file or URL and returns the loaded Page."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = Page(self, session)
@@ -157,20 +157,20 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def violations(self):
-        """What axe finds wrong: a sentence for each rule, with the elements."""
+        """Returns a sentence for each rule of axe that the page violates, with the elements."""
         if not self.js("typeof axe === 'object'"):
             self.call("Runtime.evaluate", expression=Path(AXE).read_text())
         return self.js(AUDIT)
 
     def js(self, expression):
-        """Value of a JavaScript expression; a promise is waited for."""
+        """Returns the value of a JavaScript expression; a promise is awaited."""
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in found:
             raise RuntimeError(f"{expression}: {found['exceptionDetails'].get('exception', {}).get('description')}")
         return found["result"].get("value")
 
     def click(self, selector):
-        """In the middle of the element, with a real mouse event."""
+        """Clicks in the middle of the element with a real mouse event."""
         x, y = self.js(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
             " e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
@@ -180,7 +180,7 @@ class Page:
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def type(self, words):
-        """Into what has the focus, key by key."""
+        """Types text key by key into the element that has the focus."""
         for char in words:
             self.call("Input.dispatchKeyEvent", type="keyDown", key=char, text=char)
             self.call("Input.dispatchKeyEvent", type="keyUp", key=char)
@@ -190,14 +190,14 @@ class Page:
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
 
     def press_key(self, key):
-        """As a person does: Enter clicks the button or the link that has the focus."""
+        """Presses Enter or space as a person does: Enter clicks the button or link that has the focus."""
         code = {"Enter": 13, " ": 32}[key]
         more = {"key": key, "windowsVirtualKeyCode": code, "text": "\r" if key == "Enter" else key}
         self.call("Input.dispatchKeyEvent", type="keyDown", **more)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
     def until(self, expression, timeout_s=10):
-        """Wait until a JavaScript expression holds; AssertionError if it never does."""
+        """Waits until a JavaScript expression holds.  Raises AssertionError if it never does."""
         deadline_s = time.monotonic() + timeout_s
         while not self._holds(expression):
             assert time.monotonic() < deadline_s, f"never: {expression}"
@@ -209,7 +209,7 @@ class Page:
         except RuntimeError as error:
             if "navigated" not in str(error):
                 raise
-            return False  # the page is on its way to another
+            return False  # the page is navigating to another
 
     def screenshot(self, path, whole=True):
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
@@ -221,8 +221,8 @@ class Page:
 
     @property
     def errors(self):
-        """What went wrong so far: exceptions, console errors, refused or failed loads."""
-        self.js("0")  # brings in what is on its way
+        """Exceptions, console errors, and refused or failed loads so far."""
+        self.js("0")  # reads the events that are pending
         found = []
         for event in self._browser._events:
             if event.get("sessionId") != self._session:
@@ -241,7 +241,7 @@ class Page:
 
     @property
     def requests(self):
-        """URLs that the page asked for."""
+        """URLs that the page requested."""
         return [
             event["params"]["request"]["url"]
             for event in self._browser._events

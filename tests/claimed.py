@@ -1,6 +1,6 @@
-"""Records as a race leaves them, true to every rule of verify and in the ledger, without any training.
+"""Makes records as a race leaves them, which pass every rule of verify and are in the ledger, without training.
 
-Data, config and names are those of track cpu_nano; times, losses and regions are the test's.
+Data, config and names are those of track cpu_nano; the test chooses times, losses and regions.
 """
 
 import dataclasses
@@ -36,12 +36,12 @@ REGIONS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 
 
 def at(minute, seconds=0.0):
-    """The time of run number minute, or so many seconds later."""
+    """Returns the start of the run with this number, or a time so many seconds later, as text."""
     return utc.text(BEGIN + timedelta(minutes=minute, seconds=seconds))
 
 
 def failed(*words):
-    """{rule: evidence} of judge's rules that fail."""
+    """Returns {rule: evidence} of judge's rules that fail."""
     ((_, claim),) = judging.claims_of([str(word) for word in words])
     return {rule["rule"]: rule["evidence"] for rule in rulebook.check(claim) if rule["passed"] is False}
 
@@ -57,15 +57,18 @@ def config(seed=0, overrides=()):
 
 
 class Results:
-    """A results folder that is filled run by run; each begins a minute after the one before, by the ledger too."""
+    """A results folder that is filled run by run; each starts a minute after the previous one, in the ledger too."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
         self.clock = itertools.count()
-        self.now = at(0)  # of the ledger's next line
+        self.now = at(0)  # time of the ledger's next line
 
     def race(self, monkeypatch, *words, b="optim.beta2=0.99", pct=-5, luck=3, **more):
-        """A race of A against B -> its folder.  B takes pct % longer; luck: seed of the noise; more: of Racers."""
+        """Races A against B and returns the race's folder.
+
+        pct: by how much longer B takes, in %.  luck: seed of the noise.  more: arguments of Racers.
+        """
         chance, before = random.Random(luck), set((self.folder / "races").glob("*"))
         time_of = lambda arm, seed: 10 * (1 + pct / 100 * (arm == "B")) * (1 + chance.gauss(0, 0.002))  # noqa: E731
         Racers(self, time_of, **more).install(monkeypatch)
@@ -76,7 +79,7 @@ class Results:
         return folder
 
     def kept_race(self, monkeypatch, pct=-5, luck=3):
-        """As race(), into an empty results folder: raced once for all tests that begin with it, and copied."""
+        """Does the same as race() in an empty results folder, by copying a race that all tests share."""
         temporary, num_runs, now = _kept_race(pct, luck)
         shutil.copytree(f"{temporary.name}/results", self.folder, dirs_exist_ok=True)
         monkeypatch.setenv("SPEEDRUN_RESULTS", str(self.folder))
@@ -85,7 +88,7 @@ class Results:
         return folder
 
     def _ledger(self, entry, when, *facts):
-        """entry: ledger.started or ledger.ended, at this time."""
+        """Calls entry (ledger.started or ledger.ended) at this time."""
         self.now = when
         with unittest.mock.patch.object(utc, "now", lambda: self.now):
             return entry(self.folder, *facts)
@@ -104,10 +107,11 @@ class Results:
         losses=None,
         train_loss=None,
     ):
-        """One run -> its folder.  shares: {region column: part of a step}; change(run) edits the record first.
+        """Adds a run and returns its folder.
 
-        losses: {step: val_loss} of its validations, the last instead of val_loss; None: three, that at 120 val_loss.
-        train_loss: of each step; None: that of its seed.
+        shares: {region column: fraction of a step}.  change(run): edits the record before it is written.  losses:
+        {step: val_loss} of its validations; None for three, of which the last, at step 120, has val_loss.  train_loss:
+        that of every step; None to derive it from the seed.
         """
         of_run = config(seed, overrides)
         run = run_folder.read_raw(BASE)
@@ -216,7 +220,7 @@ def _rows(train_s, losses, shares, of_run, train_loss=3.0):
 
 @functools.cache
 def _kept_race(pct, luck):
-    """(folder of the results, number of runs, time of the last line); the cache holds the temporary folder."""
+    """Returns (temporary folder, number of runs, time of the ledger's last line); the cache keeps the folder alive."""
     temporary = tempfile.TemporaryDirectory()
     results = Results(Path(temporary.name) / "results")
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -226,21 +230,22 @@ def _kept_race(pct, luck):
 
 
 def three(results, **more):
-    """What ./speedrun.sh leaves: three runs of three seeds."""
+    """Adds what ./speedrun.sh leaves: three runs with three seeds."""
     return [results.add(seed, train_s=10 + 0.01 * seed, val_loss=2.74 + 0.01 * seed, **more) for seed in range(3)]
 
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """Where this test's commands find their results, filled run by run."""
+    """The results folder of this test's commands, which the test fills run by run."""
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
     return Results(tmp_path / "results")
 
 
 class Racers:
-    """For plans.race.arm_process: arms that cost no time.  time_of(arm, seed) -> seconds, loss_of(arm, seed) -> nats.
+    """Replaces plans.race.arm_process by arms that take no time.
 
-    hurt: {number of the run to be started, from 0: "interrupt" | "kill" | "fail"}.  pages: also those of the runs.
+    time_of, loss_of: functions of (arm, seed) that return s and nats.  hurt: {number of the started run, from 0:
+    "interrupt", "kill" or "fail"}.  pages: also write the pages of the runs.
     """
 
     def __init__(
@@ -261,9 +266,9 @@ class Racers:
     def install(self, monkeypatch):
         monkeypatch.setattr(
             "bench.plans.race.planning.secrets.randbits", lambda bits: 1
-        )  # the order is the same in every run of the tests
+        )  # so that the order of the race is reproducible
         clock = types.SimpleNamespace(**vars(utc) | {"now": lambda: self.results.now})
-        for module in (ledger, planning):  # plans, looks and ends lie between the runs
+        for module in (ledger, planning):  # times of plans, looks and ends must be between those of the runs
             monkeypatch.setattr(module, "utc", clock)
         if not self.pages:
             monkeypatch.setattr("bench.report.race_page.write_run_pages", lambda folder: None)

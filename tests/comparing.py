@@ -1,4 +1,4 @@
-"""Records and rows for tests of comparisons: copies of a kept record with other times, losses, starts."""
+"""Records and rows for tests of comparisons: copies of a kept record with other times, losses and starts."""
 
 import copy
 import json
@@ -14,13 +14,13 @@ from bench.record.rows import row_of
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 FAILED = RECORDS / "20261121T031501Z-gpt2-adamw-48623a63-s1"
-# times of two arms: means of logs ln 10 and ln 10.5 within 1e-6, CV 0.158 %
+# times of two arms: the means of their logs are ln 10 and ln 10.5 within 1e-6, the CV is 0.158 %
 FAST, SLOW = [10.00, 10.01, 9.99, 10.02, 9.98], [10.50, 10.51, 10.49, 10.52, 10.48]
 CONFIG_IDS = {"A": "aaaaaaaa", "B": "bbbbbbbb", "C": "cccccccc"}
 
 
 def a_run(arm, train_s, minute, seed=None, val_loss=4.25, base=COMPLETE, **changes):
-    """A complete record of this arm that started at this minute of 21 November 2026; its seed is the minute."""
+    """Returns a complete record of an arm that started at this minute of 21 November 2026; default seed: the minute."""
     run = copy.deepcopy(run_folder.read(base))
     seed = minute if seed is None else seed
     hour = 3 + minute // 60
@@ -41,7 +41,7 @@ def a_run(arm, train_s, minute, seed=None, val_loss=4.25, base=COMPLETE, **chang
 
 
 def raced(a_times_s, b_times_s, a_losses=None, b_losses=None, **changes):
-    """Times of two arms -> (A's records, B's records), started alternately A B B A, a minute apart."""
+    """Returns (A's records, B's records) with these times, started in the order A B B A, a minute apart."""
     arms = {"A": [], "B": []}
     times = {"A": list(a_times_s), "B": list(b_times_s)}
     losses = {"A": list(a_losses or []), "B": list(b_losses or [])}
@@ -56,7 +56,7 @@ def raced(a_times_s, b_times_s, a_losses=None, b_losses=None, **changes):
 
 
 def write(results, run, steps_csv=None):
-    """A record as a run folder of this results folder -> the folder.  Its training losses are those of its seed."""
+    """Writes a record as a run folder and returns that.  Its training losses depend on its seed."""
     folder = Path(results) / run["track"] / run["run_id"]
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps(run))
@@ -76,12 +76,12 @@ def _steps_of(seed):
 
 
 def compare(a_runs, b_runs, **options):
-    """Records of all started runs of A and of B -> the Comparison that ./run.sh compare makes of them."""
+    """Returns the Comparison that ./run.sh compare makes of the records of all started runs of A and B."""
     return compare_arms({"A": a_runs, "B": b_runs}, **options)["B"]
 
 
 def compare_arms(arms, **options):
-    """{name: records}, the baseline first -> {name of a candidate: Comparison}."""
+    """Returns {candidate: Comparison} from {name: records}, the baseline first."""
     found = [
         Arm(name, [row_of(run) for run in runs], [None] * len(runs), {run["run_id"]: run for run in runs})
         for name, runs in arms.items()
@@ -91,7 +91,7 @@ def compare_arms(arms, **options):
 
 @pytest.fixture
 def six_runs(results):
-    """Three seeds at each of two learning rates, with losses of 4.25 + seed / 100, and a run that failed."""
+    """A results folder with three seeds at each of two learning rates, losses 4.25 + seed / 100, and a failed run."""
     for number in range(6):
         folder = write(results, a_run("AB"[number % 2], 10.0 + number, number, val_loss=4.25 + number / 100))
         text = (folder / "config.yaml").read_text()

@@ -1,4 +1,4 @@
-"""A hub of one dataset on localhost, as much of it as huggingface_hub needs to list and fetch files."""
+"""A dataset hub on localhost that answers what huggingface_hub needs to list and fetch the files of one dataset."""
 
 import hashlib
 import http.server
@@ -13,7 +13,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 class FakeHub:
     """with FakeHub({"x_val_000000.bin": bytes}) as hub: hub.url, hub.requests, hub.cut_next
 
-    cut_next: number of bytes after which the next file breaks off; then files are refused until it is None again.
+    cut_next: number of bytes after which the next download breaks off; files are then refused until it is None again.
     """
 
     def __init__(self, files):
@@ -59,7 +59,7 @@ class FakeHub:
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.0"  # one request a connection: nothing stays open behind a test's back
+    protocol_version = "HTTP/1.0"  # one request per connection, so that none stays open after a test
 
     def do_HEAD(self):
         self._answer(with_body=False)

@@ -1,4 +1,4 @@
-"""Settings of data for tests, and a data root of each test's own."""
+"""Data settings for tests, and a data root for each test."""
 
 from pathlib import Path
 
@@ -13,19 +13,19 @@ QUIET = {"say": lambda line: None}
 
 @pytest.fixture(autouse=True)
 def root(tmp_path, monkeypatch):
-    """An empty data root, in a folder that is also the user's working folder."""
+    """An empty data root inside the user's working folder."""
     monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
     return tmp_path / "data"
 
 
 def settings(**values):
-    """DataConfig; what a track would set is filled in."""
+    """Returns a DataConfig, with defaults for what a track would set."""
     return schema.build(schema.DataConfig, {"seq_len": 1, "batch_tokens": 1} | values, "data.")
 
 
 def conf(name, **values):
-    """DataConfig of conf/data/NAME.yaml with changes."""
+    """Returns the DataConfig of conf/data/NAME.yaml with changes."""
     return settings(**(yaml.safe_load((REPO / "conf" / "data" / f"{name}.yaml").read_text()) | values))
 
 

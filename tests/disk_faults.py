@@ -1,14 +1,14 @@
-"""SQLite's way: a command whose n-th file operation fails, or whose process is killed, and what may never be so then.
+"""Fault injection as SQLite does it: makes the n-th file operation of a command fail, or kills one of its processes.
 
     with Workshop(folder) as shop:
         shop.count(RUN)                     -> the operations of the whole command, [(number, process, what, path)]
         shop.fault(RUN, 17, "enospc")       -> Outcome: .wrong is [] or sentences
-        shop.kill(RUN, chance)              -> the same with SIGKILL of one of its processes at a random moment
-        shop.kill(PAIR, chance, "worker")   -> of one of its ranks, while they live
+        shop.kill(RUN, chance)              -> the same after SIGKILL of one of its processes at a random time
+        shop.kill(PAIR, chance, "worker")   -> the same, but one of its ranks is killed
 
-Every place gets a project of its own: results/ with one complete run, which publish copies, and for `resume` a race
-that was interrupted before its last run.  disk_faults.c says what an operation is and how it fails; each process of a
-command inherits it, and they share one counter.  disk_faults_judge.py says what is wrong.
+Each fault gets a fresh project: results/ with one complete run, which publish copies, and for `resume` a race that was
+interrupted before its last run.  disk_faults.c defines what an operation is and how it fails; the processes of a
+command inherit it and share one counter.  disk_faults_judge.py checks the outcome.
 """
 
 import contextlib
@@ -38,30 +38,30 @@ KINDS = ("enospc", "full", "eio", "short", "crash", "torn")
 
 @dataclass
 class Outcome:
-    """Of one place."""
+    """The outcome of one fault."""
 
     place: str  # "run, operation 17, enospc: write /free/.../steps.csv"
     code: int
     out: str
     num_records: int = 0
     wrong: list[str] = field(default_factory=list)
-    hit: bool = True  # whether the operation was reached, or a process was there to be killed
+    hit: bool = True  # whether the operation was reached, or there was a process to kill
 
 
 def compiler():
-    """None where there is none."""
+    """Returns the path of a C compiler, or None."""
     return shutil.which("cc") or shutil.which("gcc")
 
 
 def library(folder):
-    """disk_faults.c, made there."""
+    """Compiles disk_faults.c in the folder and returns the library's path."""
     path = Path(folder) / "disk_faults.so"
     subprocess.run([compiler(), "-shared", "-fPIC", "-O2", "-o", str(path), str(SOURCE), "-ldl"], check=True)
     return path
 
 
 def operations(state):
-    """The operations that a command's log names: [(number, process, what, path)]"""
+    """Returns the operations in a command's log: [(number, process, what, path)]."""
     path = Path(f"{state}.log")
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     found = [line.split("\t") for line in lines]
@@ -69,16 +69,16 @@ def operations(state):
 
 
 class Workshop:
-    """A folder with the shim, data, and a project that every place copies."""
+    """A folder with the shim, data, and a project that is copied for each fault."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
         self.library, self.state = library(self.folder), self.folder / "state"
         self.base, self.project = self.folder / "base", self.folder / "project"
-        self._before_last = self.folder / "before_last"  # of a race that was interrupted there
+        self._before_last = self.folder / "before_last"  # project with a race interrupted before its last run
         self.num_judged = 0
-        self.statuses_before = {}  # run folder's name: status, of the project that the last command found
-        self.lasts_s = {}  # command: seconds that it takes undisturbed
+        self.statuses_before = {}  # {name of a run folder: status} before the last command
+        self.lasts_s = {}  # {command: s that it takes undisturbed}
 
     def __enter__(self):
         self._preloaded = fork_server.preloaded(self.library)
@@ -101,7 +101,7 @@ class Workshop:
     # ---- one command
 
     def count(self, scenario):
-        """The operations of a command that nothing disturbs; .lasts_s says how long it took."""
+        """Returns the operations of an undisturbed command, and records its time in lasts_s."""
         self._begin(scenario)
         began_s = time.monotonic()
         done = self._ended(self._start(self.project, scenario.words, self._faulty(0, "")))
@@ -110,7 +110,7 @@ class Workshop:
         return operations(self.state)
 
     def first(self, scenario, what, path):
-        """The number of the first such operation of a command that nothing disturbs; it is ended there."""
+        """Returns the number of the first such operation of an undisturbed command, and ends the command there."""
         self._begin(scenario)
         process = self._start(self.project, scenario.words, self._faulty(0, ""))
         found = []
@@ -124,7 +124,7 @@ class Workshop:
         return found[0]
 
     def fault(self, scenario, number, kind):
-        """The command with its operation `number` failed in this way, and everything that is wrong afterwards."""
+        """Runs a command whose operation `number` fails in this way.  Returns an Outcome with all that is wrong."""
         self._begin(scenario)
         done = self._ended(self._start(self.project, scenario.words, self._faulty(number, kind)))
         hits = [line for line in operations(self.state) if line[0] == number]
@@ -134,9 +134,9 @@ class Workshop:
         return disk_faults_judge.judged(self, scenario, outcome, is_kill=kind in ("crash", "torn"))
 
     def kill(self, scenario, chance, role=""):
-        """The command with SIGKILL to one of its processes, drawn, at a moment, drawn.
+        """Runs a command and sends SIGKILL to a random one of its processes at a random time.
 
-        role: only processes with this in their name, at a moment after the first of them was there.
+        role: only processes with this in their name, and only after the first of them has started.
         """
         if scenario.name not in self.lasts_s:
             self.count(scenario)
@@ -162,7 +162,7 @@ class Workshop:
         return disk_faults_judge.judged(self, scenario, outcome, is_kill=True)
 
     def alive(self):
-        """Process ids of all that a command started and that has not ended."""
+        """Returns the ids of all processes that a command started and that have not ended."""
         mark, found = f"DISK_FAULT_STATE={self.state}".encode(), []
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
@@ -175,7 +175,7 @@ class Workshop:
         return [pid for pid in self.alive() if role in self.words_of(pid)]
 
     def words_of(self, pid):
-        """What a process is, in a word."""
+        """Returns a short name of a process."""
         try:
             return _short(Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " "))
         except OSError:
@@ -184,7 +184,7 @@ class Workshop:
     def _begin(self, scenario):
         if scenario is RESUME and not self._before_last.exists():
             self._race_to_its_last_run()
-        os.environ["XDG_STATE_HOME"] = str(self.folder / "machine")  # a ledger that is put back takes its count along
+        os.environ["XDG_STATE_HOME"] = str(self.folder / "machine")  # the ledger's line count is reset with it
         for folder in (self.project, self.folder / "machine"):
             shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self._before_last if scenario is RESUME else self.base, self.project)
@@ -196,7 +196,7 @@ class Workshop:
     def _race_to_its_last_run(self):
         self._begin(RACE)
         process = self._start(self.project, OF_RACE)
-        while self._num_ends() < RACE.num_runs and process.poll() is None:  # with that of the base
+        while self._num_ends() < RACE.num_runs and process.poll() is None:  # includes the end of the base's run
             time.sleep(0.01)
         process.terminate()
         done = self._ended(process)
@@ -228,7 +228,7 @@ class Workshop:
             )
 
     def command(self, project, words):
-        """One that nothing disturbs: output and errors together."""
+        """Runs an undisturbed command, with stdout and stderr together."""
         return subprocess.run(
             [sys.executable, "-m", "bench", *words],
             cwd=real_runs.REPO,
@@ -250,13 +250,13 @@ class Workshop:
 
 
 def _short(words):
-    """python -m bench.launch.guard /a/b ... -> bench.launch.guard"""
+    """Shortens "python -m bench.launch.guard /a/b ..." to "bench.launch.guard"."""
     found = re.search(r"-m (\S+( run| race| import| publish)?)", words)
     return found[1] if found else words[:60]
 
 
 def every_place(operation):
-    """(number, kind) of each way in which this operation can fail."""
+    """Yields (number, kind) for each way in which this operation can fail."""
     number, _, what, _ = operation
     for kind in KINDS:
         if what in ("unlink", "rmdir", "ftruncate") and kind in ("enospc", "full"):
@@ -266,13 +266,13 @@ def every_place(operation):
 
 
 def places(operations, chance, num_places):
-    """num_places of a command's operations, drawn, each with a fault that can happen to it."""
+    """Yields (number, kind) for a random sample of operations, each with a random fault that can happen to it."""
     for operation in chance.sample(operations, min(num_places, len(operations))):
         yield chance.choice(list(every_place(operation)))
 
 
 def sample():
-    """What draws the places that the tests try: the same everywhere, or those of SPEEDRUN_FAULTS_SEED=WORD."""
+    """Returns the random generator of the faults that the tests try, seeded with SPEEDRUN_FAULTS_SEED if it is set."""
     return random.Random(os.environ.get("SPEEDRUN_FAULTS_SEED", "a word"))
 
 

@@ -1,6 +1,6 @@
-"""What may never be so after a command whose operation failed or whose process was killed (py).
+"""Checks what a command leaves after a failed file operation or a killed process (disk_faults.py).
 
-judged(shop, scenario, outcome, is_kill)  -> outcome, with a sentence in .wrong for each thing that is lost or false
+judged(shop, scenario, outcome, is_kill)  -> outcome, with a sentence in .wrong for everything that is lost or false
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from bench.record import failures, ledger, run_folder, verification
 
 GONE_S = 90.0
 SAID_COMPLETE = re.compile(r"^\s+run  complete:", re.M)
-FROM_OUTSIDE = ("launcher_killed", "agent_killed", "rank_killed", "interrupted")  # kinds of failure by a SIGKILL
+FROM_OUTSIDE = ("launcher_killed", "agent_killed", "rank_killed", "interrupted")  # kinds of failure after a SIGKILL
 NOT_BY_A_FAULT = ("bad_setting", "bad_data", "not_causal", "out_of_memory", "interrupted")
 
 
@@ -54,11 +54,11 @@ def _of_the_command(shop, outcome, is_kill):
 
 
 def _of_the_next(shop, scenario, results, before):
-    """The command that a user types next works, changes no record, and makes the ledger whole."""
+    """Checks that the user's next command works, changes no complete record, and repairs the ledger."""
     files = {folder: _hashes(folder) for folder, run in before.items() if run["status"] == "complete"}
     again = _next_words(shop, scenario, results)
-    with unittest.mock.patch.object(atomic, "STALE_S", 0.5):  # nothing is alive that could hold it
-        ledger.append(results, "look", race_id="none", started=0, planned=True)  # what a run does first
+    with unittest.mock.patch.object(atomic, "STALE_S", 0.5):  # no process is left that could hold the lock
+        ledger.append(results, "look", race_id="none", started=0, planned=True)  # as the next run would
     done = shop.command(shop.project, again)
     if done.returncode != (1 if again == ABANDONED else 0):
         yield f"then {' '.join(again[:3])}: exit code {done.returncode}: {done.stdout[-600:]}"
@@ -66,7 +66,7 @@ def _of_the_next(shop, scenario, results, before):
     after = _records(results, unreadable)
     yield from unreadable
     yield from (f"ledger afterwards: {fault}" for fault in ledger.read(results).faults)
-    for folder, known in files.items():  # pages that are made of a record may come
+    for folder, known in files.items():  # new pages are allowed
         now = _hashes(folder) if folder in after else {}
         if changed := [path.name for path, sha256 in known.items() if now.get(path) != sha256]:
             yield f"{folder.name}: was complete, and the next command changed {', '.join(changed)}"
@@ -78,7 +78,7 @@ def _of_the_next(shop, scenario, results, before):
 
 
 def _next_words(shop, scenario, results):
-    """A race that is open is resumed, or abandoned; what would train is left to one place of four."""
+    """Returns the next command: an open race is resumed or abandoned; only every fourth fault is followed by a run."""
     shop.num_judged += 1
     again = scenario.quick if scenario.quick and shop.num_judged % 4 else scenario.again
     if scenario.name not in OF_A_RACE:
@@ -89,7 +89,7 @@ def _next_words(shop, scenario, results):
 
 
 def _records(results, wrong):
-    """{folder: record as it is shown}; what cannot be read is wrong."""
+    """Returns {folder: record as it is shown}, and appends records that cannot be read to wrong."""
     found = {}
     for folder in real_runs.folders(results) + real_runs.folders(results / "published" / "mine"):
         try:
@@ -100,7 +100,7 @@ def _records(results, wrong):
 
 
 def _of_records(records, statuses_before, outcome, scenario, is_kill):
-    """Statuses are honest, and what was called complete is."""
+    """Checks that statuses are honest, and that runs reported as complete are complete."""
     known = {line.get("run") for line in ledger.read(next(iter(records)).parents[1]).lines} if records else set()
     for folder, run in records.items():
         name = f"{folder.name} ({run['status']})"
@@ -137,8 +137,8 @@ def _of_a_failure(folder, run, name, is_kill):
         yield f"{name}: {failure['kind']} is not what happened: {failure['message']}"
     written = real_runs.run_json(folder)
     if written["status"] == "running":
-        return  # nobody was left to finish it
-    pages = {"report.html"}  # a race's end makes those of its runs
+        return  # no process was left to finish it
+    pages = {"report.html"}  # written when a race ends
     if [one for one in run_folder.listed(folder) if one["path"] not in pages] != written["artifacts"]:
         yield f"{name}: its files are not those that it lists"
     if left := [path.name for path in folder.iterdir() if path.name.startswith(".")]:

@@ -1,7 +1,7 @@
-"""The commands that the harness of failing disks disturbs (disk_faults.py), and what a user types after each.
+"""The commands that disk_faults.py disturbs, and what a user types after each.
 
-A sweep and a race are of scripts that print two steps: what they add to a run is the launcher's, and a rank that
-imports torch costs four times as much.
+Sweeps and races use a script that prints two steps, because only the launcher matters in them, and a rank that imports
+torch takes four times as long.
 """
 
 from dataclasses import dataclass
@@ -26,18 +26,18 @@ for step in (1, 2):
     print(f"step:{step}/2 val_loss:{5.5 - step / 4:.4f} train_time:{passed_ms:.0f}ms step_avg:{passed_ms / step:.2f}ms")
 """
 SCRIPTED = ("track=free", "script=train.py", "hardware=cpu", "hardware.num_threads=1", "hardware.stall_timeout_s=30")
-LIMIT_S = 1200.0  # of a command on a busy machine, where a race of six tiny runs took 300: beyond it, it hangs
+LIMIT_S = 1200.0  # a command that takes longer hangs; a race of six tiny runs took 300 s on a busy machine
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A command, and the one that a user types next."""
+    """A command, and the command that a user types next."""
 
     name: str
     words: tuple[str, ...]
     again: tuple[str, ...]
-    num_runs: int = 0  # that it trains
-    quick: tuple[str, ...] | None = None  # in the place of `again` at three places of four: it trains nothing
+    num_runs: int = 0  # number of runs that the command trains
+    quick: tuple[str, ...] | None = None  # replaces `again` after three faults of four; trains nothing
 
 
 IMPORT_LOG, ONE_MORE = ("import", "nanogpt", "nanogpt.log"), ("run", *SCRIPTED, "seed=7")

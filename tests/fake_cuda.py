@@ -1,6 +1,6 @@
-"""A CUDA allocator that is none: torch.cuda's memory calls answered by a test, where there is no GPU.
+"""A fake CUDA allocator: a test answers torch.cuda's memory calls on a machine without a GPU.
 
-What real memory does is not shown by this: tests marked gpu do that (tests/test_gpu_memory.py).
+How real GPU memory behaves is tested by tests/test_gpu_memory.py.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from bench.training.instruments.base import Context
 
 
 class FakeCuda:
-    """.peak(allocated=..., active=..., reserved=...): bytes from now on; .stats: counts; .history: calls, in order."""
+    """The fake memory; .peak() sets bytes, .stats are counts, .history lists calls that record history, in order."""
 
     def __init__(self, monkeypatch):
         import torch
@@ -52,7 +52,7 @@ class FakeCuda:
     def record(self, enabled="all", **settings):
         self.history.append({"enabled": enabled, **settings} if enabled else None)
         self.gpu.recording = bool(enabled)
-        self.gpu.trace.clear()  # as torch does when it ends a history; ours begins each with an end
+        self.gpu.trace.clear()  # as torch does when a history ends; the harness ends one before each start
 
     def attach(self, observer):
         self.observer = observer
@@ -63,7 +63,7 @@ class FakeCuda:
 
 
 def install(monkeypatch):
-    """Until the end of the test -> the FakeCuda."""
+    """Installs a FakeCuda until the end of the test and returns it."""
     from bench.training import memory as device_memory
 
     monkeypatch.setattr(device_memory, "_holder", None)

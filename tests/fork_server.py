@@ -1,11 +1,10 @@
-"""`python -m bench WORDS` many times, for the tests: each a fork of one process that has imported all verbs already.
+"""Speeds up `python -m bench ...` in tests: each command is a fork of a server that has imported all verbs already.
 
-A command costs a second of imports and of hashing the code, and each of its ranks two seconds of torch, which a user
-pays once and the tests hundreds of times.  install() is for the tests' own process: from then on subprocess has the
-server fork where it would start such a command in the repository.  One that is to see another interpreter (PYTHONPATH
-...) is started as a program; for one with an LD_PRELOAD there can be a server that has it too: preloaded().  The fork
-is a child of the tests' process by all that it and others see (forked.py), and so are its agent, ranks, guard and
-sampler to it.
+A command takes a second to import and to hash the code, and each of its ranks two seconds to import torch; the tests
+start hundreds of them.  After install() in the tests' process, subprocess asks the server to fork when it would start
+such a command in the repository.  A command with other settings of the interpreter (PYTHONPATH ...) is started as a
+program; for an LD_PRELOAD there can be a separate server, see preloaded().  The fork looks like a child of the tests'
+process in every respect (forked.py), as its agent, ranks, guard and sampler look like its children.
 """
 
 import atexit
@@ -26,15 +25,15 @@ import time
 import forked
 
 REPO = forked.REPO
-MODULES = ("bench", "bench.launch.own_model", "bench.training.worker", "torch.distributed.run")  # that tests start
-HOST = "FORKED_HOST"  # a variable for a fork alone: JSON [a network namespace of iproute2, host name] that it enters
-PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h: who inherits a child whose parent ended is the next such ancestor
+MODULES = ("bench", "bench.launch.own_model", "bench.training.worker", "torch.distributed.run")  # started by tests
+HOST = "FORKED_HOST"  # environment variable of forks: JSON [network namespace of iproute2, host name] to enter
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h: orphaned descendants become children of the nearest such ancestor
 CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWUTS = 0x40000000, 0x00020000, 0x04000000  # linux/sched.h
 MS_SLAVE, MS_REC, MNT_DETACH = 1 << 19, 1 << 14, 2  # sys/mount.h
-HAS_GPU = bool(shutil.which("nvidia-smi"))  # nobody has tried whether a fork may use one as a program may
+HAS_GPU = bool(shutil.which("nvidia-smi"))  # whether a fork can use a GPU has not been tried
 MAX_BYTES, MAX_FDS = 2**20, 64
 _fork_exec = subprocess._fork_exec
-_servers = {}  # by LD_PRELOAD, "": that which most are forks of; (socket, process)
+_servers = {}  # {LD_PRELOAD or "": (socket, process)}
 _preloaded = []
 _held = contextlib.ExitStack()
 
@@ -46,15 +45,17 @@ def install():
 
 
 def fits(more):
-    """Whether a command with these variables beside the tests' own is a fork."""
+    """Returns whether a command with these additional environment variables would be a fork."""
     more = forked.of_interpreter(more)
     return subprocess._fork_exec is _forked and (not more or list(more.items()) == [("LD_PRELOAD", _known(more))])
 
 
 @contextlib.contextmanager
 def preloaded(library):
-    """Within it, commands with LD_PRELOAD=library are forks too.  It needs a function of_variables() that reads the
-    variables which it obeys: a fork gets its own after the library was loaded.
+    """Makes commands with LD_PRELOAD=library forks too.
+
+    The library needs a function of_variables() that reads its environment variables again, because a fork gets its
+    variables after the library was loaded.
     """
     _preloaded.append(str(library))
     try:
@@ -66,7 +67,7 @@ def preloaded(library):
 
 
 def _known(variables):
-    """The registered library that they preload, or ""."""
+    """Returns the registered library that these variables preload, or ""."""
     library = variables.get("LD_PRELOAD")
     return library if library in _preloaded else ""
 
@@ -111,8 +112,8 @@ def _connected(library):
 
 @functools.cache
 def _copy():
-    """Of the code, there until the tests end: a rank must not have imported it from anywhere else."""
-    from bench.machine import code_copy  # not from there in the server, which imports this file too
+    """Returns a copy of the code that exists until the tests end; ranks must import it from nowhere else."""
+    from bench.machine import code_copy  # imported here, because the server also imports this file
 
     return _held.enter_context(code_copy.held(REPO))
 
@@ -139,7 +140,7 @@ def _serve(ours, code):
         if between == 0:
             between = os.getpid()
             child = os.fork()
-            if child:  # it is the tests' child as soon as this process has ended
+            if child:  # becomes a child of the tests' process once this process has ended
                 os.write(writer, str(child).encode())
                 os._exit(0)
             with forked.ending():
@@ -151,28 +152,28 @@ def _serve(ours, code):
 
 
 def _import_all():
-    """What a command imports anyway; hashes of sources are kept by their content."""
+    """Imports what commands and ranks import anyway, and fills the cache of the sources' hashes."""
     from bench.cli.main import VERBS, module_of
     from bench.config import compose
     from bench.machine import code_state
 
     for verb in VERBS:
         module_of(verb)
-    for groups in (["track=free"], ["track=cpu_nano"]):  # composed once: a third of what is left of a short run
+    for groups in (["track=free"], ["track=cpu_nano"]):  # saves a third of the rest of a short run
         compose.compose(groups)
         compose.compose([*groups, "hardware=cpu"])
     code_state.raced_files()
-    assert "torch" not in sys.modules  # no command imports it
-    for module in ("bench.training.run", "models.gpt2", "models.optimizers.adamw"):  # what a rank does
+    assert "torch" not in sys.modules  # no command may import it
+    for module in ("bench.training.run", "models.gpt2", "models.optimizers.adamw"):  # imported by ranks
         importlib.import_module(module)
     _compare_bytecode_once()
     forked.install()
 
 
 def _compare_bytecode_once():
-    """At its end rank 0 compiles the source of each module that it has, here all of bench: half of a short run's work.
+    """Caches the comparison of bytecode with its source, which a fork then repeats only for files that have changed.
 
-    So it is done here, and in a fork again only for files that have changed since.
+    At its end rank 0 compiles the source of every imported module, in a fork all of bench: half of a short run's time.
     """
     from bench.training import imported
 
@@ -195,13 +196,13 @@ def _compare_bytecode_once():
 
 
 def _become(asked, fds, between):
-    """In the fork: the command, to its end."""
+    """Runs the command in the fork to its end."""
     while os.getppid() == between:
         time.sleep(0.0005)
     if host := asked["variables"].pop(HOST, None):
         _enter(*json.loads(host))
     above = 1 + max(*asked["kept"], *fds, 2)
-    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, above) for fd in fds]  # out of the way of the numbers that they are to have
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, above) for fd in fds]  # frees the numbers that they will get
     for number, fd in zip(asked["kept"], moved[3:], strict=True):
         os.dup2(fd, number)
     kept = set(asked["kept"])
@@ -210,7 +211,7 @@ def _become(asked, fds, between):
 
 
 def _enter(namespace, hostname):
-    """As `ip netns exec` and `unshare -u` do; the former also shows the namespace's interfaces in /sys."""
+    """Enters a network namespace as `ip netns exec` does, including /sys, and sets the host name as `unshare -u`."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def call(name, *words):

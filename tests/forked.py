@@ -1,8 +1,8 @@
-"""A process that runs `python -m MODULE` begun as a fork of this one, which has imported what it will need.
+"""Runs `python -m MODULE` as a fork of this process, which has imported what the module needs.
 
-For the tests' fork server (fork_server.py): torch's import is 1.5 of the 2.5 CPU seconds of a rank that trains for a
-moment.  From fork to exit it is a child like any other: parent and process number, session, folder, standard streams,
-closed files, signals, variables (also in /proc) are those that Popen asked for.  What is not new is the interpreter.
+It is part of the tests' fork server (fork_server.py): importing torch takes 1.5 of the 2.5 CPU seconds of a rank that
+trains briefly.  The fork behaves like any child: parent, process id, session, folder, standard streams, closed files,
+signals and environment variables (also in /proc) are those that Popen requested.  Only the interpreter is not fresh.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 REPO = Path(__file__).resolve().parent.parent
-OF_INTERPRETER = ("PYTHON", "LD_", "MALLOC")  # beginnings of variables that are read as a program starts
+OF_INTERPRETER = ("PYTHON", "LD_", "MALLOC")  # prefixes of variables that are read when a program starts
 MODULES = (
     "bench",
     "torch.distributed.run",
@@ -31,12 +31,12 @@ MODULES = (
     "bench.plans.race.arm_process",
 )
 MODULES += ("bench.machine.telemetry.sampler", "bench.training.worker")
-SCRIPT_WORKER = "bench/training/script_worker.py"  # a program by its path, and the only one: it may not import bench
-NOT_OF_SCRIPTS = ("bench", "models", "forked", "hydra", "omegaconf")  # what a script would import of its own
-CHANGED = "FORKED_CHANGED"  # a variable for a fork alone: JSON {"module.NAME": value}, constants that are others there
-ROOM = "_" * 2**16  # of /proc/PID/environ and cmdline of a fork: as long as they were when this program began
-LOOKUP_S = 1.0  # for a name of this machine, at any load that the tests meet; where it takes longer it is tried again
-started = {}  # this process's variables as install() saw them
+SCRIPT_WORKER = "bench/training/script_worker.py"  # the only program started by its path: it may not import bench
+NOT_OF_SCRIPTS = ("bench", "models", "forked", "hydra", "omegaconf")  # modules that a script must import itself
+CHANGED = "FORKED_CHANGED"  # environment variable of forks: JSON {"module.NAME": value} of constants to change
+ROOM = "_" * 2**16  # reserves space in /proc/PID/environ and cmdline, which cannot grow after the start
+LOOKUP_S = 1.0  # limit of a name lookup under any load of the tests; after it, the fork is tried again
+started = {}  # this process's environment variables at install()
 _exec = subprocess._fork_exec
 
 
@@ -45,26 +45,26 @@ def of_interpreter(variables):
 
 
 def install():
-    """From now on Popen forks where it would start one of MODULES with this interpreter and this code."""
+    """Makes Popen fork when it would start one of MODULES with this interpreter and this code."""
     gc.freeze()
     started.update(os.environ)
     subprocess._fork_exec = _fork_exec
 
 
 class Asked(NamedTuple):
-    """What Popen asks for."""
+    """What Popen requests of a child."""
 
     words: list[str]
     cwd: str
     variables: dict[str, str]
-    streams: list[int]  # what become 0, 1 and 2
-    kept: set[int]  # open files that stay
+    streams: list[int]  # file descriptors that become 0, 1 and 2
+    kept: set[int]  # file descriptors that stay open
     new_session: bool
     prepare: Callable | None
 
 
 def asked(modules, words, executables, close_fds, kept, cwd, env, *more):
-    """The arguments of _posixsubprocess.fork_exec of Python 3.11 to 3.13 -> Asked, None where it is another program."""
+    """Parses the arguments of _posixsubprocess.fork_exec (Python 3.11 to 3.13); None if it is another program."""
     *pipes, error_out, restore, new_session, group, gid, groups, uid, umask, prepare, _ = more
     words = [os.fsdecode(word) for word in words]
     variables = dict(os.environ) if env is None else dict(os.fsdecode(one).split("=", 1) for one in env)
@@ -79,19 +79,19 @@ def asked(modules, words, executables, close_fds, kept, cwd, env, *more):
 
 
 def _is_script_worker(words):
-    """But not under a profiler, which waits for the script to import torch."""
+    """Returns whether this starts the script worker without a profiler, which waits for the script to import torch."""
     if words[0] != sys.executable or words[1:2] not in [[str(code / SCRIPT_WORKER)] for code in _code()]:
         return False
     return not json.loads(Path(words[2], ".launch.tmp").read_text())["script"]["profile"]
 
 
 def _code():
-    """The folders whose programs are forked: the repository, and the copy that this process imported bench from."""
+    """Returns the folders whose programs are forked: the repository, and the copy from which bench was imported."""
     return {REPO, *(sys.modules[name].CODE for name in ("bench.base.paths",) if name in sys.modules)}
 
 
 def _fork_exec(*given):
-    """For subprocess, which keeps it by this name."""
+    """Replaces subprocess._fork_exec."""
     child = asked(MODULES, *given)
     if child is None or of_interpreter(child.variables) != of_interpreter(started):
         return _exec(*given)
@@ -101,16 +101,16 @@ def _fork_exec(*given):
     if pid:
         return pid
     with ending():
-        gc.freeze()  # what the parent has left may not be collected: its files' numbers are others here
+        gc.freeze()  # collecting the parent's objects would close files whose numbers have another meaning here
         run(child)
 
 
 def fork():
-    """os.fork(), again until the child can look up a host's name.
+    """Forks, and repeats that until the child can look up a host name.
 
-    An agent serves its ranks' store in a thread of torch's, which looks up the name of each rank that connects.  Were
-    the next rank forked in that moment, glibc's lock on resolv.conf would stay locked in it, and it would wait for it
-    in init_process_group and all others for it.  A program that is started has locks of its own.
+    An agent serves its ranks' store in a thread of torch, which looks up the name of each rank that connects.  If the
+    next rank is forked at that moment, glibc's lock on resolv.conf stays locked in it, and it hangs in
+    init_process_group, as do all others that wait for it.  A program that is started has fresh locks.
     """
     while True:
         free, tells = os.pipe()
@@ -136,7 +136,7 @@ def fork():
 
 
 def run(child):
-    """In a fork, to its end."""
+    """Runs the module in a fork to its end."""
     for number, fd in enumerate(child.streams):
         os.dup2(fd, number) if fd != number else os.set_inheritable(fd, True)
     for name in os.listdir("/proc/self/fd"):
@@ -157,7 +157,7 @@ def run(child):
 
 
 def _run_script_worker(child):
-    """With torch imported, and nothing of ours."""
+    """Runs the script worker with torch imported, but none of our modules."""
     import torch
 
     torch.set_num_threads(int(child.variables["OMP_NUM_THREADS"]))
@@ -167,7 +167,7 @@ def _run_script_worker(child):
 
 
 def become(words, variables):
-    """In a fork: a program that has just begun, with that command line and variables."""
+    """Gives a fork the signals, command line, variables and streams of a program that has just started."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)) and number != signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)
@@ -180,7 +180,7 @@ def become(words, variables):
     _show(words, [f"{name}={value}" for name, value in variables.items()])
     for library in variables.get("LD_PRELOAD", "").split(":"):
         with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(library or None).of_variables()  # of the tests' own: what it did as it was loaded
+            ctypes.CDLL(library or None).of_variables()  # a library of the tests reads its variables again
     for name, value in changed.items():
         module, _, constant = name.rpartition(".")
         module = importlib.import_module(module)
@@ -193,7 +193,7 @@ def become(words, variables):
 
 
 def _show(words, variables):
-    """In /proc: its command line and its variables, by which processes are found.  Linux only, as what looks there."""
+    """Writes the command line and variables to /proc, by which processes are found (on Linux only)."""
     with contextlib.suppress(OSError):
         bounds = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:49]  # fields 48 to 51 of proc(5)
         bounds = list(map(int, bounds))
@@ -205,7 +205,7 @@ def _show(words, variables):
 
 @contextlib.contextmanager
 def ending():
-    """In a fork: the block is the program, and its end that of the process; nothing of the parent's is left to do."""
+    """Ends the process at the end of the block, without the clean-up that belongs to the parent of the fork."""
     code = 1
     try:
         yield

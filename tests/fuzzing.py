@@ -1,13 +1,13 @@
-"""Damaged files, one after the other, through the verbs, in one process.
+"""Damages files one after the other, and calls the verbs on them in one process.
 
     python fuzzing.py records RESULTS FIRST END [SEED]     each field and file of one record among good ones
-    python fuzzing.py races RESULTS FIRST END [SEED]       of a race, its plan and ledger, and of a claim of an arm
+    python fuzzing.py races RESULTS FIRST END [SEED]       the same for a race, its plan and ledger, and a claim
 
-The cases are dealt to NUM_PARTS parts: parts FIRST to END - 1.  SEED draws the values, and some of the verbs a case;
-beside 0, the tests', with it every case goes through every verb.
+The cases are divided into NUM_PARTS parts, of which FIRST to END - 1 are run.  SEED chooses the values.  With SEED 0,
+as in the tests, it also chooses some of the verbs for each case; otherwise all verbs are called.
 
 Prints JSON {"calls": number, "faults": [[case, verb, what]]}: tracebacks, hangs, good neighbours that are not shown,
-and control characters on the terminal.  Memory is bounded to 1 GiB beyond what is imported.
+and control characters on the terminal.  Memory is limited to 1 GiB beyond the imports.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ import kept_records
 import pytest
 import yaml
 
-NUM_PARTS = 16  # of the cases
+NUM_PARTS = 16
 GIB = 2**30
 MAX_S = 10
 NAMES = "abcdefghij"
@@ -65,14 +65,14 @@ MAKERS = (
 
 
 class Hang(BaseException):
-    """A verb is not back in time."""
+    """A verb takes too long."""
 
 
-# A case is (what, the file, what it becomes: a text, or a function that makes something else of its path).
+# A case is (description, file, its new content: text, or a function that replaces the file at its path).
 
 
 def of_a_file(path, facts, chance, num_values, label=None):
-    """Every field of a JSON or YAML file with values that it cannot have."""
+    """Yields cases with invalid values in every field of a JSON or YAML file."""
     dump = yaml.safe_dump if path.suffix == ".yaml" else json.dumps
     for field in paths_of(facts):
         for value in chance.sample(WRONG, num_values):
@@ -81,7 +81,7 @@ def of_a_file(path, facts, chance, num_values, label=None):
 
 
 def of_lines(path, chance, num_values, kind=None):
-    """Every field of the lines of a JSONL file; of lines of one kind, the value of this key, once."""
+    """Yields cases for every field in the lines of a JSONL file, once for lines with the same value of the key kind."""
     lines, seen = [json.loads(line) for line in path.read_text().splitlines()], set()
     for number, line in enumerate(lines):
         for key in line:
@@ -96,13 +96,13 @@ def of_lines(path, chance, num_values, kind=None):
 
 
 def of_texts(path, texts):
-    """A file with other texts, and as a pipe, a device, a folder and a link to itself."""
+    """Yields cases of a file with other texts, or replaced by a pipe, a device, a folder or a link to itself."""
     yield from ((f"{path.name} {text[:25]!r}", path, text) for text in texts)
     yield from ((f"{path.name} is a {what}", path, make) for what, make in MAKERS)
 
 
 def of_a_record(folder, chance):
-    """Every field of every file of a record, every column of its tables, and every file as something else."""
+    """Yields cases for every field in a record's files, every column of its tables, and every file replaced."""
     run = json.loads((folder / "run.json").read_text())
     run |= {"costs": {"stall": {"count": 1, "ms": 2.0}}, "race": {"race_id": "x", "arm": "A", "discarded": False}}
     run |= {"warnings": [{"instrument": "host", "rank": 0, "error": "x"}]}
@@ -124,7 +124,7 @@ def of_a_record(folder, chance):
 
 
 def of_a_race(race, claim, chance):
-    """Every field and file of a race, its plan and its claim, and every field of the lines of the ledger."""
+    """Yields cases for every field and file of a race, its plan and its claim, and every field of the ledger."""
     for path in (race / "race.json", race / "plan.json", claim / "claim.yaml"):
         is_yaml = path.suffix == ".yaml"
         yield from of_a_file(path, (yaml.safe_load if is_yaml else json.loads)(path.read_text()), chance, 2)
@@ -133,7 +133,7 @@ def of_a_race(race, claim, chance):
 
 
 def with_value(found, path, value):
-    """A copy of nested dicts and lists with another value at one place."""
+    """Returns a copy of nested dicts and lists with another value at the path."""
     found = json.loads(json.dumps(found, default=str))
     inside = found
     for key in path[:-1]:
@@ -143,7 +143,7 @@ def with_value(found, path, value):
 
 
 def paths_of(value, path=()):
-    """Every place in nested dicts and lists, of lists the first."""
+    """Yields the paths of all values in nested dicts and lists, but only the first of each list."""
     for key in value if isinstance(value, dict) else range(min(1, len(value))):
         yield (*path, key)
         if isinstance(value[key], (dict, list)):
@@ -151,7 +151,7 @@ def paths_of(value, path=()):
 
 
 def verbs_of_a_record(bad, results):
-    """{name: words} of the calls for one damaged record."""
+    """Returns {name: arguments} of the calls for one damaged record."""
     good, other = (str(path) for path in sorted(results.glob("cpu_nano/*"))[:2])
     return {
         "table": ["table", str(results)],
@@ -187,7 +187,7 @@ def verbs_of_a_race(race, claim, results):
 
 
 def raced(results):
-    """(folder of a race of two arms, folder of a claim of one of them)."""
+    """Makes a race of two arms and a claim of one of them; returns their folders."""
     from bench.cli import judge, race
 
     with pytest.MonkeyPatch.context() as patch:
@@ -201,7 +201,7 @@ def raced(results):
 
 
 def call(words):
-    """(exit code or None, stdout, what went wrong or None)."""
+    """Calls a verb; returns (exit code or None, stdout, what went wrong or None)."""
     from bench.cli.main import main
 
     out, err = io.StringIO(), io.StringIO()
@@ -265,8 +265,8 @@ def remove(path):
 
 
 def bounded():
-    """Memory to 1 GiB from here on."""
-    import bench.report.site.site  # noqa: F401 - what is imported is not what a record costs
+    """Limits memory to 1 GiB more than is used now."""
+    import bench.report.site.site  # noqa: F401 - imported now, so that it is not counted
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + GIB, used + GIB))

@@ -1,4 +1,4 @@
-"""The path that a compiled model takes on a GPU, taken on a CPU: FlexAttention, and the mistake that it once had."""
+"""Takes a compiled model's GPU path, FlexAttention, on a CPU, and reintroduces a mistake that it once had."""
 
 from torch._dynamo.backends.registry import lookup_backend
 from torch.nn.attention import flex_attention
@@ -7,13 +7,13 @@ from models import masked_attention
 
 
 def take(monkeypatch):
-    """Compiled models take FlexAttention on a CPU too, where torch refuses it with gradients; aot_eager has them."""
+    """Lets compiled models use FlexAttention on a CPU, where torch refuses gradients, which aot_eager supports."""
     monkeypatch.setattr(masked_attention, "FAST_ON", ("cuda", "cpu"))
     monkeypatch.setattr(flex_attention, "_validate_device", lambda query, key, value: None)
 
 
 def plant_lost_masks(monkeypatch):
-    """Visible as it was once: dynamo reads None for the mask of the second one in a graph, which is no mask."""
+    """Restores an old bug of Visible: dynamo reads None, which means no mask, for the second mask in a graph."""
     made = masked_attention.Visible.__init__
 
     def without_mask(self, *args):
@@ -33,9 +33,9 @@ def plant_lost_masks(monkeypatch):
 
 
 class Backend:
-    """For torch.compile: aot_eager, which has gradients, and backend eager, whose outputs must be the same.
+    """A backend of torch.compile that runs aot_eager, which has gradients, and checks it against eager outputs.
 
-    graphs: what dynamo made, one for each compilation.
+    graphs: the graphs that dynamo made, one per compilation.
     """
 
     def __init__(self):
@@ -58,5 +58,5 @@ class Backend:
         return run
 
     def count(self, name):
-        """Nodes of all graphs whose function is named so."""
+        """Returns the number of nodes in all graphs whose target contains the name."""
         return sum(name in str(node.target) for graph in self.graphs for node in graph.graph.nodes)

@@ -1,6 +1,6 @@
-"""Submissions that a referee of searches must not keep: contestants that cheat, and hacks of the referee itself.
+"""Submissions that the referee of a search must not keep: scripts that cheat, and attacks on the referee itself.
 
-Each is submitted to a search whose champion is an honest script (tests/planted/contestants/bigram.py), in a sandbox.
+Each is submitted, in a sandbox, to a search whose champion is an honest script (tests/planted/contestants/bigram.py).
 """
 
 import os
@@ -12,7 +12,7 @@ from bench.plans.referee import search as searches
 
 WORDS = ["track=cpu_nano", "hardware=cpu", "script.args=[plain,'--seed={seed}']"]
 HONEST_COPY = "the champion again, with another comment"
-# Before the honest script's own lines.  {search}, {results}: their folders; {pid}: of the referee.
+# lines inserted before the honest script's; {search} and {results} are folders, {pid} is the referee's process id
 BEFORE = {
     HONEST_COPY: "# nothing",
     "reads the journal": "open('{search}/ledger.jsonl').read()",
@@ -54,7 +54,7 @@ HACKS = (*CHEATING_SCRIPTS, *BEFORE, *DIFFS, *SETTINGS)
 
 
 def search_in(results, folder, script=BIGRAM, words=WORDS, trust=False, **calibrated):
-    """A search whose champion is this script, the honest one, copied into folder; its calibration is made up."""
+    """Returns a search with made-up calibration whose champion is the script, by default honest, copied to folder."""
     (folder / script.name).write_bytes(script.read_bytes())
     settings = {"on": "time", "alpha": 0.05, "effect": 50.0, "budget_s": 1e6, "price": None, "trust": trust}
     champion = {"overrides": [f"script={folder / script.name}", *words], "rev": None}
@@ -64,7 +64,7 @@ def search_in(results, folder, script=BIGRAM, words=WORDS, trust=False, **calibr
 
 
 def submitted(search, hack, folder):
-    """The hack, written into folder and submitted -> (the search then, {"decision", "why"})."""
+    """Writes a hack into folder and submits it.  Returns (the search afterwards, {"decision", "why"})."""
     path = folder / "hack"
     if hack in CHEATING_SCRIPTS:
         words = f"script.args=[{hack},'--seed={{seed}}']"
@@ -84,7 +84,7 @@ def submitted(search, hack, folder):
 
 
 def harm(search, before):
-    """Sentences: what a hack has done to a search whose journal was these bytes; [] for nothing."""
+    """Returns sentences on what a hack did to a search whose journal was these bytes; [] if it did nothing."""
     journal = (search.folder / "ledger.jsonl").read_bytes()
     is_longer = journal.startswith(before)
     found = [] if is_longer else ["the journal was changed"]

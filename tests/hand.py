@@ -2,7 +2,7 @@
 
 
 class Hand:
-    """now_ns() and calling it give .ns."""
+    """A clock: calling it returns ns."""
 
     ns = 0
 

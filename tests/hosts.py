@@ -1,4 +1,4 @@
-"""Two hosts on one machine for the tests: network namespaces joined by a veth pair, each with a name and a folder."""
+"""Two hosts on one machine for tests: network namespaces joined by a veth pair, each with a host name and a folder."""
 
 import contextlib
 import itertools
@@ -25,7 +25,7 @@ def ip(*words):
 class Pair:
     """with Pair(base) as pair: pair.start(0, ...); pair.start(1, ...); code, out = pair.end(0)
 
-    HOST:PORT of the first is pair.rendezvous.  Where namespaces cannot be made the test is skipped, with the reason.
+    pair.rendezvous is HOST:PORT of the first host.  If namespaces cannot be made, the test is skipped with the reason.
     """
 
     def __init__(self, base):
@@ -71,7 +71,7 @@ class Pair:
         return self.base / f"results{host}"
 
     def start(self, host, *words, repo=real_runs.REPO, changed=None, **env):
-        """python -m WORDS there; changed: as real_runs.started()."""
+        """Starts python -m WORDS on a host.  changed: as in real_runs.started()."""
         hostname = f"speedrun-test-{'ab'[host]}"
         if repo == real_runs.REPO and fork_server.fits(env):
             enter, env = [], env | {fork_server.HOST: json.dumps([self.names[host], hostname])}
@@ -90,11 +90,11 @@ class Pair:
         )
 
     def cut(self):
-        """The cable between them."""
+        """Cuts the connection between the hosts."""
         ip("-n", self.names[1], "link", "set", self.links[1], "down")
 
     def end(self, host, timeout_s=240):
-        """(exit code, what it said)"""
+        """Waits for a host's command and returns (exit code, output)."""
         process = self.processes[host]
         out, _ = process.communicate(timeout=timeout_s)
         return process.returncode, out
@@ -111,7 +111,7 @@ class Pair:
         raise AssertionError(f"no step {step} in {timeout_s} s")
 
     def workers(self):
-        """Pids of processes in either host."""
+        """Returns the ids of all processes on both hosts."""
         found = []
         for name in self.names:
             asked = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)

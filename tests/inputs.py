@@ -1,7 +1,7 @@
-"""The table of what each verb reads and writes: its inputs, what may become of them, its outputs and their escapes.
+"""The table of what each verb reads and writes: its inputs, how they may be damaged, its outputs and their escaping.
 
-tests/walk.py walks it, tests/test_inputs.py a sample each time, `tests/benchmarks inputs` all of it, which also writes
-docs/reference/faults.md.
+tests/walk.py tries an entry, tests/test_inputs.py a sample of entries, and `tests/benchmarks inputs` all of them, from
+which it writes docs/reference/faults.md.
 """
 
 import csv
@@ -28,9 +28,10 @@ COPIED = (*RUN, *RACE, "RACE/race.md", *LEDGER)
 
 
 class Verb(NamedTuple):
-    """words: those in capitals stand for paths.  home: in which of the World's folders.
+    """A command and its inputs.
 
-    reads: every file that it opens, if it is there, and that others may have written.
+    words: its arguments; those in capitals stand for paths.  reads: every file that it opens, if it exists, and that
+    others may have written.  home: the folder of the World in which it runs.
     """
 
     words: str
@@ -68,7 +69,7 @@ READS = {
     ),
     "referee status": Verb("referee status", ("SEARCH/ledger.jsonl",), "search"),
 }
-ELSEWHERE = {  # verbs that measure, fetch or make: what they read, and where that is tried
+ELSEWHERE = {  # {verb that measures, fetches or makes something: what it reads, and where that is tested}
     "run": "conf/, code, git, shards, a script: copied or hashed before its ranks start, compared when they have ended",
     "speedrun": "as run",
     "submit": "settings, a script's sources and commits; it writes into the queue of a results folder",
@@ -87,7 +88,7 @@ ELSEWHERE = {  # verbs that measure, fetch or make: what they read, and where th
     "doctor": "the machine",
     "completion": "nothing",
 }
-BELIEVED = {  # input: when, or for how long
+BELIEVED = {  # {input: when it is trusted}
     "RUN/run.json": "if each field is of its kind; by a verdict if it is the one that the ledger's end line names",
     "RUN/config.yaml": "by a verdict if its hash is in run.json",
     "RUN/steps.csv": "by a verdict if its hash is in run.json",
@@ -117,12 +118,12 @@ BELIEVED = {  # input: when, or for how long
     "TRACE": "for what it says",
     "SNAPSHOT": "for what it says, and never unpickled by pickle",
 }
-OF_RECORDS = {*RUN, "RUN/steps_by_rank.csv"}  # what a verdict must not be given on, unless it is as it was recorded
+OF_RECORDS = {*RUN, "RUN/steps_by_rank.csv"}  # files that must be as recorded for a verdict
 VERDICTS = ("verify", "judge", "judge CLAIM", "judge --claim", "collect")
 
 
 def _another(path, world):
-    """The same file of another run, which was somewhere else and is moved here."""
+    """Replaces a file by that of another run."""
     others = [one for one in path.parent.parent.glob(f"*/{path.name}") if one.parent != path.parent]
     shutil.copy(others[0] if others else world.made / "a.log", path)
 
@@ -132,7 +133,7 @@ def _elsewhere(path, world):
     path.symlink_to(kept)
 
 
-KINDS = {  # what becomes of an input; it has been removed, and its bytes are in World.here / "elsewhere"
+KINDS = {  # {kind of damage: function that replaces the removed input, whose content is in World.here / "elsewhere"}
     "removed": lambda path, world: None,
     "empty": lambda path, world: path.write_text(""),
     "a folder": lambda path, world: path.mkdir(),
@@ -146,14 +147,14 @@ KINDS = {  # what becomes of an input; it has been removed, and its bytes are in
     "longer": lambda path, world: path.write_bytes((world.here / "elsewhere").read_bytes() + b"\n7\n"),
     "another run's": _another,
 }
-PHASES = ("before", "while")  # before the command; as soon as it has read the input for the first time
+PHASES = ("before", "while")  # damage before the command starts, or once it has read the input for the first time
 WALK = [
     (verb, name, kind, phase) for verb, row in READS.items() for name in row.reads for kind in KINDS for phase in PHASES
 ]
 
 
 class _Tags(HTMLParser):
-    """Whether a page has a tag, an attribute or a handler that a record brought."""
+    """Finds tags, attributes and handlers in a page that come from a record."""
 
     def __init__(self, text):
         super().__init__()
@@ -184,14 +185,14 @@ def _json(text):
 
 
 EVIL = "=1+evil@evil |evil <evil evil=1></script><evil>\x1b]0;evil\x07\u202e"
-MEDIA = {  # medium: what finds foreign text that does something there -> sentences; each is also printed or a file
-    "terminal": lambda text: [],  # as everything that is printed: _of_answer()
+MEDIA = {  # {medium: function that returns sentences on text of a record that has an effect there}
+    "terminal": lambda text: [],  # checked for all output by walk._of_answer()
     "HTML": lambda text: _Tags(text).found,
     "Markdown": _markdown,
     "csv": _csv,
     "JSON": _json,
 }
-WRITES = {  # output: (whose files it reads, words or None: that verb's, medium)
+WRITES = {  # {output: (key of READS, arguments or None for that verb's, medium)}
     "verify": ("verify", None, "terminal"),
     "table": ("table", None, "terminal"),
     "table --csv": ("table", "table --csv --all-columns RESULTS", "csv"),

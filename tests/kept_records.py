@@ -1,4 +1,4 @@
-"""The records kept in tests/records/, and more runs like the complete one of them."""
+"""The records kept in tests/records/, and copies of the complete one with changes."""
 
 import json
 import shutil
@@ -13,14 +13,14 @@ EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"doc
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """A results folder with the kept records, where this test's commands find it."""
+    """The results folder of this test's commands, with the kept records."""
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
     shutil.copytree(RECORDS, tmp_path / "results" / "cpu_nano")
     return tmp_path / "results"
 
 
 def add(results, seed, **changes):
-    """One more complete run, of another seed."""
+    """Adds a complete run with another seed and returns its folder."""
     run = json.loads((COMPLETE / "run.json").read_text())
     run |= {
         "seed": seed,

@@ -1,6 +1,6 @@
-"""The model of bench/compare/design.py solved another way: dummies of the blocks and numpy's least squares.
+"""A reference for bench/compare/design.py: the same model solved with dummies for the blocks and numpy's least squares.
 
-Logs of A's and B's runs, and their slots: two slots are a round, two rounds a block.
+The arguments are the logs of A's and B's runs and their slots; two slots are a round, two rounds a block.
 """
 
 import math
@@ -15,8 +15,8 @@ class Solved(NamedTuple):
     difference: float
     se: float
     df: int
-    trend: float  # a slot
-    residuals: np.ndarray  # in order of the slots
+    trend: float  # change per slot
+    residuals: np.ndarray  # in the order of the slots
     num_clipped: int = 0
 
     @property
@@ -31,13 +31,13 @@ class Solved(NamedTuple):
 
 
 def in_turns(num_a, num_b=None, order="ABBA"):
-    """Slots of both arms where they take turns as tests/comparing.py's raced() starts them."""
+    """Returns the slots of both arms if they are interleaved as by raced() in tests/comparing.py."""
     slots = [order[slot % len(order)] for slot in range(num_a + (num_a if num_b is None else num_b))]
     return [[slot for slot, name in enumerate(slots) if name == arm] for arm in "AB"]
 
 
 def raced(a_times_s, b_times_s):
-    """The fit of the logs of times of as many runs of each arm, A B B A; clipped as the harness does."""
+    """Fits the log times of equally many runs of each arm in the order A B B A, clipped as the harness does."""
     return clipped([np.log(a_times_s), np.log(b_times_s)], in_turns(len(a_times_s)))
 
 
@@ -50,7 +50,7 @@ def _model(values, slots):
 
 
 def plain(values, slots):
-    """Ordinary least squares."""
+    """Returns the fit by ordinary least squares."""
     x, y = _model(values, slots)
     found, _, rank, _ = np.linalg.lstsq(x, y, rcond=None)
     assert rank == x.shape[1]
@@ -60,7 +60,7 @@ def plain(values, slots):
 
 
 def clipped(values, slots, sds=HUBER_SDS):
-    """Huber's estimate by reweighted least squares, with his standard error (Huber 1973, K of his formula 6.5)."""
+    """Returns Huber's estimate by reweighted least squares, with his standard error (Huber 1973, K of formula 6.5)."""
     x, y = _model(values, slots)
     (num, num_parameters), weights = x.shape, np.ones(len(y))
     df = num - num_parameters
@@ -81,7 +81,7 @@ def clipped(values, slots, sds=HUBER_SDS):
 
 
 def mde(solved, alpha, floor=0.0):
-    """The true difference that has p < alpha, and is beyond the floor (a logarithm), in 80 of 100 races."""
+    """Returns the true difference that has p < alpha, and exceeds the floor (a logarithm), in 80 of 100 races."""
     from scipy import optimize, stats
 
     t = stats.t.ppf(1 - alpha / 2, solved.df)

@@ -1,5 +1,4 @@
-"""Training without a run's processes and record, for tests of the profiler: a small model, a run's calls of the
-instruments."""
+"""Trains a small model in the test's process with a run's calls of the instruments, for tests of the profiler."""
 
 import gzip
 import json
@@ -17,7 +16,7 @@ VAL_EVERY_STEPS = 4
 
 
 class Spy:
-    """What an instrument says and emits."""
+    """Collects what an instrument says and emits."""
 
     def __init__(self):
         self.said, self.emitted = [], []
@@ -27,7 +26,7 @@ class Spy:
 
 
 def watch_of(folder, chosen, num_steps=12, rank=0, world_size=1, spy=None):
-    """{"trace": {differences}} -> InstrumentSet of those instruments, made as a worker makes them."""
+    """Returns the InstrumentSet of chosen ({"trace": {changed settings}}), made as a worker makes it."""
     compose._check_settings("instruments", chosen)
     spy = spy or Spy()
     context = Context(
@@ -50,9 +49,9 @@ def model():
 
 
 def train_under(watch, num_steps=12, num_micro_steps=2, fail_at=None, stop_after=None):
-    """The edges in the order of bench/training/loop.py and bench/training/trainer.py.  Returns the losses.
+    """Trains with the calls of bench/training/loop.py and bench/training/trainer.py.  Returns the losses.
 
-    fail_at: row whose backward raises.  stop_after: row after which the target is reached.
+    fail_at: step whose backward raises.  stop_after: step after which the target is reached.
     """
     torch.manual_seed(0)
     watch.on_build_start()
@@ -92,7 +91,7 @@ def train_under(watch, num_steps=12, num_micro_steps=2, fail_at=None, stop_after
 
 
 def read(path):
-    """A trace file -> its JSON."""
+    """Returns the JSON of a trace file."""
     with gzip.open(path, "rt") if str(path).endswith(".gz") else open(path) as file:
         return json.load(file)
 
@@ -106,7 +105,7 @@ def step_names(trace):
 
 
 def outside_of_steps(trace):
-    """Operators that lie before the first ProfilerStep or after the last."""
+    """Returns the operators before the first ProfilerStep or after the last."""
     steps = [event for event in trace["traceEvents"] if event["name"].startswith("ProfilerStep#")]
     first, last = min(event["ts"] for event in steps), max(event["ts"] + event["dur"] for event in steps)
     operators = [event for event in trace["traceEvents"] if event.get("cat") == "cpu_op"]

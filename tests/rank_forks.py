@@ -1,9 +1,9 @@
-"""A function on several ranks: forks of one process that has imported and prepared what they need: most of their work.
+"""Runs a function on several ranks, which are forks of one process that has done the imports and the preparation.
 
-    ranks_of("test_reducer", 4, folder)    ->    [what rank 0 answered, ...]
+    ranks_of("test_reducer", 4, folder)    ->    [result of rank 0, ...]
 
-The module has rank_program(prepared), whose answer is kept by torch.save(), and prepared(world_size), which is called
-once before the fork.  In a rank the variables are those of torchrun.  Warnings are errors.
+The module defines prepared(world_size), which is called once before the fork, and rank_program(prepared), whose result
+is saved by torch.save().  Ranks have the environment variables of torchrun.  Warnings are errors.
 """
 
 import gc
@@ -54,7 +54,7 @@ def _main(name, world_size, folder):
         pid, status = os.wait()
         ranks.remove(pid)
         if status:
-            os.killpg(0, signal.SIGKILL)  # the others wait for it
+            os.killpg(0, signal.SIGKILL)  # the other ranks would wait for it
     return 0
 
 

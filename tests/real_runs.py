@@ -1,4 +1,4 @@
-"""Runs as their user starts them, for the tests: short ones, in a results folder of their own."""
+"""Starts short runs for tests as a user starts them, in a results folder of the test."""
 
 import contextlib
 import csv
@@ -15,7 +15,7 @@ import forked
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
-BATCH_TOKENS = 512  # 8 sequences * 64: also for 8 ranks
+BATCH_TOKENS = 512  # 8 sequences * 64 tokens, enough for 8 ranks
 SMALL = ["model.num_layers=2", "model.width=64", "data.seq_len=64", f"data.batch_tokens={BATCH_TOKENS}"]
 SHORT = ["track=free", *SMALL, "goal.num_steps=6", "goal.val_tokens=1024", "goal.val_every_steps=3", "hardware=cpu"]
 LONG = ["track=free", "goal.num_steps=5000", "goal.val_tokens=4096", "goal.val_every_steps=1000", "hardware=cpu"]
@@ -29,9 +29,9 @@ def environment(results, **more):
 
 
 def bench(results, *words, cwd=REPO, timeout_s=240, **env):
-    """python -m bench WORDS, in the checkout cwd -> CompletedProcess with text output.
+    """Runs python -m bench WORDS in the checkout cwd and returns a CompletedProcess with text output.
 
-    One that takes longer is ended by SIGTERM, on which each rank leaves its stacks, and fails with its logs.
+    A command that takes longer is ended by SIGTERM, on which each rank logs its stacks; the test fails with the logs.
     """
     command = [sys.executable, "-m", "bench", *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -50,9 +50,9 @@ def bench(results, *words, cwd=REPO, timeout_s=240, **env):
 
 
 def started(results, *words, changed=None, **env):
-    """The same in the background -> its Popen; output and errors together.
+    """Starts python -m bench WORDS in the background and returns its Popen, with stdout and stderr together.
 
-    changed: {"bench.module.NAME": value}, constants that are others in this command.
+    changed: {"bench.module.NAME": value} of constants to change in this command.
     """
     if changed:
         env[forked.CHANGED] = json.dumps(changed)
@@ -67,7 +67,7 @@ def started(results, *words, changed=None, **env):
 
 
 def run(results, *overrides, **env):
-    """A short run that must complete -> its folder."""
+    """Runs a short run that must complete, and returns its folder."""
     before = set(folders(results))
     done = bench(results, "run", *SHORT, *overrides, **env)
     assert done.returncode == 0, done.stdout + done.stderr + logs(results)
@@ -76,35 +76,35 @@ def run(results, *overrides, **env):
 
 
 def finish(base, *overrides):
-    """A short run, complete or failed: base gets results/, temp/ and what the command answered, said()."""
+    """Runs a short run that may fail, and writes results/, temp/ and the command's answer, said(), into base."""
     done = bench(base / "results", "run", *SHORT, *overrides, TMPDIR=str(temp_in(base)))
     (base / "said.json").write_text(json.dumps([done.returncode, done.stdout + done.stderr + logs(base / "results")]))
 
 
 def said(folder):
-    """Of a shared run: (exit code, text), with the logs."""
+    """Returns (exit code, output with logs) of a shared run."""
     return json.loads((folder.parents[2] / "said.json").read_text())
 
 
 def copy_of(folder, to):
-    """The results folder of a shared run, ledger and all, copied to a new folder -> the run's folder there."""
+    """Copies the results folder of a shared run, including its ledger, and returns the run's folder there."""
     shutil.copytree(folder.parent.parent, to)
     return to / folder.parent.name / folder.name
 
 
 def temp_in(base):
-    """A new temp directory for a command's TMPDIR."""
+    """Makes a temporary directory for a command's TMPDIR and returns it."""
     (base / "temp").mkdir()
     return base / "temp"
 
 
 def left_in_temp(base):
-    """But for torch's compile cache: one folder a user, which all runs share and which stays on purpose."""
+    """Returns the names that a command left in temp_in(), except torch's compile cache, which all runs share."""
     return sorted(path.name for path in (base / "temp").iterdir() if not path.name.startswith("torchinductor_"))
 
 
 def git(folder, *words, code=0):
-    """What git prints there for a person who has a name and no settings of their own."""
+    """Returns what git prints in the folder for a user who has a name and no settings."""
     settings = ("user.name=a", "user.email=a@b", "commit.gpgsign=false", "core.hooksPath=/dev/null")
     known = [word for setting in settings for word in ("-c", setting)]
     done = subprocess.run(["git", *known, *words], cwd=folder, capture_output=True, text=True)
@@ -113,7 +113,7 @@ def git(folder, *words, code=0):
 
 
 def wait_for(condition, timeout_s=120, every_s=0.05):
-    """What condition() gives, as soon as it holds."""
+    """Waits until condition() is true and returns its value."""
     deadline_s = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline_s, f"it did not happen in {timeout_s} s"
@@ -123,11 +123,11 @@ def wait_for(condition, timeout_s=120, every_s=0.05):
 
 def folders(results):
     found = (path.parent for path in Path(results).glob("*/*/run.json"))
-    return sorted(folder for folder in found if not folder.parent.name.startswith("."))  # .nodes: copies of other nodes
+    return sorted(folder for folder in found if not folder.parent.name.startswith("."))  # .nodes has copies
 
 
 def logs(results):
-    """The end of each rank's log; of the stacks at its end the calls that it was in come first, so they are long."""
+    """Returns the end of each rank's log, long enough to include the innermost calls of the stacks there."""
     paths = [path for path in Path(results).glob("*/*/logs/*.log") if path.is_file() and path.stat().st_size < 2**30]
     return "".join(f"\n== {path.name}\n{path.read_text(errors='replace')[-9000:]}" for path in paths)
 
@@ -142,16 +142,16 @@ def steps(folder):
 
 
 def losses(folder):
-    """Every loss of a run, as written: equal text is equal bits."""
+    """Returns every loss of a run as written; equal text means equal bits."""
     return [(row["step"], row["train_loss"], row["val_loss"]) for row in steps(folder)]
 
 
 @contextlib.contextmanager
 def in_time(base, setting, seconds, disturb, *overrides):
-    """A Background with this timeout which has run into it: disturbed so at step 3.  -> (running, exit code, output)
+    """Disturbs a Background at step 3 so that it runs into a timeout; yields (running, exit code, output).
 
-    seconds: several timeouts, the shortest first.  On a busy machine it may be over before the disturbance is there;
-    then the next is tried, so that a quiet one waits no longer than it must.
+    seconds: timeouts to try, the shortest first.  On a busy machine a timeout may expire before the disturbance; then
+    the next one is tried, so that a quiet machine waits no longer than necessary.
     """
     for timeout_s in seconds:
         with Background(base / f"{timeout_s}", *overrides, f"{setting}={timeout_s}") as running:
@@ -193,7 +193,7 @@ class Background:
         return folder
 
     def wait_for_record(self, timeout_s=60):
-        """Until the workers are about to be started: all that they need is written."""
+        """Waits until the workers are about to be started and all that they need is written."""
         deadline_s = time.monotonic() + timeout_s
         while not (folders(self.results) and (self.folder / "events.jsonl").exists()):
             assert self.process.poll() is None, self.process.stdout.read()
@@ -221,7 +221,7 @@ class Background:
         raise AssertionError(f"no step {step} in {timeout_s} s{logs(self.results)}")
 
     def pids(self, module):
-        """Processes of this run that run python -m MODULE, by their command lines."""
+        """Returns the ids of this run's processes that run python -m MODULE, by their command lines."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
@@ -252,6 +252,6 @@ class Background:
         return wait_for(lambda: not self.all_pids(), timeout_s, every_s=0.2)
 
     def end(self, timeout_s=60):
-        """Wait for the launcher -> (exit code, its output)."""
+        """Waits for the launcher and returns (exit code, output)."""
         out, _ = self.process.communicate(timeout=timeout_s)
         return self.process.returncode, out

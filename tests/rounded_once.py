@@ -1,10 +1,10 @@
-"""Arithmetic that is the same on every CPU: within RoundedOnce() each torch call rounds its exact value once.
+"""Arithmetic that is the same on every CPU: within RoundedOnce(), each torch call rounds its exact value once.
 
-The kernels of a CPU add in an order of their own, and some round to bfloat16 between two additions where others do not.
-So the loss of a bfloat16 model differs between instruction sets as much as bfloat16 itself moves it (test_ladder.py has
-the figures).  In this mode every torch function is computed in float64 as well, and that value, rounded to the dtype of
-the function's own output, takes the output's place.  The loss then changes only if the model computes something else or
-rounds it elsewhere.
+CPUs' kernels add in different orders, and some round to bfloat16 between two additions where others do not.  So the
+loss of a bfloat16 model differs between instruction sets by as much as bfloat16 itself changes it (figures in
+test_ladder.py).  In this mode every torch function is also computed in float64, and that value, rounded to the dtype of
+the function's output, replaces the output.  The loss then changes only if the model computes something else or rounds
+elsewhere.
 """
 
 import torch
@@ -16,8 +16,9 @@ ROUNDED_DTYPES = (torch.bfloat16, torch.float32)
 
 
 class RoundedOnce(TorchFunctionMode):
-    """For a forward pass without gradients.  A call that writes into an argument is refused, as is autocast: it would
-    leave an argument of float64 as it is."""
+    """A mode for forward passes without gradients.
+
+    It refuses calls that write into an argument, and autocast, which would not convert float64 arguments."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         assert not torch.is_autocast_enabled("cpu") and not torch.is_grad_enabled()

@@ -1,4 +1,4 @@
-"""Runs of the scripts in tests/planted/scripts/, as their user starts them."""
+"""Starts runs of the scripts in tests/planted/scripts/ as a user starts them."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ TRACK = ["track=cpu_nano", "hardware=cpu"]
 
 
 def run(results, script, *overrides, expect=0, **env):
-    """One run of a script -> its folder; expect: the exit code."""
+    """Runs a script once and returns the run's folder.  expect: the exit code."""
     before = set(real_runs.folders(results))
     done = real_runs.bench(results, "run", *TRACK, f"script={script}", *overrides, **env)
     assert done.returncode == expect, done.stdout + done.stderr + real_runs.logs(results)
@@ -26,14 +26,14 @@ def run(results, script, *overrides, expect=0, **env):
 
 
 def odd(results, what, *overrides, expect=0):
-    """What of tests/planted/scripts/odd/train.py -> the record, with its folder as "folder"."""
+    """Runs tests/planted/scripts/odd/train.py WHAT; returns its record with the run's folder as "folder"."""
     folder = run(results, ODD, f"script.args=[{what}]", *overrides, expect=expect)
     return real_runs.run_json(folder) | {"folder": folder}
 
 
 @contextlib.contextmanager
 def hanging(results, *overrides):
-    """The script that trains for ten minutes and has a child in a session of its own -> (launcher, run folder)."""
+    """Runs a script that trains for ten minutes and has a child in another session; yields (launcher, run folder)."""
     words = [sys.executable, "-m", "bench", "run", *TRACK, f"script={ODD}", "script.args=[hangs]", *overrides]
     launcher = subprocess.Popen(
         words, cwd=real_runs.REPO, env=real_runs.environment(results), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -60,7 +60,7 @@ def _step(results):
 
 
 def pids(results):
-    """All that runs of this results folder have started and that still lives: its words or its folder name it."""
+    """Returns the ids of living processes of runs in this results folder, by their arguments or working folder."""
     found, launcher = [], b"bench\0run\0"
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ def pids(results):
 
 
 def is_worker(pid):
-    """Of a rank, not of what watches it."""
+    """Returns whether a process is a rank's worker, not one that watches it."""
     stat, words = (Path(f"/proc/{pid}/{name}").read_text() for name in ("stat", "cmdline"))
     parent = int(stat.rpartition(")")[2].split()[1])
     starters = ("bench.launch.guard", "torch.distributed.run")

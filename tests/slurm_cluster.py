@@ -1,9 +1,9 @@
-"""A real SLURM of two nodes on this machine, for the tests: its own munge, controller and two daemons, in one folder.
+"""A real SLURM cluster of two nodes on this machine for tests: munge, a controller and two daemons in one folder.
 
-    python tests/slurm_cluster.py FOLDER      starts one and says how to use it, until Ctrl-C
+    python tests/slurm_cluster.py FOLDER      starts one and prints how to use it, until Ctrl-C
 
-Needs root, and of Debian slurm-wlm and munge (apt-get install slurm-wlm munge); elsewhere the tests that want it are
-skipped, with that reason.  Debian's slurmd may run several times on a machine, once for each node (slurmd -N).
+It needs root and Debian's slurm-wlm and munge (apt-get install slurm-wlm munge); elsewhere its tests are skipped with
+that reason.  Debian's slurmd can run several times on a machine, once for each node (slurmd -N).
 """
 
 import contextlib
@@ -49,12 +49,12 @@ PreemptMode=REQUEUE
 PartitionName=p Nodes=n1,n2 Default=YES State=UP PriorityTier=2 PreemptMode=OFF
 PartitionName=low Nodes=n1,n2 State=UP PriorityTier=1 GraceTime=40
 """
-# cred_expire is also how long a requeued job waits before it may start again: 120 s if nobody says otherwise
+# cred_expire is also how long a requeued job waits before it may start again; the default is 120 s
 CGROUP = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"  # without it steps hang at launch
 
 
 def missing() -> str | None:
-    """Why there can be no cluster here, or None."""
+    """Returns why there can be no cluster here, or None."""
     lacking = [name for name in PROGRAMS if not shutil.which(name, path=_path())]
     if lacking:
         return f"no {', '.join(lacking)}: apt-get install slurm-wlm munge"
@@ -64,7 +64,7 @@ def missing() -> str | None:
 class Cluster:
     """with Cluster(folder) as cluster: subprocess.run(["srun", ...], env=os.environ | cluster.variables)
 
-    RuntimeError where it does not come up.
+    Raises RuntimeError if it does not come up.
     """
 
     def __init__(self, folder):
@@ -94,7 +94,7 @@ class Cluster:
         self._stack.close()
 
     def run(self, *words, timeout_s=60, **env):
-        """A command of SLURM's -> CompletedProcess with text."""
+        """Runs a command of SLURM and returns a CompletedProcess with text output."""
         env = os.environ | self.variables | env
         return subprocess.run(words, env=env, capture_output=True, text=True, timeout=timeout_s)
 

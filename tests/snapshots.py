@@ -1,6 +1,6 @@
-"""Memory snapshots made by hand, in the format of torch.cuda.memory._snapshot() (2.13): a small allocator.
+"""Synthetic memory snapshots in the format of torch.cuda.memory._snapshot() (2.13), made by a small allocator.
 
-It places blocks first fit, in segments of a fixed size, rounds up to 512 bytes as torch does, and merges what is freed.
+It places blocks by first fit in segments of a fixed size, rounds up to 512 bytes as torch does, and merges free blocks.
 """
 
 from bench.analysis.memory import lives
@@ -10,7 +10,7 @@ STEP_US = 1000.0
 
 
 def frames(*lines):
-    """ "models/gpt2.py:45 forward" -> frames as torch gives them."""
+    """Converts lines such as "models/gpt2.py:45 forward" to frames in torch's format."""
     found = []
     for line in lines:
         place, _, name = line.rpartition(" ")
@@ -29,7 +29,7 @@ LOGITS = frames("models/gpt2.py:70 forward", "bench/training/trainer.py:85 step"
 
 
 class Allocator:
-    """device: its number.  Each call is an entry of the trace, a millisecond after the one before."""
+    """The allocator of a device number.  Each call adds an entry to the trace, 1 ms after the previous one."""
 
     def __init__(self, device=0, segment_bytes=20 * MIB, start_us=1.7e15):
         self.device, self._segment_bytes, self._now_us = device, segment_bytes, start_us
@@ -37,7 +37,7 @@ class Allocator:
         self.recording = True
 
     def alloc(self, size, stack=()):
-        """-> address."""
+        """Allocates a block and returns its address."""
         rounded = -(-size // 512) * 512
         segment, block = self._fitting(rounded) or self._grow(rounded)
         rest = block["size"] - rounded
@@ -143,7 +143,7 @@ class Allocator:
 
 
 def training(num_steps=3, num_layers=6, weights_before=True):
-    """A snapshot of some training steps: activations that come and go over weights that stay."""
+    """Returns a snapshot of some training steps: weights, and activations that are allocated and freed."""
     gpu = Allocator()
     gpu.recording = not weights_before
     for _ in range(num_layers):
@@ -164,5 +164,5 @@ def training(num_steps=3, num_layers=6, weights_before=True):
 
 
 def held(snapshot, device=0):
-    """Timeline of a device by place."""
+    """Returns the timeline of a device's memory by place of allocation."""
     return lives.held_by(lives.from_snapshot(snapshot, device), lives.by_place(lives.Sites()))

@@ -1,4 +1,4 @@
-"""Small runs with stages, trained in this process."""
+"""Trains small runs with stages in this process."""
 
 import torch
 
@@ -26,7 +26,7 @@ def trainer_of(*overrides):
 
 
 def trainer_of_job(job, ranks=None):
-    """(the trainer, its step log, {split: shards})."""
+    """Returns (trainer, its step log, {split: shards}) of a job."""
     files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     trainer = Trainer(job.config, ranks or distributed.start("cpu", 60), files["train"], files["val"])
     log = StepLog(marks_for("cpu"), torch.device("cpu"), job.config.goal.num_steps)
@@ -35,7 +35,7 @@ def trainer_of_job(job, ranks=None):
 
 
 def trained(trainer, log):
-    """Losses of all steps, and the validation losses before the first step, in the middle and after the last."""
+    """Trains 6 steps; returns their losses, and the validation losses before steps 0 and 3 and after the last."""
     val_losses = []
     for step in range(6):
         if step in (0, 3):

@@ -1,4 +1,4 @@
-"""Small Kineto traces made by hand, for the tests."""
+"""Small synthetic Kineto traces for tests."""
 
 import gzip
 import json
@@ -8,7 +8,7 @@ import pytest
 
 from bench.analysis.trace import analysis, text
 
-SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "traces"  # real ones, if they are beside a checkout
+SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "traces"  # real traces, if beside the checkout
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real traces of others are not beside this checkout")
 
 
@@ -17,7 +17,7 @@ def event(cat, name, ts, dur, pid=1, tid=1, **args):
 
 
 def launched(name, ts, dur, call_ts, correlation, stream=7, cat="kernel", call_dur=2, device=0, **args):
-    """A device row and the call that launched it."""
+    """Returns a device event and the call that launched it."""
     call = event("cuda_runtime", "cudaLaunchKernel", call_ts, call_dur, correlation=correlation)
     return [
         call,
@@ -39,25 +39,25 @@ def step(number, ts, dur):
 
 
 def steps_of_a_kernel(kernel_us, step_us):
-    """Events of three steps with one kernel each, my_kernel."""
+    """Returns the events of three steps with one kernel each, my_kernel."""
     numbers = (1, 2, 3)
     calls = [launched("my_kernel", 1000 * number + 50, kernel_us, 1000 * number + 10, number) for number in numbers]
     return [step(number, 1000 * number, step_us) for number in numbers] + sum(calls, [])
 
 
 def analysed(paths, **options):
-    """Files of one job, of one window -> their analysis."""
+    """Returns the analysis of the files of one job and one profiling window."""
     (answer,) = analysis.analyze_files(paths, **options).values()
     return answer
 
 
 def rank_of(folder, events, **meta):
-    """Events of one rank, written into the folder as a.json -> the analysis of that rank."""
+    """Writes the events of one rank to a.json in the folder and returns the analysis of that rank."""
     (rank,) = analysed([write(folder / "a.json", events, **meta)])["ranks"].values()
     return rank
 
 
 def read_as_text(answer, both=False):
-    """An analysis as a terminal shows it; both: also as Markdown."""
+    """Returns an analysis as text for a terminal; with both, also as Markdown."""
     document = text.document(answer, "x")
     return (document.terminal(), document.markdown()) if both else document.terminal()

@@ -1,9 +1,9 @@
-"""How often is a verdict wrong?  Simulated races, judged by the real rules.     .venv/bin/python tests/verdicts.py
+"""Measures how often a verdict is wrong, in simulated races judged by the real rules.
 
-Prints the tables of docs/reference/statistics.md, in some minutes.  A run's time is log-normal; B's true effect on
-it, the spread between runs, what the machine does meanwhile, the number of runs, the planned looks and the floor are
-known here and not to the verdict.  Wrong is faster for what is not faster, slower for what is not slower, and
-equivalent for an effect of the margin or more.  Seeded: the same tables each time.
+.venv/bin/python tests/verdicts.py prints the tables of docs/reference/statistics.md in some minutes.  A run's time is
+log-normal; the simulation knows B's true effect, the spread between runs and what the machine does meanwhile.  Wrong
+verdicts are faster or slower for what is not, and equivalent for an effect of the margin or more.  It is seeded, so the
+tables are reproducible.
 """
 
 import functools
@@ -21,12 +21,12 @@ from bench.compare import design, effects, verdict
 from bench.compare.questions import FIRM
 from bench.plans.race import plan
 
-NUM_RACES = 1000  # of each sd, effect, plan and floor in the tables of docs/reference/statistics.md
+NUM_RACES = 1000  # per sd, effect, plan and floor in the tables of docs/reference/statistics.md
 MARGIN_PCT = 0.5
-SDS_PCT = (0.05, 0.2, 1.0, 20.0)  # between runs of one arm
-FLOORS_PCT = (0.1, 0.3, 1.0, 77.0)  # 0.1: not calibrated
-EFFECTS_PCT = (0.0, -0.5, 0.5, 2.0)  # on B's time; 0.5 is the margin
-PLANS = ((2,), (3,), (5,), (10,), (3, 5), (4, 7, 10))  # the looks, the last is n
+SDS_PCT = (0.05, 0.2, 1.0, 20.0)  # standard deviations between runs of one arm
+FLOORS_PCT = (0.1, 0.3, 1.0, 77.0)  # noise floors; 0.1 if not calibrated
+EFFECTS_PCT = (0.0, -0.5, 0.5, 2.0)  # true effects on B's time; the margin is 0.5
+PLANS = ((2,), (3,), (5,), (10,), (3, 5), (4, 7, 10))  # numbers of runs at the interim analyses; the last is n
 COLUMNS = (
     "sd of runs, %",
     "floor, %",
@@ -38,9 +38,9 @@ COLUMNS = (
 
 
 def decide_alone(put):
-    """What decides nothing and takes most of the time is not computed: intervals, smallest differences, sign flips.
+    """Disables what takes most of the time and decides nothing: intervals, smallest differences, sign flips.
 
-    put: as setattr().
+    put: a function such as setattr().
     """
     put(design, "flips_p", lambda *_: None)
     put(design.Fit, "smallest_difference", lambda *_: None)
@@ -48,7 +48,7 @@ def decide_alone(put):
 
 
 def is_wrong(said, effect_pct):
-    """Whether this verdict on this true effect misleads; inconclusive never does."""
+    """Returns whether a verdict is wrong for this true effect; inconclusive never is."""
     if said in ("faster", "slower"):
         return effect_pct * (1 if said == "slower" else -1) <= 0
     return said == "equivalent" and abs(effect_pct) >= MARGIN_PCT
@@ -56,13 +56,13 @@ def is_wrong(said, effect_pct):
 
 @functools.cache
 def slots_of(n, seed):
-    """The slots of A's and of B's runs in a plan of n rounds, without warm-ups."""
+    """Returns the slots of A's and of B's runs in a plan of n rounds, without warm-ups."""
     order = [slot["arm"] for slot in plan.order(["A", "B"], n, 0, seed) if not slot["discarded"]]
     return tuple([slot for slot, arm in enumerate(order) if arm == name] for name in "AB")
 
 
 def rows_of(times_s, num_rounds):
-    """Two arms of times, one a round -> rows of the first rounds, as effects.time() needs them."""
+    """Returns rows of the first rounds for effects.time(), from the times of both arms, one per round."""
     return [
         [
             {"run_id": f"{arm}{number}", "log_id": None, "train_s": float(time_s)}
@@ -73,7 +73,7 @@ def rows_of(times_s, num_rounds):
 
 
 def designed(slots, num_rounds, num_compilations=1, is_sequential=False):
-    """The design of the first rounds of a plan whose slots these are."""
+    """Returns the design of the first rounds of a plan with these slots."""
     known = {
         f"{arm}{number}": slot for arm, of_arm in zip("AB", slots) for number, slot in enumerate(of_arm[:num_rounds])
     }
@@ -82,7 +82,7 @@ def designed(slots, num_rounds, num_compilations=1, is_sequential=False):
 
 
 def said_of(times_s, slots, num_rounds=None, alpha=stats.ALPHA, floor_pct=0.1, num_compilations=1, is_sequential=False):
-    """The verdict on the first rounds of a race, and its effects.Time."""
+    """Returns the verdict on the first rounds of a race, and its effects.Time."""
     num_rounds = num_rounds or len(slots[0])
     of_design = designed(slots, num_rounds, num_compilations, is_sequential)
     time = effects.time(rows_of(times_s, num_rounds), floor_pct, MARGIN_PCT, alpha, of_design)
@@ -90,7 +90,7 @@ def said_of(times_s, slots, num_rounds=None, alpha=stats.ALPHA, floor_pct=0.1, n
 
 
 def verdicts(rng, sd_pct, effect_pct, looks, floors_pct, num_races):
-    """{floor_pct: the verdict of each race}: a race ends at the first look that decides, or at its last."""
+    """Returns {floor_pct: verdicts of all races}; a race ends at the first analysis that decides, or at the last."""
     sd, alpha = sd_pct / 100, stats.ALPHA / len(looks)
     logs = sd * rng.standard_normal((num_races, 2, looks[-1]))
     logs[:, 1] += math.log1p(effect_pct / 100)
@@ -108,7 +108,7 @@ def verdicts(rng, sd_pct, effect_pct, looks, floors_pct, num_races):
 
 
 def simulated(num_races, sds_pct=SDS_PCT, effects_pct=EFFECTS_PCT, plans=PLANS, floors_pct=FLOORS_PCT, seed=0):
-    """{(sd_pct, effect_pct, looks, floor_pct): verdicts}, of each sd the same whatever the others are."""
+    """Returns {(sd_pct, effect_pct, looks, floor_pct): verdicts}; those of one sd do not depend on the other sds."""
     found = {}
     for sd_pct in sds_pct:
         rng = numpy.random.default_rng([seed, round(100 * sd_pct)])
@@ -119,7 +119,7 @@ def simulated(num_races, sds_pct=SDS_PCT, effects_pct=EFFECTS_PCT, plans=PLANS, 
 
 
 def rates(found, sd_pct, floor_pct):
-    """(worst rate of wrong differences, of wrong equivalences) over effects and plans."""
+    """Returns the worst rates of (wrong differences, wrong equivalences) over effects and plans."""
     worst = [0.0, 0.0]
     for (sd, effect_pct, _, floor), said in found.items():
         if (sd, floor) == (sd_pct, floor_pct):
@@ -143,7 +143,7 @@ def table(found, sds_pct=SDS_PCT):
 
 # ---- worlds: what the machine does during a race
 
-WORLD_SD_PCT = 0.2  # between runs
+WORLD_SD_PCT = 0.2  # standard deviation between runs
 WORLD_NS = (3, 5, 6, 10)
 
 
@@ -178,7 +178,7 @@ def outliers(rng, slots):
     return 5.0 * (rng.random(len(slots)) < 0.05)
 
 
-WORLDS = {  # what docs/reference/statistics.md calls it: what it adds to each slot's time, in %
+WORLDS = {  # {name in docs/reference/statistics.md: function that returns what is added to each slot's time, in %}
     "nothing": quiet,
     "a drift of 2 % over the race": drift,
     "correlated noise, AR(0.9)": correlated,
@@ -190,7 +190,7 @@ WORLDS = {  # what docs/reference/statistics.md calls it: what it adds to each s
 
 
 def times_of(rng, slots, effect_pct, world=quiet, lottery_pct=0.0, num_compilations=1):
-    """Seconds of A's and B's runs, by slot; lottery_pct: sd of what the runs of one compilation of an arm share."""
+    """Returns the times in s of A's and B's runs.  lottery_pct: sd of what the runs of one compilation share."""
     n = len(slots[0])
     pct = WORLD_SD_PCT * rng.standard_normal(2 * n) + world(rng, numpy.arange(2 * n))
     groups = numpy.arange(n) * num_compilations // n
@@ -199,7 +199,7 @@ def times_of(rng, slots, effect_pct, world=quiet, lottery_pct=0.0, num_compilati
 
 
 def of_world(seed, n, effect_pct, num_races, world=quiet, lottery_pct=0.0, num_compilations=1):
-    """The verdict of each race."""
+    """Returns the verdict of each race in a world."""
     rng = numpy.random.default_rng([seed, n])
     return [
         said_of(
@@ -248,13 +248,13 @@ def lottery_table(num_races=NUM_RACES):
     return text_table.render(columns, cells, [True] * 6, "github")
 
 
-# ---- plans that look after every round, and races that are repeated
+# ---- sequential plans, and races that are repeated
 
 FIRST, LAST = 3, 20
 
 
 def sequential(rng, effect_pct, number, world=quiet, alpha=stats.ALPHA):
-    """(verdict, rounds that it took, log e-value) of a plan n=auto:3-20."""
+    """Returns (verdict, number of rounds, log e-value) of a race with the plan n=auto:3-20."""
     slots = slots_of(LAST, number)
     times_s = times_of(rng, slots, effect_pct, world)
     for n in range(FIRST, LAST + 1):
@@ -265,7 +265,7 @@ def sequential(rng, effect_pct, number, world=quiet, alpha=stats.ALPHA):
 
 
 def repeated(rng, n, num_times, number):
-    """Whether a null race that is repeated until B is faster gets there; n None: n=auto:3-20."""
+    """Returns whether B is ever faster if a null race is repeated up to num_times.  n: None for n=auto:3-20."""
     weight = 1.0
     for attempt in range(num_times):
         seed = num_times * number + attempt
@@ -297,8 +297,8 @@ def sequential_table(num_races=NUM_RACES):
 # ---- both clocks
 
 RUN_SD_PCT, NUM_RUNS = 0.2, 5
-# B's change by its own clock, what of it B only moves outside that clock, and the spread of a run's validations
-# together, all in % of the training time
+# (B's change by its own clock, the part that B only moves outside that clock, the sd of a run's total validation time),
+# all in % of the training time
 MOVES_PCT = (
     (0.0, 0.0, 0.1),
     (0.0, 0.0, 0.2),
@@ -320,7 +320,7 @@ CLOCK_COLUMNS = (
 
 
 def of_both_clocks(rng, own_pct, moved_pct, val_sd_pct, num_races, n=NUM_RUNS):
-    """[(the verdict of the runs' own clocks alone, that of both clocks)] of each race, at a floor of 0.1 %."""
+    """Returns (verdict by the runs' own clocks alone, verdict by both clocks) of each race, at a floor of 0.1 %."""
     train_s = 10 * numpy.exp(RUN_SD_PCT / 100 * rng.standard_normal((num_races, 2, n)))
     train_s[:, 1] *= 1 + own_pct / 100
     val_s = 1 + val_sd_pct / 10 * rng.standard_normal((num_races, 2, n))

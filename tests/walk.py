@@ -1,9 +1,9 @@
-"""A world of records in which a verb of tests/inputs.py meets an input that is not what it should be.
+"""Runs the verbs of tests/inputs.py on records of which one input is damaged or malicious.
 
 with World(folder) as world:
     world.opened(verb)                         -> {input: how often it was opened}
-    world.changed(verb, name, kind, phase)     -> (exit code, sentences: what must not be); None: no such input
-    world.shown(output, name, field)           -> (whether EVIL in that field is in the output, sentences)
+    world.changed(verb, name, kind, phase)     -> (exit code, sentences on faults), or None without such an input
+    world.shown(output, name, field)           -> (whether EVIL in that field is in the output, sentences on faults)
 """
 
 import collections
@@ -41,7 +41,7 @@ OTHERS = {"a.log": "LOG", "trace.json": "TRACE", "memory.pickle": "SNAPSHOT"}
 
 
 class World:
-    """Results of a race, an open race, a search, a claim's folder and a log: made once, copied to folder/here."""
+    """A race, an open race, a search, a claim folder and logs, made once and copied to folder/here for each verb."""
 
     def __init__(self, folder):
         self.made, self.here = Path(folder) / "made", Path(folder) / "here"
@@ -97,7 +97,7 @@ class World:
         results, is_search = claimed.Results(self.here / home), home == "search"
         times = lambda arm, seed: 10 - 0.5 * (arm == "B")  # noqa: E731
         racers = Tries(results.folder) if is_search else claimed.Racers(results, times, **more)
-        racers.pages = True  # what a verb reads and writes for them is watched too
+        racers.pages = True  # to watch what a verb reads and writes for pages too
         return racers
 
     # ---- one command
@@ -111,11 +111,11 @@ class World:
         return [str(kept.get(word, word)) for word in (words or READS[verb].words).split()]
 
     def _run(self, verb):
-        """The second run of arm B: in every table, compared, judged, and no warm-up."""
+        """Returns the second run of arm B, which is no warm-up and is listed, compared and judged."""
         return sorted((self.here / READS[verb].home).glob("cpu_nano/*"))[3]
 
     def path(self, verb, name):
-        """Where an input lies: "RUN/run.json" -> Path."""
+        """Returns the path of an input such as "RUN/run.json"."""
         kind, _, rest = name.partition("/")
         home = self.here / READS[verb].home
         folder = {"RUN": lambda: self._run(verb), "RACE": lambda: next(home.glob("races/*")), "RESULTS": lambda: home}
@@ -128,14 +128,14 @@ class World:
         return folder[kind]() / rest if rest and kind != "STATE" else folder[kind]()
 
     def name(self, path):
-        """The other way round; None: it is no input, but its own, a folder, or not of this world."""
+        """Returns the input at a path; None for a verb's temporary files, folders, and files outside this world."""
         with contextlib.suppress(ValueError):
             parts = Path(path).relative_to(self.here).parts
             place = parts[0] if parts else ""
             if place in ("results", "open", "search", "claim") and not any(one.endswith(".tmp") for one in parts):
                 for kind, folder in (("RUN", "cpu_nano"), ("RACE", "races"), ("SEARCH", "searches")):
                     if parts[1:2] == (folder,) and len(parts) > 3 and parts[3] == "checks":
-                        return f"RUN/{'/'.join(parts[7:])}" if len(parts) > 7 else None  # that a check has made
+                        return f"RUN/{'/'.join(parts[7:])}" if len(parts) > 7 else None  # run made by a check
                     if parts[1:2] == (folder,) and len(parts) > 3:
                         return f"{kind}/{'/'.join(parts[3:])}"
                 top = {"claim": "CLAIM"}.get(place, "RESULTS")
@@ -144,7 +144,7 @@ class World:
         return None
 
     def restored(self, verb):
-        """As it was made, but for the results that this verb has nothing to do with."""
+        """Restores the world as it was made, without results that the verb does not use."""
         shutil.rmtree(self.here, ignore_errors=True)
         others = {"results", "open", "search", "claim"} - {READS[verb].home}
         shutil.copytree(
@@ -155,7 +155,7 @@ class World:
         )
 
     def call(self, verb, listener=None, words=None):
-        """words: in place of the verb's -> (exit code or None where it hung or raised, standard output, all output)."""
+        """Calls a verb, or words if given.  Returns (exit code, None if it hung or raised; stdout; all output)."""
         out, err, code = io.StringIO(), io.StringIO(), 2
         home = READS[verb].home
         with contextlib.ExitStack() as stack:
@@ -186,7 +186,7 @@ class World:
         return code, out.getvalue(), out.getvalue() + err.getvalue()
 
     def opened(self, verb):
-        """{input: how often it was opened, of runs the most}, undisturbed."""
+        """Returns {input: how often an undisturbed verb opened it}; with several runs, the maximum."""
         self.restored(verb)
         times = collections.Counter()
         code, _, text = self.call(verb, _opens(lambda path: times.update([path])))
@@ -198,9 +198,9 @@ class World:
         return most
 
     def changed(self, verb, name, kind, phase):
-        """A command of which one input becomes something else -> (exit code, sentences: what must not be).
+        """Calls a verb of which one input is replaced; returns (exit code, sentences on faults).
 
-        None in place of both: there is no such input in this world.
+        Returns None if there is no such input in this world.
         """
         self.restored(verb)
         self._reopened.clear()
@@ -208,10 +208,10 @@ class World:
             path = self.path(verb, name)
         except StopIteration:
             return None
-        kept, times = self.here / "elsewhere", []  # times: opens of the input, and "changed"
+        kept, times = self.here / "elsewhere", []  # times: "read" for each open of the input, and "changed"
 
         def change():
-            listener, self._listener = self._listener, None  # which hears of what this opens, too
+            listener, self._listener = self._listener, None  # do not count the files opened here
             if path.exists():
                 shutil.copy(path, kept)
                 path.unlink()
@@ -247,7 +247,7 @@ class World:
         return code, [*wrong, *self._written(verb, code)]
 
     def _written(self, verb, code):
-        """What it wrote is whole: runs that verify, a ledger without new faults."""
+        """Yields faults of the runs that a verb wrote: rules of verify that fail."""
         folders = {"publish": self.here / "results/published/mine", "collect": self.here / "out"}
         folders |= {"judge --claim": self.here / "out", "race --resume": self.here / "open"}
         folder = folders.get(verb)
@@ -258,17 +258,17 @@ class World:
                 failed = [rule for rule in verification.report(run.parent)["rules"] if not rule["passed"]]
                 yield from (f"{run.parent.name} was written: {rule['rule']}: {rule['evidence']}" for rule in failed)
 
-    # ---- what leaves
+    # ---- outputs
 
     def places(self, output):
-        """[(file, field)] of the texts of a record that this output may show."""
+        """Returns (file, field) of the texts in a record that this output may show."""
         verb = WRITES[output][0]
         self.restored(verb)
         names = [name for name in ("RUN/run.json", "RUN/config.yaml", "RACE/race.json") if name in READS[verb].reads]
         return [(name, field) for name in names for field in _fields(self.path(verb, name))]
 
     def shown(self, output, name, field):
-        """The output of a record with EVIL in one field -> (whether it is in there, sentences: what it does there)."""
+        """Makes an output with EVIL in a field; returns (whether it is in the output, sentences on its effects)."""
         verb, words, medium = WRITES[output]
         self.restored(verb)
         path = self.path(verb, name)
@@ -287,7 +287,7 @@ class World:
 
 
 def _fields(path):
-    """Places of the texts in a JSON or YAML file, of lists the first."""
+    """Returns the paths of the texts in a JSON or YAML file, but only the first of each list."""
     facts = json.loads(path.read_text()) if path.suffix == ".json" else yaml.safe_load(path.read_text())
 
     def inside(place):
@@ -300,7 +300,7 @@ def _fields(path):
 
 
 def _of_answer(code, text):
-    """What must not be, of any command."""
+    """Yields faults that no command may have."""
     if code not in (0, 1, 2):
         yield f"exit code {code}: {text[-400:]}"
     if "Traceback" in text:
@@ -310,7 +310,7 @@ def _of_answer(code, text):
 
 
 class _Clock:
-    """Of runs that go on after a copy: minutes that no earlier run has."""
+    """Counts the minutes of runs that continue in a copy, beyond those of earlier runs."""
 
     minute = 200
 
@@ -328,7 +328,7 @@ def _late(number, frame):
 
 
 def _opens(heard):
-    """An audit hook that hears of each file that is opened to be read."""
+    """Returns an audit hook that calls heard(path) for each file that is opened for reading."""
     last = None
 
     def listener(event, args):
