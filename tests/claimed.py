@@ -65,10 +65,7 @@ class Results:
         self.now = at(0)  # time of the ledger's next line
 
     def race(self, monkeypatch, *words, b="optim.beta2=0.99", pct=-5, luck=3, **more):
-        """Races A against B and returns the race's folder.
-
-        pct: by how much longer B takes, in %.  luck: seed of the noise.  more: arguments of Racers.
-        """
+        """Races A against B, which takes pct % longer; returns the folder.  luck: seed of noise; more: for Racers."""
         chance, before = random.Random(luck), set((self.folder / "races").glob("*"))
         time_of = lambda arm, seed: 10 * (1 + pct / 100 * (arm == "B")) * (1 + chance.gauss(0, 0.002))  # noqa: E731
         Racers(self, time_of, **more).install(monkeypatch)
@@ -109,9 +106,8 @@ class Results:
     ):
         """Adds a run and returns its folder.
 
-        shares: {region column: fraction of a step}.  change(run): edits the record before it is written.  losses:
-        {step: val_loss} of its validations; None for three, of which the last, at step 120, has val_loss.  train_loss:
-        that of every step; None to derive it from the seed.
+        shares: {region column: fraction of a step}.  change(run): edits the record first.  losses: {step: val_loss};
+        None for three, the last with val_loss.  train_loss: that of every step; None to derive it from the seed.
         """
         of_run = config(seed, overrides)
         run = run_folder.read_raw(BASE)
@@ -242,10 +238,9 @@ def results(tmp_path, monkeypatch):
 
 
 class Racers:
-    """Replaces plans.race.arm_process by arms that take no time.
+    """Replaces plans.race.arm_process by arms that take no time.  time_of, loss_of: from (arm, seed) to s, nats.
 
-    time_of, loss_of: functions of (arm, seed) that return s and nats.  hurt: {number of the started run, from 0:
-    "interrupt", "kill" or "fail"}.  pages: also write the pages of the runs.
+    hurt: {number of the started run, from 0: "interrupt" | "kill" | "fail"}.  pages: also write the pages of the runs.
     """
 
     def __init__(

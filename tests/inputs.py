@@ -30,8 +30,8 @@ COPIED = (*RUN, *RACE, "RACE/race.md", *LEDGER)
 class Verb(NamedTuple):
     """A command and its inputs.
 
-    words: its arguments; those in capitals stand for paths.  reads: every file that it opens, if it exists, and that
-    others may have written.  home: the folder of the World in which it runs.
+    words: those in capitals stand for paths.  reads: every file that it opens and others may have written.  home: a
+    folder of the World.
     """
 
     words: str

@@ -16,9 +16,8 @@ ROUNDED_DTYPES = (torch.bfloat16, torch.float32)
 
 
 class RoundedOnce(TorchFunctionMode):
-    """A mode for forward passes without gradients.
-
-    It refuses calls that write into an argument, and autocast, which would not convert float64 arguments."""
+    """A mode for forward passes without gradients.  It refuses calls that write into an argument, and autocast, which
+    would not convert float64 arguments."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         assert not torch.is_autocast_enabled("cpu") and not torch.is_grad_enabled()

@@ -98,10 +98,7 @@ class Gated:
 
 
 def content_of(words: Sequence[str]) -> Content:
-    """Returns the content that run folders, folders of them, run ids or one race stand for.
-
-    Raises ValueError if there is no run, or there are several ledgers.
-    """
+    """Returns the content of run folders or ids, or of one race.  Raises ValueError for no run or several ledgers."""
     if len(words) == 1 and (race := named.find(words)[0].race):
         return Content(ledger.read(race.parent.parent), [], [race.name], race.name)
     folders = [run.absolute() for run in named.runs(words)]
@@ -162,10 +159,9 @@ def _refuse_unfinished(content: Content) -> None:
 
 
 def copy(content: Content, folder: Path, texts: Callable[[Path], dict[str, str]], gated: Gated) -> None:
-    """Copies the content to a new or empty results folder, completely or not at all.
+    """Copies the content to a new or empty folder, completely or not at all.  texts(copy) returns {file name: text}.
 
-    texts: takes the copy's path and returns {file name: text} of the generated files.  Raises ValueError if the folder
-    cannot be written or a file may not be published.
+    Raises ValueError if the folder cannot be written or a file may not be published.
     """
     folder, leaving = folder.absolute(), [*_files(content)]
     gated.show(leaving)

@@ -186,10 +186,7 @@ def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
 
 
 def needed_runs(losses: Sequence[float], goal: float | None, p_value: float) -> int | None:
-    """Returns the number of runs of this mean and sd that a t test needs for p < p_value, or None.
-
-    It is None if the mean is not below the goal, there is no sd, or more than MAX_N runs are needed.
-    """
+    """Returns how many runs of this mean and sd a t test needs, or None if none up to MAX_N are enough."""
     sd = stats.sd(losses)
     if goal is None or sd is None or (gap := goal - stats.mean(losses)) <= 0:
         return None

@@ -1,4 +1,4 @@
-"""The change from A to B by the launcher's clock, which the training process cannot influence."""
+"""The change from A to B by the launcher's clock, which runs outside the training processes."""
 
 import math
 from collections.abc import Sequence
@@ -43,10 +43,9 @@ def outside(
     design: Design | None,
     alpha: float,
 ) -> Outside | None:
-    """Compares the arms by the launcher's clock; returns None if the records of an arm lack it.
+    """Compares the arms by the launcher's clock; returns None if an arm lacks it.
 
-    sign: that of the change by the runs' own clocks.  edges: the equivalence margin for log times.  keys, design and
-    alpha are as in effects.time().
+    sign: that of the change by the runs' own clocks.  edges: the equivalence margin for log times.
     """
     if not all(map(has_outside_clock, arms)):
         return None
@@ -82,8 +81,7 @@ def _extra(arms: Arms) -> stats.Welch:
     """Tests how many seconds more B spends outside its own clock than A: hidden training lowers B's loss.
 
     A larger model may slow B's validations as much as its steps or its validation at step 0.  A cheat could stretch
-    either by sleeping, so one ratio may exceed the other by a quarter at most.  The shortest validation of each arm is
-    used, because noise only adds time.
+    either by sleeping, so one ratio may exceed the other by at most 25 %.  Minima are used, as noise only adds time.
     """
     off_clock_s = [[(row["outside_s"] or 0.0) - (row["train_s"] or 0.0) for row in rows] for rows in arms]
     shortest_s = [min(row.get("outside_validation_at_start_s") or 0.0 for row in rows) for rows in arms]

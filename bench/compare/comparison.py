@@ -43,10 +43,7 @@ Losses = list[dict[str, list[Any]] | None]  # the columns step_files.LOSSES of e
 
 
 def compare_arms(arms: Iterable[Arm], diagnose: bool = True, **options: Any) -> list[tuple[str, Comparison]]:
-    """Compares the first arm, the baseline, with each other one.  Returns [(candidate's name, Comparison)].
-
-    diagnose: also find where the time went.  options: fields of verdict.Options.
-    """
+    """Compares each arm with the first; returns (name, Comparison) of each.  options: fields of verdict.Options."""
     baseline, *candidates = arms = list(arms)
     first, *others = called(arms)
     pairs = zip(candidates, others, strict=True)
@@ -182,10 +179,7 @@ def _code_change(a: Arm, b: Arm) -> dict[str, Any] | None:
 
 
 def _traces(a: Arm, b: Arm) -> dict[str, Any] | None:
-    """Returns the change between the arms' traces and its "cause" as a sentence, or None without traces.
-
-    Trace analysis is imported only if it is needed.
-    """
+    """Returns the change between the arms' traces and its "cause" as a sentence, or None without traces."""
     folders = [[*arm.warm_ups, *(folder for folder in arm.folders if folder)] for arm in (a, b)]
     if not all(any(os.path.isdir(f"{folder}/traces") for folder in some) for some in folders):
         return None

@@ -160,10 +160,9 @@ def from_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], plan: Mapping[str, A
 def fit(
     values: Sequence[Sequence[float]], keys: Sequence[Sequence[str]], design: Design | None, alpha: float
 ) -> Fit | None:
-    """Fits the difference between two arms; returns None if an arm has no value.
+    """Fits the difference between logs (or losses) of A's and B's runs, whose rows have the identities keys.
 
-    values: logs (or losses) of A's and of B's runs.  keys: the identities of their rows.  A sequential plan has no test
-    before MIN_ROUNDS are complete.
+    Returns None if an arm has no value.  A sequential plan has no test before MIN_ROUNDS are complete.
     """
     if not all(values):
         return None
@@ -218,9 +217,8 @@ class _Blocked(NamedTuple):
 def _fit_blocks(logs: Sequence[Sequence[float]], slots: Sequence[Sequence[int]], clip_sds: float) -> _Blocked | None:
     """Fits blocks, trend and difference; returns None if arm and trend are collinear, or nothing varies.
 
-    logs, slots: those of A's runs and of B's.  The block constants are swept out first, which leaves two regressors
-    (Frisch and Waugh 1933).  Huber's estimate is iterated on pseudo-values (fit + clipped residual); the standard error
-    is Huber's with the correction K.
+    The block constants are swept out first, which leaves two regressors (Frisch and Waugh 1933).  Huber's estimate is
+    iterated on pseudo-values (fit + clipped residual); the standard error is Huber's with the correction K.
     """
     runs = sorted((slot, float(arm), log) for arm in range(len(slots)) for slot, log in zip(slots[arm], logs[arm]))
     blocks = [slot // (2 * ROUNDS_OF_BLOCK) for slot, _, _ in runs]
@@ -292,10 +290,7 @@ def _grouped(differences: Sequence[float], compilations: Sequence[int]) -> list[
 
 
 def _sample_test(difference: float, values: Sequence[float]) -> stats.Welch:
-    """Returns Student's test of a sample of differences, with t and p None if they have no spread.
-
-    difference: the estimate to return without a test.
-    """
+    """Returns Student's test of a sample of differences, or only the given difference if they have no spread."""
     spread = stats.sd(values)
     if not spread:
         return stats.Welch(difference, None, None, None, None)
@@ -320,10 +315,9 @@ def flips_p(differences: Sequence[float]) -> float:
 
 
 def log_e_value(t: float, df: float, shrinkage: float) -> float:
-    """Returns the log Bayes factor of a normal prior on the standardised difference against no difference.
+    """Returns the log Bayes factor of a normal prior on the standardised difference (nuisances: Haar) vs none.
 
-    The nuisance parameters have Haar priors.  With r = shrinkage it is
-    -ln(r) / 2 + (df + 1) / 2 * ln((1 + t^2 / df) / (1 + t^2 / (df r))) (Goenen et al. 2005).
+    -ln(r) / 2 + (df + 1) / 2 * ln((1 + t^2 / df) / (1 + t^2 / (df r))), r: shrinkage (Goenen et al. 2005).
     """
     square = t * t / df
     return -math.log(shrinkage) / 2 + (df + 1) / 2 * (math.log1p(square) - math.log1p(square / shrinkage))

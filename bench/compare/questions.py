@@ -29,7 +29,7 @@ class Steps(TypedDict):
     """The comparison of the steps to the target.  Pairs are [A, B]."""
 
     mean: list[float | None]  # None for an arm without a timed run
-    p: float | None  # of a two-sided Welch t test; None if no arm's number of steps varies
+    p: float | None  # p of a two-sided Welch t test; None if no arm's number of steps varies
     alpha: float  # threshold of p, divided among interim analyses and candidates (Bonferroni)
     why: str | None  # why the numbers of steps cannot be compared; None if they can
 
@@ -101,9 +101,8 @@ def kind_of(
 ) -> tuple[str | None, str]:
     """Returns what the arms can be compared by, as one of KINDS or None, and a sentence about it.
 
-    arms: the timed runs.  target: in the unit of the goal's metric, None if the arms have no common target.  judged:
-    what the track judges, time or steps.  has_times, has_losses: whether they are compared.  margin_pct: mean times
-    that differ by less count as equal.
+    arms: the timed runs.  target: that of the goal's metric, None if the arms have different ones.  judged: time or
+    steps, by the track.  has_times, has_losses: whether they are compared.  margin_pct: times within it are equal.
     """
     steps = [_known_in(rows, "num_steps") for rows in arms]
     is_equal = len(set[int]().union(*steps)) < 2 and len(_known_in([*arms[0], *arms[1]], "batch_tokens")) < 2

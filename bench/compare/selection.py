@@ -78,10 +78,9 @@ def arms_from_words(words: Sequence[str], on_error: OnError = None) -> list[Arm]
 
 
 def arm_from_each(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
-    """Turns each word into an arm, even of one run, for commands that show runs without comparing them.
+    """Turns each word into an arm, or a race into arms RACE:ARM, for commands that show runs without comparing them.
 
-    A race alone gives its arms, called RACE:ARM.  What cannot be read is skipped and reported to on_error(message).
-    Raises ValueError if there is no run.
+    What cannot be read is skipped and reported to on_error(message).  Raises ValueError if there is no run.
     """
     selected, arms = _Selected([[word] for word in words], on_error), list[Arm]()
     for group in selected.groups:

@@ -50,10 +50,7 @@ def stale(text: str, write: Callable[[str], str]) -> list[str]:
 
 
 def check(files: Sequence[Path | str], table: Table) -> int:
-    """Prints the commands of stale tables in these files; returns 1 if there are any, else 0.
-
-    files: if empty, the committed ones.  table: as for printed().
-    """
+    """Prints the commands of stale tables in these files (default: committed ones); returns 1 if any, else 0."""
     code = 0
     for file, content in _contents(files):
         old = stale(content, lambda command: printed(command, table))

@@ -49,10 +49,7 @@ class Columns:
         return configs.keys(self._rows)
 
     def named(self, words: Iterable[str], option: str) -> list[str]:
-        """Returns the columns of a user's names and globs, and adds them to every row.
-
-        Raises ValueError for an unknown name.
-        """
+        """Returns the columns of names and globs, and adds them to the rows.  Raises ValueError for an unknown name."""
         names = list(dict.fromkeys(name for word in words for name in self._named(word, option)))
         configs.add(self._rows, [name for name in names if name not in self._fixed])
         return names
