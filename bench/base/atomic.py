@@ -16,16 +16,17 @@ from bench.base.units import KIB
 
 RESERVE = ".reserve"
 RESERVE_BYTES = 64 * KIB  # several times a run.json
-LOOK_EVERY_S = 0.02  # for a lock
-STALE_S = 15.0  # a lock is held for milliseconds
-OF_RECORDS = ("run.json", "plan.json", "ledger.jsonl")  # in the folder of a run, of a race, of results
+LOOK_EVERY_S = 0.02  # how often a process that waits for a lock tries to take it
+STALE_S = 15.0  # a lock older than this is removed: it is normally held for milliseconds
+OF_RECORDS = ("run.json", "plan.json", "ledger.jsonl")  # these mark the folder of a run, a race or results
 RECORDS = (*OF_RECORDS, "race.json", "config.yaml", "steps.csv", "steps_by_rank.csv")
 
 
 def write_out(path: Path, text: str, option: str = "--out") -> None:
-    """Write a file that the user requested with this option, and its parent folders.  ValueError where that fails.
+    """Writes a file that the user requested with an option, and creates its parent folders.
 
-    A pipe or a device in /dev, such as /dev/stdout, is written to and never replaced.  A record is not replaced either.
+    A pipe or a device in /dev, such as /dev/stdout, is written to and never replaced.  Raises ValueError if the file
+    cannot be written or belongs to a record (see refuse_record).
     """
     refuse_record(path, option)
     try:
@@ -39,13 +40,13 @@ def write_out(path: Path, text: str, option: str = "--out") -> None:
 
 
 def refuse_record(path: Path, option: str = "--out") -> None:
-    """ValueError where a file of a run, a race or a results folder would be replaced."""
+    """Raises ValueError if the path is a file of a run, a race or a results folder, which must not be replaced."""
     if path.name in RECORDS and any((path.parent / name).exists() for name in OF_RECORDS):
         raise ValueError(f"{option} {path}: is a file of a record, which is not replaced; name another path")
 
 
 def read_json(path: Path | str, default: Any = None, max_bytes: int = plain_file.MAX_BYTES) -> Any:
-    """The object in a JSON file; default if it is missing, damaged or not an object."""
+    """Returns the object in a JSON file, or default if the file is missing, damaged or does not hold an object."""
     try:
         return json_file.read(path, max_bytes=max_bytes)
     except ValueError:
@@ -53,10 +54,10 @@ def read_json(path: Path | str, default: Any = None, max_bytes: int = plain_file
 
 
 def write_json(path: Path | str, obj: Any, durable: bool = True) -> None:
-    """Atomically: temporary file, fsync, rename.  On a full disk the folder's reserve is released.
+    """Writes an object as JSON, atomically: temporary file, fsync, rename.
 
-    nan and inf become null, as JSON has neither.  durable=False: without fsync and reserve, for files that
-    need not survive a crash of the machine.
+    If the disk is full, the folder's reserve is released.  nan and inf become null, as JSON has neither.
+    durable=False omits fsync and the reserve, for files that need not survive a crash of the machine.
     """
     try:
         text = json.dumps(obj, indent=1, allow_nan=False)
@@ -76,15 +77,15 @@ def write_text(path: Path | str, text: str, durable: bool = True) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes these bytes as write_json() writes JSON, without a reserve."""
+    """Writes bytes atomically and durably, but without using a reserve."""
     with replacing(path) as file:
         file.write(content)
 
 
 def write_own(path: Path | str, content: bytes) -> None:
-    """Like write_text(), but not durable: makes a file of which plain_file.is_own() is true, whatever the umask."""
+    """Writes bytes atomically, not durably, to a file for which plain_file.is_own() is true whatever the umask."""
     with replacing(Path(path), durable=False) as file:
-        with contextlib.suppress(OSError):  # a file system without modes: is_own() is false there
+        with contextlib.suppress(OSError):  # on a file system without modes is_own() stays false
             os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
         file.write(content)
 
@@ -96,11 +97,11 @@ def _write_once(path: Path, text: str, durable: bool) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
-    """with replacing(path) as file: ...  Its bytes appear at path if the block succeeds, else nothing changes.
+    """with replacing(path) as file: ...  What is written appears at path if the block succeeds; else nothing changes.
 
     An OSError names path, whichever operation on the temporary file beside it failed.
     """
-    # in the same folder: a rename is atomic within a file system; random, as another node may have the same pid
+    # in the same folder, as a rename is atomic within one file system; random, as another node may have the same pid
     folder, temporary = str(path.parent), path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -116,7 +117,7 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
             finally:
                 os.close(folder_fd)
     except BaseException as error:
-        with contextlib.suppress(OSError):  # report the first failure
+        with contextlib.suppress(OSError):  # the first error is the one to report
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary), folder):
             raise OSError(error.errno, error.strerror, str(path)) from error
@@ -124,7 +125,7 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def without_nan(obj: Any) -> Any:
-    """Nested dicts and lists with None in place of nan and inf; tuples become lists."""
+    """Returns nested dicts and lists with None in place of nan and inf; tuples become lists."""
     if isinstance(obj, dict):
         return {key: without_nan(value) for key, value in obj.items()}
     if isinstance(obj, (list, tuple)):
@@ -133,7 +134,7 @@ def without_nan(obj: Any) -> Any:
 
 
 def reserve(folder: Path | str) -> None:
-    """Allocate space that release() frees when the disk is full, so that the record can still be finished."""
+    """Allocates space that release() frees when the disk is full, so that the record can still be finished."""
     with open(Path(folder) / RESERVE, "wb") as file:
         file.write(os.urandom(RESERVE_BYTES))  # random: file systems cannot compress it
         file.flush()
@@ -141,7 +142,7 @@ def reserve(folder: Path | str) -> None:
 
 
 def release(folder: Path | str) -> bool:
-    """Remove the reserve.  True if there was one, whose space is now free."""
+    """Removes the reserve.  Returns True if there was one, so that its space is now free."""
     try:
         os.unlink(Path(folder) / RESERVE)
     except OSError:
@@ -151,10 +152,10 @@ def release(folder: Path | str) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock that also excludes other nodes: the process that creates the file at path has it.
+    """Holds a lock that also excludes other nodes: the process that creates the file at path has it.
 
     NFS does not always support flock, and appends from two nodes overwrite each other there, but exclusive creation is
-    reliable (open(2), O_EXCL).  A stale lock, by the file system's clock, is removed.
+    reliable (open(2), O_EXCL).  A lock that is older than STALE_S by the file system's clock is removed.
     """
     own = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     while True:
@@ -171,11 +172,11 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _remove_stale(path: Path, own: Path) -> None:
-    with contextlib.suppress(OSError):  # it is gone, or another process removes it
+    with contextlib.suppress(OSError):  # the lock was released, or another process is removing it
         made_s = path.stat().st_mtime
         own.touch()
         now_s = own.stat().st_mtime
         own.unlink()
         if now_s - made_s > STALE_S:
-            os.rename(path, own)  # only one of several succeeds
+            os.rename(path, own)  # if several processes try, only one succeeds
             own.unlink()

@@ -19,7 +19,7 @@ SECRET = "SECRET"  # recorded instead of a credential
 LOGIN = "USER:PASSWORD"
 # Environment variables with such a name hold credentials, whose values are never recorded.
 VARIABLE = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.I)
-MIN_KNOWN_CHARS = 8  # of a variable's value to be searched for in text: "true" is not a password
+MIN_KNOWN_CHARS = 8  # shorter values of variables are not searched for in text: "true" is not a password
 
 # {literal prefixes: regular expression of the rest}; str.find finds a prefix much faster than a regular expression.
 SHAPES = {
@@ -53,19 +53,19 @@ WORD = r"pass(?:word|wd|phrase)|pwd|secret|credentials?"
 KEY = r"(?:api|access|secret|private|auth|account|encryption|signing|client|ssh)[_-]?key|apikey"
 TOKEN = r"(?:access|auth|api|refresh|bearer|session|hf|hub|huggingface|wandb|gh|github|gitlab|bot|private)[_-]?token"
 NAMED = re.compile(rf".*pass(?:word|wd|phrase)|(?:.*[_.-])?(?:{WORD}|{KEY}|{TOKEN})", re.I)
-# Also a term of language models: its value is a credential only if it is an option's value, or looks random.
+# "token" is also a term of language models: its value is a credential only if it follows an option or looks random.
 ALONE = re.compile(r"(?:.*[_.-])?token", re.I)
 OF_TEXT = re.compile(
     r"(?:.*[_.-])?(?:eos|bos|pad|unk|sep|cls|mask|end|start|stop|image|next|last|first|special|page|num|max|min|per)"
     r"[_-]?token",
     re.I,
 )
-ASSIGNED = re.compile(  # the last word of such a name, the separator, the value
+ASSIGNED = re.compile(  # the last word of a name of a credential, the separator, the value
     rf"(?:{WORD}|key|token)([\"']?\]?\s{{0,3}}[=:]\s{{0,3}}|[\"']?,\s{{0,3}}|\s{{1,3}})"
     r"(?:([\"'])([^\n]{1,4096}?)\2|([^\s\"'`,;()\[\]{}<>|&]{1,4096}))",
     re.I,
 )
-BEFORE = re.compile(r"[\w.-]*\Z")  # the rest of the name
+BEFORE = re.compile(r"[\w.-]*\Z")  # the part of the name before ASSIGNED's match
 MAX_NAME_CHARS = 80
 TO_BLANK = re.compile(r"[^\s\"'`;]*")  # the rest of a shell word
 NETRC = re.compile(r"\blogin[ \t]{1,8}\S{1,256}\s{1,8}password[ \t]{1,8}(\S+)")
@@ -85,16 +85,16 @@ class Found:
     start: int
     end: int
     kind: str
-    shown: str = SECRET  # instead of it
+    shown: str = SECRET  # what replaces the credential
 
 
-Path = tuple[str | int, ...]  # keys and indices on the way to a value
+Path = tuple[str | int, ...]  # the keys and indices that lead to a value in nested dicts and lists
 
 _known: set[str] = set()
 
 
 def remember(value: str) -> None:
-    """Makes this process also find this text, which contains a credential, and the credential alone."""
+    """Adds a text that contains a credential, and the credential alone, to what this process finds."""
     spans = found(value, {})
     login = [word for span in spans if span.shown == LOGIN for word in value[span.start : span.end].split(":", 1)[1:]]
     for word in (value, *login, *(value[span.start : span.end] for span in spans)):
@@ -103,9 +103,9 @@ def remember(value: str) -> None:
 
 
 def found(text: str, environ: Mapping[str, str] | None = None) -> list[Found]:
-    """The credentials in a text, in order and without overlaps.
+    """Returns the credentials in a text, in order and without overlaps.
 
-    environ: also search for the values of its secret variables; None: this process's, as of the first call.
+    environ: variables whose secret values are also searched for; None: those of this process at the first call.
     """
     spans_in_order, end = [], 0
     spans = [
@@ -118,14 +118,14 @@ def found(text: str, environ: Mapping[str, str] | None = None) -> list[Found]:
         if span.start >= end:
             spans_in_order.append(span)
             end = span.end
-        elif span.end > end:  # the rest of it
+        elif span.end > end:  # the part that the previous span does not cover
             spans_in_order.append(Found(end, span.end, span.kind, ""))
             end = span.end
     return spans_in_order
 
 
 def redacted(text: str) -> str:
-    """The text with SECRET, or in a URL USER:PASSWORD, in place of each credential."""
+    """Returns the text with SECRET, or in a URL USER:PASSWORD, in place of each credential."""
     parts, end = [], 0
     for span in found(text):
         parts += [text[end : span.start], span.shown]
@@ -134,7 +134,7 @@ def redacted(text: str) -> str:
 
 
 def is_named(name: str, value: Any) -> bool:
-    """Whether a setting, a variable or an argument of this name holds a credential, given its value."""
+    """Whether a setting, a variable or an argument with this name and value holds a credential."""
     if not isinstance(value, str) or HARMLESS.fullmatch(value) or OF_TEXT.fullmatch(name):
         return False
     if name.lower().endswith("pwd") and os.path.isabs(value):  # a shell's working folder
@@ -143,7 +143,7 @@ def is_named(name: str, value: Any) -> bool:
 
 
 def is_variable(name: str, value: Any) -> bool:
-    """The same for an environment variable, of which only the name is evidence; a path is not a credential."""
+    """Whether an environment variable holds a credential: its name is enough, unless the value is a path."""
     if is_named(name, value):
         return True
     is_text = isinstance(value, str) and not HARMLESS.fullmatch(value) and not os.path.isabs(value)
@@ -151,10 +151,10 @@ def is_variable(name: str, value: Any) -> bool:
 
 
 def hidden(values: Any, clean_text: Callable[[str], str] = redacted, path: Path = ()) -> tuple[Any, dict[Path, str]]:
-    """Nested dicts and lists -> the same without credentials, and {path: original text} of each that was changed.
+    """Returns nested dicts and lists without credentials, and {path: original text} of the values that changed.
 
-    A value's name is the key of a dict, or in a list the option before it (--api-key, VALUE).  clean_text: what becomes
-    of texts whose name says nothing.
+    The name of a value is its key in a dict, or in a list the option before it (--api-key, VALUE).  clean_text is
+    applied to texts whose name is not that of a credential.
     """
     if isinstance(values, str):
         clean = clean_text(values)
@@ -177,7 +177,7 @@ def hidden(values: Any, clean_text: Callable[[str], str] = redacted, path: Path 
 
 
 def _is_option(before: Any, value: Any) -> bool:
-    """Whether an argument is the value of the one before it, --api-key or --token."""
+    """Whether an argument is the value of a secret option before it, such as --api-key or --token."""
     if not isinstance(before, str) or not before.startswith("-") or "=" in before:
         return False
     name = before.lstrip("-")
@@ -230,7 +230,7 @@ def _named(text: str) -> Iterator[Found]:
         elif name.isupper() and separator == "=":
             is_secret = is_named(name, value) or (_looks_random(value) and is_variable(name, value))
             end = blank.end() if (blank := TO_BLANK.match(text, end)) else end
-        else:  # in a program it may be an expression: password=args.password
+        else:  # in source code the value may be an expression: password=args.password
             is_secret = _looks_random(value) and is_named(name, value)
         if is_secret:
             yield Found(match.start(group), end, f"the value of {name}")
@@ -250,7 +250,7 @@ def _shell_variables() -> dict[str, str]:
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """{value: name} of those that can be searched for."""
+    """Returns {value: name} of the variables that hold credentials and are distinctive enough to search for."""
     return {
         value: name
         for name, value in environ.items()

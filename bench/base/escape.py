@@ -1,6 +1,6 @@
-"""How text from outside is escaped before it leaves the program: a function for each medium, and Door for terminals.
+"""Escapes text from outside before it leaves the program: a function for each medium, and Door for terminals.
 
-terminal   Door: whatever is printed passes it; line(): foreign text within a line of ours
+terminal   Door: whatever is printed passes through it; line(): foreign text within a line of ours
 Markdown   markdown()          csv    csv_text()          LaTeX   latex()
 HTML       text() and tag() of bench/web/page.py          YAML    yaml.safe_dump       shell   shlex.join, .quote
 """
@@ -16,17 +16,18 @@ from typing import Any, TextIO
 
 from bench.base import paths
 
-# What no text needs and a terminal or reader obeys or hides: controls, directions, invisible and lone surrogates.
+# Characters that no text needs and that a terminal obeys or a reader does not see: control characters, directions,
+# invisible characters and lone surrogates.
 HIDDEN = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
     "\ufdd0-\ufdef\ufeff\ufff9-\uffff\U000e0000-\U000e007f"
 )
 CONTROL = re.compile(f"[{HIDDEN}]")
-COLOUR = re.compile(rf"\x1b\[(?:[01]|3[123])m|[{HIDDEN}]")  # or what text_table.coloured() makes
+COLOUR = re.compile(rf"\x1b\[(?:[01]|3[123])m|[{HIDDEN}]")  # also matches the colours of text_table.coloured()
 MARKED = re.compile(r"([\\|`*\[\]<>&])")
-NO_SPACE = "&#8203;"  # GitHub makes a mention, a reference or a link of what is written without a gap, escaped or not
+NO_SPACE = "&#8203;"  # a gap of no width: without it GitHub makes mentions, references and links even of escaped text
 LINKED = re.compile(r"@(?=\w)|(?<=[#])(?=\d)|(?<=\bGH-)(?=\d)|(?<=:)(?=//)|(?<=\bwww)(?=\.)", re.I)
-PAGE = re.compile(r"(?<![\w/])docs/(?=(?:reference/)?[\w-]+\.md)")  # of the documentation, in a message
+PAGE = re.compile(r"(?<![\w/])docs/(?=(?:reference/)?[\w-]+\.md)")  # a message's reference to a documentation page
 FORMULA = re.compile(r"[=+\-@]")
 NUMBER = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+)?(?: ?[%\w]+)?", re.I)
 LATEX = str.maketrans({char: f"\\{char}" for char in "&%$#_{}"} | {"\\": r"\textbackslash{}"})
@@ -34,13 +35,13 @@ LATEX |= str.maketrans({"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"})
 
 
 def shown(match: re.Match[str]) -> str:
-    """A control character that CONTROL matched, as \\x1b."""
+    """Returns a matched control character in visible form, such as \\x1b; a matched colour stays as it is."""
     is_colour = len(match[0]) > 1
     return match[0] if is_colour else match[0].encode("unicode_escape").decode()
 
 
 def line(text: object) -> str:
-    """Any text within a line: control characters are shown, as \\x1b; ends of lines and tabs become spaces."""
+    """Escapes text for use within a line: control characters become visible (\\x1b), line ends and tabs spaces."""
     text = str(text)
     if text.isprintable():
         return text
@@ -48,22 +49,22 @@ def line(text: object) -> str:
 
 
 def markdown(text: object) -> str:
-    """line() for Markdown: it ends no cell, begins no link or HTML, and mentions nobody."""
+    """Escapes text for Markdown: line(), and it ends no table cell, begins no link or HTML, and mentions nobody."""
     return LINKED.sub(lambda match: match[0] + NO_SPACE, MARKED.sub(r"\\\1", line(text)))
 
 
 def escaped(text: object, is_md: bool) -> str:
-    """markdown() or line()."""
+    """Escapes text with markdown() if is_md, else with line()."""
     return markdown(text) if is_md else line(text)
 
 
 def latex(text: object) -> str:
-    """line() for LaTeX."""
+    """Escapes text for LaTeX: line(), with LaTeX's special characters escaped."""
     return line(text).translate(LATEX)
 
 
 def csv_text(rows: Iterable[Iterable[object]]) -> str:
-    """Rows as csv: None is an empty cell, and no text is a formula where a spreadsheet opens it."""
+    """Returns rows as CSV.  None becomes an empty cell; an apostrophe keeps spreadsheets from evaluating formulas."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
     return out.getvalue()
@@ -77,7 +78,7 @@ def _cell(value: object) -> object:
 
 
 def installed(text: str) -> str:
-    """Text with the names that the user of a wheel types and finds: speedrun for ./run.sh, pages where they lie."""
+    """Returns a message for the user of a wheel: with speedrun for ./run.sh, and the paths of installed docs pages."""
     text = text.replace("./run.sh", "speedrun").replace("./speedrun.sh", "speedrun speedrun")
     return PAGE.sub(f"{paths.REPO}/docs/", text)
 
@@ -85,8 +86,8 @@ def installed(text: str) -> str:
 class Door:
     """A text stream whose errors never interrupt the work, and that passes no control characters.
 
-    After the first error (nobody reads, the disk is full), kept in error, further output is discarded.
-    is_ours: the text is drawn by rich and passes unchanged; renamed: ./run.sh becomes speedrun, as its user types it.
+    The first error (a closed pipe, a full disk) is kept in `error`, and further output is discarded.
+    is_ours: the text is drawn by rich and is not escaped.  renamed: apply installed(), for the user of a wheel.
     """
 
     def __init__(self, stream: TextIO, is_ours: bool = False, renamed: bool = False) -> None:
@@ -104,7 +105,7 @@ class Door:
         with self._muted_by_errors():
             try:
                 self._stream.write(passed)
-            except UnicodeEncodeError:  # a terminal that knows only ASCII
+            except UnicodeEncodeError:  # the terminal's encoding lacks a character, as ASCII does
                 encoding = self._stream.encoding
                 self._stream.write(passed.encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
@@ -131,7 +132,7 @@ class Door:
 
 @contextlib.contextmanager
 def doors(renamed: bool = False) -> Iterator[Door]:
-    """Passes standard output and standard error through doors in this block; yields that of standard output."""
+    """Passes standard output and standard error through doors in this block; yields the door of standard output."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = out, _ = [Door(stream, renamed=renamed) for stream in before]
     try:
@@ -142,15 +143,17 @@ def doors(renamed: bool = False) -> Iterator[Door]:
 
 
 def open_closed() -> None:
-    """Gives this process /dev/null for standard streams that it was started without (>&-), or else a file takes their
-    number and what is printed ends in it."""
+    """Opens /dev/null for standard streams that this process was started without (>&-).
+
+    Otherwise the next file that is opened gets the stream's file descriptor, and what is printed ends up in it.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: its own
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor: that of the missing stream
             os.set_inheritable(number, True)
-            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - as long as the process
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - open as long as the process lives
 
 
 def raw(stream: TextIO) -> Any:
-    """A door to the same stream, for what rich draws."""
+    """Returns a door to the same stream that does not escape, for what rich draws."""
     return Door(stream._stream if isinstance(stream, Door) else stream, is_ours=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 CHECKOUT = "SPEEDRUN_CHECKOUT"
-COPY_NAME = re.compile(r"[0-9a-f]{32}-[\w-]+")  # the folder of a copy
+COPY_NAME = re.compile(r"[0-9a-f]{32}-[\w-]+")  # the name of a copy's folder
 CODE = Path(__file__).resolve().parents[2]
 if COPY_NAME.fullmatch(CODE.name) and CHECKOUT not in os.environ:  # else its .data would be in the copy
     raise ImportError(f"{CODE} is a read-only copy of a checkout's code: run the program from the checkout")
@@ -21,18 +21,18 @@ REPO = Path(os.environ[CHECKOUT]) if COPY_NAME.fullmatch(CODE.name) else CODE
 CONF = CODE / "conf"
 MARK = "speedrun.yaml"  # marks a user's conf/, made by ./run.sh init; a conf/ without it belongs to another program
 ABSOLUTE = re.compile(r"(?:^|(?<=, )|(?<=-> ))/.*?(?=$|, | -> )")
-INSTALLED = (REPO / "__init__.py").exists()  # what bench/cli/wheel.py is in a wheel
-PUBLISHED = "published"  # in results/, copies for git: skipped when a results folder is searched
+INSTALLED = (REPO / "__init__.py").exists()  # only a wheel has this file, from bench/cli/wheel.py
+PUBLISHED = "published"  # the folder in results/ with copies for git, skipped when a results folder is searched
 
 
 def working_folder() -> str:
-    """What the user's relative paths start from."""
+    """Returns the folder that the user's relative paths start from."""
     return os.environ.get("SPEEDRUN_CWD", os.getcwd())
 
 
 @contextlib.contextmanager
 def variables(own: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables of this process, and of what it starts, while this block lasts."""
+    """Sets environment variables of this process, and of those that it starts, within the block."""
     before = {name: os.environ[name] for name in own if name in os.environ}
     os.environ.update(own)
     try:
@@ -44,51 +44,51 @@ def variables(own: Mapping[str, str]) -> Iterator[None]:
 
 
 def user_path(word: str | Path) -> Path:
-    """A path that the user typed as a Path, with ~ for their home."""
+    """Returns a path that the user typed as a Path; ~ is their home."""
     return Path(working_folder(), os.path.expanduser(word))
 
 
 def brief(text: str) -> str:
-    """Text such as "A, B" or "A -> B" for others to read: only the last two parts of absolute paths are kept."""
+    """Shortens the absolute paths in a text such as "A, B" or "A -> B" to their last two parts."""
     return ABSOLUTE.sub(lambda path: "/".join(Path(path[0]).parts[-2:]), text)
 
 
 def shown(path: str | Path) -> str:
-    """A path to show to the user: relative if it is below their working folder, else absolute."""
+    """Returns a path to show to the user: relative if it is below their working folder, else absolute."""
     path = Path(path)
-    real = os.path.join(os.path.realpath(path.parent), path.name)  # either may have been reached by a link
+    real = os.path.join(os.path.realpath(path.parent), path.name)  # path and working folder may contain links
     way = os.path.relpath(real, os.path.realpath(working_folder()))
     return real if way.split(os.sep)[0] in (os.curdir, os.pardir) else way
 
 
 def project_folder() -> Path:
-    """The folder of results/ and .data/: the checkout, or the user's working folder.
+    """Returns the folder of results/ and .data/: the checkout, or the user's working folder.
 
-    The latter if the program is installed, or the folder is a project made by ./run.sh init.
+    It is the working folder if the program is installed or ./run.sh init has made a project there.
     """
     return Path(working_folder()) if INSTALLED or own_conf() else REPO
 
 
 def own_conf() -> Path | None:
-    """conf/ of the project in the user's working folder, made by ./run.sh init; None without one."""
+    """Returns conf/ of the project that ./run.sh init made in the user's working folder, or None."""
     folder = Path(working_folder(), "conf").absolute()
     return folder if (folder / MARK).is_file() else None
 
 
 def results_root() -> Path:
-    """SPEEDRUN_RESULTS, where it is set and not empty, else results/ in project_folder()."""
+    """Returns SPEEDRUN_RESULTS if it is set and not empty, else results/ in project_folder()."""
     return user_path(os.environ.get("SPEEDRUN_RESULTS") or project_folder() / "results")
 
 
 def cache_root() -> Path:
-    """XDG_CACHE_HOME, or ~/.cache."""
+    """Returns XDG_CACHE_HOME, or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
 
 
 def copy_roots() -> list[Path]:
-    """Folders for copies of code, of which the first that only this user can write to is used.
+    """Returns the folders that may hold copies of code; the first that only this user can write to is used.
 
-    They are the user's cache, and the temporary folder for a home that is read-only or owned by somebody else.
+    They are in the user's cache and, for a home that is read-only or owned by somebody else, in the temporary folder.
     """
     import tempfile  # 5 ms, which --help does not need
 
@@ -96,15 +96,15 @@ def copy_roots() -> list[Path]:
 
 
 def state_root() -> Path:
-    """The folder of what this machine keeps about results folders outside of them.  RuntimeError without a home."""
+    """Returns the folder for state about results folders, kept outside of them.  Raises RuntimeError without a home."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "speedrun")
 
 
 def published_root() -> Path:
-    """The folder of publications, each a results folder: in project_folder(), even if SPEEDRUN_RESULTS is set."""
+    """Returns the folder of publications, each a results folder: in project_folder() even with SPEEDRUN_RESULTS."""
     return project_folder() / "results" / PUBLISHED
 
 
 def race_roots() -> list[Path]:
-    """Folders whose folders are races: this machine's own first, then the published."""
+    """Returns the folders that contain races: this machine's own first, then those of publications."""
     return [results_root() / "races", *sorted(published_root().glob("*/races"))]

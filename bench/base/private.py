@@ -18,7 +18,7 @@ from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.base.units import MIB
 
-BLOCK_BYTES = 16 * MIB  # of a log, in memory at once
+BLOCK_BYTES = 16 * MIB  # how much of a log is in memory at once
 LOCAL = ("localhost", "localhost4", "localhost6", "localdomain", "ip6-localhost", "ip6-loopback")
 # Common words in records and logs: a host with such a name is redacted only where the text marks it as a host.
 WORDS = """
@@ -32,19 +32,19 @@ token torch trace track train trainer training triton ubuntu upper user valid va
 weights worker workstation
 """
 ORDINARY = frozenset(WORDS.split())
-TORCHRUN_HOST = re.compile(r"^(  host      : ).+$", re.M)  # of its report: the name that DNS gives this machine
+TORCHRUN_HOST = re.compile(r"^(  host      : ).+$", re.M)  # torchrun's error report has this machine's name in DNS
 
 
 def salted_hash(text: str) -> str:
-    """16 hex digits, the same for the same text, but specific to this project."""
+    """Returns a hash of a text, 16 hex digits, which is specific to this project."""
     return hashlib.sha256(b"speedrun-bench:" + text.encode()).hexdigest()[:16]
 
 
 def mark_of(results: Path | str) -> str:
-    """6 hex digits that tell a results folder on this machine from any other folder and machine.
+    """Returns 6 hex digits that distinguish a results folder on this machine from other folders and machines.
 
-    A hash of the host's name and the folder's path, with a secret of this user's that nothing records, so that neither
-    can be guessed from it.
+    They are a hash of the host's name, the folder's path and a secret of the user that is never recorded, so that
+    neither name nor path can be guessed from them.
     """
     place = f"{platform.node()}\0{os.path.realpath(results)}"
     return hashlib.sha256(_secret() + os.fsencode(place)).hexdigest()[:6]
@@ -52,7 +52,7 @@ def mark_of(results: Path | str) -> str:
 
 @functools.cache
 def _secret() -> bytes:
-    """16 random bytes, kept in this user's state folder; where none can be kept, of this process alone."""
+    """Returns 16 random bytes from the user's state folder; if they cannot be kept there, new ones for this process."""
     made = secrets.token_bytes(16)
     try:
         path = state_root() / "mark"
@@ -72,14 +72,14 @@ def _secret() -> bytes:
 def redact(
     text: str, repo: Path | str, home: str | None = None, user: str | None = None, host: str | None = None
 ) -> str:
-    """Without credentials, private paths and names: the repository is ".", home "~", the user USER, the host HOST.
+    """Removes credentials, private paths and names: the repository becomes ".", home "~", user USER, host HOST.
 
-    The user name is replaced in paths, before an @ and where programs use it (torchinductor_USER); the host anywhere,
-    with its domain.  A host with an ordinary (ORDINARY) or short name is replaced only where the text marks it as a
-    host: root@train, https://train.  home, user, host: None means this process's.
+    The user's name is replaced in paths, before an @ and where programs use it (torchinductor_USER); the host's name
+    anywhere, with its domain.  A host with an ordinary (ORDINARY) or short name is replaced only where the text marks
+    it as a host: root@train, https://train.  home, user, host: None means those of this process.
     """
     for root in copy_roots():
-        if str(root) in text:  # of a source: what the repository's own path becomes
+        if str(root) in text:  # the path of a copy of the code becomes what the repository's path becomes
             text = re.sub(rf"{re.escape(str(root))}/{COPY_NAME.pattern}", ".", text)
     text = TORCHRUN_HOST.sub(r"\1HOST", credentials.redacted(text))
     home = os.path.expanduser("~") if home is None else home
@@ -106,7 +106,7 @@ def _user(name: str) -> re.Pattern[str]:
 
 @functools.lru_cache
 def _host(name: str) -> re.Pattern[str]:
-    """Finds a host by its first label, with whatever domain follows, and its own domain after any other name."""
+    """Matches a host by its first label, with any domain that follows, and its own domain after any other name."""
     label, _, domain = name.partition(".")
     word = rf"{re.escape(label)}(?:\.[A-Za-z][\w-]*)*(?![\w-])"
     is_ordinary = len(label) <= 4 or label.lower() in ORDINARY or label.isdigit()
@@ -117,9 +117,9 @@ def _host(name: str) -> re.Pattern[str]:
 
 @functools.lru_cache
 def _logins() -> tuple[str, ...]:
-    """This user's name according to the system and the shell."""
+    """Returns this user's names according to the system and the shell."""
     names = {os.environ.get("USER", ""), os.environ.get("LOGNAME", "")}
-    with contextlib.suppress(ImportError, KeyError):  # not Unix; a container's user without an entry
+    with contextlib.suppress(ImportError, KeyError):  # not Unix, or a container's user without an entry
         import pwd
 
         names.add(pwd.getpwuid(os.getuid()).pw_name)
@@ -128,7 +128,7 @@ def _logins() -> tuple[str, ...]:
 
 @functools.lru_cache
 def _hosts() -> tuple[str, ...]:
-    """This machine's names according to the kernel and /etc; name servers are not queried, as that may take minutes."""
+    """Returns this machine's names according to the kernel and /etc; DNS is not queried, as that may take minutes."""
     names = {socket.gethostname(), *(word for line in _lines_of("/etc/hostname") for word in line.split())}
     labels = {name.partition(".")[0] for name in names}
     for line in _lines_of("/etc/hosts"):
@@ -146,14 +146,14 @@ def _lines_of(path: str) -> list[str]:
 
 
 def redact_all(values: Any, repo: Path | str) -> Any:
-    """Nested dicts and lists with redact() applied to each text, and SECRET in place of values named as credentials."""
+    """Applies redact() to each text in nested dicts and lists; a value named as a credential becomes SECRET."""
     return credentials.hidden(values, lambda text: redact(text, repo))[0]
 
 
 def redact_logs(folder: Path, repo: Path | str) -> None:
-    """Redact the text files in a run folder's logs/ in place, except what cannot be read (a pipe, holes) or written.
+    """Redacts the text files in a run folder's logs/ in place, except those that cannot be read or written.
 
-    Binary files, such as NCCL's dumps, are not changed.  Memory is bounded by a block, however long a log is.
+    Binary files, such as NCCL's dumps, are not changed.  One block of a log is in memory at a time.
     """
     for path in (folder / "logs").glob("*"):
         with contextlib.suppress(OSError, Damaged), plain_file.opened(path) as file:
@@ -172,6 +172,6 @@ def redact_logs(folder: Path, repo: Path | str) -> None:
 
 
 def _blocks(file: BinaryIO) -> Iterator[bytes]:
-    """Whole lines, a block at a time."""
+    """Yields the file in blocks that end at the end of a line."""
     while block := file.read(BLOCK_BYTES):
         yield block + file.readline(BLOCK_BYTES)

@@ -3,9 +3,9 @@
 Samples, distribution functions, tests, power, and how low a loss can be by luck.  Written without scipy, which is not
 needed at run time; the tests compare every function with it to 1e-9.
 
-Power is that of the two-sided Welch test, by the noncentral t distribution with the spreads' degrees of freedom.  It is
-accurate from 5 per side; below, Welch's degrees of freedom vary from sample to sample and it is too optimistic: with 3
-per side the change that should be detected in 80 of 100 races is detected in 70 (simulated, tests/test_simulation.py).
+Power is that of the two-sided Welch test, by the noncentral t distribution with Welch's degrees of freedom.  It is
+accurate from 5 values per side on.  With fewer, the degrees of freedom vary from sample to sample and it is too high:
+with 3 per side, a change that should be detected in 80 of 100 races is detected in 70 (tests/test_simulation.py).
 """
 
 import bisect
@@ -15,15 +15,15 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 TINY = 1e-300
-ALPHA = 0.05  # of every test that names no other
-WANTED_POWER = 0.8  # of the MDE, the minimum detectable effect
+ALPHA = 0.05  # the default of every test
+WANTED_POWER = 0.8  # the power at which the minimum detectable effect (MDE) is reported
 MAX_N = 1_000_000
-E_VALUE_ALPHA = 1e-6  # of one check of a loss: a false alarm in a million
+E_VALUE_ALPHA = 1e-6  # a check of a loss raises one false alarm in a million
 MIN_LOG_E_VALUE = math.log(1 / E_VALUE_ALPHA)  # 13.8
 
 
 def mean(values: Iterable[float]) -> float:
-    """Arithmetic mean of at least one number, the sum rounded once (math.fsum); exactly x for copies of x."""
+    """Arithmetic mean of at least one number.  The sum is rounded once (math.fsum); the mean of copies of x is x."""
     values = list(values)
     assert values, "the mean of nothing"
     return values[0] if is_constant(values) else math.fsum(values) / len(values)
@@ -48,7 +48,7 @@ def cv_pct(values: Iterable[float]) -> float | None:
 
 
 def percentile(values: Iterable[float], pct: float) -> float | None:
-    """Linear interpolation between order statistics, Hyndman and Fan (1996) type 7, as numpy; None for no values."""
+    """Percentile by linear interpolation as in numpy (type 7 of Hyndman and Fan 1996); None for no values."""
     ordered = sorted(values)
     if not ordered:
         return None
@@ -59,9 +59,9 @@ def percentile(values: Iterable[float], pct: float) -> float | None:
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """(low, high) of the mean by Student's t: mean -+ t * sd / sqrt(n), df = n - 1.
+    """Interval (low, high) of the mean by Student's t: mean -+ t * sd / sqrt(n), df = n - 1.
 
-    None for fewer than two numbers and for equal ones, which is what coarse rounding looks like, not certainty.
+    None for fewer than two numbers, and for equal ones: they indicate coarse rounding, not certainty.
     """
     spread = sd(values)
     if not spread:
@@ -71,9 +71,10 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """(low, high) of the median: the order statistics that hold it at least that often, for any distribution.
+    """Interval (low, high) of the median from order statistics, with at least this confidence for any distribution.
 
-    The k-th from either end, where 2 * P(Binomial(n, 1/2) < k) <= 1 - confidence; None for too few values (5 at 0.95).
+    Its ends are the k-th values from either end, for the largest k with 2 * P(Binomial(n, 1/2) < k) <= 1 - confidence.
+    None for too few values (5 or fewer at 0.95).
     """
     ordered, n = sorted(values), len(values)
     k, tail = 0, 0.5**n  # tail: P(X <= k)
@@ -84,7 +85,7 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
 
 
 def is_constant(values: Sequence[float]) -> bool:
-    """Whether all of at least one number are equal; nan is not equal to itself."""
+    """Whether all numbers, of which there is at least one, are equal; nan is not equal to itself."""
     return values[0] == values[0] and values.count(values[0]) == len(values)
 
 
@@ -111,9 +112,9 @@ def student_t_sf(t: float, df: float) -> float:
     return 0.5 * _incomplete_beta(df / 2, 0.5, df / (df + t * t), t * t / (df + t * t))
 
 
-@functools.lru_cache(maxsize=256)  # 8 evaluations each, and a comparison asks for the same ones again
+@functools.lru_cache(maxsize=256)  # takes 8 evaluations, and a comparison needs the same quantiles repeatedly
 def student_t_quantile(p: float, df: float) -> float:
-    """t with P(T <= t) = p, found on the smaller tail."""
+    """The t with P(T <= t) = p, computed on the smaller tail."""
     assert 0 < p < 1 and df > 0
     if p < 0.5:
         return -_upper_quantile(p, df)
@@ -121,14 +122,17 @@ def student_t_quantile(p: float, df: float) -> float:
 
 
 def _upper_quantile(tail: float, df: float) -> float:
-    """Newton's method: to the right of 0 the tail is convex, so steps from the left never pass the root."""
+    """The t > 0 with P(T > t) = tail, by Newton's method.
+
+    To the right of 0 the tail probability is convex, so steps from the left never pass the root.
+    """
     t, high = 0.0, 1.0
     while student_t_sf(high, df) > tail:
         t, high = high, 2 * high
     while True:
         step = (student_t_sf(t, df) - tail) / (_student_t_density(t, df) or math.inf)
         t += step
-        if step <= 1e-15 * t:  # rounding: nothing is left to gain
+        if step <= 1e-15 * t:  # as small as rounding errors
             return t
 
 
@@ -138,7 +142,7 @@ def _student_t_density(t: float, df: float) -> float:
 
 
 def noncentral_t_cdf(t: float, df: float, shift: float) -> float:
-    """P(T <= t) of T = (Z + shift) / sqrt(chi2_df / df).
+    """P(T <= t) for T = (Z + shift) / sqrt(chi2_df / df).
 
     For t >= 0: normal_cdf(-shift) + 1/2 sum over j >= 0 of p_j I_x(j + 1/2, df/2) + q_j I_x(j + 1, df/2), with
     x = t^2 / (df + t^2), h = shift^2 / 2, p_j = e^-h h^j / j!, q_j = shift / sqrt(2) e^-h h^j / Gamma(j + 3/2)
@@ -151,7 +155,7 @@ def noncentral_t_cdf(t: float, df: float, shift: float) -> float:
         return normal_cdf(-shift) if t == 0 else student_t_cdf(t, df)
     h, b = shift * shift / 2, df / 2
     x, one_minus_x = t * t / (df + t * t), df / (df + t * t)
-    j = max(0, math.floor(h - 9 * math.sqrt(h)) - 40)  # the terms before add up to less than 1e-17
+    j = max(0, math.floor(h - 9 * math.sqrt(h)) - 40)  # earlier terms add up to less than 1e-17
     odd, odd_step = _beta_and_step(j + 0.5, b, x, one_minus_x)
     even, even_step = _beta_and_step(j + 1.0, b, x, one_minus_x)
     total, last = 0.0, h + 20 * math.sqrt(h) + 1000
@@ -175,11 +179,14 @@ def _beta_and_step(a: float, b: float, x: float, one_minus_x: float) -> tuple[fl
 
 
 def _incomplete_beta(a: float, b: float, x: float, one_minus_x: float) -> float:
-    """Regularised I_x(a, b); both x and 1 - x are given, so that neither loses digits (DLMF 8.17.4 and 8.17.22)."""
+    """The regularised incomplete beta function I_x(a, b) (DLMF 8.17.4 and 8.17.22).
+
+    Both x and 1 - x are arguments, so that neither loses digits.
+    """
     if x <= 0.0 or one_minus_x <= 0.0:
         return 0.0 if x <= 0.0 else 1.0
     log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(one_minus_x)
-    if x < (a + 1) / (a + b + 2):  # where the fraction converges fast
+    if x < (a + 1) / (a + b + 2):  # here the continued fraction converges fast
         return math.exp(log_front) * _beta_fraction(a, b, x) / a
     return 1.0 - math.exp(log_front) * _beta_fraction(b, a, one_minus_x) / b
 
@@ -207,8 +214,7 @@ def one_sample_t_less(values: Iterable[float], target: float) -> tuple[float | N
     """One-sided one-sample t test, H0: mean >= target, H1: mean < target.  Returns (t, p).
 
     t = (mean - target) / (sd / sqrt(n)), p = P(T <= t), df = n - 1 (Student 1908).
-    (None, None) where there is no spread to judge by: of fewer than two values, and of equal ones, which is what copies
-    and coarse rounding look like and not what certainty looks like.
+    (None, None) for fewer than two values, and for equal ones: they indicate copies or coarse rounding, not certainty.
     """
     values = list(values)
     spread = sd(values)
@@ -219,7 +225,7 @@ def one_sample_t_less(values: Iterable[float], target: float) -> tuple[float | N
 
 
 class Welch(NamedTuple):
-    """Two samples with spreads of their own (Welch 1947).  All but difference are None where nothing can be tested."""
+    """Welch's test of two samples with unequal variances (Welch 1947).  df, t and p are None if it is not possible."""
 
     difference: float  # mean(b) - mean(a)
     se: float | None  # standard error of the difference
@@ -229,11 +235,11 @@ class Welch(NamedTuple):
 
 
 def welch(a: Iterable[float], b: Iterable[float]) -> Welch:
-    """Two samples of at least one number each -> Welch.
+    """Welch's test of two samples of at least one number each.
 
-    Fewer than two numbers in either have no spread to judge by.  Neither do two samples that are both constant: that is
-    what copies and coarse rounding look like, not what certainty looks like, so it gives no p instead of p = 0.
-    One constant sample is fine: the other's spread and degrees of freedom remain.
+    It is not possible if either has fewer than two numbers, which have no spread, or if both are constant: they
+    indicate copies or coarse rounding, not certainty, so p is None and not 0.  If only one is constant, the test uses
+    the spread and the degrees of freedom of the other.
     """
     a, b = list(a), list(b)
     difference = mean(b) - mean(a)
@@ -254,9 +260,9 @@ def welch_of_samples(difference: float, sds: Sequence[float], ns: Sequence[int])
 
 
 def welch_df(sds: Sequence[float], ns: Sequence[int]) -> float:
-    """Welch and Satterthwaite's degrees of freedom: (sum v_i)^2 / sum of v_i^2 / (n_i - 1), v_i = sd_i^2 / n_i.
+    """Degrees of freedom by Welch and Satterthwaite: (sum v_i)^2 / sum(v_i^2 / (n_i - 1)), v_i = sd_i^2 / n_i.
 
-    Shares of the sum instead of the squares themselves: those of tiny spreads would be 0 in floating point.
+    The v_i are divided by their sum before they are squared, as the squares of tiny ones would be 0 in floating point.
     """
     parts = [spread * spread / n for spread, n in zip(sds, ns, strict=True)]
     total = sum(parts)
@@ -264,7 +270,7 @@ def welch_df(sds: Sequence[float], ns: Sequence[int]) -> float:
 
 
 def interval(test: Welch, confidence: float = 0.95) -> tuple[float, float] | None:
-    """Two-sided interval (low, high) of a Welch difference; None where there is no test."""
+    """Two-sided interval (low, high) of the difference of the means; None if the test is not possible."""
     if test.df is None or test.se is None:
         return None
     half_width = student_t_quantile(0.5 + confidence / 2, test.df) * test.se
@@ -272,9 +278,9 @@ def interval(test: Welch, confidence: float = 0.95) -> tuple[float, float] | Non
 
 
 def equivalence_p(test: Welch, low: float, high: float) -> float | None:
-    """Two one-sided tests, H0: the difference is outside of (low, high) (Schuirmann 1987).  The larger p, or None.
+    """The larger p of two one-sided tests with H0: the difference is outside of (low, high) (Schuirmann 1987).
 
-    p < 0.05 exactly where the 90 % interval lies inside (low, high).
+    p < 0.05 exactly if the 90 % interval lies inside (low, high).  None if the test is not possible.
     """
     if test.df is None or test.se is None:
         return None
@@ -284,16 +290,19 @@ def equivalence_p(test: Welch, low: float, high: float) -> float | None:
 
 
 def non_inferiority_p(test: Welch, margin: float) -> float | None:
-    """One-sided, H0: the difference is at least margin (b is worse by that much; less is better).  p, or None."""
+    """p of a one-sided test with H0: the difference is at least margin (b is worse by that much, as less is better).
+
+    None if the test is not possible.
+    """
     if test.df is None or test.se is None:
         return None
     return student_t_cdf((test.difference - margin) / test.se, test.df)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """p values -> p values adjusted for their number, in the same order (Holm 1979).  None stays None, uncounted.
+    """p values adjusted for their number, in the same order (Holm 1979).  None stays None and is not counted.
 
-    Sorted p_(1) <= p_(2) ...: adjusted p_(i) = max over k <= i of (m - k + 1) p_(k), at most 1.
+    For p_(1) <= p_(2) <= ... <= p_(m), the adjusted p_(i) is the maximum over k <= i of (m - k + 1) p_(k), at most 1.
     """
     order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
@@ -308,7 +317,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def power(difference: float, sds: Sequence[float | None], ns: Sequence[int], alpha: float = ALPHA) -> float | None:
-    """Probability that the test gives p < alpha where the means differ so; None: no test (n < 2, no spread)."""
+    """Probability that the test gives p < alpha if the means differ by difference; None if the test is not possible."""
     test = _test_of(sds, ns)
     if test.se is None or test.df is None:
         return None
@@ -316,22 +325,22 @@ def power(difference: float, sds: Sequence[float | None], ns: Sequence[int], alp
 
 
 def smallest_difference(sds: Sequence[float | None], ns: Sequence[int], alpha: float = ALPHA) -> float | None:
-    """The difference of the means that Welch's test finds with WANTED_POWER (MDE); None where there is no test."""
+    """Difference of the means that Welch's test detects with WANTED_POWER (MDE); None if the test is not possible."""
     test = _test_of(sds, ns)
     return None if test.se is None or test.df is None else detectable(test.se, test.df, alpha)
 
 
 def detectable(se: float, df: float, alpha: float = ALPHA) -> float:
-    """The difference that a t test of this standard error finds with WANTED_POWER."""
+    """Difference that a t test with this standard error detects with WANTED_POWER.  ValueError for a useless alpha."""
     if not 0 < alpha < WANTED_POWER:
         raise ValueError(f"alpha={alpha:g}: use a probability above 0 and below {WANTED_POWER:g}")
     return _shift(df, alpha, WANTED_POWER) * se
 
 
 def needed_n(difference: float, sd: float | None) -> int | None:
-    """Runs a side, at least 2, that find a difference with WANTED_POWER where both spreads are sd.
+    """Runs per side, at least 2, that detect a difference with WANTED_POWER if both standard deviations are sd.
 
-    None where even a million would not do, a difference of 0 among them, and where sd is None.
+    None if even MAX_N are too few, as for a difference of 0, and if sd is None.
     """
     if difference == 0 or sd is None:
         return None
@@ -350,19 +359,19 @@ def needed_n(difference: float, sd: float | None) -> int | None:
 
 
 def _test_of(sds: Sequence[float | None], ns: Sequence[int]) -> Welch:
-    """Welch's test of samples of these spreads and sizes, for its standard error and degrees of freedom."""
+    """Welch's test for standard deviations and sizes alone: only its standard error and degrees of freedom matter."""
     known = [spread for spread in sds if spread is not None]
     return welch_of_samples(0.0, known, ns) if len(known) == len(sds) and min(ns) > 1 else Welch(0.0, *[None] * 4)
 
 
 def _power(shift: float, df: float, critical: float) -> float:
-    """Power of the test that calls |t| > critical a difference; the true one is shift standard errors."""
+    """Power of a test that rejects at |t| > critical, if the true difference is shift standard errors."""
     return 1 - noncentral_t_cdf(critical, df, abs(shift)) + noncentral_t_cdf(-critical, df, abs(shift))
 
 
-@functools.lru_cache(maxsize=256)  # some 50 evaluations, and a table of n asks for the same ones again
+@functools.lru_cache(maxsize=256)  # takes some 50 evaluations, and a table of n needs the same shifts repeatedly
 def _shift(df: float, alpha: float, wanted_power: float) -> float:
-    """Difference over standard error at which the power is as wanted, by bisection."""
+    """Difference divided by standard error at which the test has the wanted power, by bisection."""
     critical = student_t_quantile(1 - alpha / 2, df)
     low, high = 0.0, 2 * critical
     while _power(high, df, critical) < wanted_power:
@@ -373,15 +382,15 @@ def _shift(df: float, alpha: float, wanted_power: float) -> float:
 
 
 def log_e_value(nats_of_p: float, nats: float, num_tokens: int) -> float:
-    """The log of the e-value of a mean loss of nats; a causal model has MIN_LOG_E_VALUE or more in one of a million.
+    """Log of the e-value of a mean loss in nats.  A causal model reaches MIN_LOG_E_VALUE in one of a million checks.
 
     The tokens are drawn from a known distribution p, and nats_of_p is the mean of -ln p over those that were drawn; for
-    tokens uniform over a vocabulary of V it is ln V.  By Markov's inequality, for every N, without a standard error or
-    an assumption about the model: docs/record.md, "The arithmetic of random tokens".
+    tokens uniform over a vocabulary of V it is ln V.  It holds by Markov's inequality for every num_tokens, without a
+    standard error or an assumption about the model: docs/record.md, "The arithmetic of random tokens".
     """
     return num_tokens * (nats_of_p - nats)
 
 
 def least_nats(nats_of_p: float, num_tokens: int) -> float:
-    """The mean loss at which log_e_value() is MIN_LOG_E_VALUE."""
+    """Mean loss at which log_e_value() is MIN_LOG_E_VALUE."""
     return nats_of_p - MIN_LOG_E_VALUE / num_tokens

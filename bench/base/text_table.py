@@ -1,6 +1,6 @@
-"""Cells as a table of text: for a terminal, a pipe, or Markdown.
+"""Renders tables as text for a terminal, a pipe or Markdown.
 
-Standard output decides the width and whether colours are used.
+Standard output determines the width and whether colours are used.
 """
 
 import itertools
@@ -12,16 +12,16 @@ from collections.abc import Iterable, Sequence
 
 from bench.base import escape
 
-GREEN, RED, YELLOW = 32, 31, 33  # of the terminal's escape sequences
-COLOURS = {  # of a cell that consists of this word, in any case
+GREEN, RED, YELLOW = 32, 31, 33  # codes of ANSI escape sequences
+COLOURS = {  # the colour of a cell that consists of this word, in upper or lower case
     **dict.fromkeys(("faster", "better", "accepted"), GREEN),
     **dict.fromkeys(("slower", "worse", "fail", "failed", "refused", "missed", "invalid", "aborted"), RED),
     **dict.fromkeys(("stopped", "preempted", "inconclusive", "equivalent", "suspect", "warn"), YELLOW),
     **dict.fromkeys(("not comparable", "not interleaved", "no verdict"), YELLOW),
 }
 GAP = 2  # spaces between columns
-MIN_WORDS_WIDTH = 12  # of a column that is folded
-MARK_WIDTH = 8  # of the word before a line, as in progress lines
+MIN_WORDS_WIDTH = 12  # columns of text are not folded to fewer characters
+MARK_WIDTH = 8  # the word before a line is padded to this width, as in progress lines
 
 Rows = list[Sequence[str]]
 
@@ -29,10 +29,10 @@ Rows = list[Sequence[str]]
 def render(
     columns: Sequence[str], cells: Iterable[Iterable[str]], right: Sequence[bool] = (), form: str = "simple"
 ) -> str:
-    """columns: names, none for rows without a header; cells: rows of strings; right: columns of numbers, aligned right.
+    """Renders a table.  Cells are escaped, as they may come from a foreign record (bench/base/escape.py).
 
-    form: simple, whose texts are folded to fit into the terminal's width; wide, which is not folded; or github.
-    No rows: just the header.  Cells may be texts of a foreign record: see bench/base/escape.py.
+    columns: their names; empty for a table without a header.  right: for each column, whether it is aligned right, as
+    numbers are.  form: simple (texts are folded to fit the terminal's width), wide (not folded) or github.
     """
     is_md, limit = form == "github", screen_width() if form == "simple" else None
     rows: Rows = []
@@ -66,7 +66,7 @@ def render(
 
 
 def _folded_widths(rows: Rows, widths: Sequence[int], right: Sequence[bool], limit: int) -> list[int]:
-    """The widths of columns of texts reduced, the widest first, until a row fits; only the names of numbers fold."""
+    """Reduces the widths of columns of text, the widest first, until a row fits; of numbers only the header folds."""
     longest = [max(map(_width, [*column[0].split(), *column[1:]]), default=0) for column in zip(*rows)]
     fitted = [word if is_right else width for word, width, is_right in zip(longest, widths, right)]
     while sum(fitted) + GAP * (len(fitted) - 1) > limit:
@@ -91,7 +91,7 @@ def _width(text: str) -> int:
 
 
 def marked(pairs: Iterable[tuple[str, str]]) -> str:
-    """(mark, sentence) each -> lines such as "    FAIL  sentence"; a mark is a word of up to 8 characters."""
+    """Renders (mark, sentence) pairs as lines such as "    FAIL  sentence"; a mark has up to MARK_WIDTH characters."""
     return render((), [(mark.rjust(MARK_WIDTH), sentence) for mark, sentence in pairs])
 
 
@@ -106,13 +106,13 @@ def counted(number: int, word: str) -> str:
 
 
 def some(texts: Sequence[str], num_shown: int = 3, separator: str = ", ") -> str:
-    """The first texts, and how many more there are: "a, b, c and 2 more"."""
+    """Joins the first texts and says how many more there are: "a, b, c and 2 more"."""
     more = len(texts) - num_shown
     return separator.join(texts[:num_shown]) + f"{separator.rstrip().rstrip(',')} and {more} more" * (more > 0)
 
 
 def middle(text: str, max_chars: int) -> str:
-    """The beginning and the end of a longer text: often both are needed to identify it."""
+    """Cuts the middle out of a text longer than max_chars: often both ends are needed to identify it."""
     if len(text) <= max_chars:
         return text
     num_first = max_chars // 2
@@ -123,13 +123,13 @@ def middle(text: str, max_chars: int) -> str:
 
 
 def screen_width() -> int | None:
-    """Characters per line: $COLUMNS, else the terminal's width.  None for neither: nothing needs to be cut."""
+    """Characters per line: $COLUMNS, else the terminal's width.  None without either: lines have no limit."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit() and int(columns):
         return int(columns)
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or None
-    except (OSError, ValueError):  # a pipe, or no file at all
+    except (OSError, ValueError):  # standard output is a pipe or not a file
         return None
 
 
@@ -144,7 +144,7 @@ def shows_colours() -> bool:
 
 
 def coloured(word: str) -> str:
-    """A verdict with the escape sequences of its colour; without them in a pipe, with NO_COLOR, and if TERM=dumb."""
+    """Returns a verdict in its colour; without escape sequences in a pipe, with NO_COLOR and with TERM=dumb."""
     return _painted(word, word) if shows_colours() else word
 
 

@@ -1,7 +1,7 @@
-"""The only file that converts or prints a unit.
+"""Converts and formats units, for the whole program.
 
-Inside the harness: seconds, milliseconds, bytes and GiB (2**30), each in the name of its number.  GB (1e9) is not used.
-Every format_* gives "" for None: nothing measured, nothing shown.
+Numbers are in seconds, milliseconds, bytes or GiB (2**30), and their names end in the unit.  GB (1e9) is not used.
+Every format_* returns "" for None, which means not measured.
 """
 
 import re
@@ -41,7 +41,7 @@ def gib_from_bytes(num_bytes: float) -> float:
 
 
 def seconds_of(text: str) -> float:
-    """A duration as a person types it: "90s", "45m", "2h", "1h30m", "1.5h" -> seconds.  ValueError for other text."""
+    """Parses a duration as users type it: "90s", "45m", "2h", "1h30m", "1.5h".  Raises ValueError for other text."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([hms])", text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"{text}: is not a duration: write 90s, 45m, 2h or 1h30m")

@@ -1,24 +1,24 @@
-"""Times of day, as records hold them: text in UTC, e.g. 2026-11-21T03:15:00.123Z.  Written and read only here."""
+"""Writes and reads times as records hold them: text in UTC, such as 2026-11-21T03:15:00.123Z."""
 
 from datetime import UTC, datetime, timedelta
 
 
 def now(before_s: float = 0.0) -> str:
-    """The text for so many seconds ago."""
+    """Returns the present time as text, or the time before_s seconds ago."""
     return text(datetime.now(UTC) - timedelta(seconds=before_s))
 
 
 def text(moment: datetime) -> str:
-    """A datetime with its zone -> text, to the millisecond."""
+    """Returns a datetime with a time zone as text in UTC, to the millisecond."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def parse(text: str) -> datetime:
-    """ISO 8601 -> datetime with its zone, UTC where it names none.  Raises ValueError for anything else."""
+    """Parses ISO 8601 into a datetime with a time zone, UTC if it names none.  Raises ValueError for other text."""
     moment = datetime.fromisoformat(text)
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def seconds(text: str) -> float:
-    """ISO 8601 -> seconds since 1970.  Raises ValueError."""
+    """Parses ISO 8601 into seconds since 1970.  Raises ValueError for other text."""
     return parse(text).timestamp()

@@ -1,1 +1,1 @@
-"""The one way in for files that others may have written: records, logs, plans, claims."""
+"""Safe reading of files that others may have written: records, logs, plans, claims."""

@@ -1,4 +1,4 @@
-"""Errors about files that cannot be used: one sentence with the path, what is wrong and what to try."""
+"""Errors for files that cannot be used; a message is one sentence with the path, what is wrong and what to try."""
 
 import contextlib
 import traceback
@@ -13,15 +13,15 @@ class Damaged(ValueError):
 
 
 class Missing(Damaged):
-    """There is no such file."""
+    """The file does not exist."""
 
 
 @contextlib.contextmanager
 def reading_record(where: object) -> Iterator[None]:
-    """with reading_record(folder): ...   Turns errors that a damaged record causes inside into a Damaged that names it.
+    """with reading_record(folder): ...   Turns errors that a damaged record causes in the block into Damaged.
 
-    Use it where a record becomes a row, a page or a line, so that the next record is still shown.  Errors that the
-    types of fields did not catch end here; the message has the line of code that failed, as it may also be our fault.
+    Use it where a record becomes a row, a page or a line, so that the next record is still shown.  It catches what the
+    checks of the fields' types let pass; the message names the line of code that failed, as it may also be a bug.
     """
     try:
         yield
@@ -37,5 +37,5 @@ def reading_record(where: object) -> Iterator[None]:
 
 
 def kind_name(value: object) -> str:
-    """The name of a JSON or YAML value's type."""
+    """Returns the name of a JSON or YAML value's type, for messages."""
     return {list: "a list", str: "text", type(None): "null"}.get(type(value), "a number")

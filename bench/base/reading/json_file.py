@@ -1,4 +1,4 @@
-"""Reading JSON that others may have written: bounded nesting and numbers, and fields of the requested types."""
+"""Reads JSON that others may have written: nesting and numbers are bounded, and the types of fields are checked."""
 
 import json
 import math
@@ -8,15 +8,15 @@ from typing import Any, NoReturn
 from bench.base.reading.damage import Damaged, kind_name
 from bench.base.reading.plain_file import MAX_BYTES, content
 
-MAX_DEPTH = 64  # objects and lists inside each other; a run.json has 6
-MAX_DIGITS = 30  # of a whole number: none that is converted to a float or printed takes long, or overflows
+MAX_DEPTH = 64  # levels of nested objects and lists; a run.json has 6
+MAX_DIGITS = 30  # longer whole numbers are refused: they overflow a float, or take long to convert and print
 NO_NUMBER = bytes(byte for byte in range(256) if byte not in b"[]{}")
 DIGITS = bytes.maketrans(b"123456789", b"000000000")
-LONG_RUN = b"0" * (MAX_DIGITS + 1)  # in a number, or in a string, which _check() tells apart
+LONG_RUN = b"0" * (MAX_DIGITS + 1)  # digits of a number or in a string; _check() finds out which
 
 
 def read(path: Path | str, kind: Any = None, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """A JSON file that holds an object.  kind: as of parsed()."""
+    """Returns the object in a JSON file.  kind: see parsed().  Raises Missing or Damaged."""
     value = parsed(content(path, max_bytes), path, kind)
     if not isinstance(value, dict):
         raise Damaged(f"{path}: is not a JSON object but {kind_name(value)}: the file was damaged, restore it")
@@ -24,10 +24,10 @@ def read(path: Path | str, kind: Any = None, max_bytes: int = MAX_BYTES) -> dict
 
 
 def parsed(data: bytes | str, where: object, kind: Any = None) -> Any:
-    """The value of JSON text.  where: its name in errors, a path or a path and a line.
+    """Returns the value of JSON text.  where: its name in errors, such as a path or a path and a line.
 
-    kind: a type of msgspec's (TypedDict, dict[str, int], ...) that it must have; keys that the type lacks are allowed
-    and kept.  Raises Damaged: no JSON, a field of another type, too deep, a number that is too long, NaN.
+    kind: a type that msgspec knows (TypedDict, dict[str, int], ...) and the value must have; keys that the type lacks
+    are kept.  Raises Damaged for invalid JSON, a wrong type, deep nesting, a number that is too long, and NaN.
     """
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     try:
@@ -43,7 +43,7 @@ def parsed(data: bytes | str, where: object, kind: Any = None) -> Any:
 
 
 def check_kind(value: Any, kind: Any, where: object) -> Any:
-    """Returns the plain value if it has this msgspec type; else Damaged with where and the wrong field."""
+    """Returns the value unchanged if it has this msgspec type; else raises Damaged, which names the wrong field."""
     import msgspec
 
     try:
@@ -54,7 +54,7 @@ def check_kind(value: Any, kind: Any, where: object) -> Any:
 
 
 def _decoded(data: bytes) -> Any:
-    """Decodes with msgspec, which is fast, else with json, which accepts lone surrogates and reports the position."""
+    """Decodes with msgspec, which is fast, or else with json, which accepts lone surrogates and reports positions."""
     import msgspec
 
     try:
@@ -70,7 +70,7 @@ def _refuse_constant(word: str) -> NoReturn:
 
 
 def _is_deep(data: bytes) -> bool:
-    """Whether brackets may be nested too deeply; brackets inside of strings can only cause a false alarm."""
+    """Whether brackets may be nested too deeply; brackets inside strings can only cause a false alarm."""
     brackets = data.translate(None, NO_NUMBER)
     for _ in range(MAX_DEPTH):
         if not brackets:
@@ -80,7 +80,7 @@ def _is_deep(data: bytes) -> bool:
 
 
 def _check(value: Any, depth: int = 0) -> None:
-    """RecursionError if a value is nested too deeply, ValueError if a number is too large."""
+    """Raises RecursionError if a value is nested too deeply, ValueError if a number is too large or not finite."""
     if depth > MAX_DEPTH:
         raise RecursionError
     if isinstance(value, dict):
@@ -96,7 +96,7 @@ def _check(value: Any, depth: int = 0) -> None:
 
 
 def _field(error: Exception) -> str:
-    """msgspec's "Expected `str`, got `int` - at `$.name`" as "name: expected str, got int"."""
+    """Rewords msgspec's "Expected `str`, got `int` - at `$.name`" as "name: expected str, got int"."""
     what, _, field = str(error).partition(" - at ")
     why = (what[0].lower() + what[1:]).replace("`", "").replace("object missing required field", "lacks")
     field = field.strip("`").removeprefix("$").removeprefix(".")

@@ -1,9 +1,9 @@
-"""A folder here, on another machine or in an object store, read through one class.
+"""Reads folders on this machine, on another machine or in an object store, through one class.
 
     path              user@host:path, ssh:host:path, ssh://host:port/path (the package sshfs)
     s3://bucket/path  (s3fs; AWS_ENDPOINT_URL names a compatible store), and what else fsspec knows: gs://, hf://
 
-Keys and passwords are those of the program that reads: ssh's agent and configuration, AWS's variables and profiles.
+Keys and passwords come from the usual places: ssh's agent and configuration, AWS's variables and profiles.
 """
 
 import copy
@@ -25,10 +25,13 @@ CONNECT_S = 30
 
 
 class Place:
-    """word: as the user typed it.  ValueError: it cannot be reached, or the package that reads it is not installed."""
+    """A folder to read from.  word: the folder as the user typed it.
+
+    Raises ValueError if it cannot be reached or the package that reads it is not installed.
+    """
 
     def __init__(self, word: str):
-        self._fs: Any = None  # of fsspec; None: a folder of this machine
+        self._fs: Any = None  # a file system of fsspec; None: a folder on this machine
         ssh = SSH.fullmatch(word) if word.startswith("ssh:") or "@" in word.partition(":")[0] else None
         if not URL.match(word) and (ssh is None or user_path(word).exists()):
             self._root = str(user_path(word))
@@ -51,7 +54,7 @@ class Place:
         except ImportError:
             needed = PACKAGES.get(scheme, f"of fsspec for {scheme}://")
             raise ValueError(f"{self._name}: needs the package {needed}: pip install {needed}") from None
-        except Exception as error:  # of a foreign library: no connection, no key, an unknown scheme
+        except Exception as error:  # libraries raise any class: no connection, no key, an unknown scheme
             raise ValueError(f"{self._name}: cannot be reached ({_reason(error)})") from None
 
     def __str__(self) -> str:
@@ -59,17 +62,20 @@ class Place:
 
     @property
     def folder(self) -> Path | None:
-        """Its path if it is on this machine, else None."""
+        """The path of the folder if it is on this machine, else None."""
         return Path(self._root) if self._fs is None else None
 
     def below(self, path: str) -> "Place":
-        """A folder in it, which need not exist."""
+        """Returns a folder in this one, which need not exist."""
         part = copy.copy(self)
         part._root, part._name = self._path(path), f"{self}/{path}"
         return part
 
     def names(self, path: str = "", files: bool = False) -> list[str]:
-        """The sorted names of the folders (or files) in one of its folders; [] if it does not exist.  ValueError."""
+        """Returns the sorted names of the folders (or files) at path; [] if it does not exist.
+
+        Raises ValueError if it cannot be listed.
+        """
         try:
             if self._fs is None:
                 with os.scandir(self._path(path)) as entries:
@@ -84,7 +90,7 @@ class Place:
         return sorted(entry["name"].rstrip("/").rpartition("/")[2] for entry in listed if entry["type"] == kind_name)
 
     def read(self, path: str, max_bytes: int = plain_file.MAX_BYTES) -> bytes | None:
-        """The bytes of a file; None if it does not exist.  ValueError."""
+        """Returns the bytes of a file, or None if it does not exist.  Raises ValueError if it cannot be read."""
         try:
             with self._opened(path) as file:
                 content = file.read(max_bytes + 1)
@@ -97,9 +103,9 @@ class Place:
         return bytes(content)
 
     def copy(self, path: str, target: Path, num_bytes: int) -> None:
-        """Copies a file of so many bytes, which is on disk at target when this returns; of a longer one, one byte more.
+        """Copies a file that should have num_bytes to target, durably; of a longer file, one byte more is copied.
 
-        Missing: the file does not exist.  ValueError: it cannot be read.  OSError: target cannot be written.
+        Raises Missing if it does not exist, ValueError if it cannot be read, OSError if target cannot be written.
         """
         left = num_bytes + 1
         try:

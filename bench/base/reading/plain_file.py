@@ -1,4 +1,4 @@
-"""Reading regular files that others may have written: never a pipe or a device, and only up to a given size."""
+"""Reads regular files that others may have written: never a pipe or a device, and only up to a given size."""
 
 import contextlib
 import errno
@@ -14,21 +14,21 @@ from typing import BinaryIO
 from bench.base.reading.damage import Damaged, Missing
 from bench.base.units import GIB, MIB
 
-MAX_BYTES = 16 * MIB  # of a file of facts: a record, a race, a plan.  The largest of ours is 0.1 MiB
-MAX_LINES_BYTES = 512 * MIB  # of a file with a line a step or a sample
-MAX_FOLDERS = 64  # within each other
-# of a file, not of its disk
+MAX_BYTES = 16 * MIB  # the limit for a record, a race or a plan; the largest of ours has 0.1 MiB
+MAX_LINES_BYTES = 512 * MIB  # the limit for a file with a line per step or per sample
+MAX_FOLDERS = 64  # levels of nested folders
+# errors that are due to one file, not to the disk
 UNREADABLE = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EFBIG)
-FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk that is written to
-MAX_LINE_CHARS = 100_000  # of a table: csv takes no cell that is longer
-LIVE = re.compile(r"/(?:\.[^/]*|ledger\.jsonl|ledgers/[^/]*)$")  # other commands may write to these meanwhile
+FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of writing to a full disk
+MAX_LINE_CHARS = 100_000  # the limit for a line of a table; csv refuses longer cells
+LIVE = re.compile(r"/(?:\.[^/]*|ledger\.jsonl|ledgers/[^/]*)$")  # other commands may write to these files meanwhile
 
-_seen: dict[str, tuple[int, ...]] | None = None  # within unchanging(): {path: its file when it was opened first}
+_seen: dict[str, tuple[int, ...]] | None = None  # in unchanging(): {path: the file's status when it was first opened}
 
 
 @contextlib.contextmanager
 def unchanging() -> Iterator[None]:
-    """Within this block, opening a file that has changed since it was first opened fails, except for LIVE ones.
+    """Makes opening a file fail in this block if it has changed since it was first opened, except for LIVE files.
 
     A verdict reads some files several times; this ensures that what was checked is what is counted and shown.
     """
@@ -41,17 +41,17 @@ def unchanging() -> Iterator[None]:
 
 
 def opened(path: Path | str, max_bytes: float = math.inf, buffering: int = -1) -> BinaryIO:
-    """A regular file, opened to be read as bytes; never blocks on a pipe or a device.
+    """Opens a regular file for reading bytes; never blocks on a pipe or a device.  buffering: as in open().
 
-    Raises Missing or Damaged, also for more than max_bytes.  buffering: as of open().
+    Raises Missing if it does not exist, and Damaged if it cannot be read or has more than max_bytes.
     """
     try:
-        file = open(path, "rb", buffering, opener=open_now)  # noqa: SIM115 - the caller's to close
+        file = open(path, "rb", buffering, opener=open_now)  # noqa: SIM115 - the caller closes it
     except (FileNotFoundError, NotADirectoryError) as error:
         raise Missing(f"{path}: cannot be read ({error.strerror}): is the path right?") from None
     except OSError as error:
         raise Damaged(f"{path}: cannot be read ({error.strerror}): restore it") from None
-    except ValueError as error:  # a NUL in the name
+    except ValueError as error:  # the name contains NUL
         raise Damaged(f"{path!r}: cannot be read ({error}): name a file") from None
     num_bytes = os.fstat(file.fileno()).st_size
     if num_bytes > max_bytes:
@@ -70,7 +70,7 @@ def open_now(path: str, flags: int) -> int:
     if not stat.S_ISREG(status.st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "it is a folder" if stat.S_ISDIR(status.st_mode) else "it is not a regular file")
-    is_thin = status.st_size > GIB and status.st_blocks * 512 < status.st_size // 2  # so are compressed ones
+    is_thin = status.st_size > GIB and status.st_blocks * 512 < status.st_size // 2  # sparse or compressed
     if is_thin and not flags & os.O_ACCMODE and os.lseek(fd, 0, os.SEEK_HOLE) < status.st_size:
         os.close(fd)
         raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, most of which are a hole")
@@ -85,9 +85,9 @@ def open_now(path: str, flags: int) -> int:
 def entries_below(
     folder: Path | str, missed: Callable[[str, str], object] = lambda path, why: None
 ) -> Iterator[os.DirEntry[str]]:
-    """The entries in and below a folder, each folder before its entries, without following links or recursion.
+    """Yields the entries in and below a folder, each folder before its entries.  Links are not followed.
 
-    missed(path, why) is called for a folder that cannot be read or lies too deep.  Errors of the disk are raised.
+    missed(path, why) is called for a folder that cannot be read or is nested too deeply.  Disk errors are raised.
     """
     waiting = [(os.fspath(folder), 0)]
     while waiting:
@@ -109,21 +109,21 @@ def entries_below(
 
 
 def name_in_utf8(path: str) -> str:
-    """A path with the bytes that are not UTF-8 shown, as \\xff."""
+    """Returns a path with bytes that are not UTF-8 in visible form, such as \\xff."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def is_own(file: BinaryIO, owners: Collection[int] = ()) -> bool:
-    """Whether only this user (and root) can have written an open file: they own it, and nobody else may write to it.
+    """Whether only this user (or root) can have written an open file: they own it, and nobody else may write to it.
 
-    Caches must meet this to be trusted, as others may write to their folder.  owners: further users who may own it.
+    A cache is trusted only then, as others may write to its folder.  owners: ids of further users who may own it.
     """
     status = os.fstat(file.fileno())
     return status.st_uid in (os.geteuid(), *owners) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def content(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
-    """The bytes of a regular file.  Missing, Damaged: as opened()."""
+    """Returns the bytes of a regular file.  Raises Missing or Damaged, as opened() does."""
     with opened(path, max_bytes, buffering=0) as file:
         try:
             return file.read()
@@ -132,7 +132,10 @@ def content(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def text(path: Path | str, max_bytes: int = MAX_BYTES, errors: str = "strict") -> str:
-    """UTF-8 with any line ends, as "\\n".  errors: as of bytes.decode; strict is Damaged, naming the byte."""
+    """Returns the text of a UTF-8 file, with any line ends as "\\n".  errors: as in bytes.decode.
+
+    Raises Missing or Damaged, as opened() does; with errors="strict" also Damaged for a byte that is not UTF-8.
+    """
     data = content(path, max_bytes)
     try:
         return data.decode(errors=errors).replace("\r\n", "\n").replace("\r", "\n")
@@ -142,9 +145,10 @@ def text(path: Path | str, max_bytes: int = MAX_BYTES, errors: str = "strict") -
 
 @contextlib.contextmanager
 def lines(path: Path | str, max_bytes: int = MAX_LINES_BYTES) -> Iterator[Iterator[str]]:
-    """with lines(path) as found: ...   The lines of a table, one after the other, each of at most MAX_LINE_CHARS.
+    """with lines(path) as rows: ...   Reads a table line by line.
 
-    What is not UTF-8, and NUL, becomes "\N{REPLACEMENT CHARACTER}".  Missing, Damaged: as opened(), or a longer line.
+    NUL and bytes that are not UTF-8 become "\N{REPLACEMENT CHARACTER}".  Raises Missing or Damaged, as opened() does,
+    and Damaged for a line of MAX_LINE_CHARS or more.
     """
     with opened(path, max_bytes) as raw, io.TextIOWrapper(raw, errors="replace", newline="") as file:
         yield _bounded(path, file)

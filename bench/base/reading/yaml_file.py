@@ -1,7 +1,7 @@
-"""Reading YAML that others may have written: the parser's events are checked before anything is built from them.
+"""Reads YAML that others may have written: the parser's events are checked before anything is built from them.
 
-Building recurses, so that deep nesting overflows the C stack, which ends the process; aliases and merge keys can expand
-to more than memory holds.
+Building is recursive, so that deep nesting would overflow the C stack and end the process; aliases and merge keys can
+expand to more than fits into memory.
 """
 
 import functools
@@ -15,11 +15,11 @@ from bench.base.reading.plain_file import text
 from bench.base.units import MIB
 
 MAX_BYTES = MIB // 4  # a config.yaml has 0.002 MiB
-MAX_NODES = 100_000  # with each alias counted as often as it is used
+MAX_NODES = 100_000  # an alias counts as the nodes that it stands for, each time it is used
 
 
 def read(path: Path | str, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """A YAML file that holds a mapping, {} where it holds nothing.  Missing, Damaged."""
+    """Returns the mapping in a YAML file, {} if the file is empty.  Raises Missing or Damaged."""
     values = parsed(text(path, max_bytes), path)
     if values is not None and not isinstance(values, dict):
         raise Damaged(f"{path}: is not a mapping but {kind_name(values)}: restore it")
@@ -27,9 +27,9 @@ def read(path: Path | str, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
 
 
 def parsed(data: str, where: object) -> Any:
-    """The value of plain YAML text; tags of Python are refused, never executed.  where: as in json_file.parsed().
+    """Returns the value of plain YAML text; Python tags are refused, never executed.  where: see json_file.parsed().
 
-    Damaged also for aliases that multiply, merge keys ("<<"), deep nesting and numbers that take long to convert.
+    Raises Damaged, also for aliases that multiply, merge keys ("<<"), deep nesting and very long numbers.
     """
     import yaml
 
@@ -49,11 +49,11 @@ def _loader() -> Any:
 
 
 def _check(events: Iterable[Any]) -> None:
-    """Events of yaml.parse().  ValueError: what they would build is refused, and nothing has been built yet."""
+    """Raises ValueError if the events of yaml.parse() would build something too deep, too large or with merge keys."""
     import yaml
 
-    sizes: dict[str | None, int] = {}  # of anchors
-    num_nodes, open_parts = 0, []  # of what is open: its anchor, the nodes before it
+    sizes: dict[str | None, int] = {}  # the number of nodes of each anchor
+    num_nodes, open_parts = 0, []  # for each open collection: (anchor, number of nodes before it)
     for event in events:
         if isinstance(event, yaml.CollectionStartEvent):
             open_parts.append((event.anchor, num_nodes))
