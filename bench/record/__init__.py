@@ -1,1 +1,1 @@
-"""The run folder: written, read, verified, listed; and the ledger of every started run."""
+"""Writes, reads, verifies and lists run folders, and keeps the ledger of every run that was started."""

@@ -21,13 +21,13 @@ from bench.record import ledger, run_folder
 from bench.record.shape import Facts
 
 FILE = "certificate.json"
-EVENT = "certificate"  # of the ledger of replays: record, losses_sha256, outcome, replays
-HOLDS = ("identical", "equal within rounding", "statistically reproduced")  # of its "outcome"
+EVENT = "certificate"  # a line in the ledger of replays, with record, losses_sha256, outcome, replays
+HOLDS = ("identical", "equal within rounding", "statistically reproduced")  # outcomes that confirm a record
 CLAIMED = "claimed: "
 MALFORMED = "malformed"
 AUDIT_FILE = "audit.json"
 REPLAYS = "replays"  # in results/
-AUDITS_FOLDER = ".audits"  # in results/: what begins with a dot is not searched for runs
+AUDITS_FOLDER = ".audits"  # in results/; folders that begin with a dot are not searched for runs
 PASSED, DOUBTED, FAILED, NOT_POSSIBLE = "passed", "doubted", "failed", "not possible"  # outcomes
 
 Word = Literal[
@@ -36,35 +36,35 @@ Word = Literal[
 
 
 class Certificate(TypedDict):
-    """certificate.json (bench/plans/replay/certificate.py); what a version added is not required of an older one."""
+    """certificate.json (bench/plans/replay/certificate.py); fields that were added later are not required."""
 
     schema_version: Literal[1, 2]
-    record: str  # TRACK/RUN_ID, as of replays
+    record: str  # TRACK/RUN_ID, as in replays
     outcome: Word
     why: str
-    replays: list[str]  # the runs that it was judged by; [] where none could be made
-    machine: str | None  # None where nothing ran
-    cause: str | None  # of losses that differ, as far as the environments name one
-    num_equal_losses: int | None  # before the first that differs; None of fresh seeds
-    num_losses: int | None  # recorded; None of fresh seeds
-    differences: list[dict[str, Any]]  # of the environments
-    source_sha256: str  # the record's
-    losses_sha256: str  # of the record's steps.csv, so that a certificate of another record shows
-    facts: dict[str, Any]  # the numbers behind the word
+    replays: list[str]  # the replays that the outcome is based on; [] if none was possible
+    machine: str | None  # None if nothing ran
+    cause: str | None  # why losses differ, as far as the environments show it
+    num_equal_losses: int | None  # before the first that differs; None for replays with fresh seeds
+    num_losses: int | None  # in the record; None for replays with fresh seeds
+    differences: list[dict[str, Any]]  # between the environments
+    source_sha256: str  # of the record
+    losses_sha256: str  # of the record's steps.csv, which reveals a certificate of another record
+    facts: dict[str, Any]  # the numbers behind the outcome
     made_at: str
-    time: NotRequired[dict[str, Any] | None]  # whether the run's time came again; None where nothing ran
-    sandbox: NotRequired[str | None]  # that its replays ran in (bench/machine/sandbox.py); None: as the user
+    time: NotRequired[dict[str, Any] | None]  # whether the run's time was reproduced; None if nothing ran
+    sandbox: NotRequired[str | None]  # of the replays (bench/machine/sandbox.py); None: they ran as the user
 
 
 def replays_root() -> Path:
-    """The results folder of replays, which has a separate ledger: a replay is not a further repeat of its config."""
+    """Returns the results folder of replays.  Its ledger is separate, as a replay is not another repeat of a config."""
     return results_root() / REPLAYS
 
 
 def read(folder: Path | str) -> Certificate | None:
-    """The certificate of a run folder, as its record or as its replay; None: there is none, or it is of another run.
+    """Returns the certificate in the folder of a record or of a replay; None without one, or if it is of another run.
 
-    ValueError: the file is not one that ./run.sh replay writes.
+    Raises ValueError if the file does not have the format that ./run.sh replay writes.
     """
     if not (Path(folder) / FILE).is_file():
         return None
@@ -76,17 +76,17 @@ def read(folder: Path | str) -> Certificate | None:
 
 
 def name_of(run: Facts) -> str:
-    """TRACK/RUN_ID."""
+    """Returns TRACK/RUN_ID of a run."""
     return f"{run['track']}/{run['run_id']}"
 
 
 def losses_sha256(run: Facts) -> str:
-    """The sha256 of steps.csv in the record's list of artifacts."""
+    """Returns the SHA-256 of steps.csv from the record's list of artifacts; "" if it is not in the list."""
     return next((file["sha256"] for file in run["artifacts"] if file["path"] == "steps.csv"), "")
 
 
 def entries(record: str, losses_sha256: str) -> list[ledger.Line]:
-    """The lines about a record in the ledger of this machine's replays, the oldest first."""
+    """Returns the lines about a record in the ledger of this machine's replays, oldest first."""
     path = replays_root() / ledger.NAME
     if not path.is_file():
         return []
@@ -116,8 +116,8 @@ def is_claim(folder: Path | str, certificate: Certificate) -> bool:
 
 
 def outcome(folder: Path | str) -> str | None:
-    """The outcome of a run folder's certificate in a word; None without a certificate, which is fast."""
-    if not os.access(f"{folder}/{FILE}", os.F_OK):  # a table asks this of thousands of runs
+    """Returns the outcome of a run folder's certificate, with "claimed: " if it is only a claim; None without one."""
+    if not os.access(f"{folder}/{FILE}", os.F_OK):  # the fast way out, as a table calls this for thousands of runs
         return None
     try:
         certificate = read(folder)
@@ -127,7 +127,7 @@ def outcome(folder: Path | str) -> str | None:
 
 
 def summarized(outcomes: Iterable[str | None]) -> str | None:
-    """Summarize the outcomes of repeats: 3 identical, or 2 of 3 identical; None where none has a certificate."""
+    """Summarizes the outcomes of repeats: "3 identical" or "2 of 3 identical"; None if none has a certificate."""
     outcomes = list(outcomes)
     counts = Counter(outcome for outcome in outcomes if outcome is not None)
     if not counts:
@@ -137,7 +137,7 @@ def summarized(outcomes: Iterable[str | None]) -> str | None:
 
 
 def sentence(folder: Path | str) -> str | None:
-    """The certificate in a line: "identical (same session), time reproduced, 2026-11-22"; None without one."""
+    """Describes a run's certificate: "identical (same session), time reproduced, 2026-11-22"; None without one."""
     word = outcome(folder)
     certificate = None if word in (None, MALFORMED) else read(folder)
     if certificate is None:
@@ -151,19 +151,19 @@ def sentence(folder: Path | str) -> str | None:
 
 
 class OfKind(TypedDict):
-    """One counterfactual."""
+    """The outcome of one counterfactual, such as random tokens."""
 
     kind: str
-    outcome: str  # one of those above
+    outcome: str  # PASSED, DOUBTED, FAILED or NOT_POSSIBLE
     why: str
     run: NotRequired[str | None]  # in results/.audits/
     nats: NotRequired[float | None]
     least_nats: NotRequired[float | None]
-    unnoticed_nats: NotRequired[float]  # how much less the last loss could be; of random tokens that passed
+    unnoticed_nats: NotRequired[float]  # a cheat that lowers the last loss by less passes; if random tokens passed
 
 
 class Audit(TypedDict):
-    """The audit of a contestant, that is a config and its code, made from one of its runs."""
+    """The audit of a contestant (a config and its code), made from one of its runs."""
 
     run: str
     config_id: str
@@ -171,17 +171,17 @@ class Audit(TypedDict):
     at: str
     claimed_nats: float | None
     outcome: str
-    unnoticed_nats: NotRequired[float | None]  # the least of its audits
+    unnoticed_nats: NotRequired[float | None]  # the smallest of its audits
     audits: list[OfKind]
 
 
 def write_audit(folder: Path, audit: Audit) -> None:
-    """Beside the record in folder."""
+    """Writes audit.json beside the record in a run folder."""
     atomic.write_json(folder / AUDIT_FILE, audit)
 
 
 def read_audit(folder: Path | str) -> Audit | None:
-    """None where it was not audited, or the file cannot be read."""
+    """Returns the audit in a run folder, or None if there is none or it cannot be read."""
     try:
         return cast(Audit, json_file.read(Path(folder) / AUDIT_FILE, Audit))
     except Damaged:
@@ -189,7 +189,7 @@ def read_audit(folder: Path | str) -> Audit | None:
 
 
 def audit_limit(audit: Audit) -> str:
-    """What an audit that did not fail could have missed, to follow its outcome; empty if unknown."""
+    """Returns text to append to the outcome: what an audit that did not fail could have missed; "" if unknown."""
     unnoticed_nats = audit.get("unnoticed_nats")
     if unnoticed_nats is None or audit["outcome"] == FAILED:
         return ""
@@ -197,9 +197,9 @@ def audit_limit(audit: Audit) -> str:
 
 
 def passed_here(results: Path, run: Facts, audit: Audit) -> bool:
-    """Whether this contestant passed an audit whose runs are in this machine's own ledger of audits, unchanged.
+    """Whether a contestant passed an audit whose runs are in this machine's own ledger of audits, unchanged.
 
-    results: the results folder; run: the audited record; audit: what lies beside it, which anybody can write.
+    results: the results folder; run: the audited record; audit: the file beside it, which anybody can write.
     """
     same = (audit["config_id"], audit["source_sha256"]) == (run["config_id"], run["code"]["source_sha256"])
     names = [kind.get("run") or "" for kind in audit["audits"] if kind["outcome"] == PASSED]

@@ -1,4 +1,4 @@
-"""Where a run's checkpoints lie, and whether they are as the ledger knows them (bench/training/checkpoint.py)."""
+"""Finds and removes the checkpoints of a run folder, which bench/training/checkpoint.py writes."""
 
 import re
 import shutil
@@ -7,30 +7,30 @@ from typing import Any
 
 from bench.base import atomic
 
-STATE, WARNED = "state.json", ".warned.tmp"  # of a checkpoint; in the run's folder: the launcher was warned
+STATE, WARNED = "state.json", ".warned.tmp"  # in a checkpoint; in a run folder whose launcher was warned
 NAME = re.compile(r"step(\d{1,12})")
 
 
 def folder_of(run: Path, step: int) -> Path:
-    """The checkpoint of a run's folder after so many steps."""
+    """Returns the folder of a run's checkpoint after this step."""
     return run / "checkpoint" / f"step{step}"
 
 
 def newest_first(run: Path) -> list[Path]:
-    """The folders of a run's whole checkpoints, the one of the most steps first."""
+    """Returns the folders of a run's complete checkpoints, the one after the most steps first."""
     folders = [path.parent for path in (run / "checkpoint").glob(f"step*/{STATE}") if NAME.fullmatch(path.parent.name)]
     return sorted(folders, key=lambda folder: -int(folder.name.removeprefix("step")))
 
 
 def newest_state(run: Path) -> dict[str, Any]:
-    """state.json of the newest; {} without one."""
+    """Returns state.json of the newest checkpoint; {} without one."""
     folders = newest_first(run)
     state: dict[str, Any] = atomic.read_json(folders[0] / STATE, {}) if folders else {}
     return state
 
 
 def remove(run: Path) -> None:
-    """All of them: the run is complete."""
+    """Removes all checkpoints of a run, once it is complete."""
     for folder in (run / "checkpoint").glob("step*"):
         if NAME.fullmatch(folder.name):
             shutil.rmtree(folder, ignore_errors=True)

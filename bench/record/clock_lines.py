@@ -1,9 +1,9 @@
-"""Which lines of a training script run outside its own clock, according to its source.  Pure: nothing is executed.
+"""Finds the lines of a training script that run outside its own clock, from its source.  Nothing is executed.
 
 modded-nanogpt, nanoGPT and similar scripts keep their own clock: a line such as `t0 = time.perf_counter()` starts it,
 and a line that computes the difference and adds it to a total stops it.  So each statement of the script's main part
-is, in the order of the source, before the first start, timed, in a pause, or after the last stop.  A function runs
-where its name is used, and with it everything that it uses.
+is, in the order of the source, before the first start, timed, in a pause, or after the last stop.  A function counts
+as run where its name is used, together with everything that it uses.
 
 This helps a reader and proves nothing: calls through getattr, a subprocess or a compiled extension are not seen.
 ./run.sh audit --only clock runs the script and measures it (off_clock.py).
@@ -18,23 +18,23 @@ BEFORE, TIMED, PAUSE, AFTER = "before the clock starts", "timed", "in a pause of
 UNTIMED = (BEFORE, PAUSE, AFTER)
 CLOCKS = {"perf_counter", "perf_counter_ns", "time", "time_ns", "monotonic", "monotonic_ns"}
 DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-FREE = (ast.Import, ast.ImportFrom, ast.Pass, ast.Break, ast.Continue, ast.Global)  # they do no work of their own
+FREE = (ast.Import, ast.ImportFrom, ast.Pass, ast.Break, ast.Continue, ast.Global)  # not reported: they do no work
 
 
 class Line(NamedTuple):
     """A statement of a script."""
 
     phase: str  # one of BEFORE, TIMED, PAUSE, AFTER
-    number: int  # of its first line, from 1
-    text: str  # as Python writes it, whatever its layout
-    definition: str  # the function or class that it is in; "" for the main part
-    main: str  # the function that the main part is; <module> where it is the file itself
+    number: int  # its first line, counted from 1
+    text: str  # as ast.unparse writes it, so that layout does not matter
+    definition: str  # the function or class around it; "" for the main part
+    main: str  # the name of the function that is the main part; <module> if that is the file itself
 
 
 def lines_of(source: str) -> list[Line] | None:
-    """Every statement with the phase in which it runs; None if it is not Python or its main part starts no clock.
+    """Returns every statement with the phase in which it runs; None if it is not Python or there is no clock.
 
-    A definition that several phases use counts as TIMED if it is also called inside the clock, which pays for it.
+    A definition that several phases use counts as TIMED if it is also used while the clock runs.
     """
     try:
         with warnings.catch_warnings():
@@ -48,7 +48,7 @@ def lines_of(source: str) -> list[Line] | None:
         return None
     main, body = keeping[-1]
     statements, definitions = list(_flat(body)), _definitions(tree)
-    if body is not tree.body:  # what stands at the top of the file runs before its main function does
+    if body is not tree.body:  # the top level of the file runs before its main function
         statements = [*_flat(tree.body), *statements]
     phases = _phases(statements)
     reached: dict[str, set[str]] = {}
@@ -64,9 +64,9 @@ def lines_of(source: str) -> list[Line] | None:
 
 
 def newly_untimed(candidate: Sequence[Line], baseline: Sequence[Line]) -> list[tuple[Line, bool]]:
-    """[(statement outside the candidate's clock but not outside the baseline's, whether the baseline times it)].
+    """Returns the statements that run outside the candidate's clock but not outside the baseline's.
 
-    A changed statement counts as new.
+    Each comes with whether the baseline times it.  A changed statement counts as new.
     """
     untimed = {line.text for line in baseline if line.phase in UNTIMED}
     timed = {line.text for line in baseline if line.phase == TIMED}
@@ -79,7 +79,7 @@ def _simple(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _definitions(tree: ast.Module) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
-    """{name: the functions, methods and classes of that name}; methods of different classes are not distinguished."""
+    """Returns {name: functions, methods and classes with it}; methods of different classes are not distinguished."""
     definitions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]] = {}
     for node in ast.walk(tree):
         if isinstance(node, DEFINED):
@@ -88,7 +88,7 @@ def _definitions(tree: ast.Module) -> dict[str, list[ast.FunctionDef | ast.Async
 
 
 def _flat(body: Sequence[ast.stmt], skipped: tuple[type[ast.stmt], ...] = DEFINED) -> Iterator[ast.stmt]:
-    """Simple statements and compound ones (for their headers), in source order, without definitions inside."""
+    """Yields simple and compound statements (the latter for their headers) in source order, without definitions."""
     for node in body:
         if isinstance(node, (*skipped, *FREE)):
             continue
@@ -101,7 +101,7 @@ def _flat(body: Sequence[ast.stmt], skipped: tuple[type[ast.stmt], ...] = DEFINE
 
 
 def _head(node: ast.stmt) -> list[ast.AST]:
-    """The expressions of a statement's header, without the statements in its body."""
+    """Returns the expressions of a statement's header, without the statements in its body."""
     if not hasattr(node, "body"):
         return [node]
     parts = (getattr(node, name, None) for name in ("test", "iter", "target", "subject"))
@@ -109,7 +109,7 @@ def _head(node: ast.stmt) -> list[ast.AST]:
 
 
 def _text(node: ast.stmt) -> str:
-    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)  # a docstring
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)  # such as a docstring
     return "" if is_text else " ".join(ast.unparse(part) for part in _head(node))
 
 
@@ -131,16 +131,16 @@ def _reach(
         reached[name].add(phase)
         for node in definitions[name]:
             inner = _names(list(_flat(getattr(node, "body"))))  # noqa: B009
-            if isinstance(node, ast.ClassDef):  # making one runs __init__; its methods run where they are named
+            if isinstance(node, ast.ClassDef):  # an instance runs __init__; other methods run where they are named
                 inner = {"__init__"} & {each.name for each in node.body if isinstance(each, DEFINED)}
             waiting += [other for other in inner if other in definitions]
 
 
 def _edges(statements: Iterable[ast.stmt]) -> dict[int, bool]:
-    """{line: whether it starts the clock (or stops it)}.
+    """Returns {line: whether it starts the clock (True) or stops it (False)}.
 
-    A difference of two readings of a clock shows both: where the earlier one was read the clock starts, and where the
-    later one was read it stops.  A difference that is only printed, or kept as an approx_ time, does not count.
+    A difference of two readings of a clock shows both: the clock starts at the line of the earlier reading and stops
+    at that of the later one.  A difference that is only printed, or assigned to an approx_ time, does not count.
     """
     reads: dict[str, list[int]] = {}
     differences: list[tuple[ast.stmt, ast.BinOp]] = []
@@ -170,13 +170,13 @@ def _is_reading(node: ast.AST) -> bool:
 
 
 def _phases(statements: Sequence[ast.stmt]) -> list[str]:
-    """The phase of each statement, in source order; the body of a loop counts once."""
+    """Returns the phase of each statement, in source order; the body of a loop counts once."""
     edges = _edges(_simple(statements))
     last = max((line for line, is_start in edges.items() if not is_start), default=0)
     ends = (
         each.end_lineno or 0 for each in statements if isinstance(each, (ast.For, ast.While)) and each.lineno < last
     )
-    end = max((end for end in ends if end >= last), default=last)  # of the loop in which the clock is stopped last
+    end = max((end for end in ends if end >= last), default=last)  # the end of the loop with the last stop of the clock
     phases, phase = [], BEFORE
     for node in statements:
         phases.append(AFTER if last and node.lineno > end else phase)

@@ -1,4 +1,4 @@
-"""The settings of run folders (config.yaml) as columns by dotted name, such as optim.lr; fast enough for 100,000 runs.
+"""Reads the settings of run folders (config.yaml) as columns by dotted name, such as optim.lr, even for 100,000 runs.
 
 A run's config is kept as a tuple of JSON texts, one for each group ('{"optim.lr":0.003,...}').  Most runs share most
 groups, so each text is parsed and stored once, and two runs differ only where their texts do.
@@ -15,21 +15,21 @@ from typing import Any
 from bench.base.reading import plain_file, yaml_file
 from bench.config import schema
 
-Config = tuple[str, ...]  # () where there is no config.yaml: a log of another harness
+Config = tuple[str, ...]  # () without a config.yaml, as for a log of another harness
 
-OF_THE_ROW = ("name", "seed")  # columns of every row already
-SWITCHES = ("instruments", "exporters")  # groups whose settings' groups are on by being there
+OF_THE_ROW = ("name", "seed")  # settings that every row has as columns already
+SWITCHES = ("instruments", "exporters")  # a member of these groups is enabled if it is present
 GROUPS = re.compile(r"^(?=[A-Za-z_])", re.M)  # a line that begins with a letter begins a group
-GROUP = re.compile(r'{"(\w+)')  # its name, in its JSON text
-ALIAS = re.compile(r"[&*]id\d{3}")  # the yaml of one group may name another's lines
-# Settings that differ with what is shown anyway, or that follow from others: no column unless one is asked for
+GROUP = re.compile(r'{"(\w+)')  # the name of a group, in its JSON text
+ALIAS = re.compile(r"[&*]id\d{3}")  # with aliases, the yaml of one group refers to lines of another
+# Settings that follow from other settings or from columns that are always shown: columns only on request
 IMPLIED = re.compile(r"track\..*|exporters\b.*|.*_sha256|data\.(repo|revision)|hardware\.num_threads")
-OF_OUR_LOOP = ("goal.num_steps", "goal.val_every_steps")  # say nothing of a script, which has its own
-MAX_TEXTS, MAX_KEPT = 1000, 20_000  # whole configs and groups that are remembered while a folder is read
+OF_OUR_LOOP = ("goal.num_steps", "goal.val_every_steps")  # without effect on scripts, which have their own loop
+MAX_TEXTS, MAX_KEPT = 1000, 20_000  # numbers of whole configs and of groups that are cached
 
 
 def read(folder: str) -> Config:
-    """The config of a run folder; () if config.yaml is missing or damaged, which verify reports."""
+    """Returns the config of a run folder; () if config.yaml is missing or damaged, which verify reports."""
     try:
         return parse(plain_file.text(f"{folder}/config.yaml", yaml_file.MAX_BYTES))
     except ValueError:
@@ -37,8 +37,8 @@ def read(folder: str) -> Config:
 
 
 def parse(text: str) -> Config:
-    """What config.yaml says, of any version.  ValueError where it is not a yaml of settings."""
-    before, _, after = text.partition("\nseed: ")  # seed has its own column: without it, repeats share one text
+    """Returns the config in the text of a config.yaml of any version.  Raises ValueError if it holds no settings."""
+    before, _, after = text.partition("\nseed: ")  # repeats share one text without the seed, which has its own column
     _, _, rest = after.partition("\n")
     return _parse_cached(f"{before}\n{rest}")
 
@@ -51,7 +51,7 @@ def _parse_cached(text: str) -> Config:
 
 @functools.lru_cache(maxsize=MAX_KEPT)
 def _texts(part: str) -> Config:
-    """Lines of one or more groups -> their JSON texts."""
+    """Returns the JSON texts of one or more groups, given as lines of yaml."""
     if part.startswith(("name:", "seed:")) and part.count("\n") < 2:
         return ()
     values = yaml_file.parsed(part, "config.yaml")
@@ -66,7 +66,7 @@ def _texts(part: str) -> Config:
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of each setting in a group; what is enabled but has no settings is true."""
+    """Yields (dotted key, value) of each setting in a group; the value is True for what is enabled without settings."""
     if not isinstance(value, dict) or not value:
         yield key, True if value == {} else value
         return
@@ -83,28 +83,28 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def settings(config: Iterable[str]) -> dict[str, Any]:
-    """{dotted key: value} of all groups."""
+    """Returns {dotted key: value} of the settings in these groups."""
     return {key: value for text in config for key, value in _parsed(text).items()}
 
 
 def columns(config: Config) -> dict[str, Any]:
-    """The settings() that have a meaning for the run; those of our loop have none for a script."""
+    """Returns {dotted key: value} of the settings that affect the run; for a script, those of our loop do not."""
     return _true_of(config, settings(config))
 
 
 def group(config: Config, name: str) -> Mapping[str, Any]:
-    """{dotted key: value} of one group, {} without it; to be read only."""
+    """Returns {dotted key: value} of one group, {} without it.  Do not modify it: it is cached."""
     return next((_parsed(text) for text in config if text.startswith(f'{{"{name}.')), {})
 
 
 def keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Every setting that one of the rows has, in the order of config.yaml."""
+    """Returns the names of the settings that any of the rows has, in the order of config.yaml."""
     texts = dict.fromkeys(itertools.chain.from_iterable(dict.fromkeys(row["config"] for row in rows)))
     return list(dict.fromkeys(key for text in texts for key in _parsed(text)))
 
 
 def add(rows: Iterable[MutableMapping[str, Any]], names: Sequence[str]) -> None:
-    """Adds these settings to each row as columns, None where it has no such setting."""
+    """Adds settings to the rows as columns; the value is None in a row without that setting."""
     groups = {name.partition(".")[0] for name in names}
     known: dict[Config, dict[str, Any]] = {}
     for row in rows:
@@ -124,7 +124,10 @@ def _true_of(config: Config, settings_by_key: dict[str, Any]) -> dict[str, Any]:
 
 
 def varied(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Settings in which rows with a config differ, in its order, without IMPLIED; of muon's own those of muon alone."""
+    """Returns the names of the settings in which rows differ, in the order of config.yaml, without IMPLIED ones.
+
+    Only rows that have a setting are compared: one that only muon has counts if it differs between rows with muon.
+    """
     configs = [config for config in dict.fromkeys(row["config"] for row in rows) if config]
     if len(configs) < 2:
         return []

@@ -1,8 +1,8 @@
-"""The SQLite tables in which rows of runs are kept, and the view runs of them, in which every setting is a column.
+"""Keeps rows of runs in SQLite tables, with a view `runs` in which every setting is a column.
 
-What repeats share (config, code, machine) is kept once, as a setup, so that 100,000 runs take 40 MB and queries read
-less.  Columns have no declared type, so that a value stays the int or float of its record; KINDS and settings give the
-types.
+What repeats share (config, code, machine) is stored once, as a setup, so that 100,000 runs take 40 MB and queries read
+less.  Columns have no declared type, so that a value stays the int or float of its record; their types are in KINDS
+and Database.settings.
 """
 
 import contextlib
@@ -28,13 +28,13 @@ SHARED = (
 # fmt: on
 OWN = tuple(name for name in COLUMNS if name not in SHARED)
 TYPES = {"str": "TEXT", "int": "INTEGER", "float": "REAL", "bool": "BOOLEAN", "NoneType": "NULL"}
-JSON, ANY = "JSON", "ANY"  # a list; a number here and a word there
-KINDS = {  # column of the view: its type
+JSON, ANY = "JSON", "ANY"  # a list or dict; numbers in some rows and text in others
+KINDS = {  # {column of the view: its type}
     name: TYPES.get((kind.__name__ if isinstance(kind, type) else str(kind)).partition(" ")[0], JSON)
     for name, kind in Row.__annotations__.items()
     if name not in ("config", "setting", "headline", "log_id", "identity_version", "outside_unknown")  # internal
 } | {"folder": "TEXT", "certificate": "TEXT"}
-MAX_SETTINGS = 1800  # SQLite takes 2,000 columns
+MAX_SETTINGS = 1800  # SQLite allows 2,000 columns
 TABLES = """
 CREATE TABLE _facts (name TEXT PRIMARY KEY, value);
 CREATE TABLE _folders (id INTEGER PRIMARY KEY, path TEXT UNIQUE, signature TEXT);
@@ -51,16 +51,16 @@ _own_of, _shared_of = (operator.itemgetter(*map(COLUMNS.index, names)) for names
 _in_order = operator.itemgetter(*map((*OWN, *SHARED).index, COLUMNS))
 
 SCHEMA = "SELECT type, name, sql FROM sqlite_schema WHERE name != 'runs' ORDER BY name"  # without the view
-Values = tuple[Any, ...]  # of a row, by COLUMNS
+Values = tuple[Any, ...]  # the values of a row, in the order of COLUMNS
 
 
 def quoted(name: str) -> str:
-    """A column's name in SQL."""
+    """Quotes a column's name for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def plain(value: object) -> Any:
-    """A value as a column holds it: lists and dicts are JSON, an integer of over 64 bits is a float."""
+    """Converts a value for a column: lists and dicts to JSON, an integer of over 64 bits to a float."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, int):
@@ -74,7 +74,7 @@ def _tables() -> str:
 
 
 def check_tables(db: sqlite3.Connection) -> None:
-    """ValueError if the database holds anything but these tables, such as triggers or views that never end."""
+    """Raises ValueError if the database holds anything but these tables, such as triggers or views that never end."""
     with contextlib.closing(sqlite3.connect(":memory:")) as own:
         own.executescript(_tables())
         expected = own.execute(SCHEMA).fetchall()
@@ -86,10 +86,10 @@ def check_tables(db: sqlite3.Connection) -> None:
 
 
 class Database:
-    """db: a connection.  settings: {setting that some run has: its type}."""
+    """Rows of runs in SQLite.  db: the connection.  settings: {setting that some run has: its type}."""
 
     def __init__(self, db: sqlite3.Connection | None = None) -> None:
-        """db: a connection to a database with these tables; None: a new one in memory, without rows."""
+        """db: a connection to a database with these tables; None creates an empty database in memory."""
         self.db = db or sqlite3.connect(":memory:", isolation_level=None)
         if db is None:
             self.db.executescript(_tables())
@@ -97,18 +97,22 @@ class Database:
         self._taken = {name.lower() for name in (*self.settings, *COLUMNS, *KINDS)}
 
     def __del__(self) -> None:
-        if "db" in vars(self):  # a connection that nobody closes is a warning from Python 3.13 on
+        if "db" in vars(self):  # Python 3.13 warns about a connection that is not closed
             self.db.close()
 
     def put(self, rows: Iterable[tuple[int, str, str | None, Values | None]]) -> None:
-        """rows: (number of the parent folder, name of the run folder, signature, values or None if unreadable)."""
+        """Adds rows or replaces them.
+
+        rows: (number of the parent folder, name of the run folder, signature, values or None if it is unreadable).
+        """
         setups, lines = {key: id for id, key in self.db.execute("SELECT id, key FROM _setups")}, []
         for number, name, signature, values in rows:
             own: Iterable[Any] = [None] * len(OWN)
             setup = None
             if values is not None:
                 own, shared = map(plain, _own_of(values)), _shared_of(values)
-                key = hashlib.blake2b(marshal.dumps(shared, 2), digest_size=16).digest()  # 2: equal for equal values
+                # with marshal's version 2, equal values give equal bytes
+                key = hashlib.blake2b(marshal.dumps(shared, 2), digest_size=16).digest()
                 setup = setups[key] = setups.get(key) or self._new_setup(key, shared)
             lines.append((number, name, signature, setup, *own))
         marks, names = ", ".join("?" * (4 + len(OWN))), ", ".join(map(quoted, OWN))
@@ -128,12 +132,12 @@ class Database:
         return cast(int, done.lastrowid)
 
     def _kind_with(self, name: str, value: object) -> str | None:
-        """The type of a setting that also has this value; None if the setting cannot be a column."""
+        """Returns the type of a setting that now also has this value; None if the setting cannot be a column."""
         kind, known = TYPES.get(type(value).__name__, JSON), self.settings.get(name)
         if known in (kind, ANY) or (known and value is None):
             return known
         if known is None:
-            if name.lower() in self._taken or len(self.settings) >= MAX_SETTINGS:  # SQL does not tell cases apart
+            if name.lower() in self._taken or len(self.settings) >= MAX_SETTINGS:  # SQL ignores the case of names
                 return None
             self._taken.add(name.lower())
             self.db.execute(f"ALTER TABLE _setups ADD COLUMN {quoted(name)}")
@@ -147,13 +151,16 @@ class Database:
         return kind
 
     def _text(self, text: str) -> int:
-        """The number under which the settings of a group are kept."""
+        """Returns the id of a group's JSON text, which is stored if it is new."""
         text = plain(text)
         row = self.db.execute("SELECT id FROM _texts WHERE text = ?", [text]).fetchone()
         return cast(int, (row or [self.db.execute("INSERT INTO _texts (text) VALUES (?)", [text]).lastrowid])[0])
 
     def show(self, columns: Mapping[str, str], scope: str, is_kept: bool) -> None:
-        """Makes the view runs.  columns: {further column: its SQL}; is_kept: in the file, else for this connection."""
+        """Creates the view runs of the rows that meet scope, an SQL condition.
+
+        columns: {further column: its SQL}.  is_kept: in the file; else only for this connection.
+        """
         names = {name: f"{'r' if name in OWN else 's'}.{quoted(name)}" for name in KINDS if name in COLUMNS}
         names |= dict(columns) | {name: f"s.{quoted(name)}" for name in self.settings}
         source = f"FROM {JOINED} WHERE r.run_id IS NOT NULL AND {scope}"
@@ -167,7 +174,7 @@ class Database:
         self.db.execute(f"CREATE VIEW {schema}.runs AS SELECT {shown} {source}")
 
     def chosen_rows(self) -> list[tuple[str, str, Row]]:
-        """(path of the folder, name of the run folder, row) of each run in temp._chosen."""
+        """Returns (path of the parent folder, name of the run folder, row) of each run in temp._chosen."""
         texts = dict(self.db.execute("SELECT id, text FROM _texts").fetchall())
         setups_query = f"SELECT id, {', '.join(map(quoted, SHARED))} FROM _setups s WHERE id IN"
         setups, at = {}, SHARED.index("config")

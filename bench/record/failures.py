@@ -1,7 +1,7 @@
-"""How a run ended badly: which rank, at which step, why, and what to try.
+"""Determines why a run failed: which rank, at which step, the cause, and what to try.
 
-A rank that fails says so itself in logs/rankN.failure.json; one that is killed cannot, so the launcher concludes from
-its exit code (logs/agent.json).  classify() puts both together into run.json's "failure".
+A rank that fails writes logs/rankN.failure.json; for one that is killed, the launcher has only its exit code
+(logs/agent.json).  classify() combines both into run.json's "failure".
 """
 
 import contextlib
@@ -26,8 +26,8 @@ KILLED = (
     "look into the kernel log (dmesg): after its out-of-memory killer free memory or lower hardware.micro_batch_seqs; "
     "if it has no such line, somebody or the job's scheduler ended it: start it again"
 )
-ESCAPED = "processes_left"  # a run that killed its guard to leave something behind
-HINTS = {  # what to do
+ESCAPED = "processes_left"  # the run killed its guard to leave a process behind
+HINTS = {  # {kind of failure: what to try}
     "out_of_memory": "lower hardware.micro_batch_seqs: the batch stays the same, in more micro-steps",
     "non_finite_loss": "lower optim.lr (or optim.muon_lr), or set optim.grad_clip_norm=1.0",
     "not_causal": "check that attention is causal and that logits are computed from tokens alone",
@@ -60,29 +60,29 @@ HINTS = {  # what to do
     "docs/scripts.md",
     "exception": "read the traceback at the end of the rank's log",
 }
-# Kinds that changed data look like.
+# Kinds of failure that changed data may cause.
 BY_CHANGED_DATA = ("rank_crashed", "exception", "gpu_error", "bad_setting", "non_finite_loss")
 WINDOW_ENDED = "the profiler's window ended (profile.stop_after_window=true)"
 GPU_ERROR = re.compile(r"^AcceleratorError|CUDA error|CUDNN_STATUS_|CUBLAS_STATUS_|CUDA driver error")
-GPU_FAULTS = "gpus.log"  # in logs/: what telemetry's sampler saw of a GPU that failed, a sentence a line
-GPU_SEEN_S = 1.0  # within which the sampler, which ends with rank 0, has read every GPU again
-BY_GPU = ("exception", "gpu_error", "nccl_error", "collective_timeout", "rank_crashed")  # what it leads to
-OWN_KINDS = {"NonFiniteLoss": "non_finite_loss", "NotCausal": "not_causal"}  # of the trainer's exceptions
-KILL_SEEN_WITHIN_S = 5.0  # torchrun looks every half second and stamps whole seconds
-SIGNALLED = re.compile(r"SignalException: Process \d+ got signal: (\d+)")  # what torchrun prints last
+GPU_FAULTS = "gpus.log"  # in logs/: what telemetry's sampler observed of a GPU that failed, a sentence per line
+GPU_SEEN_S = 1.0  # the sampler, which ends with rank 0, reads every GPU again within this time
+BY_GPU = ("exception", "gpu_error", "nccl_error", "collective_timeout", "rank_crashed")  # kinds that a bad GPU causes
+OWN_KINDS = {"NonFiniteLoss": "non_finite_loss", "NotCausal": "not_causal"}  # {exception of the trainer: kind}
+KILL_SEEN_WITHIN_S = 5.0  # torchrun polls every half second, and its time stamps are whole seconds
+SIGNALLED = re.compile(r"SignalException: Process \d+ got signal: (\d+)")  # torchrun's last line after a signal
 OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|out of memory|can(?:'|no)t allocate memory|ALLOC_FAILED|bad_alloc|MemoryError"
     "|failed to map segment",
     re.I,
 )
-ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|terminate called|what\(\))\b.*")  # of a traceback, or of C++
+ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|terminate called|what\(\))\b.*")  # in a traceback, or from C++
 NCCL_TIMEOUT = "Watchdog caught collective operation timeout"  # in the log of a rank that NCCL's watchdog aborted
-# What a rank says when it fails only because another one did.
+# Matches the message of a rank that fails only because another one did.
 FOLLOWS_ANOTHER = re.compile(r"connection (reset|closed|refused)|broken pipe|peer|recvbytes|remote process", re.I)
 
 
 class Reported(TypedDict):
-    """logs/rankN.failure.json: failure(), and when."""
+    """logs/rankN.failure.json: what failure() returns, and the time of the failure."""
 
     kind: str
     message: str
@@ -101,7 +101,7 @@ class Ended(TypedDict):
 
 
 class AgentsFacts(TypedDict):
-    """logs/agent.json."""
+    """logs/agent.json, which the process that starts the ranks writes."""
 
     failures: list[Ended]
 
@@ -114,13 +114,16 @@ def failure(
     signal_name: str | None = None,
     exit_code: int | None = None,
 ) -> Section:
-    """run.json's "failure", with the hint of its kind.  step is the last row of steps.csv that the rank knew of."""
+    """Returns run.json's "failure", with the hint for its kind.  step: the last step in steps.csv; None if unknown."""
     where = {"rank": rank, "step": step, "signal": signal_name, "exit_code": exit_code}
     return {"kind": kind, **where, "message": message, "hint": HINTS[kind]}
 
 
 def bad_data(changed: list[str], led_to: Section | None) -> Section:
-    """changed: sentences; led_to: the failure of the run that the changed data led to, None: it ended well."""
+    """Returns the failure of a run whose data changed while it ran.
+
+    changed: sentences that say what changed; led_to: the failure that this caused, None if the run ended well.
+    """
     message = "; ".join(changed)
     if led_to is None:
         return failure("bad_data", message)
@@ -129,12 +132,12 @@ def bad_data(changed: list[str], led_to: Section | None) -> Section:
 
 
 def is_interrupt(failure_of_run: Section | None) -> bool:
-    """Whether a run ended because somebody ended it, so that those after it are not wanted either."""
+    """Whether a run failed because it was interrupted or preempted, so that the runs after it must not start."""
     return failure_of_run is not None and failure_of_run["kind"] in ("interrupted", "preempted")
 
 
 def interrupted_by(run: Facts) -> str | None:
-    """The signal by which somebody ended a run, or only its look after the race; None: nobody did."""
+    """Returns the signal that interrupted a run, or only its look after the race; None if nothing did."""
     if is_interrupt(run["failure"]):
         signal_name: str | None = run["failure"]["signal"]
         return signal_name
@@ -142,10 +145,13 @@ def interrupted_by(run: Facts) -> str | None:
 
 
 def write(folder: Path | str, rank: int, step: int | None, error: BaseException) -> str:
-    """Called by the rank that fails, with the exception in hand.  Returns its kind.  step: None outside training."""
+    """Writes the failure file of a rank while its exception is being handled.  Returns the kind of the failure.
+
+    step: the last step; None outside of training.
+    """
     kind = kind_of(error)
     facts = failure(kind, f"{type(error).__name__}: {error}"[:2000], rank, getattr(error, "step", step))
-    facts["failed_at_s"] = time.monotonic()  # of this machine: on_own_clock() in bench/launch/nodes/
+    facts["failed_at_s"] = time.monotonic()  # by this node's clock; on_own_clock() in bench/launch/nodes/ converts it
     facts["traceback"] = traceback.format_exc()
     path = Path(folder) / "logs" / f"rank{rank}.failure.json"
     try:
@@ -161,7 +167,7 @@ def write(folder: Path | str, rank: int, step: int | None, error: BaseException)
 
 
 def kind_of(error: BaseException) -> str:
-    """The kind of an exception, for HINTS."""
+    """Returns the kind of failure, a key of HINTS, of an exception."""
     text, name = str(error), type(error).__name__
     if name in OWN_KINDS:
         return OWN_KINDS[name]
@@ -171,7 +177,7 @@ def kind_of(error: BaseException) -> str:
         return "disk_full"
     if isinstance(error, OSError) and error.errno in (errno.EIO, errno.EROFS, errno.ESTALE):
         return "disk_error"
-    if isinstance(error, Damaged) and "run.json: " in text:  # removed or cut: it is the launcher's alone
+    if isinstance(error, Damaged) and "run.json: " in text:  # only the launcher writes it: somebody removed or cut it
         return "folder_removed"
     if isinstance(error, ValueError):
         return "bad_data" if ".bin" in text else "bad_setting"
@@ -183,7 +189,7 @@ def kind_of(error: BaseException) -> str:
 
 
 def classify(folder: Path, exit_code: int | None) -> Section | None:
-    """What the folder says of a worker group that ended with exit_code: a failure, or None for a good end."""
+    """Returns why the ranks failed, from the files in the run folder and the exit code; None if they succeeded."""
     failed = _ranks_failure(folder, exit_code)
     faults = "; ".join(dict.fromkeys(_log(folder, GPU_FAULTS).splitlines()))
     if failed is None or not faults or failed["kind"] not in BY_GPU:
@@ -204,7 +210,7 @@ def _ranks_failure(folder: Path, exit_code: int | None) -> Section | None:
     killed = [rank for rank in ended if rank["exit_code"] < 0 and -rank["exit_code"] != signal.SIGTERM]
     if first_cause:
         cause = min(first_cause, key=lambda rank: rank["failed_at_s"])
-        # A kill that the agent saw long after is its own: it ends what does not end on its own.
+        # A much later kill is torchrun's own, which ends the ranks that do not end by themselves.
         killed = [rank for rank in killed if rank["failed_at_s"] <= cause["failed_at_s"] + KILL_SEEN_WITHIN_S]
         if not (killed and cause["kind"] in ("exception", "nccl_error", "collective_timeout")):
             return _without_private(cause)
@@ -219,7 +225,7 @@ def _ranks_failure(folder: Path, exit_code: int | None) -> Section | None:
         message = "the launching agent was ended by SIGKILL"
         return failure("agent_killed", message, None, last_step(folder), "SIGKILL", exit_code)
     number = int(signal.SIGTERM) if exit_code in (-signal.SIGTERM, 128 + signal.SIGTERM) else 0
-    if told := SIGNALLED.search(_log(folder, "agent.log")):  # and ends with exit code 1
+    if told := SIGNALLED.search(_log(folder, "agent.log")):  # torchrun then ends with exit code 1
         number = int(told[1])
     if number in set(signal.Signals):
         name = signal.Signals(number).name
@@ -229,14 +235,14 @@ def _ranks_failure(folder: Path, exit_code: int | None) -> Section | None:
 
 
 def _facts(path: Path, kind: type) -> Section | None:
-    """Facts of a process that failed, where it wrote them whole: whatever it trains can write there too."""
+    """Returns the content of a failure file; None if missing or malformed, as the trained code can write it too."""
     with contextlib.suppress(Damaged):
         return json_file.read(path, kind)
     return None
 
 
 def _not_started(folder: Path, exit_code: int | None) -> Section:
-    """The agent ended before any rank could speak: what it printed last says why."""
+    """Returns the failure for an agent that ended before any rank started, from what it printed last."""
     text = _log(folder, "agent.log")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     last_words = next(
@@ -244,7 +250,7 @@ def _not_started(folder: Path, exit_code: int | None) -> Section:
     )
     kind = "out_of_memory" if OUT_OF_MEMORY.search(text) else "not_started"
     message = f"no rank could be started (exit code {exit_code}, logs/agent.log): {last_words[:500]}"
-    if kind == "out_of_memory":  # no batch was there yet
+    if kind == "out_of_memory":  # before the first batch, so that a smaller one would not help
         hint = "free memory of this machine, or raise its limit (ulimit -v), and start it again"
         return failure(kind, message, exit_code=exit_code) | {"hint": hint}
     return failure(kind, message, exit_code=exit_code)
@@ -268,15 +274,15 @@ def _log(folder: Path, name: str) -> str:
 
 
 def last_step(folder: Path) -> int | None:
-    """The last step that rank 0's step writer wrote, within half a second of what any rank knew; None: not one."""
+    """Returns the last step that rank 0 wrote, which lags behind the ranks by at most half a second; None before it."""
     return run_folder.progress(folder).get("step")
 
 
 def write_launcher_killed(folder: Path | str, message: str = "the launcher ended before its workers") -> None:
-    """Finish the record where the launcher is gone, and all that the run has started.
+    """Finishes the record of a run whose launcher and processes are gone.
 
-    In a look after the race, what was measured before is kept.  The run is aborted all the same: its second clock and
-    the last checks were the launcher's, and a contestant could end it there to be rid of them.
+    If the launcher died during the look after the race, what was measured before is kept.  The run still counts as
+    aborted: the second clock and the last checks were the launcher's, and a contestant could kill it to avoid them.
     """
     folder = Path(folder)
     run = run_folder.read_raw(folder)
@@ -294,7 +300,7 @@ def write_launcher_killed(folder: Path | str, message: str = "the launcher ended
         atomic.release(folder)
         private.redact_logs(folder, REPO)
         if run.get("script") and not (work := folder / "work").is_symlink():
-            run_folder.remove_links(work)  # to its data and what lies beside its sources
+            run_folder.remove_links(work)  # links to its data and to files beside its sources
         run["artifacts"], not_kept = run_folder.kept(folder)
         if not_kept:
             run["not_kept"] = not_kept

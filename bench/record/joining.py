@@ -1,10 +1,10 @@
-"""The ledgers of several results folders in one: each stays a chain of its own, whose lines are copied as they are.
+"""Joins the ledgers of several results folders: each remains a separate chain, whose lines are copied unchanged.
 
     own line 1 ... own line 9 | theirs 1 ... theirs 5 | join (firsts: theirs 1, heads: theirs 5) | own line 11 ...
 
-The join follows own line 9, so both ends are kept and named: what is removed from either chain later shows, as do lines
-whose chain begins without a join that names it.  Joining again adds what the other ledger has got since.  Nothing is
-ever taken out, so a ledger that was cut after it was joined loses no line here.
+The join line follows own line 9 and names the ends of the other chain, so that lines removed from either chain later
+are detected, as are chains that no join names.  Joining again adds the lines that the other ledger has gained since.
+Lines are never removed, so if the other ledger is cut after it was joined, no line is lost here.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ from bench.base.text_table import some
 from bench.record import ledger, line_count
 from bench.record.ledger import Ledger, Line, name_of_line
 
-MAX_NAMED = 3  # of what is refused
+MAX_NAMED = 3  # faults that a message lists
 
 
 def fault_of(theirs: Ledger, counted: object) -> str | None:
-    """Why another folder's ledger is not joined, None: nothing is wrong.
+    """Returns why another folder's ledger must not be joined, or None if nothing is wrong with it.
 
-    counted: what its line_count.NAME holds, None where it is missing or damaged.
+    counted: the content of its line_count.NAME, None if that is missing or damaged.
     """
     if theirs.faults:
         return f"its ledger is not whole: {some(theirs.faults, MAX_NAMED, separator='; ')}"
@@ -33,10 +33,10 @@ def fault_of(theirs: Ledger, counted: object) -> str | None:
 
 
 def clashes(own: Ledger, theirs: Ledger) -> list[str]:
-    """Names of runs and races of which theirs has lines that cannot be added to those that are here.
+    """Returns the names of runs and races whose lines in theirs contradict those in own, sorted.
 
-    Each ledger has a line that the other lacks; or the run is complete by own or was started here, so that nobody else
-    has more to say of it; or the race has its end.  Else the one that has more lines is the newer state of the other.
+    They do if each ledger has a line that the other lacks; if theirs adds lines to a run that is complete in own or was
+    started here; or to a race that has ended in own.  Otherwise the ledger with more lines is the newer state.
     """
     mine, others = _by_name(own.lines), _by_name(theirs.lines)
     started_here = {line.get("run") for line in own.own_lines}
@@ -52,7 +52,7 @@ def clashes(own: Ledger, theirs: Ledger) -> list[str]:
 
 
 def _by_name(lines: Sequence[Line]) -> dict[str, dict[str, Line]]:
-    """{run or race: {sha256: line about it}}"""
+    """Returns {run or race: {sha256: line about it}}."""
     names: dict[str, dict[str, Line]] = {}
     for line in lines:
         if name := line.get("run") or line.get("race_id"):
@@ -61,10 +61,10 @@ def _by_name(lines: Sequence[Line]) -> dict[str, dict[str, Line]]:
 
 
 def join(results: Path, content: bytes) -> int:
-    """Adds the lines of another ledger, of this content, that are not in this folder's yet.  Returns how many.
+    """Adds the lines of another ledger that this folder's ledger lacks, atomically.  Returns their number.
 
-    It happens as a whole or not at all, whenever the process is killed.  The other one is whole and clashes with
-    nothing here: fault_of(), clashes().  OSError: nothing is written.
+    content: the bytes of the other ledger, for which fault_of() and clashes() have returned nothing.  If OSError is
+    raised, nothing has been written.
     """
     texts = [text for text in content.split(b"\n") if text]
     if not (results / ledger.NAME).exists():
@@ -78,7 +78,7 @@ def join(results: Path, content: bytes) -> int:
             line, text, _ = ledger.following(results, file, "join", _ends(texts))
             before = own if own.endswith(b"\n") else own + b"\n"
             with atomic.replacing(results / ledger.NAME) as replaced:
-                with contextlib.suppress(OSError):  # those who could append to it still can
+                with contextlib.suppress(OSError):  # keep its mode and group: whoever could append to it still can
                     os.fchmod(replaced.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode))
                     os.fchown(replaced.fileno(), -1, os.fstat(file.fileno()).st_gid)
                 replaced.write(before + b"\n".join(new) + b"\n" + text.lstrip(b"\n"))
@@ -87,7 +87,7 @@ def join(results: Path, content: bytes) -> int:
 
 
 def _ends(texts: Sequence[bytes]) -> dict[str, list[str | None]]:
-    """The lines at which its chains begin, and those that no other line follows."""
+    """Returns the names of the lines at which the chains of a ledger begin, and of those that no line follows."""
     lines = [(name_of_line(text), ledger.parsed(text)) for text in texts]
     followed = {name for _, line in lines if line for name in [line.get("prev"), *line.get("heads", ())]}
     return {

@@ -1,12 +1,12 @@
-"""The ledger: a line when a run starts and one when it ends, so that no started run can be left out later.
+"""The ledger has a line for the start and one for the end of every run, so that no run can be excluded later.
 
 results/ledger.jsonl has a JSON object per line and is only ever appended to:
     {"prev", "at", "counter", "number", "event", ..., "sha256"}      prev: the sha256 of the line before, null for the
-           first; counter, number: the count of its lines (not there: of an older ledger)
-    start  run ("<track>/<run_id>"), config_id, seed, source_sha256, identity_version (not there: 1), deviations,
-           race (None: in no race), shape_id and floats (bench.config.identity.shape; not there: of an older ledger)
-    end    run, status, validity, run_json_sha256, failure (its kind; not there: none, or of an older ledger)
-    checkpoint  run, step, checkpoint_sha256      resume  the same, segment: the run goes on from it, and has no end yet
+           first; counter, number: the count of its lines (absent in older ledgers)
+    start  run ("<track>/<run_id>"), config_id, seed, source_sha256, identity_version (absent: 1), deviations,
+           race (None: in no race), shape_id and floats (bench.config.identity.shape; absent in older ledgers)
+    end    run, status, validity, run_json_sha256, failure (its kind; absent without one and in older ledgers)
+    checkpoint  run, step, checkpoint_sha256      resume  the same, segment: the run continues from the checkpoint
     plan   race_id, plan_sha256, baseline, arms     look  race_id, started, planned
     race_end  race_id, status, race_json_sha256
     join   firsts, heads: the names of the first and last lines of another folder's ledger, whose lines precede this one
@@ -14,14 +14,14 @@ results/ledger.jsonl has a JSON object per line and is only ever appended to:
     opened   the first line of a ledger that begins with a join
 
 A line's sha256 covers the rest of the line, so an edited line is detected, and a removed one by the line that names it.
-Each run.json names its start line, so if the end of a ledger was removed, the runs that are there reveal it, and the
-next line's number says how many lines are missing: the count is kept beside the ledger and again in this machine's
+Each run.json names its start line, so if the end of a ledger was removed, the runs that are present reveal it, and the
+next line's number says how many lines are missing: the count is kept beside the ledger and also in this machine's
 state folder (line_count.py).  If both files are gone, another count begins, which is detected too.  Along the chain,
 times may go back only by as much as clocks disagree.  Two ledgers that grew from one may be concatenated: then two
 lines name the same earlier one.
 
-This detects mistakes and edits.  That a ledger was rewritten as a whole, with its count, is only detected if an earlier
-state of it was published (bench/claims/rules/records.py).
+This detects mistakes and edits.  Rewriting a whole ledger together with its count is only detected if an earlier state
+was published (bench/claims/rules/records.py).
 """
 
 import contextlib
@@ -48,12 +48,12 @@ from bench.record.shape import Record
 
 NAME = "ledger.jsonl"
 TURN = ".ledger.turn"
-MAX_REPLACED = 10  # times in a row, during one append
-MAX_FIRST_BYTES = 2**16  # of the first line, by which a ledger is known
+MAX_REPLACED = 10  # how often a join may replace the file during one append
+MAX_FIRST_BYTES = 2**16  # the limit for the first line, which identifies a ledger
 
 
 class OfRace(TypedDict):
-    """The slot in a race of a run that was started."""
+    """The place in a race of a run that was started."""
 
     race_id: str
     arm: NotRequired[str]
@@ -63,7 +63,7 @@ class OfRace(TypedDict):
 
 
 class Line(TypedDict):
-    """The fields of the lines above that are read."""
+    """A line of the ledger, with the fields that are read."""
 
     sha256: str
     event: str
@@ -91,29 +91,29 @@ class Line(TypedDict):
     race_json_sha256: NotRequired[str]
     plan_sha256: NotRequired[str]
     baseline: NotRequired[str]
-    arms: NotRequired[Any]  # by name: config_id and source_sha256
-    firsts: NotRequired[list[str]]  # this and the next: of a join, by name_of_line()
+    arms: NotRequired[Any]  # {name: config_id and source_sha256}
+    firsts: NotRequired[list[str]]  # firsts and heads: lines by name_of_line(), in a join
     heads: NotRequired[list[str]]
-    record: NotRequired[str]  # this and the rest: of a certificate (certificates.py)
+    record: NotRequired[str]  # record and the fields below: in a certificate (certificates.py)
     losses_sha256: NotRequired[str]
     outcome: NotRequired[str]
     replays: NotRequired[list[str]]
 
 
 class StartedRun(TypedDict):
-    """The lines of a run."""
+    """The start and end lines of a run."""
 
     start: Line
-    end: Line | None  # None: it runs, or was killed
+    end: Line | None  # None: it is running, or was killed
 
 
-ParsedLine = tuple[int, Line | None, bytes]  # number in the file from 1, None where it is damaged, its bytes
+ParsedLine = tuple[int, Line | None, bytes]  # number in the file from 1; the line, None if damaged; its bytes
 
 
 def append(results: Path | str, event: str, **facts: object) -> Line:
-    """Appends one line under a lock and returns it; it is on disk when this returns.  OSError: nothing is written.
+    """Appends a line under a lock, durably, and returns it.  If OSError is raised, nothing has been written.
 
-    A line that a power failure left unfinished is ended and stays; the next one names it by the hash of its bytes.
+    A line that a power failure left unfinished is kept as it is; the next line names it by the hash of its bytes.
     """
     with turn(results) as file:
         line, text, size = following(Path(results), file, event, facts)
@@ -123,7 +123,7 @@ def append(results: Path | str, event: str, **facts: object) -> Line:
             os.fsync(file.fileno())
         except OSError as error:
             with contextlib.suppress(OSError):
-                file.truncate(size)  # no half lines
+                file.truncate(size)  # leave no incomplete line
             raise OSError(error.errno, error.strerror, str(Path(results) / NAME)) from error
         line_count.keep(Path(results), first_of(file), line)
     return line
@@ -131,20 +131,20 @@ def append(results: Path | str, event: str, **facts: object) -> Line:
 
 @contextlib.contextmanager
 def turn(results: Path | str) -> Iterator[FileIO]:
-    """The ledger, open to be appended to by this process alone."""
+    """Opens the ledger for appending and locks it, so that only this process appends."""
     path = Path(results) / NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The file is opened once the turn is ours: NFS shows what other nodes have closed to who opens it afterwards.
-    # Its own lock is held too: a process that stands still loses its turn, and earlier revisions know this lock alone.
+    # The file is opened after the lock is taken, as NFS shows what other nodes wrote only to files opened afterwards.
+    # The file's own lock is held too: a suspended process loses TURN as stale, and earlier revisions use only flock.
     with atomic.locked(path.parent / TURN), contextlib.ExitStack() as opened:
         for _ in range(MAX_REPLACED):
             file = opened.enter_context(open(path, "a+b", buffering=0, opener=_opened_here))
-            with contextlib.suppress(OSError):  # a file system without locks
+            with contextlib.suppress(OSError):  # the file system may not support flock
                 fcntl.flock(file, fcntl.LOCK_EX)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                     break
-            # a join replaced it while this process waited: what is written to it now would be lost
+            # a join replaced the file while this process waited: what is written to the old one would be lost
         yield file
 
 
@@ -157,7 +157,7 @@ def _opened_here(path: str, flags: int) -> int:
 
 
 def following(results: Path, file: FileIO, event: str, facts: Mapping[str, object]) -> tuple[Line, bytes, int]:
-    """(the line that follows in this file, the bytes that append it, the size of the file)."""
+    """Returns the next line of this file, the bytes to append for it, and the present size of the file."""
     size = file.seek(0, os.SEEK_END)
     last = _last_line(file, size)
     count = line_count.following(results, first_of(file), parsed(last) if last else None)
@@ -168,13 +168,13 @@ def following(results: Path, file: FileIO, event: str, facts: Mapping[str, objec
 
 
 def first_of(file: FileIO) -> str | None:
-    """The name of the file's first line, None if it is empty."""
+    """Returns the name of the file's first line, None if the file is empty."""
     file.seek(0)
     return name_of_line(file.read(MAX_FIRST_BYTES).partition(b"\n")[0] or None)
 
 
 def _last_line(file: FileIO, size: int) -> bytes | None:
-    """The bytes of the last line that is not empty, with its newline if it has one; None without such a line."""
+    """Returns the bytes of the last line that is not empty, with its newline if it has one; None if there is none."""
     num_bytes = 4096
     while True:
         start = max(0, size - num_bytes)
@@ -186,11 +186,11 @@ def _last_line(file: FileIO, size: int) -> bytes | None:
             return block[newline + 1 : end + 1]
         if not start:
             return None
-        num_bytes *= 4  # from further back, and all of it again: a long line costs its own length, not its square
+        num_bytes *= 4  # growing blocks, read as a whole: the cost is linear in the length of a long line
 
 
 def name_of_line(last: bytes | None) -> str | None:
-    """The name by which the next line refers to this one: its sha256, or that of its bytes if it is damaged."""
+    """Returns the name by which the next line refers to this one: its sha256, or that of its bytes if it is damaged."""
     if last is None:
         return None
     line = parsed(last)
@@ -198,7 +198,7 @@ def name_of_line(last: bytes | None) -> str | None:
 
 
 def parsed(line: bytes | str) -> Line | None:
-    """A line as a dict, or None if it is damaged."""
+    """Parses a line; returns None if it is damaged."""
     try:
         return json_file.parsed(line, NAME, Line)
     except ValueError:
@@ -206,7 +206,7 @@ def parsed(line: bytes | str) -> Line | None:
 
 
 def digest(line: Mapping[str, Any]) -> str:
-    """Hash of a line's facts without its own sha256."""
+    """Returns the SHA-256 of a line's fields other than "sha256"."""
     return hashlib.sha256(_text({key: value for key, value in line.items() if key != "sha256"}).encode()).hexdigest()
 
 
@@ -215,7 +215,7 @@ def _text(line: Mapping[str, Any]) -> str:
 
 
 def started(results: Path | str, folder: Path | str, run: Record, shape: Mapping[str, Any] | None = None) -> str:
-    """Appends the start of a run whose folder was just made.  Returns the line's sha256, which run.json keeps.
+    """Appends the start of a run whose folder was just created.  Returns the line's sha256, which run.json keeps.
 
     shape: bench.config.identity.shape() of its config.
     """
@@ -226,7 +226,7 @@ def started(results: Path | str, folder: Path | str, run: Record, shape: Mapping
 
 
 def ended(results: Path | str, folder: Path | str, run: Record, is_there: bool = True) -> Line:
-    """Appends the end of a run whose run.json is final, or whose folder is gone.  Returns the line."""
+    """Appends the end of a run whose run.json is final, or whose folder is gone (is_there=False).  Returns the line."""
     sha256 = sha256_of(Path(folder) / "run.json") if is_there else None
     name = name_of(results, folder)
     facts = {"status": run["status"], "validity": run["validity"], "run_json_sha256": sha256}
@@ -235,22 +235,22 @@ def ended(results: Path | str, folder: Path | str, run: Record, is_there: bool =
 
 
 def sha256_of(path: Path | str) -> str:
-    """The SHA-256 of a file's content, as hex."""
+    """Returns the SHA-256 of a file's content as hex.  Raises Missing or Damaged."""
     return sha256_of_bytes(plain_file.content(path))
 
 
 def sha256_of_bytes(content: bytes) -> str:
-    """The SHA-256 of these bytes, as hex."""
+    """Returns the SHA-256 of bytes as hex."""
     return hashlib.sha256(content).hexdigest()
 
 
 def is_changed(folder: Path | str, end: Line) -> bool:
-    """Whether the run.json of this folder does not have the hash that its end line recorded."""
+    """Whether the run.json of a folder has another hash than its end line recorded."""
     return end.get("run_json_sha256") != sha256_of(Path(folder) / "run.json")
 
 
 def name_of(results: Path | str, folder: Path | str) -> str:
-    """A run folder -> "<track>/<run_id>"."""
+    """Returns the name of a run folder, "<track>/<run_id>"."""
     return Path(os.path.relpath(folder, results)).as_posix()
 
 
@@ -261,17 +261,17 @@ def name_of(results: Path | str, folder: Path | str) -> str:
 class Ledger:
     """The ledger of a results folder, parsed once: pass it on instead of reading it again."""
 
-    results: Path  # the folder that the runs' names start from
+    results: Path  # the folder that the runs' names are relative to
     lines: list[Line]  # in order, with "sha256"; a damaged one is {"event": "damaged", "line": its number in the file}
     faults: list[str]  # sentences: what is wrong with the chain; [] if every line is whole and names an earlier one
-    numbers: list[int] = dataclasses.field(default_factory=list)  # of lines, in the file, from 1
+    numbers: list[int] = dataclasses.field(default_factory=list)  # for each line, its number in the file, from 1
     # (number of a line at which the count started over, number of the first line of its chain)
     recounted: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    roots: list[int] = dataclasses.field(default_factory=list)  # of each line, the number of the first of its chain
+    roots: list[int] = dataclasses.field(default_factory=list)  # for each line, the number of its chain's first line
 
     @functools.cached_property
     def runs(self) -> dict[str, StartedRun]:
-        """{run: {"start": line, "end": line or None}} in order of starts."""
+        """{run: its start and end lines}, in the order of the starts."""
         return runs_of(self.lines)
 
     @property
@@ -280,14 +280,14 @@ class Ledger:
         return [line for root, line in zip(self.roots, self.lines) if root == self.roots[0]]
 
     def race_lines(self, race_id: str) -> list[Line]:
-        """Lines of one race: its plan, the starts and ends of its runs, looks, its end."""
+        """Returns the lines of a race: its plan, the starts and ends of its runs, its looks and its end."""
         races = ((name, run["start"].get("race")) for name, run in self.runs.items())
         mine = {name for name, race in races if race and race["race_id"] == race_id}
         return [line for line in self.lines if line.get("race_id") == race_id or line.get("run") in mine]
 
 
 def read(results: Path | str) -> Ledger:
-    """The ledger in this results folder; without one it has no lines and no faults."""
+    """Reads the ledger of a results folder; without one, returns a Ledger without lines and faults."""
     try:
         return from_bytes(Path(results), plain_file.content(Path(results) / NAME, plain_file.MAX_LINES_BYTES))
     except Missing:
@@ -295,14 +295,14 @@ def read(results: Path | str) -> Ledger:
 
 
 def lines_with(results: Path | str, pattern: re.Pattern[bytes]) -> Iterator[Line]:
-    """The lines that match a pattern, without checking the chain, which takes long."""
+    """Yields the lines that match a pattern, without checking the chain, which would take long."""
     with contextlib.suppress(Missing):
         content = plain_file.content(Path(results) / NAME, plain_file.MAX_LINES_BYTES)
         yield from filter(None, (parsed(text) for text in content.split(b"\n") if pattern.search(text)))
 
 
 def from_bytes(results: Path, content: bytes) -> Ledger:
-    """The ledger whose file has this content."""
+    """Parses and checks a ledger from the content of its file."""
     parsed_lines = [(number, parsed(text), text) for number, text in enumerate(content.split(b"\n"), 1) if text]
     lines = [line or cast(Line, {"event": "damaged", "line": number}) for number, line, _ in parsed_lines]
     book = Ledger(results, lines, _faults(parsed_lines), [number for number, _, _ in parsed_lines])
@@ -311,7 +311,7 @@ def from_bytes(results: Path, content: bytes) -> Ledger:
 
 
 def _faults(lines: Sequence[ParsedLine]) -> list[str]:
-    """[(number in the file from 1, dict or None, bytes)] -> sentences."""
+    """Returns sentences about lines that are damaged, changed, duplicated or missing."""
     wrong: list[str] = []
     names: set[str | None] = set()
     firsts: list[str] = []
@@ -320,7 +320,7 @@ def _faults(lines: Sequence[ParsedLine]) -> list[str]:
         if line is None:
             if number == lines[-1][0]:
                 wrong.append(f"line {number}, the last, is damaged or unfinished")
-            names.add(name_of_line(text))  # the next line names it so, if a power cut left it so
+            names.add(name_of_line(text))  # after a power failure, the next line names the damaged one like this
             continue
         if line["sha256"] != digest(line):
             wrong.append(f"line {number} was changed")
@@ -339,16 +339,16 @@ def _faults(lines: Sequence[ParsedLine]) -> list[str]:
 
 
 class _Link(NamedTuple):
-    """What the lines that follow a line need to know of it."""
+    """The state of a chain at a line, against which the next line is checked."""
 
     number: int = 0  # of the line in the file
-    root: int = 0  # number of the first line of its chain
+    root: int = 0  # number of the first line of the chain
     latest: tuple[datetime, int] | None = None  # the latest time up to here, and the number of its line
     counted: tuple[str, int] | None = None  # counter and number of the last line that has them
 
 
 def _faults_along_the_chain(lines: Sequence[ParsedLine], book: Ledger) -> list[str]:
-    """Sentences about times that go back and numbers with gaps, comparing each line with the one that it names.
+    """Compares each line with the one that it names; returns sentences about times that go back and missing numbers.
 
     Also fills in book.recounted and book.roots.
     """
@@ -381,7 +381,7 @@ def _faults_along_the_chain(lines: Sequence[ParsedLine], book: Ledger) -> list[s
 
 
 def runs_of(lines: Iterable[Line]) -> dict[str, StartedRun]:
-    """The runs that these lines start, in that order.  Lines of other programs may lack some facts."""
+    """Returns {run: its start and end lines} in the order of the starts.  Fields that old lines lack get a default."""
     runs: dict[str, StartedRun] = {}
     for line in lines:
         if line["event"] == "start" and "run" in line:
@@ -394,6 +394,6 @@ def runs_of(lines: Iterable[Line]) -> dict[str, StartedRun]:
 
 
 def find(start: Path | str) -> Path | None:
-    """The nearest folder, from this one upwards, that has a ledger; None if none has."""
+    """Returns the nearest folder, from this one upwards, that has a ledger; None if none has."""
     start = Path(start).absolute()
     return next((folder for folder in (start, *start.parents) if (folder / NAME).is_file()), None)

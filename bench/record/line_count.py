@@ -1,7 +1,7 @@
-"""How many lines a ledger has, counted outside of it, so that a ledger that lost its end shows.
+"""Keeps the number of a ledger's lines in two other files, so that a ledger whose end was removed is detected.
 
 results/.ledger.count                                {"ledger", "counter", "number"}
-$XDG_STATE_HOME/speedrun/ledgers/<hash>.json         the same, of the results folder whose path has this hash;
+$XDG_STATE_HOME/speedrun/ledgers/<hash>.json         the same, for the results folder whose path has this hash;
                                                      without XDG_STATE_HOME in ~/.local/state
 """
 
@@ -21,33 +21,33 @@ COUNTER_BYTES = 8
 
 
 class Count(TypedDict):
-    """What each line says of its place."""
+    """The fields of a ledger's line that give its place: an id of the count, and the line's number in it."""
 
     counter: str
     number: int
 
 
 def following(results: Path, first: str | None, last: Mapping[str, Any] | None) -> Count:
-    """Of the line that is to follow last (None: it is the first, or no line of ledger.append()).
+    """Returns the count of the next line, after last (None: there is no line, or it is damaged).
 
-    first: the sha256 of the ledger's first line, None where there is none yet.
+    first: the SHA-256 of the ledger's first line, None if there is none yet.
     """
     known = newest(results, first)
     if known is None:
         return {"counter": secrets.token_hex(COUNTER_BYTES), "number": 1}
     counter, number = known
     if last and last.get("counter") == counter:
-        number = max(number, last.get("number", 0))  # a kill came before it was kept
+        number = max(number, last.get("number", 0))  # the process was killed before it kept the count
     return {"counter": counter, "number": number + 1}
 
 
 def newest(results: Path, first: str | None) -> tuple[str, int] | None:
-    """Counter and number of the last line that was counted in the ledger that begins with first; None: nobody knows."""
+    """Returns counter and number of the last counted line of the ledger that begins with first; None if unknown."""
     return newest_of((atomic.read_json(path) for path in _paths(results)), first)
 
 
 def newest_of(counts: Iterable[object], first: str | None) -> tuple[str, int] | None:
-    """newest() of what the files hold; None where one is missing or damaged."""
+    """Does what newest() does with the content of the two files; None stands for a missing or damaged one."""
     kinds = {"ledger": str, "counter": str, "number": int}
     known = [kept for kept in counts if isinstance(kept, dict)]
     known = [kept for kept in known if all(isinstance(kept.get(key), kind) for key, kind in kinds.items())]
@@ -56,14 +56,14 @@ def newest_of(counts: Iterable[object], first: str | None) -> tuple[str, int] | 
 
 
 def lost_end(known: tuple[str, int] | None, lines: Iterable[Mapping[str, Any]]) -> str | None:
-    """What was counted more than a ledger's lines, None: nothing.  known: of newest()."""
+    """Returns what is wrong if more lines were counted than a ledger has, else None.  known: from newest()."""
     counter, number = known or (None, 0)
     last = max((line.get("number", 0) for line in lines if line.get("counter") == counter), default=0)
     return f"counted {number} lines, but the last one is number {last}: its end was removed" if last < number else None
 
 
 def lost(ledger: Path) -> str | None:
-    """A sentence where this ledger is gone or empty, which had lines, beside runs; None: it is not."""
+    """Returns a sentence if a ledger that had lines, with runs beside it, is missing or empty; else None."""
     is_there = ledger.is_file()
     if is_there and ledger.stat().st_size:
         return None
@@ -76,13 +76,13 @@ def lost(ledger: Path) -> str | None:
 
 
 def _is_of_a_ledger(run_json: Path) -> bool:
-    """An imported log never was in one."""
+    """Whether a run belongs to a ledger; imported logs do not."""
     record = atomic.read_json(run_json)
     return isinstance(record, dict) and record.get("provenance") != "imported"
 
 
 def keep(results: Path, first: str | None, line: Mapping[str, Any]) -> None:
-    """Remember the last line, wherever it can be written: a ledger without its count is still one."""
+    """Keeps the count of the last line in both files; a file that cannot be written is skipped."""
     count = {"ledger": first, "counter": line["counter"], "number": line["number"]}
     for kept in _paths(results):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The race folder, results/races/<race_id>/: plan.json from before its first run, race.json and pages from its end."""
+"""Reads a race's folder, results/races/<race_id>/: plan.json is written before its first run, race.json at its end."""
 
 import re
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ from bench.base.reading import json_file
 from bench.base.reading.damage import reading_record
 
 FOLDER = "races"
-CACHES = ".caches.tmp"  # in the folder of a race until it ends: what its compilers keep
-COMPILED = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}  # variable: its part of a cache
-STAIRCASE = "ladder.html"  # in the folder of a race of the ladder
-NAME = re.compile(r"\w[\w.-]*")  # never a way out of the folder: it may come from a foreign record
+CACHES = ".caches.tmp"  # compilers' caches, in the folder of a race until it ends
+COMPILED = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}  # {variable: subfolder of CACHES}
+STAIRCASE = "ladder.html"  # the page in the folder of a race of the ladder
+NAME = re.compile(r"\w[\w.-]*")  # no slashes or "..": the id may come from a foreign record
 
 
 class Arm(TypedDict, total=False):
-    """The plan's facts of an arm, and the names of its runs."""
+    """An arm as planned, and the names of its runs."""
 
     overrides: list[str] | None
     name: str | None
@@ -38,14 +38,14 @@ class Result(TypedDict, total=False):
 
 
 class Race(TypedDict, total=False):
-    """race.json: what became of a plan.  A run is "<track>/<run_id>"."""
+    """race.json, the outcome of a plan.  A run is named "<track>/<run_id>"."""
 
     schema_version: int
     race_id: str
     status: str  # complete, stopped_early, abandoned
-    why: str | None  # for the last two
+    why: str | None  # for stopped_early and abandoned
     track: str
-    started_at: str  # UTC, as ended_at
+    started_at: str  # UTC, like ended_at
     ended_at: str
     baseline: str
     plan: dict[str, Any] | None  # bench/plans/race/plan.py
@@ -53,39 +53,39 @@ class Race(TypedDict, total=False):
     arms: Required[dict[str, Arm]]
     order: list[dict[str, Any]]  # position, arm, seed, discarded, run, status
     looks: list[dict[str, Any]] | None  # at, started, planned
-    unplanned_look: bool  # there was an interim look that the plan has not
-    result: Result | None  # None: abandoned
-    machine: list[str]  # what was found of it before and after; absent: not measured
+    unplanned_look: bool  # whether there was an interim look that is not in the plan
+    result: Result | None  # None if the race was abandoned
+    machine: list[str]  # observations about the machine before and after; absent if not measured
 
 
 def of(results: Path | str, race_id: str) -> Path:
-    """The folder of a race.  ValueError if race_id cannot be an id."""
+    """Returns the folder of a race.  Raises ValueError if race_id cannot be an id."""
     if not NAME.fullmatch(race_id):
         raise ValueError(f"{race_id!r} cannot be a race's id: ./run.sh race --help says how a race is named")
     return Path(results) / FOLDER / race_id
 
 
 def what(arm: Mapping[str, Any]) -> str:
-    """An arm of a plan or of race.json as text: its overrides and its revision."""
+    """Describes an arm of a plan or of race.json: its overrides and its revision."""
     rev = arm.get("rev")
     return (" ".join(arm.get("overrides") or ()) or "the default") + ("" if rev is None else f" at {rev}")
 
 
 def about(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """{name: what() of the arm}, without the overrides that all arms share."""
+    """Returns {name: what() of the arm}, without the overrides that all arms share."""
     common = shared(arms)
     own = {name: [word for word in arm.get("overrides") or [] if word not in common] for name, arm in arms.items()}
     return {name: what({**arm, "overrides": own[name]}) for name, arm in arms.items()}
 
 
 def shared(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Overrides that all arms have, in the order of the first."""
+    """Returns the overrides that all arms have, in the order of the first arm."""
     overrides = [arm.get("overrides") or [] for arm in arms.values()]
     return [override for override in overrides[0] if all(override in others for others in overrides)]
 
 
 def read(folder: Path | str) -> Race:
-    """The race.json of a folder.  ValueError if it is missing or damaged."""
+    """Returns the race.json of a folder.  Raises ValueError if it is missing or damaged."""
     path = Path(folder) / "race.json"
     if not path.is_file():
         name = Path(folder).name
@@ -95,12 +95,12 @@ def read(folder: Path | str) -> Race:
 
 
 def verdicts_of(race: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """race.json -> {candidate: its Comparison}; {} of a race that was abandoned."""
+    """Returns {candidate: its Comparison} from race.json; {} for a race that was abandoned."""
     against: dict[str, dict[str, Any]] = (race.get("result") or {}).get("against") or {}
     return against
 
 
 def run_folder_of(folder: Path, run: str) -> Path | None:
-    """The folder of a run "<track>/<run_id>": in results/, or beside a race that was moved; None without one."""
+    """Returns the folder of a run "<track>/<run_id>": in results/, or beside a race that was moved; None if missing."""
     bases = (folder.parent.parent, results_root(), folder, REPO)
     return next((Path(base, run) for base in bases if Path(base, run, "run.json").is_file()), None)

@@ -1,4 +1,4 @@
-"""A run folder -> its row, and the signature of the file that the row is made from."""
+"""Reads run folders into rows for the store, and computes the signatures by which the store notices changes."""
 
 import contextlib
 import functools
@@ -15,13 +15,13 @@ from bench.record import configs, run_folder, shape
 from bench.record.database import Values
 from bench.record.rows import COLUMNS, row_of
 
-SETTLED_S = 2.0  # a file younger than this may change again within one tick of its time stamps
+SETTLED_S = 2.0  # a younger file may change again within one tick of its time stamps
 
-Place = tuple[str, str]  # of a run folder: its parent, absolute, and its name
+Place = tuple[str, str]  # the absolute path of a run folder's parent, and the folder's name
 
 
 def absolute(home: str, *parts: str) -> str:
-    """The path of home joined with these parts; empty ones are ignored."""
+    """Joins the path of home with parts; empty ones are ignored."""
     return "/".join([home.rstrip("/"), *filter(None, parts)])
 
 
@@ -30,7 +30,7 @@ def is_settled(stat: os.stat_result) -> bool:
 
 
 def signature(place: Place) -> tuple[str | None, bool]:
-    """(what identifies the state of a run folder's run.json, None without one; whether it may be kept)."""
+    """Returns the signature of a run folder's run.json, None without one, and whether the signature may be kept."""
     try:
         stat = os.stat("/".join((*place, "run.json")))
     except OSError:
@@ -39,13 +39,13 @@ def signature(place: Place) -> tuple[str | None, bool]:
 
 
 def may_end(values: Values) -> bool:
-    """Whether the row may change although the file does not."""
+    """Whether a row may change although run.json does not, as the run's processes may end."""
     status, failure = values[COLUMNS.index("status")], values[COLUMNS.index("failure")]
     return status == "running" or failure == "launcher_killed"
 
 
 def read(place: Place) -> tuple[Values | None, str | None]:
-    """A run folder -> (its row, None), or (None, why it cannot be read)."""
+    """Returns (the row of a run folder, None), or (None, why it cannot be read)."""
     folder = "/".join(place)
     try:
         with reading_record(folder):
@@ -56,7 +56,7 @@ def read(place: Place) -> tuple[Values | None, str | None]:
 
 @functools.cache
 def code() -> str:
-    """Hash of the code that makes rows: a store that other code made is ignored."""
+    """Returns a hash of the code that makes rows; a store that other code made is ignored."""
     record, reading = Path(__file__).parent, Path(damage.__file__).parent
     sources = sorted([*record.glob("*.py"), *reading.glob("*.py"), shape.SCHEMA])
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
@@ -64,7 +64,7 @@ def code() -> str:
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Rows hold no reference cycles; looking for some takes longer than making 10,000 rows."""
+    """Disables garbage collection: rows hold no cycles, and looking for some takes longer than making 10,000 rows."""
     enabled = gc.isenabled()
     gc.disable()
     try:

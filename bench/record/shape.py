@@ -1,7 +1,7 @@
 """The types of a record: Record for the type checker, and run.schema.json converted to a type for msgspec.
 
-Every reader of a record checks it against the latter, which takes microseconds: whether the fields are there and have
-the right types, also inside of sections.  Patterns and ranges are only checked by ./run.sh verify.
+Every reader checks a record against the latter, which takes microseconds: whether the fields are present and have the
+right types, also inside sections.  Patterns and ranges are only checked by ./run.sh verify.
 """
 
 import functools
@@ -12,14 +12,14 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 SCHEMA = Path(__file__).with_name("run.schema.json")
 KINDS: dict[str, Any] = {"string": str, "integer": int, "number": int | float, "boolean": bool, "null": type(None)}
-FREE: dict[str, Any] = {"array": list, "object": dict[str, Any]}  # where the schema does not say what is inside
+FREE: dict[str, Any] = {"array": list, "object": dict[str, Any]}  # if the schema does not say what is inside
 
-Section = dict[str, Any]  # its fields are in run.schema.json; a log does not know all of them, an older record has less
-Facts = Mapping[str, Any]  # a record, or those sections of one that a function names
+Section = dict[str, Any]  # its fields are in run.schema.json; imported logs and older records lack some of them
+Facts = Mapping[str, Any]  # a record, or the sections of one that a function reads
 
 
 class Record(TypedDict):
-    """run.json; None is unknown.  What its fields mean is in run.schema.json, which a test compares with this."""
+    """run.json.  None means unknown.  run.schema.json says what the fields mean; a test compares it with this class."""
 
     schema_version: int
     run_id: str
@@ -56,7 +56,7 @@ class Record(TypedDict):
     nodes: NotRequired[list[Section] | None]
     goal: NotRequired[Section | None]
     hardware: NotRequired[Section | None]
-    foreign_programs: NotRequired[list[Section]]  # {"name", "cpu_cores"} of those that took most while it ran
+    foreign_programs: NotRequired[list[Section]]  # {"name", "cpu_cores"} of the other programs that used most CPU
     exporters: NotRequired[Section | None]
     script: NotRequired[Section | None]
     preflight: NotRequired[list[Section] | None]
@@ -78,27 +78,27 @@ class Record(TypedDict):
 
 
 def schema() -> Section:
-    """run.schema.json."""
+    """Reads run.schema.json."""
     known: Section = json.loads(SCHEMA.read_text())
     return known
 
 
 @functools.cache
 def record() -> Any:
-    """The type of a whole record, for json_file.read()."""
+    """Returns the type of a whole record, for json_file.read()."""
     whole = schema()
     return _object("record", whole, whole["required"])
 
 
 def _object(name: str, part: Section, required: Collection[str] = ()) -> Any:
-    """Inside of sections nothing is required: a log does not know everything, and older records have less."""
+    """Returns a TypedDict.  Inside sections no field is required, as imported logs and older records lack some."""
     fields = {key: _kind(key, inner) for key, inner in part["properties"].items()}
     fields = {key: kind if key in required else NotRequired[kind | None] for key, kind in fields.items()}
-    return TypedDict(name, fields)  # type: ignore[operator]  # made as the program runs: not for the type checker
+    return TypedDict(name, fields)  # type: ignore[operator]  # created at run time: the type checker cannot see it
 
 
 def _kind(name: str, part: Section) -> Any:
-    """A part of the schema -> a type."""
+    """Converts a part of the schema to a type."""
     if "enum" in part:
         return Literal[tuple(part["enum"])]
     if "anyOf" in part:
