@@ -1,4 +1,4 @@
-"""The derived numbers of a record, run.json["metrics"], from its raw facts.  Anyone can recompute them; verify does.
+"""Computes the derived numbers of a record, run.json["metrics"], from its raw facts.  Verify recomputes them.
 
 A number is None if a fact is missing: the run did not finish, the peak of the device is unknown, or there is no GPU.
 """
@@ -12,13 +12,17 @@ from bench.machine import peak_rates
 from bench.record.shape import Facts, Section
 from bench.record.step_files import StepRow
 
-MAX_UNTIMED_FRAC = 0.01  # of a run's time that the times of its steps may lack, and still say when each was
-# by which a budget may be overrun: programs look at their clock after a step, and one of 600 s ends at 600.1 s
+MAX_UNTIMED_FRAC = 0.01  # if the steps' times lack more of a run's time than this, they do not say when a step was
+# The fraction by which a budget may be exceeded: programs check their clock after a step, so that 600 s end at 600.1 s
 BUDGET_SLACK_FRAC = {"time_s": 1e-3, "tokens": 0.0, "flops": 1e-9}
 
 
 def metrics(run: Facts, steps: Sequence[StepRow]) -> Section:
-    """run: "measured", "model", "environment", "world_size", "data", perhaps "goal"; steps: rows of steps.csv."""
+    """Computes run.json["metrics"].
+
+    run: the sections "measured", "model", "environment", "world_size", "data" and optionally "goal"; steps: the rows of
+    steps.csv.
+    """
     measured = run["measured"]
     num_steps = steps[-1]["step"] if steps else None
     val_loss = _last(steps, metric.VAL_LOSS.name)
@@ -49,7 +53,7 @@ def metrics(run: Facts, steps: Sequence[StepRow]) -> Section:
         "peak_mem_gib": max(mem_gib, default=None),
         "peak_mem_gib_min": min(mem_gib, default=None),
         "compile_s": measured.get("compile_s"),
-        "goodput_frac": train_s / wall_s if train_s is not None and wall_s else None,  # of launch to record
+        "goodput_frac": train_s / wall_s if train_s is not None and wall_s else None,  # wall_s: launch to record
         "target_reached": reached,
         "gap_nats": gap_nats,
         **energy(run, num_steps),
@@ -57,10 +61,10 @@ def metrics(run: Facts, steps: Sequence[StepRow]) -> Section:
 
 
 def speed(run: Facts, timed_s: float | None, num_steps: int | None, flagged: Collection[int] = ()) -> Section:
-    """How fast num_steps steps were that took timed_s: of a finished run's record, and of one that still trains.
+    """Computes the metrics of speed of num_steps steps that took timed_s, in a finished run or one that is training.
 
-    run: as for metrics(); while a run lasts its clock is not synchronised, and no step is flagged yet.  flagged: the
-    rows between them that neither counts.
+    run: as for metrics().  flagged: the steps in between that are in neither num_steps nor timed_s.  While a run is
+    training, its clock is not synchronised and no step is flagged yet.
     """
     world_size, last = run["world_size"], (num_steps or 0) + len(flagged)
     num_tokens, model = tokens_in_steps(run["measured"], last, flagged), flops_per_token(run, last, flagged)
@@ -79,10 +83,11 @@ def speed(run: Facts, timed_s: float | None, num_steps: int | None, flagged: Col
 def timed(
     train_s: float | None, steps: Sequence[StepRow], num_untimed_steps: int = 0
 ) -> tuple[float, int] | tuple[None, None]:
-    """(seconds, steps) that may enter timing statistics: all of the run but the steps that an instrument disturbed.
+    """Returns (seconds, number of steps) for timing statistics, which exclude the steps that an instrument disturbed.
 
-    The whole is the synchronised clock's; what is taken away is the flagged steps' own step_ms.  num_untimed_steps: the
-    first ones of some foreign logs, which their clock does not hold.  (None, None) without a time or a step.
+    The step_ms of the flagged steps are subtracted from train_s, the time of the synchronised clock.
+    num_untimed_steps: the first steps of some foreign logs, which their clock excludes.  (None, None) without a time or
+    a step.
     """
     if train_s is None or not steps:
         return None, None
@@ -91,15 +96,15 @@ def timed(
 
 
 def _flagged(steps: Sequence[StepRow], num_untimed_steps: int) -> list[StepRow]:
-    """Rows of timed steps that an instrument disturbed."""
+    """Returns the rows of timed steps that an instrument disturbed."""
     timed_rows = (row for row in steps if row["step"] > num_untimed_steps and row.get("step_ms") is not None)
     return [row for row in timed_rows if row.get("flags")]
 
 
 def flagged_steps(run: Facts) -> tuple[int | None, int | None]:
-    """(flagged steps that an instrument of the run disturbed, those whose time includes a validation).
+    """Returns the numbers of flagged steps that an instrument disturbed, and of those whose time includes a validation.
 
-    The flags of a script or log mean that a validation is part of a step's time, unless a profiler ran.
+    In a script or a log, a flag means that a validation is part of a step's time, unless a profiler ran.
     """
     num_flagged = run["metrics"].get("num_flagged_steps")
     is_its_own = run.get("script") or run.get("imported")
@@ -108,14 +113,14 @@ def flagged_steps(run: Facts) -> tuple[int | None, int | None]:
 
 
 def step_avg_ms(train_ms: float | None, num_steps: int | None) -> float | None:
-    """Milliseconds a step: every step_avg that we print or record is this.  None without a time or a step."""
+    """Milliseconds per step, for every step_avg that is printed or recorded.  None without a time or a step."""
     return train_ms / num_steps if train_ms is not None and num_steps else None
 
 
 def mfu(flops_per_token: float | None, rate: float | None, world_size: int, peak: float | None) -> float | None:
     """Model FLOPs utilisation, 0 to 1: flops_per_token * tokens_per_s / (world_size * peak of one device).
 
-    Chowdhery et al. 2022 (PaLM), appendix B; flops_per_token as DESIGN 4.6: forward and backward, nothing recomputed.
+    Chowdhery et al. 2022 (PaLM), appendix B.  flops_per_token counts forward and backward, without recomputation.
     """
     if flops_per_token is None or rate is None or peak is None:
         return None
@@ -123,7 +128,7 @@ def mfu(flops_per_token: float | None, rate: float | None, world_size: int, peak
 
 
 def peak_flops(run: Facts) -> float | None:
-    """Dense peak of the slowest device of the run in its dtype; None on a CPU and for any unknown device."""
+    """Dense peak FLOP/s of the run's slowest device in its dtype; None on a CPU and if a device is unknown."""
     gpus, dtype = run["environment"].get("gpus") or (), run["measured"].get("dtype")
     peaks = [peak_rates.peak_flops(gpu["name"], dtype) for gpu in gpus]
     known = [peak for peak in peaks if peak is not None]
@@ -131,7 +136,7 @@ def peak_flops(run: Facts) -> float | None:
 
 
 def mfu_at_clock(flops_per_token: float | None, rate: float | None, run: Facts, peak: float | None) -> float | None:
-    """mfu against the peak at the mean SM clock that telemetry saw while the run's clock ran; None without."""
+    """mfu() relative to the peak at the mean SM clock that telemetry measured in the timed region; None if unknown."""
     names = {gpu["name"] for gpu in run["environment"].get("gpus") or ()}
     clock_mhz = _telemetry(run).get("mean_sm_clock_mhz")
     peak_clock_mhz = peak_rates.peak_clock_mhz(names.pop()) if len(names) == 1 else None
@@ -141,9 +146,9 @@ def mfu_at_clock(flops_per_token: float | None, rate: float | None, run: Facts, 
 
 
 def energy(run: Facts, num_steps: int | None) -> dict[str, float | None]:
-    """Joules of the run's GPUs together while the run's clock ran, all steps in it, flagged ones too."""
+    """Energy and mean power of all the run's GPUs together in the timed region, including flagged steps."""
     summary = _telemetry(run)
-    summary = {} if run.get("segments") else summary  # it is of the last of them
+    summary = {} if run.get("segments") else summary  # the summary covers only the last segment
     energy_j, num_tokens = summary.get("energy_j"), tokens_in_steps(run["measured"], num_steps or 0)
     return {
         "energy_j": energy_j,
@@ -158,9 +163,9 @@ def _telemetry(run: Facts) -> Section:
 
 
 def peak_mem_gib(by_rank: Mapping[str, Sequence[float | None]] | None) -> list[float]:
-    """{kind: [GiB of each rank]} -> the ranks' peaks: what torch allocated on a GPU, the resident set on a CPU.
+    """Returns each rank's peak in GiB from {kind: [GiB of each rank]}: memory allocated by torch, or the resident set.
 
-    Of a script that did not live to say the first: what was in use on each of its GPUs, as NVML has it.
+    If a script died before it reported the former, NVML's figures of the memory in use on each GPU are returned.
     """
     by_rank = by_rank or {}
     peaks_gib = by_rank.get("allocated") or by_rank.get("device") or by_rank.get("rss") or ()
@@ -168,7 +173,7 @@ def peak_mem_gib(by_rank: Mapping[str, Sequence[float | None]] | None) -> list[f
 
 
 def target_reached(goal: Section | None, score: float | None, gap_nats: float | None) -> bool | None:
-    """Whether the goal's metric is at its target or better, or gap_nats at its own; None without a target."""
+    """Whether the goal's metric, or gap_nats, has reached its target; None without a target or a value."""
     goal = goal or {}
     for value, target in ((score, target_of(goal)), (gap_nats, goal.get("target_gap_nats"))):
         if target is not None:
@@ -177,13 +182,13 @@ def target_reached(goal: Section | None, score: float | None, gap_nats: float | 
 
 
 def target_of(goal: Section) -> float | None:
-    """Of run.json["goal"] the target of its metric, but for target_gap_nats; None without."""
+    """Returns the target of the metric in run.json["goal"]; None without one, and for target_gap_nats."""
     target: float | None = goal.get("target_val_loss" if metric.from_goal(goal) == metric.VAL_LOSS else "target")
     return target
 
 
 def score_text(run: Facts) -> str:
-    """What a complete run reached: "val_loss 2.7551", or its goal's metric first."""
+    """Describes what a complete run reached: "val_loss 2.7551", after the score in the goal's metric if it differs."""
     loss, goal = run["metrics"].get("val_loss"), metric.from_goal(run.get("goal"))
     scores = [] if loss is None else [f"val_loss {loss:.4f}"]
     if (score := run["metrics"].get("score")) is not None:
@@ -193,23 +198,23 @@ def score_text(run: Facts) -> str:
 
 
 def _best_within(run: Facts, steps: Sequence[StepRow]) -> float | None:
-    """The best value of the goal's metric among the validations within its budget; None of none."""
+    """Returns the best value of the goal's metric among the validations within the budget; None without any."""
     its_metric = metric.from_goal(run["goal"])
     values = [row.get(its_metric.name) if is_within else None for row, is_within in within_budget(run, steps)]
     return its_metric.best([value for value in values if value is not None and math.isfinite(value)])
 
 
 def step_past_budget(run: Facts, steps: Sequence[StepRow]) -> int | None:
-    """The first step that is known to lie past the goal's budget; None: there is none, or no budget."""
+    """Returns the first step that is known to exceed the goal's budget; None without one, or without a budget."""
     known = within_budget(run, steps) if (run.get("goal") or {}).get("budget") else ()
     return next((row["step"] for row, is_within in known if is_within is False), None)
 
 
 def within_budget(run: Facts, steps: Sequence[StepRow]) -> Iterator[tuple[StepRow, bool | None]]:
-    """(row, whether it lies within the goal's budget; None: what it had used is not known).
+    """Yields each row and whether it is within the goal's budget; None if what it had used is unknown.
 
-    A row is at its train_s; without that at the printed time of training so far, or the steps' so far.  The last one is
-    at the run's whole time; where only that is known, no other counts.
+    The time of a row is its train_s; else the printed training time so far; else the sum of the steps' times so far, if
+    that adds up to the run's time.  The time of the last row is that of the whole run.
     """
     budget, spent_s = run["goal"]["budget"], 0.0
     train_s = max(run["measured"].get("train_s_by_rank") or (), default=None)
@@ -236,10 +241,10 @@ def _last(steps: Sequence[StepRow], name: str) -> float | None:
 
 
 def tokens_in_steps(measured: Facts, num_steps: int, without: Collection[int] = ()) -> int | None:
-    """Tokens of the first num_steps steps but those in without, counted from 1; None where the record does not say.
+    """Tokens of the first num_steps steps, except the steps in without (counted from 1); None if not recorded.
 
-    measured: run.json["measured"].  Without stages every step has batch_tokens; with them each stage says its own, and
-    batch_tokens is the mean over the whole run.
+    measured: run.json["measured"].  Without stages every step has batch_tokens; with stages each has its own number,
+    and batch_tokens is the mean over the whole run.
     """
     if measured.get("stages"):
         return sum(num * stage["batch_tokens"] for stage, num in _in_stages(measured, num_steps, without))
@@ -248,7 +253,10 @@ def tokens_in_steps(measured: Facts, num_steps: int, without: Collection[int] = 
 
 
 def flops_per_token(run: Facts, num_steps: int, without: Collection[int] = ()) -> dict[str, float | None]:
-    """{"flops_per_token", "flops_per_token_causal"}, means over the tokens of those steps; None where unknown."""
+    """Returns {"flops_per_token", "flops_per_token_causal"}, means over the tokens of these steps; None if unknown.
+
+    num_steps, without: as for tokens_in_steps().
+    """
     names = ("flops_per_token", "flops_per_token_causal")
     tokens = tokens_in_steps(run["measured"], num_steps, without)
     if not run["measured"].get("stages") or not tokens:
@@ -258,14 +266,14 @@ def flops_per_token(run: Facts, num_steps: int, without: Collection[int] = ()) -
 
 
 def mean_flops_per_token(stages: Sequence[Section]) -> dict[str, int]:
-    """The same of all steps of a run's stages, rounded to whole ones."""
+    """Returns what flops_per_token() does over all steps of a run's stages, rounded to integers."""
     num_steps = sum(stage["num_steps"] for stage in stages)
     means = flops_per_token({"measured": {"stages": stages}}, num_steps)
     return {name: stages[0][name] if len(stages) == 1 else round(mean or 0) for name, mean in means.items()}
 
 
 def _in_stages(measured: Facts, num_steps: int, without: Collection[int]) -> list[tuple[Section, int]]:
-    """[(stage, how many of those steps it has)]."""
+    """Returns [(stage, number of the first num_steps steps in it, except those in without)]."""
     shares = []
     for stage in measured["stages"]:
         first, last = stage["first_step"], min(num_steps, stage["first_step"] + stage["num_steps"] - 1)

@@ -1,4 +1,4 @@
-"""How a name that the user typed is resolved to folders.  Every command that reads results uses this module.
+"""Resolves the names that users type to folders.  Every command that reads results uses this module.
 
     a path              of a run, a race, a claim, a folder of runs, logs; also a run.json, a race.json, a quoted glob
     part of a run id    every run whose id contains it, for example a config_id
@@ -8,7 +8,7 @@
     ONE,OTHER           both
 
 Paths are relative to the user's working folder, the repository or results/.  Ids are looked up among this machine's own
-results, then among the published ones; runs come before races, and races before sweeps.
+results, then among the published ones: first runs, then races, then sweeps.
 """
 
 import difflib
@@ -24,19 +24,19 @@ from bench.base import escape
 from bench.base.paths import REPO, published_root, race_roots, results_root, shown, working_folder
 from bench.record import certificates, race_folder, rows, run_folder, store, sweep
 
-CLAIM = "claim.yaml"  # what makes a folder a claim
-MAX_LISTED = 5  # sweeps in a refusal, the newest
-OF_RACES = ("plan.json", "race.json")  # one of them makes a folder a race
-FILES = ("run.json", "race.json")  # stand for their folder
+CLAIM = "claim.yaml"  # the file that marks a folder as a claim
+MAX_LISTED = 5  # how many sweeps a refusal lists, the newest ones
+OF_RACES = ("plan.json", "race.json")  # either file marks a folder as a race
+FILES = ("run.json", "race.json")  # the path of such a file means its folder
 
 
 class Named(NamedTuple):
     """A name that the user typed, and what it means."""
 
     word: str
-    paths: list[Path]  # at least one, each of them exists
-    arm: str | None = None  # of RACE:ARM
-    by_id: bool = False  # the word is part of the paths' run ids
+    paths: list[Path]  # at least one; all exist
+    arm: str | None = None  # ARM in RACE:ARM
+    by_id: bool = False  # whether the word is part of the paths' run ids
 
     @property
     def race(self) -> Path | None:
@@ -50,7 +50,10 @@ class Named(NamedTuple):
 
     @property
     def holders(self) -> list[Path]:
-        """The paths; for a race, an arm or a sweep the folders of its runs.  ValueError: no such arm, or no run."""
+        """The paths; for a race, an arm or a sweep the folders of its runs.
+
+        Raises ValueError if there is no such arm, or if none of the runs exists.
+        """
         if self.sweep is not None:
             if folders := [point.folder for point in sweep.points(self.sweep) if point.folder is not None]:
                 return folders
@@ -63,12 +66,12 @@ class Named(NamedTuple):
         return self._with(sweep.NAME)
 
     def _with(self, *names: str) -> Path | None:
-        """The folder, if there is only one and it has one of these files."""
+        """Returns the path if there is only one and it is a folder with one of these files, else None."""
         return self.paths[0] if len(self.paths) == 1 and _has(self.paths[0], *names) else None
 
     @property
     def path(self) -> Path:
-        """The file or folder.  ValueError: there are several."""
+        """The only file or folder.  Raises ValueError if there are several."""
         if len(self.paths) > 1:
             what = f"is part of {len(self.paths)} run ids" if self.by_id else f"fits {len(self.paths)} paths"
             raise ValueError(f"{self.word}: {what}, {self.paths[0].name} among them: ./run.sh table lists the runs")
@@ -79,7 +82,7 @@ class Lookup:
     """Resolves names.  The run ids are read once, when the first name needs them."""
 
     def find(self, word: str) -> Named:
-        """Resolves a name without commas.  ValueError: nothing has this name."""
+        """Resolves a name without commas.  Raises ValueError if nothing has this name."""
         if not word:
             raise ValueError("'': an empty word, or a comma too many, names no run: ./run.sh table lists the runs")
         if paths := _paths(word):
@@ -105,7 +108,7 @@ class Lookup:
         )
 
     def each(self, words: Iterable[str]) -> list[Named]:
-        """Resolves names, which may be lists with commas.  ValueError: nothing has one of the names."""
+        """Resolves names and lists of names with commas.  Raises ValueError if nothing has one of the names."""
         lists = (word.split(",") if "," in word and not _paths(word) else [word] for word in words)
         return [self.find(part) for parts in lists for part in parts]
 
@@ -119,12 +122,12 @@ class Lookup:
 
 
 def find(words: Iterable[str]) -> list[Named]:
-    """Resolves names as Lookup.each()."""
+    """Resolves names as Lookup.each() does."""
     return Lookup().each(words)
 
 
 def folder(word: str) -> Path:
-    """The folder that a name means.  ValueError: it means none, several, or a file."""
+    """Returns the folder that a name means.  Raises ValueError if it means none, several, or a file."""
     path = Lookup().find(word).path
     if not path.is_dir():
         raise ValueError(f"{word}: is a file: give a folder, or part of a run id; ./run.sh table lists the runs")
@@ -132,7 +135,7 @@ def folder(word: str) -> Path:
 
 
 def sweep_folder(word: str) -> Path:
-    """The folder of the sweep that a name means.  ValueError: it means none."""
+    """Returns the folder of the sweep that a name means.  Raises ValueError if it means none."""
     folder = Lookup().find(word).sweep or _one_with(word, sweep.folders(), "sweep")
     if folder is None:
         raise ValueError(f"{word}: is not a sweep{_known_sweeps() or ': ./run.sh run -m makes one'}")
@@ -140,7 +143,7 @@ def sweep_folder(word: str) -> Path:
 
 
 def runs(words: Iterable[str]) -> list[Path]:
-    """The run folders in and below what these names mean, without duplicates.  ValueError: there is none."""
+    """Returns the run folders in and below what names mean, without duplicates.  Raises ValueError if one has none."""
     folders: list[Path] = []
     for named in find(words):
         below = list(run_folder.find_runs(named.holders))
@@ -151,7 +154,7 @@ def runs(words: Iterable[str]) -> list[Path]:
 
 
 def _paths(word: str) -> list[Path]:
-    """The paths with this name, or those that match this glob; [] for none."""
+    """Returns the path with this name, or those that match this glob; [] if there are none."""
     name = os.path.expanduser(word)
     bases: tuple[str | Path, ...] = (working_folder(), REPO, results_root())
     for base in (*bases, *race_roots()):
@@ -170,7 +173,7 @@ def _has(folder: Path, *names: str) -> bool:
 
 
 def _race(word: str) -> Path | None:
-    """The folder of the race with this path or part of an id, or None.  ValueError: it is part of several ids."""
+    """Returns the folder of the race with this path or part of an id, or None.  Raises ValueError if several fit."""
     for path in _paths(word):
         return path if _has(path, *OF_RACES) else None
     for root in race_roots():
@@ -180,7 +183,7 @@ def _race(word: str) -> Path | None:
 
 
 def _one_with(word: str, folders: Iterable[Path], kind: str) -> Path | None:
-    """The folder whose name contains the word, or None.  ValueError: several do."""
+    """Returns the folder whose name contains the word, or None.  Raises ValueError if there are several."""
     fitting = [folder for folder in folders if word in folder.name]
     if len(fitting) > 1:
         raise ValueError(f"{word}: is part of {len(fitting)} {kind} ids: {', '.join(path.name for path in fitting)}")
@@ -194,7 +197,7 @@ def _known_sweeps() -> str:
 
 
 def _runs_of_race(word: str, folder: Path, arm: str | None) -> list[Path]:
-    """The run folders of a race or of one arm, without warm-up runs.  ValueError: none of them is there.
+    """Returns the run folders of a race or of one arm, without warm-up runs.  Raises ValueError if none exists.
 
     A race that has not ended has no race.json; its runs are those whose records name it.
     """
@@ -215,32 +218,32 @@ def _runs_of_race(word: str, folder: Path, arm: str | None) -> list[Path]:
 
 
 def _runs_below(root: Path) -> dict[str, str]:
-    """{run id: folder as text}; the first folder of a run that was published twice."""
+    """Returns {run id: folder as text}; for a run that was published twice, the first folder."""
     folders = sorted(store.opened([root]).folders(), reverse=True) if root.is_dir() else []
     return {folder.rpartition("/")[2]: folder for folder in folders}
 
 
 def report_excluded(verb: str, message: str) -> None:
-    """Prints on standard error, in one line, that a command excludes a record, and why."""
+    """Prints a line on standard error that says that a command excludes a record, and why."""
     print(f"{verb}: excluded: {escape.line(message)}", file=sys.stderr)
 
 
 def store_of(words: Iterable[str]) -> store.Store:
-    """The runs that these names mean, those of results/ without names, as a database.  Unreadable ones are reported."""
+    """Opens the runs that names mean, or without names those of results/, as a database.  Reports unreadable runs."""
     root = results_root()
     folders = [path for named in find(words) for path in named.holders] or ([root] if root.is_dir() else [])
     return store.opened(folders, functools.partial(report_excluded, "table"))
 
 
 def rows_of_words(words: Iterable[str]) -> list[rows.ListedRow]:
-    """The rows of the runs in store_of(), sorted by track and time."""
+    """Returns the rows of the runs that names mean (see store_of), sorted by track and time."""
     return listed(store_of(words).rows())
 
 
 def listed(row_by_folder: Mapping[str, rows.Row]) -> list[rows.ListedRow]:
-    """{absolute folder: row} -> the rows sorted by track and time, with folders relative to the working folder."""
+    """Sorts rows, {absolute folder: row}, by track and time, and adds their folders relative to the working folder."""
     rows_found: list[rows.ListedRow] = []
-    before: dict[str, str] = {}  # parent -> what stands before the name, from where the user stands
+    before: dict[str, str] = {}  # {parent folder: its path relative to the working folder, ending in /}
     for folder, row in row_by_folder.items():
         parent, _, name = folder.rpartition("/")
         if parent not in before:

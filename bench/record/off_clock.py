@@ -1,9 +1,9 @@
-"""What a script does outside its own clock: CPU time, wall time and bytes read, by phase and source line.  Pure.
+"""Attributes a script's CPU time, wall time and bytes read to source lines inside and outside of its own clock.
 
-It is computed from the samples of bench/training/line_sampler.py and the phases of clock_lines.py: the line of the
-main part at which a sample was taken gives the phase, and the innermost line the place.  The timed phase is compared
-with the time that the script prints.  If they disagree, or the source keeps no clock, the times at which the printed
-lines arrived give the phases instead.
+Input are the samples of bench/training/line_sampler.py and the phases of clock_lines.py: the line of the main part at
+which a sample was taken determines the phase, the innermost line the place.  The timed phase is compared with the time
+that the script prints.  If they disagree, or the source keeps no clock, phases are determined from the times at which
+the printed lines arrived.
 """
 
 import bisect
@@ -15,12 +15,12 @@ from bench.base.units import MIB
 from bench.record import clock_lines
 from bench.record.clock_lines import AFTER, BEFORE, PAUSE, TIMED, UNTIMED
 
-MIN_S, MIN_FRAC = 0.05, 0.25  # of CPU time at a line, more than the baseline's there: below it is noise (assumed)
+MIN_S, MIN_FRAC = 0.05, 0.25  # more CPU time at a line than the baseline's is noise up to this (assumed)
 MIN_BYTES = 16 * MIB
-TOLERANCE_S, TOLERANCE_FRAC = 0.2, 0.01  # between the timed samples and the time that is printed (assumed)
-MAX_UNSEEN_S = 2.0  # from the last sample to the last line that it printed
+TOLERANCE_S, TOLERANCE_FRAC = 0.2, 0.01  # between the timed samples and the printed time (assumed)
+MAX_UNSEEN_S = 2.0  # from the last sample to the last printed line
 Frame = tuple[str, int, str]  # file, line, function
-Chain = Sequence[Frame]  # of a stack, the innermost first
+Chain = Sequence[Frame]  # the frames of a stack, innermost first
 Key = tuple[str, tuple[str, int], tuple[str, int]]  # phase, line of the main part, innermost line
 NOWHERE = ("", 0)
 
@@ -29,13 +29,13 @@ class Used(TypedDict):
     """What was used in a phase, at one line or in total."""
 
     phase: str
-    file: str  # "" of a whole phase, and where no line of the script was on the stack
+    file: str  # "" for the total of a phase
     line: int
     text: str
-    inside: str  # FILE:LINE TEXT of the innermost line of the script; "" for the same
+    inside: str  # FILE:LINE TEXT of the innermost line of the script; "" if it is this line
     wall_s: float
-    cpu_s: float  # of the process without the sampler, all its threads
-    others_cpu_s: float  # of processes that it started
+    cpu_s: float  # of all threads of the process except the sampler
+    others_cpu_s: float  # of processes that the script started
     bytes_read: int
 
 
@@ -43,9 +43,9 @@ class Account(TypedDict):
     """What an audit of the clock has measured."""
 
     phases: list[Used]
-    lines: list[Used]  # the most CPU time first
-    by: str  # what the phases are by: the source, or the printed lines
-    doubt: str | None  # why not by the source
+    lines: list[Used]  # in order of descending CPU time
+    by: str  # what determined the phases: the source, or the printed lines
+    doubt: str | None  # why the source did not determine them
 
 
 def account(
@@ -55,10 +55,11 @@ def account(
     stamps_ns: Sequence[tuple[int, bool]],
     train_s: float | None,
 ) -> Account:
-    """samples: lines of line_sampler; file: of the script; sources: {file: text}.
+    """Attributes what a script used to phases and lines.
 
-    stamps_ns: [(when a line of it came, whether it is of a validation)] in order; train_s: as it prints it.
-    ValueError: the samples do not reach its end.
+    samples: the lines that line_sampler wrote; file: the script; sources: {file: its text}; stamps_ns: [(time at which
+    a printed line arrived, whether it is that of a validation)] in order; train_s: the training time that it prints.
+    Raises ValueError if the samples do not reach the end of the script.
     """
     taken, chains = _read(samples)
     if stamps_ns and stamps_ns[-1][0] - taken[-1][0] > MAX_UNSEEN_S * 1e9:
@@ -94,14 +95,14 @@ def account(
 
 
 def cpu_s(used: Used) -> float:
-    """The CPU time of the process and of all processes that it started."""
+    """CPU seconds of the process and of all processes that it started."""
     return used["cpu_s"] + used["others_cpu_s"]
 
 
 def beyond(candidate: Account, baseline: Account) -> list[str]:
-    """A sentence for each line, and each phase, outside the clock that uses more than in the baseline, largest first.
+    """Returns a sentence for each line and phase outside the clock that uses more than in the baseline, largest first.
 
-    Lines are matched by their text.  Less than MIN_S and MIN_FRAC more is within the noise.
+    Lines are matched by their text.  Differences up to MIN_S plus MIN_FRAC are noise.
     """
     own, theirs = _by_text(candidate), _by_text(baseline)
     sentences, in_lines = list[tuple[float, str]](), dict.fromkeys(UNTIMED, 0.0)
@@ -111,7 +112,7 @@ def beyond(candidate: Account, baseline: Account) -> list[str]:
         old_s, old_bytes, _ = theirs.get((phase, text, inside), (0.0, 0, at))
         more_s, more_bytes = s - old_s, num_bytes - old_bytes
         if more_s > MIN_S + MIN_FRAC * old_s or more_bytes > MIN_BYTES + MIN_FRAC * old_bytes:
-            timed_s = [  # wherever within that line's calls: which of their lines a sample meets is chance
+            timed_s = [  # summed over innermost lines: which of them a sample hits is chance
                 sum(used[0] for key, used in each.items() if key[:2] == (TIMED, text)) for each in (theirs, own)
             ]
             is_moved = more_s > MIN_S and timed_s[0] - timed_s[1] > more_s / 2
@@ -130,12 +131,15 @@ def beyond(candidate: Account, baseline: Account) -> list[str]:
 
 
 def place_of(used: Used) -> str:
-    """FILE:LINE with its text, and the innermost line that it calls."""
+    """Returns FILE:LINE with its text, and the innermost line that it calls."""
     return f"{used['file']}:{used['line']} {used['text']}" + (f" (in {used['inside']})" if used["inside"] else "")
 
 
 def _by_text(account: Account) -> dict[tuple[str, str, str], tuple[float, int, Used]]:
-    """{(phase, text, innermost text): (CPU s, bytes read, the first such line)}; texts identify lines in any source."""
+    """Returns {(phase, text, innermost text): (CPU seconds, bytes read, the first such line)}.
+
+    Line numbers differ between two versions of a source; texts do not.
+    """
     totals: dict[tuple[str, str, str], tuple[float, int, Used]] = {}
     for used in account["lines"]:
         key = used["phase"], used["text"], used["inside"].partition(" ")[2]
@@ -145,7 +149,10 @@ def _by_text(account: Account) -> dict[tuple[str, str, str], tuple[float, int, U
 
 
 def _read(samples: Iterable[str]) -> tuple[list[list[int]], list[Chain]]:
-    """(samples, stacks); a line that a killed process left unfinished is skipped."""
+    """Returns (samples in order of time, stacks), without a line that a killed process left unfinished.
+
+    Raises ValueError for fewer than two samples.
+    """
     taken: list[list[int]] = []
     chains: list[Chain] = []
     for text in samples:
@@ -163,12 +170,12 @@ def _read(samples: Iterable[str]) -> tuple[list[list[int]], list[Chain]]:
 
 
 def _spent(taken: Sequence[Sequence[int]]) -> list[list[int]]:
-    """[wall ns, CPU ns, CPU ns of others, bytes] between two samples, attributed to the place of the second."""
+    """Returns the differences between consecutive samples: [wall ns, CPU ns, CPU ns of child processes, bytes read]."""
     return [[max(0, new - old) for old, new in zip(a[:4], b[:4])] for a, b in zip(taken, taken[1:])]
 
 
 def _main_frame(chain: Chain, file: str, main: Sequence[clock_lines.Line]) -> Frame | None:
-    """The frame of the script's main part, or if that is not on the stack the script's outermost one, or None."""
+    """Returns the frame of the script's main part; if that is not on the stack, the outermost frame, or None."""
     main_frames = [frame for frame in chain if main and frame[0] == file and frame[2] == main[0].main]
     return next(reversed(main_frames or chain), None)
 
@@ -176,7 +183,10 @@ def _main_frame(chain: Chain, file: str, main: Sequence[clock_lines.Line]) -> Fr
 def _phases_by_source(
     taken: Sequence[Sequence[int]], chains: Sequence[Chain], file: str, main: Sequence[clock_lines.Line]
 ) -> list[str]:
-    """A sample without a line of the main part is in the phase of the sample before, the last one after the clock."""
+    """Returns the phase of each sample but the first, from the line of the main part on its stack.
+
+    A sample without such a line is in the phase of the sample before it; the last one, without a stack, is AFTER.
+    """
     numbers, phases, phase = [line.number for line in main], [], BEFORE
     for sample in taken[1:]:
         frame = _main_frame(chains[sample[4]], file, main)
@@ -187,7 +197,10 @@ def _phases_by_source(
 
 
 def _phases_by_stamps(taken: Sequence[Sequence[int]], stamps_ns: Sequence[tuple[int, bool]]) -> list[str]:
-    """Before the first printed line, after the last, in a pause up to the line of a validation, else timed."""
+    """Returns the phase of each sample but the first, from the times at which the printed lines arrived.
+
+    It is BEFORE up to the first line, AFTER the last, PAUSE before the line of a validation, and else TIMED.
+    """
     times = [t_ns for t_ns, _ in stamps_ns]
     phases = []
     for sample in taken[1:]:

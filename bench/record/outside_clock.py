@@ -1,11 +1,11 @@
-"""The launcher's clock, a second clock beside the one that a run keeps itself: run.json["referee"]["clock"].  Pure.
+"""The launcher's clock, which checks the clock that a run keeps itself: run.json["referee"]["clock"].
 
 In our own runs, rank 0 writes a word into a pipe at each edge of its clock (bench/training/clock.py); for scripts, the
 lines that they print are the edges.  Another process timestamps them on arrival (bench/machine/stamped_pipes.py).  So
-work that a run does outside its own clock is seen as well, and bench/compare/effects.py counts it.
+work that a run does outside its own clock is measured too, and bench/compare/effects.py counts it.
 
 The time that the run claims may differ from this by TOLERANCE_S or TOLERANCE_FRAC, whichever is more, plus the lateness
-that the reader measured of itself.  If the reader is late, or did not run at all, the machine is doubted, not the run.
+that the reader measured of itself.  If the reader was late, or not scheduled, the machine is doubted and not the run.
 """
 
 import statistics
@@ -14,41 +14,42 @@ from typing import Any, NotRequired, TypedDict, cast
 
 START, PAUSE, GO, STOP = "start", "pause", "go", "stop"  # the edges of our own runs
 SAVE = "save"  # a pause for a checkpoint
-TOLERANCE_S, TOLERANCE_FRAC = 0.05, 0.001  # of what is claimed; a record of 74 s is beaten by 0.3 s
-EDGE_S = 0.001  # between a clock's reading and its word or line, for each validation (assumed)
-FROZEN_FRAC = 0.01  # of the timed region, in which the launcher should have run and did not
-SPREADS = 3.0  # how many of them validations may be longer than the one at step 0
-# And as many times: attention windows that grow make honest ones longer (assumed); so does a machine that gets busy
-# meanwhile, 0.14 s became 0.30 s in one of 239 runs at load.
+TOLERANCE_S, TOLERANCE_FRAC = 0.05, 0.001  # relative to the claimed time; records of 74 s are beaten by 0.3 s
+EDGE_S = 0.001  # between reading the clock and writing the word or line, for each validation (assumed)
+FROZEN_FRAC = 0.01  # the launcher may be suspended for this fraction of the timed region
+SPREADS = 3.0  # validations may be longer than the one at step 0 by this many standard deviations
+# Validations may also take this many times as long: attention windows that grow make honest ones longer (assumed), and
+# so does a machine that becomes busy: 0.14 s became 0.30 s in one of 239 runs under load.
 MAX_GROWTH = 3.0
-MAX_GROWTH_BUSY = 10.0  # 3.1 was seen of an honest run at load 12; such a run is disturbed
+MAX_GROWTH_BUSY = 10.0  # 3.1 was measured for an honest run at load 12; such a run is disturbed
 RULES = 2
-MACHINE, CLOCK, VALIDATIONS = "launcher", "outside clock", "validations"  # who doubts, in run["doubts"]
+MACHINE, CLOCK, VALIDATIONS = "launcher", "outside clock", "validations"  # names of instruments in run["doubts"]
 
 
 class Clock(TypedDict):
     """run.json["referee"]["clock"]."""
 
-    rules: int  # which tolerances hold: 2, those above; 1, others of validations, whose doubts are as recorded
-    source: str  # edges of our own clock, or lines of a script
+    rules: int  # 2: the tolerances above hold; 1: validations had others, so their doubts stay as recorded
+    source: str  # edges (of our own clock) or lines (of a script)
     unknown: str | None  # why there are no times
-    outside_s: float | None  # from the first edge, as early as it may have been, to the last
-    outside_train_s: float | None  # of it outside validations
+    outside_s: float | None  # from the earliest possible time of the first edge to the last edge
+    outside_train_s: float | None  # the part of outside_s that is not in validations
     outside_validations_s: float | None
-    validations_s: list[float]  # each, as long as it was seen to last
-    validation_at_start_s: float | None  # the one at step 0
-    claimed_train_s: float | None  # by the run's own clock, of rank 0
-    reader_late_s: float  # the most that a stamp may be late
-    frozen_s: float  # in which the launcher did not run
-    ranks_waited_s: NotRequired[float | None]  # of a script: the most that a rank was ready to run and was not run
+    validations_s: list[float]  # the duration of each validation, as observed
+    validation_at_start_s: float | None  # the duration of the one at step 0
+    claimed_train_s: float | None  # by the clock of rank 0
+    reader_late_s: float  # by how much a time stamp may be late, at most
+    frozen_s: float  # how long the launcher was not scheduled
+    ranks_waited_s: NotRequired[float | None]  # for a script: how long a rank waited for a core, at most
 
 
 def clock_from_edges(
     edges: Sequence[tuple[int, int, str]], gaps_ns: Iterable[tuple[int, int]], claimed_train_s: float | None
 ) -> Clock:
-    """edges: [(t_ns, late_ns, word)] in order of arrival; gaps_ns: when the reader did not run.
+    """Computes the clock of one of our own runs.
 
-    The last pause ends with the clock.
+    edges: [(t_ns, late_ns, word)] in order of arrival; gaps_ns: [(begin, end)] of times at which the reader was not
+    scheduled.  The last pause may end with the clock instead of with GO.
     """
     saves_s, edges = _without_saves(edges)
     kinds = [word for _, _, word in edges]
@@ -67,7 +68,7 @@ def clock_from_edges(
 
 
 def _without_saves(edges: Sequence[tuple[int, int, str]]) -> tuple[float, list[tuple[int, int, str]]]:
-    """(seconds of the pauses for checkpoints, the other edges)."""
+    """Returns the seconds of the pauses for checkpoints, and the other edges."""
     kept, saves_ns = [], 0
     since_ns: int | None = None
     for edge in edges:
@@ -80,7 +81,7 @@ def _without_saves(edges: Sequence[tuple[int, int, str]]) -> tuple[float, list[t
 
 
 def joined(clocks: Sequence[Clock | None], claimed_train_s: float) -> Clock:
-    """The clock of a run in segments, from those of its segments in order; None: that segment's clock was lost."""
+    """Joins the clocks of a run's segments, in order.  None stands for a segment whose clock was lost."""
     for number, clock in enumerate(clocks, 1):
         if clock is None or clock["unknown"]:
             why = clock["unknown"] if clock else "its launcher was killed, or its ranks ended without a checkpoint"
@@ -102,7 +103,7 @@ def clock_from_times(
     claimed_train_s: float | None,
     source: str = "edges",
 ) -> Clock:
-    """stamps: [(t_ns, late_ns)] of every edge or line, in order, at least two; the rest as in Clock."""
+    """Computes a clock.  stamps: [(t_ns, late_ns)] of all edges or lines in order, at least two.  Others: see Clock."""
     (first_ns, first_late_ns), (last_ns, _) = stamps[0], stamps[-1]
     outside_s = (last_ns - first_ns + first_late_ns) / 1e9
     frozen_ns = sum(max(0, min(end, last_ns) - max(begin, first_ns - first_late_ns)) for begin, end in gaps_ns)
@@ -122,14 +123,14 @@ def clock_from_times(
 
 
 def unknown(source: str, why: str, claimed_train_s: float | None = None) -> Clock:
-    """A clock without times, and why it has none."""
+    """Returns a clock without times, with the reason."""
     facts = {"rules": RULES, "source": source, "unknown": why, "claimed_train_s": claimed_train_s}
     nothing = {"validations_s": [], "reader_late_s": 0.0, "frozen_s": 0.0}
     return cast(Clock, {**dict.fromkeys(Clock.__annotations__), **facts, **nothing})
 
 
 def tolerance_s(counted_s: float, num_validations: int, reader_late_s: float) -> float:
-    """How far the claimed time may be from the launcher's.
+    """Returns by how many seconds the claimed time may differ from the launcher's.
 
     Each validation has two edges.  If the reader had to wait for a core, the writer of an edge may have waited as long
     between reading its clock and writing.
@@ -139,9 +140,10 @@ def tolerance_s(counted_s: float, num_validations: int, reader_late_s: float) ->
 
 
 def doubts(clock: Clock, is_busy: bool = False) -> list[tuple[str, str]]:
-    """[(instrument, sentence)] of the doubts that the launcher's clock gives; MACHINE: the machine disturbed the run.
+    """Returns the doubts that follow from the launcher's clock: [(instrument, sentence)].
 
-    is_busy: validity.is_busy() of the run; then its times do not count.
+    The instrument MACHINE means that the machine disturbed the run.  is_busy: validity.is_busy() of the run; if it is
+    true, the run's times do not count.
     """
     if clock["unknown"]:
         return [(CLOCK, clock["unknown"])] if clock["source"] == "edges" else []
@@ -153,7 +155,7 @@ def doubts(clock: Clock, is_busy: bool = False) -> list[tuple[str, str]]:
 
 
 def _claimed(clock: Clock) -> Iterator[tuple[str, str]]:
-    """For our own runs; a script's claim is compared with its lines, one by one (printed_times.py)."""
+    """Doubts the time that one of our own runs claims.  A script's is compared line by line (printed_times.py)."""
     claimed_s, outside_s = clock["claimed_train_s"], clock["outside_train_s"]
     if clock["source"] != "edges" or claimed_s is None or outside_s is None:
         return
@@ -165,17 +167,17 @@ def _claimed(clock: Clock) -> Iterator[tuple[str, str]]:
 
 
 def _validations(clock: Clock, max_growth: float) -> Iterator[tuple[str, str]]:
-    """A doubt if validations usually take more than max_growth times as long as the one at step 0.
+    """Doubts a run whose validations usually take more than max_growth times as long as the one at step 0.
 
     Of two, the shorter one decides, as the machine may have delayed the other.  bench/compare/ counts all of the time.
     """
-    first = 1 if clock["source"] == "edges" else 0  # a script's at step 0 ends with its first line
+    first = 1 if clock["source"] == "edges" else 0  # a script's validations_s lacks the one at step 0
     at_start_s, others_s = clock["validation_at_start_s"], clock["validations_s"][first:]
     if at_start_s is None or not others_s:
         return
     usual_s = statistics.median_low(others_s)
     excess_s = usual_s - at_start_s
-    spread_s = statistics.stdev(others_s[:-1]) if len(others_s) > 2 else 0.0  # the last holds checks of the referee
+    spread_s = statistics.stdev(others_s[:-1]) if len(others_s) > 2 else 0.0  # the last includes the referee's checks
     spread_s = max(spread_s, (max_growth - 1) / SPREADS * at_start_s, clock["reader_late_s"])
     if excess_s > max(SPREADS * spread_s, TOLERANCE_S):
         both = f"{usual_s:.3f} s, against {at_start_s:.3f} s at step 0"

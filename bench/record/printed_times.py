@@ -1,15 +1,15 @@
-"""The training time that a script prints, compared with when its lines arrived.  Pure: reads the rows of steps.csv.
+"""Compares the training time that a script prints with the times at which its lines arrived, from rows of steps.csv.
 
 Row k has the time that the script printed at step k (train_time_ms; train_time_at_val_ms if its validation printed
 another one) and when that line arrived (line_t_ns, val_line_t_ns: time.perf_counter_ns of another process).
 
 Between the lines of two steps an honest script counts all the time that passes.  Before the line of a validation it
-need not, because its clock stands still while it validates (nanoGPT's does not: its next iteration includes the
-validation).  So uncounted time may only lie there, and a script can never count more time than has passed.
+need not, because its clock is paused during the validation (not nanoGPT's: its next iteration includes the
+validation).  So uncounted time may only be there, and a script can never count more time than has passed.
 
 A line may arrive late, because its reader or the script waited for a core, but never early.  So a single line proves
-nothing: what counts is the smaller of what two neighbouring lines say.  What only the last line before a validation
-says is attributed to that validation, where bench/compare/effects.py compares it with the other arm.
+nothing: what counts is the smaller value of two neighbouring lines.  What only the last line before a validation shows
+is attributed to that validation, where bench/compare/effects.py compares it with the other arm.
 """
 
 import statistics
@@ -22,10 +22,10 @@ from bench.record import outside_clock
 from bench.record.step_files import StepRow
 
 MAX_UNTIMED_STEPS, RESTART_MS = 10, 1.0
-MIN_UNTIMED_STEPS, MAX_UNTIMED_TIMES = 5, 2.0  # fewer may all compile (assumed)
-MAX_WAITED_FRAC = 1 / 3  # of the counted time: how much of it a busy machine may excuse; up to 0.19 was seen at load 15
-UNNAMED_STEPS = 2  # whose time a script need not name: after its last line with one, or as it sets its clock back
-UNSEEN_FRAC = 0.1  # of the counted time: what may pass uncounted before a validation whose steps have no lines
+MIN_UNTIMED_STEPS, MAX_UNTIMED_TIMES = 5, 2.0  # with fewer untimed steps, all may be compiling (assumed)
+MAX_WAITED_FRAC = 1 / 3  # a busy machine excuses up to this fraction of the counted time; 0.19 was measured at load 15
+UNNAMED_STEPS = 2  # steps without a printed time are allowed after the last time, and where the clock is restarted
+UNSEEN_FRAC = 0.1  # this fraction of the counted time may pass uncounted before a validation whose steps have no lines
 
 
 class Account(TypedDict):
@@ -34,24 +34,24 @@ class Account(TypedDict):
     wall_of_lines_s: float
     counted_s: float
     uncounted_s: float
-    uncounted_at_validations_s: float  # of it, before the lines of validations
-    unseen_s: float  # of that, where steps passed since the line before, so that it may be training
-    overcounted_s: float  # the most time that was counted in a row without having passed
+    uncounted_at_validations_s: float  # the part of uncounted_s before the lines of validations
+    unseen_s: float  # the part of that in which steps had no lines, so that it may be training
+    overcounted_s: float  # the longest time that was counted in a row without having passed
 
 
 class Line(NamedTuple):
-    """A line that names a time."""
+    """A printed line that contains a training time."""
 
-    t_ns: int
+    t_ns: int  # when it arrived
     step: int
     is_val: bool
     time_ms: float  # as printed
 
 
 def events(rows: Sequence[StepRow]) -> list[Line]:
-    """Every line that names a time, in the order of arrival."""
+    """Returns every line that contains a time, in the order of arrival."""
     lines = []
-    holders = {row["step"] for row in rows if row.get("flags") == "validation"}  # whose own time holds the validation
+    holders = {row["step"] for row in rows if row.get("flags") == "validation"}  # steps whose time includes validation
     for row in rows:
         time_ms = row.get("train_time_ms")
         if row.get("line_t_ns") is not None and time_ms is not None:
@@ -65,16 +65,16 @@ def events(rows: Sequence[StepRow]) -> list[Line]:
 
 
 def restarted_at(rows: Sequence[StepRow]) -> int:
-    """The step, one of the first ten, at which the script restarted its clock, so that the steps before are untimed.
+    """Returns the step, one of the first ten, at which the script restarted its clock: earlier steps are untimed.
 
-    modded-nanogpt did so until 2025.  0: it did not restart its clock, or more than once.
+    modded-nanogpt restarted its clock until 2025.  Returns 0 if the script did not, or more than once.
     """
     back = [b for a, b in pairwise(events(rows)) if b.time_ms < a.time_ms]
     return back[0].step if len(back) == 1 and back[0].step <= MAX_UNTIMED_STEPS and back[0].time_ms <= RESTART_MS else 0
 
 
 def drop_backward(rows: Sequence[StepRow], num_untimed_steps: int = 0) -> list[str]:
-    """Removes times that go back from the rows, and the steps' times derived from them -> a sentence about it."""
+    """Removes times that go back, and step times derived from them, from rows.  Returns [a sentence about it], or []."""
     latest_ms, latest_step, dropped = 0.0, 0, dict[int, str]()
     for row in rows:
         for name in ("train_time_ms", "train_time_at_val_ms"):
@@ -94,7 +94,7 @@ def drop_backward(rows: Sequence[StepRow], num_untimed_steps: int = 0) -> list[s
 
 
 class PrintedTimes:
-    """The lines of a script that name a time, from the first one after its untimed steps on."""
+    """The lines of a script that contain a time, from the first one after its untimed steps on."""
 
     def __init__(self, rows: Sequence[StepRow], num_untimed_steps: int = 0):
         every = events(rows)
@@ -104,16 +104,16 @@ class PrintedTimes:
         restarts = [number for number, pair in enumerate(pairwise(self._with_restart), 1) if self._is_restart(*pair)]
         self._lines = self._with_restart[restarts[-1] if restarts else 0 :]
         start = self._lines[0] if self._lines else None
-        self._uncounted_s = [  # up to each line
+        self._uncounted_s = [  # uncounted time up to each line
             (line.t_ns - start.t_ns) / 1e9 - (line.time_ms - start.time_ms) / 1e3 for line in self._lines if start
         ]
 
     def _is_restart(self, a: Line, b: Line) -> bool:
-        """Whether the script restarted its clock between two lines, the first of which may be of an untimed step."""
+        """Whether the script restarted its clock between two lines, after one of its untimed steps."""
         return self._num_untimed_steps > 0 and b.time_ms < a.time_ms and a.step <= MAX_UNTIMED_STEPS
 
     def account(self) -> Account | dict[str, None]:
-        """All None if fewer than two lines name a time."""
+        """Returns the Account of the lines, with None for every value if fewer than two lines contain a time."""
         if len(self._lines) < 2:
             return dict.fromkeys(Account.__annotations__)
         return self._account()
@@ -121,7 +121,7 @@ class PrintedTimes:
     def _account(self) -> Account:
         facts = cast(Account, dict.fromkeys(Account.__annotations__, 0.0))
         most_s = 0.0
-        for a, b in pairwise(self._lines):  # added up in this order: the doubts of a record are compared as text
+        for a, b in pairwise(self._lines):  # the order of additions matters: a record's doubts are compared as text
             wall_s, counted_s = (b.t_ns - a.t_ns) / 1e9, (b.time_ms - a.time_ms) / 1e3
             facts["wall_of_lines_s"] += wall_s
             facts["counted_s"] += counted_s
@@ -141,11 +141,11 @@ class PrintedTimes:
         is_wall: bool = False,
         waits_ns: Iterable[tuple[int, int]] = (),
     ) -> outside_clock.Clock:
-        """What the launcher's clock says of these lines.
+        """Returns the launcher's clock of the script.
 
-        late_ns: {a line's t_ns: by how much it may be late}; gaps_ns: of the reader; validation_at_start_s: as in
-        Clock; is_wall: the script prints no time, so that its lines' is used; waits_ns: [(t_ns, for how long the rank
-        that waited most had then waited for a core since it began)].
+        late_ns: {t_ns of a line: by how much it may be late}; gaps_ns: [(begin, end)] of times at which the reader was
+        not scheduled; validation_at_start_s: as in Clock; is_wall: the script prints no time, so that the times of its
+        lines are used; waits_ns: [(t_ns, how long the rank that waited most had waited for a core until then)].
         """
         lines = self._lines
         if len(lines) < 2:
@@ -163,9 +163,9 @@ class PrintedTimes:
         return times
 
     def _portions_s(self) -> tuple[float, list[float]]:
-        """(seconds that passed uncounted between steps, [seconds uncounted at each validation]).
+        """Returns the uncounted seconds between steps, and a list of those at each validation.
 
-        The former is what two neighbouring lines agree on; the rest is attributed to the following validation.
+        The former are what two neighbouring lines agree on; the rest is attributed to the following validation.
         """
         between_s, at_validations_s, first = 0.0, [], 0
         edges = [number for number, line in enumerate(self._lines) if number and line.is_val]
@@ -180,17 +180,20 @@ class PrintedTimes:
         return between_s, at_validations_s
 
     def doubts(self, outside: outside_clock.Clock) -> tuple[list[str], list[str]]:
-        """(why the printed times cannot be true, what the machine did to them).  outside: the record's."""
+        """Returns sentences that say why the printed times cannot be true, and how the machine disturbed them.
+
+        outside: the launcher's clock in the record.
+        """
         if len(self._lines) < 2:
             return ["fewer than two lines name a time: what the script counted cannot be checked"], []
         sentences, disturbances, facts = list[str](), list[str](), self._account()
         counted_s, unseen_s = facts["counted_s"], facts["unseen_s"]
         limit_s = outside_clock.tolerance_s(counted_s, self._num_validations, outside["reader_late_s"])
         between_s, _ = self._portions_s()
-        # the most that was counted without having passed since two neighbouring lines said so
+        # overcounted time: how far the uncounted time falls below what two neighbouring lines agreed on before
         agreed_s = accumulate((min(pair) for pair in pairwise(self._uncounted_s)), max)
         over_s = max([0.0, *(most_s - later_s for most_s, later_s in zip(agreed_s, self._uncounted_s[2:]))])
-        # what may pass uncounted between steps because the machine ran something else meanwhile
+        # time that may pass uncounted between steps because the machine ran something else
         waited_s = min(outside.get("ranks_waited_s") or 0.0, MAX_WAITED_FRAC * abs(counted_s))
         seen = f"its lines came in {facts['wall_of_lines_s']:.2f} s and count {counted_s:.2f} s"
         if over_s > limit_s:
@@ -218,7 +221,7 @@ class PrintedTimes:
         return sentences, disturbances
 
     def _unnamed_s(self) -> Iterator[tuple[float, str]]:
-        """(seconds that no time of the script covers, where): as it restarted its clock, and after its last time."""
+        """Yields (seconds without a printed time, where): at the restart of the clock, and after the last time."""
         for a, b in pairwise(self._with_restart):
             if self._is_restart(a, b):
                 yield (b.t_ns - a.t_ns) / 1e9 - b.time_ms / 1e3, f"as it set its clock back, after step {a.step}"
@@ -229,9 +232,9 @@ class PrintedTimes:
         yield (end_ns - last.t_ns) / 1e9, f"after step {last.step}, the last whose time it names"
 
     def _untimed(self) -> Iterator[str]:
-        """A sentence if the untimed steps hold more work than the timed ones.
+        """Yields a sentence if the untimed steps do more work than the timed ones.
 
-        They are untimed because the first ones compile; their median is that of steps which do not.
+        They are untimed because the first of them compile, which does not affect their median.
         """
         walls_ms = [(row["step"], row["wall_ms"]) for row in self._rows if row.get("wall_ms") is not None]
         before_ms = [ms for step, ms in walls_ms if 0 < step <= self._num_untimed_steps]

@@ -1,7 +1,7 @@
-"""A record as one flat row: everything that tables show and comparisons compute with.
+"""Flattens a record into a row, with everything that tables show and comparisons compute with.
 
-The store keeps rows (bench/record/store.py), so they consist of plain JSON values and depend on the record alone.
-None means off, unknown or not measured.
+The store keeps rows (bench/record/store.py), so they consist of plain JSON values and depend on nothing but the record
+and its config.  None means off, unknown or not measured.
 """
 
 import json
@@ -17,15 +17,15 @@ from bench.record.shape import Record, Section
 class Asked(TypedDict):
     run_id: str
     track: str | None
-    num_deviations: int  # from what the track fixes
+    num_deviations: int  # from the settings that the track fixes
     status: str  # running, complete, failed, aborted, stopped
-    failure: str | None  # its kind
+    failure: str | None  # the kind of failure
     validity: str | None  # valid, suspect, invalid
     name: str | None
     seed: int | None
     model: str
     optim: str | None
-    metric: str  # that score and target are of; its unit and direction as bench/base/metric.py has them
+    metric: str  # the name of the metric of score and target; see bench/base/metric.py
     data: str | None
     world_size: int | None
     device: str | None
@@ -37,8 +37,8 @@ class Metrics(TypedDict):
     """run.json["metrics"]; all None unless the run is complete, because a failed run's last loss is not a result."""
 
     num_steps: int | None
-    val_loss: float | None  # nats a token, as gap_nats
-    score: float | None  # value of the metric that the goal is of: val_loss, unless it names another
+    val_loss: float | None  # nats per token, like gap_nats
+    score: float | None  # the value of the goal's metric, which is val_loss unless the goal names another
     gap_nats: float | None
     target_reached: bool | None
     train_s: float | None
@@ -59,17 +59,17 @@ class Size(TypedDict):
 
     size: str | None  # layers x width, 4x128
     num_params: int | None
-    num_shards: int | None  # of training
-    epochs: float | None  # above 1 tokens are seen again
-    energy_j: float | None  # of the timed region, all devices together; as the next two None but of complete runs
+    num_shards: int | None  # of training data
+    epochs: float | None  # above 1, tokens are repeated
+    energy_j: float | None  # in the timed region, all devices together; this and the next two: only of complete runs
     mean_power_w: float | None
-    throttled_frac: float | None  # of its samples in which heat or hardware held a clock down, of the worst device
+    throttled_frac: float | None  # samples of the worst device in which heat or hardware limited its clock
 
 
 class Provenance(TypedDict):
     wall_s: float | None
     cost_usd: float | None  # wall_s at hardware.price_usd_per_hour; None: no price, or the run is not complete
-    cost_usd_to_target: float | None  # train_s at that price, of a run that ended when it reached its target
+    cost_usd_to_target: float | None  # train_s at that price, for a run that ended when it reached its target
     energy_kj_to_target: float | None  # energy_j / 1000 of such a run
     started_at: str | None  # UTC, ISO 8601
     config_id: str | None
@@ -79,7 +79,7 @@ class Provenance(TypedDict):
     session_id: str | None
     race_id: str | None
     arm: str | None
-    discarded: bool | None  # the warm-up run of an arm: in the ledger, in no mean and no verdict
+    discarded: bool | None  # whether it is the warm-up run of an arm, which is excluded from means and verdicts
     sweep_id: str | None
 
 
@@ -87,22 +87,22 @@ class Counted(TypedDict):
     """What a comparison needs beyond the table's columns."""
 
     provenance: str | None  # imported: a log of another harness
-    num_disturbed_steps: int | None  # by an instrument
-    num_validating_steps: int | None  # whose time holds a validation
-    batch_tokens: float | None  # of a run with stages the mean
+    num_disturbed_steps: int | None  # steps that an instrument disturbed
+    num_validating_steps: int | None  # steps whose time includes a validation
+    batch_tokens: float | None  # for a run with stages the mean
     metric_unit: str
     metric_direction: str
-    target: float | None  # of that metric, to be reached
-    budget: str | None  # JSON of what the best score is taken within, {"time_s": 300.0}; None: the last score counts
+    target: float | None  # the value of the metric to be reached
+    budget: str | None  # JSON, {"time_s": 300.0}: the best score within it counts; None: the last score counts
     stop_at_target: bool | None
     val_tokens: int | None
     setting: str  # JSON of setting()
-    outside_s: float | None  # by the launcher's clock, validations included
-    outside_validations_s: float | None  # of it in validations
-    outside_validation_at_start_s: float | None  # the one at step 0
-    outside_unknown: str | None  # why a record that should have them has none
+    outside_s: float | None  # by the launcher's clock, including validations
+    outside_validations_s: float | None  # the part of outside_s in validations
+    outside_validation_at_start_s: float | None  # the duration of the validation at step 0
+    outside_unknown: str | None  # why a record that should have these times has none
     machine_doubts: list[str]
-    script_doubt: str | None  # the first reason not to trust what a run, a model or a script says of itself
+    script_doubt: str | None  # the first reason not to trust what a run, a model or a script reports about itself
     headline: str | None
     log_id: str | None
     identity_version: int | None
@@ -114,14 +114,14 @@ class Shown(Asked, Metrics, Size, Provenance):
 
 
 class Row(Shown, Counted):
-    """A run."""
+    """A run as a flat row."""
 
 
 class ListedRow(Row):
     """A run in a folder that the user named (bench/record/named.py)."""
 
     folder: str
-    certificate: str | None  # in a word, how its replay ended; None: it was not replayed
+    certificate: str | None  # the outcome of its replay; None: it was not replayed
 
 
 METRICS, SHOWN, COLUMNS = (tuple(kind.__annotations__) for kind in (Metrics, Shown, Row))
@@ -129,14 +129,14 @@ METRICS, SHOWN, COLUMNS = (tuple(kind.__annotations__) for kind in (Metrics, Sho
 # A recompilation or a stall that the code causes may not: it is part of how fast the code is.
 MACHINE_INSTRUMENTS = ("telemetry", "host", "clock", outside_clock.MACHINE)
 DISTRUSTING = ("script", outside_clock.CLOCK)  # if these doubt a run, its own times cannot be trusted
-PLAIN = frozenset((str, int, float, bool, type(None)))  # what a column holds, but for
+PLAIN = frozenset((str, int, float, bool, type(None)))  # the types of values in columns, except in
 OF_SEVERAL = ("config", "machine_doubts")
 
 
 def row_of(run: Record, config: configs.Config = ()) -> Row:
-    """A record and the config beside it, from configs.read() -> its row.
+    """Returns the row of a record.  config: its settings, from configs.read().
 
-    ValueError if a column would have several values, or if the name of a setting cannot be a column's.
+    Raises ValueError if a column would have several values, or if the name of a setting cannot be that of a column.
     """
     complete = run["status"] == "complete"
     ends_at_target = complete and (run.get("goal") or {}).get("stop_at_target") and run["metrics"].get("target_reached")
@@ -162,7 +162,7 @@ def row_of(run: Record, config: configs.Config = ()) -> Row:
         "sweep_id": (run.get("sweep") or {}).get("sweep_id"),
     }
     metrics = {name: run["metrics"].get(name) if complete else None for name in METRICS}
-    if "score" not in run["metrics"]:  # where the goal names no metric it is
+    if "score" not in run["metrics"]:  # the goal names no other metric
         metrics["score"] = metrics["val_loss"]
     row = {column: run.get(column) for column in SHOWN} | facts | metrics
     size = _size(run, config, complete)
@@ -193,9 +193,9 @@ def _size(run: Record, config: configs.Config, complete: bool) -> Size:
     metrics = run["metrics"] if complete else {}
     epochs, num_tokens = data.get("epochs"), sum(shard.get("num_tokens") or 0 for shard in shards)
     num_seen = (metrics.get("num_steps") or 0) * (run["measured"].get("batch_tokens") or 0)
-    if epochs is None and num_tokens and num_seen:  # an earlier record does not say it
+    if epochs is None and num_tokens and num_seen:  # older records do not have it
         epochs = num_seen / num_tokens
-    # earlier records have them in the summary alone, which of a resumed run is that of its last segment
+    # Older records have power and energy only in the summary, which covers only the last segment of a resumed run
     energy = {} if run.get("segments") else telemetry
     power_w, energy_j = metrics.get("mean_power_w"), metrics.get("energy_j")
     return {
@@ -218,7 +218,7 @@ def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
     distrusted = [doubt["doubt"] for doubt in doubts if doubt.get("instrument") in DISTRUSTING]
     contestant_doubts = validity.contestant_doubts(run) if complete else []
     distrusted += contestant_doubts
-    # why it is suspect, without what an instrument that watches the code, or the referee, had to say of it
+    # reasons for being suspect that come neither from the referee nor from an instrument that watches the code
     code_doubts = {doubt["doubt"] for doubt in doubts if doubt.get("instrument") not in MACHINE_INSTRUMENTS}
     machine_doubts = [why for why in run["validity_reasons"] if why not in code_doubts and why not in contestant_doubts]
     num_disturbed, num_validating = flagged_steps(run) if complete else (None, None)
@@ -250,31 +250,34 @@ def _counted(run: Record, config: configs.Config, complete: bool) -> Counted:
 
 
 def metric_of(rows: Iterable[Row]) -> Metric:
-    """The metric of these runs' goals: that of the first run, val_loss without runs."""
-    row = next(iter(rows), None)  # of an older revision of the code it may have none
+    """Returns the metric of these runs' goals: that of the first run, or val_loss without runs."""
+    row = next(iter(rows), None)  # rows that an older revision made may lack the metric
     return named(row.get("metric"), row.get("metric_unit"), row.get("metric_direction")) if row else named()
 
 
 def encoded(value: object) -> str:
-    """A value as JSON text with sorted keys."""
+    """Encodes a value as JSON text with sorted keys."""
     import msgspec
 
     try:
         return msgspec.json.encode(value, order="sorted").decode()
-    except (UnicodeEncodeError, OverflowError):  # half a surrogate, a number of more than 64 bits
+    except (UnicodeEncodeError, OverflowError):  # a lone surrogate, a number of more than 64 bits
         return json.dumps(value, sort_keys=True)
 
 
 def setting(run: Record) -> Section:
-    """What must be equal for times to be comparable, by name; comparability_id hashes it.  None is unknown."""
+    """Returns what must be equal for times to be comparable, {name: value}, which comparability_id hashes.
+
+    None means unknown.
+    """
     env, protocol, data = run["environment"], run.get("timing_protocol") or {}, run["data"]
     gpus = env.get("gpus") or ()
     is_log = run.get("provenance") == "imported"
-    # what its own step_avg divides by says which steps a log's time counts
+    # how a log computes its step_avg tells which steps its time covers
     meaning = (run.get("imported") or run.get("script") or {}).get("step_avg_meaning")
     cpu = {} if gpus else {name: env.get(name) for name in ("cpu_model", "num_cpus", "num_threads")}
     return {
-        "gpus": sorted(str(gpu.get("name")) for gpu in gpus) if gpus or not is_log else None,  # [] is a CPU
+        "gpus": sorted(str(gpu.get("name")) for gpu in gpus) if gpus or not is_log else None,  # [] means a CPU
         "power_limits_w": sorted(gpu["power_limit_w"] for gpu in gpus if gpu.get("power_limit_w") is not None) or None,
         **cpu,
         **{name: env.get(name) for name in ("driver", "cuda", "nccl", "torch")},

@@ -1,6 +1,6 @@
-"""The run folder: how it is made, read and upgraded.  Everything that reads records uses this module.
+"""Creates, reads and upgrades run folders.  Everything that reads records uses this module.
 
-    results/<track>/<run_id>/    run_id = <utc>-<name>-<config_id8>-s<seed>-m<mark>[-n]; without the mark in older ones
+    results/<track>/<run_id>/    run_id = <utc>-<name>-<config_id8>-s<seed>-m<mark>[-n]; older ones have no mark
       run.json          what happened (bench/record/run.schema.json); written whole or not at all
       config.yaml  overrides.yaml  environment.json  steps.csv  events.jsonl  code/  logs/  traces/  memory/
 
@@ -33,14 +33,14 @@ from bench.record.shape import Record, Section
 SCHEMA_VERSION = 1
 UPGRADERS: dict[
     int, Callable[[dict[str, Any]], dict[str, Any]]
-] = {}  # version -> function from a record of that version to one of the next
-# Temporary files between launcher and workers while a run lasts; named so that they are not artifacts.
+] = {}  # {version: function that upgrades a record of that version to the next}
+# Files that launcher and workers exchange during a run; as temporary files they are not artifacts.
 LAUNCH, PROGRESS, RESULT = ".launch.tmp", ".progress.tmp", ".result.tmp"
 STALE_HEARTBEAT_S = 60.0  # six heartbeats of the launcher
-MAX_NOT_KEPT = 100  # that are named each
+MAX_NOT_KEPT = 100  # if more files cannot be kept, they are counted instead of named
 BLOCK_BYTES = MIB
 MAX_CLOCK_SKEW_S = 600.0  # between two machines that share a results folder (assumed)
-ROLES = {  # what each file is for
+ROLES = {  # {file or folder: its role in the record's artifacts}
     "config.yaml": "config",
     "overrides.yaml": "overrides",
     "steps.csv": "steps",
@@ -55,22 +55,22 @@ ROLES = {  # what each file is for
     "work": "work",
     "checkpoint": "checkpoint",
 }
-WRITTEN_BEFORE = ("config", "overrides", "environment", "code")  # by the launcher; the workers write the rest
-OF_NODE = re.compile(r"\.node\d+(?=\.)")  # in the name of a file that each node writes: telemetry.node1.csv
+WRITTEN_BEFORE = ("config", "overrides", "environment", "code")  # the launcher writes these, the workers the rest
+OF_NODE = re.compile(r"\.node\d+(?=\.)")  # part of the name of a file that each node writes: telemetry.node1.csv
 
 
 # ---- where records are
 
 
 def run_id(moment: datetime, name: str, config_id: str, seed: int, mark: str) -> str:
-    """E.g. 20261121T031500Z-gpt2-adamw-1a2b3c4d-s0-m5e6f7a; mark: private.mark_of()"""
+    """Returns a run id such as 20261121T031500Z-gpt2-adamw-1a2b3c4d-s0-m5e6f7a.  mark: from private.mark_of()."""
     return f"{moment:%Y%m%dT%H%M%SZ}-{name}-{config_id}-s{seed}-m{mark}"
 
 
 def new_folder(
     results: Path | str, track: str, name: str, config_id: str, seed: int, moment: datetime | None = None
 ) -> Path:
-    """Makes a new folder, with -2, -3, ... appended if the name is taken.  moment: the start in UTC; None: now."""
+    """Creates a run folder, with -2, -3, ... appended if the name is taken.  moment: the start in UTC; None: now."""
     wanted = run_id(moment or datetime.now(UTC), name, config_id, seed, private.mark_of(results))
     parent = Path(results) / track
     parent.mkdir(parents=True, exist_ok=True)
@@ -78,14 +78,14 @@ def new_folder(
     while True:
         folder = parent / (wanted if number == 1 else f"{wanted}-{number}")
         try:
-            folder.mkdir()  # atomic: two never share one
+            folder.mkdir()  # atomic, so that two runs never share a folder
             return folder
         except FileExistsError:
             number += 1
 
 
 def find_runs(paths: Iterable[Path | str]) -> Iterator[Path]:
-    """Folders -> the run folders in and below them, sorted.  ValueError if one is not a folder."""
+    """Yields the run folders in and below each path, sorted.  Raises ValueError if a path is not a folder."""
     for path in paths:
         if not os.path.isdir(path):
             raise ValueError(
@@ -95,15 +95,15 @@ def find_runs(paths: Iterable[Path | str]) -> Iterator[Path]:
 
 
 def walk(path: str) -> Iterator[str]:
-    """The run folders in and below path; none if path is not a folder.
+    """Yields the run folders in and below path; none if path is not a folder.
 
     A folder of publications below path is not searched, so that no run counts twice, but path may be in it.
     """
-    if os.path.exists(f"{path}/run.json"):  # without a look at what else is in it: quicker than os.walk()
+    if os.path.exists(f"{path}/run.json"):  # the rest of the folder is not listed, which makes this faster than os.walk
         yield path
         return
     folders = list[str]()
-    with contextlib.suppress(OSError), os.scandir(path) as entries:  # just removed, a log, or closed
+    with contextlib.suppress(OSError), os.scandir(path) as entries:  # just removed, a file, or not readable
         folders = [entry.path for entry in entries if entry.name[0] != "." and entry.is_dir(follow_symlinks=False)]
     for folder in folders:
         if os.path.basename(folder) != PUBLISHED:
@@ -114,14 +114,20 @@ def walk(path: str) -> Iterator[str]:
 
 
 def read(folder: Path | str) -> Record:
-    """The record of a run folder in the newest version, as effective() shows it.  Writes nothing.  ValueError."""
+    """Reads the record of a run folder, upgraded to the newest version and passed through effective().
+
+    Writes nothing.  Raises ValueError if it is missing or damaged.
+    """
     run = read_raw(folder)
     with reading_record(folder):
         return effective(run)
 
 
 def read_raw(folder: Path | str, checked: bool = True) -> Record:
-    """The record of a run folder as written, upgraded.  ValueError.  checked=False: also with wrong fields."""
+    """Reads the record of a run folder as written, upgraded to the newest version.
+
+    checked=False accepts missing fields and wrong types.  Raises ValueError if it is missing or damaged.
+    """
     path = os.path.join(folder, "run.json")
     run: dict[str, Any] = json_file.read(path)
     version = run.get("schema_version")
@@ -140,7 +146,7 @@ def read_raw(folder: Path | str, checked: bool = True) -> Record:
 
 
 def _check_kinds(path: str, run: Record) -> None:
-    """Damaged unless all fields are there with their types, and the metrics are numbers or null."""
+    """Raises Damaged unless all fields are present with the right types, and the metrics are numbers or null."""
     json_file.check_kind(run, shape.record(), path)
     for name, value in run["metrics"].items():
         if value is not None and type(value) not in (int, float, bool):
@@ -155,10 +161,10 @@ def _check_kinds(path: str, run: Record) -> None:
 
 
 def effective(run: Record) -> Record:
-    """A record that says running although its launcher is gone, as aborted; any other as it is.
+    """Returns a record whose status is running although its launcher is gone as aborted, and any other unchanged.
 
-    The launcher is gone if, on the same boot, no process has its pid and start time; elsewhere, if its last heartbeat
-    is more than 60 s old, or of a clock that is more than ten minutes ahead.
+    The launcher is gone if, on the same boot, no process has its pid and start time.  On another machine or boot, it is
+    if its last heartbeat is more than STALE_HEARTBEAT_S old, or more than MAX_CLOCK_SKEW_S in the future.
     """
     if run["status"] != "running":
         return run
@@ -187,7 +193,7 @@ def effective(run: Record) -> Record:
 
 
 def progress(folder: Path | str) -> dict[str, Any]:
-    """What rank 0's step writer wrote last: {"step" (None or a number), "num_steps", ...}, {} if nothing."""
+    """Returns the last progress that rank 0 wrote: {"step" (None or a number), "num_steps", ...}; {} without any."""
     facts = atomic.read_json(Path(folder) / PROGRESS, {})
     return facts if isinstance(facts, dict) and type(facts.get("step")) in (int, type(None)) else {}
 
@@ -196,14 +202,14 @@ def progress(folder: Path | str) -> dict[str, Any]:
 
 
 def listed(folder: Path | str) -> list[Section]:
-    """All files of the folder but run.json and temporary ones: [{"path", "sha256", "num_bytes", "role"}]."""
+    """Returns all files of the folder except run.json and temporary ones: [{"path", "sha256", "num_bytes", "role"}]."""
     return kept(folder)[0]
 
 
 def kept(folder: Path | str, ended_by: Callable[[], str | None] = lambda: None) -> tuple[list[Section], dict[str, str]]:
-    """(listed(), {file or folder: why it is not listed}).
+    """Returns what listed() does, and {file or folder: why it is not listed}.
 
-    ended_by(): the name of a signal that ends the reading of large files, None as long as there is none.
+    ended_by(): returns the name of a signal that stops the reading of large files, None while there is none.
     """
     artifacts, not_kept = list[Section](), dict[str, str]()
     for path in files(folder, not_kept.__setitem__):
@@ -227,7 +233,7 @@ class _NotKeptError(Exception):
 
 
 def _read_whole(folder: Path | str, path: str, ended_by: Callable[[], str | None]) -> Section:
-    """The sha256 and num_bytes of a file."""
+    """Returns the sha256 and num_bytes of a file.  Raises _NotKeptError or OSError."""
     if plain_file.name_in_utf8(path) != path:
         raise _NotKeptError("its name is not UTF-8")
     with open(os.path.join(folder, path), "rb", buffering=0, opener=plain_file.open_now) as file:
@@ -246,15 +252,15 @@ def _role(path: str) -> str:
 
 
 def files(folder: Path | str, missed: Callable[[str, str], object] = lambda path, why: None) -> list[str]:
-    """The sorted relative paths of files that belong to the artifacts.  missed: as of plain_file.entries_below()."""
+    """Returns the sorted relative paths of the files that are artifacts.  missed: see plain_file.entries_below()."""
     start = len(os.path.join(folder, ""))
     entries = plain_file.entries_below(folder, lambda path, why: missed(plain_file.name_in_utf8(path[start:]), why))
-    names = sorted(entry.path[start:] for entry in entries if os.path.isfile(entry.path))  # not of a link to itself
+    names = sorted(entry.path[start:] for entry in entries if os.path.isfile(entry.path))  # False for circular links
     return [name for name in names if name != "run.json" and not any(map(_is_temporary, name.split("/")))]
 
 
 def remove_outputs(folder: Path | str) -> None:
-    """Deletes what workers wrote, so that only the launcher's files and run.json are left."""
+    """Deletes what the workers wrote, so that only the launcher's files and run.json remain."""
     remove_temporary(folder)
     for path in files(folder):
         if _role(path) not in (*WRITTEN_BEFORE, "other"):
@@ -263,7 +269,7 @@ def remove_outputs(folder: Path | str) -> None:
 
 def remove_links(folder: Path | str) -> None:
     """Deletes the links and empty folders in and below a folder, because they are not part of a record."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a script removed it, or put a file in its place
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a script removed it, or replaced it by a file
         for entry in reversed(list(plain_file.entries_below(folder))):
             with contextlib.suppress(OSError):  # not empty, or immutable
                 os.unlink(entry.path) if entry.is_symlink() else os.rmdir(entry.path) if entry.is_dir() else None
@@ -272,7 +278,7 @@ def remove_links(folder: Path | str) -> None:
 
 
 def remove_temporary(folder: Path | str) -> None:
-    """Deletes the run's temporary files and the reserve; files that cannot be deleted stay."""
+    """Deletes the run's temporary files and the reserve; files that cannot be deleted remain."""
     for path in Path(folder).iterdir():
         if _is_temporary(path.name):
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""steps.csv, steps_by_rank.csv and events.jsonl of a run folder: the numbers of each step, and what happened when."""
+"""Writes and reads the numbers of each step (steps.csv, steps_by_rank.csv) and the events (events.jsonl) of a run."""
 
 import contextlib
 import errno
@@ -14,13 +14,13 @@ from bench.base import atomic
 from bench.base.reading import json_file, plain_file
 from bench.base.reading.damage import Missing
 
-CORE_COLUMNS = ("step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms")  # of every record
-RUN_COLUMNS = (*CORE_COLUMNS, "t_ns")  # of our own runs from their first row on; a complete run adds its instruments'
-# t_ns: rank 0's time.perf_counter_ns when the step began, as in events.jsonl
+CORE_COLUMNS = ("step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms")  # every record has these
+RUN_COLUMNS = (*CORE_COLUMNS, "t_ns")  # our own runs write these; columns of instruments are added when they complete
+# t_ns: rank 0's time.perf_counter_ns at the beginning of the step, as in events.jsonl
 INT_COLUMNS = ("step", "tokens", "t_ns", "line_t_ns", "val_line_t_ns")
 STEPS, BY_RANK = "steps.csv", "steps_by_rank.csv"
 LOSSES = ("step", "train_loss", "val_loss")
-MIN_LOSSES = 8  # so many training losses agree by chance in no two runs, even if they are printed with four digits
+MIN_LOSSES = 8  # this many training losses never agree by chance, even if they are printed with four digits
 
 # {column: value}: "step" int, "flags" str, INT_COLUMNS int, the others float; None is an empty cell
 StepRow = dict[str, Any]
@@ -28,7 +28,7 @@ Validation = tuple[int, float | None, float]  # step, seconds of training so far
 
 
 class Event(TypedDict):
-    """What a line of events.jsonl has; each kind of event has further fields."""
+    """A line of events.jsonl; each kind of event has further fields."""
 
     event: str
     t_ns: NotRequired[int | None]
@@ -40,19 +40,19 @@ class Event(TypedDict):
 def write(
     folder: Path | str, rows: Sequence[StepRow], columns: Sequence[str] = CORE_COLUMNS, name: str = STEPS
 ) -> None:
-    """rows: dicts by column; None is an empty cell.  These columns come first, the others in order of appearance."""
+    """Writes rows as CSV, atomically.  The given columns come first, then the others in order of appearance."""
     columns = list(dict.fromkeys([*columns, *(column for row in rows for column in row)]))
     text = ",".join(columns) + "\n" + "".join(_line(row, columns) for row in rows)
     atomic.write_text(Path(folder) / name, text)
 
 
 def append(folder: Path | str, rows: Sequence[StepRow], columns: Sequence[str] = RUN_COLUMNS) -> None:
-    """Appends these rows, all or none.  OSError if the disk is full."""
+    """Appends rows to steps.csv, all or none.  Raises OSError if the disk is full."""
     _append(Path(folder) / "steps.csv", "".join(_line(row, columns) for row in rows))
 
 
 def _append(path: Path, text: str) -> None:
-    """Appends the text in one write, so that two writers' lines never mix; after an OSError nothing is appended."""
+    """Appends text in one write, so that the lines of two writers never mix.  After an OSError nothing is appended."""
     data = text.encode()
     with open(path, "ab", buffering=0, opener=plain_file.open_now) as file:
         whole = file.tell()
@@ -70,10 +70,11 @@ def _cell(value: Any) -> str:
 
 
 def read(folder: Path | str, strict: bool = False, name: str = STEPS) -> list[StepRow]:
-    """steps.csv -> rows in order of step; INT_COLUMNS int, flags str, the rest float or None.  No file: [].
+    """Reads steps.csv into rows in order of step (see StepRow); [] without the file.
 
-    Lines of one step are made one row (runs of 2026-11 that were killed have two).  A line that a kill cut is skipped;
-    with strict it is a ValueError naming the file and the line.  A byte that is not text always is one.
+    Lines of the same step are merged (runs of 2026-11 that were killed have two).  A line that was cut by a kill is
+    skipped; with strict, a cut, damaged or repeated line raises ValueError, which names the file and the line.  A byte
+    that is not UTF-8 always does.
     """
     path = Path(folder) / name
     try:
@@ -101,7 +102,10 @@ def read(folder: Path | str, strict: bool = False, name: str = STEPS) -> list[St
 
 
 def read_columns(folder: Path | str, names: Sequence[str]) -> dict[str, list[Any]]:
-    """{name: values in order of step}: columns of read(), ten times as fast.  None where a column is missing."""
+    """Reads columns of steps.csv, {name: values in order of step}, ten times as fast as read().
+
+    The values of a missing column are None.
+    """
     with contextlib.suppress(ValueError):
         head, *lines, cut = plain_file.text(Path(folder) / "steps.csv", plain_file.MAX_LINES_BYTES).split("\n")
         columns = None if cut else _whole(head.split(","), lines, names)
@@ -112,10 +116,10 @@ def read_columns(folder: Path | str, names: Sequence[str]) -> dict[str, list[Any
 
 
 def losses_id(columns: Mapping[str, list[Any]]) -> str | None:
-    """A hash that two runs share if all their losses are equal bit for bit.  None without losses.
+    """Returns a hash that two runs share if all their losses are bit-identical; None without losses.
 
-    columns: those of LOSSES, from read_columns().  If there are enough training losses, they alone decide, so that a
-    further validation does not make another trajectory of one.
+    columns: those of LOSSES, from read_columns().  If there are at least MIN_LOSSES training losses, only they are
+    hashed, so that an additional validation does not change the hash.
     """
     steps, train, val = (columns[name] for name in LOSSES)
     losses: list[tuple[Any, ...]] = [(step, loss) for step, loss in zip(steps, train) if loss is not None]
@@ -125,7 +129,7 @@ def losses_id(columns: Mapping[str, list[Any]]) -> str | None:
 
 
 def losses_id_of(folder: Path | str) -> str | None:
-    """losses_id() of a run folder.  None also if its steps.csv is damaged."""
+    """Returns losses_id() of a run folder; None also if its steps.csv is damaged."""
     try:
         return losses_id(read_columns(folder, LOSSES))
     except ValueError:
@@ -133,14 +137,14 @@ def losses_id_of(folder: Path | str) -> str | None:
 
 
 def validations(folder: Path | str, metric: str = "val_loss") -> dict[int, float]:
-    """{step: value} of every validation of a run folder that has this metric.  ValueError as read()."""
+    """Returns {step: value} of the validations in a run folder that have this metric.  Raises ValueError as read()."""
     columns = read_columns(folder, ("step", metric))
     return {step: value for step, value in zip(columns["step"], columns[metric]) if value is not None}
 
 
 def _whole(columns: list[str], lines: list[str], names: Sequence[str] | None = None) -> dict[str, list[Any]] | None:
-    """{column: values} of these names, None for all; None unless every line is whole and each step follows the last."""
-    cells, width = ",\n,".join([*lines, ""]).split(","), len(columns) + 1  # each line is followed by a cell of its end
+    """Parses whole columns at once: {name: values}; names=None: all.  None unless lines are whole and steps ascend."""
+    cells, width = ",\n,".join([*lines, ""]).split(","), len(columns) + 1  # a cell "\n" marks the end of each line
     if cells.pop() or len(cells) != len(lines) * width or set(cells[width - 1 :: width]) - {"\n"}:
         return None
     wanted = columns if names is None else {"step", *names}
@@ -160,7 +164,10 @@ def _column(name: str, cells: list[str]) -> list[Any]:
 
 
 def write_by_rank(folder: Path | str, columns: dict[str, list[dict[int, float]]]) -> None:
-    """columns: {name: [{row: milliseconds} of each rank]} -> columns name_rank0, name_rank1, ...; microseconds kept."""
+    """Writes steps_by_rank.csv with columns name_rank0, name_rank1, ..., rounded to microseconds.
+
+    columns: {name: [{step: milliseconds} of each rank]}.
+    """
     by_column = {f"{name}_rank{rank}": ms for name, ranks in columns.items() for rank, ms in enumerate(ranks)}
     steps = sorted({step for rank_ms in by_column.values() for step in rank_ms})
     rows: list[StepRow] = [
@@ -171,7 +178,7 @@ def write_by_rank(folder: Path | str, columns: dict[str, list[dict[int, float]]]
 
 
 def read_by_rank(folder: Path | str) -> dict[str, list[dict[int, float]]]:
-    """steps_by_rank.csv -> {name: [{row: milliseconds} of each rank]}, {} without the file."""
+    """Reads steps_by_rank.csv into {name: [{step: milliseconds} of each rank]}; {} without the file."""
     by_rank: dict[str, list[dict[int, float]]] = {}
     for row in read(folder, name=BY_RANK):
         for column, rank_ms in row.items():
@@ -184,12 +191,15 @@ def read_by_rank(folder: Path | str) -> dict[str, list[dict[int, float]]]:
 
 
 def append_event(folder: Path | str, event: Mapping[str, Any]) -> None:
-    """Appends an event: t_ns (time.perf_counter_ns), utc, event (its name) and more.  OSError: nothing is written."""
+    """Appends an event: t_ns (time.perf_counter_ns), utc, event (its name) and further fields.  May raise OSError."""
     _append(Path(folder) / "events.jsonl", json.dumps(atomic.without_nan(event)) + "\n")
 
 
 def read_events(folder: Path | str) -> list[dict[str, Any]]:
-    """events.jsonl -> list of dicts, without a line that a kill cut.  No file: [].  ValueError names a damaged line."""
+    """Reads events.jsonl, without a last line that a kill cut; [] without the file.
+
+    Raises ValueError for a damaged line.
+    """
     path = Path(folder) / "events.jsonl"
     try:
         lines = plain_file.text(path, plain_file.MAX_LINES_BYTES).split("\n")

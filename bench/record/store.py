@@ -1,11 +1,11 @@
-"""The runs of a results folder as a database: .store.sqlite, a cache that is made from the run folders.
+"""Opens the runs of a results folder as a database, with .store.sqlite as a cache that is made from the run folders.
 
 Any SQLite program can read it: its view runs has a row for each run.  You can delete it at any time; the next call
-makes it again.
+creates it again.
 
 Writing.  The file is never changed in place: a new one is made in memory and renamed over it.  So readers need no
 locks, which cannot be trusted on network file systems (where SQLite's WAL does not work at all), a killed writer leaves
-at most a temporary file, and of several writers at once the last one's file stays, which is as good as the others'.
+at most a temporary file, and of several simultaneous writers the last one's file remains, which is as good as any.
 
 Trust.  A file is used only if nobody but its owner may write to it, and its owner is this user, root, or the owner of
 the results folder, who could replace the run folders themselves.  Anybody else with write access to the folder could
@@ -13,15 +13,15 @@ otherwise make runs appear with numbers that no record has.  A user who does not
 their own cache, which starts from the shared file if there is one.
 
 Validity of a row.  A row has the size, inode and times of change of the run.json that it was made from, and these are
-compared again for every row that is returned.  Which runs have changed is found without visiting 100,000 folders:
+compared again for every row that is returned.  Changed runs are found without visiting 100,000 folders:
 - a run that was added, removed or renamed changes the modification time of its parent folder, which is compared;
-- a run that ended or was resumed has a line in the ledger, which is read from where it ended the last time;
+- a run that ended or was resumed has a line in the ledger, which is read from where the last reading ended;
 - a run that is still running, or that cannot be read, is read again every time;
 - if a folder has another inode (a copy), or the ledger has changed other than by growing, every row is compared.
 A final run.json is never written again.  If somebody changes one without the ledger, a query with a condition may miss
 the run, because the condition is tested on the old values; but a row that is returned is always that of the file, and a
 listing without a condition, verify and judge see the change.  Files that changed in the last seconds before they were
-read are read again, because file systems count time in coarse ticks.
+read are read again, because time stamps of file systems are coarse.
 """
 
 import contextlib
@@ -45,11 +45,11 @@ from bench.record.row_reader import Place
 from bench.record.rows import Row
 
 NAME = ".store.sqlite"
-MIN_RUNS = 50  # fewer are read as fast without
-NUM_STALE_KEPT = 20  # writing a store costs more than reading so few runs again
-CRC = slice(68, 72)  # SQLite's application_id, which it does not read: the CRC-32 of all that follows it
-LEFT_S = 3600.0  # writing one takes less
-TAIL_BYTES = 4096  # of a ledger, by which it is known to have only grown
+MIN_RUNS = 50  # fewer runs are read as fast without a store
+NUM_STALE_KEPT = 20  # writing a store takes longer than reading this many runs again
+CRC = slice(68, 72)  # SQLite's application_id, which SQLite ignores: the CRC-32 of all bytes after it
+LEFT_S = 3600.0  # older temporary files were left by a writer that was killed
+TAIL_BYTES = 4096  # the end of a ledger whose hash shows that the ledger has only grown since
 IN_SCOPE = "(r.folder IN (SELECT id FROM temp._scope) OR (r.folder, r.dir) IN (SELECT folder, dir FROM temp._named))"
 SCOPE = """
 CREATE TEMP TABLE _scope (id INTEGER PRIMARY KEY);
@@ -61,10 +61,10 @@ OnError = Callable[[str], object] | None
 
 
 def read_rows(folders: Iterable[Path | str], on_error: OnError = None, logs_too: bool = False) -> list[tuple[str, Row]]:
-    """[(run folder, row)] of every run in and below these folders, sorted by folder, an absolute path.
+    """Returns [(absolute run folder, row)] of every run in and below these folders, sorted by folder.
 
-    Runs that cannot be read are skipped and reported to on_error(message).  ValueError if a path is not a folder,
-    unless logs_too: then the caller reads the files, which are logs.
+    Runs that cannot be read are skipped and reported to on_error(message).  Raises ValueError if a path is not a
+    folder; with logs_too such paths are skipped, as the caller reads them as logs.
     """
     row_by_folder: dict[str, Row] = {}
     for home, below in _by_home(folders, logs_too).items():
@@ -73,7 +73,7 @@ def read_rows(folders: Iterable[Path | str], on_error: OnError = None, logs_too:
 
 
 def opened(folders: Iterable[Path | str], on_error: OnError = None) -> "Store":
-    """The runs in and below these folders as one database.  on_error, ValueError: as of read_rows()."""
+    """Opens the runs in and below these folders as one database.  on_error, ValueError: see read_rows()."""
     by_home = _by_home(folders, False)
     if len(by_home) == 1:
         ((home, below),) = by_home.items()
@@ -87,9 +87,9 @@ def opened(folders: Iterable[Path | str], on_error: OnError = None) -> "Store":
 
 
 def _by_home(folders: Iterable[Path | str], logs_too: bool) -> dict[str, list[str]]:
-    """{results folder: those of the paths that lie in it}; a folder without a ledger above it is its own."""
+    """Groups paths by results folder, {results folder: paths}.  A folder without a ledger above it is its own."""
     by_home: dict[str, list[str]] = {}
-    homes: dict[str, str] = {}  # by the folder that a path is or lies in
+    homes: dict[str, str] = {}  # {folder: its results folder}
     for path in dict.fromkeys(map(os.path.abspath, folders)):
         if not os.path.isdir(path):
             if logs_too:
@@ -106,7 +106,7 @@ def _by_home(folders: Iterable[Path | str], logs_too: bool) -> dict[str, list[st
 
 
 class Store(Database):
-    """The runs of one results folder, in memory: the rows of the file, with those that changed since read again.
+    """The runs of one results folder, in memory: the rows of the cache, those that have changed being read again.
 
     db has the view runs, of the requested runs.  faults: {run folder that cannot be read: why}.
     """
@@ -115,7 +115,7 @@ class Store(Database):
         """home: the results folder; below: folders and run folders in it."""
         self.home, self.faults = home, dict[str, str]()
         self._on_error: Callable[[str], object] = on_error or (lambda message: None)
-        self._read_now = set[Place]()  # in this call
+        self._read_now = set[Place]()  # runs whose rows were read from their folders by this object
         self._num_changes, self._checks_all = 0, False
         with row_reader.no_garbage_collection():
             known = self._load()
@@ -128,7 +128,7 @@ class Store(Database):
             self._below: dict[str, list[str]] = {}
             for path in filter(None, self._folders):
                 self._below.setdefault(os.path.dirname(path), []).append(path)
-            absolute = functools.partial(row_reader.absolute, home)  # not self's: a connection in a cycle would be kept
+            absolute = functools.partial(row_reader.absolute, home)  # without self, to avoid a cycle with db
             shown = functools.cache(lambda folder: paths.shown(absolute(folder)))
             self.db.create_function("_shown", 2, lambda folder, name: f"{shown(folder)}/{name}")
             self.db.create_function("_certificate", 2, lambda *place: certificates.outcome(absolute(*place)))
@@ -137,7 +137,7 @@ class Store(Database):
     # ---- the file
 
     def _load(self) -> sqlite3.Connection | None:
-        """The database in the newest file that can be trusted, None without one."""
+        """Returns the database in the newest file that can be trusted, None without one."""
         files = []
         for path, owner in ((Path(self.home, NAME), self.home), (self._own_path(), None)):
             with contextlib.suppress(Damaged, OSError):
@@ -160,7 +160,7 @@ class Store(Database):
         return known
 
     def _identity(self) -> dict[str, str]:
-        """Facts of a file that was made by this code, for this folder and not for a copy of it."""
+        """Returns facts that a file must contain: they show that this code made it for this folder, not for a copy."""
         return {"code": row_reader.code(), "home": self.home, "inode": str(os.stat(self.home).st_ino)}
 
     def _own_path(self) -> Path:
@@ -168,7 +168,7 @@ class Store(Database):
         return paths.cache_root() / "speedrun" / "stores" / f"{place}.sqlite"
 
     def _save(self) -> None:
-        """Writes the file if enough has changed: for everybody if this user owns the folder, else into their cache."""
+        """Writes the file if enough has changed: for all users if this one owns the folder, else to the user's cache."""
         num_runs = self.db.execute("SELECT count(*) FROM _rows").fetchone()[0]
         if self._num_changes <= NUM_STALE_KEPT or num_runs < MIN_RUNS:
             return
@@ -178,15 +178,15 @@ class Store(Database):
         content[CRC] = zlib.crc32(memoryview(content)[CRC.stop :]).to_bytes(4, "big")
         is_owner = os.geteuid() in (0, os.stat(self.home).st_uid)
         for path in [Path(self.home, NAME)] * is_owner + [self._own_path()]:
-            with contextlib.suppress(OSError):  # read-only or full: the next call reads the runs again
+            with contextlib.suppress(OSError):  # if the disk is read-only or full, the next call reads the runs again
                 path.parent.mkdir(parents=True, exist_ok=True)
-                for left in path.parent.glob(f".{path.name}.*.tmp"):  # by a writer that was killed
+                for left in path.parent.glob(f".{path.name}.*.tmp"):  # left by a writer that was killed
                     if time.time() - left.stat().st_mtime > LEFT_S:
                         left.unlink()
                 atomic.write_own(path, bytes(content))
                 return
 
-    # ---- what changed since it was written
+    # ---- what changed since the file was written
 
     def _refresh(self, below: Iterable[str]) -> None:
         if lost := line_count.lost(Path(self.home, ledger.NAME)):
@@ -215,7 +215,7 @@ class Store(Database):
         self.show(columns, IN_SCOPE, is_kept=False)
 
     def _read_ledger(self) -> None:
-        """Marks runs that ended or were resumed since as to be read again, and all if the ledger is another one."""
+        """Marks runs that have ended or been resumed for reading again; all if the ledger did not only grow."""
         row = self.db.execute("SELECT value FROM _facts WHERE name = 'ledger'").fetchone()
         size, tail = json.loads(row[0]) if row else (0, hashlib.sha256(b"").hexdigest())
         start, content = self._ledger_from(size - TAIL_BYTES)
@@ -232,7 +232,7 @@ class Store(Database):
         self.db.execute("INSERT OR REPLACE INTO _facts VALUES ('ledger', ?)", [known])
 
     def _ledger_from(self, start: int) -> tuple[int, bytes]:
-        """(offset, the ledger's whole lines from there on); no lines without a ledger."""
+        """Returns (offset, the complete lines of the ledger from there on); no lines without a ledger."""
         start, content = max(0, start), b""
         name, most_bytes = f"{self.home}/{ledger.NAME}", plain_file.MAX_LINES_BYTES
         with contextlib.suppress(Damaged), plain_file.opened(name, most_bytes) as file:
@@ -241,12 +241,12 @@ class Store(Database):
         return start, content[: content.rfind(b"\n") + 1]
 
     def _visit(self, path: str, parent: int | None = None) -> None:
-        """Puts a folder and those below it in scope and notes which runs changed.  parent: the folder it was in."""
+        """Adds a folder and those below it to the scope, and notes changed runs.  parent: number of its parent."""
         try:
             stat = os.stat(path)
         except OSError:  # just removed
             return
-        if parent is not None and os.path.exists(f"{path}/run.json"):  # it has become a run
+        if parent is not None and os.path.exists(f"{path}/run.json"):  # the folder has become a run
             self._expect(parent, os.path.basename(path))
             self.db.execute("DELETE FROM _folders WHERE path = ?", [self._relative(path)])
             return
@@ -263,7 +263,7 @@ class Store(Database):
             self._visit(folder, number)
 
     def _scan(self, path: str, number: int, signature: str | None) -> list[str]:
-        """Notes which runs a folder has gained and lost.  Returns the folders in it that are not runs."""
+        """Updates the rows for the runs that a folder has gained and lost.  Returns its folders that are not runs."""
         try:
             with os.scandir(path) as scan:
                 entries = [entry for entry in scan if _is_searched(entry.name)]
@@ -276,7 +276,7 @@ class Store(Database):
         names, folders = set[str](), list[str]()
         for entry in entries:
             if (shown := plain_file.name_in_utf8(entry.path)) != entry.path or entry.is_symlink():
-                signature = None  # what is reported is reported every time
+                signature = None  # scan the folder again next time, so that the message is repeated
                 if shown != entry.path:
                     self._on_error(f"{shown}: its name is not UTF-8: give it another")
                 elif os.path.exists(f"{entry.path}/run.json"):
@@ -293,7 +293,7 @@ class Store(Database):
         return folders
 
     def _folder(self, path: str) -> tuple[int, str | None]:
-        """The folder's number, and its signature when its runs were listed; None if they were not."""
+        """Returns the folder's number, and its signature at the time its runs were listed; None if they were not."""
         name = self._relative(path)
         if name not in self._folders:
             done = self.db.execute("INSERT INTO _folders (path) VALUES (?)", [name])
@@ -305,7 +305,7 @@ class Store(Database):
         self.db.execute("UPDATE _folders SET signature = ? WHERE id = ?", [signature, number])
 
     def _expect(self, number: int, name: str) -> None:
-        """Adds a run whose row is still to be read, unless there is one."""
+        """Adds a run whose row is still to be read, unless the run has a row."""
         self.db.execute("INSERT OR IGNORE INTO _rows (folder, dir) VALUES (?, ?)", [number, name])
 
     def choose(self, condition: str, values: Sequence[object] = ()) -> None:
@@ -314,7 +314,7 @@ class Store(Database):
         condition: SQL over the view runs, with a question mark for each of the values.
         """
         stale: set[Place] | None = None
-        while stale is None or stale:  # a run that changed may meet the condition now, or no longer
+        while stale is None or stale:  # a run that was read again may begin or cease to meet the condition
             self.db.execute("DELETE FROM temp._chosen")
             self.db.execute(f"INSERT INTO temp._chosen SELECT _id FROM temp._all WHERE {condition}", values)
             kept = self.db.execute(f"SELECT f.path, r.dir, r.signature FROM {JOINED} WHERE {CHOSEN}")
@@ -340,7 +340,7 @@ class Store(Database):
         self.put(rows)
         self._num_changes += sum(signature is not None for _, _, signature, _ in rows)
         self._read_now |= places
-        for parent, name in (place for place in places if not signatures[place][0]):  # no run any longer
+        for parent, name in (place for place in places if not signatures[place][0]):  # no longer runs
             number, _ = self._folder(parent)
             self._sign(parent, number, None)
             self.db.execute("DELETE FROM _rows WHERE folder = ? AND dir = ?", [number, name])
@@ -357,15 +357,15 @@ class Store(Database):
     # ---- rows
 
     def rows(self, condition: str = "1", values: Sequence[object] = ()) -> dict[str, Row]:
-        """{absolute run folder: row} of the runs that meet a condition, as of choose()."""
+        """Returns {absolute run folder: row} of the runs that meet a condition; see choose()."""
         with row_reader.no_garbage_collection():
             self.choose(condition, values)
             return {row_reader.absolute(self.home, path, name): row for path, name, row in self.chosen_rows()}
 
     def listing(self) -> list[dict[str, Any]]:
-        """The rows of the view runs, sorted by track and time: {column or setting: value}, one type in a column.
+        """Returns the rows of the view runs, sorted by track and time: {column or setting: value}.
 
-        A value of another type, in a damaged record, becomes None.
+        Every column has one type; a value of another type, from a damaged record, becomes None.
         """
         self.choose("1")
         cursor = self.db.execute("SELECT * FROM runs ORDER BY track, started_at, run_id")
@@ -381,7 +381,7 @@ class Store(Database):
         return rows
 
     def folders(self) -> list[str]:
-        """The run folders in scope, absolute, also of those that cannot be read."""
+        """Returns the absolute paths of the run folders in scope, including those that cannot be read."""
         cursor = self.db.execute(f"SELECT f.path, r.dir FROM {JOINED} WHERE {IN_SCOPE}")
         return [row_reader.absolute(self.home, path, name) for path, name in cursor]
 
@@ -390,8 +390,8 @@ class Store(Database):
 
 
 def _checked(file: BinaryIO) -> bytes:
-    """The content of a store.  ValueError if it is damaged, for example by a power failure."""
-    content = file.read()  # not mapped: the process would die where the file is cut off or, on NFS, replaced meanwhile
+    """Returns the content of a store.  Raises ValueError if it is damaged, for example by a power failure."""
+    content = file.read()  # not mapped: if the file were truncated or replaced on NFS, the process would get SIGBUS
     with memoryview(content) as view, view[CRC.stop :] as rest:
         if len(content) < CRC.stop or zlib.crc32(rest) != int.from_bytes(view[CRC], "big"):
             raise ValueError("it is damaged")

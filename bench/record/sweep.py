@@ -1,10 +1,10 @@
-"""A sweep: its id, the runs that it requested, and those that it has.  The files of results/sweeps/<sweep_id>/:
+"""Writes and reads the files of a sweep, in results/sweeps/<sweep_id>/:
 
     sweep.json     what was requested and how the sweep ended; written before its first run and at its end
     points.jsonl   {"number", "overrides", "folder"} of each point that has a record, the newest last;
                    points.NUMBER.jsonl if another process ran the point, so that two machines never append to one file
     sweep.html     its page (bench/report/sweep_page.py)
-    study.json     of ./run.sh study alone: what it compares and how; study.html, .md, .tex and .csv are its answer
+    study.json     only for ./run.sh study: what it compares and how; study.html, .md, .tex and .csv are its answer
 
 Each run that a sweep starts names it in run.json["sweep"]; a run that was complete before is only in points.jsonl.
 """
@@ -35,11 +35,11 @@ class Facts(TypedDict):
     schema_version: int
     sweep_id: str
     command: list[str]  # what the user typed
-    points: list[list[str]]  # the overrides of every run asked for
+    points: list[list[str]]  # the overrides of every requested run
     budget_s: float | None  # of the last call; None: no limit
-    started_at: str  # UTC, the last call's, as ended_at
-    ended_at: str | None  # None: it runs, or was killed
-    why: str | None  # not every point has a run
+    started_at: str  # UTC, of the last call, like ended_at
+    ended_at: str | None  # None: it is running, or was killed
+    why: str | None  # why not every point has a run; None: all have
 
 
 class Study(TypedDict):
@@ -47,16 +47,16 @@ class Study(TypedDict):
 
     schema_version: int
     arms: dict[str, list[str]]  # {name in the race: the override that makes the arm}, the baseline first
-    common: list[str]  # overrides of every arm
+    common: list[str]  # overrides that all arms share
     tune: str  # the setting that is tuned
-    starts: dict[str, float]  # {arm: the first value of it}
-    seed: int  # of every trial; the race has others
-    n: int  # runs an arm of the race
+    starts: dict[str, float]  # {arm: the first value of that setting}
+    seed: int  # of every trial; the race uses others
+    n: int  # runs per arm of the race
     alpha: float  # shared by the verdicts on loss and on time
-    tokens: int  # of a run
-    metric: NotRequired[list[str]]  # of the goal of every run: name, unit and direction; missing: val_loss
-    num_trials: int | None  # of each arm; None: the budget is a duration, and none of a run is known yet
-    race_id: str | None  # None: it has not begun
+    tokens: int  # per run
+    metric: NotRequired[list[str]]  # name, unit and direction of the goal's metric; missing: val_loss
+    num_trials: int | None  # per arm; None: the budget is a duration, and that of a run is not known yet
+    race_id: str | None  # None: the race has not begun
 
 
 class Kept(TypedDict):
@@ -68,7 +68,7 @@ class Kept(TypedDict):
 
 
 class Point(NamedTuple):
-    """One requested run of a sweep.  folder: of its record, None without one."""
+    """A requested run of a sweep.  folder: that of its record, None without one."""
 
     number: int
     overrides: list[str]
@@ -76,9 +76,9 @@ class Point(NamedTuple):
 
 
 def id_of(overrides: Iterable[str], source_sha256: str) -> str:
-    """The id of the sweep with these overrides and this code, so that the same command continues the same sweep.
+    """Returns the id of a sweep, which depends on its overrides and code, so that the same command continues it.
 
-    As in a config_id, the price of the hardware is not part of it.
+    As with a config_id, the price of the hardware does not matter.
     """
     settings = sorted(word for word in overrides if not word.lstrip("+").startswith("hardware.price_usd_per_hour="))
     return f"sweep-{hashlib.sha256(json.dumps([settings, source_sha256]).encode()).hexdigest()[:8]}"
@@ -87,7 +87,7 @@ def id_of(overrides: Iterable[str], source_sha256: str) -> str:
 def begin(
     results: Path | str, sweep_id: str, command: Sequence[str], points: Sequence[Sequence[str]], budget_s: float | None
 ) -> Path:
-    """Writes sweep.json of a sweep that starts or continues.  Returns its folder, absolute."""
+    """Writes sweep.json of a sweep that starts or continues.  Returns the absolute path of its folder."""
     folder = Path(results).absolute() / FOLDER / sweep_id
     folder.mkdir(parents=True, exist_ok=True)
     facts: Facts = {
@@ -105,7 +105,7 @@ def begin(
 
 
 def keep(folder: Path, number: int, overrides: Sequence[str], run: Mapping[str, Any], apart: bool = False) -> None:
-    """Notes that a point has a record.  run: with "folder", as from launch(); apart: other processes write as well."""
+    """Notes that a point has a record.  run: with "folder", as from launch(); apart: other processes write too."""
     path = Path(run["folder"]).absolute()
     results = folder.parent.parent
     name = path.relative_to(results).as_posix() if path.is_relative_to(results) else str(path)
@@ -119,19 +119,19 @@ def end(folder: Path, why: str | None = None) -> None:
 
 
 def read(folder: Path | str) -> Facts:
-    """sweep.json.  ValueError where it is missing or damaged."""
+    """Reads sweep.json.  Raises ValueError if it is missing or damaged."""
     return cast(Facts, json_file.read(Path(folder) / NAME, Facts))
 
 
 def read_study(folder: Path | str) -> Study:
-    """study.json.  ValueError where it is missing or damaged."""
+    """Reads study.json.  Raises ValueError if it is missing or damaged."""
     return cast(Study, json_file.read(Path(folder) / STUDY, Study))
 
 
 def trials(folder: Path | str, study: Study) -> dict[str, dict[float, float]]:
-    """{arm: {value: metric}} of a study's trials that ended, in the order of values.  ValueError: one has no metric.
+    """Returns {arm: {value of the setting: metric}} of a study's trials that have ended, in the order of the values.
 
-    The metric is the goal's, val_loss unless study names another, infinitely bad where the run diverged.
+    The metric is that of the goal; for a run that diverged, it is infinite.  Raises ValueError if a trial has none.
     """
     metric = metric_of(study)
     metric_by_value: dict[str, dict[float, float]] = {name: {} for name in study["arms"]}
@@ -151,24 +151,24 @@ def trials(folder: Path | str, study: Study) -> dict[str, dict[float, float]]:
 
 
 def metric_of(study: Study) -> Metric:
-    """What trials() are compared by."""
+    """Returns the metric by which a study's trials are compared."""
     return named(*study.get("metric", ()))
 
 
 def best_of(tried: Mapping[float, float], metric: Metric = VAL_LOSS) -> float:
-    """The value in trials() with the best metric; of equal ones the lowest value."""
+    """Returns the value with the best metric among an arm's trials(); the lowest one if several are equally good."""
     return min(tried, key=lambda value: (metric.sign * tried[value], value))
 
 
 def points(folder: Path | str) -> list[Point]:
-    """Every requested point in order, with its newest record."""
+    """Returns all requested points in order, with their newest records."""
     folder = Path(folder)
     kept: dict[tuple[str, ...], str] = {}
     for line in _lines(folder):
         kept[tuple(line["overrides"])] = line["folder"]
     requested = [tuple(overrides) for overrides in read(folder)["points"]]
     points = []
-    for number, overrides in enumerate(dict.fromkeys([*requested, *kept])):  # a search asks for points as it goes
+    for number, overrides in enumerate(dict.fromkeys([*requested, *kept])):  # a search adds points as it goes
         results, name = folder.parent.parent, kept.get(overrides, "")
         places = (results / name, results.joinpath(*Path(name).parts[-2:]))  # the results folder may have been moved
         path = next((path for path in places if name and (path / "run.json").is_file()), None)
@@ -183,7 +183,7 @@ def _lines(folder: Path) -> Iterator[Kept]:
 
 
 def axes(points: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
-    """{key: its values in order} of those overrides in which the points differ."""
+    """Returns {key: its values in order} of the overrides in which the points differ."""
     by_key: dict[str, dict[str, Any]] = {}
     for overrides in points:
         for key, value in values(overrides).items():
@@ -192,13 +192,13 @@ def axes(points: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
 
 
 def its_own(overrides: Sequence[str], points: Iterable[Sequence[str]]) -> str:
-    """The overrides of a point in which the points differ, as text; all of them if they differ in none."""
+    """Returns the overrides of a point in which the points differ, as text; all of them if they do not differ."""
     differing = axes([overrides, *points])
     return " ".join([word for word in overrides if word.partition("=")[0] in differing] or overrides)
 
 
 def values(overrides: Iterable[str]) -> dict[str, Any]:
-    """Overrides -> {key: value}, numbers as numbers."""
+    """Parses overrides into {key: value}, with numbers as numbers."""
     return {key: config_overrides.value_of(text) for key, _, text in (word.partition("=") for word in overrides)}
 
 
@@ -206,14 +206,14 @@ def values(overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def folders(results: Path | str | None = None) -> list[Path]:
-    """The folders of all sweeps in a results folder; None: in this machine's own."""
+    """Returns the folders of all sweeps in a results folder; None: in this machine's own."""
     return sorted(path.parent for path in Path(results or results_root()).glob(f"{FOLDER}/*/{NAME}"))
 
 
 def chosen(rows: Sequence[RowT], word: str, known: Iterable[str]) -> list[RowT]:
-    """The rows of the runs of one sweep, which bear its id or stand in its points.jsonl.
+    """Returns the rows of the runs of a sweep: those with its id and those in its points.jsonl.
 
-    word: part of the id; known: ids that records bear.  ValueError: it is part of none, or of several.
+    word: part of the id; known: ids in records.  Raises ValueError if it is part of no id, or of several.
     """
     ids = sorted({folder.name for folder in folders()} | set(known))
     fitting = [word] if word in ids else [sweep_id for sweep_id in ids if word in sweep_id]

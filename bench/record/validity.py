@@ -1,4 +1,4 @@
-"""Whether a finished run is valid, suspect or invalid, and why.
+"""Decides whether a finished run is valid, suspect or invalid, and why.
 
 ./run.sh verify recomputes this from the record, including what follows from the referee's own loss
 (bench/training/referee_loss.py; run.json["referee"]["loss"]).  docs/record.md has the arithmetic.
@@ -11,23 +11,23 @@ from bench.base import stats
 from bench.record import outside_clock
 from bench.record.shape import Facts, Section
 
-BUSY = "other programs used"  # what the doubt of a busy machine begins with
-MAX_FOREIGN_CPU_CORES = 0.1  # other programs' load beside a CPU run; above it steps stretch visibly (assumed)
-# What two ways to the same mean over some thousand tokens differ by, as they are written and compiled.  Measured on
-# every rung and model at tiny sizes as written: 1.4e-6 in both; of gpt2 compiled for a CPU: 4e-7 and 9e-6.  A kernel
-# that fuses the cap of the logits and the loss skips a rounding to bfloat16, of up to 0.06 where a logit is above 16:
-# by simulation of logits like a record's that moves the mean by 1.5e-3.  What GPUs do is assumed, not measured.
+BUSY = "other programs used"  # how the doubt about a busy machine begins
+MAX_FOREIGN_CPU_CORES = 0.1  # load by other programs during a CPU run; above it, steps take visibly longer (assumed)
+# By how much two ways of computing the mean loss of some thousand tokens may differ: (eager, compiled).  Measured in
+# eager mode for every rung and model at tiny sizes: 1.4e-6 in both dtypes; for gpt2 compiled for a CPU: 4e-7 and 9e-6.
+# A kernel that fuses the cap of the logits with the loss skips a rounding to bfloat16, of up to 0.06 for logits above
+# 16: in a simulation of logits like those of a record, the mean changes by 1.5e-3.  GPUs are assumed, not measured.
 BOUND_NATS = {"float32": (2e-5, 1e-4), "bfloat16": (1e-3, 3e-3)}
-START_FRAC = 0.95  # of ln V: a loss at step 0 below this was trained before the clock, or knows the data
-# A held-out slice is other text, whose loss is another.  Of cpu_nano's 130 batches of validation data, 20,000 draws of
-# 1, 2, 4 and 8 held-out ones were at most 2.1, 3.0, 3.2 and 2.9 standard errors above the validation.
+START_FRAC = 0.95  # a loss at step 0 below this fraction of ln V was trained before the clock, or knows the data
+# The loss of a held-out slice differs, as its text does.  Of cpu_nano's 130 batches of validation data, the mean of 1,
+# 2, 4 and 8 held-out ones was at most 2.1, 3.0, 3.2 and 2.9 standard errors above the validation in 20,000 draws each.
 HELD_OUT_SE = 6.0
-HELD_OUT_FRAC = 0.05  # of the claimed loss besides
-HELD_OUT_BATCHES, HELD_OUT_TOKENS = 2, 2048  # with fewer nothing is said
+HELD_OUT_FRAC = 0.05  # of the claimed loss, allowed in addition
+HELD_OUT_BATCHES, HELD_OUT_TOKENS = 2, 2048  # with fewer, the check is skipped
 
 
 def validity(run: Facts) -> tuple[str, list[str]]:
-    """A finished record -> ("valid" | "suspect" | "invalid", reasons)."""
+    """Returns ("valid", "suspect" or "invalid", reasons) for the record of a run that has ended."""
     if run["status"] != "complete":
         return "invalid", ["the run did not complete"]
     if audit := run.get("audit"):
@@ -38,7 +38,7 @@ def validity(run: Facts) -> tuple[str, list[str]]:
     val_loss, floor_nats = run["metrics"]["val_loss"], run["data"]["floor_nats"]
     sees, is_below = "the targets leak into the validation", False
     if None not in (floor_nats, val_loss) and val_loss < floor_nats:
-        from bench.data.sources.markov import floor_slack_nats  # numpy, which a launcher of other data does not need
+        from bench.data.sources.markov import floor_slack_nats  # imports numpy, which other launchers do not need
 
         is_below = val_loss < floor_nats - floor_slack_nats(run["goal"]["val_tokens"])
     if is_below:
@@ -70,7 +70,7 @@ def validity(run: Facts) -> tuple[str, list[str]]:
 
 
 def broken_time(run: Facts) -> str | None:
-    """Why the time of a complete run is not one of training without a break, where its track does not allow that."""
+    """Returns why the time of a complete run does not count: it was interrupted, and its track forbids it; else None."""
     segments, num_checkpoints = run.get("segments") or (), run["measured"].get("num_checkpoints") or 0
     if (run.get("goal") or {}).get("may_resume") or not (segments or num_checkpoints):
         return None
@@ -83,18 +83,18 @@ def broken_time(run: Facts) -> str | None:
 
 
 def is_busy(run: Facts) -> bool:
-    """Whether other programs used so much of the CPU that the time of a run on it does not count."""
+    """Whether other programs used so much of the CPU that the time of a CPU run does not count."""
     foreign = run["measured"].get("foreign_cpu_cores")
     return run["hardware"]["device"] == "cpu" and foreign is not None and round(foreign, 2) > MAX_FOREIGN_CPU_CORES
 
 
 def contestant_doubts(run: Facts) -> list[str]:
-    """The referee's findings about the contestant that make a complete run suspect."""
+    """Returns the referee's findings about the contestant that make a complete run suspect."""
     return [*faults_of_run(run)[1], *_model_doubts(run)]
 
 
 def referee_findings(run: Facts) -> list[str]:
-    """Every finding of the referee about a complete run, as sentences."""
+    """Returns all findings of the referee about a complete run, as sentences."""
     clock = (run["referee"] or {}).get("clock")
     sentences = [*_faults_of_model(run), *faults_of_run(run)[0], *contestant_doubts(run)]
     sentences += [sentence for _, sentence in outside_clock.doubts(clock, is_busy(run))] if clock is not None else []
@@ -102,7 +102,7 @@ def referee_findings(run: Facts) -> list[str]:
 
 
 def _fault_of_code(run: Facts) -> str | None:
-    """Why the code that the record holds is not what its ranks imported; None: it is, or the record does not say."""
+    """Returns why the code in the record is not what its ranks imported; None if it is, or if nothing is recorded."""
     imported = (run.get("referee") or {}).get("code")
     if imported is None:
         return None
@@ -117,14 +117,14 @@ def _fault_of_code(run: Facts) -> str | None:
 
 
 def _faults_of_model(run: Facts) -> Iterator[str]:
-    """The referee's findings after the last validation that make all numbers of the run invalid."""
+    """Yields the referee's findings after the last validation that make all numbers of the run invalid."""
     causal, evaluation = _checks(run)
     if causal.get("found") == "not causal":
         yield f"after the last step, {causal['why']}"
     if not evaluation or evaluation["why"]:
         return
     first_nats, repeated_nats = evaluation["first_nats"], evaluation["repeated_nats"]
-    if None in (first_nats, repeated_nats):  # as JSON has what is no number
+    if None in (first_nats, repeated_nats):  # JSON has null for nan and inf
         yield f"the loss of the same tokens was {first_nats} in the last validation and {repeated_nats} when repeated"
     elif not abs(repeated_nats - first_nats) <= evaluation["rounding_nats"]:
         numbers = f"{first_nats:.7f} in the last validation and {repeated_nats:.7f} when repeated"
@@ -147,7 +147,7 @@ def _model_doubts(run: Facts) -> Iterator[str]:
 
 
 def _checks(run: Facts) -> tuple[Section, Section]:
-    """The referee's findings at the end of the run: (causality, evaluation), both empty in older records."""
+    """Returns the referee's findings at the end of the run, (causality, evaluation), both empty in older records."""
     referee = run.get("referee") or {}
     return referee.get("causality", {}).get("end", {}), referee.get("evaluation", {})
 
@@ -156,27 +156,27 @@ def _checks(run: Facts) -> tuple[Section, Section]:
 
 
 def bound_nats(dtype: str, is_compiled: bool) -> float:
-    """How much the loss of forward() may differ from the one that the referee computes from the logits."""
+    """Returns by how much the loss of forward() may differ from the one that the referee computes from the logits."""
     return BOUND_NATS[dtype][is_compiled]
 
 
 def is_trained(first_nats: float | None, vocab_size: int | None) -> bool:
-    """Whether a validation loss at step 0 is below what an untrained model has."""
+    """Whether a validation loss at step 0 is lower than that of an untrained model."""
     return first_nats is not None and vocab_size is not None and first_nats < START_FRAC * math.log(vocab_size)
 
 
 def start_doubt(first_nats: float, vocab_size: int) -> str:
-    """The doubt that is_trained() gives."""
+    """Returns the doubt about a run for which is_trained() is true."""
     least = f"{START_FRAC:g} * ln({vocab_size}) = {START_FRAC * math.log(vocab_size):.3f}"
     loss = f"its loss at step 0 is already {first_nats:.3f}, but an untrained model's is at least {least}"
     return f"{loss}: it was trained before its clock started, or has seen the data"
 
 
 def faults_of_run(run: Facts) -> tuple[list[str], list[str]]:
-    """A complete record -> (sentences that make it invalid, sentences that make it suspect)."""
+    """Returns the reasons for which a complete record is invalid, and those for which it is suspect, as sentences."""
     facts = (run.get("referee") or {}).get("loss")
     if not facts:
-        return [], []  # of a script, or older than this check
+        return [], []  # a script, or a record that is older than this check
     if facts.get("not_checked"):
         return [], [f"its loss was not checked: {facts['not_checked']}"] if run["track"] != "free" else []
     invalid, doubts = faults(facts)
@@ -187,7 +187,7 @@ def faults_of_run(run: Facts) -> tuple[list[str], list[str]]:
 
 
 def faults(facts: Section) -> tuple[list[str], list[str]]:
-    """run.json["referee"]["loss"] of a run whose loss was checked -> the same."""
+    """Returns what faults_of_run() does, from run.json["referee"]["loss"] of a run whose loss was checked."""
     vocab_size, bound = facts["vocab_size"], bound_nats(facts["dtype"], facts["is_compiled"])
     wrong = [_mismatch(checked, f"on the validation at step {checked['step']}", bound) for checked in facts["checked"]]
     random_tokens, held_out = facts["random_tokens"], facts["held_out"]
@@ -197,7 +197,7 @@ def faults(facts: Section) -> tuple[list[str], list[str]]:
         wrong.append(_mismatch(held_out, "on a held-out slice of the validation data", bound))
         doubts.append(_too_good(facts, held_out))
     doubts += [_unknown(random_tokens, "of random tokens"), _unknown(held_out, "of a held-out slice")]
-    first_nats = facts.get("val_loss_at_start")  # of all its tokens: of a few batches chance would decide
+    first_nats = facts.get("val_loss_at_start")  # the mean over all tokens, as that of a few batches varies too much
     if first_nats is not None and is_trained(first_nats, vocab_size):
         doubts.append(start_doubt(first_nats, vocab_size))
     return list(filter(None, wrong)), list(filter(None, doubts))
@@ -219,7 +219,7 @@ def _mismatch(checked: Section, where: str, bound: float) -> str | None:
 
 
 def _unknown(checked: Section, where: str) -> str | None:
-    """Why the check on unseen tokens is unknown: a model that gives no number there cannot be tested."""
+    """Returns why a check on unseen tokens is not possible: the model's loss there is not a number; else None."""
     is_number = checked.get("claimed_nats") is not None or checked.get("from_logits_nats") is not None
     if checked.get("not_checked") or is_number:
         return None
@@ -227,7 +227,7 @@ def _unknown(checked: Section, where: str) -> str | None:
 
 
 def _impossible(checked: Section, vocab_size: int) -> str | None:
-    """Below what a causal model can have of tokens that are drawn uniformly: bench/base/stats.py, log_e_value()."""
+    """Returns a sentence if the loss on uniformly random tokens is too low for a causal model: stats.log_e_value()."""
     known = [value for value in (checked["claimed_nats"], checked["from_logits_nats"]) if value is not None]
     num_tokens, least = checked["num_tokens"], stats.least_nats(math.log(vocab_size), checked["num_tokens"])
     if not known or stats.log_e_value(math.log(vocab_size), min(known), num_tokens) < stats.MIN_LOG_E_VALUE:

@@ -1,6 +1,6 @@
-"""The rules that a record must keep: it follows its schema, and says of its folder what is there.
+"""The rules that ./run.sh verify applies to a record: it follows its schema and agrees with the files in its folder.
 
-A rule is a function (files, record) -> (passed, evidence); its name and docstring are what ./run.sh verify shows.
+A rule is a function (files, record) -> (passed, evidence), whose name and docstring ./run.sh verify --help prints.
 """
 
 import functools
@@ -22,25 +22,25 @@ from bench.record.shape import Record, Section
 
 Passed = TypeVar("Passed", bool, bool | None)  # None: the rule does not apply
 RELATIVE = 1e-9  # metrics are recomputed from the same floats; only the order of operations may differ
-# Not in the first records: absent there, checked where recorded.
+# Metrics that the first records lack; checked in records that have them.
 LATER_METRICS = {"num_flagged_steps", "mfu_at_clock", "mean_power_w"}
 LATER_METRICS |= {"energy_j", "energy_j_per_step", "energy_j_per_token"}
-# By ./run.sh analyze, report, replay, audit, memory and dashboard: anyone can make them again.
+# Files that ./run.sh analyze, report, replay, audit, memory and dashboard write, and can write again.
 DERIVED = re.compile(
     r"analysis\.json|summary\.md|report\.html|certificate\.json|audit\.json"
     r"|(memory|traces)/.*\.html|(plots|dashboards)/.*",
     re.S,
 )
-# Folders that git ignores: a clone lacks them as a whole
+# Roles of folders that git ignores, so that a clone lacks them as a whole
 LOCAL_ROLES = ("log", "trace", "memory", "work", "checkpoint")
-MAX_STEP_SUM_FRAC = 1.01  # of one rank's clock: a GPU's own clock measures its steps (assumed)
-MAX_OF_MAXIMA_FRAC = 1.05  # of records that do not say each rank's steps: maxima over ranks add up to more than any
+MAX_STEP_SUM_FRAC = 1.01  # sum of a rank's steps / its time: a GPU measures its steps with its own clock (assumed)
+MAX_OF_MAXIMA_FRAC = 1.05  # the same for records without each rank's steps: sums of maxima exceed each rank's sum
 
 
 class RunFiles:
-    """The files of a run folder, each read when a rule asks for it, and once.
+    """The files of a run folder, read once, when a rule first needs them.
 
-    Reading what is missing or damaged raises in every rule that asks for it.
+    A file that is missing or damaged raises an error in every rule that needs it.
     """
 
     def __init__(self, folder: Path | str):
@@ -48,24 +48,24 @@ class RunFiles:
 
     @functools.cached_property
     def config(self) -> schema.Config:
-        """config.yaml.  ValueError as schema.read()."""
+        """config.yaml.  Raises ValueError, as schema.read() does."""
         return schema.read(self.folder)
 
     @functools.cached_property
     def steps(self) -> list[step_files.StepRow]:
-        """Rows of steps.csv, [] without one.  ValueError as step_files.read()."""
+        """Rows of steps.csv, [] without the file.  Raises ValueError, as step_files.read() does."""
         return step_files.read(self.folder)
 
 
 def report(folder: Path | str) -> Section:
-    """{"run_id", "passed", "rules": [{"rule", "passed", "evidence"}]} of one run folder."""
+    """Verifies a run folder.  Returns {"run_id", "passed", "rules": [{"rule", "passed", "evidence"}]}."""
     run = run_folder.read_raw(folder, checked=False)
     rules = [{"rule": name, "passed": passed, "evidence": evidence} for name, passed, evidence in check(folder, run)]
     return {"run_id": str(run["run_id"]), "passed": all(rule["passed"] for rule in rules), "rules": rules}
 
 
 def check(folder: Path | str, run: Record) -> Iterator[tuple[str, bool, str]]:
-    """A record as written, in its folder -> (rule, passed, evidence) of every rule, also after one that failed."""
+    """Applies all rules to a record as written.  Yields (rule, passed, evidence), also after a failure."""
     complete_rules = RULES_OF_A_COMPLETE_SCRIPT if run.get("script") else RULES_OF_A_COMPLETE_RUN
     rules = RULES + (complete_rules if run.get("status") == "complete" else [])
     if run.get("provenance") == "imported":
@@ -77,7 +77,7 @@ def check(folder: Path | str, run: Record) -> Iterator[tuple[str, bool, str]]:
 def applied(
     rules: Iterable[Callable[..., tuple[Passed, str]]], *args: object
 ) -> Iterator[tuple[str, Passed | bool, str]]:
-    """Functions of args -> (name, passed, evidence) of each, also after one that failed; an error is a failure."""
+    """Calls rules with args.  Yields (name, passed, evidence), also after a failure; an exception is a failure."""
     for rule in rules:
         try:
             passed, evidence = rule(*args)
@@ -105,14 +105,14 @@ def says_where_it_comes_from(files: RunFiles, run: Record) -> tuple[bool, str]:
 
 
 def is_complete(files: RunFiles, run: Record) -> tuple[bool, str]:
-    """The run went to its end."""
+    """The run completed."""
     shown = run_folder.effective(run)
     why = f", {failure['kind']}" if (failure := shown["failure"]) else ""
     return shown["status"] == "complete", f"status {shown['status']}{why}"
 
 
 def names_agree(files: RunFiles, run: Record) -> tuple[bool, str]:
-    """Folder, record and config.yaml speak of the same run."""
+    """Folder, record and config.yaml describe the same run."""
     config, goal = files.config, run.get("goal") or {}
     pairs = {
         "folder": (files.folder.resolve().name, run["run_id"]),
@@ -130,13 +130,13 @@ def names_agree(files: RunFiles, run: Record) -> tuple[bool, str]:
 
 
 def config_id_is_that_of_the_config(files: RunFiles, run: Record) -> tuple[bool, str]:
-    """config_id is the hash of config.yaml, as today or when it was written."""
+    """config_id is the hash of config.yaml, as computed today or when the record was written."""
     ids = identity.config_ids(files.config)
     return run["config_id"] in ids, f"config.yaml gives {' or '.join(ids)}, the record says {run['config_id']}"
 
 
 def artifacts_are_unchanged(files: RunFiles, run: Record) -> tuple[bool, str]:
-    """Every file listed is there with its size and sha256 (folders that git ignores may be missing as a whole)."""
+    """Every listed file exists, with the recorded size and sha256 (whole folders that git ignores may be missing)."""
     tops = {artifact["path"].partition("/")[0] for artifact in run["artifacts"] if artifact["role"] in LOCAL_ROLES}
     absent = sorted(top for top in tops if not (files.folder / top).exists())
     here = [artifact for artifact in run["artifacts"] if artifact["path"].partition("/")[0] not in absent]
@@ -146,7 +146,7 @@ def artifacts_are_unchanged(files: RunFiles, run: Record) -> tuple[bool, str]:
 
 
 def _change(folder: Path, artifact: Section) -> str | None:
-    """What is wrong with the file, or None."""
+    """Returns how a file differs from what the record says, or None."""
     path = folder / artifact["path"]
     if not path.resolve().is_relative_to(folder.resolve()):
         return f"{artifact['path']} lies outside the folder"
@@ -164,9 +164,9 @@ def _change(folder: Path, artifact: Section) -> str | None:
 
 
 def nothing_is_unrecorded(files: RunFiles, run: Record) -> tuple[bool, str]:
-    """No file lies in the folder that the record does not list, but what is made of the record afterwards."""
+    """The record lists every file in the folder, except those that are made from the record afterwards."""
     listed = {artifact["path"] for artifact in run["artifacts"]}
-    needed = {"config.yaml", "steps.csv"} if run["status"] == "complete" else {"config.yaml"}  # it may have had no step
+    needed = {"config.yaml", "steps.csv"} if run["status"] == "complete" else {"config.yaml"}  # others may lack steps
     missing = needed - listed
     not_kept = tuple(run.get("not_kept") or ())
     known = [path for path in run_folder.files(files.folder) if path not in listed and not DERIVED.fullmatch(path)]
@@ -193,7 +193,7 @@ def metrics_follow_from_the_facts(files: RunFiles, run: Record) -> tuple[bool, s
 
 
 def validity_is_honest(files: RunFiles, run: Record) -> tuple[bool, str]:
-    """A run that the rules call invalid (a loss below the data's floor, say) is recorded as invalid."""
+    """A run that is invalid by the rules, for example as its loss is below the data's floor, is recorded as invalid."""
     ruled, reasons = validity.validity(run)
     honest = ruled != "invalid" or run["validity"] == "invalid"
     return honest, f"recorded {run['validity']}, ruled {ruled}{': ' if reasons else ''}{'; '.join(reasons)}"
@@ -221,7 +221,7 @@ def steps_are_without_gaps(files: RunFiles, run: Record) -> tuple[bool, str]:
 
 
 def steps_are_those_of_the_goal(files: RunFiles, run: Record) -> tuple[bool, str]:
-    """The run made the configured number of steps, or fewer only where it may stop at its target and reached it."""
+    """The run made the configured number of steps, or fewer because it reached its target or spent its budget."""
     goal, num_steps = files.config.goal, run["metrics"]["num_steps"]
     early = goal.stop_at_target and run["metrics"]["target_reached"] is True and num_steps < goal.num_steps
     is_spent = bool(goal.time_budget_s or goal.flop_budget) and 0 < num_steps < goal.num_steps
@@ -230,7 +230,7 @@ def steps_are_those_of_the_goal(files: RunFiles, run: Record) -> tuple[bool, str
 
 
 def tokens_are_counted(files: RunFiles, run: Record) -> tuple[bool, str]:
-    """tokens is step * batch_tokens in every row, as configured; with stages, the sum of the steps' own."""
+    """tokens is step * batch_tokens, as configured, in every row; with stages, the sum over the steps."""
     config, measured = files.config, run["measured"]
     batch_tokens, configured = measured["batch_tokens"], stages.mean_batch_tokens(config)
     if batch_tokens != configured:
@@ -256,10 +256,10 @@ def losses_are_finite(files: RunFiles, run: Record) -> tuple[bool, str]:
 
 def steps_fit_into_the_time(files: RunFiles, run: Record) -> tuple[bool, str]:
     """Each rank's steps add up to no more than its training time, and step_ms is the slowest rank's."""
-    # Maxima over ranks may add up to more: on a busy machine another rank is the slowest at each step.
+    # Maxima over ranks may add up to more, as on a busy machine the slowest rank differs from step to step.
     rows, by_rank = files.steps, step_files.read_by_rank(files.folder).get("step_ms")
     if not by_rank:
-        num_untimed = run["measured"].get("num_untimed_steps") or 0  # of a script, whose clock starts again after them
+        num_untimed = run["measured"].get("num_untimed_steps") or 0  # the clock of a script is restarted after them
         sum_s = sum(row["step_ms"] or 0.0 for row in rows if row["step"] > num_untimed) / 1e3
         limit_s = (MAX_STEP_SUM_FRAC if run["world_size"] == 1 else MAX_OF_MAXIMA_FRAC) * run["metrics"]["train_s"]
         return sum_s <= limit_s, f"they add up to {sum_s:.4f} s, the limit is {limit_s:.4f} s"
@@ -270,7 +270,7 @@ def steps_fit_into_the_time(files: RunFiles, run: Record) -> tuple[bool, str]:
     wrong = []
     for row in rows:
         times_ms = [rank_ms[row["step"]] for rank_ms in by_rank if row["step"] in rank_ms]
-        # to the microsecond that steps_by_rank.csv keeps
+        # steps_by_rank.csv is rounded to microseconds
         if row["step_ms"] is not None and times_ms and abs(row["step_ms"] - max(times_ms)) >= 0.001:
             wrong.append(row["step"])
     return not wrong, f"not the slowest rank's at steps {wrong[:5]}" if wrong else f"on each of {len(by_rank)} ranks"
@@ -284,7 +284,7 @@ def times_fit_into_the_wall_time(files: RunFiles, run: Record) -> tuple[bool, st
 
 
 def the_launchers_clock_agrees(files: RunFiles, run: Record) -> tuple[bool, str]:
-    """What the launcher's clock gives to doubt is recorded; records until November 2026 have no such clock."""
+    """The record has every doubt that the launcher's clock raises; records until November 2026 have no such clock."""
     clock = (run.get("referee") or {}).get("clock")
     if clock is None:
         return True, "an older record, without a launcher's clock"
@@ -297,11 +297,11 @@ def the_launchers_clock_agrees(files: RunFiles, run: Record) -> tuple[bool, str]
     return not missing, "; ".join(f"not recorded: {doubt}" for doubt in missing) or seen
 
 
-# ---- the steps of a script, which has its own model, batch and number of steps: it is held to what was seen of it
+# ---- the steps of a script, which has its own model, batch and number of steps: only what was observed is checked
 
 
 def steps_are_those_that_the_script_printed(files: RunFiles, run: Record) -> tuple[bool, str]:
-    """Rows in order, each with the time at which its line came; how many steps a script makes is its own choice."""
+    """The rows are in order and have the times at which their lines arrived; a script may make any number of steps."""
     rows = step_files.read(files.folder, strict=True)
     silent = [row["step"] for row in rows if row["line_t_ns"] is None and row["val_line_t_ns"] is None]
     last, num_steps = rows[-1]["step"], run["metrics"]["num_steps"]
@@ -311,7 +311,7 @@ def steps_are_those_that_the_script_printed(files: RunFiles, run: Record) -> tup
 
 
 def printed_times_are_accounted_for(files: RunFiles, run: Record) -> tuple[bool, str]:
-    """What passed and what the script counted follow from the rows, and the record has every doubt that they give."""
+    """The time that passed and that the script counted follow from the rows; the record has every resulting doubt."""
     rows, measured = files.steps, run["measured"]
     if run["timing_protocol"]["id"] != "script-1":
         return True, "the wall time of the lines is the time: nothing is claimed"
@@ -331,7 +331,7 @@ def printed_times_are_accounted_for(files: RunFiles, run: Record) -> tuple[bool,
 
 
 def the_last_step_was_validated(files: RunFiles, run: Record) -> tuple[bool, str]:
-    """The last validation is of the last step, or before it (nanoGPT counts one iteration more); or it is doubted.
+    """The last validation is at the last step, or one before it as in nanoGPT, or the record doubts the run.
 
     A script that was ended at its budget could not validate at its end.
     """
@@ -344,7 +344,7 @@ def the_last_step_was_validated(files: RunFiles, run: Record) -> tuple[bool, str
 
 
 def the_source_is_kept(files: RunFiles, run: Record) -> tuple[bool, str]:
-    """code/ has every source that the script used, byte for byte as it ran."""
+    """code/ has every source file that the script used, byte for byte as it ran."""
     script: Section = run.get("script") or {}
     used: Collection[str] = script["used"]
     sha256_by_file = {name: script["sha256_by_file"][name] for name in used}
@@ -358,7 +358,7 @@ def the_source_is_kept(files: RunFiles, run: Record) -> tuple[bool, str]:
 
 
 def the_claimed_time_fits_into_the_wall_time(files: RunFiles, run: Record) -> tuple[bool, str]:
-    """What the script says that its training took is no longer than the whole run; or the record doubts it."""
+    """The training time that the script prints is not longer than the whole run, or the record doubts it."""
     train_s, wall_s = run["metrics"]["train_s"], run["measured"]["wall_s"]
     return 0 < train_s <= wall_s or _is_doubted(run), f"{train_s:.3f} s of {wall_s:.3f} s"
 
@@ -371,7 +371,7 @@ RULES = [
     follows_the_schema, is_complete, names_agree, config_id_is_that_of_the_config, artifacts_are_unchanged,
     nothing_is_unrecorded, metrics_follow_from_the_facts, validity_is_honest,
 ]  # fmt: skip
-# Of a foreign log only what it contains can be checked: there is no config, no code and no data.
+# Of an imported log only its content can be checked: there is no config, code or data.
 RULES_OF_AN_IMPORTED_RUN = [
     says_where_it_comes_from, artifacts_are_unchanged, metrics_follow_from_the_facts, validity_is_honest,
 ]  # fmt: skip
