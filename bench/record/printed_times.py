@@ -74,7 +74,7 @@ def restarted_at(rows: Sequence[StepRow]) -> int:
 
 
 def drop_backward(rows: Sequence[StepRow], num_untimed_steps: int = 0) -> list[str]:
-    """Removes times that go back, and step times derived from them, from rows.  Returns [a sentence about it], or []."""
+    """Removes times that go back, and step times derived from them, from rows.  Returns [a sentence about it] or []."""
     latest_ms, latest_step, dropped = 0.0, 0, dict[int, str]()
     for row in rows:
         for name in ("train_time_ms", "train_time_at_val_ms"):

@@ -168,7 +168,7 @@ class Store(Database):
         return paths.cache_root() / "speedrun" / "stores" / f"{place}.sqlite"
 
     def _save(self) -> None:
-        """Writes the file if enough has changed: for all users if this one owns the folder, else to the user's cache."""
+        """Writes the file if enough has changed: for all users if this one owns the folder, else to their own cache."""
         num_runs = self.db.execute("SELECT count(*) FROM _rows").fetchone()[0]
         if self._num_changes <= NUM_STALE_KEPT or num_runs < MIN_RUNS:
             return

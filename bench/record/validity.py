@@ -70,7 +70,7 @@ def validity(run: Facts) -> tuple[str, list[str]]:
 
 
 def broken_time(run: Facts) -> str | None:
-    """Returns why the time of a complete run does not count: it was interrupted, and its track forbids it; else None."""
+    """Returns why the time of a complete run does not count, if its track forbids interruptions and it has any."""
     segments, num_checkpoints = run.get("segments") or (), run["measured"].get("num_checkpoints") or 0
     if (run.get("goal") or {}).get("may_resume") or not (segments or num_checkpoints):
         return None

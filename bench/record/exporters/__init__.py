@@ -1,1 +1,1 @@
-"""Records for other programs."""
+"""Exports records to other programs."""

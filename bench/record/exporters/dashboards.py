@@ -1,7 +1,7 @@
 """Exports finished records to TensorBoard, Weights & Biases and MLflow, from the run folder and never during a run.
 
 An exporter is a function in EXPORT and a yaml of its settings in conf/exporters/, both named after its package.  The
-packages are optional.  They get a copy, which may be rounded (TensorBoard keeps 32 bits); the record stays the source.
+packages are optional.  They get a copy, which may be rounded (TensorBoard keeps 32 bits); the record is the original.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ from bench.record import configs, run_folder, step_files
 from bench.record.shape import Facts, Record
 from bench.record.step_files import StepRow
 
-FOLDER = "dashboards"  # of a run
+FOLDER = "dashboards"  # in a run folder
 OUTCOMES = "dashboards.json"
 TIMEOUT_S = 120.0
 NAMES = {"train_loss": "loss/train", "val_loss": "loss/val", "lr": "optim/lr", "tokens": "progress/tokens"}
 NOT_EXPORTED = ("step", "flags", "t_ns")
 WANDB_MODES = ("offline", "online")
-MLFLOW_BATCH = 500  # metrics in one call; MLflow takes 1000, and 100 settings
+MLFLOW_BATCH = 500  # metrics in one call; MLflow allows 1000 metrics and 100 settings
 MLFLOW_STATUS = {
     "complete": "FINISHED",
     "failed": "FAILED",
@@ -40,22 +40,25 @@ MLFLOW_STATUS = {
     "stopped": "KILLED",
     "preempted": "KILLED",
 }
-MAX_TEXT = 250  # characters of a setting's value: what all three take
+MAX_TEXT = 250  # characters of a setting's value that all three programs accept
 
 
 def names() -> list[str]:
-    """Names of the exporters, sorted."""
+    """Returns the names of the exporters, sorted."""
     return sorted(EXPORT)
 
 
 def chosen(run: Record) -> dict[str, dict[str, Any]]:
-    """{exporter: settings} that a run chose.  The oldest records have exporters among the instruments."""
+    """Returns {exporter: settings} that a run chose.  The oldest records have exporters among the instruments."""
     from_instruments = {name: settings for name, settings in (run["instruments"] or {}).items() if name in names()}
     return from_instruments | (run.get("exporters") or {})
 
 
 def settings_of(run: Record, name: str, changes: Iterable[str] = ()) -> dict[str, Any]:
-    """The settings of an exporter: from its yaml, the run, then KEY=VALUE words.  ValueError for an unknown key."""
+    """Returns the settings of an exporter: those of its yaml, then of the run, then KEY=VALUE changes.
+
+    Raises ValueError for an unknown key.
+    """
     settings = yaml.safe_load(groups.path_of("exporters", name).read_text())[name] | chosen(run).get(name, {})
     for change in changes:
         key, equals, value = change.partition("=")
@@ -66,7 +69,7 @@ def settings_of(run: Record, name: str, changes: Iterable[str] = ()) -> dict[str
 
 
 def missing(name: str) -> str | None:
-    """A sentence with the command that installs the exporter's package; None if it is installed."""
+    """Returns a sentence with the command that installs the exporter's package; None if it is installed."""
     if importlib.util.find_spec(name) is not None:
         return None
     return f"the package {name} is not installed: {private.redact(sys.executable, REPO)} -m pip install {name}"
@@ -80,7 +83,7 @@ def check(exporters: Mapping[str, dict[str, Any]]) -> None:
 
 
 def warnings(exporters: Iterable[str]) -> list[dict[str, Any]]:
-    """A record's warnings about exporters whose packages are missing."""
+    """Returns a record's warnings about exporters whose packages are missing."""
     lacking = [(name, sentence) for name in exporters if (sentence := missing(name))]
     return [{"rank": None, "instrument": name, "edge": "start", "error": message} for name, message in lacking]
 
@@ -88,9 +91,9 @@ def warnings(exporters: Iterable[str]) -> list[dict[str, Any]]:
 def after_run(
     folder: Path | str, exporters: Mapping[str, dict[str, Any]], say: Callable[[str], object] = print
 ) -> None:
-    """Export a run, to each in a separate process.  Never raises.  exporters: {name: settings}."""
+    """Exports a run, with a separate process for each exporter.  Never raises.  exporters: {name: settings}."""
     for name, settings in exporters.items():
-        if missing(name):  # the record has a warning
+        if missing(name):  # the record has a warning about it
             continue
         command = [sys.executable, "-m", "bench", "dashboard", os.path.abspath(folder), "--to", name]
         command += [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
@@ -115,7 +118,7 @@ def after_run(
 
 
 def note(run_folder: Path | str, name: str, error: str | None = None, **facts: object) -> None:
-    """Record the outcome of an export in the run's dashboards/dashboards.json; a full disk is not a failure."""
+    """Records the outcome of an export in the run's dashboards/dashboards.json, unless the disk is full."""
     path = Path(run_folder) / FOLDER / OUTCOMES
     outcomes = atomic.read_json(path, {})
     outcomes[name] = {"at_s": round(time.time(), 3), "error": error, **facts}
@@ -129,25 +132,26 @@ def note(run_folder: Path | str, name: str, error: str | None = None, **facts: o
 
 @dataclass
 class Exported:
-    """A run in plain values: settings, series by step, and the final numbers."""
+    """A run as plain values: settings, series by step, and final metrics."""
 
     folder: Path
     run: Record
     settings: dict[str, Any]  # "optim.lr": 0.003, ...
     points: list[tuple[int, float, dict[str, float]]]  # [(step, seconds since 1970, {"loss/train": 4.2, ...})]
     final: dict[str, float]  # "final/val_loss": 2.7, ...
-    tags: dict[str, str]  # words about the run
+    tags: dict[str, str]  # "run_id", "track", "status", ...
 
 
 def read(folder: Path | str) -> Exported:
-    """A run folder.  Raises ValueError for one that holds no record, or one of a run that has not ended."""
+    """Reads a run folder for export.  Raises ValueError if it has no record, or the run has not ended."""
     folder = Path(folder)
     run = run_folder.read(folder)
     if run["status"] == "running":
         raise ValueError(f"{folder}: the run has not ended: export it afterwards")
     rows, events = step_files.read(folder), step_files.read_events(folder)
     both = (event for event in events if event.get("utc") and isinstance(event.get("t_ns"), int))
-    offset_s = next((utc.seconds(event["utc"]) - event["t_ns"] / 1e9 for event in both), None)  # to seconds since 1970
+    # what converts t_ns to seconds since 1970
+    offset_s = next((utc.seconds(event["utc"]) - event["t_ns"] / 1e9 for event in both), None)
     points, last_s = [], utc.seconds(run["started_at"] or "")
     for row in rows:
         if row.get("t_ns") is not None and offset_s is not None:
@@ -161,7 +165,7 @@ def read(folder: Path | str) -> Exported:
 
 
 def series_of(row: StepRow) -> dict[str, float]:
-    """A row of steps.csv -> {name: value}; the times of a step that an instrument disturbed are under "disturbed/"."""
+    """Returns {name: value} of a row of steps.csv; the times of a disturbed step have names under "disturbed/"."""
     series = {}
     for column, value in row.items():
         if column in NOT_EXPORTED or not isinstance(value, (int, float)):
@@ -173,19 +177,19 @@ def series_of(row: StepRow) -> dict[str, float]:
 
 
 def _settings(folder: Path, facts: Facts) -> dict[str, Any]:
-    """The settings of a run by dotted name; lists and None as text.  {} of a run without any, as of a log."""
+    """Returns {dotted name: value} of a run\'s settings, with lists and None as text; {} for an imported log."""
     settings, plain = configs.settings(configs.read(str(folder))), (bool, int, float)
     settings = settings and {name: facts[name] for name in configs.OF_THE_ROW} | settings
     return {key: value if isinstance(value, plain) else str(value)[:MAX_TEXT] for key, value in settings.items()}
 
 
-# ---- one function a program: settings of its yaml -> where the export is; one of before is replaced
+# ---- one function per program, which returns where the export is; an earlier export of the run is replaced
 
 
 def _to_tensorboard(exported: Exported, settings: dict[str, Any]) -> dict[str, str]:
-    """An event file in RUN/dashboards/tensorboard: scalars by step, the settings as hparams, a text.
+    """Writes an event file in RUN/dashboards/tensorboard: scalars by step, the settings as hparams, and a text.
 
-    tensorboard --logdir results shows all runs.  Without torch and tensorflow: tensorboard itself writes the file.
+    tensorboard --logdir results shows all runs.  Neither torch nor tensorflow is needed, only tensorboard itself.
     """
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -199,7 +203,7 @@ def _to_tensorboard(exported: Exported, settings: dict[str, Any]) -> dict[str, s
             writer.add_event(Event(wall_time=wall_s, step=step, summary=summary))
     finally:
         writer.close()
-    for file in folder.iterdir():  # tensorboard writes the machine's name into that of the file
+    for file in folder.iterdir():  # tensorboard puts the machine's name into the file's name
         file.rename(folder / f"events.out.tfevents.{file.name.split('.')[3]}.speedrun")
     return {"folder": f"{FOLDER}/tensorboard"}
 
@@ -229,9 +233,9 @@ def _tensorboard_summaries(exported: Exported) -> Iterator[tuple[Any, int, float
 
 
 def _to_wandb(exported: Exported, settings: dict[str, Any]) -> dict[str, str]:
-    """A run of Weights & Biases.  Offline (the default) it is in RUN/dashboards/wandb; `wandb sync` sends it.
+    """Creates a run in Weights & Biases.  Offline (the default) it is in RUN/dashboards/wandb; `wandb sync` uploads it.
 
-    wandb adds nothing itself: no host name, no git remote, no console, no machine metrics.
+    wandb adds nothing itself: no host name, no git remote, no console output, no machine metrics.
     """
     check({"wandb": settings})
     import wandb
@@ -271,9 +275,9 @@ def _to_wandb(exported: Exported, settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _to_mlflow(exported: Exported, settings: dict[str, Any]) -> dict[str, str]:
-    """A run in MLflow's store; without a tracking_uri that is results/mlflow.db, which all runs share.
+    """Creates a run in MLflow's store; without a tracking_uri that is results/mlflow.db, which all runs share.
 
-    mlflow ui --backend-store-uri sqlite:///results/mlflow.db shows them.  Only the client is used: MLflow itself adds
+    mlflow ui --backend-store-uri sqlite:///results/mlflow.db shows them.  Only the client is used, so that MLflow adds
     nothing about the user, the machine or the program.
     """
     from mlflow import MlflowClient
@@ -285,7 +289,7 @@ def _to_mlflow(exported: Exported, settings: dict[str, Any]) -> dict[str, str]:
     name = settings["experiment"] or exported.run["track"]
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        artifacts = root.resolve() / "mlflow-artifacts"  # nothing is put there; the default is where one stands
+        artifacts = root.resolve() / "mlflow-artifacts"  # stays empty; the default is in the working folder
         experiment_id = client.create_experiment(name, artifact_location=artifacts.as_uri())
     else:
         experiment_id = experiment.experiment_id

@@ -1,4 +1,4 @@
-"""Runs, or their steps, for other programs: csv, parquet, MLPerf's log lines, a log as modded-nanogpt writes it."""
+"""Exports runs or their steps as csv, parquet, MLPerf's log lines, or a log like those of modded-nanogpt."""
 
 import json
 import os
@@ -15,12 +15,12 @@ from bench.record.metrics import step_avg_ms
 from bench.record.shape import Record
 from bench.record.step_files import StepRow
 
-RULE = "=" * 100  # around the parts of modded-nanogpt's logs
+RULE = "=" * 100  # separates the parts of modded-nanogpt's logs
 T = TypeVar("T")
 
 
 def rows_of(folders: Sequence[Path | str], with_steps: bool) -> Sequence[Mapping[str, Any]]:
-    """[{column: value}]: of runs with every setting as a column, or of all their steps with run_id first."""
+    """Returns rows, [{column: value}]: of runs with every setting as a column, or of all their steps with run_id."""
     if with_steps:
         runs = export_each(folders, lambda folder: (run_folder.read(folder)["run_id"], step_files.read(folder)))
         return [{"run_id": run_id} | row for run_id, rows in runs for row in rows]
@@ -34,7 +34,10 @@ def _some(rows: Sequence[T], folders: Sequence[Path | str]) -> Sequence[T]:
 
 
 def export_each(folders: Iterable[Path | str], make: Callable[[Any], T]) -> Sequence[T]:
-    """make(folder) of each run folder; a damaged record is excluded, on standard error.  ValueError: all are."""
+    """Returns make(folder) of each run folder, without damaged records, which are reported on standard error.
+
+    Raises ValueError if all are damaged.
+    """
     made, folders = [], list(folders)
     for folder in folders:
         try:
@@ -46,7 +49,7 @@ def export_each(folders: Iterable[Path | str], make: Callable[[Any], T]) -> Sequ
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows, whose keys may differ -> csv with a head; None is an empty cell, a list or dict is JSON in its own."""
+    """Returns rows, whose keys may differ, as CSV with a header; None is an empty cell, lists and dicts are JSON."""
     columns = _columns(rows)
     cells = ((row.get(column) for column in columns) for row in rows)
     lines = ([json.dumps(cell) if isinstance(cell, (list, dict)) else cell for cell in row] for row in cells)
@@ -58,7 +61,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def write_parquet(rows: Sequence[Mapping[str, Any]], out: Path | str) -> None:
-    """The same as a parquet file.  ValueError without pyarrow, or where out cannot be written."""
+    """Writes rows to a parquet file.  Raises ValueError without pyarrow, or if out cannot be written."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -78,11 +81,11 @@ def write_parquet(rows: Sequence[Mapping[str, Any]], out: Path | str) -> None:
 
 
 def mllog(folder: Path | str) -> str:
-    """The lines of a run folder: https://github.com/mlcommons/logging, keys of MLPerf training.
+    """Returns a run as MLPerf training's log lines: https://github.com/mlcommons/logging.
 
     A line is ":::MLLOG " and a JSON object: namespace, time_ms (Unix), event_type, key, value, metadata.  Times are
     those of the record's events, which have MLPerf's names.  What is unknown has no line, or time_ms null.  train_s in
-    the metadata is the run's clock, which stands still during a validation.
+    the metadata is the time of the run's clock, which is paused during validations.
     """
     return "".join(f"{line}\n" for line in _mllog_lines(run_folder.read(folder), folder))
 
@@ -130,12 +133,12 @@ def _unix_ms(text: str | None) -> int | None:
 
 
 def modded_nanogpt_log(folder: Path) -> str:
-    """A run folder as a log like those of KellerJordan/modded-nanogpt: code, environment and steps between rules.
+    """Returns a run as a log like those of KellerJordan/modded-nanogpt: code, environment and steps between rules.
 
-    In place of the code it has the code's sha256, the commit and the uncommitted changes.  train_time is what a script
-    printed, or else the sum of the steps so far; at the end of a complete run it is the record's train_s.  Values are
-    written with all the digits that the record has, and what is unknown has no line.
-    ValueError: the record is an imported log, or the run did not complete and its number of steps is not known.
+    Instead of the code it has the code's sha256, the commit and the uncommitted changes.  train_time is what a script
+    printed, or else the sum of the steps so far; at the end of a complete run it is the record's train_s.  Values have
+    all the digits of the record, and what is unknown has no line.
+    Raises ValueError if the record is an imported log, or the run did not complete and its number of steps is unknown.
     """
     run, rows = run_folder.read(folder), step_files.read(folder)
     if run.get("provenance") == "imported":
@@ -176,7 +179,7 @@ def _environment(run: Record) -> Iterator[str]:
 
 
 def _num_planned(folder: Path, run: Record, rows: Sequence[StepRow]) -> int:
-    """The number of steps that the run was to have, so that an aborted run does not look like a complete one."""
+    """Returns the number of steps that were planned, so that an aborted run does not look like a complete one."""
     if run["status"] == "complete":
         return run["metrics"].get("num_steps") or (rows[-1]["step"] if rows else 0)
     config = yaml_file.read(folder / "config.yaml") if (folder / "config.yaml").is_file() else {}
@@ -188,7 +191,7 @@ def _num_planned(folder: Path, run: Record, rows: Sequence[StepRow]) -> int:
 
 
 def _step_lines(rows: Sequence[StepRow], total: int, train_s: float | None) -> Iterator[str]:
-    """A line for each step and each validation.  train_s: of a complete run, the time at its last row."""
+    """Yields a line for each step and validation.  train_s: for a complete run, the time at its last row."""
     train_ms = 0.0
     for row in rows:
         step, printed_ms = row["step"], row.get("train_time_ms")
@@ -211,7 +214,7 @@ def _times(train_ms: float, step: int) -> str:
 
 
 def _ms(time_ms: float) -> str:
-    """Milliseconds to the nanosecond, without trailing zeros."""
+    """Formats milliseconds with a precision of a nanosecond, without trailing zeros."""
     return f"{time_ms:.6f}".rstrip("0").rstrip(".")
 
 

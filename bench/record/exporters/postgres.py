@@ -1,9 +1,9 @@
-"""Runs into a lab's PostgreSQL: the tables runs and steps, a view metrics, the columns and types of ./run.sh sql.
+"""Exports runs to a lab's PostgreSQL: tables runs and steps, a view metrics, columns and types as in ./run.sh sql.
 
 Each export is one transaction.  It updates the rows of runs that the database already has, adds the others, replaces
-all steps of these runs, and leaves columns that the lab has added to runs as they are.  Several machines may export
-into one database, even at the same time, since no two make the same run id.  A setting that has another type on another
-machine makes its column wider: bigint, then double precision, then text.
+all steps of these runs, and does not change columns that the lab has added to runs.  Several machines may export to
+one database, even at the same time, since no two make the same run id.  If a setting has different types on different
+machines, its column is widened: bigint, then double precision, then text.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ TYPES = {
     JSON: "jsonb",
 }
 INT64 = range(-(2**63), 2**63)
-HELD = {"bigint": (int,), "double precision": (int, float), "boolean": (bool,)}  # what a column of the type takes
+HELD = {"bigint": (int,), "double precision": (int, float), "boolean": (bool,)}  # {type of a column: Python types}
 KEYS = {"runs": ("run_id",), "steps": ("run_id", "step")}
-MAX_NAME_BYTES = 63  # PostgreSQL cuts longer names off
-SYSTEM_COLUMNS = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid")  # which each table of PostgreSQL has already
-MISREAD = re.compile(r"://[^?]*[/@][^?]*@")  # libpq ends a login, or its password, at the first of these two
-NUL = re.compile(r"(\\\\)|\\u0000")  # in JSON text, where an escaped backslash may stand before u0000
+MAX_NAME_BYTES = 63  # PostgreSQL truncates longer names
+SYSTEM_COLUMNS = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid")  # every table of PostgreSQL has these
+MISREAD = re.compile(r"://[^?]*[/@][^?]*@")  # libpq ends a login or its password at the first / or @
+NUL = re.compile(r"(\\\\)|\\u0000")  # in JSON text; u0000 after an escaped backslash is not NUL
 CONNECT_TIMEOUT_S = 20
-TURNS = "SELECT pg_advisory_xact_lock(hashtext('speedrun export'))"  # exports follow each other
+TURNS = "SELECT pg_advisory_xact_lock(hashtext('speedrun export'))"  # serialises simultaneous exports
 COLUMNS = """SELECT attname, format_type(atttypid, NULL) FROM pg_attribute
 WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped"""
 
@@ -41,10 +41,10 @@ Table = Sequence[Mapping[str, Any]]
 
 
 def export(url: str, store: Store, steps: Table | None = None) -> tuple[str, list[str]]:
-    """Puts the runs of a store into the database at url, as libpq takes it; steps: as formats.rows_of() has them.
+    """Exports the runs of a store to the database at url (see libpq).  steps: from formats.rows_of(), or None.
 
-    Returns (what was exported, settings and columns of steps whose names no column can have).  ValueError: psycopg is
-    not installed, or the database cannot be reached or refuses; then nothing was changed.
+    Returns what was exported as text, and the settings and columns of steps whose names no column can have.  Raises
+    ValueError if psycopg is not installed, or the database cannot be reached or refuses; then nothing was changed.
     """
     try:
         import psycopg
@@ -71,7 +71,7 @@ def export(url: str, store: Store, steps: Table | None = None) -> tuple[str, lis
 
 
 def _password(url: str) -> str | None:
-    """The password in it, None without.  ValueError, which shows none: libpq cannot read it as it was meant."""
+    """Returns the password in a URL or None.  Raises ValueError, which does not show it, if libpq would misread it."""
     from psycopg import ProgrammingError, conninfo
 
     try:
@@ -79,7 +79,7 @@ def _password(url: str) -> str | None:
             return conninfo.conninfo_to_dict(url).get("password") or None
         why = "a / or @ in its login"
     except ProgrammingError as error:
-        has_password = "@" in url or "password" in url.lower()  # of which the message may quote a part
+        has_password = "@" in url or "password" in url.lower()  # the message may quote a part of it
         why = "it is no URL, or no words as psql takes them" if has_password else str(error).strip()
     remedy = "in a URL write a space as %20, / as %2F and @ as %40, and keep a password in ~/.pgpass"
     raise ValueError(f"--out: {why}: {remedy}; nothing was exported")
@@ -97,7 +97,7 @@ def _kinds_of_steps(steps: Table) -> dict[str, str]:
 
 
 def _put(db: Any, table: str, kinds: Mapping[str, str], table_rows: Table) -> str:
-    """Adds and replaces rows.  Returns how many.  kinds: {column: its type}; impossible names are omitted."""
+    """Adds and replaces rows.  Returns their number as text.  kinds: {column: type}; impossible names are omitted."""
     kinds = {name: kind for name, kind in kinds.items() if _is_possible(name)}
     column_types = _fitted(db, table, kinds)
     key, listed = (", ".join(map(quoted, names)) for names in (KEYS[table], kinds))
@@ -105,7 +105,7 @@ def _put(db: Any, table: str, kinds: Mapping[str, str], table_rows: Table) -> st
     with db.cursor().copy(f"COPY incoming ({listed}) FROM STDIN") as copy:
         for row in table_rows:
             cells = {name: _cell(row.get(name), column_types[name]) for name in kinds}
-            if all(cells[name] is not None for name in KEYS[table]):  # else a damaged record: nothing names this row
+            if all(cells[name] is not None for name in KEYS[table]):  # a damaged record may lack the key
                 copy.write_row(list(cells.values()))
     (num_before,) = db.execute(f"SELECT count(*) FROM {table}").fetchone()
     if table == "steps":
@@ -120,10 +120,10 @@ def _put(db: Any, table: str, kinds: Mapping[str, str], table_rows: Table) -> st
 
 
 def _fitted(db: Any, table: str, kinds: Mapping[str, str]) -> dict[str, str]:
-    """Makes or widens the table's columns so that they hold these kinds -> {column: its type}."""
+    """Adds or widens columns of the table so that they hold these kinds.  Returns {column: its type}."""
     key = [f"{quoted(name)} {kinds[name]}" for name in KEYS[table]]
     primary = ", ".join(map(quoted, KEYS[table]))
-    if db.execute("SELECT to_regclass(%s)", [table]).fetchone()[0] is None:  # else one may not have the right to
+    if db.execute("SELECT to_regclass(%s)", [table]).fetchone()[0] is None:  # the user may lack the right to create
         db.execute(f"CREATE TABLE {table} ({', '.join(key)}, PRIMARY KEY ({primary}))")
     known: dict[str, str] = dict(db.execute(COLUMNS, [table]).fetchall())
     changes = {name: _wider(known.get(name), kind) for name, kind in kinds.items()}
@@ -150,7 +150,7 @@ def _number(kind: str) -> str:
 
 
 def _wider(known: str | None, kind: str) -> str:
-    """The type that holds both; one that the lab has chosen itself is kept."""
+    """Returns the type that holds both kinds; a type that the lab has chosen itself is kept."""
     if known in (None, kind):
         return kind
     if known not in TYPES.values():
@@ -159,12 +159,12 @@ def _wider(known: str | None, kind: str) -> str:
 
 
 def _cell(value: Any, kind: str) -> Any:
-    """A value as PostgreSQL takes it; None for one that its column cannot hold, of a damaged record."""
+    """Converts a value for a column; returns None for one of a damaged record that the column cannot hold."""
     if value is None:
         return None
     if kind == "text":
         return (str(value).lower() if isinstance(value, bool) else str(value)).replace("\0", "")
-    if kind == "jsonb":  # which takes neither the character 0 nor a number that is none
+    if kind == "jsonb":  # it allows neither the character 0 nor nan and inf
         with contextlib.suppress(ValueError):
             return json.dumps(json.loads(NUL.sub(r"\1", value), parse_constant=lambda name: None))
         return None

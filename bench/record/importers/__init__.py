@@ -1,1 +1,1 @@
-"""Training logs of other harnesses -> records.  One file a format; records.py makes records of what they find."""
+"""Imports training logs of other programs: dialects.py reads them, records.py makes records of the runs."""

@@ -1,7 +1,7 @@
-"""Console logs of other programs as runs, with a class for the lines of each program in FORMS.
+"""Reads the console logs of other programs, with a class for each program in FORMS.
 
 Row k is the state after k optimizer steps.  nanoGPT and nanochat number steps from 0 and print a step when it is done,
-so their line of step k is row k + 1; their validation k comes before step k and is row k.  Colours are removed.
+so that their line of step k is row k + 1; their validation k comes before step k and is row k.  Colours are removed.
 """
 
 import itertools
@@ -14,45 +14,45 @@ import numpy as np
 from bench.record.importers.lines import COLUMNS
 from bench.record.importers.records import PRINTED_METRICS, Run
 
-# Of bounded length: where what follows does not fit, a longer number would be tried again and again, a digit shorter.
+# The length is bounded to limit backtracking: if what follows does not match, every shorter number is tried.
 FLOAT = r"(?:[-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,5})?|nan|inf|-inf)"
 TRAIN_LOSS, VAL_LOSS, STEP_MS = (rf"(?P<{name}>{FLOAT})" for name in ("train_loss", "val_loss", "step_ms"))
-# Groups of patterns in other units: the column, and what a number is multiplied by
+# {group of a pattern in another unit: (column, factor)}
 UNITS = {"train_time_s": ("train_time_ms", 1e3), "train_time_min": ("train_time_ms", 60e3), "step_s": ("step_ms", 1e3)}
-# nanochat's total time has no step up to number 10, from 0 in base_train.py, from 1 in chat_sft.py
+# nanochat's total time excludes the steps up to number 10, counted from 0 in base_train.py and from 1 in chat_sft.py
 NUM_UNTIMED, NUM_UNTIMED_SFT = 11, 10
 UNTIMED = "time of the steps, the first {} untimed"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-LOSSES = ("train_loss", "val_loss", "val_bpb")  # of a run that diverged one is nan or inf
+LOSSES = ("train_loss", "val_loss", "val_bpb")  # if one is nan or inf, the run diverged
 VALIDATED = ("val_loss", *PRINTED_METRICS)
 VAL_BPB = rf"(?P<val_bpb>{FLOAT})"
-MAX_LINE_CHARS = 10_000  # of a line that is searched for metrics; no program prints a longer one
+MAX_LINE_CHARS = 10_000  # longer lines are not searched for metrics; no program prints such a metric line
 
-Row = dict[str, Any]  # what a line says: "step", and more
-Rows = dict[int, Row]  # of a run, by step
+Row = dict[str, Any]  # the numbers in a line: "step" and others
+Rows = dict[int, Row]  # the rows of a run by step
 
 
 class Form:
-    """How a program prints: parsed() of one line, clock() of all rows of a run.
+    """Reads the lines of one program: parsed() reads a line, clock() computes the times of a run's rows.
 
-    A pattern has a group for each number of its lines, named by column: step, total, train_loss, UNITS, ...; beside it
-    stands what is added to the line's step to get the row's.  A line that names no step is of the weights after the
-    last step that was named.  The clock is what the program printed (prints_time), or else the sum of the steps' times,
-    if every step was printed and its time can be read.
+    patterns: {pattern: what is added to the line's step to get the row's}.  A pattern has a group for each number,
+    named after its column: step, total, train_loss, a key of UNITS, ...  A line without a step describes the weights
+    after the last step that was named.  The clock is what the program printed (prints_time), or else the sum of the
+    steps' times, if every step was printed with a time.
     """
 
     name: str
     looks_like: re.Pattern[str]
     patterns: dict[str, int] = {}
-    facts: dict[str, re.Pattern[str]] = {}  # what a log says around its rows: the last group
-    meaning = "sum of the steps' times"  # of train_time_ms
+    facts: dict[str, re.Pattern[str]] = {}  # patterns for facts outside of the rows; the last group is the fact
+    meaning = "sum of the steps' times"  # what train_time_ms is
     prints_time = False
-    num_untimed = 0  # first steps that are not in train_time_ms
-    metric = "val_loss"  # that its authors go by
-    _latest = 0  # step
+    num_untimed = 0  # the number of first steps that train_time_ms excludes
+    metric = "val_loss"  # the metric that the program's authors use
+    _latest = 0  # the last step that was named
 
     def parsed(self, line: str) -> Row | None:
-        """{"step", ...} of a metric line, None for any other line."""
+        """Returns the row of a metric line, None for any other line."""
         row: Row = {}
         for pattern, offset in self.patterns.items():
             if match := re.search(pattern, line):
@@ -67,7 +67,7 @@ class Form:
         return row or None
 
     def row(self, line: str) -> Row | None:
-        """parsed() of a line as printed; None also if a number in it cannot be read."""
+        """Returns parsed() of a line as printed; None also if a number in it cannot be read."""
         if len(line) > MAX_LINE_CHARS:
             return None
         try:
@@ -76,13 +76,13 @@ class Form:
             return None
 
     def clock(self, by_step: Rows) -> tuple[str, int]:
-        """(what train_time_ms means, number of first steps that are untimed).  Adds train_time_ms to the rows."""
+        """Adds train_time_ms to the rows.  Returns what it means, and the number of first steps that are untimed."""
         if not self.prints_time:
             add_train_time(by_step, self.num_untimed)
         return self.meaning, self.num_untimed
 
     def read(self, data: bytes) -> tuple[list[Run], dict[str, Any]]:
-        """The bytes of a log -> (its runs, facts of the file as of modded_nanogpt.read())."""
+        """Reads a log.  Returns its runs, and facts about the file, as modded_nanogpt.read() does."""
         text = COLOUR.sub("", data.decode("utf-8", "replace"))
         runs: list[Rows] = []
         unmatched, latest = [], 0
@@ -91,15 +91,15 @@ class Form:
                 if self.looks_like.search(line[:MAX_LINE_CHARS]):
                     unmatched.append((number, line[:200]))
                 continue
-            if not runs or (row["step"] <= min(runs[-1]) and row["step"] < latest):  # at the first step: another run
+            if not runs or (row["step"] <= min(runs[-1]) and row["step"] < latest):  # the first step again: a new run
                 runs.append({})
             latest = row["step"]
             known = {name: value for name, value in row.items() if value is None or math.isfinite(value)}
             if "train_time_ms" in row and "train_time_ms" not in known:
-                known["train_time_ms"] = math.inf  # Run says that it is none
+                known["train_time_ms"] = math.inf  # Run reports it as impossible
             if any(name in row and name not in known for name in LOSSES):
                 known["diverged"] = 1
-            runs[-1].setdefault(latest, {}).update(known)  # a run that was resumed did this step again
+            runs[-1].setdefault(latest, {}).update(known)  # a resumed run repeats steps
         matches = ((name, pattern.search(text)) for name, pattern in self.facts.items())
         facts = {name: match[match.re.groups] for name, match in matches if match}
         made = [_run(by_step, number, facts if len(runs) == 1 else {}, self) for number, by_step in enumerate(runs)]
@@ -108,7 +108,7 @@ class Form:
 
 
 def as_number(text: str) -> float | None:
-    """ "1,234" -> 1234.0; None for what is not a number."""
+    """ "1,234" -> 1234.0; None for text that is not a number."""
     try:
         return to_float(text)
     except ValueError:
@@ -116,12 +116,12 @@ def as_number(text: str) -> float | None:
 
 
 def to_float(text: str) -> float:
-    """ "1,234" -> 1234.0.  ValueError for what is not a number."""
+    """ "1,234" -> 1234.0.  Raises ValueError for text that is not a number."""
     return float(text.replace(",", ""))
 
 
 def add_train_time(by_step: Rows, num_untimed: int = 0) -> None:
-    """Adds train_time_ms to each row, the sum of step_ms after the untimed steps, unless one of these is unknown."""
+    """Adds train_time_ms, the sum of step_ms after the untimed steps, to each row, unless a step_ms is unknown."""
     last = max(by_step)
     times_ms = [by_step.get(step, {}).get("step_ms") for step in range(num_untimed + 1, last + 1)]
     if not times_ms or None in times_ms:
@@ -134,7 +134,8 @@ def add_train_time(by_step: Rows, num_untimed: int = 0) -> None:
 class NanoGpt(Form):
     """train.py: "iter 10: loss 5.9123, time 210.50ms, mfu 12.30%", "step 250: train loss 4.1000, val loss 4.2000".
 
-    An iteration's time is from the end of the one before it: one after a validation holds the validation, flagged.
+    An iteration's time begins at the end of the previous one, so that it may include a validation; such ones are
+    flagged.
     """
 
     name = "nanogpt"
@@ -146,17 +147,17 @@ class NanoGpt(Form):
     }
     facts = {
         "batch_tokens": re.compile(r"tokens per iteration will be: ([\d,]+)"),
-        "max_iters": re.compile(r"\A(?:.*\n)?(?:Overriding: )?max_iters = (\d{1,9})\b", re.S),  # the last one counts
+        "max_iters": re.compile(r"\A(?:.*\n)?(?:Overriding: )?max_iters = (\d{1,9})\b", re.S),  # the last match counts
     }
 
     def clock(self, by_step: Rows) -> tuple[str, int]:
-        """As of Form; flags the iterations whose times include a validation."""
+        """Does what Form.clock() does, and flags the iterations whose times include a validation."""
         for step in [step for step, row in by_step.items() if "val_loss" in row]:
             by_step.get(step + 1, {})["flags"] = "validation"
         return super().clock(by_step)
 
 
-SPEED = (  # what nanochat says of a step after its number
+SPEED = (  # what nanochat prints after the number of a step
     rf"\([\d.]+%\) \| loss: {TRAIN_LOSS}.*?\| dt: {STEP_MS}ms(?:.*\| total time: (?P<train_time_min>{FLOAT})m)?"
 )
 
@@ -165,8 +166,8 @@ class NanoChat(Form):
     """base_train.py: "step 00012/21400 (0.06%) | loss: 9.1 | lrm: 1.00 | dt: 812.30ms | tok/sec: 645,280 | ... | total
     time: 0.03m", "Step 00250 | Validation bpb: 1.1", "Step 21400 | CORE metric: 0.2585".
 
-    chat_sft.py has no "/21400" and numbers from 1; that of 2025 prints "Step 00010/00700 | Training loss: 1.2| lrm:
-    ...", and validates for the last time before its last number.
+    chat_sft.py has no "/21400" and numbers from 1; its version of 2025 prints "Step 00010/00700 | Training loss: 1.2|
+    lrm: ...", and its last validation comes before its last step.
     """
 
     name = "nanochat"
@@ -197,7 +198,7 @@ class NanoChat(Form):
         return row
 
     def clock(self, by_step: Rows) -> tuple[str, int]:
-        """The program's own clock, to the millisecond if every step was printed, else in hundredths of a minute."""
+        """Uses the sum of the steps' times if every step was printed, else the total in hundredths of a minute."""
         self.num_untimed = NUM_UNTIMED if any("total" in row for row in by_step.values()) else NUM_UNTIMED_SFT
         self.meaning = UNTIMED.format(self.num_untimed)
         return super().clock(by_step)
@@ -205,8 +206,7 @@ class NanoChat(Form):
 
 class KempnerForge(Form):
     """format_metrics: "[step 10] loss=7.1 | lr=3.00e-04 | grad_norm=1.200 | tok/s=51,200 | mfu=31.2% | mem=71.2/80GB |
-    step_time=0.64s", "[step 100] eval/loss=2.3400 | eval/perplexity=10.3812"; a line of other keys is understood and
-    not kept.
+    step_time=0.64s", "[step 100] eval/loss=2.3400 | eval/perplexity=10.3812"; keys that are not known here are ignored.
     """
 
     name = "kempnerforge"
@@ -241,8 +241,8 @@ class KempnerForge(Form):
 
 
 class LlmC(Form):
-    """train_gpt2.py: "step    1/19560 | train loss 10.9 | norm 15.1 | lr 2.57e-06 | (812.3 ms | 645280 tok/s)", before
-    it "val loss 10.9", which names no step: it is of the weights after the last step that was printed.
+    """train_gpt2.py: "step    1/19560 | train loss 10.9 | norm 15.1 | lr 2.57e-06 | (812.3 ms | 645280 tok/s)", and
+    before it "val loss 10.9" without a step, which is that of the weights after the last printed step.
     """
 
     name = "llm.c"
@@ -256,9 +256,9 @@ class LlmC(Form):
 
 
 class AutoResearch(Form):
-    """train.py: "step 00012 (3.2%) | loss: 5.1 | lrm: 1.00 | dt: 812ms | ... | remaining: 290s", each over the one
-    before; then "val_bpb:          0.997900", "training_seconds: 300.1", "num_steps:        953".  Steps are
-    numbered from 0, and the first 11 are in no time.
+    """train.py: "step 00012 (3.2%) | loss: 5.1 | lrm: 1.00 | dt: 812ms | ... | remaining: 290s", each overwriting the
+    previous one; then "val_bpb:          0.997900", "training_seconds: 300.1", "num_steps:        953".  Steps are
+    numbered from 0, and the first 11 are untimed.
     """
 
     name = "autoresearch"
@@ -275,11 +275,11 @@ class AutoResearch(Form):
 
 
 class ParameterGolf(Form):
-    """train_gpt.py: "step:1000/20000 val_loss:2.3 val_bpb:1.4 train_time:43540ms ...", or of later records "1000/20000
+    """train_gpt.py: "step:1000/20000 val_loss:2.3 val_bpb:1.4 train_time:43540ms ...", in later records "1000/20000
     val_loss: 2.3 val_bpb: 1.4"; at the end "stopping_early: wallclock_cap train_time:600038ms step:13780/20000".
 
-    What counts is the compressed model that is read again, the last line of the form "LABEL val_loss:2.0727
-    val_bpb:1.2244", but for those that say diagnostic or pre-quantization, and the size of that submission.
+    What counts is the compressed model after it was loaded again: the last line of the form "LABEL val_loss:2.0727
+    val_bpb:1.2244", except labels with diagnostic or pre-quant, and the size of that submission.
     """
 
     name = "parameter-golf"
@@ -306,7 +306,7 @@ class ParameterGolf(Form):
 
 class SlowRun(Form):
     """train.py: "step 00012 (0.06%) | loss: 9.1 | dt: 812.30ms | tok/sec: 645,280 | bf16_mfu: 40.00% | eta: 46.1m",
-    "Step 00250 | Epoch 1 | Val BPB: 1.1 | Val Loss: 3.4"; of averaged logits "[label] Val BPB: 1.0 | Val Loss: 3.3".
+    "Step 00250 | Epoch 1 | Val BPB: 1.1 | Val Loss: 3.4"; for averaged logits "[label] Val BPB: 1.0 | Val Loss: 3.3".
     """
 
     name = "slowrun"
@@ -318,7 +318,7 @@ class SlowRun(Form):
     facts = {
         "batch_tokens": re.compile(r"^Batch size: ([\d,]+) tokens", re.M),
         "peak_mib": re.compile(r"^Peak memory: ([\d,.]+) MiB", re.M),
-        "total_min": re.compile(r"^Total training time: ([\d.]+)m", re.M),  # without steps after a recompilation
+        "total_min": re.compile(r"^Total training time: ([\d.]+)m", re.M),  # excludes steps after a recompilation
     }
     meaning, prints_time = "the program's own total, without the steps after a compilation", True
 
@@ -338,7 +338,7 @@ def _run(by_step: Rows, number: int, facts: dict[str, str], form: Form) -> Run:
     names = (*COLUMNS, "step_ms", *PRINTED_METRICS)
     columns = {name: np.array([row.get(name, np.nan) for row in rows], float) for name in names}
     last, total = rows[-1]["step"], int(facts["total"]) if "total" in facts else None
-    # nanoGPT's last iteration has the number max_iters
+    # the number of nanoGPT's last iteration is max_iters
     total = int(facts["max_iters"]) + 1 if "max_iters" in facts else next(iter(values_of("total")), total)
     timed, validated = values_of("train_time_ms"), [row for row in rows if "val_loss" in row or "val_bpb" in row][-1:]
     if "total_min" in facts and ("train_time_ms" not in rows[-1] or len(timed) < last):
@@ -374,11 +374,11 @@ def _run(by_step: Rows, number: int, facts: dict[str, str], form: Form) -> Run:
 
 
 def _is_complete(form: str, last: int, val_step: int | None, total: int | None, facts: dict[str, str]) -> bool:
-    """Whether the run is complete: the log says so, or has its last step or, if no total is known, validates it."""
-    validates_last = val_step is not None and form == "nanochat"  # if it validates at all
-    says_done = "num_done" in facts or "total_min" in facts  # printed at the end
+    """Whether a run is complete: the log says so, or it has the last step or, if no total is known, validates it."""
+    validates_last = val_step is not None and form == "nanochat"  # nanochat does if it validates at all
+    says_done = "num_done" in facts or "total_min" in facts  # programs print these at the end
     if says_done and (not validates_last or val_step == last):
         return total is None or last >= min(total, int(facts.get("num_done", total)))
-    if form == "nanogpt":  # validates before the last iteration, and prints every tenth
+    if form == "nanogpt":  # it validates before the last iteration, and prints every tenth iteration
         return last >= total - 1 if total is not None else val_step is not None and val_step >= last - 1
     return val_step is not None and val_step >= (last if total is None else total)

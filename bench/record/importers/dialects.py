@@ -1,14 +1,14 @@
-"""The dialects in which training programs print: chosen by name, by a yaml of patterns, or detected from the lines.
+"""Reads what training programs print, in a dialect that is chosen by name, by a yaml of patterns, or detected.
 
-A dialect's row() and read() are for a script that runs; files_of() and read_file() make records of logs.
+row() and read() of a dialect are for a script that is running; files_of() and read_file() make records of logs.
 
 A yaml of patterns:
     step: 'iter (?P<step>\\d+) loss (?P<train_loss>\\S+) elapsed (?P<train_time_s>\\S+)'
     val: 'eval at (?P<step>\\d+): (?P<val_loss>\\S+)'
-    first_step: 0          # what it calls its first optimizer step; 1 where the line is missing
+    first_step: 0          # the number of the first optimizer step; 1 if this line is missing
 Groups: step, total, train_loss, val_loss, val_bpb, core, artifact_bytes, lr, grad_norm; train_time_ms or train_time_s,
-the time of training so far; step_ms or step_s, of that step.  A pattern is searched in every line; step alone is needed
-in each, and no line may match both.
+the time of training so far; step_ms or step_s, that of the step.  Patterns are searched in every line; only the group
+step is required, and no line may match both patterns.
 """
 
 import glob
@@ -27,7 +27,7 @@ from bench.record.importers.records import Run
 from bench.record.shape import Record
 from bench.record.step_files import StepRow
 
-# Words of modded-nanogpt's and llm.c's lines in any order, each if it is there: what it is called, the column, the unit
+# Fields of modded-nanogpt's and llm.c's lines, all optional and in any order: (name, column, unit)
 WORDS = (
     ("train_loss|trl", "train_loss", ""),
     ("val_loss|tel", "val_loss", ""),
@@ -40,11 +40,11 @@ GROUPS = (
 )
 NAMES = ("modded-nanogpt", *consoles.FORMS)
 SUFFIXES = (".txt", ".log", ".stdout", ".out")
-MAX_BYTES = GIB  # of a log; the largest public one has 5 MB
+MAX_BYTES = GIB  # the limit for a log; the largest public one has 5 MB
 
 
 class Modded(consoles.Form):
-    """modded-nanogpt's tracks, and llm.c's main.log: patterns for a program that runs; logs are read by lines.py."""
+    """modded-nanogpt and llm.c's main.log.  The patterns are for a running program; logs are read by lines.py."""
 
     name = "modded-nanogpt"
     looks_like = re.compile(r"^(?:step|s|val_step):\d")
@@ -54,25 +54,25 @@ class Modded(consoles.Form):
     }
 
     def parsed(self, line: str) -> consoles.Row | None:
-        """As of Form; None also for a line that names a step and nothing else."""
+        """Does what Form.parsed() does; returns None also for a line that has only a step."""
         row = super().parsed(line)
         if row and "s" in row:
             row["step"] = int(row.pop("s"))
         return row if row and len(row) > 1 else None
 
     def read(self, data: bytes) -> tuple[list[Run], dict[str, Any]]:
-        """The bytes of a log -> its runs and facts, as modded_nanogpt.read()."""
+        """Reads a log with modded_nanogpt.read()."""
         return modded_nanogpt.read(data)
 
 
 def metrics_of(dialect: str) -> set[str]:
-    """The names of numbers that lines of this dialect may have, always with val_loss."""
+    """Returns the names of the numbers that lines of a dialect may have; always includes val_loss."""
     patterns = reader_of(dialect).patterns
     return {"val_loss", *(name for pattern in patterns for name in re.compile(pattern).groupindex)}
 
 
 class Patterns(consoles.Form):
-    """The form of lines that the patterns of a yaml describe."""
+    """Reads lines by the patterns of a yaml."""
 
     name = "patterns"
     ambiguous: str | None = None  # the first line that two patterns match
@@ -84,10 +84,10 @@ class Patterns(consoles.Form):
 
     def parsed(self, line: str) -> consoles.Row | None:
         if sum(re.search(pattern, line) is not None for pattern in self.patterns) > 1:
-            self.ambiguous = self.ambiguous or line  # which of the two it is, nobody can say
+            self.ambiguous = self.ambiguous or line  # it cannot be decided which of the two is meant
             return None
         row = super().parsed(line)
-        if row and ("train_loss" in row or not any(name in row for name in consoles.VALIDATED)):  # no validation
+        if row and ("train_loss" in row or not any(name in row for name in consoles.VALIDATED)):  # not a validation
             row["step"] += 1 - self._first_step
         return row
 
@@ -98,14 +98,17 @@ class Patterns(consoles.Form):
 
 
 def reader_of(name: str) -> consoles.Form:
-    """A new reader of one of NAMES, or of a yaml of patterns.  ValueError: see read_yaml()."""
+    """Returns a new reader for one of NAMES, or for a yaml of patterns.  ValueError: see read_yaml()."""
     if name == "modded-nanogpt":
         return Modded()
     return consoles.FORMS[name]() if name in consoles.FORMS else read_yaml(name, name)
 
 
 def read_yaml(path: str, where: str) -> Patterns:
-    """The dialect that a yaml of patterns describes.  ValueError says what is wrong with it; where: the setting."""
+    """Returns a reader for a yaml of patterns.  where: the setting that names it, for errors.
+
+    Raises ValueError if it is missing or malformed.
+    """
     try:
         described = yaml_file.read(path)
     except Damaged as error:
@@ -121,7 +124,7 @@ def read_yaml(path: str, where: str) -> Patterns:
 
 
 def edge(path: str) -> tuple[str, int]:
-    """The pattern for steps in a yaml, whose first group is the step's number, and what to add to that number."""
+    """Returns the pattern for steps in a yaml, whose first group is the step's number, and what to add to it."""
     described = yaml_file.read(path)
     return re.sub(r"[?]P<(?!step>)[a-z_]+>", "?:", described["step"]), 1 - described.get("first_step", 1)
 
@@ -139,7 +142,7 @@ def _pattern(where: str, text: str) -> re.Pattern[str]:
 
 
 def detect(lines: Iterable[str]) -> str | None:
-    """The dialect of NAMES that understands most of the lines, the first of several; None if none understands one."""
+    """Returns the one of NAMES that understands most of the lines, the first of several; None if none does."""
     lines = list(lines)
     num_read = {name: sum(reader_of(name).row(line) is not None for line in lines) for name in NAMES}
     best = max(NAMES, key=lambda name: num_read[name])
@@ -147,7 +150,7 @@ def detect(lines: Iterable[str]) -> str | None:
 
 
 def read(name: str, lines: Sequence[str]) -> tuple[list[Run], dict[str, Any]]:
-    """All lines of a program -> (its runs, facts as of read_file(): "unmatched" and more)."""
+    """Reads all lines of a program.  Returns its runs, and facts such as "unmatched"; see read_file()."""
     return reader_of(name).read(("\n".join(lines) + "\n").encode())
 
 
@@ -155,9 +158,9 @@ def read(name: str, lines: Sequence[str]) -> tuple[list[Run], dict[str, Any]]:
 
 
 def files_of(paths: Iterable[Path | str]) -> list[tuple[Path, Path | None]]:
-    """Paths and globs from the user -> [(file, the named folder that it is in, or None)], without duplicates.
+    """Returns [(log, the folder that the user named, or None if they named the log)], without duplicates.
 
-    ValueError if nothing is there.
+    paths: paths and globs from the user.  Raises ValueError if one names no log.
     """
     folder_of: dict[Path, Path | None] = {}
     for word in paths:
@@ -177,7 +180,7 @@ def files_of(paths: Iterable[Path | str]) -> list[tuple[Path, Path | None]]:
 
 
 def _below(folder: Path) -> list[Path]:
-    """The logs in and below a folder, sorted."""
+    """Returns the logs in and below a folder, sorted.  Raises ValueError if a folder cannot be read."""
 
     def refuse(error: OSError) -> None:
         raise ValueError(f"{error.filename}: cannot be read ({error.strerror})")
@@ -189,7 +192,7 @@ def _below(folder: Path) -> list[Path]:
 def read_file(
     path: Path | str, form: str = "modded-nanogpt", part_of: Path | None = None
 ) -> tuple[list[tuple[Record, list[StepRow]]], dict[str, Any]]:
-    """One file -> (list of (record, rows of steps.csv), facts of the file).
+    """Reads a log.  Returns [(record, rows of steps.csv)] of its runs, and facts about the file.
 
     facts: {"unmatched": [(line number, text)], "num_repeated", "num_tail_lines", "format_id", "sha256", "num_bytes",
     "num_runs"}.  Raises ValueError for an unknown format and for a file that cannot be read.

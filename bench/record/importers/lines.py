@@ -1,8 +1,8 @@
-"""The metric lines of modded-nanogpt's logs as numbers: each line is understood or reported.
+"""Reads the metric lines of modded-nanogpt's logs as numbers; each line is understood or reported.
 
 A metric line begins with "step:7/", "s:7 ", "tailavg step:" or "val_step:7/"; the code that logs embed is not read
-here. Lines of common shapes are read by one regular expression, the others word by word.  A line that only looks like
-a metric line is reported: it was cut, torn by another rank's output, printed again by a second rank, or has words in
+here.  Lines of common shapes are read by one regular expression, the others word by word.  A line that only looks like
+a metric line is reported: it was cut, mixed with another rank's output, printed again by a second rank, or has text in
 front.
 """
 
@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-Columns = dict[str, Array]  # by name, an entry a metric line; nan where a line has none
+Columns = dict[str, Array]  # {name: an entry per metric line, nan if the line has none}
 
 IS_METRIC = re.compile(rb"(?:step|s|val_step):\d|tailavg step:")
 BEGINNINGS = (b"step:", b"s:", b"tailavg ", b"val_step:")
-FIRST = re.compile(rb"\n(?:(?:step|s|val_step):\d|tailavg step:\d)")  # a newline first, which is searched quickly
-# The middle of a metric line in another line.  What may not stand before the words comes after them: quick to search.
+FIRST = re.compile(rb"\n(?:(?:step|s|val_step):\d|tailavg step:\d)")  # a pattern that begins with a newline is fast
+# A metric line in the middle of another line.  To be fast, the lookbehinds come after the literal text.
 STRAYS = (
     re.compile(rb"step:(?<![\w./]step:)\d+/\d+ +\w+:"),
     re.compile(rb"s:(?<![\w./]s:)\d+ t[re]l:"),
@@ -33,20 +33,20 @@ COLOUR = re.compile(rb"\x1b\[[0-9;]*[mK]")
 # "[rank0]: ", "0: "
 BEHIND_PREFIX = re.compile(rb"^(?:\[[^\]\n]{1,40}\]:? ?|\d+: |[ \t])+(?=step:\d+/\d+ |s:\d+ t[re]l:)", re.M)
 COLUMNS = ("step", "total", "train_loss", "val_loss", "train_time_ms", "step_avg_ms", "lr", "grad_norm")
-NOT_FINITE = {"train_loss": "train_diverged", "val_loss": "val_diverged"}  # columns with 1 where a line says nan or inf
+NOT_FINITE = {"train_loss": "train_diverged", "val_loss": "val_diverged"}  # columns that are 1 if a loss is nan or inf
 STEP = re.compile(
     rb"(?:step:(\d{1,9})/(\d{1,9})|s:(\d{1,9}))((?:\s+(?:[A-Za-z]\w*:|val_time: )\S+)+)(?:[ \t]+([a-z_]{3,}))?\s*$"
 )
-WORD = re.compile(rb"(\w+):(?:(?<=val_time:) )?(\S+)")  # elsewhere a blank may stand for a lost digit
+WORD = re.compile(rb"(\w+):(?:(?<=val_time:) )?(\S+)")  # only val_time may have a blank; elsewhere a digit may be lost
 TAIL = re.compile(rb"tailavg step:\d+(?: +\w+:[^\s:/]+)*\s*$")
-VAL_STEP = re.compile(rb"val_step:\d+/\d+(?: +\w+:[^\s:/]+)*\s*$")  # within one validation
-MEASURED = re.compile(rb"loss|time|avg|lr")  # in the keys of a line that says more than how something else stood
+VAL_STEP = re.compile(rb"val_step:\d+/\d+(?: +\w+:[^\s:/]+)*\s*$")  # progress within a validation
+MEASURED = re.compile(rb"loss|time|avg|lr")  # keys of losses, times and learning rates; other lines are only kept
 NUMBER = re.compile(rb"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)")
 NAMES = {b"train_loss": "train_loss", b"val_loss": "val_loss", b"trl": "train_loss", b"tel": "val_loss"}
 NAMES |= {b"lr": "lr", b"norm": "grad_norm"}
-NOT_TWICE = (b"step", b"s")  # a second line inside of the line
-ZEROED = bytes(48 if chr(byte) in "0123456789" else byte for byte in range(256))  # every digit is 0
-# A line of the commonest shapes, whole.  15 digits at most: both ways of reading round alike
+NOT_TWICE = (b"step", b"s")  # if these keys occur again, a second line was printed into the line
+ZEROED = bytes(48 if chr(byte) in "0123456789" else byte for byte in range(256))  # replaces every digit by 0
+# The most common shapes of lines.  Numbers have at most 15 digits, so that both ways of reading them round equally
 COMMON = re.compile(
     (
         rb"step:(?P<step>\d{1,9})/(?P<total>\d{1,9})"
@@ -57,28 +57,28 @@ COMMON = re.compile(
         rb"|trl:(?P<trl>NUMBER)(?: lr:(?P<lr>NUMBER) norm:(?P<grad_norm>NUMBER))?)"
     ).replace(b"NUMBER", rb"\d{1,8}(?:\.\d{0,7})?")
 )
-COLUMN_OF = {"s": "step", "tel": "val_loss", "trl": "train_loss"}  # of llm.c's words
+COLUMN_OF = {"s": "step", "tel": "val_loss", "trl": "train_loss"}  # {key in llm.c's lines: column}
 
 
 @dataclass
 class Metrics:
-    """Metric lines in order."""
+    """The metric lines of a log, in order."""
 
     columns: Columns
-    line_numbers: Array  # of each, from 0
-    extras: dict[int, dict[str, str]] = field(default_factory=dict)  # by index: {key: text}
-    # (line number from 0, text) of what looks like one and is not read
+    line_numbers: Array  # the number of each metric line in the log, from 0
+    extras: dict[int, dict[str, str]] = field(default_factory=dict)  # {index of a metric line: {key: text}}
+    # (line number from 0, text) of lines that look like metric lines but cannot be read
     unmatched: list[tuple[int, str]] = field(default_factory=list)
-    shapes: set[str] = field(default_factory=set)  # what is left of metric lines without their numbers
-    tails: list[dict[str, str]] = field(default_factory=list)  # of "tailavg" lines: read, and no steps of a run
-    others: list[str] = field(default_factory=list)  # lines of a step without its loss or time: read, and as they are
-    num_repeated: int = 0  # lines that repeat lines before them
+    shapes: set[str] = field(default_factory=set)  # metric lines without their digits
+    tails: list[dict[str, str]] = field(default_factory=list)  # {key: text} of "tailavg" lines, which are not steps
+    others: list[str] = field(default_factory=list)  # lines of a step without a loss or a time, unchanged
+    num_repeated: int = 0  # lines that repeat earlier lines
 
     def __len__(self) -> int:
         return len(self.columns["step"])
 
     def keep(self, mask: Array) -> None:
-        """Only the metric lines where mask is True."""
+        """Keeps only the metric lines for which mask is True."""
         where = np.cumsum(mask) - 1
         self.columns = {name: values[mask] for name, values in self.columns.items()}
         self.line_numbers = self.line_numbers[mask]
@@ -89,13 +89,13 @@ class Metrics:
 
 
 def plain(data: bytes) -> bytes:
-    """The bytes of a log without what terminals, editors and launchers put around its lines."""
+    """Removes from a log what terminals, editors and launchers add to its lines."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         data = data.decode("utf-16", "replace").encode()
     data = data.removeprefix(codecs.BOM_UTF8)
-    if b"\r" in data:  # alone it is a progress bar's, which the next words overwrite
+    if b"\r" in data:  # without a newline, it ends a progress bar that the next text overwrites
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    if b"\x1b" in data:  # a single byte is found in a fraction of the time of two
+    if b"\x1b" in data:  # the search for a single byte is much faster than the pattern
         data = COLOUR.sub(b"", data)
     if first(data) == len(data):
         data = BEHIND_PREFIX.sub(b"", data)
@@ -103,7 +103,7 @@ def plain(data: bytes) -> bytes:
 
 
 def first(data: bytes) -> int:
-    """The offset of the first metric line; the length of the data without one."""
+    """Returns the offset of the first metric line; the length of the data if there is none."""
     if IS_METRIC.match(data):
         return 0
     match = FIRST.search(data)
@@ -111,11 +111,11 @@ def first(data: bytes) -> int:
 
 
 def read(data: bytes) -> tuple[Metrics, list[bytes], Array]:
-    """The bytes of a plain log without its code -> (Metrics, its lines, a mask of its metric lines)."""
+    """Reads a plain() log without its code.  Returns its Metrics, its lines, and a mask of the metric lines."""
     text = data.split(b"\n")
     common: dict[int, re.Match[bytes]] = {}
-    metric_lines: dict[int, bytes] = {}  # of other shapes
-    strays: list[int] = []  # lines that have one in their middle
+    metric_lines: dict[int, bytes] = {}  # metric lines of other shapes
+    strays: list[int] = []  # lines that have a metric line in their middle
     for number, line in enumerate(text):
         if match := COMMON.fullmatch(line):
             common[number] = match
@@ -134,14 +134,17 @@ def read(data: bytes) -> tuple[Metrics, list[bytes], Array]:
 
 
 def without(text: Sequence[bytes], mask: Array, start: int, stop: int) -> bytes:
-    """The lines from start to before stop for which the mask (of all lines) is False, joined by newlines."""
+    """Joins the lines from start to before stop for which the mask (of all lines) is False."""
     return b"\n".join(line for line, is_out in zip(text[start:stop], mask[start:stop].tolist()) if not is_out)
 
 
 def _metrics(
     text: Sequence[bytes], common: dict[int, re.Match[bytes]], metric_lines: dict[int, bytes], is_metric: Array
 ) -> Metrics:
-    """common: {number of a line: match of COMMON}; {number: line} of the other metric lines; a mask of all."""
+    """Reads the metric lines.
+
+    common: {line number: match of COMMON}; metric_lines: {line number: line} of the others; is_metric: a mask of both.
+    """
     line_numbers, index_of = np.flatnonzero(is_metric), np.cumsum(is_metric) - 1
     names = (*COLUMNS, *NOT_FINITE.values())
     metrics = Metrics({name: np.full(len(line_numbers), np.nan) for name in names}, line_numbers)
@@ -170,12 +173,12 @@ def _metrics(
 
 
 def _shape(line: bytes) -> str:
-    """What is left of a line without its numbers."""
+    """Returns a line without its digits."""
     return line.translate(None, b"0123456789.").decode("utf-8", "replace")
 
 
 def _is_cut(text: Sequence[bytes], line_numbers: Array) -> bool:
-    """Whether the file ends within its last line: with fewer decimals than the line of its shape before it."""
+    """Whether the last line was cut: it has fewer decimals than the previous line of its shape."""
     last = text[line_numbers[-1]]
     before = next((line for number in line_numbers[-2::-1] if _shape(line := text[number]) == _shape(last)), b"")
     decimals_before, decimals = LAST_DECIMALS.search(before), LAST_DECIMALS.search(last)
@@ -183,7 +186,7 @@ def _is_cut(text: Sequence[bytes], line_numbers: Array) -> bool:
 
 
 def _drop_repeated(metrics: Metrics, text: Sequence[bytes]) -> None:
-    """Counts a line that is repeated at once as one, and reports the second of two lines of one step between others.
+    """Drops a line that repeats the line before it, and reports the second of two different lines of the same step.
 
     A step that is repeated at the end of a run, or only once in a log, begins another run: modded_nanogpt.py.
     """
@@ -205,16 +208,16 @@ def _drop_repeated(metrics: Metrics, text: Sequence[bytes]) -> None:
 
 
 def same_again(metrics: Metrics) -> Array:
-    """For all lines but the first, whether step and kind (training, validation) are those of the line before."""
+    """Returns for all lines but the first whether step and kind (training, validation) are those of the line before."""
     step = metrics.columns["step"]
     is_val = ~(np.isnan(metrics.columns["val_loss"]) & np.isnan(metrics.columns["val_diverged"]))
     return (step[1:] == step[:-1]) & (is_val[1:] == is_val[:-1])
 
 
 def _read_fields(line: bytes, index: int, metrics: Metrics) -> str | None:
-    """Reads a line of a rarer shape, with key:value fields in any order.
+    """Reads a line of a less common shape, with key:value fields in any order.
 
-    Returns "step" for the line of a step, "other" for another line that is understood, None if it is not understood.
+    Returns "step" for the line of a step, "other" for another line that is understood, and None for any other line.
     """
     if TAIL.match(line):
         metrics.tails.append(_texts(line[len(b"tailavg ") :].split()))
@@ -229,7 +232,7 @@ def _read_fields(line: bytes, index: int, metrics: Metrics) -> str | None:
     if match is None or len(fields) < len(pairs) or any(key in fields for key in NOT_TWICE) or not fields:
         return None
     values: dict[str, float | None] = {"step": float(match[1] or match[3]), "total": float(match[2] or "nan")}
-    if match[1]:  # both stand in every such line: one without them was cut
+    if match[1]:  # every such line has both times; one without them was cut
         values["train_time_ms"] = _time_ms(fields.pop(b"train_time", b""), not_finite=np.inf)
         values["step_avg_ms"] = _time_ms(fields.pop(b"step_avg", b""), (b"ms",))
     for key in [key for key in fields if key in NAMES]:
@@ -257,7 +260,7 @@ def _number(text: bytes) -> float | None:
 
 
 def _time_ms(text: bytes, units: tuple[bytes, ...] = (b"ms", b"s"), not_finite: float = np.nan) -> float | None:
-    """ "12ms" or "0.012s" -> milliseconds; not_finite for nan and inf; None if it is not a time in one of the units."""
+    """Milliseconds of "12ms" or "0.012s"; not_finite for nan and inf; None if it is not a time in one of the units."""
     unit = next((unit for unit in units if text.endswith(unit)), None)
     number = _number(text.removesuffix(unit)) if unit else None
     if number is None:

@@ -1,4 +1,4 @@
-"""Logs of KellerJordan/modded-nanogpt (and llm.c's main.log) as runs, in all formats from 2024-06 to 2026.
+"""Reads logs of KellerJordan/modded-nanogpt (and llm.c's main.log), in all formats from 2024-06 to 2026.
 
 A file has no run, one, or several; what a log does not say is None.  step_avg has been printed with three meanings; the
 one that fits the log's own numbers is chosen.
@@ -20,7 +20,7 @@ from bench.record.importers import lines
 from bench.record.importers.lines import Array, Columns, Metrics
 from bench.record.importers.records import Run
 
-# of what a log says around its metric lines; a newline first, which is looked for more quickly than a line's beginning
+# Patterns for facts outside of the metric lines.  They begin with a newline, which is faster than ^ with re.M.
 TORCH = re.compile(rb"\nRunning [Pp]y[Tt]orch (\S+)(?: compiled for CUDA (\S+))?")
 PYTHON_VERSION = re.compile(rb"\nRunning Python (\S+)")
 ON_DEVICE = re.compile(rb" on (?:device_name=)?((?:NVIDIA|AMD) [^\n]*?) with world_size[= ](\d{1,6})\b")
@@ -35,10 +35,10 @@ UTC_STAMP = re.compile(rb"\nRun UTC timestamp=(\S+)")
 SEED = re.compile(rb"\n(?:Using seed=|args: \{(?:[^\n]*, )?'seed': )(\d{1,20})\b")
 PEAK = re.compile(rb"\npeak memory (?:consumption|allocated)(?: training)?: (\d{1,12}) ([MG])iB")
 RULE = b"=" * 40
-PYTHON = re.compile(rb'"""|\'\'\'|#|@|(?:import|from|def|class|if|try)\b')  # how code may begin
-FILE = re.compile(r"^-{40}\n# (\S+)\n-{40}$", re.M)  # before each further file that a script embeds
+PYTHON = re.compile(rb'"""|\'\'\'|#|@|(?:import|from|def|class|if|try)\b')  # the possible beginnings of code
+FILE = re.compile(r"^-{40}\n# (\S+)\n-{40}$", re.M)  # the header of each further file that a log embeds
 IMPORT = re.compile(rb"^(?:import|from) \w", re.M)
-# what may differ in the code of repeats: a literal seed, the name of the run
+# What may differ in the code of repeats: a literal seed, the name of the run
 OF_ONE_RUN = re.compile(rb"""(?i)(\b(?:manual_)?seed\b\W{1,5})\d+|(\brun_id\s*=\s*)(?:"[^"\n]*"|'[^'\n]*')""")
 SCRIPT = "train_gpt.py"
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
@@ -48,14 +48,13 @@ MEANINGS = (
     "cumulative, first steps untimed: train_time/(step-10)",
     "window since previous val",
 )
-FIT_FRAC = 0.003  # of a printed step_avg: rounding, and the time of a line itself
+FIT_FRAC = 0.003  # how far a printed step_avg may be off, as it is rounded and printing takes time
 
 
 def read(data: bytes) -> tuple[list[Run], dict[str, Any]]:
-    """The bytes of a log -> (list of Run, facts of the file).
+    """Reads a log.  Returns its runs, none if it is not a training log, and facts about the file.
 
-    facts: {"unmatched": [(line number from 1, text)], "num_repeated", "num_tail_lines", "format_id"}.  No run: no
-    training log.
+    facts: {"unmatched": [(line number from 1, text)], "num_repeated", "num_tail_lines", "format_id"}.
     """
     data = lines.plain(data)
     code, start = _source(data)
@@ -77,7 +76,7 @@ def read(data: bytes) -> tuple[list[Run], dict[str, Any]]:
 
 
 def sources(data: bytes) -> dict[str, str]:
-    """{file: its text} of the code that a log embeds, the script first, as train_gpt.py; {} where it embeds none."""
+    """Returns {file: its text} of the code that a log embeds, first the script as train_gpt.py; {} without code."""
     code = (_source(lines.plain(data))[0] or b"").decode("utf-8", "replace")
     script, *others = FILE.split(code)
     has_code = any(not line.startswith("#") for line in code.split("\n") if line.strip())
@@ -85,13 +84,13 @@ def sources(data: bytes) -> dict[str, str]:
 
 
 def code_key(files: Mapping[str, str]) -> str:
-    """A hash of code that repeats share: a literal seed, the run's name, comments and docstrings may differ."""
+    """Returns a hash of code without literal seeds, the run's name, comments and docstrings, which repeats share."""
     texts = (OF_ONE_RUN.sub(rb"\g<1>\g<2>0", text.encode()) for _, text in sorted(files.items()))
     return hashlib.sha256(b"\0".join(map(code_state.normalised, texts))).hexdigest()
 
 
 def _split(metrics: Metrics) -> list[range]:
-    """The metric lines of each run, as ranges: a run ends where steps go back or repeat, or the total changes."""
+    """Returns the ranges of the runs' metric lines: a run ends where steps go back or repeat, or the total changes."""
     if not len(metrics):
         return []
     step, total = metrics.columns["step"], metrics.columns["total"]
@@ -101,7 +100,7 @@ def _split(metrics: Metrics) -> list[range]:
 
 
 def _drop_copies(metrics: Metrics, text: Sequence[bytes]) -> None:
-    """Drops a run whose lines are all in the one before, its last one too: it is a driver's summary of that run."""
+    """Drops a run whose lines, with the same last line, are all in the previous one: a driver's summary of that run."""
     kept = np.ones(len(metrics), bool)
     for before, after in itertools.pairwise(_split(metrics)):
         old, new = metrics.line_numbers[before], metrics.line_numbers[after]
@@ -115,12 +114,12 @@ def _drop_copies(metrics: Metrics, text: Sequence[bytes]) -> None:
 def _facts_of_runs(
     metrics: Metrics, spans: list[range], text: Sequence[bytes], is_metric: Array
 ) -> Iterator[dict[str, Any]]:
-    """The facts around the lines of each run: about the machine before them, the memory peak within and after them.
+    """Yields the facts of each run: those of the machine come before its lines, the memory peak in or after them.
 
-    A later run in a file without a header of its own is from the same machine; its seed and its start are unknown.
+    A later run without a header is from the same machine as the first one; its seed and start are unknown.
     """
     starts = [int(metrics.line_numbers[span[0]]) for span in spans] + [len(text)]
-    end = 0  # of the run before
+    end = 0  # the end of the previous run
     first: dict[str, Any] = {}
     for number, span in enumerate(spans):
         before = lines.without(text, is_metric, end, starts[number])
@@ -138,7 +137,7 @@ def _run(metrics: Metrics, span: range, facts: dict[str, Any], source: str | Non
     columns = {name: values[span.start : span.stop] for name, values in metrics.columns.items()}
     step, has_time = columns["step"].astype(int), ~np.isnan(columns["train_time_ms"])
     validated, timed = np.flatnonzero(~np.isnan(columns["val_loss"])), np.flatnonzero(has_time)
-    last = validated[-1] if len(validated) else None  # validation
+    last = validated[-1] if len(validated) else None  # the line of the last validation
     diverged = np.flatnonzero(~np.isnan(columns["train_diverged"]) | ~np.isnan(columns["val_diverged"]))
     declared = None if np.isnan(columns["total"][-1]) else int(columns["total"][-1])
     num_steps, meaning = int(step.max()), _meaning(columns)
@@ -149,7 +148,7 @@ def _run(metrics: Metrics, span: range, facts: dict[str, Any], source: str | Non
     ema = next((extra["val_ema_loss"] for extra in reversed(extras.values()) if extra.get("val_ema_loss")), None)
 
     def at(name: str, index: int | None) -> float | None:
-        """A number of a line as a float; None where there is no line or number of it."""
+        """Returns a number of a line; None without the line or the number."""
         return None if index is None or np.isnan(columns[name][index]) else float(columns[name][index])
 
     return Run(
@@ -175,7 +174,7 @@ def _run(metrics: Metrics, span: range, facts: dict[str, Any], source: str | Non
 
 
 def _meaning(columns: Columns) -> str | None:
-    """The one of MEANINGS that gives the printed step_avg; None if none was printed or none fits."""
+    """Returns the one of MEANINGS that the printed step_avg has; None if it was not printed or none fits."""
     known = ~np.isnan(columns["step_avg_ms"]) & ~np.isnan(columns["train_time_ms"]) & (columns["step"] > 0)
     if not known.any():
         return None
@@ -197,11 +196,11 @@ def _meaning(columns: Columns) -> str | None:
 
 
 def _environment(data: bytes) -> dict[str, Any]:
-    """What the log says about the machine and software; None for what it does not say."""
+    """Returns the log's facts about machine and software; None for those that it lacks."""
     torch, python, device = TORCH.search(data), PYTHON_VERSION.search(data), ON_DEVICE.search(data)
     tables: dict[int, str] = {}
     for index, name in SMI_GPU.findall(data):
-        tables.setdefault(int(index), _decoded(name))  # a log may hold the table twice
+        tables.setdefault(int(index), _decoded(name))  # a log may contain the table twice
     gpus = list(tables.values())
     powers, driver = SMI_POWER.findall(data), SMI_DRIVER.search(data)
     seed, (started_at, zone) = SEED.search(data), _started(data)
@@ -228,7 +227,7 @@ def _decoded(text: bytes) -> str:
 
 
 def _started(data: bytes) -> tuple[str | None, str | None]:
-    """(start time, zone); nvidia-smi prints local time, whose zone the log does not name."""
+    """Returns (start time, zone); nvidia-smi prints local time, whose zone the log does not name."""
     with contextlib.suppress(ValueError):
         if match := UTC_STAMP.search(data):
             return utc.parse(_decoded(match[1])).astimezone(UTC).strftime(STAMP), "UTC"
@@ -240,9 +239,9 @@ def _started(data: bytes) -> tuple[str | None, str | None]:
 
 
 def _source(data: bytes) -> tuple[bytes | None, int]:
-    """(the code in a log, the offset of what follows it): before the first rule, or between the first two.
+    """Returns the code in a log, which is before the first rule or between the first two, and the offset of its end.
 
-    (None, 0) without code.  If lines in it look like metric lines, it is only taken for code if it is Python.
+    (None, 0) without code.  A part with lines that look like metric lines is only code if it looks like Python.
     """
     metric = lines.first(data)
     first = _rule(data, 0)
@@ -259,7 +258,7 @@ def _source(data: bytes) -> tuple[bytes | None, int]:
 
 
 def _rule(data: bytes, start: int) -> tuple[int, int] | None:
-    """(start, end) of the next line of nothing but =, at least 40; None: there is none."""
+    """Returns (start, end) of the next line that consists of 40 or more =; None without one."""
     while (at := data.find(RULE, start)) >= 0:
         end = data.find(b"\n", at)
         end = len(data) if end < 0 else end
@@ -270,7 +269,7 @@ def _rule(data: bytes, start: int) -> tuple[int, int] | None:
 
 
 def _format(metrics: Metrics) -> str:
-    """A short name of the kind of log."""
+    """Returns a short name for the format of the log."""
     if not len(metrics):
         return "Z_not_a_run_log"
     if any(shape.startswith("s:") for shape in metrics.shapes):

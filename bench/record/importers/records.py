@@ -1,4 +1,4 @@
-"""A run of another program's log as a record with provenance "imported": our keys, null where the log is silent."""
+"""Makes records, with provenance "imported", of runs in other programs' logs; what a log does not say is null."""
 
 import functools
 import hashlib
@@ -22,10 +22,10 @@ from bench.record.shape import Record, Section
 from bench.record.step_files import StepRow
 
 CLOCK = "as printed by the log's own program; its lines are not synchronised with the device"
-# Printed with four digits.  Of the 1,700 runs in modded-nanogpt's public logs, of which all but 21 have 7 or more, no
-# two agree in all of them that are not one: the same 35 copies as with the time.
+# This many validation losses, printed with four digits, identify a run.  All but 21 of the 1,700 runs in
+# modded-nanogpt's public logs have 7 or more, and those that agree in all are the same 35 copies that the time shows.
 MIN_VALIDATIONS = 5
-# of a validation, beside val_loss; artifact_bytes: of the model and its code as they are submitted
+# Metrics of validations beside val_loss; artifact_bytes: the size of the model and its code as submitted
 PRINTED_METRICS = (metric.VAL_BPB.name, metric.CORE.name, metric.ARTIFACT_BYTES.name)
 MAX_TIME_MS = 1e12  # 32 years
 UNKNOWN_TIME = "00000000T000000Z"
@@ -33,36 +33,36 @@ UNKNOWN_TIME = "00000000T000000Z"
 
 @dataclass
 class Run:
-    """One run in another program's log.  What the log does not say is None."""
+    """A run in another program's log.  What the log does not say is None."""
 
-    number: int  # in its file, from 0
-    columns: Columns  # of lines.COLUMNS
+    number: int  # of the run in its file, from 0
+    columns: Columns  # see lines.COLUMNS
     num_steps: int
     declared_steps: int | None
-    complete: bool  # validated at the last declared step
+    complete: bool  # whether it was validated at the last declared step
     val_loss: float | None  # of the last validation
     val_step: int | None
     train_time_ms: float | None
-    step_avg_ms: float | None  # as printed last
+    step_avg_ms: float | None  # the last one printed
     step_avg_meaning: str | None
     # torch cuda python driver gpu_name num_gpus world_size power_limit_w peak_mib seed started_at started_zone
     facts: dict[str, Any]
-    extras: dict[str, dict[str, str]] = field(default_factory=dict)  # step -> {key: text} of a line's free tail
+    extras: dict[str, dict[str, str]] = field(default_factory=dict)  # {step: {key: text} of further fields in its line}
     tail_averages: list[dict[str, str]] = field(default_factory=list)  # {key: text} of the file's "tailavg" lines
-    # of the file, of a step, without its loss or time: as they are
+    # the file's lines of a step without a loss or a time, unchanged
     other_lines: list[str] = field(default_factory=list)
-    # the number that the log's author goes by, where it is not val_loss
+    # the number that the log's author uses, if it is not val_loss
     headline: dict[str, str] = field(default_factory=dict)
     source_sha256: str | None = None
-    code_id: str | None = None  # the same for code that differs in its literal seed or the run's name alone
-    diverged_step: int | None = None  # the first whose loss is printed as nan or inf
-    flags: dict[int, str] = field(default_factory=dict)  # step -> why its time is not its own
+    code_id: str | None = None  # the same for code that differs only in a literal seed or the run's name
+    diverged_step: int | None = None  # the first step whose loss is printed as nan or inf
+    flags: dict[int, str] = field(default_factory=dict)  # {step: why its time includes something else}
     model: str = "unknown"
     batch_tokens: int | None = None
-    metric: str = metric.VAL_LOSS.name  # that its authors go by, of which it has a value
-    num_untimed_steps: int = 0  # the first ones, which are not in train_time_ms
-    impossible: list[str] = field(default_factory=list)  # sentences about times that no clock shows: they are left out
-    ends_untimed: bool = False  # its last time is such a one, and train_time_ms the one before
+    metric: str = metric.VAL_LOSS.name  # the metric that the program's authors use, if the log has it
+    num_untimed_steps: int = 0  # the first steps, which train_time_ms excludes
+    impossible: list[str] = field(default_factory=list)  # sentences about impossible times, which are excluded
+    ends_untimed: bool = False  # whether its last time is impossible, so that train_time_ms is an earlier one
 
     def __post_init__(self) -> None:
         for name in ("train_time_ms", "step_ms"):
@@ -85,12 +85,15 @@ class Run:
 def record_of(
     run: Run, path: Path, form: str, facts: dict[str, Any], part_of: Path | None = None
 ) -> tuple[Record, list[StepRow]]:
-    """Run -> (record, rows of steps.csv).  path: of the log; facts: as dialects.read_file has; part_of: its folder."""
+    """Returns the record of a run and its rows of steps.csv.
+
+    path: the log; facts: those of dialects.read_file(); part_of: the folder that the user named, or None.
+    """
     track, name, shown = _named(Path(path), part_of)
     rows, doubts = rows_of(run), [*_doubts(facts["unmatched"]), *run.impossible]
     digits = re.sub(r"\D", "", run.facts.get("started_at") or "")
     stamp = f"{digits[:8]}T{digits[8:14]}Z" if len(digits) >= 14 else UNKNOWN_TIME
-    # what no log says
+    # no log has these
     unknown = dict.fromkeys(("config_id", "comparability_id", "session_id", "heartbeat_at", "ended_at", "launcher"))
     code = dict.fromkeys(("identity_version", "commit", "dirty", "diff_sha256"))
     peak_mib = run.facts.get("peak_mib")
@@ -136,7 +139,7 @@ def record_of(
 
 
 def _imported(run: Run, form: str, facts: dict[str, Any], file: str) -> Section:
-    """The section that only imported records have."""
+    """Returns the section "imported", which only imported records have."""
     return {
         "same_run_id": _same_run_id(run) if form == "modded-nanogpt" else None,
         "format": form,
@@ -168,10 +171,10 @@ def _environment(facts: dict[str, Any]) -> Section:
 
 
 def _same_run_id(run: Run) -> str | None:
-    """An id that two files of one run share (its console, its log, a driver's summary), and two runs hardly ever.
+    """Returns an id that files of one run share (console, log, a driver's summary), and different runs hardly ever.
 
-    It is made of all validations or, with fewer than MIN_VALIDATIONS, of the first, the last and the time to the
-    millisecond; None with fewer than two validations, or without a time.
+    It is made of all validations or, with fewer than MIN_VALIDATIONS, of the first, the last and the time in
+    milliseconds; None with fewer than two validations, or without a time.
     """
     known = ~np.isnan(run.columns["val_loss"])
     losses, steps = run.columns["val_loss"][known].tolist(), run.columns["step"][known].tolist()
@@ -185,7 +188,7 @@ def _same_run_id(run: Run) -> str | None:
 
 
 def _doubts(unmatched: list[tuple[int, str]]) -> list[str]:
-    """A doubt about every run of the file if lines were not understood, as these may belong to any of its runs."""
+    """Returns a doubt for all runs of a file if lines were not understood, as these may belong to any of them."""
     if not unmatched:
         return []
     number, text = unmatched[0]
@@ -207,9 +210,9 @@ def _failure(run: Run) -> Section:
 
 
 def rows_of(run: Run) -> list[StepRow]:
-    """The rows of steps.csv.  step_ms is as printed, or else the difference of the times of two neighbouring steps.
+    """Returns the rows of steps.csv.  step_ms is the printed one, or else the difference of two consecutive times.
 
-    These are not synchronised with the device.  Untimed first steps are flagged and have only a printed step_ms.
+    The times are not synchronised with the device.  Untimed first steps are flagged and have only a printed step_ms.
     """
     columns, rows, tokens = run.columns, {}, run.batch_tokens
     steps = columns["step"].astype(int).tolist()
@@ -222,7 +225,7 @@ def rows_of(run: Run) -> list[StepRow]:
             rows[steps[line]].setdefault(name, float(values[line]))
     time_ms = columns["train_time_ms"]
     for line in np.flatnonzero(~np.isnan(columns["val_loss"]) & ~np.isnan(time_ms)).tolist():
-        row = rows[steps[line]]  # at the step's own line the clock had not waited for the device, here it had
+        row = rows[steps[line]]  # unlike at the step's own line, the clock had waited for the device
         if row["train_time_ms"] != time_ms[line]:
             row["train_time_at_val_ms"] = float(time_ms[line])
     ordered = [rows[step] for step in sorted(rows)]
@@ -230,7 +233,7 @@ def rows_of(run: Run) -> list[StepRow]:
         has_times = "train_time_ms" in row and "train_time_ms" in before
         if has_times and "step_ms" not in row and row["flags"] != "untimed" and row["step"] == before["step"] + 1:
             step_ms = row["train_time_ms"] - before["train_time_ms"]
-            if step_ms >= 0:  # where the clock was set back after untimed steps there is none
+            if step_ms >= 0:  # negative if the clock was restarted after untimed steps
                 row["step_ms"] = step_ms
     if ordered and ordered[-1]["step"] < run.num_steps:
         ordered.append({"step": run.num_steps, "flags": ""})
@@ -238,7 +241,7 @@ def rows_of(run: Run) -> list[StepRow]:
 
 
 def _named(path: Path, part_of: Path | None) -> tuple[str, str, str]:
-    """(track, name, the file's name in the record: relative to the named folder, never with a home folder)."""
+    """Returns (track, name, the file's path for the record: relative to the named folder, never with a home folder)."""
     parts = path.resolve().parts
     if track := next((track for track in groups.UPSTREAM_TRACKS if track in parts), None):
         inside = parts[parts.index(track) :]
@@ -251,7 +254,7 @@ def _named(path: Path, part_of: Path | None) -> tuple[str, str, str]:
 
 @functools.cache
 def _target_of(track: str) -> float | None:
-    """The target of a track of conf/; None for "imported", which is none."""
+    """Returns the target of a track in conf/; None for "imported", which is not a track."""
     if track not in groups.choices("track"):
         return None
     target: float | None = yaml.safe_load(groups.path_of("track", track).read_text())["goal"].get("target_val_loss")
@@ -263,7 +266,10 @@ def _slug(text: str) -> str:
 
 
 def write(run: Record, rows: list[StepRow], results: Path | str) -> bool:
-    """One record -> results/<track>/<run_id>/; False if it is there already.  A killed import leaves no half folder."""
+    """Writes a record to results/<track>/<run_id>/.  Returns False if it exists.
+
+    run.json is written last, so that what a killed import left is replaced.  Raises ValueError if it cannot be written.
+    """
     folder = Path(results) / run["track"] / run["run_id"]
     if (folder / "run.json").exists():
         return False
