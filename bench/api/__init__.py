@@ -38,7 +38,7 @@ __all__ = [
     "Account", "Answer", "Comparison", "Judgement", "Projection", "Race", "Run", "Runs", "Table", "Trace",
     "__version__", "compare", "explain", "judge", "load", "project", "race", "sql", "table", "trace",
 ]  # fmt: skip
-_MODULES = {  # name: where it is; loaded when it is used, as a command needs one of them
+_MODULES = {  # {name: its module}, imported when the name is first used, as a command needs only one of them
     **dict.fromkeys(("Comparison", "compare"), "comparing"),
     **dict.fromkeys(("Judgement", "judge"), "judging"),
     **dict.fromkeys(("Projection", "project"), "projecting"),

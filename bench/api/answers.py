@@ -1,4 +1,4 @@
-"""An answer of the harness as a Python object, and how a program names runs."""
+"""The base class of the answers that this API returns, and the ways in which a program names runs."""
 
 import html
 import json
@@ -16,8 +16,8 @@ from bench.web.document import Document
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Named = str | Path | Run | Runs | Sequence["str | Path | Run"]  # what a function takes for runs
-PAGE_PX = 640  # height of a page in a notebook
+Named = str | Path | Run | Runs | Sequence["str | Path | Run"]  # how the arguments of functions name runs
+PAGE_PX = 640  # the height of a page in a notebook
 
 
 class Answer:
@@ -27,18 +27,18 @@ class Answer:
         self._document, self._data = document, document.data if data is None else data
 
     def to_dict(self) -> Any:
-        """What the command prints with --json: dicts and lists of plain values, with numbers not rounded."""
+        """Return what the command prints with --json: dicts and lists of plain values, with numbers not rounded."""
         return self._data
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1)
 
     def to_markdown(self) -> str:
-        """Markdown for a pull request."""
+        """Return Markdown for a pull request."""
         return self._document.markdown()
 
     def to_html(self, path: str | Path | None = None) -> str:
-        """A page that opens offline as HTML, also written to path if that is given."""
+        """Return the answer as an HTML page that opens offline, and also write it to path if that is given."""
         page = self._page().html()
         if path is not None:
             atomic.write_out(user_path(path), page)
@@ -49,7 +49,7 @@ class Answer:
         return plotting.figure(self._page().charts)
 
     def _page(self) -> Document:
-        """The document with the parts that only a page shows."""
+        """Returns the document with the parts that only a page shows."""
         return self._document
 
     def __str__(self) -> str:

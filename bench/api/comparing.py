@@ -1,4 +1,4 @@
-"""Comparisons of runs that exist."""
+"""Compares runs that exist: speedrun.compare()."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Comparison(Answer):
-    """B vs A, or several candidates vs A.  against: {candidate: all facts, typed}."""
+    """A comparison of B, or of several candidates, with A.  against: {candidate: all facts about it}."""
 
     def __init__(self, arms: Sequence[selection.Arm], compared: Sequence[tuple[str, compare_verdict.Comparison]]):
         self.arms = arms
@@ -39,7 +39,7 @@ class Comparison(Answer):
 
     @property
     def change_pct(self) -> float | None:
-        """Change of the training time in per cent, negative is faster; None if an arm has no time."""
+        """Change of the training time in percent; negative means faster.  None if an arm has no time."""
         return self._only["time"]["change_pct"]
 
     @property
@@ -69,7 +69,10 @@ class Comparison(Answer):
         return self.document(Path(), self._options)
 
     def document(self, at: Path | None = None, options: verdicts.Options = verdicts.SHORT) -> Document:
-        """The answer with what is asked for; at: the folder of its page, None: without what only a page shows."""
+        """Return the answer with the parts that options request.
+
+        at: the folder of its page; None omits what only a page shows.
+        """
         return verdicts.document_of(self.arms, [*self.against.values()], at, options)
 
 
@@ -100,7 +103,7 @@ def compare(
         words = [name for (name,) in sides]
     chosen = selection.arms_from_words(words, report)
     for arm in chosen:
-        for race_id in selection.open_races(arm):  # looking is a declared act, which a race's ledger keeps
+        for race_id in selection.open_races(arm):  # interim looks must be recorded in the ledger
             raise ValueError(
                 f"{arm.name}: holds runs of the race {race_id}, which has not ended: ./run.sh race --look {race_id} "
                 f"shows them, and the ledger keeps the look; --abandon {race_id} ends it without a verdict"
@@ -114,6 +117,6 @@ def compare(
 
 
 def check_nats(name: str, value: float | None) -> None:
-    """ValueError for a number that is no loss and no margin of one; None is fine."""
+    """Raises ValueError unless the value is None or a finite number of 0 or more, as losses and their margins are."""
     if value is not None and not 0 <= value < float("inf"):
         raise ValueError(f"{name} {value:g}: use a number of 0 or more")

@@ -1,4 +1,4 @@
-"""Claims: what a user names as one, and whether it holds by the rules of its track."""
+"""Judges whether a claim holds by the rules of its track: speedrun.judge()."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ MARKS = {True: ("pass", "good"), None: ("-", "soft"), False: ("FAIL", "bad")}
 
 
 class Judgement(Answer):
-    """Whether a claim holds by its track's rules.  accepted: None for logs that show nothing against it."""
+    """Whether a claim holds by its track's rules.  accepted: None for logs that do not contradict the claim."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self.accepted: bool | None = facts["accepted"]
@@ -54,9 +54,9 @@ def judge(*runs: Named, track: str | None = None, against: Named | None = None, 
 def judgements(
     names: Sequence[str], track: str | None, against: Sequence[str], replayed: bool, folder: Path
 ) -> list[tuple[claims.Claim, dict[str, Any]]]:
-    """[(claim, {"claim", "track", "n", "accepted", "rules"})]: one, or of a race one a candidate.
+    """Returns [(claim, {"claim", "track", "n", "accepted", "rules"})], one for each candidate of a race, else one.
 
-    folder: an empty one, which must stay as long as the claims are used: logs become records there.
+    folder: an empty folder in which logs become records; it must exist as long as the claims are used.
     """
     judged = []
     for name, claim in claims_of(names, track, folder / "runs"):
@@ -78,10 +78,10 @@ def judgements(
 def claims_of(
     names: Sequence[str], track: str | None = None, folder: Path | None = None
 ) -> list[tuple[str, claims.Claim]]:
-    """Words of the user -> [(name, Claim)].  folder: where runs of logs are to be written; None: nowhere."""
+    """Returns [(name, Claim)] for what the user named.  folder: where logs become records; None: logs are refused."""
     if len(names) == 1 and len(found := named.find(names)) == 1:
         chosen = found[0]
-        if chosen.race:  # of its arm, or of every arm that was raced against the baseline
+        if chosen.race:  # a claim of the named arm, or of every arm that was raced against the baseline
             book = ledger.read(chosen.race.parent.parent)
             race, race_id = state.read(chosen.race, book=book), chosen.race.name
             if chosen.arm is not None and chosen.arm not in race.plan["arms"]:
@@ -98,9 +98,9 @@ def claims_of(
 
 
 def _folders(names: Sequence[str], folder: Path | None, track: str | None) -> list[Path]:
-    """The run folders that these words mean; where they mean files or folders without a record, of logs in them.
+    """Returns the run folders that names mean, or without records those of the logs that they mean.
 
-    Without the replays in a results folder, which repeat its runs.
+    Replays in a results folder are excluded, as they repeat its runs.
     """
     try:
         found = named.runs(names)
@@ -109,7 +109,7 @@ def _folders(names: Sequence[str], folder: Path | None, track: str | None) -> li
         found = [path for word in named.find(names) for path in word.holders]
         if folder is None or next(run_folder.find_runs(path for path in found if path.is_dir()), None):
             raise
-        from bench.record.importers import dialects, records  # numpy, which a judge of records does not need
+        from bench.record.importers import dialects, records  # imports numpy, which is not needed to judge records
 
         form = (claims.track_rules(track).rules.logs if track else None) or "modded-nanogpt"
         for path, part_of in dialects.files_of(found):

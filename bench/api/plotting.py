@@ -1,4 +1,4 @@
-"""Chart specs (bench/web/chart.py) as matplotlib figures."""
+"""Draws chart specs (bench/web/chart.py) as matplotlib figures."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH_IN, HEIGHT_IN = 8.0, 3.2  # of one chart
+WIDTH_IN, HEIGHT_IN = 8.0, 3.2  # the size of a chart
 
 
 def figure(charts: Sequence[Spec], changes: Sequence[Panel] = ()) -> "Figure":
-    """Changes with their intervals beside each other, and charts below each other.
+    """Draws changes with their intervals side by side, and below them charts one below the other.
 
-    ImportError without matplotlib.  ValueError: there is nothing to draw.
+    Raises ImportError without matplotlib, ValueError if there is nothing to draw.
     """
     if not charts and not changes:
         raise ValueError("nothing to plot: no run has these values; to_dict() has the numbers that there are")
@@ -32,7 +32,7 @@ def figure(charts: Sequence[Spec], changes: Sequence[Panel] = ()) -> "Figure":
 
 
 def bars(title: str, lengths: Sequence[tuple[str, float]], unit: str) -> "Figure":
-    """A bar for each name, the first on top."""
+    """Draws a bar for each name, the first one on top."""
     made = _empty(1, 0.8 + 0.28 * len(lengths))
     axes = made.subplots()
     axes.barh([name for name, _ in lengths], [length for _, length in lengths])
@@ -43,7 +43,7 @@ def bars(title: str, lengths: Sequence[tuple[str, float]], unit: str) -> "Figure
 
 
 def _empty(num: int, height_in: float = HEIGHT_IN) -> "Figure":
-    """A figure that opens no window and that a notebook shows once: pyplot, which sets notebooks up, has let it go."""
+    """Returns a figure that opens no window and that a notebook shows only once, as pyplot has closed it already."""
     from matplotlib import pyplot
 
     made = pyplot.figure(figsize=(WIDTH_IN, height_in * num), layout="constrained")
@@ -52,7 +52,7 @@ def _empty(num: int, height_in: float = HEIGHT_IN) -> "Figure":
 
 
 def _draw_changes(axes: "Axes", panel: Panel) -> None:
-    """A row a candidate: its change, the interval, and in grey what counts as equal."""
+    """Draws a row for each candidate: its change, the interval, and in grey the changes that count as equal."""
     for number, row in enumerate(panel.rows):
         low, high = (row.change if edge is None else edge for edge in (row.low, row.high))
         error = [[row.change - low], [high - row.change]]
@@ -94,7 +94,7 @@ def _draw(axes: "Axes", spec: Spec) -> None:
 
 
 def _draw_arm(axes: "Axes", arm: dict[str, Any], band: str) -> None:
-    """The mean of the arm's runs to the end of the longest, a run keeping its last value, and a band around it."""
+    """Draws the mean of an arm's runs and a band, to the end of the longest run; ended runs keep their last value."""
     import numpy as np
 
     runs = [(np.asarray(run["x"], float), np.asarray(run["y"], float)) for run in arm["runs"]]

@@ -1,4 +1,4 @@
-"""The projection of a step to N GPUs: ./run.sh project."""
+"""Projects a step to more GPUs: speedrun.project() and ./run.sh project."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from bench.api.answers import Answer, Named, names_of
 
 
 class Projection(Answer):
-    """A step on more GPUs than were measured, with its interval where that was checked."""
+    """The projected time of a step on more GPUs than were measured, with an interval if one was ever checked."""
 
     @property
     def step_ms(self) -> float:
@@ -17,7 +17,7 @@ class Projection(Answer):
 
     @property
     def interval_ms(self) -> tuple[float, float] | None:
-        """The interval of step_ms; None: nothing like it was ever checked."""
+        """The interval of step_ms; None if no similar projection was ever checked."""
         answer: dict[str, Any] = self.to_dict()
         return (answer["low_ms"], answer["high_ms"]) if answer["checked"] else None
 
@@ -31,12 +31,12 @@ def project(
     usd_per_gpu_hour: float | None = None,
     include_last_step: bool = False,
 ) -> Projection:
-    """A run, or traces of the ranks of one job -> a step on gpus GPUs of nodes nodes together.
+    """Project a step of a run, or of the traces of the ranks of one job, to gpus GPUs on nodes nodes in total.
 
-    link: nvlink4, which None means for GPUs, nvlink4,ib400, another of links.LINKS, or a file: tables of nccl-tests, or
-    a passport.  scaling: strong keeps the batch, as a run does, weak each GPU's work, as traces do; None: that.
-    usd_per_gpu_hour is for runs alone, include_last_step for traces.
-    ValueError: nothing can be projected, with the reason.
+    link: nvlink4 (the default for GPUs), nvlink4,ib400, another of links.LINKS, or a file with tables of nccl-tests or
+    a passport.  scaling: strong keeps the batch (the default for runs), weak keeps each GPU's work (for traces).
+    usd_per_gpu_hour applies only to runs, include_last_step only to traces.
+    Raises ValueError, with the reason, if nothing can be projected.
     """
     jobs = traces.jobs([name for part in what for name in names_of(part)])
     if len(jobs) != 1:

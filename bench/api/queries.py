@@ -1,4 +1,4 @@
-"""SQL over runs: what ./run.sh sql prints, and speedrun.sql() returns."""
+"""Queries runs by SQL: ./run.sh sql and speedrun.sql()."""
 
 import contextlib
 import difflib
@@ -16,17 +16,17 @@ from bench.record.database import KINDS, quoted
 from bench.record.store import Store
 
 TABLES = ("runs", "metrics", "steps", "columns")
-MAX_STEPS_RUNS = 2000  # whose steps a query may read: a file each
-STEPS_TO_INTERRUPT = 1_000_000  # of SQLite's machine, after which Python sees a Ctrl-C
+MAX_STEPS_RUNS = 2000  # the most runs whose steps a query may read, as each has a file of them
+STEPS_TO_INTERRUPT = 1_000_000  # instructions of SQLite's virtual machine after which Python can handle a Ctrl-C
 ALLOWED = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
-# texts and quoted names, which stay as they are; comments; dotted names, of which some are settings
+# string literals and quoted names, which stay unchanged; comments; dotted names, some of which are settings
 TOKEN = re.compile(r"""'(?:[^']|'')*'|"((?:[^"]|"")*)"|--[^\n]*|\b[A-Za-z_]\w*(?:\.\w+)+""")
 ALIAS = re.compile(r'\bas\s+"((?:[^"]|"")*)"', re.IGNORECASE)
 MISSING = re.compile(r"no such (column|table|function): (.*)")
 
 
 class Found(Table):
-    """The rows of a query.  Numbers have as many digits as they need, whatever their column is called."""
+    """The rows of a query.  Unlike in the results table, a column's name does not determine how numbers are rounded."""
 
     def __str__(self) -> str:
         return self._drawn("simple")
@@ -69,7 +69,7 @@ def sql(query: str, *names: str | os.PathLike[str]) -> Table:
     store.choose("1")
     _add_tables(store, with_steps=bool(re.search(r"\bsteps\b", query, re.IGNORECASE)))
     text = _with_settings(query, store)
-    with contextlib.suppress(sqlite3.Error):  # an SQLite without JSON; the query itself may not load them
+    with contextlib.suppress(sqlite3.Error):  # load JSON's functions, if SQLite has them, before loading is forbidden
         store.db.execute("SELECT 1 FROM json_each('[]'), json_tree('[]')")
     store.db.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in ALLOWED else sqlite3.SQLITE_DENY)
     store.db.set_progress_handler(lambda: 0, STEPS_TO_INTERRUPT)
@@ -113,9 +113,9 @@ def _add_tables(store: Store, with_steps: bool) -> None:
 
 
 def _with_settings(query: str, store: Store) -> str:
-    """The query with quotes around the settings that it names.  ValueError: a quoted name means nothing.
+    """Puts quotes around the settings that a query names.
 
-    SQLite would take the latter for a text.
+    Raises ValueError for a quoted name that does not exist, which SQLite would take for a string literal.
     """
     known = {name.lower(): name for name in (*KINDS, *store.settings)}
     taken = {*known, *TABLES, *(alias.lower() for alias in ALIAS.findall(query))}
@@ -135,7 +135,7 @@ def _with_settings(query: str, store: Store) -> str:
 
 
 def _explained(error: str, store: Store) -> str:
-    """SQLite's error in this program's words, with a remedy."""
+    """Rewords an error of SQLite, with a remedy."""
     missing = MISSING.fullmatch(error)
     if missing:
         kind, name = missing.groups()
@@ -160,7 +160,7 @@ def _near(name: str, known: Sequence[str]) -> str:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Names of columns, of which a query may give several alike: a, a -> a, a:1."""
+    """Makes the names of a query's columns distinct: a, a -> a, a:1."""
     distinct: list[str] = []
     for name in names:
         number = sum(other.partition(":")[0] == name for other in distinct)

@@ -1,4 +1,4 @@
-"""Races: runs that are trained to be compared."""
+"""Trains runs to compare them: speedrun.race()."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Race(Answer):
-    """A race that has ended or was interrupted.  against: {candidate: all facts}; {} if it has no verdict."""
+    """A race that has ended or was interrupted.  against: {candidate: all facts about it}; {} without a verdict."""
 
     def __init__(self, folder: Path, race: race_folder.Race) -> None:
         self.folder = folder
@@ -37,7 +37,7 @@ class Race(Answer):
         return next((str(facts["verdict"]) for facts in self.against.values()), None)
 
     def plot(self) -> "Figure":
-        """The same as Comparison.plot()."""
+        """Plot the changes with their 95 % intervals, and the arms' curves.  Needs matplotlib."""
         panels = verdicts.panels(self.against, [*self._data["arms"]]) if self.against else ()
         return plotting.figure(self._page().charts, panels)
 

@@ -1,4 +1,4 @@
-"""Runs as Python objects: what the table shows, each run's record and steps, and tables for other libraries."""
+"""Loads runs as Python objects: speedrun.load().  They have their settings, metrics, record and steps."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,18 +40,18 @@ class Run:
         return user_path(self._row["folder"])
 
     def __fspath__(self) -> str:
-        """The folder, so that a Run can be given wherever a path can."""
+        """Return the folder, so that a Run can be used as a path."""
         return str(self.folder)
 
     def __getitem__(self, name: str) -> Any:
-        """A column or a setting.  KeyError: it has neither."""
+        """Return a column or a setting.  Raises KeyError if there is neither with this name."""
         values = self.to_dict()
         if name not in values:
             raise KeyError(f"{name}: is no column and no setting of {self.id}")
         return values[name]
 
     def to_dict(self) -> dict[str, Any]:
-        """All columns and settings, {"run_id": ..., "val_loss": ..., "optim.lr": ...}."""
+        """Return all columns and settings, {"run_id": ..., "val_loss": ..., "optim.lr": ...}."""
         columns = {name: value for name, value in self._row.items() if name not in ("config", "setting")}
         return columns | self.settings
 
@@ -66,7 +66,7 @@ class Run:
         return run_folder.read(self.folder)
 
     def steps(self) -> list[dict[str, Any]]:
-        """Rows of steps.csv in order of step: step, train_loss and val_loss (nats per token), step_ms, ...
+        """Return the rows of steps.csv in order of step: step, train_loss and val_loss (nats per token), step_ms, ...
 
         None is an empty cell.
         """
@@ -102,25 +102,25 @@ class Runs(Sequence[Run]):
         return iter(self._runs)
 
     def filter(self, keep: Callable[[Run], object]) -> "Runs":
-        """The runs for which keep(run) is true: runs.filter(lambda run: run["optim.lr"] > 1e-3)."""
+        """Return the runs for which keep(run) is true: runs.filter(lambda run: run["optim.lr"] > 1e-3)."""
         return Runs(run for run in self._runs if keep(run))
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Run.to_dict() of each run."""
+        """Return Run.to_dict() of each run."""
         return [run.to_dict() for run in self._runs]
 
     def steps(self) -> list[dict[str, Any]]:
-        """The rows of steps.csv of all runs, each with its run_id."""
+        """Return the rows of steps.csv of all runs, each with its run_id."""
         return [{"run_id": run.id} | row for run in self._runs for row in run.steps()]
 
     def to_pandas(self, steps: bool = False) -> "pandas.DataFrame":
-        """A row per run with every setting, or with steps=True a row per step.  Needs pandas."""
+        """Return a row per run with every setting, or with steps=True a row per step.  Needs pandas."""
         import pandas
 
         return pandas.DataFrame(self._rows(steps))
 
     def to_polars(self, steps: bool = False) -> "polars.DataFrame":
-        """The same as to_pandas(), for polars, which must be installed."""
+        """Return a row per run with every setting, or with steps=True a row per step.  Needs polars."""
         import polars
 
         return polars.DataFrame(self._rows(steps), infer_schema_length=None, strict=False)
@@ -130,7 +130,7 @@ class Runs(Sequence[Run]):
         formats.write_parquet(self._rows(steps), user_path(path))
 
     def _rows(self, steps: bool) -> list[dict[str, Any]]:
-        """Rows that all have the same columns."""
+        """Returns rows that all have the same columns."""
         rows = self.steps() if steps else self.to_dicts()
         names = list(dict.fromkeys(name for row in rows for name in row))
         return [{name: _cell(row.get(name)) for name in names} for row in rows]
@@ -161,7 +161,7 @@ class Runs(Sequence[Run]):
 
 
 def _cell(value: object) -> Any:
-    """Lists and dicts as text: a column of another library has one type."""
+    """Converts lists and dicts to text, as columns of other libraries have one type."""
     return str(value) if isinstance(value, (list, dict, tuple)) else value
 
 

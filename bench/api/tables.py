@@ -1,6 +1,6 @@
-"""The results table: what ./run.sh table prints, and speedrun.table() returns.
+"""Tabulates runs: ./run.sh table and speedrun.table().
 
-Nothing heavy is imported here: the command shows 10,000 runs in half a second.
+No large package is imported here, so that the command shows 10,000 runs in half a second.
 """
 
 import os
@@ -14,7 +14,7 @@ from bench.report.table_columns import COLUMNS, Columns, TableRow
 if TYPE_CHECKING:
     import pandas
 
-SHOWN_IN_NOTEBOOKS = 50  # rows
+SHOWN_IN_NOTEBOOKS = 50  # rows of a table that a notebook shows
 
 
 class Table:
@@ -33,9 +33,9 @@ class Table:
         varied: Sequence[str] = (),
         notes: Sequence[str] = (),
     ) -> None:
-        """shown: the columns of the text, None: all of columns, however wide the terminal.
+        """shown: the columns of the text; None: all columns, however narrow the terminal is.
 
-        requested, varied: the columns that stay when it is narrow, and settings, which stay longer than the rest.
+        In a narrow terminal, columns in requested are never dropped, and those in varied (settings) after most others.
         """
         self.columns, self.notes = list(columns), list(notes)
         self._rows, self._shown = list(rows), shown
@@ -45,7 +45,7 @@ class Table:
         return len(self._rows)
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """A dict per row, with numbers not rounded; None means off, unknown or not measured."""
+        """Return a dict per row, with numbers not rounded; None means off, unknown or not measured."""
         return [{name: row.get(name) for name in self.columns} for row in self._rows]
 
     def to_json(self) -> str:
@@ -56,12 +56,12 @@ class Table:
         table_text.print_csv(self._rows, self.columns)
 
     def to_markdown(self) -> str:
-        """Markdown for a pull request, without empty columns."""
+        """Return Markdown for a pull request, without empty columns."""
         shown = self.columns if self._shown is None else table_text.filled(self._rows, self._shown)
         return table_text.render(self._rows, shown, "github")
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """The rows as a DataFrame.  Needs pandas."""
+        """Return the rows as a DataFrame.  Needs pandas."""
         import pandas
 
         return pandas.DataFrame(self.to_dict(), columns=self.columns)
@@ -123,7 +123,7 @@ def table(
     shown: Sequence[str] = table_text.with_metric(rows, table_text.GROUP_SHOWN if group else table_text.SHOWN)
     behind = shown.index("track" if group else "status") + 1
     shown = list(dict.fromkeys([*(chosen or [*shown[:behind], *varied, *shown[behind:]]), *changes]))
-    # What a user asks about is shown, of a group its mean.
+    # Columns in conditions are always shown; for groups, their means.
     keys = [name for key in filtered_keys for name in (key, f"{key}_mean") if rows and name in rows[0]]
     requested = list(dict.fromkeys([*(key for key, _ in orders), *keys, *changes]))
     num_hidden = 0 if chosen else known.num_varied - table_columns.MAX_VARIED
@@ -135,7 +135,7 @@ def table(
 def rows_of(
     names: Sequence[str | os.PathLike[str]], where: Sequence[str] = (), sweep: str | None = None
 ) -> tuple[list[TableRow], list[str]]:
-    """The rows of the runs that meet all conditions, and the keys of these.  ValueError as of table()."""
+    """Returns the rows of the runs that meet all conditions, and the conditions' keys.  ValueError: see table()."""
     store = named.store_of([os.fspath(name) for name in names])
     columns = Columns([], settings=store.settings)
     conditions = [columns.condition(condition) for condition in where]
@@ -155,7 +155,7 @@ def rows_of(
 
 
 def html(rows: Sequence[TableRow], columns: Sequence[str]) -> str:
-    """HTML for a notebook: the first rows, without empty columns."""
+    """Returns HTML for a notebook: the first rows, without empty columns."""
     from bench.web import page
 
     first = rows[:SHOWN_IN_NOTEBOOKS]

@@ -1,4 +1,4 @@
-"""Answers from traces: accounts of a step, and analyses."""
+"""Explains and analyses traces: speedrun.explain() and speedrun.trace()."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,11 +17,11 @@ from bench.record import named
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Job = tuple[str, list[Path]]  # the title of what is explained, and its trace files or folders
+Job = tuple[str, list[Path]]  # a title, and trace files or folders
 
 
 class Account(Answer):
-    """Where a step goes: parts that add up to the measured step, and where the next millisecond is."""
+    """Where a step's time goes: parts that add up to the measured step, and where the next millisecond can be saved."""
 
     @property
     def step_ms(self) -> float:
@@ -76,7 +76,7 @@ def explain(
 
 
 def _jobs_to_explain(names: list[str]) -> list[Job]:
-    """jobs(), but two files are A and B, unless they say that they are different ranks of one job."""
+    """Returns jobs(), except that two files are A and B unless they are traces of different ranks of one job."""
     known = jobs(names)
     if len(names) == 2 and len(known) == 1 and len(known[0][1]) == 2:
         files = known[0][1]
@@ -86,7 +86,10 @@ def _jobs_to_explain(names: list[str]) -> list[Job]:
 
 
 def _side(job: Job, of: Sequence[Job], options: Options) -> tuple[str, dict[str, Any]]:
-    """The account of a side of a difference: its first window; of its record where the other side has no trace."""
+    """Returns the title and the account of a side of a difference: that of its first window.
+
+    If a side has no trace, runs are explained from their records.
+    """
     title, paths = job
     is_run = len(paths) == 1 and (paths[0] / "run.json").is_file()
     if is_run and not all(has_trace(files) for _, files in of):
@@ -95,7 +98,7 @@ def _side(job: Job, of: Sequence[Job], options: Options) -> tuple[str, dict[str,
 
 
 class Trace(Answer):
-    """The analysis of traces; of several, to_dict() is {name: analysis}."""
+    """The analysis of traces; for several, to_dict() returns {name: analysis}."""
 
     @classmethod
     def of(cls, answers: Mapping[str, dict[str, Any]]) -> Self:
@@ -118,18 +121,21 @@ def trace(*paths: Named, rules: Sequence[categories.Rule] = categories.RULES, in
 def analyses(
     paths: Iterable[Path], rules: Sequence[categories.Rule], include_last_step: bool
 ) -> dict[str | None, dict[str, Any]]:
-    """{window, None for the only one: analysis} of the traces of one job."""
+    """Returns {window: analysis} of the traces of one job; a single window is None."""
     files = [file for path in paths for file in load.find(path)]
     return analysis.analyze_files(files, tuple(rules), include_last_step)
 
 
 def titled(title: str, windows: Mapping[str | None, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """{title, with its window where there are several: analysis}."""
+    """Returns {title: analysis}; if there are several windows, titles include the window."""
     return {title + (f", window {name}" if len(windows) > 1 else ""): facts for name, facts in windows.items()}
 
 
 def jobs(names: Iterable[str]) -> list[Job]:
-    """The jobs of these names: all files are ranks of one job, each folder is a job.  ValueError: an unknown name."""
+    """Groups traces into jobs: all files are ranks of one job, and each folder is a job.
+
+    Raises ValueError for an unknown name.
+    """
     files: list[tuple[str, Path]] = []
     folders: list[tuple[str, Path]] = []
     for name in names:

@@ -84,7 +84,7 @@ def _folded(cell: str, width: int) -> list[str]:
 
 
 def _width(text: str) -> int:
-    """The columns of a terminal that a text takes: two for each wide character, such as a Chinese one."""
+    """Returns how many columns of a terminal a text takes: two for a wide character, such as a Chinese one."""
     if text.isascii():
         return len(text)
     return sum((not unicodedata.combining(char)) + (unicodedata.east_asian_width(char) in ("W", "F")) for char in text)

@@ -1,5 +1,5 @@
-"""Answers as documents: document.py words each answer once and renders it for terminal, Markdown, a page and programs.
+"""Renders answers: document.py has one Document per answer, with renderers for terminal, Markdown, HTML and JSON.
 
-page.py writes the html of static pages that open from a file, offline; chart.py says what is drawn, assets/ draw it;
-forest, stairs, lanes, waterfall and heat are drawings without a script.  All text is foreign: escaped in each form.
+page.py writes the HTML of static pages, which open from a file and offline; chart.py specifies charts, which assets/
+draw; forest, stairs, lanes, waterfall and heat are drawings without a script.  All text is escaped in each format.
 """

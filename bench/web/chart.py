@@ -1,18 +1,19 @@
-"""What is drawn: plain dicts that assets/charts.js draws in a page.
+"""Specifies charts as plain dicts, which assets/charts.js draws in a page.
 
 A spec: {"id", "title", "caption", "x_label", "y_label", "x": [...], "series": [{"name", "y": [...], "kind"}],
 "marks": [{"x", "label", "kind"}], "sync": key of charts that share their cursor, or None; "dates": x are Unix seconds}.
-kind of a series: line, stepped, points, bars or area (areas are stacked); of a mark: stall or validation.  None in y is
-a gap.  A series may have "labels" and "links", one for each x or None: hover shows the label, a click opens the link.
-Instead of x and series a spec may have "arms", see chart_of_arms().  "log_x", "log_y": axes that are logarithmic.
+The kind of a series is line, stepped, points, bars or area (areas are stacked); that of a mark stall or validation.
+None in y is a gap.  A series may have "labels" and "links", each with an entry or None for every x: hovering shows the
+label, a click opens the link.  Instead of x and series a spec may have "arms", see chart_of_arms().  "log_x" and
+"log_y" make an axis logarithmic.
 """
 
 from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import Any
 
-Spec = dict[str, Any]  # one chart, see above
-MAX_POINTS = 4000  # of a series on a page: a screen has fewer columns
+Spec = dict[str, Any]  # a chart, see above
+MAX_POINTS = 4000  # per series: screens have fewer columns
 MAX_MARKS = 200
 
 
@@ -27,9 +28,9 @@ def chart(
     marks: Iterable[Spec] = (),
     sync: str | None = None,
 ) -> Spec:
-    """A spec, thinned to what a page can show."""
+    """Returns the spec of a chart, with long series thinned to MAX_POINTS."""
     envelope = series[0]["y"]
-    if len(series) > 1:  # thinning must keep the extremes of the sum of what is there
+    if len(series) > 1:  # thinning must keep the extremes of the sum of the series
         envelope = [
             sum(value for value in column if value is not None) for column in zip(*(line["y"] for line in series))
         ]
@@ -45,7 +46,7 @@ def chart(
 
 
 def thin(values: Sequence[float | None], max_points: int) -> list[int] | None:
-    """Indices to keep: the smallest and largest of each of max_points / 2 buckets, in order; None: all."""
+    """Returns the indices to keep, in order: the minimum and maximum of each of max_points / 2 buckets; None: all."""
     if len(values) <= max_points:
         return None
     keep, size = {0, len(values) - 1}, len(values) / (max_points // 2)
@@ -59,10 +60,11 @@ def thin(values: Sequence[float | None], max_points: int) -> list[int] | None:
 def chart_of_arms(
     id: str, title: str, caption: str, x_label: str, y_label: str, arms: Sequence[Spec], band: str = "range"
 ) -> Spec:
-    """A spec of arms, [{"name", "runs": [{"x": [...], "y": [...]}]}]: one line an arm, the mean of its runs.
+    """Returns the spec of a chart with one line per arm, the mean of its runs.
 
-    The page takes the mean to the end of the longest run, linear between a run's points; one that has ended keeps its
-    last value.  band around it: range (the smallest to the largest run), sd (one standard deviation each way) or none.
+    arms: [{"name", "runs": [{"x": [...], "y": [...]}]}].  The page computes the mean up to the end of the longest run,
+    by linear interpolation; a run that has ended keeps its last value.  band: what is drawn around the mean, range
+    (from the smallest to the largest run), sd (one standard deviation on either side) or none.
     """
     arms = [arm | {"runs": [{key: short(run[key]) for key in ("x", "y")} for run in arm["runs"]]} for arm in arms]
     about = {"id": id, "title": title, "caption": caption, "x_label": x_label, "y_label": y_label}
@@ -76,18 +78,18 @@ def series_of(
     labels: Sequence[str | None] | None = None,
     links: Sequence[str | None] | None = None,
 ) -> Spec:
-    """A series of a spec, a value for each x; kinds, gaps, labels and links: see the top of this file."""
+    """Returns a series for a spec, with a value for each x.  Kinds, labels and links: see the top of this file."""
     extras = {"labels": labels, "links": links}
     return {"name": name, "y": values, "kind": kind} | {key: list(extra) for key, extra in extras.items() if extra}
 
 
 def mark_of(x: float, label: str, kind: str) -> Spec:
-    """A vertical line of a spec at x, in the unit of its axis; kinds: see the top of this file."""
+    """Returns a vertical line for a spec at x, in the unit of the axis.  Kinds: see the top of this file."""
     return {"x": short([x])[0], "label": label, "kind": kind}
 
 
 def short(values: Iterable[float | str | None]) -> list[Any]:
-    """Six significant digits: more than a screen shows, half the bytes.  What is not a number is a gap."""
+    """Rounds to six significant digits, more than a screen shows, which halves the bytes; nan and inf become gaps."""
     form = "{:.6g}".format
     return [
         value if value is None or isinstance(value, (int, str)) else float(form(value)) if isfinite(value) else None

@@ -1,10 +1,10 @@
-"""An answer as one typed value, worded once, and its four renderers: terminal, Markdown, HTML, JSON.
+"""The Document, an answer with four renderers: terminal, Markdown, HTML and JSON.
 
     answer = Document("B against A", [Verdict("B is 2 % faster than A", "faster")], [Table(...), ...], data)
     print(answer.terminal())        .markdown(), .html(), .json() are the other three
 
-Every form begins with the verdicts, Markdown and a page with the title above them.  A block knows how it reads as text
-and how it looks on a page; what only one of them can show says so.  All text is foreign: escaped in each form.
+Text begins with the verdicts; Markdown and pages have the title above them.  A block renders itself as text and as
+HTML; some appear in only one of the two.  All text is escaped in each format, as it may come from foreign records.
 """
 
 import json
@@ -19,14 +19,14 @@ from bench.web.page import text as escaped
 
 COLOURS = {"faster": "good", "better": "good", "slower": "bad", "worse": "bad", "equivalent": "soft"}
 COLOURS |= {"inconclusive": "doubt", "not_interleaved": "doubt", "not_comparable": "bad"}
-NO_VERDICT = "no verdict: "  # what the sentence of an inconclusive comparison may begin with
+NO_VERDICT = "no verdict: "  # the sentence of an inconclusive comparison may begin with this
 
 
 class Block(Protocol):
-    """A part of an answer, below its title."""
+    """A part of a Document, below its title and verdicts."""
 
     def text(self, is_md: bool) -> str:
-        """For a terminal, or Markdown; "" where only a page shows it."""
+        """Renders the block as Markdown, or for a terminal; "" if only a page shows it."""
 
     def html(self) -> Safe: ...
 
@@ -35,13 +35,13 @@ class Block(Protocol):
 
 
 def and_(names: Iterable[str]) -> str:
-    """A, B and C."""
+    """Joins names to "A, B and C"; "nothing" for none."""
     *most, last = [*names] or ["nothing"]
     return f"{', '.join(most)} and {last}" if most else last
 
 
 class Shown(str):
-    """Text that a page shows as this markup, escaped where it is None; short: what a plain text shows instead."""
+    """Text with markup for pages (None: the escaped text) and a short form for text tables' cells (None: the text)."""
 
     markup: Safe
     short: str
@@ -53,32 +53,35 @@ class Shown(str):
 
 
 def code(text: str) -> Shown:
-    """Text shown as code."""
+    """Returns text that a page shows as code."""
     return Shown(text, tag("code", text))
 
 
 def coloured(word: str, colour: str = "soft", hint: str = "") -> Shown:
-    """colour: good, bad, doubt or soft, or these after "badge "; hint: shown while the pointer rests on the word."""
+    """Returns a word that a page shows in colour.
+
+    colour: good, bad, doubt or soft, or one of these after "badge "; hint: shown while the pointer is over the word.
+    """
     return Shown(word, tag("span", word, class_=colour, title=hint or None))
 
 
 def badge(verdict: str) -> Shown:
-    """faster, not_comparable and so on -> the word, framed, in its colour."""
+    """Returns a verdict such as faster or not_comparable as a word that a page shows framed, in its colour."""
     return coloured(verdict.replace("_", " "), f"badge {COLOURS.get(verdict, 'soft')}")
 
 
 def named(name: str, about: str = "") -> Shown:
-    """A name, which a page stresses and follows with what it is."""
+    """Returns a name, which a page shows in bold, followed by about."""
     return Shown(name, tag("span", tag("b", name), f" {about}") if about else tag("b", name))
 
 
 def link(text: str, href: str | None) -> Shown:
-    """Text that links somewhere on a page; href None: there is nothing to link to."""
+    """Returns text that is a link on a page; without an href it is plain text."""
     return Shown(text, tag("a", text, href=href) if href else tag("span", text))
 
 
 def marked_up(value: object) -> object:
-    """The markup of a Shown, as page.tag() takes it; other values stay as they are."""
+    """Returns the markup of a Shown, for page.tag(), and other values unchanged."""
     return value.markup if isinstance(value, Shown) else value
 
 
@@ -87,13 +90,13 @@ def marked_up(value: object) -> object:
 
 @dataclass(frozen=True)
 class Verdict:
-    """word: faster, not_comparable, ..., "" for none; about: of whom, said where neither title nor sentence says it."""
+    """The verdict of an answer, which every format shows first."""
 
     sentence: str
-    word: str
-    about: str = ""
-    more: Sequence[str] = ()  # said below it
-    badges: Sequence[Shown] = ()  # before a sentence without a word
+    word: str  # faster, not_comparable, ...; "" for none
+    about: str = ""  # what the verdict is about, shown before a sentence that does not begin with it
+    more: Sequence[str] = ()  # lines below the verdict
+    badges: Sequence[Shown] = ()  # shown before the sentence if word is ""
 
     def text(self, is_md: bool) -> str:
         sentence = escape.escaped(self.sentence, is_md)
@@ -118,7 +121,7 @@ class Verdict:
         return join([tag("p", *parts, class_="verdict"), *doubts])
 
     def _after_badge(self) -> str:
-        return self.sentence.removeprefix(f"{badge(self.word)}: ")  # the badge says it
+        return self.sentence.removeprefix(f"{badge(self.word)}: ")  # the badge shows the word already
 
     def _whom(self) -> str:
         return f"{self.about}: " if self.about and not self._after_badge().startswith(f"{self.about} ") else ""
@@ -126,7 +129,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Lines:
-    """Sentences, each on a separate line of one paragraph; a sequence is the parts of one.  is_soft: less important."""
+    """A paragraph with a line per sentence; a sequence is the parts of one.  is_soft: shown as less important."""
 
     lines: Sequence[str | Sequence[str]]
     is_soft: bool = False
@@ -141,7 +144,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Bullets:
-    """A list; an item is a sentence, or the parts of one."""
+    """A bulleted list; an item is a sentence, or a sequence of the parts of one."""
 
     items: Sequence[str | Sequence[str]]
 
@@ -158,7 +161,7 @@ def _whole(line: str | Sequence[str]) -> Safe:
 
 @dataclass(frozen=True)
 class Arms:
-    """Who is compared: (name, what it is, counts) each, on a page in the colours of the charts' series."""
+    """The arms of a comparison, (name, facts, counts), on a page in the colours of the charts' series."""
 
     arms: Sequence[tuple[str, Sequence[str], str]]
 
@@ -175,9 +178,11 @@ class Arms:
 
 @dataclass(frozen=True)
 class Table:
-    """heads: () for none; rows: of text, None for nothing known; right: which columns are numbers, () for none.
+    """A table.
 
-    limit: rows of a text, more: where the others are.  style: of a page: tight, facts.
+    heads: the header, () for none; rows: cells as text, None for an empty one; right: for each column, whether it is
+    aligned right as numbers are.  limit: the most rows that text shows; more: text that says where the others are.
+    style: a class of the page's style, tight or facts.
     """
 
     heads: Sequence[str]
@@ -203,7 +208,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """spec: of bench/web/chart.py."""
+    """A chart, on a page only.  spec: see bench/web/chart.py."""
 
     spec: Spec
 
@@ -216,7 +221,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A picture that a page shows, and --png takes."""
+    """A drawing that a page shows and --png exports."""
 
     id: str
     title: str
@@ -226,7 +231,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing in its place, or markup that no text has."""
+    """A drawing or markup, on a page only."""
 
     drawing: Drawn | Safe
 
@@ -239,7 +244,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Hint:
-    """What to type next, on a terminal alone."""
+    """What to type next, on a terminal only."""
 
     message: str
 
@@ -252,7 +257,7 @@ class Hint:
 
 @dataclass(frozen=True)
 class Verbatim:
-    """Text as it stands, of a language, such as a diff."""
+    """Preformatted text in a language, such as diff."""
 
     content: str
     language: str = ""
@@ -268,7 +273,7 @@ class Verbatim:
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a heading, nothing where none is shown.  is_folded: on a page, until a click on the title."""
+    """Blocks under a heading, which is omitted if they are empty.  is_folded: a page hides them until a click on it."""
 
     title: str
     blocks: Sequence[Block]
@@ -291,7 +296,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Columns:
-    """Blocks beside each other, where a page has room."""
+    """Blocks that a page shows side by side if it is wide enough."""
 
     blocks: Sequence[Block]
 
@@ -304,31 +309,31 @@ class Columns:
 
 
 def texts(blocks: Sequence[Block], is_md: bool) -> str:
-    """Blocks as text, an empty line between them."""
+    """Renders blocks as text, separated by empty lines."""
     return "\n\n".join(filter(None, (block.text(is_md) for block in blocks)))
 
 
-# ---- the whole
+# ---- the document
 
 
 @dataclass(frozen=True)
 class Document:
-    """An answer.  data: what programs read of it; page_title: of the window, where the title alone says too little."""
+    """An answer, to be rendered in one of four formats."""
 
     title: str
     verdicts: Sequence[Verdict]
     blocks: Sequence[Block]
-    data: Any = None
-    page_title: str = ""
-    about: Sequence[str] = ()  # small, below a page's title
-    ways: Sequence[Sequence[str]] = ()  # links above a page's title, the parts of each
+    data: Any = None  # what json() returns
+    page_title: str = ""  # the title of the window; "" for title
+    about: Sequence[str] = ()  # shown in small print below the title
+    ways: Sequence[Sequence[str]] = ()  # links above a page's title, each as a sequence of parts
 
     def terminal(self) -> str:
-        """Text for a terminal; no line break at its end."""
+        """Renders text for a terminal, without a line break at its end."""
         return self._text("", "\n".join(verdict.text(False) for verdict in self.verdicts), False)
 
     def markdown(self) -> str:
-        """For a pull request or a file; no line break at its end."""
+        """Renders Markdown for a pull request or a file, without a line break at its end."""
         title = f"# {escape.markdown(self.title)}"
         return self._text(title, "\n\n".join(verdict.text(True) for verdict in self.verdicts), True)
 
@@ -337,7 +342,7 @@ class Document:
         return "\n\n".join(filter(None, [title, verdicts, about, texts(self.blocks, is_md)]))
 
     def html(self, assets: str | None = None) -> str:
-        """A page that opens from a file.  assets: see page()."""
+        """Renders a page that opens from a file.  assets: see page()."""
         ways = [tag("p", join(map(_whole, self.ways), " · "))] if self.ways else []
         about = [soft(join(map(marked_up, self.about), "; "))] if self.about else []
         blocks = (block.html() for block in [*self.verdicts, *self.blocks])
@@ -347,17 +352,17 @@ class Document:
         )
 
     def json(self) -> str:
-        """data, indented."""
+        """Renders data as indented JSON."""
         return json.dumps(self.data, indent=1)
 
     @property
     def charts(self) -> list[Spec]:
-        """Specs of all charts, in their order."""
+        """The specs of all charts, in order."""
         return [block.spec for block in _walk(self.blocks) if isinstance(block, Chart)]
 
     @property
     def drawings(self) -> list[Drawn]:
-        """What is drawn and no chart, in its order."""
+        """All drawings other than charts, in order."""
         pictures = (block.drawing for block in _walk(self.blocks) if isinstance(block, Picture))
         return [drawing for drawing in pictures if not isinstance(drawing, Safe)]
 

@@ -1,6 +1,6 @@
-"""A forest plot: changes with their intervals against zero, a margin and a noise floor, as an SVG without a script.
+"""Draws forest plots: changes with their intervals against zero, a margin and a noise floor, as SVG without a script.
 
-A panel is one measure, with a separate scale, and a row is one candidate.  Colours come from the page's CSS.
+A panel is a measure with its own scale, and a row is a candidate.  Colours come from the page's CSS.
 """
 
 import math
@@ -9,56 +9,56 @@ from dataclasses import dataclass
 
 from bench.web.page import Safe, tag
 
-Place = Callable[[float], float]  # a value -> x in the drawing
+Place = Callable[[float], float]  # converts a value to x in the drawing
 
-WIDTH = 380  # units of the drawing; shown in a column that wide or wider, so that 12 units stay readable
+WIDTH = 380  # units of the drawing; columns are at least as many pixels wide, so that text of 12 units is readable
 LEFT, RIGHT, TOP, ROW, BELOW = 12, 368, 8, 40, 46
 MAX_REACH = 3  # an interval is cut, with an arrow, at this many times the largest change, margin or floor
 NUM_TICKS = 5
-WORDS_BELOW, EDGE = 26, 12  # end of the text of the first row; where the number of a tick would leave the drawing
+WORDS_BELOW, EDGE = 26, 12  # the end of the first row's text; the distance from the edge at which tick labels shift
 CAPTION_PX = 40
-PAGE_PX = 960  # width of a picture
-MAX_LABEL = 20  # letters of a name that are drawn; the sentences have all of it
+PAGE_PX = 960  # the width of a picture
+MAX_LABEL = 20  # letters of a name that are drawn; the sentences contain the whole name
 
 
 @dataclass(frozen=True)
 class Row:
-    """A candidate's change with its interval, in the panel's unit; colour: which --series-N of the page's style."""
+    """A candidate's change with its interval, in the panel's unit; colour: N of --series-N in the page's style."""
 
     label: str
     change: float
-    low: float | None = None  # with high; None: one run has no interval
+    low: float | None = None  # low and high are None if there is no interval, as for a single run
     high: float | None = None
     colour: int = 0
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One measure.  margin: (low, high) of what counts as equal; floor: noise, to either side; None: there is none."""
+    """The changes in one measure."""
 
     title: str
     unit: str  # of the changes
     rows: Sequence[Row]
-    margin: tuple[float, float] | None = None
-    floor: float | None = None
-    directions: tuple[str, str] = ("less", "more")  # below zero, above it
+    margin: tuple[float, float] | None = None  # (low, high) of the changes that count as equal; None: no margin
+    floor: float | None = None  # the noise floor, on either side of zero; None: unknown
+    directions: tuple[str, str] = ("less", "more")  # what changes below and above zero mean
     decimals: int = 2
 
 
 def plot(panels: Sequence[Panel]) -> Safe:
-    """Panels -> markup, a drawing each; "" without a row."""
+    """Draws the panels that have rows; "" if none has."""
     drawn = [_panel(panel, f"forest-{num}") for num, panel in enumerate(panels) if panel.rows]
     return tag("div", *drawn, class_="forest") if drawn else Safe("")
 
 
 def height_px(panels: Sequence[Panel]) -> int:
-    """How high plot() is on a page of PAGE_PX, with two panels beside each other."""
+    """Returns the height of plot() on a page of PAGE_PX, with two panels side by side."""
     heights = [_height(panel) * (PAGE_PX / 2 / WIDTH) + CAPTION_PX for panel in panels]
     return math.ceil(sum(max(heights[num : num + 2]) for num in range(0, len(heights), 2)))
 
 
 def sentences(panel: Panel) -> list[str]:
-    """What the drawing shows, a sentence a row and one of the bands: for those who cannot see it."""
+    """Describes the drawing for those who cannot see it: a sentence per row, and one about the bands."""
     bands = ", ".join(text for _, text in _named_bands(panel))
     return [f"{row.label}: {_numbers(row, panel.unit, panel.decimals)}" for row in panel.rows] + [bands] * bool(bands)
 
@@ -87,7 +87,7 @@ def _height(panel: Panel) -> int:
 
 
 def _domain(panel: Panel) -> tuple[float, float]:
-    """Ends of the scale: zero, the bands and the intervals, these as far as MAX_REACH lets them."""
+    """Returns the ends of the scale, which covers zero, the bands and the intervals, the latter up to MAX_REACH."""
     bands = [0.0, *(panel.margin or ()), *((-panel.floor, panel.floor) if panel.floor else ())]
     sizes = [abs(value) for value in (*bands, *(row.change for row in panel.rows))]
     reach = MAX_REACH * max(sizes) or 1.0
@@ -107,7 +107,8 @@ def _bands(panel: Panel, at: Place, bottom: float) -> Iterator[Safe]:
 
 def _axis(panel: Panel, at: Place, low: float, high: float, bottom: float) -> Iterator[Safe]:
     yield tag("line", x1=LEFT, x2=RIGHT, y1=bottom, y2=bottom, class_="axis")
-    dashes = f"stroke-dasharray: 3 3 3 3 3 {ROW - 15}; stroke-dashoffset: {TOP - 6 - WORDS_BELOW}"  # not through text
+    # the gaps between the dashes keep the line out of the text
+    dashes = f"stroke-dasharray: 3 3 3 3 3 {ROW - 15}; stroke-dashoffset: {TOP - 6 - WORDS_BELOW}"
     yield tag("line", x1=at(0), x2=at(0), y1=TOP - 6, y2=bottom, class_="zero", style=dashes)
     for value in ticks(low, high):
         yield tag("line", x1=at(value), x2=at(value), y1=bottom, y2=bottom + 4, class_="axis")
@@ -119,7 +120,7 @@ def _axis(panel: Panel, at: Place, low: float, high: float, bottom: float) -> It
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round numbers between low and high, at most some NUM_TICKS of them and zero where it lies between."""
+    """Returns about NUM_TICKS round numbers between low and high, including zero if it lies between them."""
     rough = (high - low) / NUM_TICKS
     power = 10 ** math.floor(math.log10(rough))
     step = next(digit * power for digit in (1, 2, 5, 10) if digit * power >= rough * 0.999)
@@ -127,7 +128,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def _row(row: Row, panel: Panel, at: Place, domain: tuple[float, float], top: float) -> Iterator[Safe]:
-    """Its label and numbers above, its interval below them."""
+    """Draws a row: its label and numbers, and below them its interval."""
     colour, y = f"--own: var(--series-{row.colour % 8})", top + 27
     label = row.label if len(row.label) <= MAX_LABEL else f"{row.label[: MAX_LABEL - 1]}…"
     numbers = _numbers(row, "%" if panel.unit == "%" else "", panel.decimals)
@@ -136,7 +137,7 @@ def _row(row: Row, panel: Panel, at: Place, domain: tuple[float, float], top: fl
         yield tag("line", x1=at(row.low), x2=at(row.high), y1=y, y2=y, class_="interval", style=colour)
         for edge, beyond, way in ((row.low, row.low < domain[0], -1), (row.high, row.high > domain[1], 1)):
             x = at(edge)
-            ends = (x - 6 * way, x, x - 6 * way) if beyond else (x, x, x)  # an arrow: it goes on
+            ends = (x - 6 * way, x, x - 6 * way) if beyond else (x, x, x)  # an arrow if the interval goes on
             points = " ".join(f"{round(end, 1)},{y + dy}" for end, dy in zip(ends, (-5, 0, 5), strict=True))
             yield tag("polyline", points=points, class_="interval", style=colour)
     yield tag("circle", cx=at(row.change), cy=y, r=5, class_="point", style=colour)
@@ -154,7 +155,7 @@ def _numbers(row: Row, unit: str, decimals: int) -> str:
 
 
 def _named_bands(panel: Panel) -> list[tuple[str, str]]:
-    """[(which, its text)] of the shaded bands."""
+    """Returns [(name, text for the legend)] of the shaded bands."""
     bands = []
     if panel.margin:
         low, high = panel.margin

@@ -1,21 +1,21 @@
-"""A heat map: a table whose cells are coloured by their number.  No script is needed."""
+"""Draws heat maps: tables whose cells are coloured by their value.  No script is needed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.web.page import Safe, tag
 
-MAX_SHADE_PCT = 50  # of the colour in a cell: text on it stays readable, dark and light
-ROW_PX, HEAD_PX = 34, 90  # of a picture
+MAX_SHADE_PCT = 50  # the strongest share of colour in a cell: text stays readable in both themes
+ROW_PX, HEAD_PX = 34, 90  # heights in a picture
 
 
 @dataclass(frozen=True)
 class Cell:
-    """value: what colours it, None for no number; text: what is written, notes: below it and smaller."""
+    """A cell of a heat map."""
 
-    value: float | None
+    value: float | None  # determines the colour; None: no colour
     text: str
-    notes: str = ""
+    notes: str = ""  # small print below the text
     is_best: bool = False
 
 
@@ -26,9 +26,9 @@ def plot(
     heads: tuple[Sequence[str], Sequence[str]],
     cells: Sequence[Sequence[Cell | None]],
 ) -> Safe:
-    """names: of the axis down and across; heads: the text of their values; cells: [down][across], Cell or None.
+    """Draws a heat map.  The smallest value, which is taken to be the best, has the strongest colour.
 
-    The smallest number has the strongest colour where less is better: give values so that small is good.
+    names: of the axes down and across; heads: the texts of their values; cells: [down][across], a Cell or None.
     """
     values = [cell.value for line in cells for cell in line if cell and cell.value is not None]
     low, high = (min(values), max(values)) if values else (0.0, 0.0)
@@ -43,7 +43,7 @@ def plot(
 
 
 def height_px(num_lines: int) -> int:
-    """The height of a picture with so many lines."""
+    """Returns the height of a picture with this number of lines."""
     return HEAD_PX + (num_lines + 1) * (ROW_PX + 18)
 
 

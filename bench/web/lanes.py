@@ -1,7 +1,7 @@
-"""Bars on one axis, each lane below its caption: shares of a time, a timeline.  No script is needed.
+"""Draws lanes of bars on a common axis, such as shares of a time or a timeline.  No script is needed.
 
-Words are HTML and wrap, bars are an SVG as wide as the page that is stretched along the axis alone, so that a drawing
-reads at any width.  Colours come from the page's CSS; what a bar is also stands in its caption, its row or its hint.
+Text is HTML and wraps; bars are an SVG that is stretched to the width of the page along the axis, so that a drawing is
+readable at any width.  Colours come from the page's CSS; captions, rows and hints say what a bar is, too.
 """
 
 import itertools
@@ -13,15 +13,15 @@ from bench.web import forest
 from bench.web.document import Block, Columns, Drawn, Picture
 from bench.web.page import Safe, tag
 
-WIDTH = 1000  # of a track in its own units, stretched to the page
+WIDTH = 1000  # units of a lane, which is stretched to the width of the page
 ROW_PX, GAP_PX = 14, 2
-LANE_PX, HEAD_PX, AXIS_PX = 27, 80, 30  # of a picture, about
-HINT_FROM = 0.004  # of the axis: wider bars each have a hint, thinner ones are one path a colour
+LANE_PX, HEAD_PX, AXIS_PX = 27, 80, 30  # approximate heights in a picture
+HINT_FROM = 0.004  # share of the axis: wider bars have hints, thinner ones are merged into a path per colour
 
 
 @dataclass(frozen=True)
 class Bar:
-    """From start to end on the axis.  colour: the name of a variable of the page's style; row: 0 is the highest."""
+    """A bar from start to end.  colour: the name of a variable in the page's style; row: 0 is the uppermost one."""
 
     start: float
     end: float
@@ -32,7 +32,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Lane:
-    """label and caption stand above the bars."""
+    """Bars, with a label and a caption above them."""
 
     label: str
     caption: str
@@ -41,23 +41,21 @@ class Lane:
 
 @dataclass(frozen=True)
 class Panel:
-    """id: of its picture's file.  names: [(colour, text)] of the legend; end: of the axis, None: where the last bar
-    ends; num_rows: of a lane; is_wide: over the whole width of a page.
-    """
+    """A drawing of lanes."""
 
-    id: str
+    id: str  # the name of its picture's file
     title: str
     about: str
     unit: str
     lanes: Sequence[Lane]
-    names: Sequence[tuple[str, str]] = ()
-    end: float | None = None
-    num_rows: int = 1
-    is_wide: bool = False
+    names: Sequence[tuple[str, str]] = ()  # [(colour, text)] for the legend
+    end: float | None = None  # of the axis; None: the end of the last bar
+    num_rows: int = 1  # per lane
+    is_wide: bool = False  # whether it takes the whole width of a page
 
 
 def plot(panel: Panel) -> Drawn:
-    """Panel -> its picture."""
+    """Draws a panel."""
     high = (
         panel.end if panel.end is not None else max((bar.end for lane in panel.lanes for bar in lane.bars), default=0)
     )
@@ -96,13 +94,13 @@ def _lane(lane: Lane, panel: Panel, span: float) -> Safe:
 def _axis(high: float, unit: str) -> Safe:
     if not high > 0:
         return Safe("")
-    ticks = [value for value in forest.ticks(0.0, high) if value / high < 0.9]  # the unit has the end
+    ticks = [value for value in forest.ticks(0.0, high) if value / high < 0.9]  # the unit is at the end
     marks = [tag("span", f"{value:,.6g}", style=f"left: {100 * value / high:.2f}%") for value in ticks]
     return tag("div", *marks, tag("span", unit, class_="unit"), class_="lane-axis", aria_hidden="true")
 
 
 def stacked(parts: Sequence[tuple[float, str, str]]) -> list[Bar]:
-    """[(size, colour, hint)] -> bars one behind the other from 0 on; those without a size are not drawn."""
+    """Returns bars one after the other, from 0 on, for [(size, colour, hint)]; parts without a size are omitted."""
     bars, at = [], 0.0
     for size, colour, hint in parts:
         if size > 0 and math.isfinite(size):
@@ -112,7 +110,7 @@ def stacked(parts: Sequence[tuple[float, str, str]]) -> list[Bar]:
 
 
 def side_by_side(panels: Sequence[Panel]) -> Iterator[Block]:
-    """Drawings as blocks of a document: in two columns where a page has room, and those that are wide alone."""
+    """Yields drawings as blocks of a document, in two columns if the page is wide enough; wide ones are alone."""
     for is_wide, group in itertools.groupby(panels, key=lambda panel: panel.is_wide):
         pictures = [Picture(plot(panel)) for panel in group]
         yield from pictures if is_wide else [Columns(pictures)]

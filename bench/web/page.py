@@ -1,6 +1,6 @@
-"""The skeleton of every page: escaping, style and scripts, and a policy under which nothing else can run.
+"""Writes the HTML of pages: escaping, style, scripts, and a content security policy that allows nothing else.
 
-Text goes into a page through text() or tag(), data through the JSON blocks of page(): both are escaped.
+Text enters a page through text() or tag(), data through the JSON blocks of page(): both are escaped.
 """
 
 import base64
@@ -13,18 +13,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 ASSETS = importlib.resources.files("bench.web") / "assets"
-LONG_CHARS = 24  # of a cell
+LONG_CHARS = 24  # longer text in a cell gets the class "long"
 CHART_SCRIPTS = ("uPlot.iife.min.js", "arms.js", "charts.js")
 CHART_STYLES = ("uPlot.min.css", "style.css")
-REPORT_STYLES = (*CHART_STYLES, "report.css")  # of the page of a run or of a race
+REPORT_STYLES = (*CHART_STYLES, "report.css")  # for the page of a run or of a race
 
 
 class Safe(str):
-    """Markup that bench/web made; any other str is foreign text and is escaped."""
+    """Markup that bench/web made; any other str is escaped."""
 
 
 def text(value: object) -> Safe:
-    """Any value -> markup that shows it.  None is shown as a dash."""
+    """Returns markup that shows a value, escaped.  None becomes a dash; Safe stays as it is."""
     return value if isinstance(value, Safe) else Safe(html.escape("–" if value is None else str(value)))
 
 
@@ -39,7 +39,7 @@ def tag(name: str, *children: object, **attributes: object) -> Safe:
 
 
 def join(parts: Iterable[object], between: str = "") -> Safe:
-    """The parts that are not empty, each as text() has it, in one piece; between is markup and is not escaped."""
+    """Joins the parts that are not empty, each through text().  between is markup and is not escaped."""
     return Safe(between.join(text(part) for part in parts if part))
 
 
@@ -50,7 +50,7 @@ def table(
     caption: str | None = None,
     right: Sequence[bool] = (),
 ) -> Safe:
-    """Rows of cells; numbers, and the columns that right names, are right-aligned by the style.  head: () for none."""
+    """Returns a table.  Numbers, and columns for which right is True, are aligned right.  head: () for none."""
     lines = [
         tag(
             "tr",
@@ -59,7 +59,7 @@ def table(
         for row in map(list, rows)
     ]
     sides = ("number" if is_right else None for _, is_right in itertools.zip_longest(head, right[: len(head)]))
-    heads = (  # an empty head is none
+    heads = (  # an empty head is not a header cell
         tag("th", word, scope="col", class_=side) if word else tag("td") for word, side in zip(head, sides, strict=True)
     )
     top = tag("thead", tag("tr", *heads)) if head else ""
@@ -68,34 +68,34 @@ def table(
 
 
 def _cell(cell: object, is_right: bool, num_cells: int) -> Safe:
-    """On a narrow screen a sentence among other cells would become a column of single letters: it is "long"."""
+    """Returns a cell.  The class "long" keeps a sentence from becoming a column of letters on a narrow screen."""
     is_number = is_right or isinstance(cell, (int, float))
     is_long = num_cells > 2 and isinstance(cell, str) and not isinstance(cell, Safe) and len(cell) > LONG_CHARS
     return tag("td", cell, class_="number" if is_number else "long" if is_long else None)
 
 
 def section(title: str, *children: object, id: str | None = None) -> Safe:
-    """A part of a page under a heading."""
+    """Returns a section of a page with a heading."""
     return tag("section", tag("h2", title), *children, id=id)
 
 
 def details(title: str, *children: object) -> Safe:
-    """Closed until a click on its title."""
+    """Returns a part of a page that is folded until a click on its title."""
     return tag("details", tag("summary", title), *children)
 
 
 def soft(*children: object) -> Safe:
-    """A paragraph of less importance."""
+    """Returns a paragraph that is shown as less important."""
     return tag("p", *children, class_="soft")
 
 
 def tiles(facts: Iterable[tuple[str, object]]) -> Safe:
-    """facts: [(label, value)], shown large."""
+    """Returns facts, [(label, value)], in large print."""
     return tag("dl", *(tag("div", tag("dt", label), tag("dd", value)) for label, value in facts), class_="tiles")
 
 
 def figure(chart: Mapping[str, Any]) -> Safe:
-    """The slot of a chart spec (bench/web/chart.py); its data travel in the page's JSON."""
+    """Returns the placeholder of a chart (bench/web/chart.py), whose data are in the page's JSON."""
     label = f"{chart['title']}. {chart['caption']}"
     slot = tag("div", class_="chart", data_chart=chart["id"], tabindex="0", role="group", aria_label=label)
     hint = tag("noscript", "The chart needs scripts; the numbers are in the tables and in the run's csv files.")
@@ -110,9 +110,9 @@ def page(
     styles: Iterable[str] = CHART_STYLES,
     assets: str | None = None,
 ) -> str:
-    """The whole document.  data: {id: JSON-able}.  assets: folder of scripts and styles; None puts them into the page.
+    """Returns a whole HTML document, whose policy allows only these scripts, no network and no form.
 
-    The policy allows only these scripts, no network and no form.
+    data: {id: value for JSON}.  assets: the folder of scripts and styles; None embeds them in the page.
     """
     blocks = "".join(
         f'<script type="application/json" id="{html.escape(key)}">{json_block(value)}</script>'
@@ -144,6 +144,6 @@ def page(
 
 
 def json_block(value: object) -> str:
-    """JSON that cannot end its own script element."""
+    """Returns JSON that is safe inside a script element."""
     encoded = json.dumps(value, separators=(",", ":"), allow_nan=False)  # ASCII
     return encoded.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,8 +1,8 @@
-"""A staircase: one measure of several rungs below each other, the lowest first, as an SVG without a script.
+"""Draws staircases: a measure of several rungs below each other, the lowest first, as SVG without a script.
 
-A row is a rung: its text, beside it a tread as long as its value, its interval, a dot for each of its runs; risers
-join the treads.  Text has a separate column, which no line crosses.  A second series (a record's own numbers) is
-drawn as a separate line.  Colours come from the page's CSS.
+A row is a rung: its text, and beside it a tread as long as its value, its interval, and a dot for each of its runs.
+Risers connect the treads.  Text has a separate column, which no line crosses.  A second series (a record's own numbers)
+is drawn as a separate line.  Colours come from the page's CSS.
 """
 
 import math
@@ -15,14 +15,14 @@ from bench.web.page import Safe, tag
 
 WIDTH = forest.WIDTH
 RIGHT, TOP, ROW, TREAD, BELOW = 356, 8, 22, 10, 24
-CHAR = 7.2  # a character of 12 px in a wide font, estimated
+CHAR = 7.2  # the width of a character of 12 px in a wide font, estimated
 GAP, MIN_DRAWN, LABEL_CHARS = 8, 140, 16
 DECADE_TICKS = (1, 2, 5)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A rung.  value None: it has none, and text says why; interval None: unknown; other: the second series' value."""
+    """A rung.  value: None if it has none, and text says why; interval: None if unknown; other: the second series."""
 
     label: str
     text: str
@@ -34,8 +34,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Panel:
-    """One measure.  axis: zero (it begins there, and there are treads), fit (to the values) or log (the same, in
-    decades); names: of the series, for a legend.
+    """A measure.  names: the series, for a legend.
+
+    axis: zero (begins at 0, with treads), fit (fits the values) or log (fits them, logarithmic).
     """
 
     title: str
@@ -46,17 +47,17 @@ class Panel:
 
 
 def plot(panels: Sequence[Panel]) -> Safe:
-    """Panels -> markup, a drawing each; "" where none has a value."""
+    """Draws the panels that have a value; "" if none has."""
     shown = [panel for panel in panels if any(row.value is not None for row in panel.rows)]
     drawn = [_panel(panel, f"stairs-{number}") for number, panel in enumerate(shown)]
     return tag("div", *drawn, class_="forest stairs") if drawn else Safe("")
 
 
 def _panel(panel: Panel, id: str) -> Safe:
-    longest = max(  # of the rows of which something is drawn
+    longest = max(  # among the rows that have something to draw
         len(_label(row)) + 1 + len(row.text) for row in panel.rows if (row.value, row.other) != (None, None)
     )
-    left = round(min(CHAR * longest + GAP, RIGHT - MIN_DRAWN))  # the text has a column
+    left = round(min(CHAR * longest + GAP, RIGHT - MIN_DRAWN))  # the width of the text's column
     ticks, at = _axis_of(panel, left)
     bottom = TOP + ROW * len(panel.rows) + 4
     shapes = [tag("line", x1=left, x2=RIGHT, y1=bottom, y2=bottom, class_="axis")]
@@ -83,7 +84,7 @@ def _label(row: Row) -> str:
 
 
 def _axis_of(panel: Panel, left: float) -> tuple[list[float], Place]:
-    """-> (values of the ticks, value -> x).  Intervals may leave the drawing: they are cut at its edge."""
+    """Returns the values of the ticks, and a function from values to x, which cuts intervals at the drawing's edge."""
     values = [value for row in panel.rows for value in (row.value, row.other, *row.runs) if value is not None]
     is_log = panel.axis == "log"
     values = [math.log(value) for value in values] if is_log else values
@@ -103,7 +104,7 @@ def _axis_of(panel: Panel, left: float) -> tuple[list[float], Place]:
 
 
 def _risers(values: Sequence[float | None], at: Place, series: int) -> Iterator[Safe]:
-    """The line over the ends of the treads, in pieces where a rung has no value."""
+    """Draws the line along the ends of the treads, interrupted at rungs without a value."""
     path, is_open = "", False
     for number, value in enumerate(values):
         top = TOP + ROW * number

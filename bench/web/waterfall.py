@@ -1,7 +1,7 @@
-"""A waterfall: bars below each other, each beginning where the one before ended, with their numbers beside them.
+"""Draws waterfalls: bars below each other, each beginning where the previous one ended, with numbers beside them.
 
-A block of a document, without one bar nothing.  On a page plain markup without a script: it folds to the width of the
-page, and colours come from the page's CSS, by kind.  In a text a bar is a line of dots and signs.
+A Waterfall is a block of a document, and empty without bars.  On a page it is markup without a script, which adapts to
+the width of the page; its colours come from the page's CSS, by kind.  In text a bar is a line of dots and # signs.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from typing import Literal
 from bench.base import escape, text_table
 from bench.web.page import Safe, tag
 
-MIN_PCT = 0.3  # of the width: what is smaller is still seen
-BAR_CHARS = 30  # of the scale in a text
+MIN_PCT = 0.3  # the least width of a bar, so that it is visible
+BAR_CHARS = 30  # the width of the scale in text
 Kind = Literal["limit", "above", "unknown", "total", "less", "more"]
 CHANGES: tuple[tuple[Kind, str], ...] = (("less", "less than in A"), ("more", "more than in A"))
 
 
 @dataclass(frozen=True)
 class Bar:
-    """From begin to end of one scale; number: as it is read; about: shown while the pointer rests on it."""
+    """A bar from begin to end.  number: the number as text; about: shown while the pointer is over the bar."""
 
     label: str
     begin: float
@@ -31,9 +31,9 @@ class Bar:
 
 @dataclass(frozen=True)
 class Waterfall:
-    """The scale goes from low, or the least begin, to the largest end.  names: a legend, (kind, what it stands for).
+    """A block of bars on a scale from low, or the least value of a bar, to the largest.
 
-    has_sentences: labels are long, and get most of the width.
+    names: the legend, [(kind, what it means)].  has_sentences: labels are long, and get most of the width.
     """
 
     title: str
@@ -65,7 +65,7 @@ class Waterfall:
         return tag("figure", caption, legend, bars, class_=f"waterfall{' sentences' if self.has_sentences else ''}")
 
     def _scale(self) -> tuple[float, float]:
-        """(its least value, its width)"""
+        """Returns the least value of the scale, and its width."""
         low = min(self.low, *(min(bar.begin, bar.end) for bar in self.bars))
         return low, max(max(bar.begin, bar.end) for bar in self.bars) - low or 1.0
 
@@ -73,9 +73,10 @@ class Waterfall:
 def from_changes(
     title: str, about: str, ends: tuple[tuple[str, float], tuple[str, float]], steps: Sequence[tuple[str, float, str]]
 ) -> Waterfall:
-    """From one total to another, ms: ends: (label, total) of both; steps: (label, change, what it is) in between.
+    """Returns the waterfall of the changes from one total to another, in milliseconds.
 
-    The scale begins near the smallest total on the way, so that small changes of a large one are seen.
+    ends: (label, total) of both; steps: [(label, change, about)] in between.  The scale begins near the smallest
+    intermediate total, so that small changes of a large total are visible.
     """
     (first, start), (last, end) = ends
     totals = [start]
@@ -91,7 +92,7 @@ def from_changes(
 
 
 def _signs(bar: Bar, low: float, span: float) -> str:
-    """...### in a text; a bar that is not empty has one sign at least."""
+    """Returns a bar as text, "...###"; one that is not empty has at least one #."""
     begin, end = sorted(round(BAR_CHARS * (value - low) / span) for value in (bar.begin, bar.end))
     begin = min(begin, BAR_CHARS - 1)
     return "." * begin + "#" * max(end - begin, int(bar.end != bar.begin))

@@ -1,6 +1,6 @@
-"""`import speedrun`, in a checkout and with the wheel: the names of bench/api.
+"""The module of `import speedrun`, in a checkout and in the wheel: it has the names of bench/api.
 
-This folder is on the path of a checkout's .venv, and of an environment with `pip install -e .`; the wheel installs the
+This folder is on the path of a checkout's .venv, and of an environment with `pip install -e .`; the wheel installs this
 file beside its package.
 """
 
@@ -8,9 +8,9 @@ import importlib
 import sys
 from pathlib import Path
 
-_CHECKOUT = Path(__file__).resolve().parents[2].parent  # meaningless in a wheel
+_CHECKOUT = Path(__file__).resolve().parents[2].parent  # only meaningful in a checkout
 if Path(__file__).resolve().parent == _CHECKOUT / "bench" / "api" / "importable":
-    sys.path.append(str(_CHECKOUT))  # last: a module of the user's called bench stays theirs
+    sys.path.append(str(_CHECKOUT))  # last, so that a user's own module called bench is still found first
     _bench = importlib.import_module("bench")
     if not Path(str(_bench.__file__)).is_relative_to(_CHECKOUT):
         remedy = "rename it, or start Python in another folder"

@@ -177,7 +177,7 @@ def series_of(row: StepRow) -> dict[str, float]:
 
 
 def _settings(folder: Path, facts: Facts) -> dict[str, Any]:
-    """Returns {dotted name: value} of a run\'s settings, with lists and None as text; {} for an imported log."""
+    """Returns {dotted name: value} of a run's settings, with lists and None as text; {} for an imported log."""
     settings, plain = configs.settings(configs.read(str(folder))), (bool, int, float)
     settings = settings and {name: facts[name] for name in configs.OF_THE_ROW} | settings
     return {key: value if isinstance(value, plain) else str(value)[:MAX_TEXT] for key, value in settings.items()}
