@@ -69,10 +69,7 @@ class Comparison(Answer):
         return self.document(Path(), self._options)
 
     def document(self, at: Path | None = None, options: verdicts.Options = verdicts.SHORT) -> Document:
-        """Return the answer with the parts that options request.
-
-        at: the folder of its page; None omits what only a page shows.
-        """
+        """Return the answer with the parts in options.  at: the page's folder; None omits what only a page shows."""
         return verdicts.document_of(self.arms, [*self.against.values()], at, options)
 
 

@@ -86,10 +86,7 @@ def _jobs_to_explain(names: list[str]) -> list[Job]:
 
 
 def _side(job: Job, of: Sequence[Job], options: Options) -> tuple[str, dict[str, Any]]:
-    """Returns the title and the account of a side of a difference: that of its first window.
-
-    If a side has no trace, runs are explained from their records.
-    """
+    """Returns a side's title and account: of its first window, or of a run's record if the other has no trace."""
     title, paths = job
     is_run = len(paths) == 1 and (paths[0] / "run.json").is_file()
     if is_run and not all(has_trace(files) for _, files in of):
@@ -132,10 +129,7 @@ def titled(title: str, windows: Mapping[str | None, dict[str, Any]]) -> dict[str
 
 
 def jobs(names: Iterable[str]) -> list[Job]:
-    """Groups traces into jobs: all files are ranks of one job, and each folder is a job.
-
-    Raises ValueError for an unknown name.
-    """
+    """Groups traces: all files are ranks of one job, each folder is a job.  Raises ValueError for an unknown name."""
     files: list[tuple[str, Path]] = []
     folders: list[tuple[str, Path]] = []
     for name in names:

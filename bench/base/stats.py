@@ -122,10 +122,7 @@ def student_t_quantile(p: float, df: float) -> float:
 
 
 def _upper_quantile(tail: float, df: float) -> float:
-    """The t > 0 with P(T > t) = tail, by Newton's method.
-
-    To the right of 0 the tail probability is convex, so steps from the left never pass the root.
-    """
+    """The t > 0 with P(T > t) = tail, by Newton's method; steps from the left never pass the root, as P is convex."""
     t, high = 0.0, 1.0
     while student_t_sf(high, df) > tail:
         t, high = high, 2 * high
@@ -179,10 +176,7 @@ def _beta_and_step(a: float, b: float, x: float, one_minus_x: float) -> tuple[fl
 
 
 def _incomplete_beta(a: float, b: float, x: float, one_minus_x: float) -> float:
-    """The regularised incomplete beta function I_x(a, b) (DLMF 8.17.4 and 8.17.22).
-
-    Both x and 1 - x are arguments, so that neither loses digits.
-    """
+    """Regularised incomplete beta function I_x(a, b) (DLMF 8.17.4, 8.17.22); 1 - x is passed to keep its digits."""
     if x <= 0.0 or one_minus_x <= 0.0:
         return 0.0 if x <= 0.0 else 1.0
     log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(one_minus_x)
@@ -331,7 +325,7 @@ def smallest_difference(sds: Sequence[float | None], ns: Sequence[int], alpha: f
 
 
 def detectable(se: float, df: float, alpha: float = ALPHA) -> float:
-    """Difference that a t test with this standard error detects with WANTED_POWER.  ValueError for a useless alpha."""
+    """Difference that a t test with this standard error detects with WANTED_POWER, which alpha must be below."""
     if not 0 < alpha < WANTED_POWER:
         raise ValueError(f"alpha={alpha:g}: use a probability above 0 and below {WANTED_POWER:g}")
     return _shift(df, alpha, WANTED_POWER) * se

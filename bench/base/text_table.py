@@ -96,12 +96,12 @@ def marked(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def two_digits(number: float) -> str:
-    """0.14259 -> "0.14", 5.04 -> "5", 612.3 -> "612": never an exponent."""
+    """Formats a number with two digits and without an exponent: 0.14259 -> "0.14", 5.04 -> "5", 612.3 -> "612"."""
     return f"{number:.0f}" if abs(number) >= 100 else f"{number:.2g}"
 
 
 def counted(number: int, word: str) -> str:
-    """(1, "run") -> "1 run", (12_000, "run") -> "12,000 runs", (2, "process") -> "2 processes"."""
+    """Formats a count: (1, "run") -> "1 run", (12_000, "run") -> "12,000 runs", (2, "process") -> "2 processes"."""
     return f"{number:,} {word}{'' if number == 1 else 'es' if word.endswith('s') else 's'}"
 
 

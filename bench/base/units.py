@@ -16,27 +16,27 @@ NS_PER_S = 1e9
 
 
 def ms_from_s(seconds: float) -> float:
-    """1.5 -> 1500.0."""
+    """Converts seconds to milliseconds: 1.5 -> 1500.0."""
     return MS_PER_S * seconds
 
 
 def s_from_ms(ms: float) -> float:
-    """1500 -> 1.5."""
+    """Converts milliseconds to seconds: 1500 -> 1.5."""
     return ms / MS_PER_S
 
 
 def ms_from_ns(ns: float) -> float:
-    """1,500,000 -> 1.5."""
+    """Converts nanoseconds to milliseconds: 1,500,000 -> 1.5."""
     return ns / NS_PER_MS
 
 
 def s_from_ns(ns: float) -> float:
-    """1,500,000,000 -> 1.5."""
+    """Converts nanoseconds to seconds: 1,500,000,000 -> 1.5."""
     return ns / NS_PER_S
 
 
 def gib_from_bytes(num_bytes: float) -> float:
-    """3 * 2**29 -> 1.5."""
+    """Converts bytes to GiB: 3 * 2**29 -> 1.5."""
     return num_bytes / GIB
 
 
@@ -49,7 +49,7 @@ def seconds_of(text: str) -> float:
 
 
 def format_s(seconds: float | None) -> str:
-    """11.021 -> "11.02 s", 754 -> "12 min 34 s", 3725 -> "1 h 02 min"."""
+    """Formats seconds: 11.021 -> "11.02 s", 754 -> "12 min 34 s", 3725 -> "1 h 02 min"."""
     if seconds is None:
         return ""
     if seconds < 600:
@@ -61,7 +61,7 @@ def format_s(seconds: float | None) -> str:
 
 
 def format_about_s(seconds: float | None) -> str:
-    """44.6 -> "about 45 s", 720 -> "about 12 min", 12600 -> "about 3.5 h"."""
+    """Formats an estimate in seconds: 44.6 -> "about 45 s", 720 -> "about 12 min", 12600 -> "about 3.5 h"."""
     if seconds is None:
         return ""
     if seconds < 120:
@@ -70,12 +70,12 @@ def format_about_s(seconds: float | None) -> str:
 
 
 def format_ms(ms: float | None) -> str:
-    """11.021 -> "11.02 ms"."""
+    """Formats milliseconds: 11.021 -> "11.02 ms"."""
     return "" if ms is None else f"{ms:.2f} ms"
 
 
 def format_bytes(num_bytes: int | None) -> str:
-    """65536 -> "64.0 KiB", 2402048 -> "2.3 MiB"."""
+    """Formats bytes: 65536 -> "64.0 KiB", 2402048 -> "2.3 MiB"."""
     if num_bytes is None:
         return ""
     for size, suffix in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
@@ -85,5 +85,5 @@ def format_bytes(num_bytes: int | None) -> str:
 
 
 def format_gib(gib: float | None, decimals: int = 2) -> str:
-    """11.021 -> "11.02 GiB"."""
+    """Formats GiB: 11.021 -> "11.02 GiB"."""
     return "" if gib is None else f"{gib:.{decimals}f} GiB"

@@ -124,10 +124,7 @@ def _true_of(config: Config, settings_by_key: dict[str, Any]) -> dict[str, Any]:
 
 
 def varied(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns the names of the settings in which rows differ, in the order of config.yaml, without IMPLIED ones.
-
-    Only rows that have a setting are compared: one that only muon has counts if it differs between rows with muon.
-    """
+    """Returns the settings in which rows that have them differ, in the order of config.yaml, except IMPLIED ones."""
     configs = [config for config in dict.fromkeys(row["config"] for row in rows) if config]
     if len(configs) < 2:
         return []

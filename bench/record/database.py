@@ -101,18 +101,14 @@ class Database:
             self.db.close()
 
     def put(self, rows: Iterable[tuple[int, str, str | None, Values | None]]) -> None:
-        """Adds rows or replaces them.
-
-        rows: (number of the parent folder, name of the run folder, signature, values or None if it is unreadable).
-        """
+        """Adds or replaces rows: (number of the parent folder, run folder, signature, values or None if unreadable)."""
         setups, lines = {key: id for id, key in self.db.execute("SELECT id, key FROM _setups")}, []
         for number, name, signature, values in rows:
             own: Iterable[Any] = [None] * len(OWN)
             setup = None
             if values is not None:
                 own, shared = map(plain, _own_of(values)), _shared_of(values)
-                # with marshal's version 2, equal values give equal bytes
-                key = hashlib.blake2b(marshal.dumps(shared, 2), digest_size=16).digest()
+                key = hashlib.blake2b(marshal.dumps(shared, 2), digest_size=16).digest()  # format 2: no references
                 setup = setups[key] = setups.get(key) or self._new_setup(key, shared)
             lines.append((number, name, signature, setup, *own))
         marks, names = ", ".join("?" * (4 + len(OWN))), ", ".join(map(quoted, OWN))
@@ -157,10 +153,7 @@ class Database:
         return cast(int, (row or [self.db.execute("INSERT INTO _texts (text) VALUES (?)", [text]).lastrowid])[0])
 
     def show(self, columns: Mapping[str, str], scope: str, is_kept: bool) -> None:
-        """Creates the view runs of the rows that meet scope, an SQL condition.
-
-        columns: {further column: its SQL}.  is_kept: in the file; else only for this connection.
-        """
+        """Creates the view runs.  columns: {further column: SQL}; scope: a condition; is_kept: also for the file."""
         names = {name: f"{'r' if name in OWN else 's'}.{quoted(name)}" for name in KINDS if name in COLUMNS}
         names |= dict(columns) | {name: f"s.{quoted(name)}" for name in self.settings}
         source = f"FROM {JOINED} WHERE r.run_id IS NOT NULL AND {scope}"

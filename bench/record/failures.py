@@ -120,10 +120,7 @@ def failure(
 
 
 def bad_data(changed: list[str], led_to: Section | None) -> Section:
-    """Returns the failure of a run whose data changed while it ran.
-
-    changed: sentences that say what changed; led_to: the failure that this caused, None if the run ended well.
-    """
+    """Returns the failure of a run whose data changed.  changed: sentences; led_to: the failure that this caused."""
     message = "; ".join(changed)
     if led_to is None:
         return failure("bad_data", message)
@@ -145,10 +142,7 @@ def interrupted_by(run: Facts) -> str | None:
 
 
 def write(folder: Path | str, rank: int, step: int | None, error: BaseException) -> str:
-    """Writes the failure file of a rank while its exception is being handled.  Returns the kind of the failure.
-
-    step: the last step; None outside of training.
-    """
+    """Writes the failure file of a rank that handles an exception.  Returns its kind.  step: None before training."""
     kind = kind_of(error)
     facts = failure(kind, f"{type(error).__name__}: {error}"[:2000], rank, getattr(error, "step", step))
     facts["failed_at_s"] = time.monotonic()  # by this node's clock; on_own_clock() in bench/launch/nodes/ converts it

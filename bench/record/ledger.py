@@ -1,4 +1,4 @@
-"""The ledger has a line for the start and one for the end of every run, so that no run can be excluded later.
+"""Writes and reads the ledger: a line for the start and the end of every run, so that no run can be omitted later.
 
 results/ledger.jsonl has a JSON object per line and is only ever appended to:
     {"prev", "at", "counter", "number", "event", ..., "sha256"}      prev: the sha256 of the line before, null for the

@@ -18,11 +18,7 @@ BUDGET_SLACK_FRAC = {"time_s": 1e-3, "tokens": 0.0, "flops": 1e-9}
 
 
 def metrics(run: Facts, steps: Sequence[StepRow]) -> Section:
-    """Computes run.json["metrics"].
-
-    run: the sections "measured", "model", "environment", "world_size", "data" and optionally "goal"; steps: the rows of
-    steps.csv.
-    """
+    """Computes metrics from a run's "measured", "model", "environment", "world_size", "data", "goal" and steps.csv."""
     measured = run["measured"]
     num_steps = steps[-1]["step"] if steps else None
     val_loss = _last(steps, metric.VAL_LOSS.name)
@@ -85,9 +81,8 @@ def timed(
 ) -> tuple[float, int] | tuple[None, None]:
     """Returns (seconds, number of steps) for timing statistics, which exclude the steps that an instrument disturbed.
 
-    The step_ms of the flagged steps are subtracted from train_s, the time of the synchronised clock.
-    num_untimed_steps: the first steps of some foreign logs, which their clock excludes.  (None, None) without a time or
-    a step.
+    The step_ms of the flagged steps are subtracted from train_s, the time of the synchronised clock.  (None, None)
+    without a time or a step.  num_untimed_steps: the first steps of some foreign logs, which their clock excludes.
     """
     if train_s is None or not steps:
         return None, None
@@ -253,10 +248,7 @@ def tokens_in_steps(measured: Facts, num_steps: int, without: Collection[int] = 
 
 
 def flops_per_token(run: Facts, num_steps: int, without: Collection[int] = ()) -> dict[str, float | None]:
-    """Returns {"flops_per_token", "flops_per_token_causal"}, means over the tokens of these steps; None if unknown.
-
-    num_steps, without: as for tokens_in_steps().
-    """
+    """Returns {"flops_per_token", "flops_per_token_causal"}, means over the tokens of tokens_in_steps(), or None."""
     names = ("flops_per_token", "flops_per_token_causal")
     tokens = tokens_in_steps(run["measured"], num_steps, without)
     if not run["measured"].get("stages") or not tokens:

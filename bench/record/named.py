@@ -50,10 +50,7 @@ class Named(NamedTuple):
 
     @property
     def holders(self) -> list[Path]:
-        """The paths; for a race, an arm or a sweep the folders of its runs.
-
-        Raises ValueError if there is no such arm, or if none of the runs exists.
-        """
+        """The paths; for a race, an arm or a sweep its run folders.  Raises ValueError without such an arm or runs."""
         if self.sweep is not None:
             if folders := [point.folder for point in sweep.points(self.sweep) if point.folder is not None]:
                 return folders

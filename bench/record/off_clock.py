@@ -136,10 +136,7 @@ def place_of(used: Used) -> str:
 
 
 def _by_text(account: Account) -> dict[tuple[str, str, str], tuple[float, int, Used]]:
-    """Returns {(phase, text, innermost text): (CPU seconds, bytes read, the first such line)}.
-
-    Line numbers differ between two versions of a source; texts do not.
-    """
+    """Returns {(phase, text, innermost text): (CPU s, bytes read, the first such line)}, valid in any version."""
     totals: dict[tuple[str, str, str], tuple[float, int, Used]] = {}
     for used in account["lines"]:
         key = used["phase"], used["text"], used["inside"].partition(" ")[2]
@@ -149,10 +146,7 @@ def _by_text(account: Account) -> dict[tuple[str, str, str], tuple[float, int, U
 
 
 def _read(samples: Iterable[str]) -> tuple[list[list[int]], list[Chain]]:
-    """Returns (samples in order of time, stacks), without a line that a killed process left unfinished.
-
-    Raises ValueError for fewer than two samples.
-    """
+    """Returns (samples in order of time, stacks), without unfinished lines.  ValueError for fewer than two samples."""
     taken: list[list[int]] = []
     chains: list[Chain] = []
     for text in samples:
@@ -183,10 +177,7 @@ def _main_frame(chain: Chain, file: str, main: Sequence[clock_lines.Line]) -> Fr
 def _phases_by_source(
     taken: Sequence[Sequence[int]], chains: Sequence[Chain], file: str, main: Sequence[clock_lines.Line]
 ) -> list[str]:
-    """Returns the phase of each sample but the first, from the line of the main part on its stack.
-
-    A sample without such a line is in the phase of the sample before it; the last one, without a stack, is AFTER.
-    """
+    """Returns the phases of all samples but the first: of their line in the main part, or of the sample before."""
     numbers, phases, phase = [line.number for line in main], [], BEFORE
     for sample in taken[1:]:
         frame = _main_frame(chains[sample[4]], file, main)
@@ -197,10 +188,7 @@ def _phases_by_source(
 
 
 def _phases_by_stamps(taken: Sequence[Sequence[int]], stamps_ns: Sequence[tuple[int, bool]]) -> list[str]:
-    """Returns the phase of each sample but the first, from the times at which the printed lines arrived.
-
-    It is BEFORE up to the first line, AFTER the last, PAUSE before the line of a validation, and else TIMED.
-    """
+    """Returns phases by printed lines: BEFORE the first, AFTER the last, PAUSE before a validation's, else TIMED."""
     times = [t_ns for t_ns, _ in stamps_ns]
     phases = []
     for sample in taken[1:]:

@@ -27,7 +27,7 @@ MACHINE, CLOCK, VALIDATIONS = "launcher", "outside clock", "validations"  # name
 
 
 class Clock(TypedDict):
-    """run.json["referee"]["clock"]."""
+    """The launcher's clock in a record, run.json["referee"]["clock"]."""
 
     rules: int  # 2: the tolerances above hold; 1: validations had others, so their doubts stay as recorded
     source: str  # edges (of our own clock) or lines (of a script)

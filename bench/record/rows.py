@@ -266,10 +266,7 @@ def encoded(value: object) -> str:
 
 
 def setting(run: Record) -> Section:
-    """Returns what must be equal for times to be comparable, {name: value}, which comparability_id hashes.
-
-    None means unknown.
-    """
+    """Returns what must be equal for times to be comparable, which comparability_id hashes; None means unknown."""
     env, protocol, data = run["environment"], run.get("timing_protocol") or {}, run["data"]
     gpus = env.get("gpus") or ()
     is_log = run.get("provenance") == "imported"

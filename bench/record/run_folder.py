@@ -114,20 +114,14 @@ def walk(path: str) -> Iterator[str]:
 
 
 def read(folder: Path | str) -> Record:
-    """Reads the record of a run folder, upgraded to the newest version and passed through effective().
-
-    Writes nothing.  Raises ValueError if it is missing or damaged.
-    """
+    """Reads the record of a run folder, upgraded, through effective().  ValueError if it is missing or damaged."""
     run = read_raw(folder)
     with reading_record(folder):
         return effective(run)
 
 
 def read_raw(folder: Path | str, checked: bool = True) -> Record:
-    """Reads the record of a run folder as written, upgraded to the newest version.
-
-    checked=False accepts missing fields and wrong types.  Raises ValueError if it is missing or damaged.
-    """
+    """Reads the record as written, upgraded.  ValueError if missing or damaged; checked=False allows wrong fields."""
     path = os.path.join(folder, "run.json")
     run: dict[str, Any] = json_file.read(path)
     version = run.get("schema_version")

@@ -102,10 +102,7 @@ def read(folder: Path | str, strict: bool = False, name: str = STEPS) -> list[St
 
 
 def read_columns(folder: Path | str, names: Sequence[str]) -> dict[str, list[Any]]:
-    """Reads columns of steps.csv, {name: values in order of step}, ten times as fast as read().
-
-    The values of a missing column are None.
-    """
+    """Reads columns of steps.csv, {name: values in order of step; None if missing}, ten times as fast as read()."""
     with contextlib.suppress(ValueError):
         head, *lines, cut = plain_file.text(Path(folder) / "steps.csv", plain_file.MAX_LINES_BYTES).split("\n")
         columns = None if cut else _whole(head.split(","), lines, names)
@@ -164,10 +161,7 @@ def _column(name: str, cells: list[str]) -> list[Any]:
 
 
 def write_by_rank(folder: Path | str, columns: dict[str, list[dict[int, float]]]) -> None:
-    """Writes steps_by_rank.csv with columns name_rank0, name_rank1, ..., rounded to microseconds.
-
-    columns: {name: [{step: milliseconds} of each rank]}.
-    """
+    """Writes columns name_rank0, name_rank1, ..., to microseconds, from {name: [{step: milliseconds} of each rank]}."""
     by_column = {f"{name}_rank{rank}": ms for name, ranks in columns.items() for rank, ms in enumerate(ranks)}
     steps = sorted({step for rank_ms in by_column.values() for step in rank_ms})
     rows: list[StepRow] = [
@@ -196,10 +190,7 @@ def append_event(folder: Path | str, event: Mapping[str, Any]) -> None:
 
 
 def read_events(folder: Path | str) -> list[dict[str, Any]]:
-    """Reads events.jsonl, without a last line that a kill cut; [] without the file.
-
-    Raises ValueError for a damaged line.
-    """
+    """Reads events.jsonl, without a cut last line; [] without the file.  Raises ValueError for a damaged line."""
     path = Path(folder) / "events.jsonl"
     try:
         lines = plain_file.text(path, plain_file.MAX_LINES_BYTES).split("\n")

@@ -98,7 +98,7 @@ def follows_the_schema(files: RunFiles, run: Record) -> tuple[bool, str]:
 
 
 def says_where_it_comes_from(files: RunFiles, run: Record) -> tuple[bool, str]:
-    """An imported record names its log, the log's sha256 and what its step_avg meant."""
+    """An imported record names the format, file and sha256 of its log, and the number of the run in it."""
     facts = run.get("imported") or {}
     missing = [key for key in ("format", "file", "sha256", "run_of_file") if facts.get(key) is None]
     return not missing, f"lacks {', '.join(missing)}" if missing else f"run {facts['run_of_file']} of {facts['file']}"

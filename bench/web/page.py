@@ -29,7 +29,7 @@ def text(value: object) -> Safe:
 
 
 def tag(name: str, *children: object, **attributes: object) -> Safe:
-    """tag("p", "a < b", class_="note") -> <p class="note">a &lt; b</p>; an attribute that is None is omitted."""
+    """Returns an element: tag("p", "a<b", class_="note") -> <p class="note">a&lt;b</p>; None omits an attribute."""
     pairs = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
         for key, value in attributes.items()

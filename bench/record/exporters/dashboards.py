@@ -55,10 +55,7 @@ def chosen(run: Record) -> dict[str, dict[str, Any]]:
 
 
 def settings_of(run: Record, name: str, changes: Iterable[str] = ()) -> dict[str, Any]:
-    """Returns the settings of an exporter: those of its yaml, then of the run, then KEY=VALUE changes.
-
-    Raises ValueError for an unknown key.
-    """
+    """Returns an exporter's settings: of its yaml, the run, then KEY=VALUE changes.  ValueError for an unknown key."""
     settings = yaml.safe_load(groups.path_of("exporters", name).read_text())[name] | chosen(run).get(name, {})
     for change in changes:
         key, equals, value = change.partition("=")
@@ -150,8 +147,7 @@ def read(folder: Path | str) -> Exported:
         raise ValueError(f"{folder}: the run has not ended: export it afterwards")
     rows, events = step_files.read(folder), step_files.read_events(folder)
     both = (event for event in events if event.get("utc") and isinstance(event.get("t_ns"), int))
-    # what converts t_ns to seconds since 1970
-    offset_s = next((utc.seconds(event["utc"]) - event["t_ns"] / 1e9 for event in both), None)
+    offset_s = next((utc.seconds(event["utc"]) - event["t_ns"] / 1e9 for event in both), None)  # Unix time of t_ns 0
     points, last_s = [], utc.seconds(run["started_at"] or "")
     for row in rows:
         if row.get("t_ns") is not None and offset_s is not None:

@@ -34,10 +34,7 @@ def _some(rows: Sequence[T], folders: Sequence[Path | str]) -> Sequence[T]:
 
 
 def export_each(folders: Iterable[Path | str], make: Callable[[Any], T]) -> Sequence[T]:
-    """Returns make(folder) of each run folder, without damaged records, which are reported on standard error.
-
-    Raises ValueError if all are damaged.
-    """
+    """Returns make(folder) of each run folder; damaged records are reported and skipped.  ValueError if all are."""
     made, folders = [], list(folders)
     for folder in folders:
         try:

@@ -108,7 +108,7 @@ class Form:
 
 
 def as_number(text: str) -> float | None:
-    """ "1,234" -> 1234.0; None for text that is not a number."""
+    """Parses a number: "1,234" -> 1234.0; None for text that is not a number."""
     try:
         return to_float(text)
     except ValueError:
@@ -116,7 +116,7 @@ def as_number(text: str) -> float | None:
 
 
 def to_float(text: str) -> float:
-    """ "1,234" -> 1234.0.  Raises ValueError for text that is not a number."""
+    """Parses a number: "1,234" -> 1234.0.  Raises ValueError for text that is not a number."""
     return float(text.replace(",", ""))
 
 

@@ -105,10 +105,7 @@ def reader_of(name: str) -> consoles.Form:
 
 
 def read_yaml(path: str, where: str) -> Patterns:
-    """Returns a reader for a yaml of patterns.  where: the setting that names it, for errors.
-
-    Raises ValueError if it is missing or malformed.
-    """
+    """Returns a reader for a yaml of patterns.  Raises ValueError, naming where, if it is missing or malformed."""
     try:
         described = yaml_file.read(path)
     except Damaged as error:

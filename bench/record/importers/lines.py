@@ -141,10 +141,7 @@ def without(text: Sequence[bytes], mask: Array, start: int, stop: int) -> bytes:
 def _metrics(
     text: Sequence[bytes], common: dict[int, re.Match[bytes]], metric_lines: dict[int, bytes], is_metric: Array
 ) -> Metrics:
-    """Reads the metric lines.
-
-    common: {line number: match of COMMON}; metric_lines: {line number: line} of the others; is_metric: a mask of both.
-    """
+    """Reads the metric lines: {line number: match of COMMON}, {line number: line} of the others, a mask of both."""
     line_numbers, index_of = np.flatnonzero(is_metric), np.cumsum(is_metric) - 1
     names = (*COLUMNS, *NOT_FINITE.values())
     metrics = Metrics({name: np.full(len(line_numbers), np.nan) for name in names}, line_numbers)

@@ -85,10 +85,7 @@ class Run:
 def record_of(
     run: Run, path: Path, form: str, facts: dict[str, Any], part_of: Path | None = None
 ) -> tuple[Record, list[StepRow]]:
-    """Returns the record of a run and its rows of steps.csv.
-
-    path: the log; facts: those of dialects.read_file(); part_of: the folder that the user named, or None.
-    """
+    """Returns the record of a run and its rows of steps.csv.  path, part_of: from files_of(); facts: of read_file()."""
     track, name, shown = _named(Path(path), part_of)
     rows, doubts = rows_of(run), [*_doubts(facts["unmatched"]), *run.impossible]
     digits = re.sub(r"\D", "", run.facts.get("started_at") or "")
@@ -266,9 +263,9 @@ def _slug(text: str) -> str:
 
 
 def write(run: Record, rows: list[StepRow], results: Path | str) -> bool:
-    """Writes a record to results/<track>/<run_id>/.  Returns False if it exists.
+    """Writes a record to results/<track>/<run_id>/, run.json last, so that a killed import can be repeated.
 
-    run.json is written last, so that what a killed import left is replaced.  Raises ValueError if it cannot be written.
+    Returns False if it exists.  Raises ValueError if it cannot be written.
     """
     folder = Path(results) / run["track"] / run["run_id"]
     if (folder / "run.json").exists():
