@@ -22,7 +22,7 @@ from bench.data.shards import Shard
 BLOCK_TOKENS = 1 << 16
 MAX_BLOCK_STEPS = 64
 CLOSE_S = 30.0
-Queue = queue.SimpleQueue[Any]  # of free buffers, or of read blocks and the error that ended the thread
+Queue = queue.SimpleQueue[Any]  # holds free buffers, or read blocks and the error that ended the thread
 
 
 class Loader:
