@@ -37,7 +37,7 @@ MAX_STEPS = 24
 MAX_RANKS = 32
 OF_TYPE = {"COMPUTATION": COMPUTE, "COMMUNICATION": COMMUNICATION, "MEMORY": COPY}
 CAUSES = (  # (key, text, colour)
-    ("host_wait", "the host had launched nothing", "series-1"),
+    ("host_wait", "the host launched too late", "series-1"),
     ("kernel_wait", "between kernels, under 30 us", "series-5"),
     ("other", "launched, waiting for something else", "series-3"),
 )

@@ -20,28 +20,28 @@ COMPILATION = "compilation"
 LIMIT = (ARITHMETIC, BANDWIDTH, WIRE, LATENCY)
 NO_BOUND = (SEEN, OPTIMIZER, UNBOUND)
 MEANING = {  # part: what it holds
-    ARITHMETIC: "matrix products and attention, had they run at the peak of their precision",
-    BANDWIDTH: "operators that must move their bytes for longer than they calculate, at the memory's bandwidth",
-    WIRE: "collectives that nothing hides, at the bus bandwidth that was measured for their size",
-    LATENCY: "of a launch that the device waited for, what a launch was measured to take",
-    SHAPE: "products: what the nearest measured shape needs beyond the best one (tiles, waves, too little work)",
-    SEEN: "products of a device without a data sheet, at the best rate of their precision in this trace: no limit",
-    SLOWER: "what products and memory-bound operators took beyond that",
-    OPTIMIZER: "the optimizer's kernels or operators whose FLOPs and bytes are not known",
-    UNBOUND: "other kernels or operators whose FLOPs and bytes are not known: never guessed",
-    WAITING: "a collective that nothing hides, until the last rank came to it",
-    EXPOSED: "a collective that nothing hides, after all ranks had come, beyond its bandwidth where that is known",
-    COPIES: "copies and memsets that nothing hides",
-    BETWEEN: "gaps under 30 us between kernels that were launched in time",
-    DEPENDENCY: "longer gaps with the next kernel launched: another stream, an event, or the device itself",
-    LAUNCH: "from the launching call to the first kernel after the device had run dry, or to 0.2 ms after the call; "
-    "beyond its latency if known",
-    HOST: "the host was in no wait and no known phase, and had launched nothing; on a CPU: between operators",
-    SYNC: "the host had launched nothing, as it waited for the device, for a copy from it or for another thread",
+    ARITHMETIC: "matrix products and attention, as if each ran at the device's peak rate for its precision",
+    BANDWIDTH: "memory-bound operators, as if each moved its bytes at the memory's full bandwidth",
+    WIRE: "exposed collectives, as if each ran at the bus bandwidth that was measured for its size",
+    LATENCY: "the measured latency of a kernel launch, where the device waited for the launch",
+    SHAPE: "extra time of products whose shape runs below the peak rate (tiles, waves, too little work)",
+    SEEN: "products on a device without a data sheet, at the best rate in this trace: not a limit",
+    SLOWER: "time of products and memory-bound operators above the parts before",
+    OPTIMIZER: "optimizer kernels or operators whose FLOPs and bytes are unknown",
+    UNBOUND: "other kernels or operators whose FLOPs and bytes are unknown; they are never guessed",
+    WAITING: "exposed collectives, until the last rank arrived",
+    EXPOSED: "exposed collectives after the last rank arrived, above their time at bandwidth where that is known",
+    COPIES: "copies and memsets that overlap with no kernel",
+    BETWEEN: "gaps below 30 us between kernels that were launched in time",
+    DEPENDENCY: "longer gaps although the next kernel was launched: it waited for a stream, an event or the device",
+    LAUNCH: "an idle device, from the launching call to its first kernel, or to 0.2 ms after the call; "
+    "above the launch latency where that is known",
+    HOST: "an idle device while the host ran other code; on a CPU, the time between operators",
+    SYNC: "an idle device while the host waited for the device, for a copy from it or for another thread",
     COMPILATION: "torch.compile at work within the step",
     GARBAGE: "Python's garbage collection",
     LOADER: "waiting for data",
-    UNKNOWN: "nothing was recorded that says what happened",
+    UNKNOWN: "nothing in the trace says what happened",
 }
 ORDER = tuple(MEANING)
 

@@ -15,7 +15,7 @@ S_PER_HOUR = 3600.0
 PARTS = (
     ("work_ms", "forward and backward"),
     ("replicated_ms", "the same on every GPU (optimizer)"),
-    ("exposed_ms", "communication that nothing hides"),
+    ("exposed_ms", "exposed communication"),
     ("slowest_ms", "waiting for the slowest GPU"),
 )
 
