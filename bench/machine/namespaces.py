@@ -133,7 +133,7 @@ def _loopback() -> None:
 
 
 def _drop() -> None:
-    """Drops all capabilities, which root has in these namespaces too."""
+    """Drops all capabilities in these namespaces, too, and refuses calls."""
     for capability in range(LAST_CAPABILITY + 1):
         libc.prctl(CAPBSET_DROP, capability, 0, 0, 0)
     header, none = struct.pack("Ii", 0x20080522, 0), bytes(24)  # version 3 of linux/capability.h

@@ -329,7 +329,7 @@ class Leader:
                 run["warnings"].append(at | {"edge": "start", "error": why})
 
     def bye(self, run: dict[str, Any]) -> None:
-        """Ends the run: once the record is finished, members exit with 0 if it is complete, else with 1."""
+        """Sets the exit code of the members, once the record is finished: 0 if the run is complete, else 1."""
         self._exit_code = 0 if run["status"] == "complete" else 1
 
     def _interface(self) -> str | None:

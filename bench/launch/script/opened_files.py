@@ -108,8 +108,8 @@ class OpenedFiles:
     def while_training(self, rows: list[StepRow], reader_late_s: float) -> list[str]:
         """Returns a sentence if a rank opened a validation shard while the script trained.
 
-        This is so between the lines of two steps, and before the last step's line that precedes the next validation: no
-        rank is a whole step ahead of the first.  That line may have come earlier than its stamp, by the reader's
+        An opening counts after the first step's line and before the last step's line that precedes the next validation:
+        no rank is a whole step ahead of the first.  That line may have arrived before its stamp, by the reader's
         estimate and a few times that on a starved machine, or another thread of the script may have printed it late.
         """
         steps = sorted((row["line_t_ns"], row["step"]) for row in rows if row["line_t_ns"] is not None)

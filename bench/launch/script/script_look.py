@@ -36,8 +36,8 @@ TICK_S = 0.2
 def window(config: LookConfig, lines: Sequence[str], edges: Sequence[tuple[str, int]]) -> tuple[int, int, int] | None:
     """Returns (warmup_steps, first_step, last_step) according to what the script printed, None if no lines fit.
 
-    edges: trace_files.edges() of its dialect.  The last step is the first one whose line ends it; all of these are
-    recorded.
+    edges: trace_files.edges() of its dialect.  A line may end several steps; last_step is the first of those that the
+    last line ends, and all of them are recorded.
     """
     began, validated = list[int](), set[int]()  # steps that began after a line; those that hold a validation
     for text in lines:
