@@ -34,7 +34,7 @@ class Run:
     name: str  # "<track>/<run_id>", as in the ledger
     folder: Path
     record: Record
-    is_log: bool  # imported from another program's log, and not started by the ledger
+    is_log: bool  # imported from another program's log, and not a run that the ledger lists
 
     @classmethod
     def read(cls, book: ledger.Ledger, folder: Path) -> "Run":

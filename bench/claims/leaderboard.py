@@ -34,7 +34,7 @@ class Entry:
     book: ledger.Ledger  # the ledger that lists the runs
     judged: str = "time"  # what entries are ranked by: time or steps
     status: str = ""
-    since: str = ""  # start of the run that completed the number a record needs
+    since: str = ""  # when it had the runs that a record needs, by _order()
     number: int | None = None  # number of the record among those on its device; None if it never was a record
 
     def __post_init__(self) -> None:
