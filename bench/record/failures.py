@@ -142,7 +142,7 @@ def interrupted_by(run: Facts) -> str | None:
 
 
 def write(folder: Path | str, rank: int, step: int | None, error: BaseException) -> str:
-    """Writes the failure file of a rank that handles an exception.  Returns its kind.  step: None before training."""
+    """Writes the failure file of a rank that handles an exception.  Returns its kind.  step: None if not training."""
     kind = kind_of(error)
     facts = failure(kind, f"{type(error).__name__}: {error}"[:2000], rank, getattr(error, "step", step))
     facts["failed_at_s"] = time.monotonic()  # by this node's clock; on_own_clock() in bench/launch/nodes/ converts it

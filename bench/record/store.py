@@ -106,7 +106,7 @@ def _by_home(folders: Iterable[Path | str], logs_too: bool) -> dict[str, list[st
 
 
 class Store(Database):
-    """The runs of one results folder, in memory: the rows of the cache, those that have changed being read again.
+    """The runs of one results folder, in memory: rows from the cache, except that changed runs are read again.
 
     db has the view runs, of the requested runs.  faults: {run folder that cannot be read: why}.
     """

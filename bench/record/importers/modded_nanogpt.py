@@ -191,7 +191,7 @@ def _meaning(columns: Columns) -> str | None:
     fits = {name: fit for name, off in errors.items() if len(off) and np.isfinite(fit := off.sum() / len(off))}
     best = min(
         fits, key=lambda name: fits[name], default=None
-    )  # by the mean: a wrong meaning may fit most steps of an even run
+    )  # the mean decides, as in a run with even steps a wrong meaning may fit most of them
     return best if best is not None and 2 * np.count_nonzero(errors[best] < FIT_FRAC) > len(errors[best]) else None
 
 
