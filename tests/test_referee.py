@@ -174,6 +174,14 @@ def test_what_a_short_run_finds_refuses_a_submission_and_costs_no_level(tries, m
     assert name == "1" and seconds == pytest.approx(10 * 20 / 120, rel=0.01) and run_s == pytest.approx(30, rel=0.01)
 
 
+def test_a_submission_before_the_calibration_has_ended_is_decided_once_start_has_continued_it(tries):
+    search, number = refereeing.submit(begin(tries), ["optim.beta2=0.92"], "a test", "")
+    with pytest.raises(ValueError, match="its calibration was interrupted: ./run.sh referee start continues it"):
+        refereeing.work(search)
+    search = refereeing.work(refereeing.calibrate(search))
+    assert search.submissions[number].decided["decision"] == "keep"
+
+
 def test_a_search_that_could_see_nothing_is_refused(tries):
     with pytest.raises(ValueError, match="takes .* s to be shown, and .* s are left"):
         begun(tries, effect=0.0001)

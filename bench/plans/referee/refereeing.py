@@ -173,6 +173,9 @@ def work(search: Search) -> Search:
     """Decides all open submissions in order. After Interrupted the next call continues where this one stopped."""
     with searches.locked(search.folder):
         search = searches.read(search.folder)
+        if search.open and search.calibration is None:
+            remedy = "./run.sh referee start continues it, and then decides what was submitted"
+            raise ValueError(f"{search.name}: its calibration was interrupted: {remedy}")
         while search.open:
             search = _decide(search, search.open[0])
     return search
