@@ -32,8 +32,8 @@ class Stage:
     # window of the validation after the run's last step, in the last stage alone; null: what windows have grown to
     end_window_tokens: PositiveInt | None = None
     lr_frac: Positive | None = None  # multiplies every learning rate; null: 1
-    # multiplies the loss whose gradients are taken, not the one that is reported: what a sum over a growing batch, in
-    # place of a mean, does to the memories of momentum and of Adam; null: 1
+    # multiplies the loss whose gradients are taken, not the one that is reported: gives momentum and Adam's moments
+    # the scale of a sum over a growing batch, in place of a mean; null: 1
     loss_scale: Positive | None = None
     # momentum, or beta1, of parts of the optimizer: groups of optim=groups, adamw and muon of optim=muon
     momenta: dict[str, Momentum] | None = None

@@ -1,1 +1,1 @@
-"""The verbs: one file a verb, parse, call, print, exit code."""
+"""The commands: one file each, which parses arguments, calls the harness, prints and returns an exit code."""

@@ -2,9 +2,9 @@
 
 Takes one entry of ./run.sh submit at a time, leases as many free GPUs as it needs, of those that CUDA_VISIBLE_DEVICES
 shows, and runs it to its end; users take turns.  Start one agent for each command that is to run at a time.  Ctrl-C
-gives the entry back: a race goes on where it stood, a run with resume=auto from its checkpoint.
+returns the entry to the queue: later a race is resumed, and a run with resume=auto continues from its checkpoint.
 
-An agent runs what anybody who can write into results/queue/ submits, as the user who started it.
+An agent runs commands as the user who started it, and anybody who can write into results/queue/ can submit them.
 """
 
 import math

@@ -26,7 +26,7 @@ FLAGS = {  # {flag of a Comparison: its meaning}
     "runs-without-a-time": "some started runs failed, are invalid or still run",
     "suspect-runs": "the machine disturbed some runs; too few others remain, so they are counted",
     "software-differs": "the arms' scripts have their own interpreters, with another torch, CUDA or NCCL",
-    "data-unknown": "the arms' scripts brought data of their own, of which nothing is known",
+    "data-unknown": "the arms' scripts brought data of their own, which were not checked",
     "suspect-records": "an instrument marked some runs suspect, or a log has lines that were not understood",
     "runs-excluded": "runs that the machine disturbed are excluded from both arms",
     "verdict-depends-on-exclusions": "with the excluded runs the verdict would be different",
@@ -42,10 +42,10 @@ FLAGS = {  # {flag of a Comparison: its meaning}
     "mixed-code": "an arm mixes runs of different code, or of identity versions, so that their code cannot be compared",
     "open-division": "runs that change what their track fixes",
     "not-at-a-planned-look": "the number of runs is not one at which the plan looks: no verdict",
-    "without-its-plan": "runs of a race, compared without the plan that it had: name the race",
+    "without-its-plan": "runs of a race, compared without its plan: name the race instead",
     "unplanned-look": "an interim look that is not in the race's plan: the verdict is not evidence",
     "raced-before": "the ledger has earlier races of these arms: repeated often enough, a race differs by chance",
-    "forced": "numbers were asked for although the runs are not comparable",
+    "forced": "numbers were requested although the runs are not comparable",
 }
 MAX_MDE_PCT = 1000
 HEAD = ("change", "95 % interval", "p", "n", "CV %", "MDE (80 % power)")

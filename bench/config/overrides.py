@@ -199,14 +199,14 @@ def one_line(error: Exception) -> str:
 @dataclass(kw_only=True)
 class Cluster:
     partition: str | None = None  # where the job goes, sbatch --partition; null: the cluster's default
-    account: str | None = None  # who pays, sbatch --account; null: your default
+    account: str | None = None  # account that is charged, sbatch --account; null: your default
     nodes: PositiveInt | None = None  # sbatch --nodes; null: the most that hardware.nodes=N asks for
     time_min: PositiveInt | None = None  # minutes until SLURM ends the job, sbatch --time; null: the partition's limit
     gpus_per_node: str | None = None  # GPUs of each node, 8 or h100:8, sbatch --gpus-per-node; null: not asked for
     cpus_per_node: PositiveInt | None = None  # CPUs of each node, sbatch --cpus-per-task; null: SLURM's default
     requeue: bool | None = None  # begin again after a preemption or a lost node, sbatch --requeue; null: as SLURM does
-    name: str = "speedrun"  # of the job, as squeue shows it, sbatch --job-name
-    options: str | None = None  # any other of sbatch's, in quotes: '--exclusive --constraint=h100'; null: none
+    name: str = "speedrun"  # name of the job, as squeue shows it, sbatch --job-name
+    options: str | None = None  # other options of sbatch, in quotes: '--exclusive --constraint=h100'; null: none
 
 
 def split_cluster(overrides: Iterable[str]) -> tuple[list[str], list[str]]:

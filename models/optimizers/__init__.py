@@ -14,8 +14,8 @@ class Config:
     PACKAGE = __name__
     name: str  # optimizer: models/optimizers/NAME.py
     lr: Positive  # learning rate at the schedule's peak
-    grad_clip_norm: Positive | None = None  # all gradients together are clipped to it; null: not
-    schedule: schedules.Config  # how the learning rate goes over a run
+    grad_clip_norm: Positive | None = None  # the norm of all gradients together is clipped to this; null: no clipping
+    schedule: schedules.Config  # how the learning rate changes over a run
 
     def build(self, model: Any, rank: int, world_size: int, device_type: str) -> Any:
         """Returns an optimizer for a models.base.LanguageModel; each of its param_groups has lr, and may have peak_lr.

@@ -11,8 +11,8 @@ from models.schedules import trapezoid
 
 @dataclass(kw_only=True)
 class Config(trapezoid.Config):
-    at_fracs: list[float] = field(default_factory=list)  # where the peak changes, parts of num_steps, rising
-    lr_fracs: list[float] = field(default_factory=list)  # to what, as parts of the first peak
+    at_fracs: list[float] = field(default_factory=list)  # where the peak changes: increasing fractions of num_steps
+    lr_fracs: list[float] = field(default_factory=list)  # the peak from there on, as a fraction of the first
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,7 +13,7 @@ from models.updates import muon
 @dataclass(kw_only=True)
 class Config(muon.Config):
     momentum_cooldown_frac: Frac = 0.0  # linear fall back to first_momentum at the end, as a part of num_steps
-    beta2: Momentum | None = 0.95  # decay of the mean square of each row's updates; null: rows are not evened out
+    beta2: Momentum | None = 0.95  # decay of the mean square of each row's updates; null: rows are not normalised
     # what ends up with one mean square, rows or columns; null: the longer side's, of a square matrix rows
     evened: Annotated[str, one_of("rows", "columns")] | None = None
     cautious: bool = True  # weight decay only where the step shrinks the weight, and times the learning rate's square

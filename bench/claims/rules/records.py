@@ -32,7 +32,7 @@ def every_record_is_internally_consistent(claim: Claim) -> Judged:
 
 
 def git_identified_the_code_of_every_run(claim: Claim) -> Judged:
-    """Git failed for no run; where it fails, nobody knows whether the code matches a commit."""
+    """Git worked for every run: without it, whether the code matches a commit is unknown."""
 
     def fault_of(run: Run) -> str | None:
         return run.record["code"].get("git_failure")

@@ -27,7 +27,7 @@ _known_deviations: dict[str, list[str]] = {}  # by config_id: composing takes 1/
 
 
 def the_runs_share_config_and_code(claim: Claim) -> Judged:
-    """One config and one code; the code is in git or in the run's own folder.  Of logs, the code that they embed."""
+    """All runs have one config and one code, which is in git, in the run's folder or embedded in the log."""
     if claim.is_of_logs:
         return _logs_share_code(claim)
     if len(claim.kinds) > 1:
@@ -59,7 +59,7 @@ def _logs_share_code(claim: Claim) -> Judged:
 
 
 def the_runs_share_one_setting(claim: Claim) -> Judged:
-    """One comparability_id: hardware, driver, torch, timing protocol, data, world size.
+    """All runs have one comparability_id: hardware, driver, torch, timing protocol, data, world size.
 
     Scripts that were raced with another interpreter each may differ in what that holds, from arm to arm.
     """
@@ -114,7 +114,7 @@ def _numbers(values: Iterable[int | None]) -> str:
 def there_are_enough_runs(claim: Claim) -> Judged:
     """As many runs as the track's repeats are eligible; a suspect one only where steps are judged, not time.
 
-    One that ran beside others of its sweep counts nowhere.
+    One that ran beside others of its sweep never counts.
     """
     wanted, judged = claim.track_rules.repeats, claim.track_rules.rules.judged
     if not has_target(claim.track):
@@ -140,7 +140,7 @@ def all_claimed_runs_are_present(claim: Claim) -> Judged:
 
 
 def no_run_was_left_out(claim: Claim) -> Judged:
-    """Every started run of this config and raced code is claimed, but for those that a plan made no part of the claim.
+    """Every started run of this config and raced code is claimed, unless a plan excluded it from the claim beforehand.
 
     Warm-up runs are discarded by plan; a run that was interrupted in its race was run again; runs outside the claim's
     races were no part of their plans.  Runs of another race in which this was a candidate must be claimed too.
@@ -338,7 +338,7 @@ def _short(hashes: list[str]) -> str:
 
 
 def only_what_may_be_untimed_was_untimed(claim: Claim) -> Judged:
-    """One timing protocol, and it excludes nothing from train_s but what the track allows."""
+    """All runs have one timing protocol, which excludes from train_s only what the track allows."""
     allowed, first = claim.track_rules.rules.may_be_untimed, claim.runs[0].record["timing_protocol"]["id"]
     if claim.is_of_logs:
         return None, NOT_KNOWN if claim.track_rules.rules.judged == "time" else "the track judges no times"
@@ -354,7 +354,7 @@ def only_what_may_be_untimed_was_untimed(claim: Claim) -> Judged:
 
 
 def no_forbidden_instrument_ran(claim: Claim) -> Judged:
-    """No profiler and no other instrument that flags steps, and no step that an instrument disturbed."""
+    """No run used a profiler or another instrument that flags steps, and no instrument disturbed a step."""
 
     def fault_of(run: Run) -> str | None:
         if flagging := registry.flagging(run.record["instruments"]):
@@ -368,7 +368,7 @@ def no_forbidden_instrument_ran(claim: Claim) -> Judged:
 
 
 def only_allowed_flags_of_torch_compile_were_set(claim: Claim) -> Judged:
-    """modded-nanogpt's rule 3: no flag of inductor or torch.compile but those that the track allows, in any run."""
+    """modded-nanogpt's rule 3: no run sets a flag of inductor or torch.compile that the track does not allow."""
     allowed = claim.track_rules.rules.compile_flags
     if allowed is None:
         return None, f"track {claim.track} allows any"
