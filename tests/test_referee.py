@@ -244,6 +244,20 @@ def test_kills_at_any_moment_lose_no_submission_and_count_none_twice(tries, firs
     assert list(deciding.replay(search)) == []
 
 
+def test_a_race_that_a_kill_left_without_its_line_in_the_ledger_is_ended_again(tries, monkeypatch):
+    def killed(results, event, **facts):
+        return sys.exit("killed") if event == "race_end" else append(results, event, **facts)
+
+    append = ledger.append
+    search, number = refereeing.submit(begun(tries), ["optim.beta2=0.92"], "", "")
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(ledger, "append", killed)
+        refereeing.work(search)
+    assert [*(tries.results.folder / "races").glob(f"*-{number}-race-*/race.json")]
+    search = refereeing.work(searches.read(search.folder))
+    assert search.submissions[number].decided["decision"] == "keep" and list(deciding.replay(search)) == []
+
+
 @pytest.mark.parametrize("stage", ["_short_run", "_audit_run"])
 def test_a_check_and_an_audit_that_a_kill_cut_off_are_made_again_when_the_search_goes_on(tries, monkeypatch, stage):
     def killed(*words):

@@ -26,7 +26,7 @@ from bench.config.typed import leaves
 from bench.launch.console import say
 from bench.launch.prepare import requested_config, this_machine
 from bench.launch.series import earlier_s
-from bench.plans.race import arm_process, plan, planning, question, runner
+from bench.plans.race import arm_process, plan, planning, question, runner, state
 from bench.plans.sweep.points import Points
 from bench.record import race_folder, run_folder, sweep
 from bench.record.race_folder import Race
@@ -199,8 +199,9 @@ def go(folder: Path, budget_s: float | None, runs: Points, results: Path) -> Rac
         among = f"of {len(losses)} trials from {min(losses):g} to {max(losses):g}"
         say("study", f"{name}: best at {study['tune']}={best:g}, {metric.name} {losses[best]:.4f}, {among}")
     race = race_folder.of(results, study["race_id"]) if study["race_id"] else None
-    if race and not (race / "race.json").exists():
+    if race:
         planning.enter(race, results)
+    if race and not state.read(race, results).has_ended:
         return runner.go(race, results, anyway=True)
     if race and (recorded := race_folder.read(race))["status"] != "abandoned":
         return recorded

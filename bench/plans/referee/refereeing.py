@@ -17,7 +17,7 @@ from bench.compare.searching import Stop
 from bench.launch.console import say
 from bench.machine.signals import Interrupted
 from bench.plans.audit import short
-from bench.plans.race import arm_process, planning, question, runner, worktrees
+from bench.plans.race import arm_process, planning, question, runner, state, worktrees
 from bench.plans.referee import deciding
 from bench.plans.referee import search as searches
 from bench.plans.referee import submission as submissions
@@ -254,7 +254,7 @@ def _sequential_race(search: Search, submission: Submission, stage: str, stop: S
         folder = deciding.folder_of(search, name)
         if folder is None:
             raise
-        if not (folder / "race.json").exists():
+        if not state.read(folder, search.results).has_ended:
             runner.finish(folder, search.results, "abandoned", str(error))
 
 
@@ -265,9 +265,9 @@ def _race(search: Search, name: str, a: Arm, b: Arm, settings: dict[str, Any]) -
         request: dict[str, Any] = {"arms": {"A": dict(a), "B": dict(b)}, "name": f"{search.name}-{name}"}
         request |= {"on": search.settings["on"], "first_seed": secrets.randbelow(MAX_SEED), **settings}
         folder, is_new = planning.begin(request, search.results, anyway=True), True
-    if (folder / "race.json").exists():
-        return folder, race_folder.read(folder)
     planning.enter(folder, search.results)
+    if state.read(folder, search.results).has_ended:  # race.json alone may be that of a process that was killed then
+        return folder, race_folder.read(folder)
     raced = runner.go(folder, search.results, anyway=True, is_new=is_new)
     if raced["status"] == "interrupted":
         raise Interrupted(str(raced["why"]))
