@@ -23,6 +23,7 @@ from bench.web.chart import Spec, chart, series_of
 from bench.web.document import Block, Chart, Document, Lines, Section, Table, link, texts
 
 MAX_ENTRIES = 20  # most entries shown per track and device in a text
+OPTIONAL = ("by", "certificate")  # columns that are left out where no entry has one
 NO_LOSS = "failed, invalid or still running"
 MAX_CHANGES = 4  # most changed settings named for a record
 BY = re.compile(r"^By: *(?!\(to be written\))(\S.*)$", re.M)  # author line in the README of a publication or a claim
@@ -77,7 +78,7 @@ def _entries(entries: Sequence[Entry], judged: str) -> Table:
         ends = [entry.status, entry.certificate, entry.last_run[:10]]
         rows.append([_linked(entry), entry.first["config_id"], n, _score(entry), sd, *numbers, *ends])
     right = [False, False, *[True] * 5, False, False, False]
-    return Table(heads, rows, right, limit=MAX_ENTRIES, more=" slower ones: ./run.sh table --group")
+    return _table(heads, rows, right, limit=MAX_ENTRIES, more=" slower ones: ./run.sh table --group")
 
 
 def _records(records: Sequence[Step], judged: str) -> Table:
@@ -93,7 +94,14 @@ def _records(records: Sequence[Step], judged: str) -> Table:
         cells += [_number(entry.losses["mean"], ".4f"), entry.certificate]
         rows.append([*cells, entry.first["config_id"], (entry.first["commit"] or "")[:8]])
     right = [True, True, True, False, False, False, False, True, True, False, False, False]
-    return Table(heads, rows, right, style="records")
+    return _table(heads, rows, right, style="records")
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[bool], **facts: Any) -> Table:
+    """Returns a Table without the columns of OPTIONAL that are empty."""
+    kept = [at for at, head in enumerate(heads) if head not in OPTIONAL or any(row[at] for row in rows)]
+    shown = [[row[at] for at in kept] for row in rows]
+    return Table([heads[at] for at in kept], shown, [right[at] for at in kept], **facts)
 
 
 def _chart(id: str, judged: str, entries: Sequence[Entry]) -> Spec:
