@@ -65,7 +65,7 @@ def test_a_flipped_bit_is_found_by_its_hash(split):
 
 
 def test_a_large_file_is_read_again_only_when_it_changed(monkeypatch):
-    monkeypatch.setattr(shards, "ANEW_BYTES", 0)
+    monkeypatch.setattr(shards, "ALWAYS_HASHED_BYTES", 0)
     dataset = datasets.prepare(small_markov(), **QUIET)
     monkeypatch.setattr(shards, "max_token", lambda shard: pytest.fail("read although nothing changed"))
     assert datasets.find(small_markov(), **QUIET) == dataset
@@ -73,7 +73,7 @@ def test_a_large_file_is_read_again_only_when_it_changed(monkeypatch):
 
 def test_the_cache_is_not_what_a_file_is_compared_with(root, monkeypatch):
     """The hash of other bytes, written into the cache, gives a refusal, not other bytes."""
-    monkeypatch.setattr(shards, "ANEW_BYTES", 0)
+    monkeypatch.setattr(shards, "ALWAYS_HASHED_BYTES", 0)
     dataset = datasets.prepare(small_markov(), **QUIET)
     cache = json.loads((root / ".checked.json").read_text())
     cache[str(dataset.val[0].path)]["sha256"] = "0" * 64
@@ -93,7 +93,7 @@ def test_a_forged_cache_lets_no_other_bytes_be_taken_for_those_that_are_promised
     cache.write_text(json.dumps(forged))
     with pytest.raises(CheckFailed, match=f"sha256 .* instead of {shard.sha256}"):  # read, whatever the cache says
         datasets.find(small_markov(), **QUIET)
-    monkeypatch.setattr(shards, "ANEW_BYTES", 0)  # as of a large file: what others may write is not believed
+    monkeypatch.setattr(shards, "ALWAYS_HASHED_BYTES", 0)  # as of a large file: what others may write is not believed
     for mode in (0o666, 0o664):
         cache.chmod(mode)
         with pytest.raises(CheckFailed, match=f"sha256 .* instead of {shard.sha256}"):

@@ -4,7 +4,7 @@
 
 Facts caches the sha256 and the largest token of unchanged files, so that a launch need not read all of them. Its file,
 <data root>/.checked.json, is trusted only if no other user can have written it, and it never says what a file should
-hash to. The first ANEW_BYTES are hashed at each launch, whatever the cache says.
+hash to. The first ALWAYS_HASHED_BYTES are hashed at each launch, whatever the cache says.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ HEADER = struct.Struct(f"<{HEADER_INTS}i")
 LLAMA_MAGIC = 20240801  # the magic of llm.c's other format
 FACTS_FILE = ".checked.json"
 SLOW_BYTES = 100 * MIB  # larger files are announced, because reading them takes long
-ANEW_BYTES = 32 * MIB  # hashed at each launch: 0.02 to 0.1 s of sha256
+ALWAYS_HASHED_BYTES = 32 * MIB  # hashed at each launch: 0.02 to 0.1 s of sha256
 
 
 if TYPE_CHECKING:  # imported only to handle tokens: a launcher checks headers alone
@@ -138,8 +138,8 @@ class Facts:
     def __init__(self, root: Path) -> None:
         self._path, self._new = root / FACTS_FILE, False
         self._known: dict[str, dict[str, Any]] = {}
-        self._anew_bytes = ANEW_BYTES  # still to be hashed anew
-        self._read: set[Path] = set()  # files that are hashed anew
+        self._left_bytes = ALWAYS_HASHED_BYTES  # of ALWAYS_HASHED_BYTES
+        self._read: set[Path] = set()  # files that are hashed whatever the cache says
 
     def __enter__(self) -> Self:
         with contextlib.suppress(Damaged), plain_file.opened(self._path) as file:
@@ -155,8 +155,8 @@ class Facts:
         """Returns the hash of the file's current content."""
         path = path.resolve()
         stamp = stamp_of(path)
-        if path not in self._read and stamp[0] <= self._anew_bytes:
-            self._anew_bytes -= stamp[0]
+        if path not in self._read and stamp[0] <= self._left_bytes:
+            self._left_bytes -= stamp[0]
             self._read.add(path)
         if path in self._read:
             return sha256(path)

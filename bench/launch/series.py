@@ -53,7 +53,7 @@ class Series:
         self._num_done, self._budget_s, self._fewest = num_done, budget_s, fewest
         self._at_once = at_once
         self._began_s: float | None = None  # the current run
-        self._opened_s, self._has_foretold = time.monotonic(), False
+        self._opened_s, self._is_budget_shown = time.monotonic(), False
         self.bars = Bars(live)
 
     def __enter__(self) -> Self:
@@ -78,7 +78,7 @@ class Series:
         """Begins the next run.  label: describes it; without a label no line is printed."""
         self._began_s = time.monotonic()
         if label:
-            say("run", f"{self.position}: {label}{self._to_go()}{'' if self._has_foretold else self._in_budget()}")
+            say("run", f"{self.position}: {label}{self._to_go()}{'' if self._is_budget_shown else self._in_budget()}")
         self.tick()
 
     def tick(self) -> None:
@@ -129,7 +129,7 @@ class Series:
         num_fitting, num_left = self.num_fitting(), len(self._kinds) - self._num_done
         if num_fitting is None or self._budget_s is None:
             return ""
-        self._has_foretold = True
+        self._is_budget_shown = True
         all_of = "all" if num_fitting >= num_left else f"{num_fitting} of {num_left}"
         return f"; {all_of} fit in the budget, {format_about_s(self._budget_s).removeprefix('about ')}"
 

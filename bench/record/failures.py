@@ -219,8 +219,8 @@ def _ranks_failure(folder: Path, exit_code: int | None) -> Section | None:
         message = "the launching agent was ended by SIGKILL"
         return failure("agent_killed", message, None, last_step(folder), "SIGKILL", exit_code)
     number = int(signal.SIGTERM) if exit_code in (-signal.SIGTERM, 128 + signal.SIGTERM) else 0
-    if told := SIGNALLED.search(_log(folder, "agent.log")):  # torchrun then ends with exit code 1
-        number = int(told[1])
+    if signalled := SIGNALLED.search(_log(folder, "agent.log")):  # torchrun then ends with exit code 1
+        number = int(signalled[1])
     if number in set(signal.Signals):
         name = signal.Signals(number).name
         message = f"what starts the ranks was ended from outside by {name}"

@@ -1,11 +1,10 @@
 """Opens the runs of a results folder as a database, with .store.sqlite as a cache that is made from the run folders.
 
-Any SQLite program can read it: its view runs has a row for each run.  You can delete it at any time; the next call
-creates it again.
+Any SQLite program can read it: its view runs has a row for each run.  If it is deleted, the next call creates it again.
 
 Writing.  The file is never changed in place: a new one is made in memory and renamed over it.  So readers need no
-locks, which cannot be trusted on network file systems (where SQLite's WAL does not work at all), a killed writer leaves
-at most a temporary file, and of several simultaneous writers the last one's file remains, which is as good as any.
+locks, which network file systems do not guarantee, a killed writer leaves at most a temporary file, and of several
+simultaneous writers the last one's file remains, which is as good as any.
 
 Trust.  A file is used only if nobody but its owner may write to it, and its owner is this user, root, or the owner of
 the results folder, who could replace the run folders themselves.  Anybody else with write access to the folder could
@@ -94,9 +93,8 @@ def _by_home(folders: Iterable[Path | str], logs_too: bool) -> dict[str, list[st
         if not os.path.isdir(path):
             if logs_too:
                 continue
-            raise ValueError(
-                f"{path}: is not a folder of runs: ./run.sh table shows those of results/, ./run.sh import reads logs"
-            )
+            remedy = "./run.sh table shows those of results/, ./run.sh import reads logs"
+            raise ValueError(f"{path}: is not a folder of runs: {remedy}")
         is_run = os.path.exists(f"{path}/run.json")
         start = os.path.dirname(path) if is_run else path
         if start not in homes:

@@ -145,8 +145,7 @@ def install(gpu: SimpleNamespace) -> None:
     guards._empty_strided_cuda = lambda size, stride, dtype: torch.empty_strided(
         size, stride, dtype=dtype, device="cuda:0"
     )
-    as_strided: Any = lambda tensor, size, stride, offset=0: torch.as_strided(tensor, size, stride, offset)  # noqa: E731
-    guards._reinterpret_tensor = as_strided
+    guards._reinterpret_tensor = lambda tensor, size, stride, offset=0: torch.as_strided(tensor, size, stride, offset)
     fake_tensor.init_gpu_context = lambda device: None
     fake: Any = fake_tensor.FakeTensorMode
     fake.avoid_device_init = property(lambda mode: True)  # makes torch.tensor(2.0, device="cuda") begin on the CPU
