@@ -183,7 +183,7 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_arrive(met, tmp_path
     assert second.startswith("node 1, logs/gone.log: not in the record: No such file")
 
 
-@pytest.mark.parametrize("end, why", [("left", "it left"), (None, "it sent nothing for 1 s")])
+@pytest.mark.parametrize("end, why", [("left", "it left"), (None, "it sent no part of a file for 1 s")])
 def test_a_node_that_ends_while_its_files_travel_is_a_warning_and_no_cut_file(met, tmp_path, end, why):
     leading, member = met
     member._put(lambda: member._push_piece(b"half", name="logs/a.log", is_last=False))
@@ -195,8 +195,8 @@ def test_a_node_that_ends_while_its_files_travel_is_a_warning_and_no_cut_file(me
     leading_run.complete(run)
     assert not (tmp_path / "logs" / "a.log").exists()
     cut, lost = (warning["error"] for warning in run["warnings"])
-    assert cut == "node 1, logs/a.log: not in the record: only a part of it came"
-    assert lost.startswith("node 1 is lost after its ranks had ended") and lost.endswith(why)
+    assert cut == "node 1, logs/a.log: not in the record: only a part of it arrived"
+    assert lost.startswith("node 1 was lost after its ranks had ended") and lost.endswith(why)
 
 
 @pytest.mark.parametrize(
@@ -210,14 +210,14 @@ def test_a_message_that_makes_no_sense_is_a_lost_node(met, tmp_path, message):
     leading_run._peers[1].files = None  # no run has begun
     member.send(**message)
     real_runs.wait_for(lambda: leading_run._take(0.0) or leading_run._lost, 5, every_s=0.02)
-    assert leading_run._lost == f"node 1, rank 1 is lost: its message '{message['kind']}' makes no sense"
+    assert leading_run._lost == f"node 1, rank 1 is lost: its message '{message['kind']}' is malformed"
 
 
 def test_a_node_that_does_not_say_what_it_is_is_refused(met, tmp_path):
     leading, member = met
     member.send("hello", node=float("inf"), facts=None)
     leading_run = leader_of(leading, tmp_path)
-    with pytest.raises(ValueError, match="a node is not taken in: it does not say what it is"):
+    with pytest.raises(ValueError, match="a node cannot join: its first message is malformed"):
         real_runs.wait_for(leading_run._join, 5, every_s=0.02)
 
 
@@ -291,7 +291,7 @@ def test_a_clock_that_nobody_tells_is_a_refusal(met, tmp_path):
     node._waiting = [inputs]
     with pytest.raises(member_module.Refused, match=r"did not send its clock \(it does not answer\)"):
         node._make_folder(types.SimpleNamespace())
-    assert arrived(member) == {"kind": store.GONE, "why": "nothing heard for 3 s"}
+    assert arrived(member) == {"kind": store.GONE, "why": "it sent nothing for 3 s"}
 
 
 def test_ranks_are_not_told_the_launchers_secret(monkeypatch):
@@ -347,7 +347,7 @@ def test_a_message_verifies_with_the_same_secret_session_and_number_alone():
     assert same.opened(first) == {"kind": "one", "data": b"xy\n"} and same.opened(second) == {"kind": "two"}
     odd = [channel(secret="other"), channel(sessions=(b"c", b"b")), channel(sessions=(b"a", b"c")), channel(key="k")]
     for other, value in [*((channel, first) for channel in odd), (same, second), (channel(), second)]:
-        with pytest.raises(ValueError, match="does not verify"):
+        with pytest.raises(ValueError, match="signature of a message is wrong"):
             other.opened(value)
 
 
@@ -358,7 +358,7 @@ def test_a_node_with_another_secret_is_refused_in_a_sentence(monkeypatch):
         monkeypatch.setenv(store.KEY, "theirs")
         member = store.MemberStore("127.0.0.1", [port], "key", 10.0)
         member.send("hello", num_ranks=1, local_rank=0)
-        with pytest.raises(ValueError, match=f"not taken in: .* give {store.KEY} alike on every node"):
+        with pytest.raises(ValueError, match=f"cannot join: .* set {store.KEY} alike on every node"):
             while True:
                 leading._join()
         assert arrived(member) == {"kind": store.GONE, "why": store.NOT_VERIFIED}
@@ -589,7 +589,7 @@ def test_a_rendezvous_that_never_completes_says_so(pair, host):
     pair.start(host, *words(pair, 2, "hardware.rendezvous_timeout_s=3"))
     code, out = pair.end(host)
     assert code == 2
-    wanted = ("1 of 2 nodes came together in 3 s", "no run waits there (tried for 3 s)")[host]
+    wanted = ("1 of 2 nodes joined within 3 s", "no run has waited there for 3 s")[host]
     assert wanted in out
     assert not pair.results(0).exists() or not real_runs.folders(pair.results(0))
     assert pair.all_gone()

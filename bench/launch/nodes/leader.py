@@ -102,12 +102,12 @@ class Leader:
         until_s = time.monotonic() + timeout_s
         while len(self._peers) < self._num_members:
             if why := self._still():
-                self._refuse_all(f"{why}, and not every node had joined: see what it says")
+                self._refuse_all(f"{why} before every node had joined: see its output")
             if time.monotonic() > until_s:
                 wanted = counted(self._num_members + 1, "process" if self._adopted else "node")
                 self._refuse_all(
-                    f"{len(self._peers) + 1} of {wanted} came together in {timeout_s:g} s: start the same command on "
-                    "every node, see that this address and port can be reached, or raise hardware.rendezvous_timeout_s"
+                    f"{len(self._peers) + 1} of {wanted} joined within {timeout_s:g} s: start the same command on "
+                    "every node, check that address and port can be reached, or raise hardware.rendezvous_timeout_s"
                 )
             self._join()
         for peer in self._nodes:
@@ -124,18 +124,18 @@ class Leader:
     def _join(self) -> None:
         for number, message in self._store.take():
             if message["kind"] == GONE:
-                self._refuse_all(f"a node is not taken in: {message['why']}", number)
+                self._refuse_all(f"a node cannot join: {message['why']}", number)
             if message["kind"] == "refused":
                 self._refuse_all(f"another node refuses: {message.get('why')}", number, code=message.get("exit_code"))
             if message["kind"] == "hello":
                 try:
                     self._peers[number] = peer_of(number, message)
                 except NO_SENSE:
-                    self._refuse_all("a node is not taken in: it does not say what it is", number)
+                    self._refuse_all("a node cannot join: its first message is malformed", number)
         for number, peer in list(self._peers.items()):
             if self._store.silent_s(number) > LOST_AFTER_S:
                 if self._adopted:
-                    self._refuse_all(f"rank {peer.first_rank} ended before the run began: see what it says")
+                    self._refuse_all(f"rank {peer.first_rank} ended before the run began: see its output")
                 del self._peers[number]
         time.sleep(TICK_S)
 
@@ -221,7 +221,7 @@ class Leader:
             self._take(TICK_S)
             if time.monotonic() > until_s:
                 late = next(peer for peer in self._nodes if peer.folder is None)
-                self._lost = f"{late.name}, made no folder"
+                self._lost = f"{late.name}, did not create its folder within {LOST_AFTER_S:g} s"
         for why in filter(None, map(facts.clock_fault, self._nodes)):
             say("warn", why, always=True)
         return not self._lost
@@ -252,7 +252,7 @@ class Leader:
             self._take(min(left_s, TICK_S))
             for peer in self._peers.values():
                 if not peer.has_ended and self._store.silent_s(peer.number) > LOST_AFTER_S:
-                    self._lose(peer, f"said nothing for {LOST_AFTER_S:g} s")
+                    self._lose(peer, f"it sent nothing for {LOST_AFTER_S:g} s")
 
     def exit_code(self) -> int:
         """Returns 0 if all ranks ended well.  Call it after has_ended()."""
@@ -282,8 +282,8 @@ class Leader:
             if why := self._hindrance(peer):
                 peer.is_lost = True
                 if peer.files and (name := peer.files.undo()):
-                    self._bad_files.append(f"node {peer.node}, {name}: not in the record: only a part of it came")
-                what = f"node {peer.node} is lost after its ranks had ended, its files may be missing"
+                    self._bad_files.append(f"node {peer.node}, {name}: not in the record: only a part of it arrived")
+                what = f"node {peer.node} was lost after its ranks had ended, and its files may be missing"
                 self._bad_files.append(f"{what}: {why}")
         lost = [Path(peer.folder) for peer in self._nodes if peer.is_lost and peer.folder]
         carried.rescue(lost, self._folder)
@@ -298,9 +298,9 @@ class Leader:
             if peer.has_left:
                 return "it left"
             if self._store.silent_s(peer.number) > LOST_AFTER_S:
-                return f"it said nothing for {LOST_AFTER_S:g} s"
+                return f"it sent no sign of life for {LOST_AFTER_S:g} s"
             if time.monotonic() - self._came_s > COLLECT_S:
-                return f"it sent nothing for {COLLECT_S:g} s"
+                return f"it sent no part of a file for {COLLECT_S:g} s"
             self._take(TICK_S)
         return None
 
@@ -347,7 +347,7 @@ class Leader:
                 try:
                     self._heed(peer, message)
                 except NO_SENSE:
-                    self._lose(peer, f"its message {message['kind'][:40]!r} makes no sense")
+                    self._lose(peer, f"its message {message['kind'][:40]!r} is malformed")
         if not came:
             time.sleep(within_s)
 
@@ -361,7 +361,7 @@ class Leader:
             try:
                 self._store.answer_clock(peer.number)
             except RuntimeError:
-                self._lose(peer, "it asks nothing more")
+                self._lose(peer, "it stopped measuring its clock")
         elif kind == "ready":
             peer.folder, peer.clock = str(message["folder"]), clock_of(message)
         elif kind == "ended":

@@ -50,11 +50,11 @@ def follow_adopted(adopted: Adopted, prepared: Callable[[], Job]) -> int:
     prepared(): prepares the job on this node; called only by the first rank of each node.
     """
     if adopted.host is None:
-        raise ValueError(f"{adopted.summary()}, and where rank 0 is cannot be found: give every rank MASTER_ADDR=HOST")
+        raise ValueError(f"{adopted.summary()}, but rank 0's address is unknown: set MASTER_ADDR=HOST for every rank")
     is_first_of_node = adopted.local_rank == 0 and adopted.node > 0
     where = {"node": adopted.node, "first_rank": adopted.rank, "local_rank": adopted.local_rank, "num_ranks": 1}
     reach = functools.partial(MemberStore, adopted.host, adopted.ports, adopted.key)
-    what = f"rank {adopted.rank}: no answer of rank 0 in {leader.RENDEZVOUS_S:g} s: see what it says"
+    what = f"rank {adopted.rank}: rank 0 did not answer within {leader.RENDEZVOUS_S:g} s: see its output"
     return _take_part(reach, leader.RENDEZVOUS_S, what, prepared if is_first_of_node else None, where)
 
 
@@ -65,7 +65,7 @@ def follow_nodes(overrides: list[str], prepared: Callable[[], Job]) -> int:
     timeout_s = leader.RENDEZVOUS_S
     with contextlib.suppress(ValueError):
         timeout_s = float(timeout or "null")
-    what = f"hardware.rendezvous={rendezvous}: no run waits there (tried for {timeout_s:g} s)"
+    what = f"hardware.rendezvous={rendezvous}: no run has waited there for {timeout_s:g} s"
     what = f"{what}: start the same command on the node that has this address"
     return _take_part(functools.partial(MemberStore, host, [port], str(rendezvous)), timeout_s, what, prepared, {})
 

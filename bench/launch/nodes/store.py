@@ -35,7 +35,7 @@ from bench.launch import ranks
 from bench.launch.nodes import facts
 
 KEY = ranks.NODES_KEY
-NOT_VERIFIED = f"what it sent does not verify: give {KEY} alike on every node, or somebody else reaches this port"
+NOT_VERIFIED = f"the signature of a message is wrong: set {KEY} alike on every node, or find out who uses this port"
 PIECE_BYTES = 2**20  # TCPStore accepts at most 8 MiB
 NUM_AHEAD = 16  # messages of a member that may wait at the leader before it sends another piece of a file
 NUM_AT_ONCE = 256  # messages that the leader takes, or members that it admits, at a time
@@ -267,7 +267,7 @@ class MemberStore:
         """Returns the next message, None if there is none in TICK_S.  A leader that is silent for too long is gone."""
         with contextlib.suppress(queue.Empty):
             return self._inbox.get(timeout=TICK_S)
-        return {"kind": GONE, "why": f"nothing heard for {LOST_AFTER_S:g} s"} if self._is_gone() else None
+        return {"kind": GONE, "why": f"it sent nothing for {LOST_AFTER_S:g} s"} if self._is_gone() else None
 
     def close(self) -> None:
         """Waits until everything sent is written or the leader is silent.  A thread that hangs in torch on a dead
@@ -299,7 +299,7 @@ class MemberStore:
         except (ValueError, KeyError, TypeError):
             why = NOT_VERIFIED
         except RuntimeError as error:
-            why = f"its store is closed: {str(error).partition(chr(10))[0]}"
+            why = f"it closed the connection: {str(error).partition(chr(10))[0]}"
         self._inbox.put({"kind": GONE, "why": why})
 
     def _hear(self) -> None:
