@@ -4,7 +4,8 @@ import claimed
 import comparing
 import pytest
 
-from bench.compare import questions
+from bench.base.paths import REPO
+from bench.compare import questions, verdict
 from bench.config.schema import TrackRules
 from bench.record import race_folder
 from bench.record.rows import row_of
@@ -22,8 +23,6 @@ def compared(a_s=SLOWER, b_s=FASTER, target=4.3, b_steps=4, b_losses=None, chang
         run["metrics"]["num_steps"] = b_steps
         if change:
             change(run)
-    from bench.compare import verdict
-
     return verdict.compare_rows([row_of(run) for run in a], [row_of(run) for run in b], **of_rows)
 
 
@@ -103,6 +102,4 @@ def test_the_kind_is_on_the_races_page_and_in_its_markdown_and_an_old_race_has_n
 
 @pytest.mark.parametrize("name", questions.KINDS)
 def test_every_kind_is_in_the_docs(name):
-    from bench.base.paths import REPO
-
     assert f"`{name}`" in (REPO / "docs/race.md").read_text()

@@ -2,6 +2,8 @@
 
 import contextlib
 
+import pytest
+
 from bench.config.schema import GoalConfig
 from bench.training.finish_line import FinishLine
 from bench.training.loop import train
@@ -50,30 +52,22 @@ def test_validates_first_then_every_so_often_then_last():
     assert [entry[1:] for entry in log if entry[0] == "on_validation"] == expected
 
 
-def test_stops_at_the_finish_line():
-    answer, steps, log = run([5.0, 4.0, 2.9], num_steps=100, val_every_steps=10, target=3.0)
-    assert answer == (20, 2.9)
-    assert len(steps) == 20
-    assert log[-2:] == ["stop", "go"]  # inside the pause: no time passes between the last step line and the record
-
-
-def test_stops_after_the_step_that_is_asked_for_without_a_validation():
-    answer, steps, log = run([5.0, 4.0], num_steps=100, val_every_steps=10, stop_after=14)
-    assert answer == (14, 4.0)
-    assert len(steps) == 14
-    assert log[-2:] == [("on_step_end", 13), "stop"]
-
-
-def test_a_stop_after_the_last_step_leaves_the_run_as_it_is():
-    answer, _, log = run([5.0, 4.0, 3.0], num_steps=4, val_every_steps=2, stop_after=4)
-    assert answer == (4, 3.0)
-    assert log.count("pause validation") == 3
-
-
-def test_the_last_step_is_validated_once_when_it_is_also_a_regular_one():
-    answer, _, log = run([5.0, 4.0], num_steps=4, val_every_steps=4)
-    assert answer == (4, 4.0)
-    assert log.count("pause validation") == 2
+@pytest.mark.parametrize(
+    ("losses", "settings", "num_steps", "last", "num_validations"),
+    [
+        # inside the pause: no time passes between the last step line and the record
+        pytest.param([5.0, 4.0, 2.9], (100, 10, 3.0), 20, ["stop", "go"], 3, id="at the target"),
+        pytest.param([5.0, 4.0], (100, 10, None, 14), 14, [("on_step_end", 13), "stop"], 2, id="without a validation"),
+        pytest.param([5.0, 4.0, 3.0], (4, 2, None, 4), 4, ["stop", "go"], 3, id="asked for after the last step"),
+        pytest.param([5.0, 4.0], (4, 4), 4, ["stop", "go"], 2, id="the last step is a regular one too"),
+    ],
+)
+def test_stops_at_the_finish_line_or_after_the_step_that_is_asked_for(
+    losses, settings, num_steps, last, num_validations
+):
+    answer, steps, log = run(losses, *settings)
+    assert answer == (num_steps, losses[-1]) and len(steps) == num_steps
+    assert log[-2:] == last and log.count("pause validation") == num_validations
 
 
 def test_instruments_see_each_step_between_its_edges():

@@ -14,7 +14,7 @@ from bench.report import verdicts
 
 A_S, B_S = [10.0, 10.01, 9.99, 10.005], [10.005, 9.995, 10.0, 10.01]
 HIGHER, LOWER = [3.0, 3.01, 2.99, 3.0], [2.9, 2.91, 2.89, 2.9]
-USUAL_S = [0.3, 0.31, 0.3, 0.29]  # outside its own clock
+USUAL_S, MORE_S = [0.3, 0.31, 0.3, 0.29], [0.8, 0.81, 0.8, 0.79]  # outside its own clock
 
 
 def raced(b_off_s, a_off_s=USUAL_S, b_s=B_S, b_losses=LOWER, a_at_start_s=0.1, b_at_start_s=0.1, **options):
@@ -37,7 +37,7 @@ def is_counted(found):
 
 
 def test_a_lower_loss_of_who_spends_more_outside_its_own_clock_is_not_counted():
-    found = raced([0.8, 0.81, 0.8, 0.79])
+    found = raced(MORE_S)
     outside = found["time"]["outside"]
     assert outside["extra_s"] == pytest.approx(0.5, abs=1e-3) and outside["extra_p"] < 1e-5
     assert outside["extra_ci95_s"] == pytest.approx([0.486, 0.514], abs=1e-3)  # 2.45 * 0.0082 * sqrt(2 / 4)
@@ -56,12 +56,11 @@ def test_it_is_neither_better_nor_are_its_steps_fewer():
         clocked = [[_clocked(*one, 0.1) for one in zip(runs, off_s)] for runs, off_s in zip(arms, (USUAL_S, b_off_s))]
         return comparing.compare(*clocked, on="steps_to_target")
 
-    more_s = [0.8, 0.81, 0.8, 0.79]
     for found in (raced(USUAL_S, on="loss"), in_fewer_steps(USUAL_S)):
         assert found["verdict"] == "better" and is_counted(found)
     for found, what in (
-        (raced(more_s, on="loss"), "its lower val_loss is"),
-        (in_fewer_steps(more_s), "its fewer steps are"),
+        (raced(MORE_S, on="loss"), "its lower val_loss is"),
+        (in_fewer_steps(MORE_S), "its fewer steps are"),
     ):
         assert found["verdict"] == "inconclusive" and not is_counted(found)
         assert found["words"].endswith(f", so {what} not counted")
@@ -69,8 +68,8 @@ def test_it_is_neither_better_nor_are_its_steps_fewer():
 
 def test_it_is_counted_where_both_spend_as_much_and_nothing_is_said_of_a_loss_that_is_not_lower():
     assert is_counted(raced(USUAL_S)) and "outside its own clock than" not in raced(USUAL_S)["words"]
-    assert is_counted(raced([0.8, 0.81, 0.8, 0.79], b_losses=[3.1, 3.11, 3.09, 3.1]))
-    assert is_counted(raced(USUAL_S, a_off_s=[0.8, 0.81, 0.8, 0.79]))  # A spends more
+    assert is_counted(raced(MORE_S, b_losses=[3.1, 3.11, 3.09, 3.1]))
+    assert is_counted(raced(USUAL_S, a_off_s=MORE_S))  # A spends more
 
 
 def test_less_than_the_noise_floor_is_nothing():
@@ -117,12 +116,12 @@ def _noisy(rng):
 def test_a_gate_on_the_loss_does_not_pass_a_lower_one_that_is_not_counted():
     loss = [("loss", None)]
     assert compare.exit_code(raced(USUAL_S), loss) == 0
-    assert compare.exit_code(raced([0.8, 0.81, 0.8, 0.79]), loss) == 1
+    assert compare.exit_code(raced(MORE_S), loss) == 1
 
 
 def test_who_spends_more_outside_its_own_clock_has_no_fewer_steps(claim_by_steps):
     assert races.it_is_faster_than_its_baseline(claim_by_steps(raced(USUAL_S)))[0] is True
-    passed, evidence = races.it_is_faster_than_its_baseline(claim_by_steps(raced([0.8, 0.81, 0.8, 0.79])))
+    passed, evidence = races.it_is_faster_than_its_baseline(claim_by_steps(raced(MORE_S)))
     assert not passed and "90 steps, its baseline 100, which are not counted: B spends 0.500 s more" in evidence
 
 
@@ -145,7 +144,7 @@ def claim_by_steps(monkeypatch):
 
 
 def test_the_benchmark_of_cheats_takes_only_a_refused_win_for_caught():
-    assert "loss -0.100 nats not counted" in contestants.refused_win(raced([0.8, 0.81, 0.8, 0.79]))
+    assert "loss -0.100 nats not counted" in contestants.refused_win(raced(MORE_S))
     assert contestants.refused_win(raced(USUAL_S)) is None
     less = {"b_s": [0.97 * seconds for seconds in A_S], "b_losses": HIGHER}  # 3 % of each step
     refused = contestants.refused_win(raced([seconds + 0.3 for seconds in USUAL_S], **less))

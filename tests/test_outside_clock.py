@@ -59,11 +59,7 @@ def test_a_clock_that_counts_otherwise_is_doubted(claimed_s):
     assert doubts(clock_of(TEN_S, claimed_s)) == ["outside clock"]
     ((_, words),) = outside_clock.doubts(clock_of(TEN_S, claimed_s))
     assert f"{claimed_s:.3f} s" in words and "10.000 s" in words and "tolerance 0.053 s" in words
-
-
-@pytest.mark.parametrize("claimed_s", [9.96, 10.0, 10.04])
-def test_rounding_and_short_delays_are_not(claimed_s):
-    assert doubts(clock_of(TEN_S, claimed_s)) == []
+    assert doubts(clock_of(TEN_S, 9.96)) == doubts(clock_of(TEN_S, 10.04)) == []  # rounding and short delays
 
 
 def test_what_the_reader_says_of_its_own_lateness_accuses_nobody():
@@ -199,15 +195,14 @@ def of_lines(rows, late_ns=None):
     return times.doubts(clock)[0], clock
 
 
-@pytest.mark.parametrize("frac", [0.5, 0.95, 0.97, 0.98])
-def test_a_share_of_the_time_that_is_not_counted_is_seen(frac):
+@pytest.mark.parametrize(
+    ("frac", "num_steps", "val_every"),
+    [(0.5, 100, 5), (0.95, 100, 5), (0.97, 100, 5), (0.98, 100, 5), (0.99, 2000, 100)],
+)
+def test_a_share_of_the_time_that_is_not_counted_is_seen(frac, num_steps, val_every):
     """100 steps of 50 ms; 4 of 5 steps before each validation are sure: 5 s * 0.02 * 0.8 is 80 ms, above 71."""
-    ((words, *_), clock) = of_lines(lines(*[(50, 50 * frac)] * 100))
+    ((words, *_), clock) = of_lines(lines(*[(50, 50 * frac)] * num_steps, val_every=val_every))
     assert words.startswith("it claims less time than its lines took") and f"{clock['claimed_train_s']:.2f} s" in words
-
-
-def test_one_per_cent_in_a_long_run_is_seen():
-    assert of_lines(lines(*[(50, 49.5)] * 2000, val_every=100))[0]
 
 
 @pytest.mark.parametrize("late_at", [1, 4, 5, 6, 99])
@@ -227,7 +222,7 @@ def test_lines_that_a_late_reader_got_at_once_accuse_nobody():
         row["line_t_ns"] = rows[15]["line_t_ns"]
     found, clock = of_lines(rows, {rows[15]["line_t_ns"]: 250 * MS})
     assert found == [] and doubts(clock) == ["launcher"]
-    assert of_lines(rows)[0][0].startswith("it counts more time than passed")  # had it been in time
+    assert of_lines(rows)[0][0].startswith("it counts more time than passed")  # a script that printed them in a burst
 
 
 def test_lines_of_another_run_that_are_printed_at_once_are_still_doubted():
@@ -254,13 +249,6 @@ def test_work_in_the_first_steps_that_a_clock_leaves_out_is_seen():
         found, _ = times.doubts(times.clock({}))
         assert found == [] or is_doubted and "is 200 ms, that of the steps that it counts 50 ms" in found[0]
         assert bool(found) == is_doubted
-
-
-def test_lines_that_a_script_holds_back_and_prints_in_bursts_are_doubted():
-    rows = lines(*[(50, 50)] * 40, val_every=20)
-    for row in rows[1:]:
-        row["line_t_ns"] = rows[-(-row["step"] // 10) * 10]["line_t_ns"]
-    assert of_lines(rows)[0][0].startswith("it counts more time than passed")
 
 
 def test_time_between_steps_in_which_the_script_waited_for_a_core_is_the_machines():

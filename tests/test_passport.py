@@ -195,6 +195,18 @@ def run_on(uuid_hash, started_at):
     return {"environment": env, "started_at": started_at}
 
 
+A_CPU = {"cpu_model": "A CPU", "num_cpus": 4, "memory_gib": 15.9, "gpus": []}
+
+
+def cpus_passport(figures, **more):
+    device = {"id": kept.cpu_id(A_CPU), "name": "A CPU", "index": 0, "figures": figures, "under_load": {}}
+    return passport(**more) | {"device": "cpu", "devices": [device]}
+
+
+def ceilings_on_a_cpu(num_threads, started_at=None):
+    return kept.ceilings_of_run({"environment": A_CPU | {"num_threads": num_threads}, "started_at": started_at})
+
+
 def test_a_run_gets_the_passport_of_its_device_that_is_nearest_in_time(machine):
     for day, rate in (("01", 500.0), ("20", 700.0)):
         kept.write(passport([gemm("bfloat16", (64, 64, 64), rate)], at=f"2026-11-{day}T10:00:00.000Z"))
@@ -208,30 +220,19 @@ def test_a_run_gets_the_passport_of_its_device_that_is_nearest_in_time(machine):
 
 
 def test_of_a_cpu_the_figures_with_the_runs_threads_count(machine):
-    env = {"cpu_model": "A CPU", "num_cpus": 4, "memory_gib": 15.9, "gpus": [], "num_threads": 2}
     mine = [gemm("float32", (64, 64, 64), 0.1 * number, num_threads=number) for number in (1, 4)]
-    device = {"id": kept.cpu_id(env), "name": "A CPU", "index": 0, "figures": mine, "under_load": {}}
     both = [figure("collective", "all_reduce", 1.0, name="all_reduce", num_bytes=MIB, world_size=2)]
-    kept.write(passport(collectives=both) | {"device": "cpu", "devices": [device]})
-
-    def of(num_threads):
-        return kept.ceilings_of_run({"environment": env | {"num_threads": num_threads}, "started_at": None})
-
-    assert of(1).peak_flops("float32") == pytest.approx(0.1e12)
-    assert of(2).peak_flops("float32") == pytest.approx(0.1e12)  # not measured: the most below
-    assert of(4).peak_flops("float32") == pytest.approx(0.4e12)
-    assert of(4).bus_bytes_per_s("all_reduce", MIB, 2) == GIB
+    kept.write(cpus_passport(mine, collectives=both))
+    for num_threads, tflops in ((1, 0.1), (2, 0.1), (4, 0.4)):  # 2 were not measured: the most below
+        assert ceilings_on_a_cpu(num_threads).peak_flops("float32") == pytest.approx(1e12 * tflops)
+    assert ceilings_on_a_cpu(4).bus_bytes_per_s("all_reduce", MIB, 2) == GIB
 
 
 def test_a_cpus_passport_measured_beside_other_programs_comes_last_and_says_so(machine):
-    env = {"cpu_model": "A CPU", "num_cpus": 4, "memory_gib": 15.9, "gpus": [], "num_threads": 1}
-    run = {"environment": env, "started_at": "2026-11-20T10:00:00Z"}
     for day, rate, cores in (("20", 0.05, 1.5), ("01", 0.1, 0.1)):
         mine = [gemm("float32", (64, 64, 64), rate, num_threads=1)]
-        device = {"id": kept.cpu_id(env), "name": "A CPU", "index": 0, "figures": mine, "under_load": {}}
-        at = f"2026-11-{day}T10:00:00.000Z"
-        kept.write(passport(at=at, foreign_cpu_cores=cores) | {"device": "cpu", "devices": [device]})
-        found = kept.ceilings_of_run(run)
+        kept.write(cpus_passport(mine, at=f"2026-11-{day}T10:00:00.000Z", foreign_cpu_cores=cores))
+        found = ceilings_on_a_cpu(1, "2026-11-20T10:00:00Z")
         assert found.peak_flops("float32") == pytest.approx(1e12 * rate)
         beside = " beside programs that took 1.5 cores" if cores > 1 else ""
         assert found.source == f"measured{beside}, passport of 2026-11-{day}"

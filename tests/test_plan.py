@@ -97,26 +97,14 @@ def test_a_race_of_unknown_length_looks_after_every_round():
 
 
 def test_the_hash_is_that_of_every_word_of_the_plan():
-    one = made()
+    one, changes = made(), ({"n": 4}, {"looks": [3]}, {"alpha": 0.01}, {"order_seed": 1}, {"names": "BA"})
     assert plan.sha256(one) == plan.sha256(made())
-    assert (
-        len(
-            {
-                plan.sha256(other)
-                for other in (one, made(n=4), made(looks=[3]), made(alpha=0.01), made(order_seed=1), made(names="BA"))
-            }
-        )
-        == 6
-    )
+    assert len({plan.sha256(one), *(plan.sha256(made(**change)) for change in changes)}) == 6
     assert one["race_id"].startswith("20261121T080000Z-race-") and one["baseline"] == "A"
 
 
-def test_looks_end_with_all_the_runs():
-    assert made()["looks"] == [5]
-    assert made(looks=[3])["looks"] == [3, 5]
-
-
-def test_a_look_is_due_when_every_arm_has_that_many_runs():
+def test_a_look_is_due_when_every_arm_has_that_many_runs_and_the_last_after_all_of_them():
+    assert made()["looks"] == [5] and made(looks=[3])["looks"] == [3, 5]
     known = made(n=4, looks=[2])
     due = [plan.look_after(known, position) for position in range(len(known["order"]))]
     assert due == [None, None, None, None, None, 2, None, None, None, 4]

@@ -141,12 +141,13 @@ def test_the_word_for_a_schedule_sets_the_settings_of_the_window():
 
 def test_a_schedule_may_stop_the_run_after_its_last_cycle():
     assert registry.last_step(composed("profile.schedule={wait:5,warmup:5,active:4,repeat:3}")) == 42
-    with pytest.raises(ValueError, match="every 14 steps, until the run ends: it has no last step: give .*repeat=N"):
-        composed("profile.schedule={wait:5,warmup:5,active:4}", "profile.stop_after_window=true")
+
+
+TRACE, WAIT_5 = "+instruments=trace instruments.trace.", "profile.schedule={wait:5,warmup:5,active:4}"
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("words", "message"),
     [
         ("profile.schedule={wait:5,active:4}", "warmup is missing: write it as torch.profiler.schedule: {wait:5"),
         ("profile.schedule={wait:5,warmup:0,active:4,repeats:2}", "unknown setting repeats: write it"),
@@ -156,18 +157,23 @@ def test_a_schedule_may_stop_the_run_after_its_last_cycle():
         ("profile.schedule=5", r"profile.schedule=5: write it as \{wait:5"),
         ("profile.every=4", "every_steps=4: one cycle takes 5 steps, warm-up included: use every_steps=5 or more"),
         ("profile.every=0", "every_steps=0: use a whole number of 1 or more"),
+        (f"{WAIT_5} instruments.trace.first_step=3", "trace.first_step=3 is given too, which it sets: keep one"),
+        (f"{TRACE}repeat=2", "repeat=2: no distance is set"),
+        (
+            f"{WAIT_5} profile.stop_after_window=true",
+            "every 14 steps, until the run ends: .* no last step: give .*repeat=N",
+        ),
+        # by the clock
+        (f"{TRACE}active_s=2", "active_s=2: a window by the clock needs its beginning: set first_s too"),
+        (f"{TRACE}first_s=2 instruments.trace.every_steps=9", "every_steps=9: first_s is set: use every_s"),
+        (f"{TRACE}first_s=-1", "first_s=-1: use a number of seconds, 0 or more"),
+        (f"{TRACE}first_s=2 +instruments=window", "window trace: first_s=2: nobody knows before whether"),
+        (f"{TRACE}first_s=2 profile.stop_after_window=true", "it has no last step: give first_step instead"),
     ],
 )
-def test_a_schedule_that_cannot_be_is_refused(word, message):
+def test_windows_that_cannot_be_are_refused(words, message):
     with pytest.raises(ValueError, match=message):
-        composed(word)
-
-
-def test_settings_that_a_schedule_sets_are_given_once():
-    with pytest.raises(ValueError, match="instruments.trace.first_step=3 is given too, which it sets: keep one"):
-        composed("profile.schedule={wait:5,warmup:5,active:4}", "instruments.trace.first_step=3")
-    with pytest.raises(ValueError, match="repeat=2: no distance is set"):
-        composed("+instruments=trace", "instruments.trace.repeat=2")
+        composed(*words.split())
 
 
 def window(name, first_step, active_steps, every_steps=None, repeat=0):
@@ -296,30 +302,6 @@ def test_a_run_that_ends_before_its_window_by_the_clock_says_so(tmp_path):
     assert watch.collect("summary")["trace"] == {"trace": {"status": "not reached", "first_s_asked": 3600}}
     watch.close()
     assert "window trace not reached: the run ended before 3600 s" in spy.said[-1]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["instruments.trace.active_s=2"], "active_s=2: a window by the clock needs its beginning: set first_s too"),
-        (
-            ["instruments.trace.first_s=2", "instruments.trace.every_steps=9"],
-            "every_steps=9: first_s is set: use every_s",
-        ),
-        (["instruments.trace.first_s=-1"], "first_s=-1: use a number of seconds, 0 or more"),
-        (
-            ["instruments.trace.first_s=2", "+instruments=window"],
-            "window trace: first_s=2: nobody knows before whether",
-        ),
-        (
-            ["instruments.trace.first_s=2", "profile.stop_after_window=true"],
-            "it has no last step: give first_step instead",
-        ),
-    ],
-)
-def test_a_window_by_the_clock_that_cannot_be_is_refused(words, message):
-    with pytest.raises(ValueError, match=message):
-        composed("+instruments=trace", *words)
 
 
 def test_a_script_has_no_window_by_the_clock():

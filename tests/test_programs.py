@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -136,20 +135,6 @@ def test_arguments_are_split_as_a_shell_splits_them(word, args):
     assert compose.compose(["script=train.py", word]).script.args == args
 
 
-@pytest.mark.slow
-def test_a_program_races_an_edited_copy_of_its_root(tmp_path):
-    mine = tmp_path / "mine"
-    shutil.copytree(PACKAGE, mine)
-    (mine / "configs" / "debug.toml").write_text("step_s = 0.01")
-    (mine / "engine" / "data" / "__init__.py").write_text("VAL_LOSS = 5.9")
-    words = [f"A=script.root={PACKAGE}", f"B=script.root={mine}", *STARTS["module"], *FREE, "n=2", "--json"]
-    done = real_runs.bench(tmp_path / "results", "race", *words, "--anyway", timeout_s=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    against = json.loads(done.stdout)["result"]["against"]["B"]
-    assert against["comparable"], against
-    assert against["time"]["change_pct"] < -20 and against["val_loss"]["change"] == pytest.approx(-0.1)
-
-
 def test_a_line_that_is_overwritten_has_the_time_at_which_it_came(tmp_path):
     (tmp_path / "logs").mkdir()
     kept = SimpleNamespace(lines=[], late_ns={})
@@ -169,16 +154,10 @@ def repository(tmp_path_factory):
     root = tmp_path_factory.mktemp("programs") / "package"
     shutil.copytree(PACKAGE, root)
 
-    def git(*words):
-        names = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-        subprocess.run(["git", *names, *words], cwd=root, check=True, capture_output=True)
-
-    git("init", "-q")
-    git("add", "-A")
-    git("commit", "-qm", "first")
-    git("tag", "v1")
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"], ["tag", "v1"]):
+        real_runs.git(root, *words)
     (root / "engine" / "data" / "__init__.py").write_text("VAL_LOSS = 5.9")
-    git("commit", "-qam", "second")
+    real_runs.git(root, "commit", "-qam", "second")
     (root / "data").mkdir()
     (root / "data" / "train.bin").write_bytes(b"made")
     (root / "engine" / "steps.py").write_text("raise SystemExit('not committed')")
@@ -209,23 +188,25 @@ def test_two_revisions_of_a_program_race(tmp_path, repository):
     assert against["comparable"] and against["val_loss"]["change"] == pytest.approx(-0.1)
 
 
-def test_code_that_runs_from_the_root_itself_is_doubted(tmp_path):
-    root = tmp_path / "mine"
-    shutil.copytree(PACKAGE, root)
-    shutil.copytree(PACKAGE, tmp_path / "work")
-    config = compose.compose([f"script.root={root}", *STARTS["module"], "hardware=cpu"])
-    its = script.from_config(config, [])
-    assert work_folder.doubts(its, tmp_path / "work", [str(tmp_path / "work" / "engine" / "steps.py")]) == []
-    (doubt,) = work_folder.doubts(its, tmp_path / "work", [str(root / "engine" / "steps.py")])
-    assert doubt.startswith("it ran engine/steps.py of script.root itself")
-
-
-def test_what_a_script_puts_links_to_in_its_folders_place_is_not_removed(tmp_path):
+@pytest.fixture
+def at_work(tmp_path):
+    """A copy of the package, another of it in which it runs, and its script."""
     root, work = tmp_path / "mine", tmp_path / "work"
     for folder in (root, work):
         shutil.copytree(PACKAGE, folder)
     config = compose.compose([f"script.root={root}", *STARTS["module"], "hardware=cpu"])
-    its = script.from_config(config, [])
+    return root, work, script.from_config(config, [])
+
+
+def test_code_that_runs_from_the_root_itself_is_doubted(at_work):
+    root, work, its = at_work
+    assert work_folder.doubts(its, work, [str(work / "engine" / "steps.py")]) == []
+    (doubt,) = work_folder.doubts(its, work, [str(root / "engine" / "steps.py")])
+    assert doubt.startswith("it ran engine/steps.py of script.root itself")
+
+
+def test_what_a_script_puts_links_to_in_its_folders_place_is_not_removed(at_work):
+    root, work, its = at_work
     before = sorted(root.rglob("*"))
     shutil.rmtree(work / "engine")
     (work / "engine").symlink_to(root / "engine")  # the same content, so that no source has changed
@@ -237,11 +218,8 @@ def test_what_a_script_puts_links_to_in_its_folders_place_is_not_removed(tmp_pat
     assert sorted(root.rglob("*")) == before
 
 
-def test_a_record_names_the_first_thousand_files_of_a_script_that_leaves_many(tmp_path):
-    root, work = tmp_path / "mine", tmp_path / "work"
-    for folder in (root, work):
-        shutil.copytree(PACKAGE, folder)
-    its = script.from_config(compose.compose([f"script.root={root}", *STARTS["module"], "hardware=cpu"]), [])
+def test_a_record_names_the_first_thousand_files_of_a_script_that_leaves_many(at_work):
+    _, work, its = at_work
     for number in range(1200):
         (work / f"{number:04}.tmp").touch()
     facts = work_folder.tidy(its, work)
