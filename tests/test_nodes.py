@@ -447,12 +447,13 @@ def test_a_signal_to_a_node_is_one_line_and_no_traceback(monkeypatch, capsys):
 
 INPUTS = {"run_id": "20261121T031500Z-gpt2-adamw-1a2b3c4d-s0", "node": 1, "launch": {}}
 INPUTS |= {"texts": {"config.yaml": "", "run.json": ""}}
+GIVEN = f"{store.KEY},{leases.INHERITED}"
 
 
-@pytest.mark.parametrize("exported, wanted", [("NONE", store.KEY), ("A,B=c", f"A,B=c,{store.KEY}"), ("ALL", "ALL")])
-def test_srun_gives_its_tasks_the_key(monkeypatch, exported, wanted):
+@pytest.mark.parametrize("exported, wanted", [("NONE", GIVEN), ("A,B=c", f"A,B=c,{GIVEN}"), ("ALL", "ALL")])
+def test_srun_gives_its_tasks_the_key_and_the_leases(monkeypatch, exported, wanted):
     monkeypatch.setenv("SLURM_EXPORT_ENV", exported)
-    env = joining._with_key("secret")
+    env = joining._exported({store.KEY: "secret"})
     assert (env["SLURM_EXPORT_ENV"], env[store.KEY]) == (wanted, "secret")
     assert environment.env_variables(env).keys().isdisjoint({store.KEY})
 

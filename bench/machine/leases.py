@@ -4,6 +4,8 @@ A lease is a socket in the abstract namespace of unix(7), whose name only one pr
 The kernel releases it when the process ends, even if it is killed.  Containers with a network of their own see only
 their own leases.  Child processes use the leases of their parent: the variable INHERITED names the GPUs and the inodes
 of their sockets, so that a child which outlives its parent's lease notices that another process has the GPU.
+
+python -m bench.machine.leases NUMBER   leases GPUs until its input ends, for a race on each of its other nodes
 """
 
 import contextlib
@@ -12,6 +14,7 @@ import itertools
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from bench.config import schema
 from bench.machine import gpus
 
 INHERITED = "SPEEDRUN_LEASED_GPUS"  # NAME@INODE of each, separated by spaces
+HELD, BUSY = "leased: ", "busy: "  # what main() prints begins so
 SOCKETS = Path("/proc/net/unix")  # one per line, which ends in inode and address
 NUM_ASKING = 64  # processes that may query the owner at a time; they read its credentials, and nothing is sent
 _held: dict[str, socket.socket] = {}  # leases of this process
@@ -69,9 +73,9 @@ def _is_inherited(name: str) -> bool:
     return [inode, f"@{_address(name)}"] in [line[-2:] for line in lines]
 
 
-def _inherited() -> dict[str, str]:
-    """Returns {name of a GPU: inode of the socket that was its lease}."""
-    words = os.environ.get(INHERITED, "").split()
+def _inherited(text: str | None = None) -> dict[str, str]:
+    """Returns {name of a GPU: inode of the socket that was its lease}, by INHERITED or another text of its form."""
+    words = (os.environ.get(INHERITED, "") if text is None else text).split()
     return {name: inode for name, _, inode in (word.rpartition("@") for word in words)}
 
 
@@ -80,6 +84,17 @@ def _tell(inodes: Mapping[str, str]) -> None:
     os.environ.pop(INHERITED, None)
     if inodes:
         os.environ[INHERITED] = " ".join(f"{name}@{inode}" for name, inode in inodes.items())
+
+
+@contextlib.contextmanager
+def held_elsewhere(names_and_inodes: str) -> Iterator[None]:
+    """Context in which child processes on other nodes use leases that another process has there, as INHERITED says."""
+    before = _inherited()
+    _tell(before | _inherited(names_and_inodes))
+    try:
+        yield
+    finally:
+        _tell(before)
 
 
 def release(name: str) -> None:
@@ -109,9 +124,8 @@ def held(number: int) -> Iterator[None]:
     Raises Busy if a process that is not an ancestor of this one has one of them.
     """
     before = set(_held)
-    devices = gpus.devices()[:number] if number else []
     try:
-        for device in devices:
+        for device in gpus.devices()[:number] if number else []:
             if owner := lease(device.name):
                 remedy = "wait for its end, or choose other GPUs with CUDA_VISIBLE_DEVICES"
                 raise Busy(f"GPU {device.number}: {owner} has it, for a run, a race or a sweep: {remedy}")
@@ -136,3 +150,19 @@ def free(number: int) -> Iterator[list[gpus.Device] | None]:
     finally:
         for name in _held.keys() - before:
             release(name)
+
+
+def main(number: str) -> int:
+    """Leases GPUs until standard input ends.  Prints HELD and INHERITED's value, or BUSY and why not."""
+    try:
+        with held(int(number)):
+            print(f"{HELD}{os.environ.get(INHERITED, '')}", flush=True)
+            sys.stdin.read()
+        return 0
+    except Busy as error:
+        print(f"{BUSY}node {os.environ.get('SLURMD_NODENAME', '?')}: {error}", flush=True)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

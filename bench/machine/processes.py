@@ -34,11 +34,13 @@ def child(
     out: IO[Any] | None,
     end_within_s: float,
     wrappers: int = 0,
+    stdin: int = subprocess.DEVNULL,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Context that yields a Popen in a new session; it is ended with the context, and on Linux with this process.
 
     out: a file for both its outputs, None for this process's own.  SIGTERM lets it end what it started itself; it is
-    killed after end_within_s.  wrappers: processes around it that pass no signal on, as in inside().
+    killed after end_within_s.  wrappers: processes around it that pass no signal on, as in inside().  stdin: PIPE gives
+    it a standard input that ends with the context or this process.
     """
     process = None
     try:
@@ -47,7 +49,7 @@ def child(
                 command,
                 cwd=cwd,
                 env=env,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
@@ -56,6 +58,8 @@ def child(
         yield process
     finally:
         if process is not None:
+            if process.stdin:
+                process.stdin.close()
             # a stopped process gets no signal but SIGKILL until it is continued
             ways = (
                 (signal.SIGTERM, min(WAKE_AFTER_S, end_within_s)),

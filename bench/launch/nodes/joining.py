@@ -10,18 +10,20 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from bench.base.paths import REPO
 from bench.config import typed
 from bench.launch import allocation, ranks
 from bench.launch.allocation import Adopted
 from bench.launch.nodes import store
-from bench.launch.nodes.leader import Leader
+from bench.launch.nodes.leader import RENDEZVOUS_S, TICK_S, Leader
 from bench.launch.prepare import Job
-from bench.machine import processes
+from bench.machine import leases, processes
 from bench.training.instruments import registry
 
 SAY_S = 3.0  # gives rank 0 time to print why, before torchrun ends all ranks because one has ended
@@ -143,38 +145,78 @@ def leader_of_allocation(job: Job) -> Iterator[Leader]:
 
     Raises ValueError if there is no allocation, it has too few nodes, or the nodes differ.
     """
-    hardware, own = job.config.hardware, allocation.found()
-    num_nodes = hardware.nodes or 1
-    if own is None:
-        what = f"hardware.nodes={num_nodes}"
-        raise ValueError(f"{what}: several runs span nodes within a SLURM job: cluster=slurm submits one")
-    if num_nodes > own.num_nodes:
-        what = f"job {own.job_id} has {own.num_nodes} node(s)"
-        raise ValueError(f"hardware.nodes={num_nodes}: {what}: ask for more, sbatch --nodes={num_nodes}")
-    host, others = allocation.address_of_first(os.environ), num_nodes - 1
+    num_nodes = job.config.hardware.nodes or 1
+    srun_each, host = _srun_each(num_nodes), allocation.address_of_first(os.environ)
     listener = store.listen(host, [0])
     rendezvous = f"{host}:{listener.getsockname()[1]}"
-    node = ("--overlap", f"--nodes={others}", f"--ntasks={others}", "--ntasks-per-node=1", "--relative=1")
-    ends = ("--kill-on-bad-exit=1", "--wait=30", "--unbuffered")
     overrides = [word for word in job.overrides if not word.startswith("hardware.rendezvous=")]
     follow = [sys.executable, "-m", "bench.launch.nodes.member", *overrides, f"hardware.rendezvous={rendezvous}"]
     secret = secrets.token_hex(32)
-    with processes.child(["srun", *node, *ends, *follow], REPO, _with_key(secret), None, SRUN_GRACE_S) as srun:
+    command = [*srun_each, "--wait=30", "--unbuffered", *follow]
+    with processes.child(command, REPO, _exported({store.KEY: secret}), None, SRUN_GRACE_S) as srun:
 
         def still() -> str | None:
             return None if srun.poll() is None else f"srun ended with exit code {srun.returncode}"
 
-        with Leader(listener, rendezvous, others, None, still, secret) as leading:
+        with Leader(listener, rendezvous, num_nodes - 1, None, still, secret) as leading:
             leading.gather(job)
             yield leading
         with contextlib.suppress(subprocess.TimeoutExpired):
             srun.wait(SRUN_END_S)  # by now its tasks end by themselves
 
 
-def _with_key(secret: str) -> dict[str, str]:
-    """Returns srun's environment, which passes the key to its tasks even in a job submitted with --export=NONE."""
-    env = os.environ | {store.KEY: secret}
+@contextlib.contextmanager
+def leased(num_gpus: int, num_nodes: int) -> Iterator[None]:
+    """Context in which GPUs are leased on every node of a race, for all its runs: this many on each, none on a CPU.
+
+    Raises leases.Busy if another process has one of them, ValueError if the other nodes cannot be reached.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(leases.held(num_gpus))
+        if num_gpus and num_nodes > 1:
+            out = stack.enter_context(tempfile.TemporaryFile())
+            command = [*_srun_each(num_nodes), sys.executable, "-m", "bench.machine.leases", str(num_gpus)]
+            child = processes.child(command, REPO, _exported({}), out, SRUN_GRACE_S, stdin=subprocess.PIPE)
+            srun = stack.enter_context(child)
+            stack.enter_context(leases.held_elsewhere(_leases_of(srun, out, num_nodes - 1)))
+        yield
+
+
+def _leases_of(srun: subprocess.Popen[bytes], out: IO[bytes], num_others: int) -> str:
+    """Waits until each other node has leased its GPUs; returns the value of leases.INHERITED for them."""
+    until_s, names = time.monotonic() + RENDEZVOUS_S, list[str]()
+    while len(names) < num_others:
+        has_ended = srun.poll() is not None
+        lines = os.pread(out.fileno(), 2**20, 0).decode(errors="replace").rpartition("\n")[0].splitlines()
+        for why in (line.removeprefix(leases.BUSY) for line in lines if line.startswith(leases.BUSY)):
+            raise leases.Busy(why)
+        if has_ended or time.monotonic() > until_s:
+            what = f"srun ended with exit code {srun.returncode}" if has_ended else f"no answer in {RENDEZVOUS_S:g} s"
+            raise ValueError(f"the other nodes could not lease their GPUs: {what}: {' '.join(lines[-3:])}")
+        names = [line.removeprefix(leases.HELD) for line in lines if line.startswith(leases.HELD)]
+        time.sleep(TICK_S)
+    return " ".join(names)
+
+
+def _srun_each(num_nodes: int) -> list[str]:
+    """Returns the beginning of a command that starts a program on each other node of this process's allocation.  Raises
+    ValueError if there is no allocation, or it has too few nodes."""
+    own, others = allocation.found(), num_nodes - 1
+    if own is None:
+        what = f"hardware.nodes={num_nodes}"
+        raise ValueError(f"{what}: several runs span nodes within a SLURM job: cluster=slurm submits one")
+    if num_nodes > own.num_nodes:
+        what = f"job {own.job_id} has {own.num_nodes} node(s)"
+        raise ValueError(f"hardware.nodes={num_nodes}: {what}: ask for more, sbatch --nodes={num_nodes}")
+    node = (f"--nodes={others}", f"--ntasks={others}", "--ntasks-per-node=1", "--relative=1")
+    return ["srun", "--overlap", *node, "--kill-on-bad-exit=1"]
+
+
+def _exported(variables: dict[str, str]) -> dict[str, str]:
+    """Returns srun's environment, which passes these variables and the leases to its tasks even in a job submitted with
+    --export=NONE."""
+    env, names = os.environ | variables, ",".join([*variables, leases.INHERITED])
     exported = env.get("SLURM_EXPORT_ENV", "ALL")
     if exported != "ALL":
-        env["SLURM_EXPORT_ENV"] = store.KEY if exported in ("NONE", "NIL") else f"{exported},{store.KEY}"
+        env["SLURM_EXPORT_ENV"] = names if exported in ("NONE", "NIL") else f"{exported},{names}"
     return env

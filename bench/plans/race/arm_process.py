@@ -158,6 +158,7 @@ def _all_facts(arms: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         hardware = job.config.hardware
         known |= {"device": hardware.device}
         known |= {"num_gpus": hardware.ranks_of_node} if hardware.device == "cuda" else {}
+        known |= {"num_nodes": hardware.nodes} if hardware.nodes else {}
         settings = schema.to_dict(job.config)
         (settings["model"] or {}).pop("activation_checkpointing", None)  # it changes losses only by rounding
         changes_losses = {name: settings[name] for name in OF_LOSSES} | {"schedule": settings["goal"]["num_steps"]}

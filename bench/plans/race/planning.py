@@ -20,8 +20,8 @@ from bench.plans.race import arm_process, plan, question, state, worktrees
 from bench.record import ledger, race_folder
 from bench.record.rows import COLUMNS, metric_of
 
-# facts of an arm that the plan keeps; "own" only if it has any
-KEPT = ("name", "config_id", "source_sha256", "commit", "dirty", "deviations", "own", "num_gpus")
+# facts of an arm that the plan keeps; "own", "num_gpus" and "num_nodes" only if it has any
+KEPT = ("name", "config_id", "source_sha256", "commit", "dirty", "deviations", "own", "num_gpus", "num_nodes")
 MEASURED = {"target": 0.0, "score": 0.0}  # a target that all reach; its value does not matter here
 
 
@@ -185,3 +185,8 @@ def agree_on_machine(facts: Mapping[str, Mapping[str, Any]], anyway: bool) -> No
 def num_gpus(arms: Mapping[str, Mapping[str, Any]]) -> int:
     """Returns the GPUs of this node that a run of any of these arms uses, by their facts or plan; 0 on a CPU."""
     return max(arm.get("num_gpus", 0) for arm in arms.values())
+
+
+def num_nodes(arms: Mapping[str, Mapping[str, Any]]) -> int:
+    """Returns the most nodes that a run of any of these arms uses, by their facts or plan."""
+    return max(arm.get("num_nodes", 1) for arm in arms.values())

@@ -10,6 +10,7 @@ from bench.base import atomic, text_table, utc
 from bench.base.paths import REPO
 from bench.compare import comparison, questions, searching, selection, target
 from bench.launch.console import Bars, say
+from bench.launch.nodes import joining
 from bench.launch.progress import Progress
 from bench.launch.series import Series, earlier_s
 from bench.machine import code_copy, leases, processes
@@ -50,7 +51,7 @@ def go(
             with (
                 worktrees.checked_out(REPO, commits, f"{race.race_id}-") as paths,
                 code_copy.held(REPO) as code,  # so that the checkout may be edited while it races
-                leases.held(planning.num_gpus(race.plan["arms"])),
+                joining.leased(planning.num_gpus(race.plan["arms"]), planning.num_nodes(race.plan["arms"])),
             ):
                 folders = {name: paths.get(name, code) for name in race.plan["arms"]}
                 if not is_new:
