@@ -134,13 +134,6 @@ def test_what_no_column_can_hold_costs_no_other_run(six_runs, database):
     assert database("SELECT count(*) FROM runs WHERE seed < 9") == [(6,)]
 
 
-def with_column(folder, name, value="1.5"):
-    """Adds a column to its steps.csv."""
-    head, *lines = (folder / "steps.csv").read_text().splitlines()
-    lines = [f"{head},{name}", *(f"{line},{value}" for line in lines)]
-    (folder / "steps.csv").write_text("".join(f"{line}\n" for line in lines))
-
-
 @pytest.mark.parametrize(
     ("value", "kept"),
     [({"a\0": "x\0y"}, {"a": "xy"}), ({"a": r"C:\u0000"}, {"a": r"C:\u0000"}), ([math.inf, "\\\0"], [None, "\\"])],
@@ -154,7 +147,10 @@ def test_steps_and_settings_whose_names_no_column_can_have_are_named_and_cost_no
     six_runs, database, capsys, name
 ):
     folder = next((six_runs / "cpu_nano").glob("*-s0"))
-    with_column(folder, name)
+    head, *lines = (folder / "steps.csv").read_text().splitlines()
+    (folder / "steps.csv").write_text(
+        "".join(f"{line}\n" for line in (f"{head},{name}", *(f"{line},1.5" for line in lines)))
+    )
     if name == "xmin":
         with open(folder / "config.yaml", "a") as file:
             file.write("xmin: 3\n")
@@ -212,9 +208,7 @@ def test_a_database_that_refuses_is_a_sentence_and_nothing_is_changed(six_runs, 
     with pytest.raises(ValueError, match="cannot alter type of a column used by a view.*nothing was exported"):
         exported(database, six_runs)
     assert database("SELECT count(*) FROM runs") == [(7,)]
-    with pytest.raises(ValueError) as refused:
-        export.main([str(six_runs), "--to", "postgres", "--out", "postgresql://me:secret@/lab?host=/nowhere"])
-    assert "No such file" in str(refused.value) and "secret" not in str(refused.value)
+
     with pytest.raises(ValueError, match="--out postgresql://"):
         export.main([str(six_runs), "--to", "postgres"])
 

@@ -1,9 +1,10 @@
 """./run.sh pr: pull requests of planted logs, each with one thing wrong, and what it answers."""
 
+import functools
 import json
-import subprocess
 
 import pytest
+import real_runs
 
 from bench.cli import pr
 from bench.record import clock_lines
@@ -230,10 +231,7 @@ def clone(planted, tmp_path):
     where = tmp_path / "clone"
     home = where / "records" / "track_1_short"
 
-    def git(*words):
-        author = ("-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-        subprocess.run(["git", *author, *words], cwd=where, check=True, capture_output=True)
-
+    git = functools.partial(real_runs.git, where)
     home.mkdir(parents=True)
     git("init", "-q", "-b", "master")
     planted(SCRIPT, "", SLOWER, folders=("", "2026-01-01_First")).joinpath("2026-01-01_First").rename(

@@ -8,7 +8,6 @@ from bench.config import schema
 from bench.launch import ready
 from bench.launch.prepare import Job
 from bench.machine import preflight
-from bench.machine import preflight as gpu_checks
 
 CPU = schema.HardwareConfig(device="cpu", num_processes=2, num_threads=1)
 WIDE = schema.HardwareConfig(device="cpu", num_processes=2, num_threads=2)
@@ -63,52 +62,46 @@ def test_disk_space_is_that_of_the_folder_which_will_hold_the_results(monkeypatc
     assert asked == [tmp_path]
 
 
-@pytest.mark.parametrize(
-    ("available_gib", "status"),
-    [(1.1, "fail"), (1.3, "warn"), (2.1, "warn"), (2.3, "ok"), (None, "ok")],  # 2 * 0.6 for workers, 1 for the data
-)
-def test_memory_for_two_workers_and_a_gib_of_data(available_gib, status):
-    assert preflight.memory(2, GIB, available_gib).status == status
+TWO_THREADS = schema.HardwareConfig(device="cpu", num_processes=1, num_threads=2)
+SPINNING = {"OMP_WAIT_POLICY": "active"}
 
 
 @pytest.mark.parametrize(
-    ("hardware", "foreign_cores", "num_cpus", "status"),
+    ("check", "arguments", "status"),
     [
-        (CPU, 0.1, 2, "ok"),
-        (CPU, 0.1049, 2, "ok"),  # shown as 0.10, which is not above 0.1
-        (CPU, 0.11, 2, "warn"),
-        (CPU, None, 2, "ok"),  # unknown
-        (GPU, 13.9, 16, "ok"),  # two cores are left for two processes
-        (GPU, 14.1, 16, "warn"),
+        (preflight.memory, (2, GIB, 1.1), "fail"),  # 2 * 0.6 for workers, 1 for the data
+        (preflight.memory, (2, GIB, 1.3), "warn"),
+        (preflight.memory, (2, GIB, 2.1), "warn"),
+        (preflight.memory, (2, GIB, 2.3), "ok"),
+        (preflight.memory, (2, GIB, None), "ok"),
+        (preflight.cpu_load, (CPU, 0.1, 2), "ok"),
+        (preflight.cpu_load, (CPU, 0.1049, 2), "ok"),  # shown as 0.10, which is not above 0.1
+        (preflight.cpu_load, (CPU, 0.11, 2), "warn"),
+        (preflight.cpu_load, (CPU, None, 2), "ok"),  # unknown
+        (preflight.cpu_load, (GPU, 13.9, 16), "ok"),  # two cores are left for two processes
+        (preflight.cpu_load, (GPU, 14.1, 16), "warn"),
+        (preflight.threads, (CPU, 2, None), "ok"),  # 2 x 1 busy threads
+        (preflight.threads, (CPU, 1, None), "warn"),
+        (preflight.threads, (CPU, 8, 1.5), "warn"),
+        (preflight.threads, (WIDE, 4, None), "ok"),  # 2 x 2
+        (preflight.threads, (WIDE, 3, None), "warn"),
+        (preflight.threads, (GPU, 2, None), "ok"),  # each of the 2 processes has one
+        (preflight.threads, (GPU, 1, None), "warn"),
+        (preflight.waiting_threads, (TWO_THREADS, SPINNING), "warn"),
+        (preflight.waiting_threads, (TWO_THREADS, {"OMP_WAIT_POLICY": "passive"}), "ok"),
+        (preflight.waiting_threads, (TWO_THREADS, {}), "ok"),  # the launcher sets PASSIVE
+        (preflight.waiting_threads, (CPU, SPINNING), "ok"),  # no thread waits for another
+        (preflight.governor, ("performance",), "ok"),
+        (preflight.governor, (None,), "ok"),
+        (preflight.governor, ("powersave",), "warn"),  # clocks that follow the load
+        (preflight.governor, ("schedutil",), "warn"),
+        (preflight.quota, (8, None), "ok"),
+        (preflight.quota, (8, 8.0), "ok"),
+        (preflight.quota, (8, 3.5), "warn"),  # a share of time is not a share of cores
     ],
 )
-def test_load_of_other_programs(hardware, foreign_cores, num_cpus, status):
-    assert preflight.cpu_load(hardware, foreign_cores, num_cpus).status == status
-
-
-@pytest.mark.parametrize(
-    ("hardware", "num_cpus", "quota", "status"),
-    [
-        (CPU, 2, None, "ok"),
-        (CPU, 1, None, "warn"),
-        (CPU, 8, 1.5, "warn"),
-        (WIDE, 4, None, "ok"),
-        (WIDE, 3, None, "warn"),
-        (GPU, 2, None, "ok"),
-        (GPU, 1, None, "warn"),
-    ],
-)
-def test_busy_threads_against_cores(hardware, num_cpus, quota, status):
-    """The CPU run has 2 x 1 busy threads, the wide one 2 x 2; on GPUs each of the 2 processes has one."""
-    assert preflight.threads(hardware, num_cpus, quota).status == status
-
-
-def test_spinning_threads_are_warned_of_only_where_there_are_threads_that_could():
-    two = schema.HardwareConfig(device="cpu", num_processes=1, num_threads=2)
-    assert preflight.waiting_threads(two, {"OMP_WAIT_POLICY": "active"}).status == "warn"
-    assert preflight.waiting_threads(two, {"OMP_WAIT_POLICY": "passive"}).status == "ok"
-    assert preflight.waiting_threads(two, {}).status == "ok"  # the launcher sets PASSIVE
-    assert preflight.waiting_threads(CPU, {"OMP_WAIT_POLICY": "active"}).status == "ok"
+def test_each_check_at_its_border(check, arguments, status):
+    assert check(*arguments).status == status
 
 
 def test_a_cpu_run_is_not_checked_for_gpus(tmp_path):
@@ -135,44 +128,29 @@ def test_a_gpu_run_is_checked_for_the_gpus_it_uses(tmp_path):
     assert {check.status for check in found[7:]} == {"ok"}
 
 
-def test_gpus_whose_memory_is_in_use_are_named():
-    check = gpu_checks.roomy([gpu(0), gpu(1, used_memory_gib=71.2)])
-    assert (check.status, check.found) == ("warn", "GPU 1: 71 of its 140 GiB are in use")
-    assert gpu_checks.roomy([gpu(0, used_memory_gib=14.0)]).status == "ok"  # a tenth
-    assert "unknown" in gpu_checks.roomy([gpu(0, used_memory_gib=None)]).found
-
-
-def test_busy_gpus_are_named():
-    check = gpu_checks.idle([gpu(0), gpu(1, num_compute_processes=2)])
-    assert (check.status, check.found) == ("warn", "other programs compute on GPU 1: 2")
-    assert "unknown" in gpu_checks.idle([gpu(0, num_compute_processes=None)]).found
-
-
 @pytest.mark.parametrize("other", [{"name": "NVIDIA H100 PCIe"}, {"power_limit_w": 500.0}])
 def test_unlike_gpus_are_warned_of(other):
-    assert gpu_checks.alike([gpu(0), gpu(1)]).found == "2 x NVIDIA H200 at 700 W"
-    assert gpu_checks.alike([gpu(0), gpu(1, **other)]).status == "warn"
-
-
-def test_persistence_mode_off_is_warned_of_and_unknown_is_not():
-    assert gpu_checks.persistent([gpu(0), gpu(1, persistence=False)]).found == "off on GPU 1"
-    assert gpu_checks.persistent([gpu(0, persistence=None)]).status == "ok"
+    assert preflight.alike([gpu(0), gpu(1)]).found == "2 x NVIDIA H200 at 700 W"
+    assert preflight.alike([gpu(0), gpu(1, **other)]).status == "warn"
 
 
 @pytest.mark.parametrize(
     ("check", "facts", "found"),
     [
-        (gpu_checks.power_limit, {"power_limit_w": 500.0}, "GPU 1: 500 W instead of 700 W"),
+        (preflight.power_limit, {"power_limit_w": 500.0}, "GPU 1: 500 W instead of 700 W"),
         (
-            gpu_checks.slowed,
+            preflight.slowed,
             {"clocks_event_reasons": ["gpu_idle", "hw_thermal"]},
             "slowed down: GPU 1: hw_thermal at 31 C",
         ),
-        (gpu_checks.ecc, {"ecc_uncorrected": 2}, "GPU 1: 2 uncorrected errors since the driver was loaded"),
-        (gpu_checks.ecc, {"remap_pending": True}, "GPU 1: a memory row waits to be replaced"),
-        (gpu_checks.ecc, {"remap_pending": True, "remap_failed": True}, "GPU 1: a memory row could not be replaced"),
-        (gpu_checks.ecc, {"ecc": False}, "on for some GPUs, off for others"),
-        (gpu_checks.pcie, {"pcie_width": 8}, "GPU 1: x8 of x16"),
+        (preflight.ecc, {"ecc_uncorrected": 2}, "GPU 1: 2 uncorrected errors since the driver was loaded"),
+        (preflight.ecc, {"remap_pending": True}, "GPU 1: a memory row waits to be replaced"),
+        (preflight.ecc, {"remap_pending": True, "remap_failed": True}, "GPU 1: a memory row could not be replaced"),
+        (preflight.ecc, {"ecc": False}, "on for some GPUs, off for others"),
+        (preflight.pcie, {"pcie_width": 8}, "GPU 1: x8 of x16"),
+        (preflight.roomy, {"used_memory_gib": 71.2}, "GPU 1: 71 of its 140 GiB are in use"),
+        (preflight.idle, {"num_compute_processes": 2}, "other programs compute on GPU 1: 2"),
+        (preflight.persistent, {"persistence": False}, "off on GPU 1"),
     ],
 )
 def test_a_gpu_that_is_ill_is_named_with_what_it_has(check, facts, found):
@@ -181,27 +159,13 @@ def test_a_gpu_that_is_ill_is_named_with_what_it_has(check, facts, found):
     assert (ill.status, ill.found) == ("warn", found)
 
 
-def test_what_a_driver_does_not_say_is_unknown_and_no_warning():
+def test_what_a_driver_does_not_say_is_unknown_and_no_warning_nor_are_idling_and_a_little_memory():
     silent = {key: None for key in gpu(0) if key not in ("name", "visible")}
-    for check in gpu_checks.gpu_checks([gpu(0, **silent), gpu(1, **silent)]):
+    for check in preflight.gpu_checks([gpu(0, **silent), gpu(1, **silent)]):
         assert check.status == "ok", check
         assert "unknown" in check.found or check.name == "gpus alike", check
-
-
-def test_a_power_cap_and_idling_are_no_faults():
-    assert gpu_checks.slowed([gpu(0, clocks_event_reasons=["sw_power_cap", "gpu_idle"])]).status == "ok"
-
-
-@pytest.mark.parametrize(
-    ("name", "status"), [("performance", "ok"), (None, "ok"), ("powersave", "warn"), ("schedutil", "warn")]
-)
-def test_clocks_that_follow_the_load_are_warned_of(name, status):
-    assert preflight.governor(name).status == status
-
-
-@pytest.mark.parametrize(("cores", "status"), [(None, "ok"), (8.0, "ok"), (3.5, "warn")])
-def test_a_share_of_time_is_not_a_share_of_cores(cores, status):
-    assert preflight.quota(8, cores).status == status
+    fine = {"clocks_event_reasons": ["sw_power_cap", "gpu_idle"], "used_memory_gib": 14.0}  # a tenth
+    assert {check.status for check in preflight.gpu_checks([gpu(0, **fine), gpu(1, **fine)])} == {"ok"}
 
 
 def test_without_a_given_load_it_is_sampled(monkeypatch, tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -203,30 +205,22 @@ def test_a_trace_names_no_machine_and_no_private_path(tmp_path, repo):
     assert trace["speedrun"] == {"window": "trace", "first_step": 5, "last_step": 7}
 
 
-def test_a_full_disk_is_reported_and_leaves_no_half_trace(tmp_path, monkeypatch):
+def written(content):
+    """A profile that libkineto writes with this content."""
+    return SimpleNamespace(export_chrome_trace=lambda path: Path(path).write_bytes(content))
+
+
+def test_a_full_disk_is_reported_and_leaves_no_half_trace(tmp_path):
     """libkineto writes what fits and says nothing."""
-
-    class Profile:
-        def export_chrome_trace(self, path):
-            with open(path, "w") as file:
-                file.write('{"traceEvents": [\n  {\n    "ph": "X", "name": "aten::')
-
     with pytest.raises(OSError, match="is cut: is the disk full"):
-        files.save(Profile(), tmp_path / "a.json.gz")
+        files.save(written(b'{"traceEvents": [\n  {\n    "ph": "X", "name": "aten::'), tmp_path / "a.json.gz")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_name_that_is_no_text_is_made_one(tmp_path):
     """torch's tracer of Python calls now and then writes freed memory as a name."""
-
-    class Profile:
-        def export_chrome_trace(self, path):
-            with open(path, "wb") as file:
-                file.write(
-                    b'{"host_name": "box", "traceEvents": [\n  {\n    "ph": "X", "name": "f.py(0): \xa0\x01~E"\n  }\n]}'
-                )
-
-    saved = files.save(Profile(), tmp_path / "a.json")
+    content = b'{"host_name": "box", "traceEvents": [\n  {\n    "ph": "X", "name": "f.py(0): \xa0\x01~E"\n  }\n]}'
+    saved = files.save(written(content), tmp_path / "a.json")
     assert saved.num_events == 1
     assert json.loads(saved.path.read_text())["traceEvents"][0]["name"] == "f.py(0): \ufffd ~E"
 

@@ -145,15 +145,6 @@ def test_what_cannot_run_is_refused_with_what_the_value_and_what_to_try(changes,
         chosen(**changes)
 
 
-def test_a_run_is_refused_before_it_starts():
-    with pytest.raises(ValueError, match="instruments.window: instruments.stages profiles too"):
-        composed("profile=window", "instruments=[stages]")
-    with pytest.raises(
-        ValueError, match="profile=kempner: there is no profile.*choose from memory, modded, nsys, stages, window"
-    ):
-        composed("profile=kempner")
-
-
 def test_windows_side_by_side_are_no_overlap():
     early, late = windows(windows=[{"name": "a", "first_step": 5}, {"name": "b", "first_step": 10}])  # 3 to 7, 8 to 12
     assert early.last_step + 1 == late.begin_step
