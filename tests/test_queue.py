@@ -20,10 +20,13 @@ from bench.plans import queue as queues
 from bench.plans import shares
 from bench.plans.agent import Agent
 from bench.plans.queue import Entry, Queue
+from bench.plans.race import plan, planning, runner
+from bench.plans.race import state as races
 from bench.plans.shares import fair, over_budget
 from bench.record import run_folder
 
 SMOKE = ["run", "track=free", "experiment=smoke"]
+RACE = ["race", "A=", "B=optim=muon", "n=2", "track=free", "experiment=smoke"]
 AGENT = """
 import sys
 from bench.cli import main
@@ -68,6 +71,12 @@ def ended(process, within_s=300):
     """(exit code, what it printed) of a process that ends by itself."""
     out, _ = process.communicate(timeout=within_s)
     return process.returncode, out
+
+
+def taken(queue):
+    """An entry that an agent has taken."""
+    queue.submit(SMOKE, 0)
+    return queue.take(queue.waiting()[0])
 
 
 def entry(number, user, num_gpus=1):
@@ -188,13 +197,12 @@ def test_nothing_but_an_entry_is_cancelled_and_one_that_runs_is_ended(results, q
     record = results / "free" / "RUN" / "run.json"
     record.parent.mkdir(parents=True)
     record.write_text("{}")
-    id = queue.submit(SMOKE, 0)
-    mine = queue.take(queue.waiting()[0])
+    mine = taken(queue)
     for given in ("../../free/RUN/run", mine.name, f"../taken/{mine.name}"):
         with pytest.raises(ValueError, match="no such entry is waiting or running"):
             submit.main(["--cancel", given])
     assert record.exists() and queue.keep(mine)
-    assert submit.main(["--cancel", id]) == 0
+    assert submit.main(["--cancel", mine.id]) == 0
     assert not queue.keep(mine)  # at which its agent ends the command
     assert Agent(results, None, ("run",))._end(mine, "it ended") == 1
     assert [(each["why"], each["exit_code"]) for each in queue.outcomes()] == [(f"cancelled by {mine.user}", 1)]
@@ -202,15 +210,14 @@ def test_nothing_but_an_entry_is_cancelled_and_one_that_runs_is_ended(results, q
 
 
 def test_an_entry_that_another_user_has_cancelled_already_can_be_cancelled_again(queue, monkeypatch):
-    id = queue.submit(SMOKE, 0)
-    mine = queue.take(queue.waiting()[0])
-    assert submit.main(["--cancel", id]) == 0
+    mine = taken(queue)
+    assert submit.main(["--cancel", mine.id]) == 0
 
     def refused(path, mode=0o666, exist_ok=True):  # as another user's file is
         raise PermissionError(13, "Permission denied", str(path)) if exist_ok else FileExistsError(str(path))
 
     monkeypatch.setattr("pathlib.Path.touch", refused)
-    assert submit.main(["--cancel", id]) == 0 and not queue.keep(mine)
+    assert submit.main(["--cancel", mine.id]) == 0 and not queue.keep(mine)
 
 
 def test_an_entry_that_is_given_back_while_it_is_cancelled_waits_for_no_agent(queue, monkeypatch):
@@ -228,10 +235,7 @@ STATES = ["waits", "lost its agent", "lost its agent after its outcome", "is giv
 
 @pytest.mark.parametrize("state", STATES)
 def test_a_race_whose_entry_is_cancelled_is_abandoned_and_never_resumed(results, queue, monkeypatch, state):
-    from bench.plans.race import plan, planning
-    from bench.plans.race.state import unfinished
-
-    id = queue.submit(["race", "A=", "B=optim=muon", "n=2", "track=free", "experiment=smoke"], 0)
+    id = queue.submit(RACE, 0)
     (waiting,) = queue.waiting()
     here = Agent(results, None, ("race",))
     folder = planning.begin(plan.parse_request(here._command(waiting)[1:]), results, anyway=True)
@@ -261,14 +265,12 @@ def test_a_race_whose_entry_is_cancelled_is_abandoned_and_never_resumed(results,
     assert set(endings) <= {(f"cancelled by {waiting.user}", 1), ("it was given back", None)}
     race = json.loads((folder / "race.json").read_text())
     assert (race["status"], race["why"]) == ("abandoned", f"cancelled by {waiting.user}")
-    assert queue.waiting() == queue.taken() == unfinished(results) == []
+    assert queue.waiting() == queue.taken() == races.unfinished(results) == []
     assert list((queue.folder / "taken").iterdir()) == []
 
 
 def test_a_race_that_had_ended_when_its_entry_was_cancelled_stays_as_it_was(results, queue):
-    from bench.plans.race import plan, planning, runner
-
-    id = queue.submit(["race", "A=", "B=optim=muon", "n=2", "track=free", "experiment=smoke"], 0)
+    id = queue.submit(RACE, 0)
     command = Agent(results, None, ("race",))._command(queue.waiting()[0])
     folder = planning.begin(plan.parse_request(command[1:]), results, anyway=True)
     runner.finish(folder, results, "abandoned", "its owner had seen enough")
@@ -297,8 +299,7 @@ def test_a_group_reads_what_was_submitted_with_any_umask_and_what_is_no_entry_is
 
 
 def test_a_link_or_a_pipe_in_place_of_a_log_is_not_written_to(results, queue):
-    queue.submit(SMOKE, 0)
-    mine = queue.take(queue.waiting()[0])
+    mine = taken(queue)
     victim = results / "victim"
     queue.log(mine).symlink_to(victim)
     with queue.opened_log(mine) as file:
@@ -348,9 +349,7 @@ def test_on_a_full_disk_an_entry_waits_again(results, queue, monkeypatch):
 
 
 def test_a_race_that_was_killed_before_its_ledger_line_goes_on_and_a_damaged_one_ends(results, queue, monkeypatch):
-    from bench.plans.race import plan, planning, state
-
-    queue.submit(["race", "A=", "B=optim=muon", "n=2", "track=free", "experiment=smoke", "--anyway"], 0)
+    queue.submit([*RACE, "--anyway"], 0)
     (waiting,) = queue.waiting()
     here = Agent(results, None, ("race",))
     words = [word for word in here._command(waiting)[1:] if word != "--anyway"]
@@ -359,7 +358,7 @@ def test_a_race_that_was_killed_before_its_ledger_line_goes_on_and_a_damaged_one
         with pytest.raises(SystemExit):
             planning.begin(plan.parse_request(words), results, anyway=True)
     race = agents.race_of(queue, waiting)
-    with state.locked(race):  # an agent that only slept has it
+    with races.locked(race):  # an agent that only slept has it
         assert not here._may_begin(waiting)
     assert here._may_begin(waiting) and here._command(waiting)[:3] == ["race", "--resume", race.name]
     (race / "plan.json").write_text("{")
@@ -412,8 +411,7 @@ def test_an_entry_that_has_ended_is_not_given_back_when_a_signal_comes(queue, mo
 
 
 def test_a_lease_is_lost_by_the_time_that_another_agent_watched_and_not_by_a_pause_of_both(queue, monkeypatch):
-    queue.submit(SMOKE, 0)
-    mine = queue.take(queue.waiting()[0])
+    mine = taken(queue)
     os.utime(queue._lease(mine), (0, 0))
     now = SimpleNamespace(s=1000.0)
     monkeypatch.setattr(queues, "time", SimpleNamespace(monotonic=lambda: now.s))
@@ -480,8 +478,7 @@ def test_an_entry_whose_agents_are_lost_again_and_again_ends(queue, monkeypatch)
 
 @pytest.mark.slow
 def test_a_race_that_is_given_back_goes_on_as_one_race_at_its_price(results, queue):
-    words = ["A=", "B=optim=muon", "n=2", "track=free", "experiment=smoke", "name=mine", "--anyway"]
-    assert submit.main(["race", *words]) == 0
+    assert submit.main([*RACE, "name=mine", "--anyway"]) == 0
     with started(results, AGENT, "--usd-per-hour", "36") as first:
         real_runs.wait_for(lambda: len(real_runs.folders(results)) > 1)
         first.send_signal(signal.SIGINT)
@@ -512,8 +509,7 @@ def test_a_race_that_is_given_back_goes_on_as_one_race_at_its_price(results, que
 
 @pytest.mark.slow
 def test_a_race_that_is_cancelled_while_it_runs_ends_within_seconds_as_abandoned(results, queue):
-    words = ["A=", "B=optim=muon", "n=9", "track=free", "experiment=smoke", "--anyway"]
-    assert submit.main(["race", *words]) == 0
+    assert submit.main([*RACE, "n=9", "--anyway"]) == 0
     with started(results, AGENT) as working:
         real_runs.wait_for(lambda: len(real_runs.folders(results)) > 1)
         (mine,) = queue.taken()
@@ -533,9 +529,7 @@ def test_a_race_that_is_cancelled_while_it_runs_ends_within_seconds_as_abandoned
 @pytest.mark.slow
 def test_a_race_of_another_session_waits_for_its_machine_then_begins_again(results, queue, monkeypatch, capsys):
     """The first agent's race, as another machine sees it."""
-    from bench.plans.race import plan, planning, state
-
-    queue.submit(["race", "A=", "B=optim=muon", "n=2", "track=free", "experiment=smoke", "--anyway"], 0)
+    queue.submit([*RACE, "--anyway"], 0)
     (waiting,) = queue.waiting()
     here = Agent(results, None, ("race",))
     command = here._command(waiting)
@@ -551,4 +545,4 @@ def test_a_race_of_another_session_waits_for_its_machine_then_begins_again(resul
     monkeypatch.setattr(Queue, "idle_s", lambda self, entry: 3601.0)
     assert elsewhere._may_begin(waiting)
     assert elsewhere._command(waiting) == command
-    assert state.unfinished(results) == [] and agents.race_of(queue, waiting) is None  # the first was abandoned
+    assert races.unfinished(results) == [] and agents.race_of(queue, waiting) is None  # the first was abandoned

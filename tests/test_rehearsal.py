@@ -114,6 +114,16 @@ masked_attention.Visible.fast = fast
 """
 
 
+OF_CALLS = [
+    "planted.halved.default has no kernel for this GPU",
+    "the optimizer calls addcdiv_",
+    "allreduce_(3) on rank 7",
+]
+SHARED_MEMORY = "KiB of shared memory, of 227 a block may have"
+TOKENS = 8 * 512 * 2048  # 2,048 sequences of 512 tokens at once: their logits alone are 98 GiB in bfloat16
+MUCH_AT_ONCE = [f"data.batch_tokens={TOKENS}", f"goal.val_tokens={TOKENS}", "hardware.micro_batch_seqs=2048"]
+
+
 def rehearsed(model, plant="", *overrides, gpu="h100", triton=False):
     """What a process found, and what the command says about it."""
     program = RUN.format(plant=plant, gpu=gpu, triton=triton)
@@ -151,54 +161,29 @@ def test_a_model_as_it_is_has_no_fault(model, overrides, seqs, num_collectives):
 @needs_device
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "plant", "overrides", "findings"),
+    ("model", "plant", "overrides", "machine", "findings"),
     [
-        ("windowed", LOST_MASK, [], ["FlexAttention see every token"]),
-        ("windowed", GRAPH_A_WINDOW, [WINDOWS], ["graphs compiled after the warm-up"]),
-        ("gpt2", UNSEEN_LENGTH, [LENGTHS], ["graphs compiled after the warm-up"]),
-        ("gpt2", NEW_GRAPH_EVERY_STEP + HOST_WAITS, [], ["graphs compiled after the warm-up", "graph break"]),
+        ("windowed", LOST_MASK, [], {}, ["FlexAttention see every token"]),
+        ("windowed", GRAPH_A_WINDOW, [WINDOWS], {}, ["graphs compiled after the warm-up"]),
+        ("gpt2", UNSEEN_LENGTH, [LENGTHS], {}, ["graphs compiled after the warm-up"]),
+        ("gpt2", NEW_GRAPH_EVERY_STEP + HOST_WAITS, [], {}, ["graphs compiled after the warm-up", "graph break"]),
+        ("gpt2", NO_KERNEL + ONE_BY_ONE + OUT_OF_ORDER, ["optim=adamw"], {}, OF_CALLS),
         (
-            "gpt2",
-            NO_KERNEL + ONE_BY_ONE + OUT_OF_ORDER,
-            ["optim=adamw"],
-            [
-                "planted.halved.default has no kernel for this GPU",
-                "the optimizer calls addcdiv_",
-                "allreduce_(3) on rank 7",
-            ],
+            "r20",
+            "",
+            ["optim=groups", "model.args.fp8_head=true"],
+            {"gpu": "a100"},
+            ["aten._scaled_mm.default has no k"],
         ),
+        pytest.param("windowed", TOO_MUCH_SHARED, [], {"triton": True}, [SHARED_MEMORY], marks=needs_triton),
+        pytest.param("gpt2", "", MUCH_AT_ONCE, {"triton": True}, ["GiB live in the"], marks=needs_triton),
     ],
-    ids=["mask", "window", "length", "recompiles", "calls"],
+    ids=["mask", "window", "length", "recompiles", "calls", "8 bits on an older GPU", "shared memory", "memory"],
 )
-def test_a_planted_fault_is_found(model, plant, overrides, findings):
-    _, rows = rehearsed(model, plant, *overrides)
+def test_a_planted_fault_is_found(model, plant, overrides, machine, findings):
+    _, rows = rehearsed(model, plant, *overrides, **machine)
     for finding in findings:
         assert any(row.status != "ok" and finding in row.found for row in rows), rows
-
-
-@needs_device
-@pytest.mark.slow
-def test_an_older_gpu_has_no_product_in_8_bits():
-    _, rows = rehearsed("r20", "", "optim=groups", "model.args.fp8_head=true", gpu="a100")
-    assert any("aten._scaled_mm.default has no kernel for this GPU" in row.found for row in rows), rows
-
-
-@needs_device
-@needs_triton
-@pytest.mark.slow
-def test_a_kernel_with_too_much_shared_memory_is_found():
-    _, rows = rehearsed("windowed", TOO_MUCH_SHARED, triton=True)
-    assert any("KiB of shared memory, of 227 a block may have" in row.found for row in rows), rows
-
-
-@needs_device
-@needs_triton
-@pytest.mark.slow
-def test_more_memory_than_a_gpu_has_is_found():
-    tokens = 8 * 512 * 2048  # 2,048 sequences of 512 tokens at once: their logits alone are 98 GiB in bfloat16
-    overrides = [f"data.batch_tokens={tokens}", f"goal.val_tokens={tokens}", "hardware.micro_batch_seqs=2048"]
-    _, rows = rehearsed("gpt2", "", *overrides, triton=True)
-    assert any("GiB live in the" in row.found and "of 79.6 that a GPU has" in row.found for row in rows), rows
 
 
 def kinds_of_layers(arch, num_layers):

@@ -37,17 +37,24 @@ def replayed(results, *words, expect=0, **env):
     return json.loads(done.stdout or "null"), done.stderr
 
 
-def change(folder, name, edit):
+def edit(folder, alter):
+    """Changes run.json: alter(run) does it in place."""
+    run = json.loads((folder / "run.json").read_text())
+    alter(run)
+    atomic.write_json(folder / "run.json", run)
+
+
+def change(folder, name, edited):
     """A file of a record, changed by somebody who mends its hash and the metrics in run.json as well."""
     path = folder / name
-    path.write_text(edit(path.read_text()))
-    run = json.loads((folder / "run.json").read_text())
-    run["metrics"] = metrics.metrics(run, step_files.read(folder))
-    for listed in run["artifacts"]:
-        if listed["path"] == name:
-            content = path.read_bytes()
-            listed.update(sha256=hashlib.sha256(content).hexdigest(), num_bytes=len(content))
-    atomic.write_json(folder / "run.json", run)
+    path.write_text(edited(path.read_text()))
+
+    def mend(run):
+        run["metrics"] = metrics.metrics(run, step_files.read(folder))
+        (listed,) = [file for file in run["artifacts"] if file["path"] == name]
+        listed.update(sha256=hashlib.sha256(path.read_bytes()).hexdigest(), num_bytes=path.stat().st_size)
+
+    edit(folder, mend)
 
 
 # ---- losses
@@ -139,10 +146,8 @@ def test_a_run_that_differs_from_itself_is_no_cheat():
 def test_a_run_that_rounding_scatters_is_not_certified_by_it():
     """With too high a learning rate: a loss lowered by a tenth of a nat would lie within what rounding does."""
     found = outcomes.from_losses(RECORDED, FAR, ELSEWHERE, perturbed=[rows(5.0, 4.4, 4.3, 4.1, 4.0, val=4.3)])
-    assert (found.word, found.needs) == (
-        "undecided",
-        None,
-    ) and "rounding alone moves the losses of this run by 7.5 %" in found.why
+    assert (found.word, found.needs) == ("undecided", None)
+    assert "rounding alone moves the losses of this run by 7.5 %" in found.why
 
 
 def test_the_last_digit_that_a_script_prints_is_rounding():
@@ -373,11 +378,13 @@ def _a_copy_is_no_replay(folder, replays):
 def test_what_is_missing_is_said_before_any_work(finished_run, tmp_path):
     folder = real_runs.copy_of(finished_run, tmp_path / "results")
     change(folder, "steps.csv", lambda text: text)
-    run = json.loads((folder / "run.json").read_text())
-    run["code"]["commit"] = "0" * 40
-    run["data"]["train"][0]["sha256"] = "0" * 64
-    run["hardware"]["num_processes"] = 8
-    atomic.write_json(folder / "run.json", run)
+
+    def lacking(run):
+        run["code"]["commit"] = "0" * 40
+        run["data"]["train"][0]["sha256"] = "0" * 64
+        run["hardware"]["num_processes"] = 8
+
+    edit(folder, lacking)
     (found,), said = replayed(tmp_path / "results", folder, "--trust", expect=2)
     assert found["outcome"] == "impossible here"
     assert "commit: 000000000000 is not in this repository" in found["why"] and "sha256" in found["why"]
@@ -418,17 +425,13 @@ def _take_losses(folder, other):
 @pytest.mark.slow
 def test_a_record_that_verify_refuses_gets_no_certificate_and_changed_code_is_refused(finished_run, tmp_path):
     folder = real_runs.copy_of(finished_run, tmp_path / "a")
-    run = json.loads((folder / "run.json").read_text())
-    run["metrics"]["val_loss"] -= 0.01
-    atomic.write_json(folder / "run.json", run)
+    edit(folder, lambda run: run["metrics"].update(val_loss=run["metrics"]["val_loss"] - 0.01))
     (found,), said = replayed(tmp_path / "a", folder, "--trust", expect=2)
     assert found["outcome"] == "impossible here" and "metrics follow from the facts: val_loss" in found["why"]
     assert "wrote  no certificate" in said and not (folder / certificates.FILE).exists()
     assert not (tmp_path / "a" / "replays").exists()
     folder = real_runs.copy_of(finished_run, tmp_path / "b")
-    run = json.loads((folder / "run.json").read_text())
-    run["code"]["source_sha256"] = "1" * 64  # of code that the record does not hold
-    atomic.write_json(folder / "run.json", run)
+    edit(folder, lambda run: run["code"].update(source_sha256="1" * 64))  # of code that the record does not hold
     (found,), _ = replayed(tmp_path / "b", folder, "--trust", expect=2)
     assert found["outcome"] == "impossible here" and "the record was changed or is incomplete" in found["why"]
 
@@ -485,13 +488,8 @@ def test_a_strangers_code_runs_in_a_sandbox_and_gets_no_tokens(finished_run, tmp
     finally:
         subprocess.run(["git", "worktree", "remove", "--force", worktree], cwd=real_runs.REPO, check=True)
 
-    def with_code(text):
-        run = json.loads(text)
-        run["code"] = run["code"] | known | {"copy": run["code"]["copy"]}
-        return json.dumps(run)
-
     change(folder, "code/diff.patch", lambda text: patch)
-    (folder / "run.json").write_text(with_code((folder / "run.json").read_text()))
+    edit(folder, lambda run: run.update(code=run["code"] | known | {"copy": run["code"]["copy"]}))
     (found,), said = replayed(tmp_path / "results", folder, HF_TOKEN="secret")
     assert found["outcome"] == "identical" and "code/diff.patch of a record that is not in" in said
     assert found["sandbox"] in (sandbox.BUBBLEWRAP, sandbox.NAMESPACES)
@@ -508,10 +506,8 @@ def test_a_strangers_code_runs_in_a_sandbox_and_gets_no_tokens(finished_run, tmp
     assert found["outcome"] == "identical" and found["sandbox"] is None and set(spied.read_text()) == set("[]")
     spied.unlink()
     change(folder, "code/diff.patch", lambda text: text.replace("import contextlib, os", "import contextlib, os, sys"))
-    patched = (folder / "code/diff.patch").read_bytes()
-    run = json.loads((folder / "run.json").read_text())
-    run["code"]["diff_sha256"] = hashlib.sha256(patched).hexdigest()
-    atomic.write_json(folder / "run.json", run)
+    patched_sha256 = hashlib.sha256((folder / "code/diff.patch").read_bytes()).hexdigest()
+    edit(folder, lambda run: run["code"].update(diff_sha256=patched_sha256))
     (found,), _ = replayed(tmp_path / "results", folder, "--trust", expect=2)
     assert "bench/__init__.py, as the record holds it, is not the file" in found["why"] and not spied.exists()
 

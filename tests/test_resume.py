@@ -11,7 +11,7 @@ from bench.compare import eligibility
 from bench.config.schema import GoalConfig
 from bench.launch import resume
 from bench.launch.prepare import prepare
-from bench.record import checkpoints, ledger, outside_clock, rows, run_folder, step_files, validity
+from bench.record import checkpoints, ledger, outside_clock, rows, run_folder, validity
 from bench.record.outside_clock import GO, PAUSE, SAVE, START, STOP
 from bench.training.clock import Clock
 from bench.training.finish_line import FinishLine
@@ -69,13 +69,9 @@ def broken(tmp_path_factory):
     return broken_thrice(tmp_path_factory.mktemp("broken"))
 
 
-def losses(folder):
-    return [(row["step"], row["train_loss"], row["val_loss"]) for row in step_files.read(folder)]
-
-
 @pytest.mark.slow
 def test_a_run_that_is_warned_killed_and_requeued_is_one_record_with_the_losses_of_an_unbroken_one(unbroken, broken):
-    assert losses(broken) == losses(unbroken)
+    assert real_runs.losses(broken) == real_runs.losses(unbroken)
     run = run_folder.read(broken)
     assert (run["status"], run["config_id"]) == ("complete", run_folder.read(unbroken)["config_id"])
     parts = run["segments"]
@@ -109,7 +105,7 @@ def test_two_ranks_save_before_the_same_step_and_go_on(tmp_path):
     done = real_runs.bench(tmp_path / "unbroken", "run", *WORDS, *two)
     assert done.returncode == 0, done.stdout + done.stderr
     folder = broken_thrice(tmp_path / "broken", *two)
-    assert losses(folder) == losses(only_folder(tmp_path / "unbroken"))
+    assert real_runs.losses(folder) == real_runs.losses(only_folder(tmp_path / "unbroken"))
     assert (folder / "steps_by_rank.csv").read_text().count("\n") == 1200 + 1
 
 

@@ -1,9 +1,9 @@
 """What may be submitted to a referee: diffs that reach for more than the model, and mutations of the agent."""
 
 import random
-import subprocess
 
 import pytest
+import real_runs
 
 from bench.plans.referee import agent, submission
 
@@ -24,9 +24,8 @@ def checkout(tmp_path, monkeypatch):
     for name in ("bench/judge.py", "conf/track/cpu_nano.yaml", "conf/model/gpt2.yaml", "models/gpt2.py"):
         (repo / name).parent.mkdir(parents=True)
         (repo / name).write_text("x: 1\n")
-    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "first"]):
-        subprocess.run(["git", *words], cwd=repo, check=True)
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        real_runs.git(repo, *words)
     monkeypatch.setattr(submission, "REPO", repo)
     return repo
 

@@ -107,10 +107,15 @@ def test_a_gpu_whose_memory_is_in_use_is_left_out(two_sockets, monkeypatch, caps
 LEASE = "import sys; from bench.machine.leases import lease; print([*map(lease, sys.argv[1:])], flush=True); input()"
 
 
+def lessee(*names, env=None, started_by=()):
+    """A process that leases GPUs and prints who has each instead; it ends at a line on its standard input."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*started_by, sys.executable, "-c", LEASE, *names], cwd=real_runs.REPO, env=env, **pipes)
+
+
 def test_two_sweeps_share_no_gpu_and_one_that_is_killed_gives_it_back(two_sockets, capsys):
     names = [gpu.name for gpu in two_sockets[:2]]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", LEASE, *names], cwd=real_runs.REPO, text=True, **pipes) as other:
+    with lessee(*names) as other:
         assert other.stdout.readline() == "[None, None]\n"
         assert [slot.gpu_number for slot in packing.slots("auto", None, on_cpu=False)] == [2, 3]
         assert [slot.gpu_number for slot in packing.slots(2, None, on_cpu=False)] == [2, 3]  # which it has already
@@ -122,34 +127,19 @@ def test_two_sweeps_share_no_gpu_and_one_that_is_killed_gives_it_back(two_socket
 
 
 def test_a_run_has_its_gpus_alone_and_what_it_starts_uses_them(two_sockets):
-    def leased_in_a_child():
-        command = [sys.executable, "-c", LEASE, two_sockets[0].name]
-        return subprocess.run(command, cwd=real_runs.REPO, input="\n", text=True, capture_output=True).stdout
-
+    first, second = (gpu.name for gpu in two_sockets[:2])
     with leases.held(2):
-        assert leased_in_a_child() == "[None]\n"
-        shell = subprocess.run(
-            ["sh", "-c", 'exec "$@" & wait', "-", sys.executable, "-c", LEASE, two_sockets[0].name],
-            cwd=real_runs.REPO,
-            input="\n",
-            text=True,
-            capture_output=True,
-        )
-        assert shell.stdout == "[None]\n"  # of a grandchild too
+        for started_by in ((), ("sh", "-c", 'exec "$@" & wait', "-")):  # a grandchild too
+            with lessee(first, started_by=started_by) as child:
+                assert child.communicate("\n")[0] == "[None]\n"
         with leases.held(1):
             pass
-        assert two_sockets[0].name in leases._held  # what was there before stays
+        assert first in leases._held  # what was there before stays
     assert leases._held.keys().isdisjoint(gpu.name for gpu in two_sockets)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(
-        [sys.executable, "-c", LEASE, two_sockets[1].name], cwd=real_runs.REPO, text=True, **pipes
-    ) as other:
+    with lessee(second) as other:
         other.stdout.readline()
-        with (
-            leases.held(1),
-            pytest.raises(ValueError, match=rf"GPU 1: process {other.pid} of user \d+ has it"),
-            leases.held(2),
-        ):
+        why = pytest.raises(ValueError, match=rf"GPU 1: process {other.pid} of user \d+ has it")
+        with leases.held(1), why, leases.held(2):
             pass
         assert leases._held.keys().isdisjoint(gpu.name for gpu in two_sockets)
         other.kill()
@@ -157,17 +147,6 @@ def test_a_run_has_its_gpus_alone_and_what_it_starts_uses_them(two_sockets):
 
 def test_what_outlives_a_lease_is_not_believed_to_have_it_when_another_process_does(two_sockets, monkeypatch):
     name = two_sockets[0].name
-
-    def leased(environ):
-        return subprocess.Popen(
-            [sys.executable, "-c", LEASE, name],
-            cwd=real_runs.REPO,
-            env=environ,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-
     assert leases.lease(name) is None
     kept = dict(os.environ)
     with monkeypatch.context() as in_a_child:
@@ -175,12 +154,12 @@ def test_what_outlives_a_lease_is_not_believed_to_have_it_when_another_process_d
         assert {leases.lease(name) for _ in range(leases.NUM_ASKING + 2)} == {None}  # however many ask
     leases.release(name)
     clean = {key: value for key, value in kept.items() if key != leases.INHERITED}
-    with leased(clean) as other:
+    with lessee(name, env=clean) as other:
         assert other.stdout.readline() == "[None]\n"
-        with leased(kept) as survivor:
+        with lessee(name, env=kept) as survivor:
             assert survivor.communicate("\n")[0] == f"['process {other.pid} of user {os.geteuid()}']\n"
         other.kill()
-    with leased(kept) as survivor:  # once it is free, it has it
+    with lessee(name, env=kept) as survivor:  # once it is free, it has it
         assert survivor.communicate("\n")[0] == "[None]\n"
 
 
