@@ -77,7 +77,7 @@ BUDGET = {
     "api": 1_350,
     "cli": 4_400,
     "models": 3_500,
-    "tests": 54_000,
+    "tests": 53_800,
 }
 SLACK = 250
 
