@@ -11,7 +11,7 @@ import traces
 from comparing import FAST, SLOW, a_run, raced, write
 
 from bench.analysis.diagnosis import between_runs
-from bench.cli import compare
+from bench.cli import compare, explain
 from bench.compare import calibration
 
 
@@ -385,6 +385,25 @@ def test_traces_of_one_arm_only_are_not_compared(arms, capsys):
     (arms[1][0] / "traces").mkdir()
     (arms[1][0] / "traces" / "x.json").write_text("{")
     assert as_json(capsys, "aaaaaaaa", "bbbbbbbb")["diagnosis"]["traces"] is None
+
+
+def test_explain_takes_two_arms_of_a_race_as_a_and_b_by_the_look_of_each(race, arms, capsys):
+    content = json.loads((race / "race.json").read_text())
+    for name, folders in zip("AB", arms, strict=True):
+        warm_up = content["arms"][name]["runs"].pop(0)  # has the look, and is in no number of the race
+        content["arms"][name]["warm_up_runs"] = [warm_up]
+        (folders[0] / "traces").mkdir()
+    (race / "race.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="r1:A: no run of this arm has a trace: race again with look=on"):
+        explain.main(["r1:A", "r1:B"])
+    for folders, kernel_us in zip(arms, (100, 150), strict=True):
+        events = traces.steps_of_a_kernel(kernel_us, step_us=kernel_us + 800)
+        traces.write(folders[0] / "traces" / "look_rank0.pt.trace.json.gz", events)
+    assert explain.main(["r1:A", "r1:B"]) == 0
+    first, causes = capsys.readouterr().out.splitlines()[:2]
+    assert first.startswith("r1:A -> r1:B: a step took") and "+0.050 ms no bound known: my_kernel" in causes
+    assert explain.main(["r1:B", str(arms[0][0]), "--json"]) == 0  # an arm against a run
+    assert json.loads(capsys.readouterr().out)["lines"][0]["change_ms"] == pytest.approx(-0.05)
 
 
 # ---- logs of other harnesses

@@ -52,6 +52,8 @@ def log(source, time_s, loss, minute, num_gpus=8):
              for step, value in ((0, 10.8), (5, 4 + time_s % 1), (10, loss))]  # fmt: skip
     head = f"Running PyTorch 2.10.0 compiled for CUDA 12.8\nMon Feb  2 03:{minute:02}:00 2026\n{smi}"
     head = f"Using seed=7\n{head}" if "# prints its seed" in source else head
+    if not source:
+        return "\n".join([head, *lines, ""])
     return "\n".join([source, "=" * 100, head, "=" * 100, *lines, ""])
 
 
@@ -211,6 +213,35 @@ def test_the_pull_requests_script_decides_between_groups_of_logs_and_the_others_
     assert "one was chosen by the code of the pull request's script, and --candidate two judges another." in text
     pr.main([str(folder), "--baseline", "two", "--candidate", "one", "--rerun", str(folder / "race")])
     assert capsys.readouterr().err == ""
+
+
+def test_a_script_beside_logs_without_code_is_taken_and_called_unproven_and_of_several_one_is_asked_for(
+    planted, capsys, tmp_path
+):
+    folder = planted("", "")
+    code, words, found = answers(folder, capsys)
+    assert found["script"] is None and words["flags"] == "reader"
+    (folder / "baseline").mkdir()
+    for run, time_s in enumerate(SLOWER):
+        (folder / "baseline" / f"{run}.txt").write_text(log("", time_s, LOSSES[run], 20 + run))
+    (folder / "baseline/train.py").write_text(SCRIPT)
+    (folder / "this_pr/train.py").write_text(f"import kernels\n{CHANGED}")
+    code, words, found = answers(folder, capsys)
+    assert (code, found["script"], words["streams"], words["flags"]) == (0, "this_pr/train.py", "reader", "reader")
+    assert found["answers"]["diff_size"][1].startswith("+2 -1 lines for 1.00 s")
+    pr.main([str(folder), "--rerun", str(tmp_path / "race")])
+    assert (tmp_path / "race/candidate/train_gpt.py").read_text() == f"import kernels\n{CHANGED}"
+    (folder / "this_pr/kernels.py").write_text("")
+    capsys.readouterr()
+    pr.main([str(folder)])
+    assert "embed no code, and 2 scripts lie beside them: --script this_pr/kernels.py or --script this_pr/train.py" in (
+        capsys.readouterr().out)  # fmt: skip
+    pr.main([str(folder), "--script", "this_pr/train.py"])
+    shown = capsys.readouterr().out
+    why = "source is taken from this_pr/train.py beside them: the logs do not prove that this script made them."
+    assert why in shown and "kernels.py" not in shown
+    with pytest.raises(ValueError, match="--script other.py: no such file, neither below"):
+        pr.main([str(folder), "--script", "other.py"])
 
 
 def test_the_rerun_writes_both_sources_and_the_race(planted, capsys, tmp_path):

@@ -6,12 +6,20 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bench.analysis.explain import account
 from bench.analysis.explain import document as explain_document
-from bench.analysis.explain.explained import Options, are_of_one_job, explain_paths, explain_record, has_trace
+from bench.analysis.explain.explained import (
+    Options,
+    are_of_one_job,
+    explain_paths,
+    explain_record,
+    first_traced,
+    has_trace,
+)
 from bench.analysis.trace import analysis, categories, load
 from bench.api import plotting
 from bench.api.answers import Answer, Named, names_of
 from bench.base.paths import user_path
 from bench.base.text_table import some
+from bench.compare import selection
 from bench.record import named
 
 if TYPE_CHECKING:
@@ -54,7 +62,8 @@ def explain(
 ) -> Account:
     """Explain why a step takes so long, from a run or traces, or what changed between two: ./run.sh explain.
 
-    what: runs, Kineto traces (files of the ranks of one job) or folders of them.  passport: measured limits in place of
+    what: runs, Kineto traces (files of the ranks of one job) or folders of them; of two arms of races, RACE:A and
+    RACE:B, the first run of each that has a trace.  passport: measured limits in place of
     those kept for the run's machine; annotated: the folder to write the traces to with the account as tracks; captured:
     traces of the captures of CUDA graphs, which say what the graphs' kernels are.
     Raises ValueError if there is nothing to explain.
@@ -76,13 +85,27 @@ def explain(
 
 
 def _jobs_to_explain(names: list[str]) -> list[Job]:
-    """Returns jobs(), except that two files are A and B unless they are traces of different ranks of one job."""
+    """Returns jobs(), except that two names are A and B if one is an arm of a race, or both are files of one rank."""
+    if len(names) == 2 and any(named.find([name])[0].arm for name in names):
+        return [job for name in names for job in _jobs_of_side(name)]
     known = jobs(names)
     if len(names) == 2 and len(known) == 1 and len(known[0][1]) == 2:
         files = known[0][1]
         if all(path.is_file() for path in files) and not are_of_one_job(files):
             return [(name, [path]) for name, path in zip(names, files)]
     return known
+
+
+def _jobs_of_side(name: str) -> list[Job]:
+    """Returns, for an arm of a race, its first run with a trace, else jobs().  Raises ValueError if no run has one."""
+    if not named.find([name])[0].arm:
+        return jobs([name])
+    (arm,) = selection.arm_from_each([name])
+    folder = first_traced([*arm.warm_ups, *filter(None, arm.folders)])
+    if folder is None:
+        remedy = "race again with look=on, which profiles a run of each arm after its clock has stopped"
+        raise ValueError(f"{name}: no run of this arm has a trace: {remedy}, or name a run of each arm")
+    return [(name, [folder])]
 
 
 def _side(job: Job, of: Sequence[Job], options: Options) -> tuple[str, dict[str, Any]]:

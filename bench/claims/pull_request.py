@@ -26,6 +26,7 @@ from bench.web.document import Block, Bullets, Document, Lines, Section, Table, 
 BASELINE = re.compile(r"baseline|master|(?:^|[-_/.])(?:base|main|prior|old|control|comparison)(?:$|[-_/.\d])", re.I)
 OWN = re.compile(r"this|candidate|(?:^|[-_/])(?:ours|pr|new|record)(?:$|[-_/.\d])", re.I)
 MAX_LINES, MAX_N = 12, 100
+BY_SOURCE = {"streams", "flags"}  # rules that hold by the source
 SHORT = {"streams": "data pipelines", "flags": "compile flags", "diff_size": "readability"}  # names in a verdict
 
 
@@ -121,6 +122,9 @@ def document_of(pull: PullRequest) -> Document:
         answers["mean_loss"] = (READER, answers["mean_loss"][1])
     if answers.get("mean_loss", ("", ""))[0] == NOT_SHOWN:
         answers.pop("systems_waiver", None)
+    for name in BY_SOURCE & answers.keys() if _unproven(pull) else ():
+        if answers[name][0] == PASS:
+            answers[name] = READER, f"{answers[name][1]}, if the logs are of this source"
     blocks: list[Block] = [
         Table(("rule", "answer", "evidence"), [[rules[name], *answer] for name, answer in answers.items()]),
         Section("Missing, and what supplies it", [Bullets(missing(pull, answers))]),
@@ -132,6 +136,7 @@ def document_of(pull: PullRequest) -> Document:
     data = {
         "candidate": pull.candidate.name,
         "choice": pull.choice or None,
+        "script": pull.candidate.script or None,
         "baseline": pull.baseline and pull.baseline.name,
         "answers": {name: list(answer) for name, answer in answers.items()},
         "judge": pull.judged,
@@ -150,7 +155,7 @@ def _verdict(pull: PullRequest, answers: Mapping[str, Answer]) -> Verdict:
         gain, is_more = pull_requests.gain_of(pull), pull_requests.gain_of(pull).startswith("-")
         way = ("faster than", "slower than") if pull.is_same_pr else ("below", "above")
         what += f", {gain.removeprefix('-')} {way[is_more]} {pull.baseline.name}"
-    more = [pull.choice] * bool(pull.choice)
+    more = [sentence for sentence in (pull.choice, _which_script(pull), _unproven(pull)) if sentence]
     if names[FAIL]:
         return Verdict(f"{what}: not met: {', '.join(names[FAIL])}", "refused", more=more)
     if names[NOT_SHOWN]:
@@ -159,6 +164,22 @@ def _verdict(pull: PullRequest, answers: Mapping[str, Answer]) -> Verdict:
     if time.get("drift_pct"):
         more.append("The runs were not interleaved: that it is faster rests on a machine that did not drift.")
     return Verdict(f"{what}: the rules that logs can answer are met{left}", "meets_the_rules", more=more)
+
+
+def _which_script(pull: PullRequest) -> str:
+    options = some([shlex.join(["--script", script]) for script in pull.scripts], 6, " or ")
+    about = f"The logs of {pull.candidate.name} embed no code, and {len(pull.scripts)} scripts lie beside them"
+    return f"{about}: {options} names the one that made them." if pull.scripts else ""
+
+
+def _unproven(pull: PullRequest) -> str:
+    """Returns a sentence about the scripts that were taken because they lie beside logs without code, or ""."""
+    return " ".join(
+        f"The logs of {side.name} embed no code, so its source is taken from {side.script} beside them: the logs do "
+        "not prove that this script made them."
+        for side in (pull.candidate, pull.baseline)
+        if side and side.script
+    )
 
 
 def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
@@ -176,10 +197,10 @@ def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
     failed = [f"{rule['rule']} ({rule['evidence']})" for rule in pull.judged if rule["passed"] is False]
     failed = [pull_requests.shortly(why) if len(why) > 300 else why for why in failed]
     remedies += [f"judge would refuse it: {why}" for why in failed]
-    if not pull.candidate.sources:
-        script = "the logs embed none, and nothing shows that a script beside them wrote them"
-        remedies.append(f"the source ({script}): let the script write itself into its log, as train_gpt.py does")
-    elif pull.baseline and pull.baseline.sources:
+    if not pull.candidate.logs[0].sources:
+        have = "" if pull.candidate.sources or pull.scripts else "; until then --script FILE names it"
+        remedies.append(f"the source, in the logs: let the script write itself there, as train_gpt.py does{have}")
+    if pull.candidate.sources and pull.baseline and pull.baseline.sources:
         race = f"{word} --rerun FOLDER --go"
         remedies.append(f"what runs outside the clock, in seconds: {race}, then ./run.sh audit RACE --only clock")
     return remedies

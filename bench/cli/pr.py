@@ -1,10 +1,11 @@
 """Judge a record's pull request.  ./run.sh pr FOLDER|NUMBER [--clone DIR] [--rerun DIR [--go] [-- SETTING...]]
 
 FOLDER has the logs of a pull request, as modded-nanogpt asks for them, in folders or not, and its script if you have
-it: of several groups of logs, those that embed it are judged.  NUMBER is a pull request of the clone that --clone
-names, which has refs/pull/NUMBER/head or its merged commit.  The answer is Markdown for the thread: the verdict, each
-rule of the track with its evidence, what is missing and the command that supplies it, the numbers, the runs, what runs
-outside the clock, and what changed in the source.
+it: of several groups of logs, those that embed it are judged.  Of logs that embed no code, the source is taken from the
+script beside them, which the answer calls unproven; --script names one of several.  NUMBER is a pull request of the
+clone that --clone names, which has refs/pull/NUMBER/head or its merged commit.  The answer is Markdown for the thread:
+the verdict, each rule of the track with its evidence, what is missing and the command that supplies it, the numbers,
+the runs, what runs outside the clock, and what changed in the source.
 
 The baseline is the logs of the same pull request whose path says so or whose code is that of an earlier record, or else
 the logs of the record before, from the folder around FOLDER or from the clone.  --candidate and --baseline name both.
@@ -13,6 +14,7 @@ SETTINGs of ./run.sh race (n=10 track=...).  The sources run in a sandbox, unles
 """
 
 import argparse
+import re
 import shlex
 import sys
 import tempfile
@@ -48,7 +50,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="speedrun-pr-") as scratch:
         folder, name = _folder(args, Path(scratch))
         pull = _read(args, folder, name, Path(scratch))
-    pull.words = shlex.join(word for word in argv if word not in ("--json", "--html"))
+    pull.words = shlex.join(word for word in argv if word not in ("--json", "--out", args.out))
     document = pull_request.document_of(pull)
     if args.out:
         atomic.write_out(user_path(args.out), document.markdown() + "\n", "--out")
@@ -101,7 +103,8 @@ def _read(args: argparse.Namespace, folder: Path, name: str, scratch: Path) -> P
         found = [log for log in found if log.code_key == modded_nanogpt.code_key(files)]
         pull.baseline = Side(before.name, found, before.name) if found else None
     pull.choice = choice
-    if is_own and candidate.sources:
+    _take_scripts(pull, folder, scratch if folder.is_relative_to(scratch) else folder, args.script)
+    if is_own and candidate.logs[0].sources:
         scripts = [{SCRIPT: files.get(SCRIPT, "").strip()} for files in (candidate.sources, own)]
         pull.script_differs = sum(map(sum, pull_requests.changed_lines(*scripts).values())) if scripts[1][SCRIPT] else 0
     for log in candidate.logs:
@@ -145,6 +148,37 @@ def _own_sources(folder: Path, scratch: Path) -> tuple[dict[str, str], bool]:
     return {path.name: path.read_text(errors="replace") for path in home.glob("*.py") if path.is_file()}, is_own
 
 
+def _take_scripts(pull: PullRequest, folder: Path, root: Path, named: str | None) -> None:
+    """Takes the script beside logs that embed no code: train_gpt.py, or the only one in the nearest folder up to root.
+
+    named: the user's name of the candidate's, below folder or not, or None.  A baseline must have a folder of its own.
+    Raises ValueError if the named script is not a file, or the logs embed their code.
+    """
+    script = next((path for path in (folder / named, user_path(named)) if path.is_file()), None) if named else None
+    if named and (script is None or pull.candidate.logs[0].sources):
+        why = f"the logs of {pull.candidate.name} embed their code: leave it out"
+        why = why if script else f"no such file, neither below {shown(folder)} nor from here"
+        raise ValueError(f"--script {named}: {why}")
+    for side in (pull.candidate, pull.baseline):
+        if side is None or side.logs[0].sources:
+            continue
+        homes = [path for path in (folder / side.logs[0].path).parents if path.is_relative_to(root)]
+        if side is pull.baseline:
+            homes = [path for path in homes[:1] if path != (folder / pull.candidate.logs[0].path).parent]
+        scripts = next((found for home in homes if (found := sorted(home.glob("*.py")))), [])
+        scripts = [path for path in scripts if path.name == SCRIPT] or scripts
+        scripts = [script] if script and side is pull.candidate else scripts
+        names = [path.relative_to(root).as_posix() if path.is_relative_to(root) else shown(path) for path in scripts]
+        if len(scripts) == 1:
+            text = scripts[0].read_text(errors="replace")
+            modules = re.findall(r"^\s*(?:from|import)\s+(\w+)", text, re.M)
+            files = [scripts[0].parent / f"{module}.py" for module in dict.fromkeys(modules)]
+            side.script, side.beside = names[0], {SCRIPT: text}
+            side.beside |= {path.name: path.read_text(errors="replace") for path in files if path.is_file()}
+        elif side is pull.candidate:
+            pull.scripts = names
+
+
 def _earlier(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     """Yields (folder, the sources that its first log embeds) of the records before this one, if they are beside it.
 
@@ -174,7 +208,8 @@ def _written(pull: PullRequest, into: Path, folder: Path) -> list[str]:
     arms = []
     for arm, side in (("Baseline", pull.baseline), ("Candidate", pull.candidate)):
         if not side.sources:
-            raise ValueError(f"--rerun {shown(into)}: the logs of {side.name} embed no source that could be run")
+            why = f"the logs of {side.name} embed no source that could be run, and no script of theirs is known"
+            raise ValueError(f"--rerun {shown(into)}: {why}")
         home = into / arm.lower()
         for name, text in side.sources.items():
             if (path := home / PurePosixPath(name).name).exists() and path.read_text() != text:
@@ -261,6 +296,9 @@ def _parser() -> arguments.Parser:
     )
     parser.add_argument("--candidate", metavar="GLOB", help="the logs that are judged, below FOLDER: 'this_pr/*'")
     parser.add_argument("--baseline", metavar="GLOB", help="the logs of the baseline, below FOLDER")
+    parser.add_argument(
+        "--script", metavar="FILE", help="the script of logs that embed no code, if several lie beside them"
+    )
     parser.add_argument("--rerun", metavar="DIR", help="write both sources there and print the race that decides")
     parser.flag("--go", help="with --rerun: start that race here")
     parser.add_argument("--out", metavar="FILE", help="write the Markdown there instead")

@@ -11,7 +11,7 @@ The rest is forward and backward, of which nothing more is known.  Events and wa
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,9 +87,10 @@ def difference_of_runs(a_folders: Sequence[Path | str], b_folders: Sequence[Path
     They are of the first run of each arm that has traces: two files of one name, so of the same window and rank, if
     there are any, else the first of each.
     """
-    a_files, b_files = _first_traces(a_folders), _first_traces(b_folders)
-    if not a_files or not b_files:
+    a, b = first_traced(a_folders), first_traced(b_folders)
+    if a is None or b is None:
         return None
+    a_files, b_files = load.find(a / "traces"), load.find(b / "traces")
     b_by_name = {path.name: path for path in b_files}
     same = [(path, b_by_name[path.name]) for path in a_files if path.name in b_by_name]
     files = same[0] if same else (a_files[0], b_files[0])
@@ -101,11 +102,10 @@ def difference_of_runs(a_folders: Sequence[Path | str], b_folders: Sequence[Path
     return found | {"files": ["/".join(file.parts[-3:]) for file in files]}
 
 
-def _first_traces(folders: Sequence[Path | str]) -> list[Path]:
-    for folder in map(Path, folders):
-        if (folder / "traces").is_dir() and has_trace([folder / "traces"]):
-            return load.find(folder / "traces")
-    return []
+def first_traced(folders: Iterable[Path | str]) -> Path | None:
+    """Returns the first of these run folders that holds a trace, or None."""
+    paths = (path for path in map(Path, folders) if (path / "traces").is_dir())
+    return next((path for path in paths if has_trace([path / "traces"])), None)
 
 
 def has_trace(paths: Sequence[Path]) -> bool:

@@ -50,6 +50,8 @@ class Side:
     name: str
     logs: list[Log]
     known_as: str = ""  # the earlier record with the same code, or ""
+    script: str = ""  # the script beside logs that embed no code, as a path; it is not proven to be theirs
+    beside: dict[str, str] = field(default_factory=dict)  # its sources, as Log.sources
 
     @property
     def rows(self) -> list[Row]:
@@ -57,7 +59,7 @@ class Side:
 
     @property
     def sources(self) -> dict[str, str]:
-        return self.logs[0].sources
+        return self.logs[0].sources or self.beside
 
     @property
     def arm(self) -> Arm:
@@ -82,6 +84,7 @@ class PullRequest:
     compared: Mapping[str, Any] | None = None  # bench.compare.verdict.Comparison; None without a baseline
     controls: list[tuple[Side, Mapping[str, Any]]] = field(default_factory=list)  # comparisons with other baselines
     choice: str = ""  # which other logs could be the candidate, or ""
+    scripts: list[str] = field(default_factory=list)  # several beside candidate's logs that embed no code
     words: str = ""  # the arguments of this call, for the commands that are proposed
 
     @functools.cached_property
@@ -95,7 +98,7 @@ class PullRequest:
 def streams(pull: PullRequest) -> Answer:
     """Checks that the statements that name the data pipeline are the baseline's."""
     if pull.statements is None:
-        return READER, "the sources of both are not known"
+        return READER, "the source of a side is not known, or keeps no clock of its own"
     patterns, (own, theirs) = pull.track.rules.data_names, pull.statements
     known = {(line.definition, line.text) for line in theirs}
     new = [line for line in own if (line.definition, line.text) not in known and _names_any(line, patterns)]
@@ -180,7 +183,7 @@ def diff_size(pull: PullRequest) -> Answer:
     """Reports how many lines the change adds and removes."""
     changes = changes_of(pull)
     if not changes:
-        return READER, "the sources of both are not known"
+        return READER, "the source of a side is not known"
     added, removed = (sum(counts[number] for counts in changes.values()) for number in (0, 1))
     return READER, f"+{added} -{removed} lines for {gain_of(pull)}"
 

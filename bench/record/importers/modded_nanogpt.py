@@ -77,10 +77,9 @@ def read(data: bytes) -> tuple[list[Run], dict[str, Any]]:
 
 def sources(data: bytes) -> dict[str, str]:
     """Returns {file: its text} of the code that a log embeds, first the script as train_gpt.py; {} without code."""
-    code = (_source(lines.plain(data))[0] or b"").decode("utf-8", "replace")
-    script, *others = FILE.split(code)
-    has_code = any(not line.startswith("#") for line in code.split("\n") if line.strip())
-    return {SCRIPT: script} | dict(zip(others[::2], others[1::2])) if has_code else {}
+    code = _source(lines.plain(data))[0] or b""
+    script, *others = FILE.split(code.decode("utf-8", "replace"))
+    return {SCRIPT: script} | dict(zip(others[::2], others[1::2])) if IMPORT.search(code) else {}
 
 
 def code_key(files: Mapping[str, str]) -> str:
