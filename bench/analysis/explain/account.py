@@ -228,6 +228,8 @@ def difference(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     """
     if a["of"] != b["of"]:
         raise ValueError(f"one account is of the {a['of']}, the other of the {b['of']}: compare runs recorded alike")
+    if any(line["part"] == parts.SEEN for side in (a, b) for line in side["parts"]):
+        a, b = _products_together(a), _products_together(b)
     a_parts, b_parts = whole_ns(a), whole_ns(b)
     rows = []
     for part in parts.ORDER:
@@ -265,6 +267,21 @@ def whole_ns(answer: dict[str, Any]) -> dict[str, int]:
     for part in sorted(exact, key=lambda part: whole[part] - exact[part])[:missing]:
         whole[part] += 1
     return whole
+
+
+def _products_together(answer: dict[str, Any]) -> dict[str, Any]:
+    """Returns an answer whose products are one part, because the best rate that divides them is each trace's own."""
+
+    def renamed(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            line | {"part": parts.PRODUCTS} if line["part"] in (parts.SEEN, parts.SLOWER) else line for line in lines
+        ]
+
+    ranks = {
+        number: rank | {"parts": renamed(rank["parts"]), "pieces": renamed(rank["pieces"])}
+        for number, rank in answer["ranks"].items()
+    }
+    return answer | {"ranks": ranks}
 
 
 def _changed_lines(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:

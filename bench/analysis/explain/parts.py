@@ -11,14 +11,14 @@ from bench.base.units import ms_from_ns
 
 ARITHMETIC, BANDWIDTH, WIRE = "arithmetic at peak", "memory at bandwidth", "communication at bandwidth"
 LATENCY = "launch at its latency"
-SHAPE, SEEN = "shape below the peak", "best rate seen here"
+SHAPE, SEEN, PRODUCTS = "shape below the peak", "best rate seen here", "products, peak unknown"
 SLOWER, OPTIMIZER, UNBOUND = "slower than their bound", "optimizer without a bound", "no bound known"
 WAITING, EXPOSED, COPIES = "waiting for a late rank", "exposed communication", "exposed copies"
 BETWEEN, DEPENDENCY, LAUNCH = "between kernels", "waiting for a stream or event", "launch"
 HOST, SYNC, GARBAGE, LOADER, UNKNOWN = "host", "synchronisation", "garbage collection", "loader", "unknown"
 COMPILATION = "compilation"
 LIMIT = (ARITHMETIC, BANDWIDTH, WIRE, LATENCY)
-NO_BOUND = (SEEN, OPTIMIZER, UNBOUND)
+NO_BOUND = (SEEN, PRODUCTS, OPTIMIZER, UNBOUND)
 MEANING = {  # part: what it holds
     ARITHMETIC: "matrix products and attention, as if each ran at the device's peak rate for its precision",
     BANDWIDTH: "memory-bound operators, as if each moved its bytes at the memory's full bandwidth",
@@ -26,6 +26,7 @@ MEANING = {  # part: what it holds
     LATENCY: "the measured latency of a kernel launch, where the device waited for the launch",
     SHAPE: "extra time of products whose shape runs below the peak rate (tiles, waves, too little work)",
     SEEN: "products on a device without a data sheet, at the best rate in this trace: not a limit",
+    PRODUCTS: "of a difference: products on a device without a data sheet, as the best rate of each trace is its own",
     SLOWER: "time of products and memory-bound operators above the parts before",
     OPTIMIZER: "optimizer kernels or operators whose FLOPs and bytes are unknown",
     UNBOUND: "other kernels or operators whose FLOPs and bytes are unknown; they are never guessed",
