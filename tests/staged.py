@@ -46,3 +46,12 @@ def trained(trainer, log):
     val_losses.append(trainer.evaluate())
     trainer.close()
     return log._losses.tolist(), val_losses
+
+
+def tensors(state):
+    """All tensors of nested dicts, in order."""
+    for value in state.values():
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from tensors(value)

@@ -48,18 +48,10 @@ def trained(ranks, job):
         one._instruments.on_step_start(step)
         one.step(step)
         losses.append(one.evaluate())
-    held = sum(value.numel() for value in tensors(one.optimizer.state_dict()) if value.ndim)
+    held = sum(value.numel() for value in staged.tensors(one.optimizer.state_dict()) if value.ndim)
     weights = [parameter.detach().clone() for parameter in one.model.parameters()]
     one.close()
     return {"losses": losses, "weights": weights, "num_state_elements": held}
-
-
-def tensors(state):
-    for value in state.values():
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, dict):
-            yield from tensors(value)
 
 
 def prepared(world_size):

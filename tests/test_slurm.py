@@ -33,10 +33,20 @@ def slurm(tmp_path_factory):
         pytest.skip(str(error))
 
 
-def bench(slurm, results, *words, before=(), timeout_s=300):
+def command_of(slurm, results, *words):
+    """(a command's words, what subprocess needs besides)."""
     env = real_runs.environment(results) | slurm.variables
-    words = [*before, sys.executable, "-m", "bench", *words]
-    return subprocess.run(words, cwd=real_runs.REPO, env=env, capture_output=True, text=True, timeout=timeout_s)
+    return [sys.executable, "-m", "bench", *words], {"cwd": real_runs.REPO, "env": env, "text": True}
+
+
+def bench(slurm, results, *words, before=(), timeout_s=300):
+    command, options = command_of(slurm, results, *words)
+    return subprocess.run([*before, *command], capture_output=True, timeout=timeout_s, **options)
+
+
+def started(slurm, results, *words, before=()):
+    command, options = command_of(slurm, results, *words)
+    return subprocess.Popen([*before, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
 
 
 def records(results):
@@ -67,11 +77,7 @@ def test_a_job_over_two_nodes_is_submitted_followed_and_collected(slurm, tmp_pat
 
 def submitted(slurm, results, *words, run=real_runs.ENDLESS):
     """A job of a long run that has begun to train -> (the process that follows it, its id)."""
-    env = real_runs.environment(results) | slurm.variables
-    command = [sys.executable, "-m", "bench", "run", *run, *NODES, "cluster=slurm", *words]
-    process = subprocess.Popen(
-        command, cwd=real_runs.REPO, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = started(slurm, results, "run", *run, *NODES, "cluster=slurm", *words)
     real_runs.wait_for(lambda: list(results.glob("*/*/.progress.tmp")))
     return process, records(results)[0]["launched_by"]["job_id"]
 
@@ -171,11 +177,8 @@ def test_a_sweep_by_submitit_is_collected_and_its_table_printed(slurm, tmp_path)
 @contextlib.contextmanager
 def sweep_by_submitit(slurm, results, *words, num_running=2):
     """-> the process of a sweep, so many runs of which have begun to train."""
-    env = real_runs.environment(results) | slurm.variables
-    command = [sys.executable, "-m", "bench", "run", "-m", *real_runs.LONG, "hardware.num_threads=1", *words, *LAUNCHER]
-    with subprocess.Popen(
-        command, cwd=real_runs.REPO, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    command = ["run", "-m", *real_runs.LONG, "hardware.num_threads=1", *words, *LAUNCHER]
+    with started(slurm, results, *command) as process:
         real_runs.wait_for(lambda: len(list(results.glob("*/*/.progress.tmp"))) >= num_running)
         yield process
 
@@ -273,13 +276,9 @@ def followers(results):
 
 def test_a_race_whose_run_loses_a_node_runs_it_again(slurm, tmp_path):
     """As far as its second attempt; then it is interrupted, to be resumed."""
-    env = real_runs.environment(tmp_path) | slurm.variables
-    arms = ["A=optim.lr=0.001", "B=optim.lr=0.002", "n=2", "--anyway"]
-    command = ["salloc", "-N2", sys.executable, "-m", "bench", "race", *arms, *real_runs.SHORT, *NODES]
-    command += ["goal.num_steps=150", "goal.val_every_steps=150"]  # seconds, in which the loss is noticed
-    with subprocess.Popen(
-        command, cwd=real_runs.REPO, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    words = ["race", "A=optim.lr=0.001", "B=optim.lr=0.002", "n=2", "--anyway", *real_runs.SHORT, *NODES]
+    words += ["goal.num_steps=150", "goal.val_every_steps=150"]  # seconds, in which the loss is noticed
+    with started(slurm, tmp_path, *words, before=("salloc", "-N2")) as process:
         real_runs.wait_for(lambda: real_runs.folders(tmp_path), timeout_s=240)  # all nodes have met
         for pid in followers(tmp_path):
             os.kill(pid, signal.SIGKILL)

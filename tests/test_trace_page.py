@@ -89,17 +89,13 @@ def test_the_page_of_a_run_has_the_sections_of_its_analysis_and_says_when_it_is_
     part = trace_page.section_of_run(tmp_path)
     html = part.html()
     assert "Ranks around the slowest collective" in html and "<h2>Trace</h2>" in html
-    assert "trace-collective" in [
-        panel.id for panel in document.Document("", [], [trace_page.section_of_run(tmp_path)]).drawings
-    ]
+    assert "trace-collective" in [panel.id for panel in document.Document("", [], [part]).drawings]
     for old in ({"ranks": {"0": {"kernels": []}}}, {"ranks": {}}, {"ranks": 3}):
         (tmp_path / "analysis.json").write_text(json.dumps(old))
         assert "not of this version" in trace_page.section_of_run(tmp_path).html()
     (tmp_path / "analysis.json").unlink()
-    assert (
-        trace_page.section_of_run(tmp_path).html() == ""
-        and document.Document("", [], [trace_page.section_of_run(tmp_path)]).drawings == []
-    )
+    part = trace_page.section_of_run(tmp_path)
+    assert part.html() == "" and document.Document("", [], [part]).drawings == []
 
 
 def test_analyze_writes_a_page_and_markdown(tmp_path, capsys):

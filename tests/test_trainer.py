@@ -52,15 +52,6 @@ def test_a_compiled_model_of_several_ranks_is_cut_where_ddp_reduces_so_that_it_o
         torch._dynamo.reset()
 
 
-def tensors(state):
-    """All tensors of nested dicts, in order."""
-    for value in state.values():
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, dict):
-            yield from tensors(value)
-
-
 def test_flops_that_are_no_whole_numbers_are_rounded_or_refused(trainer, monkeypatch):
     """A record holds whole numbers: a user's model may count in floats."""
     monkeypatch.setattr(trainer.model, "flops_per_token", lambda seq_len: 1234.6)
@@ -96,7 +87,7 @@ def test_what_is_asked_at_the_end_leaves_everything_as_it_was(trainer):
     assert torch.equal(torch.get_rng_state(), rng)
     after = trainer.model.state_dict(), trainer.optimizer.state_dict(), trainer.loader.state_dict()
     for old, new in zip(before[:2], after[:2], strict=True):
-        assert all(torch.equal(*pair) for pair in zip(tensors(old), tensors(new), strict=True))
+        assert all(torch.equal(*pair) for pair in zip(staged.tensors(old), staged.tensors(new), strict=True))
     assert before[2] == after[2] and trainer.model.training
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
     assert trainer.evaluate() == val_loss
@@ -117,12 +108,12 @@ def test_a_buffer_that_a_model_makes_for_each_shape_is_no_fault_of_the_check_at_
 
 def test_the_optimizer_is_reset_with_its_memory_kept(trainer):
     trainer.warm_up()
-    remembered = list(tensors(trainer.optimizer.state_dict()))
+    remembered = list(staged.tensors(trainer.optimizer.state_dict()))
     assert len(remembered) >= 10  # allocated, so that no timed step has to
     assert all(not value.any() for value in remembered)
     before = [value.data_ptr() for value in remembered]
     trainer._instruments.on_step_start(0)
     trainer.step(0)
-    after = list(tensors(trainer.optimizer.state_dict()))
+    after = list(staged.tensors(trainer.optimizer.state_dict()))
     assert [value.data_ptr() for value in after] == before
     assert any(value.any() for value in after)

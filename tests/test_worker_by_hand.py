@@ -13,17 +13,10 @@ from bench.data.sources.source import data_root
 from bench.record import run_folder, step_files
 
 
-@pytest.fixture
-def temp(tmp_path):
-    folder = tmp_path / "temp"
-    folder.mkdir()
-    return folder
-
-
-def torchrun(folder, temp, **env):
+def torchrun(folder):
     """As a user types it, but on a free port."""
     words = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "bench.training.worker"]
-    return started(*words, str(folder), TMPDIR=str(temp), **env)
+    return started(*words, str(folder), TMPDIR=str(real_runs.temp_in(folder.parent)))
 
 
 def worker(folder, **env):
@@ -43,17 +36,20 @@ def started(*words, **env):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("only_inputs", [False, True])
-def test_workers_started_by_hand_repeat_the_run_bit_for_bit(two_rank_run, tmp_path, temp, only_inputs):
+@pytest.mark.parametrize("of", ["a failed run", "its inputs alone", "a run that was killed with its launcher"])
+def test_workers_started_by_hand_repeat_the_run_bit_for_bit(two_rank_run, tmp_path, of):
     original, folder = two_rank_run, tmp_path / "try"
-    if only_inputs:
+    if of == "its inputs alone":
         folder.mkdir()
         for name in ("config.yaml", "run.json"):
             shutil.copy(original / name, folder)
     else:
         shutil.copytree(original, folder)
-        (folder / "logs" / "rank1.failure.json").write_text("{}")  # as a failed run leaves it
-    done = torchrun(folder, temp)
+        (folder / "logs" / "rank1.failure.json").write_text("{}")
+    if of == "a run that was killed with its launcher":
+        launch = '{"folder": "/gone", "launcher_pid": 1, "started_s": 0.0, "shards": {}}'
+        (folder / run_folder.LAUNCH).write_text(launch)
+    done = torchrun(folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step:6/6 val_loss:" in done.stdout + done.stderr  # on the terminal, not in a log
     assert real_runs.losses(folder) == real_runs.losses(original)
@@ -61,16 +57,6 @@ def test_workers_started_by_hand_repeat_the_run_bit_for_bit(two_rank_run, tmp_pa
     assert (names.count("run_start"), names.count("run_stop")) == (1, 1)  # none of the earlier run's
     assert list((folder / "logs").iterdir()) == []
     assert '"launch_s": null' in (folder / run_folder.RESULT).read_text()
-
-
-@pytest.mark.slow
-def test_a_copy_of_a_run_that_was_killed_with_its_launcher_is_no_launch(two_rank_run, tmp_path, temp):
-    folder = tmp_path / "try"
-    shutil.copytree(two_rank_run, folder)
-    (folder / run_folder.LAUNCH).write_text('{"folder": "/gone", "launcher_pid": 1, "started_s": 0.0, "shards": {}}')
-    done = torchrun(folder, temp)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert real_runs.losses(folder) == real_runs.losses(two_rank_run)
 
 
 def test_another_number_of_processes_is_refused(two_rank_run, tmp_path):
