@@ -143,6 +143,15 @@ def test_a_leak_in_one_mode_alone_is_found(mode):
         checked(model)
 
 
+def test_a_leak_in_batches_that_the_model_recognises_is_found_on_one_of_them():
+    model = Own(leak=lambda logits_BTV, targets_BT: logits_BTV.roll(-1 if targets_BT.max() < 8 else 0, 1))
+    way, _ = ways_of(model)
+    assert causality.check(model, [way], 64, CPU, 0)["found"] == "causal"
+    way.batch = torch.arange(32).view(2, 16) % 8, torch.arange(1, 33).view(2, 16) % 8
+    with pytest.raises(causality.NotCausal, match="in evaluation, the logits of token"):
+        causality.check(model, [way], 64, CPU, 0)
+
+
 def test_a_leak_from_some_call_on_is_found_when_it_is_asked_again():
     calls = []
     model = Own(leak=lambda logits_BTV, targets_BT: logits_BTV.roll(-1 if len(calls) > 100 else 0, 1))
@@ -219,7 +228,9 @@ def test_masks_lost_in_a_compiled_graph_alone_are_found(monkeypatch):
 
 
 def test_other_tokens_are_others_and_documents_stay():
-    asking = causality._Asking(causality.Ask("evaluation", ["logits"], False, 4, 400), None, None, 5, CPU, 0, Own())
+    asking = causality._Asking(
+        causality.Ask("evaluation", ["logits"], False, 4, 400), None, None, 5, CPU, 0, Own(), None
+    )
     asking._eos_token = 3
     tokens_BT = asking._drawn()
     others_BT = asking._others(tokens_BT, 0)

@@ -295,6 +295,15 @@ def test_time_that_an_arm_moves_into_its_validations_makes_it_no_faster():
     assert raced(A_S, B_S, [0.3] * 4, [0.31, 0.3, 0.32, 0.3])["verdict"] == "faster"
 
 
+def test_an_arm_that_takes_longer_beside_its_clock_is_marked():
+    for extra_s, is_marked in ((0.9, False), (1.1, True)):  # of 10 s of training
+        arms = [[with_clock(run, 10.3) for run in runs] for runs in comparing.raced(A_S, A_S)]
+        for number, run in enumerate(arms[0] + arms[1]):
+            run["measured"] |= {"wall_s": 15 + number / 100 + extra_s * (number > 3)}
+        found = comparing.compare(*arms)
+        assert ("more-beside-the-clock" in found["flags"]) == is_marked
+
+
 def test_the_clock_that_says_less_leads_the_sentence():
     partly = raced(A_S, B_S, [0.3] * 4, [1.3, 1.31, 1.3, 1.29])
     assert partly["verdict"] == "faster" and partly["words"].startswith("B is 18.7")
@@ -433,3 +442,12 @@ def test_time_that_a_script_names_no_more_or_sets_its_clock_back_over_is_doubted
     (doubt,) = doubted(rows(silent=range(11, 30), back_at=30))
     assert doubt == "0.57 s passed uncounted as it set its clock back, after step 10"
     assert any("out of order: at step 30" in doubt for doubt in doubted(rows(back_at=30)))
+
+
+def test_steps_before_the_first_line_must_count_what_as_many_after_it_take():
+    """40 steps of 50 ms, of which the first 20 have no line: both clocks begin when they are done."""
+    rows = lines(*[(50, 50)] * 40, val_every=100)[20:]
+    for named_ms, num_doubts in ((1000, 0), (3000, 0), (20, 1)):
+        found, _ = of_lines([row | {"train_time_ms": row["train_time_ms"] + named_ms - 1000} for row in rows])
+        assert len(found) == num_doubts
+    assert found[0].startswith("its first line is of step 20 and names 0.02 s, 0.98 s less than as many of the follow")

@@ -105,6 +105,7 @@ def test_without_a_printed_total_the_wall_time_of_the_lines_counts(tmp_path):
     ends = [row["line_t_ns"] or row["val_line_t_ns"] for row in rows]
     assert run["timing_protocol"]["id"] == "script-wall-1"
     assert run["metrics"]["train_s"] == pytest.approx((ends[-1] - ends[0]) / 1e9)
+    assert json.loads(row_of(run)["setting"])["timed_steps"] == "those after step 0"
     assert faults(folder) == []
 
 
@@ -127,6 +128,7 @@ def test_shards_that_are_touched_while_a_script_runs_accuse_it_of_nothing_and_ar
     words = ["script.dialect=modded-nanogpt", "script.raw_data=true", "script.data=data"]
     run = real_runs.run_json(scripted.run(tmp_path / "results", script, *words, SPEEDRUN_DATA=str(data)))
     assert not any("shards" in doubt or "data" in doubt for doubt in of_script(run)), of_script(run)
+    assert any(doubt.startswith("it prints no val_loss of step 0") for doubt in of_script(run))
     assert len(list(data.glob("raw-*.bin"))) == 2
 
 

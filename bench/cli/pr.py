@@ -24,6 +24,7 @@ from typing import Any
 
 from bench.base import atomic
 from bench.base.paths import shown, user_path
+from bench.base.reading import plain_file
 from bench.claims import claim as claims
 from bench.claims import pull_request
 from bench.claims.rules import pull_requests, rulebook
@@ -145,7 +146,8 @@ def _own_sources(folder: Path, scratch: Path) -> tuple[dict[str, str], bool]:
     script = next(iter(sorted(folder.rglob(SCRIPT))), None)
     is_own = script is not None or folder.is_relative_to(scratch)
     home = script.parent if script else folder.parents[2] if folder.parent.name in groups.UPSTREAM_TRACKS else folder
-    return {path.name: path.read_text(errors="replace") for path in home.glob("*.py") if path.is_file()}, is_own
+    paths = [path for path in home.glob("*.py") if path.is_file()]
+    return {path.name: plain_file.text(path, errors="replace") for path in paths}, is_own
 
 
 def _take_scripts(pull: PullRequest, folder: Path, root: Path, named: str | None) -> None:

@@ -10,6 +10,7 @@ from bench.compare.design import Design, fit, geometric_means
 from bench.record.rows import Row
 
 Arms = Sequence[Sequence[Row]]  # rows of A's runs, then of B's
+BESIDE_ALPHA, BESIDE_FRAC = 0.01, 0.1  # of the test that B spends more beside the clock; of A's training time (assumed)
 MAX_VALIDATION_RATIO = 1.25  # most by which the ratios B / A of validation and step times may differ (assumed)
 
 
@@ -89,6 +90,26 @@ def _extra(arms: Arms) -> stats.Welch:
     steps_ratio, start_ratio = b_s / a_s, shortest_s[1] / shortest_s[0] if min(shortest_s) > 0 else 1.0
     pace = max(1.0, min(max(steps_ratio, start_ratio), MAX_VALIDATION_RATIO * min(steps_ratio, start_ratio)))
     return stats.welch([pace * seconds for seconds in off_clock_s[0]], off_clock_s[1])
+
+
+def spends_more_beside(arms: Arms) -> bool:
+    """Returns whether a run of B spends more time before its clock starts and after it stops than one of A.
+
+    Compilation is left out.  The rest may be training that no clock sees, if it is a tenth of A's training time.
+    """
+    beside_s = [
+        [
+            row["wall_s"] - row["outside_s"] - (row["compile_s"] or 0.0)
+            for row in rows
+            if row["wall_s"] and row["outside_s"]
+        ]
+        for rows in arms
+    ]
+    if min(map(len, beside_s)) < 2:
+        return False
+    extra = stats.welch(*beside_s)
+    p = 1.0 if extra.p is None else extra.p / 2  # one-sided
+    return p < BESIDE_ALPHA and extra.difference > BESIDE_FRAC * stats.mean(eligibility.times_s(arms[0]))
 
 
 def has_outside_clock(rows: Sequence[Row]) -> bool:

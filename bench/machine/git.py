@@ -27,10 +27,10 @@ def run(
     if INSTALLED and Path(repo).resolve().is_relative_to(REPO):
         raise Failed("the installed program has no repository: use a clone")
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | env
+    # no program that a clone's own configuration names
+    words = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", *arguments]
     try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=repo, env=env, input=given, capture_output=True, timeout=TIMEOUT_S
-        )
+        done = subprocess.run(words, cwd=repo, env=env, input=given, capture_output=True, timeout=TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as error:
         raise Failed(f"git cannot be run: {error}") from None
     if done.returncode:
@@ -89,5 +89,5 @@ class FolderView:
         return sorted(name for name in listed.split("\0") if name)
 
     def _ask(self, *arguments: str) -> str:
-        options = ("-c", "core.fileMode=false", "-c", "core.fsmonitor=false")
+        options = ("-c", "core.fileMode=false")
         return run(self._repo, *options, *arguments, given=None, errors="surrogateescape", **self._env)

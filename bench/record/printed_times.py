@@ -210,6 +210,10 @@ class PrintedTimes:
             passed = f"{unseen_s:.2f} s passed uncounted between lines that are several steps apart"
             sentences.append(f"{passed}: whether it validated or trained is not to be seen")
         step_s = abs(counted_s) / max(1, self._lines[-1].step - self._lines[0].step)
+        if (unseen_s := self._unseen_before_s()) > limit_s + UNNAMED_STEPS * step_s:
+            first = self._lines[0]
+            named = f"its first line is of step {first.step} and names {first.time_ms / 1e3:.2f} s"
+            sentences.append(f"{named}, {unseen_s:.2f} s less than as many of the following steps take")
         for passed_s, where in self._unnamed_s():
             if passed_s > limit_s + UNNAMED_STEPS * step_s:
                 sentences.append(f"{passed_s:.2f} s passed uncounted {where}")
@@ -219,6 +223,15 @@ class PrintedTimes:
                 sentences.append(f"its lines are out of order: at step {b.step} the step or the time goes back")
                 break
         return sentences, disturbances
+
+    def _unseen_before_s(self) -> float:
+        """Returns by how much the steps before the first line, which no clock saw, count less than as many after it."""
+        first = self._lines[0]
+        num_steps = first.step - self._num_untimed_steps
+        later = next((line for line in self._lines if line.step >= first.step + num_steps), self._lines[-1])
+        if self._lines != self._with_restart or num_steps < 1 or later.step == first.step:
+            return 0.0  # at a restart _unnamed_s() tells
+        return (num_steps * (later.time_ms - first.time_ms) / (later.step - first.step) - first.time_ms) / 1e3
 
     def _unnamed_s(self) -> Iterator[tuple[float, str]]:
         """Yields (seconds without a printed time, where): at the restart of the clock, and after the last time."""

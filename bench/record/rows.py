@@ -272,6 +272,9 @@ def setting(run: Record) -> Section:
     is_log = run.get("provenance") == "imported"
     # how a log computes its step_avg tells which steps its time covers
     meaning = (run.get("imported") or run.get("script") or {}).get("step_avg_meaning")
+    timed_steps = meaning and ("not the first ones" if "untimed" in meaning else "all")
+    if protocol.get("id") == "script-wall-1":  # from the first line on, whichever step that is of
+        timed_steps = f"those after step {run['measured'].get('num_untimed_steps')}"
     cpu = {} if gpus else {name: env.get(name) for name in ("cpu_model", "num_cpus", "num_threads")}
     return {
         "gpus": sorted(str(gpu.get("name")) for gpu in gpus) if gpus or not is_log else None,  # [] means a CPU
@@ -279,7 +282,7 @@ def setting(run: Record) -> Section:
         **cpu,
         **{name: env.get(name) for name in ("driver", "cuda", "nccl", "torch")},
         "timing_protocol": protocol.get("id"),
-        "timed_steps": meaning and ("not the first ones" if "untimed" in meaning else "all"),
+        "timed_steps": timed_steps,
         "instruments": protocol.get("instruments"),
         "train_data": [file["sha256"] for file in data.get("train") or ()] or None,
         "val_data": [file["sha256"] for file in data.get("val") or ()] or None,

@@ -1,7 +1,8 @@
 """Checks that the model is causal (does not see what it must predict), after the warm-up and after the run.
 
-In each mode, evaluation and training, the model runs on random tokens, then with other tokens behind a cut in each row
-(if there are several rows, one changes entirely), and each time with other targets before the cuts.
+The model runs on random tokens in training, and in evaluation on a batch of the validation, so that one which looks
+ahead only in batches that it recognises does so here; then with other tokens behind a cut in each row (if there are
+several rows, one changes entirely), and each time with other targets before the cuts.
 1. Logits: none before its row's cut may move with the tokens, and none at all with the targets.  Logits are what
    forward() passes to cross_entropy or nll_loss.  The model runs uncompiled, on at most MAX_TOKENS at a time.
 2. Losses, as the run computes them (compiled, if it trains a compiled model) on the run's micro-batch shape.  What the
@@ -38,6 +39,7 @@ LOSSES = {
     "log_softmax": (functional.log_softmax, torch.log_softmax, torch.Tensor.log_softmax),
     "nll_loss": (functional.nll_loss,),
 }
+Batch = tuple[torch.Tensor, torch.Tensor]  # tokens_BT, targets_BT
 Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # tokens_BT, targets_BT -> loss
 HIDDEN = "forward() hands no logits of every token to cross_entropy"
 
@@ -54,6 +56,7 @@ class Way:
     shape: tuple[int, int]  # B, T of its batches
     call: Call  # the model as the run calls it
     entered: Callable[[], AbstractContextManager[Any]]  # the context of such a call: model.eval(), autocast ...
+    batch: Batch | None = None  # a batch that the run itself evaluates; None: random tokens
 
 
 @dataclass
@@ -100,9 +103,9 @@ def check(
     was_training = model.training
     asks: list[Ask] = []
     backends: set[str] = set()
-    settings = vocab_size, device, seed, model
     try:
         for way in ways:
+            settings = vocab_size, device, seed, model, way.batch
             shape = asked_shape(*way.shape)
             watch = _Watch(shape, device, seed)
             compiles = is_compiled or lazy_dynamo.is_imported()  # a model may compile a part of itself
@@ -146,9 +149,10 @@ class _Asking:
         device: torch.device,
         seed: int,
         model: torch.nn.Module,
+        batch: Batch | None,
     ):
         self.question, self.call, self.watch, self.vocab_size, self.device = ask, call, watch, vocab_size, device
-        self._generator = torch.Generator().manual_seed(seed)
+        self._batch, self._generator = batch, torch.Generator().manual_seed(seed)
         self._eos_token: int | None = getattr(model, "eos_token", None)
         self._losses: list[float] = []
         self._eps = 0.0  # the largest machine epsilon of the losses' dtypes
@@ -165,10 +169,12 @@ class _Asking:
         return self.question
 
     def _ask(self) -> None:
-        tokens_BT, targets_BT = self._drawn(), self._drawn()
+        num_rows, seq_len = self.question.num_rows, self.question.seq_len
+        batch = self._batch or (self._drawn(), self._drawn())
+        tokens_BT, targets_BT = (numbers_BT[:num_rows, :seq_len].contiguous() for numbers_BT in batch)
         base, depends = self._pass(tokens_BT, targets_BT), False
         for group, cuts_B in enumerate(self._cuts()):
-            position_T = torch.arange(self.question.seq_len, device=self.device)
+            position_T = torch.arange(seq_len, device=self.device)
             before_BT = position_T < torch.tensor(cuts_B, device=self.device)[:, None]
             changed_BT = torch.where(before_BT, tokens_BT, self._others(tokens_BT, group))
             others_BT = torch.where(before_BT, self._others(targets_BT, group), targets_BT)

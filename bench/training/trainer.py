@@ -8,6 +8,7 @@ import copy
 import itertools
 import math
 import numbers
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -295,11 +296,12 @@ class Trainer:
 
         stage = self.timeline.at(self._steps_done).stage
         assert stage.micro_batch_seqs is not None and stage.seq_len is not None  # set in a resolved config
+        seed, compiled = self.causality_seed + (not has_noise), bool(self.config.hardware.compile)
+        (batch,) = self.val_rows.at([random.Random(seed).choice(self.val_rows.places)])
         ways = [
-            causality.Way("evaluation", self.val_rows.shape_BT, self.reducer.evaluated, self.validating),
+            causality.Way("evaluation", self.val_rows.shape_BT, self.reducer.evaluated, self.validating, batch),
             causality.Way("training", (stage.micro_batch_seqs, stage.seq_len), self.reducer.forward, training),
         ]
-        seed, compiled = self.causality_seed + (not has_noise), bool(self.config.hardware.compile)
         return causality.check(self.model, ways, self.vocab_size, self.ranks.device, seed, compiled, has_noise)
 
     def _check_evaluation(self) -> dict[str, Any]:

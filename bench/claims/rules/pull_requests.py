@@ -7,6 +7,7 @@ What no log can answer is left to a reader.
 import ast
 import difflib
 import functools
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,6 +118,9 @@ def mean_loss(pull: PullRequest) -> Answer:
     """Checks that the mean val_loss is below the target by the track's test, and the runs repeat one code."""
     results = {rule["rule"]: rule for rule in pull.judged}
     found = results["the target is reached"]
+    least = pull.track.rules.implausible_val_loss or -math.inf
+    if any(row["val_loss"] is not None and row["val_loss"] < least for row in pull.candidate.rows):
+        return FAIL, found["evidence"]
     shares_code = results["the runs share config and code"]
     if found["passed"] and shares_code["passed"] is False:
         return NOT_SHOWN, f"{found['evidence']}; but the runs are no repeats: {shares_code['evidence']}"
@@ -125,8 +129,9 @@ def mean_loss(pull: PullRequest) -> Answer:
 
 def systems_waiver(pull: PullRequest) -> Answer:
     """Checks, if rule 2 is not shown, whether the waiver for changes to systems alone could apply."""
-    if mean_loss(pull)[0] == PASS:
-        return PASS, "not needed"
+    word, _ = mean_loss(pull)
+    if word in (PASS, FAIL):
+        return word, "not needed" if word == PASS else "losses that nothing can reach are not waived"
     loss, steps = (pull.compared or {}).get("val_loss") or {}, (pull.compared or {}).get("steps")
     if not loss.get("ci95") or not steps:
         return NOT_SHOWN, "there is no baseline whose losses and steps could be compared"

@@ -189,7 +189,15 @@ def _other_code(claim: Claim, kind: Kind, names: list[str]) -> str:
 
 
 def the_target_is_reached(claim: Claim) -> Judged:
-    """The mean val_loss is below the track's target, by the statistic that it names; or every run reached it."""
+    """The mean val_loss is below the track's target, by the statistic that it names; or every run reached it.
+
+    No run is below track.rules.implausible_val_loss; logs of other programs are not checked for that earlier.
+    """
+    least, losses = claim.track_rules.rules.implausible_val_loss, [row["val_loss"] for row in claim.rows]
+    known = [loss for loss in losses if loss is not None]
+    if least is not None and known and min(known) < least:
+        what = f"val_loss {min(known):.5f} is below {least:g}, which nothing trained on this track can reach"
+        return False, f"{what}: the targets leak into the validation"
     return claim.decision["passed"], claim.decision["words"]
 
 

@@ -59,9 +59,9 @@ class OpenedFiles:
             split: {*given[split], *(os.path.realpath(shard.path) for shard in shards[split])} for split in shards
         }
         self.read = [file["real"] for file in opened if not file["writes"]]
+        self.are_fixed = any(key.split(".")[0] == "data" for key in job.config.track.fixed)  # by its track
         # true if its track fixes no data and it opened none of the track's
-        is_fixed = any(key.split(".")[0] == "data" for key in job.config.track.fixed)
-        self.are_own_data = not is_fixed and not self._real & (self._ours["train"] | self._ours["val"])
+        self.are_own_data = not self.are_fixed and not self._real & (self._ours["train"] | self._ours["val"])
 
     def names(self) -> list[str]:
         """Returns the names of the opened data files, each once, as the record shows them."""

@@ -22,7 +22,7 @@ from bench.launch.prepare import Job
 from bench.launch.script import trace_files, work_folder
 from bench.launch.script.opened_files import OpenedFiles, noted
 from bench.launch.script.output import Output
-from bench.launch.script.script import TIMING_PROTOCOL, WALL_PROTOCOL, Script
+from bench.launch.script.script import TIMING_PROTOCOL, WALL_PROTOCOL
 from bench.record import failures, metrics, outside_clock, printed_times, run_folder, step_files, validity
 from bench.record.importers import dialects
 from bench.record.importers.consoles import MAX_LINE_CHARS, VALIDATED, Form, as_number
@@ -83,8 +83,8 @@ def write(
     output: closed; telemetry_of(rows): {"summary", "doubts", "warnings"} of the launcher's sampler; waits_ns: as in
     PrintedTimes.clock(); given: as in OpenedFiles.
     """
-    goal = job.config.goal
-    script, num_ranks = _script(job), job.config.hardware.num_processes or 1
+    assert job.script is not None
+    goal, script, num_ranks = job.config.goal, job.script, job.config.hardware.num_processes or 1
     dialect = script.dialect or dialects.detect(text for _, text in output.lines)
     shown = dialect if dialect is None or dialect in dialects.NAMES else private.redact(dialect, REPO)
     facts = [_facts(folder / f".rank{rank}.facts.tmp") for rank in range(num_ranks)]
@@ -123,6 +123,8 @@ def write(
     ended_at_step = printed.ended_at_step(goal)
     run["script"] |= {} if ended_at_step is None else {"ended_at_step": ended_at_step}
     doubts += _doubts_of_lines(printed, run["data"]["vocab_size"], ended_at_step is not None)
+    if opened.are_fixed and goal.of.name == "val_loss" and (rows[0]["step"] or rows[0].get("val_loss") is None):
+        doubts.append("it prints no val_loss of step 0, which would show whether it was trained before its clock began")
     doubts += opened.doubts()
     doubts += opened.while_training(rows, outside["reader_late_s"])
     doubts += work_folder.doubts(script, folder / work_folder.WORK, opened.read)
@@ -145,11 +147,6 @@ def write(
     names = [name for name in VALIDATED if any(row.get(name) is not None for row in rows)]
     remedy = f"; it printed {' and '.join(names)}: give goal.metric={names[0]}" if names else ""
     return failures.failure("no_metric_lines", NO_VALIDATION.format(goal.of.name) + remedy)
-
-
-def _script(job: Job) -> Script:
-    assert job.script is not None
-    return job.script
 
 
 def _facts(path: Path) -> Facts:

@@ -126,9 +126,7 @@ def main():
             cuda=types.SimpleNamespace(is_initialized=lambda: True, memory=memory)
         )
         raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
-    if (
-        WHAT == "daemon"
-    ):  # in a session of its own, with no variable of the run's, its parent gone; sys.argv[2] is a mark
+    if WHAT == "daemon":  # its parent gone, in a session of its own, without the run's variables; sys.argv[2] is a mark
         subprocess.Popen(
             f"setsid env -i sleep {sys.argv[2]} & setsid env -i sh -c 'sleep {sys.argv[2]} & exit'", shell=True
         )
