@@ -37,7 +37,7 @@ def results(tmp_path_factory):
         ),
         (["run", "model.arch=base"], "model.arch=base: unknown model; choose from gpt2, modern"),
         (["run", "instruments=[regions,wandb]"], "wandb is an exporter, not an instrument: write exporters=[wandb]"),
-        (["run", "optim.lr=1e-3 seed=2"], "these are two settings in one word: write optim.lr=1e-3 seed=2"),
+        (["run", "optim.lr=1e-3 seed=2"], "two settings are in one word: separate them, optim.lr=1e-3 seed=2"),
         (["run", "seed=99999999999999999999"], "use a whole number of 0 or more, below 2**63"),
         (["run", "exporters=[wandb]", "exporters.wandb.mode=on"], "exporters.wandb.mode=on: use offline or online"),
         (["run", "--track", "cpu_nano"], "run: --track: settings are key=value, not flags: write track=VALUE"),

@@ -64,7 +64,8 @@ def test_lists_all_data_and_what_to_do_for_those_that_are_not_there(capsys):
     listed = {row["name"]: row for row in json.loads(out)}
     assert code == 0
     assert set(listed) == {"pysource", "markov", "text", "shards", "fineweb10B", "finewebedu10B"}
-    expected = {"name": "pysource", "there": False, "why": "data=pysource is not made yet: ./run.sh data make pysource"}
+    why = "data=pysource does not exist yet: ./run.sh data make pysource"
+    expected = {"name": "pysource", "there": False, "why": why}
     assert listed["pysource"] == expected
     assert "./run.sh data fetch fineweb10B" in listed["fineweb10B"]["why"]
     assert "data.train_glob" in listed["text"]["why"]

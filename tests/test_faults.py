@@ -61,7 +61,7 @@ def _too_large(folder):
 @pytest.mark.parametrize(
     ("hurt", "message"),
     [
-        (_overwritten, r"train.bin: was changed while the run lasted: sha256 \w+, and was \w+ when it began$"),
+        (_overwritten, r"train.bin: was changed during the run: sha256 \w+, and was \w+ when it began$"),
         (lambda folder: os.truncate(folder / "train.bin", 2048), "train.bin: was changed.*; then: rank 0 .*SIGBUS"),
         (lambda folder: os.truncate(folder / "train.bin", 2**42), "train.bin: was changed.*it has 4,398,046,511,104 b"),
         pytest.param(

@@ -201,14 +201,14 @@ def test_shards_of_ones_own_have_the_bytes_of_the_tokenizer_that_made_them():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["goal.metric=val_bpb"], "goal.target_val_loss=3.0: the goal is val_bpb: give goal.target=NUMBER and goal."),
-        (["goal.target=3.0"], "goal.target=3.0: of val_loss it is goal.target_val_loss: give that, or name a goal.met"),
-        (["goal.metric=core", "goal.target_val_loss=null"], "goal.metric=core: our own models are measured in val_lo"),
+        (["goal.metric=val_bpb"], "goal.target_val_loss=3.0: the goal is val_bpb: set goal.target=NUMBER and goal."),
+        (["goal.target=3.0"], "goal.target=3.0: for val_loss, set goal.target_val_loss instead; otherwise choose"),
+        (["goal.metric=core", "goal.target_val_loss=null"], "goal.metric=core: the harness measures its own models in"),
         (["goal.metric=Val"], "goal.metric=Val: use a name of small letters, digits and _"),
-        (["goal.metric_unit=bits"], "goal.metric_unit=bits: val_loss has its own: remove it, or name a metric of your"),
+        (["goal.metric_unit=bits"], "goal.metric_unit=bits: val_loss already defines it: remove it, or name a"),
         (
             ["track=cpu_floor", "goal.metric=val_bpb", "goal.target_gap_nats=null", "goal.target=2"],
-            "goal.metric=val_bpb: source markov does not say how many bytes its tokens stand for: use data=pysource",
+            "goal.metric=val_bpb: source markov does not say how many bytes its tokens encode: use data=pysource",
         ),
         (
             ["goal.metric=val_bpb", "goal.target_val_loss=null", "goal=target"],
@@ -321,7 +321,7 @@ def test_a_metric_of_ones_own_is_found_by_its_pattern_in_what_a_script_prints(tm
     never = real_runs.bench(tmp_path / "results", "run", "hardware=cpu", *words[4:5], "track=free", "goal.metric=core")
     assert never.returncode == 1
     assert (
-        "the script printed no core, which the goal is of; it printed val_loss: give goal.metric=val_loss"
+        "the script printed no core, which the goal needs; it printed val_loss: give goal.metric=val_loss"
         in never.stdout
     )
 
@@ -410,12 +410,12 @@ def test_a_script_that_trains_on_past_its_budget_is_ended_and_its_run_is_whole(t
     assert run["environment"]["python"]  # what it knew of itself when it was ended
     assert [rule for rule in verification.report(run["folder"])["rules"] if not rule["passed"]] == []
     none = scripted.odd(tmp_path, "well", *words, "goal.time_budget_s=0.001", expect=1)
-    spent = "goal.time_budget_s=0.001 is spent before the end of step 1, the first that the script names: give more"
-    assert none["failure"]["message"] == spent and none["failure"]["kind"] == "bad_setting"
+    spent = "goal.time_budget_s=0.001 is used up before the end of step 1, the first that the script prints: "
+    assert none["failure"]["message"] == f"{spent}use a larger budget" and none["failure"]["kind"] == "bad_setting"
     short = scripted.odd(tmp_path, "well", *words, "goal.time_budget_s=100")  # ends itself
     assert short["status"] == "complete" and "ended_at_step" not in short["script"]
     of_tokens = scripted.odd(tmp_path, "well", *words, "goal.token_budget=10000", expect=1)
-    assert of_tokens["failure"]["message"].startswith("the script does not print how many tokens a step has")
+    assert of_tokens["failure"]["message"].startswith("goal.token_budget=10000 needs the number of tokens in a step")
 
 
 @pytest.mark.slow

@@ -182,7 +182,7 @@ def test_the_last_steps_are_trained_again(num_done, num_steps, expected):
 
 
 def test_a_run_that_profiles_itself_is_not_looked_at():
-    with pytest.raises(ValueError, match="look.enabled=true: instruments.trace has a profiler of its own"):
+    with pytest.raises(ValueError, match="look.enabled=true: instruments.trace already profiles this run"):
         prepare.prepare(["track=cpu_nano", "hardware=cpu", "profile=modded", "look=on"], say=lambda text: None)
     job = prepare.prepare(["track=cpu_nano", "hardware=cpu", "profile=modded"], say=lambda text: None)
     assert job.config.look.enabled is False and job.with_look(True).config.look.enabled is False

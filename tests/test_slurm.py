@@ -149,7 +149,7 @@ def test_a_preempted_job_writes_a_checkpoint_is_requeued_and_ends_as_one_record(
     assert [part["launched_by"] for part in (first, second)] == [
         {"by": "slurm", "job_id": job_id, "num_restarts": restarts} for restarts in (0, 1)
     ]
-    assert "is to start again, and goes on with" in (tmp_path / "log").read_text()
+    assert "starts again, and resumes" in (tmp_path / "log").read_text()
 
 
 # ---- Hydra's launcher

@@ -68,13 +68,13 @@ def test_of_windows_that_are_no_graph_the_first_and_the_widest_are_warmed_up():
         ("stages=[{momenta:{muon:0.9}}]", r"stages\[0\].momenta.muon=0.9: optim=adamw is all one part"),
         ("stages=[{momenta:{muon:1.5}}]", r"stages\[0\].momenta.muon=1.5: use a number from 0 to below 1"),
         ("stages=[{until_step:3,window_tokens:16},{}]", r"stages\[1\].window_tokens=null: another stage has it"),
-        ("stages=[{first_window_tokens:16}]", "give window_tokens, its end, too"),
+        ("stages=[{first_window_tokens:16}]", "set window_tokens, where the window ends, too"),
         ("stages=[{until_step:3,window_tokens:16,end_window_tokens:32},{window_tokens:16}]", "only the last stage has"),
         ("stages=[{end_window_tokens:32}]", r"stages\[0\].end_window_tokens=32: give window_tokens too"),
         ("stages=[{first_window_tokens:-1,window_tokens:16}]", "first_window_tokens=-1: use a whole number of 0"),
-        ("stages=[{window_tokens:16,window_rounding:up}]", "window_rounding=up: only a window that grows is rounded"),
+        ("stages=[{window_tokens:16,window_rounding:up}]", "window_rounding=up: only a growing window is rounded"),
         ("stages=[{until_step:3,untied:true},{}]", r"stages\[1\].untied=null: the stage before sets it"),
-        ("stages=[{ahead_weights:[1,1],end_ahead_weights:[1]}]", r"end_ahead_weights=\[1.0\]: .* as many of both"),
+        ("stages=[{ahead_weights:[1,1],end_ahead_weights:[1]}]", r"end_ahead_weights=.* both lists need the same"),
         ("stages=[{ahead_weights:[]}]", r"stages\[0\].ahead_weights=\[\]: use 1 to 127"),
         ("stages=[{frozen_steps:{muon:2}}]", r"stages\[0\].frozen_steps.muon=2: optim=adamw is all one part"),
         ("goal.val_window_tokens=64", "goal.val_window_tokens=64: no stage has a window"),
@@ -100,7 +100,7 @@ def test_parts_of_the_optimizer_are_checked_together():
         ValueError, match="hardware.reducer=shard: an untied embedding takes over the optimizer's state of the head"
     ):
         resolved(*shard, "model=r53", "stages=[{untied:true}]")
-    with pytest.raises(ValueError, match="optim.grad_clip_norm=1.0: gradients of parts that rest are in no share"):
+    with pytest.raises(ValueError, match="optim.grad_clip_norm=1.0: the shards hold no gradients of frozen parts"):
         resolved(*shard, "optim.grad_clip_norm=1.0", "stages=[{frozen_steps:{head:2}}]")
     assert resolved(*shard, "stages=[{frozen_steps:{head:2},update_every_steps:{head:2}}]").hardware.reducer == "shard"
 

@@ -132,7 +132,7 @@ def check_points(word: str, loader: Any) -> None:
     override, key = _parsed(word), word.partition("=")[0]
     if override.is_interval_sweep():
         raise ValueError(
-            f"{word}: an interval has no end of values: name the values, {key}=0.001,0.002, or give a step, "
+            f"{word}: an interval has infinitely many values: list some, {key}=0.001,0.002, or give a step, "
             f"{key}=range(0.001,0.003,0.001), or search in it: hydra/sweeper=optuna"
         )
     pattern = override.value()
@@ -157,7 +157,7 @@ def _parsed(word: str) -> Any:
         second = HIDDEN_SECOND.search(word)
         if second:
             first = word[: second.start()]
-            raise ValueError(f"{word!r}: these are two settings in one word: write {first} {second[1]}") from None
+            raise ValueError(f"{word!r}: two settings are in one word: separate them, {first} {second[1]}") from None
         raise ValueError(f"{word}: {one_line(error)}; quote a value with spaces or signs: key='\"a value\"'") from None
 
 

@@ -46,41 +46,43 @@ def check_clocks(config: schema.Config) -> None:
         ]
         if listed and ((config.hardware.nodes or 1) > 1 or config.script is not None):
             why = "a script" if config.script is not None else "a run on several nodes"
-            remedy = f"{why} has no clock for it: give first_step, or profile.every=STEPS"
+            remedy = f"{why} has no clock for it: use first_step, or profile.every=STEPS"
             refuse(f"instruments.{name}.first_s", listed[0]["first_s"], remedy)
 
 
 def _check_metric(goal: schema.GoalConfig, is_script: bool) -> None:
     metric = goal.of
     if metric.name == VAL_LOSS.name and goal.target is not None:
-        refuse("goal.target", goal.target, "of val_loss it is goal.target_val_loss: give that, or name a goal.metric")
+        remedy = "for val_loss, set goal.target_val_loss instead; otherwise choose a goal.metric"
+        refuse("goal.target", goal.target, remedy)
     if metric.name != VAL_LOSS.name:
         for name in ("target_val_loss", "target_gap_nats"):
             if (target := getattr(goal, name)) is not None:
-                remedy = f"the goal is {metric.name}: give goal.target=NUMBER and goal.{name}=null"
+                remedy = f"the goal is {metric.name}: set goal.target=NUMBER and goal.{name}=null"
                 refuse(f"goal.{name}", target, remedy)
         if not is_script and metric.name not in COMPUTED:
-            known = f"our own models are measured in {' and '.join(COMPUTED)}"
-            refuse("goal.metric", metric.name, f"{known}: choose one of them; others are what a script prints")
+            known = f"the harness measures its own models in {' and '.join(COMPUTED)}"
+            refuse("goal.metric", metric.name, f"{known}: choose one of them; only a script can have another")
     budgets = [name for name in BUDGETS if getattr(goal, name) is not None]
     if len(budgets) > 1:
         refuse(f"goal.{budgets[1]}", getattr(goal, budgets[1]), f"goal.{budgets[0]} is set too: keep one of them")
     if is_script and goal.flop_budget is not None:
-        refuse("goal.flop_budget", goal.flop_budget, "a script does not say its FLOPs: use goal.time_budget_s")
+        refuse("goal.flop_budget", goal.flop_budget, "a script's FLOPs are unknown: use goal.time_budget_s")
     for name in ("metric_unit", "metric_direction", "metric_pattern"):
         value = getattr(goal, name)
         if value is not None and metric in METRICS.values():
-            refuse(f"goal.{name}", value, f"{metric.name} has its own: remove it, or name a metric of your own")
+            refuse(f"goal.{name}", value, f"{metric.name} already defines it: remove it, or name a metric of your own")
     if goal.metric_pattern is not None:
         try:
             groups = set(re.compile(goal.metric_pattern).groupindex)
-            why = "" if "value" in groups <= {"value", "step"} else "give it the group (?P<value>...), and perhaps step"
+            is_right = "value" in groups <= {"value", "step"}
+            why = "" if is_right else "it needs the group (?P<value>...), and may have (?P<step>...)"
         except re.error as error:
             why = f"it is not a regular expression ({error})"
         if why:
             refuse("goal.metric_pattern", goal.metric_pattern, why)
     if metric not in METRICS.values() and goal.metric_pattern is None and is_script:
-        remedy = "nothing is known of it: give goal.metric_pattern='WORDS (?P<value>\\S+)', or one of"
+        remedy = "this metric is unknown: set goal.metric_pattern='TEXT (?P<value>\\S+)', or choose one of"
         refuse("goal.metric", metric.name, f"{remedy} {', '.join(METRICS)}")
 
 
@@ -99,7 +101,7 @@ def _check_stages(config: schema.Config, stages: list[Stage]) -> None:
     optim, val_window_tokens = config.optim, config.goal.val_window_tokens
     assert optim is not None  # the run is not a script
     if val_window_tokens is not None and not (stages and stages[0].window_tokens):
-        remedy = "no stage has a window: give one, stages=[{window_tokens:NUMBER}], or remove it"
+        remedy = "no stage has a window: add one, stages=[{window_tokens:NUMBER}], or remove it"
         refuse("goal.val_window_tokens", val_window_tokens, remedy)
     parts = optim.part_names()
     has_windows = any(stage.window_tokens is not None for stage in stages)
@@ -108,12 +110,12 @@ def _check_stages(config: schema.Config, stages: list[Stage]) -> None:
         where, before = f"stages[{index}]", stages[index - 1] if index else stage
         ahead, end_ahead, end_window = stage.ahead_weights, stage.end_ahead_weights, stage.end_window_tokens
         if stage.first_window_tokens is not None and stage.window_tokens is None:
-            refuse(f"{where}.first_window_tokens", stage.first_window_tokens, "give window_tokens, its end, too")
+            refuse(f"{where}.first_window_tokens", stage.first_window_tokens, "set window_tokens, its end, too")
         if stage.window_rounding is not None and stage.first_window_tokens is None:
-            remedy = "only a window that grows is rounded: give first_window_tokens, or remove it"
+            remedy = "only a growing window is rounded: set first_window_tokens, or remove it"
             refuse(f"{where}.window_rounding", stage.window_rounding, remedy)
         if end_ahead is not None and len(end_ahead) != len(ahead or ()):
-            refuse(f"{where}.end_ahead_weights", end_ahead, f"ahead_weights={ahead}: give as many of both")
+            refuse(f"{where}.end_ahead_weights", end_ahead, f"ahead_weights={ahead}: both lists need the same length")
         if ahead is not None and not 0 < len(ahead) < (stage.seq_len or 0):
             most = (stage.seq_len or 0) - 1
             refuse(f"{where}.ahead_weights", ahead, f"use 1 to {most}, the next tokens of a sequence")
@@ -123,23 +125,23 @@ def _check_stages(config: schema.Config, stages: list[Stage]) -> None:
                     has = f"has the parts {', '.join(parts)}" if parts else "is all one part"
                     refuse(f"{where}.{setting}.{name}", value, f"optim={optim.name} {has}")
         if stage.update_every_steps and optim.grad_clip_norm is not None:
-            remedy = "update_every_steps adds up gradients over steps, and each would clip the sum: use null"
+            remedy = "update_every_steps sums gradients over steps, and each would clip the sum: use null"
             refuse("optim.grad_clip_norm", optim.grad_clip_norm, remedy)
         reducer = config.hardware.reducer
         if stage.untied and reducer == "shard":
             why = "an untied embedding takes over the optimizer's state of the head, of which a rank has a share alone"
             refuse("hardware.reducer", reducer, f"{why}: use null or plain")
         if stage.frozen_steps and optim.grad_clip_norm is not None and reducer == "shard":
-            remedy = "gradients of parts that rest are in no share, and the norm is of all: use null"
+            remedy = "the shards hold no gradients of frozen parts, which the norm would include: use null"
             refuse("optim.grad_clip_norm", optim.grad_clip_norm, remedy)
         if has_windows and stage.window_tokens is None:  # there is no value that this stage could return to
-            refuse(f"{where}.window_tokens", None, "another stage has it: give it in each")
+            refuse(f"{where}.window_tokens", None, "another stage sets it: set it in every stage")
         if end_window is not None and stage is not stages[-1]:
-            refuse(f"{where}.end_window_tokens", end_window, "only the last stage has the run's end: move it there")
+            refuse(f"{where}.end_window_tokens", end_window, "only the last stage ends the run: move it there")
         if end_window is not None and (stage.window_tokens is None or val_window_tokens is not None):
-            remedy = "give window_tokens too, and no goal.val_window_tokens"
+            remedy = "set window_tokens too, and remove goal.val_window_tokens"
             refuse(f"{where}.end_window_tokens", end_window, remedy)
         if before.untied and not stage.untied:
             refuse(f"{where}.untied", None, "the stage before sets it: an untied embedding stays untied")
         for name in sorted(with_momentum - set(stage.momenta or ())):
-            refuse(f"{where}.momenta.{name}", None, "another stage sets it: give it in each")
+            refuse(f"{where}.momenta.{name}", None, "another stage sets it: set it in every stage")

@@ -283,7 +283,7 @@ def check_profilers(windows_by_instrument: dict[str, list[ProfilerWindow] | None
     windows.sort(key=lambda window: window.begin_step)
     by_clock = next((window for window in windows if window.first_s is not None), None)
     if by_clock and len(windows) > 1:
-        why = "nobody knows before whether it overlaps with another window: keep one of them"
+        why = "whether it overlaps with another window cannot be known before the run: keep one of them"
         raise ValueError(f"window {by_clock.name}: first_s={by_clock.first_s:g}: {why}")
     for first, second in itertools.combinations(windows, 2):
         cycles = [f"{window.name}_cycle" for window in (first, second) if window.every_steps]

@@ -240,7 +240,8 @@ def _srun(environ: Mapping[str, str]) -> Adopted:
     world_size = _number(environ, "SLURM_STEP_NUM_TASKS")
     sizes = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)))
     if len(set(sizes)) > 1:
-        raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={sizes}: use as many ranks on each node: srun --ntasks-per-node=N")
+        remedy = "every node needs the same number of ranks: srun --ntasks-per-node=N"
+        raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={sizes}: {remedy}")
     return Adopted(
         "srun",
         _number(environ, "SLURM_PROCID"),

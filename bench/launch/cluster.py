@@ -68,7 +68,8 @@ def request_from(arguments: list[str]) -> Request | None:
     counts = [int(number) for word in rest for number in re.findall(r"\bhardware\.nodes=(\d+)", word)]
     num_nodes = max(counts, default=1)
     if wanted.nodes and wanted.nodes < num_nodes:
-        raise ValueError(f"cluster.nodes={wanted.nodes}: a run of it has hardware.nodes={num_nodes}: give as many")
+        need = f"one of its runs needs hardware.nodes={num_nodes}: ask for at least as many"
+        raise ValueError(f"cluster.nodes={wanted.nodes}: {need}")
     return Request(rest, wanted.nodes or num_nodes, options + shlex.split(wanted.options or ""))
 
 

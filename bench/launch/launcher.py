@@ -275,7 +275,7 @@ class _Launch:
             self._warned_by = str(error)
             signals.heed()
             (self._folder / checkpoints.WARNED).write_text(str(error))
-            say("run", f"{error}: the ranks are to write a checkpoint and end", always=True)
+            say("run", f"{error}: the ranks write a checkpoint and end", always=True)
             return False
 
     def _preempted(self, exit_code: int | None) -> Section | None:
@@ -296,7 +296,7 @@ class _Launch:
         own, ending, signal_name = allocation.found(), allocation.ending(), self._run["failure"]["signal"]
         warned = ending.is_preempted or signal_name in ("SIGUSR1", "SIGUSR2")
         if own and warned and ending.can_requeue and self._job.config.resume == resume.AUTO:
-            say("slurm", f"job {own.job_id} is to start again, and goes on with {self._run['run_id']}", always=True)
+            say("slurm", f"job {own.job_id} starts again, and resumes {self._run['run_id']}", always=True)
             if why := allocation.requeue(own):
                 say("slurm", f"job {own.job_id} does not start again by itself: {why}", always=True)
 

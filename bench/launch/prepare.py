@@ -202,11 +202,11 @@ def _check_survival(config: schema.Config) -> None:
 def _hinders_look(config: schema.Config) -> str | None:
     """Returns why a run cannot have a look after the race, or None if it can."""
     if config.script is not None and (config.script.command or config.hardware.nodes):
-        return "a command's processes, and those of several nodes, are not started once more to be profiled"
+        return "a script.command, or a run over several nodes, cannot be started again for its look"
     if config.profile.stop_after_window:
         return "profile.stop_after_window=true ends the run before its goal"
     if profiling := registry.profiling(config.instruments, config.hardware.device):
-        return f"instruments.{profiling[0]} has a profiler of its own in the run"
+        return f"instruments.{profiling[0]} already profiles this run"
     return None
 
 

@@ -36,9 +36,9 @@ HINTS = {  # {kind of failure: what to try}
     "rank_killed": KILLED,
     "not_started": "check with ./run.sh doctor, which starts ranks too; too many open files: raise ulimit -n; "
     "no module: remove .venv, ./run.sh makes it again; 127.0.0.1: bring the loopback up (ip link set lo up)",
-    "folder_removed": "start it again, and leave the folder of a run alone while it lasts",
+    "folder_removed": "start it again, and do not touch the folder of a run until it ends",
     "agent_killed": KILLED,
-    ESCAPED: "look for what in its code kills other processes and goes on in a session of its own",
+    ESCAPED: "find what in its code kills other processes and runs on in a session of its own",
     "node_lost": "look at that node: its machine, its network, what the command there said last; start it again",
     "rank_crashed": "read the end of the rank's log: native code crashed, and says there what it can",
     "collective_timeout": "read the other ranks' logs: one of them stalled or died; "
@@ -50,7 +50,7 @@ HINTS = {  # {kind of failure: what to try}
     "stalled": "look where it hung: logs/ has each rank's stack; raise hardware.stall_timeout_s if it had to wait",
     "over_limit": "look at what it did, logs/ and work/: a sandbox holds it to what an honest run stays below",
     "wall_timeout": "raise hardware.wall_timeout_s or train fewer steps",
-    "launcher_killed": "start it again, in a terminal or job that outlives it: its launcher was killed from outside",
+    "launcher_killed": "its launcher was killed from outside: start it again, in a terminal or job that outlives it",
     "interrupted": "start it again; a sweep skips what is complete",
     "preempted": "start it again with resume=auto, which goes on from its checkpoint",
     "stopped": "start it alone, without profile.stop_after_window, if you want its end: ./run.sh run",

@@ -118,10 +118,10 @@ def changed(dataset: Dataset, gone_too: bool = False) -> list[str]:
     changes = []
     for file in dataset.train + dataset.val:
         if gone_too and not file.path.exists():
-            changes.append(f"{file.path.name}: was removed while the run lasted")
+            changes.append(f"{file.path.name}: was removed during the run")
         with contextlib.suppress(OSError):
             if file.stamp is not None and (stamp := shards.stamp_of(file.path)) != file.stamp:
-                what = f"{file.path.name}: was changed while the run lasted"
+                what = f"{file.path.name}: was changed during the run"
                 if stamp[0] != file.stamp[0]:  # not read, because it may have become a huge sparse file
                     changes.append(f"{what}: it has {stamp[0]:,} bytes, and had {file.stamp[0]:,} when it began")
                 elif (digest := shards.sha256(file.path)) != file.sha256:

@@ -165,7 +165,7 @@ class Hub(Source):
         options = {"revision": revision, "files_metadata": True}
         info = _ask(self.name, lambda hf: hf.HfApi(endpoint=_endpoint()).dataset_info(repo, **options))
         if revision is not None and COMMIT.fullmatch(revision) and info.sha != revision:
-            why = f"the hub answered with commit {info.sha}"
+            why = f"the hub returned commit {info.sha}"
             raise CheckFailed(f"data.revision={revision}: {why}: ask for that one or try again")
         files = {
             file.rfilename: {"num_bytes": file.lfs.size, "sha256": file.lfs.sha256}

@@ -110,7 +110,7 @@ class Source:
 
         Raises ValueError if they are unknown, so that no loss can be given in bits per byte.
         """
-        where = f"source {self.name} does not say how many bytes its tokens stand for"
+        where = f"source {self.name} does not say how many bytes its tokens encode"
         raise ValueError(
             f"{where}: use data=pysource, text, shards, fineweb10B or finewebedu10B, or give token_bytes() to it"
         )
@@ -149,7 +149,7 @@ class Made(Source):
             made = json.loads((folder / MANIFEST).read_text())
             files = _expected(folder, made)
         except FileNotFoundError as error:
-            raise CheckFailed(f"data={self.name} is not made yet: ./run.sh data make {self.name}") from error
+            raise CheckFailed(f"data={self.name} does not exist yet: ./run.sh data make {self.name}") from error
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise CheckFailed(f"{folder / MANIFEST}: cannot be read ({error}): {self.remedy(folder)}") from error
         self._check_hashes(files)
@@ -186,7 +186,7 @@ class Made(Source):
                 raise CheckFailed(self.wrong_hash(f"data.{split}_sha256", wanted, ", ".join(digests)))
 
     def wrong_hash(self, key: str, wanted: str, digest: str) -> str:
-        return f"{key}={wanted}: the made file hashes to {digest}"
+        return f"{key}={wanted}: the generated file has the hash {digest}"
 
 
 def _expected(folder: Path, digests: dict[str, dict[str, str]]) -> dict[str, list[Expected]]:

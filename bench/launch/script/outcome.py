@@ -35,12 +35,12 @@ from bench.record.step_files import StepRow
 OWN_DATA: Section = {"source": "script", "vocab_size": None, "floor_nats": None, "train": [], "val": []}
 LOWER = "lower the script's learning rate"
 NO_LINES = "the script printed no line that {} reads"
-NO_VALIDATION = "the script printed no {}, which the goal is of"
-TWO_PATTERNS = "both patterns of {} match the line {!r}: make one of them more exact, ^ and $ hold the line's ends"
+NO_VALIDATION = "the script printed no {}, which the goal needs"
+TWO_PATTERNS = "both patterns of {} match the line {!r}: make one of them stricter, e.g. anchored with ^ and $"
 NO_STEPS = "the script printed no step after step 0"
-NO_TOKENS = "the script does not print how many tokens a step has, of which goal.token_budget={} is"
-TOO_SHORT = "{} is spent before the end of step {}, the first that the script names: give more"
-BY_TIME = "give goal.time_budget_s in its place"
+NO_TOKENS = "goal.token_budget={} needs the number of tokens in a step, which the script does not print"
+TOO_SHORT = "{} is used up before the end of step {}, the first that the script prints: use a larger budget"
+BY_TIME = "use goal.time_budget_s instead"
 MORE_COLUMNS = ("train_time_at_val_ms", "grad_norm", *PRINTED_METRICS)
 
 

@@ -70,7 +70,7 @@ class ScriptLook:
         chosen = window(job.config.look, self._printed, edges)
         if chosen is None:
             return self.failed(
-                f"its lines tell of no {job.config.look.active_steps} steps without a validation, after step "
+                f"it printed no {job.config.look.active_steps} steps in a row without a validation, after step "
                 f"{SETTLED_STEPS} and within {MAX_STEPS}"
             )
         warmup_steps, first_step, last_step = chosen
@@ -111,7 +111,7 @@ class ScriptLook:
         if facts["status"] != "recorded":
             log = self._inside / "logs" / "rank0.log"
             end = log.read_text(errors="replace").strip().rpartition("\n")[2][:200] if log.exists() else "nothing"
-            return self.failed(f"its second run left no trace; the last that it printed: {end}")
+            return self.failed(f"its second run left no trace; its last output was: {end}")
         for folder in ("traces", "memory"):
             (self._folder / folder).mkdir(exist_ok=True)
         files = []
