@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -74,6 +75,21 @@ def pytest_xdist_auto_num_workers(config):
 def repo():
     """The repository's root."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 400 KiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    command = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no small file system here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -112,6 +112,13 @@ def git(folder, *words, code=0):
     return done.stdout.rstrip("\n")
 
 
+def fill(path):
+    """Writes zeros into the file until its disk is full."""
+    with pytest.raises(OSError, match="No space left"), open(path, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
 def wait_for(condition, timeout_s=120, every_s=0.05):
     """Waits until condition() is true and returns its value."""
     deadline_s = time.monotonic() + timeout_s

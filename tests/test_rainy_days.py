@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import time
 
 import pytest
@@ -155,26 +154,10 @@ def test_a_stopped_rank_ends_the_run_within_the_timeout_and_the_record_says_wher
     assert "most recent call first" in stack and "./bench/training/worker.py" in stack
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 400 KiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small file system")
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)], capture_output=True, text=True
-    )
-    if done.returncode:
-        pytest.skip(f"no small file system here: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 def test_a_full_disk_still_gets_its_record(small_disk):
     with real_runs.Background(small_disk) as running:
         running.wait_for_step(3)
-        fill(small_disk / "other_program.bin")
+        real_runs.fill(small_disk / "other_program.bin")
         code, out = running.end(timeout_s=90)
         assert running.all_gone()
         run = real_runs.run_json(running.folder)
@@ -186,18 +169,8 @@ def test_a_full_disk_still_gets_its_record(small_disk):
 
 def test_a_full_disk_ends_a_script_and_its_record_says_so(small_disk):
     with scripted.hanging(small_disk) as (launcher, folder):
-        fill(small_disk / "other_program.bin")
+        real_runs.fill(small_disk / "other_program.bin")
         assert launcher.wait(60) == 1
         assert scripted.all_gone(small_disk)
         run = real_runs.run_json(folder)
     assert (run["status"], run["failure"]["kind"]) == ("failed", "disk_full")
-
-
-def fill(path):
-    """Until nothing more fits."""
-    try:
-        with open(path, "wb", buffering=0) as file:
-            while True:
-                file.write(b"\0" * 4096)
-    except OSError:
-        pass

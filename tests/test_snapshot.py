@@ -66,13 +66,6 @@ def test_what_is_no_snapshot_is_refused_with_what_is_wrong(tmp_path, content, sa
         pickles.load(path)
 
 
-def test_a_small_file_that_would_take_for_ever_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(pickles, "MAX_ENTRIES", 99)
-    shared = [{"action": "alloc", "size": 1, "addr": 0}] * 10
-    with pytest.raises(ValueError, match="several devices share one list of entries"):
-        pickles.load(saved(tmp_path, {"segments": [], "device_traces": [shared] * 10}))
-
-
 def test_a_list_is_taken_for_the_segments_alone(tmp_path):
     made = snapshots.training()
     assert pickles.load(saved(tmp_path, made["segments"])) == {"segments": made["segments"], "device_traces": []}
