@@ -96,7 +96,7 @@ def made(tmp_path_factory):
     results = folder / "results"
     for words in (
         ["run", "look=on", "instruments=[regions,memory_history]"],
-        ["race", "A=", "B=optim=muon", "n=2", "--anyway"],
+        ["race", "A=", "B=optim=muon", "n=2", "look=on", "--anyway"],
     ):
         done = real_runs.bench(results, *words, *real_runs.SHORT)
         assert done.returncode == 0, done.stderr
@@ -107,7 +107,8 @@ def made(tmp_path_factory):
     runs = sorted(map(str, (REPO / "results/published/cpu_nano-gpt2-adamw/cpu_nano").glob("2*")))
     (folder / "some.pickle").write_bytes(pickle.dumps(snapshots.training()))
     meant = {"RUN": [str(first)], "RUN...": runs, "RACE": [race.name], "A": runs[:1], "B": runs[1:2]}
-    return folder, meant | {"PLACE...": ["results"], "DIR": ["dir"]}
+    arms = {f"RACE:{arm}": [f"{race.name}:{arm}"] for arm in "AB"}
+    return folder, meant | arms | {"PLACE...": ["results"], "DIR": ["dir"]}
 
 
 @pytest.mark.slow
