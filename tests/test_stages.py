@@ -67,10 +67,10 @@ def test_of_windows_that_are_no_graph_the_first_and_the_widest_are_warmed_up():
         ("stages=[{batch:512}]", r"unknown setting stages\[0\].batch=512"),
         ("stages=[{momenta:{muon:0.9}}]", r"stages\[0\].momenta.muon=0.9: optim=adamw is all one part"),
         ("stages=[{momenta:{muon:1.5}}]", r"stages\[0\].momenta.muon=1.5: use a number from 0 to below 1"),
-        ("stages=[{until_step:3,window_tokens:16},{}]", r"stages\[1\].window_tokens=null: another stage has it"),
-        ("stages=[{first_window_tokens:16}]", "set window_tokens, where the window ends, too"),
-        ("stages=[{until_step:3,window_tokens:16,end_window_tokens:32},{window_tokens:16}]", "only the last stage has"),
-        ("stages=[{end_window_tokens:32}]", r"stages\[0\].end_window_tokens=32: give window_tokens too"),
+        ("stages=[{until_step:3,window_tokens:16},{}]", r"stages\[1\].window_tokens=null: another stage sets it"),
+        ("stages=[{first_window_tokens:16}]", "set window_tokens, its end, too"),
+        ("stages=[{until_step:3,window_tokens:16,end_window_tokens:32},{window_tokens:16}]", "only the last stage ends"),
+        ("stages=[{end_window_tokens:32}]", r"stages\[0\].end_window_tokens=32: set window_tokens too"),
         ("stages=[{first_window_tokens:-1,window_tokens:16}]", "first_window_tokens=-1: use a whole number of 0"),
         ("stages=[{window_tokens:16,window_rounding:up}]", "window_rounding=up: only a growing window is rounded"),
         ("stages=[{until_step:3,untied:true},{}]", r"stages\[1\].untied=null: the stage before sets it"),
@@ -93,7 +93,7 @@ def test_parts_of_the_optimizer_are_checked_together():
         resolved(*SMALL, *groups, "stages=[{until_step:3,momenta:{matrices:0.9}},{}]")
     with pytest.raises(ValueError, match=r"stages\[0\].update_every_steps.tail=2: .* parts embedding, head, matrices"):
         resolved(*SMALL, *groups, "stages=[{update_every_steps:{tail:2}}]")
-    with pytest.raises(ValueError, match="optim.grad_clip_norm=1.0: update_every_steps adds up"):
+    with pytest.raises(ValueError, match="optim.grad_clip_norm=1.0: update_every_steps sums"):
         resolved(*SMALL, *groups, "optim.grad_clip_norm=1.0", "stages=[{update_every_steps:{head:2}}]")
     shard = [*SMALL, *groups, "hardware.reducer=shard", "hardware.num_processes=2"]
     with pytest.raises(
