@@ -15,7 +15,6 @@ import disk_faults
 import pytest
 import real_runs
 from comparing import raced, write
-from test_rainy_days import fill, small_disk  # noqa: F401 - a fixture
 
 from bench.base import private
 from bench.cli import race
@@ -205,7 +204,7 @@ def test_a_race_that_is_ended_as_its_run_begins_leaves_an_interrupted_run_with_i
 
 
 def test_a_disk_that_takes_no_run_gets_no_half_of_one(small_disk):
-    fill(small_disk / "other_program.bin")
+    real_runs.fill(small_disk / "other_program.bin")
     os.truncate(small_disk / "other_program.bin", os.path.getsize(small_disk / "other_program.bin") - 20_480)
     done = real_runs.bench(small_disk, "run", *real_runs.SHORT, *real_runs.SLIGHT)
     assert done.returncode == 2 and "no record can be written there (No space left on device)" in done.stderr
@@ -216,7 +215,7 @@ def test_a_disk_that_takes_no_run_gets_no_half_of_one(small_disk):
 
 def test_a_report_on_a_full_disk_names_the_file_that_it_could_not_write(small_disk, tmp_path):
     write(tmp_path, raced([10.0], [10.5])[0][0])
-    fill(small_disk / "other_program.bin")
+    real_runs.fill(small_disk / "other_program.bin")
     done = real_runs.bench(tmp_path, "report", str(tmp_path), "--out", str(small_disk / "site"))
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert re.match(rf"report: {small_disk}/site\S*: cannot be written \(No space left on device\)", done.stderr)

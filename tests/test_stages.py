@@ -69,7 +69,7 @@ def test_of_windows_that_are_no_graph_the_first_and_the_widest_are_warmed_up():
         ("stages=[{momenta:{muon:1.5}}]", r"stages\[0\].momenta.muon=1.5: use a number from 0 to below 1"),
         ("stages=[{until_step:3,window_tokens:16},{}]", r"stages\[1\].window_tokens=null: another stage sets it"),
         ("stages=[{first_window_tokens:16}]", "set window_tokens, its end, too"),
-        ("stages=[{until_step:3,window_tokens:16,end_window_tokens:32},{window_tokens:16}]", "only the last stage ends"),
+        ("stages=[{until_step:3,window_tokens:16,end_window_tokens:32},{window_tokens:16}]", "only the last stage"),
         ("stages=[{end_window_tokens:32}]", r"stages\[0\].end_window_tokens=32: set window_tokens too"),
         ("stages=[{first_window_tokens:-1,window_tokens:16}]", "first_window_tokens=-1: use a whole number of 0"),
         ("stages=[{window_tokens:16,window_rounding:up}]", "window_rounding=up: only a growing window is rounded"),
