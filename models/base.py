@@ -63,12 +63,13 @@ class LanguageModel(nn.Module):
 
         None means the next token only, as in validation.  Changing the weights but not their number keeps the graph.
         """
-        device = next(self.parameters()).device
-        values = None if weights is None else torch.tensor(weights, dtype=torch.float32, device=device)
-        if values is not None and self.ahead_weights is not None and len(values) == len(self.ahead_weights):
-            self.ahead_weights.copy_(values)
-        else:
-            self.ahead_weights = values
+        if weights is None:
+            self.ahead_weights = None
+            return
+        if self.ahead_weights is None or len(weights) != len(self.ahead_weights):
+            self.ahead_weights = torch.empty(len(weights), dtype=torch.float32, device=next(self.parameters()).device)
+        for index, weight in enumerate(weights):  # in each step of a run: a copy from the host would wait for the GPU
+            self.ahead_weights[index].fill_(weight)
 
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Returns mean nats per token, float32 even under bf16 autocast; in training as set_ahead_weights() says."""

@@ -10,14 +10,23 @@ from typing import Any
 import torch
 
 
-def copy_state(optimizer: Any, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies source's state to target, in an optimizer or the parts of it that have the two tensors."""
+def copy_state(optimizer: Any, source: torch.Tensor, target: torch.Tensor) -> dict[str, Any]:
+    """Copies source's state to target, in an optimizer or the parts of it that have the two tensors; returns it.
+
+    Raises ValueError if they have different update rules, or Muon's, whose momentum of a matrix only one rank has.
+    """
     parts = list(getattr(optimizer, "parts", {"": optimizer}).values())
     source_part, target_part = (next(part for part in parts if _has(part, tensor)) for tensor in (source, target))
-    state = source_part.state.get(source, {})
-    target_part.state[target] = {
-        name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()
+    rules = [type(part).__name__ for part in (source_part, target_part)]
+    if rules[0] != rules[1] or getattr(source_part, "world_size", 1) > 1:
+        remedy = "give embedding and head the same group of optim.groups, or both adamw or cautious_adam"
+        raise ValueError(f"stages: an untied embedding ({rules[1]}) takes over the head's state ({rules[0]}): {remedy}")
+    copied: dict[str, Any] = {
+        name: value.clone() if isinstance(value, torch.Tensor) else value
+        for name, value in source_part.state.get(source, {}).items()
     }
+    target_part.state[target] = copied
+    return copied
 
 
 def _has(part: torch.optim.Optimizer, tensor: torch.Tensor) -> bool:

@@ -111,6 +111,13 @@ def test_gradients_that_are_kept_over_a_step_are_refused(sharded):
         sharded.reducer.expect(None)
 
 
+def test_an_untied_embedding_needs_the_heads_update_rule(pretended):
+    words = ["model=r53", "model.num_layers=4", "model.args={activations:float32,block:16}", "optim=groups"]
+    words += ["optim.groups.head.name=cautious_adam", "stages=[{untied:true}]", "hardware.reducer=shard"]
+    with pytest.raises(ValueError, match=r"an untied embedding \(AdamW\) takes over the head's state \(CautiousAdam\)"):
+        trainer_of(pretended, job_of(2, *words))
+
+
 def test_an_optimizer_of_which_nothing_is_known_gets_every_gradient(pretended):
     config = compose.compose([*SMALL, "hardware=cpu", "hardware.reducer=shard"])
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))

@@ -12,7 +12,7 @@ import pytest
 
 from bench.base import utc
 from bench.config import resolve, schema
-from bench.launch import summary
+from bench.launch import ranks, summary
 from bench.record import failures
 from bench.training import clock, flight_recorder
 from bench.training.clock import HostMarks
@@ -269,7 +269,10 @@ def test_the_default_policy_has_one_config_id_said_or_not():
 
 def test_the_flight_recorder_is_for_ranks_that_talk_to_each_other():
     assert flight_recorder.variables(1) == {}
-    assert flight_recorder.variables(2)["TORCH_FR_BUFFER_SIZE"] == "2000"
+    several = flight_recorder.variables(2)
+    assert several["TORCH_FR_BUFFER_SIZE"] == "2000"
+    place = ranks.Place(1, 2, master=("127.0.0.1", 29500))  # of a rank that no torchrun starts
+    assert not several.keys() & place.variables().keys()
 
 
 @pytest.mark.parametrize(

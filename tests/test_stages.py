@@ -96,10 +96,6 @@ def test_parts_of_the_optimizer_are_checked_together():
     with pytest.raises(ValueError, match="optim.grad_clip_norm=1.0: update_every_steps sums"):
         resolved(*SMALL, *groups, "optim.grad_clip_norm=1.0", "stages=[{update_every_steps:{head:2}}]")
     shard = [*SMALL, *groups, "hardware.reducer=shard", "hardware.num_processes=2"]
-    with pytest.raises(
-        ValueError, match="hardware.reducer=shard: an untied embedding takes over the optimizer's state of the head"
-    ):
-        resolved(*shard, "model=r53", "stages=[{untied:true}]")
     with pytest.raises(ValueError, match="optim.grad_clip_norm=1.0: the shards hold no gradients of frozen parts"):
         resolved(*shard, "optim.grad_clip_norm=1.0", "stages=[{frozen_steps:{head:2}}]")
     assert resolved(*shard, "stages=[{frozen_steps:{head:2},update_every_steps:{head:2}}]").hardware.reducer == "shard"

@@ -127,11 +127,7 @@ def _check_stages(config: schema.Config, stages: list[Stage]) -> None:
         if stage.update_every_steps and optim.grad_clip_norm is not None:
             remedy = "update_every_steps sums gradients over steps, and each would clip the sum: use null"
             refuse("optim.grad_clip_norm", optim.grad_clip_norm, remedy)
-        reducer = config.hardware.reducer
-        if stage.untied and reducer == "shard":
-            why = "an untied embedding takes over the optimizer's state of the head, of which a rank has a share alone"
-            refuse("hardware.reducer", reducer, f"{why}: use null or plain")
-        if stage.frozen_steps and optim.grad_clip_norm is not None and reducer == "shard":
+        if stage.frozen_steps and optim.grad_clip_norm is not None and config.hardware.reducer == "shard":
             remedy = "the shards hold no gradients of frozen parts, which the norm would include: use null"
             refuse("optim.grad_clip_norm", optim.grad_clip_norm, remedy)
         if has_windows and stage.window_tokens is None:  # there is no value that this stage could return to

@@ -110,7 +110,7 @@ class Place:
 
     def variables(self) -> dict[str, str]:
         """Returns the variables that torchrun sets, for a rank that is started directly; without
-        TORCHELASTIC_USE_AGENT_STORE, because there is no agent."""
+        TORCHELASTIC_USE_AGENT_STORE, because there is no agent, and flight_recorder.variables()."""
         if self.by_torchrun or self.is_bare:
             return {}
         given: dict[str, int | str] = {
@@ -124,7 +124,6 @@ class Place:
             given |= {"MASTER_ADDR": self.master[0], "MASTER_PORT": self.master[1]}
             given |= {"TORCHELASTIC_RUN_ID": uuid.uuid4().hex}
             given |= dict.fromkeys(("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), 0)
-            given["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1)
         return {name: str(value) for name, value in given.items()}
 
 

@@ -168,6 +168,14 @@ class Sliced(_Scattered):
     def own_grads(self) -> list[torch.Tensor]:
         return [self.weights.grad]
 
+    def part_from(self, slot: Slot, other: Reduced, place: Slot, part: torch.Tensor) -> torch.Tensor:
+        """Returns this rank's part of a buffer that holds, in slot, the elements that another bucket has in place, and
+        otherwise zeros.  part is this rank's part of the other's buffer.  All ranks call it together."""
+        buffer, everyones = part.new_zeros(self.grads.shape), part.new_empty(other.grads.shape)
+        distributed.gather_in_place(everyones, part).wait()
+        slot.of(buffer).copy_(place.of(everyones))
+        return buffer[self.own].clone()
+
     def publish(self) -> None:
         self._gathering = distributed.gather_in_place(self._everyones, self._everyones[self.own])
 

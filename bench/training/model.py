@@ -22,7 +22,7 @@ from bench.machine import lazy_dynamo
 from bench.training import distributed
 from models.base import LanguageModel
 from models.stages import Timeline, check_window
-from models.together import copy_state, is_meant, with_roles
+from models.together import is_meant, with_roles
 
 NEW_FACTS = ("frozen_steps", "ahead_weights", "end_ahead_weights", "untied")  # recorded of a portion if they are set
 METHODS = {  # {setting of a stage: (the model's method for it, its description in refusals)}
@@ -144,8 +144,8 @@ def timeline_of(config: Config, model: LanguageModel) -> Timeline:
 class StagedModel:
     """Sets the model to a step of the timeline: its window, the tokens of its loss, whether its embedding is untied."""
 
-    def __init__(self, model: Any, optimizer: Any, timeline: Timeline):
-        self.model, self.optimizer, self.timeline = model, optimizer, timeline
+    def __init__(self, model: Any, reducer: Any, timeline: Timeline):
+        self.model, self.reducer, self.timeline = model, reducer, timeline
         self._window_tokens: int | None = None
         self._untied = False
         self._ahead_weights: list[float] | None = None
@@ -153,7 +153,10 @@ class StagedModel:
     def at(self, step: int) -> None:
         """Sets the model for the given step; goal.num_steps is the end of the run."""
         self.set_window(self.timeline.window_after(step))
-        self.set_untied(bool(self.timeline.at(step).stage.untied))
+        untied = bool(self.timeline.at(step).stage.untied)
+        if untied != self._untied:  # an untied embedding begins with the head's weights and optimizer state
+            self.reducer.set_untied(untied, *self.model.set_untied(untied))
+            self._untied = untied
         weights = self.timeline.ahead_weights(step)
         if weights != self._ahead_weights:
             self.model.set_ahead_weights(weights)
@@ -164,14 +167,6 @@ class StagedModel:
         if window_tokens != self._window_tokens:
             self.model.set_window(window_tokens)
             self._window_tokens = window_tokens
-
-    def set_untied(self, untied: bool) -> None:
-        """Ties or unties embedding and head; an untied embedding begins with the head's weights and optimizer state."""
-        if untied != self._untied:
-            embedding, head = self.model.set_untied(untied)
-            if untied:
-                copy_state(self.optimizer, head, embedding)
-            self._untied = untied
 
 
 def batch_shapes(config: Config, timeline: Timeline) -> list[BatchShape]:

@@ -19,6 +19,7 @@ from bench.config.schema import Config
 from bench.training import buckets, distributed
 from bench.training.distributed import Ranks
 from models.adam_update import CautiousAdam
+from models.together import copy_state
 
 BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
 BY_ELEMENT = (
@@ -54,6 +55,10 @@ class Alone:
         self._late = [model.get_parameter(name) for name in getattr(model, "late_parameters", ())]
         self.forward: Any
         self.forward = self.evaluated = self._compiled(model) if config.hardware.compile else model
+
+    def set_untied(self, untied: bool, embedding: torch.nn.Parameter, head: torch.nn.Parameter) -> dict[str, Any]:
+        """Unties or ties the embedding, on all ranks together.  Returns the state that it takes over from the head."""
+        return copy_state(self.optimizer, head, embedding) if untied else {}
 
     def expect(self, names: Collection[str] | None) -> None:
         """Announces the optimizer's parts that this step updates, None for all; other tensors keep their gradients."""
@@ -150,10 +155,13 @@ class Shard(Alone):
 
     def __init__(self, config: Config, model: torch.nn.Module, optimizer: Any, ranks: Ranks, bucket_bytes: int):
         self._ranks, self._cut_bytes = ranks, bucket_bytes
-        parts = getattr(optimizer, "parts", {"": optimizer}).items()
-        self._parts = [(name, part, list(_buckets_of(part, ranks, bucket_bytes))) for name, part in parts]
-        self._parts.sort(key=lambda row: hasattr(row[1], "shares"))  # Muon last: weights are gathered while it computes
         super().__init__(config, model, optimizer)
+        self._resting = set(self._late)  # in no loss now, and so in no bucket that is due
+        parts = getattr(optimizer, "parts", {"": optimizer}).items()
+        self._parts = [
+            (name, part, list(_buckets_of(part, ranks, bucket_bytes, self._resting))) for name, part in parts
+        ]
+        self._parts.sort(key=lambda row: hasattr(row[1], "shares"))  # Muon last: weights are gathered while it computes
         self._order = [bucket for *_, group in self._parts for bucket in group]  # the order in which all ranks reduce
         self._due = self._order  # the buckets that this step reduces, in that order
         self._bucket_of = {parameter: bucket for bucket in self._order for parameter in bucket.layout.parameters}
@@ -162,16 +170,25 @@ class Shard(Alone):
         self._filled: list[buckets.Reduced] = []
         self._knows_order = False
 
-    def expect(self, names: Collection[str] | None) -> None:
-        self._refuse_left()
-        due = {bucket for name, _, group in self._parts if names is None or name in names for bucket in group}
-        self._due = [bucket for bucket in self._order if bucket in due]
+    def set_untied(self, untied: bool, embedding: torch.nn.Parameter, head: torch.nn.Parameter) -> dict[str, Any]:
+        self._resting = set() if untied else set(self._late)
+        pairs = [(self._bucket_of[tensor], tensor) for tensor in (embedding, head)]
+        copied = super().set_untied(untied, *(getattr(bucket, "weights", tensor) for bucket, tensor in pairs))
+        (target, _), (source, _) = pairs
+        if isinstance(target, buckets.Sliced):
+            slots = [next(slot for slot in bucket.layout.slots if slot.parameter is tensor) for bucket, tensor in pairs]
+            for name, value in copied.items():
+                if isinstance(value, torch.Tensor) and value.ndim:  # a moment, of the elements of the head's slice
+                    copied[name] = target.part_from(slots[0], source, slots[1], value)
+        return copied
 
-    def _refuse_left(self) -> None:
-        """Raises RuntimeError if tensors that the previous step updated still have gradients."""
+    def expect(self, names: Collection[str] | None) -> None:
         if any(grad is not None for bucket in self._due for grad in bucket.own_grads()):
             remedy = "drop them after every step, or use another hardware.reducer"
             raise RuntimeError(f"hardware.reducer=shard: gradients are left from the step before: {remedy}")
+        due = {bucket for name, _, group in self._parts if names is None or name in names for bucket in group}
+        resting = {self._bucket_of[parameter] for parameter in self._resting}
+        self._due = [bucket for bucket in self._order if bucket in due - resting]
 
     def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
         self._is_last = is_last
@@ -241,8 +258,8 @@ class Shard(Alone):
             self._num_launched += 1
 
 
-def _buckets_of(optimizer: Any, ranks: Ranks, bucket_bytes: int) -> Iterator[buckets.Reduced]:
-    """Yields the buckets of an optimizer's tensors, which in an elementwise optimizer this rank's slices replace."""
+def _buckets_of(optimizer: Any, ranks: Ranks, bucket_bytes: int, late: Collection[Any]) -> Iterator[buckets.Reduced]:
+    """Yields an optimizer's buckets, one for each late tensor.  Slices replace the tensors of an elementwise one."""
     by_element = type(optimizer) in BY_ELEMENT
     for group in optimizer.param_groups:
         if hasattr(optimizer, "shares"):
@@ -250,7 +267,9 @@ def _buckets_of(optimizer: Any, ranks: Ranks, bucket_bytes: int) -> Iterator[buc
             yield from (buckets.Owned(layout, ranks) for layout in layouts)
             continue
         parameters = [parameter for parameter in group["params"] if parameter.requires_grad]
-        layouts = buckets.packed(parameters, ranks.world_size, bucket_bytes)
+        alike = [[tensor for tensor in parameters if tensor not in late]]
+        alike += [[tensor] for tensor in parameters if tensor in late]
+        layouts = [layout for some in alike for layout in buckets.packed(some, ranks.world_size, bucket_bytes)]
         if by_element:
             sliced = [buckets.Sliced(layout, ranks) for layout in layouts]
             group["params"] = [bucket.weights for bucket in sliced]

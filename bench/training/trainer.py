@@ -63,7 +63,7 @@ class Trainer:
         self._steps_done = 0
         self.val_nats: list[torch.Tensor] = []  # the last validation's loss of each batch
         self.causality_seed = distributed.gather(causality.new_seed(config.seed))[0]  # rank 0's, for every rank
-        self._staged = StagedModel(self.model, self.optimizer, self.timeline)
+        self._staged = StagedModel(self.model, self.reducer, self.timeline)
         self._staged.at(0)
 
     def flops_per_token(self) -> list[tuple[int, int]]:
