@@ -514,7 +514,7 @@ def test_two_processes_do_not_collect_into_one_folder_at_once(machines, capsys):
     a, _, into = machines
     with collecting._alone(into):
         assert collected(into, a) == 1
-    assert "another process is collecting into it" in capsys.readouterr().err
+    assert f"process {os.getpid()} is collecting into it" in capsys.readouterr().err
 
 
 # ---- places

@@ -21,8 +21,9 @@ from bench.base.paths import REPO
 from bench.cli import compare, race
 from bench.compare import calibration, comparison, selection
 from bench.launch import ready
-from bench.machine import code_state, leases, preflight
+from bench.machine import code_state, leases, preflight, processes
 from bench.machine.preflight import Check
+from bench.plans import locks
 from bench.plans.race import arm_process, plan, planning, question, runner, state
 from bench.record import ledger, race_folder, run_folder
 
@@ -394,9 +395,34 @@ def test_a_race_that_runs_is_not_resumed_and_no_second_one_is_begun(results, go)
     (first,) = state.unfinished(results.folder)
     with state.locked(first), pytest.raises(leases.Busy, match="is running at this moment"):
         go("A=", "B=", "n=2", "name=second")
-    with state.locked(first), pytest.raises(leases.Busy, match="another process runs this race"):
+    with state.locked(first), pytest.raises(leases.Busy, match=f"process {os.getpid()} runs this race"):
         race.main(["--resume", first.name])
     assert race.main(["--resume", first.name]) == 0
+
+
+def test_a_race_is_known_to_run_where_the_file_system_has_no_flock(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(locks.fcntl, "flock", refused)
+    lock, elsewhere = tmp_path / state.LOCK, {"pid": 7, "start_ticks": 1, "boot_id_hash": "of another machine"}
+    with state.locked(tmp_path):
+        os.utime(lock, (0, 0))
+        assert state.is_running(tmp_path)  # its process is looked for, however old its sign of life
+        monkeypatch.setitem(locks._held, lock, -100.0)
+        locks.beat()
+        assert lock.stat().st_mtime > 0
+        with pytest.raises(leases.Busy, match=f"process {os.getpid()} runs this race"), state.locked(tmp_path):
+            pass
+    assert not state.is_running(tmp_path)
+    lock.write_text(json.dumps(processes.identity(os.getpid()) | {"start_ticks": 1}))  # it was killed
+    assert not state.is_running(tmp_path)
+    lock.write_text(json.dumps(elsewhere))
+    with pytest.raises(leases.Busy, match=r"another machine.*sign of life is \d s old"), state.locked(tmp_path):
+        pass
+    os.utime(lock, (0, 0))
+    with state.locked(tmp_path):
+        assert json.loads(lock.read_text()) == processes.identity(os.getpid())
 
 
 def test_an_arm_that_profiles_is_refused_before_anything_runs(capsys):

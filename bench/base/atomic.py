@@ -6,6 +6,7 @@ import json
 import math
 import os
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,6 +149,15 @@ def release(folder: Path | str) -> bool:
     except OSError:
         return False
     return True
+
+
+def clock_s(folder: Path) -> float:
+    """Returns the time by the clock of a folder's file system, or this machine's if the folder cannot be written."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".now-") as probe:
+            return os.stat(probe.name).st_mtime
+    except OSError:
+        return time.time()
 
 
 @contextlib.contextmanager

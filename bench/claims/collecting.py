@@ -14,7 +14,6 @@ certificate or audit remains a claim of that place; to rely on it, repeat it her
 
 import concurrent.futures
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -29,6 +28,7 @@ from bench.base.paths import PUBLISHED, shown
 from bench.base.reading import damage, json_file, plain_file
 from bench.base.reading.place import Place
 from bench.base.text_table import counted, some
+from bench.plans import locks
 from bench.plans.race import plan
 from bench.record import certificates, joining, ledger, line_count, race_folder, run_folder, sweep, verification
 from bench.record.ledger import Ledger, Line, StartedRun
@@ -133,13 +133,7 @@ def _collect(place: Place, into: Path, without: Collection[str]) -> Collected:
 def _alone(into: Path) -> Iterator[None]:
     """Locks the folder against other collectors, and removes what a killed one left half copied."""
     into.mkdir(parents=True, exist_ok=True)
-    with open(into / LOCK, "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{shown(into)}: another process is collecting into it: wait until it ends") from None
-        except OSError:  # a file system without locks
-            pass
+    with locks.held(into / LOCK, "is collecting into it"):
         try:
             shutil.rmtree(into / STAGING, ignore_errors=True)
             yield
@@ -235,6 +229,7 @@ def _copy_run(place: Place, name: str, staged: Path, run: StartedRun, without: C
     with concurrent.futures.ThreadPoolExecutor(NUM_AT_ONCE) as pool:
         for copied in [pool.submit(copy, artifact) for artifact in files]:
             copied.result()
+            locks.beat()
 
 
 # ---- races, and records outside the ledger

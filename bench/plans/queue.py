@@ -19,7 +19,6 @@ import os
 import pwd
 import secrets
 import stat
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -266,8 +265,7 @@ class Queue:
         }
         if not at_once:
             return [entry for entry in taken if now_s - self._watched[entry.name][1] >= LEASE_S]
-        with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".now-") as probe:
-            file_system_s = os.stat(probe.name).st_mtime
+        file_system_s = atomic.clock_s(self.folder)
         return [entry for entry in taken if file_system_s - (known[entry.name] or 0.0) >= LEASE_S]
 
     def _leave(self, entry: Entry, exit_code: int | None) -> bool:

@@ -178,15 +178,10 @@ def refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mappin
 def agree_on_machine(facts: Mapping[str, Mapping[str, Any]], anyway: bool) -> None:
     """Checks the machine as each arm's own code sees it. Raises ValueError if the race must not go on."""
     checks = [Check(**check) for known in facts.values() for check in known.get("preflight", ())]
-    with leases.held(num_gpus(facts)):
+    with leases.held(gpus_and_nodes(facts)[0]):
         ready.agree(checks, anyway, "the verdict")
 
 
-def num_gpus(arms: Mapping[str, Mapping[str, Any]]) -> int:
-    """Returns the GPUs of this node that a run of any of these arms uses, by their facts or plan; 0 on a CPU."""
-    return max(arm.get("num_gpus", 0) for arm in arms.values())
-
-
-def num_nodes(arms: Mapping[str, Mapping[str, Any]]) -> int:
-    """Returns the most nodes that a run of any of these arms uses, by their facts or plan."""
-    return max(arm.get("num_nodes", 1) for arm in arms.values())
+def gpus_and_nodes(arms: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
+    """Returns the most GPUs of a node, 0 on a CPU, and the most nodes of any of these arms, by their facts or plan."""
+    return max(arm.get("num_gpus", 0) for arm in arms.values()), max(arm.get("num_nodes", 1) for arm in arms.values())

@@ -51,7 +51,7 @@ def go(
             with (
                 worktrees.checked_out(REPO, commits, f"{race.race_id}-") as paths,
                 code_copy.held(REPO) as code,  # so that the checkout may be edited while it races
-                joining.leased(planning.num_gpus(race.plan["arms"]), planning.num_nodes(race.plan["arms"])),
+                joining.leased(*planning.gpus_and_nodes(race.plan["arms"])),
             ):
                 folders = {name: paths.get(name, code) for name in race.plan["arms"]}
                 if not is_new:

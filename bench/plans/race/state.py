@@ -1,22 +1,18 @@
 """Reads how far a race has come from its plan, the ledger and the run folders each time, and nothing else."""
 
 import contextlib
-import fcntl
 import re
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from bench.base.reading import json_file
 from bench.base.reading.damage import reading_record
-from bench.machine import leases
+from bench.plans import locks
 from bench.plans.race import plan
 from bench.record import ledger, race_folder, run_folder
 
 LOCK = ".lock.tmp"  # a name that git ignores
-NUM_ATTEMPTS = 10
 OF_THE_DISK = ("disk_full", "disk_error")
 OF_THE_MACHINE = ("agent_killed", "folder_removed", *OF_THE_DISK)  # kinds of failure that are not the arm's fault
 RUN = re.compile(rf"{race_folder.NAME.pattern}/{race_folder.NAME.pattern}")
@@ -160,31 +156,12 @@ def unfinished(results: str | Path) -> list[Path]:
 
 def is_running(folder: Path | str) -> bool:
     """Returns whether a process holds the race's lock."""
-    try:
-        with open(Path(folder) / LOCK) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # not begun yet, or a file system without locks
-        return False
-    return False
+    return locks.holder(Path(folder) / LOCK) is not None
 
 
-@contextlib.contextmanager
-def locked(folder: str | Path) -> Iterator[None]:
-    """Keeps other processes from running this race within the block. Raises leases.Busy if one runs it."""
-    with open(Path(folder) / LOCK, "w") as file:
-        for attempts_left in reversed(range(NUM_ATTEMPTS)):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not attempts_left:
-                    raise leases.Busy(f"{folder}: another process runs this race: wait for its end") from None
-                time.sleep(0.05)  # is_running() of another race holds it for microseconds
-            except OSError:
-                break  # a file system without locks
-        yield
+def locked(folder: str | Path) -> contextlib.AbstractContextManager[None]:
+    """Keeps other processes from running this race within the block, which raises leases.Busy if one runs it."""
+    return locks.held(Path(folder) / LOCK, "runs this race")
 
 
 def as_json(

@@ -10,9 +10,7 @@ cut off is found again and resumed.
 """
 
 import contextlib
-import fcntl
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, cast
@@ -21,6 +19,7 @@ from bench.base.reading import json_file
 from bench.base.reading.damage import reading_record
 from bench.compare import searching
 from bench.compare.searching import Stop
+from bench.plans import locks
 from bench.record import ledger
 
 FOLDER = "searches"
@@ -212,10 +211,6 @@ def find(results: Path, name: str | None = None) -> Path:
     return folders[-1]
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Lets only one process work on a search, or begin one, within the block; others wait until it is done."""
-    with open(folder / LOCK, "w") as file:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return locks.held(folder / LOCK, "works on it", wait=lambda holder: None)

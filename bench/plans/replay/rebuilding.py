@@ -5,7 +5,6 @@ training script come from the record's code/. Nothing is taken from the working 
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import signal
@@ -22,6 +21,7 @@ from bench.base.reading import plain_file
 from bench.data.sources.source import data_root
 from bench.machine import code_state, environment, git, processes, sandbox
 from bench.machine.signals import Interrupted
+from bench.plans import locks
 from bench.plans.race import arm_process, worktrees
 from bench.plans.replay.recorded import VARIABLES, Recorded
 from bench.record import ledger, race_folder, run_folder
@@ -183,21 +183,12 @@ def variables_at(made: Checkout, recorded: Mapping[str, str] | None) -> dict[str
     return {name: value for name, value in env.items() if not name.startswith(VARIABLES)} | known
 
 
-@contextlib.contextmanager
-def alone(say: Callable[[str, str], None]) -> Iterator[None]:
+def alone(say: Callable[[str, str], None]) -> contextlib.AbstractContextManager[None]:
     """Keeps other replays of this results folder from training within the block: all are timed and find a new
     folder."""
-    path = replays_root() / LOCK
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("replay", "waiting for another replay in this results folder to end")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks
-            pass
-        yield
+    replays_root().mkdir(parents=True, exist_ok=True)
+    waiting = "waiting for another replay in this results folder to end"
+    return locks.held(replays_root() / LOCK, "replays", lambda holder: say("replay", f"{waiting} ({holder})"))
 
 
 def train(

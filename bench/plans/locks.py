@@ -1,0 +1,99 @@
+"""Locks that a process holds for as long as it works: on a race, a search, the replays of a folder, a collection.
+
+flock(2) tells at once whether a lock is held.  Some network file systems refuse it, and on others it excludes only the
+processes of one machine.  Therefore the holder also writes into the file which process it is, and touches the file as
+long as it works.  On its own machine the process itself is looked for; on another one the lock counts as held until
+nobody has touched it for STALE_S by the file system's clock.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from bench.base import atomic
+from bench.machine import leases, processes
+
+BEAT_S, STALE_S = 10.0, 120.0  # nodes may see a touch 60 s late (acregmax in nfs(5))
+NUM_ATTEMPTS, LOOK_S = 10, 0.05  # holder() itself holds a lock for microseconds
+_held: dict[Path, float] = {}  # locks of this process, and when each was touched, by time.monotonic()
+
+
+@contextlib.contextmanager
+def held(path: Path, work: str, wait: Callable[[str], object] | None = None) -> Iterator[None]:
+    """Context in which no other process holds this lock.
+
+    If one does, wait(holder()) is called once and its end waited for; without wait, leases.Busy is raised, which says
+    that the other process does this work ("runs this race").
+    """
+    with open(path, "a") as file:
+        if other := _taken(file, path):
+            if wait is None:
+                raise leases.Busy(f"{path.parent}: {other} {work}: wait for its end")
+            wait(other)
+            while _taken(file, path):
+                time.sleep(LOOK_S)
+        try:
+            yield
+        finally:
+            _held.pop(path, None)
+            file.truncate(0)
+
+
+def beat() -> None:
+    """Touches the locks of this process if that is due.  Call it at least once a minute."""
+    for path, touched_s in list(_held.items()):
+        if time.monotonic() - touched_s > BEAT_S:
+            _held[path] = time.monotonic()
+            with contextlib.suppress(OSError):
+                os.utime(path)
+
+
+def holder(path: Path) -> str | None:
+    """Returns who holds a lock now, such as "process 4711"; None if nobody does."""
+    with contextlib.suppress(OSError), open(path) as file:  # there is no lock, or the file system has none
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _named(path) or "another process"
+    return _named(path)
+
+
+def _taken(file: IO[str], path: Path) -> str | None:
+    """Takes the lock, and returns None; or who holds it."""
+    other = None
+    for _ in range(NUM_ATTEMPTS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            time.sleep(LOOK_S)
+        except OSError:  # a file system without such locks
+            break
+    else:
+        return _named(path) or "another process"
+    with contextlib.suppress(OSError), atomic.locked(path.with_name(f"{path.name}.tmp")):  # on a full disk: flock alone
+        if other := _named(path):
+            fcntl.flock(file, fcntl.LOCK_UN)
+        else:
+            file.truncate(0)
+            file.write(json.dumps(processes.identity(os.getpid())))
+            file.flush()
+            _held[path] = time.monotonic()
+    return other
+
+
+def _named(path: Path) -> str | None:
+    """Returns the holder that the file names, None if it has ended or the file names none."""
+    owner = atomic.read_json(path)
+    if not isinstance(owner, dict) or "pid" not in owner:
+        return None
+    if processes.is_of_this_boot(owner):
+        return f"process {owner['pid']}" if processes.is_there(owner) else None
+    silent_s = max(0.0, atomic.clock_s(path.parent) - path.stat().st_mtime)
+    sign = f"its last sign of life is {silent_s:.0f} s old, and after {STALE_S:g} s it counts as ended"
+    return None if silent_s > STALE_S else f"a process of another machine or container ({sign})"
