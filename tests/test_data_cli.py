@@ -83,7 +83,7 @@ def test_a_damaged_file_is_exit_code_1(capsys, root):
 
 def test_data_that_are_not_there_are_exit_code_1(capsys):
     code, _, err = call(capsys, "show", "pysource")
-    assert code == 1 and "not made yet: ./run.sh data make pysource" in err
+    assert code == 1 and "does not exist yet: ./run.sh data make pysource" in err
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ def test_a_look_of_a_script_that_cannot_be_is_a_warning_or_refused(tmp_path):
     folder = scripted.run(tmp_path, scripted.MODDED, "look=on", "script.args=[8]", "hardware.num_threads=1")
     run = real_runs.run_json(folder)
     assert (run["status"], run["look"]["status"]) == ("complete", "not recorded")
-    assert "no 3 steps without a validation" in run["warnings"][0]["error"]
+    assert "no 3 steps in a row without a validation" in run["warnings"][0]["error"]
     with pytest.raises(ValueError, match="a command's processes"):
         prepare.prepare(
             ["track=free", "script.command=[python,train.py]", f"script.root={scripted.SCRIPTS}", "look=on"]
