@@ -282,7 +282,7 @@ def test_a_look_of_a_script_that_cannot_be_is_a_warning_or_refused(tmp_path):
     run = real_runs.run_json(folder)
     assert (run["status"], run["look"]["status"]) == ("complete", "not recorded")
     assert "no 3 steps in a row without a validation" in run["warnings"][0]["error"]
-    with pytest.raises(ValueError, match="a command's processes"):
+    with pytest.raises(ValueError, match="a script.command, or a run over several nodes"):
         prepare.prepare(
             ["track=free", "script.command=[python,train.py]", f"script.root={scripted.SCRIPTS}", "look=on"]
         )
