@@ -99,13 +99,6 @@ def test_a_late_rank_is_named_where_its_own_work_took_longer():
     assert stall["causes"] == [{"what": "late_rank", "ms": 80.0}]
 
 
-def test_lateness_is_the_slowest_against_the_median_rank():
-    of_ranks = [{1: 10.0, 2: 10.0}, {1: 12.0, 2: 11.0}, {1: 19.0, 2: 10.0}]
-    assert stalls.lateness(of_ranks) == {1: (7.0, 2), 2: (1.0, 1)}
-    assert stalls.lateness(of_ranks[:2]) == {1: (2.0, 1), 2: (1.0, 1)}  # of two, the faster stands for the median
-    assert stalls.lateness(of_ranks[:1]) == {}
-
-
 def test_the_skew_of_a_run_says_who_was_late_how_often():
     """Late by 7, 1, 0 and 30 ms on 12, 10, 10 and 10 ms: more than 1 ms and a tenth are the first and the last."""
     ranks_ms = ((10.0, 10.0, 10.0, 10.0), (12.0, 11.0, 10.0, 40.0), (19.0, 10.0, 10.0, 10.0))

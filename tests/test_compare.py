@@ -30,7 +30,7 @@ def as_json(capsys, *argv, code=0):
 
 
 def test_parts_of_run_ids_quoted_globs_lists_and_vs_name_the_same_runs(arms, results, capsys):
-    expected = as_json(capsys, "aaaaaaaa", "bbbbbbbb")
+    expected, typed = as_json(capsys, "aaaaaaaa", "bbbbbbbb"), {"names": None, "about": None}
     assert expected["verdict"] == "slower"
     assert (expected["started"], expected["time"]["n"]) == ([5, 5], [5, 5])
     for words in (
@@ -42,10 +42,7 @@ def test_parts_of_run_ids_quoted_globs_lists_and_vs_name_the_same_runs(arms, res
         ("cpu_nano/*aaaaaaaa*,aaaaaaaa", "bbbbbbbb"),  # twice named, once counted
     ):
         found = as_json(capsys, *words)
-        typed = {"names", "about"}
-        assert {name: found[name] for name in found.keys() - typed} == {
-            name: expected[name] for name in expected.keys() - typed
-        }
+        assert found | typed == expected | typed
     (results / "other").mkdir()
     for folder in arms[1]:
         folder.rename(results / "other" / folder.name)
@@ -57,10 +54,7 @@ def test_parts_of_run_ids_quoted_globs_lists_and_vs_name_the_same_runs(arms, res
     [
         (["aaaaaaaa"], "this is a single group of runs: name two, A B, or a race"),
         (["aaaaaaaa", "vs"], "write runs on both sides of vs"),
-        (
-            ["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:x"],
-            "--fail-on slower:x: use slower:0.5%, or one of slower, loss, faster, better, worse, equivalent, inconc",
-        ),
+        (["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:x"], "--fail-on slower:x: use slower:0.5%, or one of slower"),
         (["aaaaaaaa", "bbbbbbbb", "--fail-on", "quick"], "--fail-on quick: use"),
         (["aaaaaaaa", "bbbbbbbb", "--fail-on", "faster:1%"], "--fail-on faster:1%: use"),
         (["empty", "empty"], "it holds no run folder and no training log"),
@@ -143,15 +137,6 @@ def test_arms_of_a_race_can_be_named(race, capsys):
         compare.main(["r1", "bbbbbbbb"])
 
 
-def test_a_race_short_of_runs_has_no_verdict(race, arms, capsys):
-    content = json.loads((race / "race.json").read_text())
-    content["arms"]["B"]["runs"].pop()
-    (race / "race.json").write_text(json.dumps(content))
-    found = as_json(capsys, "r1:A", "r1:B")
-    assert found["verdict"] == "inconclusive"
-    assert "not-at-a-planned-look" in found["flags"]
-
-
 # ---- exit codes
 
 
@@ -173,9 +158,8 @@ def test_not_comparable_is_exit_code_2_forced_or_not(arms, results, capsys):
     assert compare.main(["aaaaaaaa", "cccccccc", "--fail-on", "slower"]) == 2
     capsys.readouterr()
     assert as_json(capsys, "aaaaaaaa", "cccccccc", code=2)["time"]["change_pct"] is None
-    assert as_json(capsys, "aaaaaaaa", "cccccccc", "--force", code=2)["time"]["change_pct"] == pytest.approx(
-        0.4, abs=0.1
-    )
+    forced = as_json(capsys, "aaaaaaaa", "cccccccc", "--force", code=2)
+    assert forced["time"]["change_pct"] == pytest.approx(0.4, abs=0.1)
 
 
 def test_a_gate_on_one_run_is_no_gate(arms, capsys):
@@ -186,10 +170,15 @@ def test_a_gate_on_one_run_is_no_gate(arms, capsys):
     assert "give at least two a side" in capsys.readouterr().err
 
 
-def test_other_conditions_to_fail_on(results, capsys):
-    noisy = [10.0, 10.5, 9.6, 10.2, 9.9]
-    for run in sum(raced(noisy, noisy[::-1]), []):
+@pytest.fixture
+def noisy(results):
+    """Two arms with the same five times in another order."""
+    times_s = [10.0, 10.5, 9.6, 10.2, 9.9]
+    for run in sum(raced(times_s, times_s[::-1]), []):
         write(results, run)
+
+
+def test_other_conditions_to_fail_on(noisy, capsys):
     words = ["aaaaaaaa", "bbbbbbbb", "--fail-on"]
     assert compare.main([*words, "slower", "--fail-if", "shown"]) == 0
     assert compare.main([*words, "slower,inconclusive", "--fail-if", "shown"]) == 1
@@ -200,11 +189,8 @@ def test_other_conditions_to_fail_on(results, capsys):
         compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-if", "shown"])
 
 
-def test_a_slowdown_that_the_interval_does_not_exclude_fails_the_gate(results, capsys):
+def test_a_slowdown_that_the_interval_does_not_exclude_fails_the_gate(noisy, capsys):
     """-0.28 to +3.16 %: slower by 3 % is possible and not shown; by 3.2 % is excluded."""
-    noisy = [10.0, 10.5, 9.6, 10.2, 9.9]
-    for run in sum(raced(noisy, noisy[::-1]), []):
-        write(results, run)
     for condition, reading, code in (
         ("slower:3%", "possible", 1),
         ("slower:3%", "shown", 0),
@@ -216,33 +202,15 @@ def test_a_slowdown_that_the_interval_does_not_exclude_fails_the_gate(results, c
     assert said in capsys.readouterr().err
 
 
-def test_the_floor_of_a_busy_machine_passes_no_gate(arms, capsys, monkeypatch):
-    """5 % slower, and a floor of 77 %: it used to be equivalent, and to pass."""
-    kept = {"file": "x", "floor_pct": 77.0, "floor_n": 5, "cv_pct": 50.0, "exact": True}
-    monkeypatch.setattr(calibration, "find_for_rows", lambda rows: kept)
-    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:0.5%"]) == 1
-    assert "INCONCLUSIVE  B against A: +4.98 %" in capsys.readouterr().out
-
-
 # ---- what is shown
 
 
 def test_the_terminal_shows_the_verdict_first_then_differences_comparability_and_numbers(arms, capsys):
     compare.main(["aaaaaaaa", "bbbbbbbb", "--why"])
     shown = capsys.readouterr().out
-    order = [
-        "verdict: SLOWER",
-        "nothing in the records differs",
-        "comparable: yes",
-        "compared: ",
-        "noise floor 0.1 %",
-        "MDE (80 % power)",
-        "\ntime ",
-        "\nval_loss",
-        "peak memory",
-        "within-run",
-    ]
-    places = [shown.index(word) for word in order]
+    words = ["verdict: SLOWER", "nothing in the records differs", "comparable: yes", "compared: "]
+    numbers = ["noise floor 0.1 %", "MDE (80 % power)", "\ntime ", "\nval_loss", "peak memory", "within-run"]
+    places = [shown.index(word) for word in words + numbers]
     assert places == sorted(places)
     assert "change %  share %" in shown  # every column of per cent has a head
     assert shown.startswith("verdict: SLOWER  B is 4.98 % slower")
@@ -281,9 +249,8 @@ def test_config_yaml_and_environment_json_show_what_differs(arms, capsys):
         config = (folder / "config.yaml").read_text()
         (folder / "config.yaml").write_text(config.replace("lr: 0.003", "lr: 0.001"))
         environment = json.loads((folder / "environment.json").read_text())
-        (folder / "environment.json").write_text(
-            json.dumps(environment | {"env": {"NCCL_ALGO": "Ring", "SPEEDRUN_LAUNCHED_S": folder.name}})
-        )
+        variables = {"NCCL_ALGO": "Ring", "SPEEDRUN_LAUNCHED_S": folder.name}
+        (folder / "environment.json").write_text(json.dumps(environment | {"env": variables}))
     found = as_json(capsys, "aaaaaaaa", "bbbbbbbb")["differences"]
     assert {"kind": "config", "what": "optim.lr", "a": [0.003], "b": [0.001]} in found
     assert {"kind": "environment", "what": "env.NCCL_ALGO", "a": [None], "b": ["Ring"]} in found
@@ -319,14 +286,8 @@ def test_what_a_foreign_record_says_is_text_and_does_nothing(results, capsys):
 
 
 def test_a_calibration_of_this_session_sets_the_noise_floor(arms, results, capsys):
-    kept = {
-        "schema_version": 1,
-        "session_id": "c0ffee00c0ffee00",
-        "comparability_id": "0" * 16,
-        "floor_pct": 7.5,
-        "floor_n": 5,
-        "cv_pct": 5.0,
-    }
+    kept = {"schema_version": 1, "session_id": "c0ffee00c0ffee00", "comparability_id": "0" * 16}
+    kept |= {"floor_pct": 7.5, "floor_n": 5, "cv_pct": 5.0}
     calibration.folder().mkdir()
     (calibration.folder() / "20261121T030000Z-c0ffee00c0ffee00.json").write_text(json.dumps(kept))
     found = as_json(capsys, "aaaaaaaa", "bbbbbbbb")
@@ -456,12 +417,11 @@ def test_copies_of_a_log_count_once_and_in_both_arms_not_at_all(results, capsys)
 
 def test_one_log_under_six_names_with_other_times_is_one_run(results, capsys):
     """Its last time is a millisecond later in each copy; its six validations are the same."""
+    head = LOG.partition("step:")[0].format(clock="18:00:00")
     lines = "".join(f"step:{step}/6 val_loss:{8 - step}.1258 train_time:{step}ms step_avg:1ms\n" for step in range(6))
     for arm, last_ms in (("a", 88000), ("b", 86000)):
         for copy in range(6):
             loss = f"step:6/6 val_loss:3.27{last_ms // 1000} train_time:{last_ms + copy}ms step_avg:1ms\n"
             (results / arm).mkdir(exist_ok=True)
-            (results / arm / f"{copy}.txt").write_text(
-                LOG.partition("step:")[0].format(clock="18:00:00") + lines + loss
-            )
+            (results / arm / f"{copy}.txt").write_text(head + lines + loss)
     assert as_json(capsys, "a", "b")["time"]["n"] == [1, 1]

@@ -44,12 +44,6 @@ def add(results, seed, config="48623a63", name="gpt2-adamw", race=None, **of_ste
     return folder
 
 
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
-    return tmp_path / "results"
-
-
 # ---- steps.csv -> curves
 
 
@@ -394,16 +388,14 @@ def test_a_sites_overlay_loads_what_is_chosen_and_links_the_runs_pages(browser, 
     three_configs(results)
     site = results / "site"
     shutil.copytree(ASSETS, site / "assets")
-    files.write_curves(
-        site, store.read_rows([results]), [f"20261122T00000{n}Z-run-{c * 8}-s{n}" for n, c in ((1, "a"), (3, "b"))]
-    )
+    names = ["20261122T000001Z-run-aaaaaaaa-s1", "20261122T000003Z-run-bbbbbbbb-s3"]
+    files.write_curves(site, store.read_rows([results]), names)
     at = f"{(site / 'curves.html').resolve().as_uri()}#runs=-s3,aaaaaaaa-s1&group=run"
     shown = browser.open(at, width=800)
     shown.until("document.querySelectorAll('.u-over').length === 1")
     assert len([url for url in shown.requests if "/curves/" in url]) == 2 and shown.errors == []
-    assert [
-        link.rpartition("/")[2] for link in shown.js("[...document.querySelectorAll('#chosen a')].map((a) => a.href)")
-    ] == ["20261122T000001Z-run-aaaaaaaa-s1.html", "20261122T000003Z-run-bbbbbbbb-s3.html"]
+    links = shown.js("[...document.querySelectorAll('#chosen a')].map((a) => a.href)")
+    assert [link.rpartition("/")[2] for link in links] == [f"{name}.html" for name in names]
     shown.js("document.getElementById('search').focus()")
     shown.type("alpha -s2")
     shown.until("document.getElementById('number').textContent === '1 run'")
@@ -465,9 +457,8 @@ def test_an_arms_mean_goes_on_to_the_end_of_its_longest_run(browser, tmp_path):
 @needs_browser
 def test_tab_reaches_every_control_in_order_and_paper_is_light(browser, tmp_path):
     spec = chart("c", "A chart", "", "x", "y", [1, 2], [series_of("s", [1.0, 2.0], "line")])
-    (tmp_path / "page.html").write_text(
-        page("t", tag("h1", "t"), figure(spec), table(["a"], [[1]]), data={"charts": [spec]})
-    )
+    html = page("t", tag("h1", "t"), figure(spec), table(["a"], [[1]]), data={"charts": [spec]})
+    (tmp_path / "page.html").write_text(html)
     shown = browser.open(tmp_path / "page.html", dark=True)
     reached = []
     for _ in range(6):

@@ -6,8 +6,6 @@ import pytest
 
 from bench.base import stats
 
-A = [10.0, 12.0, 14.0]  # mean 12, variance 4
-B = [13.0, 17.0]  # mean 15, variance 8
 GROUPS = (
     ([3.27, 3.28, 3.285, 3.279], [3.275, 3.272, 3.28]),
     ([1.0, 2.0], [1.5, 2.5]),
@@ -17,24 +15,14 @@ GROUPS = (
 )
 
 
-def test_welch_worked_by_hand():
-    """v_a = 4/3, v_b = 8/2: se = sqrt(16/3), t = 3 / 2.3094 = 1.2990; df = (16/3)^2 / ((4/3)^2/2 + 4^2/1) = 1.6842."""
-    test = stats.welch(A, B)
-    assert test.difference == 3.0
-    assert test.se == pytest.approx(math.sqrt(16 / 3), rel=1e-15)
-    assert test.t == pytest.approx(3 / math.sqrt(16 / 3), rel=1e-15)
-    assert test.df == pytest.approx((256 / 9) / (16 / 18 + 16), rel=1e-14)
-
-
 @pytest.mark.parametrize(("a", "b"), GROUPS)
 def test_welch_agrees_with_scipy(a, b):
     expected = pytest.importorskip("scipy.stats").ttest_ind(b, a, equal_var=False)
     found = stats.welch(a, b)
     assert (found.t, found.p, found.df) == pytest.approx((expected.statistic, expected.pvalue, expected.df), rel=1e-9)
     for confidence in (0.9, 0.95, 0.99):
-        assert stats.interval(found, confidence) == pytest.approx(
-            tuple(expected.confidence_interval(confidence)), rel=1e-9
-        )
+        edges = tuple(expected.confidence_interval(confidence))
+        assert stats.interval(found, confidence) == pytest.approx(edges, rel=1e-9)
 
 
 @pytest.mark.parametrize(("a", "b"), GROUPS)
@@ -47,14 +35,6 @@ def test_one_sided_tests_agree_with_scipy(a, b):
         better = ttest_ind([value + margin for value in b], a, equal_var=False, alternative="greater").pvalue
         assert stats.non_inferiority_p(found, margin) == pytest.approx(worse, rel=1e-9, abs=1e-12)
         assert stats.equivalence_p(found, -margin, margin) == pytest.approx(max(worse, better), rel=1e-9, abs=1e-12)
-
-
-def test_equivalence_is_shown_exactly_where_the_90_pct_interval_is_inside():
-    test = stats.welch([1.0, 2.0, 3.0], [1.1, 2.2, 3.2])
-    low, high = stats.interval(test, 0.90)
-    assert stats.equivalence_p(test, low - 1e-9, high + 1e-9) < 0.05
-    assert stats.equivalence_p(test, low + 1e-9, high + 1) > 0.05
-    assert stats.equivalence_p(test, low - 1, high - 1e-9) > 0.05
 
 
 @pytest.mark.parametrize(("a", "b"), [([1.0], [2.0]), ([1.0], [2.0, 3.0, 4.0]), ([1.0, 2.0], [2.0])])

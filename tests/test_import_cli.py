@@ -16,11 +16,10 @@ LOG = "step:0/1 val_loss:9.0 train_time:0ms step_avg:nanms\nstep:1/1 val_loss:3.
 
 
 @pytest.fixture
-def logs(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
-    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
-    (tmp_path / "whole.txt").write_text(LOG)
-    return tmp_path
+def logs(results, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(results / "results"))
+    (results / "whole.txt").write_text(LOG)
+    return results
 
 
 def test_a_line_that_was_not_understood_is_shown_with_file_and_number_and_makes_its_runs_suspect(logs, capsys):
@@ -55,21 +54,14 @@ def test_files_without_a_run_say_what_they_are(logs, capsys):
     (logs / "other.log").write_text("iter 0: loss 9.1, time 10.00ms, mfu 1.00%\n")
     assert import_logs.main(["modded-nanogpt", ".", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out) == {
-        "files": 5,
-        "runs": 1,
-        "complete": 1,
-        "incomplete": 0,
-        "not_a_run": 4,
-        "unmatched_metric_lines": 0,
-        "duplicates": 0,
-    }
+    expected = {"files": 5, "runs": 1, "complete": 1, "incomplete": 0, "not_a_run": 4}
+    assert json.loads(out) == expected | {"unmatched_metric_lines": 0, "duplicates": 0}
+    none = "it has no step lines of modded-nanogpt"
     assert [line.removeprefix(f"import: {logs}/") for line in err.splitlines()] == [
         "empty.txt: no run: the file is empty",
         "noise.log: no run: the file is not text",
-        "other.log: no run: it has no step lines of modded-nanogpt, but some of nanogpt: ./run.sh import "
-        f"nanogpt {logs}/other.log",
-        "words.txt: no run: it has no step lines of modded-nanogpt",
+        f"other.log: no run: {none}, but some of nanogpt: ./run.sh import nanogpt {logs}/other.log",
+        f"words.txt: no run: {none}",
     ]
 
 
@@ -80,11 +72,9 @@ def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_imported(logs
     (logs / "huge.txt").write_text("x" * 1001)
     assert import_logs.main(["modded-nanogpt", "."]) == 1
     out, err = capsys.readouterr()
-    assert "1 new run folder" in out and [line.split(": ", 2)[2][:16] for line in err.splitlines()] == [
-        "cannot be read (",
-        "is 0.0 GiB, too ",
-        "cannot be read (",
-    ]
+    beginnings = [line.split(": ", 2)[2][:16] for line in err.splitlines()]
+    assert "1 new run folder" in out
+    assert beginnings == ["cannot be read (", "is 0.0 GiB, too ", "cannot be read ("]
     with pytest.raises(ValueError, match="too large for a training log"):
         import_logs.main(["modded-nanogpt", "huge.txt"])
 
@@ -113,14 +103,11 @@ def test_two_files_of_one_run_are_reported_and_count_once(logs, capsys):
     (logs / "console.log").write_text(f"[Gloo] hello\n{LOG}PASS\n")
     assert import_logs.main(["modded-nanogpt", "console.log", "whole.txt", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert (
-        err == f"import: {logs}/whole.txt: its run (val_loss 9 to 3.2 at step 1 after 100 ms) is also in "
-        f"{logs}/console.log: compare and table --group count it once\n"
-    )
+    said = f"import: {logs}/whole.txt: its run (val_loss 9 to 3.2 at step 1 after 100 ms) is also in "
+    assert err == f"{said}{logs}/console.log: compare and table --group count it once\n"
     assert (json.loads(out)["runs"], json.loads(out)["duplicates"]) == (2, 0)
-    (group,) = table_groups.groups(
-        [row for row in named.rows_of_words([str(logs / "results")]) if row.update(name="x") is None]
-    )
+    rows = [row | {"name": "x"} for row in named.rows_of_words([str(logs / "results")])]
+    (group,) = table_groups.groups(rows)
     assert (group["n"], len(group["run_ids"])) == (1, 2)
     (arm, _) = selection.arms_from_words([str(logs / "results" / "imported")] * 2)
     assert len(arm.rows) == 1
@@ -133,9 +120,8 @@ def test_two_files_of_one_run_are_reported_and_count_once(logs, capsys):
 def test_logs_without_code_or_a_track_are_grouped_by_name(logs):
     (logs / "other.txt").write_text(LOG.replace("3.2", "7.5"))
     assert import_logs.main(["modded-nanogpt", "other.txt", "whole.txt"]) == 0
-    assert [
-        (group["name"], group["n"]) for group in table_groups.groups(named.rows_of_words([str(logs / "results")]))
-    ] == [("other", 1), ("whole", 1)]
+    groups = table_groups.groups(named.rows_of_words([str(logs / "results")]))
+    assert [(group["name"], group["n"]) for group in groups] == [("other", 1), ("whole", 1)]
 
 
 @pytest.mark.parametrize(
@@ -143,15 +129,15 @@ def test_logs_without_code_or_a_track_are_grouped_by_name(logs):
     [
         (
             "step: 3/9 | val_loss:3.2 | train_time:38.6s\n",
-            "no run: 1 of its lines look like metric lines, and none was understood",
+            "1 of its lines look like metric lines, and none was understood",
         ),
-        ("[METRICS] step: 269  |  loss: 4.01\n", "no run: it has no step lines of modded-nanogpt"),
+        ("[METRICS] step: 269  |  loss: 4.01\n", "it has no step lines of modded-nanogpt"),
     ],
 )
 def test_a_log_of_a_program_that_is_not_known_says_so(logs, capsys, text, words):
     (logs / "foreign.txt").write_text(text)
     import_logs.main(["modded-nanogpt", "foreign.txt"])
-    assert f"{logs}/foreign.txt: {words}\n" in capsys.readouterr().err
+    assert f"{logs}/foreign.txt: no run: {words}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -160,11 +146,12 @@ def test_a_log_of_a_program_that_is_not_known_says_so(logs, capsys, text, words)
         " " * 5000,
         "\t " * 3000,
         '{"step": 1, "x": 2},' * 20_000,
-        "\r".join(f"step {number}/90000" for number in range(20_000)),
+        "\r".join(f"step {num}/90000" for num in range(20_000)),
     ],
+    ids=["blanks", "tabs", "JSON", "a bar of progress"],
 )
 def test_no_line_of_a_file_without_a_run_takes_long(logs, line):
     (logs / "crashed.txt").write_text(f"import os\n{line}x\n")
-    started = time.perf_counter()
+    started_s = time.process_time()
     import_logs.main(["modded-nanogpt", "crashed.txt"])
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started_s < 10  # quadratic: minutes
