@@ -12,32 +12,18 @@ from bench.launch import allocation, ranks
 from bench.launch.nodes import joining
 from bench.record import ledger
 
-TORCHRUN = {
-    "RANK": "3",
-    "LOCAL_RANK": "1",
-    "WORLD_SIZE": "4",
-    "LOCAL_WORLD_SIZE": "2",
-    "GROUP_RANK": "1",
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_RUN_ID": "r",
-}
-SRUN = {
-    "SLURM_PROCID": "2",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
-    "SLURM_JOB_ID": "17",
-    "SLURM_STEP_ID": "0",
-}
-MPIRUN = {
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "PMIX_NAMESPACE": "7",
-}
+
+def variables(text):
+    """NAME=VALUE ... -> {name: value}"""
+    return dict(word.split("=") for word in text.split())
+
+
+TORCHRUN = variables("RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 GROUP_RANK=1")
+TORCHRUN |= variables("MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 TORCHELASTIC_RUN_ID=r")
+SRUN = variables("SLURM_PROCID=2 SLURM_LOCALID=0 SLURM_NODEID=1 SLURM_JOB_ID=17 SLURM_STEP_ID=0")
+SRUN |= variables("SLURM_STEP_NUM_TASKS=4 SLURM_STEP_TASKS_PER_NODE=2(x2)")
+MPIRUN = variables("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_LOCAL_RANK=1 PMIX_NAMESPACE=7")
+MPIRUN |= variables("OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2")
 
 
 def place(found):
@@ -70,14 +56,11 @@ def test_torchrun_within_srun_is_torchrun():
 
 
 def test_ranks_of_one_launch_meet_at_the_same_ports_and_those_of_two_do_not():
-    of_rank = [
-        allocation.externally_launched({**TORCHRUN, "RANK": str(rank), "GROUP_RANK": str(rank // 2)})
-        for rank in range(4)
-    ]
-    assert len({tuple(one.ports) for one in of_rank}) == 1
-    assert not set(of_rank[0].ports) & set(
-        allocation.externally_launched({**TORCHRUN, "TORCHELASTIC_RUN_ID": "s"}).ports
-    )
+    def ports(**changed):
+        return tuple(allocation.externally_launched(TORCHRUN | changed).ports)
+
+    (of_launch,) = {ports(RANK=str(rank), GROUP_RANK=str(rank // 2)) for rank in range(4)}
+    assert not set(of_launch) & set(ports(TORCHELASTIC_RUN_ID="s"))
 
 
 @pytest.mark.parametrize(
@@ -154,14 +137,9 @@ def test_the_report_of_torchrun_names_the_ranks_that_failed():
 
 def torchrun(results, *words):
     launch = ("--standalone", "--nproc_per_node=2", f"--log_dir={results}.torchrun")
-    return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "bench", *words],
-        cwd=real_runs.REPO,
-        env=real_runs.environment(results),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "bench", *words]
+    options = {"capture_output": True, "text": True, "timeout": 300}
+    return subprocess.run(command, cwd=real_runs.REPO, env=real_runs.environment(results), **options)
 
 
 @pytest.mark.slow

@@ -93,12 +93,8 @@ def test_a_patch_that_does_not_fit_and_a_run_without_code_are_said(repo, tmp_pat
 
 
 def test_in_words_the_files_come_with_their_lines_and_the_patch_on_request():
-    change = {
-        "files": [{"path": "models/a.py", "added": 2, "removed": 1}, {"path": "x.bin", "added": None, "removed": None}],
-        "patch": "+a\x1b[31m\n-b\n",
-        "is_cut": False,
-        "unknown": None,
-    }
+    files = [{"path": "models/a.py", "added": 2, "removed": 1}, {"path": "x.bin", "added": None, "removed": None}]
+    change = {"files": files, "patch": "+a\x1b[31m\n-b\n", "is_cut": False, "unknown": None}
     words = Columns(verdicts.source(change, patch=False)).text(False)
     expected = ["models/a.py      +2       -1", "x.bin        binary   binary", "", "--diff shows the lines"]
     assert words.splitlines()[2:] == expected

@@ -29,17 +29,11 @@ HEX = "0123456789abcdef0123456789abcdef01234567"
         ("https://u:p/a@host/x", "https://USER:PASSWORD@host/x"),
         ('https://u:p"a@host/x', "https://USER:PASSWORD@host/x"),
         ("https://u:p@ss@host/x", "https://USER:PASSWORD@host/x"),
-        (
-            "[--url,https://u:PW@h/x,--url2,https://TOK@h/x]",
-            "[--url,https://USER:PASSWORD@h/x,--url2,https://SECRET@h/x]",
-        ),
+        ("[--url,https://u:PW@h/x,--b,https://TOK@h/x]", "[--url,https://USER:PASSWORD@h/x,--b,https://SECRET@h/x]"),
         ('["--api-key", "abcd"] --token=abc', '["--api-key", "SECRET"] --token=SECRET'),
         ("PGPASSWORD=ab(c;ls", "PGPASSWORD=SECRET;ls"),
         ("password: hunter2abc", "password: SECRET"),
-        (
-            f"machine api.wandb.ai\n  login user\n  password {HEX}",
-            "machine api.wandb.ai\n  login user\n  password SECRET",
-        ),
+        (f"machine wandb.ai\n  login user\n  password {HEX}", "machine wandb.ai\n  login user\n  password SECRET"),
         ("Authorization: Bearer abc.def", "Authorization: Bearer SECRET"),
         ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NSJ9.abc-_d", "SECRET"),
     ],
@@ -76,30 +70,15 @@ def test_the_sources_and_the_records_of_this_repository_hold_none(repo):
 
 
 def test_values_are_credentials_by_their_names_and_stay_where_they_are():
-    values = {
-        "args": ["--lr", "0.1", "--api-key", "abcd", "--eos_token", "x", "--url=https://u:p@h", "--token", "12"],
-        "env": {"MY_KEY": "abcd", "CACHE": "/x", "SSH_KEY_PATH": "/home/a"},
-        "deep": [{"password": "hunter2", "eos_token": "<|end|>", "batch_tokens": 5, "tokenizer": "gpt2"}],
-    }
-    clean, changed = credentials.hidden(values)
-    assert clean["args"] == [
-        "--lr",
-        "0.1",
-        "--api-key",
-        "SECRET",
-        "--eos_token",
-        "x",
-        "--url=https://USER:PASSWORD@h",
-        *values["args"][-2:],
-    ]
-    assert clean["env"] == {"MY_KEY": "SECRET", "CACHE": "/x", "SSH_KEY_PATH": "/home/a"}
-    assert clean["deep"] == [values["deep"][0] | {"password": "SECRET"}]
-    assert changed == {
-        ("args", 3): "abcd",
-        ("args", 6): "--url=https://u:p@h",
-        ("env", "MY_KEY"): "abcd",
-        ("deep", 0, "password"): "hunter2",
-    }
+    deep = {"password": "hunter2", "eos_token": "<|end|>", "batch_tokens": 5, "tokenizer": "gpt2"}
+    env = {"MY_KEY": "abcd", "CACHE": "/x", "SSH_KEY_PATH": "/home/a"}
+    args = "--lr 0.1 --api-key abcd --eos_token x --url=https://u:p@h --token 12"
+    clean, changed = credentials.hidden({"args": args.split(), "env": env, "deep": [deep]})
+    clean_args = "--lr 0.1 --api-key SECRET --eos_token x --url=https://USER:PASSWORD@h --token 12"
+    assert clean["args"] == clean_args.split() and clean["env"] == env | {"MY_KEY": "SECRET"}
+    assert clean["deep"] == [deep | {"password": "SECRET"}]
+    were = {("args", 3): "abcd", ("args", 6): "--url=https://u:p@h", ("env", "MY_KEY"): "abcd"}
+    assert changed == were | {("deep", 0, "password"): "hunter2"}
     assert credentials.hidden(clean) == (clean, {})
 
 

@@ -12,7 +12,7 @@ from claimed import results  # noqa: F401  a fixture
 from comparing import FAILED, FAST, SLOW, a_run, compare, raced
 
 from bench.base import stats
-from bench.compare import comparison, design
+from bench.compare import comparison, design, selection
 from bench.record.rows import row_of
 
 scipy_stats = pytest.importorskip("scipy.stats")
@@ -147,9 +147,8 @@ def test_what_a_block_shares_and_a_steady_drift_change_neither_the_difference_no
             for values, of_arm in zip(quiet, slots, strict=True)
         ]
         found = fitted(moved, slots).test
-        assert (found.difference, found.se, found.p) == pytest.approx(
-            (expected.difference, expected.se, expected.p), rel=1e-6
-        )
+        numbers = expected.difference, expected.se, expected.p
+        assert (found.difference, found.se, found.p) == pytest.approx(numbers, rel=1e-6)
     assert stats.welch(*moved).p > 0.5  # which sees the drift alone
 
 
@@ -408,8 +407,6 @@ def test_each_earlier_race_multiplies_alpha_by_its_e_value(four_races, monkeypat
 
 
 def comparison_arms(folder, plan):
-    from bench.compare import selection
-
     arms = selection.arms_from_words([f"{folder}:A", f"{folder}:B"])
     for arm in arms:
         arm.plan = plan

@@ -27,9 +27,8 @@ def answer():
         Section("For a page", [Lines(["page only"])], is_page_only=True),
         Hint("--why shows more"),
     ]
-    return Document(
-        "B against A", [Verdict("B is 2 % faster than A", "faster", more=["seen before"])], blocks, {"n": 5}
-    )
+    verdict = Verdict("B is 2 % faster than A", "faster", more=["seen before"])
+    return Document("B against A", [verdict], blocks, {"n": 5})
 
 
 def test_the_verdict_leads_every_form(answer):
@@ -60,11 +59,8 @@ def test_its_pictures_are_found_however_deep_they_lie(answer):
 def test_no_verdict_and_several():
     none = Document("x", [Verdict("no verdict: it was abandoned", "")], [])
     assert none.terminal() == "no verdict: it was abandoned" and 'class="badge' not in none.html()
-    verdicts = [
-        Verdict("inconclusive: C is +1 %", "inconclusive", "C"),
-        Verdict("no verdict: n is 1", "inconclusive", "D"),
-    ]
-    both = Document("x", verdicts, [])
+    of_c = Verdict("inconclusive: C is +1 %", "inconclusive", "C")
+    both = Document("x", [of_c, Verdict("no verdict: n is 1", "inconclusive", "D")], [])
     assert both.terminal().splitlines()[1] == "verdict: NO VERDICT  D: n is 1"  # of which of the two
     assert "verdict: **NO VERDICT**  D: n is 1" in both.markdown()
     assert "C: " not in both.terminal()  # the sentence says it
@@ -72,14 +68,8 @@ def test_no_verdict_and_several():
 
 
 def test_foreign_text_does_nothing_in_any_form():
-    cells = [
-        EVIL,
-        code(EVIL),
-        badge(EVIL),
-        link(EVIL, "a b"),
-        document.named(EVIL, EVIL),
-        document.coloured(EVIL, "bad"),
-    ]
+    cells = [EVIL, code(EVIL), badge(EVIL), link(EVIL, "a b")]
+    cells += [document.named(EVIL, EVIL), document.coloured(EVIL, "bad")]
     blocks = [Lines([EVIL]), document.Bullets([EVIL]), Table([EVIL] * 6, [cells]), Section(EVIL, [Hint(EVIL)])]
     blocks += [document.Arms([(EVIL, [EVIL], EVIL)]), document.Verbatim(f"{EVIL}\x1b[2J````", "diff")]
     foreign = f"{EVIL}\x1b[2J"

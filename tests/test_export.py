@@ -61,12 +61,9 @@ def test_mllog_lines_are_json_with_the_keys_of_mlperf(tmp_path):
 
 
 def test_a_log_says_nothing_that_a_terminal_obeys(tmp_path):
-    shutil.copytree(COMPLETE, tmp_path / "run")
-    run = json.loads((COMPLETE / "run.json").read_text())
-    run["environment"]["cpu_model"] = "\x1b]0;owned\x07"
-    (tmp_path / "run" / "run.json").write_text(json.dumps(run))
-    (tmp_path / "run" / "code" / "diff.patch").write_text("+\tlr = 1\x07\n")
-    found = formats.modded_nanogpt_log(tmp_path / "run")
+    folder = copy_with(tmp_path / "run", environment={"cpu_model": "\x1b]0;owned\x07"})
+    (folder / "code" / "diff.patch").write_text("+\tlr = 1\x07\n")
+    found = formats.modded_nanogpt_log(folder)
     assert "\x1b" not in found and "\x07" not in found and "\\x1b]0;owned\\x07" in found
     assert "# +\tlr = 1\\x07\n" in found
 
@@ -128,11 +125,17 @@ def test_an_imported_log_is_not_written_again(tmp_path):
         formats.modded_nanogpt_log(folder)
 
 
+def copy_with(to, **changes):
+    """A copy of the record with these facts; environment=: changed in place."""
+    shutil.copytree(COMPLETE, to)
+    run = json.loads((COMPLETE / "run.json").read_text())
+    changes["environment"] = run["environment"] | changes.get("environment", {})
+    (to / "run.json").write_text(json.dumps(run | changes))
+    return to
+
+
 def test_a_log_of_a_run_that_broke_off_says_how_many_steps_it_was_to_have(tmp_path):
-    folder = tmp_path / COMPLETE.name
-    shutil.copytree(COMPLETE, folder)
-    run = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(run | {"status": "failed"}))
+    folder = copy_with(tmp_path / "run", status="failed")
     (folder / "config.yaml").write_text("goal:\n  num_steps: 9\n")
     ((read,), _) = modded_nanogpt.read(formats.modded_nanogpt_log(folder).encode())
     assert (read.declared_steps, read.num_steps, read.complete) == (9, 4, False)
@@ -142,15 +145,10 @@ def test_a_log_of_a_run_that_broke_off_says_how_many_steps_it_was_to_have(tmp_pa
 
 
 def test_an_exported_log_has_no_line_for_what_is_unknown(tmp_path):
-    folder = tmp_path / COMPLETE.name
-    shutil.copytree(COMPLETE, folder)
-    run = json.loads((folder / "run.json").read_text())
-    run["environment"] |= {"python": None, "torch": None, "driver": None}
-    (folder / "run.json").write_text(json.dumps(run | {"seed": None, "world_size": None}))
-    text = formats.modded_nanogpt_log(folder)
-    assert (
-        "None" not in text.split("=" * 100)[1] and "peak memory" not in text
-    )  # a CPU's resident set is no allocated memory
+    unknown = dict.fromkeys(("python", "torch", "driver"))
+    text = formats.modded_nanogpt_log(copy_with(tmp_path / "run", environment=unknown, seed=None, world_size=None))
+    assert "None" not in text.split("=" * 100)[1]
+    assert "peak memory" not in text  # a CPU's resident set is no allocated memory
 
 
 def test_parquet_that_cannot_be_written_is_a_sentence(tmp_path):

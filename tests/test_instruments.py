@@ -46,9 +46,8 @@ def test_a_failing_instrument_becomes_a_warning_and_the_others_go_on(context):
     watch.on_step_start(0)
     watch.on_step_start(1)
     assert seeing.seen == [0, 1]
-    assert watch.warnings == [
-        {"instrument": "failing", "edge": "on_step_start", "error": "OSError: the sensor is gone"}
-    ]
+    failure = {"instrument": "failing", "edge": "on_step_start", "error": "OSError: the sensor is gone"}
+    assert watch.warnings == [failure]
     assert watch.collect("summary") == {"seeing": {}}
 
 
@@ -61,17 +60,10 @@ def test_what_is_essential_may_end_the_run(context):
 def test_regions_add_up_the_micro_steps_of_a_step(context, hand):
     (regions,), _ = registry.load({"regions": {}}, context)
     watch = InstrumentSet([regions])
+    first, second = (("data", 1), ("forward", 2), ("backward", 4)), (("data", 1), ("forward", 3), ("backward", 5))
     for step in range(2):
         watch.on_step_start(step)
-        for phase, ms in (
-            ("data", 1),
-            ("forward", 2),
-            ("backward", 4),
-            ("data", 1),
-            ("forward", 3),
-            ("backward", 5),
-            ("optimizer", 7),
-        ):
+        for phase, ms in (*first, *second, ("optimizer", 7)):
             watch.on_phase(phase)
             hand.ns += ms * 1_000_000 * (step + 1)
         watch.on_step_end(step)
@@ -174,10 +166,8 @@ def test_means_leave_out_the_steps_that_another_instrument_disturbed(context, ha
     watch.on_run_end()
     watch.collect("flags")
     found = watch.collect("summary")
-    assert found["regions"]["forward_ms"] == 15.0
-    assert found["host"]["cpu_ms"] == pytest.approx(
-        sum(ms for row, ms in seen[1].columns()["cpu_ms"].items() if row != 2)
-    )
+    undisturbed_ms = [ms for row, ms in seen[1].columns()["cpu_ms"].items() if row != 2]
+    assert found["regions"]["forward_ms"] == 15.0 and found["host"]["cpu_ms"] == pytest.approx(sum(undisturbed_ms))
 
 
 def test_a_dropped_instrument_is_closed_once_and_what_it_flagged_stays_flagged(context):
