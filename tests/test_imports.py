@@ -77,7 +77,7 @@ BUDGET = {
     "api": 1_350,
     "cli": 4_400,
     "models": 3_500,
-    "tests": 53_500,
+    "tests": 53_400,
 }
 SLACK = 250
 
