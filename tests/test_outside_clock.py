@@ -390,7 +390,7 @@ def test_a_class_that_lets_its_clock_run_at_half_speed_is_caught(tmp_path):
     """Nine lines in __init__: the clock of the run, that of its steps and the marks count half; nothing else moves."""
     folder, run = own(tmp_path, "half.py:Mine", "hardware.num_threads=1", steps=400)
     clock = run["referee"]["clock"]
-    assert clock["claimed_train_s"] < 0.6 * clock["outside_train_s"]
+    assert clock["claimed_train_s"] < 0.6 * clock["outside_train_s"] and run["environment"]["num_threads"] == 3
     (words,) = distrusted(run)
     assert words.startswith("its clock counts less time than passed") and run["validity"] == "suspect"
     assert row_of(run)["script_doubt"] == words

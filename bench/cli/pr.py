@@ -172,11 +172,11 @@ def _take_scripts(pull: PullRequest, folder: Path, root: Path, named: str | None
         scripts = [script] if script and side is pull.candidate else scripts
         names = [path.relative_to(root).as_posix() if path.is_relative_to(root) else shown(path) for path in scripts]
         if len(scripts) == 1:
-            text = scripts[0].read_text(errors="replace")
+            text = plain_file.text(scripts[0], errors="replace")
             modules = re.findall(r"^\s*(?:from|import)\s+(\w+)", text, re.M)
             files = [scripts[0].parent / f"{module}.py" for module in dict.fromkeys(modules)]
             side.script, side.beside = names[0], {SCRIPT: text}
-            side.beside |= {path.name: path.read_text(errors="replace") for path in files if path.is_file()}
+            side.beside |= {path.name: plain_file.text(path, errors="replace") for path in files if path.is_file()}
         elif side is pull.candidate:
             pull.scripts = names
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.base import atomic
-from bench.machine import environment
 from bench.record import run_folder, step_files
 from bench.training.instruments.base import PHASES
 
@@ -47,7 +46,7 @@ def write(
     """Writes steps.csv, steps_by_rank.csv, the other ranks' events and .result.tmp.
 
     own_rows are rank 0's rows of steps.csv, everyone has each rank's RankResult, known has the other facts of run.json:
-    {"stopped_at", "model", "measured", "instrument_summaries", "referee"}.  begins_look says that look.py comes next.
+    {"stopped_at", "model", "measured", "torch_facts", "instrument_summaries", "referee"}.  begins_look: a look follows.
     """
     step_files.write(folder, rows(own_rows, everyone), step_files.RUN_COLUMNS)
     if len(everyone) > 1:
@@ -73,7 +72,6 @@ def write(
             "compile_flags": {name: value for rank in everyone for name, value in rank.compile_flags.items()},
             **known["measured"],
         },
-        "torch_facts": environment.torch_facts(),
         "doubts": [
             {"rank": num, "instrument": name, "doubt": doubt}
             for num, rank in enumerate(everyone)

@@ -26,6 +26,7 @@ from bench.config import schema
 from bench.config.stages import mean_batch_tokens
 from bench.data.shards import check as check_shard
 from bench.data.sources import datasets
+from bench.machine import environment
 from bench.machine.meters import CpuMeter
 from bench.record import metrics, run_folder
 from bench.training import (
@@ -303,6 +304,7 @@ class Run:
                 "stopped_at": self._stopped_at,
                 "model": self._facts["model"],
                 "measured": self.times | self._facts["measured"],
+                "torch_facts": environment.torch_facts() | {"num_threads": torch.get_num_threads()},
                 "instrument_summaries": self.instruments.merge([rank.summaries for rank in everyone]),
                 "referee": self.referee | {"code": imported.merged([rank.code for rank in everyone])},
             }
