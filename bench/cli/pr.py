@@ -192,11 +192,8 @@ def _earlier(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
         (path for path in folder.parent.iterdir() if path.is_dir() and path.name < folder.name), reverse=True
     )
     for path in before[:NUM_EARLIER]:
-        logs = (
-            log
-            for log in sorted(path.rglob(f"*{SUFFIX}"))
-            if not pull_request.BASELINE.search(str(log.relative_to(path)))
-        )
+        logs = sorted(path.rglob(f"*{SUFFIX}"))
+        logs = [log for log in logs if not pull_request.BASELINE.search(str(log.relative_to(path)))]
         files = next((files for log in logs if (files := modded_nanogpt.sources(log.read_bytes()))), None)
         if files:
             yield path, files
@@ -259,9 +256,8 @@ def _exported(clone: Path, number: str, scratch: Path) -> Path:
             key=lambda name: -sum(name in each for each in added),
         )
         if not folders:
-            raise ValueError(
-                f"{number}: the pull request adds no log ({SUFFIX}) below records/: give the folder of its logs"
-            )
+            why = f"the pull request adds no log ({SUFFIX}) below records/"
+            raise ValueError(f"{number}: {why}: give the folder of its logs")
         listed = git.run(clone, "ls-tree", "-r", "--name-only", base, f"{folders[0].rpartition('/')[0]}/").splitlines()
         logs = {
             "/".join(PurePosixPath(name).parts[:3]): name
@@ -299,7 +295,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--candidate", metavar="GLOB", help="the logs that are judged, below FOLDER: 'this_pr/*'")
     parser.add_argument("--baseline", metavar="GLOB", help="the logs of the baseline, below FOLDER")
     parser.add_argument(
-        "--script", metavar="FILE", help="the script of logs that embed no code, if several lie beside them"
+        "--script", metavar="FILE", help="the script that made the candidate's logs, if they embed none"
     )
     parser.add_argument("--rerun", metavar="DIR", help="write both sources there and print the race that decides")
     parser.flag("--go", help="with --rerun: start that race here")

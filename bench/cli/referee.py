@@ -68,6 +68,14 @@ def _start(args: argparse.Namespace, results: Path) -> int:
         search = searches.read(searches.find(results, args.search))
         if search.has_ended:
             raise ValueError(f"{search.name}: has ended: ./run.sh referee start track=... budget=... begins another")
+    search = refereeing.work(_calibrated(search))
+    _print(args, search, [])
+    page.write(search)
+    return 0
+
+
+def _calibrated(search: Search) -> Search:
+    """Returns the search as it is when its champion has raced itself."""
     if search.calibration is None:
         say("referee", f"{search.name}: the champion races itself, to measure the noise", always=True)
     with searches.locked(search.folder):
@@ -77,9 +85,7 @@ def _start(args: argparse.Namespace, results: Path) -> int:
     seen = refereeing.sight(search, 3600.0 / calibration["devices"])
     looked = f"looks for {search.shown(calibration['effect'])} or more"
     say("referee", f"it can show {search.shown(seen)} in a device-hour, and {looked}", always=True)
-    _print(args, refereeing.work(search), [])
-    page.write(search)
-    return 0
+    return search
 
 
 def _demo(args: argparse.Namespace, results: Path) -> int:
@@ -91,8 +97,7 @@ def _demo(args: argparse.Namespace, results: Path) -> int:
     with tempfile.TemporaryDirectory(prefix="speedrun-demo-") as folder:  # alone: the sandbox shows what is beside it
         script = shutil.copy(agent.EXAMPLE, folder)
         search = refereeing.begin(results, {**arm, "overrides": [f"script={script}", *arm["overrides"]]}, settings)
-    with searches.locked(search.folder):
-        search = refereeing.calibrate(search)
+    search = _calibrated(search)
     with tempfile.TemporaryDirectory(prefix="speedrun-agent-") as folder:
         left_s = settings["budget_s"] - (time.monotonic() - began_s)
         search = agent.go(search, left_s, secrets.randbits(32), Path(folder))
