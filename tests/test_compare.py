@@ -362,7 +362,7 @@ def test_explain_takes_two_arms_of_a_race_as_a_and_b_by_the_look_of_each(race, a
         traces.write(folders[0] / "traces" / "look_rank0.pt.trace.json.gz", events)
     assert explain.main(["r1:A", "r1:B"]) == 0
     first, causes = capsys.readouterr().out.splitlines()[:2]
-    assert first.startswith("r1:A -> r1:B: a step took") and "+0.050 ms no bound known: my_kernel" in causes
+    assert first.startswith("r1:A -> r1:B: a step takes") and "+0.050 ms no bound known: my_kernel" in causes
     assert explain.main(["r1:B", str(arms[0][0]), "--json"]) == 0  # an arm against a run
     assert json.loads(capsys.readouterr().out)["lines"][0]["change_ms"] == pytest.approx(-0.05)
 

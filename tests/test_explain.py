@@ -332,7 +332,7 @@ def test_a_device_without_a_known_name_is_found_by_what_it_is(tmp_path):
     answer = explained(tmp_path / "a.json", one_step(), deviceProperties=[{"name": "", **facts}])
     assert answer["ranks"]["0"]["ceiling"] == "data sheet: AMD Instinct MI300X and MI325X data sheets, dense"
     answer = explained(tmp_path / "a.json", one_step(), deviceProperties=[{"name": "", **facts, "numSms": 228}])
-    assert answer["ranks"]["0"]["ceiling"] == "the best rate in this trace, not a limit of the device"
+    assert answer["ranks"]["0"]["ceiling"] == "the best rate in this trace, as no limit of the device is known"
 
 
 def test_bounds_are_those_of_the_data_sheet_and_unknown_without_one():

@@ -57,7 +57,8 @@ def main(argv: list[str]) -> int:
             verbs |= {"serve": _serve, "mcp": _serve}
             return verbs.get(args.action, _show)(args, results)
     except Interrupted as error:
-        say("referee", f"interrupted ({error}): ./run.sh referee start goes on", always=True)
+        signal = str(error).removeprefix("interrupted (").partition(")")[0]  # without the remedy of a race alone
+        say("referee", f"interrupted ({signal}): ./run.sh referee start goes on", always=True)
         return 1
 
 

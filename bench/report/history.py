@@ -27,7 +27,8 @@ SHORT = 10  # displayed characters of a commit's hash
 OF_REVISION = ("script.rev", "script.root")  # settings that may differ within a configuration
 PER_COMMIT = ("seed", "script.rev")  # settings that ./run.sh bisect sets itself
 METHOD = (
-    "A commit's value is the mean of its valid and suspect runs of one configuration on one machine.",
+    "A commit's value is the mean, for times the geometric one, of its valid and suspect runs of a configuration on a "
+    "machine.",
     "The ranges of commits that contain a change, at 95 % for all of them together, are found by Narrowest "
     "Significance Pursuit (P. Fryzlewicz, JASA 119, 2024, 1633-1646), which estimates the noise from neighbouring "
     "commits; the interval of a change is Welch's t.",
@@ -182,9 +183,9 @@ def _word(change: Change, measure: str) -> str:
 def _blocks(series: Series, number: int) -> Iterator[Block]:
     rows = [
         [
+            series.step_of(change),
             *(code(series.points[index].commit.sha[:SHORT]) for index in (change.before, change.after)),
             str(change.after - change.before),
-            series.step_of(change),
             code(series.command_of(change)),
         ]
         for change in series.changes
@@ -195,7 +196,7 @@ def _blocks(series: Series, number: int) -> Iterator[Block]:
     drawn = chart(
         f"history-{number}",
         f"{series.measure} by commit",
-        "a point is the mean of a commit's runs; the line is the level between changes",
+        "a point is the mean of a commit's runs; the line is their level, and slopes where it changes",
         "commit, oldest first",
         f"{series.measure}, {unit}" if not series.measure.endswith(unit) else series.measure,
         list(range(len(series.points))),
@@ -205,22 +206,24 @@ def _blocks(series: Series, number: int) -> Iterator[Block]:
         ],
         [mark_of(change.after, f"{series.step_of(change)}", "stall") for change in series.changes],
     )
-    heads = ("after", "not after", "commits", "change", "to find or confirm it")
-    changes: list[Block] = [Table(heads, rows, (False, False, True, True, False), style="tight")] if rows else []
+    heads = ("change [95 % interval]", "between", "and", "commits", "to find or confirm it")
+    changes: list[Block] = [Table(heads, rows, (True, False, False, True, False), style="tight")] if rows else []
     commits = [
         [
             code(point.commit.sha[:SHORT]),
-            point.commit.date,
-            point.commit.subject,
             f"{point.value:.6g}",
             str(point.num_runs),
+            point.commit.date,
+            point.commit.subject,
         ]
         for point in reversed(series.points)
     ]
-    right = (False, False, False, True, True)
-    table = Table(("commit", "date", "subject", series.measure, "runs"), commits, right, limit=10, style="tight")
+    right = (False, True, True, False, False)
+    table = Table(("commit", series.measure, "runs", "date", "subject"), commits, right, limit=10, style="tight")
     yield Section(f"{series.name}: {series.machine}", [*changes, Chart(drawn), table])
-    yield from (Hint(series.command_of(change)) for change in series.changes[-1:])
+    yield from (
+        Hint(f"to find or confirm the newest change: {series.command_of(change)}") for change in series.changes[-1:]
+    )
 
 
 def _levels(series: Series) -> list[float | None]:

@@ -308,7 +308,7 @@ def confirm(results: Results) -> str:
     if len(results.trusted) < 2:
         return ""
     command = f"./run.sh race --from-sweep {results.facts['sweep_id']} --top 2 n=5"
-    return f"the best of many is the luckiest too; with fresh seeds, alone on the machine: {command}"
+    return f"the best of many is partly lucky: race the best with fresh seeds on an idle machine: {command}"
 
 
 def values(results: Results, row: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from bench.machine import peak_rates
 from bench.machine.passport import kept
 
 MIN_SHARE = 0.02  # share of all operators' time: an operator that took less shows no rate
-OBSERVED = "the best rate in this trace, not a limit of the device"
+OBSERVED = "the best rate in this trace, as no limit of the device is known"
 COLLECTIVES = (  # a trace's name of a collective, the passport's, bytes of its message over those that a rank sends
     (re.compile("all_?reduce"), "all_reduce", lambda num_ranks: 1),
     (re.compile("all_?gather"), "all_gather", lambda num_ranks: num_ranks),

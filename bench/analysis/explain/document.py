@@ -141,11 +141,16 @@ def _next(answer: dict[str, Any]) -> list[Block]:
     others = [line for line in answer["next"] if line["part"] in parts.NO_BOUND]
     hints = dict.fromkeys(f"{line['part']}: {line['advice']}" for line in known + others)
     records = ranking.legend(known + others)
-    again = " of its own: what else then holds the step up is counted" if answer.get("is_retimed") else ""
+    again = "; what would then hold up the step instead is counted" if answer.get("is_retimed") else ""
     about = Lines(["Records of models/ladder that gained at such a place; their names stand at the lines above."], True)
     return [
-        _ranked("Where the next millisecond is:", f"what each could give at most, ms{again}", known, "above"),
-        _ranked("Whose bound is not known:", f"the time that each could give in part, ms{again}", others, "unknown"),
+        _ranked("Where the next millisecond is:", f"what each could save at most, in ms{again}", known, "above"),
+        _ranked(
+            "Without a known bound:",
+            f"the time spent there, of which a part could be saved, in ms{again}",
+            others,
+            "unknown",
+        ),
         Section("What may help", [Bullets(list(hints))] if hints else [], is_folded=True),
         Section("What people did about it", [about, Bullets(records)] if records else [], is_folded=True),
     ]
@@ -207,7 +212,7 @@ def _tables(answer: dict[str, Any]) -> list[Block]:
 def _verdict_of_difference(title: str, difference: dict[str, Any]) -> Verdict:
     a_ms, b_ms, pct = difference["a"]["step_ms"], difference["b"]["step_ms"], difference["change_pct"]
     change = f"{difference['change_ms']:+.3f} ms" + ("" if pct is None else f", {pct:+.1f} %")
-    steps = f"a step took {format_ms(a_ms)} and takes {format_ms(b_ms)}: {change}"
+    steps = f"a step takes {format_ms(a_ms)} in A and {format_ms(b_ms)} in B: {change}"
     return Verdict(f"{plain(brief(title), MAX_TITLE_CHARS)}: {steps}", "", more=list(_causes(difference)))
 
 
@@ -263,7 +268,7 @@ def _difference(difference: dict[str, Any]) -> list[Block]:
     rest = f"{difference['rest_ms']:+.3f} ms in all others together"
     return [
         from_changes("From A's step to B's, ms:", f"by {MEASURED_BY[a['of']]}", ends, steps),
-        Waterfall("What changed most:", "ms, in A and in B", bars, CHANGES, has_sentences=True),
+        Waterfall("What changed most:", "in ms, from A to B", bars, CHANGES, has_sentences=True),
         Lines([rest] if bars else [], is_soft=True),
         Section("What each part took", [table], is_folded=True),
     ]

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from bench.base import atomic, private, text_table
-from bench.base.paths import REPO
+from bench.base.paths import REPO, brief
 from bench.plans.referee import deciding, submission
 from bench.plans.referee.deciding import CONFIRMATION
 from bench.plans.referee.search import Search, Submission
@@ -15,8 +15,8 @@ from bench.web.page import Safe
 
 NAME = "search.html"
 COLOURS = {"keep": "good", "drop": "bad", "undecided": "doubt", "refused": "soft", "open": "soft"}
-RIGHT = [False, False, True, True]
-HEADS = ("decision", "submitted, and why it was decided so", "gain, 95 % interval", "device-s")
+RIGHT = [False, True, False, True]
+HEADS = ("decision", "gain, 95 % interval", "submission, and the reason for the decision", "device time, s")
 NO_BREAK = "\N{NO-BREAK SPACE}"
 MAX_CHARS = 24  # length of a label in the staircase
 
@@ -33,6 +33,7 @@ def document(search: Search) -> Document:
     sentence = f"{len(kept)} of {len(tries)} submissions were kept"
     total = math.fsum(_gain(each) for each in kept)
     sentence += f": {search.shown(total)} together" if kept else ""
+    sentence += f", {len(search.open)} open" * bool(search.open)
     more = [f"{len(lucky)} more looked good in the race but not in the confirmation: luck."] * bool(lucky)
     cost, dollars = f"{search.cost(search.spent_s)} in all", search.dollars(search.spent_s)
     if dollars is not None and total > 0 and search.settings["on"] != "loss":
@@ -76,17 +77,21 @@ def _staircase(search: Search) -> Safe:
 def _row(search: Search, each: Submission) -> list[object]:
     decided: Any = each.decided or {"decision": "open", "why": "", "spent_s": 0.0}
     word = decided["decision"]
-    about = each.note or private.redact(each.about, REPO)
+    about = each.note or _without_folders(private.redact(each.about, REPO))
     author = f", by {each.author}" * bool(each.author)
     reasons = deciding.reasons(search, each)
     lines = [f"<b>{html.escape(about)}</b>{html.escape(author)}", *map(html.escape, reasons)]
     submitted = Shown(f"{about}{author}: {'; '.join(reasons)}", Safe("<br>".join(lines)))
     return [
         coloured(f"{each.number} {word}{', luck' * _was_luck(each)}", f"badge {COLOURS[word]}"),
-        submitted,
         _numbers(search, decided.get("gain"), decided.get("ci95")),
+        submitted,
         f"{search.device_s(decided['spent_s']):.0f}",
     ]
+
+
+def _without_folders(settings: str) -> str:
+    return " ".join("=".join(map(brief, word.split("=", 1))) for word in settings.split(" "))
 
 
 def _numbers(search: Search, gain: float | None, interval: list[float] | None) -> str:
@@ -104,7 +109,7 @@ def _numbers(search: Search, gain: float | None, interval: list[float] | None) -
 def _method(search: Search) -> list[str]:
     settings, calibration = search.settings, search.calibration
     overrides = private.redact_all(settings["champion"]["overrides"], REPO)
-    lines = [f"The first champion: {' '.join(overrides)}."]
+    lines = [f"The first champion: {_without_folders(' '.join(overrides))}."]
     if calibration is not None:
         stop = search.stop(None)
         noise = f"{stop['sd']:.4g}" if settings["on"] == "loss" else f"{100 * stop['sd']:.2f} %"
