@@ -188,10 +188,8 @@ def _earlier(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     """
     if folder.parent.name not in groups.UPSTREAM_TRACKS:
         return
-    before = sorted(
-        (path for path in folder.parent.iterdir() if path.is_dir() and path.name < folder.name), reverse=True
-    )
-    for path in before[:NUM_EARLIER]:
+    before = [path for path in folder.parent.iterdir() if path.is_dir() and path.name < folder.name]
+    for path in sorted(before, reverse=True)[:NUM_EARLIER]:
         logs = sorted(path.rglob(f"*{SUFFIX}"))
         logs = [log for log in logs if not pull_request.BASELINE.search(str(log.relative_to(path)))]
         files = next((files for log in logs if (files := modded_nanogpt.sources(log.read_bytes()))), None)
@@ -289,9 +287,7 @@ def _parser() -> arguments.Parser:
     parser = arguments.Parser("./run.sh pr", main=main)
     parser.add_argument("what", metavar="FOLDER|NUMBER", help="the folder of its logs, or its number in --clone")
     parser.add_argument("--clone", metavar="DIR", help="a clone of the project; nothing is fetched")
-    parser.add_argument(
-        "--track", metavar="NAME", choices=groups.choices("track"), help="by default that of the folder's path"
-    )
+    parser.add_argument("--track", metavar="NAME", choices=groups.choices("track"), help="default: by FOLDER's path")
     parser.add_argument("--candidate", metavar="GLOB", help="the logs that are judged, below FOLDER: 'this_pr/*'")
     parser.add_argument("--baseline", metavar="GLOB", help="the logs of the baseline, below FOLDER")
     parser.add_argument(
