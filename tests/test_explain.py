@@ -77,7 +77,13 @@ def test_a_host_that_is_blocked_in_a_copy_while_a_kernel_waits_is_no_launch(tmp_
     assert (ns[parts.LAUNCH], ns[parts.SYNC]) == (205_000, 8_500_000)
     assert ns[parts.DEPENDENCY] == 90_000 + 200_000
     answer = explained(tmp_path / "b.json", events, **H100)
-    assert answer["next"][0]["what"] == "hipMemcpyWithStream"
+    assert max(answer["next"], key=lambda line: line["most_ms"])["what"] == "hipMemcpyWithStream"
+
+
+def test_a_launch_that_holds_the_host_counts_as_long_as_it_holds_it(tmp_path):
+    events = [*launched("first", 15, 50, 0, 1), *launched("loaded", 900, 50, 200, 2, call_dur=700)]
+    line = explained(tmp_path / "a.json", [*events, *launched("last", 950, 50, 905, 3)], **H100)["next"][0]
+    assert (line["what"], line["gain_ms"]) == ("before loaded", 0.7)  # and "last" is launched as much earlier
 
 
 MEASURED = kept.Ceilings(
@@ -144,7 +150,7 @@ def test_the_shape_of_a_product_is_rows_depth_and_columns(name, dims, shape):
 
 
 def host_steps(durations_us, own_us):
-    """Steps of these lengths; in each an operator takes own_us, the rest is no one's."""
+    """Steps of these lengths; in each an operator takes own_us, the rest is the host's."""
     events, at_us = [], 0
     for number, us in enumerate(durations_us):
         events += [step(number, at_us, us), event("cpu_op", "aten::one", at_us, own_us)]
@@ -158,10 +164,10 @@ def test_the_rows_of_a_difference_add_up_to_that_of_the_steps_to_the_nanosecond(
     found = account.difference(a, b)
     assert (found["a"]["step_ns"], found["b"]["step_ns"]) == (100_667, 120_500)
     rows = {row["part"]: row["change_ns"] for row in found["parts"]}
-    assert rows == {parts.UNBOUND: -20_000, parts.UNKNOWN: 90_500 - 50_667}
+    assert rows == {parts.UNBOUND: -20_000, parts.HOST: 90_500 - 50_667}
     assert sum(rows.values()) == found["change_ns"] == 19_833
     first = found["lines"][0]
-    assert (first["part"], first["change_ms"]) == (parts.UNKNOWN, pytest.approx(0.0398333, rel=1e-4))
+    assert (first["part"], first["change_ms"]) == (parts.HOST, pytest.approx(0.0398333, rel=1e-4))
     assert found["rest_ms"] == pytest.approx(0.0, abs=1e-6)
     with pytest.raises(ValueError, match="of the host, the other of the record"):
         account.difference(a, b | {"of": "record"})
@@ -408,6 +414,13 @@ def test_a_long_gap_without_stacks_is_known_by_its_edges(tmp_path):
     assert pieces[parts.SYNC, "waits for a thread: aten::fills_the_queue"] == 7.0
     assert pieces[parts.HOST, "no operator after aten::two, before aten::three"] == 3.0
     assert pieces[parts.HOST, "forward"] == 0.5  # too short to be a gap
+
+
+def test_between_operators_a_short_time_is_the_hosts_and_a_long_one_without_stacks_unknown(tmp_path):
+    events = [event("cpu_op", f"aten::{name}", start, 100) for name, start in (("a", 0), ("b", 150), ("c", 5000))]
+    pieces = {(p["part"], p["what"]): p["ms"] for p in explained(tmp_path / "a.json", events)["ranks"]["0"]["pieces"]}
+    assert pieces[parts.HOST, "outside operators, after aten::a"] == 0.05
+    assert pieces[parts.UNKNOWN, "no operator after aten::b, before aten::c"] == 4.75
 
 
 def test_a_record_without_a_trace_is_explained_from_its_columns(finished_run):

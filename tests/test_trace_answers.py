@@ -251,6 +251,10 @@ def copied(ts, name):
             [*ONE_STEP, event("cuda_runtime", "cudaStreamSynchronize", 500, 100)],
             ("waited 0.10 ms in cudaStreamSynchronize (10.0 % of its time, over 5 %)",),
         ),
+        (  # without steps its time is that of its recording, 600 us, and not the device's 100 us
+            [*launched("gemm", 500, 100, 0, 1), event("cuda_runtime", "cudaDeviceSynchronize", 10, 590)],
+            ("waited 0.59 ms in cudaDeviceSynchronize (98.3 % of its time, over 5 %)",),
+        ),
     ],
 )
 def test_advice_has_its_figure_and_there_is_none_without_need(tmp_path, rows, sentences):

@@ -160,6 +160,7 @@ def known_name(device_name: str | None, properties: Mapping[str, Any]) -> str | 
     return BY_PROPERTIES.get(((major, minor), num_multiprocessors, memory_gib)) or device_name
 
 
+@functools.cache
 def find(device_name: str | None) -> Device | None:
     """Returns the Device with this full name, such as "NVIDIA H100 80GB HBM3", or None."""
     return _by_name().get(_key(device_name)) if device_name else None

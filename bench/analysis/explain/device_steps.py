@@ -215,6 +215,9 @@ class _Division:
             needed_ns = min(self.ceilings.launch_ns(), until - called)
         pieces.add(index, parts.Piece(parts.LATENCY, *names), needed_ns, change=change)
         pieces.add(index, parts.Piece(part, *names), until - called - needed_ns, change=change)
+        if part == parts.LAUNCH and (held_ns := min(until, int(rank.end[call])) - called) > 0:  # the host, in its call
+            held = parts.Piece(parts.LATENCY if needed_ns else part, *names)
+            pieces.changes[held].append(parts.Change(None, held_ns, False, called))
         for piece, begin, end in self.threads.explain(track, until, high) if until < high else ():
             is_wait = piece.part == parts.SYNC  # for work of the device that was not recorded
             pieces.add(index, piece if is_wait else parts.Piece(parts.DEPENDENCY, *names), end - begin, change=change)

@@ -167,18 +167,25 @@ class Thread:
         after = int(np.searchsorted(self._starts, high))
         edges = [f"after {self.name(self._by_end[before])}"] if before >= 0 else []
         edges += [f"before {self.name(self._by_start[after])}"] if after < len(self._by_start) else []
-        return parts.Piece(parts.HOST, f"no operator {', '.join(edges)}", where) if edges and where else None
+        part = parts.HOST if where else parts.UNKNOWN
+        return parts.Piece(part, f"no operator {', '.join(edges)}", where) if edges else None
 
     def explained(self, row: int, moment: int) -> parts.Piece:
         """Returns the piece to which time in an innermost range belongs.  row: -1 for time in no range.
 
-        moment: ns; time in no range is named after the range that ended last before it.
+        moment: ns; time in no range is named after the range that ended last before it.  If the next one begins soon
+        after that, it is the thread's own work, else unknown.
         """
         self._known = self._known or dict(zip(self.nest.rows.tolist(), self._explain_all()))
         if (known := self._known.get(row) or self._added(row)) is not None:
             return known
         index = int(np.searchsorted(self._top_ends, moment, side="right")) - 1
-        return parts.Piece(parts.UNKNOWN, f"after {self.name(self._tops[index])}" if index >= 0 else None, None)
+        if index < 0:
+            return parts.Piece(parts.UNKNOWN, None, None)
+        before, after = self._tops[index], self._tops[index + 1 : index + 2]
+        is_short = len(after) and self.rank.ts[after[0]] - self.rank.end[before] < MIN_GAP_NS
+        part, where = (parts.HOST, "outside operators, ") if is_short else (parts.UNKNOWN, "")
+        return parts.Piece(part, f"{where}after {self.name(before)}", None)
 
     def _added(self, row: int) -> parts.Piece | None:
         """Returns the piece of a collection or compilation that was added from the record, None for any other range."""

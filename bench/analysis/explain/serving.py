@@ -85,9 +85,10 @@ class Inside:
 
     def experts(self, row: int, call: int, kernel: str | None, facts: dict[str, Any]) -> Experts | None:
         """Returns the experts behind an operator's product; None if it has none or their weights are not recorded."""
-        shapes = facts["shapes"] or ()
-        matrices = [dims for dims in shapes[:2] if isinstance(dims, list) and len(dims) == 2]
-        if call < 0 or kernel is None or not EXPERTS.search(facts["name"]) or len(matrices) < 2:
+        if call < 0 or kernel is None or not EXPERTS.search(facts["name"]):
+            return None
+        matrices = [dims for dims in (facts["shapes"] or ())[:2] if isinstance(dims, list) and len(dims) == 2]
+        if len(matrices) < 2:
             return None
         rank, num_experts, num_chosen, weights = self._rank, matrices[1][1], None, None
         ops, launches = self._launches_of_track(int(rank.track[row]))

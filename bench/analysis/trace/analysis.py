@@ -18,6 +18,7 @@ from bench.analysis.trace import (
     skew,
     window,
 )
+from bench.analysis.trace.columns import US
 from bench.analysis.trace.rank import Rank
 from bench.base.text_table import counted
 from bench.machine import peak_rates
@@ -156,7 +157,15 @@ def _analyze_rank(
             str(device): device_time.breakdown(rank, rows[mask], kinds[mask]) for device, mask in by_device.items()
         },
     }
-    return answer | {"advice": list(_advice(answer))}
+    return answer | {"advice": list(_advice(answer, _host_us(rank, steps)))}
+
+
+def _host_us(rank: Rank, steps: Sequence[window.Step]) -> float:
+    """Returns how long the host's counted steps took, without any how long its recording is."""
+    if steps and rank.steps():
+        return sum(end - start for _, start, end in steps) / US
+    calls = rank.is_kind(events.RUNTIME, events.CPU_OP, events.ANNOTATION, events.PYTHON)
+    return int(rank.end[calls].max() - rank.ts[calls].min()) / US if calls.any() else 0.0
 
 
 def _operator_facts(rank: Rank, rows: np.ndarray, until_ns: int | None, device_us: float | None) -> dict[str, Any]:
@@ -202,10 +211,10 @@ def _devices(rank: Rank) -> list[dict[str, Any]]:
     return [device for device in properties if isinstance(device, dict)] if isinstance(properties, list) else []
 
 
-def _advice(answer: dict[str, Any]) -> Iterator[str]:
+def _advice(answer: dict[str, Any], host_us: float) -> Iterator[str]:
     """Yields sentences on what one rank's analysis means, the most important first.
 
-    Every sentence has its figure and its threshold; there is none on what is not known.
+    host_us: of _host_us().  Every sentence has its figure and its threshold; there is none on what is not known.
     """
     span_us, table = answer["temporal"]["span_us"], answer["kernels"]
     if not span_us:
@@ -246,7 +255,6 @@ def _advice(answer: dict[str, Any]) -> Iterator[str]:
             "out of the step (any is too many)."
         )
     waiting_us = sum(line["sum_us"] for line in answer["synchronisations"])
-    host_us = sum(line["host_us"] or 0.0 for line in answer["steps"]) or span_us
     if waiting_us > SYNC_ABOVE_PCT / 100 * host_us:
         names = ", ".join(line["name"] for line in answer["synchronisations"][:2])
         yield (
