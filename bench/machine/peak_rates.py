@@ -163,7 +163,8 @@ def known_name(device_name: str | None, properties: Mapping[str, Any]) -> str | 
 @functools.cache
 def find(device_name: str | None) -> Device | None:
     """Returns the Device with this full name, such as "NVIDIA H100 80GB HBM3", or None."""
-    return _by_name().get(_key(device_name)) if device_name else None
+    by_name = {_key(name): device for device in DEVICES for name in device.names}
+    return by_name.get(_key(device_name)) if device_name else None
 
 
 def peak_clock_mhz(device_name: str | None) -> int | None:
@@ -196,11 +197,6 @@ def link_bytes_per_s(device_name: str | None) -> float | None:
     """Returns the bandwidth of all links of one device to its peers together, one way, in bytes/s, or None."""
     device = find(device_name)
     return None if device is None else device.link_bytes_per_s
-
-
-@functools.cache
-def _by_name() -> dict[str, Device]:
-    return {_key(name): device for device in DEVICES for name in device.names}
 
 
 def _key(name: str) -> str:
