@@ -268,9 +268,8 @@ def test_advice_on_item_counts_only_reads_of_the_device(tmp_path):
     read, rows = "aten::_local_scalar_dense", launched("gemm", 0, 1000, 0, 1)
     for num, ts in enumerate((100, 300)):
         rows += launched("Memcpy DtoH (Device -> Pageable)", ts + 50, 2, ts + 5, num + 2, cat="gpu_memcpy")
-    found = rank_of(
-        tmp_path, [*rows, *(event("cpu_op", read, ts, dur) for ts, dur in ((100, 100), (300, 100), (600, 9)))]
-    )
+    rows += [event("cpu_op", read, ts, dur) for ts, dur in ((100, 100), (300, 100), (600, 9))]
+    found = rank_of(tmp_path, rows)
     assert found["items"] == {"count": 2, "sum_us": 200.0}
     (advice,) = (sentence for sentence in found["advice"] if "The host read 2 values from the device" in sentence)
     assert "0.20 ms" in advice
