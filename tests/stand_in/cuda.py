@@ -48,16 +48,17 @@ class Memory:
     def record(self, enabled="all", *args, **settings):
         self.recording = enabled
         self._trace.clear()
-        self._live = self._live if enabled else {}
-        self._library.stand_in_history(self._callback if enabled else None)
+        if enabled:  # from then on: blocks keep the stacks of their allocation when a history ends
+            self._library.stand_in_history(self._callback)
 
     def _note(self, device, is_alloc, address, size):
-        stack, frame = [], sys._getframe(1) if is_alloc else None
+        stack, frame = [], sys._getframe(1) if is_alloc and self.recording else None
         while frame is not None and len(stack) < 60:
             code = frame.f_code
             stack.append({"filename": code.co_filename, "line": frame.f_lineno or 0, "name": code.co_name})
             frame = frame.f_back
-        for action in ("alloc",) if is_alloc else ("free_requested", "free_completed"):
+        actions = ("alloc",) if is_alloc else ("free_requested", "free_completed")
+        for action in actions if self.recording else ():
             self._trace.append(self._entry(device, action, size, stack) | {"addr": address})
         if is_alloc:
             self._live[address] = device, size, stack
