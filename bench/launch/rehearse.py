@@ -106,7 +106,7 @@ def _summary(facts: dict[str, Any]) -> str:
 def _live(facts: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
     """Yields ("step" or "validation", GiB live at its peak, GiB estimated)."""
     peaks = facts["peak_gib"].items()
-    yield "step", max(gib for phase, gib in peaks if "validation" not in phase), facts["estimated_gib"]
+    yield "step", max(gib for phase, gib in peaks if phase in ("warm-up", "step")), facts["estimated_gib"]
     yield (
         "validation",
         max((gib for phase, gib in peaks if "validation" in phase), default=0.0),

@@ -80,7 +80,7 @@ class R12(R11):
 
     def logits(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         with without_autocast(tokens_BT):
-            return self.to_logits(self.stack(self.embed(tokens_BT), self.visible(tokens_BT)))
+            return self.in_parts(self.stack(self.embed(tokens_BT), self.visible(tokens_BT)))
 
     def flops_per_token(self, seq_len: int) -> int:
         """Returns FLOPs of forward and backward in the current window; where documents end is not known here."""
@@ -187,7 +187,7 @@ class R14(R13):
         with without_autocast(tokens_BT):
             x_BTD = self.embed(tokens_BT)
             values = [None] * len(self.blocks) if self.value_embeddings is None else self.values(tokens_BT)
-            return self.to_logits(self.stack(x_BTD, values, self.mixes(tokens_BT)))
+            return self.in_parts(self.stack(x_BTD, values, self.mixes(tokens_BT)))
 
     def skip_factor(self, index: int) -> torch.Tensor:
         """Returns the factor of a skip connection."""

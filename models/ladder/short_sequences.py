@@ -12,6 +12,8 @@ from torch import nn
 from models import modern
 from models.base import LanguageModel, causal_attention, constant_, merge_heads, normal_, split_heads
 
+PART_TOKENS = 8192  # logits of at most 3.1 GiB
+
 
 @torch.no_grad()
 def uniform_(parameter, bound, generator):
@@ -149,9 +151,26 @@ class R02(LanguageModel):
     def to_logits(self, x_BTD):
         return self.head(x_BTD).float()
 
+    def in_parts(self, x_BTD):
+        """Returns to_logits(); eager and without gradients, of PART_TOKENS at a time.
+
+        The referee calls logits() so.  Of a validation's 256K tokens, the records' formulas keep several copies at
+        once, each of 26 GiB in bfloat16 or 49 GiB in float32; this keeps the answer and those of a part.
+        """
+        B, T, _ = x_BTD.shape
+        if T <= PART_TOKENS or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self.to_logits(x_BTD)
+        first_BTD, *others = x_BTD.split(PART_TOKENS, dim=1)
+        first_BTV = self.to_logits(first_BTD)
+        logits_BTV = first_BTV.new_empty((B, T, first_BTV.shape[-1]))  # joined at the end, they would be there twice
+        logits_BTV[:, :PART_TOKENS] = first_BTV
+        for number, part_BTD in enumerate(others, 1):
+            logits_BTV[:, number * PART_TOKENS : (number + 1) * PART_TOKENS] = self.to_logits(part_BTD)
+        return logits_BTV
+
     def logits(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """Returns the next token's logits, [B, T] -> [B, T, V], float32."""
-        return self.to_logits(self.stack(self.embed(tokens_BT)))
+        return self.in_parts(self.stack(self.embed(tokens_BT)))
 
     def head_weight(self) -> nn.Parameter:
         """Returns the head's matrix, [V, D]."""

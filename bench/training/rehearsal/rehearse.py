@@ -6,6 +6,7 @@ rank, whose collectives must be the same.  Batches are FakeTensors, so no number
 are compiled.
 """
 
+import functools
 import json
 import sys
 import time
@@ -82,7 +83,8 @@ def build(config: Any, watch: Any) -> Any:
         trainer = training.Trainer(config, ranks, [], [])
     everyone: Any = distributed
     everyone.from_first = lambda numbers: _first_order(trainer.reducer, watch)
-    observer: Any = _Observer(watch)
+    # in place of instruments and step log
+    observer: Any = SimpleNamespace(on_phase=functools.partial(setattr, watch, "part"), add_loss=lambda *_: None)
     trainer.attach(observer, observer)
     return trainer
 
@@ -147,12 +149,18 @@ def _ddp() -> Any:
 
 def play(trainer: Any, watch: Any) -> dict[str, Any]:
     """Does a run's warm-up, then two steps of every portion; a graph that only those compile is a finding."""
+    from bench.training import referee_loss
+
     trainer._is_warming_up = True
     for portion in trainer._distinct():
         _step(trainer, watch, portion.first_step, "warm-up")
         _step(trainer, watch, portion.first_step + (portion.num_steps > 1), "warm-up")
     trainer._steps_done = trainer.config.goal.num_steps
     _validate(trainer, watch, "warm-up validation")
+    watch.at("referee")
+    with trainer.validating():
+        num_rows = max(1, referee_loss.MAX_TOKENS // trainer.val_rows.shape_BT[1])
+        trainer.model.logits(trainer.val_rows.at([0])[0][0][:num_rows])
     trainer._is_warming_up = False
     num_graphs, num_recompiles = len(watch.graphs), len(watch.recompiles)
     per_step: dict[int, dict[str, int]] = {}
@@ -280,19 +288,6 @@ def _batch(num_seqs: int, seq_len: int) -> tuple[Any, Any]:
 
     tokens_BT, targets_BT = (torch.zeros(num_seqs, seq_len, dtype=torch.int64, device="cuda:0") for _ in range(2))
     return tokens_BT, targets_BT
-
-
-class _Observer:
-    """A stand-in for instruments and step log, which only notes the current phase of a step."""
-
-    def __init__(self, watch: Any) -> None:
-        self._watch = watch
-
-    def on_phase(self, part: str) -> None:
-        self._watch.part = part
-
-    def add_loss(self, step: int, loss: Any) -> None:
-        pass
 
 
 if __name__ == "__main__":
