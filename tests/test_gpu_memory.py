@@ -1,7 +1,6 @@
 """On a real GPU: the history that torch keeps is what the reader takes it for, out of memory included."""
 
 import time
-import warnings
 
 import pytest
 import real_runs
@@ -85,24 +84,14 @@ def test_out_of_memory_is_seen_before_anything_is_given_back(recording, tmp_path
 
 
 def test_a_run_records_its_phases_and_leaves_a_snapshot_with_the_models_lines(results_dir):
-    with warnings.catch_warnings():
-        folder = real_runs.run(
-            results_dir,
-            "hardware=cuda",
-            "hardware.num_processes=1",
-            "hardware.compile=false",
-            "instruments=[memory,memory_history]",
-        )
+    on_gpu = ["hardware=cuda", "hardware.num_processes=1", "hardware.compile=false"]
+    folder = real_runs.run(results_dir, *on_gpu, "instruments=[memory,memory_history]")
     run = run_json(folder)
     assert run["warnings"] == []
     found = run["instrument_summaries"]["memory"]
     assert found["what"] == "CUDA allocator" and found["train_num_ooms"] == 0
-    assert (
-        0
-        < found["build_peak_allocated_gib"]
-        < found["train_peak_allocated_gib"]
-        <= run["metrics"]["peak_mem_gib"] + 1e-9
-    )
+    build_gib, train_gib = found["build_peak_allocated_gib"], found["train_peak_allocated_gib"]
+    assert 0 < build_gib < train_gib <= run["metrics"]["peak_mem_gib"] + 1e-9
     assert [bool(row["flags"]) for row in steps(folder)] == [False, False, False, True, True, True, False]
     line = snapshots.held(pickles.load(folder / "memory" / "steps_rank0.pickle"), 0)
     assert any(place.startswith("models/") for place in line.at_peak)

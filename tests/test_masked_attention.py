@@ -117,6 +117,7 @@ def test_compiled_flex_attention_agrees_with_the_plain_way(limits):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.parametrize("limits", [(100, NO_LIMIT), (NO_LIMIT, 2)])
 def test_flex_attention_on_a_gpu_has_the_plain_ways_gradients(limits):
     tokens_BT = torch.ones(1, 512, dtype=torch.int64, device="cuda")

@@ -48,10 +48,5 @@ def test_the_stages_have_cudas_memory_history(results, losses):
 def test_a_compiled_step_is_split_by_kind(results):
     folder = new_run(results, "goal.num_steps=12", "model=modern", "profile=window")
     summary = (folder / "traces" / "profiler_traces" / "summary.md").read_text()
-    times = {
-        line.split("|")[1].strip(): float(line.split("|")[2])
-        for line in summary.splitlines()
-        if line.startswith("| normalisation")
-    }
-    assert times
+    assert any(line.startswith("| normalisation") for line in summary.splitlines())
     assert real_runs.run_json(folder)["instrument_summaries"]["window"]["window"]["breakdown"]["other_time_us"] > 0
