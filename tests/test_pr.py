@@ -48,8 +48,9 @@ LOSSES = [3.2770, 3.2781, 3.2775, 3.2768, 3.2779]
 def log(source, time_s, loss, minute, num_gpus=8):
     """A log as train_gpt.py writes it."""
     smi = "\n".join(SMI.format(n=n) for n in range(num_gpus))
+    start_nats = 3.9 if "# trained" in source else 10.8
     lines = [f"step:{step}/10 val_loss:{value:.4f} train_time:{1000 * time_s * step / 10:.0f}ms step_avg:1ms"
-             for step, value in ((0, 10.8), (5, 4 + time_s % 1), (10, loss))]  # fmt: skip
+             for step, value in ((0, start_nats), (5, 4 + time_s % 1), (10, loss))]  # fmt: skip
     head = f"Running PyTorch 2.10.0 compiled for CUDA 12.8\nMon Feb  2 03:{minute:02}:00 2026\n{smi}"
     head = f"Using seed=7\n{head}" if "# prints its seed" in source else head
     if not source:
@@ -129,13 +130,9 @@ def test_the_verdict_is_the_first_line_below_the_title_and_what_is_missing_has_a
             "FAIL",
             "inductor.max_autotune",
         ),
-        (
-            "a flag by another name",
-            {"candidate": "from torch._inductor import config as c\nc.fast = 1\n" + SCRIPT},
-            "flags",
-            "FAIL",
-            "inductor.fast",
-        ),
+        ("trained before", {"candidate": f"{SCRIPT}# trained"}, "mean_loss", "FAIL", "val_loss of step 0 is 3.9"),
+        ("a flag by another name", {"candidate": "from torch._inductor import config as c\nc.fast = 1\n" + SCRIPT},
+         "flags", "FAIL", "inductor.fast"),
         (
             "a mode of compile",
             {"candidate": SCRIPT.replace("model = table(3)", "model = torch.compile(table(3), mode='max-autotune')")},

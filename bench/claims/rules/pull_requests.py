@@ -20,7 +20,7 @@ from bench.claims.rules import rulebook
 from bench.compare import eligibility, wording
 from bench.compare.selection import Arm
 from bench.config import schema
-from bench.record import clock_lines
+from bench.record import clock_lines, validity
 from bench.record.importers.modded_nanogpt import SCRIPT
 from bench.record.rows import Row, row_of
 from bench.record.shape import Record
@@ -121,17 +121,29 @@ def mean_loss(pull: PullRequest) -> Answer:
     least = pull.track.rules.implausible_val_loss or -math.inf
     if any(row["val_loss"] is not None and row["val_loss"] < least for row in pull.candidate.rows):
         return FAIL, found["evidence"]
+    start_nats, usual_nats = _start_nats(pull.candidate), _start_nats(pull.baseline)
+    if usual_nats is not None and start_nats is None:
+        return NOT_SHOWN, "its logs have no val_loss of step 0, which the baseline has: was it trained before?"
+    if usual_nats is not None and start_nats is not None and start_nats < validity.START_FRAC * usual_nats:
+        both = f"its val_loss of step 0 is {start_nats:.3f}, the baseline's {usual_nats:.3f}"
+        return FAIL, f"{both}: it was trained before its clock started, or has seen the data"
     shares_code = results["the runs share config and code"]
     if found["passed"] and shares_code["passed"] is False:
         return NOT_SHOWN, f"{found['evidence']}; but the runs are no repeats: {shares_code['evidence']}"
     return (PASS if found["passed"] else NOT_SHOWN), found["evidence"]
 
 
+def _start_nats(side: Side | None) -> float | None:
+    """Returns the lowest val_loss of step 0 that the logs of a side have; None if they have none."""
+    rows = [log.steps[0] for log in side.logs if log.steps] if side else []
+    return min((row["val_loss"] for row in rows if not row["step"] and row.get("val_loss") is not None), default=None)
+
+
 def systems_waiver(pull: PullRequest) -> Answer:
     """Checks, if rule 2 is not shown, whether the waiver for changes to systems alone could apply."""
     word, _ = mean_loss(pull)
     if word in (PASS, FAIL):
-        return word, "not needed" if word == PASS else "losses that nothing can reach are not waived"
+        return word, "not needed" if word == PASS else "such losses are not waived"
     loss, steps = (pull.compared or {}).get("val_loss") or {}, (pull.compared or {}).get("steps")
     if not loss.get("ci95") or not steps:
         return NOT_SHOWN, "there is no baseline whose losses and steps could be compared"
