@@ -6,7 +6,8 @@ import json
 import pytest
 
 from bench.base import atomic
-from bench.record import failures
+from bench.launch import finish
+from bench.record import failures, ledger
 from bench.training.step_log import NonFiniteLoss
 
 
@@ -107,3 +108,20 @@ def test_a_failing_rank_can_still_speak_on_a_full_disk(folder, monkeypatch):
     monkeypatch.setattr(Path, "write_text", full_until_released)
     failures.write(folder, 0, 12, OSError(errno.ENOSPC, "No space left on device"))
     assert failures.classify(folder, 1)["kind"] == "disk_full"
+
+
+def test_the_record_of_a_complete_run_waits_for_space_on_a_full_disk(tmp_path, monkeypatch, capsys):
+    folder, full, write = tmp_path / "track" / "run", iter(range(4)), atomic.write_json
+    folder.mkdir(parents=True)
+
+    def full_for_a_while(path, obj, **options):
+        if path.name == "run.json" and next(full, None) is not None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, obj, **options)
+
+    monkeypatch.setattr(atomic, "write_json", full_for_a_while)
+    monkeypatch.setattr(finish.time, "sleep", lambda seconds: None)
+    finish._write(folder, {"run_id": "run", "status": "complete", "failure": None, "validity": "valid"})
+    assert "the disk is full, and the record of run waits for space" in capsys.readouterr().err
+    (end,) = ledger.read(tmp_path).lines
+    assert end["status"] == "complete" and not ledger.is_changed(folder, end)

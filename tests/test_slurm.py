@@ -301,21 +301,12 @@ gpus.devices = lambda: [gpus.Device(0, name, 80.0, 0, frozenset())]
 """
 RACER = """import os, subprocess, sys
 from bench.launch.nodes import joining
-from bench.machine import leases
 LEASE = "import os; from bench.machine import gpus, leases; print(leases.lease(gpus.devices()[0].name))"
 def on_node_2(env=os.environ):
-    words = ["srun", "--overlap", "-N1", "-n1", "--relative=1", sys.executable, "-c", LEASE]
-    print(subprocess.run(words, env=env, capture_output=True, text=True).stdout.strip(), flush=True)
+    subprocess.run(["srun", "--overlap", "-N1", "-n1", "--relative=1", sys.executable, "-c", LEASE], env=env)
 stranger = dict(os.environ)
 with joining.leased(1, 2):
     on_node_2(), on_node_2(stranger)  # as a member of a run, and as somebody else
-    try:
-        os.environ.pop(leases.INHERITED)
-        with joining.leased(1, 2):
-            raise AssertionError
-    except leases.Busy as error:
-        print(error)
-print(leases.INHERITED in os.environ)
 on_node_2(stranger)
 """
 
@@ -325,11 +316,7 @@ def test_a_race_has_the_gpus_of_every_node_from_its_first_run_to_its_last(slurm,
     env = os.environ | slurm.variables | {"PYTHONPATH": f"{real_runs.REPO}:{tmp_path}"}
     command = ["salloc", "-N2", sys.executable, "-c", RACER]
     done = subprocess.run(command, cwd=real_runs.REPO, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    member, stranger, busy, is_told, after = done.stdout.splitlines()
-    assert (member, is_told, after) == ("None", "False", "None")
-    assert re.fullmatch(r"process \d+ of user \d+", stranger)
-    assert busy.startswith(f"node n2: GPU 0: {stranger} has it")
+    assert re.fullmatch(r"None\nprocess \d+ of user \d+\nNone\n", done.stdout), done.stderr
 
 
 SCONTROL = """#!/bin/sh

@@ -112,12 +112,9 @@ def _not_as_recorded(arm: Arm, name: str) -> Iterator[str]:
     changed = []
     for results, runs in by_ledger.items():
         pattern = re.compile(b"|".join(re.escape(json.dumps(run).encode()) for run in runs))
-        ends: dict[str, list[ledger.Line]] = {}  # a resumed run has several
-        for line in ledger.lines_with(results, pattern):
-            if line["event"] == "end":
-                ends.setdefault(line.get("run", ""), []).append(line)
-        known = [run for run in runs if run in ends]
-        changed += [run for run in known if all(ledger.is_changed(results / run, end) for end in ends[run])]
+        known = ledger.runs_of(ledger.lines_with(results, pattern))
+        ends = [(run, known[run]["end"]) for run in runs if run in known]
+        changed += [run for run, end in ends if end and ledger.is_changed(results / run, end)]
     if changed:
         where = f"{counted(len(changed), 'run')} of {name}: {changed[0]}"
         yield f"run.json was changed after the run ended, in {where}: restore what the ledger's sha256 is of"

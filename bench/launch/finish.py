@@ -14,6 +14,7 @@ from bench.analysis.diagnosis import stalls as diagnosis_stalls
 from bench.analysis.diagnosis.stalls import UNEXPLAINED
 from bench.base import atomic, private, text_table, utc
 from bench.base.paths import REPO
+from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.launch import after_race
 from bench.launch.progress import EdgePipe
@@ -27,6 +28,7 @@ Run = Section  # run.json, which becomes a shape.Record
 GONE = (FileNotFoundError, NotADirectoryError)  # errors of a folder that was removed; a failing disk raises others
 MIN_STOOD_S, MAX_STOOD_FRAC = 1.0, 0.1  # limits of unexplained stalls, in s and of train_s (assumed)
 MAX_MESSAGE_CHARS = 4000
+SPACE_S, LOOK_S = 300.0, 1.0  # how long the record of a complete run waits for space on a full disk
 
 # {kind of a failure that is not the run's fault: status of the run}
 ENDED_BY = {"interrupted": "aborted", "node_lost": "aborted", "stopped": "stopped", "preempted": "preempted"}
@@ -127,7 +129,7 @@ def _finish(
     if failure is None:
         checkpoints.remove(folder)
     _keep(folder, run, ended_by)
-    _write(folder, run)
+    _write(folder, run, ended_by)
     run_folder.remove_temporary(folder)
 
 
@@ -219,24 +221,37 @@ def _stood_still(run: Run, stalls: Sequence[Section]) -> Iterator[Section]:
         yield {"rank": None, "instrument": "stalls", "doubt": f"{what} (limit {100 * MAX_STOOD_FRAC:.0f} %)"}
 
 
-def _write(folder: Path, run: Run) -> None:
+def _write(folder: Path, run: Run, ended_by: Callable[[], str | None] = lambda: None) -> None:
     """Writes run.json, then the ledger entry.  Errors go to standard error; without its run.json a run is failed."""
     try:
-        _twice(lambda: atomic.write_json(folder / "run.json", run))
+        _persist(lambda: atomic.write_json(folder / "run.json", run), run, ended_by)
     except OSError as error:
         run["status"], run["failure"] = "failed", _unfinished(error, "run.json could not be finished")
         run["validity"], run["validity_reasons"] = validity.validity(run)
         print(f"{folder}: run.json could not be finished ({error.strerror}): it still says running", file=sys.stderr)
     results = folder.parent.parent
     try:
-        _twice(lambda: ledger.ended(results, folder, cast(Record, run)))
+        _persist(lambda: ledger.ended(results, folder, cast(Record, run)), run, ended_by)
     except (OSError, Damaged) as error:
         print(f"{results}: the ledger lacks the end of {folder.name} ({error})", file=sys.stderr)
 
 
-def _twice(write: Callable[[], object]) -> None:
-    """Calls write(), again if it fails once: a transient disk error must not lose a run."""
-    try:
-        write()
-    except OSError:
-        write()
+def _persist(write: Callable[[], object], run: Run, ended_by: Callable[[], str | None]) -> None:
+    """Calls write(), again if it fails once: a transient disk error must not lose a run.
+
+    The record of a complete run waits for space on a full disk, until a signal: nobody else could vouch for it later.
+    """
+    until_s = 0.0
+    while True:
+        try:
+            write()
+            return
+        except OSError as error:
+            waits = run["status"] == "complete" and error.errno in plain_file.FULL
+            if until_s and not (waits and time.monotonic() < until_s and not ended_by()):
+                raise
+            if waits and not until_s:
+                what = f"the disk is full, and the record of {run['run_id']} waits for space"
+                print(f"{what}, {SPACE_S / 60:g} minutes at most; Ctrl-C gives it up", file=sys.stderr)
+            time.sleep(LOOK_S if until_s else 0)
+            until_s = until_s or time.monotonic() + SPACE_S

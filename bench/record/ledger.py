@@ -312,10 +312,8 @@ def from_bytes(results: Path, content: bytes) -> Ledger:
 
 def _faults(lines: Sequence[ParsedLine]) -> list[str]:
     """Returns sentences about lines that are damaged, changed, duplicated or missing."""
-    wrong: list[str] = []
-    names: set[str | None] = set()
-    firsts: list[str] = []
-    joined: set[str] = set()
+    wrong, firsts = list[str](), list[str]()
+    names, joined = set[str | None](), set[str]()
     for number, line, text in lines:
         if line is None:
             if number == lines[-1][0]:
@@ -387,7 +385,10 @@ def runs_of(lines: Iterable[Line]) -> dict[str, StartedRun]:
         if line["event"] == "start" and "run" in line:
             runs[line["run"]] = {"start": {"config_id": None, "source_sha256": None, "race": None, **line}, "end": None}
         elif line["event"] == "end" and line.get("run", "") in runs:
-            runs[line["run"]]["end"] = {"status": "aborted", **line}
+            before, end = runs[line["run"]]["end"], Line({"status": "aborted", **line})
+            if before and before.get("run_json_sha256") != end.get("run_json_sha256"):
+                end["run_json_sha256"] = None  # run.json was written again after its end: nothing vouches for either
+            runs[line["run"]]["end"] = end
         elif line["event"] == "resume" and line.get("run", "") in runs:
             runs[line["run"]]["end"] = None
     return runs
