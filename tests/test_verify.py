@@ -117,6 +117,7 @@ def test_an_unrecorded_file_is_found(folder):
         ("config.yaml", "lr: 0.003", "lr: 0.004", "config id is that of the config", ""),
         ("config.yaml", "seed: 0", "seed: 5", "names agree", "seed: 5, but the record says 0"),  # no part of config_id
         ("config.yaml", "name: gpt2-adamw", "name: fast", "names agree", "name: 'fast'"),
+        ("environment.json", '"3.12.8"', '"3.12.9"', "names agree", "environment.json: another python"),
         ("steps.csv", ",2048,", ",2047,", "tokens are counted", "wrong at steps [2]"),
         ("steps.csv", ",4.5,", ",nan,", "losses are finite", "not finite at steps [2]"),
     ],

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from bench.base import metric, private
 from bench.base.paths import REPO
-from bench.base.reading import damage, plain_file
+from bench.base.reading import damage, json_file, plain_file
 from bench.config import identity, schema, stages
 from bench.record import outside_clock, printed_times, run_folder, shape, step_files, validity
 from bench.record.metrics import metrics, step_past_budget
@@ -112,7 +112,7 @@ def is_complete(files: RunFiles, run: Record) -> tuple[bool, str]:
 
 
 def names_agree(files: RunFiles, run: Record) -> tuple[bool, str]:
-    """Folder, record and config.yaml describe the same run."""
+    """Folder, record, config.yaml and environment.json, which a script could overwrite, describe the same run."""
     config, goal = files.config, run.get("goal") or {}
     pairs = {
         "folder": (files.folder.resolve().name, run["run_id"]),
@@ -125,6 +125,11 @@ def names_agree(files: RunFiles, run: Record) -> tuple[bool, str]:
     }
     wrong = [
         f"{what}: {there!r}, but the record says {here!r}" for what, (there, here) in pairs.items() if there != here
+    ]
+    path = files.folder / "environment.json"
+    env = json_file.read(path) if path.exists() and not run.get("segments") else {}
+    wrong += [
+        f"environment.json: another {key}" for key, fact in run["environment"].items() if env.get(key, fact) != fact
     ]
     return not wrong, "; ".join(wrong) or ", ".join(pairs)
 
