@@ -132,7 +132,7 @@ def test_a_run_has_its_gpus_alone_and_what_it_starts_uses_them(two_sockets):
         for started_by in ((), ("sh", "-c", 'exec "$@" & wait', "-")):  # a grandchild too
             with lessee(first, started_by=started_by) as child:
                 assert child.communicate("\n")[0] == "[None]\n"
-        with leases.held(1):
+        with leases.held(1), leases.free(1):
             pass
         assert first in leases._held  # what was there before stays
     assert leases._held.keys().isdisjoint(gpu.name for gpu in two_sockets)
