@@ -67,12 +67,8 @@ class Allocator:
             segment["active_size"] = sum(block["size"] for block in segment["blocks"] if block["state"] != "inactive")
             segment["requested_size"] = sum(block["requested_size"] for block in used)
         traces = [[] for _ in range(self.device)] + [self.trace]
-        settings = {
-            "PYTORCH_CUDA_ALLOC_CONF": "",
-            "max_split_size": -1,
-            "expandable_segments": False,
-            "roundup_power2_divisions": {"1": 0},
-        }
+        settings = {"PYTORCH_CUDA_ALLOC_CONF": "", "max_split_size": -1, "expandable_segments": False}
+        settings["roundup_power2_divisions"] = {"1": 0}
         return {
             "segments": self._segments,
             "device_traces": traces,

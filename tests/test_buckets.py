@@ -111,11 +111,25 @@ def test_gradients_that_are_kept_over_a_step_are_refused(sharded):
         sharded.reducer.expect(None)
 
 
+R53 = ["model=r53", "model.num_layers=4", "model.args={activations:float32,block:16}", "optim=groups"]
+
+
+def test_an_embedding_that_rests_is_not_sent_to_the_other_ranks(pretended, monkeypatch):
+    trainer, sent, publish = (
+        trainer_of(pretended, job_of(2, *R53, "hardware.reducer=shard")),
+        [],
+        buckets.Sliced.publish,
+    )
+    monkeypatch.setattr(buckets.Sliced, "publish", lambda bucket: sent.append(bucket) or publish(bucket))
+    trainer.step(0)
+    assert sent and trainer.reducer._bucket_of[trainer.model.embedding.weight] not in sent
+    trainer.close()
+
+
 def test_an_untied_embedding_needs_the_heads_update_rule(pretended):
-    words = ["model=r53", "model.num_layers=4", "model.args={activations:float32,block:16}", "optim=groups"]
-    words += ["optim.groups.head.name=cautious_adam", "stages=[{untied:true}]", "hardware.reducer=shard"]
+    words = ["optim.groups.head.name=cautious_adam", "stages=[{untied:true}]", "hardware.reducer=shard"]
     with pytest.raises(ValueError, match=r"an untied embedding \(AdamW\) takes over the head's state \(CautiousAdam\)"):
-        trainer_of(pretended, job_of(2, *words))
+        trainer_of(pretended, job_of(2, *R53, *words))
 
 
 def test_an_optimizer_of_which_nothing_is_known_gets_every_gradient(pretended):

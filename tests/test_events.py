@@ -269,10 +269,9 @@ def test_the_default_policy_has_one_config_id_said_or_not():
 
 def test_the_flight_recorder_is_for_ranks_that_talk_to_each_other():
     assert flight_recorder.variables(1) == {}
-    several = flight_recorder.variables(2)
+    several, place = flight_recorder.variables(2), ranks.Place(1, 2, master=("127.0.0.1", 29500))
     assert several["TORCH_FR_BUFFER_SIZE"] == "2000"
-    place = ranks.Place(1, 2, master=("127.0.0.1", 29500))  # of a rank that no torchrun starts
-    assert not several.keys() & place.variables().keys()
+    assert not several.keys() & place.variables().keys()  # those of a rank that no torchrun starts
 
 
 @pytest.mark.parametrize(

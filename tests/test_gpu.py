@@ -6,14 +6,8 @@ import pytest
 import real_runs
 
 pytestmark = pytest.mark.gpu
-ON_GPU = [
-    "track=free",
-    "goal.num_steps=6",
-    "goal.val_tokens=4096",
-    "goal.val_every_steps=3",
-    "hardware=cuda",
-    "hardware.num_processes=1",
-]
+ON_GPU = ["track=free", "goal.num_steps=6", "goal.val_tokens=4096", "goal.val_every_steps=3"]
+ON_GPU += ["hardware=cuda", "hardware.num_processes=1"]
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +70,8 @@ def test_the_gpu_agrees_with_the_cpu(results):
 
 
 def test_energy_and_clocks_are_the_gpus_own(results):
-    folder = new_run(
-        results, "goal.num_steps=2000", "goal.val_every_steps=1000"
-    )  # seconds: power is sampled ten times in one
+    # seconds: power is sampled ten times in one
+    folder = new_run(results, "goal.num_steps=2000", "goal.val_every_steps=1000")
     run = real_runs.run_json(folder)
     summary = run["instrument_summaries"]["telemetry"]
     assert summary["source"] == "nvml" and set(summary["by_device"]) == {"gpu0"}

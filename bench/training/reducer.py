@@ -221,7 +221,8 @@ class Shard(Alone):
                 bucket.wait()
             part.step()
             for bucket in group:
-                bucket.publish()
+                if bucket in self._due:  # what rests has not changed, and nothing would wait for it
+                    bucket.publish()
         for bucket in self._due:
             bucket.finish()
         if not self._knows_order and len(self._filled) == len(self._order):
