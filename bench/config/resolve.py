@@ -37,6 +37,7 @@ TIED = ("gpt2",)  # models whose head is their embedding
 STREAM_BYTES = 4  # bytes per token and feature that a layer keeps if it recomputes its activations
 LOGITS_BYTES = (2.0, 2.0)  # bytes per token and logit, in a step and in a validation
 OTHER_LOGITS_BYTES = {"simple": (10.0, 10.0), **dict.fromkeys((f"r{rung}" for rung in range(19, 54)), (3.0, 2.0))}
+REFEREE_LOGITS_BYTES = 4.5  # bytes per token and logit of a row whose logits the referee computes, in float32
 EAGER_TIMES = 3  # factor of activations without torch.compile
 PARAMETER_BYTES = (16, 8)  # bytes per parameter, in a step and in a validation
 OTHER_GIB = 0.6  # the CUDA context, NCCL's and the optimizer's buffers
@@ -239,7 +240,9 @@ def _refuse_what_never_fits(config: schema.Config, memory_gib: float) -> None:
         (estimated_gib(config, seq_len or data.seq_len), where, seq_len or data.seq_len)
         for where, seq_len in (lengths or {"data.seq_len": data.seq_len}).items()
     ]
-    needs.append((estimated_gib(config, val_seq_len, trains=False), "goal.val_seq_len", val_seq_len))
+    fixed_gib, val_seq_gib = estimated_gib(config, val_seq_len, trains=False)
+    val_seq_gib = max(val_seq_gib, val_seq_len * REFEREE_LOGITS_BYTES * (model.vocab_size or 0) / 2**30)
+    needs.append(((fixed_gib, val_seq_gib), "goal.val_seq_len", val_seq_len))
     (fixed_gib, seq_gib), where, seq_len = max(needs, key=lambda need: sum(need[0]))
     usable_gib = USABLE_FRAC * memory_gib
     if fixed_gib + seq_gib <= usable_gib:
