@@ -426,11 +426,13 @@ def test_a_change_makes_code_dirty_and_the_patch_brings_it_back(repo, tmp_path_f
     assert (state["dirty"], state["untracked"]) == (True, ["models/new.py"])
     assert state["source_sha256"] != clean
     folder = repo / "results" / "code"
+    for name, value in (("diff.noprefix", "true"), ("diff.context", "0"), ("core.fsmonitor", "touch ran.py; false")):
+        git(repo, "config", name, value)
     code_state.write(repo, folder)
     assert json.loads((folder / "commit.json").read_text()) == state
     assert "results" not in (folder / "diff.patch").read_text()  # records are no code
     assert hashlib.sha256((folder / "diff.patch").read_bytes()).hexdigest() == state["diff_sha256"]
-    assert (folder / "untracked" / "models" / "new.py").read_text() == "c = 3\n"
+    assert (folder / "untracked" / "models" / "new.py").read_text() == "c = 3\n" and not (repo / "ran.py").exists()
     copy_of_commit = tmp_path_factory.mktemp("clone")
     git(copy_of_commit, "clone", "-q", str(repo), ".")
     git(copy_of_commit, "apply", str(folder / "diff.patch"))

@@ -28,8 +28,9 @@ def run(
         raise Failed("the installed program has no repository: use a clone")
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | env
     # no program that a clone's own configuration names
-    words = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", *arguments]
+    words = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "log.showSignature=false"]
     try:
+        words += arguments
         done = subprocess.run(words, cwd=repo, env=env, input=given, capture_output=True, timeout=TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as error:
         raise Failed(f"git cannot be run: {error}") from None
@@ -79,7 +80,8 @@ class FolderView:
         """Returns the patch for `git apply` from the commit to this code; "" if there is none, or no commit."""
         if not self.commit:
             return ""
-        return self._ask("diff", self.commit, "--no-color", "--no-ext-diff", "--binary", "--", *folders)
+        form = ("--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/", "-U3", "--binary")
+        return self._ask("diff", self.commit, *form, "--", *folders)  # whatever the user's configuration says
 
     def untracked(self, folders: Iterable[str], suffixes: Iterable[str]) -> list[str]:
         """Returns the files with these suffixes that the commit lacks, sorted."""
