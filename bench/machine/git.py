@@ -27,12 +27,13 @@ def run(
     if INSTALLED and Path(repo).resolve().is_relative_to(REPO):
         raise Failed("the installed program has no repository: use a clone")
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | env
-    # no program that a clone's own configuration names
-    words = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "log.showSignature=false"]
+    settings = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "log.showSignature=false")  # run no program of it
+    words = ["git", *(word for setting in settings for word in ("-c", setting)), *arguments]
     try:
-        words += arguments
         done = subprocess.run(words, cwd=repo, env=env, input=given, capture_output=True, timeout=TIMEOUT_S)
-    except (OSError, subprocess.SubprocessError) as error:
+    except subprocess.TimeoutExpired:
+        raise Failed(f"git {' '.join(arguments)[:40]} timed out after {TIMEOUT_S:g} s") from None
+    except OSError as error:
         raise Failed(f"git cannot be run: {error}") from None
     if done.returncode:
         verb = next(word for word in arguments if not word.startswith("-") and "=" not in word)
