@@ -45,7 +45,7 @@ def test_runs_are_rows_of_the_table_with_settings_steps_and_records(raced, capsy
     assert [row["step"] for row in first.steps()] == [0, 1, 2, 3, 4]
     assert str(runs) == printed(table_cli.main, capsys).rstrip("\n")
     assert len(runs.filter(lambda run: run["train_s"] < 9.5)) == 4
-    with pytest.raises(KeyError, match="optim.rate: is no column and no setting of"):
+    with pytest.raises(KeyError, match="optim.rate: .* has no such column or setting: to_dict\\(\\) has all"):
         first["optim.rate"]
 
 
@@ -55,6 +55,10 @@ def test_a_table_is_that_of_the_command(raced, capsys):
     given = [*raced[0], *raced[1], "--where", "val_loss<9", "--group", "--sort", "-train_s_mean"]
     assert f"{table}\n" == printed(table_cli.main, capsys, *given)
     assert table.to_dict() == json.loads(printed(table_cli.main, capsys, *given, "--json"))
+    assert api.table(api.load(), **words).to_dict() == table.to_dict()  # Runs are names too
+    assert len(api.sql("SELECT 1 FROM runs", api.load()[:3])) == len(api.load(api.load()[:3])) == 3
+    with pytest.raises(ValueError, match="there is no run in this list"):
+        api.table(api.load()[:0])
     assert table.to_markdown() + "\n" == printed(table_cli.main, capsys, *given, "--md")
     slow, fast = (row["train_s_mean"] for row in table.to_dict())
     assert (len(table), slow, fast) == (2, pytest.approx(10.0, 0.01), pytest.approx(9.0, 0.01))
@@ -105,7 +109,7 @@ def test_an_arm_is_a_name_a_run_or_runs(raced):
     by_name = api.compare(a, b)
     by_run = api.compare(runs.filter(lambda run: run["train_s"] > 9.5), [run for run in runs if run["train_s"] < 9.5])
     assert by_run.change_pct == by_name.change_pct
-    with pytest.raises(ValueError, match="an arm without a run"):
+    with pytest.raises(ValueError, match="there is no run in this list"):
         api.compare(runs[:0], runs)
     with pytest.raises(ValueError, match="margin_nats -1: use a number of 0 or more"):
         api.compare(a, b, margin_nats=-1.0)
@@ -128,6 +132,19 @@ def test_an_account_adds_up_to_its_step(finished_run, capsys):
     assert str(account) == printed(explain_cli.main, capsys, finished_run).rstrip("\n")
 
 
+def test_a_difference_is_not_the_account_of_one_step(finished_run, bare_run):
+    with pytest.raises(ValueError, match="it is not the account of one step: read to_dict"):
+        _ = api.explain(finished_run, bare_run).step_ms
+
+
+def test_what_an_optional_package_is_needed_for_says_so(raced, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pandas is not installed: pip install pandas"):
+        api.load().to_pandas()
+    with pytest.raises(ValueError, match="compare.. has no arms: give two"):
+        api.compare()
+
+
 def test_a_trace_is_analysed_and_nothing_is_written(every_instrument_run):
     before = sorted(path for path in every_instrument_run.rglob("*"))
     analysed = api.trace(every_instrument_run)
@@ -142,6 +159,8 @@ def test_figures_show_what_the_pages_do(raced):
     assert titles[0] == "Train time" and "Step time" in titles
     (change,) = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
     assert change.get_xdata()[0] == pytest.approx(api.compare(*raced).change_pct)
+    bars = api.explain(raced[0][0], raced[1][0]).plot().axes[0]
+    assert bars.get_title() == "What changed in a step"
     curves = api.load().plot(y="train_loss", x="tokens")
     assert len(curves.axes[0].lines) == 8
     with pytest.raises(ValueError, match="y is val_loss, train_loss, step_ms"):

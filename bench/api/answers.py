@@ -1,14 +1,11 @@
-"""The base class of the answers that this API returns, and the ways in which a program names runs."""
+"""The base class of the answers that this API returns."""
 
 import html
 import json
-import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.api import plotting
-from bench.api.runs import Run, Runs
 from bench.base import atomic
 from bench.base.paths import user_path
 from bench.web.document import Document
@@ -16,7 +13,6 @@ from bench.web.document import Document
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Named = str | Path | Run | Runs | Sequence["str | Path | Run"]  # how the arguments of functions name runs
 PAGE_PX = 640  # the height of a page in a notebook
 
 
@@ -66,10 +62,3 @@ class Answer:
 
     def _repr_markdown_(self) -> str:
         return self.to_markdown()
-
-
-def names_of(arm: Named) -> list[str]:
-    parts = [arm] if isinstance(arm, (str, Path, Run)) else [*arm]
-    if not parts:
-        raise ValueError("an arm without a run: give a name, a Run, or Runs with at least one")
-    return [os.fspath(part) for part in parts]

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.api import plotting
-from bench.api.answers import Answer, Named, names_of
+from bench.api.answers import Answer
+from bench.api.tables import Named, names_of
 from bench.compare import comparison, selection
 from bench.compare import verdict as compare_verdict
 from bench.record import named
@@ -95,6 +96,8 @@ def compare(
     check_nats("target_val_loss", target_val_loss)
     report = on_error or (lambda message: named.report_excluded("compare", message))
     sides = [names_of(arm) for arm in arms]
+    if not sides:
+        raise ValueError("compare() has no arms: give two, the baseline first, or a race")
     words = [word for side in sides for word in (selection.SEPARATOR, *side)][1:]
     if all(len(side) == 1 for side in sides):
         words = [name for (name,) in sides]

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.api.answers import Answer, Named, names_of
+from bench.api.answers import Answer
+from bench.api.tables import Named, names_of
+from bench.base.text_table import counted
 from bench.claims import claim as claims
 from bench.claims import claim_folder
 from bench.claims.rules import rulebook
@@ -25,7 +27,7 @@ class Judgement(Answer):
         self.rules: list[dict[str, Any]] = facts["rules"]  # rule, passed (None: does not apply), evidence
         state = {True: "accepted", False: "refused", None: "not refused"}[self.accepted]
         colour = {True: "good", False: "bad", None: "doubt"}[self.accepted]
-        about = f"{facts['claim']} on track {facts['track']}, {facts['n']} runs"
+        about = f"{facts['claim']} on track {facts['track']}, {counted(facts['n'], 'run')}"
         rows = [
             [document.coloured(*MARKS[rule["passed"]]), rule["rule"], rule["evidence"]]
             for rule in sorted(self.rules, key=lambda rule: rule["passed"] is not False)

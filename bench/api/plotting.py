@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from bench.api.tables import optional
 from bench.web.chart import Spec
 from bench.web.forest import Panel
 
@@ -44,9 +45,8 @@ def bars(title: str, lengths: Sequence[tuple[str, float]], unit: str) -> "Figure
 
 def _empty(num: int, height_in: float = HEIGHT_IN) -> "Figure":
     """Returns a figure that opens no window and that a notebook shows only once, as pyplot has closed it already."""
-    from matplotlib import pyplot
-
-    made = pyplot.figure(figsize=(WIDTH_IN, height_in * num), layout="constrained")
+    pyplot = optional("matplotlib.pyplot")
+    made: Figure = pyplot.figure(figsize=(WIDTH_IN, height_in * num), layout="constrained")
     pyplot.close(made)
     return made
 

@@ -5,7 +5,8 @@ from typing import Any
 from bench.analysis.projection import document
 from bench.analysis.projection.projected import Scaling
 from bench.api import traces
-from bench.api.answers import Answer, Named, names_of
+from bench.api.answers import Answer
+from bench.api.tables import Named, names_of
 
 
 class Projection(Answer):

@@ -2,13 +2,12 @@
 
 import contextlib
 import difflib
-import os
 import re
 import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from bench.api.tables import Table
+from bench.api.tables import Named, Table, names_of
 from bench.base import text_table
 from bench.base.reading.damage import Damaged, reading_record
 from bench.record import named, rows, step_files
@@ -51,7 +50,7 @@ def _cell(value: object) -> str:
     return "" if value is None else f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
-def sql(query: str, *names: str | os.PathLike[str]) -> Table:
+def sql(query: str, *names: Named) -> Table:
     """Query the runs with these names, or all of results/, by one SELECT in SQLite's SQL.
 
         speedrun.sql("SELECT optim.lr, avg(val_loss) AS loss, count(*) AS n FROM runs GROUP BY 1 ORDER BY loss")
@@ -65,7 +64,7 @@ def sql(query: str, *names: str | os.PathLike[str]) -> Table:
     NULL means off, unknown or not measured; a boolean is 1 or 0, a list is JSON.  Nothing can be changed.
     Unreadable runs are omitted and named on standard error.  Raises ValueError for an invalid query or unknown name.
     """
-    store = named.store_of([os.fspath(name) for name in names])
+    store = named.store_of([name for part in names for name in names_of(part)])
     store.choose("1")
     _add_tables(store, with_steps=bool(re.search(r"\bsteps\b", query, re.IGNORECASE)))
     text = _with_settings(query, store)
@@ -154,7 +153,7 @@ def _explained(error: str, store: Store) -> str:
 
 
 def _near(name: str, known: Sequence[str]) -> str:
-    known = list(dict.fromkeys(known))
+    known = [word for word in dict.fromkeys(known) if word != name]  # a column of that name is another table's
     near = [word for word in known if word.rpartition(".")[2] == name] or difflib.get_close_matches(name, known, n=3)
     return f"did you mean {' or '.join(near[:3])}? " if near else ""
 

@@ -47,7 +47,7 @@ class Run:
         """Return a column or a setting.  Raises KeyError if there is neither with this name."""
         values = self.to_dict()
         if name not in values:
-            raise KeyError(f"{name}: is no column and no setting of {self.id}")
+            raise KeyError(f"{name}: {self.id} has no such column or setting: to_dict() has all of them")
         return values[name]
 
     def to_dict(self) -> dict[str, Any]:
@@ -115,15 +115,14 @@ class Runs(Sequence[Run]):
 
     def to_pandas(self, steps: bool = False) -> "pandas.DataFrame":
         """Return a row per run with every setting, or with steps=True a row per step.  Needs pandas."""
-        import pandas
-
-        return pandas.DataFrame(self._rows(steps))
+        frame: pandas.DataFrame = tables.optional("pandas").DataFrame(self._rows(steps))
+        return frame
 
     def to_polars(self, steps: bool = False) -> "polars.DataFrame":
         """Return a row per run with every setting, or with steps=True a row per step.  Needs polars."""
-        import polars
-
-        return polars.DataFrame(self._rows(steps), infer_schema_length=None, strict=False)
+        library = tables.optional("polars")
+        frame: polars.DataFrame = library.DataFrame(self._rows(steps), infer_schema_length=None, strict=False)
+        return frame
 
     def to_parquet(self, path: str | Path, steps: bool = False) -> None:
         """Write the rows of to_pandas() to a parquet file.  Raises ValueError without pyarrow or write access."""
@@ -165,10 +164,10 @@ def _cell(value: object) -> Any:
     return str(value) if isinstance(value, (list, dict, tuple)) else value
 
 
-def load(*names: str | Path) -> Runs:
+def load(*names: tables.Named) -> Runs:
     """Load the runs with these names; without a name, all of results/.
 
     names: run folders, folders of them, quoted globs, (parts of) run ids, races, RACE:ARM, sweeps, as ./run.sh table
     takes them.  Unreadable runs are omitted and named on standard error.  Raises ValueError if nothing has a name.
     """
-    return Runs(Run(row) for row in named.rows_of_words([str(name) for name in names]))
+    return Runs(Run(row) for row in named.rows_of_words([name for part in names for name in tables.names_of(part)]))

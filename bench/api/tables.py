@@ -3,6 +3,7 @@
 No large package is imported here, so that the command shows 10,000 runs in half a second.
 """
 
+import importlib
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from bench.report.table_columns import COLUMNS, Columns, TableRow
 if TYPE_CHECKING:
     import pandas
 
+Named = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # runs: a name, a Run, Runs, or a list of these
 SHOWN_IN_NOTEBOOKS = 50  # rows of a table that a notebook shows
 
 
@@ -62,9 +64,8 @@ class Table:
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Return the rows as a DataFrame.  Needs pandas."""
-        import pandas
-
-        return pandas.DataFrame(self.to_dict(), columns=self.columns)
+        frame: pandas.DataFrame = optional("pandas").DataFrame(self.to_dict(), columns=self.columns)
+        return frame
 
     def __str__(self) -> str:
         if self._shown is None:
@@ -78,8 +79,27 @@ class Table:
         return html(self._rows, self._shown or self.columns)
 
 
+def names_of(what: Named) -> list[str]:
+    """Returns names for the commands.  Raises ValueError for a list without a run."""
+    parts = [what] if isinstance(what, (str, os.PathLike)) else [*what]
+    if not parts:
+        raise ValueError("there is no run in this list: give a name, a Run, or Runs with at least one")
+    return [os.fspath(part) for part in parts]
+
+
+def optional(module: str) -> Any:
+    """Imports a module of an optional package.  Raises ImportError, with the remedy, if it is not installed."""
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise ImportError(f"{package} is not installed: pip install {package}") from None
+
+
 def table(
-    *names: str | os.PathLike[str],
+    *names: Named,
     where: Sequence[str] = (),
     sort: str | None = None,
     reverse: bool = False,
@@ -133,10 +153,10 @@ def table(
 
 
 def rows_of(
-    names: Sequence[str | os.PathLike[str]], where: Sequence[str] = (), sweep: str | None = None
+    names: Sequence[Named], where: Sequence[str] = (), sweep: str | None = None
 ) -> tuple[list[TableRow], list[str]]:
     """Returns the rows of the runs that meet all conditions, and the conditions' keys.  ValueError: see table()."""
-    store = named.store_of([os.fspath(name) for name in names])
+    store = named.store_of([name for part in names for name in names_of(part)])
     columns = Columns([], settings=store.settings)
     conditions = [columns.condition(condition) for condition in where]
     kinds = database.KINDS | store.settings

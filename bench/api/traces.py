@@ -16,7 +16,8 @@ from bench.analysis.explain.explained import (
 )
 from bench.analysis.trace import analysis, categories, load
 from bench.api import plotting
-from bench.api.answers import Answer, Named, names_of
+from bench.api.answers import Answer
+from bench.api.tables import Named, names_of
 from bench.base.paths import user_path
 from bench.base.text_table import some
 from bench.compare import selection
@@ -43,12 +44,15 @@ class Account(Answer):
 
     @property
     def _account(self) -> dict[str, Any]:
-        if not isinstance(self._data, dict) or "parts" not in self._data:
+        if not isinstance(self._data, dict) or "step_ms" not in self._data:
             raise ValueError(f"{self._document.title}: it is not the account of one step: read to_dict()")
         return self._data
 
     def plot(self) -> "Figure":
-        """Plot the parts of the step as bars.  Needs matplotlib."""
+        """Plot the parts of the step, or how they differ between two, as bars.  Needs matplotlib."""
+        if isinstance(self._data, dict) and "change_ms" in self._data:
+            changes = [(row["part"], row["change_ms"]) for row in self._data["parts"]]
+            return plotting.bars("What changed in a step", changes, "ms a step, B - A")
         return plotting.bars("Where the step goes", [(line["part"], line["ms"]) for line in self.parts], "ms a step")
 
 
