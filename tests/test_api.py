@@ -126,13 +126,10 @@ def test_a_judgement_has_the_rules_of_the_command(raced, capsys):
     assert str(judged).startswith("refused: ") and judged.rules[0]["rule"] in judged.to_markdown()
 
 
-def test_an_account_adds_up_to_its_step(finished_run, capsys):
+def test_an_account_adds_up_to_its_step_and_a_difference_is_not_of_one_step(finished_run, bare_run, capsys):
     account = api.explain(finished_run)
     assert sum(part["ms"] for part in account.parts) == pytest.approx(account.step_ms)
     assert str(account) == printed(explain_cli.main, capsys, finished_run).rstrip("\n")
-
-
-def test_a_difference_is_not_the_account_of_one_step(finished_run, bare_run):
     with pytest.raises(ValueError, match="it is not the account of one step: read to_dict"):
         _ = api.explain(finished_run, bare_run).step_ms
 

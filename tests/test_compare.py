@@ -365,6 +365,11 @@ def test_explain_takes_two_arms_of_a_race_as_a_and_b_by_the_look_of_each(race, a
     assert first.startswith("r1:A -> r1:B: a step takes") and "+0.050 ms no bound known: my_kernel" in causes
     assert explain.main(["r1:B", str(arms[0][0]), "--json"]) == 0  # an arm against a run
     assert json.loads(capsys.readouterr().out)["lines"][0]["change_ms"] == pytest.approx(-0.05)
+    for folders, kernel_us in zip(arms, (150, 100), strict=True):  # now B, slower in the race, has the faster look
+        events = traces.steps_of_a_kernel(kernel_us, step_us=kernel_us + 800)
+        traces.write(folders[0] / "traces" / "look_rank0.pt.trace.json.gz", events)
+    assert explain.main(["r1:A", "r1:B"]) == 0
+    assert "The looks contradict the race, so something disturbed them: in the race a" in capsys.readouterr().out
 
 
 # ---- logs of other harnesses

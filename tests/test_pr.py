@@ -116,30 +116,11 @@ def test_the_verdict_is_the_first_line_below_the_title_and_what_is_missing_has_a
         ("nothing can reach it", {"losses": [0.27]}, "mean_loss", "FAIL", "val_loss 0.27010 is below 2.5, which no"),
         ("over the target", {"losses": [3.281, 3.2812, 3.2809, 3.2811, 3.281]}, "loss_buffer", "reader", "ABOVE 3.28"),
         ("another stream", {"candidate": SCRIPT.replace("/train_", "/easy_")}, "streams", "reader", "data/easy_*.bin'"),
-        (
-            "another batch function",
-            {"candidate": SCRIPT.replace("open(train_files)", "open(train_files, 'rb')")},
-            "streams",
-            "reader",
-            "return open(train_files, 'rb')",
-        ),
-        (
-            "a flag of inductor",
-            {"candidate": SCRIPT.replace("seed = 1", "torch._inductor.config.max_autotune = True\nseed = 1")},
-            "flags",
-            "FAIL",
-            "inductor.max_autotune",
-        ),
+        ("another batch", {"candidate": SCRIPT.replace("open(t", "iter(t")}, "streams", "reader", "return iter("),
+        ("a flag", {"candidate": SCRIPT + "torch._inductor.config.x = 1"}, "flags", "FAIL", "inductor.x"),
         ("trained before", {"candidate": f"{SCRIPT}# trained"}, "mean_loss", "FAIL", "val_loss of step 0 is 3.9"),
-        ("a flag by another name", {"candidate": "from torch._inductor import config as c\nc.fast = 1\n" + SCRIPT},
-         "flags", "FAIL", "inductor.fast"),
-        (
-            "a mode of compile",
-            {"candidate": SCRIPT.replace("model = table(3)", "model = torch.compile(table(3), mode='max-autotune')")},
-            "flags",
-            "FAIL",
-            "compile.mode",
-        ),
+        ("alias", {"candidate": f"{SCRIPT}from torch._inductor import config as c\nc.x = 1"}, "flags", "FAIL", "x"),
+        ("a mode", {"candidate": SCRIPT + "torch.compile(table, mode='max')"}, "flags", "FAIL", "compile.mode"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
@@ -205,8 +186,6 @@ def test_a_script_beside_logs_without_code_is_taken_and_called_unproven_and_of_s
     planted, capsys, tmp_path
 ):
     folder = planted("", "")
-    code, words, found = answers(folder, capsys)
-    assert found["script"] is None and words["flags"] == "reader"
     (folder / "baseline").mkdir()
     for run, time_s in enumerate(SLOWER):
         (folder / "baseline" / f"{run}.txt").write_text(log("", time_s, LOSSES[run], 20 + run))

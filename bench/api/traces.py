@@ -18,8 +18,10 @@ from bench.analysis.trace import analysis, categories, load
 from bench.api import plotting
 from bench.api.answers import Answer
 from bench.api.tables import Named, names_of
+from bench.base import stats
 from bench.base.paths import user_path
 from bench.base.text_table import some
+from bench.base.units import ms_from_s
 from bench.compare import selection
 from bench.record import named
 
@@ -66,10 +68,10 @@ def explain(
 ) -> Account:
     """Explain why a step takes so long, from a run or traces, or what changed between two: ./run.sh explain.
 
-    what: runs, Kineto traces (files of the ranks of one job) or folders of them; of two arms of races, RACE:A and
-    RACE:B, the first run of each that has a trace.  passport: measured limits in place of
-    those kept for the run's machine; annotated: the folder to write the traces to with the account as tracks; captured:
-    traces of the captures of CUDA graphs, which say what the graphs' kernels are.
+    what: runs, Kineto traces (files of the ranks of one job) or folders of them; of two arms of a race, RACE:A and
+    RACE:B, the first run of each that has a trace.  passport: measured limits in place of those kept for the run's
+    machine; annotated: the folder to write the traces to with the account as tracks; captured: traces of the captures
+    of CUDA graphs, which say what the graphs' kernels are.
     Raises ValueError if there is nothing to explain.
     """
     names = [name for part in what for name in names_of(part)]
@@ -81,7 +83,8 @@ def explain(
         if annotated:
             raise ValueError("--perfetto annotates the traces of one job: name one run, or the traces of one run")
         (a_title, a), (b_title, b) = (_side(job, chosen, options) for job in chosen)
-        return Account(explain_document.from_differences({f"{a_title} -> {b_title}": account.difference(a, b)}))
+        difference = account.difference(a, b) | {"race_step_ms": _race_step_ms(names)}
+        return Account(explain_document.from_differences({f"{a_title} -> {b_title}": difference}))
     answers: dict[str, dict[str, Any]] = {}
     for title, paths in chosen:
         answers |= explain_paths(title, paths, options, annotated)
@@ -110,6 +113,17 @@ def _jobs_of_side(name: str) -> list[Job]:
         remedy = "race again with look=on, which profiles a run of each arm after its clock has stopped"
         raise ValueError(f"{name}: no run of this arm has a trace: {remedy}, or name a run of each arm")
     return [(name, [folder])]
+
+
+def _race_step_ms(names: Sequence[str]) -> list[float] | None:
+    """Returns the mean time of a step in two arms of one race, or None if these are none or an arm has no times."""
+    meant = [named.find([name])[0] for name in names]
+    if len(meant) != 2 or not all(each.arm for each in meant) or meant[0].race != meant[1].race:
+        return None
+    arms = [selection.arm_from_each([name])[0] for name in names]
+    timed = [[(row["train_s"], row["num_steps"]) for row in arm.rows] for arm in arms]
+    times_ms = [[ms_from_s(train_s) / steps for train_s, steps in arm if train_s and steps] for arm in timed]
+    return [stats.mean(arm_ms) for arm_ms in times_ms] if all(times_ms) else None
 
 
 def _side(job: Job, of: Sequence[Job], options: Options) -> tuple[str, dict[str, Any]]:

@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
         finally:
             sweep.end(folder, why)
     if race is None or race["result"] is None:
-        console.say("study", f"{why}: the same command goes on", always=True)
+        console.say("study", f"{str(why).partition(': ./run.sh')[0]}: the same command goes on", always=True)
         return 1
     from bench.report import study_page
 
