@@ -35,12 +35,18 @@ def rewritten(line):
 def test_each_line_names_the_one_before_it(tmp_path):
     lines = fill(tmp_path)
     assert [line["prev"] for line in lines] == [None, *(line["sha256"] for line in lines[:-1])]
-    assert ledger.read(tmp_path).lines == lines
-    assert ledger.read(tmp_path).faults == []
+    assert (ledger.read(tmp_path).lines, ledger.read(tmp_path).faults) == (lines, [])
 
 
 def test_no_ledger_has_no_lines_and_no_faults(tmp_path):
     assert (ledger.read(tmp_path).lines, ledger.read(tmp_path).faults, ledger.find(tmp_path)) == ([], [], None)
+
+
+@pytest.mark.parametrize("event, facts", [("look", {}), ("end", {}), ("start", {"race": {"race_id": "r"}})])
+def test_what_runs_in_a_folder_that_was_moved_away_begins_no_other_ledger_there(tmp_path, event, facts):
+    with pytest.raises(FileNotFoundError, match="is gone, and this line follows others of it"):
+        ledger.append(tmp_path / "results", event, **facts)
+    assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.parametrize("what", ["link", "pipe"])

@@ -145,17 +145,17 @@ def test_a_ledgers_last_line_without_an_end_costs_its_length_and_blank_lines_are
     assert ledger.read(tmp_path).faults == []
     with open(path, "ab") as file:
         file.write(b"x" * 20_000_000)
-    started_s = time.monotonic()
+    started_s = time.process_time()
     ledger.append(tmp_path, "start", run="t/2")
-    assert time.monotonic() - started_s < 5
+    assert time.process_time() - started_s < 5
     assert list(ledger.read(tmp_path).runs) == ["t/1", "t/2"]
 
 
 def test_a_string_without_an_end_and_a_moment_without_bound_are_read_in_linear_time():
-    started_s = time.monotonic()
+    started_s = time.process_time()
     assert source._end_of_array(b'{"name":"' + b'\\"' * 2_000_000) is None
     assert source._end_of_array(b'{"name":"a\\"]"}]') == 15
-    assert time.monotonic() - started_s < 5
+    assert time.process_time() - started_s < 5
     found = events.nanoseconds([msgspec.Raw(b"1.5"), msgspec.Raw(b"1" + b"0" * 400)])
     assert (found[0], found[1]) == (1500, events.BAD)
 

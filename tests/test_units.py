@@ -5,28 +5,17 @@ import pytest
 from bench.base import units
 
 
-def test_a_gib_is_two_to_the_thirty():
-    assert units.GIB == 1_073_741_824
-    assert units.gib_from_bytes(3 * 2**29) == 1.5
-
-
-def test_seconds_milliseconds_and_nanoseconds_convert():
+def test_bytes_seconds_milliseconds_and_nanoseconds_convert():
+    assert (units.GIB, units.gib_from_bytes(3 * 2**29)) == (1_073_741_824, 1.5)
     assert units.ms_from_s(0.0125) == 12.5
     assert units.ms_from_ns(2_500_000) == 2.5
     assert units.s_from_ns(1_500_000_000) == 1.5
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.5, "0.50 s"),
-        (120, "120.00 s"),
-        (11.021, "11.02 s"),
-        (754, "12 min 34 s"),
-        (3599.6, "1 h 00 min"),
-        (3725, "1 h 02 min"),
-    ],
-)
+DURATIONS = {0.5: "0.50 s", 120: "120.00 s", 11.021: "11.02 s", 754: "12 min 34 s", 3599.6: "1 h 00 min"}
+
+
+@pytest.mark.parametrize(("seconds", "text"), [*DURATIONS.items(), (3725, "1 h 02 min")])
 def test_a_duration_changes_its_unit_where_a_person_would(seconds, text):
     assert units.format_s(seconds) == text
 

@@ -115,6 +115,7 @@ def append(results: Path | str, event: str, **facts: object) -> Line:
 
     A line that a power failure left unfinished is kept as it is; the next line names it by the hash of its bytes.
     """
+    line_count.refuse_to_begin(Path(results) / NAME, event, facts)
     with turn(results) as file:
         line, text, size = following(Path(results), file, event, facts)
         try:
@@ -228,10 +229,9 @@ def started(results: Path | str, folder: Path | str, run: Record, shape: Mapping
 def ended(results: Path | str, folder: Path | str, run: Record, is_there: bool = True) -> Line:
     """Appends the end of a run whose run.json is final, or whose folder is gone (is_there=False).  Returns the line."""
     sha256 = sha256_of(Path(folder) / "run.json") if is_there else None
-    name = name_of(results, folder)
     facts = {"status": run["status"], "validity": run["validity"], "run_json_sha256": sha256}
     facts |= {"failure": failure["kind"]} if (failure := run["failure"]) else {}
-    return append(results, "end", run=name, **facts)
+    return append(results, "end", run=name_of(results, folder), **facts)
 
 
 def sha256_of(path: Path | str) -> str:

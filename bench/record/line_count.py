@@ -6,6 +6,7 @@ $XDG_STATE_HOME/speedrun/ledgers/<hash>.json         the same, for the results f
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
@@ -18,6 +19,7 @@ from bench.base.paths import shown, state_root
 
 NAME = ".ledger.count"
 COUNTER_BYTES = 8
+FOLLOWING = ("end", "checkpoint", "resume", "look", "race_end")  # events whose line follows another one of its ledger
 
 
 class Count(TypedDict):
@@ -73,6 +75,13 @@ def lost(ledger: Path) -> str | None:
         return None
     what = f"{shown(ledger)}: is {'empty' if is_there else 'gone'}, and had {max(numbers):,} lines"
     return f"{what}: restore it (a backup, a publication's copy): without it no claim can be made of the runs beside it"
+
+
+def refuse_to_begin(ledger: Path, event: str, facts: Mapping[str, object]) -> None:
+    """Raises FileNotFoundError if a line that follows others would begin a ledger, where a results folder was moved."""
+    if (event in FOLLOWING or facts.get("race")) and not ledger.exists():
+        why = "is gone, and this line follows others of it: was the results folder moved while something ran?"
+        raise FileNotFoundError(errno.ENOENT, f"{ledger.name} {why} Move it back", str(ledger))
 
 
 def _is_of_a_ledger(run_json: Path) -> bool:
