@@ -15,7 +15,7 @@ import hashlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ from bench.machine import code_copy, git
 
 Code = dict[str, Any]  # run.json["code"]
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-ODD = (*DOCUMENTED, ast.JoinedStr, ast.FormattedValue)  # nodes that have a field which is not written as it is
+ODD = {*DOCUMENTED, ast.JoinedStr, ast.FormattedValue}  # nodes that have a field which is not written as it is
+MAX_DEPTH = 10**6  # of frames while a tree is written: ast.parse() refuses a source that is nested a hundredth as deep
 
 
 def normalised(source: bytes) -> bytes:
@@ -40,65 +41,51 @@ def normalised(source: bytes) -> bytes:
        field that a later Python adds changes nothing where it is not used.  A None in a list (** in a dict) is written.
     3. Constants and names are written in ASCII, because which characters repr() escapes follows the Unicode tables.
     4. Neighbouring texts of an f-string are joined, empty ones dropped: 3.11 and 3.12 split them differently.
-    No Python function recurses, because the recursion limit would depend on the caller's depth.
+    Python's recursion limit is lifted meanwhile, because what it leaves would depend on the caller's depth.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "\d" is a SyntaxWarning, which -W error turns into a SyntaxError
-            return "".join(_texts(ast.parse(source))).encode()
+            tree = ast.parse(source)
+        with _any_depth():
+            return _text(tree).encode()
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return source
 
 
-def _texts(tree: ast.AST) -> list[str]:
-    texts: list[str] = []
-    waiting: list[str | ast.AST] = [tree]  # the next one is last
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, str):
-            texts.append(part)
-        else:
-            waiting += _parts(part)[::-1]
-    return texts
+@contextlib.contextmanager
+def _any_depth() -> Iterator[None]:
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, MAX_DEPTH))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
 
 
-def _parts(node: ast.AST) -> list[str | ast.AST]:
-    """Splits a node into those nodes below it that have nodes below them, and the texts before and after them."""
+def _text(node: ast.AST) -> str:
     kind: Any = type(node)
-    parts: list[str | ast.AST] = []
+    if kind is ast.Constant:
+        return f"Constant({ascii(node.value)})"  # type: ignore[attr-defined]
+    if kind is ast.Name:  # every third node is one: written as below
+        return f"Name(ctx={type(node.ctx).__name__}(),id={ascii(node.id)},)"  # type: ignore[attr-defined]
     text = f"{kind.__name__}("
     for name in _field_names(kind):
         value: Any = _field(node, name) if kind in ODD else getattr(node, name, None)
-        if value is None or value == []:
-            continue
-        is_list = type(value) is list
-        text += f"{name}=[" if is_list else f"{name}="
-        for item in value if is_list else (value,):
-            part = _part(item)
-            if isinstance(part, str):
-                text += f"{part},"
-            else:
-                parts += [text, part]
-                text = ","
-        text += "]," if is_list else ""
-    return [*parts, f"{text})"]
+        if type(value) is list:
+            if value:
+                text += f"{name}=["
+                for item in value:  # no generator: it would use C's stack for each level
+                    text += f"{_text(item) if isinstance(item, ast.AST) else ascii(item)},"
+                text += "],"
+        elif value is not None:
+            text += f"{name}={_text(value) if isinstance(value, ast.AST) else ascii(value)},"
+    return f"{text})"
 
 
 @functools.cache
 def _field_names(kind: Any) -> list[str]:
     return sorted(kind._fields)
-
-
-def _part(value: Any) -> str | ast.AST:
-    """Returns a value as text, or a node that has nodes below it, to be split later."""
-    kind = type(value)
-    if kind is ast.Constant:
-        return f"Constant({ascii(value.value)})"
-    if kind is ast.Name:  # every third node is one: written as _parts would
-        return f"Name(ctx={type(value.ctx).__name__}(),id={ascii(value.id)},)"
-    if not isinstance(value, ast.AST):
-        return ascii(value)
-    return value if value._fields else f"{kind.__name__}()"
 
 
 def _field(node: Any, name: str) -> Any:
