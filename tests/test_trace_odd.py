@@ -4,11 +4,12 @@ import gzip
 import json
 import re
 
+import msgspec
 import pytest
 import traces
 from traces import event, launched, read_as_text, step, write
 
-from bench.analysis.trace import source
+from bench.analysis.trace import events, source
 from bench.analysis.trace.load import find, load
 
 
@@ -136,6 +137,19 @@ def test_digits_survive_where_a_value_is_no_json(tmp_path, monkeypatch, block_by
     rank = load(tmp_path / "a.json")
     row = rank.device_rows()[0]
     assert (rank.ts[row], rank.end[row], rank.num_events) == (1712195495502094593, 1712195495502094594, 24)
+
+
+def test_stamps_however_they_are_written_are_nanoseconds_exactly():
+    for texts, expected_ns in (
+        (["1712195495502094", "7", "-3"], [1712195495502094000, 7000, -3000]),
+        (["1712195495502094.593", "1712195495502095.007"], [1712195495502094593, 1712195495502095007]),
+        (["1712195495502094.593", "1712195495502095", "1.5"], [1712195495502094593, 1712195495502095000, 1500]),
+        (["123.4", "55555.555"], [123_400, 55_555_555]),  # 16 bytes with commas, and a point four before each eighth
+        (["1.2.345", "9.8.765"], [events.BAD, events.BAD]),
+        (["1,2", "3"], [events.BAD, 3000]),
+        (["4611686018427387.903", "4611686018427387.904"], [2**62 - 1, events.BAD]),
+    ):
+        assert events.nanoseconds([msgspec.Raw(text.encode()) for text in texts]).tolist() == expected_ns, texts
 
 
 def test_an_event_without_duration_or_start_is_no_range(tmp_path):
@@ -325,5 +339,5 @@ def test_launches_whose_kernels_the_profiler_lost_are_reported(tmp_path):
     words = "launches have no kernel in the trace: the profiler lost them"
     assert words in read_as_text(traces.analysed([tmp_path / "a.json"]))
     late = event("cuda_runtime", "cudaLaunchKernel", 175, 1, correlation=990)
-    for events in (rows(), [*rows(), step(2, 170, 10), late], lost):  # the last is a trace without a device
-        assert of_rows(tmp_path, events)["num_launches_without_kernel"] == 0
+    for written in (rows(), [*rows(), step(2, 170, 10), late], lost):  # the last is a trace without a device
+        assert of_rows(tmp_path, written)["num_launches_without_kernel"] == 0

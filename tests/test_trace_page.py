@@ -2,13 +2,12 @@
 
 import json
 
-import msgspec
 import pytest
 import traces
 from browser import Browser, needs_browser
 from traces import event, launched, step, write
 
-from bench.analysis.trace import analysis, events, load, window
+from bench.analysis.trace import analysis, load, window
 from bench.analysis.trace.device_time import types
 from bench.cli import analyze
 from bench.report import trace_page
@@ -135,19 +134,6 @@ def test_the_page_of_eight_ranks_in_a_browser_wide_and_narrow_light_and_dark(tmp
 
 
 # ---- reading
-
-
-def test_stamps_since_the_epoch_are_exact_to_the_nanosecond(tmp_path):
-    first = 1_712_196_698_123_456_789  # ns
-    rows = [event("cpu_op", "a", 0, 1) for _ in range(3)]
-    path = write(tmp_path / "a.json", rows)
-    texts = [f"{first // 1000 + us}.{first % 1000:03d}" for us in (0, 1)] + ["1712196698123460"]  # one without decimals
-    for text in texts:
-        path.write_text(path.read_text().replace('"ts": 0', f'"ts": {text}', 1))
-    assert load.load(path).ts.tolist() == [first, first + 1000, 1_712_196_698_123_460_000]
-    path.write_text(path.read_text().replace(texts[2], texts[0]))
-    assert load.load(path).ts.tolist() == [first, first + 1000, first]
-    assert events.nanoseconds(list(map(msgspec.Raw, (b"0.5", b"1")))).tolist() == [500, 1000]
 
 
 @traces.needs_shared

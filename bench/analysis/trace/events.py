@@ -49,7 +49,7 @@ NO_NUMBER = -1
 ZERO = msgspec.Raw(b"0")
 BAD = np.iinfo(np.int64).min  # an invalid timestamp
 DECIMALS = 3
-MAX_DIGITS = 19  # of nanoseconds: they fit into 64 bits if the first is below 4
+BELOW = 2**62  # nanoseconds of a valid timestamp, so that a duration can be added
 
 
 class Args(msgspec.Struct, gc=False):
@@ -84,6 +84,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 DECODER = msgspec.json.Decoder(list[Event])
+WHOLES, FLOATS = msgspec.json.Decoder(list[int]), msgspec.json.Decoder(list[float])
 
 
 def from_plain(value: dict[str, Any]) -> Event:
@@ -109,22 +110,31 @@ _ARG_NAMES = {field.name: field.encode_name for field in msgspec.structs.fields(
 def nanoseconds(texts: list[msgspec.Raw]) -> np.ndarray:
     """Converts microseconds, as JSON text, to int64 nanoseconds exactly; what is not a number becomes BAD.
 
-    Texts of equal length, as Kineto's timestamps have, and short numbers are converted all at once.
+    A column of whole microseconds, of equally long stamps with three decimals, as Kineto writes both, or of small
+    numbers is converted at once.
     """
-    widths = set(map(len, texts))
-    if len(widths) == 1 and 0 < (width := widths.pop()) <= MAX_DIGITS + 1:
-        digits, unit_ns = np.frombuffer(b"".join(texts), np.uint8).reshape(len(texts), width), 1000
-        if width > DECIMALS + 1 and (digits[:, -DECIMALS - 1] == ord(".")).all():
-            digits, unit_ns = np.delete(digits, width - DECIMALS - 1, axis=1), 1
-        digits = digits - ord("0")  # other characters wrap to over 9
-        num_spare = MAX_DIGITS - digits.shape[1] - (DECIMALS if unit_ns > 1 else 0)
-        if digits.max() <= 9 and (num_spare > 0 or num_spare == 0 and digits[:, 0].max() < 4):
-            return digits.astype(np.int64) @ 10 ** np.arange(digits.shape[1] - 1, -1, -1) * unit_ns
-    with contextlib.suppress(ValueError):  # not a number
-        stamps_us = np.array([bytes(text) for text in texts]).astype(np.float64)
-        if (np.abs(stamps_us) < EXACT_BELOW).all():
+    joined = b",".join(texts)
+    is_ns = b"." in joined and _have_three_decimals(joined, len(texts))
+    digits, unit_ns = (joined.replace(b".", b""), 1) if is_ns else (joined, 1000)
+    if b"." not in digits:
+        with contextlib.suppress(msgspec.DecodeError, OverflowError):  # not whole numbers, or more than 64 bits
+            wholes = np.array(WHOLES.decode(b"[" + digits + b"]"), np.int64)
+            if len(wholes) == len(texts) and ((wholes < BELOW // unit_ns) & (wholes > -BELOW // unit_ns)).all():
+                return wholes * unit_ns
+    with contextlib.suppress(msgspec.DecodeError):  # not numbers
+        stamps_us = np.array(FLOATS.decode(b"[" + joined + b"]"), np.float64)
+        if len(stamps_us) == len(texts) and (np.abs(stamps_us) < EXACT_BELOW).all():
             return np.rint(stamps_us * 1000).astype(np.int64)
     return np.array([_one_ns(bytes(text).decode("ascii", "replace").strip('" ')) for text in texts], np.int64)
+
+
+def _have_three_decimals(joined: bytes, num_texts: int) -> bool:
+    """Returns whether texts joined by commas have one length, and each a single point before its last three bytes."""
+    if (len(joined) + 1) % num_texts or joined.count(b".") != num_texts:
+        return False
+    rows = np.frombuffer(joined + b",", np.uint8).reshape(num_texts, -1)
+    places = -DECIMALS - 2
+    return rows.shape[1] >= -places and bool((rows[:, [places, -1]] == [ord("."), ord(",")]).all())
 
 
 def _one_ns(text: str) -> int:
@@ -134,7 +144,7 @@ def _one_ns(text: str) -> int:
             ns = int(whole) * 1000 + (-1 if whole.startswith("-") else 1) * round(int((decimals + "0000")[:4]) / 10)
         else:
             ns = round(float(text) * 1000)
-        return ns if abs(ns) < 2**62 else int(BAD)
+        return ns if abs(ns) < BELOW else int(BAD)
     except (ValueError, OverflowError):
         return int(BAD)
 
@@ -152,10 +162,8 @@ def whole(value: Any, otherwise: Any = None) -> int:
 
 def integers(values: list[Any]) -> np.ndarray:
     """Converts numbers, however they are written, to int64; what is not a number or does not fit is NO_NUMBER."""
-    try:
-        if set(map(type, values)) == {int}:
-            return np.array(values, np.int64)
-    except OverflowError:
-        pass
+    if set(map(type, values)) <= {int, type(None)}:
+        with contextlib.suppress(OverflowError):
+            return np.array([NO_NUMBER if value is None else value for value in values], np.int64)
     numbers = [value if type(value) is int else NO_NUMBER if value is None else whole(value) for value in values]
     return np.array([value if -(2**63) <= value < 2**63 else NO_NUMBER for value in numbers], np.int64)

@@ -22,7 +22,7 @@ STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)$")
 MIN_ROWS = 2**14
 IDS, SMALL = ("correlation", "external"), np.iinfo(np.int32)
 _NEXT = re.compile(r'\}\s*,\s*(?=\{\s*")')
-_NO_ARGS = Args()
+_NO_ARGS, _UNSET = Args(), msgspec.UNSET
 
 
 class Collector:
@@ -79,7 +79,7 @@ class Collector:
         return decoded
 
     def _keep(self, kept: list[Event], kinds: list[Any]) -> None:
-        names, track_of, unset = self._names, self._track_of, msgspec.UNSET
+        names, track_of = self._names, self._track_of
         ts = nanoseconds([event.ts for event in kept])
         dur = nanoseconds([events.ZERO if kind == events.MEMORY else event.dur for kind, event in zip(kinds, kept)])
         columns = {"kind": kinds, "ts": ts, "dur": dur}
@@ -93,7 +93,7 @@ class Collector:
         columns["external"] = integers([args.external_id for args in facts])
         columns["extra"] = [
             events.NO_NUMBER
-            if args.dims is unset
+            if args.dims is _UNSET
             and args.bytes is None
             and args.collective is None
             and args.allocated is None
@@ -123,12 +123,18 @@ class Collector:
         return self._tracks.setdefault(track, len(self._tracks))
 
     def _extra(self, name: Any, args: Args) -> int:
+        dims, types, concrete = args.dims, args.types, args.concrete
         fact = (
             args.bytes if args.allocated is None else args.allocated,
-            "" if args.dims is msgspec.UNSET else bytes(args.dims),
-            "" if args.types is msgspec.UNSET else bytes(args.types),
-            *(args.collective, args.nelems, args.group, args.device_type, args.group_size, args.dtype),
-            args.kernel if args.concrete is msgspec.UNSET or not self._needs_concrete(name) else bytes(args.concrete),
+            "" if dims is _UNSET else bytes(dims),
+            "" if types is _UNSET else bytes(types),
+            args.collective,
+            args.nelems,
+            args.group,
+            args.device_type,
+            args.group_size,
+            args.dtype,
+            args.kernel if concrete is _UNSET or not self._needs_concrete(name) else bytes(concrete),
         )
         return self._extras.setdefault(fact, len(self._extras))
 
