@@ -95,7 +95,7 @@ def test_arms_have_as_many_trials_of_one_seed_and_the_race_has_others(tmp_path, 
     assert '"first_seed": 1' in plan and '"alpha": 0.025' in plan and "optim.lr=0.00126" in plan
     out = capsys.readouterr().out
     assert out.index("verdict: BETTER  Muon") < out.index("verdict: FASTER  Muon")
-    assert "verdict: FASTER  Muon reaches val_loss 2.80" in out and ", as every run does, in " in out
+    assert "verdict: FASTER  Muon reaches val_loss 2.80" in out and ", which every run reaches, in " in out
     assert "at the edge" not in out
     rows = list(csv.reader((folder / "study.csv").read_text().splitlines()))
     assert [row[0] for row in rows] == ["arm", "Adamw", "Muon"] and rows[2][1:4] == [

@@ -62,14 +62,16 @@ def document(folder: Path | str, at: Path | str | None = None) -> Document:
     metric = sweep.metric_of(study)
     verdict, *more = race_page.document_of(race).verdicts
     if edges := [name for name, tried in trials.items() if not min(tried) < sweep.best_of(tried, metric) < max(tried)]:
-        doubt = f"The best {study['tune']} of {and_(edges)} is at the edge of what was tried: a larger budget goes on."
+        doubt = (
+            f"The best {study['tune']} of {and_(edges)} is at the edge of what was tried: a larger budget tries more."
+        )
         verdict = replace(verdict, more=[*verdict.more, doubt])
     timed = [Verdict(_sentence(name, baseline, times, metric), times["verdict"], name) for name, times in same.items()]
     rows = _rows(study, trials, arms, against, same)
     tuned = chart_of_arms(
         "study-tuned",
         f"{metric.name} by {study['tune']}",
-        "a point is a trial; the best is also the luckiest",
+        "a point is a trial; the best one is partly lucky",
         study["tune"],
         metric.label,
         [{"name": name, "runs": [_points(tried)]} for name, tried in trials.items()],
@@ -120,8 +122,8 @@ def _same_loss(arms: Runs, race: Any, against: Mapping[str, Any], study: sweep.S
 
 def _sentence(name: str, baseline: str, times: SameLoss, metric: Metric) -> str:
     (a_s, b_s), (a_steps, b_steps) = times["mean_s"], times["mean_steps"]
-    sentence = f"{name} reaches {metric.name} {times['val_loss']:.4f}, as every run does, in {b_steps:.0f} steps"
-    sentence += f" ({baseline} in {a_steps:.0f})"
+    sentence = f"{name} reaches {metric.name} {times['val_loss']:.4f}, which every run reaches, in {b_steps:.0f} steps"
+    sentence += f" ({baseline}: {a_steps:.0f})"
     if a_s is not None and b_s is not None and times["change_pct"] is not None:
         sentence += f" and {b_s:.2f} s ({a_s:.2f} s): {times['change_pct']:+.2f} %"
     if times["ci95_pct"] and times["p"] is not None:
@@ -169,8 +171,8 @@ def _method(study: sweep.Study, race: Any) -> list[str]:
     return [
         f"Each arm: {counted(study['num_trials'] or 0, 'trial')} of {study['tokens']:,} tokens with seed "
         f"{study['seed']}, {study['tune']} from {starts}; a run that diverges counts as the worst.",
-        f"Race: {study['n']} runs an arm, interleaved, seeds {seeds[0]} to {seeds[-1]}, of which the search had none.",
+        f"Race: {study['n']} runs an arm, interleaved, seeds {seeds[0]} to {seeds[-1]}, none of which the search used.",
         f"Alpha {study['alpha']:g}, half of it for each question.  Steps and time are to the same {metric.name}, the "
-        "worst with which any run of the race ended, linear between validations (goal.val_every_steps).",
+        "worst final one of the race's runs, interpolated between validations (goal.val_every_steps).",
         f"Change, interval and p are of {metric.label} (Welch's t).",
     ]
