@@ -156,8 +156,7 @@ def test_figures_show_what_the_pages_do(raced):
     assert titles[0] == "Train time" and "Step time" in titles
     (change,) = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
     assert change.get_xdata()[0] == pytest.approx(api.compare(*raced).change_pct)
-    bars = api.explain(raced[0][0], raced[1][0]).plot().axes[0]
-    assert bars.get_title() == "What changed in a step"
+    assert api.explain(raced[0][0], raced[1][0]).plot().axes[0].get_title() == "What changed in a step"
     curves = api.load().plot(y="train_loss", x="tokens")
     assert len(curves.axes[0].lines) == 8
     with pytest.raises(ValueError, match="y is val_loss, train_loss, step_ms"):

@@ -149,7 +149,10 @@ def refuse_identical(facts: Mapping[str, Mapping[str, Any]]) -> None:
     for (name, known), (other_name, other) in itertools.combinations(facts.items(), 2):
         if all(known.get(key) == other.get(key) for key in ("config_id", "source_sha256")):
             same = f"are the same config ({known['config_id']}) and code and differ by noise alone"
-            raise Identical(f"{name} and {other_name} {same}: ./run.sh calibrate measures that, --anyway races them")
+            remedy = "./run.sh calibrate measures that, --anyway races them"
+            if known.get("commit") != other.get("commit"):
+                remedy += "; without script=FILE, revisions are the harness's own and not those of your repository"
+            raise Identical(f"{name} and {other_name} {same}: {remedy}")
 
 
 def refuse_incomparable(facts: Mapping[str, Mapping[str, Any]], measured: Mapping[str, float]) -> None:
