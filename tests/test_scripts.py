@@ -506,6 +506,9 @@ def test_a_script_gets_the_variables_that_the_record_names_and_no_others(tmp_pat
     assert real_runs.run_json(folder)["script"]["env"] == {"TOY": "3"}
 
 
+LLM_C_ROW = {"step": 7, "total": 9, "train_loss": 9.5, "grad_norm": 1.5, "lr": 2e-6, "step_ms": 812.5}
+
+
 @pytest.mark.parametrize(
     ("name", "line", "row"),
     [
@@ -518,11 +521,8 @@ def test_a_script_gets_the_variables_that_the_record_names_and_no_others(tmp_pat
         ("modded-nanogpt", "s:7 tel:3.5", {"step": 7, "val_loss": 3.5}),
         ("nanogpt", "iter 10: loss 5.5, time 2.50ms, mfu 1.0%", {"step": 11, "train_loss": 5.5, "step_ms": 2.5}),
         ("nanogpt", "step 20: train loss 4.1, val loss 4.2", {"step": 20, "val_loss": 4.2}),
-        (
-            "llm.c",
-            "step    7/19560 | train loss 9.5 | norm 1.5 | lr 2.00e-06 | (812.5 ms | 645280 tok/s)",
-            {"step": 7, "total": 19560, "train_loss": 9.5, "grad_norm": 1.5, "lr": 2e-6, "step_ms": 812.5},
-        ),
+        ("llm.c", "step    7/9 | train loss 9.5 | norm 1.5 | lr 2.00e-06 | (812.5 ms | 645280 tok/s)", LLM_C_ROW),
+        ("llm.c", "step    7/9 | loss 9.5 (+nanz)| norm 1.5 (-0.53z)| lr 2.00e-06 | 812.5 ms | 31.9% bf16", LLM_C_ROW),
         ("llm.c", "val loss 9.25", {"step": 0, "val_loss": 9.25}),
         ("modded-nanogpt", "iter 10: loss 5.5, time 2.50ms, mfu 1.0%", None),
         ("nanogpt", "step:3/9 train_time:12ms step_avg:4.0ms", None),

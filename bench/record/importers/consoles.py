@@ -242,17 +242,23 @@ class KempnerForge(Form):
 
 class LlmC(Form):
     """train_gpt2.py: "step    1/19560 | train loss 10.9 | norm 15.1 | lr 2.57e-06 | (812.3 ms | 645280 tok/s)", and
-    before it "val loss 10.9" without a step, which is that of the weights after the last printed step.
+    train_gpt2.cu: "step    1/19560 | loss 10.9 (-0.53z)| norm 15.1 (+nanz)| lr 2.57e-06 | 812.3 ms | 31.9% bf16 ...".
+    Before it "val loss 10.9" without a step, which is that of the weights after the last printed step.
     """
 
     name = "llm.c"
     looks_like = re.compile(r"^\s*(?:step\s+\d+/\d+ \||val loss )")
+    deviations = r" ?(?:\([-+.\w]+z\))?\| "  # what train_gpt2.cu puts between a number and the next one
     patterns = {
-        rf"step\s+(?P<step>\d+)/(?P<total>\d+) \| train loss {TRAIN_LOSS}(?: \| norm (?P<grad_norm>{FLOAT}))?"
-        rf"(?: \| lr (?P<lr>{FLOAT}))? \| \({STEP_MS} ms": 0,
+        rf"step\s+(?P<step>\d+)/(?P<total>\d+) \| (?:train )?loss +{TRAIN_LOSS}{deviations}"
+        rf"(?:norm +(?P<grad_norm>{FLOAT}){deviations})?(?:lr (?P<lr>{FLOAT}) \| )?\(?{STEP_MS} ms": 0,
         rf"^\s*val loss {VAL_LOSS}": 0,
     }
-    facts = {"batch_tokens": re.compile(r"total desired batch size: ([\d,]+)")}
+    facts = {
+        "batch_tokens": re.compile(r"total[ _](?:desired )?batch[ _]size(?:: |=)([\d,]+)"),
+        "gpu_name": re.compile(r"^\| device +\| (.+?) +\|", re.M),
+        "world_size": re.compile(r"\* num_processes=(\d+)"),
+    }
 
 
 class AutoResearch(Form):
