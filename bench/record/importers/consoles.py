@@ -21,7 +21,6 @@ TRAIN_LOSS, VAL_LOSS, STEP_MS = (rf"(?P<{name}>{FLOAT})" for name in ("train_los
 UNITS = {"train_time_s": ("train_time_ms", 1e3), "train_time_min": ("train_time_ms", 60e3), "step_s": ("step_ms", 1e3)}
 # nanochat's total time excludes the steps up to number 10, counted from 0 in base_train.py and from 1 in chat_sft.py
 NUM_UNTIMED, NUM_UNTIMED_SFT = 11, 10
-UNTIMED = "time of the steps, the first {} untimed"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LOSSES = ("train_loss", "val_loss", "val_bpb")  # if one is nan or inf, the run diverged
 VALIDATED = ("val_loss", *PRINTED_METRICS)
@@ -200,7 +199,7 @@ class NanoChat(Form):
     def clock(self, by_step: Rows) -> tuple[str, int]:
         """Uses the sum of the steps' times if every step was printed, else the total in hundredths of a minute."""
         self.num_untimed = NUM_UNTIMED if any("total" in row for row in by_step.values()) else NUM_UNTIMED_SFT
-        self.meaning = UNTIMED.format(self.num_untimed)
+        self.meaning = f"time of the steps, the first {self.num_untimed} untimed"
         return super().clock(by_step)
 
 
@@ -277,7 +276,7 @@ class AutoResearch(Form):
         rf"^peak_vram_mb:\s+(?P<peak_mib>{FLOAT})": 0,  # 2**20 bytes
     }
     facts = {"num_done": re.compile(r"^num_steps:\s+(\d+)", re.M)}
-    meaning, num_untimed = UNTIMED.format(NUM_UNTIMED), NUM_UNTIMED
+    meaning, num_untimed = f"time of the steps, the first {NUM_UNTIMED} untimed", NUM_UNTIMED
 
 
 class ParameterGolf(Form):
