@@ -11,6 +11,7 @@ from bench.record.rows import Row
 
 Arms = Sequence[Sequence[Row]]  # rows of A's runs, then of B's
 BESIDE_ALPHA, BESIDE_FRAC = 0.01, 0.1  # of the test that B spends more beside the clock; of A's training time (assumed)
+MORE_BESIDE = "more-beside-the-clock"  # flag of a Comparison where B spends more beside the clock
 MAX_VALIDATION_RATIO = 1.25  # most by which the ratios B / A of validation and step times may differ (assumed)
 
 

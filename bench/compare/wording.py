@@ -5,7 +5,7 @@ from typing import Any
 
 from bench.base import text_table
 from bench.base.metric import Metric, named
-from bench.compare import effects
+from bench.compare import clocks, effects
 
 MEASURES = {  # {key of a Comparison: (name, key of the means, their unit, decimals)}
     "time": ("time", "mean_s", "s", 3),
@@ -33,7 +33,7 @@ FLAGS = {  # {flag of a Comparison: its meaning}
     effects.DISAGREE: "the runs' own clocks alone would give a verdict, which the launcher's clock does not confirm",
     effects.NOT_COUNTED: "the candidate may have trained while its own clock stood still",
     "one-clock": "one arm's records predate the launcher's clock, so only the runs' own clocks decide",
-    "more-beside-the-clock": "the candidate takes longer before or after its clock, where it may have trained",
+    clocks.MORE_BESIDE: "the candidate takes longer before or after its clock, where it may have trained",
     "one-compilation": "the runs of an arm share a compilation: its luck counts as a change; race with compilations=3",
     "outliers-contradict": "the change has the other sign once outlying runs count in full",
     "baseline-unsteady": "the baseline differs from itself: its runs in even rounds from those in odd ones",

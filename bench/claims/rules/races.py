@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.claims.claim import Claim, ClaimedRace, Judged, standard
-from bench.compare import comparison, effects, selection, target, wording
+from bench.compare import clocks, comparison, effects, selection, target, wording
 from bench.compare.verdict import Comparison
 from bench.plans.race import plan, question
 from bench.plans.race.state import State
@@ -165,6 +165,8 @@ def it_is_faster_than_its_baseline(claim: Claim) -> Judged:
                 is_better, sentence = False, f"{sentence}, which are not counted: {wording.extra_sentence(again)}"
         if not is_better:
             return False, f"{race.race_id}: {sentence}"
+        if clocks.MORE_BESIDE in again["flags"]:
+            sentence = f"{sentence}; look at its code: {wording.FLAGS[clocks.MORE_BESIDE]}"
         baseline = known.plan["baseline"]
         evidence.append(f"{race.race_id}: {sentence}; {baseline} is {race_folder.about(known.plan['arms'])[baseline]}")
     return (True, "; ".join(evidence)) if evidence else (None, "it was not raced against another arm")
