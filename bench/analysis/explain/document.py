@@ -214,8 +214,8 @@ def _verdict_of_difference(title: str, difference: dict[str, Any]) -> Verdict:
     change = f"{difference['change_ms']:+.3f} ms" + ("" if pct is None else f", {pct:+.1f} %")
     doubt = []
     if (race_ms := difference.get("race_step_ms")) and (race_ms[1] - race_ms[0]) * difference["change_ms"] < 0:
-        measured = f"in the race a step took {format_ms(race_ms[0])} in A and {format_ms(race_ms[1])} in B"
-        doubt = [f"The looks contradict the race, so something disturbed them: {measured}."]
+        measured = f"a step of {format_ms(race_ms[0])} in A and of {format_ms(race_ms[1])} in B"
+        doubt = [f"The race itself shows the opposite, {measured}, so its looks do not explain it."]
     steps = f"a step takes {format_ms(a_ms)} in A and {format_ms(b_ms)} in B: {change}"
     return Verdict(f"{plain(brief(title), MAX_TITLE_CHARS)}: {steps}", "", more=[*doubt, *_causes(difference)])
 
