@@ -47,11 +47,8 @@ def cheat(results, what, script=CHEATS):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "words"),
-    [
-        pytest.param(CHEATS, ["script.args=[honest]"], id="counting"),
-        pytest.param(scripted.MODDED, [], id="modded", marks=pytest.mark.slow),
-        pytest.param(scripted.NANO, NANO, id="nano", marks=pytest.mark.slow),
-    ],
+    [(CHEATS, ["script.args=[honest]"]), (scripted.MODDED, []), (scripted.NANO, NANO)],
+    ids=["counting", "modded", "nano"],
 )
 def test_an_honest_script_passes_and_no_audit_run_counts(tmp_path, script, words):
     folder = scripted.run(tmp_path, script, *words)
@@ -124,7 +121,7 @@ def test_a_planted_cheat_fails(tmp_path, what, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["lowers_gradually", pytest.param("lowers_a_little", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("variant", ["lowers_gradually", "lowers_a_little"])
 def test_a_last_loss_that_is_lowered_by_a_little_fails(tmp_path, variant):
     """By 0.3 and 0.05 nats of 3.7: its model of bigrams, trained on uniform tokens, stays within 0.01 of ln V."""
     folder = scripted.run(tmp_path, BIGRAM, f"script.args=[{variant}]")
@@ -184,9 +181,8 @@ def test_a_model_that_looks_ahead_from_its_twentieth_call_on_fails(tmp_path):
     (tmp_path / "leak.py").write_text(LEAK)
     words = ["model.arch=leak.py:Leak", "goal.num_steps=30", "goal.val_tokens=8192", "optim.lr=0.01"]
     folder = real_runs.run(tmp_path / "results", *words, SPEEDRUN_CWD=str(tmp_path))
-    done = real_runs.bench(
-        tmp_path / "results", "audit", str(folder), "--only", "random_tokens", SPEEDRUN_CWD=str(tmp_path)
-    )
+    asked = ["audit", str(folder), "--only", "random_tokens"]
+    done = real_runs.bench(tmp_path / "results", *asked, SPEEDRUN_CWD=str(tmp_path))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "it sees future tokens, or prints a loss that is not its own" in done.stdout
 
@@ -307,9 +303,8 @@ def test_bigrams_know_how_hard_a_slice_is():
 
 LEAST = math.log(64) - stats.MIN_LOG_E_VALUE / 1024  # 4.14539
 RANDOM = {"num_alphabet": 64, "eos_frac": 0.0, "vocab_size": 257, "val_tokens": 32768}
-ROUNDED = RANDOM | {
-    "num_alphabet": 250
-}  # ln 250 = 5.5215, the bound is 5.5080: 5.5 may be 5.5499, 5.49 is at most 5.495
+# ln 250 = 5.5215, the bound is 5.5080: 5.5 may be 5.5499, 5.49 is at most 5.495
+ROUNDED = RANDOM | {"num_alphabet": 250}
 # 32 blocks of sd 0.1 and a claim of 3: 6 * 0.1 * sqrt(2 / 32) + 0.15 + 0.02 = 0.32; of 4 blocks 0.594
 HELD_OUT = {"vocab_size": 257, "val_tokens": 32768, "harder_nats": 0.02, "sd_of_blocks_nats": 0.1}
 
@@ -350,10 +345,8 @@ def test_several_outcomes_are_one():
 
 def test_an_audit_run_is_invalid_whatever_it_reached(finished_run):
     run = run_folder.read(finished_run) | {"audit": {"run": "free/x", "kind": "random_tokens"}}
-    assert validity.validity(run) == (
-        "invalid",
-        ["it is an audit run of free/x on substituted data, not a measurement"],
-    )
+    why = "it is an audit run of free/x on substituted data, not a measurement"
+    assert validity.validity(run) == ("invalid", [why])
 
 
 # ---- power

@@ -51,9 +51,8 @@ def test_what_is_kept():
     assert found["aa"]["change_pct"] == pytest.approx(100 * math.expm1(expected), abs=1e-9)
     assert list(found["needed_n"]) == ["0.1", "0.2", "0.5", "1", "2", "5"]
     assert found["needed_n"]["1"] == stats.needed_n(math.log1p(0.01), stats.sd(logs))
-    assert found["smallest_change_pct"]["5"] == pytest.approx(
-        100 * math.expm1(stats.smallest_difference([stats.sd(logs)] * 2, (5, 5)))
-    )
+    smallest = stats.smallest_difference([stats.sd(logs)] * 2, (5, 5))
+    assert found["smallest_change_pct"]["5"] == pytest.approx(100 * math.expm1(smallest))
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
@@ -93,11 +92,11 @@ def calibrated(results, monkeypatch, capsys):
     """(times, those of disturbed runs, *options) -> exit code and output of a calibration whose runs take so long."""
 
     def of(times_s, busy_s, *options):
-        folders = [
-            write(results, a_run("A", train_s, number, **(BUSY if train_s in busy_s else {})))
+        records = [
+            a_run("A", train_s, number, **(BUSY if train_s in busy_s else {}))
             for number, train_s in enumerate([30.0, *times_s])
         ]
-        runs = [json.loads((folder / "run.json").read_text()) | {"folder": str(folder)} for folder in folders]
+        runs = [record | {"folder": str(write(results, record))} for record in records]
         monkeypatch.setattr(calibrate, "_make_runs", lambda *_: runs)
         code = calibrate.main([f"n={len(times_s) // 2}", *options])
         return code, capsys.readouterr().out
@@ -163,23 +162,17 @@ def test_it_races_a_warm_up_run_and_then_both_sides_alternately_with_fresh_seeds
     def launch(job, command, series, plan, *of_a_sweep):
         race = plan and plan["race"]
         train_s = [30.0, 10.0, 10.1, 9.9, 10.05][len(launched)]
-        folder = write(results, a_run("A", train_s, len(launched), seed=job.config.seed, race=race))
+        record = a_run("A", train_s, len(launched), seed=job.config.seed, race=race)
         launched.append((job.overrides, race and race["discarded"]))
-        return json.loads((folder / "run.json").read_text()) | {"folder": str(folder)}
+        return record | {"folder": str(write(results, record))}
 
     play(monkeypatch, launch)
     assert calibrate.main(["n=2", "model=modern", "seed=7", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)  # progress goes elsewhere
-    assert launched == [
-        (["model=modern", "seed=7"], True),
-        (["model=modern", "seed=7"], None),
-        (["model=modern", "seed=8"], None),
-        (["model=modern", "seed=9"], None),
-        (["model=modern", "seed=10"], None),
-    ]
-    assert found["aa"]["mean_s"] == pytest.approx(
-        [math.sqrt(10.0 * 10.05), math.sqrt(10.1 * 9.9)]  # A B B A
-    )
+    warm_up, *others = launched
+    assert warm_up == (["model=modern", "seed=7"], True)
+    assert others == [(["model=modern", f"seed={seed}"], None) for seed in (7, 8, 9, 10)]
+    assert found["aa"]["mean_s"] == pytest.approx([math.sqrt(10.0 * 10.05), math.sqrt(10.1 * 9.9)])  # A B B A
     assert found["warm_up_run"].endswith("-s7")
     assert len(found["runs"]) == 4
 
@@ -213,11 +206,7 @@ def test_a_busy_machine_is_not_calibrated_unless_that_is_asked_for(results, monk
 
 
 def test_no_number_of_runs_shows_what_no_verdict_says():
-    arms = tuple(
-        [row_of(run) | {"config_id": "aaaaaaaa"} for run in runs]
-        for runs in raced([10.0, 10.0001, 10.0002], [10.0001, 10.0, 10.0002])
-    )
-    found = calibration.calibrate(*arms)
+    found = calibration.calibrate(*rows_of([10.0, 10.0001, 10.0002], [10.0001, 10.0, 10.0002]))
     assert found["smallest_change_pct"]["10"] == 0.1 and found["needed_n"]["0.2"] == 2
 
 
@@ -250,14 +239,9 @@ def test_between_sessions_it_is_the_most_that_their_means_differ_by():
 
 def test_only_repeats_of_one_code_on_one_machine_show_a_drift():
     first, source = repeats([10.0, 10.0]), a_run("A", 1.0, 0)["code"]
-    for changes in (
-        {"config_id": "bbbbbbbb"},
-        {"code": source | {"source_sha256": "f" * 64}},
-        {"comparability_id": "1" * 16},
-        {"started_at": None},
-        BUSY,
-        {"base": FAILED},
-    ):
+    other_code = {"code": source | {"source_sha256": "f" * 64}}
+    incomparable, undated = {"comparability_id": "1" * 16}, {"started_at": None}
+    for changes in ({"config_id": "bbbbbbbb"}, other_code, incomparable, undated, BUSY, {"base": FAILED}):
         other = repeats([10.4, 10.4], 5, session_id="1" * 16, **changes)
         assert calibration.drift_pct([*first, *other], False) == 1.8, changes
     assert calibration.drift_pct([*first, *repeats([10.4, 10.4], 5, session_id="1" * 16)], False) > 3.9
@@ -274,6 +258,5 @@ def test_arms_one_after_the_other_are_as_uncertain_as_the_history_of_their_track
     found = json.loads(capsys.readouterr().out)
     assert (found["verdict"], found["time"]["drift_pct"]) == ("not_interleaved", pytest.approx(1.0))
     welch = stats.interval(stats.welch(*([math.log(scale * time_s) for time_s in TIMES] for scale in (1.0, 1.1))))
-    assert found["time"]["ci95_pct"] == pytest.approx(
-        [100 * math.expm1(welch[0]) - 1.0, 100 * math.expm1(welch[1]) + 1.0]
-    )
+    low_pct, high_pct = (100 * math.expm1(edge) for edge in welch)
+    assert found["time"]["ci95_pct"] == pytest.approx([low_pct - 1.0, high_pct + 1.0])

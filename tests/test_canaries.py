@@ -1,7 +1,6 @@
 """Secrets planted in every input of a run come out of nothing that leaves; what a run needs goes along, and replays."""
 
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -43,21 +42,10 @@ TYPED = [
     f"https://host.example/?token={CANARY}query&a=1",
 ]
 ARGS = [*TYPED[:3], "--api-key", *TYPED[3:], "--lr", "0.1"]
-BESIDE = {
-    "hf_token.txt": f"{CANARY}\n",
-    "credentials.json": json.dumps({"a": CANARY}),
-    "notes.txt": CANARY,
-    "launch.sh": f"export X={CANARY}\n",
-    "unused.py": f"X = '{CANARY}'\n",
-    ".env": f"X={CANARY}\n",
-}
-UNTRACKED = {
-    "launch_mine.sh": f"export WANDB_API_KEY={CANARY}\n",
-    "my_secrets.yaml": f"key: {CANARY}\n",
-    "bench/scratch.py": f"KEY = '{CANARY}'\n",
-    "conf/optim/other.yaml": f"# {CANARY}\n",
-    f"hf_{CANARY}aaaaaaaaaaaaaaaaaaaaaaaa.py": "",
-}
+# all of these files hold the canary, one of them in its name
+BESIDE = ["hf_token.txt", "credentials.json", "notes.txt", "launch.sh", "unused.py", ".env"]
+UNTRACKED = ["launch_mine.sh", "my_secrets.yaml", "bench/scratch.py", "conf/optim/other.yaml"]
+UNTRACKED.append(f"hf_{CANARY}aaaaaaaaaaaaaaaaaaaaaaaa.py")
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +61,8 @@ def checkout(tmp_path_factory):
     git(checkout, "commit", "-q", "--allow-empty", "-m", "the code under test")
     git(checkout, "remote", "set-url", "origin", f"https://ada:{CANARY}@git.example/x.git")
     beside.mkdir()
-    for home, texts in ((checkout, UNTRACKED), (beside, BESIDE)):
-        for name, text in texts.items():
-            (home / name).write_text(text)
+    for path in (*(checkout / name for name in UNTRACKED), *(beside / name for name in BESIDE)):
+        path.write_text(f"KEY = '{CANARY}'\n")
     (beside / "helper.py").write_text("X = 1\n")
     (beside / "settings.json").write_text("{}")
     (beside / "train.py").write_text(SCRIPT.format(sha256=hashlib.sha256(" ".join(ARGS).encode()).hexdigest()))

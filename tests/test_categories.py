@@ -1,5 +1,7 @@
 """Kernel names and what they are counted as: every rule holds for its example, and no rule robs another."""
 
+import time
+
 import pytest
 
 from bench.analysis.trace import categories
@@ -143,8 +145,6 @@ def test_rules_that_cannot_be_used_are_refused_by_entry(tmp_path, text, message)
 
 
 def test_an_endless_name_takes_no_time():
-    import time
-
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     category("softmax_warp_x<" + "a, 1" * 1_000_000)
-    assert time.perf_counter() - started_s < 1
+    assert time.process_time() - started_s < 1

@@ -220,9 +220,8 @@ def test_masks_lost_in_a_compiled_graph_alone_are_found(monkeypatch):
     assert ask()["found"] == "causal"
     torch._dynamo.reset()
     gpu_path.plant_lost_masks(monkeypatch)
-    with pytest.raises(
-        causality.NotCausal, match="in evaluation, compiled, the share of the loss from targets before a cut"
-    ):
+    what = "in evaluation, compiled, the share of the loss from targets before a cut"
+    with pytest.raises(causality.NotCausal, match=what):
         ask()
     torch._dynamo.reset()
 
@@ -294,9 +293,8 @@ def test_dropout_and_random_state_are_left_as_they_were():
     assert torch.equal(torch.get_rng_state(), rng)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor"
-)  # torch 2.13 hides it, but not from an error filter
+# torch 2.13 hides it, but not from an error filter
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_a_part_that_the_model_compiles_itself_is_watched_and_not_compiled_again():
     graphs = []
     table = nn.Embedding(64, 64)
@@ -338,11 +336,7 @@ class Net(GPT2):
     "source, status, reason",
     [
         (LOOKS_AHEAD.format(num_calls=0), "failed", "the model sees what it must predict"),
-        (
-            LOOKS_AHEAD.format(num_calls=18),
-            "complete",
-            "after the last step, the model sees what it must predict: in evaluation, the logits of token",
-        ),
+        (LOOKS_AHEAD.format(num_calls=18), "complete", "after the last step, the model sees what it must predict"),
         (TRAINS, "complete", "the loss of the same tokens was"),
     ],
     ids=["looks ahead", "looks ahead from its 19th call on", "trains on what it is evaluated on"],
@@ -373,15 +367,8 @@ def test_a_model_that_cannot_be_asked_is_a_doubt_but_on_the_free_track():
 
 def finished(val_loss, implausible=None):
     goal = {"val_tokens": 4096} | ({} if implausible is None else {"implausible_val_loss": implausible})
-    hardware, measured = {"device": "cuda"}, {"foreign_cpu_cores": None}
-    return {
-        "status": "complete",
-        "metrics": {"val_loss": val_loss},
-        "data": {"floor_nats": None},
-        "goal": goal,
-        "hardware": hardware,
-        "measured": measured,
-    }
+    run = {"status": "complete", "metrics": {"val_loss": val_loss}, "data": {"floor_nats": None}, "goal": goal}
+    return run | {"hardware": {"device": "cuda"}, "measured": {"foreign_cpu_cores": None}}
 
 
 def test_a_loss_that_nothing_can_reach_makes_a_run_invalid():

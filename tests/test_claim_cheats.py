@@ -47,9 +47,8 @@ def test_stricter_plans_and_tracks_that_fix_nothing_choose_for_themselves(result
 def test_a_plan_with_the_candidates_own_alpha_and_margin_is_refused(results, monkeypatch):
     monkeypatch.setattr(planning, "refuse_laxer", lambda *_: None)
     folder = results.race(monkeypatch, "n=3", "alpha=0.49", "margin=0.01")
-    assert failed(folder) == {
-        PLAN: f"{folder.name}: alpha 0.49, the track's is 0.05, loss_margin_nats 0.01, the track's is 0.002"
-    }
+    why = "alpha 0.49, the track's is 0.05, loss_margin_nats 0.01, the track's is 0.002"
+    assert failed(folder) == {PLAN: f"{folder.name}: {why}"}
 
 
 def test_fewer_runs_than_the_track_asks_and_another_question_are_refused(results, monkeypatch, capsys):
@@ -111,9 +110,8 @@ def lucky(results, also=()):
 def test_an_end_that_was_cut_without_another_run_after_it_is_missed_on_this_machine(results, tmp_path):
     folders = [*three(results), results.add(3, val_loss=3.3)]
     cut(results, 6, [folders.pop()])
-    assert failed(*folders) == {
-        WHOLE: "this machine has counted 8 lines, but the last one is number 6: its end was removed"
-    }
+    why = "this machine has counted 8 lines, but the last one is number 6: its end was removed"
+    assert failed(*folders) == {WHOLE: why}
 
 
 @pytest.mark.parametrize(
@@ -158,11 +156,8 @@ def hide_the_last(results, folders):
 
 def test_lines_that_a_published_copy_has_are_missed(results, project):
     folder, folders = project
-    evidence = failed(*hide_the_last(results, folders))
-    assert (
-        "early/ledger.jsonl has 2 lines that are missing from this ledger, the first is start cpu_nano/"
-        in evidence[WHOLE]
-    )
+    why = "early/ledger.jsonl has 2 lines that are missing from this ledger, the first is start cpu_nano/"
+    assert why in failed(*hide_the_last(results, folders))[WHOLE]
 
 
 def test_a_publication_that_was_removed_is_found_in_gits_history(results, project):

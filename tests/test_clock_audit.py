@@ -28,6 +28,9 @@ sys.argv[:] = [script]
 runpy.run_path(script, run_name="__main__")
 end()
 """
+THREAD = "w = threading.Thread(target=table, args=(0.3,))\nw.start()\nw.join()"
+SUBPROCESS = "subprocess.run([sys.executable, '-c', 'sum(range(20_000_000))'])"
+OTHER_CLOCK = f"a = time.perf_counter()\n{TABLE}\nspent = time.perf_counter() - a"
 DAEMON = """pid = os.fork()
 if pid == 0:
     os.setsid()
@@ -86,25 +89,10 @@ def test_the_phases_add_up_to_what_the_script_prints(baseline):
         ("before the start", WITHOUT.replace("# BEFORE", TABLE), BEFORE, TABLE),
         ("in validations", WITHOUT.replace("# PAUSE", "rows = table(0.1)"), PAUSE, "rows = table(0.1)"),
         ("after the last step", WITHOUT.replace("# AFTER", TABLE), AFTER, TABLE),
-        (
-            "in a thread",
-            WITHOUT.replace("# BEFORE", "w = threading.Thread(target=table, args=(0.3,))\nw.start()\nw.join()"),
-            BEFORE,
-            "w.join()",
-        ),
-        (
-            "in a subprocess",
-            WITHOUT.replace("# BEFORE", "subprocess.run([sys.executable, '-c', 'sum(range(20_000_000))'])"),
-            BEFORE,
-            "subprocess.run(",
-        ),
+        ("in a thread", WITHOUT.replace("# BEFORE", THREAD), BEFORE, "w.join()"),
+        ("in a subprocess", WITHOUT.replace("# BEFORE", SUBPROCESS), BEFORE, "subprocess.run("),
         ("in C", WITHOUT.replace("# BEFORE", "rows = sum(range(20_000_000))"), BEFORE, "rows = sum("),
-        (
-            "under another clock",
-            WITHOUT.replace("# BEFORE", f"a = time.perf_counter()\n{TABLE}\nspent = time.perf_counter() - a"),
-            BEFORE,
-            TABLE,
-        ),
+        ("under another clock", WITHOUT.replace("# BEFORE", OTHER_CLOCK), BEFORE, TABLE),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 20 and " " in value else "",
 )
@@ -122,9 +110,8 @@ def test_a_table_outside_the_clock_is_found_with_its_line(baseline, tmp_path, wh
 
 def test_bytes_that_are_read_before_the_clock_are_counted(baseline, tmp_path):
     (tmp_path / "big.bin").write_bytes(bytes(40 * 2**20))
-    found = sampled(
-        tmp_path / "run", TEXT.replace("# BEFORE", f"data = open({str(tmp_path / 'big.bin')!r}, 'rb').read()")
-    )
+    reads = f"data = open({str(tmp_path / 'big.bin')!r}, 'rb').read()"
+    found = sampled(tmp_path / "run", TEXT.replace("# BEFORE", reads))
     sentences = off_clock.beyond(found, baseline)
     assert any("40 MiB read more before the clock starts" in sentence for sentence in sentences), sentences
 
@@ -145,11 +132,10 @@ def made(*places, every_s=0.1):
 
 
 def test_a_clock_that_is_not_the_one_printed_is_no_clock():
-    found = off_clock.account(
-        made(3, 3, 3, 5), "train.py", {"train.py": MADE}, [(10**8, False), (3 * 10**8, False)], 0.3
-    )
+    script, stamps_ns = ("train.py", {"train.py": MADE}), [(10**8, False), (3 * 10**8, False)]
+    found = off_clock.account(made(3, 3, 3, 5), *script, stamps_ns, 0.3)
     assert found["by"] == "the source" and [used["cpu_s"] for used in found["phases"]] == pytest.approx([0.3, 0.1])
-    found = off_clock.account(made(*[3] * 9), "train.py", {"train.py": MADE}, [(10**8, False), (3 * 10**8, False)], 0.3)
+    found = off_clock.account(made(*[3] * 9), *script, stamps_ns, 0.3)
     assert found["by"] == "the printed lines" and "took 0.90 s, it prints 0.30 s" in found["doubt"]
     assert {used["phase"]: round(used["cpu_s"], 1) for used in found["phases"]} == {BEFORE: 0.1, TIMED: 0.2, AFTER: 0.6}
 
@@ -162,21 +148,16 @@ def test_samples_that_end_before_the_script_does_are_refused():
 
 @pytest.mark.slow
 def test_the_audit_of_records_names_the_baseline_first_and_finds_a_daemon(tmp_path):
-    folders = []
-    for name, text in (
-        ("base", TEXT),
-        ("before", WITHOUT.replace("# BEFORE", TABLE)),
-        ("daemon", WITHOUT.replace("# BEFORE", DAEMON)),
-    ):
+    folders, texts = [], {"base": TEXT}
+    texts |= {"before": WITHOUT.replace("# BEFORE", TABLE), "daemon": WITHOUT.replace("# BEFORE", DAEMON)}
+    for name, text in texts.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.py").write_text(text)
         folders.append(scripted.run(tmp_path / "results", tmp_path / name / "train.py", "track=free"))
     done = real_runs.bench(tmp_path / "results", "audit", *map(str, folders), "--only", "clock")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert (
-        "s of CPU time moved out of the timed region (now before the clock starts): train.py:19 rows = table(0.3)"
-        in done.stdout
-    )
+    moved = "moved out of the timed region (now before the clock starts)"
+    assert f"s of CPU time {moved}: train.py:19 rows = table(0.3)" in done.stdout
     assert re.search(r"0\.\d\d s of CPU time more before the clock starts: train\.py:\d+ time\.sleep\(2\)", done.stdout)
     alone = real_runs.bench(tmp_path / "results", "audit", str(folders[0]), "--only", "clock", "--only", "held_out")
     assert alone.returncode == 2 and "it cannot be combined with other audits" in alone.stderr

@@ -241,10 +241,8 @@ def rank(small, cache, monkeypatch, tmp_path):
     with code_copy.held(small) as code, code_copy.held_sources({"own/net.py": tmp_path / "net.py"}) as sources:
         monkeypatch.setattr(imported, "CODE", code)
         monkeypatch.setattr(user_code, "_copied", sources["own/net.py"].parent)
-        others["bench.a"], others["own_net_py"] = (
-            module("bench.a", code / "bench/a.py"),
-            module("x", sources["own/net.py"]),
-        )
+        others["bench.a"] = module("bench.a", code / "bench/a.py")
+        others["own_net_py"] = module("x", sources["own/net.py"])
         yield code, sources["own/net.py"].parent
 
 
@@ -295,11 +293,9 @@ def test_a_rank_of_other_code_makes_a_run_invalid():
     of_rank = {"copy": "a", "num_modules": 9, "elsewhere": []}
     one, two = imported.merged([of_rank]), imported.merged([of_rank, of_rank | {"copy": None}])
     assert two["copies"] == ["None", "a"]
-    run = {"status": "complete", "metrics": {"val_loss": 3.0}, "data": {"floor_nats": None}, "code": {"copy": "a"}}
-    run |= {"measured": {"foreign_cpu_cores": 0.0}, "hardware": {"device": "cpu"}}
-    assert (
-        validity.validity(run | {"metrics": {"val_loss": 3.0, "num_steps": 1}, "referee": {"code": one}})[0] == "valid"
-    )
+    run = {"status": "complete", "metrics": {"val_loss": 3.0, "num_steps": 1}, "data": {"floor_nats": None}}
+    run |= {"measured": {"foreign_cpu_cores": 0.0}, "hardware": {"device": "cpu"}, "code": {"copy": "a"}}
+    assert validity.validity(run | {"referee": {"code": one}})[0] == "valid"
     word, (why,) = validity.validity(run | {"referee": {"code": two}})
     assert word == "invalid" and why == "its ranks imported code copy None, a, but this record holds a"
     word, (why,) = validity.validity(run | {"referee": {"code": one | {"elsewhere": ["models.base"]}}})
@@ -364,7 +360,7 @@ def damage(repo, what):
         (repo / ".git/objects" / object_name[:2] / object_name[2:]).unlink()
 
 
-DAMAGES = {
+DAMAGES = {  # what is wrong: (what the failure says, what the remedy says)
     "another owner": ("dubious ownership", "safe.directory"),
     "a filter that is missing": ("lfs", "git-lfs"),
     "a filter that hangs": ("timed out", "what takes so long"),

@@ -67,7 +67,7 @@ def test_a_flag_is_listed_where_it_is_not_torchs_default(body, flags):
 @pytest.mark.slow
 def test_modes_and_options_of_torch_compile_and_variables_are_flags():
     body = (
-        'torch.compile(lambda x: x, mode="max-autotune"); torch.compile(lambda x: x, options={"shape_padding": False})'
+        "torch.compile(lambda x: x, mode='max-autotune')\ntorch.compile(lambda x: x, options={'shape_padding': False})"
     )
     found = changed_by(body, TORCHINDUCTOR_COORDINATE_DESCENT_TUNING="1", TORCHINDUCTOR_CACHE_DIR="/tmp/cache")
     assert found["compile.max_autotune"] is True and found["compile.shape_padding"] is False
@@ -78,15 +78,11 @@ def test_modes_and_options_of_torch_compile_and_variables_are_flags():
 @pytest.fixture
 def judged():
     def of(track, *flags):
-        rules = schema.build(
-            schema.TrackRules,
-            yaml.safe_load((real_runs.REPO / f"conf/track/{track}.yaml").read_text())["track"]["rules"],
-        )
+        settings = yaml.safe_load((real_runs.REPO / f"conf/track/{track}.yaml").read_text())["track"]
+        rules = schema.build(schema.TrackRules, settings["rules"])
+        measured = [{} if of_run is None else {"compile_flags": of_run} for of_run in flags]
         records = [
-            SimpleNamespace(
-                name=f"run{number}", record={"measured": {} if of_run is None else {"compile_flags": of_run}}
-            )
-            for number, of_run in enumerate(flags)
+            SimpleNamespace(name=f"run{number}", record={"measured": of_run}) for number, of_run in enumerate(measured)
         ]
         claim = SimpleNamespace(track=track, track_rules=SimpleNamespace(rules=rules), runs=records)
         return runs.only_allowed_flags_of_torch_compile_were_set(claim)

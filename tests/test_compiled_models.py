@@ -3,6 +3,8 @@
 Dynamo's graph is the one that a GPU's has; what inductor makes of it is not seen here.
 """
 
+import functools
+
 import pytest
 import test_ladder
 import torch
@@ -52,10 +54,8 @@ def assert_near(found, expected):
 def assert_same_compiled(model, tokens_BT):
     """Logits, and their gradients where those are on.  Returns the backend."""
     backend = Backend()
-    plain_BTV, found_BTV = (
-        model.logits(tokens_BT),
-        torch.compile(model.logits, dynamic=False, backend=backend)(tokens_BT),
-    )
+    plain_BTV = model.logits(tokens_BT)
+    found_BTV = torch.compile(model.logits, dynamic=False, backend=backend)(tokens_BT)
     assert torch.allclose(found_BTV, plain_BTV, rtol=0, atol=2e-5 * plain_BTV.abs().max().item())
     if not torch.is_grad_enabled():
         return backend
@@ -69,9 +69,8 @@ MASKS = ("r09", "r53")  # without masks, with the last way to make them; the oth
 
 def differs(rung):
     """Whether its model is another than that of the rung below, and not the same with another optimizer."""
-    return rung not in SAME_MODEL and any(
-        not name.startswith("__") or name == "__init__" for name in vars(models.load(rung))
-    )
+    own = [name for name in vars(models.load(rung)) if name == "__init__" or not name.startswith("__")]
+    return rung not in SAME_MODEL and bool(own)
 
 
 @pytest.mark.parametrize("rung", test_ladder.some(test_ladder.GOLDEN, MASKS))
@@ -86,9 +85,8 @@ def test_a_compiled_rung_is_the_plain_one(rung):
         assert backend.count("argsort") == 4 * num_windows  # four lists of blocks a mask; a mask a window, not a layer
 
 
-@pytest.mark.parametrize(
-    "rung", ["r53", *(pytest.param(rung, marks=pytest.mark.slow) for rung in ("r20", "r31"))]
-)  # of each way to make masks the first, and the last
+# of each way to make masks the first, and the last
+@pytest.mark.parametrize("rung", ["r53", *(pytest.param(rung, marks=pytest.mark.slow) for rung in ("r20", "r31"))])
 def test_the_mask_that_was_lost_once_would_be_seen(rung, monkeypatch):
     plant_lost_masks(monkeypatch)
     model, tokens_BT = made(rung), test_ladder.batch(rung)[0]
@@ -158,10 +156,8 @@ def test_what_a_rung_does_only_while_training_is_the_same_compiled(rung, how):
 
 @pytest.mark.parametrize("rung", ["r20", "r38", "r42"])  # Muon, of Polar Express, NorMuon
 def test_compiled_stacks_of_muon_are_the_plain_ones(rung, monkeypatch):
-    compile_ = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda function, **how: compile_(function, backend=Backend(), fullgraph=True, **how)
-    )
+    whole = functools.partial(torch.compile, backend=Backend(), fullgraph=True)
+    monkeypatch.setattr(torch, "compile", whole)
     moves = {}
     for batched in ("eager", "compiled"):
         config = compose.compose([f"experiment={rung}", f"optim.groups.matrices.batched={batched}"])

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from bench.base.paths import REPO
-from bench.config import compose, groups, identity, resolve, schema, typed
+from bench.config import compose, groups, identity, resolve, schema
 from bench.config.resolve import deviations_of
 from bench.launch.prepare import prepare
 from models.schedules import cosine
@@ -78,12 +78,11 @@ def test_one_instrument_more_or_less_is_the_list_that_has_it():
     usual = list(compose.compose([]).instruments)
     more = compose.compose(["+instruments=memory_history", "instruments.memory_history.first_step=5"])
     listed = compose.compose([f"instruments=[{','.join([*usual, 'memory_history'])}]"])
-    assert more.instruments == listed.instruments | {
-        "memory_history": listed.instruments["memory_history"] | {"first_step": 5}
-    }
-    assert identity.config_id(compose.compose(["+instruments=[memory_history,trace]"])) == identity.config_id(
-        compose.compose([f"instruments=[{','.join([*usual, 'memory_history', 'trace'])}]"])
-    )
+    of_history = listed.instruments["memory_history"] | {"first_step": 5}
+    assert more.instruments == listed.instruments | {"memory_history": of_history}
+    listed = compose.compose([f"instruments=[{','.join([*usual, 'memory_history', 'trace'])}]"])
+    added = compose.compose(["+instruments=[memory_history,trace]"])
+    assert identity.config_id(added) == identity.config_id(listed)
     assert list(compose.compose(["~instruments=telemetry"]).instruments) == [one for one in usual if one != "telemetry"]
     assert compose.compose(["profile=memory"]) == compose.compose(["+instruments=memory_history"])
     assert list(compose.compose(["exporters=[mlflow]", "+exporters=wandb"]).exporters) == ["mlflow", "wandb"]
@@ -95,11 +94,6 @@ OWN = {
     "num_layers: {a: 1}": "model.num_layers={'a': 1}: use a whole number above 0",
     "num_layers: ${nope}": "Interpolation key 'nope' not found, full_key: model.num_layers",
 }
-
-
-def test_a_value_where_a_group_belongs_is_refused():
-    with pytest.raises(ValueError, match="schedule=5: use a group of settings, KEY: VALUE"):
-        typed.filled(schema.Config, {"optim": {"schedule": 5}})
 
 
 @pytest.mark.parametrize(("line", "cause"), OWN.items())
@@ -174,10 +168,8 @@ def test_an_optimizer_has_its_own_settings_and_any_schedule():
     optim = compose.compose(["optim=muon", "optim/schedule=cosine", "optim.schedule.warmup_frac=0.1"]).optim
     assert (optim.muon_ns_steps, optim.grad_clip_norm) == (5, None)
     assert optim.schedule == cosine.Config(name="cosine", warmup_frac=0.1, final_lr_frac=0.0)
-    words = (
-        "cooldown_frac=0.4: this run has no such setting; only runs with optim/schedule=stepped or .*=trapezoid have it"
-    )
-    with pytest.raises(ValueError, match=words):
+    why = "this run has no such setting; only runs with optim/schedule=stepped or .*=trapezoid have it"
+    with pytest.raises(ValueError, match=f"cooldown_frac=0.4: {why}"):
         compose.compose(["optim/schedule=cosine", "optim.schedule.cooldown_frac=0.4"])
 
 
@@ -217,13 +209,8 @@ def test_a_flat_muon_config_loads_with_its_settings():
 
 def test_no_change_of_the_settings_layout_may_change_an_id():
     """Of config_id's first version: what an old record and a new run of the same settings share."""
-    found = {
-        name: identity.config_id(
-            resolve.resolve(compose.compose([f"optim={name}", "optim.fused=null"]), schema.Machine(0, 2), 257)
-        )
-        for name in ("adamw", "muon")
-    }
-    assert found == {"adamw": "ecc04969", "muon": "e704751b"}
+    assert id_of("optim=adamw", "optim.fused=null") == "ecc04969"
+    assert id_of("optim=muon", "optim.fused=null") == "e704751b"
 
 
 def id_of(*words):
@@ -232,11 +219,8 @@ def id_of(*words):
 
 def test_todays_default_with_adamws_loop_is_a_repeat_of_the_published_runs():
     """They were made before host_interval_ms and optim.fused; results/published/ keeps them as they were."""
-    recorded = {
-        json.loads(path.read_text())["config_id"]
-        for path in (REPO / "results" / "published" / "cpu_nano-gpt2-adamw").glob("*/*/run.json")
-    }
-    assert recorded == {id_of("optim.fused=null")}
+    records = (REPO / "results" / "published" / "cpu_nano-gpt2-adamw").glob("*/*/run.json")
+    assert {json.loads(path.read_text())["config_id"] for path in records} == {id_of("optim.fused=null")}
 
 
 def test_an_exporter_and_what_is_outside_the_timed_region_change_no_id():

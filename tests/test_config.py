@@ -15,18 +15,11 @@ LAPTOP, NODE = Machine(num_gpus=0, num_cpus=8), Machine(num_gpus=8, num_cpus=64)
 
 @pytest.fixture
 def values():
+    optim = {"name": "adamw", "lr": 0.003, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
     return {
         "model": {"arch": "gpt2", "num_layers": 4, "num_heads": 4, "width": 128},
         "data": {"source": "pysource", "seq_len": 128, "batch_tokens": 1024},
-        "optim": {
-            "name": "adamw",
-            "lr": 0.003,
-            "beta1": 0.9,
-            "beta2": 0.95,
-            "eps": 1e-8,
-            "weight_decay": 0.1,
-            "schedule": {"name": "trapezoid", "cooldown_frac": 0.4, "final_lr_frac": 0.0},
-        },
+        "optim": optim | {"schedule": {"name": "trapezoid", "cooldown_frac": 0.4, "final_lr_frac": 0.0}},
         "goal": {"num_steps": 100, "val_tokens": 4096, "val_every_steps": 50},
         "track": {"name": "free", "about": "no rules", "repeats": 3, "p_value": 0.01},
     }
@@ -64,15 +57,9 @@ def num_micro_steps_of(config):
 
 def test_fewer_processes_accumulate_gradients_for_the_same_batch(values):
     def micro_steps(num_processes):
-        config = resolved(
-            values,
-            NODE,
-            data__seq_len=1024,
-            data__batch_tokens=524288,
-            goal__val_tokens=1048576,
-            hardware__num_processes=num_processes,
-            hardware__micro_batch_seqs=64,
-        )
+        data = {"data__seq_len": 1024, "data__batch_tokens": 524288, "goal__val_tokens": 1048576}
+        hardware = {"hardware__num_processes": num_processes, "hardware__micro_batch_seqs": 64}
+        config = resolved(values, NODE, **data, **hardware)
         return config.hardware.micro_batch_seqs, num_micro_steps_of(config)
 
     assert micro_steps(8) == (64, 1)
@@ -186,11 +173,7 @@ def test_vocabulary_is_padded_to_a_multiple_of_64(values):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"data__batch_tokens": 1000},
-            r"data.batch_tokens=1000: it must be a multiple of seq_len \* num_processes = 128 \* 1 = 128; "
-            "try data.batch_tokens=1024",
-        ),
+        ({"data__batch_tokens": 1000}, r"data.batch_tokens=1000: .* = 128 \* 1 = 128; try data.batch_tokens=1024"),
         ({"goal__val_tokens": 100}, r"goal.val_tokens=100: .*try goal.val_tokens=128"),
         ({"hardware__device": "tpu"}, "hardware.device=tpu: use auto, cpu or cuda"),
         ({"hardware__device": "cuda"}, "shows no NVIDIA GPU"),
@@ -199,21 +182,12 @@ def test_vocabulary_is_padded_to_a_multiple_of_64(values):
         ({"model__width": 130}, r"model.width=130: it must be a multiple of 2 \* num_heads = 8"),
         ({"model__vocab_size": 256}, "model.vocab_size=256: the data uses tokens up to 256: use 257 or more"),
         ({"optim__muon_lr": 0.02}, "unknown setting optim.muon_lr=0.02: optim has name, lr, .*eps"),
-        (
-            {"optim__schedule__name": "constant"},
-            "unknown setting optim.schedule.cooldown_frac=0.4: optim.schedule has name, warmup_frac",
-        ),
+        ({"optim__schedule__name": "constant"}, "unknown setting optim.schedule.cooldown_frac=0.4: optim.schedule has"),
         ({"optim__schedule": {"name": "cosine"}}, "optim.schedule.final_lr_frac is not set"),
-        (
-            {"optim__schedule": {"name": "wavy"}},
-            "optim.schedule.name=wavy: there is no models/schedules/wavy.py; choose from constant, cosine, stepped, ",
-        ),
+        ({"optim__schedule": {"name": "wavy"}}, "optim.schedule.name=wavy: there is no .*; choose from constant, cosi"),
         ({"optim__schedule": "cosine"}, "optim.schedule=cosine: use a group of settings, KEY: VALUE"),
         ({"optim__lr": -1.0}, "optim.lr=-1.0: use a number above 0"),
-        (
-            {"optim__schedule__warmup_frac": 0.7},
-            "optim.schedule.warmup_frac=0.7: with cooldown_frac=0.4 it is more than the",
-        ),
+        ({"optim__schedule__warmup_frac": 0.7}, "optim.schedule.warmup_frac=0.7: with cooldown_frac=0.4 it is"),
         ({"model__residual_dtype": "bfloat16"}, "model.residual_dtype=bfloat16: hardware.dtype is float32"),
         ({"hardware__tf32": True}, "hardware.tf32=True: a CPU has no TF32"),
         ({"hardware__sdpa": "cudnn"}, "hardware.sdpa=cudnn: a CPU has flash and math"),

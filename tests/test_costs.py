@@ -11,13 +11,8 @@ START = {"t_ns": 500 * MS, "utc": "2026-11-21T03:00:00.500Z", "event": "run_star
 
 @pytest.fixture
 def folder(tmp_path):
-    for event in (
-        START,
-        gc(1, 4.0),
-        gc(1, 5.0),
-        gc(0, 30.0),
-        {"t_ns": 0, "event": "gc_total", "rank": 1, "count": 700, "ms": 31.0},
-    ):
+    total = {"t_ns": 0, "event": "gc_total", "rank": 1, "count": 700, "ms": 31.0}
+    for event in (START, gc(1, 4.0), gc(1, 5.0), gc(0, 30.0), total):
         step_files.append_event(tmp_path, event)
     return tmp_path
 
@@ -27,10 +22,9 @@ def gc(rank, ms):
 
 
 def rows(odd_ms=150.0):
-    made = [{"step": 0, "val_loss": 5.0}]
-    return made + [
-        {"step": num, "t_ns": num * 1000 * MS, "step_ms": odd_ms if num == 7 else 100.0} for num in range(1, 12)
-    ]
+    steps_ms = {step: odd_ms if step == 7 else 100.0 for step in range(1, 12)}
+    timed = [{"step": step, "t_ns": step * 1000 * MS, "step_ms": ms} for step, ms in steps_ms.items()]
+    return [{"step": 0, "val_loss": 5.0}, *timed]
 
 
 def run(*instruments):

@@ -12,6 +12,9 @@ from real_runs import SHORT, bench, folders, run_json
 
 from bench.base.paths import REPO
 from bench.cli import export as verb
+from bench.launch import initial_record
+from bench.launch.prepare import prepare
+from bench.machine import environment
 from bench.record import run_folder, verification
 from bench.record.exporters import dashboards
 from bench.record.verification import RunFiles
@@ -49,32 +52,15 @@ FINAL_VAL_LOSS = json.loads((EXAMPLE / "run.json").read_text())["metrics"]["val_
 
 def test_series_settings_and_final_numbers_are_read_from_the_folder(run):
     found = dashboards.read(run)
-    assert found.points == [
-        (0, pytest.approx(found.points[0][1]), {"loss/val": 5.5, "progress/tokens": 0.0}),
-        (
-            1,
-            UTC_S + 1,
-            {
-                "loss/train": 5.25,
-                "optim/lr": 0.003,
-                "progress/tokens": 1024.0,
-                "time/step_ms": 100.5,
-                "time/data_ms": 1.5,
-            },
-        ),
-        (
-            2,
-            UTC_S + 2,
-            {
-                "loss/train": 4.75,
-                "loss/val": 4.5,
-                "optim/lr": 0.002,
-                "progress/tokens": 2048.0,
-                "disturbed/step_ms": 300.5,
-                "disturbed/data_ms": 2.5,
-            },
-        ),
-    ]
+    (_, *at_s), series = zip(*((at_s, values) for _, at_s, values in found.points), strict=True)
+    assert [step for step, *_ in found.points] == [0, 1, 2] and at_s == [UTC_S + 1, UTC_S + 2]
+    times = {"time/step_ms": 100.5, "time/data_ms": 1.5}
+    disturbed = {"disturbed/step_ms": 300.5, "disturbed/data_ms": 2.5}
+    assert series == (
+        {"loss/val": 5.5, "progress/tokens": 0.0},
+        {"loss/train": 5.25, "optim/lr": 0.003, "progress/tokens": 1024.0} | times,
+        {"loss/train": 4.75, "loss/val": 4.5, "optim/lr": 0.002, "progress/tokens": 2048.0} | disturbed,
+    )
     assert found.final["final/val_loss"] == FINAL_VAL_LOSS
     assert found.settings["model.arch"] == "gpt2" and found.settings["data.train_glob"] == "None"
     assert (found.settings["seed"], found.settings["name"]) == (run_json(run)["seed"], run_json(run)["name"])
@@ -97,10 +83,6 @@ def test_a_missing_package_is_a_warning_with_the_command_that_installs_it(tmp_pa
 
 def test_exporters_change_no_id_and_no_protocol(tmp_path):
     """Two runs that differ in them alone are repeats, and their times may be compared."""
-    from bench.launch import initial_record
-    from bench.launch.prepare import prepare
-    from bench.machine import environment
-
     env = environment.environment() | {"env": {}}
     records = []
     for more in ([], ["exporters=[wandb,mlflow]", "exporters.wandb.project=mine"]):
@@ -124,10 +106,6 @@ def test_exporters_change_no_id_and_no_protocol(tmp_path):
     ],
 )
 def test_where_an_exporter_writes_is_in_no_record_with_a_home_folder_or_a_password(tmp_path, uri, shown):
-    from bench.launch import initial_record
-    from bench.launch.prepare import prepare
-    from bench.machine import environment
-
     env = environment.environment()
     job = prepare([*SHORT, "exporters=[mlflow]", f"exporters.mlflow.tracking_uri={uri}"])
     record = initial_record.record_of(job, env, ["run", *job.overrides])
@@ -181,9 +159,8 @@ def test_an_export_after_the_run_that_hangs_or_fails_is_said_and_never_raised(ru
     dashboards.after_run(run, chosen, said.append)
     assert commands[0][-2:] == ['--set=tracking_uri="postgresql://ada:secret@db/runs"', "--set=experiment=null"]
     assert len(said) == 2 and said[0].startswith("no export to mlflow: TimeoutExpired") and "OSError: full" in said[1]
-    assert json.loads((run / "dashboards" / "dashboards.json").read_text())["mlflow"]["error"].startswith(
-        "TimeoutExpired"
-    )
+    noted = json.loads((run / "dashboards" / "dashboards.json").read_text())
+    assert noted["mlflow"]["error"].startswith("TimeoutExpired")
 
 
 def test_a_run_that_has_not_ended_and_what_is_no_exporter_are_refused(run, monkeypatch):
@@ -203,15 +180,18 @@ def test_a_run_that_has_not_ended_and_what_is_no_exporter_are_refused(run, monke
 
 def export(run, name):
     """In a process of its own, as after a run: their packages warn, and import for seconds."""
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", "dashboard", str(run), "--to", name],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=REPO,
-    )
+    words = [sys.executable, "-m", "bench", "dashboard", str(run), "--to", name]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=REPO)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads((run / "dashboards" / "dashboards.json").read_text())[name]
+
+
+def read_by(program, path):
+    """The lines of JSON that a program prints of what an exporter wrote."""
+    words = [sys.executable, "-W", "ignore", "-c", program, str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @needs("tensorboard")
@@ -260,11 +240,7 @@ def test_wandb_offline_holds_every_step_and_says_nothing_of_the_machine(run):
         "        run = found.run\n"
         "        print(json.dumps({'host': run.host, 'run': run.run_id, 'remote': run.git.remote_url}))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", reader, str(file)], capture_output=True, text=True, timeout=60
-    )
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.returncode == 0, done.stderr
+    lines = read_by(reader, file)
     assert {"host": "", "run": run.name, "remote": ""} in lines and facts["run_id"] == run.name
     history = [(line["_step"], line["loss/train"]) for line in lines if "loss/train" in line]
     assert history == [(1, 5.25), (2, 4.75)]
@@ -287,12 +263,7 @@ def test_mlflow_keeps_one_run_of_each_record_with_its_series_settings_and_status
         "    facts = [r.data.metrics['final/val_loss'], r.data.params['model.arch'], sorted(r.data.tags)]\n"
         "    print(json.dumps([r.info.run_name, r.info.status, history, *facts]))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", reader, store], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()
-    name, status, history, val_loss, arch, tags = json.loads(line)
+    ((name, status, history, val_loss, arch, tags),) = read_by(reader, store)
     assert (name, status, arch) == (run.name, "FINISHED", "gpt2")
     assert history == [[1, 5.25, round(1e3 * UTC_S) + 1000], [2, 4.75, round(1e3 * UTC_S) + 2000]]
     assert val_loss == FINAL_VAL_LOSS

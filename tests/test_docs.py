@@ -23,16 +23,15 @@ REPO = Path(__file__).resolve().parent.parent
 PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.S | re.M)
 CONSOLE = [(page.name, block) for page in PAGES for kind, block in BLOCK.findall(page.read_text()) if kind == "console"]
-COMMANDS = sorted(
-    {
-        (page.name, line)
-        for page in PAGES
-        for kind, block in BLOCK.findall(page.read_text())
-        if kind in ("", "bash", "sh")
-        for line in block.splitlines()
-        if line.startswith(("./run.sh ", "speedrun "))
-    }
-)
+LINES_OF_BLOCKS = [
+    (page.name, kind, line)
+    for page in PAGES
+    for kind, block in BLOCK.findall(page.read_text())
+    if kind in ("", "bash", "sh")
+    for line in block.splitlines()
+    if line.strip()
+]
+COMMANDS = sorted({(page, line) for page, _, line in LINES_OF_BLOCKS if line.startswith(("./run.sh ", "speedrun "))})
 # of a run whose settings need files of the user's, a package that is no dependency, or GPUs
 OF_USER = re.compile(r"=mine|=ours|two_stages|load|sums|script|my_|cluster|exporters|=gpt2_|empty|/|rendezvous|optuna")
 
@@ -50,17 +49,9 @@ def test_a_command_prints_what_the_documentation_shows(page, block, tmp_path):
 
 # ---- what the blocks show is done, for real or as a dry run
 
-LINES = sorted(
-    {
-        re.split(r"  +#| # ", line)[0].rstrip()
-        for page in PAGES
-        if page.name != "own.md"  # tests/test_wheel.py does all of it, word by word
-        for kind, block in BLOCK.findall(page.read_text())
-        if kind in ("bash", "sh")
-        for line in block.splitlines()
-        if line.strip()
-    }
-)
+# but of own.md: tests/test_wheel.py does all of it, word by word
+OF_SHELL = [line for page, kind, line in LINES_OF_BLOCKS if kind and page != "own.md"]
+LINES = sorted({re.split(r"  +#| # ", line)[0].rstrip() for line in OF_SHELL})
 NOT_RUN = {  # what no test of this file can do, and why, with the file that tests it
     r"^torchrun|^srun|hardware\.(nodes|num_processes)|cluster=": "ranks on a cluster, or eight: test_nodes, test_slurm",
     r"nsys|--capture|project (RUN|traces)": "a GPU, or what was measured on one: test_projection",
@@ -148,12 +139,8 @@ def test_a_wheels_page_links_to_the_repository_and_never_tells_a_password(remote
     monkeypatch.setenv("SPEEDRUN_URL", remote)
     assert metadata.repository(REPO) == address
     text = metadata.readme("![a](docs/a.png) [Start](docs/start.md) [x](https://x.org)", address)
-    if address:
-        assert (
-            text == f"![a]({address}/raw/HEAD/docs/a.png) [Start]({address}/blob/HEAD/docs/start.md) [x](https://x.org)"
-        )
-    else:
-        assert text == " Start (`docs/start.md`) [x](https://x.org)"
+    linked = f"![a]({address}/raw/HEAD/docs/a.png) [Start]({address}/blob/HEAD/docs/start.md)"
+    assert text == f"{linked if address else ' Start (`docs/start.md`)'} [x](https://x.org)"
 
 
 def glob(line):

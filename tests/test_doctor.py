@@ -13,14 +13,9 @@ from bench.machine.preflight import Check
 
 
 def answer(**facts):
-    fine = {
-        "torch_facts": {"torch": "2.13.0", "cuda": "13.0", "cudnn": 92000, "nccl": "2.29.7"},
-        "num_bytes": 64 * 2**20,
-        "all_reduce_ms": 1.0,
-        "matmul_tflop_per_s": 700.0,
-        "device_name": "NVIDIA H100 80GB HBM3",
-    }
-    return fine | facts
+    fine = {"torch_facts": {"torch": "2.13.0", "cuda": "13.0", "cudnn": 92000, "nccl": "2.29.7"}}
+    fine |= {"num_bytes": 64 * 2**20, "all_reduce_ms": 1.0, "matmul_tflop_per_s": 700.0}
+    return fine | {"device_name": "NVIDIA H100 80GB HBM3"} | facts
 
 
 def test_ranks_that_answer_report_software_and_bandwidth():
@@ -80,9 +75,8 @@ def test_a_missing_driver_is_a_failure_where_gpus_are_wanted():
 
 
 def test_a_visit_starts_ranks_lets_them_talk_and_says_fit(tmp_path):
-    done = real_runs.bench(
-        tmp_path / "results", "doctor", "hardware=cpu", "--json", TMPDIR=str(real_runs.temp_in(tmp_path))
-    )
+    temp = str(real_runs.temp_in(tmp_path))
+    done = real_runs.bench(tmp_path / "results", "doctor", "hardware=cpu", "--json", TMPDIR=temp)
     found = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert found["fit"] is True

@@ -40,14 +40,7 @@ def bring_to_an_end(running, how):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "num_ranks"),
-    [
-        ("SIGTERM", 1),
-        ("launcher", 1),
-        pytest.param("SIGTERM", 2, marks=slow),
-        pytest.param("timeout", 2, marks=slow),
-        pytest.param("agent", 2, marks=slow),
-        pytest.param("launcher", 2, marks=slow),
-    ],
+    [("SIGTERM", 1), ("launcher", 1), ("SIGTERM", 2), ("timeout", 2), ("agent", 2), ("launcher", 2)],
 )
 def test_a_stopped_rank_is_ended_and_no_file_changes_after_the_record(tmp_path, how, num_ranks):
     with stopped(tmp_path, how, num_ranks) as running:
@@ -153,9 +146,8 @@ def test_ranks_that_cannot_start_say_why_at_once(tmp_path, shell, kind, words):
     command = " ".join([sys.executable, "-m", "bench", "run", *real_runs.SHORT, *real_runs.SLIGHT, *real_runs.TWO])
     env = real_runs.environment(tmp_path)
     began_s = time.monotonic()
-    done = subprocess.run(
-        ["bash", "-c", shell.format(command=command)], cwd=real_runs.REPO, env=env, capture_output=True, text=True
-    )
+    words_of_shell = ["bash", "-c", shell.format(command=command)]
+    done = subprocess.run(words_of_shell, cwd=real_runs.REPO, env=env, capture_output=True, text=True)
     took_s = time.monotonic() - began_s
     run = real_runs.run_json(real_runs.folders(tmp_path)[0])
     assert (done.returncode, run["failure"]["kind"]) == (1, kind), done.stdout + real_runs.logs(tmp_path)
@@ -166,26 +158,29 @@ def test_ranks_that_cannot_start_say_why_at_once(tmp_path, shell, kind, words):
 # ---- early Ctrl-C
 
 
+INTERRUPTED_HYDRA = """
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.errors import ConfigCompositionException
+def load(*args, **kwargs):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    except BaseException:
+        pass
+    raise ConfigCompositionException
+ConfigLoaderImpl.load_configuration = load
+sys.argv[1:] = ["run", "track=free", "goal.num_steps=2"]
+from bench.cli.main import run
+run()
+"""
+
+
 def test_ctrl_c_that_hydra_calls_an_error_of_its_own_is_an_interrupt(tmp_path):
-    code = (
-        "import os, signal, sys, time\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
-        "from hydra._internal.config_loader_impl import ConfigLoaderImpl\n"
-        "from hydra.errors import ConfigCompositionException\n"
-        "def load(*args, **kwargs):\n"
-        "    try:\n"
-        "        os.kill(os.getpid(), signal.SIGINT)\n"
-        "        time.sleep(60)\n"
-        "    except BaseException:\n"
-        "        pass\n"
-        "    raise ConfigCompositionException\n"
-        "ConfigLoaderImpl.load_configuration = load\n"
-        "sys.argv[1:] = ['run', 'track=free', 'goal.num_steps=2']\n"
-        "from bench.cli.main import run\n"
-        "run()\n"
-    )
     env = real_runs.environment(tmp_path)
-    done = subprocess.run([sys.executable, "-c", code], cwd=real_runs.REPO, env=env, capture_output=True, text=True)
+    words = [sys.executable, "-c", INTERRUPTED_HYDRA]
+    done = subprocess.run(words, cwd=real_runs.REPO, env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr.strip().splitlines()[-1:]) == (1, ["interrupted"]), done.stderr
     assert not list(tmp_path.glob("*/*/run.json"))
 

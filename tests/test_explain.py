@@ -22,7 +22,8 @@ from bench.record import step_files
 H100 = {"deviceProperties": [{"name": "NVIDIA H100 80GB HBM3"}]}
 BF16 = "c10::BFloat16"
 ROTARY = [[4], [4, 8], [4, 2], [], [99, 8]]
-MM = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}
+MM = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": [BF16, BF16]}
+SMALL = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
 
 
 def one_step():
@@ -354,16 +355,14 @@ def test_bounds_are_those_of_the_data_sheet_and_unknown_without_one():
 
 
 def test_an_operators_time_outside_the_product_within_it_shows_no_rate(tmp_path):
-    shapes = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
-    events = [event("cpu_op", "aten::matmul", 0, 20, **shapes), event("cpu_op", "aten::mm", 1, 18, **shapes)]
+    events = [event("cpu_op", "aten::matmul", 0, 20, **SMALL), event("cpu_op", "aten::mm", 1, 18, **SMALL)]
     rank = load.load(write(tmp_path / "a.json", events))
     assert operators.leaves_with_flops(rank).tolist() == [False, True]
     assert parts_ns(explained(tmp_path / "a.json", events)) == {parts.SEEN: 18_000, parts.UNBOUND: 2_000}
 
 
 def test_a_device_without_a_data_sheet_is_never_at_its_peak(tmp_path):
-    shapes = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
-    answer = explained(tmp_path / "a.json", [event("cpu_op", "aten::mm", 0, 20, **shapes)])
+    answer = explained(tmp_path / "a.json", [event("cpu_op", "aten::mm", 0, 20, **SMALL)])
     assert answer["limit_ms"] == 0.0
     assert [(line["part"], line["gain_ms"]) for line in answer["next"]] == [(parts.SEEN, 0.02)]  # it is in the list
 
@@ -537,16 +536,8 @@ def test_the_verb_explains_the_difference_of_two_traces_or_runs(tmp_path, finish
 def test_the_verb_takes_a_passport_and_writes_a_page(tmp_path, capsys):
     write(tmp_path / "a.json", one_step(), **H100)
     device = {"id": "x", "name": H100["deviceProperties"][0]["name"], "index": 0}
-    gemm = {
-        "what": "gemm",
-        "kind": "gemm",
-        "unit": "TFLOP/s",
-        "low": 1.0,
-        "value": 1.0,
-        "high": 400.0,
-        "num_samples": 9,
-    }
-    gemm |= {"precision": "bfloat16", "shape": [1024, 1024, 1024]}
+    gemm = {"what": "gemm", "kind": "gemm", "unit": "TFLOP/s", "precision": "bfloat16", "shape": [1024, 1024, 1024]}
+    gemm |= {"low": 1.0, "value": 1.0, "high": 400.0, "num_samples": 9}
     made = {"schema_version": 1, "at": "2026-11-22T10:00:00Z", "took_s": 1.0, "device": "cuda", "environment": {}}
     made |= {"devices": [device | {"figures": [gemm]}], "collectives": [], "omitted": []}
     (tmp_path / "passport.json").write_text(json.dumps(made))

@@ -92,11 +92,8 @@ def test_a_run_stops_at_its_target_of_bits_per_byte_and_says_them_everywhere(run
 def test_pages_and_curves_draw_the_goals_metric(run_by_bpb):
     rows = [row for row in step_files.read(run_by_bpb) if row["val_loss"] is not None]
     by_step, by_time, step_time = curves.arm_charts({"A": [run_by_bpb]})
-    assert [chart["title"] for chart in (by_step, by_time, step_time)] == [
-        "val_bpb by step",
-        "val_bpb by time",
-        "Step time",
-    ]
+    titles = [chart["title"] for chart in (by_step, by_time, step_time)]
+    assert titles == ["val_bpb by step", "val_bpb by time", "Step time"]
     found = curves.curves_of_run(run_by_bpb, score="val_bpb")["val"]
     assert found["step"] == [row["step"] for row in rows]
     assert found["val_bpb"] == pytest.approx([row["val_bpb"] for row in rows], rel=1e-5)
@@ -182,9 +179,8 @@ def test_runs_of_different_metrics_are_not_compared():
 
 def test_the_goal_of_val_loss_is_recorded_as_before():
     config = prepare(["track=cpu_nano", "hardware=cpu"], check_own=False, say=str).config
-    assert (
-        metric.goal_facts(config.goal.of, None) == {} and metric.from_goal({"target_val_loss": 3.0}) == metric.VAL_LOSS
-    )
+    assert metric.goal_facts(config.goal.of, None) == {}
+    assert metric.from_goal({"target_val_loss": 3.0}) == metric.VAL_LOSS
 
 
 def test_shards_of_ones_own_have_the_bytes_of_the_tokenizer_that_made_them():
@@ -244,6 +240,7 @@ Total submission size int8+zlib: 15863489 bytes
 DIAGNOSTIC post_ema val_loss:1.9155 val_bpb:1.1344 eval_time:2059ms
 final_int8_zlib_roundtrip_exact stride:64 val_loss:2.07269931 val_bpb:1.22436570
 """
+OF_GOLF = {"artifact_bytes": 15863489, "val_loss": 2.07269931}
 NEW_GOLF = """  seed: 42
 4900/20000 train_loss: 2.4294 train_time: 9.8m tok/s: 8000000
 4900/20000 val_loss: 2.3541 val_bpb: 1.0757
@@ -273,15 +270,7 @@ Total training time: 182.49m
     ("form", "text", "name", "score", "steps", "train_s", "row"),
     [
         ("autoresearch", AUTORESEARCH, "val_bpb", 0.9979, 2, 300.1, {}),
-        (
-            "parameter-golf",
-            GOLF,
-            "val_bpb",
-            1.2243657,
-            13780,
-            600.038,
-            {"artifact_bytes": 15863489, "val_loss": 2.07269931},
-        ),
+        ("parameter-golf", GOLF, "val_bpb", 1.2243657, 13780, 600.038, OF_GOLF),
         ("parameter-golf", NEW_GOLF, "val_bpb", 1.06128183, 4900, 599.623, {"artifact_bytes": 15952086}),
         ("slowrun", SLOWRUN, "val_loss", 3.402, 2, 2827.2, {"val_bpb": 1.04}),
         ("nanochat", NANOCHAT, "val_bpb", 0.745, 2, 10949.4, {"core": 0.2585}),
@@ -319,17 +308,13 @@ def test_a_metric_of_ones_own_is_found_by_its_pattern_in_what_a_script_prints(tm
     assert real_runs.run_json(folder)["metrics"]["target_reached"] is True
     assert step_files.validations(folder, "accuracy") == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
     never = real_runs.bench(tmp_path / "results", "run", "hardware=cpu", *words[4:5], "track=free", "goal.metric=core")
-    assert never.returncode == 1
-    assert (
-        "the script printed no core, which the goal needs; it printed val_loss: give goal.metric=val_loss"
-        in never.stdout
-    )
+    why = "the script printed no core, which the goal needs; it printed val_loss: give goal.metric=val_loss"
+    assert never.returncode == 1 and why in never.stdout
 
 
 def test_two_patterns_of_a_dialect_that_match_one_line_read_neither(tmp_path):
-    (tmp_path / "own.yaml").write_text(
-        "step: 'iter (?P<step>\\d+)'\nval: 'iter (?P<step>\\d+) val (?P<val_bpb>\\S+)'\n"
-    )
+    patterns = "step: 'iter (?P<step>\\d+)'\nval: 'iter (?P<step>\\d+) val (?P<val_bpb>\\S+)'\n"
+    (tmp_path / "own.yaml").write_text(patterns)
     reader = dialects.reader_of(str(tmp_path / "own.yaml"))
     assert reader.row("iter 3") == {"step": 3}
     assert reader.row("iter 3 val 1.2") is None and reader.ambiguous == "iter 3 val 1.2"

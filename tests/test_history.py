@@ -142,9 +142,8 @@ def test_two_planted_regressions_are_found_with_the_commands_that_find_the_commi
         assert commits.index(change["before"]) < planted_at <= commits.index(change["after"])
     assert float(first["change"].split()[0]) == pytest.approx(30, abs=3)
     assert float(second["change"].split()[0]) == pytest.approx(20, abs=3)
-    assert re.fullmatch(
-        rf"\./run\.sh bisect {second['before'][:10]} {second['after'][:10]} .*script=train\.py.*", second["command"]
-    )
+    between = f"{second['before'][:10]} {second['after'][:10]}"
+    assert re.fullmatch(rf"\./run\.sh bisect {between} .*script=train\.py.*", second["command"])
     assert "seed=" not in second["command"] and "script.rev=" not in second["command"]
     text = page.read_text()
     assert second["before"][:10] in text and "bisect" in text and "Narrowest Significance Pursuit" in text
@@ -197,10 +196,9 @@ def test_the_actions_steps_race_a_slower_head_comment_and_fail(tmp_path):
     repo, temp = tmp_path / "repo", tmp_path / "runner"
     base, head = repository(repo, [5, 20])
     temp.mkdir()
-    cached = [
-        repo / f"speedrun/results/{track}/2020010{day}T000000Z-a run" for day in (1, 2, 3) for track in ("a", "b")
-    ]
-    cached += [repo / f"speedrun/results/races/2020010{day}T000000Z-race" for day in (1, 2, 3, 4, 5)]
+    kept = repo / "speedrun" / "results"
+    cached = [kept / track / f"2020010{day}T000000Z-a run" for day in (1, 2, 3) for track in ("a", "b")]
+    cached += [kept / f"races/2020010{day}T000000Z-race" for day in (1, 2, 3, 4, 5)]
     for folder in cached:
         folder.mkdir(parents=True)
     (temp / "gh").write_text(f'#!/bin/sh\necho "$@" >>{temp}/gh.log\n')
@@ -248,9 +246,8 @@ def test_the_action_edits_its_own_comment_alone_and_warns_without_permission(tmp
     ]
     (tmp_path / "comments.json").write_text(json.dumps(listed))
     answer = f'jq -r "$5" {tmp_path}/comments.json' if comments else "exit 1"
-    (tmp_path / "gh").write_text(
-        f'#!/bin/sh\necho "$@" >>{tmp_path}/gh.log\ncase $2 in user) exit 1;; repos/*) {answer};; esac\n'
-    )
+    cases = f"case $2 in user) exit 1;; repos/*) {answer};; esac"
+    (tmp_path / "gh").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/gh.log\n{cases}\n')
     (tmp_path / "gh").chmod(0o755)
     own, _ = steps({}, {})
     (script,) = (step["run"] for step in own if step["name"] == "Comment")

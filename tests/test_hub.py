@@ -28,9 +28,8 @@ def hub(tmp_path, monkeypatch):
 
     monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path / "data"))
     monkeypatch.setattr(hub_source, "LOCKS", tmp_path / "locks")
-    monkeypatch.setattr(
-        huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 4096
-    )  # small files break off in the middle too
+    # small files break off in the middle too
+    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 4096)
 
     def body(seed):
         shards.write(tmp_path / "x.bin", np.arange(80_000) * seed % 50257)

@@ -217,20 +217,14 @@ def test_every_python_writes_the_same_syntax():
 
 def test_every_entry_of_the_list_is_there_and_named_once():
     assert [name for name in code_state.RACED if not (REPO / name).exists()] == []
-    assert len(code_state.raced_files()) == sum(
-        len(list(code_state._sources(REPO / name))) for name in code_state.RACED
-    )
+    num_sources = [len(list(code_state._sources(REPO / name))) for name in code_state.RACED]
+    assert len(code_state.raced_files()) == sum(num_sources)
 
 
 def test_all_that_a_rank_imports_is_raced_or_excluded_with_a_reason():
-    started = [
-        REPO / "bench/training/worker.py",
-        REPO / "bench/launch/guard.py",
-        REPO / "bench/launch/ranks.py",
-        REPO / "bench/machine/telemetry/sampler.py",
-        *REPO.glob("bench/training/instruments/*.py"),
-    ]
-    found, waiting = set(), started
+    started = ["training/worker.py", "launch/guard.py", "launch/ranks.py", "machine/telemetry/sampler.py"]
+    found, waiting = set(), [REPO / "bench" / name for name in started]
+    waiting += REPO.glob("bench/training/instruments/*.py")
     while waiting:
         path = waiting.pop()
         if path not in found:
@@ -297,9 +291,8 @@ def test_of_another_identity_version_it_is_unknown_whether_the_code_is_the_same(
     with monkeypatch.context() as patch:
         patch.setattr(ledger, "append", lambda *where, identity_version=None, **facts: append(*where, **facts))
         old = results.add(9, val_loss=3.3)
-    assert not any(
-        "identity_version" in facts for facts in (run_folder.read(old)["code"], *ledger.read(results.folder).lines)
-    )
+    written = [run_folder.read(old)["code"], *ledger.read(results.folder).lines]
+    assert not any("identity_version" in facts for facts in written)
     passed, evidence = no_run_was_left_out(three(results, code))
     assert passed
     assert f"of identity version 1 (whether it is the same code is unknown): cpu_nano/{old.name} (complete)" in evidence
@@ -359,12 +352,9 @@ def test_an_arm_of_two_identity_versions_is_marked_and_nothing_is_said_of_its_co
     found = eligibility.judge([row_of(old), row_of(new)], [row_of(other)])
     assert "mixed-code" in found.flags and not any("different code" in remark for remark in found.remarks)
     assert any("(identity versions 1, 2): whether it is the same is unknown" in remark for remark in found.remarks)
-    (version,) = (
-        one
-        for one in comparison.differences_of([comparison.facts(old)], [comparison.facts(new)])
-        if one["what"] == "identity_version"
-    )
-    assert (version["a"], version["b"]) == ([1], [2])
+    differences = comparison.differences_of([comparison.facts(old)], [comparison.facts(new)])
+    versions = [(one["a"], one["b"]) for one in differences if one["what"] == "identity_version"]
+    assert versions == [([1], [2])]
     assert code_state.differing_files(old["code"], new["code"]) is None
 
 

@@ -72,9 +72,8 @@ def test_a_changed_byte_is_refused(results):
 def test_a_record_edited_so_well_that_it_is_true_to_itself_is_not_the_one_of_the_ledger(results):
     folders = three(results)
     edit(folders[0], lambda run: run["measured"].update(launcher_peak_mem_gib=0.01))
-    assert failed(*folders) == {
-        "every record matches the ledger": f"cpu_nano/{folders[0].name}: run.json was changed after the run"
-    }
+    why = f"cpu_nano/{folders[0].name}: run.json was changed after the run"
+    assert failed(*folders) == {"every record matches the ledger": why}
 
 
 def test_no_verdict_rests_on_a_record_that_is_not_the_one_of_the_ledger(results, won, capsys):
@@ -85,9 +84,8 @@ def test_no_verdict_rests_on_a_record_that_is_not_the_one_of_the_ledger(results,
     assert compare.main([str(won), "--json"]) == 2
     compared = json.loads(capsys.readouterr().out)
     assert (compared["verdict"], compared["answers"]["loss"]["verdict"]) == ("not_comparable", "inconclusive")
-    assert compared["reasons"][0].startswith(
-        f"run.json was changed after the run ended, in 1 run of B: cpu_nano/{changed.name}: restore"
-    )
+    said = f"run.json was changed after the run ended, in 1 run of B: cpu_nano/{changed.name}: restore"
+    assert compared["reasons"][0].startswith(said)
     assert compare.main([str(won), "--force"]) == 2
     name, sha256 = f"cpu_nano/{changed.name}", ledger.sha256_of(changed / "run.json")
     ledger.append(results.folder, "end", run=name, status="complete", run_json_sha256=sha256)
@@ -97,13 +95,9 @@ def test_no_verdict_rests_on_a_record_that_is_not_the_one_of_the_ledger(results,
 
 def test_a_step_that_an_instrument_disturbed_is_refused(results, monkeypatch):
     rows_of = claimed._rows
-    monkeypatch.setattr(
-        claimed,
-        "_rows",
-        lambda *args: [row | ({"flags": "traced"} if row["step"] == 5 else {}) for row in rows_of(*args)],
-    )
-    folders = three(results)
-    assert "an instrument disturbed 1 steps" in failed(*folders)["no forbidden instrument ran"]
+    disturbed = lambda row: row | ({"flags": "traced"} if row["step"] == 5 else {})  # noqa: E731
+    monkeypatch.setattr(claimed, "_rows", lambda *args: [disturbed(row) for row in rows_of(*args)])
+    assert "an instrument disturbed 1 steps" in failed(*three(results))["no forbidden instrument ran"]
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
@@ -155,10 +149,10 @@ def test_without_a_ledger_nothing_is_accepted(results):
 
 
 def a_gpu(name):
+    facts = {"memory_gib": 80.0, "power_limit_w": 700.0, "max_sm_clock_mhz": 1980, "uuid_hash": "0" * 16}
+
     def change(run):
-        run["environment"]["gpus"] = [
-            {"name": name, "memory_gib": 80.0, "power_limit_w": 700.0, "max_sm_clock_mhz": 1980, "uuid_hash": "0" * 16}
-        ]
+        run["environment"]["gpus"] = [{"name": name} | facts]
         run["hardware"] |= {"device": "cuda"}
 
     return change
@@ -166,23 +160,17 @@ def a_gpu(name):
 
 def test_another_gpu_model_is_refused(results, monkeypatch):
     """On the track that names one; and among runs of which one differs."""
-    folders = [results.add(seed, val_loss=2.74 + 0.01 * seed, change=a_gpu("NVIDIA H200")) for seed in range(3)]
-    assert "it ran on cuda, the track's device is cpu" in failed(*folders)["the hardware is that of the track"]
-    track_rules = claims.track_rules("cpu_nano")
-    wanted = schema.TrackRules(device="cuda", gpu="NVIDIA H100 80GB HBM3", num_gpus=1)
-    monkeypatch.setattr(
-        claims, "track_rules", lambda track: schema.TrackConfig(**vars(track_rules) | {"rules": wanted})
-    )
-    assert (
-        "it ran on NVIDIA H200, the track's GPU is NVIDIA H100 80GB HBM3"
-        in failed(*folders)["the hardware is that of the track"]
-    )
-    folders = [
-        results.add(seed, change=a_gpu(name)) for seed, name in ((4, "NVIDIA H100 80GB HBM3"), (5, "NVIDIA H200"))
-    ]
+    rule, h100, h200 = "the hardware is that of the track", "NVIDIA H100 80GB HBM3", "NVIDIA H200"
+    folders = three(results, change=a_gpu(h200))
+    assert "it ran on cuda, the track's device is cpu" in failed(*folders)[rule]
+    track = vars(claims.track_rules("cpu_nano"))
+    wanted = schema.TrackRules(device="cuda", gpu=h100, num_gpus=1)
+    monkeypatch.setattr(claims, "track_rules", lambda _: schema.TrackConfig(**track | {"rules": wanted}))
+    assert f"it ran on {h200}, the track's GPU is {h100}" in failed(*folders)[rule]
+    folders = [results.add(seed, change=a_gpu(name)) for seed, name in ((4, h100), (5, h200))]
     assert "the runs share one setting" in failed(*folders)
     wanted.num_gpus = 8
-    assert "1 GPUs and 1 ranks instead of 8" in failed(folders[0])["the hardware is that of the track"]
+    assert "1 GPUs and 1 ranks instead of 8" in failed(folders[0])[rule]
 
 
 FIXED, TOKENS = "nothing that the track fixes was changed", "goal.val_tokens: 16384 instead of 32768"
@@ -216,29 +204,24 @@ def test_a_suspect_run_keeps_its_loss_and_its_time_does_not_count(results):
         run["validity"], run["validity_reasons"] = "suspect", ["other programs used 0.90 CPU cores"]
         run["measured"]["foreign_cpu_cores"] = 0.9
 
-    folders = [
-        results.add(seed, val_loss=2.74 + 0.01 * seed, change=suspect if seed == 1 else None) for seed in range(3)
-    ]
-    assert failed(*folders) == {
-        "there are enough runs": "2 valid of 3 runs, the track needs 3; suspect: other programs used 0.90 CPU cores"
-    }
+    folders = [results.add(seed, val_loss=2.74 + 0.01 * seed, change={1: suspect}.get(seed)) for seed in range(3)]
+    why = "2 valid of 3 runs, the track needs 3; suspect: other programs used 0.90 CPU cores"
+    assert failed(*folders) == {"there are enough runs": why}
 
 
 def test_a_failed_audit_refuses_the_claim_and_a_passed_one_is_evidence(results):
     folders = three(results)
-    found = {
-        "kind": "random_tokens",
-        "outcome": certificates.FAILED,
-        "why": "its loss on random tokens is 2.1",
-        "run": None,
-    }
-    about = {"run": f"cpu_nano/{folders[1].name}", "config_id": "c", "source_sha256": None, "at": "", "audits": [found]}
-    certificates.write_audit(folders[1], about | {"claimed_nats": 2.75, "outcome": certificates.FAILED})
-    assert failed(*folders) == {
-        "the contestant was audited": f"cpu_nano/{folders[1].name}: random tokens: its loss on random tokens is 2.1"
-    }
-    found["outcome"] = certificates.PASSED
-    certificates.write_audit(folders[1], about | {"claimed_nats": 2.75, "outcome": certificates.PASSED})
+    name = f"cpu_nano/{folders[1].name}"
+
+    def audit(outcome):
+        found = {"kind": "random_tokens", "outcome": outcome, "why": "its loss on random tokens is 2.1", "run": None}
+        about = {"run": name, "config_id": "c", "source_sha256": None, "at": "", "claimed_nats": 2.75}
+        certificates.write_audit(folders[1], about | {"outcome": outcome, "audits": [found]})
+
+    audit(certificates.FAILED)
+    why = f"{name}: random tokens: its loss on random tokens is 2.1"
+    assert failed(*folders) == {"the contestant was audited": why}
+    audit(certificates.PASSED)
     assert failed(*folders) == {}
 
 
@@ -280,9 +263,8 @@ def test_a_race_that_was_won_is_accepted_by_its_folder_its_id_its_arm_and_its_ru
 def test_a_claim_reads_its_ledger_once(results, won, monkeypatch):
     plain = three(results, source="77")
     paths, content = [], plain_file.content  # the store, by which ids are looked up, reads for itself
-    monkeypatch.setattr(
-        plain_file, "content", lambda path, *how, **more: paths.append(Path(path)) or content(path, *how, **more)
-    )
+    counted = lambda path, *how, **more: paths.append(Path(path)) or content(path, *how, **more)  # noqa: E731
+    monkeypatch.setattr(plain_file, "content", counted)
     for words in ([str(won)], [f"{won.name}:B"], plain):
         paths.clear()
         assert judge.main([str(word) for word in words]) == 0
