@@ -77,7 +77,7 @@ BUDGET = {
     "api": 1_350,
     "cli": 4_400,
     "models": 3_500,
-    "tests": 53_400,
+    "tests": 53_100,
 }
 SLACK = 250
 
