@@ -33,13 +33,10 @@ def rewritten(line):
 
 
 def test_each_line_names_the_one_before_it(tmp_path):
+    assert (ledger.read(tmp_path).lines, ledger.read(tmp_path).faults, ledger.find(tmp_path)) == ([], [], None)
     lines = fill(tmp_path)
     assert [line["prev"] for line in lines] == [None, *(line["sha256"] for line in lines[:-1])]
     assert (ledger.read(tmp_path).lines, ledger.read(tmp_path).faults) == (lines, [])
-
-
-def test_no_ledger_has_no_lines_and_no_faults(tmp_path):
-    assert (ledger.read(tmp_path).lines, ledger.read(tmp_path).faults, ledger.find(tmp_path)) == ([], [], None)
 
 
 @pytest.mark.parametrize("event, facts", [("look", {}), ("end", {}), ("start", {"race": {"race_id": "r"}})])

@@ -1,13 +1,15 @@
 """The .bin shard: what is written is what is read, and a file that is not a whole shard is refused by its name."""
 
+import functools
 import os
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bench.base import atomic
-from bench.data import shards
+from bench.data import made_copies, shards
 
 THREE = struct.pack("<256i", 20240520, 1, 3, *[0] * 253) + struct.pack("<3H", 7, 65535, 256)
 
@@ -83,3 +85,14 @@ def test_finds_the_largest_token_wherever_it_is(path, monkeypatch):
         tokens = np.ones(10, np.uint16)
         tokens[position] = 50257
         assert shards.max_token(shards.write(path, tokens)) == 50257
+
+
+def test_of_the_files_made_of_shards_those_used_last_are_kept_and_all_in_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(made_copies, "KEPT", 2)
+    monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path))
+    make = functools.partial(made_copies.made_of, [Path(__file__)], write=Path.touch)
+    made = [make(f"val-{number}-0") for number in range(4)]
+    for path in made[1:]:  # the first, the oldest, stays in use
+        made_copies._used.pop(path).close()
+    os.utime(made[1], (2**32, 0))
+    assert [path.exists() for path in [make("raw"), *made]] == [True, True, True, False, False]

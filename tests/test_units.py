@@ -7,8 +7,7 @@ from bench.base import units
 
 def test_bytes_seconds_milliseconds_and_nanoseconds_convert():
     assert (units.GIB, units.gib_from_bytes(3 * 2**29)) == (1_073_741_824, 1.5)
-    assert units.ms_from_s(0.0125) == 12.5
-    assert units.ms_from_ns(2_500_000) == 2.5
+    assert (units.ms_from_s(0.0125), units.ms_from_ns(2_500_000)) == (12.5, 2.5)
     assert units.s_from_ns(1_500_000_000) == 1.5
 
 
@@ -20,14 +19,11 @@ def test_a_duration_changes_its_unit_where_a_person_would(seconds, text):
     assert units.format_s(seconds) == text
 
 
-def test_sizes_and_times_carry_their_unit():
+def test_sizes_and_times_carry_their_unit_and_what_was_not_measured_prints_as_nothing():
     assert units.format_ms(55.123) == "55.12 ms"
     assert units.format_bytes(512) == "512 B"
     assert units.format_bytes(65536) == "64.0 KiB"
     assert units.format_bytes(2402048) == "2.3 MiB"  # 2402048 / 2**20 = 2.29
     assert units.format_gib(79.647) == "79.65 GiB"
-
-
-def test_what_was_not_measured_prints_as_nothing():
     for function in (units.format_s, units.format_ms, units.format_bytes, units.format_gib):
         assert function(None) == ""

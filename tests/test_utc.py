@@ -13,10 +13,7 @@ def test_every_way_of_writing_a_moment_is_read_as_the_same_one(text):
     assert utc.text(utc.parse(text)) == "2026-11-21T03:15:00.123Z"
 
 
-def test_now_is_a_number_of_seconds_ago():
+def test_now_is_a_number_of_seconds_ago_and_what_is_no_time_is_refused():
     assert utc.seconds(utc.now()) - utc.seconds(utc.now(before_s=60)) == pytest.approx(60, abs=1)
-
-
-def test_what_is_no_time_is_refused():
     with pytest.raises(ValueError):
         utc.parse("yesterday")

@@ -70,7 +70,7 @@ class Source:
             yield rest[:end]
 
     def _plain(self) -> Iterator[bytes]:
-        with open(self.path, "rb") as file:
+        with plain_file.opened(self.path) as file:
             while block := file.read(BLOCK_BYTES):
                 yield block
 
@@ -79,7 +79,7 @@ class Source:
         from isal import isal_zlib  # twice as fast as zlib
 
         num_packed = num_bytes = 0
-        with open(self.path, "rb") as file:
+        with plain_file.opened(self.path) as file:
             engine = isal_zlib.decompressobj(31)
             while packed := file.read(BLOCK_BYTES // 4):
                 num_packed += len(packed)

@@ -9,18 +9,17 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bench.base import atomic
-from bench.base.paths import cache_root
 from bench.base.reading import plain_file
 from bench.base.reading.damage import Damaged
 from bench.config import user_code
+from bench.data import made_copies
 from bench.data import shards as shard_files
 from bench.data.sources.datasets import Dataset, ShardFile
-from bench.data.sources.source import data_root
 from bench.launch.script.script import Script
 from bench.record import run_folder
 
@@ -116,32 +115,8 @@ def _without_held_out(shards: Sequence[ShardFile], num_kept: int) -> list[Path]:
             rest = np.resize(kept, shard.num_tokens - own)
             shard_files.write(path, np.concatenate([shard.tokens()[:own], rest]))
 
-        paths.append(_made_of([each.path for each in shards], f"val-{num_kept}-{len(paths)}", write))
+        paths.append(made_copies.made_of([each.path for each in shards], f"val-{num_kept}-{len(paths)}", write))
     return paths
-
-
-def _made_of(files: Sequence[Path], name: str, write: Callable[[Path], None]) -> Path:
-    """Returns the file that write() makes of these files in their current state; it is made only once.
-
-    It is kept in the data folder, or in the user's cache if that folder cannot be written.
-    """
-    digest = hashlib.sha256("\n".join(f"{path.resolve()} {path.stat().st_mtime_ns}" for path in files).encode())
-    roots = [data_root(), cache_root() / "speedrun-data"]
-    paths = [root / f"{name}-{digest.hexdigest()[:12]}.bin" for root in roots]
-    for path in paths:
-        if path.exists():
-            return path.resolve()
-    errors = []
-    for path in paths:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write(path)
-            return path.resolve()
-        except OSError as error:
-            errors.append(error)
-    first, last = errors
-    remedy = f"and {roots[1]} cannot be written either ({last.strerror}): set SPEEDRUN_DATA=/path to a folder of yours"
-    raise OSError(first.errno, f"{first.strerror}, {remedy}", first.filename)
 
 
 def _raw(files: Sequence[Path]) -> Path:
@@ -154,7 +129,7 @@ def _raw(files: Sequence[Path]) -> Path:
                     shard.seek(shard_files.HEADER_BYTES)
                     shutil.copyfileobj(shard, out, COPY_BYTES)
 
-    return _made_of(files, "raw", write)
+    return made_copies.made_of(files, "raw", write)
 
 
 def keep_used(folder: Path, script: Script, opened: Iterable[str]) -> dict[str, str]:
