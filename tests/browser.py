@@ -12,7 +12,6 @@ import shlex
 import subprocess
 import tempfile
 import time
-from base64 import b64decode
 from pathlib import Path
 
 import pytest
@@ -210,10 +209,6 @@ class Page:
             if "navigated" not in str(error):
                 raise
             return False  # the page is navigating to another
-
-    def screenshot(self, path, whole=True):
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        Path(path).write_bytes(b64decode(shot["data"]))
 
     @property
     def text(self):

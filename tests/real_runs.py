@@ -207,13 +207,6 @@ class Background:
             assert time.monotonic() < deadline_s, f"no record in {timeout_s} s"
             time.sleep(0.02)
 
-    def wait_for_workers(self, count, timeout_s=60):
-        deadline_s = time.monotonic() + timeout_s
-        while len(self.pids("bench.training.worker")) < count:
-            assert self.process.poll() is None, self.process.stdout.read()
-            assert time.monotonic() < deadline_s, f"not {count} workers in {timeout_s} s"
-            time.sleep(0.05)
-
     def wait_for_step(self, step, timeout_s=120):
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
