@@ -121,7 +121,8 @@ def test_the_record_of_a_complete_run_waits_for_space_on_a_full_disk(tmp_path, m
 
     monkeypatch.setattr(atomic, "write_json", full_for_a_while)
     monkeypatch.setattr(finish.time, "sleep", lambda seconds: None)
+    ledger.append(tmp_path, "start", run="track/run", race=None)  # an end alone begins no ledger
     finish._write(folder, {"run_id": "run", "status": "complete", "failure": None, "validity": "valid"})
     assert "the disk is full, and the record of run waits for space" in capsys.readouterr().err
-    (end,) = ledger.read(tmp_path).lines
+    end = ledger.read(tmp_path).lines[-1]
     assert end["status"] == "complete" and not ledger.is_changed(folder, end)
