@@ -15,8 +15,8 @@ from bench.web.page import Safe
 
 NAME = "search.html"
 COLOURS = {"keep": "good", "drop": "bad", "undecided": "doubt", "refused": "soft", "open": "soft"}
-RIGHT = [False, True, False, True]
-HEADS = ("decision", "gain, 95 % interval", "submission, and the reason for the decision", "device time, s")
+RIGHT = [False, False, True, True]
+HEADS = ("decision", "submission, and the reason for the decision", "gain, 95 % interval", "device time, s")
 NO_BREAK = "\N{NO-BREAK SPACE}"
 MAX_CHARS = 24  # length of a label in the staircase
 
@@ -84,8 +84,8 @@ def _row(search: Search, each: Submission) -> list[object]:
     submitted = Shown(f"{about}{author}: {'; '.join(reasons)}", Safe("<br>".join(lines)))
     return [
         coloured(f"{each.number} {word}{', luck' * _was_luck(each)}", f"badge {COLOURS[word]}"),
-        _numbers(search, decided.get("gain"), decided.get("ci95")),
         submitted,
+        _numbers(search, decided.get("gain"), decided.get("ci95")),
         f"{search.device_s(decided['spent_s']):.0f}",
     ]
 
