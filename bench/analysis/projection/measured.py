@@ -135,22 +135,28 @@ def from_traces(
     then: dict[int, list[Change]] = {}
     without: dict[int, list[Change]] = {}
     groups, messages_ns, num_unknown, num_known = set(), 0.0, 0, 0
-    for rank in ranks:
-        _, mine, kinds = rows[rank.rank]
-        for row in mine[kinds == COMMUNICATION].tolist():
-            own_ns = int(rank.dur[row]) - waits.get((rank.rank, row), 0)
-            without.setdefault(rank.rank, []).append(Change(row, own_ns))
-            facts = operators.collective_of(rank, row)
-            message = facts and ceilings.message(*facts)
-            if facts is None or message is None:
-                num_unknown += 1
-                continue
-            name, num_bytes = message
-            groups.add(facts[3])
-            num_known += 1
-            ns = 1e9 * curve.seconds(name, num_bytes, num_gpus, num_nodes)
-            messages_ns += ns
-            then.setdefault(rank.rank, []).append(Change(row, own_ns - round(ns)))
+    shortest_ns: dict[tuple[str, int, str | None, int] | None, int] = {}
+    calls = [
+        (rank, row, int(rank.dur[row]) - waits.get((rank.rank, row), 0), operators.collective_of(rank, row))
+        for rank, mine, kinds in rows.values()
+        for row in mine[kinds == COMMUNICATION].tolist()
+    ]
+    for _, _, own_ns, facts in calls:
+        shortest_ns[facts] = min(own_ns, shortest_ns.get(facts, own_ns))
+    for rank, row, own_ns, facts in calls:
+        without.setdefault(rank.rank, []).append(Change(row, own_ns))
+        message = facts and ceilings.message(*facts)
+        if facts is None or message is None:
+            num_unknown += 1
+            continue
+        name, num_bytes = message
+        groups.add(facts[3])
+        num_known += 1
+        ns = 1e9 * curve.seconds(name, num_bytes, num_gpus, num_nodes)
+        messages_ns += ns
+        if len(ranks) < facts[3]:  # what it took beyond the shortest of its kind, it waited for a rank without a trace
+            own_ns = shortest_ns[facts]
+        then.setdefault(rank.rank, []).append(Change(row, own_ns - round(ns)))
     if not num_known:
         raise ValueError(f"{title}: the trace says of no collective how large it is: record it with torch 2.1 or later")
     if len(groups) > 1:
