@@ -58,7 +58,7 @@ def _of_the_next(shop, scenario, results, before):
     files = {folder: _hashes(folder) for folder, run in before.items() if run["status"] == "complete"}
     again = _next_words(shop, scenario, results)
     with unittest.mock.patch.object(atomic, "STALE_S", 0.5):  # no process is left that could hold the lock
-        ledger.append(results, "look", race_id="none", started=0, planned=True)  # as the next run would
+        ledger.append(results, "opened")  # as the next run would, also where there is no ledger yet
     done = shop.command(shop.project, again)
     if done.returncode != (1 if again == ABANDONED else 0):
         yield f"then {' '.join(again[:3])}: exit code {done.returncode}: {done.stdout[-600:]}"
