@@ -270,6 +270,9 @@ def test_artifacts_are_all_files_but_the_record_and_what_passes(tmp_path):
         ("steps.csv", "steps", 0),
     ]
     assert found[1]["sha256"] == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, "abc"
+    run_folder.remove_temporary(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["code", "logs", "odd.bin", "run.json", "steps.csv"]
+    run_folder.remove_temporary(tmp_path / "gone")  # no error, which would make a complete record a failed one
 
 
 # ---- steps.csv and events.jsonl

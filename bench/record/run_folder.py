@@ -272,9 +272,9 @@ def remove_links(folder: Path | str) -> None:
 
 
 def remove_temporary(folder: Path | str) -> None:
-    """Deletes the run's temporary files and the reserve; files that cannot be deleted remain."""
-    for path in Path(folder).iterdir():
-        if _is_temporary(path.name):
+    """Deletes the run's temporary files and the reserve; files that cannot be deleted remain.  Raises nothing."""
+    with contextlib.suppress(OSError):  # the folder may be gone
+        for path in filter(lambda path: _is_temporary(path.name), Path(folder).iterdir()):
             with contextlib.suppress(OSError):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
