@@ -129,6 +129,15 @@ def test_a_change_is_found_although_the_files_are_listed_again(folder, file, old
     assert list(found) == [rule] and words in found[rule]
 
 
+def test_environment_json_has_every_gpu_of_the_machine_and_the_record_those_of_the_run(folder):
+    env, gpus = atomic.read_json(folder / "environment.json"), [{"name": "H100", "uuid_hash": of} for of in "abc"]
+    atomic.write_json(folder / "environment.json", env | {"gpus": [gpu | {"visible": None} for gpu in gpus[:2]]})
+    listed_again(folder)
+    for gpu, evidence in zip(gpus, ("", "", "environment.json: another gpus"), strict=True):
+        edit(folder, environment__gpus=[gpu | {"name": "H100 MIG"}])
+        assert failed_rules(folder).get("names agree", "") == evidence
+
+
 def test_a_renamed_folder_is_found(folder):
     assert set(failed_rules(folder.rename(folder.parent / "best-run"))) == {"names agree"}
 

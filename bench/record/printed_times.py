@@ -114,9 +114,7 @@ class PrintedTimes:
 
     def account(self) -> Account | dict[str, None]:
         """Returns the Account of the lines, with None for every value if fewer than two lines contain a time."""
-        if len(self._lines) < 2:
-            return dict.fromkeys(Account.__annotations__)
-        return self._account()
+        return self._account() if len(self._lines) > 1 else dict.fromkeys(Account.__annotations__)
 
     def _account(self) -> Account:
         facts = cast(Account, dict.fromkeys(Account.__annotations__, 0.0))
@@ -214,9 +212,8 @@ class PrintedTimes:
             first = self._lines[0]
             named = f"its first line is of step {first.step} and names {first.time_ms / 1e3:.2f} s"
             sentences.append(f"{named}, {unseen_s:.2f} s less than as many of the following steps take")
-        for passed_s, where in self._unnamed_s():
-            if passed_s > limit_s + UNNAMED_STEPS * step_s:
-                sentences.append(f"{passed_s:.2f} s passed uncounted {where}")
+        unnamed = [portion for portion in self._unnamed_s() if portion[0] > limit_s + UNNAMED_STEPS * step_s]
+        sentences += [f"{passed_s:.2f} s passed uncounted {where}" for passed_s, where in unnamed]
         sentences += self._untimed()
         for a, b in pairwise(self._with_restart):
             if b.step < a.step or (b.time_ms < a.time_ms and not self._is_restart(a, b)):

@@ -128,9 +128,11 @@ def names_agree(files: RunFiles, run: Record) -> tuple[bool, str]:
     ]
     path = files.folder / "environment.json"
     env = json_file.read(path) if path.exists() and not run.get("segments") else {}
-    wrong += [
-        f"environment.json: another {key}" for key, fact in run["environment"].items() if env.get(key, fact) != fact
-    ]
+    others = [key for key, fact in run["environment"].items() if key != "gpus" and env.get(key, fact) != fact]
+    gpus = run["environment"].get("gpus") or []
+    uuids = {gpu.get("uuid_hash") for gpu in env.get("gpus") or gpus}  # environment.json has every GPU, with more facts
+    others += ["gpus"] * any(gpu.get("uuid_hash") not in uuids for gpu in gpus)
+    wrong += [f"environment.json: another {key}" for key in others]
     return not wrong, "; ".join(wrong) or ", ".join(pairs)
 
 
