@@ -48,9 +48,10 @@ LOSSES = [3.2770, 3.2781, 3.2775, 3.2768, 3.2779]
 def log(source, time_s, loss, minute, num_gpus=8):
     """A log as train_gpt.py writes it."""
     smi = "\n".join(SMI.format(n=n) for n in range(num_gpus))
-    start_nats = 3.9 if "# trained" in source else 10.8
+    start_nats = next((nats for mark, nats in (("# trained", 3.9), ("# wide", 16.0)) if mark in source), 10.8)
+    losses = [(0, start_nats), (5, 4 + time_s % 1), (10, loss)]["# late" in source and minute == 13 :]
     lines = [f"step:{step}/10 val_loss:{value:.4f} train_time:{1000 * time_s * step / 10:.0f}ms step_avg:1ms"
-             for step, value in ((0, start_nats), (5, 4 + time_s % 1), (10, loss))]  # fmt: skip
+             for step, value in losses]  # fmt: skip
     head = f"Running PyTorch 2.10.0 compiled for CUDA 12.8\nMon Feb  2 03:{minute:02}:00 2026\n{smi}"
     head = f"Using seed=7\n{head}" if "# prints its seed" in source else head
     if not source:
@@ -118,7 +119,9 @@ def test_the_verdict_is_the_first_line_below_the_title_and_what_is_missing_has_a
         ("another stream", {"candidate": SCRIPT.replace("/train_", "/easy_")}, "streams", "reader", "data/easy_*.bin'"),
         ("another batch", {"candidate": SCRIPT.replace("open(t", "iter(t")}, "streams", "reader", "return iter("),
         ("a flag", {"candidate": SCRIPT + "torch._inductor.config.x = 1"}, "flags", "FAIL", "inductor.x"),
-        ("trained before", {"candidate": f"{SCRIPT}# trained"}, "mean_loss", "FAIL", "val_loss of step 0 is 3.9"),
+        ("trained before", {"candidate": f"{SCRIPT}# trained"}, "mean_loss", "FAIL", "loss at step 0 is already 3.900"),
+        ("a baseline of wider weights", {"baseline": f"{SCRIPT}# wide"}, "mean_loss", "pass", "below the target"),
+        ("one log begins later", {"candidate": f"{SCRIPT}# late"}, "mean_loss", "reader", "a log has no val_loss of"),
         ("alias", {"candidate": f"{SCRIPT}from torch._inductor import config as c\nc.x = 1"}, "flags", "FAIL", "x"),
         ("a mode", {"candidate": SCRIPT + "torch.compile(table, mode='max')"}, "flags", "FAIL", "compile.mode"),
     ],

@@ -29,6 +29,7 @@ from bench.record.step_files import StepRow
 PASS, FAIL, NOT_SHOWN, READER = "pass", "FAIL", "not shown", "reader"  # READER: a person must answer
 CONFIG = re.compile(r"\b(?:torch\._)?(inductor|dynamo)\.config\.([\w.]+)\s*=(?!=)")
 VARIABLE = re.compile(r"environ(?:\[|\.setdefault\(|\.update\()\W*(TORCH(?:INDUCTOR|DYNAMO|_COMPILE)_\w+)")
+VOCAB_SIZE = 50257  # of GPT-2's tokens, the data of every track that has such rules
 MAX_CHARS = 100  # longest statement that is shown in full
 Answer = tuple[str, str]  # (PASS, FAIL, NOT_SHOWN or READER, evidence)
 
@@ -121,22 +122,21 @@ def mean_loss(pull: PullRequest) -> Answer:
     least = pull.track.rules.implausible_val_loss or -math.inf
     if any(row["val_loss"] is not None and row["val_loss"] < least for row in pull.candidate.rows):
         return FAIL, found["evidence"]
-    start_nats, usual_nats = _start_nats(pull.candidate), _start_nats(pull.baseline)
-    if usual_nats is not None and start_nats is None:
-        return NOT_SHOWN, "its logs have no val_loss of step 0, which the baseline has: was it trained before?"
-    if usual_nats is not None and start_nats is not None and start_nats < validity.START_FRAC * usual_nats:
-        both = f"its val_loss of step 0 is {start_nats:.3f}, the baseline's {usual_nats:.3f}"
-        return FAIL, f"{both}: it was trained before its clock started, or has seen the data"
+    starts_nats = _starts_nats(pull.candidate)
+    if trained := [nats for nats in starts_nats if nats is not None and validity.is_trained(nats, VOCAB_SIZE)]:
+        return FAIL, validity.start_doubt(min(trained), VOCAB_SIZE)
+    if None in starts_nats and pull.baseline and None not in _starts_nats(pull.baseline):
+        return NOT_SHOWN, "a log has no val_loss of step 0, which the baseline's have: was it trained before?"
     shares_code = results["the runs share config and code"]
     if found["passed"] and shares_code["passed"] is False:
         return NOT_SHOWN, f"{found['evidence']}; but the runs are no repeats: {shares_code['evidence']}"
     return (PASS if found["passed"] else NOT_SHOWN), found["evidence"]
 
 
-def _start_nats(side: Side | None) -> float | None:
-    """Returns the lowest val_loss of step 0 that the logs of a side have; None if they have none."""
-    rows = [log.steps[0] for log in side.logs if log.steps] if side else []
-    return min((row["val_loss"] for row in rows if not row["step"] and row.get("val_loss") is not None), default=None)
+def _starts_nats(side: Side) -> list[float | None]:
+    """Returns the val_loss of step 0 in each log, or None where it has none."""
+    rows = [next(iter(log.steps), {"step": None}) for log in side.logs]
+    return [row.get("val_loss") if row["step"] == 0 else None for row in rows]
 
 
 def systems_waiver(pull: PullRequest) -> Answer:
