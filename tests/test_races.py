@@ -421,6 +421,13 @@ def test_a_race_is_known_to_run_where_the_file_system_has_no_flock(tmp_path, mon
     assert not state.is_running(tmp_path)
 
 
+def test_the_lock_of_a_race_is_released_on_a_full_disk(small_disk):
+    (small_disk / state.LOCK).touch()
+    real_runs.fill(small_disk / "other_program.bin")
+    with state.locked(small_disk):
+        assert state.is_running(small_disk)
+
+
 def test_an_arm_that_profiles_is_refused_before_anything_runs(capsys):
     assert arm_process.print_facts(["track=cpu_nano", "profile=window"]) == 2
     assert "instruments.window: the steps that it disturbs have no time that counts" in capsys.readouterr().err

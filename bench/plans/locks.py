@@ -12,8 +12,8 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
-from typing import IO
 
 from bench.base import atomic
 from bench.machine import leases, processes
@@ -30,7 +30,7 @@ def held(path: Path, work: str, wait: Callable[[str], object] | None = None) -> 
     If one does, wait(holder()) is called once and its end waited for; without wait, leases.Busy is raised, which says
     that the other process does this work ("runs this race").
     """
-    with open(path, "a") as file:
+    with open(path, "ab", buffering=0) as file:  # a buffer that a full disk refuses would fail again as it is closed
         if other := _taken(file, path):
             if wait is None:
                 raise leases.Busy(f"{path.parent}: {other} {work}: wait for its end")
@@ -41,7 +41,8 @@ def held(path: Path, work: str, wait: Callable[[str], object] | None = None) -> 
             yield
         finally:
             _held.pop(path, None)
-            file.truncate(0)
+            with contextlib.suppress(OSError):  # the folder was removed on another machine
+                file.truncate(0)
 
 
 def beat() -> None:
@@ -63,7 +64,7 @@ def holder(path: Path) -> str | None:
     return _named(path)
 
 
-def _taken(file: IO[str], path: Path) -> str | None:
+def _taken(file: FileIO, path: Path) -> str | None:
     """Takes the lock, and returns None; or who holds it."""
     other = None
     for _ in range(NUM_ATTEMPTS):
@@ -81,8 +82,7 @@ def _taken(file: IO[str], path: Path) -> str | None:
             fcntl.flock(file, fcntl.LOCK_UN)
         else:
             file.truncate(0)
-            file.write(json.dumps(processes.identity(os.getpid())))
-            file.flush()
+            file.write(json.dumps(processes.identity(os.getpid())).encode())
             _held[path] = time.monotonic()
     return other
 
