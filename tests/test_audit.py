@@ -28,13 +28,13 @@ CHEATS = scripted.SCRIPTS / "cheats" / "train.py"
 NANO = ["script.raw_data=true", "script.data=data/toy", "script.args=['--seed={seed}','--max_iters=20']"]
 
 
-def audited(results, folder, *words, code=0):
+def audited(results, folder, *options, code=0):
     """./run.sh audit of a run -> {kind: what was found}."""
-    done = real_runs.bench(results, "audit", str(folder), "--json", *words)
+    done = real_runs.bench(results, "audit", str(folder), "--json", *options)
     assert done.returncode == code, done.stdout + done.stderr + real_runs.logs(results)
-    (found,) = json.loads(done.stdout)
-    assert certificates.read_audit(folder) == found
-    return {one["kind"]: one for one in found["audits"]}
+    (certificate,) = json.loads(done.stdout)
+    assert certificates.read_audit(folder) == certificate
+    return {audit["kind"]: audit for audit in certificate["audits"]}
 
 
 def cheat(results, what, script=CHEATS):
@@ -46,26 +46,26 @@ def cheat(results, what, script=CHEATS):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("script", "overrides"),
     [(CHEATS, ["script.args=[honest]"]), (scripted.MODDED, []), (scripted.NANO, NANO)],
     ids=["counting", "modded", "nano"],
 )
-def test_an_honest_script_passes_and_no_audit_run_counts(tmp_path, script, words):
-    folder = scripted.run(tmp_path, script, *words)
+def test_an_honest_script_passes_and_no_audit_run_counts(tmp_path, script, overrides):
+    folder = scripted.run(tmp_path, script, *overrides)
     before = (tmp_path / "ledger.jsonl").read_bytes()
-    found = audited(tmp_path, folder)
-    assert {kind: one["outcome"] for kind, one in found.items()} == dict.fromkeys(counterfactual.KINDS, PASSED), found
+    audits = audited(tmp_path, folder)
+    assert {kind: audit["outcome"] for kind, audit in audits.items()} == dict.fromkeys(counterfactual.KINDS, PASSED)
     assert (tmp_path / "ledger.jsonl").read_bytes() == before
     assert real_runs.folders(tmp_path) == [folder] == list(run_folder.find_runs([tmp_path]))
-    for one in found.values():
-        run = run_folder.read(tmp_path / certificates.AUDITS_FOLDER / one["run"])
+    for audit in audits.values():
+        run = run_folder.read(tmp_path / certificates.AUDITS_FOLDER / audit["run"])
         assert run["validity"] == "invalid" and "not a measurement" in run["validity_reasons"][0]
-        assert run["audit"]["kind"] == one["kind"]
+        assert run["audit"]["kind"] == audit["kind"]
     assert verification.report(folder)["passed"]
-    unnoticed_nats = min(found[kind]["unnoticed_nats"] for kind in ("random_tokens", "few_tokens"))
+    unnoticed_nats = min(audits[kind]["unnoticed_nats"] for kind in ("random_tokens", "few_tokens"))
     remark = f"(a loss lowered by less than {unnoticed_nats:.4f} nats would not have been noticed)"
     assert _judged(folder) == (True, f"{folder.name} passed {remark}")
-    with open(tmp_path / certificates.AUDITS_FOLDER / found["held_out"]["run"] / "run.json", "a") as file:
+    with open(tmp_path / certificates.AUDITS_FOLDER / audits["held_out"]["run"] / "run.json", "a") as file:
         file.write(" ")  # no longer the one in the ledger of the audits
     assert _judged(folder)[0] is False
 
@@ -82,9 +82,9 @@ def test_a_claim_of_a_script_needs_an_audit_made_here(tmp_path):
     passed, evidence = _judged(folder)
     assert not passed and "was not audited on this machine: ./run.sh audit" in evidence
     run = run_folder.read(folder)
-    found = {"kind": "random_tokens", "outcome": PASSED, "why": "", "run": "cpu_nano/20261123T000000Z-never-ran"}
+    audit = {"kind": "random_tokens", "outcome": PASSED, "why": "", "run": "cpu_nano/20261123T000000Z-never-ran"}
     about = {"run": folder.name, "config_id": run["config_id"], "source_sha256": run["code"]["source_sha256"]}
-    certificates.write_audit(folder, about | {"at": "", "claimed_nats": 3.0, "outcome": PASSED, "audits": [found]})
+    certificates.write_audit(folder, about | {"at": "", "claimed_nats": 3.0, "outcome": PASSED, "audits": [audit]})
     passed, evidence = _judged(folder)
     assert not passed and "passed according to the claimant" in evidence
 
@@ -115,9 +115,9 @@ def test_an_own_model_passes_and_what_the_referee_found_is_shown(tmp_path):
 )
 def test_a_planted_cheat_fails(tmp_path, what, kind):
     folder = cheat(tmp_path, what)
-    found = audited(tmp_path, folder, "--only", kind, code=1)
-    assert found[kind]["outcome"] == FAILED and found[kind]["nats"] < found[kind]["least_nats"]
-    assert f"{found[kind]['least_nats']:.4f}" in found[kind]["why"]
+    audits = audited(tmp_path, folder, "--only", kind, code=1)
+    assert audits[kind]["outcome"] == FAILED and audits[kind]["nats"] < audits[kind]["least_nats"]
+    assert f"{audits[kind]['least_nats']:.4f}" in audits[kind]["why"]
 
 
 @pytest.mark.slow
@@ -125,16 +125,16 @@ def test_a_planted_cheat_fails(tmp_path, what, kind):
 def test_a_last_loss_that_is_lowered_by_a_little_fails(tmp_path, variant):
     """By 0.3 and 0.05 nats of 3.7: its model of bigrams, trained on uniform tokens, stays within 0.01 of ln V."""
     folder = scripted.run(tmp_path, BIGRAM, f"script.args=[{variant}]")
-    found = audited(tmp_path, folder, "--only", "random_tokens", code=1)["random_tokens"]
-    assert found["outcome"] == FAILED and found["least_nats"] > found["nats"] == pytest.approx(5.55, abs=0.32)
+    audit = audited(tmp_path, folder, "--only", "random_tokens", code=1)["random_tokens"]
+    assert audit["outcome"] == FAILED and audit["least_nats"] > audit["nats"] == pytest.approx(5.55, abs=0.32)
 
 
 def test_an_honest_script_passes_and_hardly_a_lie_of_it_would(tmp_path):
     folder = scripted.run(tmp_path, BIGRAM, "script.args=[plain]")
-    found = audited(tmp_path, folder, "--only", "random_tokens")["random_tokens"]
-    assert found["outcome"] == PASSED
-    assert 0.0134 < found["unnoticed_nats"] < 0.03  # 13.8 / 1,024, and what the noise of its steps adds
-    assert certificates.read_audit(folder)["unnoticed_nats"] == found["unnoticed_nats"]
+    audit = audited(tmp_path, folder, "--only", "random_tokens")["random_tokens"]
+    assert audit["outcome"] == PASSED
+    assert 0.0134 < audit["unnoticed_nats"] < 0.03  # 13.8 / 1,024, and what the noise of its steps adds
+    assert certificates.read_audit(folder)["unnoticed_nats"] == audit["unnoticed_nats"]
 
 
 @pytest.mark.slow
@@ -149,14 +149,14 @@ def test_weights_of_the_validation_that_a_script_carries_in_itself_fail(tmp_path
     np.add.at(pairs, (tokens[:-1], tokens[1:]), 1)
     (home / "known.json").write_text(json.dumps(base64.b64encode(zlib.compress(pairs.tobytes())).decode()))
     folder = cheat(tmp_path, "knows", home / "train.py")
-    doubts = [one["doubt"] for one in real_runs.run_json(folder)["doubts"]]
-    assert any("its loss at step 0 is already" in one for one in doubts)
+    doubts = [doubt["doubt"] for doubt in real_runs.run_json(folder)["doubts"]]
+    assert any("its loss at step 0 is already" in doubt for doubt in doubts)
     assert audited(tmp_path, folder, "--only", "random_training", code=1)["random_training"]["outcome"] == FAILED
 
 
 def test_eight_steps_before_the_clock_are_doubted(tmp_path):
-    doubts = [one["doubt"] for one in real_runs.run_json(cheat(tmp_path, "before"))["doubts"]]
-    assert any("its loss at step 0 is already" in one and "0.95 * ln(257) = 5.272" in one for one in doubts)
+    doubts = [doubt["doubt"] for doubt in real_runs.run_json(cheat(tmp_path, "before"))["doubts"]]
+    assert any("its loss at step 0 is already" in doubt and "0.95 * ln(257) = 5.272" in doubt for doubt in doubts)
 
 
 LEAK = """
@@ -179,10 +179,10 @@ class Leak(MODEL):
 def test_a_model_that_looks_ahead_from_its_twentieth_call_on_fails(tmp_path):
     """Too small a leak for the random tokens at the end of a run: a trained model's loss on them is 2 nats too high."""
     (tmp_path / "leak.py").write_text(LEAK)
-    words = ["model.arch=leak.py:Leak", "goal.num_steps=30", "goal.val_tokens=8192", "optim.lr=0.01"]
-    folder = real_runs.run(tmp_path / "results", *words, SPEEDRUN_CWD=str(tmp_path))
-    asked = ["audit", str(folder), "--only", "random_tokens"]
-    done = real_runs.bench(tmp_path / "results", *asked, SPEEDRUN_CWD=str(tmp_path))
+    overrides = ["model.arch=leak.py:Leak", "goal.num_steps=30", "goal.val_tokens=8192", "optim.lr=0.01"]
+    folder = real_runs.run(tmp_path / "results", *overrides, SPEEDRUN_CWD=str(tmp_path))
+    arguments = ["audit", str(folder), "--only", "random_tokens"]
+    done = real_runs.bench(tmp_path / "results", *arguments, SPEEDRUN_CWD=str(tmp_path))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "it sees future tokens, or prints a loss that is not its own" in done.stdout
 
@@ -192,8 +192,8 @@ def test_a_model_that_looks_ahead_from_its_twentieth_call_on_fails(tmp_path):
 
 def test_a_script_with_data_of_its_own_cannot_be_audited(tmp_path):
     (tmp_path / "mine.bin").write_bytes(bytes(4096))
-    words = [f"script.args=[own_data,{tmp_path}/mine.bin]", "track=free"]
-    folder = scripted.run(tmp_path, scripted.ODD, *words)
+    overrides = [f"script.args=[own_data,{tmp_path}/mine.bin]", "track=free"]
+    folder = scripted.run(tmp_path, scripted.ODD, *overrides)
     done = real_runs.bench(tmp_path, "audit", str(folder))
     assert done.returncode == 2 and "it brings its own data" in done.stdout
     assert certificates.read_audit(folder) is None
@@ -237,9 +237,9 @@ def tokens_of(files):
 
 @pytest.mark.parametrize("kind", counterfactual.KINDS)
 def test_files_keep_their_names_and_sizes(dataset, tmp_path, kind):
-    found = made(kind, dataset, tmp_path).dataset
+    substitute = made(kind, dataset, tmp_path).dataset
     for split in ("train", "val"):
-        for ours, theirs in zip(getattr(found, split), getattr(dataset, split), strict=True):
+        for ours, theirs in zip(getattr(substitute, split), getattr(dataset, split), strict=True):
             assert (ours.path.name, ours.num_tokens) == (theirs.path.name, theirs.num_tokens)
             assert ours.sha256 == shards.sha256(ours.path)
 
@@ -247,9 +247,9 @@ def test_files_keep_their_names_and_sizes(dataset, tmp_path, kind):
 @pytest.mark.parametrize(("kind", "num"), [("random_tokens", 63), ("few_tokens", 8)])
 def test_random_tokens_are_uniform_but_for_the_ends_of_documents(dataset, tmp_path, kind, num):
     """Of a vocabulary of 64; its token 7 is one of 35 in the data, more than a hundredth."""
-    found = made(kind, dataset, tmp_path)
-    assert (found.facts["num_alphabet"], found.facts["eos_frac"]) == (num, 0.01)
-    for part in tokens_of(found.dataset.train + found.dataset.val):
+    substitute = made(kind, dataset, tmp_path)
+    assert (substitute.facts["num_alphabet"], substitute.facts["eos_frac"]) == (num, 0.01)
+    for part in tokens_of(substitute.dataset.train + substitute.dataset.val):
         counts = np.bincount(part, minlength=64)
         assert np.count_nonzero(counts) == num + 1
         assert counts[7] == pytest.approx(0.01 * len(part), abs=6 * math.sqrt(0.01 * len(part)))
@@ -268,28 +268,28 @@ def test_documents_of_random_tokens_end_as_often_as_those_of_the_data(dataset, t
 @pytest.mark.parametrize(("num_alphabet", "eos_frac"), [(8, 0.001), (256, 0.01), (50256, 0.0015), (50256, 0.01)])
 def test_no_thousand_random_tokens_have_less_than_the_floor(num_alphabet, eos_frac):
     """Where documents end -ln p differs: of a million draws of 1,024 tokens none is below, and the floor is near."""
-    of_eos, of_others = -math.log(eos_frac), math.log(num_alphabet / (1 - eos_frac))
+    eos_nats, other_nats = -math.log(eos_frac), math.log(num_alphabet / (1 - eos_frac))
     num_eos = np.random.default_rng(0).binomial(1024, eos_frac, 1_000_000)
-    nats = of_others + (of_eos - of_others) * num_eos / 1024
+    nats = other_nats + (eos_nats - other_nats) * num_eos / 1024
     floor = counterfactual.floor_nats(num_alphabet, eos_frac, 1024)
-    assert floor <= nats.min() and nats.mean() - floor < max(0.06, 0.04 * of_others)
+    assert floor <= nats.min() and nats.mean() - floor < max(0.06, 0.04 * other_nats)
     assert counterfactual.floor_nats(num_alphabet, 0.0, 1024) == math.log(num_alphabet)
 
 
 def test_random_training_keeps_the_validation_but_for_its_head(dataset, tmp_path):
-    found = made("random_training", dataset, tmp_path)
-    easy, num_easy = found.facts["easy_token"], found.facts["num_easy"]
-    (val,), (own,) = tokens_of(found.dataset.val), tokens_of(dataset.val)
+    substitute = made("random_training", dataset, tmp_path)
+    easy, num_easy = substitute.facts["easy_token"], substitute.facts["num_easy"]
+    (val,), (own,) = tokens_of(substitute.dataset.val), tokens_of(dataset.val)
     assert num_easy == 64 and (val[:64] == easy).all() and easy not in own[:4096]
     assert np.array_equal(val[64:], own[:-64])
-    train, _ = tokens_of(found.dataset.train)
+    train, _ = tokens_of(substitute.dataset.train)
     assert np.mean(train == easy) == pytest.approx(0.25 + 0.75 / 64, abs=0.03)
 
 
 def test_the_held_out_slice_has_no_token_of_the_validation(dataset, tmp_path):
-    found = made("held_out", dataset, tmp_path)
-    assert found.dataset.train == dataset.train
-    (val,), (own,) = tokens_of(found.dataset.val), tokens_of(dataset.val)
+    substitute = made("held_out", dataset, tmp_path)
+    assert substitute.dataset.train == dataset.train
+    (val,), (own,) = tokens_of(substitute.dataset.val), tokens_of(dataset.val)
     assert np.array_equal(val[:4903], own[4097:]) and np.array_equal(val[4903:], own[4097:8194])
     with pytest.raises(NotPossible, match=r"hold 9000 tokens, and goal.val_tokens=4500"):
         made("held_out", dataset, tmp_path / "data", val_tokens=4500)
@@ -330,9 +330,9 @@ def test_losses_are_held_to_the_bound_of_their_data(kinds, facts, nats, outcome)
 
 
 def test_what_would_not_have_been_noticed_is_the_distance_of_the_last_loss_from_the_bound():
-    found = counterfactual.verdict("random_tokens", RANDOM, 3.0, [4.1999, 4.2454])
-    assert found["unnoticed_nats"] == pytest.approx(4.2454 - math.log(64) + stats.MIN_LOG_E_VALUE / 1024 + 5e-5)
-    assert "above the bound of 4.1453: a last loss 0.1001 nats lower, or a leak of 2.36% of the tokens" in found["why"]
+    audit = counterfactual.verdict("random_tokens", RANDOM, 3.0, [4.1999, 4.2454])
+    assert audit["unnoticed_nats"] == pytest.approx(4.2454 - math.log(64) + stats.MIN_LOG_E_VALUE / 1024 + 5e-5)
+    assert "above the bound of 4.1453: a last loss 0.1001 nats lower, or a leak of 2.36% of the tokens" in audit["why"]
     assert "unnoticed_nats" not in counterfactual.verdict("random_tokens", RANDOM, 3.0, [4.0])
 
 
@@ -363,5 +363,5 @@ def test_the_smallest_leak_that_is_found_is_that_of_the_formula():
     rng = np.random.default_rng(0)
     for num_tokens, excess_nats in ((4096, 0.5), (1 << 18, 0.1)):
         wanted = (excess_nats + stats.MIN_LOG_E_VALUE / num_tokens) / (math.log(257) + excess_nats)
-        found = leaks.smallest_leak_frac(num_tokens, 257, excess_nats, rng, repeats=400)
-        assert found == pytest.approx(wanted, rel=0.1)
+        leak_frac = leaks.smallest_leak_frac(num_tokens, 257, excess_nats, rng, repeats=400)
+        assert leak_frac == pytest.approx(wanted, rel=0.1)

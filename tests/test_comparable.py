@@ -41,9 +41,9 @@ def on_gpus(gpu, count=8):
 def imported(run):
     """What a log does not say is unknown."""
     unknown = dict.fromkeys(("session_id", "comparability_id", "seed", "world_size"))
-    of_machine = {"driver": None, "nccl": None, "gpus": [{"name": "NVIDIA H100 80GB HBM3"}] * 8}
+    machine = {"driver": None, "nccl": None, "gpus": [{"name": "NVIDIA H100 80GB HBM3"}] * 8}
     data = run["data"] | {"train": [], "val": []}
-    return {"provenance": "imported", "environment": run["environment"] | of_machine, "data": data} | unknown
+    return {"provenance": "imported", "environment": run["environment"] | machine, "data": data} | unknown
 
 
 def two_days_later(run):
@@ -69,7 +69,7 @@ REFUSED = [
 ]
 
 
-def of_a_program(num_flagged_steps, instruments=()):
+def validations_timed(num_flagged_steps, instruments=()):
     """A run whose own clock runs on in validations, of 100 steps."""
     metrics = {"num_flagged_steps": num_flagged_steps, "num_steps": 100}
     own = {"script": {"dialect": "nanogpt"}, "instruments": dict.fromkeys(instruments, {})}
@@ -77,38 +77,38 @@ def of_a_program(num_flagged_steps, instruments=()):
 
 
 def test_times_that_hold_validations_are_compared_where_both_arms_validate_equally_often():
-    found = compared(change_all=of_a_program(10))
-    assert found["comparable"] and found["time"]["change_pct"] is not None
-    assert any("10 of 100 steps of A and 10 of 100 steps of B" in words for words in found["reasons"])
-    found = compared(of_a_program(5), of_a_program(10))
-    assert not found["comparable"] and "validate equally often" in found["words"]
-    found = compared(change_all=of_a_program(10, ["window"]))
-    assert any("5 runs of B with steps that an instrument disturbed" in words for words in found["reasons"])
+    outcome = compared(change_all=validations_timed(10))
+    assert outcome["comparable"] and outcome["time"]["change_pct"] is not None
+    assert any("10 of 100 steps of A and 10 of 100 steps of B" in reason for reason in outcome["reasons"])
+    outcome = compared(validations_timed(5), validations_timed(10))
+    assert not outcome["comparable"] and "validate equally often" in outcome["words"]
+    outcome = compared(change_all=validations_timed(10, ["window"]))
+    assert any("5 runs of B with steps that an instrument disturbed" in reason for reason in outcome["reasons"])
 
 
 @pytest.mark.parametrize(("change", "sentence"), REFUSED)
 def test_what_is_known_to_differ_is_refused_with_the_reason(change, sentence):
-    found = compared(change)
-    assert (found["comparable"], found["verdict"]) == (False, "not_comparable")
-    assert any(sentence in reason for reason in found["reasons"]), found["reasons"]
-    assert found["time"]["change_pct"] is None
-    assert found["time"]["p"] is None
-    assert found["reasons"][0] in found["words"]
+    outcome = compared(change)
+    assert (outcome["comparable"], outcome["verdict"]) == (False, "not_comparable")
+    assert any(sentence in reason for reason in outcome["reasons"]), outcome["reasons"]
+    assert outcome["time"]["change_pct"] is None
+    assert outcome["time"]["p"] is None
+    assert outcome["reasons"][0] in outcome["words"]
 
 
 @pytest.mark.parametrize("change", [change for change, _ in REFUSED])
 def test_force_gives_numbers_and_never_a_verdict(change):
-    found = compared(change, force=True)
+    outcome = compared(change, force=True)
     expected = 100 * math.expm1(least_squares.raced(FAST, SLOW).difference)
-    assert found["time"]["change_pct"] == pytest.approx(expected, abs=1e-9)
-    assert (found["comparable"], found["verdict"]) == (False, "not_comparable")
-    assert "forced" in found["flags"]
+    assert outcome["time"]["change_pct"] == pytest.approx(expected, abs=1e-9)
+    assert (outcome["comparable"], outcome["verdict"]) == (False, "not_comparable")
+    assert "forced" in outcome["flags"]
 
 
 def test_a_run_in_both_arms_is_refused():
     a, b = raced(FAST, SLOW)
-    found = compare(a, [*b, a[0] | {"config_id": "bbbbbbbb"}])
-    assert f"1 run in both arms: {a[0]['run_id']}" in found["reasons"]
+    outcome = compare(a, [*b, a[0] | {"config_id": "bbbbbbbb"}])
+    assert f"1 run in both arms: {a[0]['run_id']}" in outcome["reasons"]
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_a_run_in_both_arms_is_refused():
     ],
 )
 def test_runs_of_two_machines_or_days_are_refused(all_runs, b_runs, sentence):
-    found = compared(b_runs, all_runs)
-    assert found["verdict"] == "not_comparable" and sentence in found["reasons"]
+    outcome = compared(b_runs, all_runs)
+    assert outcome["verdict"] == "not_comparable" and sentence in outcome["reasons"]
 
 
 # ---- order
@@ -148,7 +148,7 @@ def arm(starts, name):
     ],
 )
 def test_arms_must_alternate_or_a_drift_looks_like_a_change(order, interleaved):
-    a, b = (arm([minute for minute, one in enumerate(order) if one == name], name) for name in "AB")
+    a, b = (arm([minute for minute, letter in enumerate(order) if letter == name], name) for name in "AB")
     flags = compare(a, b)["flags"]
     assert ("order-confounded" in flags) is not interleaved
 
@@ -156,7 +156,7 @@ def test_arms_must_alternate_or_a_drift_looks_like_a_change(order, interleaved):
 def welch_pct(a_times_s, b_times_s):
     """The change and its 95 % interval by Welch's test of the logs, as scipy computes them."""
     scipy_stats = pytest.importorskip("scipy.stats")
-    logs = [[math.log(time_s) for time_s in of_arm] for of_arm in (a_times_s, b_times_s)]
+    logs = [[math.log(time_s) for time_s in times_s] for times_s in (a_times_s, b_times_s)]
     edges = scipy_stats.ttest_ind(logs[1], logs[0], equal_var=False).confidence_interval()
     change = sum(logs[1]) / len(logs[1]) - sum(logs[0]) / len(logs[0])
     return 100 * math.expm1(change), [100 * math.expm1(edge) for edge in (edges.low, edges.high)]
@@ -165,15 +165,15 @@ def welch_pct(a_times_s, b_times_s):
 def test_arms_one_after_the_other_have_no_verdict_and_an_interval_widened_by_a_drift_of_the_machine():
     a = [a_run("A", value, minute) for minute, value in enumerate(FAST)]
     b = [a_run("B", value, 10 + minute) for minute, value in enumerate(SLOW)]
-    found = compare(a, b)
-    assert (found["verdict"], "order-confounded" in found["flags"]) == ("not_interleaved", True)
+    outcome = compare(a, b)
+    assert (outcome["verdict"], "order-confounded" in outcome["flags"]) == ("not_interleaved", True)
     change, (low, high) = welch_pct(FAST, SLOW)
-    assert found["time"]["change_pct"] == pytest.approx(change)
-    assert found["time"]["ci95_pct"] == pytest.approx([low - 0.2, high + 0.2])
-    assert found["time"]["p"] < 1e-9 and found["time"]["rounds"] is None
-    said = "widened by the 0.2 % that repeats of one code differ by within a session): ./run.sh race interleaves"
-    assert said in found["words"]
-    assert "slower" not in found["words"]
+    assert outcome["time"]["change_pct"] == pytest.approx(change)
+    assert outcome["time"]["ci95_pct"] == pytest.approx([low - 0.2, high + 0.2])
+    assert outcome["time"]["p"] < 1e-9 and outcome["time"]["rounds"] is None
+    remark = "widened by the 0.2 % that repeats of one code differ by within a session): ./run.sh race interleaves"
+    assert remark in outcome["words"]
+    assert "slower" not in outcome["words"]
 
 
 # ---- losses of times that are not comparable
@@ -190,12 +190,12 @@ def test_arms_one_after_the_other_have_no_verdict_and_an_interval_widened_by_a_d
     ],
 )
 def test_a_loss_is_no_matter_of_session_machine_or_instruments(change):
-    expected, found = compared()["val_loss"], compared(change)
-    assert (found["comparable"], found["verdict"], found["time"]["p"]) == (False, "not_comparable", None)
-    assert found["val_loss"]["verdict"] == expected["verdict"] in ("not_worse", "inconclusive")
-    assert found["val_loss"] | {"remarks": None} == expected | {"remarks": None}
-    assert found["words"].startswith(f"time: {found['reasons'][0]}; val_loss: ")
-    assert "not comparable" not in found["words"]
+    expected, outcome = compared()["val_loss"], compared(change)
+    assert (outcome["comparable"], outcome["verdict"], outcome["time"]["p"]) == (False, "not_comparable", None)
+    assert outcome["val_loss"]["verdict"] == expected["verdict"] in ("not_worse", "inconclusive")
+    assert outcome["val_loss"] | {"remarks": None} == expected | {"remarks": None}
+    assert outcome["words"].startswith(f"time: {outcome['reasons'][0]}; val_loss: ")
+    assert "not comparable" not in outcome["words"]
 
 
 def test_what_may_change_losses_is_said_beside_them():
@@ -215,17 +215,17 @@ def test_losses_on_other_validation_data_are_never_judged():
         lambda run: {"data": run["data"] | {"val": other}, "session_id": "1" * 16},
         lambda run: {"goal": run["goal"] | {"val_tokens": 1}, "session_id": "1" * 16},
     ):
-        found = compared(change)
-        assert found["val_loss"]["verdict"] == "unknown" and found["val_loss"]["reasons"]
-        assert "val_loss" not in found["words"]
+        outcome = compared(change)
+        assert outcome["val_loss"]["verdict"] == "unknown" and outcome["val_loss"]["reasons"]
+        assert "val_loss" not in outcome["words"]
 
 
 def test_losses_of_arms_that_are_none_are_not_judged():
     """A mix of configs, or other amounts of training, is no arm whatever is compared."""
     assert compared(lambda run: {"config_id": f"{run['seed']:08x}"})["val_loss"]["verdict"] == "unknown"
-    of_one_arm = compared(steps(3, target_val_loss=None))
-    assert (of_one_arm["verdict"], of_one_arm["val_loss"]["verdict"]) == ("not_comparable", "unknown")
-    assert "no shared target loss" in of_one_arm["reasons"][0]
+    without_target = compared(steps(3, target_val_loss=None))
+    assert (without_target["verdict"], without_target["val_loss"]["verdict"]) == ("not_comparable", "unknown")
+    assert "no shared target loss" in without_target["reasons"][0]
 
 
 # ---- finish lines
@@ -243,18 +243,18 @@ def tokens(num_tokens, val_loss=4.25, **goal):
 
 
 def test_half_the_tokens_are_no_speed():
-    found = compared(tokens(512))
-    assert "tokens-differ" in found["flags"] and any("tokens per step" in reason for reason in found["reasons"])
-    found = compared(tokens(512, val_loss=4.7))
-    assert found["verdict"] == "not_comparable" and "does not reach the target" in found["reasons"][0]
+    outcome = compared(tokens(512))
+    assert "tokens-differ" in outcome["flags"] and any("tokens per step" in reason for reason in outcome["reasons"])
+    outcome = compared(tokens(512, val_loss=4.7))
+    assert outcome["verdict"] == "not_comparable" and "does not reach the target" in outcome["reasons"][0]
 
 
 def test_other_step_ranges_are_compared_only_on_the_way_to_the_same_target():
     reached = compared(steps(3))
     assert reached["verdict"] == "slower"
     assert "steps-differ" in reached["flags"]
-    said = "A takes 4 steps and B 3: times to the shared target are compared, not milliseconds per step"
-    assert said in reached["reasons"]
+    remark = "A takes 4 steps and B 3: times to the shared target are compared, not milliseconds per step"
+    assert remark in reached["reasons"]
     missed = compared(steps(3, val_loss=4.6))
     assert "A takes 4 steps and B 3, and B's mean val_loss 4.60000 does not reach the target 4.5" in missed["reasons"]
     without = compared(steps(3), lambda run: {"goal": run["goal"] | {"target_val_loss": None}})
@@ -265,29 +265,29 @@ def test_other_step_ranges_are_compared_only_on_the_way_to_the_same_target():
 def test_runs_that_stop_at_the_target_may_differ_in_steps_if_all_reach_it():
     stopping = {"stop_at_target": True}
     assert compared(steps(3, **stopping), lambda run: {"goal": run["goal"] | stopping})["comparable"] is True
-    found = compared(steps(3, val_loss=4.6, **stopping), lambda run: {"goal": run["goal"] | stopping})
-    assert "5 runs did not reach the target 4.5" in found["reasons"][0]
+    outcome = compared(steps(3, val_loss=4.6, **stopping), lambda run: {"goal": run["goal"] | stopping})
+    assert "5 runs did not reach the target 4.5" in outcome["reasons"][0]
 
 
 # ---- imported logs: little is known
 
 
 def test_imported_logs_are_compared_and_marked_with_what_they_do_not_say():
-    found = compared(change_all=imported)
-    assert found["verdict"] == "slower"
-    assert {"imported", "session-unknown"} <= set(found["flags"])
-    said = " ".join(found["reasons"])
+    outcome = compared(change_all=imported)
+    assert outcome["verdict"] == "slower"
+    assert {"imported", "session-unknown"} <= set(outcome["flags"])
+    reasons = " ".join(outcome["reasons"])
     for word in ("power limits", "NCCL", "training data", "world size", "raced in one session"):
-        assert word in said
+        assert word in reasons
 
 
 def test_an_unknown_start_is_an_unknown_order():
-    found = compared(change_all=lambda run: imported(run) | {"started_at": None})
-    assert found["verdict"] == "not_interleaved"
-    assert {"order-unknown", "session-unknown"} <= set(found["flags"])
+    outcome = compared(change_all=lambda run: imported(run) | {"started_at": None})
+    assert outcome["verdict"] == "not_interleaved"
+    assert {"order-unknown", "session-unknown"} <= set(outcome["flags"])
     change, (low, high) = welch_pct(FAST, SLOW)
-    assert found["time"]["ci95_pct"] == pytest.approx([low - 1.8, high + 1.8])
-    assert "the 1.8 % that repeats of one code differ by between sessions" in found["words"]
+    assert outcome["time"]["ci95_pct"] == pytest.approx([low - 1.8, high + 1.8])
+    assert "the 1.8 % that repeats of one code differ by between sessions" in outcome["words"]
 
 
 # ---- what differs
@@ -298,8 +298,8 @@ def test_differences_are_listed_by_kind_with_the_values_of_both_arms():
         changed = {"code": run["code"] | {"commit": "0" * 39 + "2"}, "optim": "muon"}
         return changed | {"environment": run["environment"] | {"governor": "powersave"}}
 
-    found = compared(other)["differences"]
-    assert [(one["kind"], one["what"], one["a"], one["b"]) for one in found] == [
+    differences = compared(other)["differences"]
+    assert [(change["kind"], change["what"], change["a"], change["b"]) for change in differences] == [
         ("config", "optim", ["adamw"], ["muon"]),
         ("code", "commit", ["0" * 39 + "1"], ["0" * 39 + "2"]),
         ("environment", "governor", [None], ["powersave"]),
@@ -307,24 +307,24 @@ def test_differences_are_listed_by_kind_with_the_values_of_both_arms():
 
 
 def test_eight_gpus_of_one_kind_are_one_difference():
-    found = compared(on_gpus(H200), on_gpus(H100), force=True)["differences"]
-    listed = [(one["what"], one["a"], one["b"]) for one in found]
+    differences = compared(on_gpus(H200), on_gpus(H100), force=True)["differences"]
+    listed = [(change["what"], change["a"], change["b"]) for change in differences]
     assert listed == [("gpus.name", ["NVIDIA H100 80GB HBM3"], ["NVIDIA H200"])]
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "found"),
+    ("a", "b", "expected"),
     [
         ({"regions": {}}, {"regions": {}, "host": {}}, [("instruments.host", [None], ["on"])]),
         ({"garbage": {"ms": 1.0}}, {"garbage": {"ms": 0.0}}, [("instruments.garbage.ms", [1.0], [0.0])]),
         ({"regions": {}}, {"regions": {}}, []),
     ],
 )
-def test_instruments_and_their_settings_are_differences(a, b, found):
+def test_instruments_and_their_settings_are_differences(a, b, expected):
     """Also those without settings: nothing must not stand under "instruments differ"."""
-    (with_a, with_b) = ([comparison.facts(a_run("A", 1.0, 0) | {"instruments": one})] for one in (a, b))
-    listed = [(one["what"], one["a"], one["b"]) for one in comparison.differences_of(with_a, with_b)]
-    assert listed == found
+    (with_a, with_b) = ([comparison.facts(a_run("A", 1.0, 0) | {"instruments": instruments})] for instruments in (a, b))
+    listed = [(change["what"], change["a"], change["b"]) for change in comparison.differences_of(with_a, with_b)]
+    assert listed == expected
 
 
 def test_seed_and_name_are_no_difference():

@@ -33,7 +33,7 @@ def test_parts_of_run_ids_quoted_globs_lists_and_vs_name_the_same_runs(arms, res
     expected, typed = as_json(capsys, "aaaaaaaa", "bbbbbbbb"), {"names": None, "about": None}
     assert expected["verdict"] == "slower"
     assert (expected["started"], expected["time"]["n"]) == ([5, 5], [5, 5])
-    for words in (
+    for arguments in (
         ("cpu_nano/*aaaaaaaa*", "cpu_nano/*bbbbbbbb*"),
         (str(results / "cpu_nano" / "*aaaaaaaa*"), "*bbbbbbbb*"[1:-1]),
         (",".join(str(folder) for folder in arms[0]), ",".join(folder.name for folder in arms[1])),
@@ -41,8 +41,8 @@ def test_parts_of_run_ids_quoted_globs_lists_and_vs_name_the_same_runs(arms, res
         (*(folder / "run.json" for folder in arms[0]), "vs", *arms[1]),
         ("cpu_nano/*aaaaaaaa*,aaaaaaaa", "bbbbbbbb"),  # twice named, once counted
     ):
-        found = as_json(capsys, *words)
-        assert found | typed == expected | typed
+        comparison = as_json(capsys, *arguments)
+        assert comparison | typed == expected | typed
     (results / "other").mkdir()
     for folder in arms[1]:
         folder.rename(results / "other" / folder.name)
@@ -50,7 +50,7 @@ def test_parts_of_run_ids_quoted_globs_lists_and_vs_name_the_same_runs(arms, res
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "sentence"),
     [
         (["aaaaaaaa"], "this is a single group of runs: name two, A B, or a race"),
         (["aaaaaaaa", "vs"], "write runs on both sides of vs"),
@@ -62,13 +62,13 @@ def test_parts_of_run_ids_quoted_globs_lists_and_vs_name_the_same_runs(arms, res
         ([], "each of these 10 words is one run"),  # a glob that the shell took apart
     ],
 )
-def test_a_users_mistake_says_what_to_type(arms, results, words, sentence):
+def test_a_users_mistake_says_what_to_type(arms, results, arguments, sentence):
     for name in ("empty", "races/damaged"):
         (results / name).mkdir(parents=True)
     (results / "races/damaged/race.json").write_text('{"arms": 3}')
-    words = words or [str(folder) for folder in arms[0] + arms[1]]
+    arguments = arguments or [str(folder) for folder in arms[0] + arms[1]]
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        compare.main(words)
+        compare.main(arguments)
 
 
 def test_the_warm_up_runs_of_races_are_no_part_of_an_arm(arms, results, capsys):
@@ -102,11 +102,11 @@ def race(arms, results):
 
 
 def test_a_race_alone_compares_every_arm_with_the_first(race, capsys):
-    found = as_json(capsys, "r1")
-    assert [one["names"] for one in found] == [["A", "B"], ["A", "C"]]
-    assert [one["verdict"] for one in found] == ["slower", "slower"]
-    assert all(one["time"]["p_holm"] >= one["time"]["p"] for one in found)
-    assert found[0]["plan"] == {"looks": [5], "alpha": 0.05}
+    comparisons = as_json(capsys, "r1")
+    assert [comparison["names"] for comparison in comparisons] == [["A", "B"], ["A", "C"]]
+    assert [comparison["verdict"] for comparison in comparisons] == ["slower", "slower"]
+    assert all(comparison["time"]["p_holm"] >= comparison["time"]["p"] for comparison in comparisons)
+    assert comparisons[0]["plan"] == {"looks": [5], "alpha": 0.05}
 
 
 def test_every_arm_is_called_by_its_name(race, arms, capsys):
@@ -115,12 +115,12 @@ def test_every_arm_is_called_by_its_name(race, arms, capsys):
     verdict_of_b, verdict_of_c, *_ = capsys.readouterr().out.splitlines()
     assert verdict_of_b.startswith("verdict: SLOWER  B is 4.98 % slower than A") and "C is " not in verdict_of_b
     assert re.match("verdict: SLOWER  C is 5.[0-9]+ % slower than A", verdict_of_c) and "B" not in verdict_of_c
-    for words, first, second in ((["r1:A", "r1:C"], "A", "C"), (["r1:C", "r1:A"], "C", "A")):
-        assert as_json(capsys, *words)["arms"] == [first, second]
-    found = as_json(capsys, "aaaaaaaa", "bbbbbbbb", "cccccccc")
-    assert [one["arms"] for one in found] == [["A", "B"], ["A", "C"]]
-    assert [one["about"] for one in found] == [["aaaaaaaa", "bbbbbbbb"], ["aaaaaaaa", "cccccccc"]]
-    assert found[1]["words"].startswith("C is 5.")
+    for arguments, first, second in ((["r1:A", "r1:C"], "A", "C"), (["r1:C", "r1:A"], "C", "A")):
+        assert as_json(capsys, *arguments)["arms"] == [first, second]
+    comparisons = as_json(capsys, "aaaaaaaa", "bbbbbbbb", "cccccccc")
+    assert [comparison["arms"] for comparison in comparisons] == [["A", "B"], ["A", "C"]]
+    assert [comparison["about"] for comparison in comparisons] == [["aaaaaaaa", "bbbbbbbb"], ["aaaaaaaa", "cccccccc"]]
+    assert comparisons[1]["words"].startswith("C is 5.")
     assert as_json(capsys, "r1:C", "bbbbbbbb")["arms"] == ["A", "B"]  # not of one race
     assert compare.main(["r1", "--csv"]) == 0
     lines = [line.split(",") for line in capsys.readouterr().out.splitlines()]
@@ -128,9 +128,9 @@ def test_every_arm_is_called_by_its_name(race, arms, capsys):
 
 
 def test_arms_of_a_race_can_be_named(race, capsys):
-    found = as_json(capsys, "races/r1:B", f"{race}:C")
-    assert found["names"] == ["races/r1:B", f"{race}:C"]
-    assert found["started"] == [5, 5]
+    comparison = as_json(capsys, "races/r1:B", f"{race}:C")
+    assert comparison["names"] == ["races/r1:B", f"{race}:C"]
+    assert comparison["started"] == [5, 5]
     with pytest.raises(ValueError, match="the race has no arm D; choose from A, B, C"):
         compare.main(["r1:A", "r1:D"])
     with pytest.raises(ValueError, match="this race has several arms: name one, r1:B"):
@@ -164,9 +164,9 @@ def test_not_comparable_is_exit_code_2_forced_or_not(arms, results, capsys):
 
 def test_a_gate_on_one_run_is_no_gate(arms, capsys):
     """One run has no verdict, so it would pass for ever."""
-    one = arms[1][0].name
-    assert compare.main(["aaaaaaaa", one]) == 0
-    assert compare.main(["aaaaaaaa", one, "--fail-on", "slower:0.5%"]) == 2
+    run_id = arms[1][0].name
+    assert compare.main(["aaaaaaaa", run_id]) == 0
+    assert compare.main(["aaaaaaaa", run_id, "--fail-on", "slower:0.5%"]) == 2
     assert "give at least two a side" in capsys.readouterr().err
 
 
@@ -179,12 +179,12 @@ def noisy(results):
 
 
 def test_other_conditions_to_fail_on(noisy, capsys):
-    words = ["aaaaaaaa", "bbbbbbbb", "--fail-on"]
-    assert compare.main([*words, "slower", "--fail-if", "shown"]) == 0
-    assert compare.main([*words, "slower,inconclusive", "--fail-if", "shown"]) == 1
-    assert compare.main([*words, "loss"]) == 1  # from -0.00133 to +0.00453 nats: a rise of 0.002 is possible
+    arguments = ["aaaaaaaa", "bbbbbbbb", "--fail-on"]
+    assert compare.main([*arguments, "slower", "--fail-if", "shown"]) == 0
+    assert compare.main([*arguments, "slower,inconclusive", "--fail-if", "shown"]) == 1
+    assert compare.main([*arguments, "loss"]) == 1  # from -0.00133 to +0.00453 nats: a rise of 0.002 is possible
     assert "val_loss by 0.002 nats is not excluded (95 % interval -0.00133 to +0.00453 nats" in capsys.readouterr().err
-    assert compare.main([*words, "loss", "--fail-if", "shown"]) == 0
+    assert compare.main([*arguments, "loss", "--fail-if", "shown"]) == 0
     with pytest.raises(ValueError, match="add --fail-on slower:0.5%"):
         compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-if", "shown"])
 
@@ -198,8 +198,8 @@ def test_a_slowdown_that_the_interval_does_not_exclude_fails_the_gate(noisy, cap
         ("slower", "possible", 1),  # by more than the margin
     ):
         assert compare.main(["bbbbbbbb", "aaaaaaaa", "--fail-on", condition, "--fail-if", reading]) == code
-    said = "slowdown of B by more than 0.5 % is not excluded (95 % interval -0.28 to +3.16 %, verdict inconclusive)"
-    assert said in capsys.readouterr().err
+    sentence = "slowdown of B by more than 0.5 % is not excluded (95 % interval -0.28 to +3.16 %, verdict inconclusive)"
+    assert sentence in capsys.readouterr().err
 
 
 # ---- what is shown
@@ -208,9 +208,9 @@ def test_a_slowdown_that_the_interval_does_not_exclude_fails_the_gate(noisy, cap
 def test_the_terminal_shows_the_verdict_first_then_differences_comparability_and_numbers(arms, capsys):
     compare.main(["aaaaaaaa", "bbbbbbbb", "--why"])
     shown = capsys.readouterr().out
-    words = ["verdict: SLOWER", "nothing in the records differs", "comparable: yes", "compared: "]
+    statements = ["verdict: SLOWER", "nothing in the records differs", "comparable: yes", "compared: "]
     numbers = ["noise floor 0.1 %", "MDE (80 % power)", "\ntime ", "\nval_loss", "peak memory", "within-run"]
-    places = [shown.index(word) for word in words + numbers]
+    places = [shown.index(word) for word in statements + numbers]
     assert places == sorted(places)
     assert "change %  share %" in shown  # every column of per cent has a head
     assert shown.startswith("verdict: SLOWER  B is 4.98 % slower")
@@ -239,8 +239,8 @@ def test_a_verdict_has_its_colour_on_a_terminal_alone(arms, capsys, monkeypatch)
 def test_what_telemetry_measured_has_words_and_units():
     means = {"mean_cpu_util_pct": [90.0, 80.0], "sampler_cpu_frac": [0.01, 0.02], "max_tick_ms": [3.0, 4.0]}
     pair = {"a_ms": 1.0, "b_ms": 2.0, "change_ms": 1.0, "change_pct": 100.0, "share_frac": 1.0}
-    found = {"label": "x", "runs": [2, 2], "regions": {"step_ms": pair}, "stretches": [], "words": [], "ranks": None}
-    *_, table = between_runs.blocks(found | {"telemetry": means})
+    facts = {"label": "x", "runs": [2, 2], "regions": {"step_ms": pair}, "stretches": [], "words": [], "ranks": None}
+    *_, table = between_runs.blocks(facts | {"telemetry": means})
     assert table.rows == [["CPU use, %", "90", "80"], ["CPU use of the sampler, %", "1", "2"]]
 
 
@@ -251,10 +251,10 @@ def test_config_yaml_and_environment_json_show_what_differs(arms, capsys):
         environment = json.loads((folder / "environment.json").read_text())
         variables = {"NCCL_ALGO": "Ring", "SPEEDRUN_LAUNCHED_S": folder.name}
         (folder / "environment.json").write_text(json.dumps(environment | {"env": variables}))
-    found = as_json(capsys, "aaaaaaaa", "bbbbbbbb")["differences"]
-    assert {"kind": "config", "what": "optim.lr", "a": [0.003], "b": [0.001]} in found
-    assert {"kind": "environment", "what": "env.NCCL_ALGO", "a": [None], "b": ["Ring"]} in found
-    assert len(found) == 2
+    differences = as_json(capsys, "aaaaaaaa", "bbbbbbbb")["differences"]
+    assert {"kind": "config", "what": "optim.lr", "a": [0.003], "b": [0.001]} in differences
+    assert {"kind": "environment", "what": "env.NCCL_ALGO", "a": [None], "b": ["Ring"]} in differences
+    assert len(differences) == 2
 
 
 def test_markdown_and_csv(arms, capsys):
@@ -290,14 +290,14 @@ def test_a_calibration_of_this_session_sets_the_noise_floor(arms, results, capsy
     kept |= {"floor_pct": 7.5, "floor_n": 5, "cv_pct": 5.0}
     calibration.folder().mkdir()
     (calibration.folder() / "20261121T030000Z-c0ffee00c0ffee00.json").write_text(json.dumps(kept))
-    found = as_json(capsys, "aaaaaaaa", "bbbbbbbb")
-    num_a, num_b = found["time"]["n"]
+    comparison = as_json(capsys, "aaaaaaaa", "bbbbbbbb")
+    num_a, num_b = comparison["time"]["n"]
     shrink = math.sqrt((1 / num_a + 1 / num_b) * 5 / 2)  # kept for 5 a side, used for these
-    assert found["time"]["floor_pct"] == pytest.approx(100 * (1.075**shrink - 1))
-    assert found["calibration"]["floor_pct"] == 7.5
-    assert (found["verdict"], found["time"]["margin_pct"]) == ("inconclusive", 0.5)
-    assert found["calibration"]["exact"] is False  # made with other runs than these
-    assert "uncalibrated" not in found["flags"]
+    assert comparison["time"]["floor_pct"] == pytest.approx(100 * (1.075**shrink - 1))
+    assert comparison["calibration"]["floor_pct"] == 7.5
+    assert (comparison["verdict"], comparison["time"]["margin_pct"]) == ("inconclusive", 0.5)
+    assert comparison["calibration"]["exact"] is False  # made with other runs than these
+    assert "uncalibrated" not in comparison["flags"]
 
 
 # ---- trajectories
@@ -310,8 +310,8 @@ def test_losses_that_are_the_same_bit_for_bit_waive_the_loss_test(results, capsy
     assert as_json(capsys, "aaaaaaaa", "bbbbbbbb")["val_loss"]["verdict"] == "waived"
     steps = folders[-1] / "steps.csv"
     steps.write_text(steps.read_text().replace("5.75", "5.750000001"))
-    found = as_json(capsys, "aaaaaaaa", "bbbbbbbb")["val_loss"]
-    assert (found["identical"], found["verdict"]) == (False, "inconclusive")
+    val_loss = as_json(capsys, "aaaaaaaa", "bbbbbbbb")["val_loss"]
+    assert (val_loss["identical"], val_loss["verdict"]) == (False, "inconclusive")
 
 
 # ---- traces
@@ -323,11 +323,11 @@ def test_the_traces_of_both_arms_are_compared_where_both_have_some(arms, capsys)
         (folders[2] / "traces").mkdir()
         events = traces.steps_of_a_kernel(kernel_us, step_us=900)
         traces.write(folders[2] / "traces" / "window-rank0.pt.trace.json.gz", events)
-    found = as_json(capsys, "aaaaaaaa", "bbbbbbbb")["diagnosis"]["traces"]
-    assert found["files"][0].endswith("/traces/window-rank0.pt.trace.json.gz")
-    changes_ms = {line["what"]: line["change_ms"] for line in found["lines"]}
+    difference = as_json(capsys, "aaaaaaaa", "bbbbbbbb")["diagnosis"]["traces"]
+    assert difference["files"][0].endswith("/traces/window-rank0.pt.trace.json.gz")
+    changes_ms = {line["what"]: line["change_ms"] for line in difference["lines"]}
     assert changes_ms["my_kernel"] == pytest.approx(0.05)
-    assert sum(row["change_ns"] for row in found["parts"]) == found["change_ns"]
+    assert sum(row["change_ns"] for row in difference["parts"]) == difference["change_ns"]
     for folder in arms[1]:
         run = json.loads((folder / "run.json").read_text())
         run["metrics"]["num_flagged_steps"] = 2
@@ -400,12 +400,12 @@ def write_logs(folder, starts_and_times):
 def test_folders_of_logs_are_compared_and_what_they_do_not_say_is_marked(results, capsys):
     write_logs(results / "claim" / "baseline", [("18:00:00", 88000), ("18:20:00", 88100), ("18:40:00", 87900)])
     write_logs(results / "claim" / "this_pr", [("18:10:00", 86000), ("18:30:00", 86100), ("18:50:00", 85900)])
-    found = as_json(capsys, "claim/baseline", "claim/this_pr")
-    assert (found["verdict"], found["time"]["n"]) == ("faster", [3, 3])
-    assert found["time"]["change_pct"] == pytest.approx(100 * (86 / 88 - 1), abs=0.01)
-    assert {"imported", "session-unknown"} <= set(found["flags"])
-    assert not {"order-confounded", "order-unknown", "mixed-code"} & set(found["flags"])
-    assert found["memory"]["change_pct"] == 0.0
+    comparison = as_json(capsys, "claim/baseline", "claim/this_pr")
+    assert (comparison["verdict"], comparison["time"]["n"]) == ("faster", [3, 3])
+    assert comparison["time"]["change_pct"] == pytest.approx(100 * (86 / 88 - 1), abs=0.01)
+    assert {"imported", "session-unknown"} <= set(comparison["flags"])
+    assert not {"order-confounded", "order-unknown", "mixed-code"} & set(comparison["flags"])
+    assert comparison["memory"]["change_pct"] == 0.0
     assert compare.main(["claim/baseline", "claim/this_pr"]) == 0
     assert "nothing says that both arms ran in one session" in capsys.readouterr().out
 
@@ -416,8 +416,8 @@ def test_copies_of_a_log_count_once_and_in_both_arms_not_at_all(results, capsys)
     write_logs(results / "b", [("18:10:00", 86000), ("18:30:00", 86100)])
     assert as_json(capsys, "a", "b")["time"]["n"] == [2, 2]
     (results / "b" / "copy.txt").write_text((results / "a" / "180000.txt").read_text())
-    found = as_json(capsys, "a", "b", code=2)
-    assert "1 run in both arms" in found["reasons"][0]
+    comparison = as_json(capsys, "a", "b", code=2)
+    assert "1 run in both arms" in comparison["reasons"][0]
 
 
 def test_one_log_under_six_names_with_other_times_is_one_run(results, capsys):

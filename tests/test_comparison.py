@@ -34,11 +34,11 @@ def change_pct(a_times_s, b_times_s):
 def test_the_json_has_what_programs_rely_on_in_every_case():
     """Also where nothing can be said: null in place of a number, never a missing key, never nan."""
     for a, b in ((FAST, SLOW), ([10.0], [11.0]), ([10.0, 10.0], [11.0, 11.0]), ([], [1.0]), ([], [])):
-        found = compared(a, b)
-        assert list(found)[:6] == ["comparable", "reasons", "time", "val_loss", "verdict", "flags"]
-        assert set(found["time"]) >= {"change_pct", "ci95_pct", "p", "n", "cv_pct", "mde_pct"}
-        assert json.loads(json.dumps(found, allow_nan=False)) == found
-        assert found["verdict"] in ("faster", "slower", "equivalent", "inconclusive", "not_comparable")
+        comparison = compared(a, b)
+        assert list(comparison)[:6] == ["comparable", "reasons", "time", "val_loss", "verdict", "flags"]
+        assert set(comparison["time"]) >= {"change_pct", "ci95_pct", "p", "n", "cv_pct", "mde_pct"}
+        assert json.loads(json.dumps(comparison, allow_nan=False)) == comparison
+        assert comparison["verdict"] in ("faster", "slower", "equivalent", "inconclusive", "not_comparable")
 
 
 def test_the_comparison_agrees_with_scipy():
@@ -68,36 +68,36 @@ def test_a_difference_within_the_noise_floor_is_neither_faster_nor_slower():
     b = [1.005 * value for value in a]
     assert compared(a, b, floor_pct=0.3)["verdict"] == "slower"
     a, b = [1.0, 1.0005, 0.9995, 1.0, 1.0], [1.0043, 1.0053, 1.0043, 1.0053, 1.0048]
-    found = compared(a, b, floor_pct=0.49)
-    assert found["time"]["p"] < 0.001
-    assert found["time"]["change_pct"] == change_pct(a, b) == pytest.approx(0.48, abs=0.01)
-    assert found["verdict"] == "inconclusive"
-    assert "; the difference is not beyond the noise floor of 0.49 %" in found["words"]
+    comparison = compared(a, b, floor_pct=0.49)
+    assert comparison["time"]["p"] < 0.001
+    assert comparison["time"]["change_pct"] == change_pct(a, b) == pytest.approx(0.48, abs=0.01)
+    assert comparison["verdict"] == "inconclusive"
+    assert "; the difference is not beyond the noise floor of 0.49 %" in comparison["words"]
 
 
 def test_noise_is_no_margin_of_equivalence():
     """47.84 % slower with p = 0.011; a busy machine's floor of 77 % made that "B is as fast as A"."""
     a, b = [10.0, 10.6, 9.5], [14.8, 15.2]
     assert compared(a, b)["verdict"] == "slower"
-    found = compared(a, b, floor_pct=77.0)
-    assert (found["verdict"], found["time"]["floor_pct"], found["time"]["margin_pct"]) == ("inconclusive", 77.0, 0.5)
-    assert "noise floor of 77 % is coarser than the margin of 0.5 %: measure on a quiet machine" in found["words"]
-    assert "inconclusive" not in found["words"]  # the renderer says the word
+    noisy = compared(a, b, floor_pct=77.0)
+    assert (noisy["verdict"], noisy["time"]["floor_pct"], noisy["time"]["margin_pct"]) == ("inconclusive", 77.0, 0.5)
+    assert "noise floor of 77 % is coarser than the margin of 0.5 %: measure on a quiet machine" in noisy["words"]
+    assert "inconclusive" not in noisy["words"]  # the renderer says the word
     for change in (1.0, 1.0001, 0.999, 1.004):  # not even where the arms are alike: this machine cannot know
-        found = compared(QUIET, [change * value for value in QUIET], floor_pct=0.51)
-        assert found["verdict"] == "inconclusive"
+        noisy = compared(QUIET, [change * value for value in QUIET], floor_pct=0.51)
+        assert noisy["verdict"] == "inconclusive"
 
 
 def test_equivalent_is_inside_the_margin_of_the_plan_or_of_the_track():
     """Two one-sided tests against the margin: p_equivalent, from another solution of the same model."""
     scipy_stats = pytest.importorskip("scipy.stats")
     b = [1.0019 * value for value in QUIET]
-    found = compared(QUIET, b, floor_pct=0.3)
-    assert found["verdict"] == "equivalent"
-    assert found["words"].startswith("B is as fast as A: +0.19 % is inside the margin of 0.5 % (95 % interval")
+    comparison = compared(QUIET, b, floor_pct=0.3)
+    assert comparison["verdict"] == "equivalent"
+    assert comparison["words"].startswith("B is as fast as A: +0.19 % is inside the margin of 0.5 % (95 % interval")
     test = least_squares.raced(QUIET, b)
     expected = scipy_stats.t.cdf((test.difference - math.log1p(0.005)) / test.se, test.df)
-    assert found["time"]["p_equivalent"] == pytest.approx(expected, rel=1e-6)
+    assert comparison["time"]["p_equivalent"] == pytest.approx(expected, rel=1e-6)
     for margin_pct, verdict in ((0.195, "slower"), (0.2, "equivalent")):  # 0.19 % +- 0.007 with a confidence of 90 %
         plan = {"n": 4, "equivalence_margin_pct": margin_pct}
         assert compared(QUIET, b, floor_pct=0.1, plan=plan)["verdict"] == verdict
@@ -124,9 +124,9 @@ def test_equal_arms_with_little_spread_are_equivalent_and_with_much_inconclusive
 
 
 def test_an_mde_whose_digits_say_nothing_is_given_as_over_a_thousand_per_cent():
-    found = compared([10.0, 40.0], [11.0, 30.0])  # two runs a side: sums of squares with a degree of freedom each
-    assert found["verdict"] == "inconclusive" and found["time"]["mde_pct"] > 1000
-    assert "these runs can only detect changes above 1000 % (MDE, 80 % power): add runs" in found["words"]
+    comparison = compared([10.0, 40.0], [11.0, 30.0])  # two runs a side: sums of squares with a degree of freedom each
+    assert comparison["verdict"] == "inconclusive" and comparison["time"]["mde_pct"] > 1000
+    assert "these runs can only detect changes above 1000 % (MDE, 80 % power): add runs" in comparison["words"]
     assert (wording.mde_text(1000.0), wording.mde_text(1000.1)) == ("1000 %", "over 1000 %")
 
 
@@ -144,41 +144,41 @@ def test_the_floor_is_never_below_a_tenth_of_a_per_cent():
 
 @pytest.mark.parametrize(("a", "b"), [([10.0], [20.0]), ([10.0], [20.0, 20.1, 20.2]), ([10.0, 10.1, 10.2], [20.0])])
 def test_one_run_gives_no_verdict_however_large_the_change(a, b):
-    found = compared(a, b)
-    assert found["comparable"] is True
-    assert found["verdict"] == "inconclusive"
-    assert (found["time"]["p"], found["time"]["ci95_pct"], found["time"]["mde_pct"]) == (None, None, None)
-    assert found["time"]["change_pct"] > 90
-    assert "n=1" in found["flags"]
-    assert found["words"].startswith("no verdict: one run has no spread")
+    outcome = compared(a, b)
+    assert outcome["comparable"] is True
+    assert outcome["verdict"] == "inconclusive"
+    assert (outcome["time"]["p"], outcome["time"]["ci95_pct"], outcome["time"]["mde_pct"]) == (None, None, None)
+    assert outcome["time"]["change_pct"] > 90
+    assert "n=1" in outcome["flags"]
+    assert outcome["words"].startswith("no verdict: one run has no spread")
 
 
 def test_times_that_are_all_equal_are_copies_or_rounded_and_prove_nothing():
     for b in ([10.0, 10.0], [11.0, 11.0]):
-        found = compared([10.0, 10.0, 10.0], b)
-        assert found["verdict"] == "inconclusive"
-        assert "no-spread" in found["flags"]
-        assert found["time"]["p"] is None
-        assert "not measured?" in found["words"]
+        comparison = compared([10.0, 10.0, 10.0], b)
+        assert comparison["verdict"] == "inconclusive"
+        assert "no-spread" in comparison["flags"]
+        assert comparison["time"]["p"] is None
+        assert "not measured?" in comparison["words"]
 
 
 def test_one_constant_arm_is_judged_by_the_spread_of_the_other():
-    found = compared([10.0, 10.0, 10.0], [10.5, 10.51, 10.49])
-    assert found["verdict"] == "slower"
-    assert found["time"]["cv_pct"][0] == 0.0
+    comparison = compared([10.0, 10.0, 10.0], [10.5, 10.51, 10.49])
+    assert comparison["verdict"] == "slower"
+    assert comparison["time"]["cv_pct"][0] == 0.0
 
 
 def test_a_failed_run_is_counted_as_started_also_for_the_plan_and_has_no_time():
     a, b = raced(FAST, SLOW)
     failed = a_run("B", None, 30, base=FAILED)
-    found = compare(a, [*b, failed])
-    assert (found["started"], found["time"]["n"]) == ([5, 6], [5, 5])
-    assert "runs-without-a-time" in found["flags"]
-    assert found["verdict"] == "slower"
+    comparison = compare(a, [*b, failed])
+    assert (comparison["started"], comparison["time"]["n"]) == ([5, 6], [5, 5])
+    assert "runs-without-a-time" in comparison["flags"]
+    assert comparison["verdict"] == "slower"
     assert "not-at-a-planned-look" not in compare(a, [*b[:4], failed], plan={"n": 5})["flags"]
-    found = compare(a, [failed])
-    assert (found["comparable"], found["verdict"]) == (False, "not_comparable")
-    assert "B has no complete run with a time among 1" in found["reasons"][0]
+    comparison = compare(a, [failed])
+    assert (comparison["comparable"], comparison["verdict"]) == (False, "not_comparable")
+    assert "B has no complete run with a time among 1" in comparison["reasons"][0]
 
 
 # ---- excluded runs
@@ -193,22 +193,22 @@ def test_runs_that_the_machine_disturbed_are_left_out_of_both_arms_and_the_resul
     a, b = raced([*FAST, 10.0], [*SLOW, 12.0])
     b[-1] = suspect(b[-1])
     a[0] = suspect(a[0])
-    found = compare(a, b)
-    assert found["time"]["n"] == [5, 5]
-    assert found["time_all"]["n"] == [6, 6]
-    assert found["time_all"]["change_pct"] > found["time"]["change_pct"] + 0.04  # 12 s are clipped, not left out
-    assert (found["time_all"]["clipped"], found["time"]["clipped"]) == (1, 0)
-    assert [(one["arm"], one["run_id"]) for one in found["excluded"]] == [("A", a[0]["run_id"]), ("B", b[-1]["run_id"])]
-    assert "runs-excluded" in found["flags"]
+    shown = compare(a, b)
+    assert shown["time"]["n"] == [5, 5]
+    assert shown["time_all"]["n"] == [6, 6]
+    assert shown["time_all"]["change_pct"] > shown["time"]["change_pct"] + 0.04  # 12 s are clipped, not left out
+    assert (shown["time_all"]["clipped"], shown["time"]["clipped"]) == (1, 0)
+    assert [(run["arm"], run["run_id"]) for run in shown["excluded"]] == [("A", a[0]["run_id"]), ("B", b[-1]["run_id"])]
+    assert "runs-excluded" in shown["flags"]
 
 
 def test_a_program_that_burns_in_one_arms_runs_alone_leaves_no_verdict_on_time():
     """A saboteur beside the race, which knows when the other arm runs: it is named, whichever arm it serves."""
     a, b = raced(SLOW, FAST)
     a = [suspect(run, "other programs used 0.80 CPU cores during the run (limit 0.1): burner 0.78") for run in a]
-    for found in (compare(a, b), compare(a[:2], b[:2]), compare(b, a)):
-        assert (found["comparable"], found["verdict"]) == (False, "not_comparable")
-        assert any("burner 0.78; what burns in one arm's runs may know" in reason for reason in found["reasons"])
+    for comparison in (compare(a, b), compare(a[:2], b[:2]), compare(b, a)):
+        assert (comparison["comparable"], comparison["verdict"]) == (False, "not_comparable")
+        assert any("burner 0.78; what burns in one arm's runs may know" in reason for reason in comparison["reasons"])
     everywhere = compare(a, [suspect(run) for run in b])  # a busy machine, which knows no arm
     assert everywhere["comparable"] and "suspect-runs" in everywhere["flags"]
 
@@ -216,9 +216,9 @@ def test_a_program_that_burns_in_one_arms_runs_alone_leaves_no_verdict_on_time()
 def test_a_verdict_that_hangs_on_the_runs_left_out_says_so():
     a, b = raced(FAST, [*SLOW, 6.0])
     b[-1] = suspect(b[-1])
-    found = compare(a, b)
-    assert found["verdict"] == "slower"
-    assert "verdict-depends-on-exclusions" in found["flags"]
+    comparison = compare(a, b)
+    assert comparison["verdict"] == "slower"
+    assert "verdict-depends-on-exclusions" in comparison["flags"]
 
 
 @pytest.mark.parametrize(
@@ -232,19 +232,19 @@ def test_a_verdict_that_hangs_on_the_runs_left_out_says_so():
 def test_a_doubt_about_the_machine_leaves_a_run_out_and_one_about_the_code_does_not(why, instrument, num_excluded):
     a, b = raced(FAST, [*SLOW, 12.0])
     b[-1] = suspect(b[-1], why, instrument=instrument)
-    found = compare(a, b)
-    assert [run["run_id"] for run in found["excluded"]] == [b[-1]["run_id"]] * num_excluded
-    assert found["time"]["n"] == [5, 6 - num_excluded]
-    assert ("suspect-records" in found["flags"]) == (num_excluded == 0)
+    comparison = compare(a, b)
+    assert [run["run_id"] for run in comparison["excluded"]] == [b[-1]["run_id"]] * num_excluded
+    assert comparison["time"]["n"] == [5, 6 - num_excluded]
+    assert ("suspect-records" in comparison["flags"]) == (num_excluded == 0)
 
 
 def test_where_too_few_would_remain_all_are_counted_and_marked():
     a, b = raced(FAST, SLOW)
     b = [*map(suspect, b[:3]), *b[3:]]
-    found = compare([suspect(run) for run in a], b)
-    assert found["time"]["n"] == [5, 5]
-    assert found["excluded"] == []
-    assert "suspect-runs" in found["flags"]
+    comparison = compare([suspect(run) for run in a], b)
+    assert comparison["time"]["n"] == [5, 5]
+    assert comparison["excluded"] == []
+    assert "suspect-runs" in comparison["flags"]
     one_left = [suspect(run) if place else run for place, run in enumerate(a)]
     assert compare(one_left, b)["time"]["n"] == [5, 5]  # one run a side would give no verdict at all
 
@@ -261,21 +261,21 @@ def test_several_candidates_share_holms_adjusted_p():
     c_runs = [run | {"run_id": f"{run['run_id']}-c", "config_id": "cccccccc"} for run in b_runs]
     together = compare_arms({"A": a_runs, "B": b_runs, "C": c_runs})
     for name in "BC":
-        result = together[name]
-        assert result["time"]["p_holm"] == pytest.approx(2 * alone["time"]["p"])
-        assert result["time"]["p_equivalent_holm"] == pytest.approx(min(1, 2 * alone["time"]["p_equivalent"]))
-        assert result["verdict"] == "inconclusive"
-        assert result["time"]["ci95_pct"] == alone["time"]["ci95_pct"]
+        comparison = together[name]
+        assert comparison["time"]["p_holm"] == pytest.approx(2 * alone["time"]["p"])
+        assert comparison["time"]["p_equivalent_holm"] == pytest.approx(min(1, 2 * alone["time"]["p_equivalent"]))
+        assert comparison["verdict"] == "inconclusive"
+        assert comparison["time"]["ci95_pct"] == alone["time"]["ci95_pct"]
 
 
 def test_a_planned_race_has_a_verdict_only_at_its_planned_number_of_runs():
     plan = {"n": 5, "alpha": 0.05, "hash": "what else it says does not matter"}
     assert compared(FAST, SLOW, plan=plan)["verdict"] == "slower"
     for a, b in ((FAST[:4], SLOW[:4]), ([*FAST, 10.0], [*SLOW, 10.5]), (FAST, SLOW[:4])):
-        found = compared(a, b, plan=plan)
-        assert found["verdict"] == "inconclusive"
-        assert "not-at-a-planned-look" in found["flags"]
-        assert "the plan looks at 5 a side" in found["words"]
+        comparison = compared(a, b, plan=plan)
+        assert comparison["verdict"] == "inconclusive"
+        assert "not-at-a-planned-look" in comparison["flags"]
+        assert "the plan looks at 5 a side" in comparison["words"]
 
 
 def test_declared_looks_share_the_level():
@@ -292,29 +292,29 @@ def test_declared_looks_share_the_level():
 def test_losses_against_the_target_and_against_each_other():
     """1.0 nats apart with a spread of 0.01: worse, and only A is below the target of 4.5."""
     a_losses, b_losses = [4.24, 4.25, 4.26, 4.25, 4.24], [5.24, 5.25, 5.26, 5.25, 5.24]
-    found = compared(FAST, FAST, changes={"a_losses": a_losses, "b_losses": b_losses})["val_loss"]
-    assert found["change"] == pytest.approx(1.0)
-    assert found["target"] == 4.5
-    assert found["below_target"] == [True, False]
-    assert found["verdict"] == "worse"
+    val_loss = compared(FAST, FAST, changes={"a_losses": a_losses, "b_losses": b_losses})["val_loss"]
+    assert val_loss["change"] == pytest.approx(1.0)
+    assert val_loss["target"] == 4.5
+    assert val_loss["below_target"] == [True, False]
+    assert val_loss["verdict"] == "worse"
 
 
 def test_not_worse_is_shown_only_where_the_margin_is_excluded(monkeypatch):
     losses = [4.2500, 4.2501, 4.2499, 4.2500, 4.2502]
     changes = {"a_losses": losses, "b_losses": [loss + 0.0005 for loss in losses]}
     by_default = "0.002 nats, the default, as the track has no loss_margin_nats"
-    of_track = target.track_settings("cpu_nano") | {"rules": {"loss_margin_nats": 0.0004}}
+    track_settings = target.track_settings("cpu_nano") | {"rules": {"loss_margin_nats": 0.0004}}
     for options, verdict, margin in (
         ({}, "not_worse", by_default),
         ({"loss_margin_nats": 0.0005}, "worse", "0.0005 nats, as given"),
         ({"plan": {"n": 5, "loss_margin_nats": 0.001}}, "not_worse", "0.001 nats, as planned"),
-        ({"of_track": of_track}, "worse", "0.0004 nats, as track cpu_nano has it"),
+        ({"track_settings": track_settings}, "worse", "0.0004 nats, as track cpu_nano has it"),
     ):
-        if of_track := options.pop("of_track", None):
-            monkeypatch.setattr(target, "track_settings", lambda _: of_track)
-        found = compared(FAST, FAST, changes=changes, **options)
-        assert found["val_loss"]["verdict"] == verdict
-        assert f"margin of val_loss: {margin}" in wording.design_sentences(found)
+        if track_settings := options.pop("track_settings", None):
+            monkeypatch.setattr(target, "track_settings", lambda _: track_settings)
+        comparison = compared(FAST, FAST, changes=changes, **options)
+        assert comparison["val_loss"]["verdict"] == verdict
+        assert f"margin of val_loss: {margin}" in wording.design_sentences(comparison)
     monkeypatch.undo()
     changes = {"a_losses": [4.2, 4.3, 4.25, 4.22, 4.28], "b_losses": [4.21, 4.3, 4.25, 4.22, 4.28]}
     assert compared(FAST, FAST, changes=changes)["val_loss"]["verdict"] == "inconclusive"
@@ -324,11 +324,11 @@ def test_repeats_of_one_seed_are_one_loss():
     """Five copies of one loss would have no spread and p = 0 against any target above it."""
     a, b = raced(FAST, SLOW)
     a = [run | {"seed": 7, "metrics": run["metrics"] | {"val_loss": 4.25}} for run in a]
-    found = compare(a, b)
-    assert found["val_loss"]["n"] == [1, 5]
-    assert found["val_loss"]["p_target"][0] is None
-    assert "same-seed" in found["flags"]
-    assert found["time"]["n"] == [5, 5]  # times do not depend on the seed
+    comparison = compare(a, b)
+    assert comparison["val_loss"]["n"] == [1, 5]
+    assert comparison["val_loss"]["p_target"][0] is None
+    assert "same-seed" in comparison["flags"]
+    assert comparison["time"]["n"] == [5, 5]  # times do not depend on the seed
 
 
 def test_energy_memory_and_compile_time_are_compared_too_and_share_holms_p():
@@ -336,15 +336,15 @@ def test_energy_memory_and_compile_time_are_compared_too_and_share_holms_p():
     for number, run in enumerate(a + b):
         run["metrics"] |= {"energy_j": 1000.0 + number, "peak_mem_gib": 0.5 + 0.01 * (number % 3)}
         run["metrics"]["compile_s"] = 30.0 + (number % 4)
-    found = compare(a, b)
-    ps = [found[name]["p"] for name in ("energy", "memory", "compile")]
-    assert found["energy"]["change_pct"] == pytest.approx(0.5, abs=0.01)
-    assert [found[name]["p_holm"] for name in ("energy", "memory", "compile")] == stats.holm(ps)
+    comparison = compare(a, b)
+    ps = [comparison[name]["p"] for name in ("energy", "memory", "compile")]
+    assert comparison["energy"]["change_pct"] == pytest.approx(0.5, abs=0.01)
+    assert [comparison[name]["p_holm"] for name in ("energy", "memory", "compile")] == stats.holm(ps)
     joules = [[1000.0 + number for number in numbers] for numbers in (range(5), range(5, 10))]
-    assert found["energy"]["change_pct"] == change_pct(*joules)
-    assert found["energy"]["mean_j"] == pytest.approx([1002.0, 1007.0], abs=0.1)  # geometric, less the trend
-    mean_a_j, mean_b_j = found["energy"]["mean_j"]
-    assert 100 * (mean_b_j / mean_a_j - 1) == pytest.approx(found["energy"]["change_pct"], rel=1e-9)
+    assert comparison["energy"]["change_pct"] == change_pct(*joules)
+    assert comparison["energy"]["mean_j"] == pytest.approx([1002.0, 1007.0], abs=0.1)  # geometric, less the trend
+    mean_a_j, mean_b_j = comparison["energy"]["mean_j"]
+    assert 100 * (mean_b_j / mean_a_j - 1) == pytest.approx(comparison["energy"]["change_pct"], rel=1e-9)
 
 
 # ---- a real pair
@@ -381,16 +381,16 @@ def test_a_public_pair_of_six_and_six_runs_comes_out_as_its_logs_say():
         [run_of(arm, number, *log) for number, log in enumerate(logs)]
         for arm, logs in (("A", BASELINE), ("B", THIS_PR))
     ]
-    found = compare(*arms)
-    time, loss = found["time"], found["val_loss"]
+    comparison = compare(*arms)
+    time, loss = comparison["time"], comparison["val_loss"]
     assert f"{time['change_pct']:.2f} [{time['ci95_pct'][0]:.2f}, {time['ci95_pct'][1]:.2f}]" == "-0.50 [-0.73, -0.27]"
     assert time["n"] == [6, 6]
     assert [f"{mean:.5f}" for mean in loss["mean"]] == ["3.27912", "3.27892"]
     assert [f"{sd:.5f}" for sd in loss["sd"]] == ["0.00063", "0.00056"]
     assert [f"{p:.4f}" for p in loss["p_target"]] == ["0.0091", "0.0026"]
-    assert found["verdict"] == "faster"
-    assert {"imported", "session-unknown", "uncalibrated"} <= set(found["flags"])
-    assert not {"order-confounded", "order-unknown"} & set(found["flags"])  # they alternate
+    assert comparison["verdict"] == "faster"
+    assert {"imported", "session-unknown", "uncalibrated"} <= set(comparison["flags"])
+    assert not {"order-confounded", "order-unknown"} & set(comparison["flags"])  # they alternate
 
 
 def test_the_sentence_alone_says_what_the_verdict_is_and_says_it_once():
@@ -401,8 +401,8 @@ def test_the_sentence_alone_says_what_the_verdict_is_and_says_it_once():
     assert wording.standalone_verdict(compared([10.0], [20.0])).startswith("no verdict: one run has no spread")
     other = compared(FAST, SLOW[:0])
     assert wording.standalone_verdict(other) == "not comparable: B has no complete run with a time among 0"
-    of_before = {"verdict": "inconclusive", "words": "inconclusive: +1.10 % (95 % interval -1.0 to +3.2 %)"}
-    assert wording.standalone_verdict(of_before) == of_before["words"]
+    older = {"verdict": "inconclusive", "words": "inconclusive: +1.10 % (95 % interval -1.0 to +3.2 %)"}
+    assert wording.standalone_verdict(older) == older["words"]
 
 
 def steps_of(*train_losses):
@@ -416,12 +416,12 @@ def test_runs_with_the_same_training_losses_are_one_run_whatever_their_seeds_and
         run["steps"] = steps_of(*losses)
     for number, run in enumerate(b):
         run["steps"] = steps_of(*losses[:7], losses[7] + 1e-9 * number)
-    found = compare(a, b)["val_loss"]
-    assert found["n"] == [1, 3] and found["mean"][0] == pytest.approx(4.25)
+    val_loss = compare(a, b)["val_loss"]
+    assert val_loss["n"] == [1, 3] and val_loss["mean"][0] == pytest.approx(4.25)
     sentence = "3 runs of A have bit-identical training losses: they count as one loss, "
-    assert found["remarks"] == [f"{sentence}whatever their seeds"]
-    assert found["remarks"][0] in wording.loss_sentences(compare(a, b)["val_loss"] | {"change": 0.0}, ["A", "B"])
-    assert (found["p"], found["verdict"]) == (None, "unknown")
+    assert val_loss["remarks"] == [f"{sentence}whatever their seeds"]
+    assert val_loss["remarks"][0] in wording.loss_sentences(compare(a, b)["val_loss"] | {"change": 0.0}, ["A", "B"])
+    assert (val_loss["p"], val_loss["verdict"]) == (None, "unknown")
 
 
 def test_a_p_that_is_too_small_to_print_is_below_a_bound():

@@ -27,8 +27,8 @@ def in_order(order, **changes):
 
 def rounds_of(order, **changes):
     """Which runs are a round, by their minutes."""
-    found = design.rounds(*in_order(order, **changes))
-    return found and [tuple(int(row["started_at"][14:16]) for row in pair) for pair in found]
+    pairs = design.rounds(*in_order(order, **changes))
+    return pairs and [tuple(int(row["started_at"][14:16]) for row in pair) for pair in pairs]
 
 
 # ---- rounds
@@ -64,21 +64,21 @@ def test_two_of_three_arms_are_rounds_whatever_runs_between_them():
 def test_a_failed_run_keeps_its_slot_and_one_beside_the_rounds_changes_nothing():
     a, b = raced(FAST, SLOW)
     failed = a_run("B", None, 2, base=FAILED)
-    found = compare(a, [failed if run["seed"] == 2 else run for run in b])["time"]
+    time = compare(a, [failed if run["seed"] == 2 else run for run in b])["time"]
     logs, slots = [np.log(FAST), np.log(SLOW[:1] + SLOW[2:])], least_squares.in_turns(5)
     expected = least_squares.clipped(logs, [slots[0], slots[1][:1] + slots[1][2:]])
-    assert (found["rounds"], found["n"]) == (4, [5, 4])
-    assert found["change_pct"] == pytest.approx(100 * math.expm1(expected.difference), abs=1e-9)
+    assert (time["rounds"], time["n"]) == (4, [5, 4])
+    assert time["change_pct"] == pytest.approx(100 * math.expm1(expected.difference), abs=1e-9)
     assert compare(a, [*b, a_run("B", None, 30, base=FAILED)])["time"] == compare(a, b)["time"]
 
 
 def test_fewer_than_four_rounds_or_none_are_compared_by_welchs_test():
     three = compare(*raced(FAST[:3], SLOW[:3]))["time"]
     uneven = compare(*raced(FAST, SLOW[:4]))["time"]
-    for found, (a, b) in ((three, (FAST[:3], SLOW[:3])), (uneven, (FAST, SLOW[:4]))):
+    for time, (a, b) in ((three, (FAST[:3], SLOW[:3])), (uneven, (FAST, SLOW[:4]))):
         expected = scipy_stats.ttest_ind(np.log(b), np.log(a), equal_var=False)
-        assert (found["rounds"], found["p_flips"], found["log_e"], found["clipped"]) == (None, None, None, 0)
-        assert found["p"] == pytest.approx(expected.pvalue, rel=1e-9)
+        assert (time["rounds"], time["p_flips"], time["log_e"], time["clipped"]) == (None, None, None, 0)
+        assert time["p"] == pytest.approx(expected.pvalue, rel=1e-9)
 
 
 # ---- the fit
@@ -88,10 +88,10 @@ ORDERS = ["ABBA", "ABBABAAB", "ABABBABA", "BAABBAAB"]
 
 
 def fitted(values, slots, is_sequential=False, compilations=(), alpha=0.05):
-    keys = [[f"{arm}{slot}" for slot in of_arm] for arm, of_arm in zip("AB", slots, strict=True)]
-    of_keys = {key: slot for of_arm, of_slots in zip(keys, slots) for key, slot in zip(of_arm, of_slots)}
-    values = [list(map(float, of_arm)) for of_arm in values]
-    return design.fit(values, keys, design.Design(of_keys, compilations, is_sequential), alpha)
+    keys = [[f"{arm}{slot}" for slot in arm_slots] for arm, arm_slots in zip("AB", slots, strict=True)]
+    slots_by_key = {key: slot for arm_keys, arm_slots in zip(keys, slots) for key, slot in zip(arm_keys, arm_slots)}
+    values = [list(map(float, arm_values)) for arm_values in values]
+    return design.fit(values, keys, design.Design(slots_by_key, compilations, is_sequential), alpha)
 
 
 @pytest.fixture
@@ -106,11 +106,11 @@ def test_the_fit_is_that_of_least_squares(unclipped, order, num_rounds):
     slots = least_squares.in_turns(num_rounds, order=order)
     shifts = np.array([[0.0], [0.005]]) + 0.001 * np.array(slots)
     values = 2.3 + shifts + rng.normal(0, 0.002, (2, num_rounds))
-    found, expected = fitted(values, slots), least_squares.plain(values, slots)
-    assert (found.test.difference, found.test.se) == pytest.approx((expected.difference, expected.se), rel=1e-9)
-    assert (found.num_rounds, found.test.df, found.num_clipped) == (num_rounds, expected.df, 0)
-    assert found.test.p == pytest.approx(2 * scipy_stats.t.sf(abs(expected.t), expected.df), rel=1e-6)
-    edges = [100 * math.expm1(edge) for edge in found.interval()]
+    fit, expected = fitted(values, slots), least_squares.plain(values, slots)
+    assert (fit.test.difference, fit.test.se) == pytest.approx((expected.difference, expected.se), rel=1e-9)
+    assert (fit.num_rounds, fit.test.df, fit.num_clipped) == (num_rounds, expected.df, 0)
+    assert fit.test.p == pytest.approx(2 * scipy_stats.t.sf(abs(expected.t), expected.df), rel=1e-6)
+    edges = [100 * math.expm1(edge) for edge in fit.interval()]
     assert edges == pytest.approx(expected.interval_pct(), rel=1e-6)
 
 
@@ -119,19 +119,19 @@ def test_runs_that_are_missing_are_left_out_of_the_same_model(unclipped, seed):
     """Also a round without either run, and a block with one run, which says nothing."""
     rng = np.random.default_rng(seed)
     slots = least_squares.in_turns(9, order="ABBABAAB")
-    kept = [sorted(rng.choice(of_arm, size, replace=False).tolist()) for of_arm, size in zip(slots, (8, 7))]
-    values = [rng.normal(0.003 * arm, 0.002, len(of_arm)) for arm, of_arm in enumerate(kept)]
-    found, expected = fitted(values, kept), least_squares.plain(values, kept)
-    assert (found.test.difference, found.test.se) == pytest.approx((expected.difference, expected.se), rel=1e-9)
-    assert found.test.df == expected.df
-    assert found.num_rounds == len({slot // 2 for slot in kept[0]} & {slot // 2 for slot in kept[1]})
+    kept = [sorted(rng.choice(arm_slots, size, replace=False).tolist()) for arm_slots, size in zip(slots, (8, 7))]
+    values = [rng.normal(0.003 * arm, 0.002, len(arm_slots)) for arm, arm_slots in enumerate(kept)]
+    fit, expected = fitted(values, kept), least_squares.plain(values, kept)
+    assert (fit.test.difference, fit.test.se) == pytest.approx((expected.difference, expected.se), rel=1e-9)
+    assert fit.test.df == expected.df
+    assert fit.num_rounds == len({slot // 2 for slot in kept[0]} & {slot // 2 for slot in kept[1]})
 
 
 def test_fewer_than_four_complete_rounds_are_no_design():
     slots = [[0, 3, 4, 7], [1, 2, 5, 8]]
     values = [[1.0, 1.1, 1.2, 1.05], [1.1, 1.3, 1.2, 1.4]]
-    found = fitted(values, slots)
-    assert (found.num_rounds, found.test) == (None, stats.welch(*values))
+    fit = fitted(values, slots)
+    assert (fit.num_rounds, fit.test) == (None, stats.welch(*values))
     assert fitted(values, slots, is_sequential=True).test.p is None  # no Welch at every look
     assert design.fit([[], [1.0]], [[], ["x"]], None, 0.05) is None
 
@@ -140,15 +140,15 @@ def test_what_a_block_shares_and_a_steady_drift_change_neither_the_difference_no
     rng = np.random.default_rng(3)
     slots = least_squares.in_turns(8, order="ABBABAAB")
     quiet = [rng.normal(0.004 * arm, 0.002, 8) for arm in (0, 1)]
-    of_blocks, expected = rng.normal(0, 0.05, 4), fitted(quiet, slots).test
+    block_shifts, expected = rng.normal(0, 0.05, 4), fitted(quiet, slots).test
     for drift in (0.0, 0.01, -0.3):
         moved = [
-            [value + of_blocks[slot // 4] + drift * slot for value, slot in zip(values, of_arm, strict=True)]
-            for values, of_arm in zip(quiet, slots, strict=True)
+            [value + block_shifts[slot // 4] + drift * slot for value, slot in zip(values, arm_slots, strict=True)]
+            for values, arm_slots in zip(quiet, slots, strict=True)
         ]
-        found = fitted(moved, slots).test
+        test = fitted(moved, slots).test
         numbers = expected.difference, expected.se, expected.p
-        assert (found.difference, found.se, found.p) == pytest.approx(numbers, rel=1e-6)
+        assert (test.difference, test.se, test.p) == pytest.approx(numbers, rel=1e-6)
     assert stats.welch(*moved).p > 0.5  # which sees the drift alone
 
 
@@ -156,9 +156,9 @@ def test_the_means_have_the_change_as_their_ratio_and_are_those_of_the_middle_of
     drifting = [10.0 * 1.01**slot for slot in range(10)]
     a, b = ([drifting[slot] * scale for slot in slots] for slots, scale in zip(least_squares.in_turns(5), (1.0, 1.02)))
     b[2] *= 1.001
-    found = compare(*raced(a, b))["time"]
-    mean_a_s, mean_b_s = found["mean_s"]
-    assert mean_b_s / mean_a_s - 1 == pytest.approx(found["change_pct"] / 100, rel=1e-9)
+    time = compare(*raced(a, b))["time"]
+    mean_a_s, mean_b_s = time["mean_s"]
+    assert mean_b_s / mean_a_s - 1 == pytest.approx(time["change_pct"] / 100, rel=1e-9)
     assert math.sqrt(mean_a_s * mean_b_s) == pytest.approx(10.0 * 1.01**4.5 * math.sqrt(1.02), rel=2e-4)
     # with times of equal means the means are those, whatever the order
     assert compare(*raced([10.0, 10.1] * 4, [10.1, 10.0] * 4))["time"]["mean_s"] == pytest.approx([10.05, 10.05], 1e-3)
@@ -175,9 +175,9 @@ def test_clipped_runs_are_hubers_estimate_by_another_way_to_it(seed):
     slots = least_squares.in_turns(num)
     values = [rng.normal(0, 0.002, num), rng.normal(0.003, 0.002, num)]
     values[seed % 2][rng.integers(num)] += rng.choice([-1, 1]) * rng.exponential(0.02)
-    found, expected = fitted(values, slots), least_squares.clipped(values, slots)
-    assert (found.num_clipped, found.test.df) == (expected.num_clipped, expected.df)
-    assert (found.test.difference, found.test.se) == pytest.approx((expected.difference, expected.se), rel=1e-6)
+    fit, expected = fitted(values, slots), least_squares.clipped(values, slots)
+    assert (fit.num_clipped, fit.test.df) == (expected.num_clipped, expected.df)
+    assert (fit.test.difference, fit.test.se) == pytest.approx((expected.difference, expected.se), rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", [117, 121, 143, 232])
@@ -194,10 +194,10 @@ def test_an_estimate_that_settles_slowly_is_waited_for(seed):
 def test_one_outlying_run_moves_the_change_no_further_however_far_it_lies():
     near, far = ([*SLOW[:2], 10.49 * factor, *SLOW[3:]] for factor in (1.05, 3.0))
     alone = compare(*raced(FAST, SLOW))["time"]
-    found = [compare(*raced(FAST, b))["time"] for b in (near, far)]
-    assert [time["clipped"] for time in found] == [1, 1]
-    assert found[0]["change_pct"] == pytest.approx(found[1]["change_pct"], abs=1e-9)
-    assert abs(found[1]["change_pct"] - alone["change_pct"]) < 0.2
+    times = [compare(*raced(FAST, b))["time"] for b in (near, far)]
+    assert [time["clipped"] for time in times] == [1, 1]
+    assert times[0]["change_pct"] == pytest.approx(times[1]["change_pct"], abs=1e-9)
+    assert abs(times[1]["change_pct"] - alone["change_pct"]) < 0.2
     welch = stats.welch(np.log(FAST).tolist(), np.log(far).tolist())
     assert 100 * math.expm1(welch.difference) > 20  # what it did before
 
@@ -219,8 +219,8 @@ def test_of_many_rounds_signs_are_drawn_and_the_same_ones_each_time():
     differences = np.random.default_rng(1).normal(0.55, 1, 14)
     signs = np.array(list(itertools.product((1, -1), repeat=14)))
     exact = np.mean(np.abs(signs @ differences) >= abs(differences.sum()) - 1e-9)
-    found = design.flips_p(differences.tolist())
-    assert found == design.flips_p(differences.tolist()) == pytest.approx(exact, abs=4 * math.sqrt(exact / 10_000))
+    p = design.flips_p(differences.tolist())
+    assert p == design.flips_p(differences.tolist()) == pytest.approx(exact, abs=4 * math.sqrt(exact / 10_000))
     assert design.flips_p([1.0] * 20) == pytest.approx(1 / 10_001)  # the observed signs are one of them
     for num, alpha, is_made in ((5, 0.05, False), (6, 0.05, True), (6, 0.025, False), (7, 0.025, True)):
         values = np.random.default_rng(num).normal(0, 1, (2, num))  # made only where its p can be below alpha
@@ -230,11 +230,11 @@ def test_of_many_rounds_signs_are_drawn_and_the_same_ones_each_time():
 def test_the_sentence_names_a_sign_flip_test_that_disagrees():
     a = [10.0, 10.01, 9.99, 10.02, 9.98, 10.0]
     b = [10.05, 10.06, 10.05, 10.08, 10.03, 9.99]
-    found = compare(*raced(a, b))
-    time = found["time"]
+    outcome = compare(*raced(a, b))
+    time = outcome["time"]
     assert time["p"] < 0.05 <= time["p_flips"]
-    said = f"; a sign-flip test over 6 rounds disagrees, p = {time['p_flips']:.2g}"
-    assert said in found["words"]
+    clause = f"; a sign-flip test over 6 rounds disagrees, p = {time['p_flips']:.2g}"
+    assert clause in outcome["words"]
     assert "sign-flip" not in compare(*raced(a, [1.01 * value for value in a]))["words"]
 
 
@@ -270,43 +270,43 @@ def sequential_fit(num_rounds, difference, sd=0.002, seed=1):
 
 
 def test_a_plan_that_looks_after_every_round_has_the_p_of_its_e_value_and_no_clipping():
-    found, expected = sequential_fit(8, 0.01)
-    assert (found.test.difference, found.num_clipped) == (pytest.approx(expected.difference, rel=1e-9), 0)
-    assert found.test.p == min(1.0, math.exp(-found.log_e))
-    assert found.test.p > 2 * scipy_stats.t.sf(abs(expected.t), expected.df)  # what looking costs
+    fit, expected = sequential_fit(8, 0.01)
+    assert (fit.test.difference, fit.num_clipped) == (pytest.approx(expected.difference, rel=1e-9), 0)
+    assert fit.test.p == min(1.0, math.exp(-fit.log_e))
+    assert fit.test.p > 2 * scipy_stats.t.sf(abs(expected.t), expected.df)  # what looking costs
     assert sequential_fit(8, 0.0)[0].test.p == 1.0
 
 
 @pytest.mark.parametrize("confidence", [0.95, 0.9, 0.99])
 def test_the_interval_of_such_a_plan_holds_the_differences_that_its_p_does_not_reject(confidence):
-    found, _ = sequential_fit(10, 0.004)
-    for edge in found.interval(confidence):
-        t = (found.test.difference - edge) / found.test.se
-        assert math.exp(-design.log_e_value(t, found.test.df, found.shrinkage)) == pytest.approx(1 - confidence)
+    fit, _ = sequential_fit(10, 0.004)
+    for edge in fit.interval(confidence):
+        t = (fit.test.difference - edge) / fit.test.se
+        assert math.exp(-design.log_e_value(t, fit.test.df, fit.shrinkage)) == pytest.approx(1 - confidence)
 
 
 def test_its_test_of_equivalence_is_by_the_farther_edge():
-    found, _ = sequential_fit(16, 0.0005, sd=0.0005)
+    fit, _ = sequential_fit(16, 0.0005, sd=0.0005)
     low, high = -0.005, 0.005
-    edges = [(found.test.difference - edge) / found.test.se for edge in (low, high)]
-    expected = max(math.exp(-design.log_e_value(t, found.test.df, found.shrinkage)) for t in edges)
-    assert found.p_equivalent(low, high) == pytest.approx(expected) and expected < 0.05
-    assert found.p_equivalent(0.1, 0.2) == 1.0
-    margin = found.interval(1 - 2 * 0.05)
-    assert found.p_equivalent(margin[0] - 1e-12, margin[1] + 1e-12) == pytest.approx(0.1, rel=1e-6)
+    edges = [(fit.test.difference - edge) / fit.test.se for edge in (low, high)]
+    expected = max(math.exp(-design.log_e_value(t, fit.test.df, fit.shrinkage)) for t in edges)
+    assert fit.p_equivalent(low, high) == pytest.approx(expected) and expected < 0.05
+    assert fit.p_equivalent(0.1, 0.2) == 1.0
+    margin = fit.interval(1 - 2 * 0.05)
+    assert fit.p_equivalent(margin[0] - 1e-12, margin[1] + 1e-12) == pytest.approx(0.1, rel=1e-6)
 
 
 def test_too_few_rounds_for_any_interval_have_none():
     """4 rounds leave 4 degrees of freedom: no t has an e-value of 10,000."""
-    found, _ = sequential_fit(4, 0.01)
-    assert (found.interval(0.9999), found.smallest_difference(0.0001)) == ((-math.inf, math.inf), None)
-    assert found.interval_pct(0.9999) is None
+    fit, _ = sequential_fit(4, 0.01)
+    assert (fit.interval(0.9999), fit.smallest_difference(0.0001)) == ((-math.inf, math.inf), None)
+    assert fit.interval_pct(0.9999) is None
 
 
 def test_the_smallest_difference_of_such_a_plan_is_found_in_four_of_five_races():
-    found, _ = sequential_fit(10, 0.0)
-    smallest, se, df = found.smallest_difference(0.05), found.test.se, found.test.df
-    threshold = optimize.brentq(lambda t: design.log_e_value(t, df, found.shrinkage) - math.log(20), 0, 1000)
+    fit, _ = sequential_fit(10, 0.0)
+    smallest, se, df = fit.smallest_difference(0.05), fit.test.se, fit.test.df
+    threshold = optimize.brentq(lambda t: design.log_e_value(t, df, fit.shrinkage) - math.log(20), 0, 1000)
     assert smallest == pytest.approx(se * (threshold + scipy_stats.t.ppf(0.8, df)), rel=1e-6)
 
 
@@ -319,24 +319,24 @@ def test_compilations_are_the_sample_where_their_runs_share_something():
     slots = least_squares.in_turns(6)
     lottery = np.repeat([0.0, 0.01, -0.004], 2)
     values = [rng.normal(0, 1e-4, 6), lottery + 0.005 + rng.normal(0, 1e-4, 6)]
-    found = fitted(values, slots, compilations=[0, 0, 1, 1, 2, 2])
+    fit = fitted(values, slots, compilations=[0, 0, 1, 1, 2, 2])
     plain = least_squares.clipped(values, slots)
-    cleaned = {slot: value for of_arm, of_slots in zip(values, slots) for slot, value in zip(of_slots, of_arm)}
+    cleaned = {slot: value for logs, arm_slots in zip(values, slots) for slot, value in zip(arm_slots, logs)}
     assert plain.num_clipped == 0
     cleaned = {slot: value - plain.trend * slot for slot, value in cleaned.items()}
     differences = [cleaned[b] - cleaned[a] for a, b in zip(*slots, strict=True)]
     expected = scipy_stats.ttest_1samp(np.mean(np.reshape(differences, (3, 2)), axis=1), 0)
-    assert (found.test.t, found.test.p, found.test.df) == pytest.approx((expected.statistic, expected.pvalue, 2))
+    assert (fit.test.t, fit.test.p, fit.test.df) == pytest.approx((expected.statistic, expected.pvalue, 2))
     one_a_round = fitted(values, slots, compilations=range(6))
-    assert one_a_round.test == fitted(values, slots).test and one_a_round.test.p < found.test.p
-    assert found.p_flips is None and one_a_round.p_flips is not None  # rounds of a compilation share their sign
+    assert one_a_round.test == fitted(values, slots).test and one_a_round.test.p < fit.test.p
+    assert fit.p_flips is None and one_a_round.p_flips is not None  # rounds of a compilation share their sign
 
 
 def test_one_compilation_of_several_has_no_test():
     slots = least_squares.in_turns(4)
     values = np.random.default_rng(0).normal(0, 1, (2, 4))
-    found = fitted(values, slots, compilations=[0, 0, 0, 0])
-    assert (found.test.p, found.test.se, found.log_e, found.num_rounds) == (None, None, None, 4)
+    fit = fitted(values, slots, compilations=[0, 0, 0, 0])
+    assert (fit.test.p, fit.test.se, fit.log_e, fit.num_rounds) == (None, None, None, 4)
 
 
 def test_a_plan_says_which_rounds_share_a_compilation():
@@ -357,17 +357,17 @@ def test_a_lottery_of_compilations_is_judged_with_its_own_error():
     a = [10.0, 10.002, 9.999, 10.001, 10.0, 10.001]
     b = [value * (1.01 + shift) for value, shift in zip(a, (0.008, 0.008, -0.008, -0.008, 0.004, 0.004))]
     plan = {"race_id": "r", "n": 6, "on": "time"}
-    found = {m: compare(*raced(a, b), plan=plan | {"compilations": m}) for m in (1, 3)}
-    assert (found[1]["verdict"], found[3]["verdict"]) == ("slower", "inconclusive")
-    assert found[3]["time"]["ci95_pct"][0] < 0 < found[1]["time"]["ci95_pct"][0]
+    outcomes = {m: compare(*raced(a, b), plan=plan | {"compilations": m}) for m in (1, 3)}
+    assert (outcomes[1]["verdict"], outcomes[3]["verdict"]) == ("slower", "inconclusive")
+    assert outcomes[3]["time"]["ci95_pct"][0] < 0 < outcomes[1]["time"]["ci95_pct"][0]
 
 
 # ---- earlier races of the same arms
 
 
 def test_alpha_is_what_earlier_races_leave_of_it():
-    found = compare(*raced(FAST, SLOW), earlier_weight=0.25, plan={"n": 5, "looks": [3, 5], "alpha": 0.04})
-    assert (found["time"]["alpha"], found["earlier_weight"]) == (0.005, 0.25)
+    outcome = compare(*raced(FAST, SLOW), earlier_weight=0.25, plan={"n": 5, "looks": [3, 5], "alpha": 0.04})
+    assert (outcome["time"]["alpha"], outcome["earlier_weight"]) == (0.005, 0.25)
     plan = {"n": 5, "looks": [3, 4, 5], "alpha": 0.04, "sequential": {"first": 3, "last": 5}, "on": "time"}
     assert compare(*raced(FAST, SLOW), plan=plan)["time"]["alpha"] == 0.04  # its looks share nothing
 
@@ -401,9 +401,9 @@ def test_each_earlier_race_multiplies_alpha_by_its_e_value(four_races, monkeypat
     last = four_races[len(log_es)]
     plan = json.loads((last / "plan.json").read_text())
     a, b = comparison_arms(last, plan)
-    found = comparison.earlier_races(a, b)
-    assert (found and found.weight) == (expected and pytest.approx(expected))
-    assert found is None or sum(found.verdicts.values()) == len(log_es)
+    earlier = comparison.earlier_races(a, b)
+    assert (earlier and earlier.weight) == (expected and pytest.approx(expected))
+    assert earlier is None or sum(earlier.verdicts.values()) == len(log_es)
 
 
 def comparison_arms(folder, plan):

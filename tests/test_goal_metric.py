@@ -35,8 +35,8 @@ def goal(name, direction="lower", unit="", target=None):
     return NOTHING | {"metric": {"name": name, "unit": unit, "direction": direction}, "target": target}
 
 
-def raced(a_scores, b_scores, **of_goal):
-    arms = comparing.raced([10.0, 10.1, 10.2, 10.1], [10.1, 10.2, 10.0, 10.1], goal=goal(**of_goal))
+def raced(a_scores, b_scores, **goal_settings):
+    arms = comparing.raced([10.0, 10.1, 10.2, 10.1], [10.1, 10.2, 10.0, 10.1], goal=goal(**goal_settings))
     for runs, scores in zip(arms, (a_scores, b_scores), strict=True):
         for run, score in zip(runs, scores, strict=True):
             run["metrics"]["score"] = score
@@ -56,8 +56,8 @@ def bits_per_byte(logits_NV, targets_N, bytes_V):
 @pytest.fixture(scope="module")
 def run_by_bpb(tmp_path_factory):
     results = tmp_path_factory.mktemp("bpb") / "results"
-    words = ("goal.metric=val_bpb", "goal.target=6.5", "goal=target", "goal.val_tokens=16384", "checkpoint.save=true")
-    return real_runs.run(results, *words, "goal.num_steps=40", "goal.val_every_steps=2")
+    options = ("goal.metric=val_bpb", "goal.target=6.5", "goal=target", "goal.val_tokens=16384", "checkpoint.save=true")
+    return real_runs.run(results, *options, "goal.num_steps=40", "goal.val_every_steps=2")
 
 
 def test_bits_per_byte_are_those_of_nanochats_formula_and_marks_of_documents_do_not_count(run_by_bpb):
@@ -94,9 +94,9 @@ def test_pages_and_curves_draw_the_goals_metric(run_by_bpb):
     by_step, by_time, step_time = curves.arm_charts({"A": [run_by_bpb]})
     titles = [chart["title"] for chart in (by_step, by_time, step_time)]
     assert titles == ["val_bpb by step", "val_bpb by time", "Step time"]
-    found = curves.curves_of_run(run_by_bpb, score="val_bpb")["val"]
-    assert found["step"] == [row["step"] for row in rows]
-    assert found["val_bpb"] == pytest.approx([row["val_bpb"] for row in rows], rel=1e-5)
+    curve = curves.curves_of_run(run_by_bpb, score="val_bpb")["val"]
+    assert curve["step"] == [row["step"] for row in rows]
+    assert curve["val_bpb"] == pytest.approx([row["val_bpb"] for row in rows], rel=1e-5)
     overlay = curves.html([selection.arm_from_each([str(run_by_bpb)])[0]], run_by_bpb / "overlay.html")
     assert re.search('"goals": ?{"val_bpb": ?"val_bpb, bits per byte"}', overlay)
     assert ">val_bpb</th>" in overlay
@@ -114,30 +114,30 @@ def test_runs_of_different_goals_are_drawn_by_val_loss():
 
 def test_fewer_bits_per_byte_are_better_and_the_sentences_name_them():
     arms = raced([1.20, 1.21, 1.19, 1.20], [1.10, 1.11, 1.09, 1.10], name="val_bpb", unit="bits per byte", target=1.15)
-    found = comparing.compare(*arms, on="loss")
-    assert found["verdict"] == "better" and found["val_loss"]["below_target"] == [False, True]
-    assert found["words"].startswith("B is better than A: -0.10000 bits per byte of val_bpb (95 % interval ")
+    comparison = comparing.compare(*arms, on="loss")
+    assert comparison["verdict"] == "better" and comparison["val_loss"]["below_target"] == [False, True]
+    assert comparison["words"].startswith("B is better than A: -0.10000 bits per byte of val_bpb (95 % interval ")
 
 
 def test_where_higher_is_better_more_wins_and_less_loses():
-    of_goal = {"name": "core", "direction": "higher", "target": 0.255}
+    core = {"name": "core", "direction": "higher", "target": 0.255}
     low, high = [0.24, 0.241, 0.239, 0.24], [0.26, 0.261, 0.259, 0.26]
-    found, turned = (comparing.compare(*raced(*scores, **of_goal), on="loss") for scores in ((low, high), (high, low)))
-    assert (found["verdict"], turned["verdict"]) == ("better", "worse")
-    assert found["val_loss"]["below_target"] == [False, True] and found["val_loss"]["verdict"] == "not_worse"
-    assert found["val_loss"]["change"] == pytest.approx(0.02) and found["val_loss"]["ci95"][0] > 0.018
+    outcome, turned = (comparing.compare(*raced(*scores, **core), on="loss") for scores in ((low, high), (high, low)))
+    assert (outcome["verdict"], turned["verdict"]) == ("better", "worse")
+    assert outcome["val_loss"]["below_target"] == [False, True] and outcome["val_loss"]["verdict"] == "not_worse"
+    assert outcome["val_loss"]["change"] == pytest.approx(0.02) and outcome["val_loss"]["ci95"][0] > 0.018
     assert turned["val_loss"]["verdict"] == "worse"
-    _, rows = found, [comparing.row_of(run) for run in raced(low, high, **of_goal)[1]]
+    _, rows = outcome, [comparing.row_of(run) for run in raced(low, high, **core)[1]]
     decision = target.decide(rows, 0.01)
     assert decision["passed"] is True and decision["words"].startswith("mean core 0.2600 (sd 0.0008, n=4) is above the")
 
 
 def test_a_race_of_bits_per_byte_is_planned_and_judged_in_their_unit(tmp_path, monkeypatch):
-    words = ["goal.metric=val_bpb", "goal.target_val_loss=null", "n=3", "on=loss", "--anyway"]
+    arguments = ["goal.metric=val_bpb", "goal.target_val_loss=null", "n=3", "on=loss", "--anyway"]
     results = claimed.Results(tmp_path / "results")
     plans, margins = [], []
     for own in ([], ["margin=0.0003"]):
-        folder = results.race(monkeypatch, *words, *own)
+        folder = results.race(monkeypatch, *arguments, *own)
         plans.append(json.loads((folder / "plan.json").read_text()))
         margins.append(race_folder.verdicts_of(race_folder.read(folder))["B"]["val_loss"]["margin"])
         text = (folder / "race.md").read_text()
@@ -147,9 +147,9 @@ def test_a_race_of_bits_per_byte_is_planned_and_judged_in_their_unit(tmp_path, m
 
 
 def test_plans_from_before_margins_had_units_are_read_as_they_were_meant():
-    asked, usual = {"loss_margin_nats": 0.01}, {"loss_margin_nats": 0.002}
-    assert [target.planned_margin(plan, metric.VAL_LOSS) for plan in (asked, usual, {})] == [0.01, 0.002, None]
-    assert [target.planned_margin(plan, metric.VAL_BPB) for plan in (asked, usual)] == [0.01, None]
+    chosen, usual = {"loss_margin_nats": 0.01}, {"loss_margin_nats": 0.002}
+    assert [target.planned_margin(plan, metric.VAL_LOSS) for plan in (chosen, usual, {})] == [0.01, 0.002, None]
+    assert [target.planned_margin(plan, metric.VAL_BPB) for plan in (chosen, usual)] == [0.01, None]
 
 
 def test_a_track_that_fixes_bits_per_byte_allows_no_wider_margin_of_them():
@@ -172,9 +172,9 @@ def test_a_search_makes_the_goals_metric_small_or_where_higher_is_better_large()
 
 def test_runs_of_different_metrics_are_not_compared():
     (a, _), (_, b) = (raced([1.2] * 4, [1.1] * 4, name=name) for name in ("val_bpb", "core"))
-    found = comparing.compare(a, b, on="loss")
-    assert found["verdict"] == "not_comparable"
-    assert found["val_loss"]["reasons"] == ["the goals are of different metrics (core, val_bpb)"]
+    comparison = comparing.compare(a, b, on="loss")
+    assert comparison["verdict"] == "not_comparable"
+    assert comparison["val_loss"]["reasons"] == ["the goals are of different metrics (core, val_bpb)"]
 
 
 def test_the_goal_of_val_loss_is_recorded_as_before():
@@ -185,17 +185,17 @@ def test_the_goal_of_val_loss_is_recorded_as_before():
 
 def test_shards_of_ones_own_have_the_bytes_of_the_tokenizer_that_made_them():
     facts = {"source": "shards", "seq_len": 128, "batch_tokens": 1024, "train_glob": "a", "val_glob": "b"}
-    of_gpt2 = datasets.chosen(schema.DataConfig(**facts, vocab_size=50304, tokenizer="gpt2")).token_bytes()
-    assert of_gpt2.shape == (50304,) and of_gpt2[:256].tolist() == [1] * 256  # GPT-2's first tokens are single bytes
-    assert of_gpt2[50256:].sum() == 0  # <|endoftext|>, and padding
-    of_bytes = datasets.chosen(schema.DataConfig(**facts, vocab_size=300, tokenizer="bytes")).token_bytes()
-    assert of_bytes.sum() == 256 and of_bytes[256:].sum() == 0
+    by_gpt2 = datasets.chosen(schema.DataConfig(**facts, vocab_size=50304, tokenizer="gpt2")).token_bytes()
+    assert by_gpt2.shape == (50304,) and by_gpt2[:256].tolist() == [1] * 256  # GPT-2's first tokens are single bytes
+    assert by_gpt2[50256:].sum() == 0  # <|endoftext|>, and padding
+    by_bytes = datasets.chosen(schema.DataConfig(**facts, vocab_size=300, tokenizer="bytes")).token_bytes()
+    assert by_bytes.sum() == 256 and by_bytes[256:].sum() == 0
     with pytest.raises(ValueError, match="add data.tokenizer=gpt2 .or bytes., if that made them"):
         datasets.chosen(schema.DataConfig(**facts, vocab_size=300)).token_bytes()
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("overrides", "sentence"),
     [
         (["goal.metric=val_bpb"], "goal.target_val_loss=3.0: the goal is val_bpb: set goal.target=NUMBER and goal."),
         (["goal.target=3.0"], "goal.target=3.0: for val_loss, set goal.target_val_loss instead; otherwise choose"),
@@ -212,9 +212,9 @@ def test_shards_of_ones_own_have_the_bytes_of_the_tokenizer_that_made_them():
         ),
     ],
 )
-def test_a_metric_that_cannot_be_had_is_refused_before_anything_is_trained(words, sentence):
+def test_a_metric_that_cannot_be_had_is_refused_before_anything_is_trained(overrides, sentence):
     with pytest.raises(ValueError) as refused:
-        prepare(["track=cpu_nano", "hardware=cpu", *words], check_own=False, say=str)
+        prepare(["track=cpu_nano", "hardware=cpu", *overrides], check_own=False, say=str)
     assert str(refused.value).startswith(sentence)
 
 
@@ -282,10 +282,10 @@ def test_a_neighbours_log_is_read_with_the_metric_that_it_goes_by(
     (tmp_path / "a.log").write_text(text)
     assert dialects.detect(text.replace("\r", "\n").splitlines()) == form
     [(run, rows)], facts = dialects.read_file(tmp_path / "a.log", form)
-    found = rows_module.row_of(run)
+    summary = rows_module.row_of(run)
     assert (facts["unmatched"], run["status"]) == ([], "complete")
-    assert (found["metric"], found["num_steps"]) == (name, steps)
-    assert (found["score"], found["train_s"]) == (pytest.approx(score), pytest.approx(train_s))
+    assert (summary["metric"], summary["num_steps"]) == (name, steps)
+    assert (summary["score"], summary["train_s"]) == (pytest.approx(score), pytest.approx(train_s))
     assert rows[-1] | row == rows[-1]
 
 
@@ -301,13 +301,13 @@ for step in range(1, 5):
 def test_a_metric_of_ones_own_is_found_by_its_pattern_in_what_a_script_prints(tmp_path):
     (tmp_path / "prints.py").write_text(PRINTS)
     own = ["track=free", "goal.metric=accuracy", "goal.metric_direction=higher", "goal.target=0.4"]
-    words = [*own, f"script={tmp_path / 'prints.py'}", r"goal.metric_pattern='accuracy after \d+: (?P<value>\S+)'"]
-    done = real_runs.bench(tmp_path / "results", "run", "hardware=cpu", *words)
+    setup = [*own, f"script={tmp_path / 'prints.py'}", r"goal.metric_pattern='accuracy after \d+: (?P<value>\S+)'"]
+    done = real_runs.bench(tmp_path / "results", "run", "hardware=cpu", *setup)
     assert done.returncode == 0 and "complete: accuracy 0.4, val_loss 1.0000" in done.stdout, done.stdout + done.stderr
     (folder,) = real_runs.folders(tmp_path / "results")
     assert real_runs.run_json(folder)["metrics"]["target_reached"] is True
     assert step_files.validations(folder, "accuracy") == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
-    never = real_runs.bench(tmp_path / "results", "run", "hardware=cpu", *words[4:5], "track=free", "goal.metric=core")
+    never = real_runs.bench(tmp_path / "results", "run", "hardware=cpu", *setup[4:5], "track=free", "goal.metric=core")
     why = "the script printed no core, which the goal needs; it printed val_loss: give goal.metric=val_loss"
     assert never.returncode == 1 and why in never.stdout
 
@@ -346,12 +346,12 @@ def test_a_run_by_the_clock_ends_before_its_budget_does_and_its_schedule_knows_w
 def test_a_budget_shorter_than_a_step_is_refused():
     with pytest.raises(ValueError, match="goal.time_budget_s=0.005: the first step took 0.01 s: give more"):
         clocked(0.01, 0.005)
-    words = ["track=cpu_nano", "hardware=cpu", "goal=budget", "goal.target_val_loss=null"]
+    overrides = ["track=cpu_nano", "hardware=cpu", "goal=budget", "goal.target_val_loss=null"]
     with pytest.raises(ValueError, match=r"goal.token_budget=1000: a step has 1024 tokens .*: give as many or more"):
-        prepare([*words, "goal.token_budget=1000"], check_own=False, say=str)
+        prepare([*overrides, "goal.token_budget=1000"], check_own=False, say=str)
     with pytest.raises(ValueError, match="goal.token_budget=5000: goal.time_budget_s is set too: keep one of them"):
-        prepare([*words, "goal.token_budget=5000", "goal.time_budget_s=3"], check_own=False, say=str)
-    assert prepare([*words, "goal.token_budget=5000"], check_own=False, say=str).config.goal.num_steps == 4
+        prepare([*overrides, "goal.token_budget=5000", "goal.time_budget_s=3"], check_own=False, say=str)
+    assert prepare([*overrides, "goal.token_budget=5000"], check_own=False, say=str).config.goal.num_steps == 4
     goal = schema.GoalConfig(num_steps=10, val_tokens=1, val_every_steps=5, flop_budget=7.9)
     known = []
     assert FinishLine(goal, 2.0, 1, float, lambda *told: known.append(told)).num_steps == 3 and known == [(0, 3)]
@@ -378,15 +378,15 @@ def test_what_a_run_used_must_be_known_to_count_and_the_first_step_past_the_budg
     rows = [{"step": step, "val_loss": 5.0 - step, "train_time_ms": 1e3 * step} for step in range(1, 4)]
     run = {"measured": {}, "model": {}, "goal": NOTHING | {"budget": {"time_s": 2.0}}}
     assert (metrics.step_past_budget(run, rows), metrics.step_past_budget(run, rows[:2])) == (3, None)
-    of_tokens = run | {"goal": NOTHING | {"budget": {"tokens": 1000}}}
-    assert (metrics._best_within(of_tokens, rows), metrics.step_past_budget(of_tokens, rows)) == (None, None)
-    assert metrics.step_past_budget(of_tokens | {"measured": {"batch_tokens": 400}}, rows) == 3
+    by_tokens = run | {"goal": NOTHING | {"budget": {"tokens": 1000}}}
+    assert (metrics._best_within(by_tokens, rows), metrics.step_past_budget(by_tokens, rows)) == (None, None)
+    assert metrics.step_past_budget(by_tokens | {"measured": {"batch_tokens": 400}}, rows) == 3
 
 
 @pytest.mark.slow
 def test_a_script_that_trains_on_past_its_budget_is_ended_and_its_run_is_whole(tmp_path):
-    words = ["goal=budget", "goal.target_val_loss=null", "script.dialect=modded-nanogpt"]
-    run = scripted.odd(tmp_path, "goes_on", *words, "goal.time_budget_s=1")
+    overrides = ["goal=budget", "goal.target_val_loss=null", "script.dialect=modded-nanogpt"]
+    run = scripted.odd(tmp_path, "goes_on", *overrides, "goal.time_budget_s=1")
     rows, at_step = step_files.read(run["folder"]), run["script"]["ended_at_step"]
     assert run["status"] == "complete" and 1e3 < rows[-1]["train_time_ms"] < 5e3 and rows[-1]["step"] == at_step
     assert 5 < metrics.step_past_budget(run, rows) < at_step and run["metrics"]["score"] == 3.6
@@ -394,13 +394,13 @@ def test_a_script_that_trains_on_past_its_budget_is_ended_and_its_run_is_whole(t
     assert run["script"]["ended_by"] == "script"
     assert run["environment"]["python"]  # what it knew of itself when it was ended
     assert [rule for rule in verification.report(run["folder"])["rules"] if not rule["passed"]] == []
-    none = scripted.odd(tmp_path, "well", *words, "goal.time_budget_s=0.001", expect=1)
+    none = scripted.odd(tmp_path, "well", *overrides, "goal.time_budget_s=0.001", expect=1)
     spent = "goal.time_budget_s=0.001 is used up before the end of step 1, the first that the script prints: "
     assert none["failure"]["message"] == f"{spent}use a larger budget" and none["failure"]["kind"] == "bad_setting"
-    short = scripted.odd(tmp_path, "well", *words, "goal.time_budget_s=100")  # ends itself
+    short = scripted.odd(tmp_path, "well", *overrides, "goal.time_budget_s=100")  # ends itself
     assert short["status"] == "complete" and "ended_at_step" not in short["script"]
-    of_tokens = scripted.odd(tmp_path, "well", *words, "goal.token_budget=10000", expect=1)
-    assert of_tokens["failure"]["message"].startswith("goal.token_budget=10000 needs the number of tokens in a step")
+    by_tokens = scripted.odd(tmp_path, "well", *overrides, "goal.token_budget=10000", expect=1)
+    assert by_tokens["failure"]["message"].startswith("goal.token_budget=10000 needs the number of tokens in a step")
 
 
 @pytest.mark.slow
@@ -414,10 +414,10 @@ def test_a_script_that_trains_on_past_its_budget_is_ended_and_its_run_is_whole(t
     ],
 )
 def test_a_script_that_does_not_name_its_budgets_time_is_ended_by_the_launchers_clock(tmp_path, what, status, ended_by):
-    words = [*scripted.TRACK, f"script={scripted.ODD}", f"script.args=[{what}]", "script.dialect=modded-nanogpt"]
-    words += ["goal=budget", "goal.target_val_loss=null", "goal.time_budget_s=1", "hardware.wall_timeout_s=300"]
+    overrides = [*scripted.TRACK, f"script={scripted.ODD}", f"script.args=[{what}]", "script.dialect=modded-nanogpt"]
+    overrides += ["goal=budget", "goal.target_val_loss=null", "goal.time_budget_s=1", "hardware.wall_timeout_s=300"]
     changed = {"bench.launch.script.script_run.OVERDUE_S": 0.5}
-    with real_runs.started(tmp_path, "run", *words, changed=changed) as launcher:
+    with real_runs.started(tmp_path, "run", *overrides, changed=changed) as launcher:
         assert launcher.wait(240) == (status != "complete")
         out = launcher.stdout.read()
     (folder,) = real_runs.folders(tmp_path)
@@ -432,13 +432,13 @@ def test_a_script_that_does_not_name_its_budgets_time_is_ended_by_the_launchers_
 
 
 def test_runs_of_one_budget_are_compared_by_what_they_reached_in_it():
-    of_goal = NOTHING | {"budget": {"time_s": 300.0}}
-    a, b = comparing.raced([10.0, 10.1, 10.2, 10.1], [10.1, 10.2, 10.0, 10.1], goal=of_goal)
+    timed_goal = NOTHING | {"budget": {"time_s": 300.0}}
+    a, b = comparing.raced([10.0, 10.1, 10.2, 10.1], [10.1, 10.2, 10.0, 10.1], goal=timed_goal)
     for number, run in enumerate(a + b):
         run["metrics"] |= {"num_steps": 100 + number, "score": (3.3 if run in a else 3.2) + 0.001 * (number % 4)}
-    found = comparing.compare(a, b, on="loss")
-    assert found["verdict"] == "better" and found["words"].startswith("B is better than A: -0.10000 nats of val_loss")
-    words = 'all runs have a budget of {"time_s":300.0}: what they reach in it is compared (on=loss)'
-    assert found["reasons"][0] == words
-    b[0]["goal"] = of_goal | {"budget": {"time_s": 600.0}}
+    judged = comparing.compare(a, b, on="loss")
+    assert judged["verdict"] == "better" and judged["words"].startswith("B is better than A: -0.10000 nats of val_loss")
+    reason = 'all runs have a budget of {"time_s":300.0}: what they reach in it is compared (on=loss)'
+    assert judged["reasons"][0] == reason
+    b[0]["goal"] = timed_goal | {"budget": {"time_s": 600.0}}
     assert comparing.compare(a, b, on="loss")["words"] == "the budgets differ"
