@@ -26,9 +26,9 @@ MPIRUN = variables("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_LOCAL_RANK=1 PMIX_NAM
 MPIRUN |= variables("OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2")
 
 
-def place(found):
+def place(launch):
     names = ("by", "rank", "local_rank", "world_size", "local_size", "node", "num_nodes")
-    return tuple(getattr(found, name) for name in names)
+    return tuple(getattr(launch, name) for name in names)
 
 
 def test_a_process_that_nobody_started_as_a_rank_is_none():
@@ -40,13 +40,13 @@ def test_a_process_that_nobody_started_as_a_rank_is_none():
 
 
 def test_each_launcher_is_read_from_its_own_variables():
-    found = allocation.externally_launched(TORCHRUN)
-    assert place(found) == ("torchrun", 3, 1, 4, 2, 1, 2)
-    assert (found.host, found.has_store) == ("10.0.0.1", True)
-    found = allocation.externally_launched({**SRUN, "SLURM_STEP_NODELIST": "127.0.0.[1-2]"})
-    assert (place(found), found.job_id) == (("srun", 2, 0, 4, 2, 1, 2), "17")
-    found = allocation.externally_launched(MPIRUN)
-    assert (place(found), found.host) == (("mpirun", 1, 1, 2, 2, 0, 1), "127.0.0.1")
+    launch = allocation.externally_launched(TORCHRUN)
+    assert place(launch) == ("torchrun", 3, 1, 4, 2, 1, 2)
+    assert (launch.host, launch.has_store) == ("10.0.0.1", True)
+    launch = allocation.externally_launched({**SRUN, "SLURM_STEP_NODELIST": "127.0.0.[1-2]"})
+    assert (place(launch), launch.job_id) == (("srun", 2, 0, 4, 2, 1, 2), "17")
+    launch = allocation.externally_launched(MPIRUN)
+    assert (place(launch), launch.host) == (("mpirun", 1, 1, 2, 2, 0, 1), "127.0.0.1")
     by_hand = {name: TORCHRUN[name] for name in TORCHRUN if name not in ("TORCHELASTIC_RUN_ID", "GROUP_RANK")}
     assert place(allocation.externally_launched(by_hand)) == ("variables", 3, 1, 4, 2, 1, 2)
 
@@ -59,12 +59,12 @@ def test_ranks_of_one_launch_meet_at_the_same_ports_and_those_of_two_do_not():
     def ports(**changed):
         return tuple(allocation.externally_launched(TORCHRUN | changed).ports)
 
-    (of_launch,) = {ports(RANK=str(rank), GROUP_RANK=str(rank // 2)) for rank in range(4)}
-    assert not set(of_launch) & set(ports(TORCHELASTIC_RUN_ID="s"))
+    (launch_ports,) = {ports(RANK=str(rank), GROUP_RANK=str(rank // 2)) for rank in range(4)}
+    assert not set(launch_ports) & set(ports(TORCHELASTIC_RUN_ID="s"))
 
 
 @pytest.mark.parametrize(
-    "environ, words",
+    "environ, sentence",
     [
         ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2, but not which rank of this node"),
         ({"PMI_SIZE": "2"}, "PMI_SIZE=2, but not which rank"),
@@ -74,10 +74,10 @@ def test_ranks_of_one_launch_meet_at_the_same_ports_and_those_of_two_do_not():
         ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "give mpirun -x MASTER_ADDR=HOST"),
     ],
 )
-def test_half_a_launch_is_refused_with_what_to_do(environ, words):
+def test_half_a_launch_is_refused_with_what_to_do(environ, sentence):
     with pytest.raises(ValueError) as refused:
         allocation.externally_launched(environ)
-    assert words in str(refused.value)
+    assert sentence in str(refused.value)
 
 
 def test_what_slurm_writes_of_nodes():
@@ -89,12 +89,12 @@ def test_what_slurm_writes_of_nodes():
 
 
 def test_the_launch_decides_how_many_ranks_there_are():
-    found = allocation.externally_launched(TORCHRUN)
-    asked = joining.effective(["seed=1", "hardware.num_processes=4"], found)
-    assert asked == ["seed=1", "hardware.num_processes=4", "hardware.nodes=2"]
+    launch = allocation.externally_launched(TORCHRUN)
+    overrides = joining.effective(["seed=1", "hardware.num_processes=4"], launch)
+    assert overrides == ["seed=1", "hardware.num_processes=4", "hardware.nodes=2"]
     for word in ("hardware.num_processes=8", "hardware.nodes=1", "hardware.rendezvous=a:1"):
         with pytest.raises(ValueError, match=f"{word}: torchrun started 4 ranks on 2 node"):
-            joining.effective([word], found)
+            joining.effective([word], launch)
 
 
 def test_a_rank_of_a_run_starts_no_run(monkeypatch):
@@ -135,9 +135,9 @@ def test_the_report_of_torchrun_names_the_ranks_that_failed():
 # ---- as their user starts them
 
 
-def torchrun(results, *words):
+def torchrun(results, *arguments):
     launch = ("--standalone", "--nproc_per_node=2", f"--log_dir={results}.torchrun")
-    command = [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "bench", *words]
+    command = [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "bench", *arguments]
     options = {"capture_output": True, "text": True, "timeout": 300}
     return subprocess.run(command, cwd=real_runs.REPO, env=real_runs.environment(results), **options)
 
@@ -157,9 +157,9 @@ def test_ranks_of_torchrun_are_one_run_with_the_losses_of_our_own_launch(two_ran
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [("race", "A=", "B=seed=1"), ("run", "-m", "seed=0,1"), ("speedrun",)])
-def test_what_ranks_cannot_do_together_is_refused_in_one_line(tmp_path, words):
-    done = torchrun(tmp_path, *words)
+@pytest.mark.parametrize("arguments", [("race", "A=", "B=seed=1"), ("run", "-m", "seed=0,1"), ("speedrun",)])
+def test_what_ranks_cannot_do_together_is_refused_in_one_line(tmp_path, arguments):
+    done = torchrun(tmp_path, *arguments)
     assert done.returncode == 1
     ours = [line for line in done.stderr.splitlines() if "torchrun started 2 ranks" in line]
     assert len(ours) == 1 and "such ranks can only make a run together: start ./run.sh" in ours[0]

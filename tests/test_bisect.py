@@ -33,8 +33,8 @@ def test_the_first_bad_commit_is_found_in_few_races(history, first_bad):
 
 def test_what_could_not_be_decided_stays_in_the_answer(history):
     repo, commits = history
-    words = {commits[number]: GOOD for number in (1, 2, 3)} | {commits[number]: BAD for number in (6, 7)}
-    ended = bisect.search(repo, commits[0], commits[8], lambda commit: words.get(commit, UNDECIDED))
+    outcomes = {commits[number]: GOOD for number in (1, 2, 3)} | {commits[number]: BAD for number in (6, 7)}
+    ended = bisect.search(repo, commits[0], commits[8], lambda commit: outcomes.get(commit, UNDECIDED))
     assert sorted(ended.commits) == sorted(commits[4:7])  # 4 and 5 are undecided, 6 is bad
     assert {commit for commit, word in ended.outcome_by_commit.items() if word == UNDECIDED} == set(commits[4:6])
 
@@ -49,14 +49,14 @@ def test_a_good_commit_that_is_no_ancestor_is_refused(history):
     ("interval", "word"), [([4.0, 6.0], BAD), ([-1.0, 1.0], GOOD), ([1.0, 4.0], UNDECIDED), ([2.6, 4.0], BAD)]
 )
 def test_a_commit_is_judged_by_its_interval_against_half_of_the_change(interval, word):
-    of_time = {"change_pct": sum(interval) / 2, "ci95_pct": interval}
-    race = {"race_id": "r", "result": {"against": {"B": {"comparable": True, "time": of_time}}}}
+    time = {"change_pct": sum(interval) / 2, "ci95_pct": interval}
+    race = {"race_id": "r", "result": {"against": {"B": {"comparable": True, "time": time}}}}
     assert bisect.answer(bisect.change_of(race, "step_avg_ms"), 2.5) == word
 
 
 def test_a_commit_that_could_not_be_compared_is_undecided():
-    of_time = {"change_pct": 5.0, "ci95_pct": [4.0, 6.0]}
-    race = {"race_id": "r", "result": {"against": {"B": {"comparable": False, "time": of_time}}}}
+    time = {"change_pct": 5.0, "ci95_pct": [4.0, 6.0]}
+    race = {"race_id": "r", "result": {"against": {"B": {"comparable": False, "time": time}}}}
     assert bisect.change_of(race, "step_avg_ms") is None and bisect.answer(None, 1.0) == UNDECIDED
     assert bisect.change_of({"result": None}, "val_loss") is None
 
@@ -77,9 +77,9 @@ def test_a_commit_that_learns_worse_is_found_by_races(tmp_path):
         (clone / "README.md").write_text(str(number))
         git(clone, "commit", "-qam", f"change {number}")
     bad = git(clone, "rev-parse", "HEAD")
-    words = ["bisect", good, bad, "--on", "val_loss", "n=2", *real_runs.SHORT, "--anyway", "--json"]
-    done = real_runs.bench(tmp_path / "results", *words, cwd=clone, timeout_s=900)
+    arguments = ["bisect", good, bad, "--on", "val_loss", "n=2", *real_runs.SHORT, "--anyway", "--json"]
+    done = real_runs.bench(tmp_path / "results", *arguments, cwd=clone, timeout_s=900)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
-    assert found["commits"] == [git(clone, "rev-parse", "HEAD~1")]
-    assert found["effect"]["low"] > 0 and "trains by the code and settings of" in done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["commits"] == [git(clone, "rev-parse", "HEAD~1")]
+    assert answer["effect"]["low"] > 0 and "trains by the code and settings of" in done.stderr

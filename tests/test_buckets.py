@@ -29,18 +29,18 @@ def test_tensors_are_packed_from_the_last_on_each_at_a_multiple_of_64():
 
 def test_a_full_buffer_or_another_dtype_begins_a_new_one():
     tensors_in_order = [*parameters(64, dtype=torch.bfloat16), *parameters(64, 64, 64)]
-    found = buckets.packed(tensors_in_order, 1, most_bytes=512)
-    assert [len(layout.slots) for layout in found] == [2, 1, 1]
+    layouts = buckets.packed(tensors_in_order, 1, most_bytes=512)
+    assert [len(layout.slots) for layout in layouts] == [2, 1, 1]
 
 
 def test_owned_tensors_lie_in_their_ranks_part_one_of_each_rank_side_by_side():
     six = parameters(64, 128, 64, 64, 128, 64)
-    found = buckets.owned(six, [[1, 0, 3], [4, 2]], most_bytes=10_000)
-    (layout,) = found
+    layouts = buckets.owned(six, [[1, 0, 3], [4, 2]], most_bytes=10_000)
+    (layout,) = layouts
     # rows by their first tensor, the last first: 3 of rank 0; 1 and 4; 0 and 2
     assert layout.part_len == 64 + 128 + 64
     assert places(layout) == [(64, 0), (128, 64), (128, 256 + 64), (64, 192), (64, 256 + 192)]
-    assert [len(one.slots) for one in buckets.owned(six, [[1, 0, 3], [4, 2]], most_bytes=1)] == [1, 2, 2]
+    assert [len(bucket.slots) for bucket in buckets.owned(six, [[1, 0, 3], [4, 2]], most_bytes=1)] == [1, 2, 2]
 
 
 # ---- when they are reduced
@@ -56,9 +56,9 @@ def pretended():
 
 @pytest.fixture
 def sharded(pretended):
-    one = trainer_of(pretended, job_of(2, "optim=muon", "hardware.reducer=shard"))
-    yield one
-    one.close()
+    trainer = trainer_of(pretended, job_of(2, "optim=muon", "hardware.reducer=shard"))
+    yield trainer
+    trainer.close()
 
 
 def one_pass(trainer, is_last):
@@ -74,7 +74,7 @@ def test_buckets_are_reduced_while_backward_runs_and_in_the_last_micro_step_alon
     monkeypatch.setattr(buckets.Reduced, "launch", lambda self: launched.append(len(arrived)) or real(self))
     embedding = sharded.model.embedding.weight  # its gradient is the last
     for parameter in sharded.model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda one: arrived.append(one))
+        parameter.register_post_accumulate_grad_hook(lambda tensor: arrived.append(tensor))
     sharded.reducer.micro_step(False)
     one_pass(sharded, is_last=False)
     assert launched == [] and all(parameter.grad is not None for parameter in sharded.model.parameters())
@@ -127,24 +127,24 @@ def test_an_embedding_that_rests_is_not_sent_to_the_other_ranks(pretended, monke
 
 
 def test_an_untied_embedding_needs_the_heads_update_rule(pretended):
-    words = ["optim.groups.head.name=cautious_adam", "stages=[{untied:true}]", "hardware.reducer=shard"]
+    overrides = ["optim.groups.head.name=cautious_adam", "stages=[{untied:true}]", "hardware.reducer=shard"]
     with pytest.raises(ValueError, match=r"an untied embedding \(AdamW\) takes over the head's state \(CautiousAdam\)"):
-        trainer_of(pretended, job_of(2, *R53, *words))
+        trainer_of(pretended, job_of(2, *R53, *overrides))
 
 
 def test_an_optimizer_of_which_nothing_is_known_gets_every_gradient(pretended):
     config = compose.compose([*SMALL, "hardware=cpu", "hardware.reducer=shard"])
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
     optimizer = torch.optim.RMSprop(model.parameters(), lr=0.1)
-    one = reducer.reducer_for(config, model, optimizer, pretended)
-    with one.micro_step(is_last=True):
+    chosen = reducer.reducer_for(config, model, optimizer, pretended)
+    with chosen.micro_step(is_last=True):
         model(torch.ones(3, 8)).sum().backward()
-    one.clip(None)
-    one.step()
-    assert {type(bucket) for bucket in one._order} == {buckets.Reduced}
+    chosen.clip(None)
+    chosen.step()
+    assert {type(bucket) for bucket in chosen._order} == {buckets.Reduced}
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert optimizer.param_groups[0]["params"] == list(model.parameters())
-    one.close()
+    chosen.close()
 
 
 def test_a_compiled_model_is_cut_by_the_size_of_its_tensors_not_of_the_buffers_they_lie_in():

@@ -43,17 +43,17 @@ def test_the_floor_holds_19_of_20_comparisons_of_the_same_code():
 
 
 def test_what_is_kept():
-    found = calibration.calibrate(*rows_of(TIMES, TIMES[::-1]))
+    figures = calibration.calibrate(*rows_of(TIMES, TIMES[::-1]))
     logs = [math.log(value) for value in TIMES * 2]
-    assert found["floor_pct"] == pytest.approx(calibration.floor_pct(stats.sd(logs), 9, 5))
-    assert found["session_id"] == "c0ffee00c0ffee00"
+    assert figures["floor_pct"] == pytest.approx(calibration.floor_pct(stats.sd(logs), 9, 5))
+    assert figures["session_id"] == "c0ffee00c0ffee00"
     expected = least_squares.raced(TIMES, TIMES[::-1]).difference
-    assert found["aa"]["change_pct"] == pytest.approx(100 * math.expm1(expected), abs=1e-9)
-    assert list(found["needed_n"]) == ["0.1", "0.2", "0.5", "1", "2", "5"]
-    assert found["needed_n"]["1"] == stats.needed_n(math.log1p(0.01), stats.sd(logs))
+    assert figures["aa"]["change_pct"] == pytest.approx(100 * math.expm1(expected), abs=1e-9)
+    assert list(figures["needed_n"]) == ["0.1", "0.2", "0.5", "1", "2", "5"]
+    assert figures["needed_n"]["1"] == stats.needed_n(math.log1p(0.01), stats.sd(logs))
     smallest = stats.smallest_difference([stats.sd(logs)] * 2, (5, 5))
-    assert found["smallest_change_pct"]["5"] == pytest.approx(100 * math.expm1(smallest))
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert figures["smallest_change_pct"]["5"] == pytest.approx(100 * math.expm1(smallest))
+    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_it_is_found_by_its_session_the_newest_of_comparable_runs_first(results)
     keep("20261121T040000Z", floor_pct=4.0, session_id="6" * 16)
     (calibration.folder() / "20261121T050000Z-damaged.json").write_text("{")
     (calibration.folder() / "20261121T060000Z-foreign.json").write_text('["x"]')
-    found = calibration.find("5" * 16, "c" * 16)
-    assert (found["floor_pct"], found["exact"]) == (2.0, True)
-    found = calibration.find("5" * 16, "e" * 16)
-    assert (found["floor_pct"], found["exact"]) == (3.0, False)
+    figures = calibration.find("5" * 16, "c" * 16)
+    assert (figures["floor_pct"], figures["exact"]) == (2.0, True)
+    figures = calibration.find("5" * 16, "e" * 16)
+    assert (figures["floor_pct"], figures["exact"]) == (3.0, False)
     assert calibration.find("7" * 16) is None
     assert calibration.find(None) is None
 
@@ -106,12 +106,12 @@ def calibrated(results, monkeypatch, capsys):
 
 def test_runs_are_dealt_out_in_the_order_a_b_b_a(calibrated):
     code, shown = calibrated([10.0, 10.1, 10.05, 9.95, 10.02, 9.9], (), "--json")
-    found = json.loads(shown)
-    assert (code, found["n"], found["aa"]["n"]) == (0, [3, 3], [3, 3])
+    figures = json.loads(shown)
+    assert (code, figures["n"], figures["aa"]["n"]) == (0, [3, 3], [3, 3])
     # A B B A A B: 10.0, 9.95, 10.02 against 10.1, 10.05, 9.9; geometric means
     geometric = [math.prod(times_s) ** (1 / 3) for times_s in ((10.0, 9.95, 10.02), (10.1, 10.05, 9.9))]
-    assert found["aa"]["mean_s"] == pytest.approx(geometric, rel=1e-12)
-    assert calibration.find("c0ffee00c0ffee00")["file"] == found["file"]
+    assert figures["aa"]["mean_s"] == pytest.approx(geometric, rel=1e-12)
+    assert calibration.find("c0ffee00c0ffee00")["file"] == figures["file"]
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
@@ -121,8 +121,8 @@ def test_a_busy_machine_is_not_calibrated(calibrated, options):
     code, shown = calibrated(times_s, times_s, *options)
     assert code == 1 and not calibration.folder().exists()
     if options:
-        found = json.loads(shown)
-        assert found["file"] is None and found["doubts"] and found["floor_pct"] > 20
+        figures = json.loads(shown)
+        assert figures["file"] is None and figures["doubts"] and figures["floor_pct"] > 20
         return
     assert "noise floor: " in shown and "MDE (80 % power)" in shown
     assert "not kept, and no verdict uses it: the machine disturbed 4 of 4 runs: other programs used 1.50 CPU" in shown
@@ -159,7 +159,7 @@ def test_it_races_a_warm_up_run_and_then_both_sides_alternately_with_fresh_seeds
     """The launcher is played: what matters here is what it is asked for."""
     launched = []
 
-    def launch(job, command, series, plan, *of_a_sweep):
+    def launch(job, command, series, plan, *sweep):
         race = plan and plan["race"]
         train_s = [30.0, 10.0, 10.1, 9.9, 10.05][len(launched)]
         record = a_run("A", train_s, len(launched), seed=job.config.seed, race=race)
@@ -168,13 +168,13 @@ def test_it_races_a_warm_up_run_and_then_both_sides_alternately_with_fresh_seeds
 
     play(monkeypatch, launch)
     assert calibrate.main(["n=2", "model=modern", "seed=7", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)  # progress goes elsewhere
+    figures = json.loads(capsys.readouterr().out)  # progress goes elsewhere
     warm_up, *others = launched
     assert warm_up == (["model=modern", "seed=7"], True)
     assert others == [(["model=modern", f"seed={seed}"], None) for seed in (7, 8, 9, 10)]
-    assert found["aa"]["mean_s"] == pytest.approx([math.sqrt(10.0 * 10.05), math.sqrt(10.1 * 9.9)])  # A B B A
-    assert found["warm_up_run"].endswith("-s7")
-    assert len(found["runs"]) == 4
+    assert figures["aa"]["mean_s"] == pytest.approx([math.sqrt(10.0 * 10.05), math.sqrt(10.1 * 9.9)])  # A B B A
+    assert figures["warm_up_run"].endswith("-s7")
+    assert len(figures["runs"]) == 4
 
 
 def play(monkeypatch, launch, *checks):
@@ -189,8 +189,8 @@ def test_a_run_that_fails_ends_it_and_keeps_nothing(results, monkeypatch, capsys
     failed = a_run("A", None, 0, base=FAILED) | {"folder": "x"}
     play(monkeypatch, lambda *args, **kwargs: failed)
     assert calibrate.main(["n=2", "--json"]) == 1
-    (said,) = json.loads(capsys.readouterr().out)["runs"]
-    assert (said["run_id"], said["status"]) == (failed["run_id"], "failed")
+    (printed,) = json.loads(capsys.readouterr().out)["runs"]
+    assert (printed["run_id"], printed["status"]) == (failed["run_id"], "failed")
     assert not calibration.folder().exists()
 
 
@@ -206,8 +206,8 @@ def test_a_busy_machine_is_not_calibrated_unless_that_is_asked_for(results, monk
 
 
 def test_no_number_of_runs_shows_what_no_verdict_says():
-    found = calibration.calibrate(*rows_of([10.0, 10.0001, 10.0002], [10.0001, 10.0, 10.0002]))
-    assert found["smallest_change_pct"]["10"] == 0.1 and found["needed_n"]["0.2"] == 2
+    figures = calibration.calibrate(*rows_of([10.0, 10.0001, 10.0002], [10.0001, 10.0, 10.0002]))
+    assert figures["smallest_change_pct"]["10"] == 0.1 and figures["needed_n"]["0.2"] == 2
 
 
 # ---- how far a machine drifts
@@ -255,8 +255,8 @@ def test_arms_one_after_the_other_are_as_uncertain_as_the_history_of_their_track
         for number, time_s in enumerate(TIMES):
             write(results, a_run(arm, scale * time_s, first + number))
     assert compare.main(["aaaaaaaa", "bbbbbbbb", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["verdict"], found["time"]["drift_pct"]) == ("not_interleaved", pytest.approx(1.0))
+    comparison = json.loads(capsys.readouterr().out)
+    assert (comparison["verdict"], comparison["time"]["drift_pct"]) == ("not_interleaved", pytest.approx(1.0))
     welch = stats.interval(stats.welch(*([math.log(scale * time_s) for time_s in TIMES] for scale in (1.0, 1.1))))
     low_pct, high_pct = (100 * math.expm1(edge) for edge in welch)
-    assert found["time"]["ci95_pct"] == pytest.approx([low_pct - 1.0, high_pct + 1.0])
+    assert comparison["time"]["ci95_pct"] == pytest.approx([low_pct - 1.0, high_pct + 1.0])

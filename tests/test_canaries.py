@@ -69,11 +69,11 @@ def checkout(tmp_path_factory):
     return checkout
 
 
-def bench(checkout, *words, **more):
+def bench(checkout, *arguments, **more):
     env = os.environ | {"SPEEDRUN_DATA": str(real_runs.REPO / ".data"), "MY_TOKEN": f"{CANARY}-of-the-shell"}
     env = {name: value for name, value in env.items() if name not in ("SPEEDRUN_RESULTS", "SPEEDRUN_CWD")} | more
-    words = [sys.executable, "-m", "bench", *map(str, words)]
-    return subprocess.run(words, cwd=checkout, env=env, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "bench", *map(str, arguments)]
+    return subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +84,8 @@ def run(checkout):
 def trained(checkout):
     """Runs the script -> the folder of its record."""
     before = set((checkout / "results" / "cpu_nano").glob("*"))
-    words = ["track=cpu_nano", "hardware=cpu", f"script={checkout.parent}/script/train.py", f"script.args={ARGS}"]
-    done = bench(checkout, "run", *words)
+    overrides = ["track=cpu_nano", "hardware=cpu", f"script={checkout.parent}/script/train.py", f"script.args={ARGS}"]
+    done = bench(checkout, "run", *overrides)
     assert done.returncode == 0, done.stdout + done.stderr
     assert CANARY not in done.stdout + done.stderr
     (folder,) = set((checkout / "results" / "cpu_nano").glob("*")) - before
@@ -114,8 +114,8 @@ def test_a_record_holds_no_secret_and_all_that_the_run_used(checkout, run):
 @pytest.mark.slow
 def test_nothing_that_leaves_holds_a_secret(checkout, run):
     folder = checkout / "results" / "published" / "first"
-    said = []
-    for words in (
+    outputs = []
+    for arguments in (
         ["publish", run, "--name", "first"],
         ["judge", run, "--claim", checkout / "claim"],
         ["report", run],
@@ -123,13 +123,13 @@ def test_nothing_that_leaves_holds_a_secret(checkout, run):
         ["export", run, "--to", "csv"],
         ["table", "--csv"],
     ):
-        done = bench(checkout, *words)
-        assert done.returncode in (0, words[0] == "judge"), done.stdout + done.stderr
-        said.append(done.stdout)
-    assert [text for text in said if CANARY in text] == []
+        done = bench(checkout, *arguments)
+        assert done.returncode in (0, arguments[0] == "judge"), done.stdout + done.stderr
+        outputs.append(done.stdout)
+    assert [text for text in outputs if CANARY in text] == []
     assert (folder / "cpu_nano" / run.name / "code" / "script" / "settings.json").is_file()
-    assert "of the script: opened" in said[0] and "code/script/train.py" in said[0]
-    assert "its value is not recorded" in said[1]
+    assert "of the script: opened" in outputs[0] and "code/script/train.py" in outputs[0]
+    assert "its value is not recorded" in outputs[1]
     assert holding(checkout / "results") == [] and holding(checkout / "claim") == []
     copy = folder / "cpu_nano" / run.name
     done = bench(checkout, "replay", copy)
@@ -174,8 +174,8 @@ def test_a_file_that_no_part_of_the_record_accounts_for_does_not_go(checkout, ru
 
 @pytest.mark.slow
 def test_a_race_whose_plan_would_show_a_credential_is_refused(checkout):
-    words = [f"script={checkout.parent}/script/train.py", "track=cpu_nano", "hardware=cpu", "n=2"]
-    done = bench(checkout, "race", "A=script.args=[--lr,0.1]", f"B=script.args=[--token,{CANARY}]", *words)
+    overrides = [f"script={checkout.parent}/script/train.py", "track=cpu_nano", "hardware=cpu", "n=2"]
+    done = bench(checkout, "race", "A=script.args=[--lr,0.1]", f"B=script.args=[--token,{CANARY}]", *overrides)
     assert done.returncode == 2 and "B: script.args.1 looks like a credential" in done.stderr, done.stderr
     assert not (checkout / "results" / "races").exists()
 

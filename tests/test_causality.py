@@ -54,12 +54,12 @@ def made(arch, **changes):
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_our_models_are_causal_and_the_backend_of_their_attention_is_known(arch, dtype):
     autocast = (lambda: torch.autocast("cpu", dtype)) if dtype else contextlib.nullcontext
-    found = checked(made(arch), autocast)
-    assert (found["found"], found["why"]) == ("causal", None)
-    asked = {(ask["mode"], by) for ask in found["asks"] for by in ask["by"]}
-    assert asked == {(mode, by) for mode in ("evaluation", "training") for by in ("logits", "losses")}
-    assert all(ask["moved"] < 1e-5 and len(ask["cuts"]) >= causality.MIN_CUTS for ask in found["asks"])
-    assert found["sdpa_backends"] == ["flash_attention"]
+    answer = checked(made(arch), autocast)
+    assert (answer["found"], answer["why"]) == ("causal", None)
+    questions = {(ask["mode"], by) for ask in answer["asks"] for by in ask["by"]}
+    assert questions == {(mode, by) for mode in ("evaluation", "training") for by in ("logits", "losses")}
+    assert all(ask["moved"] < 1e-5 and len(ask["cuts"]) >= causality.MIN_CUTS for ask in answer["asks"])
+    assert answer["sdpa_backends"] == ["flash_attention"]
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         assert checked(made(arch), autocast)["sdpa_backends"] == ["math"]
 
@@ -104,7 +104,7 @@ def in_blocks(num_tokens, logits_BTV):
     return torch.cat((logits_BTV[:, :whole] + mean_BNV.repeat_interleave(num_tokens, 1), logits_BTV[:, whole:]), 1)
 
 
-def of_first_half(logits_BTV):
+def first_half(logits_BTV):
     return logits_BTV + logits_BTV[:, : logits_BTV.shape[1] // 2].mean(1, keepdim=True)
 
 
@@ -116,12 +116,12 @@ def where_there_are_several_rows(logits_BTV):
     return logits_BTV + (logits_BTV.mean(1, keepdim=True) if len(logits_BTV) > 1 else 0)
 
 
-def of_another_row(logits_BTV):
+def another_row(logits_BTV):
     return logits_BTV + logits_BTV[:, :1].roll(1, 0)
 
 
-ROWS = (where_there_are_several_rows, of_another_row)
-LEAKS = [functools.partial(in_blocks, 24), functools.partial(in_blocks, 48), of_first_half, all_but_the_last_two, *ROWS]
+ROWS = (where_there_are_several_rows, another_row)
+LEAKS = [functools.partial(in_blocks, 24), functools.partial(in_blocks, 48), first_half, all_but_the_last_two, *ROWS]
 
 
 @pytest.mark.parametrize("leak", LEAKS)
@@ -188,8 +188,8 @@ def test_an_honest_loss_of_another_kind_is_not_accused():
 
     for seed in range(10):
         assert checked(Own(transposed), num_rows=4, seq_len=32, seed=seed)["found"] == "causal"
-        found = checked(Own(in_bfloat16), num_rows=4, seq_len=32, seed=seed)
-        assert found["found"] == "causal" or "within the rounding of its loss" in found["why"]
+        answer = checked(Own(in_bfloat16), num_rows=4, seq_len=32, seed=seed)
+        assert answer["found"] == "causal" or "within the rounding of its loss" in answer["why"]
     assert "its loss is not a sum over its targets" in checked(Own(squared), num_rows=4, seq_len=32)["why"]
 
 
@@ -199,9 +199,9 @@ def test_no_rung_is_accused(rung, seed):
     """In float32 with the first seed, in its own activations, bfloat16 where it has them, with the second."""
     few_layers = {"num_layers": 4} if rung in test_ladder.WITH_WINDOWS else {}
     model = test_ladder.made(rung, **few_layers, **(test_ladder.FLOAT32[rung] if seed == 1 else {}))[0]
-    found = checked(model, num_rows=4, seq_len=48 if few_layers else 12, vocab_size=40, seed=seed)
-    assert found["found"] == "causal"
-    assert all(ask["moved"] == 0 for ask in found["asks"] if "logits" in ask["by"])
+    answer = checked(model, num_rows=4, seq_len=48 if few_layers else 12, vocab_size=40, seed=seed)
+    assert answer["found"] == "causal"
+    assert all(ask["moved"] == 0 for ask in answer["asks"] if "logits" in ask["by"])
 
 
 @pytest.mark.slow
@@ -248,10 +248,10 @@ def test_a_pass_whose_logits_are_seen_is_of_some_thousand_tokens_and_copies_a_pa
         num_bytes = 0
 
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            found = function(*args, **(kwargs or {}))
-            if isinstance(found, torch.Tensor) and found.dtype == torch.float64:
-                self.num_bytes = max(self.num_bytes, found.nbytes)
-            return found
+            output = function(*args, **(kwargs or {}))
+            if isinstance(output, torch.Tensor) and output.dtype == torch.float64:
+                self.num_bytes = max(self.num_bytes, output.nbytes)
+            return output
 
     scores_NV = torch.zeros(300, 50304)
     watch = causality._Watch((1, 300), CPU, 0)

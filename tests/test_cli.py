@@ -23,7 +23,7 @@ def results(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["model=gpt3"], "run: model=gpt3"),
         (["run", "data=shards"], "data.train_glob is not set"),
@@ -62,11 +62,11 @@ def results(tmp_path_factory):
         (["run", "-m", "optim.lr=interval(1,2)", "hydra/sweeper=optuna", "--dry-run"], "run: "),
     ],
 )
-def test_wrong_use_is_one_clear_line_and_exit_code_2(words, message, tmp_path, monkeypatch, capsys):
+def test_wrong_use_is_one_clear_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
-    assert program.main(words) == 2
-    said = capsys.readouterr().err
-    assert message in said and "Traceback" not in said and len(said.strip().splitlines()) == 1
+    assert program.main(arguments) == 2
+    stderr = capsys.readouterr().err
+    assert message in stderr and "Traceback" not in stderr and len(stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []  # nothing was started
 
 
@@ -74,39 +74,39 @@ def test_a_run_without_torch_is_refused_before_it_begins(tmp_path, monkeypatch, 
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
     monkeypatch.setattr("bench.launch.prepare.find_spec", lambda name: None)
     assert program.main(["run", "track=free", "experiment=smoke"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("run: torch: ") and "pip install torch" in said and list(tmp_path.iterdir()) == []
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("run: torch: ") and "pip install torch" in stderr and list(tmp_path.iterdir()) == []
 
 
 def test_without_a_word_the_program_shows_its_commands_by_purpose(capsys):
     assert program.main([]) == 0
-    said = capsys.readouterr().out
-    places = [said.index(f"\n{purpose}:\n") for purpose in program.GROUPS]
+    output = capsys.readouterr().out
+    places = [output.index(f"\n{purpose}:\n") for purpose in program.GROUPS]
     assert places == sorted(places)
-    assert {line.split()[0] for line in said.splitlines() if line.startswith("  ")} >= set(program.VERBS)
+    assert {line.split()[0] for line in output.splitlines() if line.startswith("  ")} >= set(program.VERBS)
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["run", "track=cpu_nano", "hardware=cpu", "goal.num_steps=7"], "7 steps on cpu"),
         (["run", "-m", "track=cpu_nano", "hardware=cpu", "seed=0,1", "optim.lr=0.001,0.002"], "plan  4 runs, "),
         (["race", "A=", "B=optim=muon", "n=3", "track=cpu_nano", "hardware=cpu"], "plan  8 runs, "),
     ],
 )
-def test_a_dry_run_says_what_would_run_and_writes_nothing(words, message, tmp_path, monkeypatch, capsys):
+def test_a_dry_run_says_what_would_run_and_writes_nothing(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
-    assert program.main([*words, "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert message in said and said.endswith("a dry run: nothing was started or written\n")
+    assert program.main([*arguments, "--dry-run"]) == 0
+    output = capsys.readouterr().out
+    assert message in output and output.endswith("a dry run: nothing was started or written\n")
     assert [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".checked.json"] == []
 
 
 def test_a_fork_answers_as_the_program_does(results):
     """Of which all tests that call real_runs.bench() make use."""
-    for words in (["run", "seed=0,1"], ["table"], ["--help"]):
-        one, other = real_runs.bench(results, *words), real_runs.bench(results, *words, PYTHONHASHSEED="0")
-        assert (one.returncode, one.stdout, one.stderr) == (other.returncode, other.stdout, other.stderr)
+    for arguments in (["run", "seed=0,1"], ["table"], ["--help"]):
+        forked, fresh = real_runs.bench(results, *arguments), real_runs.bench(results, *arguments, PYTHONHASHSEED="0")
+        assert (forked.returncode, forked.stdout, forked.stderr) == (fresh.returncode, fresh.stdout, fresh.stderr)
 
 
 @pytest.mark.slow
@@ -115,18 +115,18 @@ def test_a_sweep_goes_on_after_a_failed_job_and_skips_what_is_complete(tmp_path)
     done = real_runs.bench(tmp_path, *sweep, "optim.lr=1e30,0.0018", "--json")
     assert done.returncode == 1
     assert "1 of 2 complete" in done.stderr and "2 of 2: " in done.stderr
-    found = json.loads(done.stdout)
-    runs = [real_runs.run_json(Path(run["folder"])) for run in found]
+    printed = json.loads(done.stdout)
+    runs = [real_runs.run_json(Path(run["folder"])) for run in printed]
     assert [run["status"] for run in runs] == ["failed", "complete"]
     assert runs[0]["started_at"] < runs[1]["started_at"]
-    assert [run["overrides"][-1] for run in found] == ["optim.lr=1e+30", "optim.lr=0.0018"]
-    for said, run in zip(found, runs, strict=True):
-        assert {key: run[key] for key in ("run_id", "status", "validity", "failure", "metrics")}.items() <= said.items()
+    assert [run["overrides"][-1] for run in printed] == ["optim.lr=1e+30", "optim.lr=0.0018"]
+    for job, run in zip(printed, runs, strict=True):
+        assert {key: run[key] for key in ("run_id", "status", "validity", "failure", "metrics")}.items() <= job.items()
     once_more = real_runs.bench(tmp_path, *sweep, "optim.lr=0.0018", "--quiet")
     assert once_more.returncode == 0 and once_more.stdout.startswith("   sweep  1 of 1 complete\n")
     once_more = real_runs.bench(tmp_path, *sweep, "optim.lr=0.0018", "--json")
     assert once_more.stderr.count("complete before") == 1
-    assert json.loads(once_more.stdout) == [found[1]]
+    assert json.loads(once_more.stdout) == [printed[1]]
 
 
 def test_a_run_says_first_what_it_runs_and_its_json_is_all_there_is_on_standard_output(tmp_path, monkeypatch, capsys):
@@ -140,14 +140,14 @@ def test_a_run_says_first_what_it_runs_and_its_json_is_all_there_is_on_standard_
         monkeypatch.setattr(run_verb, "prepare", lambda overrides, say, job=job, **options: job)
         monkeypatch.setattr(run_verb.launcher, "launch", lambda *_, record=record, **__: record)
         assert run_verb.main(["--json"]) == number
-        said = capsys.readouterr()
-        assert json.loads(said.out) == {key: record.get(key) for key in summary.KEYS}
+        captured = capsys.readouterr()
+        assert json.loads(captured.out) == {key: record.get(key) for key in summary.KEYS}
         what = f"gpt2 (4 layers, width 128), adamw, seed {number}, track cpu_nano, 120 steps on cpu, 1 process"
-        assert said.err.splitlines()[0] == f"     run  {what}, about 42 s; what else there is: ./run.sh --help"
-        assert said.err.splitlines()[-1] == f"       cpu_nano/{folder.name}"  # from where the user stands
+        assert captured.err.splitlines()[0] == f"     run  {what}, about 42 s; what else there is: ./run.sh --help"
+        assert captured.err.splitlines()[-1] == f"       cpu_nano/{folder.name}"  # from where the user stands
         assert run_verb.main(["seed=1", "-q"]) == number
-        said = capsys.readouterr()
-        assert said.out.startswith(f"     run  {status}: ") and said.err == ""
+        captured = capsys.readouterr()
+        assert captured.out.startswith(f"     run  {status}: ") and captured.err == ""
 
 
 @pytest.mark.slow
@@ -158,9 +158,9 @@ def test_a_run_on_the_users_own_shards_in_an_odd_folder(tmp_path, results):
     tokens = shards.check(made.dataset.val[0].path).tokens()
     shards.write(odd / "a_train.bin", tokens[:60000])
     shards.write(odd / "val.bin", tokens[60000:])
-    words = ["data=shards", f"data.train_glob={odd}/*_train.bin", "data.val_glob=val.bin", "data.vocab_size=257"]
-    words.append("goal.num_steps=1")
-    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, *words, SPEEDRUN_CWD=str(odd), HOME=str(tmp_path))
+    overrides = ["data=shards", f"data.train_glob={odd}/*_train.bin", "data.val_glob=val.bin", "data.vocab_size=257"]
+    overrides.append("goal.num_steps=1")
+    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, *overrides, SPEEDRUN_CWD=str(odd), HOME=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = real_runs.folders(tmp_path)
     assert str(tmp_path) not in (folder / "run.json").read_text()  # the home folder is ~ there
@@ -179,8 +179,8 @@ def test_a_real_run_passes_verify_and_is_in_the_table(finished_run, capsys):
 
 @pytest.mark.slow
 def test_repeats_end_in_a_table_and_a_verdict(tmp_path):
-    words = ["track.repeats=2", "goal.num_steps=20", "goal.val_every_steps=20", "goal.target_val_loss=5.5"]
-    done = real_runs.bench(tmp_path, "speedrun", *real_runs.SHORT, *words)
+    overrides = ["track.repeats=2", "goal.num_steps=20", "goal.val_every_steps=20", "goal.target_val_loss=5.5"]
+    done = real_runs.bench(tmp_path, "speedrun", *real_runs.SHORT, *overrides)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verdict  mean val_loss" in done.stdout and "n=2" in done.stdout
     runs = [real_runs.run_json(folder) for folder in real_runs.folders(tmp_path)]

@@ -51,18 +51,18 @@ def sampled(folder, text):
     folder.mkdir()
     (folder / "train.py").write_text(text)
     for _ in range(MOST_TRIES):
-        samples, found = _sampled_once(folder, text)
+        samples, account = _sampled_once(folder, text)
         rows = [row for row in map(json.loads, samples) if len(row) == 5 and isinstance(row[0], int)]
         is_dense = all(b[1] - a[1] < APART_NS for a, b in itertools.pairwise(rows))
-        if (is_dense or "20_000_000" in text) and not found["doubt"]:  # that one is C, which lets no sampler in
+        if (is_dense or "20_000_000" in text) and not account["doubt"]:  # that one is C, which lets no sampler in
             break
         (folder / "samples").unlink()
-    return found
+    return account
 
 
 def _sampled_once(folder, text):
-    words = [sys.executable, "-c", DRIVER, folder / "samples", SAMPLER, folder / "train.py"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", DRIVER, folder / "samples", SAMPLER, folder / "train.py"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         lines = [(time.perf_counter_ns(), line) for line in process.stdout]
     assert process.returncode == 0
     stamps_ns = [(t_ns, "val_loss" in line) for t_ns, line in lines]
@@ -97,22 +97,22 @@ def test_the_phases_add_up_to_what_the_script_prints(baseline):
     ids=lambda value: value if isinstance(value, str) and len(value) < 20 and " " in value else "",
 )
 def test_a_table_outside_the_clock_is_found_with_its_line(baseline, tmp_path, where, text, phase, line):
-    found = sampled(tmp_path / "run", text)
-    (first, *_) = off_clock.beyond(found, baseline)
-    number = next(number for number, each in enumerate(text.splitlines(), 1) if each.strip().startswith(line))
+    account = sampled(tmp_path / "run", text)
+    (first, *_) = off_clock.beyond(account, baseline)
+    number = next(number for number, source in enumerate(text.splitlines(), 1) if source.strip().startswith(line))
     # C holds the interpreter's lock until it returns, so that a sample may fall on one of the next lines
-    near = [each for each in range(number, number + 1 + 2 * (where == "in C")) if f"train.py:{each} " in first]
+    near = [place for place in range(number, number + 1 + 2 * (where == "in C")) if f"train.py:{place} " in first]
     assert phase in first and near and (near[0] != number or line in first), first
     assert float(first.split()[0]) > 0.1
     assert ("moved out of the timed region" in first) == (line == TABLE), first
-    assert (found["by"] == "the printed lines") == (where == "under another clock")
+    assert (account["by"] == "the printed lines") == (where == "under another clock")
 
 
 def test_bytes_that_are_read_before_the_clock_are_counted(baseline, tmp_path):
     (tmp_path / "big.bin").write_bytes(bytes(40 * 2**20))
     reads = f"data = open({str(tmp_path / 'big.bin')!r}, 'rb').read()"
-    found = sampled(tmp_path / "run", TEXT.replace("# BEFORE", reads))
-    sentences = off_clock.beyond(found, baseline)
+    account = sampled(tmp_path / "run", TEXT.replace("# BEFORE", reads))
+    sentences = off_clock.beyond(account, baseline)
     assert any("40 MiB read more before the clock starts" in sentence for sentence in sentences), sentences
 
 
@@ -133,11 +133,11 @@ def made(*places, every_s=0.1):
 
 def test_a_clock_that_is_not_the_one_printed_is_no_clock():
     script, stamps_ns = ("train.py", {"train.py": MADE}), [(10**8, False), (3 * 10**8, False)]
-    found = off_clock.account(made(3, 3, 3, 5), *script, stamps_ns, 0.3)
-    assert found["by"] == "the source" and [used["cpu_s"] for used in found["phases"]] == pytest.approx([0.3, 0.1])
-    found = off_clock.account(made(*[3] * 9), *script, stamps_ns, 0.3)
-    assert found["by"] == "the printed lines" and "took 0.90 s, it prints 0.30 s" in found["doubt"]
-    assert {used["phase"]: round(used["cpu_s"], 1) for used in found["phases"]} == {BEFORE: 0.1, TIMED: 0.2, AFTER: 0.6}
+    spent = off_clock.account(made(3, 3, 3, 5), *script, stamps_ns, 0.3)
+    assert spent["by"] == "the source" and [used["cpu_s"] for used in spent["phases"]] == pytest.approx([0.3, 0.1])
+    spent = off_clock.account(made(*[3] * 9), *script, stamps_ns, 0.3)
+    assert spent["by"] == "the printed lines" and "took 0.90 s, it prints 0.30 s" in spent["doubt"]
+    assert {used["phase"]: round(used["cpu_s"], 1) for used in spent["phases"]} == {BEFORE: 0.1, TIMED: 0.2, AFTER: 0.6}
 
 
 def test_samples_that_end_before_the_script_does_are_refused():

@@ -92,8 +92,8 @@ def test_processes_that_make_a_copy_at_once_get_the_same_whole_one(small, cache)
         "import sys; from pathlib import Path; from bench.machine import code_copy\n"
         "with code_copy.held(Path(sys.argv[1])) as folder: print(folder, code_copy.is_whole(folder))"
     )
-    words = [sys.executable, "-c", program, str(small)]
-    several = [subprocess.Popen(words, cwd=REPO, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    command = [sys.executable, "-c", program, str(small)]
+    several = [subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert {process.communicate()[0] for process in several} == {f"{copied(small)} True\n"}
     assert len(names(cache)) == 1
 
@@ -141,11 +141,11 @@ def test_what_lies_beside_the_users_own_sources_is_linked(tmp_path, cache):
     for name in ("net.py", "pkg/deep.py", "weights.bin", "pkg/unseen.py"):
         (tmp_path / name).write_text(f"# {name}\n")
     sources = {"own/net.py": tmp_path / "net.py", "own/pkg/deep.py": tmp_path / "pkg/deep.py"}
-    with code_copy.held_sources(sources) as found:
+    with code_copy.held_sources(sources) as copies:
         (tmp_path / "net.py").write_text("# edited\n")
         (tmp_path / "weights.bin").write_text("larger\n")
-        own = found["own/net.py"].parent
-        assert found["own/net.py"].read_text() == "# net.py\n" and not found["own/net.py"].is_symlink()
+        own = copies["own/net.py"].parent
+        assert copies["own/net.py"].read_text() == "# net.py\n" and not copies["own/net.py"].is_symlink()
         assert (own / "weights.bin").read_text() == "larger\n" and (own / "pkg/unseen.py").is_symlink()
         assert not (own / "pkg").is_symlink() and code_copy.is_whole(own.parent)
 
@@ -196,9 +196,9 @@ def test_a_source_that_is_saved_while_a_run_starts_is_in_the_next_run(tmp_path):
     waiting, go = tmp_path / "waiting", tmp_path / "go"
     env = real_runs.environment(results, PYTHONPATH=str(site), WAITING=str(waiting), GO=str(go))
     env |= {"SPEEDRUN_CWD": str(tmp_path)}
-    words = [sys.executable, "-m", "bench", "run", *real_runs.SHORT, "instruments=[]"]
-    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(words, cwd=clone, env=env, **said) as process:
+    command = [sys.executable, "-m", "bench", "run", *real_runs.SHORT, "instruments=[]"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, cwd=clone, env=env, **streams) as process:
         deadline_s = time.monotonic() + 120
         while not waiting.exists():
             assert process.poll() is None and time.monotonic() < deadline_s, process.communicate()[0]
@@ -209,7 +209,7 @@ def test_a_source_that_is_saved_while_a_run_starts_is_in_the_next_run(tmp_path):
         go.touch()
         assert process.wait(120) == 0, process.communicate()[0]
     (honest,) = real_runs.folders(results)
-    subprocess.run(words, cwd=clone, env=env, check=True, timeout=120, stdout=subprocess.DEVNULL)
+    subprocess.run(command, cwd=clone, env=env, check=True, timeout=120, stdout=subprocess.DEVNULL)
     after = real_runs.folders(results)[1]
     old, new = real_runs.run_json(honest), real_runs.run_json(after)
     assert (old["code"]["dirty"], new["code"]["dirty"]) == (False, True)
@@ -236,7 +236,7 @@ def rank(small, cache, monkeypatch, tmp_path):
     (tmp_path / "net.py").write_text("")
     (tmp_path / "unseen.py").write_text("")
     monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
-    others = {name: one for name, one in sys.modules.items() if name.partition(".")[0] not in ("bench", "models")}
+    others = {name: loaded for name, loaded in sys.modules.items() if name.partition(".")[0] not in ("bench", "models")}
     monkeypatch.setattr(sys, "modules", others)
     with code_copy.held(small) as code, code_copy.held_sources({"own/net.py": tmp_path / "net.py"}) as sources:
         monkeypatch.setattr(imported, "CODE", code)
@@ -290,15 +290,15 @@ def test_a_copy_that_changed_while_it_ran_is_named(rank):
 
 
 def test_a_rank_of_other_code_makes_a_run_invalid():
-    of_rank = {"copy": "a", "num_modules": 9, "elsewhere": []}
-    one, two = imported.merged([of_rank]), imported.merged([of_rank, of_rank | {"copy": None}])
-    assert two["copies"] == ["None", "a"]
+    facts = {"copy": "a", "num_modules": 9, "elsewhere": []}
+    alone, both = imported.merged([facts]), imported.merged([facts, facts | {"copy": None}])
+    assert both["copies"] == ["None", "a"]
     run = {"status": "complete", "metrics": {"val_loss": 3.0, "num_steps": 1}, "data": {"floor_nats": None}}
     run |= {"measured": {"foreign_cpu_cores": 0.0}, "hardware": {"device": "cpu"}, "code": {"copy": "a"}}
-    assert validity.validity(run | {"referee": {"code": one}})[0] == "valid"
-    word, (why,) = validity.validity(run | {"referee": {"code": two}})
+    assert validity.validity(run | {"referee": {"code": alone}})[0] == "valid"
+    word, (why,) = validity.validity(run | {"referee": {"code": both}})
     assert word == "invalid" and why == "its ranks imported code copy None, a, but this record holds a"
-    word, (why,) = validity.validity(run | {"referee": {"code": one | {"elsewhere": ["models.base"]}}})
+    word, (why,) = validity.validity(run | {"referee": {"code": alone | {"elsewhere": ["models.base"]}}})
     assert word == "invalid" and why.startswith("models.base: not imported from the copy")
 
 
@@ -319,11 +319,11 @@ def test_a_model_of_the_users_own_runs_from_its_copy_and_a_computed_import_does_
     (tmp_path / "net.py").write_text(OWN)
     (tmp_path / "helper.py").write_text("")
     (tmp_path / "beside.txt").write_text("beside")
-    words = ["model.arch=net.py:Net", "instruments=[]"]
-    named = real_runs.run(tmp_path / "results", *words, SPEEDRUN_CWD=str(tmp_path))
-    found = real_runs.run_json(named)["referee"]["code"]
-    assert found["elsewhere"] == [] and real_runs.run_json(named)["validity"] != "invalid"
-    computed = real_runs.run(tmp_path / "results", *words, "model.args.helper=helper", SPEEDRUN_CWD=str(tmp_path))
+    overrides = ["model.arch=net.py:Net", "instruments=[]"]
+    named = real_runs.run(tmp_path / "results", *overrides, SPEEDRUN_CWD=str(tmp_path))
+    code = real_runs.run_json(named)["referee"]["code"]
+    assert code["elsewhere"] == [] and real_runs.run_json(named)["validity"] != "invalid"
+    computed = real_runs.run(tmp_path / "results", *overrides, "model.args.helper=helper", SPEEDRUN_CWD=str(tmp_path))
     run = real_runs.run_json(computed)
     assert run["validity"] == "invalid" and run["validity_reasons"][0].startswith("helper: not imported from the copy")
     assert verify.main([str(computed)]) == 0 and "ruled invalid: helper: not imported" in capsys.readouterr().out
@@ -375,10 +375,10 @@ def test_a_git_that_fails_is_unknown_and_says_so(small, monkeypatch, what):
     (small / "models/b.py").write_text("x = 2\n")
     damage(small, what)
     monkeypatch.setattr(git_program, "TIMEOUT_S", 1.0)
-    found = code_state.state(small)
-    assert {found[name] for name in ("commit", "dirty", "diff_sha256")} == {None} and len(found["source_sha256"]) == 64
+    state = code_state.state(small)
+    assert {state[name] for name in ("commit", "dirty", "diff_sha256")} == {None} and len(state["source_sha256"]) == 64
     word, remedy = DAMAGES[what]
-    assert word in found["git_failure"] and str(small) not in found["git_failure"]
+    assert word in state["git_failure"] and str(small) not in state["git_failure"]
     check = preflight.git(code_state.git_failure(small), small)
     assert (check.name, check.status) == ("git", "warn") and word in check.found and remedy in check.remedy
 
@@ -387,8 +387,8 @@ def test_without_git_the_code_is_known_by_its_hash_and_nothing_has_failed(small,
     monkeypatch.setenv("PATH", "")
     assert "git cannot be run" in code_state.state(small)["git_failure"]  # there is a repository, and nobody to ask
     shutil.rmtree(small / ".git")
-    found = code_state.state(small)
-    assert found["commit"] is None and "git_failure" not in found and code_state.git_failure(small) is None
+    state = code_state.state(small)
+    assert state["commit"] is None and "git_failure" not in state and code_state.git_failure(small) is None
     assert preflight.git(None, small).status == "ok"
 
 

@@ -39,16 +39,16 @@ def made(rung, **args):
 def gradients(model, loss):
     """{name: gradient}, without those that are in no loss."""
     names, tensors = zip(*model.named_parameters(), strict=True)
-    found = torch.autograd.grad(loss, tensors, allow_unused=True)
-    return {name: grad for name, grad in zip(names, found, strict=True) if grad is not None}
+    grads = torch.autograd.grad(loss, tensors, allow_unused=True)
+    return {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
 
 
-def assert_near(found, expected):
+def assert_near(grads, expected):
     """Within 1e-4 of each gradient, or 1e-6 of the largest one: a scalar's is a sum that all but cancels out."""
-    assert found.keys() == expected.keys()
+    assert grads.keys() == expected.keys()
     largest = max(grad.norm() for grad in expected.values())
     for name, grad in expected.items():
-        assert (found[name] - grad).norm() <= 1e-4 * grad.norm() + 1e-6 * largest, name
+        assert (grads[name] - grad).norm() <= 1e-4 * grad.norm() + 1e-6 * largest, name
 
 
 def assert_same_compiled(model, tokens_BT):
@@ -123,12 +123,12 @@ def test_each_layer_of_one_graph_has_its_own_window(scale):
         return [mix(q_BHTK, k_BHTK, v_BHTK) for mix in (long, short, short, long)]
 
     backend = Backend()
-    found, expected = torch.compile(layers, dynamic=False, backend=backend)(*qkv), layers(*qkv)
+    compiled, expected = torch.compile(layers, dynamic=False, backend=backend)(*qkv), layers(*qkv)
     assert (backend.count("flex_attention"), backend.count("argsort"), len(backend.graphs)) == (4, 8, 1)
     assert (expected[0] - expected[1]).abs().max() > 0.1
-    for one, other in zip(found, expected, strict=True):
-        assert torch.allclose(one, other, atol=2e-6)
-        grads = [torch.autograd.grad(mixed.square().sum(), qkv, retain_graph=True) for mixed in (one, other)]
+    for fast, plain in zip(compiled, expected, strict=True):
+        assert torch.allclose(fast, plain, atol=2e-6)
+        grads = [torch.autograd.grad(mixed.square().sum(), qkv, retain_graph=True) for mixed in (fast, plain)]
         assert all(torch.allclose(*pair, atol=2e-5) for pair in zip(*grads, strict=True))
 
 
@@ -144,14 +144,14 @@ def test_what_a_rung_does_only_while_training_is_the_same_compiled(rung, how):
     if how == "untied":
         model.set_untied(True)
     batch, backend = test_ladder.batch(rung), Backend()
-    found, expected = torch.compile(model, dynamic=False, backend=backend)(*batch), model(*batch)
-    assert found.item() == pytest.approx(expected.item(), abs=1e-5)
+    compiled, expected = torch.compile(model, dynamic=False, backend=backend)(*batch), model(*batch)
+    assert compiled.item() == pytest.approx(expected.item(), abs=1e-5)
     # 8 bits round what differs in the last bit of float32 now and then to another number
     tolerance = 0.02 if how == "fp8" else 1e-4
-    found, expected = gradients(model, found), gradients(model, expected)
-    assert found.keys() == expected.keys() and ("embedding.weight" in found) == (rung < "r51" or how == "untied")
+    compiled, expected = gradients(model, compiled), gradients(model, expected)
+    assert compiled.keys() == expected.keys() and ("embedding.weight" in compiled) == (rung < "r51" or how == "untied")
     for name, grad in expected.items():
-        assert (found[name] - grad).norm() <= tolerance * grad.norm() + 1e-7, name
+        assert (compiled[name] - grad).norm() <= tolerance * grad.norm() + 1e-7, name
 
 
 @pytest.mark.parametrize("rung", ["r20", "r38", "r42"])  # Muon, of Polar Express, NorMuon
@@ -169,5 +169,5 @@ def test_compiled_stacks_of_muon_are_the_plain_ones(rung, monkeypatch):
         optimizer.step()
         moves[batched] = [parameter - old for parameter, old in zip(tensors.values(), before, strict=True)]
     assert any(move.any() for move in moves["eager"])
-    for found, expected in zip(moves["compiled"], moves["eager"], strict=True):
-        assert torch.equal(found, expected)
+    for compiled, expected in zip(moves["compiled"], moves["eager"], strict=True):
+        assert torch.equal(compiled, expected)

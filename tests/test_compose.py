@@ -78,12 +78,12 @@ def test_one_instrument_more_or_less_is_the_list_that_has_it():
     usual = list(compose.compose([]).instruments)
     more = compose.compose(["+instruments=memory_history", "instruments.memory_history.first_step=5"])
     listed = compose.compose([f"instruments=[{','.join([*usual, 'memory_history'])}]"])
-    of_history = listed.instruments["memory_history"] | {"first_step": 5}
-    assert more.instruments == listed.instruments | {"memory_history": of_history}
+    history = listed.instruments["memory_history"] | {"first_step": 5}
+    assert more.instruments == listed.instruments | {"memory_history": history}
     listed = compose.compose([f"instruments=[{','.join([*usual, 'memory_history', 'trace'])}]"])
     added = compose.compose(["+instruments=[memory_history,trace]"])
     assert identity.config_id(added) == identity.config_id(listed)
-    assert list(compose.compose(["~instruments=telemetry"]).instruments) == [one for one in usual if one != "telemetry"]
+    assert list(compose.compose(["~instruments=telemetry"]).instruments) == [key for key in usual if key != "telemetry"]
     assert compose.compose(["profile=memory"]) == compose.compose(["+instruments=memory_history"])
     assert list(compose.compose(["exporters=[mlflow]", "+exporters=wandb"]).exporters) == ["mlflow", "wandb"]
 
@@ -111,16 +111,16 @@ def test_a_run_that_keeps_the_rules_deviates_in_nothing():
 
 def test_a_run_that_breaks_a_rule_says_which():
     config = compose.compose(["goal.num_steps=20", "data=markov"])
-    found = deviations_of(config)
-    assert "goal.num_steps: 20 instead of 120" in found
-    assert "data.source: markov instead of pysource" in found
+    deviations = deviations_of(config)
+    assert "goal.num_steps: 20 instead of 120" in deviations
+    assert "data.source: markov instead of pysource" in deviations
 
 
 @pytest.mark.parametrize("track", [track for track in compose.choices("track") if track != "nanochat"])
 @pytest.mark.parametrize(("model", "optim"), [("gpt2", "adamw"), ("modern", "muon")])
 def test_every_track_takes_every_model_and_optimizer(track, model, optim):
-    asked = compose.compose([f"track={track}", f"model={model}", f"optim={optim}"])
-    resolved = resolve.resolve(asked, schema.Machine(num_gpus=8, num_cpus=64), vocab_size=257)
+    config = compose.compose([f"track={track}", f"model={model}", f"optim={optim}"])
+    resolved = resolve.resolve(config, schema.Machine(num_gpus=8, num_cpus=64), vocab_size=257)
     assert resolved.track.name == track
 
 
@@ -134,7 +134,7 @@ def test_every_experiment_composes(experiment):
 def compositions(monkeypatch):
     """The groups of every composition that Hydra makes from here on."""
     made, real = [], compose.refusals
-    monkeypatch.setattr(compose, "refusals", lambda words: made.append(words) or real(words))
+    monkeypatch.setattr(compose, "refusals", lambda overrides: made.append(overrides) or real(overrides))
     compose._whole.cache_clear()
     compose._composed.cache_clear()
     return made
@@ -213,8 +213,8 @@ def test_no_change_of_the_settings_layout_may_change_an_id():
     assert id_of("optim=muon", "optim.fused=null") == "e704751b"
 
 
-def id_of(*words):
-    return identity.config_id(resolve.resolve(compose.compose(list(words)), schema.Machine(0, 2), 257))
+def id_of(*overrides):
+    return identity.config_id(resolve.resolve(compose.compose(list(overrides)), schema.Machine(0, 2), 257))
 
 
 def test_todays_default_with_adamws_loop_is_a_repeat_of_the_published_runs():

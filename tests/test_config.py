@@ -89,9 +89,9 @@ def test_the_micro_batch_follows_the_gpus_memory(gpu, num_gpus, memory_gib, trac
 
 
 def test_what_takes_more_memory_gets_a_smaller_micro_batch():
-    def seqs(*words):
+    def seqs(*extra):
         machine = Machine(1, 64, 79.6)
-        return resolve(compose.compose(["track=gpt2_small", *words], machine), machine, 50257).hardware.micro_batch_seqs
+        return resolve(compose.compose(["track=gpt2_small", *extra], machine), machine, 50257).hardware.micro_batch_seqs
 
     assert (seqs(), seqs("data.seq_len=2048"), seqs("hardware.compile=false")) == (128, 64, 32)
     assert seqs("hardware.dtype=float32", "model/size=medium") == 32  # (71.6 - 6.6) / 2.02
@@ -102,9 +102,9 @@ def test_what_takes_more_memory_gets_a_smaller_micro_batch():
 
 
 def test_a_gpu_that_is_too_small_for_one_sequence_is_refused_before_the_start_with_what_it_needs():
-    def seqs(memory_gib, *words):
+    def seqs(memory_gib, *extra):
         machine = Machine(1, 64, memory_gib)
-        config = compose.compose(["track=gpt2_small", "data.seq_len=65536", *words], machine)
+        config = compose.compose(["track=gpt2_small", "data.seq_len=65536", *extra], machine)
         return resolve(config, machine, 50257).hardware.micro_batch_seqs
 
     assert seqs(79.6) == 2  # 2 * 28.1 + 3.0 GiB
@@ -134,7 +134,7 @@ def test_a_validation_that_does_not_fit_is_refused_before_the_start():
 
 
 @pytest.mark.parametrize(
-    ("words", "num_layers", "step_gib", "validation_gib"),
+    ("choice", "num_layers", "step_gib", "validation_gib"),
     [  # live at the peak with 64 K tokens at once, of r26 and r53 48 K, of r45 32 K, as doctor --rehearse-gpu counts
         ("model=gpt2", 12, 27.93, 7.11),
         ("model=gpt2", 4, 14.06, 6.87),
@@ -147,10 +147,10 @@ def test_a_validation_that_does_not_fit_is_refused_before_the_start():
         ("experiment=r53", 8, 19.36, 25.78),
     ],
 )
-def test_the_estimate_is_within_a_tenth_of_what_a_rehearsal_counts(words, num_layers, step_gib, validation_gib):
+def test_the_estimate_is_within_a_tenth_of_what_a_rehearsal_counts(choice, num_layers, step_gib, validation_gib):
     machine = Machine(8, 64, 79.6)
-    given = ["track=gpt2_small", words, f"model.num_layers={num_layers}"]
-    config = resolve(compose.compose(given, machine), machine, 50257)
+    overrides = ["track=gpt2_small", choice, f"model.num_layers={num_layers}"]
+    config = resolve(compose.compose(overrides, machine), machine, 50257)
     longest = max(stages.stages_of(config), key=lambda stage: stage.seq_len)
     fixed_gib, seq_gib = estimated_gib(config, longest.seq_len)
     assert fixed_gib + longest.micro_batch_seqs * seq_gib == pytest.approx(step_gib, rel=0.1)
@@ -212,45 +212,45 @@ def test_a_value_that_is_not_set_is_named(values):
 
 
 def test_runs_that_differ_only_in_name_and_seed_share_their_config_id(values):
-    asked = build(Config, values)
-    one = resolve(asked, LAPTOP, 257)
-    assert asked.hardware.num_processes is None  # what was asked stays as it was
-    assert build(Config, yaml.safe_load(yaml.safe_dump(to_dict(one)))) == one
-    assert config_id(one) == config_id(resolved(values, seed=7, name="other"))
-    assert config_id(one) != config_id(resolved(values, optim__lr=0.004))
-    assert config_id(one) != config_id(resolved(values, instruments={"regions": {}}))
-    assert len(config_id(one)) == 8
+    config = build(Config, values)
+    resolved_config = resolve(config, LAPTOP, 257)
+    assert config.hardware.num_processes is None  # what was asked stays as it was
+    assert build(Config, yaml.safe_load(yaml.safe_dump(to_dict(resolved_config)))) == resolved_config
+    assert config_id(resolved_config) == config_id(resolved(values, seed=7, name="other"))
+    assert config_id(resolved_config) != config_id(resolved(values, optim__lr=0.004))
+    assert config_id(resolved_config) != config_id(resolved(values, instruments={"regions": {}}))
+    assert len(config_id(resolved_config)) == 8
 
 
 def test_the_shape_of_a_config_is_all_but_its_floats_and_these_are_compared_one_by_one(values):
-    one = identity.shape(build(Config, values))
-    assert one == identity.shape(build(Config, values | {"name": "other", "seed": 7}))
-    assert values["optim"]["lr"] in one["floats"]
+    shape = identity.shape(build(Config, values))
+    assert shape == identity.shape(build(Config, values | {"name": "other", "seed": 7}))
+    assert values["optim"]["lr"] in shape["floats"]
 
     def changed(**optim):
         return identity.shape(build(Config, values | {"optim": values["optim"] | optim}))
 
     lr = values["optim"]["lr"]
     close, far = changed(lr=lr * 1.009), changed(lr=lr * 1.02)
-    assert close["shape_id"] == far["shape_id"] == one["shape_id"] and close != one
-    assert (identity.are_near(one, close), identity.are_near(one, far)) == (True, False)
+    assert close["shape_id"] == far["shape_id"] == shape["shape_id"] and close != shape
+    assert (identity.are_near(shape, close), identity.are_near(shape, far)) == (True, False)
     other = identity.shape(build(Config, values | {"goal": values["goal"] | {"num_steps": 7}}))
-    assert other["shape_id"] != one["shape_id"] and not identity.are_near(one, other)
+    assert other["shape_id"] != shape["shape_id"] and not identity.are_near(shape, other)
 
 
 def test_numbers_within_a_scripts_arguments_are_floats_of_its_config():
-    words = ["--lr=0.01", "--eps 1e-8", "--n=3", "a12e5f"]
+    arguments = ["--lr=0.01", "--eps 1e-8", "--n=3", "a12e5f"]
     floats = {}
-    assert identity._without_floats(words, "", floats) == ["--lr=", "--eps ", "--n=3", "a12e5f"]
+    assert identity._without_floats(arguments, "", floats) == ["--lr=", "--eps ", "--n=3", "a12e5f"]
     assert list(floats.values()) == [0.01, 1e-8]
 
 
 def test_a_knob_that_is_off_does_not_change_the_config_id(values):
     """A version that adds a knob must still find its old runs to be repeats of their likes."""
-    one = resolved(values)
-    assert one.optim.grad_clip_norm is None
-    assert config_id(one) != config_id(resolved(values, optim__grad_clip_norm=1.0))
-    assert '"grad_clip_norm"' not in str(schema.without_none(to_dict(one)))
+    config = resolved(values)
+    assert config.optim.grad_clip_norm is None
+    assert config_id(config) != config_id(resolved(values, optim__grad_clip_norm=1.0))
+    assert '"grad_clip_norm"' not in str(schema.without_none(to_dict(config)))
 
 
 @pytest.mark.parametrize(
@@ -261,9 +261,9 @@ def test_a_knob_that_is_off_does_not_change_the_config_id(values):
     ],
 )
 def test_what_the_model_does_not_know_is_refused(word, message):
-    words = ["experiment=r09", "track=free", "model/size=nano", "hardware=cpu", "hardware.dtype=bfloat16", word]
+    overrides = ["experiment=r09", "track=free", "model/size=nano", "hardware=cpu", "hardware.dtype=bfloat16", word]
     with pytest.raises(ValueError, match=f"{word}: {message}"):
-        resolve(compose.compose(words), Machine(0, 2), 257)
+        resolve(compose.compose(overrides), Machine(0, 2), 257)
 
 
 def test_no_activation_checkpointing_is_the_default_with_its_id():

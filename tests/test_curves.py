@@ -31,7 +31,7 @@ def steps(folder, num, ms=100.0, loss=4.0, val_every=10):
     (folder / "steps.csv").write_text(HEAD + "\n".join(lines) + "\n")
 
 
-def add(results, seed, config="48623a63", name="gpt2-adamw", race=None, **of_steps):
+def add(results, seed, config="48623a63", name="gpt2-adamw", race=None, **options):
     """A run folder with these steps.  race: (race id, arm)."""
     run = json.loads((COMPLETE / "run.json").read_text())
     run |= {"seed": seed, "name": name, "config_id": config, "started_at": f"2026-11-22T00:00:{seed:02d}.000Z"}
@@ -40,7 +40,7 @@ def add(results, seed, config="48623a63", name="gpt2-adamw", race=None, **of_ste
     folder = results / "cpu_nano" / run["run_id"]
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps(run))
-    steps(folder, **({"num": 20} | of_steps))
+    steps(folder, **({"num": 20} | options))
     return folder
 
 
@@ -63,30 +63,30 @@ def test_columns_are_those_of_the_rows(tmp_path, text):
     if text is not None:
         (tmp_path / "steps.csv").write_text(text)
     rows = step_files.read(tmp_path)
-    found = step_files.read_columns(tmp_path, ["step", "flags", "tokens", "train_loss", "step_ms", "grad_norm"])
-    assert found == {name: [row.get(name) for row in rows] for name in found}
+    columns = step_files.read_columns(tmp_path, ["step", "flags", "tokens", "train_loss", "step_ms", "grad_norm"])
+    assert columns == {name: [row.get(name) for row in rows] for name in columns}
 
 
 def test_a_runs_curves_have_its_time_and_its_tokens_and_no_flagged_step_time():
-    found = curves.curves_of_run(COMPLETE)  # 50, 52, 60 (profiled) and 56 ms
-    assert found["every"] == 1
-    assert found["train"] == {
+    curve = curves.curves_of_run(COMPLETE)  # 50, 52, 60 (profiled) and 56 ms
+    assert curve["every"] == 1
+    assert curve["train"] == {
         "step": [1, 2, 3, 4],
         "tokens": [1024, 2048, 3072, 4096],
         "train_s": [0.05, 0.102, 0.162, 0.218],
         "train_loss": [5.0, 4.5, 4.0, 3.5],
         "step_ms": [50.0, 52.0, None, 56.0],
     }
-    assert found["val"]["step"] == [0, 2, 4] and found["val"]["val_loss"] == [5.75, 4.75, 4.25]
-    assert found["val"]["train_s"] == [0.0, 0.102, 0.218]
+    assert curve["val"]["step"] == [0, 2, 4] and curve["val"]["val_loss"] == [5.75, 4.75, 4.25]
+    assert curve["val"]["train_s"] == [0.0, 0.102, 0.218]
 
 
 def test_thinned_points_are_means_of_as_many_steps_and_the_last_validation_stays(tmp_path):
     steps(tmp_path, 20, val_every=1)
-    found = curves.curves_of_run(tmp_path, 5)
-    assert found["every"] == 4 and found["train"]["step"] == [4, 8, 12, 16, 20]
-    assert found["train"]["train_loss"][0] == pytest.approx(3.975)  # mean of 3.99, 3.98, 3.97, 3.96
-    assert found["val"]["step"] == [0, 5, 10, 15, 20] and found["val"]["val_loss"][-1] == pytest.approx(3.8)
+    curve = curves.curves_of_run(tmp_path, 5)
+    assert curve["every"] == 4 and curve["train"]["step"] == [4, 8, 12, 16, 20]
+    assert curve["train"]["train_loss"][0] == pytest.approx(3.975)  # mean of 3.99, 3.98, 3.97, 3.96
+    assert curve["val"]["step"] == [0, 5, 10, 15, 20] and curve["val"]["val_loss"][-1] == pytest.approx(3.8)
 
 
 def test_a_logs_time_is_the_printed_one_without_what_its_clock_took_back():
@@ -96,8 +96,8 @@ def test_a_logs_time_is_the_printed_one_without_what_its_clock_took_back():
         {"step": 2, "train_loss": 8.0, "step_ms": 176.0, "train_time_ms": 176.0},
         {"step": 3, "val_loss": 7.0, "step_ms": 176.0, "train_time_ms": 352.0, "train_time_at_val_ms": 353.0},
     ]
-    found = curves.curves_of_rows(rows)
-    assert found["train"]["train_s"] == [0.176, 0.176, 0.352] and found["val"]["train_s"] == [0.176, 0.353]
+    curve = curves.curves_of_rows(rows)
+    assert curve["train"]["train_s"] == [0.176, 0.176, 0.352] and curve["val"]["train_s"] == [0.176, 0.353]
     assert curves.curves_of_rows([{"step": 0, "val_loss": 3.0}])["val"]["train_s"] is None  # no time is known
 
 
@@ -168,9 +168,9 @@ def test_each_word_is_an_arm_and_a_race_is_its_arms(results):
     folder = results / "races" / "some-race"
     folder.mkdir(parents=True)
     atomic.write_json(folder / "race.json", race)
-    found = selection.arm_from_each(["some-race", "aaaaaaaa", str(a)])
+    arms = selection.arm_from_each(["some-race", "aaaaaaaa", str(a)])
     expected = [("some-race:A", 1), ("some-race:B", 1), ("aaaaaaaa", 1), (str(a), 1)]
-    assert [(arm.name, len(arm.rows)) for arm in found] == expected
+    assert [(arm.name, len(arm.rows)) for arm in arms] == expected
 
 
 def test_several_words_make_one_page_and_markdown_is_refused(results, capsys, monkeypatch):
@@ -229,9 +229,9 @@ def test_series_stand_out_from_the_page_and_from_each_other_with_every_colour_vi
         assert (high + 0.05) / (low + 0.05) >= 3, colour
     for vision, matrix in MACHADO.items():
         seen = {c: lab([sum(m * p for m, p in zip(row, linear(c))) for row in matrix]) for c in series}
-        for one, other in itertools.combinations(series, 2):
-            apart = sum((p - q) ** 2 for p, q in zip(seen[one], seen[other])) ** 0.5
-            assert apart >= 10, (vision, one, other)
+        for first, second in itertools.combinations(series, 2):
+            apart = sum((p - q) ** 2 for p, q in zip(seen[first], seen[second])) ** 0.5
+            assert apart >= 10, (vision, first, second)
 
 
 # ---- charts in a browser
@@ -413,8 +413,8 @@ def test_a_word_is_one_line_in_the_order_of_the_words_and_different_configs_are_
     for seed, config in ((1, "aaaaaaaa"), (2, "aaaaaaaa"), (3, "bbbbbbbb"), (4, "cccccccc"), (5, "cccccccc")):
         add(results, seed, config=config, name=config[:4])
     page_of = {}
-    for name, words in (("arms", ["cccccccc", "aaaaaaaa"]), ("runs", ["000001Z", "000002Z"]), ("all", [str(results)])):
-        cli.main([*words, "--curves", "--out", str(results / f"{name}.html")])
+    for name, named in (("arms", ["cccccccc", "aaaaaaaa"]), ("runs", ["000001Z", "000002Z"]), ("all", [str(results)])):
+        cli.main([*named, "--curves", "--out", str(results / f"{name}.html")])
         page_of[name] = browser.open(results / f"{name}.html")
     names = "[...document.querySelectorAll('.u-series:not(.edge) th')].slice(1).map((one) => one.textContent)"
     assert page_of["arms"].js(names) == ["cccccccc, n=2", "aaaaaaaa, n=2"]
@@ -437,9 +437,9 @@ def test_the_curves_of_several_words_become_pictures(results, tmp_path):
     for seed in (1, 2):
         add(results, seed, config=f"aaaaaaa{seed}")
     assert cli.main(["aaaaaaa1", "aaaaaaa2", "--png", "--out", str(tmp_path / "plots")]) == 0
-    found = {path.name: len(path.read_bytes()) for path in (tmp_path / "plots").iterdir()}
-    assert set(found) == {"arms-val_loss-step.png", "arms-val_loss-train_s.png", "arms-step_ms-step.png"}
-    assert min(found.values()) > 20_000  # a page without its chart has 6 KB
+    bytes_by_name = {path.name: len(path.read_bytes()) for path in (tmp_path / "plots").iterdir()}
+    assert set(bytes_by_name) == {"arms-val_loss-step.png", "arms-val_loss-train_s.png", "arms-step_ms-step.png"}
+    assert min(bytes_by_name.values()) > 20_000  # a page without its chart has 6 KB
 
 
 @needs_browser

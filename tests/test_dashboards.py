@@ -51,9 +51,9 @@ FINAL_VAL_LOSS = json.loads((EXAMPLE / "run.json").read_text())["metrics"]["val_
 
 
 def test_series_settings_and_final_numbers_are_read_from_the_folder(run):
-    found = dashboards.read(run)
-    (_, *at_s), series = zip(*((at_s, values) for _, at_s, values in found.points), strict=True)
-    assert [step for step, *_ in found.points] == [0, 1, 2] and at_s == [UTC_S + 1, UTC_S + 2]
+    exported = dashboards.read(run)
+    (_, *at_s), series = zip(*((at_s, values) for _, at_s, values in exported.points), strict=True)
+    assert [step for step, *_ in exported.points] == [0, 1, 2] and at_s == [UTC_S + 1, UTC_S + 2]
     times = {"time/step_ms": 100.5, "time/data_ms": 1.5}
     disturbed = {"disturbed/step_ms": 300.5, "disturbed/data_ms": 2.5}
     assert series == (
@@ -61,10 +61,10 @@ def test_series_settings_and_final_numbers_are_read_from_the_folder(run):
         {"loss/train": 5.25, "optim/lr": 0.003, "progress/tokens": 1024.0} | times,
         {"loss/train": 4.75, "loss/val": 4.5, "optim/lr": 0.002, "progress/tokens": 2048.0} | disturbed,
     )
-    assert found.final["final/val_loss"] == FINAL_VAL_LOSS
-    assert found.settings["model.arch"] == "gpt2" and found.settings["data.train_glob"] == "None"
-    assert (found.settings["seed"], found.settings["name"]) == (run_json(run)["seed"], run_json(run)["name"])
-    assert found.tags["track"] == run_json(run)["track"]
+    assert exported.final["final/val_loss"] == FINAL_VAL_LOSS
+    assert exported.settings["model.arch"] == "gpt2" and exported.settings["data.train_glob"] == "None"
+    assert (exported.settings["seed"], exported.settings["name"]) == (run_json(run)["seed"], run_json(run)["name"])
+    assert exported.tags["track"] == run_json(run)["track"]
 
 
 def test_a_missing_package_is_a_warning_with_the_command_that_installs_it(tmp_path, monkeypatch):
@@ -134,17 +134,17 @@ def test_an_export_that_fails_is_noted_and_leaves_the_record_as_it_is(run, monke
     said_and_done = lambda exported, settings: print("their own words") or {"folder": "x"}  # noqa: E731
     monkeypatch.setitem(dashboards.EXPORT, "wandb", said_and_done)
     assert verb.main([str(run), "--to", "wandb", "--json"]) == 0
-    said = capsys.readouterr()
-    assert said.err == "their own words\n"
+    captured = capsys.readouterr()
+    assert captured.err == "their own words\n"
     facts = {"run_id": run.name, "exporter": "wandb", "error": None, "facts": {"folder": "x"}}
-    assert json.loads(said.out) == [facts]
+    assert json.loads(captured.out) == [facts]
     assert (run / "run.json").read_bytes() == before
-    ok, words = verification.nothing_is_unrecorded(RunFiles(run), run_folder.read(run))
-    assert ok, words
+    ok, remark = verification.nothing_is_unrecorded(RunFiles(run), run_folder.read(run))
+    assert ok, remark
 
 
 def test_an_export_after_the_run_that_hangs_or_fails_is_said_and_never_raised(run, monkeypatch):
-    said = []
+    log = []
     monkeypatch.setattr(dashboards.importlib.util, "find_spec", lambda name: True if name == "mlflow" else None)
     chosen = {"mlflow": {"tracking_uri": "postgresql://ada:secret@db/runs", "experiment": None}, "wandb": {}}
     commands = []
@@ -153,12 +153,12 @@ def test_an_export_after_the_run_that_hangs_or_fails_is_said_and_never_raised(ru
         raise subprocess.TimeoutExpired("export", dashboards.TIMEOUT_S)
 
     monkeypatch.setattr(subprocess, "run", hangs)
-    dashboards.after_run(run, chosen, said.append)
+    dashboards.after_run(run, chosen, log.append)
     done = subprocess.CompletedProcess([], 1, "something\nrun: no export to mlflow: OSError: full\n", "")
     monkeypatch.setattr(subprocess, "run", lambda command, **more: commands.append(command) or done)
-    dashboards.after_run(run, chosen, said.append)
+    dashboards.after_run(run, chosen, log.append)
     assert commands[0][-2:] == ['--set=tracking_uri="postgresql://ada:secret@db/runs"', "--set=experiment=null"]
-    assert len(said) == 2 and said[0].startswith("no export to mlflow: TimeoutExpired") and "OSError: full" in said[1]
+    assert len(log) == 2 and log[0].startswith("no export to mlflow: TimeoutExpired") and "OSError: full" in log[1]
     noted = json.loads((run / "dashboards" / "dashboards.json").read_text())
     assert noted["mlflow"]["error"].startswith("TimeoutExpired")
 
@@ -180,16 +180,16 @@ def test_a_run_that_has_not_ended_and_what_is_no_exporter_are_refused(run, monke
 
 def export(run, name):
     """In a process of its own, as after a run: their packages warn, and import for seconds."""
-    words = [sys.executable, "-m", "bench", "dashboard", str(run), "--to", name]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=REPO)
+    command = [sys.executable, "-m", "bench", "dashboard", str(run), "--to", name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=REPO)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads((run / "dashboards" / "dashboards.json").read_text())[name]
 
 
 def read_by(program, path):
     """The lines of JSON that a program prints of what an exporter wrote."""
-    words = [sys.executable, "-W", "ignore", "-c", program, str(path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-W", "ignore", "-c", program, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -16,68 +16,68 @@ def run(steps_ms, forward=0.25, flags=(), **record):
 
 def test_the_region_that_became_slower_is_named():
     """40 ms a step against 42: forward 10 against 10.5, backward 28 against 29.5; nothing outside."""
-    found = between_runs.diagnose([run([40.0] * 8)] * 3, [run([42.0] * 8)] * 3)
-    regions = found["regions"]
-    assert found["label"] == "within-run" and "cpu_ms" not in regions  # no part of a step
+    diagnosis = between_runs.diagnose([run([40.0] * 8)] * 3, [run([42.0] * 8)] * 3)
+    regions = diagnosis["regions"]
+    assert diagnosis["label"] == "within-run" and "cpu_ms" not in regions  # no part of a step
     assert regions["step_ms"] == {"a_ms": 40.0, "b_ms": 42.0, "change_ms": 2.0, "change_pct": 5.0, "share_frac": 1.0}
     assert (regions["forward_ms"]["change_ms"], regions["backward_ms"]["change_ms"]) == (0.5, 1.5)
     assert regions["data_ms"]["change_ms"] == 0.0
     assert regions["backward_ms"]["share_frac"] == 0.75
     assert regions["other_ms"]["change_ms"] == pytest.approx(0.0, abs=1e-12)
-    assert found["words"] == ["the largest part of the change is in backward: +1.500 ms of +2.000 ms a step"]
+    assert diagnosis["words"] == ["the largest part of the change is in backward: +1.500 ms of +2.000 ms a step"]
 
 
 def test_time_outside_of_all_regions_is_named_too():
     a, b = run([40.0] * 8), run([42.0] * 8)
     for row in b[1][1:]:
         row |= {"forward_ms": 10.0, "backward_ms": 28.0}
-    found = between_runs.diagnose([a], [b])
-    assert found["regions"]["other_ms"]["change_ms"] == 2.0
-    assert "in other: +2.000 ms" in found["words"][0]
+    diagnosis = between_runs.diagnose([a], [b])
+    assert diagnosis["regions"]["other_ms"]["change_ms"] == 2.0
+    assert "in other: +2.000 ms" in diagnosis["words"][0]
 
 
 def test_one_stalled_run_moves_no_region_and_is_reported_as_a_stall():
     """Medians over the runs, step by step: 200 ms lost in one step of one of three runs."""
     stalled = [40.0] * 20 + [240.0] + [40.0] * 19
-    found = between_runs.diagnose([run([40.0] * 40)] * 3, [run([40.0] * 40), run(stalled), run([40.0] * 40)])
-    assert found["regions"]["step_ms"]["change_ms"] == 0.0
-    assert found["costs"]["stall"]["count"] == [0, pytest.approx(1 / 3)]
-    assert found["costs"]["stall"]["ms"] == [0.0, pytest.approx(200 / 3)]
-    assert found["words"] == ["stall: 0 a run in A, 0.333 a run costing 66.7 ms in B"]
+    diagnosis = between_runs.diagnose([run([40.0] * 40)] * 3, [run([40.0] * 40), run(stalled), run([40.0] * 40)])
+    assert diagnosis["regions"]["step_ms"]["change_ms"] == 0.0
+    assert diagnosis["costs"]["stall"]["count"] == [0, pytest.approx(1 / 3)]
+    assert diagnosis["costs"]["stall"]["ms"] == [0.0, pytest.approx(200 / 3)]
+    assert diagnosis["words"] == ["stall: 0 a run in A, 0.333 a run costing 66.7 ms in B"]
 
 
 def test_what_the_record_says_of_costs_is_compared():
     gc = {"costs": {"stall": {"count": 0, "ms": 0.0}, "gc": {"count": 4, "ms": 12.0}}}
-    found = between_runs.diagnose([run([40.0] * 8)], [run([40.0] * 8, **gc)])
-    assert found["costs"]["gc"] == {"count": [None, 4], "ms": [None, 12.0]}
-    assert found["words"] == ["gc: not watched in A, 4 a run costing 12 ms in B"]
+    diagnosis = between_runs.diagnose([run([40.0] * 8)], [run([40.0] * 8, **gc)])
+    assert diagnosis["costs"]["gc"] == {"count": [None, 4], "ms": [None, 12.0]}
+    assert diagnosis["words"] == ["gc: not watched in A, 4 a run costing 12 ms in B"]
 
 
 def test_the_run_in_quarters_shows_where_along_it_the_change_lies():
-    found = between_runs.diagnose([run([40.0] * 8)], [run([40.0] * 6 + [50.0] * 2)])
+    diagnosis = between_runs.diagnose([run([40.0] * 8)], [run([40.0] * 6 + [50.0] * 2)])
     expected = [(1, 2, 0.0), (3, 4, 0.0), (5, 6, 0.0), (7, 8, 10.0)]
-    assert [(one["first_step"], one["last_step"], one["change_ms"]) for one in found["stretches"]] == expected
-    assert found["stretches"][3]["change_pct"] == 25.0
+    assert [(part["first_step"], part["last_step"], part["change_ms"]) for part in diagnosis["stretches"]] == expected
+    assert diagnosis["stretches"][3]["change_pct"] == 25.0
 
 
 def test_steps_of_no_time_which_logs_of_whole_milliseconds_have_give_no_per_cent():
-    found = between_runs.diagnose([run([0.0] * 8)], [run([1.0] * 8)])
-    assert [(one["change_ms"], one["change_pct"]) for one in found["stretches"]] == [(1.0, None)] * 4
+    diagnosis = between_runs.diagnose([run([0.0] * 8)], [run([1.0] * 8)])
+    assert [(part["change_ms"], part["change_pct"]) for part in diagnosis["stretches"]] == [(1.0, None)] * 4
 
 
 def test_flagged_steps_are_left_out_and_only_common_steps_count():
     b = run([999.0, 42.0, 42.0, 42.0], flags={1: "profiler"})
-    found = between_runs.diagnose([run([40.0, 40.0, 40.0])], [b])
-    assert found["regions"]["step_ms"]["change_ms"] == 2.0  # steps 2 and 3
-    assert found["stretches"][0]["first_step"] == 2
+    diagnosis = between_runs.diagnose([run([40.0, 40.0, 40.0])], [b])
+    assert diagnosis["regions"]["step_ms"]["change_ms"] == 2.0  # steps 2 and 3
+    assert diagnosis["stretches"][0]["first_step"] == 2
 
 
 def test_ranks_are_compared_where_there_are_several():
     ranks = {"measured": {"train_s_by_rank": [10.0, 10.5]}}
     even = {"measured": {"train_s_by_rank": [10.0, 10.0]}}
-    found = between_runs.diagnose([run([40.0] * 8, **even)] * 2, [run([40.0] * 8, **ranks), run([40.0] * 8, **ranks)])
-    assert found["ranks"]["train_s"] == [[10.0, 10.0], [10.0, 10.5]]
-    assert found["ranks"]["spread_pct"] == [0.0, pytest.approx(5.0)]
+    diagnosis = between_runs.diagnose([run([40.0] * 8, **even)] * 2, [run([40.0] * 8, **ranks)] * 2)
+    assert diagnosis["ranks"]["train_s"] == [[10.0, 10.0], [10.0, 10.5]]
+    assert diagnosis["ranks"]["spread_pct"] == [0.0, pytest.approx(5.0)]
     assert between_runs.diagnose([run([40.0] * 8)], [run([40.0] * 8)])["ranks"] is None
 
 
@@ -94,21 +94,21 @@ def test_plain_numbers_of_the_telemetry_are_compared():
         facts = {"sm_clock_mhz_mean": mhz, "throttled": {"heat": 0.1}, "note": "x", "ok": True}
         return run([40.0] * 8, instrument_summaries={"telemetry": facts})
 
-    found = between_runs.diagnose([clocked(1980.0), clocked(1970.0)], [clocked(1755.0)])
-    assert found["telemetry"] == {"sm_clock_mhz_mean": [1975.0, 1755.0]}
+    diagnosis = between_runs.diagnose([clocked(1980.0), clocked(1970.0)], [clocked(1755.0)])
+    assert diagnosis["telemetry"] == {"sm_clock_mhz_mean": [1975.0, 1755.0]}
 
 
 def test_without_steps_there_is_nothing_to_say():
-    found = between_runs.diagnose([run([])], [run([])])
-    assert found["regions"] == {}
-    assert found["stretches"] == []
-    assert found["words"] == []
+    diagnosis = between_runs.diagnose([run([])], [run([])])
+    assert diagnosis["regions"] == {}
+    assert diagnosis["stretches"] == []
+    assert diagnosis["words"] == []
     assert between_runs.diagnose([], [run([40.0])])["words"] == []
 
 
 def test_changes_that_cancel_have_no_shares():
     """40 ms a step against 39: forward 10 against 30.42, backward 28 against 6.58."""
-    found = between_runs.diagnose([run([40.0] * 8)] * 3, [run([39.0] * 8, forward=0.78)] * 3)
-    assert {pair["share_frac"] for pair in found["regions"].values()} == {None}
-    said = "changes of the regions cancel each other, the largest is in backward: -21.420 ms of -1.000 ms a step"
-    assert found["words"] == [said]
+    diagnosis = between_runs.diagnose([run([40.0] * 8)] * 3, [run([39.0] * 8, forward=0.78)] * 3)
+    assert {pair["share_frac"] for pair in diagnosis["regions"].values()} == {None}
+    sentence = "changes of the regions cancel each other, the largest is in backward: -21.420 ms of -1.000 ms a step"
+    assert diagnosis["words"] == [sentence]

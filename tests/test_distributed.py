@@ -13,15 +13,15 @@ from bench.training import distributed
 @pytest.fixture
 def alone(monkeypatch):
     """What start() asked of torch, whose process group then has this process alone."""
-    asked, real = {}, dist.init_process_group
+    requested, real = {}, dist.init_process_group
 
-    def init(backend, **words):
-        asked.update(words, backend=backend)
-        real("gloo", rank=0, world_size=1, store=dist.HashStore(), timeout=words["timeout"])
+    def init(backend, **options):
+        requested.update(options, backend=backend)
+        real("gloo", rank=0, world_size=1, store=dist.HashStore(), timeout=options["timeout"])
 
     monkeypatch.setattr(distributed.dist, "init_process_group", init)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    yield asked
+    yield requested
     dist.destroy_process_group()
 
 
@@ -45,21 +45,21 @@ def test_a_torch_without_the_new_names_is_asked_by_the_old_ones(alone, monkeypat
     distributed.start("cpu", 60)
     monkeypatch.delattr(dist, name, raising=False)
     calls = []
-    monkeypatch.setattr(dist, older, lambda *tensors, **words: calls.append((tensors, words)))
+    monkeypatch.setattr(dist, older, lambda *tensors, **options: calls.append((tensors, options)))
     flat = torch.arange(4.0)
     call = distributed.scatter_mean if "scatter" in name else distributed.gather_in_place
     call(*((flat[:2], flat) if "scatter" in name else (flat, flat[:2])))
-    ((tensors, words),) = calls
-    assert words["async_op"] is True
+    ((tensors, options),) = calls
+    assert options["async_op"] is True
     assert [len(tensor) for tensor in tensors] == ([2, 4] if "scatter" in name else [4, 2])
 
 
 def test_nccl_divides_itself_and_gloo_is_divided_for(alone, monkeypatch):
     distributed.start("cpu", 60)
-    two, asked = distributed.Ranks(0, 2, torch.device("cpu")), []
-    monkeypatch.setattr(dist, "all_reduce", lambda flat, op, async_op: asked.append(op))
+    two, ops = distributed.Ranks(0, 2, torch.device("cpu")), []
+    monkeypatch.setattr(dist, "all_reduce", lambda flat, op, async_op: ops.append(op))
     for backend, mean in (("gloo", 3.0), ("nccl", 6.0)):
         monkeypatch.setattr(dist, "get_backend", lambda backend=backend: backend)
         distributed.all_mean(torch.ones(2))
         assert distributed.as_mean(torch.full((2,), 6.0), two).tolist() == [mean, mean]
-    assert asked == [dist.ReduceOp.SUM, dist.ReduceOp.AVG]
+    assert ops == [dist.ReduceOp.SUM, dist.ReduceOp.AVG]

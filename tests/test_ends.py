@@ -63,12 +63,12 @@ def stopped(base, how, num_ranks):
         for rank in range(num_ranks):
             os.kill(running.rank_pid(rank), signal.SIGSTOP)
 
-    words = [f"hardware.num_processes={num_ranks}"]
+    overrides = [f"hardware.num_processes={num_ranks}"]
     if how == "timeout":
-        with real_runs.in_time(base, "hardware.wall_timeout_s", (5, 40), stop, *words) as (running, *_):
+        with real_runs.in_time(base, "hardware.wall_timeout_s", (5, 40), stop, *overrides) as (running, *_):
             yield running
         return
-    with real_runs.Background(base, *words) as running:
+    with real_runs.Background(base, *overrides) as running:
         running.wait_for_step(3)
         stop(running)
         bring_to_an_end(running, how)
@@ -106,10 +106,10 @@ def test_a_process_that_hangs_is_ended_by_its_silence(tmp_path):
 
 
 def test_nohup_is_obeyed(tmp_path):
-    words = ["nohup", sys.executable, "-m", "bench", "run", *real_runs.SHORT, *real_runs.SLIGHT]
-    words += ["hardware.num_threads=1", "goal.num_steps=100", "goal.val_every_steps=100"]
+    nohup = ["nohup", sys.executable, "-m", "bench", "run", *real_runs.SHORT, *real_runs.SLIGHT]
+    nohup += ["hardware.num_threads=1", "goal.num_steps=100", "goal.val_every_steps=100"]
     env = real_runs.environment(tmp_path)
-    process = subprocess.Popen(words, cwd=real_runs.REPO, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(nohup, cwd=real_runs.REPO, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     real_runs.wait_for(lambda: list(tmp_path.glob("*/*/logs/rank0.log")))
     process.send_signal(signal.SIGHUP)
     assert process.wait(90) == 0
@@ -118,11 +118,11 @@ def test_nohup_is_obeyed(tmp_path):
 
 @pytest.mark.slow
 def test_a_removed_folder_is_said_in_words_and_the_sweep_goes_on(tmp_path):
-    words = ["run", "-m", *real_runs.SHORT, *real_runs.SLIGHT, "hardware.num_threads=1", "seed=0,1", "--anyway"]
-    words += ["goal.num_steps=300", "goal.val_every_steps=50"]
-    process = real_runs.started(tmp_path / "results", *words)
-    found = real_runs.wait_for(lambda: list(tmp_path.glob("results/*/*/.progress.tmp")))
-    shutil.rmtree(found[0].parent, ignore_errors=True)
+    arguments = ["run", "-m", *real_runs.SHORT, *real_runs.SLIGHT, "hardware.num_threads=1", "seed=0,1", "--anyway"]
+    arguments += ["goal.num_steps=300", "goal.val_every_steps=50"]
+    process = real_runs.started(tmp_path / "results", *arguments)
+    progress_files = real_runs.wait_for(lambda: list(tmp_path.glob("results/*/*/.progress.tmp")))
+    shutil.rmtree(progress_files[0].parent, ignore_errors=True)
     out, _ = process.communicate(timeout=120)
     assert "Traceback" not in out and "folder_removed" in out, out
     assert process.returncode == 1
@@ -134,24 +134,24 @@ def test_a_removed_folder_is_said_in_words_and_the_sweep_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shell", "kind", "words"),
+    ("shell", "kind", "message"),
     [
         ("exec unshare -rn {command}", "not_started", "127.0.0.1 cannot be reached"),
         pytest.param("ulimit -n 12; exec {command}", "not_started", "Too many open files", marks=slow),
     ],
 )
-def test_ranks_that_cannot_start_say_why_at_once(tmp_path, shell, kind, words):
+def test_ranks_that_cannot_start_say_why_at_once(tmp_path, shell, kind, message):
     if "unshare" in shell and subprocess.run(["unshare", "-rn", "true"], capture_output=True).returncode:
         pytest.skip("no user namespaces here")
     command = " ".join([sys.executable, "-m", "bench", "run", *real_runs.SHORT, *real_runs.SLIGHT, *real_runs.TWO])
     env = real_runs.environment(tmp_path)
     began_s = time.monotonic()
-    words_of_shell = ["bash", "-c", shell.format(command=command)]
-    done = subprocess.run(words_of_shell, cwd=real_runs.REPO, env=env, capture_output=True, text=True)
+    shell_command = ["bash", "-c", shell.format(command=command)]
+    done = subprocess.run(shell_command, cwd=real_runs.REPO, env=env, capture_output=True, text=True)
     took_s = time.monotonic() - began_s
     run = real_runs.run_json(real_runs.folders(tmp_path)[0])
     assert (done.returncode, run["failure"]["kind"]) == (1, kind), done.stdout + real_runs.logs(tmp_path)
-    assert words in run["failure"]["message"]
+    assert message in run["failure"]["message"]
     assert took_s < 60, took_s  # it was minutes; most of this is the machine's load
 
 
@@ -179,8 +179,8 @@ run()
 
 def test_ctrl_c_that_hydra_calls_an_error_of_its_own_is_an_interrupt(tmp_path):
     env = real_runs.environment(tmp_path)
-    words = [sys.executable, "-c", INTERRUPTED_HYDRA]
-    done = subprocess.run(words, cwd=real_runs.REPO, env=env, capture_output=True, text=True)
+    command = [sys.executable, "-c", INTERRUPTED_HYDRA]
+    done = subprocess.run(command, cwd=real_runs.REPO, env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr.strip().splitlines()[-1:]) == (1, ["interrupted"]), done.stderr
     assert not list(tmp_path.glob("*/*/run.json"))
 
@@ -218,8 +218,8 @@ def test_a_daemon_ends_with_a_run_that_was_killed(tmp_path, monkeypatch, how):
     monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
     mark = 6_000_000 + os.getpid()
     (tmp_path / "net.py").write_text(DAEMONS)
-    words = ["model.arch=net.py:Net", f"model.args={{mark: {mark}}}", *real_runs.TWO]
-    with real_runs.Background(tmp_path / "results", *words) as running:
+    overrides = ["model.arch=net.py:Net", f"model.args={{mark: {mark}}}", *real_runs.TWO]
+    with real_runs.Background(tmp_path / "results", *overrides) as running:
         running.wait_for_step(3)
         assert sleeping(mark)
         bring_to_an_end(running, how)
@@ -232,7 +232,7 @@ def test_a_daemon_ends_with_a_run_that_was_killed(tmp_path, monkeypatch, how):
 def test_a_daemon_of_an_own_model_ends_with_its_run(tmp_path):
     mark = 5_000_000 + os.getpid()
     (tmp_path / "net.py").write_text(DAEMONS)
-    words = ["track=free", "experiment=smoke", "model.arch=net.py:Net", f"model.args={{mark: {mark}}}"]
-    done = real_runs.bench(tmp_path / "results", "run", *words, SPEEDRUN_CWD=str(tmp_path))
+    overrides = ["track=free", "experiment=smoke", "model.arch=net.py:Net", f"model.args={{mark: {mark}}}"]
+    done = real_runs.bench(tmp_path / "results", "run", *overrides, SPEEDRUN_CWD=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert sleeping(mark) == []

@@ -211,9 +211,9 @@ def test_a_mig_slice_counts_as_the_gpu_it_is_part_of(machine):
 def test_the_summary_has_the_gpus_that_the_run_used(machine, gpus_here, device, num_processes, names):
     machine(**gpus_here)
     hardware = schema.HardwareConfig(device=device, num_processes=num_processes, num_threads=1)
-    found = environment.summary(environment.environment(), hardware)
-    assert [gpu["name"] for gpu in found["gpus"]] == names
-    assert (found["driver"], found["num_threads"]) == ("575.57.08", 1)
+    summary = environment.summary(environment.environment(), hardware)
+    assert [gpu["name"] for gpu in summary["gpus"]] == names
+    assert (summary["driver"], summary["num_threads"]) == ("575.57.08", 1)
 
 
 def test_the_instruction_set_and_what_limits_it_are_in_a_record(finished_run):
@@ -344,12 +344,12 @@ def test_foreign_load_is_never_negative_and_unknown_without_proc():
 def test_our_own_work_is_not_foreign():
     """0.3 s of work: of what /proc/stat sees of it, own_cpu_s takes away as much."""
     seconds = iter(range(3))  # a held clock: a busy machine stretches the wall time, not the work
-    found = CpuMeter(now_ns=lambda: min(next(seconds), 1) * 10**9)
-    while found.own_cpu_s() < 0.3:
+    meter = CpuMeter(now_ns=lambda: min(next(seconds), 1) * 10**9)
+    while meter.own_cpu_s() < 0.3:
         sum(range(10_000))
-    busy_s = cpu_meter._busy_cpu_s() - found._start[1]
+    busy_s = cpu_meter._busy_cpu_s() - meter._start[1]
     assert busy_s >= 0.27  # ticks of 10 ms
-    assert found.foreign_cpu_cores() <= found.foreign_cpu_cores(own_cpu_s=0.0) - 0.25
+    assert meter.foreign_cpu_cores() <= meter.foreign_cpu_cores(own_cpu_s=0.0) - 0.25
 
 
 # ---- code
@@ -374,9 +374,9 @@ def commit(repo):
 def test_committed_code_is_clean_and_its_hash_is_over_paths_and_syntax_of_what_is_raced(repo):
     state = code_state.state(repo)
     syntax = b"Module(body=[Assign(targets=[Name(ctx=Store(),id='b',),],value=Constant(1),),],)"
-    of_file = hashlib.sha256(syntax).hexdigest()
-    expected = hashlib.sha256(f"identity version 2\nmodels/b.py {of_file}".encode()).hexdigest()
-    raced = {"identity_version": 2, "source_sha256": expected, "files": {"models/b.py": of_file[:12]}}
+    file_sha256 = hashlib.sha256(syntax).hexdigest()
+    expected = hashlib.sha256(f"identity version 2\nmodels/b.py {file_sha256}".encode()).hexdigest()
+    raced = {"identity_version": 2, "source_sha256": expected, "files": {"models/b.py": file_sha256[:12]}}
     clean = {"dirty": False, "diff_sha256": None, "untracked": [], "untracked_excluded": {}}
     assert state == raced | clean | {"commit": git(repo, "rev-parse", "HEAD")}
 
@@ -512,16 +512,16 @@ def test_the_program_that_kept_the_machine_busy_is_named_and_our_own_are_not(tmp
         pid = int(subprocess.run(outside, stdout=subprocess.PIPE, check=True).stdout)
         try:
             assert wait_for(lambda: processes.cpu_s([pid])[pid] > 0.5, 60)
-            found = dict(processes.busiest_others(before_s, most=1000))
+            busiest = dict(processes.busiest_others(before_s, most=1000))
         finally:
             os.kill(pid, 9)
             own.kill()
-    assert found["burner"] > 0.5 and "mine" not in found
+    assert busiest["burner"] > 0.5 and "mine" not in busiest
 
 
 def test_the_packages_are_those_that_python_itself_finds(tmp_path, monkeypatch):
     (tmp_path / "old.egg-info").write_text("Metadata-Version: 1.0\nName: old\nVersion: 0.1\n")
     places = [place for place in sys.path if not place.endswith(environment.VENDORED)]  # a compiler before this test
     monkeypatch.setattr(sys, "path", [*places, str(tmp_path), str(tmp_path / "none")])
-    theirs = {found.metadata["Name"]: found.version for found in reversed([*metadata.distributions()])}
+    theirs = {package.metadata["Name"]: package.version for package in reversed([*metadata.distributions()])}
     assert environment.packages() == dict(sorted(theirs.items())) and theirs["old"] == "0.1"

@@ -44,9 +44,9 @@ def collecting():
 
 
 def made(context, **chosen):
-    found, warnings = registry.load(chosen, context)
+    instruments, warnings = registry.load(chosen, context)
     assert not warnings
-    return InstrumentSet(found), *found
+    return InstrumentSet(instruments), *instruments
 
 
 def run(watch, *works, between=lambda: None):
@@ -226,44 +226,44 @@ def as_before():
 )
 def test_a_policy_does_what_the_record_says(as_before, policy, frozen, enabled):
     gc.unfreeze()
-    one = clock.GcPolicy(policy, 5)
-    one.before_training()
+    collector = clock.GcPolicy(policy, 5)
+    collector.before_training()
     assert (gc.get_freeze_count() > 0, gc.isenabled()) == (frozen, enabled)
-    words = (clock.TIMING_PROTOCOL | clock.gc_protocol(policy, 5))["garbage_collection"]
-    assert ("frozen" in words, "off" not in words) == (frozen, enabled)
-    one.after_training()
+    protocol = (clock.TIMING_PROTOCOL | clock.gc_protocol(policy, 5))["garbage_collection"]
+    assert ("frozen" in protocol, "off" not in protocol) == (frozen, enabled)
+    collector.after_training()
     assert gc.isenabled()
 
 
 def test_by_hand_means_every_so_many_steps(as_before, monkeypatch):
-    asked = []
-    one = clock.GcPolicy("manual", 3)
-    monkeypatch.setattr(gc, "collect", asked.append)
+    generations = []
+    collector = clock.GcPolicy("manual", 3)
+    monkeypatch.setattr(gc, "collect", generations.append)
     for _ in range(7):
-        for check in one.checks:
+        for check in collector.checks:
             check()
-    assert asked == [1, 1]  # after steps 3 and 6
+    assert generations == [1, 1]  # after steps 3 and 6
     assert clock.GcPolicy(None).checks == clock.GcPolicy("off").checks == ()
 
 
 def test_the_default_policy_has_one_config_id_said_or_not():
     def hardware(**settings):
-        found = schema.build(schema.HardwareConfig, {"device": "cpu", **settings}, "hardware.")
-        resolve.resolve_hardware(found, schema.Machine(0, 2))
-        return found
+        config = schema.build(schema.HardwareConfig, {"device": "cpu", **settings}, "hardware.")
+        resolve.resolve_hardware(config, schema.Machine(0, 2))
+        return config
 
     assert hardware(gc="freeze") == hardware()
     assert hardware(gc="off") != hardware()
     assert set(clock.GC_WORDS) == {"on", "off", "manual"}
     for policy in clock.GC_WORDS:
         hardware(gc=policy, gc_every_steps=50 if policy == "manual" else None)
-    for settings, words in (
+    for settings, sentence in (
         ({"gc": "never"}, "hardware.gc=never: use freeze, on, off or manual"),
         ({"gc": "manual"}, "hardware.gc=manual needs it"),
         ({"gc_every_steps": 3}, "it has no effect with hardware.gc=freeze"),
         ({"gc": "manual", "gc_every_steps": 0}, "hardware.gc_every_steps=0: use a whole number of 1 or more"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=sentence):
             hardware(**settings)
 
 
@@ -301,10 +301,10 @@ def test_nccls_watchdog_aborts_and_the_record_says_timeout(tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "agent.json").write_text('{"failures": [{"rank": 2, "exit_code": -6, "failed_at_s": 100.0}]}')
     log = tmp_path / "logs" / "rank2.log"
-    said = "[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"
-    log.write_text(f"{said}\nAborted\n")
-    found = failures.classify(tmp_path, 1)
-    assert (found["kind"], found["rank"], found["signal"]) == ("collective_timeout", 2, "SIGABRT")
+    line = "[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"
+    log.write_text(f"{line}\nAborted\n")
+    failure = failures.classify(tmp_path, 1)
+    assert (failure["kind"], failure["rank"], failure["signal"]) == ("collective_timeout", 2, "SIGABRT")
     log.write_text("double free or corruption\n")
     assert failures.classify(tmp_path, 1)["kind"] == "rank_crashed"
 

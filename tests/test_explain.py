@@ -104,7 +104,7 @@ MEASURED = kept.Ceilings(
 def test_limits_are_the_passports_where_there_is_one_and_say_so(tmp_path):
     facts = {"Collective name": "_allgather_base", "In msg nelems": 1_000_000, "dtype": "Float", "Group size": 8}
     events = one_step()
-    next(one for one in events if one["name"].startswith("nccl") and one["cat"] == "kernel")["args"].update(facts)
+    next(call for call in events if call["name"].startswith("nccl") and call["cat"] == "kernel")["args"].update(facts)
     ranks = load.load_all([write(tmp_path / "a.json", events, **H100)])
     answer = account.explain_ranks(ranks, measured_of=lambda rank, device: MEASURED)
     ns = parts_ns(answer)
@@ -115,8 +115,8 @@ def test_limits_are_the_passports_where_there_is_one_and_say_so(tmp_path):
     # the device waited for two launches, of 8 and 5 us, which need 3 us each
     assert (ns[parts.LATENCY], ns[parts.LAUNCH]) == (6_000, 7_000) and sum(ns.values()) == 100_000
     sources = {line["part"]: line["source"] for line in answer["parts"]}
-    of_passport = dict.fromkeys((parts.LATENCY, parts.BANDWIDTH, parts.WIRE), "measured, passport of 2026-11-22")
-    assert of_passport | {parts.HOST: None} == {part: sources[part] for part in (*of_passport, parts.HOST)}
+    measured = dict.fromkeys((parts.LATENCY, parts.BANDWIDTH, parts.WIRE), "measured, passport of 2026-11-22")
+    assert measured | {parts.HOST: None} == {part: sources[part] for part in (*measured, parts.HOST)}
     gains = {line["part"]: line["gain_ms"] for line in answer["next"]}
     assert gains[parts.EXPOSED] == pytest.approx(0.010)  # at its bandwidth it could still be hidden
 
@@ -162,14 +162,14 @@ def host_steps(durations_us, own_us):
 def test_the_rows_of_a_difference_add_up_to_that_of_the_steps_to_the_nanosecond(tmp_path):
     a = explained(tmp_path / "a.json", host_steps([100, 101, 101, 9], 50))  # three count: a mean of 100,666.67 ns
     b = explained(tmp_path / "b.json", host_steps([120, 121, 9], 30))  # two: 120,500
-    found = account.difference(a, b)
-    assert (found["a"]["step_ns"], found["b"]["step_ns"]) == (100_667, 120_500)
-    rows = {row["part"]: row["change_ns"] for row in found["parts"]}
+    difference = account.difference(a, b)
+    assert (difference["a"]["step_ns"], difference["b"]["step_ns"]) == (100_667, 120_500)
+    rows = {row["part"]: row["change_ns"] for row in difference["parts"]}
     assert rows == {parts.UNBOUND: -20_000, parts.HOST: 90_500 - 50_667}
-    assert sum(rows.values()) == found["change_ns"] == 19_833
-    first = found["lines"][0]
+    assert sum(rows.values()) == difference["change_ns"] == 19_833
+    first = difference["lines"][0]
     assert (first["part"], first["change_ms"]) == (parts.HOST, pytest.approx(0.0398333, rel=1e-4))
-    assert found["rest_ms"] == pytest.approx(0.0, abs=1e-6)
+    assert difference["rest_ms"] == pytest.approx(0.0, abs=1e-6)
     with pytest.raises(ValueError, match="of the host, the other of the record"):
         account.difference(a, b | {"of": "record"})
 
@@ -178,7 +178,7 @@ def test_a_step_begins_where_the_device_has_finished_the_one_before(tmp_path):
     events = [step(1, 0, 10), step(2, 10, 10), step(3, 20, 10)]
     events += [*launched("a", 5, 20, 1, 1), *launched("b", 26, 20, 11, 2), *launched("c", 50, 20, 21, 3)]
     answer = explained(tmp_path / "a.json", events)
-    assert [(one["step"], one["ms"]) for one in answer["ranks"]["0"]["steps"]] == [(1, 0.025), (2, 0.021)]
+    assert [(row["step"], row["ms"]) for row in answer["ranks"]["0"]["steps"]] == [(1, 0.025), (2, 0.021)]
     assert answer["ranks"]["0"]["steps"][1]["sum_ns"] == {parts.UNBOUND: 20_000, parts.BETWEEN: 1_000}
     assert answer["ranks"]["0"]["host_step_ms"] == 0.01
 
@@ -389,15 +389,15 @@ def test_collections_and_recompilations_of_the_record_are_put_where_they_were(tm
 def test_a_compilation_before_the_window_is_named(tmp_path, finished_run):
     folder = real_runs.copy_of(finished_run, tmp_path / "results")
     answer = explain_record(folder)
-    counted = [one["step"] for one in answer["ranks"]["0"]["steps"]]
+    counted = [row["step"] for row in answer["ranks"]["0"]["steps"]]
     for step_number, ms in ((0, 900.0), (-1, 300.0), (counted[0], 70.0)):  # the last is in a step that counts
         made = {"event": "recompile", "step": step_number, "ms": ms, "function": "gpt2.py:27", "t_ns": 0}
         step_files.append_event(folder, made)
     outside = explain_record(folder)["outside"]
     (line,) = outside
     assert (line["what"], line["count"], line["ms"]) == ("recompilation of gpt2.py:27", 2, 1200.0)
-    words = str(api_traces.explain(finished_run, folder)).splitlines()
-    assert words[1].strip().startswith("only B, outside these steps: compilation: recompilation of gpt2.py:27, 2 times")
+    lines = str(api_traces.explain(finished_run, folder)).splitlines()
+    assert lines[1].strip().startswith("only B, outside these steps: compilation: recompilation of gpt2.py:27, 2 times")
 
 
 def test_a_long_gap_without_stacks_is_known_by_its_edges(tmp_path):
@@ -476,10 +476,10 @@ def ranks_of(name):
 )
 def test_real_traces_add_up_to_the_nanosecond(name, include_last_step):
     answer = account.explain_ranks(ranks_of(name), include_last_step=include_last_step)
-    for one in answer["ranks"].values():
-        assert sum(line["sum_ns"] for line in one["parts"]) == one["step_sum_ns"]
-        for of_step in one["steps"]:
-            assert sum(of_step["sum_ns"].values()) == round(1e6 * of_step["ms"])
+    for rank in answer["ranks"].values():
+        assert sum(line["sum_ns"] for line in rank["parts"]) == rank["step_sum_ns"]
+        for counted in rank["steps"]:
+            assert sum(counted["sum_ns"].values()) == round(1e6 * counted["ms"])
     assert sum(line["ms"] for line in answer["parts"]) == pytest.approx(answer["step_ms"], rel=1e-9)
     whole_ns = account.whole_ns(answer)
     assert sum(whole_ns.values()) == pytest.approx(1e6 * answer["step_ms"], abs=0.51)
@@ -508,10 +508,10 @@ def test_of_eight_h100s_rank_1_is_late_because_its_host_is():
 def test_the_verb_prints_words_or_json(tmp_path, capsys):
     write(tmp_path / "a.json", one_step(), **H100)
     assert verb.main([str(tmp_path / "a.json")]) == 0
-    words = capsys.readouterr().out
+    output = capsys.readouterr().out
     about = "of a step of 0.10 ms, 0.00 ms is roofline time, 0.04 ms is not modelled "
-    assert words.startswith(f"{tmp_path.name}/a.json: {about}")
-    assert "Where the next millisecond is" in words
+    assert output.startswith(f"{tmp_path.name}/a.json: {about}")
+    assert "Where the next millisecond is" in output
     assert verb.main([str(tmp_path / "a.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_ms"] == 0.1
 
@@ -521,16 +521,16 @@ def test_the_verb_explains_the_difference_of_two_traces_or_runs(tmp_path, finish
     for file, own_us in zip(files, (50, 30)):
         write(file, host_steps([100, 100, 9], own_us))
     assert verb.main(files) == 0
-    words = capsys.readouterr().out
-    assert "What changed" in words and "-0.020" in words and "+0.020" in words
+    output = capsys.readouterr().out
+    assert "What changed" in output and "-0.020" in output and "+0.020" in output
     assert verb.main([*files, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["change_ns"] == 0
     assert verb.main([*map(str, two_ranks(tmp_path)), "--json"]) == 0  # two files that are ranks of one job
     assert set(json.loads(capsys.readouterr().out)["ranks"]) == {"0", "1"}
     assert verb.main([str(finished_run), str(bare_run), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert sum(row["change_ns"] for row in found["parts"]) == found["change_ns"]
-    assert found["a"]["of"] == "record"
+    difference = json.loads(capsys.readouterr().out)
+    assert sum(row["change_ns"] for row in difference["parts"]) == difference["change_ns"]
+    assert difference["a"]["of"] == "record"
 
 
 def test_the_verb_takes_a_passport_and_writes_a_page(tmp_path, capsys):
@@ -541,10 +541,10 @@ def test_the_verb_takes_a_passport_and_writes_a_page(tmp_path, capsys):
     made = {"schema_version": 1, "at": "2026-11-22T10:00:00Z", "took_s": 1.0, "device": "cuda", "environment": {}}
     made |= {"devices": [device | {"figures": [gemm]}], "collectives": [], "omitted": []}
     (tmp_path / "passport.json").write_text(json.dumps(made))
-    words = [str(tmp_path / "a.json"), "--passport", str(tmp_path / "passport.json")]
-    assert verb.main([*words, "--json"]) == 0
+    arguments = [str(tmp_path / "a.json"), "--passport", str(tmp_path / "passport.json")]
+    assert verb.main([*arguments, "--json"]) == 0
     assert parts_ns(json.loads(capsys.readouterr().out))[parts.ARITHMETIC] == 5369
-    assert verb.main([*words, "--html", str(tmp_path / "a.html")]) == 0
+    assert verb.main([*arguments, "--html", str(tmp_path / "a.html")]) == 0
     html = (tmp_path / "a.html").read_text()
     assert "measured, passport of 2026-11-22" in html and "the step" in html and len(html) < 300_000
     assert verb.main([str(tmp_path / "a.json"), str(tmp_path / "a.json"), "--html", str(tmp_path / "b.html")]) == 0
@@ -553,9 +553,9 @@ def test_the_verb_takes_a_passport_and_writes_a_page(tmp_path, capsys):
 
 
 def test_a_run_without_a_trace_is_explained_and_its_page_has_that_folded(finished_run, monkeypatch, capsys):
-    words = document.section_of_run(finished_run).html()
-    assert "<details>" in words and "<details open" not in words and "as the run has no trace" in words
-    assert "Its traces are large" not in words
+    section = document.section_of_run(finished_run).html()
+    assert "<details>" in section and "<details open" not in section and "as the run has no trace" in section
+    assert "Its traces are large" not in section
     monkeypatch.setattr(document, "MAX_TRACE_BYTES", -1)
     assert "Its traces are large" in document.section_of_run(finished_run).html()
     assert verb.main([str(finished_run)]) == 0

@@ -18,8 +18,8 @@ def folder(tmp_path):
 
 
 def report(folder, rank, kind, message, at_s, step=7):
-    found = failures.failure(kind, message, rank, step) | {"failed_at_s": at_s, "traceback": "..."}
-    (folder / "logs" / f"rank{rank}.failure.json").write_text(json.dumps(found))
+    failure = failures.failure(kind, message, rank, step) | {"failed_at_s": at_s, "traceback": "..."}
+    (folder / "logs" / f"rank{rank}.failure.json").write_text(json.dumps(failure))
 
 
 def agent(folder, *failed):
@@ -34,8 +34,8 @@ def test_a_good_end_is_no_failure(folder):
 def test_the_killed_rank_is_the_cause_not_those_who_lost_it(folder):
     report(folder, 0, "exception", "RuntimeError: [../gloo/transport/tcp/pair.cc] Connection closed by peer", 100.0)
     agent(folder, (0, 1, 100.0), (1, -9, 100.0))
-    found = failures.classify(folder, 1)
-    assert (found["kind"], found["rank"], found["signal"], found["exit_code"]) == ("rank_killed", 1, "SIGKILL", -9)
+    cause = failures.classify(folder, 1)
+    assert (cause["kind"], cause["rank"], cause["signal"], cause["exit_code"]) == ("rank_killed", 1, "SIGKILL", -9)
 
 
 def test_a_kill_by_the_agent_long_after_the_first_failure_is_no_cause(folder):
@@ -48,28 +48,28 @@ def test_the_rank_that_failed_first_is_the_cause(folder):
     report(folder, 0, "exception", "RuntimeError: Connection reset", 100.0)
     report(folder, 1, "out_of_memory", "RuntimeError: can't allocate memory", 100.2)
     report(folder, 2, "non_finite_loss", "NonFiniteLoss: train_loss=nan at step 9", 100.1, step=9)
-    found = failures.classify(folder, 1)
-    assert (found["kind"], found["rank"], found["step"]) == ("non_finite_loss", 2, 9)
-    assert "failed_at_s" not in found and "traceback" not in found
+    failure = failures.classify(folder, 1)
+    assert (failure["kind"], failure["rank"], failure["step"]) == ("non_finite_loss", 2, 9)
+    assert "failed_at_s" not in failure and "traceback" not in failure
 
 
 def test_a_crash_in_native_code_is_distinguished_from_a_kill(folder):
     agent(folder, (3, -11, 100.0))
-    found = failures.classify(folder, 1)
-    assert (found["kind"], found["signal"], found["rank"]) == ("rank_crashed", "SIGSEGV", 3)
+    failure = failures.classify(folder, 1)
+    assert (failure["kind"], failure["signal"], failure["rank"]) == ("rank_crashed", "SIGSEGV", 3)
 
 
 @pytest.mark.parametrize("exit_code", [-15, 143])
 def test_what_starts_the_ranks_ended_from_outside_is_an_interrupted_run(folder, exit_code):
-    found = failures.classify(folder, exit_code)
-    assert (found["kind"], found["signal"], found["exit_code"]) == ("interrupted", "SIGTERM", exit_code)
+    failure = failures.classify(folder, exit_code)
+    assert (failure["kind"], failure["signal"], failure["exit_code"]) == ("interrupted", "SIGTERM", exit_code)
 
 
 def test_a_signal_to_torchrun_is_an_interrupted_run_though_it_ends_with_exit_code_1(folder):
     told = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 27060 got signal: 15\n"
     (folder / "logs" / "agent.log").write_text(f"Traceback (most recent call last):\n{told}")
-    found = failures.classify(folder, 1)
-    assert (found["kind"], found["signal"], found["exit_code"]) == ("interrupted", "SIGTERM", 1)
+    failure = failures.classify(folder, 1)
+    assert (failure["kind"], failure["signal"], failure["exit_code"]) == ("interrupted", "SIGTERM", 1)
 
 
 def test_an_agent_that_says_nothing_is_reported_as_that(folder):

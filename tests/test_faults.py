@@ -84,9 +84,9 @@ def _disturbed(tmp_path, hurt):
     """A run of twice the tokens that there are, of which hurt(its folder of shards) disturbs step 3 -> (code, ...)."""
     for name in ("train", "val"):
         shards.write(tmp_path / f"{name}.bin", [token % 256 for token in range(200_000)])
-    words = [f"data.train_glob={tmp_path}/train.bin", f"data.val_glob={tmp_path}/val.bin", "data.vocab_size=257"]
-    words += ["goal.num_steps=400", "goal.val_every_steps=100"]
-    with real_runs.Background(tmp_path / "results", "data=shards", *words) as running:
+    overrides = [f"data.train_glob={tmp_path}/train.bin", f"data.val_glob={tmp_path}/val.bin", "data.vocab_size=257"]
+    overrides += ["goal.num_steps=400", "goal.val_every_steps=100"]
+    with real_runs.Background(tmp_path / "results", "data=shards", *overrides) as running:
         running.wait_for_step(3)
         hurt(tmp_path)
         code, out = running.end(120)
@@ -169,8 +169,8 @@ def test_a_guard_that_hangs_is_ended_by_its_silence(tmp_path):
         (guard,) = running.pids("bench.launch.guard")
         os.kill(guard, signal.SIGSTOP)
 
-    words = ("hardware.stall_timeout_s", (2, 10), stop, "goal.num_steps=300")
-    with real_runs.in_time(tmp_path, *words) as (running, code, out):
+    arguments = ("hardware.stall_timeout_s", (2, 10), stop, "goal.num_steps=300")
+    with real_runs.in_time(tmp_path, *arguments) as (running, code, out):
         assert running.all_gone()
         run = real_runs.run_json(running.folder)
     assert (code, run["failure"]["kind"]) == (1, "stalled"), out
@@ -189,8 +189,8 @@ def test_a_killed_guard_is_no_failure_of_a_rank(tmp_path, num_ranks):
 
 @slow
 def test_a_race_that_is_ended_as_its_run_begins_leaves_an_interrupted_run_with_its_end(tmp_path):
-    words = ["race", "A=", "B=optim.beta2=0.9", "n=2", *real_runs.SHORT, *real_runs.SLIGHT, "--anyway"]
-    with real_runs.started(tmp_path, *words) as process:
+    arguments = ["race", "A=", "B=optim.beta2=0.9", "n=2", *real_runs.SHORT, *real_runs.SLIGHT, "--anyway"]
+    with real_runs.started(tmp_path, *arguments) as process:
         real_runs.wait_for(lambda: real_runs.folders(tmp_path), 120, every_s=0.005)
         process.terminate()
         process.communicate(timeout=90)
@@ -236,9 +236,9 @@ def test_an_error_of_the_disk_at_the_end_of_a_race_is_a_sentence_that_names_the_
         return real_runs.bench(home, "race", "--abandon", DISK_FAULT_AT=str(number), **shim)
 
     assert abandon(0).returncode == 1
-    found = {(what, where.rpartition("/")[2]): number for number, _, what, where in disk_faults.operations(state)}
+    operations = {(what, where.rpartition("/")[2]): number for number, _, what, where in disk_faults.operations(state)}
     for what, name in (("rename", "race.json"), ("write", ledger.NAME)):
-        done = abandon(found[what, name])
+        done = abandon(operations[what, name])
         assert done.returncode == 2 and "Traceback" not in done.stderr
         assert re.search(rf"race: {home}/\S*{name}: Input/output error", done.stderr), done.stderr
         assert ledger.read(home).faults == []
@@ -249,25 +249,25 @@ NO_TORCH = "import sys\nif 'bench.training.worker' in sys.orig_argv: sys.modules
 
 
 @pytest.mark.parametrize(
-    ("hook", "shell", "kind", "words"),
+    ("hook", "shell", "kind", "message"),
     [
         (NO_TORCH, "exec {command}", "exception", "torch"),
         pytest.param("", "ulimit -v 400000; exec {command}", "out_of_memory", "", marks=slow),
     ],
 )
-def test_an_agent_without_torch_or_memory_says_so(tmp_path, hook, shell, kind, words):
+def test_an_agent_without_torch_or_memory_says_so(tmp_path, hook, shell, kind, message):
     (tmp_path / "sitecustomize.py").write_text(hook)
     secret = os.urandom(8).hex()
     command = " ".join([sys.executable, "-m", "bench", "run", *real_runs.SHORT, *real_runs.SLIGHT])
     env = real_runs.environment(tmp_path / "results", PYTHONPATH=str(tmp_path), NCCL_DEBUG_FILE=secret)
-    words_of_shell = ["bash", "-c", shell.format(command=command)]
-    done = subprocess.run(words_of_shell, cwd=real_runs.REPO, env=env, capture_output=True, text=True)
+    shell_command = ["bash", "-c", shell.format(command=command)]
+    done = subprocess.run(shell_command, cwd=real_runs.REPO, env=env, capture_output=True, text=True)
     (folder,) = real_runs.folders(tmp_path / "results")
     failure = real_runs.run_json(folder)["failure"]
     assert (done.returncode, failure["kind"]) == (1, kind), failure
-    assert words in failure["message"] and failure["hint"]
-    found = json.loads((folder / "environment.json").read_text())["env"]["NCCL_DEBUG_FILE"]
-    assert re.fullmatch("#[0-9a-f]{16}", found)  # no setting that anybody knows: it may be a secret
+    assert message in failure["message"] and failure["hint"]
+    recorded = json.loads((folder / "environment.json").read_text())["env"]["NCCL_DEBUG_FILE"]
+    assert re.fullmatch("#[0-9a-f]{16}", recorded)  # no setting that anybody knows: it may be a secret
     assert not any(secret.encode() in path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
@@ -285,7 +285,7 @@ def test_what_its_machine_ended_is_raced_again_and_a_failed_run_is_not(results, 
         mine = claimed.Results(results / str(number))
         monkeypatch.setenv("SPEEDRUN_RESULTS", str(mine.folder))
         add = mine.add
-        mine.add = lambda *words, add=add, kind=kind, **more: add(*words, change=hurt(kind), **more)
+        mine.add = lambda *args, add=add, kind=kind, **more: add(*args, change=hurt(kind), **more)
         claimed.Racers(mine, lambda arm, seed: 10.0 + 0.01 * seed).install(monkeypatch)
         race.main(["A=", "B=optim.beta2=0.99", "n=3"])
         (folder,) = (mine.folder / "races").glob("*")

@@ -73,7 +73,7 @@ def code(tmp_path):
     return tmp_path / "code"
 
 
-def of_code(code):
+def with_code(code):
     """change(run) that makes a record one of the code in this folder, which is in no git."""
     known = {name: value for name, value in code_state.state(code).items() if value is not None}
     return lambda run: run["code"].update(known)
@@ -81,7 +81,7 @@ def of_code(code):
 
 def add(results, code, seed, **more):
     """One run of the code in this folder -> its folder."""
-    return results.add(seed, change=of_code(code), **more)
+    return results.add(seed, change=with_code(code), **more)
 
 
 def three(results, code):
@@ -197,13 +197,13 @@ def test_what_is_no_python_is_hashed_as_it_is():
 
 
 def test_a_deep_expression_is_written_at_any_depth_of_the_caller():
-    words = code_state.normalised(b"a = " + b" + ".join([b"1"] * 900))
-    assert words.count(b"Constant(1)") == 900
+    syntax = code_state.normalised(b"a = " + b" + ".join([b"1"] * 900))
+    assert syntax.count(b"Constant(1)") == 900
 
     def deeper(times):
         return deeper(times - 1) if times else code_state.normalised(b"a = " + b" + ".join([b"1"] * 900))
 
-    assert deeper(600) == words
+    assert deeper(600) == syntax
 
 
 def test_every_python_writes_the_same_syntax():
@@ -223,14 +223,14 @@ def test_every_entry_of_the_list_is_there_and_named_once():
 
 def test_all_that_a_rank_imports_is_raced_or_excluded_with_a_reason():
     started = ["training/worker.py", "launch/guard.py", "launch/ranks.py", "machine/telemetry/sampler.py"]
-    found, waiting = set(), [REPO / "bench" / name for name in started]
+    files, waiting = set(), [REPO / "bench" / name for name in started]
     waiting += REPO.glob("bench/training/instruments/*.py")
     while waiting:
         path = waiting.pop()
-        if path not in found:
-            found.add(path)
+        if path not in files:
+            files.add(path)
             waiting += _imports(path)
-    names = {path.relative_to(REPO).as_posix() for path in found}
+    names = {path.relative_to(REPO).as_posix() for path in files}
     excluded = {name for name in names for start in NOT_RACED if name == start or name.startswith(f"{start}/")}
     assert names - set(code_state.raced_files()) == excluded
     assert [start for start in NOT_RACED if not any(name.startswith(start) for name in excluded)] == []
@@ -323,7 +323,7 @@ def test_a_sweep_repeats_a_run_for_a_statement_and_not_for_a_comment(results, co
 @pytest.mark.parametrize(("edit", "num_started"), [(comment, 6), (statement, 2)])
 def test_a_race_under_way_is_stopped_by_a_statement_and_not_by_a_comment(results, code, monkeypatch, edit, num_started):
     source_sha256, add_run = arm_process.source_sha256, results.add
-    monkeypatch.setattr(results, "add", lambda *args: add_run(*args, change=of_code(code)))
+    monkeypatch.setattr(results, "add", lambda *args: add_run(*args, change=with_code(code)))
     arms = claimed.Racers(results, lambda arm, seed: 10.0 + 0.01 * seed)
     arms.install(monkeypatch)
     monkeypatch.setattr(arm_process, "source_sha256", lambda folder, own: source_sha256(code, own))
@@ -349,19 +349,19 @@ def test_a_race_under_way_is_stopped_by_a_statement_and_not_by_a_comment(results
 
 def test_an_arm_of_two_identity_versions_is_marked_and_nothing_is_said_of_its_code(results, code):
     old, new, other = (run_folder.read(folder) for folder in (results.add(0), add(results, code, 1), results.add(2)))
-    found = eligibility.judge([row_of(old), row_of(new)], [row_of(other)])
-    assert "mixed-code" in found.flags and not any("different code" in remark for remark in found.remarks)
-    assert any("(identity versions 1, 2): whether it is the same is unknown" in remark for remark in found.remarks)
+    judged = eligibility.judge([row_of(old), row_of(new)], [row_of(other)])
+    assert "mixed-code" in judged.flags and not any("different code" in remark for remark in judged.remarks)
+    assert any("(identity versions 1, 2): whether it is the same is unknown" in remark for remark in judged.remarks)
     differences = comparison.differences_of([comparison.facts(old)], [comparison.facts(new)])
-    versions = [(one["a"], one["b"]) for one in differences if one["what"] == "identity_version"]
+    versions = [(change["a"], change["b"]) for change in differences if change["what"] == "identity_version"]
     assert versions == [([1], [2])]
     assert code_state.differing_files(old["code"], new["code"]) is None
 
 
 def test_an_arm_of_two_codes_of_one_identity_version_mixes_code(results, code):
-    one = run_folder.read(add(results, code, 0))
+    first = run_folder.read(add(results, code, 0))
     statement(code)
-    two = run_folder.read(add(results, code, 1))
-    found = eligibility.judge([row_of(one), row_of(two)], [row_of(one | {"run_id": "b"})])
-    assert "mixed-code" in found.flags and "A mixes runs of different code" in found.remarks
-    assert not any("identity version" in remark for remark in found.remarks)
+    second = run_folder.read(add(results, code, 1))
+    judged = eligibility.judge([row_of(first), row_of(second)], [row_of(first | {"run_id": "b"})])
+    assert "mixed-code" in judged.flags and "A mixes runs of different code" in judged.remarks
+    assert not any("identity version" in remark for remark in judged.remarks)

@@ -84,8 +84,8 @@ def test_no_verdict_rests_on_a_record_that_is_not_the_one_of_the_ledger(results,
     assert compare.main([str(won), "--json"]) == 2
     compared = json.loads(capsys.readouterr().out)
     assert (compared["verdict"], compared["answers"]["loss"]["verdict"]) == ("not_comparable", "inconclusive")
-    said = f"run.json was changed after the run ended, in 1 run of B: cpu_nano/{changed.name}: restore"
-    assert compared["reasons"][0].startswith(said)
+    sentence = f"run.json was changed after the run ended, in 1 run of B: cpu_nano/{changed.name}: restore"
+    assert compared["reasons"][0].startswith(sentence)
     assert compare.main([str(won), "--force"]) == 2
     name, sha256 = f"cpu_nano/{changed.name}", ledger.sha256_of(changed / "run.json")
     ledger.append(results.folder, "end", run=name, status="complete", run_json_sha256=sha256)
@@ -214,9 +214,9 @@ def test_a_failed_audit_refuses_the_claim_and_a_passed_one_is_evidence(results):
     name = f"cpu_nano/{folders[1].name}"
 
     def audit(outcome):
-        found = {"kind": "random_tokens", "outcome": outcome, "why": "its loss on random tokens is 2.1", "run": None}
+        entry = {"kind": "random_tokens", "outcome": outcome, "why": "its loss on random tokens is 2.1", "run": None}
         about = {"run": name, "config_id": "c", "source_sha256": None, "at": "", "claimed_nats": 2.75}
-        certificates.write_audit(folders[1], about | {"outcome": outcome, "audits": [found]})
+        certificates.write_audit(folders[1], about | {"outcome": outcome, "audits": [entry]})
 
     audit(certificates.FAILED)
     why = f"{name}: random tokens: its loss on random tokens is 2.1"
@@ -253,8 +253,8 @@ def lost(results, monkeypatch):
 
 
 def test_a_race_that_was_won_is_accepted_by_its_folder_its_id_its_arm_and_its_runs(results, won, capsys):
-    for words in ([won], [won.name], [f"{won.name}:B"], runs_of(results, won)):
-        assert failed(*words) == {}
+    for arguments in ([won], [won.name], [f"{won.name}:B"], runs_of(results, won)):
+        assert failed(*arguments) == {}
     assert judge.main([str(won)]) == 0
     out = capsys.readouterr().out
     assert "% faster than A" in out and "; A is the default" in out
@@ -265,16 +265,16 @@ def test_a_claim_reads_its_ledger_once(results, won, monkeypatch):
     paths, content = [], plain_file.content  # the store, by which ids are looked up, reads for itself
     counted = lambda path, *how, **more: paths.append(Path(path)) or content(path, *how, **more)  # noqa: E731
     monkeypatch.setattr(plain_file, "content", counted)
-    for words in ([str(won)], [f"{won.name}:B"], plain):
+    for arguments in ([str(won)], [f"{won.name}:B"], plain):
         paths.clear()
-        assert judge.main([str(word) for word in words]) == 0
+        assert judge.main([str(word) for word in arguments]) == 0
         assert paths.count(results.folder / ledger.NAME) == 1
 
 
 def test_a_race_with_an_unplanned_look_is_refused_whichever_way_it_is_named(results, monkeypatch, capsys):
     folder = results.race(monkeypatch, "n=3", "--show")
-    for words in ([folder], runs_of(results, folder)):
-        evidence = failed(*words)
+    for arguments in ([folder], runs_of(results, folder)):
+        evidence = failed(*arguments)
         assert list(evidence) == ["there was no unplanned look"]
 
 
@@ -304,9 +304,9 @@ def test_a_verdict_that_was_false_from_the_beginning_is_computed_again(results, 
     result_of = runner.result_of
 
     def rosy(state):
-        found = result_of(state)
-        found["against"]["B"] |= {"verdict": "faster", "words": "much faster"}
-        return found
+        race_result = result_of(state)
+        race_result["against"]["B"] |= {"verdict": "faster", "words": "much faster"}
+        return race_result
 
     monkeypatch.setattr(runner, "result_of", rosy)
     evidence = failed(results.race(monkeypatch, pct=5))["it is faster than its baseline"]
@@ -337,8 +337,8 @@ def test_more_interrupts_than_the_track_allows_are_refused(results, monkeypatch)
 # ---- claim folders
 
 
-def claim_of(results, words, folder):
-    assert judge.main([*map(str, words), "--claim", str(folder)]) == 0
+def claim_of(results, arguments, folder):
+    assert judge.main([*map(str, arguments), "--claim", str(folder)]) == 0
     return folder
 
 
