@@ -53,7 +53,7 @@ def raced(tmp_path, monkeypatch):
     return functools.partial(race, tmp_path, monkeypatch)
 
 
-def race(base, monkeypatch, losses=None, train_s=None, words=(), names=WORDS[:3], **more):
+def race(base, monkeypatch, losses=None, train_s=None, overrides=(), names=WORDS[:3], **options):
     monkeypatch.setattr(own_model, "faults_of_configs", lambda configs: [[] for _ in configs])
     losses, train_s = LOSSES | (losses or {}), TRAIN_S | (train_s or {})
     arms = claimed.Racers(
@@ -61,10 +61,10 @@ def race(base, monkeypatch, losses=None, train_s=None, words=(), names=WORDS[:3]
         lambda arm, seed: train_s[arm][seed % 2],
         lambda arm, seed: losses[arm][seed % 2][120],
         losses_of=lambda arm, seed: losses[arm][seed % 2],
-        **more,
+        **options,
     )
     arms.install(monkeypatch)
-    return ladder.main([*names, *WORDS[3:], *words, "--anyway"]), arms
+    return ladder.main([*names, *WORDS[3:], *overrides, "--anyway"]), arms
 
 
 @pytest.fixture(scope="module")
@@ -132,32 +132,32 @@ def test_a_new_yaml_is_a_new_rung_in_its_place(own):
 
 def test_what_a_yaml_sets_for_the_records_own_size_is_derived_and_said(own):
     own("r99", HEAD + "model: {num_heads: 6, width: 768, num_layers: 16, vocab_size: 50257}\n")
-    (one,) = sizes.fitted([sizes.rung_named("r99")], sizes.SIZES["nano"], [])
-    assert one.fault is None
-    assert one.overrides[0] == "experiment=r99"
-    assert set(one.overrides[1:]) == {
+    (fit,) = sizes.fitted([sizes.rung_named("r99")], sizes.SIZES["nano"], [])
+    assert fit.fault is None
+    assert fit.overrides[0] == "experiment=r99"
+    assert set(fit.overrides[1:]) == {
         "model.num_layers=4",
         "model.num_heads=4",
         "model.width=128",
         "model.vocab_size=null",
     }
-    changed = {key: (before, after) for key, before, after in one.changed}
+    changed = {key: (before, after) for key, before, after in fit.changed}
     assert changed["model.width"] == ("768", "128") and changed["goal.num_steps"] == ("3000", "60")
     assert not any(key.startswith("optim.") for key in changed)  # no learning rate is touched
 
 
 def test_the_users_own_setting_wins_over_what_would_be_derived():
-    (one,) = sizes.fitted([sizes.rung_named("r02")], sizes.SIZES["nano"], ["model.vocab_size=512"])
-    assert one.overrides == ["experiment=r02"]
+    (fit,) = sizes.fitted([sizes.rung_named("r02")], sizes.SIZES["nano"], ["model.vocab_size=512"])
+    assert fit.overrides == ["experiment=r02"]
 
 
 def test_batch_sequences_and_windows_of_a_rung_are_in_proportion():
-    found = sizes.fitted([sizes.rung_named(name) for name in ("r12", "r13", "r19", "r21")], sizes.SIZES["nano"], [])
-    changed = [{key: (before, after) for key, before, after in one.changed} for one in found]
-    assert [one.fault for one in found] == [None] * 4
-    for one in changed:
-        assert one["model.args.block"] == ("128", "16")  # an eighth, as 1,024 tokens of a sequence are 128
-    assert [one["data.seq_len"][1] for one in changed] == ["1024", "1024", "1024", "768"]  # not more than a step has
+    fits = sizes.fitted([sizes.rung_named(name) for name in ("r12", "r13", "r19", "r21")], sizes.SIZES["nano"], [])
+    changed = [{key: (before, after) for key, before, after in fit.changed} for fit in fits]
+    assert [fit.fault for fit in fits] == [None] * 4
+    for diff in changed:
+        assert diff["model.args.block"] == ("128", "16")  # an eighth, as 1,024 tokens of a sequence are 128
+    assert [diff["data.seq_len"][1] for diff in changed] == ["1024", "1024", "1024", "768"]  # not more than a step has
     assert changed[0]["stages[0].window_tokens"] == ("1024", "128")
     assert changed[1]["stages[0].first_window_tokens"] == ("64", "8")
     assert changed[1]["stages[0].window_tokens"] == ("1792", "224")
@@ -165,32 +165,32 @@ def test_batch_sequences_and_windows_of_a_rung_are_in_proportion():
     assert changed[2]["stages[0].window_tokens"] == ("1728", "216")
     assert changed[3]["data.batch_tokens"] == ("393216", "768")  # 1,024 * 393,216 / 524,288
     assert changed[3]["goal.val_seq_len"] == ("262144", "4096")  # all of a validation
-    assert "stages=[{window_tokens:216,first_window_tokens:0,window_rounding:up}]" in found[2].overrides
+    assert "stages=[{window_tokens:216,first_window_tokens:0,window_rounding:up}]" in fits[2].overrides
 
 
 def test_stages_are_in_proportion_in_every_setting(own):
     stages = "[{until_step: 1500, batch_tokens: 262144, seq_len: 2048, momenta: {matrices: 0.85}},"
     stages += " {lr_frac: 1.5, momenta: {matrices: 0.9}}]"
     own("r99", HEAD + f"stages: {stages}\n")
-    (one,) = sizes.fitted([sizes.rung_named("r99")], sizes.SIZES["nano"], ["goal.num_steps=10"])
-    assert one.fault is None
-    assert one.overrides[-1] == (
+    (fit,) = sizes.fitted([sizes.rung_named("r99")], sizes.SIZES["nano"], ["goal.num_steps=10"])
+    assert fit.fault is None
+    assert fit.overrides[-1] == (
         "stages=[{until_step:5,batch_tokens:512,seq_len:256,momenta:{matrices:0.85}},"
         "{lr_frac:1.5,momenta:{matrices:0.9}}]"
     )
-    (one,) = sizes.fitted([sizes.rung_named("stages")], sizes.SIZES["nano"], [])  # no record: in proportion to itself
-    assert one.fault is None and not any(key.startswith("stages") for key, *_ in one.changed)
-    (one,) = sizes.fitted([sizes.rung_named("r12")], sizes.SIZES["nano"], ["data.batch_tokens=512", "stages=null"])
-    assert one.overrides == ["experiment=r12", "data.seq_len=512", "model.args.block=16"]  # the user's own win
+    (fit,) = sizes.fitted([sizes.rung_named("stages")], sizes.SIZES["nano"], [])  # no record: in proportion to itself
+    assert fit.fault is None and not any(key.startswith("stages") for key, *_ in fit.changed)
+    (fit,) = sizes.fitted([sizes.rung_named("r12")], sizes.SIZES["nano"], ["data.batch_tokens=512", "stages=null"])
+    assert fit.overrides == ["experiment=r12", "data.seq_len=512", "model.args.block=16"]  # the user's own win
 
 
 def test_a_rung_that_cannot_run_is_excluded_from_all_and_refused_by_name(monkeypatch):
     monkeypatch.setattr(sizes, "known_rungs", lambda: [sizes.rung_named(name) for name in ("r08", "r09", "r11")])
     with pytest.raises(ValueError, match="r11 cannot run at size=nano: .*use an even number"):
         request.parse(["r09", "r11", "size=nano", "model.num_layers=3"])
-    _, fitted, asked = request.parse(["size=nano", "model.num_layers=3"])
-    assert "even number" in {one.rung.name: one.fault for one in fitted}["r11"]
-    assert "R11" not in asked["arms"] and "r11" in asked["ladder"]["excluded"] and "R09" in asked["arms"]
+    _, fitted, requested = request.parse(["size=nano", "model.num_layers=3"])
+    assert "even number" in {fit.rung.name: fit.fault for fit in fitted}["r11"]
+    assert "R11" not in requested["arms"] and "r11" in requested["ladder"]["excluded"] and "R09" in requested["arms"]
 
 
 def test_the_size_follows_the_machine():
@@ -207,15 +207,15 @@ def test_on_gpus_the_rungs_are_their_records_and_in_the_closed_division(name, nu
         own = sizes._derived(rung, record, size, [])
         config = compose.compose([*size.all_overrides, f"experiment={rung.name}", *own], machine)
         assert deviations_of(config) == []
-        resolved, of_tokens = resolve.resolve(config, machine, 50257), 0.75 if rung.name == "r21" else 1
-        assert (resolved.model.width, resolved.data.batch_tokens) == (768, of_tokens * batch_tokens)
+        resolved, tokens_frac = resolve.resolve(config, machine, 50257), 0.75 if rung.name == "r21" else 1
+        assert (resolved.model.width, resolved.data.batch_tokens) == (768, tokens_frac * batch_tokens)
         assert resolved.data.seq_len == record.data.seq_len and config.stages == record.stages
         assert resolved.goal.num_steps == (400 if name == "short" else rung.num_steps)
         assert name == "short" or {key for key, *_ in sizes._changed(record, config)} == {"goal.val_every_steps"}
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("arguments", "says"),
     [
         (["r04"], "needs two rungs"),
         (["r04", "r04"], "named twice"),
@@ -227,9 +227,9 @@ def test_on_gpus_the_rungs_are_their_records_and_in_the_closed_division(name, nu
         (["n=auto:3-20"], "n=auto: each change of a ladder is judged once"),
     ],
 )
-def test_wrong_words_are_refused(words, says):
+def test_wrong_words_are_refused(arguments, says):
     with pytest.raises(ValueError, match=says):
-        request.parse(words)
+        request.parse(arguments)
 
 
 # ---- the way to the target
@@ -245,12 +245,12 @@ def test_the_target_is_reached_at_the_first_validation_at_or_below_it():
 
 
 def test_the_staircase_is_what_a_hand_works_out(climbed):
-    found = staircase.from_race(climbed)
-    assert (found["target_val_loss"], found["val_every_steps"]) == (3.3, [40])
-    assert "the highest final val_loss of r01, of 2 runs" in found["target_words"]
-    r01, r04, r11 = found["rungs"]
-    assert [run["steps_to_target"] for rung in found["rungs"] for run in rung["runs"]] == [120, 120, 80, 80, 40, 40]
-    ways_s = [[run["to_target_s"] for run in rung["runs"]] for rung in found["rungs"]]
+    stairs = staircase.from_race(climbed)
+    assert (stairs["target_val_loss"], stairs["val_every_steps"]) == (3.3, [40])
+    assert "the highest final val_loss of r01, of 2 runs" in stairs["target_words"]
+    r01, r04, r11 = stairs["rungs"]
+    assert [run["steps_to_target"] for rung in stairs["rungs"] for run in rung["runs"]] == [120, 120, 80, 80, 40, 40]
+    ways_s = [[run["to_target_s"] for run in rung["runs"]] for rung in stairs["rungs"]]
     assert ways_s == [pytest.approx([12.0, 13.0]), pytest.approx([8.0, 8.4]), pytest.approx([8.0, 8.2])]
     assert r01["step"] is None
     assert r04["levels"]["to_target_s"]["mean"] == pytest.approx((8.0 * 8.4) ** 0.5)
@@ -308,17 +308,17 @@ def test_a_rung_of_which_one_run_misses_the_target_has_no_time_to_it(raced, tmp_
 
 
 def test_a_target_of_the_users_own_is_the_target(raced, tmp_path):
-    raced(words=["goal.target_val_loss=3.55"])
-    found = staircase.from_race(folder_of(tmp_path))
-    assert (found["target_val_loss"], found["target_words"]) == (3.55, "the runs' own target (goal.target_val_loss)")
-    assert [rung["runs"][0]["steps_to_target"] for rung in found["rungs"]] == [80, 80, 40]
+    raced(overrides=["goal.target_val_loss=3.55"])
+    stairs = staircase.from_race(folder_of(tmp_path))
+    assert (stairs["target_val_loss"], stairs["target_words"]) == (3.55, "the runs' own target (goal.target_val_loss)")
+    assert [rung["runs"][0]["steps_to_target"] for rung in stairs["rungs"]] == [80, 80, 40]
 
 
 def test_a_ladder_of_bits_per_byte_is_judged_and_tabled_by_them(raced, tmp_path, capsys):
-    raced(words=["goal.metric=val_bpb", "margin=0.003"])
-    found = staircase.from_race(folder_of(tmp_path))
-    assert found["target_val_loss"] == 3.3 / 4 and found["metric"] == ["val_bpb", "bits per byte", "lower"]
-    r04 = found["rungs"][1]
+    raced(overrides=["goal.metric=val_bpb", "margin=0.003"])
+    stairs = staircase.from_race(folder_of(tmp_path))
+    assert stairs["target_val_loss"] == 3.3 / 4 and stairs["metric"] == ["val_bpb", "bits per byte", "lower"]
+    r04 = stairs["rungs"][1]
     assert r04["levels"]["val_loss"]["mean"] == pytest.approx(3.05 / 4) and r04["num_reached"] == 2
     assert r04["step"]["val_loss"]["margin"] == 0.003
     capsys.readouterr()
@@ -326,9 +326,9 @@ def test_a_ladder_of_bits_per_byte_is_judged_and_tabled_by_them(raced, tmp_path,
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert float(rows[1]["val_bpb"]) == pytest.approx(3.05 / 4) and float(rows[1]["target_val_bpb"]) == 3.3 / 4
     assert not [key for key in rows[0] if "val_loss" in key and not key.startswith("record_")]
-    text = page.document(folder_of(tmp_path), found).markdown()
+    text = page.document(folder_of(tmp_path), stairs).markdown()
     assert "target val_bpb 0.8250" in text and "val_bpb |" in text and "val_loss" not in text, text
-    assert "val_bpb by step" in page.document(folder_of(tmp_path), found).html()
+    assert "val_bpb by step" in page.document(folder_of(tmp_path), stairs).html()
 
 
 def test_where_higher_is_better_a_target_is_reached_from_below():
@@ -339,16 +339,16 @@ def test_where_higher_is_better_a_target_is_reached_from_below():
 
 
 def test_a_failed_run_reached_nothing_and_is_noted(raced, tmp_path):
-    raced(words=["n=3"], hurt={6: "fail"})
-    found = staircase.from_race(folder_of(tmp_path))
-    assert sorted(rung["num_reached"] for rung in found["rungs"]) == [2, 3, 3]
-    assert any("1 of 9 runs failed" in note for note in found["notes"])
+    raced(overrides=["n=3"], hurt={6: "fail"})
+    stairs = staircase.from_race(folder_of(tmp_path))
+    assert sorted(rung["num_reached"] for rung in stairs["rungs"]) == [2, 3, 3]
+    assert any("1 of 9 runs failed" in note for note in stairs["notes"])
 
 
 @pytest.mark.parametrize(("n", "num_timed", "says"), [(3, 2, "are excluded from times"), (2, 2, "still count")])
 def test_disturbed_runs_are_in_no_time_where_two_others_are_left(raced, tmp_path, monkeypatch, n, num_timed, says):
     """Of each rung the first run is disturbed; its loss and its steps count whatever happens."""
-    raced(words=[f"n={n}"])
+    raced(overrides=[f"n={n}"])
     read = staircase.selection.arm_from_folders
 
     def doubted(name, paths):
@@ -357,9 +357,9 @@ def test_disturbed_runs_are_in_no_time_where_two_others_are_left(raced, tmp_path
         return arm
 
     monkeypatch.setattr(staircase.selection, "arm_from_folders", doubted)
-    found = staircase.from_race(folder_of(tmp_path))
-    assert f"the machine disturbed 3 of {3 * n} runs, which {says}" in found["notes"][0]
-    for rung in found["rungs"]:
+    stairs = staircase.from_race(folder_of(tmp_path))
+    assert f"the machine disturbed 3 of {3 * n} runs, which {says}" in stairs["notes"][0]
+    for rung in stairs["rungs"]:
         ns = [rung["levels"][key]["n"] for key in ("to_target_s", "step_ms", "steps_to_target", "val_loss")]
         assert ns == [num_timed, num_timed, n, n]
 
@@ -400,9 +400,9 @@ def test_csv_and_json_are_on_standard_output_alone(climbed, monkeypatch, capsys)
 def test_a_race_of_other_arms_is_no_ladder(raced, tmp_path):
     raced()
     folder = folder_of(tmp_path)
-    found = json.loads((folder / "race.json").read_text())
-    del found["plan"]["ladder"]
-    (folder / "race.json").write_text(json.dumps(found))
+    outcome = json.loads((folder / "race.json").read_text())
+    del outcome["plan"]["ladder"]
+    (folder / "race.json").write_text(json.dumps(outcome))
     with pytest.raises(ValueError, match="it is not a ladder"):
         staircase.from_race(folder)
 
@@ -454,8 +454,8 @@ def test_the_staircase_can_be_read_on_a_screen_and_on_a_phone(raced, tmp_path, w
         assert shown.js(f"{texts}.every(one => one.left >= 0 && one.right <= innerWidth)")
         assert shown.js("document.querySelectorAll('.stairs svg').length") == 5
         edge = "(svg, what, side) => [...svg.querySelectorAll(what)].map(one => one.getBoundingClientRect()[side])"
-        words = "'text:has(.name):not(:last-of-type)'"  # of the last rung, which has no value, over all of its row
-        clear = f"Math.max(...({edge})(svg, {words}, 'right')) < Math.min(...({edge})(svg, '.riser, .tread', 'left'))"
+        label = "'text:has(.name):not(:last-of-type)'"  # of the last rung, which has no value, over all of its row
+        clear = f"Math.max(...({edge})(svg, {label}, 'right')) < Math.min(...({edge})(svg, '.riser, .tread', 'left'))"
         assert shown.js(f"[...document.querySelectorAll('.stairs svg')].every(svg => {clear})")
         rects = "[...document.querySelector('.stairs svg').querySelectorAll('rect')]"
         treads = shown.js(f"{rects}.map(one => one.width.baseVal.value)")
@@ -467,12 +467,12 @@ def test_the_staircase_can_be_read_on_a_screen_and_on_a_phone(raced, tmp_path, w
 @pytest.mark.slow
 def test_rungs_are_raced_for_real(tmp_path):
     """By the command, as a user: the first rung and the last that the planted races have, two runs each, four steps."""
-    words = ["r01", "r11", "n=2", "size=nano", "goal.num_steps=4", "goal.val_every_steps=2"]
-    words += ["goal.val_tokens=1024", "instruments=[]", "hardware=cpu", "--anyway", "--json"]
-    done = real_runs.bench(tmp_path / "results", "ladder", *words, timeout_s=900)
+    arguments = ["r01", "r11", "n=2", "size=nano", "goal.num_steps=4", "goal.val_every_steps=2"]
+    arguments += ["goal.val_tokens=1024", "instruments=[]", "hardware=cpu", "--anyway", "--json"]
+    done = real_runs.bench(tmp_path / "results", "ladder", *arguments, timeout_s=900)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
-    assert [rung["rung"]["name"] for rung in found["rungs"]] == ["r01", "r11"]
-    assert found["rungs"][0]["num_reached"] == 2  # by the rule of the target
-    assert all(len(rung["runs"]) == 2 and rung["levels"]["val_loss"]["n"] == 2 for rung in found["rungs"])
+    stairs = json.loads(done.stdout)
+    assert [rung["rung"]["name"] for rung in stairs["rungs"]] == ["r01", "r11"]
+    assert stairs["rungs"][0]["num_reached"] == 2  # by the rule of the target
+    assert all(len(rung["runs"]) == 2 and rung["levels"]["val_loss"]["n"] == 2 for rung in stairs["rungs"])
     assert "data-chart" in (folder_of(tmp_path) / page.NAME).read_text()

@@ -22,12 +22,12 @@ MS = 1_000_000
 
 def edges(*segments_ms, late_ms=()):
     """[training, validation, training, ... in ms], the first validation after the first segment -> edges."""
-    t_ns, found = 0, [(0, 0, "start")]
+    t_ns, marks = 0, [(0, 0, "start")]
     for number, segment_ms in enumerate(segments_ms):
         t_ns += segment_ms * MS
-        found.append((t_ns, 0, "go" if number % 2 else "pause"))
-    found[-1] = (t_ns, 0, "stop")
-    return [(t_ns, dict(late_ms).get(number, 0) * MS, word) for number, (t_ns, _, word) in enumerate(found)]
+        marks.append((t_ns, 0, "go" if number % 2 else "pause"))
+    marks[-1] = (t_ns, 0, "stop")
+    return [(t_ns, dict(late_ms).get(number, 0) * MS, word) for number, (t_ns, _, word) in enumerate(marks)]
 
 
 def clock_of(segments_ms, claimed_s, gaps_ns=(), late_ms=()):
@@ -57,8 +57,8 @@ def test_a_run_that_ends_without_a_last_validation_has_its_edges():
 def test_a_clock_that_counts_otherwise_is_doubted(claimed_s):
     """50 ms and 1 ms for each of three validations: 9.9 of 10 s is seen, 1 %."""
     assert doubts(clock_of(TEN_S, claimed_s)) == ["outside clock"]
-    ((_, words),) = outside_clock.doubts(clock_of(TEN_S, claimed_s))
-    assert f"{claimed_s:.3f} s" in words and "10.000 s" in words and "tolerance 0.053 s" in words
+    ((_, doubt),) = outside_clock.doubts(clock_of(TEN_S, claimed_s))
+    assert f"{claimed_s:.3f} s" in doubt and "10.000 s" in doubt and "tolerance 0.053 s" in doubt
     assert doubts(clock_of(TEN_S, 9.96)) == doubts(clock_of(TEN_S, 10.04)) == []  # rounding and short delays
 
 
@@ -66,9 +66,9 @@ def test_what_the_reader_says_of_its_own_lateness_accuses_nobody():
     assert doubts(clock_of(TEN_S, 9.8, late_ms={3: 60}.items())) == ["launcher"]
 
 
-@pytest.mark.parametrize("words", [[], ["start"], ["start", "pause", "pause", "stop"], ["pause", "go", "stop"]])
-def test_edges_that_are_no_whole_series_are_doubted(words):
-    clock = outside_clock.clock_from_edges([(number, 0, word) for number, word in enumerate(words)], [], 1.0)
+@pytest.mark.parametrize("kinds", [[], ["start"], ["start", "pause", "pause", "stop"], ["pause", "go", "stop"]])
+def test_edges_that_are_no_whole_series_are_doubted(kinds):
+    clock = outside_clock.clock_from_edges([(number, 0, word) for number, word in enumerate(kinds)], [], 1.0)
     assert clock["outside_s"] is None and doubts(clock) == ["outside clock"]
 
 
@@ -82,8 +82,8 @@ def test_validations_that_grow_once_the_run_trains_are_doubted():
     windows_double = (0, 100, 900, 200, 900, 240, 900, 280, 900, 290)
     assert doubts(clock_of(windows_double, 3.6)) == []
     cheat = (0, 100, 900, 310, 900, 315, 900, 308, 900, 310)
-    ((who, words),) = outside_clock.doubts(clock_of(cheat, 3.6))
-    assert who == "validations" and "0.310 s, against 0.100 s at step 0" in words
+    ((who, doubt),) = outside_clock.doubts(clock_of(cheat, 3.6))
+    assert who == "validations" and "0.310 s, against 0.100 s at step 0" in doubt
     assert outside_clock.doubts(clock_of(cheat, 3.6), is_busy=True) == []
     longer = (0, 100, 900, 1010, 900, 1015, 900, 1008, 900, 1010)
     assert [who for who, _ in outside_clock.doubts(clock_of(longer, 3.6), is_busy=True)] == ["validations"]
@@ -100,8 +100,8 @@ def test_one_validation_of_two_that_the_machine_held_up_is_no_reproach(held_up_m
 def test_a_launcher_that_was_not_run_doubts_the_machine():
     gaps_ns = [(1000 * MS, 4000 * MS), (60_000 * MS, 90_000 * MS)]  # the second after the run
     clock = clock_of(TEN_S, 10.0, gaps_ns)
-    ((who, words),) = outside_clock.doubts(clock)
-    assert (who, clock["frozen_s"]) == ("launcher", 3.0) and "not run for 3.00 of the 10.31 s" in words
+    ((who, doubt),) = outside_clock.doubts(clock)
+    assert (who, clock["frozen_s"]) == ("launcher", 3.0) and "not run for 3.00 of the 10.31 s" in doubt
 
 
 def test_a_stopped_launcher_cannot_make_the_outside_time_shorter():
@@ -154,8 +154,8 @@ print(max(end - begin for begin, end in pipes.gaps_ns), kept.late_ns)
 @pytest.mark.slow
 def test_a_reader_that_was_stopped_knows_it_and_how_late_it_was(tmp_path):
     path = tmp_path / "pipe"
-    words = [sys.executable, "-c", STOPPED, str(path)]
-    with subprocess.Popen(words, cwd=real_runs.REPO, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", STOPPED, str(path)]
+    with subprocess.Popen(command, cwd=real_runs.REPO, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "reads\n"
         time.sleep(0.3)
         process.send_signal(signal.SIGSTOP)
@@ -189,7 +189,7 @@ def lines(*steps, val_every=5):
     return rows
 
 
-def of_lines(rows, late_ns=None):
+def judge_rows(rows, late_ns=None):
     times = printed_times.PrintedTimes(rows)
     clock = times.clock(late_ns or {})
     return times.doubts(clock)[0], clock
@@ -201,16 +201,16 @@ def of_lines(rows, late_ns=None):
 )
 def test_a_share_of_the_time_that_is_not_counted_is_seen(frac, num_steps, val_every):
     """100 steps of 50 ms; 4 of 5 steps before each validation are sure: 5 s * 0.02 * 0.8 is 80 ms, above 71."""
-    ((words, *_), clock) = of_lines(lines(*[(50, 50 * frac)] * num_steps, val_every=val_every))
-    assert words.startswith("it claims less time than its lines took") and f"{clock['claimed_train_s']:.2f} s" in words
+    ((doubt, *_), clock) = judge_rows(lines(*[(50, 50 * frac)] * num_steps, val_every=val_every))
+    assert doubt.startswith("it claims less time than its lines took") and f"{clock['claimed_train_s']:.2f} s" in doubt
 
 
 @pytest.mark.parametrize("late_at", [1, 4, 5, 6, 99])
 def test_one_late_line_is_no_reproach(late_at):
     honest = [(50, 50)] * 100
     late = [*honest[: late_at - 1], (50, 50, 200), *honest[late_at:]]
-    assert of_lines(lines(*late))[0] == [] == of_lines(lines(*honest))[0]
-    clock, usual = of_lines(lines(*late))[1], of_lines(lines(*honest))[1]
+    assert judge_rows(lines(*late))[0] == [] == judge_rows(lines(*honest))[0]
+    clock, usual = judge_rows(lines(*late))[1], judge_rows(lines(*honest))[1]
     assert clock["outside_s"] == pytest.approx(usual["outside_s"] + 0.2)  # that it lost, and counted
     assert clock["claimed_train_s"] == pytest.approx(usual["claimed_train_s"] + 0.2)
 
@@ -220,48 +220,48 @@ def test_lines_that_a_late_reader_got_at_once_accuse_nobody():
     rows = lines(*[(50, 50)] * 40, val_every=20)
     for row in rows[10:16]:
         row["line_t_ns"] = rows[15]["line_t_ns"]
-    found, clock = of_lines(rows, {rows[15]["line_t_ns"]: 250 * MS})
-    assert found == [] and doubts(clock) == ["launcher"]
-    assert of_lines(rows)[0][0].startswith("it counts more time than passed")  # a script that printed them in a burst
+    reasons, clock = judge_rows(rows, {rows[15]["line_t_ns"]: 250 * MS})
+    assert reasons == [] and doubts(clock) == ["launcher"]
+    assert judge_rows(rows)[0][0].startswith("it counts more time than passed")  # a script that printed them in a burst
 
 
 def test_lines_of_another_run_that_are_printed_at_once_are_still_doubted():
-    found, _ = of_lines(lines(*[(1, 50)] * 40))
-    assert found[0].startswith("it counts more time than passed") and "s too much in a row" in found[0]
+    doubts, _ = judge_rows(lines(*[(1, 50)] * 40))
+    assert doubts[0].startswith("it counts more time than passed") and "s too much in a row" in doubts[0]
 
 
 def test_work_in_the_first_steps_that_a_clock_leaves_out_is_seen():
     """Ten steps are not counted, of which two compile; the cheat trains four steps in each of the others."""
 
     def rows(first_ms):
-        found = lines(*[(900, 900)] * 2, *[(first_ms, first_ms)] * 8, *[(50, 50)] * 30, val_every=10)
-        restart_ms, end_ns = found[10]["train_time_at_val_ms"], 0
-        for row in found[1:]:
+        printed = lines(*[(900, 900)] * 2, *[(first_ms, first_ms)] * 8, *[(50, 50)] * 30, val_every=10)
+        restart_ms, end_ns = printed[10]["train_time_at_val_ms"], 0
+        for row in printed[1:]:
             row["wall_ms"], end_ns = (row["line_t_ns"] - end_ns) / MS, row["val_line_t_ns"] or row["line_t_ns"]
             row["train_time_ms"] -= restart_ms if row["step"] > 10 else 0
             row.pop("train_time_at_val_ms", None)
-        found[10]["train_time_at_val_ms"] = 0.0
-        return found
+        printed[10]["train_time_at_val_ms"] = 0.0
+        return printed
 
     assert printed_times.restarted_at(rows(50)) == 10
     for first_ms, is_doubted in ((50, False), (60, False), (200, True)):
         times = printed_times.PrintedTimes(rows(first_ms), 10)
-        found, _ = times.doubts(times.clock({}))
-        assert found == [] or is_doubted and "is 200 ms, that of the steps that it counts 50 ms" in found[0]
-        assert bool(found) == is_doubted
+        doubts, _ = times.doubts(times.clock({}))
+        assert doubts == [] or is_doubted and "is 200 ms, that of the steps that it counts 50 ms" in doubts[0]
+        assert bool(doubts) == is_doubted
 
 
 def test_time_between_steps_in_which_the_script_waited_for_a_core_is_the_machines():
     rows = lines(*[(50, 47)] * 60)
-    assert of_lines(rows)[0]
+    assert judge_rows(rows)[0]
     end_ns = rows[-1]["line_t_ns"]
     for waited_s, num_doubts in ((0.05, 1), (0.2, 0)):
         waits_ns = [(0, 7), (end_ns, 7 + round(waited_s * 1e9))]
         times = printed_times.PrintedTimes(rows)
         clock = times.clock({}, waits_ns=waits_ns)
         assert clock["ranks_waited_s"] == pytest.approx(waited_s)
-        found, disturbances = times.doubts(clock)
-        assert (len(found), len(disturbances)) == (num_doubts, 1 - num_doubts)
+        doubts, disturbances = times.doubts(clock)
+        assert (len(doubts), len(disturbances)) == (num_doubts, 1 - num_doubts)
     assert "waited 0.20 s for a CPU core" in disturbances[0]
 
 
@@ -277,8 +277,8 @@ def raced(a_s, b_s, a_validations_s, b_validations_s):
     """Claimed seconds and seconds in validations of each run -> the Comparison."""
     pairs = zip(comparing.raced(a_s, b_s), ((a_s, a_validations_s), (b_s, b_validations_s)), strict=True)
     arms = [
-        [with_clock(run, own_s + val_s, val_s) for run, own_s, val_s in zip(runs, *of_arm, strict=True)]
-        for runs, of_arm in pairs
+        [with_clock(run, own_s + val_s, val_s) for run, own_s, val_s in zip(runs, *arm_times_s, strict=True)]
+        for runs, arm_times_s in pairs
     ]
     return comparing.compare(*arms)
 
@@ -300,8 +300,8 @@ def test_an_arm_that_takes_longer_beside_its_clock_is_marked():
         arms = [[with_clock(run, 10.3) for run in runs] for runs in comparing.raced(A_S, A_S)]
         for number, run in enumerate(arms[0] + arms[1]):
             run["measured"] |= {"wall_s": 15 + number / 100 + extra_s * (number > 3)}
-        found = comparing.compare(*arms)
-        assert ("more-beside-the-clock" in found["flags"]) == is_marked
+        comparison = comparing.compare(*arms)
+        assert ("more-beside-the-clock" in comparison["flags"]) == is_marked
 
 
 def test_the_clock_that_says_less_leads_the_sentence():
@@ -323,11 +323,11 @@ def test_the_difference_is_beyond_the_noise_floor_by_both_clocks():
 
 def test_a_run_that_a_late_reader_timed_is_excluded_as_a_disturbed_one():
     a_runs, b_runs = ([with_clock(run, 10.3) for run in runs] for runs in comparing.raced(A_S, B_S))
-    words = outside_clock.doubts(b_runs[0]["referee"]["clock"] | {"reader_late_s": 0.5})[0][1]
-    b_runs[0] |= {"doubts": [{"rank": None, "instrument": "launcher", "doubt": words}], "validity": "suspect"}
-    b_runs[0]["validity_reasons"] = [words]
-    found = comparing.compare(a_runs, b_runs)
-    assert [run["reasons"] for run in found["excluded"]] == [[words]] and found["comparable"]
+    doubt = outside_clock.doubts(b_runs[0]["referee"]["clock"] | {"reader_late_s": 0.5})[0][1]
+    b_runs[0] |= {"doubts": [{"rank": None, "instrument": "launcher", "doubt": doubt}], "validity": "suspect"}
+    b_runs[0]["validity_reasons"] = [doubt]
+    comparison = comparing.compare(a_runs, b_runs)
+    assert [run["reasons"] for run in comparison["excluded"]] == [[doubt]] and comparison["comparable"]
 
 
 def test_an_arm_that_hides_time_is_neither_slower_nor_as_fast():
@@ -342,18 +342,18 @@ def test_records_without_the_launchers_clock_are_compared_as_before_and_a_lackin
     for which in (0, 1):
         mixed = [[with_clock(run, 10.3) for run in runs] for runs in arms]
         mixed[which][0]["referee"] = {"clock": outside_clock.unknown("none", "no pipe")}
-        found = comparing.compare(*mixed)
-        assert found["verdict"] == "inconclusive" and "unknown: no pipe" in found["words"]
+        comparison = comparing.compare(*mixed)
+        assert comparison["verdict"] == "inconclusive" and "unknown: no pipe" in comparison["words"]
         mixed[which] = arms[which]  # of a revision before there was such a clock
-        found = comparing.compare(*mixed)
-        assert found["verdict"] == "faster" and "one-clock" in found["flags"]
+        comparison = comparing.compare(*mixed)
+        assert comparison["verdict"] == "faster" and "one-clock" in comparison["flags"]
 
 
 def test_a_run_whose_own_clock_is_contradicted_is_not_compared():
     a_runs, b_runs = comparing.raced(A_S, B_S)
     b_runs[0]["doubts"] = [{"rank": None, "instrument": "outside clock", "doubt": "its clock counts less"}]
-    found = eligibility.judge([row_of(run) for run in a_runs], [row_of(run) for run in b_runs])
-    assert any("cannot be trusted: its clock counts less" in words for words in found.refusals)
+    judgement = eligibility.judge([row_of(run) for run in a_runs], [row_of(run) for run in b_runs])
+    assert any("cannot be trusted: its clock counts less" in refusal for refusal in judgement.refusals)
 
 
 # ---- real runs
@@ -364,13 +364,13 @@ CLOCKS = str(real_runs.REPO / "tests" / "planted" / "clocks")
 def own(tmp_path, arch, *overrides, steps=60, **env):
     """A run of a class in tests/planted/clocks -> (its folder, its record)."""
     few = ["data.batch_tokens=256", "model.num_layers=1", "model.width=32", "model.num_heads=1"]
-    words = [*few, f"goal.num_steps={steps}", f"goal.val_every_steps={steps // 4}", f"model.arch={arch}", *overrides]
-    folder = real_runs.run(tmp_path, *words, SPEEDRUN_CWD=CLOCKS, **env)
+    settings = [*few, f"goal.num_steps={steps}", f"goal.val_every_steps={steps // 4}", f"model.arch={arch}", *overrides]
+    folder = real_runs.run(tmp_path, *settings, SPEEDRUN_CWD=CLOCKS, **env)
     return folder, real_runs.run_json(folder)
 
 
 def distrusted(run):
-    return [one["doubt"] for one in run["doubts"] if one["instrument"] in ("outside clock", "validations")]
+    return [doubt["doubt"] for doubt in run["doubts"] if doubt["instrument"] in ("outside clock", "validations")]
 
 
 def test_an_honest_run_of_two_ranks_is_timed_from_outside(tmp_path):
@@ -391,9 +391,9 @@ def test_a_class_that_lets_its_clock_run_at_half_speed_is_caught(tmp_path):
     folder, run = own(tmp_path, "half.py:Mine", "hardware.num_threads=1", steps=400)
     clock = run["referee"]["clock"]
     assert clock["claimed_train_s"] < 0.6 * clock["outside_train_s"] and run["environment"]["num_threads"] == 3
-    (words,) = distrusted(run)
-    assert words.startswith("its clock counts less time than passed") and run["validity"] == "suspect"
-    assert row_of(run)["script_doubt"] == words
+    (doubt,) = distrusted(run)
+    assert doubt.startswith("its clock counts less time than passed") and run["validity"] == "suspect"
+    assert row_of(run)["script_doubt"] == doubt
     run["doubts"] = []
     (folder / "run.json").write_text(json.dumps(run))
     failed = [rule["rule"] for rule in verification.report(folder)["rules"] if not rule["passed"]]
@@ -406,7 +406,7 @@ def test_a_class_that_trains_in_its_validations_takes_no_less_time_by_the_launch
     _, run = own(tmp_path, "in_validations.py:Mine", "hardware.num_threads=1", steps=60)
     clock = run["referee"]["clock"]
     assert clock["outside_validations_s"] > 3 and clock["outside_s"] > clock["claimed_train_s"] + 3
-    assert any("its validations take longer once it has trained" in words for words in distrusted(run))
+    assert any("its validations take longer once it has trained" in doubt for doubt in distrusted(run))
 
 
 @pytest.mark.slow
@@ -414,21 +414,21 @@ def test_a_run_that_stops_its_launcher_is_disturbed(tmp_path):
     _, run = own(tmp_path, "stops_launcher.py:Mine", "hardware.num_threads=1", steps=40)
     clock = run["referee"]["clock"]
     assert clock["frozen_s"] > 1 and clock["outside_s"] > clock["claimed_train_s"]
-    assert any("the launcher did not run for" in words for words in row_of(run)["machine_doubts"])
+    assert any("the launcher did not run for" in doubt for doubt in row_of(run)["machine_doubts"])
 
 
 def test_time_that_a_script_names_no_more_or_sets_its_clock_back_over_is_doubted():
     """40 steps of 30 ms with a line each; the cheats were faster by half and by two thirds."""
 
     def rows(named_until=40, silent=(), back_at=None):
-        found, began = [], 0
+        printed, began = [], 0
         for step in range(1, 41):
             if step == 11 or step == back_at:
                 began = step - 1
             if step not in silent:
                 time_ms = 30.0 * (step - began) if step <= named_until else None
-                found.append({"step": step, "line_t_ns": 30_000_000 * step, "train_time_ms": time_ms})
-        return found
+                printed.append({"step": step, "line_t_ns": 30_000_000 * step, "train_time_ms": time_ms})
+        return printed
 
     def doubted(rows, num_untimed_steps=10):
         times = printed_times.PrintedTimes(rows, num_untimed_steps)
@@ -448,6 +448,6 @@ def test_steps_before_the_first_line_must_count_what_as_many_after_it_take():
     """40 steps of 50 ms, of which the first 20 have no line: both clocks begin when they are done."""
     rows = lines(*[(50, 50)] * 40, val_every=100)[20:]
     for named_ms, num_doubts in ((1000, 0), (3000, 0), (20, 1)):
-        found, _ = of_lines([row | {"train_time_ms": row["train_time_ms"] + named_ms - 1000} for row in rows])
-        assert len(found) == num_doubts
-    assert found[0].startswith("its first line is of step 20 and names 0.02 s, 0.98 s less than as many of the follow")
+        doubts, _ = judge_rows([row | {"train_time_ms": row["train_time_ms"] + named_ms - 1000} for row in rows])
+        assert len(doubts) == num_doubts
+    assert doubts[0].startswith("its first line is of step 20 and names 0.02 s, 0.98 s less than as many of the follow")

@@ -63,8 +63,8 @@ def log(source, time_s, loss, minute, num_gpus=8):
 def planted(tmp_path):
     def plant(candidate=SCRIPT, baseline=SCRIPT, times=FASTER, losses=LOSSES, folders=("baseline", "this_pr")):
         sides = [(folders[0], baseline, SLOWER, LOSSES)] * bool(baseline) + [(folders[1], candidate, times, losses)]
-        for number, (name, source, times_s, of_side) in enumerate(sides):
-            for run, (time_s, loss) in enumerate(zip(times_s, of_side, strict=False)):
+        for number, (name, source, times_s, side_losses) in enumerate(sides):
+            for run, (time_s, loss) in enumerate(zip(times_s, side_losses, strict=False)):
                 path = tmp_path / "pull" / name / f"{run}.txt"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 text = log(source.replace("seed = 1", f"seed = {run}"), time_s, loss + number / 1e4, 10 * number + run)
@@ -76,8 +76,8 @@ def planted(tmp_path):
 
 def answers(folder, capsys, *options):
     code = pr.main([str(folder), "--json", *options])
-    found = json.loads(capsys.readouterr().out)
-    return code, {name: answer[0] for name, answer in found["answers"].items()}, found
+    report = json.loads(capsys.readouterr().out)
+    return code, {name: answer[0] for name, answer in report["answers"].items()}, report
 
 
 CHANGED = SCRIPT.replace("model[0] += 1", "model[0] += 2")
@@ -85,15 +85,15 @@ CHANGED_SEED = f"{CHANGED}# prints its seed\n"
 
 
 def test_a_pull_request_with_its_baseline_meets_the_rules(planted, capsys):
-    code, words, found = answers(planted(CHANGED), capsys)
-    assert code == 0 and found["candidate"] == "this_pr" and found["baseline"] == "baseline"
-    assert words == {
+    code, grades, report = answers(planted(CHANGED), capsys)
+    assert code == 0 and report["candidate"] == "this_pr" and report["baseline"] == "baseline"
+    assert grades == {
         **dict.fromkeys(("streams", "mean_loss", "systems_waiver", "flags", "same_hardware", "loss_buffer"), "pass"),
         "diff_size": "reader",
     }
-    assert found["answers"]["diff_size"][1].startswith("+1 -1 lines for 1.00 s")
-    assert found["compared"]["time"]["change_pct"] == pytest.approx(100 * (70.1 / 71.1 - 1), abs=0.001)
-    failed = [rule["rule"] for rule in found["judge"] if rule["passed"] is False]
+    assert report["answers"]["diff_size"][1].startswith("+1 -1 lines for 1.00 s")
+    assert report["compared"]["time"]["change_pct"] == pytest.approx(100 * (70.1 / 71.1 - 1), abs=0.001)
+    failed = [rule["rule"] for rule in report["judge"] if rule["passed"] is False]
     assert failed == ["there are enough runs"]
 
 
@@ -128,19 +128,19 @@ def test_the_verdict_is_the_first_line_below_the_title_and_what_is_missing_has_a
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_one_thing_wrong_is_found(planted, capsys, what, planted_as, rule, word, evidence):
-    code, words, found = answers(planted(**planted_as), capsys)
-    assert words[rule] == word and evidence in found["answers"][rule][1], found["answers"]
+    code, grades, report = answers(planted(**planted_as), capsys)
+    assert grades[rule] == word and evidence in report["answers"][rule][1], report["answers"]
     assert code == (1 if word in ("FAIL", "not shown") else code)
 
 
 def test_the_waiver_needs_equal_steps_and_losses_that_are_no_higher(planted, capsys):
     higher = [3.2800, 3.2812, 3.2805, 3.2801, 3.2809]
-    _, words, found = answers(planted(CHANGED, losses=higher), capsys)
-    assert words["mean_loss"] == "not shown" and "systems_waiver" not in words
+    _, grades, report = answers(planted(CHANGED, losses=higher), capsys)
+    assert grades["mean_loss"] == "not shown" and "systems_waiver" not in grades
     close = [3.2799, 3.2781, 3.2799, 3.2768, 3.2799]
-    _, words, found = answers(planted(CHANGED, losses=close), capsys)
-    assert words["systems_waiver"] == words["mean_loss"] == "reader", found["answers"]
-    assert "a person must say" in found["answers"]["systems_waiver"][1]
+    _, grades, report = answers(planted(CHANGED, losses=close), capsys)
+    assert grades["systems_waiver"] == grades["mean_loss"] == "reader", report["answers"]
+    assert "a person must say" in report["answers"]["systems_waiver"][1]
 
 
 def test_what_moves_out_of_the_timed_region_is_named_with_its_line(planted, capsys):
@@ -157,10 +157,10 @@ def test_what_moves_out_of_the_timed_region_is_named_with_its_line(planted, caps
 
 def test_the_baseline_may_be_named_and_what_fits_no_glob_is_refused(planted, capsys):
     folder = planted(CHANGED, folders=("one", "two"))
-    code, words, found = answers(folder, capsys, "--baseline", "one/*")
-    assert (code, found["candidate"], found["baseline"]) == (0, "two", "one/*")
-    code, words, found = answers(folder, capsys, "--candidate", "*/*")
-    assert (code, words["mean_loss"]) == (1, "not shown") and "no repeats" in found["answers"]["mean_loss"][1]
+    code, grades, report = answers(folder, capsys, "--baseline", "one/*")
+    assert (code, report["candidate"], report["baseline"]) == (0, "two", "one/*")
+    code, grades, report = answers(folder, capsys, "--candidate", "*/*")
+    assert (code, grades["mean_loss"]) == (1, "not shown") and "no repeats" in report["answers"]["mean_loss"][1]
     with pytest.raises(ValueError, match="three/.*: no complete log of the pull request fits it"):
         pr.main([str(folder), "--baseline", "three/*"])
     with pytest.raises(ValueError, match="it holds no log of a complete run|it holds no log"):
@@ -170,12 +170,12 @@ def test_the_baseline_may_be_named_and_what_fits_no_glob_is_refused(planted, cap
 
 def test_the_pull_requests_script_decides_between_groups_of_logs_and_the_others_are_named(planted, capsys):
     folder = planted(CHANGED, folders=("one", "two"))  # names that do not say whose the logs are
-    _, _, found = answers(folder, capsys)
+    _, _, report = answers(folder, capsys)
     why = "nothing but the order of the names, and --candidate one judges another."
-    assert (found["candidate"], found["choice"]) == (
+    assert (report["candidate"], report["choice"]) == (
         "two", f"2 groups of logs could be the candidate: two was chosen by {why}")  # fmt: skip
-    _, _, found = answers(folder, capsys, "--candidate", "one")
-    assert (found["candidate"], found["choice"]) == ("one", None)
+    _, _, report = answers(folder, capsys, "--candidate", "one")
+    assert (report["candidate"], report["choice"]) == ("one", None)
     (folder / "train_gpt.py").write_text(SCRIPT.replace("seed = 1", "seed = 8"))
     pr.main([str(folder)])
     text = capsys.readouterr().out
@@ -194,9 +194,9 @@ def test_a_script_beside_logs_without_code_is_taken_and_called_unproven_and_of_s
         (folder / "baseline" / f"{run}.txt").write_text(log("", time_s, LOSSES[run], 20 + run))
     (folder / "baseline/train.py").write_text(SCRIPT)
     (folder / "this_pr/train.py").write_text(f"import kernels\n{CHANGED}")
-    code, words, found = answers(folder, capsys)
-    assert (code, found["script"], words["streams"], words["flags"]) == (0, "this_pr/train.py", "reader", "reader")
-    assert found["answers"]["diff_size"][1].startswith("+2 -1 lines for 1.00 s")
+    code, grades, report = answers(folder, capsys)
+    assert (code, report["script"], grades["streams"], grades["flags"]) == (0, "this_pr/train.py", "reader", "reader")
+    assert report["answers"]["diff_size"][1].startswith("+2 -1 lines for 1.00 s")
     pr.main([str(folder), "--rerun", str(tmp_path / "race")])
     assert (tmp_path / "race/candidate/train_gpt.py").read_text() == f"import kernels\n{CHANGED}"
     (folder / "this_pr/kernels.py").write_text("")
@@ -241,16 +241,16 @@ def clone(planted, tmp_path):
     for minute in (50, 51):  # logs of another code
         (home / "2026-02-02_Second" / f"z{minute}.txt").write_text(log(f"{SCRIPT}x = 1\n", 60 + minute, 3.3, minute))
     (where / "train_gpt.py").write_text(CHANGED)
-    for words in ("add .", "commit -qm second", "update-ref refs/pull/7/head HEAD", "reset -q --hard HEAD~1"):
-        git(*words.split())
+    for command in ("add .", "commit -qm second", "update-ref refs/pull/7/head HEAD", "reset -q --hard HEAD~1"):
+        git(*command.split())
     return where
 
 
 def test_a_number_is_taken_from_a_clone_and_the_record_before_is_no_baseline_of_the_same_node(clone, capsys):
-    code, _, found = answers("7", capsys, "--clone", str(clone))
-    assert (code, found["candidate"], found["baseline"]) == (1, "0", "2026-01-01_First")
-    assert "0 was chosen by the code of the pull request's script, and --candidate z50" in found["choice"]
-    word, evidence = found["answers"]["same_hardware"]
+    code, _, report = answers("7", capsys, "--clone", str(clone))
+    assert (code, report["candidate"], report["baseline"]) == (1, "0", "2026-01-01_First")
+    assert "0 was chosen by the code of the pull request's script, and --candidate z50" in report["choice"]
+    word, evidence = report["answers"]["same_hardware"]
     assert word == "not shown" and "71.10 s to 70.10 s" in evidence
     for number, why in (("8", "no refs/pull/8/head and no commit"), ("9", "fetch origin pull/9/head")):
         with pytest.raises(ValueError, match=why):
@@ -291,5 +291,5 @@ def test_one_code_is_known_by_its_statements_not_by_its_comments_or_its_seed():
 
 def test_every_file_that_a_log_embeds_is_a_source():
     both = f"{SCRIPT}\n{'-' * 40}\n# triton_kernels.py\n{'-' * 40}\n\nkernel = 1\n"
-    found = modded_nanogpt.sources(log(both, 70, 3.27, 1).encode())
-    assert list(found) == ["train_gpt.py", "triton_kernels.py"] and found["triton_kernels.py"].strip() == "kernel = 1"
+    files = modded_nanogpt.sources(log(both, 70, 3.27, 1).encode())
+    assert list(files) == ["train_gpt.py", "triton_kernels.py"] and files["triton_kernels.py"].strip() == "kernel = 1"

@@ -16,7 +16,7 @@ CLOSE = [loss + 0.0001 for loss in reversed(A_LOSSES)]
 NOISY = [4.15, 4.35, 4.25, 4.2, 4.3]
 
 
-def asked(on, a_times_s=FAST, b_times_s=FAST[::-1], a_losses=A_LOSSES, b_losses=LOWER, **options):
+def ask(on, a_times_s=FAST, b_times_s=FAST[::-1], a_losses=A_LOSSES, b_losses=LOWER, **options):
     return compare(*raced(a_times_s, b_times_s, a_losses, b_losses), on=on, **options)
 
 
@@ -25,16 +25,16 @@ def asked(on, a_times_s=FAST, b_times_s=FAST[::-1], a_losses=A_LOSSES, b_losses=
 
 def test_the_verdict_answers_the_question_of_the_plan_or_of_the_user_and_the_others_stand_below():
     for on, verdict in (("time", "slower"), ("loss", "better")):
-        found = asked(on, b_times_s=SLOW)
-        assert (found["on"], found["verdict"]) == (on, verdict)
-        assert {name: answer["verdict"] for name, answer in found["answers"].items()} == {
+        outcome = ask(on, b_times_s=SLOW)
+        assert (outcome["on"], outcome["verdict"]) == (on, verdict)
+        assert {name: answer["verdict"] for name, answer in outcome["answers"].items()} == {
             "time": "slower",
             "loss": "better",
         }
-        assert found["words"] == found["answers"][on]["words"]
-        assert asked(None, b_times_s=SLOW, plan={"n": 5, "on": on})["verdict"] == verdict
-    assert asked(None, b_times_s=SLOW)["on"] == "time"
-    assert asked("time", b_times_s=SLOW, plan={"n": 5, "on": "loss"})["verdict"] == "slower"  # the user's comes first
+        assert outcome["words"] == outcome["answers"][on]["words"]
+        assert ask(None, b_times_s=SLOW, plan={"n": 5, "on": on})["verdict"] == verdict
+    assert ask(None, b_times_s=SLOW)["on"] == "time"
+    assert ask("time", b_times_s=SLOW, plan={"n": 5, "on": "loss"})["verdict"] == "slower"  # the user's comes first
     assert set(questions.QUESTIONS) == {"time", "loss", "time_to_target", "steps_to_target"}
 
 
@@ -53,16 +53,16 @@ def test_the_verdict_answers_the_question_of_the_plan_or_of_the_user_and_the_oth
     ],
 )
 def test_the_verdict_on_losses(b_losses, margin_nats, verdict):
-    found = asked("loss", b_losses=b_losses, loss_margin_nats=margin_nats)
-    loss = found["val_loss"]
-    assert (found["verdict"], found["answers"]["loss"]["verdict"]) == (verdict, verdict)
+    outcome = ask("loss", b_losses=b_losses, loss_margin_nats=margin_nats)
+    loss = outcome["val_loss"]
+    assert (outcome["verdict"], outcome["answers"]["loss"]["verdict"]) == (verdict, verdict)
     expected = stats.welch(A_LOSSES, b_losses)
     assert (loss["change"], loss["p"]) == pytest.approx((expected.difference, expected.p))
     assert loss["p_equivalent"] == pytest.approx(stats.equivalence_p(expected, -margin_nats, margin_nats))
     if verdict in ("better", "worse"):
-        assert found["words"].startswith(f"B is {verdict} than A: {expected.difference:+.5f} nats of val_loss (95 %")
+        assert outcome["words"].startswith(f"B is {verdict} than A: {expected.difference:+.5f} nats of val_loss (95 %")
     if verdict == "equivalent":
-        assert f"is inside the margin of {margin_nats:g} nats" in found["words"]
+        assert f"is inside the margin of {margin_nats:g} nats" in outcome["words"]
 
 
 def loss(**changes):
@@ -71,7 +71,7 @@ def loss(**changes):
 
 
 @pytest.mark.parametrize(
-    ("found", "verdict"),
+    ("val_loss", "verdict"),
     [
         (loss(), "better"),
         (loss(change=0.1), "worse"),
@@ -89,10 +89,10 @@ def loss(**changes):
         (loss(p_equivalent=None), "better"),
     ],
 )
-def test_each_way_to_a_verdict_on_losses(found, verdict):
-    assert questions.loss_answer(found, 0.05, is_at_a_look=True) == verdict
-    away = {"not_comparable": "not_comparable", "equivalent": verdict if found["verdict"] == "waived" else None}
-    assert questions.loss_answer(found, 0.05, is_at_a_look=False) == (away.get(verdict) or "inconclusive")
+def test_each_way_to_a_verdict_on_losses(val_loss, verdict):
+    assert questions.loss_answer(val_loss, 0.05, is_at_a_look=True) == verdict
+    away = {"not_comparable": "not_comparable", "equivalent": verdict if val_loss["verdict"] == "waived" else None}
+    assert questions.loss_answer(val_loss, 0.05, is_at_a_look=False) == (away.get(verdict) or "inconclusive")
 
 
 def test_several_candidates_share_holms_p_of_their_losses():
@@ -101,35 +101,35 @@ def test_several_candidates_share_holms_p_of_their_losses():
     assert 0.025 < alone["val_loss"]["p"] < 0.05 and alone["verdict"] == "better"
     c_runs = [run | {"run_id": f"{run['run_id']}-c", "config_id": "cccccccc"} for run in b_runs]
     together = compare_arms({"A": a_runs, "B": b_runs, "C": c_runs}, on="loss", loss_margin_nats=1e-4)
-    for found in together.values():
-        assert found["val_loss"]["p_holm"] == pytest.approx(2 * alone["val_loss"]["p"])
-        assert found["verdict"] == "inconclusive" and "after Holm" in found["words"]
+    for outcome in together.values():
+        assert outcome["val_loss"]["p_holm"] == pytest.approx(2 * alone["val_loss"]["p"])
+        assert outcome["verdict"] == "inconclusive" and "after Holm" in outcome["words"]
 
 
 def test_losses_that_cannot_be_compared_are_not_comparable_whatever_the_times_are():
     a, b = raced(FAST, SLOW, A_LOSSES, LOWER)
-    found = compare(a, [run | {"goal": run["goal"] | {"val_tokens": 4096}} for run in b], on="loss")
-    assert (found["verdict"], found["words"]) == ("not_comparable", "numbers of validation tokens differ")
-    assert (found["comparable"], found["answers"]["time"]["verdict"]) == (True, "slower")
+    outcome = compare(a, [run | {"goal": run["goal"] | {"val_tokens": 4096}} for run in b], on="loss")
+    assert (outcome["verdict"], outcome["words"]) == ("not_comparable", "numbers of validation tokens differ")
+    assert (outcome["comparable"], outcome["answers"]["time"]["verdict"]) == (True, "slower")
     other = compare(a, [run | {"session_id": "1" * 16} for run in b], on="loss")
     assert (other["verdict"], other["comparable"]) == ("better", False)  # a loss is no matter of the session
 
 
 def test_losses_without_a_spread_have_no_verdict_and_the_same_trajectories_are_equivalent():
-    found = asked("loss", b_losses=[4.2] * 5, a_losses=[4.3] * 5)
-    assert found["verdict"] == "inconclusive" and found["words"].startswith("no verdict: the losses have no spread")
-    found = asked("loss", identical_losses=True)
-    assert (found["verdict"], found["words"]) == ("equivalent", "the losses of B are those of A, bit for bit")
+    outcome = ask("loss", b_losses=[4.2] * 5, a_losses=[4.3] * 5)
+    assert outcome["verdict"] == "inconclusive" and outcome["words"].startswith("no verdict: the losses have no spread")
+    outcome = ask("loss", identical_losses=True)
+    assert (outcome["verdict"], outcome["words"]) == ("equivalent", "the losses of B are those of A, bit for bit")
 
 
 # ---- the way to a target
 
 
 def test_time_to_a_target_is_the_answer_on_time_where_both_reach_it():
-    found = asked("time_to_target", b_times_s=SLOW)
-    assert (found["kind"], found["verdict"]) == ("time_to_target", "slower")
-    assert list(found["answers"]) == ["time_to_target", "time", "loss"]
-    missed = asked("time_to_target", b_times_s=SLOW, b_losses=[4.6, 4.61, 4.59, 4.6, 4.62])
+    outcome = ask("time_to_target", b_times_s=SLOW)
+    assert (outcome["kind"], outcome["verdict"]) == ("time_to_target", "slower")
+    assert list(outcome["answers"]) == ["time_to_target", "time", "loss"]
+    missed = ask("time_to_target", b_times_s=SLOW, b_losses=[4.6, 4.61, 4.59, 4.6, 4.62])
     assert (missed["kind"], missed["verdict"]) == ("ms_per_step", "inconclusive")
     assert missed["answers"]["time"]["verdict"] == "slower"
     assert missed["words"].startswith("no time to a target: compared is ms per step at equal steps")
@@ -151,7 +151,7 @@ BELOW = below(True, True)
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "of_losses", "why"),
+    ("a", "b", "losses", "why"),
     [
         ([row(90)] * 2, [row(80)] * 2, below(None, None, target=None), "the arms have no common target"),
         ([row(90)] * 2, [row(80)] * 2, below(True, False), "not shown to be below the target"),
@@ -165,8 +165,8 @@ BELOW = below(True, True)
         ([stopped(90), stopped(92)], [stopped(80)] * 2, BELOW, None),
     ],
 )
-def test_why_steps_to_a_target_cannot_be_compared(a, b, of_losses, why):
-    steps = questions.steps_to((a, b), of_losses, 0.05)
+def test_why_steps_to_a_target_cannot_be_compared(a, b, losses, why):
+    steps = questions.steps_to((a, b), losses, 0.05)
     assert steps["why"] == why or why in steps["why"]
     assert why is None or questions.steps_answer(steps, is_at_a_look=True) == "inconclusive"
     expected = [sum(row["num_steps"] for row in rows) / len(rows) if rows else None for rows in (a, b)]
@@ -185,7 +185,7 @@ def test_why_steps_to_a_target_cannot_be_compared(a, b, of_losses, why):
     ],
 )
 def test_the_verdict_on_steps_to_a_target(a, b, verdict):
-    steps = questions.steps_to([[stopped(num) for num in of_arm] for of_arm in (a, b)], BELOW, 0.05)
+    steps = questions.steps_to([[stopped(num) for num in arm_steps] for arm_steps in (a, b)], BELOW, 0.05)
     assert questions.steps_answer(steps, is_at_a_look=True) == verdict
     assert questions.steps_answer(steps, is_at_a_look=False) == "inconclusive"
     assert steps["p"] == stats.welch(a, b).p  # None where every run of an arm takes as many
@@ -196,9 +196,9 @@ def test_the_sentence_on_steps_to_a_target():
     a, b = raced(FAST, SLOW, A_LOSSES, LOWER)
     for run in b:
         run["metrics"] = run["metrics"] | {"num_steps": 3}
-    found = compare(a, b, on="steps_to_target")
-    assert (found["verdict"], found["answers"]["time"]["verdict"]) == ("better", "slower")
-    assert found["words"] == "B needs fewer steps than A to the target: 4 and 3 (every run of an arm takes as many)"
+    outcome = compare(a, b, on="steps_to_target")
+    assert (outcome["verdict"], outcome["answers"]["time"]["verdict"]) == ("better", "slower")
+    assert outcome["words"] == "B needs fewer steps than A to the target: 4 and 3 (every run of an arm takes as many)"
     assert compare(b, a, on="steps_to_target")["words"].startswith("B needs more steps than A")
     above = compare(a, b, on="steps_to_target", target_val_loss=4.24)
     why = "the mean val_loss of both arms is not shown to be below the target 4.24"
@@ -219,70 +219,70 @@ def test_the_looks_and_the_candidates_of_a_race_share_the_alpha_of_its_steps():
     alone = compare(a, b, plan=plan)
     assert 0.0125 < alone["steps_to_target"]["p"] < 0.025 and alone["verdict"] == "better"
     looks = {"looks": [2, 3, 4, 5], "sequential": {"first": 2, "last": 5}}
-    found = compare(a, b, plan=plan | looks)
-    assert (found["verdict"], found["steps_to_target"]["alpha"], found["time"]["alpha"]) == (
+    outcome = compare(a, b, plan=plan | looks)
+    assert (outcome["verdict"], outcome["steps_to_target"]["alpha"], outcome["time"]["alpha"]) == (
         "inconclusive",
         0.0125,
         0.05,
     )
     others = {name: [run | {"run_id": f"{run['run_id']}-{name}"} for run in b] for name in "CDE"}
-    for found in compare_arms({"A": a, "B": b, **others}, plan=plan).values():
-        assert (found["verdict"], found["steps_to_target"]["alpha"]) == ("inconclusive", 0.0125)
+    for outcome in compare_arms({"A": a, "B": b, **others}, plan=plan).values():
+        assert (outcome["verdict"], outcome["steps_to_target"]["alpha"]) == ("inconclusive", 0.0125)
 
 
 # ---- exit codes
 
 
-def exits(found, *conditions, shown=False):
-    return cli.exit_code(found, cli.conditions(conditions), shown)
+def exits(outcome, *conditions, shown=False):
+    return cli.exit_code(outcome, cli.conditions(conditions), shown)
 
 
 def test_any_verdict_can_be_one_to_fail_on():
-    found = {
-        "faster": asked("time", SLOW, FAST),
-        "slower": asked("time", FAST, SLOW),
-        "equivalent": asked("time", FAST, FAST),
-        "inconclusive": asked("time", [10.0, 10.5, 9.6, 10.2, 9.9], [9.9, 10.2, 9.6, 10.5, 10.0]),
-        "better": asked("loss"),
-        "worse": asked("loss", b_losses=HIGHER),
+    comparisons = {
+        "faster": ask("time", SLOW, FAST),
+        "slower": ask("time", FAST, SLOW),
+        "equivalent": ask("time", FAST, FAST),
+        "inconclusive": ask("time", [10.0, 10.5, 9.6, 10.2, 9.9], [9.9, 10.2, 9.6, 10.5, 10.0]),
+        "better": ask("loss"),
+        "worse": ask("loss", b_losses=HIGHER),
     }
-    for verdict, of in found.items():
+    for verdict, of in comparisons.items():
         assert of["verdict"] == verdict
         for kind in ("faster", "better", "worse", "equivalent", "inconclusive"):
             assert exits(of, kind) == int(kind == verdict), (verdict, kind)
         assert exits(of) == 0
-    assert exits(found["better"], "worse,equivalent", "better") == 1
-    assert exits(asked("loss", b_losses=HIGHER), "loss") == exits(asked("time", b_losses=HIGHER), "loss") == 1
+    assert exits(comparisons["better"], "worse,equivalent", "better") == 1
+    assert exits(ask("loss", b_losses=HIGHER), "loss") == exits(ask("time", b_losses=HIGHER), "loss") == 1
 
 
 def test_a_gate_on_slower_asks_the_times_whatever_the_question_is(capsys):
-    found = asked("loss", b_times_s=SLOW)
-    assert found["verdict"] == "better"
-    assert exits(found, "slower:1%") == exits(found, "slower:1%", shown=True) == 1
+    outcome = ask("loss", b_times_s=SLOW)
+    assert outcome["verdict"] == "better"
+    assert exits(outcome, "slower:1%") == exits(outcome, "slower:1%", shown=True) == 1
     assert "a slowdown of B by more than 1 % is not excluded" in capsys.readouterr().err
-    assert exits(found, "slower:9%") == 0
+    assert exits(outcome, "slower:9%") == 0
 
 
 def one_after_the_other(a_losses=A_LOSSES, b_losses=LOWER, **options):
-    a = [a_run("A", *of_run, val_loss=loss) for *of_run, loss in zip(FAST, range(5), a_losses)]
-    b = [a_run("B", *of_run, val_loss=loss) for *of_run, loss in zip(SLOW, range(20, 25), b_losses)]
+    a = [a_run("A", *facts, val_loss=loss) for *facts, loss in zip(FAST, range(5), a_losses)]
+    b = [a_run("B", *facts, val_loss=loss) for *facts, loss in zip(SLOW, range(20, 25), b_losses)]
     return compare(a, b, **options)
 
 
 def test_arms_that_were_not_interleaved_pass_no_gate_and_fail_none(capsys):
-    found = one_after_the_other()
-    assert (found["verdict"], exits(found)) == ("not_interleaved", 0)
+    outcome = one_after_the_other()
+    assert (outcome["verdict"], exits(outcome)) == ("not_interleaved", 0)
     for kind in ("slower", "slower:0.5%", "slower:50%", "faster", "equivalent", "inconclusive", "loss"):
-        assert exits(found, kind) == 2, kind
+        assert exits(outcome, kind) == 2, kind
     assert "these arms were not interleaved: a drift of the machine may be all that differs" in capsys.readouterr().err
 
 
 def test_a_loss_does_not_drift():
     """Arms one after the other have comparable losses; only what asks their times too is refused."""
-    found = one_after_the_other(on="loss")
-    assert (found["verdict"], found["answers"]["time"]["verdict"]) == ("better", "not_interleaved")
-    assert (exits(found), exits(found, "worse"), exits(found, "better"), exits(found, "loss")) == (0, 0, 1, 0)
-    assert exits(found, "worse", "slower:9%") == 2
+    outcome = one_after_the_other(on="loss")
+    assert (outcome["verdict"], outcome["answers"]["time"]["verdict"]) == ("better", "not_interleaved")
+    assert (exits(outcome), exits(outcome, "worse"), exits(outcome, "better"), exits(outcome, "loss")) == (0, 0, 1, 0)
+    assert exits(outcome, "worse", "slower:9%") == 2
     other = one_after_the_other(on="loss", b_losses=HIGHER)
     assert (exits(other, "loss"), exits(other, "worse")) == (1, 1)
 
@@ -290,8 +290,8 @@ def test_a_loss_does_not_drift():
 def test_a_question_on_losses_needs_no_comparable_times():
     a, b = raced(FAST, SLOW, A_LOSSES, LOWER)
     b = [run | {"session_id": "1" * 16} for run in b]
-    of_losses, of_times = (compare(a, b, on=on) for on in ("loss", "time"))
-    assert (exits(of_losses), exits(of_losses, "better"), exits(of_times)) == (0, 1, 2)
+    by_losses, by_times = (compare(a, b, on=on) for on in ("loss", "time"))
+    assert (exits(by_losses), exits(by_losses, "better"), exits(by_times)) == (0, 1, 2)
     other = [run | {"goal": run["goal"] | {"val_tokens": 4096}} for run in b]
     assert exits(compare(a, other, on="loss")) == 2
 
@@ -299,22 +299,22 @@ def test_a_question_on_losses_needs_no_comparable_times():
 def test_the_question_can_be_given_and_the_other_answers_stand_below(results, capsys):
     for run in sum(raced(FAST, SLOW, A_LOSSES, LOWER), []):
         write(results, run)
-    words = ["aaaaaaaa", "bbbbbbbb"]
-    assert cli.main([*words, "--on", "loss"]) == 0
+    ids = ["aaaaaaaa", "bbbbbbbb"]
+    assert cli.main([*ids, "--on", "loss"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("verdict: BETTER  B is better than A: -0.02000 nats of val_loss (95 % interval")
     assert "\ntime, slower: B is 4.98 % slower than A (95 % interval" in shown
-    assert cli.main(words) == 0
+    assert cli.main(ids) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("verdict: SLOWER") and "\nloss, better: B is better than A: -0.02000 nats" in shown
-    assert cli.main([*words, "--on", "loss", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["verdict"], found["on"], found["answers"]["time"]["verdict"]) == ("better", "loss", "slower")
-    assert cli.main([*words, "--on", "loss", "--fail-on", "better"]) == 1
-    assert cli.main([*words, "--fail-on", "better"]) == 0
+    assert cli.main([*ids, "--on", "loss", "--json"]) == 0
+    outcome = json.loads(capsys.readouterr().out)
+    assert (outcome["verdict"], outcome["on"], outcome["answers"]["time"]["verdict"]) == ("better", "loss", "slower")
+    assert cli.main([*ids, "--on", "loss", "--fail-on", "better"]) == 1
+    assert cli.main([*ids, "--fail-on", "better"]) == 0
     capsys.readouterr()
     with pytest.raises((SystemExit, ValueError)):
-        cli.main([*words, "--on", "speed"])
+        cli.main([*ids, "--on", "speed"])
 
 
 # ---- equivalence before sign
@@ -322,6 +322,6 @@ def test_the_question_can_be_given_and_the_other_answers_stand_below(results, ca
 
 def test_a_difference_inside_the_margin_is_never_called_by_its_sign():
     a = [10.0, 10.001, 9.999, 10.0005, 10.0, 9.9995]
-    found = compare(*raced(a, [1.002 * value for value in a]))
-    assert found["time"]["p"] < 1e-6 and found["time"]["change_pct"] > found["time"]["floor_pct"]
-    assert found["verdict"] == "equivalent"
+    outcome = compare(*raced(a, [1.002 * value for value in a]))
+    assert outcome["time"]["p"] < 1e-6 and outcome["time"]["change_pct"] > outcome["time"]["floor_pct"]
+    assert outcome["verdict"] == "equivalent"

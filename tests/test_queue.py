@@ -56,10 +56,10 @@ def queue(results):
 
 
 @contextlib.contextmanager
-def started(results, code, *words):
+def started(results, code, *arguments):
     """A Python process in the repository, killed at the end of the block."""
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": real_runs.REPO}
-    process = subprocess.Popen([sys.executable, "-c", code, *words], env=real_runs.environment(results), **how)
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], env=real_runs.environment(results), **how)
     try:
         yield process
     finally:
@@ -73,7 +73,7 @@ def ended(process, within_s=300):
     return process.returncode, out
 
 
-def taken(queue):
+def taken_entry(queue):
     """An entry that an agent has taken."""
     queue.submit(SMOKE, 0)
     return queue.take(queue.waiting()[0])
@@ -93,8 +93,8 @@ def outcome(user, num_gpus=1, hours=1.0, usd=None):
 
 def test_users_take_turns_whoever_submitted_more_and_earlier():
     waiting = [entry(number, user) for number, user in enumerate(["ann", "ann", "ann", "bob", "cy"])]
-    users = lambda *known: [each.user for each in fair(waiting, *known)]  # noqa: E731
-    assert [each.id for each in fair(waiting, [], [])] == [each.id for each in waiting]  # nobody has had anything
+    users = lambda *known: [turn.user for turn in fair(waiting, *known)]  # noqa: E731
+    assert [turn.id for turn in fair(waiting, [], [])] == [turn.id for turn in waiting]  # nobody has had anything
     assert users([entry(9, "ann", num_gpus=8)], []) == ["bob", "cy", "ann", "ann", "ann"]
     assert users([], [outcome("ann"), outcome("bob", num_gpus=8)]) == ["cy", "ann", "ann", "ann", "bob"]
     at_work = [entry(9, "cy", num_gpus=2), entry(8, "bob", num_gpus=0)]  # what needs no GPU counts as one
@@ -150,7 +150,7 @@ def test_a_user_without_a_name_has_a_budget(queue):
 
 
 def test_what_makes_no_run_is_refused_before_it_is_submitted(queue):
-    for words, why in [
+    for arguments, why in [
         (["run", "optim.lr=fast"], "optim.lr=fast"),
         (["race", "A="], "needs two arms"),
         (["rnu"], "did you mean run"),
@@ -162,7 +162,7 @@ def test_what_makes_no_run_is_refused_before_it_is_submitted(queue):
         (["--cancel", "x"], "x: no such entry is waiting or running"),
     ]:
         with pytest.raises(ValueError, match=why):
-            submit.main(words)
+            submit.main(arguments)
     assert queue.waiting() == []
 
 
@@ -176,9 +176,9 @@ def test_the_list_says_what_runs_waits_and_was_had(queue, capsys):
     for state in ("runs", "being cancelled"):  # until its agent has ended the command
         capsys.readouterr()
         assert submit.main(["--list", "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert found["entries"] == [{"id": second.id, "user": first.user, "gpus": 2, "state": state, "command": SMOKE}]
-        used = found["spent"][first.user]  # the second is at work
+        listed = json.loads(capsys.readouterr().out)
+        assert listed["entries"] == [{"id": second.id, "user": first.user, "gpus": 2, "state": state, "command": SMOKE}]
+        used = listed["spent"][first.user]  # the second is at work
         assert used == pytest.approx({"gpu_hours": 1.0, "usd": 7.0, "at_least": True}, abs=1e-3)
         if state == "runs":
             assert submit.main(["--cancel", second.id]) == 0
@@ -197,20 +197,20 @@ def test_nothing_but_an_entry_is_cancelled_and_one_that_runs_is_ended(results, q
     record = results / "free" / "RUN" / "run.json"
     record.parent.mkdir(parents=True)
     record.write_text("{}")
-    mine = taken(queue)
-    for given in ("../../free/RUN/run", mine.name, f"../taken/{mine.name}"):
+    mine = taken_entry(queue)
+    for entry_id in ("../../free/RUN/run", mine.name, f"../taken/{mine.name}"):
         with pytest.raises(ValueError, match="no such entry is waiting or running"):
-            submit.main(["--cancel", given])
+            submit.main(["--cancel", entry_id])
     assert record.exists() and queue.keep(mine)
     assert submit.main(["--cancel", mine.id]) == 0
     assert not queue.keep(mine)  # at which its agent ends the command
     assert Agent(results, None, ("run",))._end(mine, "it ended") == 1
-    assert [(each["why"], each["exit_code"]) for each in queue.outcomes()] == [(f"cancelled by {mine.user}", 1)]
+    assert [(ending["why"], ending["exit_code"]) for ending in queue.outcomes()] == [(f"cancelled by {mine.user}", 1)]
     assert queue.waiting() == queue.taken() == [] and list((queue.folder / "taken").iterdir()) == []
 
 
 def test_an_entry_that_another_user_has_cancelled_already_can_be_cancelled_again(queue, monkeypatch):
-    mine = taken(queue)
+    mine = taken_entry(queue)
     assert submit.main(["--cancel", mine.id]) == 0
 
     def refused(path, mode=0o666, exist_ok=True):  # as another user's file is
@@ -227,7 +227,7 @@ def test_an_entry_that_is_given_back_while_it_is_cancelled_waits_for_no_agent(qu
     monkeypatch.setattr(Queue, "taken", given_back_then)
     queue.cancel(id)
     monkeypatch.undo()
-    assert queue.waiting() == queue.taken() == [] and [each["exit_code"] for each in queue.outcomes()] == [1]
+    assert queue.waiting() == queue.taken() == [] and [ending["exit_code"] for ending in queue.outcomes()] == [1]
 
 
 STATES = ["waits", "lost its agent", "lost its agent after its outcome", "is given back", "its canceller was killed"]
@@ -260,7 +260,7 @@ def test_a_race_whose_entry_is_cancelled_is_abandoned_and_never_resumed(results,
             assert entry is None
     else:
         assert submit.main(["--cancel", id]) == 0
-    endings = [(each["why"], each["exit_code"]) for each in queue.outcomes()]
+    endings = [(ending["why"], ending["exit_code"]) for ending in queue.outcomes()]
     assert (f"cancelled by {waiting.user}", 1) in endings
     assert set(endings) <= {(f"cancelled by {waiting.user}", 1), ("it was given back", None)}
     race = json.loads((folder / "race.json").read_text())
@@ -294,12 +294,12 @@ def test_a_group_reads_what_was_submitted_with_any_umask_and_what_is_no_entry_is
     assert len(files) == 3 and all(path.stat().st_mode & 0o777 == 0o640 for path in files)
     bad = queue.folder / "waiting" / "20261127T000000Z-deadbeef.json"
     bad.write_text(json.dumps({"num_gpus": -1, "command": ["run"], "env": {}}))
-    assert [each.id for each in shares.order(queue)] == [mine.id]
+    assert [entry.id for entry in shares.order(queue)] == [mine.id]
     assert submit.main(["--list"]) == 0 and f"{bad}: num_gpus: -1" in capsys.readouterr().out
 
 
 def test_a_link_or_a_pipe_in_place_of_a_log_is_not_written_to(results, queue):
-    mine = taken(queue)
+    mine = taken_entry(queue)
     victim = results / "victim"
     queue.log(mine).symlink_to(victim)
     with queue.opened_log(mine) as file:
@@ -318,7 +318,7 @@ def test_an_entry_that_cannot_be_started_ends_and_the_next_is_run(results, queue
     for word in ("name=a\0b", "name=\ud800"):
         queue.submit(["run", word], 0)
         assert agent.main(["--once"]) == 2
-    assert [each["exit_code"] for each in queue.outcomes()] == [2, 2] and queue.waiting() == queue.taken() == []
+    assert [ending["exit_code"] for ending in queue.outcomes()] == [2, 2] and queue.waiting() == queue.taken() == []
 
 
 def test_an_entry_that_this_user_may_not_take_is_said_and_the_next_is_run(results, queue, monkeypatch, capsys):
@@ -332,7 +332,7 @@ def test_an_entry_that_this_user_may_not_take_is_said_and_the_next_is_run(result
 
     monkeypatch.setattr(queues.os, "rename", sticky)
     assert agent.main(["--once"]) == 0
-    assert [each["id"] for each in queue.outcomes()] == [second] and list((queue.folder / "taken").iterdir()) == []
+    assert [ending["id"] for ending in queue.outcomes()] == [second] and list((queue.folder / "taken").iterdir()) == []
     assert f"{first}: cannot be taken" in capsys.readouterr().out
 
 
@@ -352,18 +352,18 @@ def test_a_race_that_was_killed_before_its_ledger_line_goes_on_and_a_damaged_one
     queue.submit([*RACE, "--anyway"], 0)
     (waiting,) = queue.waiting()
     here = Agent(results, None, ("race",))
-    words = [word for word in here._command(waiting)[1:] if word != "--anyway"]
+    arguments = [word for word in here._command(waiting)[1:] if word != "--anyway"]
     with monkeypatch.context() as killed:
         killed.setattr(planning.ledger, "append", lambda *args, **facts: sys.exit("killed"))
         with pytest.raises(SystemExit):
-            planning.begin(plan.parse_request(words), results, anyway=True)
+            planning.begin(plan.parse_request(arguments), results, anyway=True)
     race = agents.race_of(queue, waiting)
     with races.locked(race):  # an agent that only slept has it
         assert not here._may_begin(waiting)
     assert here._may_begin(waiting) and here._command(waiting)[:3] == ["race", "--resume", race.name]
     (race / "plan.json").write_text("{")
     assert here.go(once=True) == 2
-    assert [each["exit_code"] for each in queue.outcomes()] == [2] and queue.waiting() == []
+    assert [ending["exit_code"] for ending in queue.outcomes()] == [2] and queue.waiting() == []
 
 
 def test_a_race_that_a_busy_machine_refuses_waits_and_is_not_tried_again_at_once(results, queue, monkeypatch):
@@ -379,8 +379,8 @@ def test_a_race_that_a_busy_machine_refuses_waits_and_is_not_tried_again_at_once
     with monkeypatch.context() as busy:
         busy.setattr(agents.sys, "executable", str(program))
         assert here.go(once=True) == 1
-    assert [(each["why"], each["exit_code"]) for each in queue.outcomes()] == [("the machine was busy", None)]
-    assert [each.id for each in queue.waiting()] == [waiting.id]
+    assert [(ending["why"], ending["exit_code"]) for ending in queue.outcomes()] == [("the machine was busy", None)]
+    assert [entry.id for entry in queue.waiting()] == [waiting.id]
     assert not here._may_begin(waiting) and Agent(results, None, ("run",))._may_begin(waiting)
     now_s = time.monotonic()
     monkeypatch.setattr(agents.time, "monotonic", lambda: now_s + agents.BUSY_WAITS_S)
@@ -394,7 +394,7 @@ def test_nothing_costs_is_no_price_of_a_run_and_what_is_no_number_is_refused(res
     queue.submit(["run", "--help"], 0)
     assert Agent(results, 0.0, ("run",))._command(queue.waiting()[0]) == ["run", "--help"]
     assert agent.main(["--once", "--usd-per-hour", "0"]) == 0
-    assert [each["usd"] for each in queue.outcomes()] == [0.0]
+    assert [ending["usd"] for ending in queue.outcomes()] == [0.0]
 
 
 @pytest.mark.parametrize("at", ["the end of its command", "its outcome"])
@@ -407,11 +407,11 @@ def test_an_entry_that_has_ended_is_not_given_back_when_a_signal_comes(queue, mo
     else:
         monkeypatch.setattr(Agent, "_watch", lambda self, entry, child, signals: (child.wait(), interrupt()))
     assert agent.main([]) == 1
-    assert [each["exit_code"] for each in queue.outcomes()] == [0] and queue.waiting() == queue.taken() == []
+    assert [ending["exit_code"] for ending in queue.outcomes()] == [0] and queue.waiting() == queue.taken() == []
 
 
 def test_a_lease_is_lost_by_the_time_that_another_agent_watched_and_not_by_a_pause_of_both(queue, monkeypatch):
-    mine = taken(queue)
+    mine = taken_entry(queue)
     os.utime(queue._lease(mine), (0, 0))
     now = SimpleNamespace(s=1000.0)
     monkeypatch.setattr(queues, "time", SimpleNamespace(monotonic=lambda: now.s))
@@ -419,7 +419,7 @@ def test_a_lease_is_lost_by_the_time_that_another_agent_watched_and_not_by_a_pau
         now.s += step_s
         assert queue.put_back_lost() == []
     now.s += 50
-    assert [each.name for each in queue.put_back_lost()] == [mine.name]
+    assert [entry.name for entry in queue.put_back_lost()] == [mine.name]
 
 
 # ---- agents, as processes
@@ -445,31 +445,31 @@ def test_an_agent_that_is_killed_loses_its_entry_to_the_next_and_its_run_ends(re
     real_runs.wait_for(lambda: run_folder.read(folder)["status"] == "aborted")
     (lost,) = queue.taken()
     with started(results, AGENT) as second:
-        real_runs.wait_for(lambda: [each for each in queue.taken() if each.token != lost.token])
+        real_runs.wait_for(lambda: [entry for entry in queue.taken() if entry.token != lost.token])
         (known,) = queue.outcomes()
         assert (known["id"], known["exit_code"], known["why"]) == (lost.id, None, "its agent was lost")
         assert known["usd"] == pytest.approx(36 * known["hours"]) and known["hours"] > 0 and known["at_least"]
         assert not queue.keep(lost)  # should it still live, it learns so
         second.send_signal(signal.SIGINT)
         assert ended(second)[0] == 1
-    assert [each.id for each in queue.waiting()] == [lost.id] and queue.taken() == []
+    assert [entry.id for entry in queue.waiting()] == [lost.id] and queue.taken() == []
 
 
 def test_an_entry_whose_agents_are_lost_again_and_again_ends(queue, monkeypatch):
     monkeypatch.setattr(queues, "LEASE_S", -1.0)
     queue.submit(SMOKE, 2)
-    slow, found = Queue(queue.folder), []  # in the middle of what it does another agent does the same
-    slow.outcomes = lambda: (found.extend(queue.put_back_lost()), queue.outcomes())[1]
+    slow, lost_entries = Queue(queue.folder), []  # in the middle of what it does another agent does the same
+    slow.outcomes = lambda: (lost_entries.extend(queue.put_back_lost()), queue.outcomes())[1]
     for num_lost in range(1, queues.MAX_LOST + 1):
         mine = queue.take(queue.waiting()[0], usd_per_hour=5.0)
         began_s = json.loads(queue._lease(mine).read_text())["began_s"]
         os.utime(queue._lease(mine), (0, began_s + 1800))  # its last sign of life
         before = shares.spent(shares.recent(queue), mine.user)  # nobody has found it lost yet
-        found += slow.put_back_lost()
-        assert len(found) == num_lost
+        lost_entries += slow.put_back_lost()
+        assert len(lost_entries) == num_lost
         assert shares.spent(shares.recent(queue), mine.user) == pytest.approx(before)
     assert queue.waiting() == queue.taken() == []
-    assert [each["exit_code"] for each in queue.outcomes()].count(1) == 1
+    assert [ending["exit_code"] for ending in queue.outcomes()].count(1) == 1
     assert before == pytest.approx({"gpu_hours": 3 * 2 * 0.5, "usd": 3 * 2.5})
     (queue.folder / "budgets.yaml").write_text("usd: 7\n")
     why = over_budget(shares.recent(queue), shares.budgets(queue), mine.user)
@@ -495,8 +495,8 @@ def test_a_race_that_is_given_back_goes_on_as_one_race_at_its_price(results, que
     assert json.loads((race / "race.json").read_text())["status"] == "complete"
     runs = [real_runs.run_json(folder) for folder in real_runs.folders(results)]
     assert {run["hardware"]["price_usd_per_hour"] for run in runs} == {36.0}
-    assert [each["exit_code"] for each in queue.outcomes()].count(0) == 1
-    assert all(each["usd"] == pytest.approx(36 * each["hours"]) for each in queue.outcomes())
+    assert [ending["exit_code"] for ending in queue.outcomes()].count(0) == 1
+    assert all(ending["usd"] == pytest.approx(36 * ending["hours"]) for ending in queue.outcomes())
     # as an agent leaves it that is stopped while its race ends
     (queue.folder / "waiting" / f"{waiting.id}.json").write_text(as_submitted)
     elsewhere = Agent(results, None, ("race",))

@@ -38,12 +38,12 @@ def noisy(seed, **change_pct):
 
 @pytest.fixture
 def go(results, monkeypatch):
-    """go(*WORDS, time_of, ...): ./run.sh race WORDS --anyway with arms that cost no time -> (exit code, Racers)."""
+    """go(*ARGUMENTS, time_of, ...): ./run.sh race ARGUMENTS --anyway, its arms cost no time -> (exit code, Racers)."""
 
-    def run(*words, time_of=None, **more):
-        arms = claimed.Racers(results, time_of or noisy(1), **more)
+    def run(*arguments, time_of=None, **options):
+        arms = claimed.Racers(results, time_of or noisy(1), **options)
         arms.install(monkeypatch)
-        return race.main([*words, "--anyway"]), arms
+        return race.main([*arguments, "--anyway"]), arms
 
     return run
 
@@ -56,11 +56,11 @@ def race_json(results):
 def test_identical_arms_end_in_equivalent_or_inconclusive(results, go, capsys):
     code, _ = go("A=", "B=", "n=3")
     assert code == 0
-    found = race_json(results)
-    assert found["result"]["against"]["B"]["verdict"] in ("equivalent", "inconclusive")
-    assert found["status"] == "complete" and not found["unplanned_look"]
-    assert [len(found["arms"][arm]["runs"]) for arm in "AB"] == [3, 3]
-    assert "order-confounded" not in found["result"]["against"]["B"]["flags"]
+    outcome = race_json(results)
+    assert outcome["result"]["against"]["B"]["verdict"] in ("equivalent", "inconclusive")
+    assert outcome["status"] == "complete" and not outcome["unplanned_look"]
+    assert [len(outcome["arms"][arm]["runs"]) for arm in "AB"] == [3, 3]
+    assert "order-confounded" not in outcome["result"]["against"]["B"]["flags"]
     assert "verdict:" in capsys.readouterr().out
 
 
@@ -69,9 +69,9 @@ def test_a_planted_slowdown_of_5_pct_is_found_and_its_region_named(results, go, 
     code, _ = go(
         "A=", "B=optim.beta2=0.99", "n=5", time_of=noisy(2, B=5), shares_of=lambda arm: slow if arm == "B" else None
     )
-    found = race_json(results)["result"]["against"]["B"]
-    assert (code, found["verdict"]) == (0, "slower")
-    assert found["time"]["change_pct"] == pytest.approx(5, abs=0.5)
+    compared = race_json(results)["result"]["against"]["B"]
+    assert (code, compared["verdict"]) == (0, "slower")
+    assert compared["time"]["change_pct"] == pytest.approx(5, abs=0.5)
     *lines, place = capsys.readouterr().out.splitlines()
     (cause,) = [line for line in lines if line.startswith("why: ")]
     assert re.match("why: optimizer makes [0-9]+ % of the change of a step", cause)
@@ -79,7 +79,7 @@ def test_a_planted_slowdown_of_5_pct_is_found_and_its_region_named(results, go, 
     (verdict,) = [line for line in lines if line.startswith("verdict: ")]
     assert verdict.startswith("verdict: SLOWER  B is ")
     assert "the largest part of the change is in optimizer" in next(results.folder.glob("races/*/race.md")).read_text()
-    assert {"kind": "config", "what": "optim.beta2", "a": [0.95], "b": [0.99]} in found["differences"]
+    assert {"kind": "config", "what": "optim.beta2", "a": [0.95], "b": [0.99]} in compared["differences"]
 
 
 def test_the_plan_is_in_the_ledger_before_the_first_run_and_every_run_after_it(results, go):
@@ -100,9 +100,9 @@ def test_a_warm_up_run_is_kept_and_counts_nowhere(results, go, capsys):
     code, _ = go(
         "A=", "B=", "n=2", time_of=lambda arm, seed: 10 + 0.01 * seed if arm in first else first.add(arm) or 100.0
     )
-    found = race_json(results)
-    assert [len(found["arms"][arm]["warm_up_runs"]) for arm in "AB"] == [1, 1]
-    assert max(found["result"]["against"]["B"]["time"]["mean_s"]) < 11
+    outcome = race_json(results)
+    assert [len(outcome["arms"][arm]["warm_up_runs"]) for arm in "AB"] == [1, 1]
+    assert max(outcome["result"]["against"]["B"]["time"]["mean_s"]) < 11
     from bench.cli import table
 
     capsys.readouterr()
@@ -128,9 +128,9 @@ def test_an_interrupted_race_goes_on_with_the_same_plan_and_a_full_ledger(result
     assert f"./run.sh race --resume {path.parent.name}" in capsys.readouterr().out
     assert race.main(["--resume"]) == 0
     assert path.read_bytes() == before
-    found = race_json(results)
-    assert [len(found["arms"][arm]["runs"]) for arm in "AB"] == [2, 2]
-    assert sum(len(found["arms"][arm]["interrupted_runs"]) for arm in "AB") == 1
+    outcome = race_json(results)
+    assert [len(outcome["arms"][arm]["runs"]) for arm in "AB"] == [2, 2]
+    assert sum(len(outcome["arms"][arm]["interrupted_runs"]) for arm in "AB") == 1
     starts = [line["race"] for line in ledger.read(results.folder).lines if line["event"] == "start"]
     assert [start["position"] for start in starts] == [0, 1, 2, 3, 3, 4, 5]
     assert [start["attempt"] for start in starts] == [1, 1, 1, 1, 2, 1, 1]
@@ -161,13 +161,13 @@ def test_a_plan_that_the_ledger_did_not_get_leaves_nothing_or_is_entered_before_
 def test_a_race_is_not_resumed_with_other_code_in_another_session_or_with_a_changed_plan(results, go, monkeypatch):
     _, arms = go("A=", "B=optim=muon", "n=2", hurt={1: "interrupt"})
     facts = arms.facts
-    for change, words in (
+    for change, message in (
         ({"source_sha256": "42" * 32}, "source_sha256"),
         ({"config_id": "12345678"}, "config_id"),
         ({"session_id": "0" * 16}, "another session"),
     ):
         monkeypatch.setattr(arm_process, "facts", lambda *args, change=change: facts(*args) | change)
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             race.main(["--resume"])
     monkeypatch.setattr(arm_process, "facts", facts)
     (path,) = (results.folder / "races").glob("*/plan.json")
@@ -188,29 +188,29 @@ def test_code_that_changes_while_the_race_runs_stops_it(results, monkeypatch):
 
 def test_a_failed_run_holds_its_place_and_is_not_repeated(results, go):
     code, arms = go("A=", "B=", "n=3", hurt={4: "fail"})
-    found = race_json(results)
-    assert (code, arms.num_started, found["status"]) == (0, 8, "complete")
-    assert [len(found["arms"][arm]["runs"]) for arm in "AB"] == [3, 3]
-    assert sorted(found["result"]["against"]["B"]["time"]["n"]) == [2, 3]
-    assert "runs-without-a-time" in found["result"]["against"]["B"]["flags"]
+    outcome = race_json(results)
+    assert (code, arms.num_started, outcome["status"]) == (0, 8, "complete")
+    assert [len(outcome["arms"][arm]["runs"]) for arm in "AB"] == [3, 3]
+    assert sorted(outcome["result"]["against"]["B"]["time"]["n"]) == [2, 3]
+    assert "runs-without-a-time" in outcome["result"]["against"]["B"]["flags"]
 
 
 def test_an_arm_whose_warm_up_fails_ends_the_race_and_it_says_why_it_has_no_verdict(results, go, capsys):
     code, arms = go("A=", "B=", "n=3", hurt={0: "fail"})
-    found = race_json(results)
-    assert (code, arms.num_started, found["status"], found["result"]) == (1, 1, "abandoned", None)
-    assert "the warm-up of" in found["why"] and "no verdict" in capsys.readouterr().out
-    for words in ([found["race_id"]], [f"{found['race_id']}:A", f"{found['race_id']}:B"]):
+    outcome = race_json(results)
+    assert (code, arms.num_started, outcome["status"], outcome["result"]) == (1, 1, "abandoned", None)
+    assert "the warm-up of" in outcome["why"] and "no verdict" in capsys.readouterr().out
+    for arguments in ([outcome["race_id"]], [f"{outcome['race_id']}:A", f"{outcome['race_id']}:B"]):
         with pytest.raises(ValueError, match="no verdict: the warm-up of"):
-            compare.main(words)
+            compare.main(arguments)
 
 
 def test_a_run_that_verify_refuses_ends_the_race_without_a_verdict(results, go, monkeypatch):
     """Its record says another loss than its steps; nothing is lost, and no number of it is shown."""
     add, numbers = results.add, iter(range(9))
 
-    def false(*args, **more):
-        folder = add(*args, **more)
+    def false(*args, **facts):
+        folder = add(*args, **facts)
         if next(numbers) == 3:
             run = json.loads((folder / "run.json").read_text())
             run["metrics"]["val_loss"] -= 0.01
@@ -219,9 +219,9 @@ def test_a_run_that_verify_refuses_ends_the_race_without_a_verdict(results, go, 
 
     monkeypatch.setattr(results, "add", false)
     code, arms = go("A=", "B=optim.beta2=0.99", "n=3")
-    found = race_json(results)
-    assert (code, arms.num_started, found["status"], found["result"]) == (1, 4, "abandoned", None)
-    assert "fails ./run.sh verify, so no verdict can include it: metrics follow from the facts: " in found["why"]
+    outcome = race_json(results)
+    assert (code, arms.num_started, outcome["status"], outcome["result"]) == (1, 4, "abandoned", None)
+    assert "fails ./run.sh verify, so no verdict can include it: metrics follow from the facts: " in outcome["why"]
 
 
 def test_failures_that_leave_fewer_than_two_times_end_the_race(results, go):
@@ -232,11 +232,11 @@ def test_failures_that_leave_fewer_than_two_times_end_the_race(results, go):
 
 def test_a_look_that_decides_ends_the_race_early_as_planned(results, go):
     code, arms = go("A=", "B=", "n=8", "looks=4", time_of=noisy(3, B=5))
-    found = race_json(results)
-    assert (code, found["status"], arms.num_started) == (0, "stopped_early", 10)
-    assert [(look["started"], look["planned"]) for look in found["looks"]] == [({"A": 4, "B": 4}, True)]
-    against = found["result"]["against"]["B"]
-    assert (against["verdict"], against["time"]["alpha"], found["unplanned_look"]) == ("slower", 0.025, False)
+    outcome = race_json(results)
+    assert (code, outcome["status"], arms.num_started) == (0, "stopped_early", 10)
+    assert [(look["started"], look["planned"]) for look in outcome["looks"]] == [({"A": 4, "B": 4}, True)]
+    against = outcome["result"]["against"]["B"]
+    assert (against["verdict"], against["time"]["alpha"], outcome["unplanned_look"]) == ("slower", 0.025, False)
 
 
 def test_a_look_that_does_not_decide_shows_nothing(results, go, capsys):
@@ -252,15 +252,15 @@ def test_a_race_whose_job_slurm_requeues_goes_on_with_itself(results, go, monkey
         run["launched_by"] = {"by": "slurm", "job_id": "7", "num_restarts": 0}
 
     add = results.add
-    monkeypatch.setattr(results, "add", lambda *args, **more: add(*args, **more | {"change": in_job}))
-    words = ("A=", "B=", "n=2")
-    assert go(*words, hurt={3: "interrupt"})[0] == 1
+    monkeypatch.setattr(results, "add", lambda *args, **facts: add(*args, **facts | {"change": in_job}))
+    arguments = ("A=", "B=", "n=2")
+    assert go(*arguments, hurt={3: "interrupt"})[0] == 1
     damaged = results.folder / "races" / "00000000T000000Z-damaged" / "plan.json"  # of another race, and read first
     damaged.parent.mkdir()
     damaged.write_text("{")
     for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_RESTART_COUNT": "1"}.items():
         monkeypatch.setenv(name, value)
-    code, arms = go(*words)
+    code, arms = go(*arguments)
     out, err = capsys.readouterr()
     assert code == 0 and "job requeued: " in out
     assert err.count("race: excluded: ") == 1 and str(damaged) in err
@@ -278,10 +278,10 @@ def test_looking_is_written_down_and_an_unplanned_look_spoils_the_verdict(result
         and "not-at-a-planned-look" in captured.out
     )
     race.main(["--resume"])
-    found = race_json(results)
-    assert found["unplanned_look"] and [look["planned"] for look in found["looks"]] == [False]
+    outcome = race_json(results)
+    assert outcome["unplanned_look"] and [look["planned"] for look in outcome["looks"]] == [False]
     assert "Interim looks that were not planned: 1. The verdict is not evidence." in capsys.readouterr().out
-    assert compare.main([found["race_id"], "--json"]) == 0
+    assert compare.main([outcome["race_id"], "--json"]) == 0
     assert "unplanned-look" in json.loads(capsys.readouterr().out)["flags"]
 
 
@@ -295,39 +295,39 @@ def test_a_look_at_nothing_is_none(results, go):
 
 def test_a_race_of_unknown_length_ends_with_the_first_round_that_decides(results, go, capsys):
     code, arms = go("A=", "B=optim.beta2=0.99", "n=auto:3-12", time_of=noisy(2, B=-20))
-    found, out = race_json(results), capsys.readouterr().out
-    num = len(found["arms"]["B"]["runs"])
-    assert (code, found["status"]) == (0, "stopped_early") and 3 <= num < 12
-    assert found["result"]["against"]["B"]["verdict"] == "faster"
+    outcome, out = race_json(results), capsys.readouterr().out
+    num = len(outcome["arms"]["B"]["runs"])
+    assert (code, outcome["status"]) == (0, "stopped_early") and 3 <= num < 12
+    assert outcome["result"]["against"]["B"]["verdict"] == "faster"
     assert "3 to 12 runs an arm after a warm-up each: it ends with the first round that decides" in out
     assert "plan  8 to 26 runs," in out and out.count("    look") == 1 and "--anyway" not in out
-    assert [look["planned"] for look in found["looks"]] == [True] * (num - 2)
+    assert [look["planned"] for look in outcome["looks"]] == [True] * (num - 2)
     assert "looks at 3, and after every round" in out
     assert arms.num_started == 2 * num + 2
 
 
 def test_fail_on_makes_the_exit_code_of_a_race_its_answer(results, go, capsys):
-    slow, more = {"time_of": noisy(2, B=5)}, ("A=", "B=optim.beta2=0.99", "n=5")
-    assert go(*more, "--fail-on", "slower:1%", **slow)[0] == 1
+    slow, arguments = {"time_of": noisy(2, B=5)}, ("A=", "B=optim.beta2=0.99", "n=5")
+    assert go(*arguments, "--fail-on", "slower:1%", **slow)[0] == 1
     assert "--fail-on slower fails: a slowdown of B by more than 1 % is not excluded" in capsys.readouterr().err
-    assert go(*more, "--fail-on", "slower:9%", "--fail-on", "faster,equivalent", **slow)[0] == 0
+    assert go(*arguments, "--fail-on", "slower:9%", "--fail-on", "faster,equivalent", **slow)[0] == 0
     started = len(ledger.read(results.folder).lines)
     with pytest.raises(ValueError, match="--fail-on sloow: use slower:0.5%"):
-        go(*more, "--fail-on", "sloow")
+        go(*arguments, "--fail-on", "sloow")
     assert len(ledger.read(results.folder).lines) == started
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("arguments", "why"),
     [
         (["--n", "5"], "--n: settings are key=value, not flags: write n=VALUE"),
         (["reps=5"], "reps=5: write n=5 for a number of runs"),
         (["N=5"], "N=5: write n=5 for a number of runs"),
     ],
 )
-def test_a_slip_is_answered_with_what_was_meant(results, real_facts, words, why):
+def test_a_slip_is_answered_with_what_was_meant(results, real_facts, arguments, why):
     with pytest.raises(ValueError, match=re.escape(why)):
-        race.main(["A=", "B=model=modern", *words])
+        race.main(["A=", "B=model=modern", *arguments])
 
 
 def test_a_race_whose_runs_were_all_disturbed_says_to_run_it_again_on_a_quiet_machine(results, go, monkeypatch, capsys):
@@ -336,7 +336,7 @@ def test_a_race_whose_runs_were_all_disturbed_says_to_run_it_again_on_a_quiet_ma
         run["doubts"] = [{"rank": 0, "instrument": "host", "doubt": run["validity_reasons"][0]}]
 
     add = results.add
-    monkeypatch.setattr(results, "add", lambda *args, **more: add(*args, **more, change=disturbed))
+    monkeypatch.setattr(results, "add", lambda *args, **facts: add(*args, **facts, change=disturbed))
     chance = random.Random(5)
     go("A=", "B=optim.beta2=0.99", "n=4", time_of=lambda arm, seed: chance.uniform(8, 16))
     (verdict,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("verdict: ")]
@@ -345,17 +345,17 @@ def test_a_race_whose_runs_were_all_disturbed_says_to_run_it_again_on_a_quiet_ma
 
 def test_a_race_of_unknown_length_that_nothing_decides_takes_all_its_rounds(results, go):
     go("A=", "B=optim.beta2=0.99", "n=auto:2-4", time_of=lambda arm, seed: 10 + seed % 3)
-    found = race_json(results)
-    assert (found["status"], len(found["arms"]["B"]["runs"])) == ("complete", 4)
+    outcome = race_json(results)
+    assert (outcome["status"], len(outcome["arms"]["B"]["runs"])) == ("complete", 4)
 
 
 def test_each_compilation_has_caches_of_its_own_that_its_runs_share_until_the_race_ends(results, monkeypatch):
     """A cheat: runs that were told apart only in the plan would share what the machine had compiled before."""
     variables = []
 
-    def run_to_end(folder, words, env, *args, **more):
-        variables.append((json.loads(words[1]), {name: env.get(name) for name in race_folder.COMPILED}))
-        return racers.start(folder, words[2:], results.folder, json.loads(words[1]))
+    def run_to_end(folder, command, env, *args, **options):
+        variables.append((json.loads(command[1]), {name: env.get(name) for name in race_folder.COMPILED}))
+        return racers.start(folder, command[2:], results.folder, json.loads(command[1]))
 
     racers, start = claimed.Racers(results, noisy(1)), arm_process.start
     racers.install(monkeypatch)
@@ -370,7 +370,7 @@ def test_each_compilation_has_caches_of_its_own_that_its_runs_share_until_the_ra
     }
     assert len(set.union(*groups.values())) == 6  # none is another's, a warm-up's neither
     folder = next(results.folder.glob("races/*"))
-    assert all(path.startswith(str(folder)) for caches in groups.values() for of_group in caches for path in of_group)
+    assert all(path.startswith(str(folder)) for caches in groups.values() for folders in caches for path in folders)
     assert not arm_process.caches(folder).exists()
     run = run_folder.read_raw(results.folder / race_json(results)["arms"]["B"]["runs"][-1])
     assert run["race"]["compilation"] == 1
@@ -464,7 +464,7 @@ def test_commits_of_the_harness_that_train_alike_are_not_mistaken_for_those_of_t
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("arguments", "why"),
     [
         (["A=", "B="], "A and B are the same config .* ./run.sh calibrate measures that"),
         (["A=optim=muon", "B=", "C=optim=adamw"], "B and C are the same config"),
@@ -486,15 +486,15 @@ def test_commits_of_the_harness_that_train_alike_are_not_mistaken_for_those_of_t
         ),
     ],
 )
-def test_what_could_not_be_compared_is_refused_before_the_first_run(results, real_facts, words, why):
-    anyway = "" if words[-1].startswith(("on=", "goal.")) and len(words) > 2 else ".*--anyway"
+def test_what_could_not_be_compared_is_refused_before_the_first_run(results, real_facts, arguments, why):
+    anyway = "" if arguments[-1].startswith(("on=", "goal.")) and len(arguments) > 2 else ".*--anyway"
     with pytest.raises(ValueError, match=why + anyway):
-        race.main([*words, "track=free", "goal.num_steps=20", "hardware=cpu"])
+        race.main([*arguments, "track=free", "goal.num_steps=20", "hardware=cpu"])
     assert ledger.read(results.folder).lines == []
 
 
 @pytest.mark.parametrize(
-    ("words", "anyway"),
+    ("arguments", "anyway"),
     [
         (["B=optim=muon"], False),
         (
@@ -505,13 +505,13 @@ def test_what_could_not_be_compared_is_refused_before_the_first_run(results, rea
         (["B=instruments=[regions]"], True),
     ],
 )
-def test_what_may_be_compared_and_what_is_wanted_anyway_is_planned(results, real_facts, words, anyway):
-    asked = plan.parse_request(["A=", *words, "track=free", "goal.num_steps=20", "hardware=cpu"])
-    assert (planning.begin(asked, results.folder, anyway) / "plan.json").is_file()
+def test_what_may_be_compared_and_what_is_wanted_anyway_is_planned(results, real_facts, arguments, anyway):
+    request = plan.parse_request(["A=", *arguments, "track=free", "goal.num_steps=20", "hardware=cpu"])
+    assert (planning.begin(request, results.folder, anyway) / "plan.json").is_file()
 
 
 @pytest.mark.parametrize(
-    ("words", "on", "why"),
+    ("arguments", "on", "why"),
     [
         (["B=optim=muon"], "loss", "the arms differ in optim"),
         (["B=model.num_layers=2 data.seq_len=64"], "loss", "the arms differ in model and data"),
@@ -532,9 +532,9 @@ def test_what_may_be_compared_and_what_is_wanted_anyway_is_planned(results, real
         (["B=goal.val_every_steps=10"], "time", "no setting that differs changes losses"),
     ],
 )
-def test_what_a_race_asks_follows_from_its_arms_or_is_chosen(results, real_facts, words, on, why):
-    asked = plan.parse_request(["A=", *words, "track=free", "hardware=cpu", "goal.num_steps=20"])
-    made = json.loads((planning.begin(asked, results.folder) / "plan.json").read_text())
+def test_what_a_race_asks_follows_from_its_arms_or_is_chosen(results, real_facts, arguments, on, why):
+    request = plan.parse_request(["A=", *arguments, "track=free", "hardware=cpu", "goal.num_steps=20"])
+    made = json.loads((planning.begin(request, results.folder) / "plan.json").read_text())
     assert (made["on"], made["why_on"]) == (on, why)
 
 
@@ -556,36 +556,36 @@ def test_a_race_says_what_it_asks_why_and_what_a_claim_would_need(results, real_
 
 def test_rungs_whose_steps_are_of_different_sizes_are_planned_and_others_still_refused(results, real_facts):
     """A ladder measures its target in the race, so that its rungs have one in common."""
-    asked = plan.parse_request(["A=", "B=data.batch_tokens=2048", "track=free", "goal.num_steps=20", "hardware=cpu"])
-    assert (planning.begin(asked | {"ladder": {}}, results.folder) / "plan.json").is_file()
-    asked = plan.parse_request(["A=", "B=data=markov", "track=free", "goal.num_steps=20", "hardware=cpu"])
+    request = plan.parse_request(["A=", "B=data.batch_tokens=2048", "track=free", "goal.num_steps=20", "hardware=cpu"])
+    assert (planning.begin(request | {"ladder": {}}, results.folder) / "plan.json").is_file()
+    request = plan.parse_request(["A=", "B=data=markov", "track=free", "goal.num_steps=20", "hardware=cpu"])
     with pytest.raises(ValueError, match="training data differ"):
-        planning.begin(asked | {"ladder": {}}, results.folder)
+        planning.begin(request | {"ladder": {}}, results.folder)
 
 
-@pytest.mark.parametrize("found", ["other programs use 1.95 of 2 cores (limit 0.1)", None])
-def test_a_busy_machine_is_said_before_the_first_run_and_no_plan_is_made(results, monkeypatch, capsys, found):
+@pytest.mark.parametrize("load", ["other programs use 1.95 of 2 cores (limit 0.1)", None])
+def test_a_busy_machine_is_said_before_the_first_run_and_no_plan_is_made(results, monkeypatch, capsys, load):
     """None: the code of an older revision, which says nothing of the machine."""
     arms = claimed.Racers(results, noisy(1))
     arms.install(monkeypatch)
-    busy = {"preflight": [asdict(Check("cpu load", "warn", found, "end them"))]} if found else {}
+    busy = {"preflight": [asdict(Check("cpu load", "warn", load, "end them"))]} if load else {}
     monkeypatch.setattr(arm_process, "facts", lambda *args: arms.facts(*args) | busy)
-    words = ["A=", "B=optim.beta2=0.99", "n=2"]
-    if found:
+    arguments = ["A=", "B=optim.beta2=0.99", "n=2"]
+    if load:
         with pytest.raises(ValueError, match="use 1.95 of 2 cores .*, and the verdict would be unreliable.*--anyway"):
-            race.main(words)
+            race.main(arguments)
         assert capsys.readouterr().out.count("warn  cpu load") == 1  # once, not once an arm
         assert ledger.read(results.folder).lines == []
-        words.append("--anyway")
-    assert race.main(words) == 0
+        arguments.append("--anyway")
+    assert race.main(arguments) == 0
 
 
 def test_json_of_a_race_is_all_there_is_on_standard_output(results, go, capsys):
     code, _ = go("A=", "B=", "n=2", "--json", hurt={5: "interrupt"})
-    said = capsys.readouterr()
-    found = json.loads(said.out)
-    assert (code, found["status"], found["result"]) == (1, "interrupted", None)
-    assert f"./run.sh race --resume {found['race_id']}" in found["why"] and "run 3 of 6 complete" in said.err
+    printed = capsys.readouterr()
+    outcome = json.loads(printed.out)
+    assert (code, outcome["status"], outcome["result"]) == (1, "interrupted", None)
+    assert f"./run.sh race --resume {outcome['race_id']}" in outcome["why"] and "run 3 of 6 complete" in printed.err
     assert race.main(["--look", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["baseline"] == "A"
     assert race.main(["--resume", "--json"]) == 0
@@ -603,7 +603,7 @@ def test_a_quiet_race_says_how_it_ended_and_no_more(go, capsys):
 
 def test_a_calibration_made_later_does_not_change_what_a_race_said(results, go, monkeypatch):
     go("A=", "B=", "n=3")
-    said = race_json(results)["result"]["against"]["B"]
+    answered = race_json(results)["result"]["against"]["B"]
     monkeypatch.setattr(
         calibration,
         "find_for_rows",
@@ -611,11 +611,11 @@ def test_a_calibration_made_later_does_not_change_what_a_race_said(results, go, 
     )
     monkeypatch.setattr(calibration, "floor_for", lambda *_: 25.0)
     race_id = race_json(results)["race_id"]
-    for words in ([race_id], [f"{race_id}:B", f"{race_id}:A"]):
-        ((_, found),) = comparison.compare_arms(selection.arms_from_words(words))
-        assert (found["time"]["floor_pct"], found["verdict"], found["calibration"]) == (
-            said["time"]["floor_pct"],
-            said["verdict"],
+    for arguments in ([race_id], [f"{race_id}:B", f"{race_id}:A"]):
+        ((_, compared),) = comparison.compare_arms(selection.arms_from_words(arguments))
+        assert (compared["time"]["floor_pct"], compared["verdict"], compared["calibration"]) == (
+            answered["time"]["floor_pct"],
+            answered["verdict"],
             None,
         )
 
@@ -623,8 +623,8 @@ def test_a_calibration_made_later_does_not_change_what_a_race_said(results, go, 
 def test_a_race_that_cannot_go_on_is_given_up_and_its_runs_are_marked(results, go):
     go("A=", "B=optim.lr=0.001", "n=2", hurt={4: "interrupt"})
     assert race.main(["--abandon"]) == 1
-    found = race_json(results)
-    assert (found["status"], found["result"]) == ("abandoned", None) and "--abandon" in found["why"]
+    outcome = race_json(results)
+    assert (outcome["status"], outcome["result"]) == ("abandoned", None) and "--abandon" in outcome["why"]
     configs = sorted({path.parent.name.split("-")[-3] for path in results.folder.glob("cpu_nano/*/run.json")})
     ((_, compared),) = comparison.compare_arms(
         selection.arms_from_words([str(results.folder / "cpu_nano" / f"*-{config}-*") for config in configs])
@@ -640,12 +640,12 @@ def test_showing_every_run_is_a_look(results, go):
 
 
 def test_a_race_says_how_many_races_of_its_arms_there_were_before_it(results, go, capsys):
-    words = ("A=", "B=optim.beta2=0.99", "n=2")
-    go(*words, time_of=noisy(1))
+    arguments = ("A=", "B=optim.beta2=0.99", "n=2")
+    go(*arguments, time_of=noisy(1))
     assert "earlier race" not in capsys.readouterr().out
     go("A=", "B=optim.beta2=0.9", "n=2", time_of=noisy(1))  # another candidate
-    go(*words, time_of=noisy(2, B=50))
-    go(*words, time_of=noisy(3))
+    go(*arguments, time_of=noisy(2, B=50))
+    go(*arguments, time_of=noisy(3))
     first, _, second, last = sorted((results.folder / "races").iterdir(), key=lambda folder: _made_at(folder))
     verdicts = [_result(folder)["verdict"] for folder in (first, second)]
     assert verdicts[1] == "slower"
@@ -667,23 +667,23 @@ def _result(folder):
 
 def test_three_arms_are_judged_together(results, go):
     go("A=", "B=optim.lr=0.004", "C=optim.lr=0.005", "n=4", time_of=noisy(4, C=3))
-    found = race_json(results)["result"]["against"]
-    assert (found["B"]["verdict"] in ("equivalent", "inconclusive"), found["C"]["verdict"]) == (True, "slower")
-    assert found["C"]["time"]["p_holm"] == pytest.approx(2 * found["C"]["time"]["p"])
+    answers = race_json(results)["result"]["against"]
+    assert (answers["B"]["verdict"] in ("equivalent", "inconclusive"), answers["C"]["verdict"]) == (True, "slower")
+    assert answers["C"]["time"]["p_holm"] == pytest.approx(2 * answers["C"]["time"]["p"])
     race_id = race_json(results)["race_id"]
-    for words in ([race_id], [f"{race_id}:C"], [f"{race_id}:A", f"{race_id}:C"]):  # alone it is judged no milder
-        again = dict(comparison.compare_arms(selection.arms_from_words(words)))
+    for arguments in ([race_id], [f"{race_id}:C"], [f"{race_id}:A", f"{race_id}:C"]):  # alone it is judged no milder
+        again = dict(comparison.compare_arms(selection.arms_from_words(arguments)))
         again = list(again.values())[-1]
         assert {key: again["time"][key] for key in ("p_holm", "p_equivalent_holm")} == {
-            key: found["C"]["time"][key] for key in ("p_holm", "p_equivalent_holm")
+            key: answers["C"]["time"][key] for key in ("p_holm", "p_equivalent_holm")
         }
-        assert again["words"] == found["C"]["words"]
-    assert (found["C"]["arms"], found["C"]["about"]) == (["A", "C"], ["the default", "optim.lr=0.005"])
+        assert again["words"] == answers["C"]["words"]
+    assert (answers["C"]["arms"], answers["C"]["about"]) == (["A", "C"], ["the default", "optim.lr=0.005"])
     (folder,) = (results.folder / "races").iterdir()
     text = (folder / "race.md").read_text()
-    _, of_b, of_c = text.partition("\n## ")[0].split("verdict: ")
-    assert text.startswith("# Race: B and C against A\n") and re.search("C is [0-9.]+ % slower than A", of_c)
-    assert "C is" not in of_b and not re.findall("B('s| is)", of_c) and "optim.lr=0.005" in text
+    _, b_text, c_text = text.partition("\n## ")[0].split("verdict: ")
+    assert text.startswith("# Race: B and C against A\n") and re.search("C is [0-9.]+ % slower than A", c_text)
+    assert "C is" not in b_text and not re.findall("B('s| is)", c_text) and "optim.lr=0.005" in text
 
 
 def test_a_coarse_floor_ends_no_race_early_and_the_margin_at_a_looks_alpha_does(results, go, monkeypatch):
@@ -693,25 +693,25 @@ def test_a_coarse_floor_ends_no_race_early_and_the_margin_at_a_looks_alpha_does(
     monkeypatch.setattr(calibration, "find_for_rows", lambda rows: kept)
     alike = {"time_of": lambda arm, seed: 10 * (1 + chance.gauss(0, 0.0001))}
     go("A=", "B=optim.lr=0.004", "n=5", "looks=3,5", **alike)
-    found = race_json(results)
-    assert (found["status"], found["result"]["against"]["B"]["verdict"]) == ("complete", "inconclusive")
-    assert found["plan"]["equivalence_margin_pct"] == found["result"]["against"]["B"]["time"]["margin_pct"] == 0.5
+    outcome = race_json(results)
+    assert (outcome["status"], outcome["result"]["against"]["B"]["verdict"]) == ("complete", "inconclusive")
+    assert outcome["plan"]["equivalence_margin_pct"] == outcome["result"]["against"]["B"]["time"]["margin_pct"] == 0.5
     shutil.rmtree(results.folder / "races")
     monkeypatch.setattr(calibration, "find_for_rows", lambda rows: None)
     go("A=", "B=optim.lr=0.005", "n=5", "looks=3,5", **alike)
-    found = race_json(results)
-    time = found["result"]["against"]["B"]["time"]
-    assert (found["status"], found["result"]["against"]["B"]["verdict"]) == ("stopped_early", "equivalent")
+    outcome = race_json(results)
+    time = outcome["result"]["against"]["B"]["time"]
+    assert (outcome["status"], outcome["result"]["against"]["B"]["verdict"]) == ("stopped_early", "equivalent")
     assert time["p_equivalent"] < time["alpha"] == 0.025
 
 
 def test_seeds_are_fresh_unless_they_are_given(results, go):
     results.add(seed=4)
     go("A=", "B=", "n=2")
-    assert [one["seed"] for one in race_json(results)["order"] if one["arm"] == "A"] == [5, 5, 6]
+    assert [slot["seed"] for slot in race_json(results)["order"] if slot["arm"] == "A"] == [5, 5, 6]
     shutil.rmtree(results.folder / "races")
     go("A=", "B=", "n=2", "seed=40")
-    assert [one["seed"] for one in race_json(results)["order"] if one["arm"] == "A"] == [40, 40, 41]
+    assert [slot["seed"] for slot in race_json(results)["order"] if slot["arm"] == "A"] == [40, 40, 41]
 
 
 def test_the_race_leaves_a_page_and_a_text_that_say_the_verdict(results, go):
@@ -739,18 +739,18 @@ def test_a_name_that_leads_out_of_the_folder_is_no_race(results, race_id):
 
 
 @pytest.mark.parametrize(
-    "words, message",
+    "arguments, message",
     [
         ([], "no arms are given"),
         (["A=", "B=optim.lrr=1", "track=cpu_nano"], "B: unknown setting"),
         (["--resume", "never"], "never: is not a path"),
     ],
 )
-def test_what_cannot_be_raced_is_refused_before_anything_runs(results, monkeypatch, words, message):
+def test_what_cannot_be_raced_is_refused_before_anything_runs(results, monkeypatch, arguments, message):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(results.folder))
     monkeypatch.setenv("SPEEDRUN_DATA", os.environ.get("SPEEDRUN_DATA", str(REPO / ".data")))
     with pytest.raises(ValueError, match=message):
-        race.main(words)
+        race.main(arguments)
     assert ledger.read(results.folder).lines == []
 
 
@@ -793,12 +793,12 @@ def slow_down(copy, seconds):
     path.write_text(text.replace("\n        return torch.optim.AdamW(groups, lr", slow))
 
 
-def start(checkout, *words, **options):
+def start(checkout, *arguments, **options):
     env = real_runs.environment(
         checkout / "results", SPEEDRUN_DATA=os.environ.get("SPEEDRUN_DATA", str(real_runs.REPO / ".data"))
     )
     return subprocess.Popen(
-        [sys.executable, "-m", "bench", "race", *words],
+        [sys.executable, "-m", "bench", "race", *arguments],
         cwd=checkout,
         env=env,
         text=True,
@@ -810,8 +810,8 @@ def start(checkout, *words, **options):
 
 @pytest.mark.slow
 def test_two_revisions_race_through_a_kill_and_the_slow_one_is_called_slower_by_its_region(checkout):
-    words = ["A.rev=HEAD~1", "B.rev=HEAD", "n=2", *SHORT]
-    killed = start(checkout, *words, "--anyway")
+    arguments = ["A.rev=HEAD~1", "B.rev=HEAD", "n=2", *SHORT]
+    killed = start(checkout, *arguments, "--anyway")
     real_runs.wait_for(
         lambda: (
             len([line for line in ledger.read(checkout / "results").lines if line["event"] == "start"]) == 3
@@ -826,20 +826,20 @@ def test_two_revisions_race_through_a_kill_and_the_slow_one_is_called_slower_by_
     out, _ = resumed.communicate(timeout=300)
     assert resumed.returncode == 0, out
     assert path.read_bytes() == before
-    found = json.loads((path.parent / "race.json").read_text())
+    outcome = json.loads((path.parent / "race.json").read_text())
     runs = {
-        arm: [json.loads((checkout / "results" / run / "run.json").read_text()) for run in found["arms"][arm]["runs"]]
+        arm: [json.loads((checkout / "results" / run / "run.json").read_text()) for run in outcome["arms"][arm]["runs"]]
         for arm in "AB"
     }
     assert [{run["code"]["commit"] for run in runs[arm]} for arm in "AB"] == [
-        {found["arms"][arm]["commit"]} for arm in "AB"
+        {outcome["arms"][arm]["commit"]} for arm in "AB"
     ]
     assert [len(arm) for arm in runs.values()] == [2, 2]
-    assert sum(len(arm["interrupted_runs"]) for arm in found["arms"].values()) == 1
+    assert sum(len(arm["interrupted_runs"]) for arm in outcome["arms"].values()) == 1
     assert ledger.read(checkout / "results").faults == []
     median_s = {arm: statistics.median(run["metrics"]["train_s"] for run in runs[arm]) for arm in "AB"}
     assert median_s["B"] > median_s["A"] + 0.5 * 4 * SLEEP_S  # half of what 4 steps sleep
-    assert "in optimizer" in " ".join(found["result"]["against"]["B"]["diagnosis"]["words"])
+    assert "in optimizer" in " ".join(outcome["result"]["against"]["B"]["diagnosis"]["words"])
     worktrees = subprocess.run(["git", "worktree", "list"], cwd=checkout, capture_output=True, text=True).stdout
     assert len(worktrees.splitlines()) == 1
 

@@ -41,8 +41,8 @@ class Tries(claimed.Racers):
         self.slower_us = 0  # of the candidate's look
 
     def gain(self):
-        words = dict(word.split("=") for word in self.words if "=" in word)
-        return float(words.get("optim.beta2", 0.9)) - 0.9
+        settings = dict(word.split("=") for word in self.words if "=" in word)
+        return float(settings.get("optim.beta2", 0.9)) - 0.9
 
     def start(self, folder, overrides, *rest):
         self.words = overrides
@@ -60,17 +60,17 @@ def tries(tmp_path, monkeypatch):
 
 
 def begin(tries, **settings):
-    given = {"on": "time", "alpha": 0.05, "effect": 0.5, "budget_s": 1e6, "price": None, "trust": True}
+    defaults = {"on": "time", "alpha": 0.05, "effect": 0.5, "budget_s": 1e6, "price": None, "trust": True}
     champion = {"overrides": ["track=cpu_nano", "optim.beta2=0.9"], "rev": None}
-    return refereeing.begin(tries.results.folder, champion, given | settings)
+    return refereeing.begin(tries.results.folder, champion, defaults | settings)
 
 
 def begun(tries, **settings):
     return refereeing.calibrate(begin(tries, **settings))
 
 
-def tried(search, *words):
-    search, number = refereeing.submit(search, list(words), "a test", "")
+def tried(search, *overrides):
+    search, number = refereeing.submit(search, list(overrides), "a test", "")
     search = refereeing.work(search)
     return search, search.submissions[number].decided
 
@@ -83,7 +83,7 @@ def test_a_gain_is_kept_and_becomes_the_champion_and_no_gain_is_dropped(tries):
     search, decided = tried(search, "optim.beta2=0.91")  # 1 % slower than the new champion
     assert decided["decision"] == "drop"
     search, decided = tried(search, "optim.beta2=0.92", "optim.weight_decay=0.2")
-    assert decided["decision"] == "drop" and [each.number for each in search.kept] == [1]
+    assert decided["decision"] == "drop" and [submission.number for submission in search.kept] == [1]
     assert list(deciding.replay(search)) == []
 
 
@@ -91,13 +91,13 @@ def test_an_answer_says_what_changed_in_a_step_where_the_races_have_looks(tries)
     """The look of an arm is that of its first run: of a race B's is a warm-up, which is no run of the verdict."""
     write = tries.results._write
 
-    def write_with_look(folder, of_run, run, *facts):
+    def write_with_look(folder, run_row, run, *facts):
         if run["race"]["looks"]:
             (folder / "traces").mkdir()
             kernel_us = 500 - round(1000 * tries.gain()) + tries.slower_us * (run["race"]["arm"] == "B")
             events = traces.steps_of_a_kernel(kernel_us, step_us=kernel_us + 50)
             traces.write(folder / "traces" / "look_rank0.pt.trace.json.gz", events)
-        write(folder, of_run, run, *facts)
+        write(folder, run_row, run, *facts)
 
     tries.results._write = write_with_look
     search, decided = tried(begun(tries), "optim.beta2=0.92")
@@ -120,17 +120,17 @@ def test_a_keep_says_who_replayed_its_runs(tries, capsys):
     raced = race_folder.read(tries.results.folder / "races" / decided["races"][1])
     run = tries.results.folder / raced["arms"]["B"]["runs"][0]
     record = SimpleNamespace(name=certificates.name_of(run_folder.read(run)), run=run_folder.read(run))
-    found = {"outcome": "identical", "machine": "same session", "made_at": "2026-11-28T", "replays": ["cpu_nano/it"]}
-    certificate.write(certificate.impossible(record, "") | found, [run])
-    found = "replayed: 1 of 6 identical (same session), 2026-11-28"
+    replayed = {"outcome": "identical", "machine": "same session", "made_at": "2026-11-28T", "replays": ["cpu_nano/it"]}
+    certificate.write(certificate.impossible(record, "") | replayed, [run])
+    replayed = "replayed: 1 of 6 identical (same session), 2026-11-28"
     assert referee.main(["log"]) == 0
     shown = capsys.readouterr().out
-    assert f"champion: track=cpu_nano optim.beta2=0.92 ({found})" in shown and shown.count(found) == 2
+    assert f"champion: track=cpu_nano optim.beta2=0.92 ({replayed})" in shown and shown.count(replayed) == 2
     assert referee.main(["status", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["champion_replayed"] == found
-    assert found in page.document(search).terminal()
+    assert json.loads(capsys.readouterr().out)["champion_replayed"] == replayed
+    assert replayed in page.document(search).terminal()
     shutil.rmtree(tries.results.folder / "replays")  # what is left is the bearer's claim
-    assert found.replace("identical", "claimed: identical") in deciding.sentence(search, search.submissions[1])
+    assert replayed.replace("identical", "claimed: identical") in deciding.sentence(search, search.submissions[1])
 
 
 def test_a_search_for_a_lower_loss_keeps_it_and_no_seed_that_is_repeated(tries):
@@ -139,7 +139,7 @@ def test_a_search_for_a_lower_loss_keeps_it_and_no_seed_that_is_repeated(tries):
     assert decided["decision"] == "keep" and decided["gain"] == pytest.approx(0.01)
     tries.losses_of = lambda arm, seed: {0: 5.6, 60: 3.2, 120: 2.5} if tries.gain() > 0.025 else None
     add = tries.results.add
-    tries.results.add = lambda *words, **facts: add(*words, train_loss=3.0 if "losses" in facts else None, **facts)
+    tries.results.add = lambda *args, **facts: add(*args, train_loss=3.0 if "losses" in facts else None, **facts)
     search, decided = tried(search, "optim.beta2=0.93")  # the same lucky losses, whatever the seed
     assert decided["decision"] == "drop" and "it ignores its seed" in decided["why"]
     assert list(deciding.replay(search)) == []
@@ -163,14 +163,14 @@ def test_a_setting_that_names_code_is_refused_before_the_code_is_imported(tries,
 
 
 def test_what_a_short_run_finds_refuses_a_submission_and_costs_no_level(tries, monkeypatch):
-    search, asked = begun(tries), []
+    search, calls = begun(tries), []
     monkeypatch.setattr(
-        refereeing, "_short_run", lambda search, name, arm, *times: asked.append((name, *times)) or "its clock is slow"
+        refereeing, "_short_run", lambda search, name, arm, *times: calls.append((name, *times)) or "its clock is slow"
     )
     search, decided = tried(search, "optim.beta2=0.92")
     assert decided["decision"] == "refused" and decided["why"] == "its clock is slow"
     assert search.confirmations == [] and tries.num_started == 14
-    ((name, seconds, run_s),) = asked
+    ((name, seconds, run_s),) = calls
     assert name == "1" and seconds == pytest.approx(10 * 20 / 120, rel=0.01) and run_s == pytest.approx(30, rel=0.01)
 
 
@@ -205,11 +205,11 @@ def killed_after(tries, num_lines, work):
     tries.results.now = claimed.at(num_runs)
     append, left = ledger.append, [num_lines]
 
-    def append_and_die(*words, **facts):
+    def append_and_die(*args, **facts):
         if left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         left[0] -= 1
-        line = append(*words, **facts)
+        line = append(*args, **facts)
         if left[0] == 0 and num_lines % 2:  # with an odd number after its last line, else before the next
             os.kill(os.getpid(), signal.SIGKILL)
         return line
@@ -238,8 +238,8 @@ def test_kills_at_any_moment_lose_no_submission_and_count_none_twice(tries, firs
         num_kills += 1
     assert num_kills > 10
     search = searches.read(search.folder)
-    assert [each.decided["decision"] for each in search.submissions.values()] == ["keep", "drop"]
-    assert [each.number for each in search.confirmations] == [1]
+    assert [confirmation.decided["decision"] for confirmation in search.submissions.values()] == ["keep", "drop"]
+    assert [confirmation.number for confirmation in search.confirmations] == [1]
     assert len([*(tries.results.folder / "races").glob("*/plan.json")]) == 4  # calibration, two, confirmation
     assert list(deciding.replay(search)) == []
 
@@ -260,7 +260,7 @@ def test_a_race_that_a_kill_left_without_its_line_in_the_ledger_is_ended_again(t
 
 @pytest.mark.parametrize("stage", ["_short_run", "_audit_run"])
 def test_a_check_and_an_audit_that_a_kill_cut_off_are_made_again_when_the_search_goes_on(tries, monkeypatch, stage):
-    def killed(*words):
+    def killed(*args):
         raise Interrupted("SIGTERM")
 
     search, number = refereeing.submit(begun(tries), ["optim.beta2=0.92"], "", "")
@@ -269,7 +269,7 @@ def test_a_check_and_an_audit_that_a_kill_cut_off_are_made_again_when_the_search
         with pytest.raises(Interrupted):
             refereeing.work(search)
     made = []
-    monkeypatch.setattr(refereeing, stage, lambda *words: made.append(words))
+    monkeypatch.setattr(refereeing, stage, lambda *args: made.append(args))
     search = refereeing.work(searches.read(search.folder))
     assert len(made) == 1 and search.submissions[number].decided["decision"] == "keep"
 
@@ -281,7 +281,7 @@ def test_a_machine_that_started_again_leaves_a_race_undecided_and_the_search_goe
     with pytest.raises(Interrupted):
         refereeing.work(search)
     facts = tries.facts
-    monkeypatch.setattr(arm_process, "facts", lambda *words: facts(*words) | {"session_id": "another boot"})
+    monkeypatch.setattr(arm_process, "facts", lambda *args: facts(*args) | {"session_id": "another boot"})
     search = refereeing.work(searches.read(search.folder))
     decided = search.submissions[number].decided
     assert decided["decision"] == "undecided" and "began in another session" in decided["why"]
@@ -324,8 +324,8 @@ def test_a_goal_that_differs_from_the_champions_is_refused(tries, monkeypatch):
     """A yaml of conf/model/ can set the goal: its first line says in which package it is."""
     search, planned = begun(tries), refereeing.planning.planned
 
-    def with_fewer_steps(*words, **settings):
-        made, facts = planned(*words, **settings)
+    def with_fewer_steps(*args, **settings):
+        made, facts = planned(*args, **settings)
         for name, num_steps in (("A", 120), ("B", 12)):
             facts[name]["row"] = {"num_steps": num_steps}
         return made, facts
@@ -407,9 +407,9 @@ def test_lists_in_lists_without_end_are_answered_and_end_no_server():
 
 def test_an_mcp_client_is_told_what_there_is_and_gets_answers(served):
     mcp = pytest.importorskip("mcp")
-    words = ["-m", "bench", "referee", "mcp"]
+    arguments = ["-m", "bench", "referee", "mcp"]
     env = real_runs.environment(served.results)
-    server = mcp.StdioServerParameters(command=sys.executable, args=words, env=env, cwd=str(real_runs.REPO))
+    server = mcp.StdioServerParameters(command=sys.executable, args=arguments, env=env, cwd=str(real_runs.REPO))
 
     async def talk():
         async with mcp.Client(mcp.stdio_client(server)) as client:
@@ -420,7 +420,7 @@ def test_an_mcp_client_is_told_what_there_is_and_gets_answers(served):
 
     names, log, refused = asyncio.run(talk())
     assert names == ["submit", "status", "log"]
-    assert [each["decision"] for each in log["submissions"]] == ["keep"]
+    assert [submission["decision"] for submission in log["submissions"]] == ["keep"]
     assert "goal.num_steps=3: a submission can change only" in refused["error"]
 
 

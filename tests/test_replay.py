@@ -30,9 +30,9 @@ from bench.record.rows import row_of
 from bench.report import run_page, table_groups, verdicts
 
 
-def replayed(results, *words, expect=0, **env):
-    """./run.sh replay WORDS --json -> (the certificates, what it said)."""
-    done = real_runs.bench(results, "replay", *map(str, words), "--json", **env)
+def replayed(results, *arguments, expect=0, **env):
+    """./run.sh replay ARGUMENTS --json -> (the certificates, its standard error)."""
+    done = real_runs.bench(results, "replay", *map(str, arguments), "--json", **env)
     assert done.returncode == expect, done.stdout + done.stderr + real_runs.logs(results)
     return json.loads(done.stdout or "null"), done.stderr
 
@@ -62,10 +62,10 @@ def change(folder, name, edited):
 
 def rows(*train, val=4.0):
     """Rows 0 to n of steps.csv with these training losses, validated at the end."""
-    found = [{"step": 0, "train_loss": None, "val_loss": None}]
-    found += [{"step": step, "train_loss": loss, "val_loss": None} for step, loss in enumerate(train, 1)]
-    found[-1]["val_loss"] = val
-    return found
+    step_rows = [{"step": 0, "train_loss": None, "val_loss": None}]
+    step_rows += [{"step": step, "train_loss": loss, "val_loss": None} for step, loss in enumerate(train, 1)]
+    step_rows[-1]["val_loss"] = val
+    return step_rows
 
 
 RECORDED = rows(5.0, 4.5, 4.25, 4.125, 4.0625)
@@ -97,9 +97,9 @@ def test_losses_of_another_machine_are_judged_by_what_rounding_does(losses, word
     if len(losses) < len(RECORDED):
         losses[-1]["val_loss"] = None
     moved = [row | {name: row[name] and row[name] * (1 + 2e-7) for name in outcomes.LOSSES} for row in losses]
-    found = outcomes.from_losses(RECORDED, losses, ELSEWHERE, perturbed=[moved, moved])
-    assert (found.word, found.num_equal_losses, found.num_losses, found.needs) == (word, num_equal, 6, None)
-    assert sentence in found.why
+    answer = outcomes.from_losses(RECORDED, losses, ELSEWHERE, perturbed=[moved, moved])
+    assert (answer.word, answer.num_equal_losses, answer.num_losses, answer.needs) == (word, num_equal, 6, None)
+    assert sentence in answer.why
 
 
 def test_a_word_that_needs_a_further_replay_says_which():
@@ -120,23 +120,23 @@ def test_on_the_same_machine_and_software_nothing_but_identical_holds():
     assert outcomes.from_losses(RECORDED, RECORDED, SAME).word == "identical"
     alone = outcomes.from_losses(RECORDED, CLOSE, SAME)
     assert (alone.word, alone.needs) == ("undecided", "twin") and "only a second replay" in alone.why
-    found = outcomes.from_losses(RECORDED, CLOSE, SAME, twins=[CLOSE])
-    assert found.word == "not reproduced" and "two replays here agree with each other" in found.why
+    answer = outcomes.from_losses(RECORDED, CLOSE, SAME, twins=[CLOSE])
+    assert answer.word == "not reproduced" and "two replays here agree with each other" in answer.why
     assert outcomes.from_losses(RECORDED, CLOSE, ELSEWHERE, perturbed=[RECORDED]).word == "equal within rounding"
 
 
 def test_a_run_that_differs_from_itself_is_no_cheat():
     """As with a GPU's atomic additions: the record may be honest, and nobody can tell here."""
-    found = outcomes.from_losses(RECORDED, FAR, SAME, twins=[rows(5.0, 4.6, 4.2, 4.13, 4.07)])
+    answer = outcomes.from_losses(RECORDED, FAR, SAME, twins=[rows(5.0, 4.6, 4.2, 4.13, 4.07)])
     assert (
-        found.word == "undecided"
-        and "two replays here also differ from each other, in train_loss of step 3: 4.251 and 4.2" in found.why
+        answer.word == "undecided"
+        and "two replays here also differ from each other, in train_loss of step 3: 4.251 and 4.2" in answer.why
     )
     gpu = dataclasses.replace(ELSEWHERE, is_cpu=False)
-    found = outcomes.from_losses(RECORDED, FAR, gpu, twins=[FAR])
-    assert found.word == "undecided" and "all replays gave the same losses" in found.why and "--times" in found.why
-    found = outcomes.from_losses(RECORDED, rows(9.0, 4.6, 4.25, 4.1, 4.0), gpu, twins=[rows(9.1, 4.6, 4.25, 4.1, 4.0)])
-    assert found.word == "undecided", "another GPU's rounding was not measured by it"
+    answer = outcomes.from_losses(RECORDED, FAR, gpu, twins=[FAR])
+    assert answer.word == "undecided" and "all replays gave the same losses" in answer.why and "--times" in answer.why
+    answer = outcomes.from_losses(RECORDED, rows(9.0, 4.6, 4.25, 4.1, 4.0), gpu, twins=[rows(9.1, 4.6, 4.25, 4.1, 4.0)])
+    assert answer.word == "undecided", "another GPU's rounding was not measured by it"
     other_torch = dataclasses.replace(ELSEWHERE, is_other_software=True)
     near_far = rows(5.0, 4.600001, 4.251, 4.13, 4.07)
     assert outcomes.from_losses(RECORDED, FAR, other_torch, perturbed=[near_far, near_far]).word == "undecided"
@@ -145,9 +145,9 @@ def test_a_run_that_differs_from_itself_is_no_cheat():
 
 def test_a_run_that_rounding_scatters_is_not_certified_by_it():
     """With too high a learning rate: a loss lowered by a tenth of a nat would lie within what rounding does."""
-    found = outcomes.from_losses(RECORDED, FAR, ELSEWHERE, perturbed=[rows(5.0, 4.4, 4.3, 4.1, 4.0, val=4.3)])
-    assert (found.word, found.needs) == ("undecided", None)
-    assert "rounding alone moves the losses of this run by 7.5 %" in found.why
+    answer = outcomes.from_losses(RECORDED, FAR, ELSEWHERE, perturbed=[rows(5.0, 4.4, 4.3, 4.1, 4.0, val=4.3)])
+    assert (answer.word, answer.needs) == ("undecided", None)
+    assert "rounding alone moves the losses of this run by 7.5 %" in answer.why
 
 
 def test_the_last_digit_that_a_script_prints_is_rounding():
@@ -184,8 +184,8 @@ def across(recorded, dtype, seed=0):
 def test_an_honest_run_of_another_instruction_set_holds(dtype, seed):
     """From seed 1 rounding grows to 1e-4 in float32, a hundred times as far as from seed 0."""
     other = "avx2" if dtype == "float32" else "threads1"
-    found = across(kept_rows(f"gpt2-{dtype}-s{seed}-{other}"), dtype, seed)
-    assert found.word == "equal within rounding" and found.num_equal_losses < 20, found
+    answer = across(kept_rows(f"gpt2-{dtype}-s{seed}-{other}"), dtype, seed)
+    assert answer.word == "equal within rounding" and answer.num_equal_losses < 20, answer
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_an_honest_run_of_another_instruction_set_holds(dtype, seed):
 )
 def test_another_setting_is_not_rounding(changed, in_float32, in_bfloat16):
     for dtype, word in (("float32", in_float32), ("bfloat16", in_bfloat16)):
-        found = across(kept_rows(f"gpt2-{dtype}-s0-native-{changed}"), dtype)
-        assert found.word == word, found
+        answer = across(kept_rows(f"gpt2-{dtype}-s0-native-{changed}"), dtype)
+        assert answer.word == word, answer
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -209,15 +209,15 @@ def test_a_last_loss_that_was_lowered_is_not_rounding(dtype):
     """By 0.012 nats, which an assumed bound once took for rounding in bfloat16."""
     recorded = kept_rows(f"gpt2-{dtype}-s0-{'avx2' if dtype == 'float32' else 'threads1'}")
     recorded[-1]["val_loss"] -= 0.012
-    found = across(recorded, dtype)
-    assert found.word == "not reproduced" and "val_loss of step 120" in found.why
+    answer = across(recorded, dtype)
+    assert answer.word == "not reproduced" and "val_loss of step 120" in answer.why
 
 
 def test_windows_of_steps_double_and_what_rounding_does_to_training_never_falls():
-    of_record = {(0, "val_loss"): 0.0} | {(step, "train_loss"): 4e-6 for step in range(1, 6)} | {(5, "val_loss"): 4e-6}
-    pairs = [{key: frac / 2 for key, frac in of_record.items()}, {(1, "train_loss"): 1e-6, (2, "train_loss"): 8e-6}]
-    found = outcomes.moved_by_rounding(of_record, pairs, {"train_loss": 1e-7, "val_loss": 1e-7})
-    shares = [(one.step, one.what, round(one.share, 3)) for one in found]
+    fracs = {(0, "val_loss"): 0.0} | {(step, "train_loss"): 4e-6 for step in range(1, 6)} | {(5, "val_loss"): 4e-6}
+    pairs = [{key: frac / 2 for key, frac in fracs.items()}, {(1, "train_loss"): 1e-6, (2, "train_loss"): 8e-6}]
+    windows = outcomes.moved_by_rounding(fracs, pairs, {"train_loss": 1e-7, "val_loss": 1e-7})
+    shares = [(window.step, window.what, round(window.share, 3)) for window in windows]
     assert shares[:3] == [(0, "val_loss", 0), (1, "train_loss", 2), (3, "train_loss", 0.5)]
     assert shares[3:] == [(5, "val_loss", 2), (5, "train_loss", 0.5)], "a validation has the room of its own window"
 
@@ -246,9 +246,9 @@ def timed(train_s, **changed):
     ],
 )
 def test_the_time_has_a_word_of_its_own(recorded, replayed, word, sentence):
-    found = repeats.from_rows(recorded, replayed)
-    assert found.word == word and sentence in found.why, found
-    assert repeats.needs_twin(found) == (word == "undecided" and len(replayed) == 1)
+    answer = repeats.from_rows(recorded, replayed)
+    assert answer.word == word and sentence in answer.why, answer
+    assert repeats.needs_twin(answer) == (word == "undecided" and len(replayed) == 1)
 
 
 def test_a_record_whose_times_were_cut_in_half_is_identical_and_its_time_is_not(tmp_path):
@@ -304,10 +304,10 @@ def test_numerical_libraries_are_named_with_their_versions():
 def test_a_record_replays_identical_and_both_hold_the_certificate(finished_run, tmp_path, monkeypatch):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
     folder = real_runs.copy_of(finished_run, tmp_path / "results")
-    ((found,), said) = replayed(tmp_path / "results", folder)
-    assert (found["outcome"], found["machine"]) == ("identical", "same session"), found["why"]
-    assert found["num_equal_losses"] == found["num_losses"] == 6 + 3  # six steps, validated at 0, 3 and 6
-    assert "2 shards with the record's sha256" in said and f"time  {found['time']['word']}" in said
+    ((cert,), stderr) = replayed(tmp_path / "results", folder)
+    assert (cert["outcome"], cert["machine"]) == ("identical", "same session"), cert["why"]
+    assert cert["num_equal_losses"] == cert["num_losses"] == 6 + 3  # six steps, validated at 0, 3 and 6
+    assert "2 shards with the record's sha256" in stderr and f"time  {cert['time']['word']}" in stderr
     (replay,) = (tmp_path / "results" / "replays").glob("*/*/run.json")
     assert certificates.read(replay.parent) is not None
     assert step_files.read_columns(folder, ["train_loss"]) == step_files.read_columns(replay.parent, ["train_loss"])
@@ -385,14 +385,14 @@ def test_what_is_missing_is_said_before_any_work(finished_run, tmp_path):
         run["hardware"]["num_processes"] = 8
 
     edit(folder, lacking)
-    (found,), said = replayed(tmp_path / "results", folder, "--trust", expect=2)
-    assert found["outcome"] == "impossible here"
-    assert "commit: 000000000000 is not in this repository" in found["why"] and "sha256" in found["why"]
+    (cert,), stderr = replayed(tmp_path / "results", folder, "--trust", expect=2)
+    assert cert["outcome"] == "impossible here"
+    assert "commit: 000000000000 is not in this repository" in cert["why"] and "sha256" in cert["why"]
     assert not (tmp_path / "results" / "replays").exists()
     change(folder, "steps.csv", lambda text: text)
     (folder / "steps.csv").write_text("step\n")
-    (found,), said = replayed(tmp_path / "results", folder, "--check", expect=2)
-    assert "steps.csv" in found["why"]
+    (cert,), stderr = replayed(tmp_path / "results", folder, "--check", expect=2)
+    assert "steps.csv" in cert["why"]
 
 
 @pytest.mark.slow
@@ -402,9 +402,9 @@ def test_losses_of_another_setting_are_not_reproduced_on_the_same_machine(finish
     other = real_runs.run(tmp_path / "other", "seed=5", "optim.weight_decay=0.101")
     _take_losses(folder, other)
     assert verification.report(folder)["passed"], verification.report(folder)
-    (found,), _ = replayed(tmp_path / "a", folder, "--trust", expect=1)
-    assert found["outcome"] == "not reproduced" and len(found["replays"]) == 2
-    assert "two replays here agree with each other: only identical losses hold" in found["why"]
+    (cert,), _ = replayed(tmp_path / "a", folder, "--trust", expect=1)
+    assert cert["outcome"] == "not reproduced" and len(cert["replays"]) == 2
+    assert "two replays here agree with each other: only identical losses hold" in cert["why"]
 
 
 def _take_losses(folder, other):
@@ -426,14 +426,14 @@ def _take_losses(folder, other):
 def test_a_record_that_verify_refuses_gets_no_certificate_and_changed_code_is_refused(finished_run, tmp_path):
     folder = real_runs.copy_of(finished_run, tmp_path / "a")
     edit(folder, lambda run: run["metrics"].update(val_loss=run["metrics"]["val_loss"] - 0.01))
-    (found,), said = replayed(tmp_path / "a", folder, "--trust", expect=2)
-    assert found["outcome"] == "impossible here" and "metrics follow from the facts: val_loss" in found["why"]
-    assert "wrote  no certificate" in said and not (folder / certificates.FILE).exists()
+    (cert,), stderr = replayed(tmp_path / "a", folder, "--trust", expect=2)
+    assert cert["outcome"] == "impossible here" and "metrics follow from the facts: val_loss" in cert["why"]
+    assert "wrote  no certificate" in stderr and not (folder / certificates.FILE).exists()
     assert not (tmp_path / "a" / "replays").exists()
     folder = real_runs.copy_of(finished_run, tmp_path / "b")
     edit(folder, lambda run: run["code"].update(source_sha256="1" * 64))  # of code that the record does not hold
-    (found,), _ = replayed(tmp_path / "b", folder, "--trust", expect=2)
-    assert found["outcome"] == "impossible here" and "the record was changed or is incomplete" in found["why"]
+    (cert,), _ = replayed(tmp_path / "b", folder, "--trust", expect=2)
+    assert cert["outcome"] == "impossible here" and "the record was changed or is incomplete" in cert["why"]
 
 
 def test_links_in_the_code_of_a_record_are_not_followed(tmp_path):
@@ -490,11 +490,11 @@ def test_a_strangers_code_runs_in_a_sandbox_and_gets_no_tokens(finished_run, tmp
 
     change(folder, "code/diff.patch", lambda text: patch)
     edit(folder, lambda run: run.update(code=run["code"] | known | {"copy": run["code"]["copy"]}))
-    (found,), said = replayed(tmp_path / "results", folder, HF_TOKEN="secret")
-    assert found["outcome"] == "identical" and "code/diff.patch of a record that is not in" in said
-    assert found["sandbox"] in (sandbox.BUBBLEWRAP, sandbox.NAMESPACES)
+    (cert,), stderr = replayed(tmp_path / "results", folder, HF_TOKEN="secret")
+    assert cert["outcome"] == "identical" and "code/diff.patch of a record that is not in" in stderr
+    assert cert["sandbox"] in (sandbox.BUBBLEWRAP, sandbox.NAMESPACES)
     assert not spied.exists() and (folder / "certificate.json").exists()
-    (name,) = found["replays"]
+    (name,) = cert["replays"]
     assert verification.report(tmp_path / "results/replays" / name)["passed"]
     entry = ledger.read(tmp_path / "results/replays").runs[name]
     assert entry["end"]["status"] == "complete"
@@ -502,23 +502,23 @@ def test_a_strangers_code_runs_in_a_sandbox_and_gets_no_tokens(finished_run, tmp
     record = recorded.read(folder)
     with pytest.raises(ValueError, match=r"code/diff.patch.*no sandbox can be made here .not permitted.*--trust"):
         replaying.replay(record, [], replaying.Options(), say=print)
-    (found,), _ = replayed(tmp_path / "results", folder, "--trust", HF_TOKEN="secret")
-    assert found["outcome"] == "identical" and found["sandbox"] is None and set(spied.read_text()) == set("[]")
+    (cert,), _ = replayed(tmp_path / "results", folder, "--trust", HF_TOKEN="secret")
+    assert cert["outcome"] == "identical" and cert["sandbox"] is None and set(spied.read_text()) == set("[]")
     spied.unlink()
     change(folder, "code/diff.patch", lambda text: text.replace("import contextlib, os", "import contextlib, os, sys"))
     patched_sha256 = hashlib.sha256((folder / "code/diff.patch").read_bytes()).hexdigest()
     edit(folder, lambda run: run["code"].update(diff_sha256=patched_sha256))
-    (found,), _ = replayed(tmp_path / "results", folder, "--trust", expect=2)
-    assert "bench/__init__.py, as the record holds it, is not the file" in found["why"] and not spied.exists()
+    (cert,), _ = replayed(tmp_path / "results", folder, "--trust", expect=2)
+    assert "bench/__init__.py, as the record holds it, is not the file" in cert["why"] and not spied.exists()
 
 
 @pytest.mark.slow
 def test_two_replays_of_one_record_at_once_do_not_meet(finished_run, tmp_path):
     folder = real_runs.copy_of(finished_run, tmp_path / "results")
     both = [real_runs.started(tmp_path / "results", "replay", str(folder), "--quiet") for _ in range(2)]
-    said = [one.communicate(timeout=240)[0] for one in both]
-    assert [one.returncode for one in both] == [0, 0], said
-    assert sum("waiting for another replay" in text for text in said) <= 1
+    outputs = [process.communicate(timeout=240)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert sum("waiting for another replay" in text for text in outputs) <= 1
     replays = tmp_path / "results" / "replays"
     book = ledger.read(replays)
     assert not book.faults and len(book.runs) == 2 and all(entry["end"] for entry in book.runs.values())
@@ -537,9 +537,9 @@ def test_another_instruction_set_is_another_machine(finished_run, tmp_path):
         pytest.skip("this process has the least instruction set already")
     folder = real_runs.copy_of(finished_run, tmp_path / "results")
     other = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
-    (found,), _ = replayed(tmp_path / "results", folder, "--keep-env", **other)
-    assert found["outcome"] == "equal within rounding" and found["machine"] == "same session"
-    assert found["cause"] == "another instruction set of the CPU" and len(found["replays"]) == 3  # one was no other
+    (cert,), _ = replayed(tmp_path / "results", folder, "--keep-env", **other)
+    assert cert["outcome"] == "equal within rounding" and cert["machine"] == "same session"
+    assert cert["cause"] == "another instruction set of the CPU" and len(cert["replays"]) == 3  # one was no other
 
 
 @pytest.mark.slow
@@ -554,8 +554,8 @@ def test_a_script_replays_from_the_sources_that_its_record_keeps(tmp_path):
     left = set(temp.iterdir())
     for path in script.parent.iterdir():
         path.unlink()
-    (found,), _ = replayed(tmp_path / "results", folder, TMPDIR=str(temp))
-    assert found["outcome"] == "identical", found["why"]
+    (cert,), _ = replayed(tmp_path / "results", folder, TMPDIR=str(temp))
+    assert cert["outcome"] == "identical", cert["why"]
     assert left and set(temp.iterdir()) == left, "the replay's temporary files are removed with its checkout"
 
 
@@ -567,8 +567,8 @@ def test_code_that_git_does_not_know_is_replayed_too(tmp_path):
     base.write_text(base.read_text() + "\nADDED = 1\n")
     (clone / "models" / "ladder" / "own.py").write_text("ADDED = 1\n")
 
-    def bench(*words):
-        done = real_runs.bench(tmp_path / "results", *words, cwd=clone)
+    def bench(*arguments):
+        done = real_runs.bench(tmp_path / "results", *arguments, cwd=clone)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -576,8 +576,8 @@ def test_code_that_git_does_not_know_is_replayed_too(tmp_path):
     subprocess.run(["git", "checkout", "-q", "."], cwd=clone, check=True)
     (clone / "models" / "ladder" / "own.py").unlink()
     (folder,) = real_runs.folders(tmp_path / "results")
-    (found,) = json.loads(bench("replay", str(folder), "--json"))
-    assert found["outcome"] == "identical", found["why"]
+    (cert,) = json.loads(bench("replay", str(folder), "--json"))
+    assert cert["outcome"] == "identical", cert["why"]
 
 
 def test_a_judge_may_demand_that_each_run_was_run_again(results, tmp_path, capsys):
@@ -594,9 +594,9 @@ def test_a_judge_may_demand_that_each_run_was_run_again(results, tmp_path, capsy
     _lists_certificates(capsys, published, copy)
 
 
-def shown(capsys, *words):
+def shown(capsys, *arguments):
     """What a verb prints."""
-    program.main([str(word) for word in words])
+    program.main([str(word) for word in arguments])
     return capsys.readouterr().out
 
 
@@ -611,8 +611,8 @@ def _lists_certificates(capsys, published, copy):
         assert cell in shown(capsys, "table", "--leaderboard", folder)
         (row,) = table_groups.groups(named.rows_of_words([str(folder)]))
         assert row["certificate"] == cell.strip()
-    one, *others = map(str, sorted(published.glob("cpu_nano/*")))
-    ((_, compared),) = comparison.compare_arms(selection.arms_from_words([one, "vs", *others]))
+    first, *others = map(str, sorted(published.glob("cpu_nano/*")))
+    ((_, compared),) = comparison.compare_arms(selection.arms_from_words([first, "vs", *others]))
     assert compared["certificates"] == [f"1 {claimed}", f"2 {claimed}"]
     assert f"(2 runs, 120 steps; replayed: 2 {claimed})" in verdicts.document_of((), [compared]).terminal()
     for path in copy.glob("cpu_nano/*/certificate.json"):
@@ -621,13 +621,13 @@ def _lists_certificates(capsys, published, copy):
 
 
 def test_the_words_of_certificates_are_those_of_outcomes():
-    words = {value for name, value in vars(outcomes).items() if name.isupper() and isinstance(value, str)}
-    words -= {outcomes.TWIN, outcomes.PERTURBED, outcomes.FRESH_SEEDS}
-    assert words == set(typing.get_args(certificates.Word)) and words > set(certificates.HOLDS)
+    outcome_words = {value for name, value in vars(outcomes).items() if name.isupper() and isinstance(value, str)}
+    outcome_words -= {outcomes.TWIN, outcomes.PERTURBED, outcomes.FRESH_SEEDS}
+    assert outcome_words == set(typing.get_args(certificates.Word)) and outcome_words > set(certificates.HOLDS)
 
 
 def test_repeats_are_certified_together():
     assert certificates.summarized([None, None]) is None
     assert certificates.summarized(["identical"] * 3) == "3 identical"
-    found = certificates.summarized(["identical", None, "identical", "not reproduced"])
-    assert found == "2 of 4 identical, 1 of 4 not reproduced"
+    summary = certificates.summarized(["identical", None, "identical", "not reproduced"])
+    assert summary == "2 of 4 identical, 1 of 4 not reproduced"

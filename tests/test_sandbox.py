@@ -29,8 +29,8 @@ NO_LIMITS = Limits()
 def works(kind):
     if sys.platform != "linux" or (kind == BUBBLEWRAP and not shutil.which("bwrap")):
         return False
-    words, env = sandbox.command(["true"], os.environ, using=kind)
-    return subprocess.run(words, env=env, capture_output=True).returncode == 0
+    command, env = sandbox.command(["true"], os.environ, using=kind)
+    return subprocess.run(command, env=env, capture_output=True).returncode == 0
 
 
 needs_one = pytest.mark.skipif(not works(BUBBLEWRAP) and not works(NAMESPACES), reason="no sandbox works here")
@@ -46,9 +46,9 @@ def confined(request, tmp_path):
 
     def run(code, limits=NO_LIMITS, env=os.environ, readable=()):
         readable = [*sandbox.python_files(sys.executable), *readable]
-        words = [sys.executable, "-I", "-S", "-c", code]
-        words, env = sandbox.command(words, env, readable, {work: work}, limits, work, using=request.param)
-        process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command = [sys.executable, "-I", "-S", "-c", code]
+        command, env = sandbox.command(command, env, readable, {work: work}, limits, work, using=request.param)
+        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         watch, why = sandbox.Watch(process.pid, limits, work), None
         while process.poll() is None and not (why := watch.exceeded()):
             time.sleep(0.02)
@@ -136,7 +136,7 @@ for family in (socket.AF_VSOCK, socket.AF_ALG):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("code", "limits", "words"),
+    ("code", "limits", "sentence"),
     [
         (
             "import os\nwhile True:\n try: os.fork()\n except OSError: pass",
@@ -169,12 +169,12 @@ for family in (socket.AF_VSOCK, socket.AF_ALG):
         ("import os\nfor n in range(10**5): os.mkdir(str(n))\nwhile True: pass", Limits(num_files=99), "than 99 files"),
     ],
 )
-def test_what_takes_too_much_is_named(confined, code, limits, words):
+def test_what_takes_too_much_is_named(confined, code, limits, sentence):
     """Processes, memory, memory as files, disk, inodes."""
     if limits.num_processes and os.geteuid() == 0 and not (confined.kind == NAMESPACES and namespaces.HAS_OWN_PIDS):
         pytest.skip("root's processes are only counted here, too late for this machine")
     _, _, why = confined(code, limits)
-    assert why is not None and words in why
+    assert why is not None and sentence in why
 
 
 def test_what_leaves_the_machine_no_memory_is_ended(confined, monkeypatch):
@@ -200,12 +200,12 @@ def test_what_is_to_end_hears_of_it(confined):
     """The wrappers around it hand no signal on."""
     code = "import signal, time\nsignal.signal(15, lambda *_: (open('heard', 'w'), exit()))\n"
     code += "open('ready', 'w')\ntime.sleep(99)"
-    words = [sys.executable, "-I", "-S", "-c", code]
-    words, env = sandbox.command(
-        words, os.environ, sandbox.python_files(sys.executable), {confined.work: confined.work}, None, confined.work,
+    command = [sys.executable, "-I", "-S", "-c", code]
+    command, env = sandbox.command(
+        command, os.environ, sandbox.python_files(sys.executable), {confined.work: confined.work}, None, confined.work,
         using=confined.kind,
     )  # fmt: skip
-    with processes.child(words, confined.work, env, None, 20, sandbox.WRAPPERS):
+    with processes.child(command, confined.work, env, None, 20, sandbox.WRAPPERS):
         real_runs.wait_for((confined.work / "ready").exists, 30)
     assert (confined.work / "heard").exists()
 
@@ -220,13 +220,13 @@ def _command_lines():
 def test_where_none_can_be_made_the_refusal_names_the_package(tmp_path):
     """Within a sandbox no further one can be made."""
     code = "from bench.machine import sandbox\nsandbox.kind()"
-    words, env = sandbox.command(
+    command, env = sandbox.command(
         [sys.executable, "-c", code],
         {"PATH": os.defpath, "PYTHONPATH": str(real_runs.REPO)},
         [real_runs.REPO, *sandbox.python_files(sys.executable)],
         using=NAMESPACES if works(NAMESPACES) else BUBBLEWRAP,
     )
-    done = subprocess.run(words, env=env, capture_output=True, text=True)
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert "Refused: no sandbox can be made here (" in done.stderr
     assert ("apt-get install bubblewrap" in done.stderr) == (not shutil.which("bwrap", path=os.defpath))
 
@@ -281,12 +281,12 @@ def test_a_script_that_spies_finds_nothing_and_its_run_is_recorded(tmp_path):
         paths = [str(home / ".ssh/id_rsa"), str(program / "train.py"), str(real_runs.REPO / "bench/__init__.py")]
         text = f"PATHS, PORT = {paths}, {ours.getsockname()[1]}\n{SPY}import helper\n"
         (program / "train.py").write_text(text.replace("import helper\n", "if not PORT: import helper\n"))
-        more = {"HOME": str(home), "HF_TOKEN": "secret", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-        words = ["script.sandbox=true", "track=free", "goal.val_tokens=8192"]
-        folder = scripted.run(tmp_path / "results", program / "train.py", *words, **more)
+        env = {"HOME": str(home), "HF_TOKEN": "secret", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        overrides = ["script.sandbox=true", "track=free", "goal.val_tokens=8192"]
+        folder = scripted.run(tmp_path / "results", program / "train.py", *overrides, **env)
     run = real_runs.run_json(folder)
-    found = json.loads((folder / "work/found.json").read_text())
-    assert found == {"variables": [], "seen": [], "held_out": False}
+    spied = json.loads((folder / "work/found.json").read_text())
+    assert spied == {"variables": [], "seen": [], "held_out": False}
     assert not any("shards" in doubt["doubt"] for doubt in run["doubts"] if "train" not in doubt["doubt"])
     assert run["status"] == "complete" and run["script"]["sandbox"] in (BUBBLEWRAP, NAMESPACES)
     assert (home / ".ssh/id_rsa").read_text() == "KEY" and (program / "train.py").read_text().endswith(
@@ -302,9 +302,9 @@ def test_a_script_that_spies_finds_nothing_and_its_run_is_recorded(tmp_path):
 @needs_one
 def test_a_run_that_passes_a_limit_is_ended_and_says_which(tmp_path):
     (tmp_path / "train.py").write_text("import os, time\nfor n in range(10**4): open(str(n), 'w')\ntime.sleep(99)\n")
-    words = [*scripted.TRACK, f"script={tmp_path / 'train.py'}", "script.sandbox=true"]
+    overrides = [*scripted.TRACK, f"script={tmp_path / 'train.py'}", "script.sandbox=true"]
     with real_runs.started(
-        tmp_path / "results", "run", *words, changed={"bench.machine.sandbox.MAX_FILES": 500}
+        tmp_path / "results", "run", *overrides, changed={"bench.machine.sandbox.MAX_FILES": 500}
     ) as process:
         out = process.communicate(timeout=60)[0]
     (folder,) = real_runs.folders(tmp_path / "results")
@@ -322,10 +322,10 @@ def test_a_sandbox_that_would_let_in_more_than_the_scripts_own_is_refused(tmp_pa
         (folder / "train.py").write_text("")
     (home / "program/keys.json").symlink_to(home / "keys.json")
     (home / "keys.json").write_text("{}")
-    for script, words in ((home / "train.py", "could be read"), (home / "program/train.py", "keys.json leads out of")):
+    for script, reason in ((home / "train.py", "could be read"), (home / "program/train.py", "keys.json leads out of")):
         words_typed = ["run", *scripted.TRACK, f"script={script}", "script.sandbox=true"]
         done = real_runs.bench(tmp_path / "results", *words_typed, HOME=str(home))
-        assert done.returncode == 2 and words in done.stderr, done.stderr
+        assert done.returncode == 2 and reason in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("root", ["data", "file/data"])
@@ -338,15 +338,15 @@ def test_what_a_script_in_a_sandbox_gets_of_the_validation_shards_ends_with_val_
     val = tuple(datasets.ShardFile(shard.path, 6, shard.num_bytes, "", 40) for shard in val)
     dataset = datasets.Dataset("mine", 257, val, val)
     script = SimpleNamespace(raw_data=False, sandbox=True)
-    given = work_folder.given(script, dataset, "val", val_tokens=8)
+    paths = work_folder.given(script, dataset, "val", val_tokens=8)
     kept = [*range(10, 16), 20, 21, 22]
-    found = [shards.check(path).tokens().tolist() for path in given]
-    assert found == [kept[:6], [20, 21, 22, 10, 11, 12], kept[:6]] and given[0] == val[0].path
+    tokens = [shards.check(path).tokens().tolist() for path in paths]
+    assert tokens == [kept[:6], [20, 21, 22, 10, 11, 12], kept[:6]] and paths[0] == val[0].path
     made_in = tmp_path / ("data" if root == "data" else "cache/speedrun-data")
-    assert {path.parent for path in given[1:]} == {made_in}
+    assert {path.parent for path in paths[1:]} == {made_in}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(OSError, match="SPEEDRUN_DATA=/path") if root != "data" else contextlib.nullcontext():
-        assert work_folder.given(script, dataset, "val", val_tokens=8) == given
+        assert work_folder.given(script, dataset, "val", val_tokens=8) == paths
     assert work_folder.given(script, dataset, "train", 8) == [shard.path for shard in val]
     audited = dataclasses.replace(dataset, is_audit=True)
     assert work_folder.given(script, audited, "val", 8) == [shard.path for shard in val]
@@ -356,8 +356,8 @@ def test_what_a_script_in_a_sandbox_gets_of_the_validation_shards_ends_with_val_
 @pytest.mark.slow
 @needs_one
 def test_a_script_that_is_ended_hears_of_it_in_its_sandbox(tmp_path):
-    words = ["goal=budget", "goal.target_val_loss=null", "goal.time_budget_s=1", "script.dialect=modded-nanogpt"]
-    run = scripted.odd(tmp_path, "goes_on", *words, "script.sandbox=true")
+    overrides = ["goal=budget", "goal.target_val_loss=null", "goal.time_budget_s=1", "script.dialect=modded-nanogpt"]
+    run = scripted.odd(tmp_path, "goes_on", *overrides, "script.sandbox=true")
     assert run["status"] == "complete" and run["script"]["ended_at_step"]
     assert run["environment"]["python"]  # what it knew of itself when SIGTERM came
 
@@ -365,8 +365,8 @@ def test_a_script_that_is_ended_hears_of_it_in_its_sandbox(tmp_path):
 @needs_one
 @pytest.mark.slow
 def test_ranks_meet_in_a_sandbox_and_are_looked_at_there(tmp_path):
-    more = ["hardware.num_processes=2", "hardware.num_threads=1", "script.sandbox=true", "look=on"]
-    folder = scripted.run(tmp_path, scripted.MODDED, *more)
+    overrides = ["hardware.num_processes=2", "hardware.num_threads=1", "script.sandbox=true", "look=on"]
+    folder = scripted.run(tmp_path, scripted.MODDED, *overrides)
     run = real_runs.run_json(folder)
     assert (run["status"], run["look"]["status"], run["warnings"]) == ("complete", "recorded", [])
     assert run["script"]["opened"] and len(list(folder.glob("traces/look_rank*.pt.trace.json.gz"))) == 2
@@ -385,9 +385,9 @@ def test_arms_in_sandboxes_race_and_share_what_each_compiled(tmp_path):
         text = scripted.ODD.read_text().replace("WHAT = sys.argv[1]", "WHAT = 'well'")
         (tmp_path / arm / "train.py").write_text(text + keeps)
     own = str(tmp_path / "own_cache")
-    words = [f"A=script={tmp_path}/a/train.py", f"B=script={tmp_path}/b/train.py", "script.sandbox=true", "n=2"]
-    words += [*scripted.TRACK, "compilations=2", "--anyway"]
-    done = real_runs.bench(tmp_path / "results", "race", *words, TORCHINDUCTOR_CACHE_DIR=own)
+    arguments = [f"A=script={tmp_path}/a/train.py", f"B=script={tmp_path}/b/train.py", "script.sandbox=true", "n=2"]
+    arguments += [*scripted.TRACK, "compilations=2", "--anyway"]
+    done = real_runs.bench(tmp_path / "results", "race", *arguments, TORCHINDUCTOR_CACHE_DIR=own)
     runs = [real_runs.run_json(folder) for folder in real_runs.folders(tmp_path / "results")]
     assert {run["status"] for run in runs} == {"complete"} and len(runs) >= 4, done.stdout + done.stderr
     assert all(run["script"]["sandbox"] for run in runs) and not Path(own).exists()

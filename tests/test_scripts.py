@@ -27,9 +27,9 @@ from bench.record.rows import MACHINE_INSTRUMENTS, row_of
 NANO = ["script.raw_data=true", "script.data=data/toy", "script.args=['--seed={seed}','--max_iters=20']"]
 
 
-def of_script(run):
+def script_doubts(run):
     """What is doubted of the script itself, not of a busy machine."""
-    return [one["doubt"] for one in run["doubts"] if one["instrument"] not in MACHINE_INSTRUMENTS]
+    return [doubt["doubt"] for doubt in run["doubts"] if doubt["instrument"] not in MACHINE_INSTRUMENTS]
 
 
 def faults(folder):
@@ -54,7 +54,7 @@ def test_a_script_of_modded_nanogpts_habits_runs_unmodified_on_two_ranks(modded)
     assert "batch_tokens" not in run["measured"] and run["metrics"]["tokens_per_s"] is None
     assert run["environment"]["torch"] is not None
     assert run["environment"]["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
-    assert of_script(run) == []
+    assert script_doubts(run) == []
     assert faults(modded) == []
 
 
@@ -84,9 +84,9 @@ def test_what_it_wrote_is_kept_and_copies_and_links_are_gone(modded):
     assert run["script"]["opened"] == expected
 
 
-@pytest.mark.parametrize("more", [[], pytest.param(real_runs.TWO, marks=pytest.mark.slow)])
-def test_a_script_of_nanogpts_habits_runs_unmodified(tmp_path, more):
-    folder = scripted.run(tmp_path, scripted.NANO, *NANO, *more)
+@pytest.mark.parametrize("overrides", [[], pytest.param(real_runs.TWO, marks=pytest.mark.slow)])
+def test_a_script_of_nanogpts_habits_runs_unmodified(tmp_path, overrides):
+    folder = scripted.run(tmp_path, scripted.NANO, *NANO, *overrides)
     run, rows = real_runs.run_json(folder), step_files.read(folder)
     assert (run["status"], run["script"]["dialect"]) == ("complete", "nanogpt")
     assert [row["step"] for row in rows] == list(range(22))
@@ -95,7 +95,7 @@ def test_a_script_of_nanogpts_habits_runs_unmodified(tmp_path, more):
     row, num_held = row_of(run), sum(row["flags"] == "validation" for row in rows)
     assert (row["num_disturbed_steps"], row["num_validating_steps"]) == (0, num_held) and num_held > 1
     assert "validation" not in run["timing_protocol"]["excluded"]
-    assert of_script(run) == [] and faults(folder) == []
+    assert script_doubts(run) == [] and faults(folder) == []
 
 
 def test_without_a_printed_total_the_wall_time_of_the_lines_counts(tmp_path):
@@ -125,15 +125,15 @@ def test_shards_that_are_touched_while_a_script_runs_accuse_it_of_nothing_and_ar
     lines += ["for step in (1, 2): print(f'step:{step}/2 train_time:{step * 10}ms step_avg:10.0ms')"]
     lines += ["print('step:2/2 val_loss:4.0 train_time:20ms step_avg:10.0ms')"]
     script.write_text("\n".join(lines))
-    words = ["script.dialect=modded-nanogpt", "script.raw_data=true", "script.data=data"]
-    run = real_runs.run_json(scripted.run(tmp_path / "results", script, *words, SPEEDRUN_DATA=str(data)))
-    assert not any("shards" in doubt or "data" in doubt for doubt in of_script(run)), of_script(run)
-    assert any(doubt.startswith("it prints no val_loss of step 0") for doubt in of_script(run))
+    overrides = ["script.dialect=modded-nanogpt", "script.raw_data=true", "script.data=data"]
+    run = real_runs.run_json(scripted.run(tmp_path / "results", script, *overrides, SPEEDRUN_DATA=str(data)))
+    assert not any("shards" in doubt or "data" in doubt for doubt in script_doubts(run)), script_doubts(run)
+    assert any(doubt.startswith("it prints no val_loss of step 0") for doubt in script_doubts(run))
     assert len(list(data.glob("raw-*.bin"))) == 2
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("what", "sentence"),
     [
         ("trains_on_val_and_claims_less", "it claims less time than its lines took"),
         ("claims_more", "it counts more time than passed: its lines came in 0.0"),
@@ -148,12 +148,12 @@ def test_shards_that_are_touched_while_a_script_runs_accuse_it_of_nothing_and_ar
         pytest.param("validates_longer", "its validations take longer once it has trained: 1.", marks=pytest.mark.slow),
     ],
 )
-def test_a_planted_cheat_makes_the_run_suspect_with_the_sentence_why(planted, what, words):
+def test_a_planted_cheat_makes_the_run_suspect_with_the_sentence_why(planted, what, sentence):
     run = planted(what)
     is_implausible = what == "trained_before"  # and its last loss is below the track's bound
     assert (run["status"], run["validity"]) == ("complete", "invalid" if is_implausible else "suspect")
-    assert any(words in doubt for doubt in of_script(run)), of_script(run)
-    assert any(words in reason for reason in run["validity_reasons"])
+    assert any(sentence in doubt for doubt in script_doubts(run)), script_doubts(run)
+    assert any(sentence in reason for reason in run["validity_reasons"])
     assert faults(run["folder"]) == []
 
 
@@ -161,13 +161,13 @@ def test_where_the_track_fixes_no_data_a_script_may_bring_its_own(planted, tmp_p
     own = tmp_path / "own.bin"
     own.write_bytes(b"own")
     run = scripted.odd(tmp_path / "free", f"own_data,{own}", "track=free")
-    assert of_script(run) == [] and faults(run["folder"]) == []
+    assert script_doubts(run) == [] and faults(run["folder"]) == []
     assert run["data"] == {"source": "script", "vocab_size": None, "floor_nats": None, "train": [], "val": []}
     assert len(run["script"]["opened"]) == 1 and run["script"]["opened"][0].endswith("own.bin")
     rows = [row_of(run) | {"run_id": run_id} for run_id in "ab"]
-    found = eligibility.judge(rows[:1], rows[1:])
-    assert found.refusals == [] and "data-unknown" in found.flags
-    refused = of_script(scripted.odd(tmp_path / "nano", f"own_data,{own}"))
+    judgement = eligibility.judge(rows[:1], rows[1:])
+    assert judgement.refusals == [] and "data-unknown" in judgement.flags
+    refused = script_doubts(scripted.odd(tmp_path / "nano", f"own_data,{own}"))
     assert any(doubt.startswith("it never opened the track's train shards") for doubt in refused)
     assert any("track=free" in doubt for doubt in refused)
 
@@ -177,7 +177,7 @@ def test_where_the_track_fixes_no_data_a_script_may_bring_its_own(planted, tmp_p
 )
 def test_an_honest_script_is_not_doubted(planted, what):
     run = planted(what)
-    assert run["status"] == "complete" and of_script(run) == []
+    assert run["status"] == "complete" and script_doubts(run) == []
     assert faults(run["folder"]) == []
 
 
@@ -248,9 +248,9 @@ def test_what_no_record_can_hold_is_named_and_the_run_is_complete(removed_after)
     assert not_kept[deep] == "it has more than 64 folders within each other"
     warned = [warning["error"] for warning in run["warnings"] if warning["instrument"] == "launcher"]
     assert [f"{name}: {why}" for name, why in not_kept.items()] == warned
-    assert (run["status"], of_script(run), faults(run["folder"])) == ("complete", [], [])
-    for words in (["report", str(run["folder"])], ["table"]):
-        done = real_runs.bench(removed_after, *words)
+    assert (run["status"], script_doubts(run), faults(run["folder"])) == ("complete", [], [])
+    for arguments in (["report", str(run["folder"])], ["table"]):
+        done = real_runs.bench(removed_after, *arguments)
         assert done.returncode == 0 and "damaged" not in done.stdout + done.stderr, done.stdout + done.stderr
 
 
@@ -261,9 +261,9 @@ def test_a_pipe_in_the_place_of_a_records_file_is_refused_and_not_waited_for(tmp
 
 
 def test_the_reading_of_its_files_is_ended_by_a_signal_that_the_record_names(tmp_path):
-    words = ["run", *scripted.TRACK, f"script={scripted.ODD}", "script.args=[leaves_much]"]
+    arguments = ["run", *scripted.TRACK, f"script={scripted.ODD}", "script.args=[leaves_much]"]
     changed = {"bench.record.run_folder.BLOCK_BYTES": 1, "bench.machine.signals.PATIENCE_S": 0.2}
-    process = real_runs.started(tmp_path, *words, changed=changed)
+    process = real_runs.started(tmp_path, *arguments, changed=changed)
     much = real_runs.wait_for(lambda: list(tmp_path.glob("*/*/work/much.bin")))[0]
     real_runs.wait_for(lambda: not (much.parent / "train.py").exists())  # tidied: its files are read next
     process.terminate()
@@ -284,7 +284,7 @@ def test_a_script_that_fills_a_gpu_leaves_a_snapshot_of_its_memory(tmp_path):
     assert run["failure"]["kind"] == "out_of_memory"
     with (run["folder"] / "memory" / "oom_rank0.pickle").open("rb") as file:
         assert pickle.load(file)["segments"] == []
-    assert "memory/oom_rank0.pickle" in [one["path"] for one in run["artifacts"]]
+    assert "memory/oom_rank0.pickle" in [artifact["path"] for artifact in run["artifacts"]]
 
 
 def test_a_killed_script_is_named_and_its_children_end(tmp_path):
@@ -342,7 +342,7 @@ def test_a_race_says_after_a_warm_up_that_a_script_will_not_be_compared(planted,
         return capsys.readouterr().out
 
     assert warned("good") == ""
-    assert "warn  B's times will not be compared" in (words := warned("other_data")) and words.count("\n") == 1
+    assert "warn  B's times will not be compared" in (warning := warned("other_data")) and warning.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -352,8 +352,8 @@ def test_two_scripts_race_by_a_plan_to_a_verdict_that_judge_reads(tmp_path):
     faster = (mine / "train_gpt.py").read_text().replace("sleep(0.02)", "sleep(0.01)").replace('"0.3"', '"0.31"')
     (mine / "train_gpt.py").write_text(faster)
     results = tmp_path / "results"
-    words = [f"A=script={scripted.MODDED}", f"B=script={mine / 'train_gpt.py'}", "n=2", "--json", *scripted.TRACK]
-    done = real_runs.bench(results, "race", *words, "--anyway", timeout_s=900)
+    arguments = [f"A=script={scripted.MODDED}", f"B=script={mine / 'train_gpt.py'}", "n=2", "--json", *scripted.TRACK]
+    done = real_runs.bench(results, "race", *arguments, "--anyway", timeout_s=900)
     assert done.returncode == 0, done.stdout + done.stderr
     against = json.loads(done.stdout)["result"]["against"]["B"]
     assert against["comparable"] and against["time"]["change_pct"] < -10
@@ -370,8 +370,8 @@ def test_two_scripts_race_by_a_plan_to_a_verdict_that_judge_reads(tmp_path):
 
 @pytest.mark.slow
 def test_steps_of_a_script_are_profiled_by_its_printed_lines_and_do_not_count(tmp_path):
-    words = ["profile=window", "profile.stop_after_window=true", "script.args=[2000]"]  # else it would take minutes
-    folder = scripted.run(tmp_path, scripted.MODDED, *words, *real_runs.TWO)
+    overrides = ["profile=window", "profile.stop_after_window=true", "script.args=[2000]"]  # else it would take minutes
+    folder = scripted.run(tmp_path, scripted.MODDED, *overrides, *real_runs.TWO)
     run, rows = real_runs.run_json(folder), step_files.read(folder)
     flagged = [step for step in (5, 6, 7, 8, 9) if step <= rows[-1]["step"]]  # 9 may be printed after the end is asked
     assert [row["step"] for row in rows if row["flags"] == "profiled"] == flagged
@@ -391,8 +391,8 @@ def test_steps_of_a_script_are_profiled_by_its_printed_lines_and_do_not_count(tm
 @pytest.mark.slow
 def test_a_schedule_of_torchs_records_a_script_in_cycles(tmp_path):
     schedule = "profile.schedule={wait:1,warmup:1,active:2,repeat:2,skip_first:2}"  # 5 and 6, then 9 and 10
-    words = [schedule, "profile.stop_after_window=true", "script.args=[2000]"]
-    folder = scripted.run(tmp_path, scripted.MODDED, *words, *real_runs.TWO)
+    overrides = [schedule, "profile.stop_after_window=true", "script.args=[2000]"]
+    folder = scripted.run(tmp_path, scripted.MODDED, *overrides, *real_runs.TWO)
     for cycle, steps in ((1, (5, 6)), (2, (9, 10))):
         for rank in range(2):
             trace = gzip.decompress((folder / f"traces/trace_cycle{cycle}_rank{rank}.pt.trace.json.gz").read_bytes())
@@ -400,8 +400,8 @@ def test_a_schedule_of_torchs_records_a_script_in_cycles(tmp_path):
             assert [name for name in events if name.startswith("ProfilerStep")] == [
                 f"ProfilerStep#{step}" for step in steps
             ]
-    found = real_runs.run_json(folder)["instrument_summaries"]["trace"]
-    assert {name: window["status"] for name, window in found.items()} == dict.fromkeys(
+    windows = real_runs.run_json(folder)["instrument_summaries"]["trace"]
+    assert {name: window["status"] for name, window in windows.items()} == dict.fromkeys(
         ("trace_cycle1", "trace_cycle2"), "recorded"
     )
 
@@ -425,26 +425,26 @@ def test_two_versions_of_torch_may_race_as_scripts_and_the_answer_says_so(plante
     a |= {"setting": json.dumps(setting)}
     b = a | {"run_id": "other", "script_doubt": None}
     others = [b | {"setting": json.dumps(setting | {"torch": "1.13"}), "comparability_id": "f" * 16}]
-    found = eligibility.judge([a], others)
-    assert found.refusals == [] and "software-differs" in found.flags
-    assert any("torch differs: " in one and one.endswith("part of what is raced") for one in found.remarks)
+    judgement = eligibility.judge([a], others)
+    assert judgement.refusals == [] and "software-differs" in judgement.flags
+    assert any("torch differs: " in remark and remark.endswith("part of what is raced") for remark in judgement.remarks)
     others = [b | {"setting": json.dumps(setting | {"world_size": 2}), "comparability_id": "f" * 16}]
-    assert any("world size differs" in one for one in eligibility.judge([a], others).refusals)
+    assert any("world size differs" in refusal for refusal in eligibility.judge([a], others).refusals)
 
 
 def test_arms_of_scripts_may_have_a_torch_each_and_one_arm_may_not_mix_them(planted):
     good = planted("good")
 
-    def raced(torch, **more):
+    def raced(torch, **facts):
         environment = good["environment"] | {"torch": torch}
-        record = good | {"environment": environment, "comparability_id": f"of torch {torch}"} | more
+        record = good | {"environment": environment, "comparability_id": f"of torch {torch}"} | facts
         return SimpleNamespace(record=record)
 
     def judged(own, others):
         return runs.the_runs_share_one_setting(SimpleNamespace(runs=own, others=others, is_of_logs=False))
 
-    passed, words = judged([raced("2.13"), raced("2.13")], [raced("2.12")])
-    assert passed and words.endswith("; torch differ, part of what is raced")
+    passed, sentence = judged([raced("2.13"), raced("2.13")], [raced("2.12")])
+    assert passed and sentence.endswith("; torch differ, part of what is raced")
     assert not judged([raced("2.13"), raced("2.12")], [raced("2.12")])[0]
     assert not judged([raced("2.13")], [raced("2.12", script=None)])[0]
     assert not judged([raced("2.13")], [raced("2.13", comparability_id="of another driver")])[0]
@@ -472,7 +472,7 @@ def test_an_edit_of_a_source_beside_the_script_is_another_identity_and_what_it_w
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["script=nothing.py"], "script=nothing.py: there is no such file"),
         (["script=ODD", "model=modern"], "model=modern: script="),
@@ -486,10 +486,10 @@ def test_an_edit_of_a_source_beside_the_script_is_another_identity_and_what_it_w
         (["script=ODD", "script.dialect=nothing.yaml"], "cannot be read"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys, words, message):
+def test_what_cannot_be_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys, overrides, message):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
-    words = [word.replace("ODD", str(scripted.ODD)) for word in words]
-    assert program.main(["run", *scripted.TRACK, *words]) == 2
+    overrides = [word.replace("ODD", str(scripted.ODD)) for word in overrides]
+    assert program.main(["run", *scripted.TRACK, *overrides]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert real_runs.folders(tmp_path) == []
 

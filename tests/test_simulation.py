@@ -64,9 +64,9 @@ def rows(arm, times_s):
 
 
 def verdict(a_s, b_s, plan=None):
-    found = compare_rows(rows("A", a_s), rows("B", b_s), plan=plan, floor_pct=0.1)
-    assert "order-confounded" not in found["flags"]
-    return found["verdict"]
+    comparison = compare_rows(rows("A", a_s), rows("B", b_s), plan=plan, floor_pct=0.1)
+    assert "order-confounded" not in comparison["flags"]
+    return comparison["verdict"]
 
 
 @pytest.fixture
@@ -95,11 +95,11 @@ def test_identical_code_is_called_different_in_at_most_7_of_100_tests_at_5_pct(n
 def test_the_verdict_itself_cries_wolf_less_often_than_the_test(deciding_alone):
     """With ten times the noise: of less, what differs by chance is inside the margin, and equivalent."""
     times_s = simulated_s(numpy.random.default_rng(1), 400, 2, 5)
-    said = [verdict(a, b) for a, b in times_s]
-    assert numpy.mean([one in ("faster", "slower") for one in said]) <= 0.02 and said.count("equivalent") > 350
-    said = [verdict(a**10, b**10) for a, b in times_s]
-    assert numpy.mean([one in ("faster", "slower") for one in said]) <= 0.07
-    assert said.count("faster") > 0 < said.count("slower")
+    answers = [verdict(a, b) for a, b in times_s]
+    assert numpy.mean([kind in ("faster", "slower") for kind in answers]) <= 0.02 and answers.count("equivalent") > 350
+    answers = [verdict(a**10, b**10) for a, b in times_s]
+    assert numpy.mean([kind in ("faster", "slower") for kind in answers]) <= 0.07
+    assert answers.count("faster") > 0 < answers.count("slower")
 
 
 @pytest.mark.parametrize(("n", "promised"), [(5, 0.80), (10, 0.80), (3, 0.70)])
@@ -126,29 +126,29 @@ def test_a_real_slowdown_is_never_called_equivalent_and_a_small_one_is_not_eithe
 def test_no_kind_of_verdict_is_wrong_more_often_than_its_level_whatever_the_noise_and_the_floor(deciding_alone):
     """Pooled over three plans: at most 5 % and three standard errors.  Never equivalent where the floor is coarser."""
     plans = ((2,), (5,), (3, 5))
-    found = verdicts.simulated(60, (0.05, 0.2, 1.0, 20.0), plans=plans)
+    simulated = verdicts.simulated(60, (0.05, 0.2, 1.0, 20.0), plans=plans)
     pooled = {}
-    for (sd_pct, effect_pct, _, floor_pct), said in found.items():
-        pooled.setdefault((sd_pct, effect_pct, floor_pct), []).extend(said)
-    for (sd_pct, effect_pct, floor_pct), said in pooled.items():
-        assert len(said) == 180
-        num_wrong = sum(verdicts.is_wrong(one, effect_pct) for one in said)
+    for (sd_pct, effect_pct, _, floor_pct), answers in simulated.items():
+        pooled.setdefault((sd_pct, effect_pct, floor_pct), []).extend(answers)
+    for (sd_pct, effect_pct, floor_pct), answers in pooled.items():
+        assert len(answers) == 180
+        num_wrong = sum(verdicts.is_wrong(answer, effect_pct) for answer in answers)
         assert num_wrong / 180 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 180), (sd_pct, effect_pct, floor_pct)
-        assert floor_pct <= verdicts.MARGIN_PCT or "equivalent" not in said
+        assert floor_pct <= verdicts.MARGIN_PCT or "equivalent" not in answers
     assert set(pooled[0.05, 0.0, 0.1]) <= {"equivalent", "inconclusive", "faster", "slower"}
     assert pooled[0.05, 0.0, 0.1].count("equivalent") > 150 and pooled[0.05, 2.0, 1.0].count("slower") > 150
-    assert sum(verdicts.is_wrong(one, effect) for (_, effect, _), some in pooled.items() for one in some) > 0
+    assert sum(verdicts.is_wrong(answer, effect) for (_, effect, _), some in pooled.items() for answer in some) > 0
 
 
 @pytest.mark.slow
 def test_the_table_of_wrong_verdicts_in_the_docs_is_what_the_simulation_says(deciding_alone):
     """One block of it: all of them take minutes."""
-    found = verdicts.simulated(verdicts.NUM_RACES, sds_pct := (0.2,))
+    simulated = verdicts.simulated(verdicts.NUM_RACES, sds_pct := (0.2,))
     docs = {cells_of(line) for line in (REPO / "docs/reference/statistics.md").read_text().splitlines()}
-    rows = verdicts.table(found, sds_pct).splitlines()[2:]
+    rows = verdicts.table(simulated, sds_pct).splitlines()[2:]
     assert len(rows) == 4 and {cells_of(row) for row in rows} <= docs
     slack = 3 * math.sqrt(0.05 * 0.95 / verdicts.NUM_RACES)
-    assert all(max(verdicts.rates(found, 0.2, floor)) <= 0.05 + slack for floor in verdicts.FLOORS_PCT)
+    assert all(max(verdicts.rates(simulated, 0.2, floor)) <= 0.05 + slack for floor in verdicts.FLOORS_PCT)
 
 
 def cells_of(line):
@@ -160,18 +160,18 @@ def test_time_that_is_only_moved_outside_an_arms_own_clock_is_called_faster_as_r
     deciding_alone, val_sd_pct
 ):
     """1 % by its own clock, none by the launcher's: its own alone would say faster in nearly all races."""
-    said = verdicts.of_both_clocks(numpy.random.default_rng(9), -1.0, 1.0, val_sd_pct, 300)
-    alone, both = zip(*said, strict=True)
+    answers = verdicts.answers_by_clock(numpy.random.default_rng(9), -1.0, 1.0, val_sd_pct, 300)
+    alone, both = zip(*answers, strict=True)
     assert alone.count("faster") > 295
     assert both.count("faster") / 300 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 300) and "slower" not in both
 
 
 def test_the_launchers_clock_costs_an_honest_race_little_power(deciding_alone):
     """0.5 %, five runs a side of 0.2 %, validations that spread half as much: 5 of 100 races less at most."""
-    alone, both = zip(*verdicts.of_both_clocks(numpy.random.default_rng(10), -0.5, 0.0, 0.1, 300), strict=True)
+    alone, both = zip(*verdicts.answers_by_clock(numpy.random.default_rng(10), -0.5, 0.0, 0.1, 300), strict=True)
     assert alone.count("faster") / 300 > 0.8 and both.count("faster") > alone.count("faster") - 15
-    alone, both = zip(*verdicts.of_both_clocks(numpy.random.default_rng(11), 0.0, 0.0, 0.2, 300), strict=True)
-    assert sum(one in ("faster", "slower") for one in both) <= 0.05 * 300
+    alone, both = zip(*verdicts.answers_by_clock(numpy.random.default_rng(11), 0.0, 0.0, 0.2, 300), strict=True)
+    assert sum(answer in ("faster", "slower") for answer in both) <= 0.05 * 300
 
 
 @pytest.mark.slow
@@ -187,15 +187,15 @@ def test_the_table_of_both_clocks_in_the_docs_is_what_the_simulation_says(decidi
 def test_a_race_is_called_different_in_at_most_7_of_100_whatever_the_machine_does(deciding_alone, name):
     """And not for want of power: a true 0.5 % is found."""
     for n in (5, 10):
-        said = verdicts.of_world(30, n, 0.0, 400, verdicts.WORLDS[name])
-        assert verdicts.share(said, "faster", "slower") <= 0.07
-    said = verdicts.of_world(31, 10, 0.5, 100, verdicts.WORLDS[name])
-    assert verdicts.share(said, "slower") >= 0.65
+        answers = verdicts.world_answers(30, n, 0.0, 400, verdicts.WORLDS[name])
+        assert verdicts.share(answers, "faster", "slower") <= 0.07
+    answers = verdicts.world_answers(31, 10, 0.5, 100, verdicts.WORLDS[name])
+    assert verdicts.share(answers, "slower") >= 0.65
 
 
 def test_half_a_percent_under_a_drift_of_2_percent_is_found_in_85_of_100_races_of_six_rounds(deciding_alone):
-    said = verdicts.of_world(31, 6, 0.5, 400, verdicts.drift)
-    assert verdicts.share(said, "slower") >= 0.85
+    answers = verdicts.world_answers(31, 6, 0.5, 400, verdicts.drift)
+    assert verdicts.share(answers, "slower") >= 0.85
     rng, slots = numpy.random.default_rng(31), verdicts.slots_of(6, 0)
     times_s = [verdicts.times_of(rng, slots, 0.5, verdicts.drift) for _ in range(100)]
     assert numpy.mean([p_of(a_s, b_s) < 0.05 for a_s, b_s in times_s]) <= 0.05  # Welch's test, on such races
@@ -205,34 +205,34 @@ def test_half_a_percent_under_a_drift_of_2_percent_is_found_in_85_of_100_races_o
 def test_what_the_runs_of_a_compilation_share_makes_no_verdict(deciding_alone, n, num_compilations):
     """Half of the runs' own spread, and twice of it; with one compilation an arm it does, the more the more runs."""
     for lottery_pct in (0.1, 0.4):
-        said = verdicts.of_world(32, n, 0.0, 400, verdicts.quiet, lottery_pct, num_compilations)
-        assert verdicts.share(said, "faster", "slower") <= 0.07
-    said = verdicts.of_world(32, 10, 0.0, 200, verdicts.quiet, 0.4, 1)
-    assert verdicts.share(said, "faster", "slower") > 0.3
+        answers = verdicts.world_answers(32, n, 0.0, 400, verdicts.quiet, lottery_pct, num_compilations)
+        assert verdicts.share(answers, "faster", "slower") <= 0.07
+    answers = verdicts.world_answers(32, 10, 0.0, 200, verdicts.quiet, 0.4, 1)
+    assert verdicts.share(answers, "faster", "slower") > 0.3
 
 
 def test_one_outlying_run_in_ten_hides_nothing(deciding_alone):
     """One run of each arm of ten is 5 % slower: 1 % is found in 85 of 100, by Welch in 53, and none is no verdict."""
-    rng, said = numpy.random.default_rng(35), {0.0: [], 1.0: []}
+    rng, answers = numpy.random.default_rng(35), {0.0: [], 1.0: []}
     for number in range(200):
         slots = verdicts.slots_of(10, number)
-        for effect_pct, so_far in said.items():
+        for effect_pct, so_far in answers.items():
             a_s, b_s = verdicts.times_of(rng, slots, effect_pct)
             a_s[rng.integers(10)] *= 1.05
             b_s[rng.integers(10)] *= 1.05
-            so_far.append(verdicts.said_of((a_s, b_s), slots)[0])
-    assert verdicts.share(said[1.0], "slower") >= 0.85 and verdicts.share(said[0.0], "faster", "slower") <= 0.07
+            so_far.append(verdicts.judged((a_s, b_s), slots)[0])
+    assert verdicts.share(answers[1.0], "slower") >= 0.85 and verdicts.share(answers[0.0], "faster", "slower") <= 0.07
 
 
 def test_a_candidate_that_is_slow_in_one_run_of_ten_is_not_called_faster(deciding_alone):
     """1 % faster in nine runs and 20 % slower in one: slower on average, which a clipped residual alone would hide."""
-    rng, said = numpy.random.default_rng(39), []
+    rng, answers = numpy.random.default_rng(39), []
     for number in range(200):
         slots = verdicts.slots_of(10, number)
         a_s, b_s = verdicts.times_of(rng, slots, -1.0)
         b_s[rng.integers(10)] *= 1.2
-        said.append(verdicts.said_of((a_s, b_s), slots)[0])
-    assert verdicts.share(said, "faster") <= 0.05
+        answers.append(verdicts.judged((a_s, b_s), slots)[0])
+    assert verdicts.share(answers, "faster") <= 0.05
 
 
 def test_arms_one_after_the_other_get_no_firm_verdict():
@@ -240,13 +240,13 @@ def test_arms_one_after_the_other_get_no_firm_verdict():
     for number in range(40):
         rng = numpy.random.default_rng(number)
         pct = verdicts.WORLD_SD_PCT * rng.standard_normal(10) + verdicts.drift(rng, numpy.arange(10))
-        arms = [10 * numpy.exp(of_arm / 100) for of_arm in (pct[:5], pct[5:])]
+        arms = [10 * numpy.exp(arm_pct / 100) for arm_pct in (pct[:5], pct[5:])]
         runs = [rows(name, times_s) for name, times_s in zip("AB", arms, strict=True)]
         for hour, row in enumerate(itertools.chain(*runs)):
             row["started_at"] = f"2026-11-21T{hour:02d}:00:00.000Z"
-        found = compare_rows(*runs, floor_pct=0.1)
-        assert (found["verdict"], found["time"]["drift_pct"]) == ("not_interleaved", 0.2)
-        low_pct, high_pct = found["time"]["ci95_pct"]
+        comparison = compare_rows(*runs, floor_pct=0.1)
+        assert (comparison["verdict"], comparison["time"]["drift_pct"]) == ("not_interleaved", 0.2)
+        low_pct, high_pct = comparison["time"]["ci95_pct"]
         welch = stats.interval(stats.welch(*(numpy.log(times_s).tolist() for times_s in arms)))
         assert [low_pct + 0.2, high_pct - 0.2] == pytest.approx([100 * math.expm1(edge) for edge in welch])
 
@@ -258,16 +258,16 @@ def test_arms_one_after_the_other_get_no_firm_verdict():
 def test_a_plan_that_looks_after_every_round_is_wrong_in_at_most_5_of_100(deciding_alone, name):
     rng = numpy.random.default_rng(36)
     races = [verdicts.sequential(rng, 0.0, number, verdicts.WORLDS[name]) for number in range(300)]
-    assert verdicts.share([said for said, *_ in races], "faster", "slower") <= 0.05
+    assert verdicts.share([answer for answer, *_ in races], "faster", "slower") <= 0.05
     races = [verdicts.sequential(rng, 0.5, number, verdicts.WORLDS[name]) for number in range(300)]
-    assert verdicts.share([said for said, *_ in races], "faster", "equivalent") <= 0.05
-    assert verdicts.share([said for said, *_ in races], "slower") >= 0.9
+    assert verdicts.share([answer for answer, *_ in races], "faster", "equivalent") <= 0.05
+    assert verdicts.share([answer for answer, *_ in races], "slower") >= 0.9
 
 
 def test_a_change_of_1_percent_ends_a_plan_of_3_to_20_rounds_before_five(deciding_alone):
     rng = numpy.random.default_rng(37)
-    said, rounds, _ = zip(*(verdicts.sequential(rng, 1.0, number) for number in range(200)), strict=True)
-    assert set(said) == {"slower"} and numpy.mean(rounds) < 5
+    answers, rounds, _ = zip(*(verdicts.sequential(rng, 1.0, number) for number in range(200)), strict=True)
+    assert set(answers) == {"slower"} and numpy.mean(rounds) < 5
 
 
 @pytest.mark.slow

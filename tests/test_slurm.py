@@ -33,19 +33,19 @@ def slurm(tmp_path_factory):
         pytest.skip(str(error))
 
 
-def command_of(slurm, results, *words):
-    """(a command's words, what subprocess needs besides)."""
+def command_of(slurm, results, *arguments):
+    """Returns (the arguments of a process, subprocess's options)."""
     env = real_runs.environment(results) | slurm.variables
-    return [sys.executable, "-m", "bench", *words], {"cwd": real_runs.REPO, "env": env, "text": True}
+    return [sys.executable, "-m", "bench", *arguments], {"cwd": real_runs.REPO, "env": env, "text": True}
 
 
-def bench(slurm, results, *words, before=(), timeout_s=300):
-    command, options = command_of(slurm, results, *words)
+def bench(slurm, results, *arguments, before=(), timeout_s=300):
+    command, options = command_of(slurm, results, *arguments)
     return subprocess.run([*before, *command], capture_output=True, timeout=timeout_s, **options)
 
 
-def started(slurm, results, *words, before=()):
-    command, options = command_of(slurm, results, *words)
+def started(slurm, results, *arguments, before=()):
+    command, options = command_of(slurm, results, *arguments)
     return subprocess.Popen([*before, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
 
 
@@ -75,9 +75,9 @@ def test_a_job_over_two_nodes_is_submitted_followed_and_collected(slurm, tmp_pat
     assert "#SBATCH --nodes=2\n" in script.read_text() and "#SBATCH --time=10\n" in script.read_text()
 
 
-def submitted(slurm, results, *words, run=real_runs.ENDLESS):
+def submitted(slurm, results, *overrides, run=real_runs.ENDLESS):
     """A job of a long run that has begun to train -> (the process that follows it, its id)."""
-    process = started(slurm, results, "run", *run, *NODES, "cluster=slurm", *words)
+    process = started(slurm, results, "run", *run, *NODES, "cluster=slurm", *overrides)
     real_runs.wait_for(lambda: list(results.glob("*/*/.progress.tmp")))
     return process, records(results)[0]["launched_by"]["job_id"]
 
@@ -89,8 +89,8 @@ def requeued(slurm, tmp_path_factory):
     SLURM starts it again after 20 s at least: tests that leave the nodes as they are name it to run meanwhile.
     """
     results = tmp_path_factory.mktemp("requeued")
-    words = ["goal.num_steps=30", "goal.val_every_steps=30", "cluster.requeue=true"]
-    process, job_id = submitted(slurm, results, *words, run=real_runs.LONG)
+    overrides = ["goal.num_steps=30", "goal.val_every_steps=30", "cluster.requeue=true"]
+    process, job_id = submitted(slurm, results, *overrides, run=real_runs.LONG)
     slurm.run("scontrol", "requeue", job_id)
     yield process, job_id, results
     if process.poll() is None:  # its own test was not asked for
@@ -132,9 +132,9 @@ def test_a_requeued_job_leaves_the_run_that_it_lost_and_the_one_that_it_made(req
 
 def test_a_preempted_job_writes_a_checkpoint_is_requeued_and_ends_as_one_record(slurm, tmp_path):
     """With GraceTime, in which SLURM sends SIGTERM; by itself the job would end as failed and not start again."""
-    words = ["goal.num_steps=6000", "goal.val_every_steps=2000", "resume=auto"]
+    overrides = ["goal.num_steps=6000", "goal.val_every_steps=2000", "resume=auto"]
     script = tmp_path / "job.sh"
-    command = [sys.executable, "-m", "bench", "run", *real_runs.ENDLESS, *words]
+    command = [sys.executable, "-m", "bench", "run", *real_runs.ENDLESS, *overrides]
     script.write_text(f"#!/bin/bash\ncd {real_runs.REPO}\nexec {' '.join(command)}\n")
     results = real_runs.environment(tmp_path)["SPEEDRUN_RESULTS"]
     options = ["--partition=low", "--requeue", "--exclusive", "--open-mode=append", f"--output={tmp_path}/log"]
@@ -175,9 +175,9 @@ def test_a_sweep_by_submitit_is_collected_and_its_table_printed(slurm, tmp_path)
 
 
 @contextlib.contextmanager
-def sweep_by_submitit(slurm, results, *words, num_running=2):
+def sweep_by_submitit(slurm, results, *overrides, num_running=2):
     """-> the process of a sweep, so many runs of which have begun to train."""
-    command = ["run", "-m", *real_runs.LONG, "hardware.num_threads=1", *words, *LAUNCHER]
+    command = ["run", "-m", *real_runs.LONG, "hardware.num_threads=1", *overrides, *LAUNCHER]
     with started(slurm, results, *command) as process:
         real_runs.wait_for(lambda: len(list(results.glob("*/*/.progress.tmp"))) >= num_running)
         yield process
@@ -186,10 +186,10 @@ def sweep_by_submitit(slurm, results, *words, num_running=2):
 @needs_submitit
 def test_a_job_of_a_sweep_that_is_lost_does_not_end_the_others_and_the_same_command_runs_it_again(slurm, tmp_path):
     """Killed with all that could write a record, as by a cgroup that ran out of memory."""
-    words = ["seed=0,1", "goal.num_steps=40", "goal.val_every_steps=40"]
-    with sweep_by_submitit(slurm, tmp_path, *words) as process:
+    overrides = ["seed=0,1", "goal.num_steps=40", "goal.val_every_steps=40"]
+    with sweep_by_submitit(slurm, tmp_path, *overrides) as process:
         (first,) = [run for run in records(tmp_path) if run["seed"] == 0]
-        for pid in of_job(first["launched_by"]["job_id"]):
+        for pid in pids_of_job(first["launched_by"]["job_id"]):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         out, _ = process.communicate(timeout=200)
@@ -201,19 +201,19 @@ def test_a_job_of_a_sweep_that_is_lost_does_not_end_the_others_and_the_same_comm
     assert lost["failure"]["message"].startswith("SLURM has ended its job")
     assert scripted.pids(tmp_path) == []
     assert slurm.run("squeue", "--noheader").stdout == ""
-    done = bench(slurm, tmp_path, "run", "-m", *real_runs.LONG, "hardware.num_threads=1", *words, *LAUNCHER)
+    done = bench(slurm, tmp_path, "run", "-m", *real_runs.LONG, "hardware.num_threads=1", *overrides, *LAUNCHER)
     assert done.returncode == 0 and "2 of 2 complete" in done.stdout, done.stdout + done.stderr
     assert sorted(run["seed"] for run in records(tmp_path)) == [0, 0, 1]
 
 
-def of_job(job_id):
+def pids_of_job(job_id):
     """The pids of what one of SLURM's jobs runs."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if f"SLURM_JOB_ID={job_id}".encode() in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 @needs_submitit
@@ -226,8 +226,8 @@ def test_a_sweep_by_submitit_waits_for_a_job_whose_node_failed_and_which_begins_
     lost = [run for run in records(tmp_path) if run["status"] != "complete"]
     assert lost, out
     for run in lost:  # the launcher may have been killed with its node
-        found = run["failure"]
-        assert found["kind"] == "launcher_killed" or ": SLURM starts job " in found["message"], (found, run["ended_at"])
+        cause = run["failure"]
+        assert cause["kind"] == "launcher_killed" or ": SLURM starts job " in cause["message"], (cause, run["ended_at"])
     assert {run["launched_by"]["num_restarts"] for run in lost} == {0}
     assert scripted.pids(tmp_path) == []
     assert slurm.run("squeue", "--noheader").stdout == ""
@@ -247,8 +247,8 @@ def test_a_job_that_loses_a_node_says_so_in_its_record(slurm, tmp_path):
 
 @needs_submitit
 def test_a_signal_to_a_sweep_by_submitit_ends_its_jobs_and_keeps_honest_records(slurm, tmp_path):
-    words = ["seed=0,1,2", "hydra.launcher.array_parallelism=1"]
-    with sweep_by_submitit(slurm, tmp_path, *words, num_running=1) as process:
+    overrides = ["seed=0,1,2", "hydra.launcher.array_parallelism=1"]
+    with sweep_by_submitit(slurm, tmp_path, *overrides, num_running=1) as process:
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=90)
     assert process.returncode == 1 and "ending 3 job(s)" in out and "2 not run, it was interrupted" in out, out
@@ -264,27 +264,27 @@ def test_a_signal_to_a_sweep_by_submitit_ends_its_jobs_and_keeps_honest_records(
 
 def followers(results):
     """The pids of what srun started on other nodes for the runs in this results folder."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            words = (path / "cmdline").read_bytes().split(b"\0")
+            arguments = (path / "cmdline").read_bytes().split(b"\0")
             ours = f"SPEEDRUN_RESULTS={results}".encode() in (path / "environ").read_bytes().split(b"\0")
-            if ours and b"bench.launch.nodes.member" in words and words[0] != b"srun":
-                found.append(int(path.name))
-    return found
+            if ours and b"bench.launch.nodes.member" in arguments and arguments[0] != b"srun":
+                pids.append(int(path.name))
+    return pids
 
 
 def test_a_race_whose_run_loses_a_node_runs_it_again(slurm, tmp_path):
     """As far as its second attempt; then it is interrupted, to be resumed."""
-    words = ["race", "A=optim.lr=0.001", "B=optim.lr=0.002", "n=2", "--anyway", *real_runs.SHORT, *NODES]
-    words += ["goal.num_steps=150", "goal.val_every_steps=150"]  # seconds, in which the loss is noticed
-    with started(slurm, tmp_path, *words, before=("salloc", "-N2")) as process:
+    arguments = ["race", "A=optim.lr=0.001", "B=optim.lr=0.002", "n=2", "--anyway", *real_runs.SHORT, *NODES]
+    arguments += ["goal.num_steps=150", "goal.val_every_steps=150"]  # seconds, in which the loss is noticed
+    with started(slurm, tmp_path, *arguments, before=("salloc", "-N2")) as process:
         real_runs.wait_for(lambda: real_runs.folders(tmp_path), timeout_s=240)  # all nodes have met
         for pid in followers(tmp_path):
             os.kill(pid, signal.SIGKILL)
         real_runs.wait_for(lambda: "complete" in [run["status"] for run in records(tmp_path)], timeout_s=240)
-        (of_salloc,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(of_salloc), signal.SIGTERM)
+        (child_pid,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(child_pid), signal.SIGTERM)
         out, _ = process.communicate(timeout=120)
     assert process.returncode == 1 and "./run.sh race --resume" in out, out
     lost, again, *_ = sorted(records(tmp_path), key=lambda run: run["started_at"])

@@ -27,8 +27,8 @@ def make(results, grid=GRID, not_run=(), why=None, **changes):
     folder = sweep.begin(results, sweep_id, ["run", "-m", *WORDS], [point(*at) for at in grid], None)
     for number, (at, (val_loss, train_s)) in enumerate(grid.items()):
         if at not in not_run:
-            of_run = {"sweep": {"sweep_id": sweep_id}} | changes.get(str(at), {})
-            run_id = add(results, number, *at, val_loss, train_s, **of_run)
+            facts = {"sweep": {"sweep_id": sweep_id}} | changes.get(str(at), {})
+            run_id = add(results, number, *at, val_loss, train_s, **facts)
             sweep.keep(folder, number, point(*at), {"folder": results / "cpu_nano" / run_id})
     sweep.end(folder, why)
     return folder
@@ -51,8 +51,8 @@ def test_the_same_words_and_code_are_the_same_sweep():
 def test_its_axes_are_the_keys_in_which_its_points_differ():
     points = [["track=free", *point(*at)] for at in GRID]
     assert sweep.axes(points) == {"optim.lr": [0.001, 0.003], "model.num_layers": [2, 4], "seed": [0, 1]}
-    found = sweep.axes([["model=gpt2", "x=null"], ["model=modern", "x=true"]])
-    assert found == {"model": ["gpt2", "modern"], "x": [None, True]}
+    axes = sweep.axes([["model=gpt2", "x=null"], ["model=modern", "x=true"]])
+    assert axes == {"model": ["gpt2", "modern"], "x": [None, True]}
     assert sweep_results.about(sweep.axes(points), 8) == "8 runs: 2 optim.lr x 2 model.num_layers x 2 seed"
 
 
@@ -61,13 +61,13 @@ def test_its_runs_are_found_from_its_folder_and_from_the_records_alone(results, 
     other = add(results, 20, 0.002, 2, 0, 1.0, 1.0)
     (folder / sweep.POINTS).unlink()
     assert len(sweep_results.read(folder).rows) == 8  # by run.json
-    found = sweep_results.read(folder)
+    swept = sweep_results.read(folder)
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
     assert table.main(["--sweep", folder.name[:8], "--json"]) == 0
     ids = [row["run_id"] for row in json.loads(capsys.readouterr().out)]
-    assert sorted(ids) == sorted(found.folders) and other not in ids
+    assert sorted(ids) == sorted(swept.folders) and other not in ids
 
 
 def test_a_run_that_was_complete_before_is_one_of_its_runs(results, capsys):
@@ -95,27 +95,27 @@ def test_a_moved_results_folder_keeps_its_sweeps_and_a_damaged_one_says_so(resul
 
 def test_the_summary_names_the_best_the_means_what_failed_and_what_did_not_run(results):
     folder = make(results, not_run=[(0.003, 4, 1)], why="--budget 2h is spent", **{str((0.003, 4, 0)): LOST})
-    found = sweep_results.read(folder)
+    swept = sweep_results.read(folder)
     best = "best of 3: optim.lr=0.003 model.num_layers=2, val_loss 3.9000 (mean of 2 runs, sd 0.1414)"
     ahead = "0.2000 nats ahead of optim.lr=0.001 model.num_layers=2, which these runs do not tell apart"
     interval = "(95 % interval -0.4085 to +0.8085)"  # 4.30265, t(0.975, df 2), times sqrt(0.02 / 2 + 0.02 / 2)
-    assert sweep_results.best(found) == f"{best}; {ahead} {interval}"
-    why = sweep_results.why(found)
+    assert sweep_results.best(swept) == f"{best}; {ahead} {interval}"
+    why = sweep_results.why(swept)
     assert "optim.lr 0.3000 (best 0.003)" in why and "model.num_layers 0.3000 (best 2)" in why
     assert "repeats of one config differ by sd 0.1155" in why  # sqrt((0.02 + 0 + 0.02) / 3)
     assert why.endswith("; not every combination ran: the means are of unlike runs")
-    assert sweep_results.confirm(found).endswith(f"./run.sh race --from-sweep {folder.name} --top 2 n=5")
-    means = {pivot.keys[0]: {at[0]: (cell.n, cell.mean) for at, cell in pivot.cells.items()} for pivot in found.means()}
+    assert sweep_results.confirm(swept).endswith(f"./run.sh race --from-sweep {folder.name} --top 2 n=5")
+    means = {pivot.keys[0]: {at[0]: (cell.n, cell.mean) for at, cell in pivot.cells.items()} for pivot in swept.means()}
     assert means["optim.lr"] == {0.001: (4, pytest.approx(4.2)), 0.003: (2, pytest.approx(3.9))}
     assert means["model.num_layers"] == {2: (4, pytest.approx(4.0)), 4: (2, pytest.approx(4.3))}
-    lines = sweep_results.ended(found, folder / sweep_page.NAME, 6, 8).splitlines()
+    lines = sweep_results.ended(swept, folder / sweep_page.NAME, 6, 8).splitlines()
     assert [line.strip() for line in lines[:4]] == [
         "6 of 8 complete",
         "failed: optim.lr=0.003 model.num_layers=4 seed=0: out_of_memory: m",
         "1 not run, --budget 2h is spent: the same command goes on with them",
         "not begun: optim.lr=0.003 model.num_layers=4 seed=1",
     ]
-    shown = "\n".join(sweep_results.table(found))
+    shown = "\n".join(sweep_results.table(swept))
     assert shown.splitlines()[5].split()[:5] == ["0.003", "2", "2", "3.9000", "0.14142"]
 
 
@@ -126,13 +126,13 @@ def test_a_sweep_by_another_metric_is_ranked_drawn_and_told_by_it_in_its_directi
         run["goal"]["metric"] = {"name": "core", "unit": "", "direction": "higher"}
         run["metrics"]["score"] = run["metrics"]["val_loss"] / 10  # so that the largest loss wins
         path.write_text(json.dumps(run))
-    found = sweep_results.read(folder)
+    swept = sweep_results.read(folder)
     best = (
         "best of 4: optim.lr=0.003 model.num_layers=4, core 0.46000 (mean of 2 runs, sd 0.01414); 0.0300 of core ahead"
     )
-    assert sweep_results.best(found).startswith(f"{best} of optim.lr=0.001 model.num_layers=4, which these runs do not")
+    assert sweep_results.best(swept).startswith(f"{best} of optim.lr=0.001 model.num_layers=4, which these runs do not")
     assert "core between the best and the worst mean of each setting: model.num_layers 0.04500 (best 4" in (
-        sweep_results.why(found)
+        sweep_results.why(swept)
     )
     page = sweep_page.document(folder).html()
     assert "core_mean" in page and "val_loss" not in re.sub(
@@ -148,7 +148,7 @@ def test_a_sweep_by_another_metric_is_ranked_drawn_and_told_by_it_in_its_directi
 def test_the_table_says_what_all_runs_share_and_no_time_of_runs_beside_others(results):
     folder = make(results)
     facts = sweep.read(folder)
-    points = [["track=free", *words] for words in facts["points"]]
+    points = [["track=free", *overrides] for overrides in facts["points"]]
     (folder / sweep.NAME).write_text(json.dumps(facts | {"points": points}))
     shown = sweep_results.table(sweep_results.read(folder))
     assert shown[2] == "settings of all: track=free" and "train_s_mean" in shown[4]
@@ -173,8 +173,8 @@ def test_a_point_that_failed_and_then_ran_is_not_lost(results):
     folder = make(results, **{str((0.003, 4, 0)): LOST})
     again = add(results, 40, 0.003, 4, 0, 4.5, 20.0)
     sweep.keep(folder, 6, point(0.003, 4, 0), {"folder": results / "cpu_nano" / again})
-    found = sweep_results.read(folder)
-    assert found.lost == [] and found.not_run == []
+    swept = sweep_results.read(folder)
+    assert swept.lost == [] and swept.not_run == []
 
 
 def test_a_run_whose_launcher_was_killed_before_it_was_kept_is_lost_and_not_one_that_did_not_begin(results):
@@ -182,41 +182,41 @@ def test_a_run_whose_launcher_was_killed_before_it_was_kept_is_lost_and_not_one_
     path = folder / sweep.POINTS
     lines = [line for line in path.read_text().splitlines() if json.loads(line)["overrides"] != point(0.003, 4, 0)]
     path.write_text("\n".join(lines) + "\n")
-    found = sweep_results.read(folder)
-    assert [row["failure"] for row in found.lost] == ["out_of_memory"] and found.not_run == []
+    swept = sweep_results.read(folder)
+    assert [row["failure"] for row in swept.lost] == ["out_of_memory"] and swept.not_run == []
 
 
 # ---- budget
 
 
 @pytest.mark.parametrize(
-    ("words", "seconds"), [("90s", 90.0), ("45m", 2700.0), ("2h", 7200.0), ("1h30m", 5400.0), ("1.5h", 5400.0)]
+    ("duration", "seconds"), [("90s", 90.0), ("45m", 2700.0), ("2h", 7200.0), ("1h30m", 5400.0), ("1.5h", 5400.0)]
 )
-def test_a_duration_is_what_a_person_types(words, seconds):
-    assert seconds_of(words) == seconds
+def test_a_duration_is_what_a_person_types(duration, seconds):
+    assert seconds_of(duration) == seconds
 
 
-@pytest.mark.parametrize("words", ["", "2", "h", "2 h", "-1h", "2d", "1h x"])
-def test_what_is_no_duration_is_refused(words):
+@pytest.mark.parametrize("duration", ["", "2", "h", "2 h", "-1h", "2d", "1h x"])
+def test_what_is_no_duration_is_refused(duration):
     with pytest.raises(ValueError, match="is not a duration: write 90s"):
-        seconds_of(words)
+        seconds_of(duration)
 
 
 def test_no_run_begins_that_would_end_after_the_budget(monkeypatch):
     now_s = [0.0]
     monkeypatch.setattr(series.time, "monotonic", lambda: now_s[0])
-    one = series.Series(["a", "a", "b"], {"b": 50.0}, live=False, budget_s=89.0)
-    with one:
-        assert one.num_fitting() == 1  # nothing known of a: as long as b
-        one.begin()
+    runs = series.Series(["a", "a", "b"], {"b": 50.0}, live=False, budget_s=89.0)
+    with runs:
+        assert runs.num_fitting() == 1  # nothing known of a: as long as b
+        runs.begin()
         now_s[0] = 20.0
-        assert one.num_fitting() == 1  # the one that runs
-        one.end()
-        assert one.num_fitting() == 1  # 20 s spent, a takes 20, and b 50 after that: 90
-        one.begin()
+        assert runs.num_fitting() == 1  # the one that runs
+        runs.end()
+        assert runs.num_fitting() == 1  # 20 s spent, a takes 20, and b 50 after that: 90
+        runs.begin()
         now_s[0] = 40.0
-        one.end()
-        assert one.num_fitting() == 0 and not one.fits()
+        runs.end()
+        assert runs.num_fitting() == 0 and not runs.fits()
     unknown = series.Series(["a"], {}, live=False, budget_s=0.0)
     assert unknown.num_fitting() is None and unknown.fits()
 
@@ -227,42 +227,42 @@ def test_a_budget_foretells_how_many_runs_fit(monkeypatch, capsys):
     with series.Series(["a"] * 12, {"a": 600.0}, live=False, budget_s=3600.0):
         pass
     assert "12 runs, about 2.0 h; 6 of 12 fit in the budget, 60 min" in capsys.readouterr().out
-    with series.Series(["a"] * 12, {}, live=False, budget_s=7200.0) as one:
+    with series.Series(["a"] * 12, {}, live=False, budget_s=7200.0) as one_slot:
         assert "12 runs, the duration is known after the first\n" in capsys.readouterr().out
-        one.begin("seed=0")
+        one_slot.begin("seed=0")
         now_s[0] = 600.0
-        one.end()
-        one.begin("seed=1")
-        one.end()
-        one.begin("seed=2")
-    said = [line for line in capsys.readouterr().out.splitlines() if "fit in the budget" in line]
-    assert said == ["     run  2 of 12: seed=1, about 110 min to go; all fit in the budget, 2.0 h"]
+        one_slot.end()
+        one_slot.begin("seed=1")
+        one_slot.end()
+        one_slot.begin("seed=2")
+    forecasts = [line for line in capsys.readouterr().out.splitlines() if "fit in the budget" in line]
+    assert forecasts == ["     run  2 of 12: seed=1, about 110 min to go; all fit in the budget, 2.0 h"]
     now_s[0] = 0.0
-    two = series.Series(["a"] * 11, {}, live=False, budget_s=3600.0, at_once=2)
-    assert two.fits() and two.forecast() == "11 runs, 2 at a time, the duration is known after the first"
+    two_slots = series.Series(["a"] * 11, {}, live=False, budget_s=3600.0, at_once=2)
+    assert two_slots.fits() and two_slots.forecast() == "11 runs, 2 at a time, the duration is known after the first"
     now_s[0] = 1700.0
-    two.end(spent_s=1000.0)  # 1900 s are left: one more in each of two slots
-    assert two.forecast() == "10 runs, 2 at a time, about 83 min; 2 of 10 fit in the budget, 60 min"
+    two_slots.end(spent_s=1000.0)  # 1900 s are left: one more in each of two slots
+    assert two_slots.forecast() == "10 runs, 2 at a time, about 83 min; 2 of 10 fit in the budget, 60 min"
     now_s[0] = 2700.0
-    assert not two.fits()
+    assert not two_slots.fits()
 
 
 # ---- pages and pictures
 
 
 def test_two_axes_are_a_heat_map_and_one_is_a_line_with_its_interval(results):
-    found = sweep_results.read(make(results))
-    assert [one.id for one in sweep_page.drawings(found)] == ["heat-val-loss", "heat-train-s"]
-    line, _ = sweep_page.charts(found)
+    swept = sweep_results.read(make(results))
+    assert [drawing.id for drawing in sweep_page.drawings(swept)] == ["heat-val-loss", "heat-train-s"]
+    line, _ = sweep_page.charts(swept)
     assert line["series"][0]["y"] == [4.2, None, None, None, 4.25, None, None, None]
     assert line["series"][1]["y"] == [4.0, 4.2, 4.3, 4.3, 3.8, 4.0, 4.5, 4.7]
     assert "low" not in line["series"][0]  # the other settings are no noise
 
 
 def test_one_axis_has_the_interval_of_its_mean(results):
-    found = sweep_results.read(make(results, {at: value for at, value in GRID.items() if at[1] == 2}))
-    assert found.keys == ["optim.lr"] and sweep_page.drawings(found) == []
-    (line,) = sweep_page.charts(found)
+    swept = sweep_results.read(make(results, {at: value for at, value in GRID.items() if at[1] == 2}))
+    assert swept.keys == ["optim.lr"] and sweep_page.drawings(swept) == []
+    (line,) = sweep_page.charts(swept)
     assert line["series"][0]["y"] == [4.1, None, 3.9, None]
     half_width = 12.706204736432095 * 0.1  # t(0.975, 1) * sd 0.14142 / sqrt 2
     assert line["series"][0]["low"] == [pytest.approx(4.1 - half_width), None, pytest.approx(3.9 - half_width), None]
@@ -270,11 +270,11 @@ def test_one_axis_has_the_interval_of_its_mean(results):
 
 
 def test_an_axis_of_lists_has_a_heat_map(results):
-    found = sweep_results.read(make(results, {at: value for at, value in GRID.items() if at[1] == 2}))
-    for row in (*found.rows, *found.groups):
+    swept = sweep_results.read(make(results, {at: value for at, value in GRID.items() if at[1] == 2}))
+    for row in (*swept.rows, *swept.groups):
         row["optim.lr"] = ["--lr", str(row["optim.lr"])]
-    assert sweep_page.charts(found) == []
-    assert "--lr" in sweep_page.drawings(found)[0].markup
+    assert sweep_page.charts(swept) == []
+    assert "--lr" in sweep_page.drawings(swept)[0].markup
 
 
 def test_of_three_axes_each_numeric_one_has_its_means(results):
@@ -283,15 +283,15 @@ def test_of_three_axes_each_numeric_one_has_its_means(results):
     muon = add(results, 50, 0.003, 2, 0, 3.5, 9.0, optim="muon")
     sweep.keep(folder, 9, [*point(0.003, 2, 0), "optim=muon"], {"folder": results / "cpu_nano" / muon})
     facts = sweep.read(folder)
-    points = [[*words, "optim=adamw"] for words in facts["points"]]
+    points = [[*overrides, "optim=adamw"] for overrides in facts["points"]]
     (folder / sweep.NAME).write_text(json.dumps(facts | {"points": points}))
     lines = [json.loads(line) for line in (folder / sweep.POINTS).read_text().splitlines()]
     lines = [line | {"overrides": [*line["overrides"], "optim=adamw"]} for line in lines[:-1]] + lines[-1:]
     (folder / sweep.POINTS).write_text("\n".join(map(json.dumps, lines)))
-    found = sweep_results.read(folder)
-    assert found.keys == ["optim.lr", "model.num_layers", "optim"]
-    assert sweep_page.drawings(found) == []
-    assert [spec["title"] for spec in sweep_page.charts(found)] == [
+    swept = sweep_results.read(folder)
+    assert swept.keys == ["optim.lr", "model.num_layers", "optim"]
+    assert sweep_page.drawings(swept) == []
+    assert [spec["title"] for spec in sweep_page.charts(swept)] == [
         "val_loss by optim.lr",
         "val_loss by model.num_layers",
     ]
@@ -324,23 +324,23 @@ def test_no_time_of_a_suspect_run_is_the_best_and_the_page_says_why(results):
     fastest, second = sorted(times_s, key=lambda at: sum(times_s[at]))[:2]
     suspect = {"validity": "suspect", "validity_reasons": ["load of 3.1"]}
     for folder, disturbed, best in ((results / "one", [(*fastest, 0)], [second]), (results, GRID, [])):
-        found = sweep_results.read(make(folder, **{str(at): suspect for at in disturbed}))
-        pivots = [table_groups.pivot_of(found.rows, found.keys, value) for value in ("train_s", "val_loss")]
+        swept = sweep_results.read(make(folder, **{str(at): suspect for at in disturbed}))
+        pivots = [table_groups.pivot_of(swept.rows, swept.keys, value) for value in ("train_s", "val_loss")]
         assert [at for at, cell in pivots[0].cells.items() if cell.is_best] == best
         assert sum(cell.is_best for cell in pivots[1].cells.values()) == 1
-    html = sweep_page.document(results / "sweeps" / found.facts["sweep_id"]).html()
+    html = sweep_page.document(results / "sweeps" / swept.facts["sweep_id"]).html()
     assert "8 of 8 complete runs are suspect (load of 3.1): trust their losses, not their times." in html
     assert html.count("no best, as the runs are suspect") == 1
 
 
 def test_a_config_whose_losses_are_doubted_is_not_the_best(results):
-    found = sweep_results.read(make(results))
-    first, second = (sweep_results.values(found, group) for group in found.ranked[:2])
-    assert sweep_results.best(found).startswith(f"best of 4: {first}, ")
-    for row in found.rows:
-        if sweep_results.values(found, row) == first:
+    swept = sweep_results.read(make(results))
+    first, second = (sweep_results.values(swept, group) for group in swept.ranked[:2])
+    assert sweep_results.best(swept).startswith(f"best of 4: {first}, ")
+    for row in swept.rows:
+        if sweep_results.values(swept, row) == first:
             row["script_doubt"] = "its loss is not of its logits"
-    assert sweep_results.best(found).startswith(f"best of 3: {second}, ")
+    assert sweep_results.best(swept).startswith(f"best of 3: {second}, ")
 
 
 def test_loss_curves_of_the_configs_are_laid_over_each_other(results):

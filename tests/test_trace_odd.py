@@ -25,24 +25,24 @@ def rows():
     ]
 
 
-def of(path, **options):
+def read(path, **options):
     """The analysis of the first rank, which every form of the answer can show."""
     answer = traces.analysed(find(path), **options)
     read_as_text(answer), json.dumps(answer, allow_nan=False)
     return next(iter(answer["ranks"].values()))
 
 
-def of_rows(folder, events, **options):
-    return of(write(folder / "a.json", events), **options)
+def read_rows(folder, events, **options):
+    return read(write(folder / "a.json", events), **options)
 
 
 def is_the_same(path):
-    found = of(path)
-    assert [found["temporal"][f"{name}_us"] for name in ("span", "idle", "compute")] == [65.0, 30.0, 30.0]
-    assert found["kernels"][0]["name"] == "gemm" and found["kernels"][0]["std_us"] == pytest.approx(50**0.5)
-    assert (found["num_device_rows"], found["profiler_steps"], found["launches"]["num_unlinked"]) == (4, [1], 0)
-    assert found["copies"][0]["gib"] == 5 / 1024 and found["cut"] is None and found["num_bad_events"] == 0
-    assert next(line for line in found["operators"] if line["name"] == "aten::mm")["device_us"] == 30.0
+    answer = read(path)
+    assert [answer["temporal"][f"{name}_us"] for name in ("span", "idle", "compute")] == [65.0, 30.0, 30.0]
+    assert answer["kernels"][0]["name"] == "gemm" and answer["kernels"][0]["std_us"] == pytest.approx(50**0.5)
+    assert (answer["num_device_rows"], answer["profiler_steps"], answer["launches"]["num_unlinked"]) == (4, [1], 0)
+    assert answer["copies"][0]["gib"] == 5 / 1024 and answer["cut"] is None and answer["num_bad_events"] == 0
+    assert next(line for line in answer["operators"] if line["name"] == "aten::mm")["device_us"] == 30.0
 
 
 def text_of(events, indent=None, **meta):
@@ -110,8 +110,8 @@ def test_a_zip_archive_is_refused_in_one_sentence(tmp_path):
 
 @pytest.mark.parametrize("events", [[], [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}]])
 def test_a_trace_in_which_nothing_happened(tmp_path, events):
-    found = of_rows(tmp_path, events)
-    assert found["temporal"]["span_us"] is None and found["kernels"] == [] and found["advice"] == []
+    answer = read_rows(tmp_path, events)
+    assert answer["temporal"]["span_us"] is None and answer["kernels"] == [] and answer["advice"] == []
     assert "nothing to analyse" in read_as_text(traces.analysed([tmp_path / "a.json"]))
 
 
@@ -122,8 +122,8 @@ def test_values_that_are_no_json_number(tmp_path):
     odd = [event("cpu_op", "x", 1, 1, grid="NAN", occupancy="INF"), event("kernel", "lost", "NAN", 1)]
     text = text_of([*rows(), *odd, event("kernel", "lost", 5, "INF", pid=0)])
     (tmp_path / "a.json").write_text(text.replace('"NAN"', "NaN").replace('"INF"', "Infinity"))
-    found = of(tmp_path / "a.json")
-    assert (found["temporal"]["span_us"], found["num_bad_events"]) == (65.0, 2)
+    answer = read(tmp_path / "a.json")
+    assert (answer["temporal"]["span_us"], answer["num_bad_events"]) == (65.0, 2)
 
 
 @pytest.mark.parametrize("block_bytes", [source.BLOCK_BYTES, 256])
@@ -155,29 +155,29 @@ def test_stamps_however_they_are_written_are_nanoseconds_exactly():
 def test_an_event_without_duration_or_start_is_no_range(tmp_path):
     lost = event("kernel", "lost", 3, 4, stream=7, device=0, correlation=9)
     odd = [{key: value for key, value in lost.items() if key != missing} for missing in ("dur", "ts")]
-    found = of_rows(tmp_path, rows() + odd)
-    assert (found["temporal"]["span_us"], found["num_device_rows"], found["num_bad_events"]) == (65.0, 4, 2)
+    answer = read_rows(tmp_path, rows() + odd)
+    assert (answer["temporal"]["span_us"], answer["num_device_rows"], answer["num_bad_events"]) == (65.0, 4, 2)
 
 
 def test_negative_and_zero_durations_hold_no_time_and_are_counted(tmp_path):
-    found = of_rows(tmp_path, [*rows(), *launched("gemm", 105, -4, 91, 8), *launched("gemm", 108, 0, 91, 9)])
-    assert (found["temporal"]["compute_us"], found["temporal"]["idle_us"]) == (30.0, 30.0)
-    gemm = found["kernels"][0]
+    answer = read_rows(tmp_path, [*rows(), *launched("gemm", 105, -4, 91, 8), *launched("gemm", 108, 0, 91, 9)])
+    assert (answer["temporal"]["compute_us"], answer["temporal"]["idle_us"]) == (30.0, 30.0)
+    gemm = answer["kernels"][0]
     assert (gemm["count"], gemm["sum_us"], gemm["min_us"]) == (4, 26.0, -4.0)
 
 
 def test_a_correlation_that_comes_twice_counts_no_row_twice(tmp_path):
     """The last call in the file launched it; HTA counts the kernel once for each."""
     again = event("cuda_runtime", "cudaLaunchKernel", 95, 1, correlation=1)
-    found = of_rows(tmp_path, [*rows(), again, step(2, 200, 10)])
-    assert found["kernels"][0]["count"] == 2 and found["launches"]["num_launches"] == 4
+    answer = read_rows(tmp_path, [*rows(), again, step(2, 200, 10)])
+    assert answer["kernels"][0]["count"] == 2 and answer["launches"]["num_launches"] == 4
 
 
 def test_names_in_any_language_and_of_any_length(tmp_path):
     names = ["größe ☃ 核函数", "ядро<float>", "\u202eevil", "a" * 50_000, "", " ", "|x|", "k\nk", "🎉" * 3]
     events = [row for num, name in enumerate(names) for row in launched(name, 10 * num, 5, 0, num + 1)]
-    found = of_rows(tmp_path, events)
-    assert sorted(line["name"] for line in found["kernels"]) == sorted(names)
+    answer = read_rows(tmp_path, events)
+    assert sorted(line["name"] for line in answer["kernels"]) == sorted(names)
     text = read_as_text(traces.analysed([tmp_path / "a.json"]))
     assert "\u202e" not in text and max(map(len, text.splitlines())) < 400
 
@@ -185,7 +185,7 @@ def test_names_in_any_language_and_of_any_length(tmp_path):
 def test_damaged_letters_cost_one_name(tmp_path):
     data = text_of([*rows(), *launched("UMLAUT", 150, 1, 140, 9)]).encode().replace(b"UMLAUT", b"gr\xf6sse")
     (tmp_path / "a.json").write_bytes(data)
-    assert of(tmp_path / "a.json")["num_device_rows"] == 5
+    assert read(tmp_path / "a.json")["num_device_rows"] == 5
 
 
 # ---- what PyTorch, CUDA and ROCm write
@@ -203,15 +203,15 @@ def test_amd_names(tmp_path):
         event("kernel", nccl, 70, 10, tid=1, stream=1, correlation=3, **place),
         event("cuda_runtime", "hipDeviceSynchronize", 20, 30),
     ]
-    found = of_rows(tmp_path, amd)
-    assert {line["name"][:8]: (line["type"], line["category"]) for line in found["kernels"]} == {
+    answer = read_rows(tmp_path, amd)
+    assert {line["name"][:8]: (line["type"], line["category"]) for line in answer["kernels"]} == {
         "Cijk_Ali": ("COMPUTATION", "matmul"),
         "CopyHost": ("MEMORY", "memory copy"),
         "ncclDevK": ("COMMUNICATION", "communication"),
     }
-    assert (found["comm_us"], found["overlap_pct"], found["launches"]["num_launches"]) == (10.0, 0.0, 3)
-    assert found["synchronisations"] == [{"name": "hipDeviceSynchronize", "count": 1, "sum_us": 30.0}]
-    assert found["host_copies"] == {"sum_us": 10.0, "exposed_us": 10.0, "pageable_us": 0.0}
+    assert (answer["comm_us"], answer["overlap_pct"], answer["launches"]["num_launches"]) == (10.0, 0.0, 3)
+    assert answer["synchronisations"] == [{"name": "hipDeviceSynchronize", "count": 1, "sum_us": 30.0}]
+    assert answer["host_copies"] == {"sum_us": 10.0, "exposed_us": 10.0, "pageable_us": 0.0}
 
 
 def test_triton_kernels_whose_operator_has_their_name_and_a_stream(tmp_path):
@@ -222,10 +222,10 @@ def test_triton_kernels_whose_operator_has_their_name_and_a_stream(tmp_path):
         event("cuda_driver", "cuLaunchKernel", 20, 5, correlation=3),
         event("kernel", name, 30, 2, pid=0, tid=7, device=0, stream=7, correlation=3),
     ]
-    found = of_rows(tmp_path, triton)
-    assert (found["temporal"]["span_us"], found["kernels"][0]["count"]) == (2.0, 1)
-    assert found["launches"]["num_launches"] == 1
-    assert (found["operators"][0]["name"], found["operators"][0]["device_us"]) == (name, 2.0)
+    answer = read_rows(tmp_path, triton)
+    assert (answer["temporal"]["span_us"], answer["kernels"][0]["count"]) == (2.0, 1)
+    assert answer["launches"]["num_launches"] == 1
+    assert (answer["operators"][0]["name"], answer["operators"][0]["device_us"]) == (name, 2.0)
 
 
 def test_kernels_of_a_graph_share_one_launch(tmp_path):
@@ -233,14 +233,14 @@ def test_kernels_of_a_graph_share_one_launch(tmp_path):
     nodes = [launched(f"k{num}", 50 + 10 * num, 10, 0, 1)[1] for num in range(3)]
     call = event("cuda_runtime", "cudaGraphLaunch", 10, 20, correlation=1)
     graph = [call, *nodes, *launched("gemm", 80, 5, 35, 2)]
-    found = of_rows(tmp_path, graph)
-    assert (found["temporal"]["idle_us"], found["num_device_rows"]) == (0.0, 4)
+    answer = read_rows(tmp_path, graph)
+    assert (answer["temporal"]["idle_us"], answer["num_device_rows"]) == (0.0, 4)
     expected = {"num_launches": 1, "num_graph_launches": 1, "num_graph_rows": 3, "num_unlinked": 0, "call_us_mean": 2.0}
-    assert {key: found["launches"][key] for key in expected} == expected
-    assert found["queues"][0]["max"] == 2  # the graph from 10 to 50, the kernel from 35 to 80
-    assert [line["operator"] for line in found["launchers"]] == [None] * 4
-    found = of_rows(tmp_path, [*graph, event("user_annotation", "replay", 0, 32)])
-    by_kernel = {line["kernel"]: line["annotation"] for line in found["launchers"]}
+    assert {key: answer["launches"][key] for key in expected} == expected
+    assert answer["queues"][0]["max"] == 2  # the graph from 10 to 50, the kernel from 35 to 80
+    assert [line["operator"] for line in answer["launchers"]] == [None] * 4
+    answer = read_rows(tmp_path, [*graph, event("user_annotation", "replay", 0, 32)])
+    by_kernel = {line["kernel"]: line["annotation"] for line in answer["launchers"]}
     assert by_kernel == {"k0": "replay", "k1": "replay", "k2": "replay", "gemm": None}
 
 
@@ -249,26 +249,26 @@ def test_kernels_without_a_recorded_launch(tmp_path):
     its first kernel, as earlier ones are of an earlier step; of several their step is unknown.
     """
     lost = event("kernel", "lost", 40, 20, pid=0, tid=7, device=0, stream=7, correlation=77, **{"External id": 5})
-    found = of_rows(tmp_path, [*rows()[:-1], lost])
-    assert (found["temporal"]["span_us"], found["launches"]["num_unlinked"]) == (125.0, 1)
-    assert next(line for line in found["launchers"] if line["kernel"] == "lost")["operator"] == "aten::mm"
-    of_one = [of_rows(tmp_path, [*rows(), lost | {"ts": at}]) for at in (40, 120)]
-    assert [found["num_device_rows_excluded"]["not_launched"] for found in of_one] == [1, 0]
-    assert [found["temporal"]["span_us"] for found in of_one] == [65.0, 65.0]
+    answer = read_rows(tmp_path, [*rows()[:-1], lost])
+    assert (answer["temporal"]["span_us"], answer["launches"]["num_unlinked"]) == (125.0, 1)
+    assert next(line for line in answer["launchers"] if line["kernel"] == "lost")["operator"] == "aten::mm"
+    answers = [read_rows(tmp_path, [*rows(), lost | {"ts": at}]) for at in (40, 120)]
+    assert [answer["num_device_rows_excluded"]["not_launched"] for answer in answers] == [1, 0]
+    assert [answer["temporal"]["span_us"] for answer in answers] == [65.0, 65.0]
     events = [*rows(), lost, step(2, 170, 10)]
-    found = of_rows(tmp_path, events)
-    assert (found["num_device_rows"], found["num_device_rows_excluded"]["not_launched"]) == (4, 1)
-    assert of_rows(tmp_path, events, include_last_step=True)["num_device_rows"] == 4
-    words = "1 device rows are not counted: their launch was not recorded"
-    assert words in read_as_text(traces.analysed([tmp_path / "a.json"]))
+    answer = read_rows(tmp_path, events)
+    assert (answer["num_device_rows"], answer["num_device_rows_excluded"]["not_launched"]) == (4, 1)
+    assert read_rows(tmp_path, events, include_last_step=True)["num_device_rows"] == 4
+    sentence = "1 device rows are not counted: their launch was not recorded"
+    assert sentence in read_as_text(traces.analysed([tmp_path / "a.json"]))
 
 
 def test_where_no_launch_was_recorded_at_all_rows_belong_to_the_step_in_which_they_ran(tmp_path):
     without_calls = [row for row in rows() if row["cat"] != "cuda_runtime"]
     late = event("kernel", "gemm", 180, 5, pid=0, tid=7, device=0, stream=7)
-    found = of_rows(tmp_path, [*without_calls, step(2, 170, 30), late])
-    last = found["num_device_rows_excluded"]["last_step"]
-    assert (found["num_device_rows"], found["steps"][0]["num_kernels"], last) == (4, 4, 1)
+    answer = read_rows(tmp_path, [*without_calls, step(2, 170, 30), late])
+    last = answer["num_device_rows_excluded"]["last_step"]
+    assert (answer["num_device_rows"], answer["steps"][0]["num_kernels"], last) == (4, 4, 1)
 
 
 def on_gpu(number, ts, dur):
@@ -289,20 +289,20 @@ def on_gpu(number, ts, dur):
     ],
 )
 def test_steps_in_any_form(tmp_path, steps, num_device_rows, counted, excluded):
-    found = of_rows(tmp_path, rows()[:-1] + steps)
-    numbers = (found["num_device_rows"], found["profiler_steps"], found["profiler_steps_excluded"])
+    answer = read_rows(tmp_path, rows()[:-1] + steps)
+    numbers = (answer["num_device_rows"], answer["profiler_steps"], answer["profiler_steps_excluded"])
     assert numbers == (num_device_rows, counted, excluded)
     if counted == [7, 8]:  # those of the device
-        lines = [(line["step"], line["host_us"], line["busy_us"], line["num_kernels"]) for line in found["steps"]]
+        lines = [(line["step"], line["host_us"], line["busy_us"], line["num_kernels"]) for line in answer["steps"]]
         assert lines == [(7, None, 10.0, 1), (8, None, 25.0, 3)]
 
 
 def test_missing_ranks_and_ranks_that_say_nothing(tmp_path):
     for number in (1, 3):
         write(tmp_path / f"worker{number}.json", rows(), distributedInfo={"rank": number, "world_size": "4"})
-    found = traces.analysed(find(tmp_path))
-    assert (list(found["ranks"]), found["overall"]["missing_ranks"]) == (["1", "3"], [0, 2])
-    assert "2 of 4 ranks are missing: [0, 2]" in read_as_text(found)
+    answer = traces.analysed(find(tmp_path))
+    assert (list(answer["ranks"]), answer["overall"]["missing_ranks"]) == (["1", "3"], [0, 2])
+    assert "2 of 4 ranks are missing: [0, 2]" in read_as_text(answer)
     (tmp_path / "two").mkdir()
     for name in ("host_a.json", "host_b.json"):
         write(tmp_path / "two" / name, rows())
@@ -317,27 +317,27 @@ def test_allocations_are_moments(tmp_path):
         del moment["dur"]
         moments.append(moment | {"ph": "i", "s": "t"})
     is_the_same(write(tmp_path / "a.json", rows() + moments))
-    (line,) = of(tmp_path / "a.json")["operators"]
+    (line,) = read(tmp_path / "a.json")["operators"]
     assert (line["allocated_bytes"], line["net_bytes"]) == (100, 60)
-    assert of_rows(tmp_path, rows())["operators"][0]["allocated_bytes"] is None
+    assert read_rows(tmp_path, rows())["operators"][0]["allocated_bytes"] is None
 
 
 @traces.needs_shared
 def test_a_real_trace_is_the_same_in_every_writing(tmp_path):
     with gzip.open(traces.SHARED / "files" / "hta_triton_example" / "triton_example.json.gz") as file:
         whole = json.load(file)
-    first = of(write(tmp_path / "a.json", whole["traceEvents"]))
+    first = read(write(tmp_path / "a.json", whole["traceEvents"]))
     for name, indent in (("b.json", 2), ("c.json.gz", None)):
-        assert of(write(tmp_path / name, whole["traceEvents"], indent=indent)) | {"file": ""} == first | {"file": ""}
+        assert read(write(tmp_path / name, whole["traceEvents"], indent=indent)) | {"file": ""} == first | {"file": ""}
 
 
 def test_launches_whose_kernels_the_profiler_lost_are_reported(tmp_path):
     """CUPTI before 13.1 loses the first kernels of a profile; of the last step nothing is expected."""
     lost = [event("cuda_runtime", "cudaLaunchKernel", 5 + number, 1, correlation=900 + number) for number in range(3)]
-    found = of_rows(tmp_path, [*rows(), *lost])
-    assert (found["num_launches_without_kernel"], found["num_launch_calls"] > 3) == (3, True)
-    words = "launches have no kernel in the trace: the profiler lost them"
-    assert words in read_as_text(traces.analysed([tmp_path / "a.json"]))
+    answer = read_rows(tmp_path, [*rows(), *lost])
+    assert (answer["num_launches_without_kernel"], answer["num_launch_calls"] > 3) == (3, True)
+    sentence = "launches have no kernel in the trace: the profiler lost them"
+    assert sentence in read_as_text(traces.analysed([tmp_path / "a.json"]))
     late = event("cuda_runtime", "cudaLaunchKernel", 175, 1, correlation=990)
     for written in (rows(), [*rows(), step(2, 170, 10), late], lost):  # the last is a trace without a device
-        assert of_rows(tmp_path, written)["num_launches_without_kernel"] == 0
+        assert read_rows(tmp_path, written)["num_launches_without_kernel"] == 0

@@ -28,14 +28,14 @@ def two_ranks(folder):
 
 def test_ranks_stand_side_by_side_around_the_collective_for_which_one_waited_longest(tmp_path):
     (answer,) = analysis.analyze_files(two_ranks(tmp_path)).values()
-    found = answer["overall"]["pictures"]["collective"]
-    assert (found["name"], found["late_rank"], found["wait_us"]) == ("ncclDevKernel_AllReduce", 1, 40.0)
+    picture = answer["overall"]["pictures"]["collective"]
+    assert (picture["name"], picture["late_rank"], picture["wait_us"]) == ("ncclDevKernel_AllReduce", 1, 40.0)
     # half of the longest kernel's 50 us is shown before it, 7.5 after it: from 75 us on each rank's own clock
     bars = [
-        [(found["names"][name], kind, round(start), round(us)) for start, us, kind, name in lane["bars"]]
-        for lane in found["lanes"]
+        [(picture["names"][name], kind, round(start), round(us)) for start, us, kind, name in lane["bars"]]
+        for lane in picture["lanes"]
     ]
-    assert found["us"] == pytest.approx(82.5, abs=0.01)
+    assert picture["us"] == pytest.approx(82.5, abs=0.01)
     assert bars == [
         [("gemm", 0, 0, 25), ("after", 0, 76, 4), ("ncclDevKernel_AllReduce", 1, 25, 50)],
         [("gemm", 0, 0, 45), ("after", 0, 76, 4), ("ncclDevKernel_AllReduce", 1, 65, 10)],
@@ -99,9 +99,9 @@ def test_the_page_of_a_run_has_the_sections_of_its_analysis_and_says_when_it_is_
 
 def test_analyze_writes_a_page_and_markdown(tmp_path, capsys):
     folder = two_ranks(tmp_path)[0].parent
-    page, words = tmp_path / "out" / "page.html", tmp_path / "out" / "words.md"
-    assert analyze.main([str(folder), "--html", str(page), "--md", str(words)]) == 0
-    assert "Who waited for whom" in page.read_text() and words.read_text().startswith("# Trace analysis: ")
+    page, markdown = tmp_path / "out" / "page.html", tmp_path / "out" / "words.md"
+    assert analyze.main([str(folder), "--html", str(page), "--md", str(markdown)]) == 0
+    assert "Who waited for whom" in page.read_text() and markdown.read_text().startswith("# Trace analysis: ")
     assert capsys.readouterr().out == ""
     with pytest.raises(ValueError, match="explain A B"):
         analyze.main(["diff", str(folder), str(folder)])

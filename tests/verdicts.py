@@ -47,11 +47,11 @@ def decide_alone(put):
     put(design.Fit, "interval", lambda fitted, *_: None)
 
 
-def is_wrong(said, effect_pct):
+def is_wrong(answer, effect_pct):
     """Returns whether a verdict is wrong for this true effect; inconclusive never is."""
-    if said in ("faster", "slower"):
-        return effect_pct * (1 if said == "slower" else -1) <= 0
-    return said == "equivalent" and abs(effect_pct) >= MARGIN_PCT
+    if answer in ("faster", "slower"):
+        return effect_pct * (1 if answer == "slower" else -1) <= 0
+    return answer == "equivalent" and abs(effect_pct) >= MARGIN_PCT
 
 
 @functools.cache
@@ -66,26 +66,26 @@ def rows_of(times_s, num_rounds):
     return [
         [
             {"run_id": f"{arm}{number}", "log_id": None, "train_s": float(time_s)}
-            for number, time_s in enumerate(of_arm[:num_rounds])
+            for number, time_s in enumerate(arm_times_s[:num_rounds])
         ]
-        for arm, of_arm in zip("AB", times_s, strict=True)
+        for arm, arm_times_s in zip("AB", times_s, strict=True)
     ]
 
 
 def designed(slots, num_rounds, num_compilations=1, is_sequential=False):
     """Returns the design of the first rounds of a plan with these slots."""
     known = {
-        f"{arm}{number}": slot for arm, of_arm in zip("AB", slots) for number, slot in enumerate(of_arm[:num_rounds])
+        f"{arm}{number}": slot for arm, planned in zip("AB", slots) for number, slot in enumerate(planned[:num_rounds])
     }
     groups = [number * num_compilations // len(slots[0]) for number in range(num_rounds)]
     return design.Design(known, groups if num_compilations > 1 else (), is_sequential)
 
 
-def said_of(times_s, slots, num_rounds=None, alpha=stats.ALPHA, floor_pct=0.1, num_compilations=1, is_sequential=False):
+def judged(times_s, slots, num_rounds=None, alpha=stats.ALPHA, floor_pct=0.1, num_compilations=1, is_sequential=False):
     """Returns the verdict on the first rounds of a race, and its effects.Time."""
     num_rounds = num_rounds or len(slots[0])
-    of_design = designed(slots, num_rounds, num_compilations, is_sequential)
-    time = effects.time(rows_of(times_s, num_rounds), floor_pct, MARGIN_PCT, alpha, of_design)
+    race_design = designed(slots, num_rounds, num_compilations, is_sequential)
+    time = effects.time(rows_of(times_s, num_rounds), floor_pct, MARGIN_PCT, alpha, race_design)
     return ("inconclusive" if time["p"] is None else verdict.decide(time)), time
 
 
@@ -94,49 +94,49 @@ def verdicts(rng, sd_pct, effect_pct, looks, floors_pct, num_races):
     sd, alpha = sd_pct / 100, stats.ALPHA / len(looks)
     logs = sd * rng.standard_normal((num_races, 2, looks[-1]))
     logs[:, 1] += math.log1p(effect_pct / 100)
-    found = {floor_pct: [] for floor_pct in floors_pct}
+    answers = {floor_pct: [] for floor_pct in floors_pct}
     for number, times_s in enumerate(10 * numpy.exp(logs)):
         open_races = set(floors_pct)
         for n in looks:
-            _, time = said_of(times_s, slots_of(looks[-1], number), n, alpha)
+            _, time = judged(times_s, slots_of(looks[-1], number), n, alpha)
             for floor_pct in sorted(open_races):
-                said = verdict.decide(time | {"floor_pct": floor_pct})
-                if said in FIRM or n == looks[-1]:
-                    found[floor_pct].append(said)
+                answer = verdict.decide(time | {"floor_pct": floor_pct})
+                if answer in FIRM or n == looks[-1]:
+                    answers[floor_pct].append(answer)
                     open_races.remove(floor_pct)
-    return found
+    return answers
 
 
 def simulated(num_races, sds_pct=SDS_PCT, effects_pct=EFFECTS_PCT, plans=PLANS, floors_pct=FLOORS_PCT, seed=0):
     """Returns {(sd_pct, effect_pct, looks, floor_pct): verdicts}; those of one sd do not depend on the other sds."""
-    found = {}
+    answers = {}
     for sd_pct in sds_pct:
         rng = numpy.random.default_rng([seed, round(100 * sd_pct)])
         for effect_pct, looks in itertools.product(effects_pct, plans):
-            for floor_pct, said in verdicts(rng, sd_pct, effect_pct, looks, floors_pct, num_races).items():
-                found[sd_pct, effect_pct, looks, floor_pct] = said
-    return found
+            for floor_pct, floor_answers in verdicts(rng, sd_pct, effect_pct, looks, floors_pct, num_races).items():
+                answers[sd_pct, effect_pct, looks, floor_pct] = floor_answers
+    return answers
 
 
-def rates(found, sd_pct, floor_pct):
+def rates(answers, sd_pct, floor_pct):
     """Returns the worst rates of (wrong differences, wrong equivalences) over effects and plans."""
     worst = [0.0, 0.0]
-    for (sd, effect_pct, _, floor), said in found.items():
+    for (sd, effect_pct, _, floor), group in answers.items():
         if (sd, floor) == (sd_pct, floor_pct):
-            wrong = [one == "equivalent" for one in said if is_wrong(one, effect_pct)]
+            wrong = [answer == "equivalent" for answer in group if is_wrong(answer, effect_pct)]
             for kind in (0, 1):
-                worst[kind] = max(worst[kind], wrong.count(bool(kind)) / len(said))
+                worst[kind] = max(worst[kind], wrong.count(bool(kind)) / len(group))
     return worst
 
 
-def table(found, sds_pct=SDS_PCT):
+def table(answers, sds_pct=SDS_PCT):
     cells = []
     for sd_pct in sds_pct:
         for floor_pct in FLOORS_PCT:
-            shares = rates(found, sd_pct, floor_pct)
+            shares = rates(answers, sd_pct, floor_pct)
             for effect_pct, right in ((2.0, "slower"), (0.0, "equivalent")):
-                said = found[sd_pct, effect_pct, (10,), floor_pct]
-                shares.append(said.count(right) / len(said))
+                group = answers[sd_pct, effect_pct, (10,), floor_pct]
+                shares.append(group.count(right) / len(group))
             cells.append([f"{sd_pct:g}", f"{floor_pct:g}", *(f"{100 * share:.1f} %" for share in shares)])
     return text_table.render(COLUMNS, cells, [True] * 6, "github")
 
@@ -194,15 +194,15 @@ def times_of(rng, slots, effect_pct, world=quiet, lottery_pct=0.0, num_compilati
     n = len(slots[0])
     pct = WORLD_SD_PCT * rng.standard_normal(2 * n) + world(rng, numpy.arange(2 * n))
     groups = numpy.arange(n) * num_compilations // n
-    arms = [pct[of_arm] + lottery_pct * rng.standard_normal(num_compilations)[groups] for of_arm in slots]
+    arms = [pct[arm_slots] + lottery_pct * rng.standard_normal(num_compilations)[groups] for arm_slots in slots]
     return [10 * numpy.exp(arms[0] / 100), 10 * numpy.exp(arms[1] / 100) * (1 + effect_pct / 100)]
 
 
-def of_world(seed, n, effect_pct, num_races, world=quiet, lottery_pct=0.0, num_compilations=1):
+def world_answers(seed, n, effect_pct, num_races, world=quiet, lottery_pct=0.0, num_compilations=1):
     """Returns the verdict of each race in a world."""
     rng = numpy.random.default_rng([seed, n])
     return [
-        said_of(
+        judged(
             times_of(rng, slots_of(n, number), effect_pct, world, lottery_pct, num_compilations),
             slots_of(n, number),
             num_compilations=num_compilations,
@@ -211,17 +211,17 @@ def of_world(seed, n, effect_pct, num_races, world=quiet, lottery_pct=0.0, num_c
     ]
 
 
-def share(said, *wanted):
-    return sum(one in wanted for one in said) / len(said)
+def share(answers, *wanted):
+    return sum(answer in wanted for answer in answers) / len(answers)
 
 
 def world_table(num_races=NUM_RACES):
     cells = []
     for name, world in WORLDS.items():
-        null = [of_world(30, n, 0.0, num_races, world) for n in WORLD_NS]
-        true = [of_world(31, n, 0.5, num_races, world) for n in WORLD_NS]
-        wrong = ", ".join(f"{100 * share(said, 'faster', 'slower'):.1f}" for said in null)
-        cells.append([name, wrong, ", ".join(f"{100 * share(said, 'slower'):.1f}" for said in true)])
+        null = [world_answers(30, n, 0.0, num_races, world) for n in WORLD_NS]
+        true = [world_answers(31, n, 0.5, num_races, world) for n in WORLD_NS]
+        wrong = ", ".join(f"{100 * share(answers, 'faster', 'slower'):.1f}" for answers in null)
+        cells.append([name, wrong, ", ".join(f"{100 * share(answers, 'slower'):.1f}" for answers in true)])
     columns = ("the machine adds", "wrong at 0, % (n 3, 5, 6, 10)", "slower at +0.5 %, % (n 3, 5, 6, 10)")
     return text_table.render(columns, cells, [False, True, True], "github")
 
@@ -234,9 +234,9 @@ def lottery_table(num_races=NUM_RACES):
     for n, num_compilations in LOTTERIES:
         shares = []
         for lottery_pct, effect_pct in ((0.1, 0.0), (0.4, 0.0), (0.1, 0.5), (0.4, 0.5)):
-            said = of_world(32, n, effect_pct, num_races, quiet, lottery_pct, num_compilations)
-            shares.append(share(said, *(("slower",) if effect_pct else ("faster", "slower"))))
-        cells.append([str(n), str(num_compilations), *(f"{100 * of_all:.1f} %" for of_all in shares)])
+            answers = world_answers(32, n, effect_pct, num_races, quiet, lottery_pct, num_compilations)
+            shares.append(share(answers, *(("slower",) if effect_pct else ("faster", "slower"))))
+        cells.append([str(n), str(num_compilations), *(f"{100 * frac:.1f} %" for frac in shares)])
     columns = (
         "n",
         "compilations",
@@ -258,10 +258,10 @@ def sequential(rng, effect_pct, number, world=quiet, alpha=stats.ALPHA):
     slots = slots_of(LAST, number)
     times_s = times_of(rng, slots, effect_pct, world)
     for n in range(FIRST, LAST + 1):
-        said, time = said_of(times_s, slots, n, alpha, is_sequential=True)
-        if said in FIRM:
+        answer, time = judged(times_s, slots, n, alpha, is_sequential=True)
+        if answer in FIRM:
             break
-    return said, n, time["log_e"]
+    return answer, n, time["log_e"]
 
 
 def repeated(rng, n, num_times, number):
@@ -270,11 +270,11 @@ def repeated(rng, n, num_times, number):
     for attempt in range(num_times):
         seed = num_times * number + attempt
         if n is None:
-            said, _, log_e = sequential(rng, 0.0, seed, alpha=weight * stats.ALPHA)
+            answer, _, log_e = sequential(rng, 0.0, seed, alpha=weight * stats.ALPHA)
         else:
-            said, time = said_of(times_of(rng, slots_of(n, seed), 0.0), slots_of(n, seed), alpha=weight * stats.ALPHA)
+            answer, time = judged(times_of(rng, slots_of(n, seed), 0.0), slots_of(n, seed), alpha=weight * stats.ALPHA)
             log_e = time["log_e"]
-        if said == "faster":
+        if answer == "faster":
             return True
         weight *= 0.5 if log_e is None else math.exp(min(0.0, log_e))
     return False
@@ -286,10 +286,10 @@ def sequential_table(num_races=NUM_RACES):
         for effect_pct in (0.0, 0.5, 1.0):
             rng = numpy.random.default_rng([33, round(10 * effect_pct)])
             races = [sequential(rng, effect_pct, number, WORLDS[name]) for number in range(num_races)]
-            said = [one for one, *_ in races]
+            answers = [answer for answer, *_ in races]
             rounds = numpy.mean([n for _, n, _ in races])
-            shares = [share(said, "slower"), share(said, "faster"), share(said, "equivalent")]
-            cells.append([name, f"{effect_pct:g}", f"{rounds:.1f}", *(f"{100 * of_all:.1f} %" for of_all in shares)])
+            shares = [share(answers, "slower"), share(answers, "faster"), share(answers, "equivalent")]
+            cells.append([name, f"{effect_pct:g}", f"{rounds:.1f}", *(f"{100 * frac:.1f} %" for frac in shares)])
     columns = ("the machine adds", "true effect, %", "mean rounds", "slower", "faster", "equivalent")
     return text_table.render(columns, cells, [False] + [True] * 5, "github")
 
@@ -319,29 +319,29 @@ CLOCK_COLUMNS = (
 )
 
 
-def of_both_clocks(rng, own_pct, moved_pct, val_sd_pct, num_races, n=NUM_RUNS):
+def answers_by_clock(rng, own_pct, moved_pct, val_sd_pct, num_races, n=NUM_RUNS):
     """Returns (verdict by the runs' own clocks alone, verdict by both clocks) of each race, at a floor of 0.1 %."""
     train_s = 10 * numpy.exp(RUN_SD_PCT / 100 * rng.standard_normal((num_races, 2, n)))
     train_s[:, 1] *= 1 + own_pct / 100
     val_s = 1 + val_sd_pct / 10 * rng.standard_normal((num_races, 2, n))
     val_s[:, 1] += moved_pct / 10
-    found = []
+    answers = []
     for number, race in enumerate(numpy.stack([train_s, val_s], -1)):
         arms = rows_of(race[..., 0], n)
-        for rows, of_arm in zip(arms, race.tolist(), strict=True):
-            for row, (own_s, val_s) in zip(rows, of_arm, strict=True):
+        for rows, arm_times_s in zip(arms, race.tolist(), strict=True):
+            for row, (own_s, val_s) in zip(rows, arm_times_s, strict=True):
                 row |= {"outside_s": own_s + val_s, "outside_validations_s": val_s}
         time = effects.time(arms, 0.1, MARGIN_PCT, stats.ALPHA, designed(slots_of(n, number), n))
-        found.append((verdict.decide(time | {"outside": None}), verdict.decide(time)))
-    return found
+        answers.append((verdict.decide(time | {"outside": None}), verdict.decide(time)))
+    return answers
 
 
 def clock_table(num_races=NUM_RACES):
     rng, cells = numpy.random.default_rng(25), []
     for pcts in MOVES_PCT:
         shares = [
-            ", ".join(f"{word} {100 * said.count(word) / num_races:.1f} %" for word in FIRM if word in said) or "none"
-            for said in zip(*of_both_clocks(rng, *pcts, num_races), strict=True)
+            ", ".join(f"{word} {100 * calls.count(word) / num_races:.1f} %" for word in FIRM if word in calls) or "none"
+            for calls in zip(*answers_by_clock(rng, *pcts, num_races), strict=True)
         ]
         cells.append([*(f"{pct:g}" for pct in pcts), *shares])
     return text_table.render(CLOCK_COLUMNS, cells, [True] * 3 + [False] * 2, "github")
