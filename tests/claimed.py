@@ -40,16 +40,16 @@ def at(minute, seconds=0.0):
     return utc.text(BEGIN + timedelta(minutes=minute, seconds=seconds))
 
 
-def failed(*words):
+def failed(*arguments):
     """Returns {rule: evidence} of judge's rules that fail."""
-    ((_, claim),) = judging.claims_of([str(word) for word in words])
+    ((_, claim),) = judging.claims_of([str(word) for word in arguments])
     return {rule["rule"]: rule["evidence"] for rule in rulebook.check(claim) if rule["passed"] is False}
 
 
 @functools.cache  # composing takes a third of a second
 def _composed(overrides):
-    found = resolve.resolve(compose.compose(["track=cpu_nano", *overrides]), schema.Machine(0, 2), 257)
-    return found, deviations_of(found)
+    config = resolve.resolve(compose.compose(["track=cpu_nano", *overrides]), schema.Machine(0, 2), 257)
+    return config, deviations_of(config)
 
 
 def config(seed=0, overrides=()):
@@ -64,13 +64,13 @@ class Results:
         self.clock = itertools.count()
         self.now = at(0)  # time of the ledger's next line
 
-    def race(self, monkeypatch, *words, b="optim.beta2=0.99", pct=-5, luck=3, **more):
+    def race(self, monkeypatch, *overrides, b="optim.beta2=0.99", pct=-5, luck=3, **options):
         """Races A against B, which takes pct % longer; returns the folder.  luck: seed of noise; more: for Racers."""
         chance, before = random.Random(luck), set((self.folder / "races").glob("*"))
         time_of = lambda arm, seed: 10 * (1 + pct / 100 * (arm == "B")) * (1 + chance.gauss(0, 0.002))  # noqa: E731
-        Racers(self, time_of, **more).install(monkeypatch)
-        code = race.main(["A=", f"B={b}", *(words or ["n=3"])])
-        while code == 1 and more.get("hurt"):
+        Racers(self, time_of, **options).install(monkeypatch)
+        code = race.main(["A=", f"B={b}", *(overrides or ["n=3"])])
+        while code == 1 and options.get("hurt"):
             code = race.main(["--resume"])
         (folder,) = set((self.folder / "races").glob("*")) - before
         return folder
@@ -109,62 +109,57 @@ class Results:
         shares: {region column: fraction of a step}.  change(run): edits the record first.  losses: {step: val_loss};
         None for three, the last with val_loss.  train_loss: that of every step; None to derive it from the seed.
         """
-        of_run = config(seed, overrides)
+        conf = config(seed, overrides)
         run = run_folder.read_raw(BASE)
         minute = next(self.clock)
         folder = run_folder.new_folder(
-            self.folder,
-            of_run.track.name,
-            of_run.name,
-            identity.config_id(of_run),
-            seed,
-            BEGIN + timedelta(minutes=minute),
+            self.folder, conf.track.name, conf.name, identity.config_id(conf), seed, BEGIN + timedelta(minutes=minute)
         )
         run |= {
             "run_id": folder.name,
-            "name": of_run.name,
-            "track": of_run.track.name,
+            "name": conf.name,
+            "track": conf.track.name,
             "seed": seed,
-            "config_id": identity.config_id(of_run),
+            "config_id": identity.config_id(conf),
             "started_at": at(minute),
             "heartbeat_at": at(minute),
             "ended_at": at(minute, train_s + 20),
             "deviations": list(_composed(tuple(overrides))[1]),
             "world_size": 1,
-            "hardware": schema.to_dict(of_run.hardware),
-            "instruments": of_run.instruments,
-            "optim": of_run.optim.name,
+            "hardware": schema.to_dict(conf.hardware),
+            "instruments": conf.instruments,
+            "optim": conf.optim.name,
         }
-        run["goal"] = {name: getattr(of_run.goal, name) for name in run["goal"]}
-        run["goal"] |= metric.goal_facts(of_run.goal.of, of_run.goal.target_value)
+        run["goal"] = {name: getattr(conf.goal, name) for name in run["goal"]}
+        run["goal"] |= metric.goal_facts(conf.goal.of, conf.goal.target_value)
         run["code"]["source_sha256"] = (source * 64)[:64]
-        run["timing_protocol"]["instruments"] = sorted(of_run.instruments)
+        run["timing_protocol"]["instruments"] = sorted(conf.instruments)
         run["data"]["train"][0]["sha256"], run["data"]["val"][0]["sha256"] = (
-            of_run.data.train_sha256,
-            of_run.data.val_sha256,
+            conf.data.train_sha256,
+            conf.data.val_sha256,
         )
         run["measured"] |= {
             "train_s_by_rank": [train_s],
             "wall_s": train_s + 20,
-            "batch_tokens": stages.mean_batch_tokens(of_run),
+            "batch_tokens": stages.mean_batch_tokens(conf),
             "peak_mem_gib_by_rank": {"rss": [0.4]},
-        } | ({"stages": _stages(of_run)} if of_run.stages else {})
+        } | ({"stages": _stages(conf)} if conf.stages else {})
         if race:
             run["race"] = race
         if change:
             change(run)
         run["comparability_id"] = environment.comparability_id(run)
-        run["ledger_sha256"] = self._ledger(ledger.started, at(minute), folder, run, identity.shape(of_run))
+        run["ledger_sha256"] = self._ledger(ledger.started, at(minute), folder, run, identity.shape(conf))
         if status == "killed":
             return folder
         losses = losses or {0: 5.6, 60: 3.2, NUM_STEPS: val_loss}
         train_loss = 3.0 + 1e-3 * seed if train_loss is None else train_loss
-        self._write(folder, of_run, run, train_s, losses, shares, status, train_loss)
+        self._write(folder, conf, run, train_s, losses, shares, status, train_loss)
         self._ledger(ledger.ended, at(minute, train_s + 20), folder, run)
         return folder
 
-    def _write(self, folder, of_run, run, train_s, losses, shares, status, train_loss):
-        rows = _rows(train_s, losses, shares or dict.fromkeys(REGIONS, 0.25), of_run, train_loss)
+    def _write(self, folder, conf, run, train_s, losses, shares, status, train_loss):
+        rows = _rows(train_s, losses, shares or dict.fromkeys(REGIONS, 0.25), conf, train_loss)
         run["status"] = status
         if status != "complete":
             run["failure"] = {
@@ -177,35 +172,35 @@ class Results:
                 "hint": "none",
             }
             run["validity"], run["validity_reasons"] = "invalid", ["the run did not complete"]
-        (folder / "config.yaml").write_text(yaml.dump(schema.to_dict(of_run), Dumper=yaml.CSafeDumper, sort_keys=False))
+        (folder / "config.yaml").write_text(yaml.dump(schema.to_dict(conf), Dumper=yaml.CSafeDumper, sort_keys=False))
         step_files.write(folder, rows)
         run["metrics"] = metrics.metrics(run, rows)
         run["artifacts"] = run_folder.listed(folder)
         atomic.write_json(folder / "run.json", run)
 
 
-def _stages(of_run):
-    of_stages = stages.stages_of(of_run)
-    firsts = [0, *ends_of(of_stages, NUM_STEPS)]
+def _stages(conf):
+    stage_list = stages.stages_of(conf)
+    firsts = [0, *ends_of(stage_list, NUM_STEPS)]
     keys = ("flops_per_token", "flops_per_token_causal")
     return [
         {"first_step": first + 1, "num_steps": end - first, "batch_tokens": stage.batch_tokens}
-        | {"seq_len": stage.seq_len, "num_micro_steps": stages.num_micro_steps(of_run, stage)}
+        | {"seq_len": stage.seq_len, "num_micro_steps": stages.num_micro_steps(conf, stage)}
         | dict.fromkeys(keys, 6)
-        for stage, (first, end) in zip(of_stages, itertools.pairwise(firsts), strict=True)
+        for stage, (first, end) in zip(stage_list, itertools.pairwise(firsts), strict=True)
     ]
 
 
-def _rows(train_s, losses, shares, of_run, train_loss=3.0):
+def _rows(train_s, losses, shares, conf, train_loss=3.0):
     step_ms = 1e3 * train_s / NUM_STEPS
     rows = []
     for step in range(NUM_STEPS + 1):
-        row = {"step": step, "flags": "", "tokens": stages.num_tokens(of_run, step), "val_loss": losses.get(step)}
-        if of_run.goal.of != metric.VAL_LOSS and step in losses:
-            row[of_run.goal.of.name] = losses[step] / 4
+        row = {"step": step, "flags": "", "tokens": stages.num_tokens(conf, step), "val_loss": losses.get(step)}
+        if conf.goal.of != metric.VAL_LOSS and step in losses:
+            row[conf.goal.of.name] = losses[step] / 4
         if step:
             row |= {
-                "lr": of_run.optim.lr,
+                "lr": conf.optim.lr,
                 "train_loss": train_loss,
                 "step_ms": step_ms,
                 **{name: share * step_ms for name, share in shares.items()},
@@ -225,9 +220,9 @@ def _kept_race(pct, luck):
     return temporary, next(results.clock), results.now
 
 
-def three(results, **more):
+def three(results, **facts):
     """Adds what ./speedrun.sh leaves: three runs with three seeds."""
-    return [results.add(seed, train_s=10 + 0.01 * seed, val_loss=2.74 + 0.01 * seed, **more) for seed in range(3)]
+    return [results.add(seed, train_s=10 + 0.01 * seed, val_loss=2.74 + 0.01 * seed, **facts) for seed in range(3)]
 
 
 @pytest.fixture
@@ -271,21 +266,21 @@ class Racers:
         monkeypatch.setattr(
             arm_process,
             "facts_of_own",
-            lambda folder, arms, results: [arm_process.facts(None, one, results) for one in arms],
+            lambda folder, arms, results: [arm_process.facts(None, overrides, results) for overrides in arms],
         )
         monkeypatch.setattr(arm_process, "start", self.start)
         monkeypatch.setattr(arm_process, "source_sha256", lambda folder, own: ("41" * 64)[:64])
         monkeypatch.setenv("SPEEDRUN_RESULTS", str(self.results.folder))
 
     def facts(self, folder, overrides, results):
-        of_run = config(0, overrides)
+        conf = config(0, overrides)
         run = run_folder.read_raw(BASE)
-        goal = of_run.goal.of
+        goal = conf.goal.of
         row = {"metric": goal.name, "metric_unit": goal.unit, "metric_direction": goal.direction}
         return ({} if goal == metric.VAL_LOSS else {"row": row}) | {
-            "name": of_run.name,
-            "config_id": identity.config_id(of_run),
-            "track": of_run.track.name,
+            "name": conf.name,
+            "config_id": identity.config_id(conf),
+            "track": conf.track.name,
             "deviations": list(_composed(tuple(overrides))[1]),
             "source_sha256": ("41" * 64)[:64],
             "commit": run["code"]["commit"],
@@ -299,10 +294,10 @@ class Racers:
         what = self.hurt.pop(self.num_started, None)
         self.num_started += 1
         status = {"interrupt": "aborted", "kill": "killed", "fail": "failed", None: "complete"}[what]
-        asked = overrides, self.shares_of(arm), dict(place), status
+        facts = overrides, self.shares_of(arm), dict(place), status
         losses = self.losses_of(arm, seed)
         more = {"losses": losses} if losses else {}
-        self.results.add(seed, self.time_of(arm, seed), self.loss_of(arm, seed), *asked, **more)
+        self.results.add(seed, self.time_of(arm, seed), self.loss_of(arm, seed), *facts, **more)
         if what in ("interrupt", "kill"):
             raise Interrupted("SIGINT")
         return ""

@@ -64,8 +64,8 @@ def operations(state):
     """Returns the operations in a command's log: [(number, process, what, path)]."""
     path = Path(f"{state}.log")
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    found = [line.split("\t") for line in lines]
-    return [(int(number), _short(who), what, where) for number, who, what, where in found]
+    rows = [line.split("\t") for line in lines]
+    return [(int(number), _short(who), what, where) for number, who, what, where in rows]
 
 
 class Workshop:
@@ -113,15 +113,15 @@ class Workshop:
         """Returns the number of the first such operation of an undisturbed command, and ends the command there."""
         self._begin(scenario)
         process = self._start(self.project, scenario.words, self._faulty(0, ""))
-        found = []
-        while not found:
+        numbers = []
+        while not numbers:
             is_over = process.poll() is not None
-            found = [one[0] for one in operations(self.state) if one[2:] == (what, path)]
-            assert found or not is_over, f"no {what} {path}"
+            numbers = [operation[0] for operation in operations(self.state) if operation[2:] == (what, path)]
+            assert numbers or not is_over, f"no {what} {path}"
             time.sleep(0.01)
         process.terminate()
         self._ended(process)
-        return found[0]
+        return numbers[0]
 
     def fault(self, scenario, number, kind):
         """Runs a command whose operation `number` fails in this way.  Returns an Outcome with all that is wrong."""
@@ -163,13 +163,13 @@ class Workshop:
 
     def alive(self):
         """Returns the ids of all processes that a command started and that have not ended."""
-        mark, found = f"DISK_FAULT_STATE={self.state}".encode(), []
+        mark, pids = f"DISK_FAULT_STATE={self.state}".encode(), []
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
                 state = (path.parent / "stat").read_text().rpartition(")")[2].split()[0]
                 if state not in "ZX" and mark in path.read_bytes().split(b"\0"):
-                    found.append(int(path.parent.name))
-        return sorted(found)
+                    pids.append(int(path.parent.name))
+        return sorted(pids)
 
     def _in_role(self, role):
         return [pid for pid in self.alive() if role in self.words_of(pid)]
@@ -188,8 +188,8 @@ class Workshop:
         for folder in (self.project, self.folder / "machine"):
             shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self._before_last if scenario is RESUME else self.base, self.project)
-        found = {one.name: run_folder.read(one)["status"] for one in real_runs.folders(self.project / "results")}
-        self.statuses_before = found
+        before = {path.name: run_folder.read(path)["status"] for path in real_runs.folders(self.project / "results")}
+        self.statuses_before = before
         self.state.write_bytes(bytes(16))
         Path(f"{self.state}.log").unlink(missing_ok=True)
 
@@ -215,22 +215,22 @@ class Workshop:
         env.pop("SPEEDRUN_RESULTS", None)
         return env | {"OMP_WAIT_POLICY": "PASSIVE"}
 
-    def _start(self, project, words, more=None):
+    def _start(self, project, arguments, variables=None):
         with open(self.folder / "out", "wb") as out:
             return subprocess.Popen(
-                [sys.executable, "-m", "bench", *words],
+                [sys.executable, "-m", "bench", *arguments],
                 cwd=real_runs.REPO,
-                env=self._environment(project) | (more or {}),
+                env=self._environment(project) | (variables or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
-    def command(self, project, words):
+    def command(self, project, arguments):
         """Runs an undisturbed command, with stdout and stderr together."""
         return subprocess.run(
-            [sys.executable, "-m", "bench", *words],
+            [sys.executable, "-m", "bench", *arguments],
             cwd=real_runs.REPO,
             env=self._environment(project),
             stdout=subprocess.PIPE,
@@ -249,10 +249,10 @@ class Workshop:
         return subprocess.CompletedProcess(process.args, process.returncode, out)
 
 
-def _short(words):
+def _short(command):
     """Shortens "python -m bench.launch.guard /a/b ..." to "bench.launch.guard"."""
-    found = re.search(r"-m (\S+( run| race| import| publish)?)", words)
-    return found[1] if found else words[:60]
+    match = re.search(r"-m (\S+( run| race| import| publish)?)", command)
+    return match[1] if match else command[:60]
 
 
 def every_place(operation):

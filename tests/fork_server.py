@@ -44,10 +44,12 @@ def install():
         subprocess._fork_exec = _forked
 
 
-def fits(more):
+def fits(variables):
     """Returns whether a command with these additional environment variables would be a fork."""
-    more = forked.of_interpreter(more)
-    return subprocess._fork_exec is _forked and (not more or list(more.items()) == [("LD_PRELOAD", _known(more))])
+    variables = forked.interpreter_variables(variables)
+    return subprocess._fork_exec is _forked and (
+        not variables or list(variables.items()) == [("LD_PRELOAD", _known(variables))]
+    )
 
 
 @contextlib.contextmanager
@@ -72,21 +74,21 @@ def _known(variables):
     return library if library in _preloaded else ""
 
 
-def _forked(*given):
-    asked = forked.asked(MODULES, *given)
-    library = _known(asked.variables) if asked else ""
-    may_use_gpu = asked and HAS_GPU and "hardware=cpu" not in asked.words
-    as_here = forked.of_interpreter(forked.started | ({"LD_PRELOAD": library} if library else {}))
-    if asked is None or asked.prepare or may_use_gpu or forked.of_interpreter(asked.variables) != as_here:
-        assert not asked or not {HOST, forked.CHANGED} & asked.variables.keys(), "they are for forks alone"
-        return _fork_exec(*given)
-    kept = sorted(asked.kept)
-    what = {"words": asked.words, "variables": asked.variables, "new_session": asked.new_session, "kept": kept}
-    what["cwd"] = asked.cwd
+def _forked(*args):
+    child = forked.requested_child(MODULES, *args)
+    library = _known(child.variables) if child else ""
+    may_use_gpu = child and HAS_GPU and "hardware=cpu" not in child.command
+    as_here = forked.interpreter_variables(forked.started | ({"LD_PRELOAD": library} if library else {}))
+    if child is None or child.prepare or may_use_gpu or forked.interpreter_variables(child.variables) != as_here:
+        assert not child or not {HOST, forked.CHANGED} & child.variables.keys(), "they are for forks alone"
+        return _fork_exec(*args)
+    kept = sorted(child.kept)
+    what = {"command": child.command, "variables": child.variables, "new_session": child.new_session, "kept": kept}
+    what["cwd"] = child.cwd
     ours, libc = _connected(library), ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
-        socket.send_fds(ours, [json.dumps(what).encode()], [*asked.streams, *kept])
+        socket.send_fds(ours, [json.dumps(what).encode()], [*child.streams, *kept])
         pid = ours.recv(100)
     finally:
         libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
@@ -195,18 +197,18 @@ def _compare_bytecode_once():
     imported.facts(hashes=True)
 
 
-def _become(asked, fds, between):
+def _become(what, fds, between):
     """Runs the command in the fork to its end."""
     while os.getppid() == between:
         time.sleep(0.0005)
-    if host := asked["variables"].pop(HOST, None):
+    if host := what["variables"].pop(HOST, None):
         _enter(*json.loads(host))
-    above = 1 + max(*asked["kept"], *fds, 2)
+    above = 1 + max(*what["kept"], *fds, 2)
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, above) for fd in fds]  # frees the numbers that they will get
-    for number, fd in zip(asked["kept"], moved[3:], strict=True):
+    for number, fd in zip(what["kept"], moved[3:], strict=True):
         os.dup2(fd, number)
-    kept = set(asked["kept"])
-    child = forked.Asked(asked["words"], asked["cwd"], asked["variables"], moved[:3], kept, asked["new_session"], None)
+    kept = set(what["kept"])
+    child = forked.Child(what["command"], what["cwd"], what["variables"], moved[:3], kept, what["new_session"], None)
     forked.run(child)
 
 

@@ -40,7 +40,7 @@ started = {}  # this process's environment variables at install()
 _exec = subprocess._fork_exec
 
 
-def of_interpreter(variables):
+def interpreter_variables(variables):
     return {name: value for name, value in variables.items() if name.startswith(OF_INTERPRETER)}
 
 
@@ -51,10 +51,10 @@ def install():
     subprocess._fork_exec = _fork_exec
 
 
-class Asked(NamedTuple):
+class Child(NamedTuple):
     """What Popen requests of a child."""
 
-    words: list[str]
+    command: list[str]
     cwd: str
     variables: dict[str, str]
     streams: list[int]  # file descriptors that become 0, 1 and 2
@@ -63,26 +63,26 @@ class Asked(NamedTuple):
     prepare: Callable | None
 
 
-def asked(modules, words, executables, close_fds, kept, cwd, env, *more):
+def requested_child(modules, command, executables, close_fds, kept, cwd, env, *rest):
     """Parses the arguments of _posixsubprocess.fork_exec (Python 3.11 to 3.13); None if it is another program."""
-    *pipes, error_out, restore, new_session, group, gid, groups, uid, umask, prepare, _ = more
-    words = [os.fsdecode(word) for word in words]
-    variables = dict(os.environ) if env is None else dict(os.fsdecode(one).split("=", 1) for one in env)
+    *pipes, error_out, restore, new_session, group, gid, groups, uid, umask, prepare, _ = rest
+    command = [os.fsdecode(word) for word in command]
+    variables = dict(os.environ) if env is None else dict(os.fsdecode(variable).split("=", 1) for variable in env)
     folder = os.fsdecode(cwd) if cwd else os.getcwd()
     asks_more = not (close_fds and restore) or group != -1 or (gid, groups, uid) != (None,) * 3 or umask != -1
-    is_module = words[:2] == [sys.executable, "-m"] and words[2] in modules
-    is_ours = (is_module or _is_script_worker(words)) and Path(folder) in _code()
+    is_module = command[:2] == [sys.executable, "-m"] and command[2] in modules
+    is_ours = (is_module or _is_script_worker(command)) and Path(folder) in _code()
     if not is_ours or asks_more:
         return None
     streams = [number if fd == -1 else fd for number, fd in enumerate((pipes[0], pipes[3], pipes[5]))]
-    return Asked(words, folder, variables, streams, set(kept) - {error_out}, bool(new_session), prepare)
+    return Child(command, folder, variables, streams, set(kept) - {error_out}, bool(new_session), prepare)
 
 
-def _is_script_worker(words):
+def _is_script_worker(command):
     """Returns whether this starts the script worker without a profiler, which waits for the script to import torch."""
-    if words[0] != sys.executable or words[1:2] not in [[str(code / SCRIPT_WORKER)] for code in _code()]:
+    if command[0] != sys.executable or command[1:2] not in [[str(code / SCRIPT_WORKER)] for code in _code()]:
         return False
-    return not json.loads(Path(words[2], ".launch.tmp").read_text())["script"]["profile"]
+    return not json.loads(Path(command[2], ".launch.tmp").read_text())["script"]["profile"]
 
 
 def _code():
@@ -90,11 +90,11 @@ def _code():
     return {REPO, *(sys.modules[name].CODE for name in ("bench.base.paths",) if name in sys.modules)}
 
 
-def _fork_exec(*given):
+def _fork_exec(*args):
     """Replaces subprocess._fork_exec."""
-    child = asked(MODULES, *given)
-    if child is None or of_interpreter(child.variables) != of_interpreter(started):
-        return _exec(*given)
+    child = requested_child(MODULES, *args)
+    if child is None or interpreter_variables(child.variables) != interpreter_variables(started):
+        return _exec(*args)
     sys.stdout.flush()
     sys.stderr.flush()
     pid = fork()
@@ -148,10 +148,10 @@ def run(child):
     os.chdir(child.cwd)
     if child.prepare:
         child.prepare()
-    become(child.words, child.variables)
-    if child.words[1] != "-m":
+    become(child.command, child.variables)
+    if child.command[1] != "-m":
         return _run_script_worker(child)
-    module = "bench.__main__" if child.words[2] == "bench" else child.words[2]
+    module = "bench.__main__" if child.command[2] == "bench" else child.command[2]
     sys.modules.pop(module, None)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
@@ -163,10 +163,10 @@ def _run_script_worker(child):
     torch.set_num_threads(int(child.variables["OMP_NUM_THREADS"]))
     for name in [name for name in sys.modules if name.partition(".")[0] in NOT_OF_SCRIPTS]:
         del sys.modules[name]
-    runpy.run_path(child.words[1], run_name="__main__")
+    runpy.run_path(child.command[1], run_name="__main__")
 
 
-def become(words, variables):
+def become(command, variables):
     """Gives a fork the signals, command line, variables and streams of a program that has just started."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)) and number != signal.SIGINT:
@@ -177,7 +177,7 @@ def become(words, variables):
     changed = json.loads(variables.pop(CHANGED, "{}"))
     os.environ.clear()
     os.environ.update(variables)
-    _show(words, [f"{name}={value}" for name, value in variables.items()])
+    _show(command, [f"{name}={value}" for name, value in variables.items()])
     for library in variables.get("LD_PRELOAD", "").split(":"):
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(library or None).of_variables()  # a library of the tests reads its variables again
@@ -186,18 +186,18 @@ def become(words, variables):
         module = importlib.import_module(module)
         assert hasattr(module, constant), name
         setattr(module, constant, value)
-    sys.argv[:] = words[1 + (words[1] == "-m") :]
+    sys.argv[:] = command[1 + (command[1] == "-m") :]
     sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
 
 
-def _show(words, variables):
+def _show(command, variables):
     """Writes the command line and variables to /proc, by which processes are found (on Linux only)."""
     with contextlib.suppress(OSError):
         bounds = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:49]  # fields 48 to 51 of proc(5)
         bounds = list(map(int, bounds))
-        for texts, start, end in ((words, *bounds[:2]), (variables, *bounds[2:])):
+        for texts, start, end in ((command, *bounds[:2]), (variables, *bounds[2:])):
             content = b"".join(os.fsencode(text) + b"\0" for text in texts)
             assert len(content) < end - start, "more than ROOM"
             ctypes.memmove(start, content.ljust(end - start, b"\0"), end - start)

@@ -34,9 +34,9 @@ def pair(tmp_path):
         yield pair
 
 
-def words(pair, num_processes, *more, run=real_runs.SHORT):
+def command(pair, num_processes, *overrides, run=real_runs.SHORT):
     where = (f"hardware.num_processes={num_processes}", f"hardware.rendezvous={pair.rendezvous}")
-    return ("bench", "run", *run, *NODES, *where, *more)
+    return ("bench", "run", *run, *NODES, *where, *overrides)
 
 
 def only_record(pair):
@@ -51,13 +51,13 @@ def only_record(pair):
 
 def test_the_offset_is_that_of_the_soonest_answer():
     now_ns = iter([0, 900, 1000, 1100, *range(2000, 2000 + 20 * 500, 500)])  # asked, back, asked, back ...
-    of_other = {0: 7000, 1: 6050}
-    found = facts.measured(
-        lambda number: {"t_ns": of_other.get(number, 9000), "utc_s": 50.0}, lambda: next(now_ns), lambda: 20.0
+    other_ns = {0: 7000, 1: 6050}
+    clock = facts.measured(
+        lambda number: {"t_ns": other_ns.get(number, 9000), "utc_s": 50.0}, lambda: next(now_ns), lambda: 20.0
     )
-    assert found["round_trip_ns"] == 100
-    assert found["offset_ns"] == 6050 - 1050
-    assert found["utc_offset_s"] == pytest.approx(30.0, abs=1e-6)
+    assert clock["round_trip_ns"] == 100
+    assert clock["offset_ns"] == 6050 - 1050
+    assert clock["utc_offset_s"] == pytest.approx(30.0, abs=1e-6)
 
 
 def test_what_a_killed_node_left_is_cleared_by_the_next_command_and_no_other(tmp_path):
@@ -109,7 +109,7 @@ ALIKE |= {"copy": f"{'9' * 32}-cpython-311", "seed": 0}
 
 
 @pytest.mark.parametrize(
-    "changed, words",
+    "changed, sentence",
     [
         ({"source_sha256": "d" * 64}, f"code, {'d' * 12} instead of {'a' * 12}: check out the same commit"),
         ({"torch": "2.12.1"}, "torch, 2.12.1 instead of 2.13.0: install the same requirements.lock"),
@@ -120,8 +120,8 @@ ALIKE |= {"copy": f"{'9' * 32}-cpython-311", "seed": 0}
         ({"copy": f"{'8' * 32}-cpython-311"}, f"code, {'8' * 12} instead of {'9' * 12}: check out the same commit"),
     ],
 )
-def test_what_a_node_has_of_its_own_is_named_with_what_to_do(changed, words):
-    assert words in facts.difference(ALIKE | changed, ALIKE)
+def test_what_a_node_has_of_its_own_is_named_with_what_to_do(changed, sentence):
+    assert sentence in facts.difference(ALIKE | changed, ALIKE)
     assert facts.difference(ALIKE | {"commit": "of documents only"}, ALIKE) is None
 
 
@@ -139,13 +139,13 @@ def met(monkeypatch):
     leading = store.LeaderStore(listener, "key")
     member = store.MemberStore("127.0.0.1", [port], "key", 10.0)
     member.send("hello")
-    assert taken(leading) == [(1, {"kind": "hello"})]
+    assert wait_for_take(leading) == [(1, {"kind": "hello"})]
     yield leading, member
     member.close()
     leading.close()
 
 
-def taken(leading):
+def wait_for_take(leading):
     return real_runs.wait_for(leading.take, 5, every_s=0.02)
 
 
@@ -242,7 +242,7 @@ def test_what_ends_a_run_that_has_not_begun_is_a_refusal(met, kind, why):
 class _ClosedGroup:
     """Ranks that have ended; their guard's pipe is closed with the block."""
 
-    def __init__(self, *words):
+    def __init__(self, *args):
         self.is_open = True
 
     def __enter__(self):
@@ -310,7 +310,7 @@ def test_what_a_stranger_writes_is_a_lost_node_on_either_end_and_no_exception(me
     for number in (0, 7, 1):
         other.queue_push("inbox", number.to_bytes(4, "big") + value)
     other.queue_push("inbox", value)
-    assert taken(leading) == [(1, {"kind": store.GONE, "why": store.NOT_VERIFIED})]
+    assert wait_for_take(leading) == [(1, {"kind": store.GONE, "why": store.NOT_VERIFIED})]
     assert leading.take() == [] and leading.members == []
     other.queue_push("to/1", value)
     assert arrived(member) == {"kind": store.GONE, "why": store.NOT_VERIFIED}
@@ -323,7 +323,7 @@ def test_a_message_that_a_stranger_takes_or_repeats_is_a_lost_node(met):
     value = stranger(leading).queue_pop("inbox", False)
     if b'"kind": "one"' in value:  # not a sign of life
         member.send("two")
-    assert taken(leading) == [(1, {"kind": store.GONE, "why": store.NOT_VERIFIED})]
+    assert wait_for_take(leading) == [(1, {"kind": store.GONE, "why": store.NOT_VERIFIED})]
 
 
 def test_a_count_that_a_stranger_writes_keeps_nobody_busy(met):
@@ -463,26 +463,26 @@ def test_srun_gives_its_tasks_the_key_and_the_leases(monkeypatch, exported, want
 
 @pytest.mark.slow
 def test_two_nodes_make_one_record_with_the_losses_of_one(pair, ranks_run):
-    of_node = 2
+    per_node = 2
     for host in (0, 1):
-        pair.start(host, *words(pair, 2 * of_node, "seed=5", "look=on"))
-    (code, out), (other, said) = pair.end(0), pair.end(1)
-    assert (code, other) == (0, 0), out + said
+        pair.start(host, *command(pair, 2 * per_node, "seed=5", "look=on"))
+    (code, out), (other, other_out) = pair.end(0), pair.end(1)
+    assert (code, other) == (0, 0), out + other_out
     folder, run = only_record(pair)
     look = run["look"]
     assert look["status"] == "recorded" and look["next"] and run["warnings"] == []
     assert all((folder / file).is_file() for file in look["files"])
-    traces = {f"traces/look_rank{rank}.pt.trace.json.gz" for rank in range(2 * of_node)}
-    assert traces <= set(look["files"]) and f"memory/look_rank{2 * of_node - 1}.html" in look["files"]
-    assert real_runs.losses(folder) == real_runs.losses(ranks_run(2 * of_node))
-    assert run["world_size"] == 2 * of_node and run["launched_by"] == {"by": "nodes", "job_id": None}
+    traces = {f"traces/look_rank{rank}.pt.trace.json.gz" for rank in range(2 * per_node)}
+    assert traces <= set(look["files"]) and f"memory/look_rank{2 * per_node - 1}.html" in look["files"]
+    assert real_runs.losses(folder) == real_runs.losses(ranks_run(2 * per_node))
+    assert run["world_size"] == 2 * per_node and run["launched_by"] == {"by": "nodes", "job_id": None}
     first, second = run["nodes"]
-    assert (first["ranks"], second["ranks"]) == (list(range(of_node)), list(range(of_node, 2 * of_node)))
+    assert (first["ranks"], second["ranks"]) == (list(range(per_node)), list(range(per_node, 2 * per_node)))
     assert first["host_hash"] != second["host_hash"]
     assert abs(second["clock"]["offset_ns"]) < 5e6 and second["clock"]["round_trip_ns"] > 0
     assert second["fabric"]["interface"] == pair.links[1]
     assert (folder / "telemetry.csv").exists() and (folder / "telemetry.node1.csv").exists()
-    assert f"node 1, rank {of_node}\n" in (folder / "logs" / f"rank{of_node}.log").read_text()
+    assert f"node 1, rank {per_node}\n" in (folder / "logs" / f"rank{per_node}.log").read_text()
     assert json.loads((folder / "environment.node1.json").read_text())["packages"]["torch"]
     everything = "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
     assert "10.99.0" not in everything.replace((folder / "logs" / "agent.log").read_text() or "\0", "")
@@ -492,7 +492,7 @@ def test_two_nodes_make_one_record_with_the_losses_of_one(pair, ranks_run):
 @pytest.mark.slow
 def test_a_node_that_is_killed_is_named_and_nothing_stays(pair):
     for host in (0, 1):
-        pair.start(host, *words(pair, 2, run=real_runs.ENDLESS))
+        pair.start(host, *command(pair, 2, run=real_runs.ENDLESS))
     pair.wait_for_step(3)
     pair.processes[1].kill()
     code, out = pair.end(0)
@@ -502,7 +502,7 @@ def test_a_node_that_is_killed_is_named_and_nothing_stays(pair):
     assert run["failure"]["message"].startswith("node 1, rank 1 is lost: ")
     assert pair.all_gone()
     # this machine sees the lost node's folder, as where results are shared; the next command there removes it
-    assert "logs/rank1.log" in {one["path"] for one in run["artifacts"]} and (folder / "logs" / "rank1.log").exists()
+    assert "logs/rank1.log" in {file["path"] for file in run["artifacts"]} and (folder / "logs" / "rank1.log").exists()
     assert list((pair.results(1) / carried.FOLDER).iterdir())
     carried.clear(pair.results(1))
     assert not (pair.results(1) / carried.FOLDER).exists()
@@ -511,15 +511,15 @@ def test_a_node_that_is_killed_is_named_and_nothing_stays(pair):
 @pytest.mark.slow
 def test_a_cable_that_is_cut_ends_both_sides(pair):
     for host in (0, 1):
-        pair.start(host, *words(pair, 2, run=real_runs.ENDLESS), changed=SOON_LOST)
+        pair.start(host, *command(pair, 2, run=real_runs.ENDLESS), changed=SOON_LOST)
     pair.wait_for_step(3)
     pair.cut()
     code, out = pair.end(0, timeout_s=90)
-    other, said = pair.end(1, timeout_s=90)
+    other, output = pair.end(1, timeout_s=90)
     assert (code, other) == (1, 2)
     _, run = only_record_of_failed(pair)
     assert run["failure"]["kind"] == "node_lost", out
-    assert "node 0 is gone" in said
+    assert "node 0 is gone" in output
     assert pair.all_gone()
 
 
@@ -531,8 +531,8 @@ def only_record_of_failed(pair):
 @pytest.mark.slow
 @pytest.mark.parametrize("host", [0, 1])
 def test_sigterm_on_either_node_is_an_honest_abort(pair, host):
-    for one in (0, 1):
-        pair.start(one, *words(pair, 2, run=real_runs.ENDLESS))
+    for node in (0, 1):
+        pair.start(node, *command(pair, 2, run=real_runs.ENDLESS))
     pair.wait_for_step(3)
     os.kill(pair.processes[host].pid, signal.SIGTERM)
     assert pair.end(0)[0] == 1
@@ -551,8 +551,8 @@ def test_a_node_with_other_code_is_refused_on_both(pair, tmp_path):
         shutil.copytree(real_runs.REPO / name, other / name, dirs_exist_ok=True)
     model = other / "models" / "gpt2.py"
     model.write_text(model.read_text() + "\nCHANGED = 1\n")
-    pair.start(0, *words(pair, 2))
-    pair.start(1, *words(pair, 2), repo=other, SPEEDRUN_DATA=str(real_runs.REPO / ".data"))
+    pair.start(0, *command(pair, 2))
+    pair.start(1, *command(pair, 2), repo=other, SPEEDRUN_DATA=str(real_runs.REPO / ".data"))
     for host in (0, 1):
         code, out = pair.end(host)
         assert code == 2
@@ -576,7 +576,7 @@ def test_a_damaged_shard_on_one_node_is_said_on_both_at_once(pair, tmp_path):
     shard.write_bytes(content)
     began_s = time.monotonic()
     for host in (0, 1):
-        pair.start(host, *words(pair, 2, "data=markov", run=run), SPEEDRUN_DATA=str(data[host]))
+        pair.start(host, *command(pair, 2, "data=markov", run=run), SPEEDRUN_DATA=str(data[host]))
     for host in (0, 1):
         code, out = pair.end(host)
         assert code == 2 and "instead of" in out and "damaged or changed" in out, out
@@ -587,7 +587,7 @@ def test_a_damaged_shard_on_one_node_is_said_on_both_at_once(pair, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_rendezvous_that_never_completes_says_so(pair, host):
-    pair.start(host, *words(pair, 2, "hardware.rendezvous_timeout_s=3"))
+    pair.start(host, *command(pair, 2, "hardware.rendezvous_timeout_s=3"))
     code, out = pair.end(host)
     assert code == 2
     wanted = ("1 of 2 nodes joined within 3 s", "no run has waited there for 3 s")[host]
@@ -597,15 +597,15 @@ def test_a_rendezvous_that_never_completes_says_so(pair, host):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("settings", "message"),
     [
         (NODES, "hardware.nodes=2: where do they meet?"),
         ((*NODES, "hardware.rendezvous=here"), "hardware.rendezvous=here: use HOST:PORT"),
         (("hardware.rendezvous=a:1",), "give hardware.nodes=NUMBER"),
     ],
 )
-def test_nodes_without_a_place_to_meet_are_refused(results, capsys, words, message):
-    assert program.main(["run", *real_runs.SHORT, *words]) == 2
+def test_nodes_without_a_place_to_meet_are_refused(results, capsys, settings, message):
+    assert program.main(["run", *real_runs.SHORT, *settings]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -617,7 +617,7 @@ def test_two_torchruns_on_two_nodes_are_one_run(pair):
         launch += ("--master_port=29700", f"--log_dir={pair.results(host)}.torchrun")
         torchrun = ("torch.distributed.run", *launch, "-m", "bench", "run")
         pair.start(host, *torchrun, *real_runs.SHORT, **interface)
-    (code, out), (other, said) = pair.end(0), pair.end(1)
-    assert (code, other) == (0, 0), out + said
+    (code, out), (other, other_out) = pair.end(0), pair.end(1)
+    assert (code, other) == (0, 0), out + other_out
     _, run = only_record(pair)
     assert run["launched_by"]["by"] == "torchrun" and [node["ranks"] for node in run["nodes"]] == [[0], [1]]

@@ -106,17 +106,17 @@ def test_config_dir_adds_a_folder_for_this_process_and_those_it_starts(project, 
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--config-dir=nowhere"], "there is no folder of that name"),
         (["--config-dir", "empty"], "it has none of the groups model, "),
         (["--config-dir"], "name a folder"),
     ],
 )
-def test_a_config_dir_without_groups_is_refused(project, monkeypatch, capsys, words, message):
+def test_a_config_dir_without_groups_is_refused(project, monkeypatch, capsys, arguments, message):
     monkeypatch.setenv(groups.VARIABLE, "")
     write(project / "empty/models/mine.yaml", "")
-    assert main(["race", *words]) == 2
+    assert main(["race", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -143,8 +143,8 @@ def test_an_installed_package_brings_groups_by_its_entry_point(tmp_path, monkeyp
 
 
 def test_the_arguments_of_a_model_are_free_and_part_of_the_config_id(project):
-    def config_of(*words):
-        return resolve.resolve(compose.compose(["model=mine", "track=free", *words]), schema.Machine(0, 2), 257)
+    def config_of(*overrides):
+        return resolve.resolve(compose.compose(["model=mine", "track=free", *overrides]), schema.Machine(0, 2), 257)
 
     config = config_of("model.args.mlp_ratio=2", "model.args.rope.base=500")
     assert config.model.args == {"mlp_ratio": 2, "rope": {"base": 500}} and config.name == "MyModel-adamw"
@@ -163,8 +163,8 @@ def test_an_own_optimizer_and_schedule_are_settings_like_the_programs_own(projec
     text = "from dataclasses import dataclass\nfrom models import optimizers, schedules\n@dataclass(kw_only=True)\n"
     write(project / "opt.py", f"{text}class Config(optimizers.Config):\n    mix: float\nclass Other: pass\n")
     write(project / "half.py", f"{text}class Config(schedules.Config):\n    def lr_frac(self, s, n): return 0.5\n")
-    words = ["defaults: [schedule: mine, _self_]", "name: opt.py:Config", "lr: 0.1", "mix: 0.2"]
-    write(project / "conf/optim/mine.yaml", "\n".join(words))
+    lines = ["defaults: [schedule: mine, _self_]", "name: opt.py:Config", "lr: 0.1", "mix: 0.2"]
+    write(project / "conf/optim/mine.yaml", "\n".join(lines))
     write(project / "conf/optim/schedule/mine.yaml", "name: half.py:Config\n")
     groups._by_group.cache_clear()
     optim = compose.compose(["optim=mine", "optim.mix=0.3"]).optim
@@ -226,11 +226,11 @@ def test_the_files_of_an_own_class_are_raced_with_all_that_they_import(project):
         write(project / name, "")
     write(project / "lib/deep.py", "from . import more\nfrom models import gpt2\nimport models.other\n")
     write(project / "models/other.py", "")  # the harness's own models/ is what a run imports
-    found = user_code.sources(["net.py:Net"])
-    assert list(found) == [
+    sources = user_code.sources(["net.py:Net"])
+    assert list(sources) == [
         f"own/{name}" for name in ("blocks.py", "fast.cu", "lib/__init__.py", "lib/deep.py", "lib/more.py", "net.py")
     ]
-    assert user_code.sources([f"../{project.name}/net.py:Net"]) == found
+    assert user_code.sources([f"../{project.name}/net.py:Net"]) == sources
     assert user_code.sources(["lib.deep:Net"]).keys() == {"own/lib/__init__.py", "own/lib/deep.py", "own/lib/more.py"}
 
     def identity():
@@ -267,10 +267,10 @@ def test_a_record_keeps_the_files_and_a_race_knows_an_edit(project, tmp_path):
 
 def test_one_message_names_all_that_a_model_lacks(project):
     write(project / "net.py", "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, width, depth): pass\n")
-    found = "\n".join(faults("net.py:Net", {"dept": 1}, ["hidden_matrices"]))
+    message = "\n".join(faults("net.py:Net", {"dept": 1}, ["hidden_matrices"]))
     lacking = ("forward", "init_weights", "flops_per_token", "flops_per_token_causal", "hidden_matrices")
-    assert [name for name in lacking if f"it lacks {name}(" not in found] == []
-    assert "it cannot be made with " in found and "TypeError: Net.__init__() got an unexpected keyword" in found
+    assert [name for name in lacking if f"it lacks {name}(" not in message] == []
+    assert "it cannot be made with " in message and "TypeError: Net.__init__() got an unexpected keyword" in message
 
 
 WITHOUT_LOGITS = """
@@ -289,14 +289,14 @@ class Net(torch.nn.Module):
 
 def test_a_model_without_logits_is_for_track_free_alone(project):
     write(project / "net.py", WITHOUT_LOGITS)
-    words = ["model.arch=net.py:Net", "hardware=cpu"]
-    assert prepare.prepare([*words, "track=free"]).config.model.arch == "net.py:Net"
+    settings = ["model.arch=net.py:Net", "hardware=cpu"]
+    assert prepare.prepare([*settings, "track=free"]).config.model.arch == "net.py:Net"
     with pytest.raises(ValueError, match=r"lacks logits\(tokens_BT\): .* track=free accepts models without it"):
-        prepare.prepare([*words, "track=cpu_nano"])
+        prepare.prepare([*settings, "track=cpu_nano"])
     narrow = "    def logits(self, tokens_BT): return self.table(tokens_BT)[..., :9]\n"
     write(project / "net.py", WITHOUT_LOGITS + narrow)
     with pytest.raises(ValueError, match=r"logits must return \(1, 128, 64\) .*; it returns \(1, 128, 9\)"):
-        prepare.prepare([*words, "track=cpu_nano"])
+        prepare.prepare([*settings, "track=cpu_nano"])
 
 
 @pytest.mark.parametrize(
@@ -330,8 +330,8 @@ def test_a_model_without_logits_is_for_track_free_alone(project):
 )
 def test_a_fault_is_one_sentence(project, name, text, fault):
     write(project / "net.py", text)
-    (found,) = faults(name)
-    assert fault in found
+    (message,) = faults(name)
+    assert fault in message
 
 
 @pytest.mark.parametrize(
@@ -354,12 +354,12 @@ def test_an_optimizer_of_ones_own_is_tried_before_any_run(project, old, new, fau
     text = (project / "my_optim.py").read_text()
     assert text.count(old) == 1
     write(project / "my_optim.py", text.replace(old, new))
-    words = ["optim=mine", "track=free", "goal.num_steps=2", "model.num_layers=1"]
+    overrides = ["optim=mine", "track=free", "goal.num_steps=2", "model.num_layers=1"]
     if fault is None:
-        assert own_model.refusals([compose.compose(words)]) == [""]
+        assert own_model.refusals([compose.compose(overrides)]) == [""]
         return
     with pytest.raises(ValueError, match=re.escape(fault)) as refused:
-        own_model.check(compose.compose(words))
+        own_model.check(compose.compose(overrides))
     assert str(refused.value).startswith("optim.name=my_optim.py:Config: ") and "\n" not in str(refused.value)
 
 
@@ -367,9 +367,9 @@ def test_an_optimizers_yaml_without_a_schedule_is_told_the_line_to_add(project):
     yaml = (project / "conf/optim/mine.yaml").read_text()
     write(project / "conf/optim/bare.yaml", yaml[yaml.index("name:") : yaml.index("schedule:\n")])
     groups._by_group.cache_clear()
-    for words in (["optim=bare"], ["optim=bare", "optim/schedule=trapezoid"]):
+    for overrides in (["optim=bare"], ["optim=bare", "optim/schedule=trapezoid"]):
         with pytest.raises(ValueError, match=r"begin it with `defaults: \[schedule: trapezoid, _self_\]`$"):
-            compose.compose(words)
+            compose.compose(overrides)
 
 
 def test_an_own_optimizer_needs_no_peak_lr_and_its_runs_bear_its_files_name(project):
@@ -409,8 +409,8 @@ def test_an_own_model_and_instrument_run_in_two_ranks(project):
         + "    def on_step_end(self, step): self.steps += 1\n    def summary(self): return {'steps': self.steps}\n",
     )
     write(project / "conf/instruments/count.yaml", "count: {class: 'count.py:Count'}\n")
-    words = ["model=mine", "track=free", "experiment=smoke", "instruments=[count]", "hardware.num_processes=2"]
-    done = real_runs.bench(project / "results", "run", *words)
+    overrides = ["model=mine", "track=free", "experiment=smoke", "instruments=[count]", "hardware.num_processes=2"]
+    done = real_runs.bench(project / "results", "run", *overrides)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = real_runs.folders(project / "results")
     record = real_runs.run_json(folder)
@@ -423,9 +423,9 @@ def test_compare_shows_what_changed_in_the_users_files_without_git(project, tmp_
     for name, text in (("a", NET), ("b", NET.replace("ratio=4", "ratio=2"))):
         write(project / "net.py", text)
         code_state.write(REPO, tmp_path / name / "code", user_code.sources(["net.py:Net"]))
-    found = code_diff.diff_folders(tmp_path / "a", tmp_path / "b", repo=tmp_path)
-    assert found["files"] == [{"path": "own/net.py", "added": 1, "removed": 1}] and found["unknown"] is None
-    assert "-    def __init__(self, ratio=4, **shape):\n+    def __init__(self, ratio=2" in found["patch"]
+    diff = code_diff.diff_folders(tmp_path / "a", tmp_path / "b", repo=tmp_path)
+    assert diff["files"] == [{"path": "own/net.py", "added": 1, "removed": 1}] and diff["unknown"] is None
+    assert "-    def __init__(self, ratio=4, **shape):\n+    def __init__(self, ratio=2" in diff["patch"]
 
 
 @pytest.mark.slow
@@ -434,8 +434,8 @@ def test_an_own_model_gets_a_credential_that_no_file_of_its_record_holds(project
     is_key = f"hashlib.sha256(api_key.encode()).hexdigest() == '{hashlib.sha256(key.encode()).hexdigest()}'"
     text = NET.replace("ratio=4", "api_key=''").replace("        super()", f"        assert {is_key}\n        super()")
     write(project / "net.py", "import hashlib\n" + text)
-    words = ["track=free", "experiment=smoke", "model.arch=net.py:Net", f"model.args={{api_key: {key}}}"]
-    done = real_runs.bench(project / "results", "run", *words)
+    overrides = ["track=free", "experiment=smoke", "model.arch=net.py:Net", f"model.args={{api_key: {key}}}"]
+    done = real_runs.bench(project / "results", "run", *overrides)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = real_runs.folders(project / "results")
     record = real_runs.run_json(folder)

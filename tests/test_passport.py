@@ -44,8 +44,8 @@ def gemm(precision, shape, value, spread=0.0, **facts):
 def passport(*devices, at="2026-11-22T10:00:00.000Z", collectives=(), **more):
     """devices: lists of figures, of a GPU each."""
     made = [
-        {"id": f"id-{index}", "name": "NVIDIA H100 80GB HBM3", "index": index, "figures": list(of), "under_load": {}}
-        for index, of in enumerate(devices)
+        {"id": f"id-{index}", "name": "NVIDIA H100 80GB HBM3", "index": index, "figures": list(own), "under_load": {}}
+        for index, own in enumerate(devices)
     ]
     facts = {"schema_version": 1, "at": at, "took_s": 60.0, "device": "cuda", "environment": {}, "omitted": []}
     return facts | {"devices": made, "collectives": list(collectives)} | more
@@ -142,15 +142,15 @@ def test_gpus_are_measured_in_every_precision_that_they_have_and_ranks_only_toge
 
 
 def test_a_thread_wakes_up_in_microseconds():
-    found = works.wake_ups()
-    assert len(found) == works.NUM_SAMPLES and all(0.1 < us < 1e6 for us in found)
+    delays_us = works.wake_ups()
+    assert len(delays_us) == works.NUM_SAMPLES and all(0.1 < us < 1e6 for us in delays_us)
 
 
 def test_the_clock_is_read_while_the_load_runs(tmp_path):
     (tmp_path / "cpuinfo").write_text("processor\t: 0\ncpu MHz\t\t: 2100.5\nprocessor\t: 1\ncpu MHz\t\t: 3400.0\n")
     loads = []
-    found = rank.under(lambda: loads.append(1), lambda: rank.cpu_facts(tmp_path / "cpuinfo"), 0.1, 0.01)
-    assert found and all(facts == {"clock_mhz": 3400.0} for facts in found)
+    samples = rank.under(lambda: loads.append(1), lambda: rank.cpu_facts(tmp_path / "cpuinfo"), 0.1, 0.01)
+    assert samples and all(facts == {"clock_mhz": 3400.0} for facts in samples)
     assert loads
     assert rank.cpu_facts(tmp_path / "none") == {"clock_mhz": None}
     sampled = {"sm_clock_mhz": 1755, "temp_c": 61, "power_w": 650.0, "throttle_reasons": "sw_power_cap", "util_pct": 99}
@@ -232,10 +232,10 @@ def test_a_cpus_passport_measured_beside_other_programs_comes_last_and_says_so(m
     for day, rate, cores in (("20", 0.05, 1.5), ("01", 0.1, 0.1)):
         mine = [gemm("float32", (64, 64, 64), rate, num_threads=1)]
         kept.write(cpus_passport(mine, at=f"2026-11-{day}T10:00:00.000Z", foreign_cpu_cores=cores))
-        found = ceilings_on_a_cpu(1, "2026-11-20T10:00:00Z")
-        assert found.peak_flops("float32") == pytest.approx(1e12 * rate)
+        ceilings = ceilings_on_a_cpu(1, "2026-11-20T10:00:00Z")
+        assert ceilings.peak_flops("float32") == pytest.approx(1e12 * rate)
         beside = " beside programs that took 1.5 cores" if cores > 1 else ""
-        assert found.source == f"measured{beside}, passport of 2026-11-{day}"
+        assert ceilings.source == f"measured{beside}, passport of 2026-11-{day}"
 
 
 @pytest.mark.parametrize(
@@ -278,8 +278,8 @@ def test_a_gpu_slower_than_its_peers_is_named():
     (line,) = slow
     assert (line["device"], line["id"], line["peers"]) == (2, "id-2", 700.0)
     assert line["slower_pct"] == pytest.approx(10.0)
-    words = judged.as_text(passport([], [], [], []), kept.folder() / "x.json", [], slow)
-    assert "GPU 2 is slower than its peers: gemm bfloat16" in words
+    text = judged.as_text(passport([], [], [], []), kept.folder() / "x.json", [], slow)
+    assert "GPU 2 is slower than its peers: gemm bfloat16" in text
     assert judged.slower_than_peers(passport([gemm("bfloat16", (64, 64, 64), 1.0)])) == []
 
 
@@ -289,28 +289,26 @@ def test_a_gpu_slower_than_its_peers_is_named():
 @pytest.mark.slow
 def test_the_doctor_measures_keeps_compares_and_prints(machine, monkeypatch, capsys):
     """Stopped after five seconds, so that some figures are omitted; the second has one that is less than half."""
-    hardware, said = HardwareConfig(device="cpu", num_processes=1, num_threads=1), []
-    first = session.measure(hardware, doctor.environment.environment(), said.append, limit_s=5.0)
+    hardware, progress = HardwareConfig(device="cpu", num_processes=1, num_threads=1), []
+    first = session.measure(hardware, doctor.environment.environment(), progress.append, limit_s=5.0)
     assert kept.read(kept.write(first)) == first
-    measured = {one["what"]: one for one in first["devices"][0]["figures"]}
-    assert all(0 < one["low"] <= one["value"] <= one["high"] for one in measured.values())
-    copies = [name for name, one in measured.items() if one["kind"] == "copy"]
+    measured = {figure["what"]: figure for figure in first["devices"][0]["figures"]}
+    assert all(0 < figure["low"] <= figure["value"] <= figure["high"] for figure in measured.values())
+    copies = [name for name, figure in measured.items() if figure["kind"] == "copy"]
     assert copies and measured[copies[0]]["num_samples"] >= works.MIN_SAMPLES
-    assert said[0].startswith("1/") and said[0].endswith("clock")
-    known = {*measured, *(one["what"] for one in first["collectives"])}
+    assert progress[0].startswith("1/") and progress[0].endswith("clock")
+    known = {*measured, *(figure["what"] for figure in first["collectives"])}
     omitted = {line.rpartition(":")[0] for line in first["omitted"]}
     assert omitted and not known & omitted
     second = json.loads(json.dumps(first | {"at": "2100-01-01T00:00:00.000Z"}))
-    slower = next(one for one in second["devices"][0]["figures"] if one["what"] == copies[0])
+    slower = next(figure for figure in second["devices"][0]["figures"] if figure["what"] == copies[0])
     slower |= {name: slower[name] * measured[copies[0]]["low"] / measured[copies[0]]["high"] / 2 for name in ENDS}
     changes = judged.changes(second, [first])
     assert {line["what"] for line in changes} == known
     assert [line["what"] for line in changes if line["beyond_spread"]] == [copies[0]]
-    words = judged.as_text(second, kept.folder() / "x.json", changes, [])
-    assert (
-        f"compared with 1 earlier passport: 1 of {len(known)} figures beyond the spread (*), 1 of them worse" in words
-    )
-    assert "not measured, no time" in words
+    text = judged.as_text(second, kept.folder() / "x.json", changes, [])
+    assert f"compared with 1 earlier passport: 1 of {len(known)} figures beyond the spread (*), 1 of them worse" in text
+    assert "not measured, no time" in text
     monkeypatch.setattr(session, "measure", lambda hardware, env, say: second)
     assert doctor.main(["hardware=cpu", "--passport", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -319,18 +317,18 @@ def test_the_doctor_measures_keeps_compares_and_prints(machine, monkeypatch, cap
 
 
 @pytest.mark.parametrize(
-    ("beyond", "words"),
+    ("beyond", "sentence"),
     [
         (gemm("bfloat16", (8192, 8192, 8192), 87487.0), "came to 88.5 times what the data sheet of NVIDIA H100 80GB"),
         (figure("copy", "copy 2 GiB", 6240.0, num_bytes=2 * GIB), "copy 2 GiB came to 2.0 times what the data sheet"),
     ],
 )
-def test_figures_beyond_the_data_sheet_are_no_measurement(beyond, words):
+def test_figures_beyond_the_data_sheet_are_no_measurement(beyond, sentence):
     """989 TFLOP/s; 3.35e12 bytes/s are 3,120 GiB/s.  What a cache holds may be faster than memory, so 2 MiB may."""
     fine = [gemm("bfloat16", (8192, 8192, 8192), 1100.0), figure("copy", "copy 2 MiB", 6240.0, num_bytes=2 * MIB)]
     (device,) = passport(fine)["devices"]
     session._refuse_beyond_sheet(device)
-    with pytest.raises(session.NotMeasured, match=words):
+    with pytest.raises(session.NotMeasured, match=sentence):
         session._refuse_beyond_sheet(device | {"figures": [*fine, beyond]})
     session._refuse_beyond_sheet(device | {"figures": [*fine, beyond], "name": "NVIDIA of tomorrow"})
 

@@ -31,15 +31,15 @@ CUT = {0: {""}, 1: {"AB", "BA"}, 2: {"ABBA", "BAAB"}, 3: {block[:6] for block in
 
 @pytest.mark.parametrize("n", range(2, 21))
 def test_two_arms_run_in_blocks_of_four_rounds_and_the_last_may_be_cut_short(n):
-    found = [blocks(plan.order(["A", "B"], n, order_seed=seed), 8) for seed in range(100)]
+    orders = [blocks(plan.order(["A", "B"], n, order_seed=seed), 8) for seed in range(100)]
     num_whole = n // 4
-    assert {block for of_order in found for block in of_order[:num_whole]} == (WHOLE if num_whole else set())
-    assert {"".join(of_order[num_whole:]) for of_order in found} == CUT[n % 4]
+    assert {block for order in orders for block in order[:num_whole]} == (WHOLE if num_whole else set())
+    assert {"".join(order[num_whole:]) for order in orders} == CUT[n % 4]
 
 
 def test_all_orders_of_a_block_happen():
     orders = {blocks(plan.order(["A", "B", "C"], 2, order_seed=seed), 6)[0] for seed in range(100)}
-    assert orders == {"".join(one + one[::-1]) for one in itertools.permutations("ABC")}
+    assert orders == {"".join(arms + arms[::-1]) for arms in itertools.permutations("ABC")}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -74,8 +74,8 @@ def test_each_arm_has_one_discarded_warm_up_before_all_else_and_n_runs_with_the_
 def test_runs_are_made_in_equal_groups_of_consecutive_rounds_that_share_a_compilation(n, m, groups):
     order = made(n=n, compilations=m)["order"]
     for arm in "AB":
-        found = [place["compilation"] for place in order if place["arm"] == arm]
-        assert found == [0, *map(int, groups)]  # the warm-up's first
+        compilations = [place["compilation"] for place in order if place["arm"] == arm]
+        assert compilations == [0, *map(int, groups)]  # the warm-up's first
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def test_a_gpu_compiles_at_least_three_times_and_anew_in_each_round_that_may_be_
 
 
 def test_a_race_of_unknown_length_looks_after_every_round():
-    asked = plan.parse_request(["n=auto:3-20"])
-    assert asked == {"arms": {}, "n": 20, "sequential": {"first": 3, "last": 20}}
-    known = made(n=asked["n"], sequential=asked["sequential"])
+    request = plan.parse_request(["n=auto:3-20"])
+    assert request == {"arms": {}, "n": 20, "sequential": {"first": 3, "last": 20}}
+    known = made(n=request["n"], sequential=request["sequential"])
     assert (known["n"], known["looks"], known["sequential"]) == (20, list(range(3, 21)), {"first": 3, "last": 20})
     due = [plan.look_after(known, position) for position in range(len(known["order"]))]
     assert [look for look in due if look] == known["looks"]
@@ -97,10 +97,10 @@ def test_a_race_of_unknown_length_looks_after_every_round():
 
 
 def test_the_hash_is_that_of_every_word_of_the_plan():
-    one, changes = made(), ({"n": 4}, {"looks": [3]}, {"alpha": 0.01}, {"order_seed": 1}, {"names": "BA"})
-    assert plan.sha256(one) == plan.sha256(made())
-    assert len({plan.sha256(one), *(plan.sha256(made(**change)) for change in changes)}) == 6
-    assert one["race_id"].startswith("20261121T080000Z-race-") and one["baseline"] == "A"
+    base, changes = made(), ({"n": 4}, {"looks": [3]}, {"alpha": 0.01}, {"order_seed": 1}, {"names": "BA"})
+    assert plan.sha256(base) == plan.sha256(made())
+    assert len({plan.sha256(base), *(plan.sha256(made(**change)) for change in changes)}) == 6
+    assert base["race_id"].startswith("20261121T080000Z-race-") and base["baseline"] == "A"
 
 
 def test_a_look_is_due_when_every_arm_has_that_many_runs_and_the_last_after_all_of_them():
@@ -111,7 +111,7 @@ def test_a_look_is_due_when_every_arm_has_that_many_runs_and_the_last_after_all_
 
 
 @pytest.mark.parametrize(
-    "settings, words",
+    "settings, sentence",
     [
         ({"n": 1}, "n=1: one run has no spread"),
         ({"names": "A"}, "A: a race needs two arms"),
@@ -129,8 +129,8 @@ def test_a_look_is_due_when_every_arm_has_that_many_runs_and_the_last_after_all_
         ({"names": ["A", "b"]}, "b: an arm's name begins with a capital letter"),
     ],
 )
-def test_what_cannot_be_planned_is_refused_with_what_would_be_right(settings, words):
-    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+def test_what_cannot_be_planned_is_refused_with_what_would_be_right(settings, sentence):
+    with pytest.raises(ValueError, match=sentence.replace("(", r"\(")):
         made(**settings)
 
 
@@ -139,7 +139,7 @@ def arm(*overrides, rev=None):
 
 
 @pytest.mark.parametrize(
-    ("words", "arms"),
+    ("arguments", "arms"),
     [
         (
             ["A=", "B=model=modern optim=muon", "C.rev=HEAD~1", "C=optim.lr=0.01", "track=free"],
@@ -168,14 +168,14 @@ def arm(*overrides, rev=None):
         ),
     ],
 )
-def test_words_become_arms(words, arms):
+def test_words_become_arms(arguments, arms):
     settings = {"n": 3, "looks": [2, 3], "margin": 0.01, "alpha": 0.1, "name": "try"}
-    given = ["n=3", "looks=2,3", "margin=0.01", "alpha=0.1", "name=try"]
-    assert plan.parse_request([*words, *given]) == {"arms": arms, **settings}
+    options = ["n=3", "looks=2,3", "margin=0.01", "alpha=0.1", "name=try"]
+    assert plan.parse_request([*arguments, *options]) == {"arms": arms, **settings}
 
 
 @pytest.mark.parametrize(
-    "word, words",
+    "word, sentence",
     [
         ("A", "'A': write key=value"),
         ("HEAD B=optim=muon", "'HEAD': write key=value, or A=... for an arm"),
@@ -189,8 +189,8 @@ def test_words_become_arms(words, arms):
         ("name=a/b", "it becomes part of a folder's name"),
     ],
 )
-def test_a_word_that_means_nothing_is_refused(word, words):
-    with pytest.raises(ValueError, match=words):
+def test_a_word_that_means_nothing_is_refused(word, sentence):
+    with pytest.raises(ValueError, match=sentence):
         plan.parse_request(word.split() if word.startswith("HEAD") else [word])
 
 
@@ -198,8 +198,8 @@ def test_the_examples_of_the_help_can_be_raced():
     commands = [line.strip().partition("   ")[0] for line in race.__doc__.splitlines() if "./run.sh race " in line]
     examples = [shlex.split(command)[2:] for command in commands[1:] if "--from-sweep" not in command]
     assert len(examples) == 4
-    for words in examples:
-        own = words[: words.index("--fail-on")] if "--fail-on" in words else words
+    for arguments in examples:
+        own = arguments[: arguments.index("--fail-on")] if "--fail-on" in arguments else arguments
         arms = plan.parse_request(own)["arms"]
         assert list(arms) == ["A", "B"]
         for arm in arms.values():

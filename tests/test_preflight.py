@@ -42,8 +42,8 @@ def env(gpus=(), **variables):
     return {"num_cpus": 2, "cpu_quota_cores": None, "gpus": list(gpus), "env": variables}
 
 
-def names(found):
-    return [check.name for check in found]
+def names(checks):
+    return [check.name for check in checks]
 
 
 @pytest.mark.parametrize(("free_gib", "status"), [(0.06, "fail"), (0.07, "warn"), (1.9, "warn"), (2.0, "ok")])
@@ -54,12 +54,12 @@ def test_disk_space(monkeypatch, tmp_path, free_gib, status):
 
 
 def test_disk_space_is_that_of_the_folder_which_will_hold_the_results(monkeypatch, tmp_path):
-    asked = []
+    folders = []
     monkeypatch.setattr(
-        preflight.shutil, "disk_usage", lambda folder: asked.append(folder) or type("", (), {"free": 9 * GIB})
+        preflight.shutil, "disk_usage", lambda folder: folders.append(folder) or type("", (), {"free": 9 * GIB})
     )
     assert preflight.disk_space(tmp_path / "not" / "yet").found == "9.0 GiB free for results"
-    assert asked == [tmp_path]
+    assert folders == [tmp_path]
 
 
 TWO_THREADS = schema.HardwareConfig(device="cpu", num_processes=1, num_threads=2)
@@ -105,14 +105,14 @@ def test_each_check_at_its_border(check, arguments, status):
 
 
 def test_a_cpu_run_is_not_checked_for_gpus(tmp_path):
-    found = preflight.checks(CPU, 0, env([gpu(0)]), tmp_path, foreign_cpu_cores=0.0)
-    assert names(found) == ["disk", "memory", "cpu load", "threads", "governor", "cpu quota", "openmp"]
+    checks = preflight.checks(CPU, 0, env([gpu(0)]), tmp_path, foreign_cpu_cores=0.0)
+    assert names(checks) == ["disk", "memory", "cpu load", "threads", "governor", "cpu quota", "openmp"]
 
 
 def test_a_gpu_run_is_checked_for_the_gpus_it_uses(tmp_path):
     """GPU 2 is not used by the run: that it is busy and of another model does not matter."""
     gpus = [gpu(0), gpu(1), gpu(2, name="NVIDIA L4", num_compute_processes=3), gpu(None, persistence=False)]
-    found = preflight.checks(GPU, 0, env(gpus), tmp_path, foreign_cpu_cores=0.0)
+    checks = preflight.checks(GPU, 0, env(gpus), tmp_path, foreign_cpu_cores=0.0)
     expected = [
         "compiler",
         "gpus idle",
@@ -124,8 +124,8 @@ def test_a_gpu_run_is_checked_for_the_gpus_it_uses(tmp_path):
         "ecc",
         "pcie",
     ]
-    assert names(found)[6:] == expected
-    assert {check.status for check in found[7:]} == {"ok"}
+    assert names(checks)[6:] == expected
+    assert {check.status for check in checks[7:]} == {"ok"}
 
 
 @pytest.mark.parametrize("other", [{"name": "NVIDIA H100 PCIe"}, {"power_limit_w": 500.0}])
@@ -135,7 +135,7 @@ def test_unlike_gpus_are_warned_of(other):
 
 
 @pytest.mark.parametrize(
-    ("check", "facts", "found"),
+    ("check", "facts", "finding"),
     [
         (preflight.power_limit, {"power_limit_w": 500.0}, "GPU 1: 500 W instead of 700 W"),
         (
@@ -153,10 +153,10 @@ def test_unlike_gpus_are_warned_of(other):
         (preflight.persistent, {"persistence": False}, "off on GPU 1"),
     ],
 )
-def test_a_gpu_that_is_ill_is_named_with_what_it_has(check, facts, found):
+def test_a_gpu_that_is_ill_is_named_with_what_it_has(check, facts, finding):
     assert check([gpu(0), gpu(1)]).status == "ok"
     ill = check([gpu(0), gpu(1, **facts)])
-    assert (ill.status, ill.found) == ("warn", found)
+    assert (ill.status, ill.found) == ("warn", finding)
 
 
 def test_what_a_driver_does_not_say_is_unknown_and_no_warning_nor_are_idling_and_a_little_memory():
@@ -170,9 +170,9 @@ def test_what_a_driver_does_not_say_is_unknown_and_no_warning_nor_are_idling_and
 
 def test_without_a_given_load_it_is_sampled(monkeypatch, tmp_path):
     monkeypatch.setattr(preflight, "sample_foreign_cores", lambda: 1.5)
-    found = preflight.checks(CPU, 0, env(), tmp_path)
+    checks = preflight.checks(CPU, 0, env(), tmp_path)
     expected = "other programs use 1.50 of 2 cores (limit 0.1)"
-    assert next(check for check in found if check.name == "cpu load").found == expected
+    assert next(check for check in checks if check.name == "cpu load").found == expected
 
 
 def test_every_warning_carries_a_remedy_and_nothing_else_does(tmp_path):
@@ -190,37 +190,37 @@ def test_every_warning_carries_a_remedy_and_nothing_else_does(tmp_path):
 
 
 def test_the_report_has_a_line_for_each_check_and_one_for_each_remedy():
-    found = [preflight.Check("disk", "ok", "9.0 GiB free"), preflight.Check("cpu load", "warn", "busy", "end them")]
+    checks = [preflight.Check("disk", "ok", "9.0 GiB free"), preflight.Check("cpu load", "warn", "busy", "end them")]
     expected = ["      ok  disk      9.0 GiB free", "    warn  cpu load  busy", "                    try: end them"]
-    assert preflight.report(found).splitlines() == expected
+    assert preflight.report(checks).splitlines() == expected
 
 
 def test_a_gpu_run_that_compiles_needs_a_c_compiler(monkeypatch, tmp_path):
     monkeypatch.setattr(preflight.shutil, "which", lambda name: None)
     monkeypatch.setattr(preflight.sysconfig, "get_path", lambda name: str(tmp_path))
-    found = preflight.compiler()
-    assert (found.status, found.found) == ("warn", "no C compiler and no Python.h, which torch.compile needs on a GPU")
+    check = preflight.compiler()
+    assert (check.status, check.found) == ("warn", "no C compiler and no Python.h, which torch.compile needs on a GPU")
     eager = schema.HardwareConfig(device="cuda", num_processes=1, num_threads=4, compile=False)
     names = [
         [check.name for check in preflight.checks(hardware, 0, env([gpu(0)]), tmp_path, 0.0)]
         for hardware in (GPU, eager)
     ]
-    assert ["compiler" in of_one for of_one in names] == [True, False]
+    assert ["compiler" in listed for listed in names] == [True, False]
 
 
 def test_shards_that_are_seen_again_are_a_warning_with_how_many_would_do():
-    def found(num_steps, num_train_shards=3):
+    def epochs_check(num_steps, num_train_shards=3):
         data = SimpleNamespace(batch_tokens=1000, num_train_shards=num_train_shards, seq_len=10)
         hardware = SimpleNamespace(micro_batch_seqs=1)
         config = SimpleNamespace(goal=SimpleNamespace(num_steps=num_steps), data=data, hardware=hardware, stages=None)
         dataset = SimpleNamespace(train=[SimpleNamespace(num_tokens=100_000)] * 3)
         return ready.epochs(Job(config, dataset, [], []))
 
-    assert found(300) == preflight.Check("epochs", "ok", "1.00 epochs of 3 training shards")
-    assert found(700) == preflight.Check(
+    assert epochs_check(300) == preflight.Check("epochs", "ok", "1.00 epochs of 3 training shards")
+    assert epochs_check(700) == preflight.Check(
         "epochs",
         "warn",
         "2.33 epochs of 3 training shards: tokens are seen again",
         "fewer steps, or data.num_train_shards=7",
     )
-    assert found(700, None).remedy == "fewer steps"
+    assert epochs_check(700, None).remedy == "fewer steps"

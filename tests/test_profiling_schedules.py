@@ -22,8 +22,8 @@ NUM_STEPS = 60
 SCHEDULE = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2, "skip_first": 1}  # steps 4 and 5, then 8 and 9
 
 
-def composed(*words):
-    return requested_config(["track=cpu_nano", *words]).instruments
+def composed(*overrides):
+    return requested_config(["track=cpu_nano", *overrides]).instruments
 
 
 def windows_of(settings):
@@ -36,13 +36,13 @@ def windows_of(settings):
 
 def actions(window, num_steps):
     """What is done in each step, as torch calls it."""
-    of_steps = [ProfilerAction.NONE] * num_steps
+    step_actions = [ProfilerAction.NONE] * num_steps
     for cycle in window.cycles(num_steps):
         for step in range(cycle.begin_step, min(cycle.last_step, num_steps) + 1):
             is_last = step == cycle.last_step
-            of_steps[step - 1] = ProfilerAction.WARMUP if step < cycle.first_step else ProfilerAction.RECORD
-            of_steps[step - 1] = ProfilerAction.RECORD_AND_SAVE if is_last else of_steps[step - 1]
-    return of_steps
+            step_actions[step - 1] = ProfilerAction.WARMUP if step < cycle.first_step else ProfilerAction.RECORD
+            step_actions[step - 1] = ProfilerAction.RECORD_AND_SAVE if is_last else step_actions[step - 1]
+    return step_actions
 
 
 @pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")
@@ -70,12 +70,12 @@ def test_two_cycles_are_two_traces_whose_names_say_cycle_and_rank(tmp_path):
     watch.close()
     names = [f"trace_cycle{cycle}_rank0.pt.trace.json.gz" for cycle in (1, 2)]
     assert sorted(path.name for path in (tmp_path / "traces").glob("*.gz")) == names
-    assert [(name, found["status"], found["steps"]) for name, found in summary.items()] == [
+    assert [(name, window["status"], window["steps"]) for name, window in summary.items()] == [
         ("trace_cycle1", "recorded", [4, 5]),
         ("trace_cycle2", "recorded", [8, 9]),
     ]
-    for name, found in summary.items():
-        assert found["files"][1:] == [f"traces/ops/{name}_rank0.{suffix}" for suffix in ("txt", "json")]
+    for name, window in summary.items():
+        assert window["files"][1:] == [f"traces/ops/{name}_rank0.{suffix}" for suffix in ("txt", "json")]
     assert flags == dict.fromkeys((3, 4, 5, 7, 8, 9), "profiled")  # each warm-up and what it warms up for
     expected = "window trace records steps 4 to 5 after warm-up from step 3, and again every 4 steps, 2 times in all"
     assert expected in spy.said[0] and "trace_cycle2" not in spy.said[0]
@@ -91,9 +91,9 @@ def test_a_window_every_n_steps_is_recorded_until_the_run_ends(tmp_path):
     assert [shot.recording for shot in trace.shots] == [None] * 6
     summary = watch.collect("summary")["trace"]
     watch.close()
-    steps = [found["steps"] for found in summary.values()]
+    steps = [window["steps"] for window in summary.values()]
     assert steps == [[2, 2], [4, 4], [6, 6], [8, 8], None, None]
-    assert all((tmp_path / file).exists() for found in summary.values() for file in found.get("files", ()))
+    assert all((tmp_path / file).exists() for window in summary.values() for file in window.get("files", ()))
     table = json.loads((tmp_path / "traces/ops/trace_cycle4_rank0.json").read_text())
     assert (table["window"], table["steps"]) == ("trace_cycle4", [8, 8]) and table["ranks"]["0"]["operators"]
     assert "window trace_cycle5 and 1 more not reached: the run ended after step 9" in "\n".join(spy.said)
@@ -117,8 +117,8 @@ def test_analyze_keeps_a_summary_of_each_cycle(tmp_path, capsys):
     assert analyze.main([str(tmp_path)]) == 0
     for cycle, steps in ((1, [4]), (2, [8])):
         folder = tmp_path / "windows" / f"trace_cycle{cycle}"
-        found = json.loads((folder / "analysis.json").read_text())
-        assert found["ranks"]["0"]["profiler_steps"] == steps
+        analysis = json.loads((folder / "analysis.json").read_text())
+        assert analysis["ranks"]["0"]["profiler_steps"] == steps
         assert f"window trace_cycle{cycle}" in (folder / "summary.md").read_text().splitlines()[0]
     assert json.loads((tmp_path / "analysis.json").read_text())["ranks"]["0"]["profiler_steps"] == [4]
     shutil.rmtree(tmp_path / "windows")
@@ -147,7 +147,7 @@ TRACE, WAIT_5 = "+instruments=trace instruments.trace.", "profile.schedule={wait
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("settings", "message"),
     [
         ("profile.schedule={wait:5,active:4}", "warmup is missing: write it as torch.profiler.schedule: {wait:5"),
         ("profile.schedule={wait:5,warmup:0,active:4,repeats:2}", "unknown setting repeats: write it"),
@@ -171,9 +171,9 @@ TRACE, WAIT_5 = "+instruments=trace instruments.trace.", "profile.schedule={wait
         (f"{TRACE}first_s=2 profile.stop_after_window=true", "it has no last step: give first_step instead"),
     ],
 )
-def test_windows_that_cannot_be_are_refused(words, message):
+def test_windows_that_cannot_be_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        composed(*words.split())
+        composed(*settings.split())
 
 
 def window(name, first_step, active_steps, every_steps=None, repeat=0):
@@ -218,14 +218,14 @@ def timed(**settings):
 
 def decided(window, folder, clock, num_steps, rank=0, world_size=1):
     """[(the step at whose start it was known, name, first step, last step)]"""
-    clock.row, found = 1, []
+    clock.row, windows = 1, []
     watch = trace.ByTheClock(window, folder, rank, world_size, "cpu")
     for clock.row in range(1, num_steps + 1):
         cycle = watch.due(clock.row)
         if cycle:
-            found.append((clock.row, cycle.name, cycle.first_step, cycle.last_step))
+            windows.append((clock.row, cycle.name, cycle.first_step, cycle.last_step))
     watch.close()
-    return found
+    return windows
 
 
 def test_a_window_by_the_clock_begins_with_the_first_step_after_its_seconds(tmp_path, clock):
@@ -254,14 +254,14 @@ def test_every_rank_records_the_steps_that_rank_0_decided(tmp_path, clock):
     window = timed(first_s=3, active_steps=2)
     (tmp_path / ".trace.clock.tmp").write_bytes(trace.PAGE.pack(1, 2, 3))  # of a run that was killed
     watches = [trace.ByTheClock(window, tmp_path, rank, 2, "cpu") for rank in (1, 0)][::-1]
-    found = {0: [], 1: []}
+    windows = {0: [], 1: []}
     for row in range(1, 15):
         for rank in (1, 0) if row % 2 else (0, 1):  # whoever comes first to the step
             clock.row = row + 5 * rank  # the clock of rank 1 is 2.5 s ahead, and nobody asks it
             cycle = watches[rank].due(row)
-            found[rank] += [(row, cycle.first_step, cycle.last_step)] if cycle else []
+            windows[rank] += [(row, cycle.first_step, cycle.last_step)] if cycle else []
     # decided in row 7, which rank 1 has begun by then; the warm-up is row 8
-    assert found == {0: [(7, 9, 10)], 1: [(8, 9, 10)]}
+    assert windows == {0: [(7, 9, 10)], 1: [(8, 9, 10)]}
     for watch in watches:
         watch.close()
 
@@ -281,7 +281,7 @@ def test_the_instrument_records_a_window_by_the_clock(tmp_path, clock, monkeypat
     assert train_under(watch) == plain
     summary, flags = watch.collect("summary")["trace"], watch.collect("flags")["trace"]
     watch.close()
-    assert {name: found["steps"] for name, found in summary.items()} == {
+    assert {name: window["steps"] for name, window in summary.items()} == {
         "trace_cycle1": [6, 7],
         "trace_cycle2": [12, 12],
     }

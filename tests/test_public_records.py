@@ -32,8 +32,8 @@ def line_of(number, track="1"):
     """The row of a record, its cells by name."""
     head, _, *rows = PAGE.partition(f"## Track {track}")[2].partition("| # |")[2].splitlines()
     names = ["#", *(cell.strip() for cell in head.strip("| ").split("|"))]
-    found = next(row for row in rows if row.startswith(f"| {number} |"))
-    return dict(zip(names, (cell.strip() for cell in found.strip("|").split("|")), strict=True))
+    line = next(row for row in rows if row.startswith(f"| {number} |"))
+    return dict(zip(names, (cell.strip() for cell in line.strip("|").split("|")), strict=True))
 
 
 def note_of(number):
@@ -93,7 +93,7 @@ def test_what_the_logs_do_not_show_is_said():
 
 def test_the_46_results_of_track_3_are_as_upstream_has_them_or_the_page_says_why(facts):
     """tests/test_track3.py judges them one by one."""
-    runs = {str(number): found for number, *_, found in track3.kept()}
+    runs = {str(number): kept for number, *_, kept in track3.kept()}
     results = [public_records_page.Result(claim, {}, runs[claim["number"]]) for claim in facts["tracks"]["3"]]
     assert len(results) == 46
     others = {result.number: list(result.sentences()) for result in results if not result.is_as_claimed}
@@ -126,12 +126,12 @@ def test_what_is_kept_of_a_pair_compares_as_its_logs_do(facts):
     logs = [[run.row for run in public_records.matching(runs, f"{PAIR}/{arm}/*")] for arm in ("baseline", "this_pr")]
     kept = [public_records.decoded(name, facts) for name in ("1/76 baseline", "1/76")]
     assert [len(arm) for arm in logs] == [6, 6]
-    for of_logs, of_kept in zip(logs, kept, strict=True):
+    for from_logs, from_kept in zip(logs, kept, strict=True):
         for name in set(public_records.KEPT) - {"source_sha256"}:  # of these copies the code is left out
-            assert [row[name] for row in of_logs] == [row[name] for row in of_kept]
-    of_logs, of_kept = (verdict.compare_rows(*arms) for arms in (logs, kept))
+            assert [row[name] for row in from_logs] == [row[name] for row in from_kept]
+    from_logs, from_kept = (verdict.compare_rows(*arms) for arms in (logs, kept))
     not_kept = {"memory"}
-    assert {name for name in of_logs if of_logs[name] != of_kept[name]} == not_kept
+    assert {name for name in from_logs if from_logs[name] != from_kept[name]} == not_kept
 
 
 PULLS = re.findall(r"\| \[(\d+)\]\(\S+/pull/\d+\) .*? \| (meets the rules|not shown|refused)", PAGE)
@@ -144,13 +144,13 @@ def test_the_page_tells_of_each_pull_request_once():
 @pytest.mark.skipif(not CLONE, reason="SPEEDRUN_RECORDS_CLONE names no clone of modded-nanogpt")
 @pytest.mark.parametrize(("number", "verdict"), [*PULLS, ("246 --candidate muon-beta2", "not shown")])
 def test_pr_says_of_a_public_pull_request_what_the_page_says(number, verdict, capsys):
-    words = [*number.split(), "--clone", CLONE]
+    arguments = [*number.split(), "--clone", CLONE]
     if verdict == "refused":
         with pytest.raises(ValueError, match="adds no log"):
-            pr.main(words)
+            pr.main(arguments)
         return
     began_s = time.process_time()
-    assert pr.main(words) == (verdict == "not shown")
+    assert pr.main(arguments) == (verdict == "not shown")
     assert f"verdict: **{verdict.upper()}**" in capsys.readouterr().out and time.process_time() - began_s < 10
 
 

@@ -91,13 +91,13 @@ def test_an_answer_says_what_changed_in_a_step_where_the_races_have_looks(tries)
     """The look of an arm is that of its first run: of a race B's is a warm-up, which is no run of the verdict."""
     write = tries.results._write
 
-    def write_with_look(folder, run_row, run, *facts):
+    def write_with_look(folder, conf, run, *facts):
         if run["race"]["looks"]:
             (folder / "traces").mkdir()
             kernel_us = 500 - round(1000 * tries.gain()) + tries.slower_us * (run["race"]["arm"] == "B")
             events = traces.steps_of_a_kernel(kernel_us, step_us=kernel_us + 50)
             traces.write(folder / "traces" / "look_rank0.pt.trace.json.gz", events)
-        write(folder, run_row, run, *facts)
+        write(folder, conf, run, *facts)
 
     tries.results._write = write_with_look
     search, decided = tried(begun(tries), "optim.beta2=0.92")

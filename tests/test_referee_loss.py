@@ -37,7 +37,7 @@ def judged(trainer, log, is_required=True):
     return facts, validity.faults_of_run(record | {"referee": {"loss": facts}})
 
 
-def of_model(monkeypatch=None, *overrides, is_required=True, **methods):
+def judged_gpt2(monkeypatch=None, *overrides, is_required=True, **methods):
     """The same of a small gpt2 some of whose methods are others."""
     for name, method in methods.items():
         monkeypatch.setattr(models.load("gpt2"), name, method)
@@ -55,11 +55,11 @@ def forward_of(self, tokens_BT, targets_BT):
 @pytest.mark.parametrize("arch", ["gpt2", "modern"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_honest_models_are_believed_and_their_loss_is_the_referees(arch, dtype):
-    facts, faults = of_model(None, f"model={arch}", f"hardware.dtype={dtype}")
+    facts, faults = judged_gpt2(None, f"model={arch}", f"hardware.dtype={dtype}")
     assert faults == ([], [])
-    assert [one["step"] for one in facts["checked"]] == [0, STEPS]
-    for one in (*facts["checked"], facts["random_tokens"], facts["held_out"]):
-        assert one["claimed_nats"] == pytest.approx(one["from_logits_nats"], abs=3e-6)
+    assert [check["step"] for check in facts["checked"]] == [0, STEPS]
+    for check in (*facts["checked"], facts["random_tokens"], facts["held_out"]):
+        assert check["claimed_nats"] == pytest.approx(check["from_logits_nats"], abs=3e-6)
     assert facts["random_tokens"]["from_logits_nats"] > stats.least_nats(LN_V, 1024)
     assert 0 <= facts["random_tokens"]["se_nats"] < 0.1
 
@@ -86,25 +86,25 @@ def test_a_forward_that_returns_less_than_its_loss_in_evaluation_is_invalid_with
         loss = forward_of(self, tokens_BT, targets_BT)
         return loss if self.training else factor * loss - less
 
-    facts, (invalid, _) = of_model(monkeypatch, f"hardware.dtype={dtype}", forward=forward)
+    facts, (invalid, _) = judged_gpt2(monkeypatch, f"hardware.dtype={dtype}", forward=forward)
     last = facts["checked"][1]
     assert last["claimed_nats"] == pytest.approx(factor * last["from_logits_nats"] - less, rel=1e-5)
     claims = f"forward() gives {last['claimed_nats']:.6f} nats on the validation at step 6"
-    assert any(claims in words and f"its logits give {last['from_logits_nats']:.6f}" in words for words in invalid)
+    assert any(claims in fault and f"its logits give {last['from_logits_nats']:.6f}" in fault for fault in invalid)
 
 
 def test_logits_are_asked_for_a_few_rows_at_a_time(monkeypatch):
-    asked = []
+    calls = []
 
     def logits(self, tokens_BT):
-        asked.append(tuple(tokens_BT.shape))
+        calls.append(tuple(tokens_BT.shape))
         return HONEST(self, tokens_BT)
 
     monkeypatch.setattr(referee, "MAX_TOKENS", 128)
     forward = models.load("gpt2").forward
-    facts, faults = of_model(monkeypatch, logits=logits, forward=lambda *args: asked.append(None) or forward(*args))
-    of_referee = {shape for before, shape in zip([None, *asked], asked) if shape and before is not None}
-    assert faults == ([], []) and of_referee and max(rows * length for rows, length in of_referee) <= 128
+    facts, faults = judged_gpt2(monkeypatch, logits=logits, forward=lambda *args: calls.append(None) or forward(*args))
+    shapes = {shape for before, shape in zip([None, *calls], calls) if shape and before is not None}
+    assert faults == ([], []) and shapes and max(rows * length for rows, length in shapes) <= 128
 
 
 def test_targets_that_forward_has_seen_are_of_no_use_to_logits(monkeypatch):
@@ -121,10 +121,10 @@ def test_targets_that_forward_has_seen_are_of_no_use_to_logits(monkeypatch):
         sharper = 0.0 if targets_BT is None else torch.nn.functional.one_hot(targets_BT, PADDED)
         return HONEST(self, tokens_BT) + sharper
 
-    facts, (invalid, _) = of_model(monkeypatch, forward=forward, logits=logits)
+    facts, (invalid, _) = judged_gpt2(monkeypatch, forward=forward, logits=logits)
     last = facts["checked"][1]
     assert last["claimed_nats"] == pytest.approx(last["from_logits_nats"], abs=3e-6)
-    assert any("on a held-out slice of the validation data, but its logits give" in words for words in invalid)
+    assert any("on a held-out slice of the validation data, but its logits give" in fault for fault in invalid)
 
 
 def test_a_model_that_knows_the_validation_alone_is_doubted_by_the_held_out_slice(monkeypatch):
@@ -146,8 +146,8 @@ def test_a_model_that_knows_the_validation_alone_is_doubted_by_the_held_out_slic
         known |= {row.numpy().tobytes(): targets for row, targets in zip(tokens_BT, targets_BT, strict=True)}
     facts, (invalid, doubts) = judged(trainer, log)
     assert invalid == [] and facts["val_loss"] < 0.1
-    assert any("on a held-out slice of the same data" in words for words in doubts)
-    assert any("its loss at step 0 is already" in words for words in doubts)
+    assert any("on a held-out slice of the same data" in doubt for doubt in doubts)
+    assert any("its loss at step 0 is already" in doubt for doubt in doubts)
 
 
 def test_random_tokens_show_a_model_that_sees_them(monkeypatch):
@@ -155,13 +155,13 @@ def test_random_tokens_show_a_model_that_sees_them(monkeypatch):
         ahead_BT = tokens_BT.roll(-1, 1)
         return HONEST(self, tokens_BT) + 9.0 * torch.nn.functional.one_hot(ahead_BT, PADDED)
 
-    facts, (invalid, _) = of_model(monkeypatch, logits=logits)
+    facts, (invalid, _) = judged_gpt2(monkeypatch, logits=logits)
     assert facts["random_tokens"]["claimed_nats"] < LN_V / 2
-    assert any("and a causal model is below" in words and "standard error" in words for words in invalid)
+    assert any("and a causal model is below" in fault and "standard error" in fault for fault in invalid)
 
 
 def test_a_model_without_numbers_for_tokens_that_no_run_is_given_is_doubted():
-    facts, faults = of_model()
+    facts, faults = judged_gpt2()
     assert faults == ([], [])
     nothing = {"claimed_nats": None, "from_logits_nats": None}
     for key, where in (("random_tokens", "random tokens"), ("held_out", "a held-out slice")):
@@ -172,7 +172,7 @@ def test_a_model_that_begins_trained_is_doubted(monkeypatch):
     frequent = torch.zeros(PADDED)
     frequent[ord(" ")] = 4.0
     monkeypatch.setattr(models.load("gpt2"), "logits", lambda self, tokens_BT: HONEST(self, tokens_BT) + frequent)
-    _, (invalid, doubts) = of_model()
+    _, (invalid, doubts) = judged_gpt2()
     assert invalid == []
     (doubt,) = doubts
     assert "its loss at step 0 is already" in doubt and "0.95 * ln(257) = 5.272" in doubt
@@ -246,12 +246,12 @@ def test_long_runs_check_every_batch_and_short_ones_a_quarter(monkeypatch):
 def test_the_held_out_slice_lies_beyond_the_validation(monkeypatch):
     trainer, _, _ = staged.trainer_of(*staged.SMALL)
     places, at = [], trainer.val_rows.at
-    monkeypatch.setattr(trainer.val_rows, "at", lambda given: places.extend(given) or at(given))
+    monkeypatch.setattr(trainer.val_rows, "at", lambda wanted: places.extend(wanted) or at(wanted))
     RefereeLoss(trainer, is_required=True)._check_held_out()
     assert places and all(4096 <= place <= trainer.val_rows.num_tokens - 1025 for place in places)
     trainer.val_rows.num_tokens = 4097
-    found = RefereeLoss(trainer, is_required=True)._check_held_out()
-    assert "hold 4097 tokens, and goal.val_tokens=4096 leaves too few for a batch" in found["not_checked"]
+    facts = RefereeLoss(trainer, is_required=True)._check_held_out()
+    assert "hold 4097 tokens, and goal.val_tokens=4096 leaves too few for a batch" in facts["not_checked"]
     trainer.close()
 
 

@@ -61,7 +61,7 @@ def test_hyper_threads_of_one_core_are_never_two_runs(monkeypatch, tmp_path):
     for cpu in range(8):  # as usual: the second threads follow the first ones
         (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
         (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
-    cores_of = lambda *words: [slot.cores for slot in packing.slots(*words, on_cpu=True)]  # noqa: E731
+    cores_of = lambda *args: [slot.cores for slot in packing.slots(*args, on_cpu=True)]  # noqa: E731
     assert cores_of("auto", None) == [(0, 4), (1, 5), (2, 6), (3, 7)]
     assert cores_of(2, None) == [(0, 4, 1, 5), (2, 6, 3, 7)]
     assert cores_of("auto", 3) == [(0, 4, 1), (2, 6, 3)]
@@ -76,10 +76,10 @@ def device(number, cpus=(), num_processes=0):
 @pytest.fixture
 def two_sockets(cores, monkeypatch):
     """Four GPUs, two at each half of four cores, of which the second half is the first two's."""
-    found = [device(0, (2, 3)), device(1, (2, 3)), device(2, (0, 1)), device(3, (0, 1))]
-    monkeypatch.setattr(packing.gpus, "devices", lambda: found)
-    yield found
-    for name in leases._held.keys() & {gpu.name for gpu in found}:
+    devices = [device(0, (2, 3)), device(1, (2, 3)), device(2, (0, 1)), device(3, (0, 1))]
+    monkeypatch.setattr(packing.gpus, "devices", lambda: devices)
+    yield devices
+    for name in leases._held.keys() & {gpu.name for gpu in devices}:
         leases.release(name)
 
 
@@ -92,8 +92,8 @@ def test_on_gpus_each_run_has_one_and_its_share_of_the_cores_near_it(two_sockets
 
 
 def test_gpus_on_which_somebody_computes_come_last(two_sockets, monkeypatch):
-    found = [device(0, (2, 3), 1), *two_sockets[1:]]
-    monkeypatch.setattr(packing.gpus, "devices", lambda: found)
+    devices = [device(0, (2, 3), 1), *two_sockets[1:]]
+    monkeypatch.setattr(packing.gpus, "devices", lambda: devices)
     assert [slot.gpu_number for slot in packing.slots(3, None, on_cpu=False)] == [1, 2, 3]
 
 
@@ -187,10 +187,10 @@ def test_a_run_beside_others_is_suspect_and_its_time_is_not_compared(tmp_path):
     alone = [row_of(run_folder.read(results.add(seed))) for seed in range(2)]
     beside = [row_of(run_folder.read(results.add(seed, change=change, overrides=["optim.lr=0.1"]))) for seed in (2, 3)]
     assert {row["validity"] for row in beside} == {"suspect"} and {row["validity"] for row in alone} == {"valid"}
-    for one in (alone, beside):  # of both arms alike too
-        refusals = eligibility.judge(one, beside).refusals
-        assert any("ran beside others of their sweep: their times do not count" in words for words in refusals)
-    assert not any("beside" in words for words in eligibility.judge(alone, alone[:1]).refusals)
+    for arm in (alone, beside):  # of both arms alike too
+        refusals = eligibility.judge(arm, beside).refusals
+        assert any("ran beside others of their sweep: their times do not count" in sentence for sentence in refusals)
+    assert not any("beside" in sentence for sentence in eligibility.judge(alone, alone[:1]).refusals)
     assert "beside" not in json.loads(alone[0]["setting"])  # what old records' comparability rests on is as it was
 
 
@@ -198,9 +198,9 @@ def test_a_run_beside_others_is_suspect_and_its_time_is_not_compared(tmp_path):
 def test_two_runs_at_a_time_are_pinned_and_marked(tmp_path):
     if len(packing.os.sched_getaffinity(0)) < 2:
         pytest.skip("one core: nothing can run beside")
-    words = ["optim.lr=0.001,0.002", "hydra.launcher.parallel=2"]
-    words += ["hardware.price_usd_per_hour=36"]
-    done = real_runs.bench(tmp_path, "run", "-m", *real_runs.SHORT, *words, "--json", "--anyway")
+    overrides = ["optim.lr=0.001,0.002", "hydra.launcher.parallel=2"]
+    overrides += ["hardware.price_usd_per_hour=36"]
+    done = real_runs.bench(tmp_path, "run", "-m", *real_runs.SHORT, *overrides, "--json", "--anyway")
     assert done.returncode == 0, done.stderr
     runs = [real_runs.run_json(folder) for folder in real_runs.folders(tmp_path)]
     assert [run["beside"]["num_slots"] for run in runs] == [2, 2]
@@ -266,9 +266,9 @@ def test_settings_of_a_search_that_cannot_be_are_refused(changes, message):
         search.Settings(**changes)
 
 
-def opened(folder, *words):
+def opened(folder, *overrides):
     settings = search.Settings(n_trials=4, sampler="random", seed=0)
-    return search.opened(settings, OverridesParser.create().parse_overrides(list(words)), folder)
+    return search.opened(settings, OverridesParser.create().parse_overrides(list(overrides)), folder)
 
 
 def test_a_search_of_nothing_is_refused(tmp_path):
@@ -303,17 +303,17 @@ def test_a_search_goes_on_where_it_stood(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("package", "words"),
+    ("package", "overrides"),
     [
         ("submitit", ["hydra/launcher=submitit_local", "optim.lr=0.001,0.002"]),
         ("joblib", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=1", "optim.lr=0.001,0.002"]),
         ("optuna", ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "optim.lr=tag(log,interval(1e-4,1e-2))"]),
     ],
 )
-def test_a_plugin_of_hydra_makes_runs_with_records_of_their_own(package, words, tmp_path):
+def test_a_plugin_of_hydra_makes_runs_with_records_of_their_own(package, overrides, tmp_path):
     if not has({"optuna": "optuna"}.get(package, f"hydra_plugins.hydra_{package}_launcher")):
         pytest.skip(f"{package} is not installed: docs/race.md")
-    done = real_runs.bench(tmp_path, "run", "-m", *real_runs.SHORT, *words, "--json", "--anyway")
+    done = real_runs.bench(tmp_path, "run", "-m", *real_runs.SHORT, *overrides, "--json", "--anyway")
     assert done.returncode == 0, done.stderr
     assert [run["status"] for run in json.loads(done.stdout)] == ["complete"] * 2
     if package == "optuna":  # once for all trials
@@ -330,8 +330,8 @@ needs_joblib = pytest.mark.skipif(not has("joblib"), reason="joblib is not insta
 @contextlib.contextmanager
 def sweep_by_joblib(results):
     """-> the process of a sweep of three runs, two of which train."""
-    words = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=0,1,2", "hardware.num_threads=1", "--anyway"]
-    command = [sys.executable, "-m", "bench", "run", "-m", *real_runs.LONG, *words]
+    overrides = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=0,1,2", "hardware.num_threads=1", "--anyway"]
+    command = [sys.executable, "-m", "bench", "run", "-m", *real_runs.LONG, *overrides]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     env = real_runs.environment(results)
     with subprocess.Popen(command, cwd=real_runs.REPO, env=env, start_new_session=True, **pipes) as process:
@@ -377,11 +377,11 @@ def test_a_sweeps_best_are_the_arms_of_a_race(tmp_path):
     results = claimed.Results(tmp_path)
     points = [["optim.lr=0.1", "seed=0"], ["optim.lr=0.1", "seed=1"], ["optim.lr=0.2", "seed=0"], ["optim.lr=0.3"]]
     folder = sweep.begin(tmp_path, "sweep-00000000", ["run"], points, None)
-    for number, (words, val_loss) in enumerate(zip(points, (2.6, 2.8, 2.5, 2.9))):
-        lr = [word for word in words if word.startswith("optim")]
-        seed = int(words[1][5:]) if len(words) > 1 else 0
+    for number, (overrides, val_loss) in enumerate(zip(points, (2.6, 2.8, 2.5, 2.9))):
+        lr = [word for word in overrides if word.startswith("optim")]
+        seed = int(overrides[1][5:]) if len(overrides) > 1 else 0
         run = run_folder.read(made := results.add(seed, val_loss=val_loss, overrides=lr)) | {"folder": str(made)}
-        sweep.keep(folder, number, words, run)
+        sweep.keep(folder, number, overrides, run)
     assert sweep_points.winning_arms(folder, 2) == ["A=optim.lr=0.2", "B=optim.lr=0.1"]  # means 2.5 and 2.7
     with pytest.raises(ValueError, match="--top 4: sweep-00000000 has 3 configs with complete runs"):
         sweep_points.winning_arms(folder, 4)

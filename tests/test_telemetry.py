@@ -92,9 +92,9 @@ class Sampling:
             self.process.stdout.close()
 
 
-def sampled(tmp_path, library, gpus, num_rows=20, **more):
+def sampled(tmp_path, library, gpus, num_rows=20, **options):
     """-> (rows, what the record would say)."""
-    with Sampling(tmp_path, library, gpus, **more) as sampling:
+    with Sampling(tmp_path, library, gpus, **options) as sampling:
         started = sampling.ask("start")
         sampling.wait_for_rows(num_rows)
         stopped = sampling.ask("stop")
@@ -231,10 +231,10 @@ def test_reasons_add_up_to_a_slowdown_and_a_power_cap_is_none():
 def test_a_power_limit_changed_in_the_run_is_a_doubt_and_rounding_is_none():
     rows = gpu_rows([1] * 4, power_limit_w=700.0)
     rows[0]["power_limit_w"] = 699.5
-    found = {"foreign_processes": {}}
-    assert join.doubts(join.summary(rows, [(0, 3 * S)], *ENDS) | found) == []
+    alone = {"foreign_processes": {}}
+    assert join.doubts(join.summary(rows, [(0, 3 * S)], *ENDS) | alone) == []
     rows[3]["power_limit_w"] = 400.0
-    (doubt,) = join.doubts(join.summary(rows, [(0, 3 * S)], *ENDS) | found)
+    (doubt,) = join.doubts(join.summary(rows, [(0, 3 * S)], *ENDS) | alone)
     assert doubt == "the power limit of gpu0 was changed in the run, between 400 and 700 W"
 
 
@@ -250,8 +250,8 @@ def test_rows_of_a_tick_share_its_time_so_that_gpus_are_drawn_as_lines(tmp_path,
     assert first["t_ns"] == second["t_ns"] and first["late_ms"] < 5 <= second["late_ms"]
     table = {name: [row[name] for row in rows] for name in ("t_ns", "device", "power_w")}
     (chart,) = run_charts.telemetry(table, rows[0]["t_ns"], [("power_w", "power, W")])
-    assert [one["name"] for one in chart["series"]] == ["gpu0", "gpu1"]
-    assert all(None not in one["y"] for one in chart["series"])
+    assert [line["name"] for line in chart["series"]] == ["gpu0", "gpu1"]
+    assert all(None not in line["y"] for line in chart["series"])
 
 
 def test_a_full_disk_ends_the_file_and_not_the_counters(tmp_path, library):
@@ -287,10 +287,10 @@ def test_the_sampler_ends_with_its_parent_though_its_pipe_is_held_open(tmp_path,
         os.close(write_end)
 
 
-def gpu_rows(watts, **more):
+def gpu_rows(watts, **columns):
     """One sample a second from second 0."""
     return [
-        {"t_ns": num * S, "read_ns": num * S, "device": "gpu0", "power_w": power_w, **more}
+        {"t_ns": num * S, "read_ns": num * S, "device": "gpu0", "power_w": power_w, **columns}
         for num, power_w in enumerate(watts)
     ]
 
@@ -354,8 +354,8 @@ def test_energies_of_the_steps_add_up_to_that_of_the_run():
     rows = gpu_rows([100, 100, 300, 300], sm_clock_mhz=1000.0) + [
         row | {"device": "gpu1"} for row in gpu_rows([50] * 4, sm_clock_mhz=1200.0)
     ]
-    found = join.columns(rows, {1: (0, S), 2: (S, 2 * S)}, {"energy_j": 800.0})
-    assert found == {
+    columns = join.columns(rows, {1: (0, S), 2: (S, 2 * S)}, {"energy_j": 800.0})
+    assert columns == {
         "energy_j": {1: 300.0, 2: 500.0},
         "sm_clock_mhz": {1: 1100.0, 2: 1100.0},
     }  # integrals of 150 and 250 J, doubled
@@ -419,15 +419,15 @@ def test_metrics_of_energy_and_of_the_clock_by_hand():
 
 
 def test_processes_are_looked_for_seldom(monkeypatch):
-    asked, now = [], [0.0]
+    calls, now = [], [0.0]
     alone = types.SimpleNamespace(pid=7, children=lambda recursive: [])
-    monkeypatch.setattr(telemetry_sampler.psutil, "Process", lambda pid: asked.append(pid) or alone)
+    monkeypatch.setattr(telemetry_sampler.psutil, "Process", lambda pid: calls.append(pid) or alone)
     family = telemetry_sampler.Family(7, now_s=lambda: now[0])
     for now[0] in (0.0, 1.0, 9.9, 10.0):
         family.pids()
-    assert asked == [7, 7]
+    assert calls == [7, 7]
     family.pids(since_s=0.0)
-    assert asked == [7, 7, 7]
+    assert calls == [7, 7, 7]
 
 
 def test_the_bar_shows_the_power_of_all_gpus_at_the_last_tick(tmp_path):
@@ -483,14 +483,14 @@ def train(watch, context, step_s=0.15, after_step=lambda step: None):
 def test_a_run_on_two_gpus_is_recorded_with_its_energy_by_step(seen):
     watch, telemetry, context = seen({"GPU-a": {}, "GPU-b": {"power_mw": 300_000, "clock_mhz": 1655}})
     train(watch, context)
-    summary, found = telemetry.summary(), telemetry.columns()
+    summary, table = telemetry.summary(), telemetry.columns()
     timed_s = sum(end_ns - begin_ns for begin_ns, end_ns in telemetry._spans) / 1e9
     assert 0.6 <= timed_s < 5
     assert summary["energy_j"] == pytest.approx(800 * timed_s, rel=0.03)
     assert summary["mean_power_w"] == pytest.approx(800, rel=0.03)
     assert summary["mean_sm_clock_mhz"] == 1705 and summary["by_device"]["gpu1"]["mean_power_w"] == 300
-    assert sum(found["energy_j"].values()) == pytest.approx(summary["energy_j"])
-    assert list(found["energy_j"]) == [1, 2, 3, 4] and list(found["sm_clock_mhz"].values()) == pytest.approx([1705] * 4)
+    assert sum(table["energy_j"].values()) == pytest.approx(summary["energy_j"])
+    assert list(table["energy_j"]) == [1, 2, 3, 4] and list(table["sm_clock_mhz"].values()) == pytest.approx([1705] * 4)
     assert summary["sampler_cpu_frac"] > 0 and watch.warnings == []
     json.dumps(summary)
 
@@ -559,9 +559,9 @@ def test_a_sampler_that_takes_the_cpu_from_its_run_makes_it_suspect(tmp_path, de
     telemetry = registry.kind("telemetry")(Context(tmp_path, 0, 1, device, 4, HostMarks()), interval_ms=10)
     telemetry._stopped = {}
     telemetry.summary = lambda: {"by_device": {}, "foreign_processes": {}, "sampler_cpu_frac": cpu_frac}
-    found = telemetry.doubts()
-    assert len(found) == num
-    assert not found or found[0].startswith("telemetry itself took 2.7 % of a core (limit 1 %): a longer")
+    doubts = telemetry.doubts()
+    assert len(doubts) == num
+    assert not doubts or doubts[0].startswith("telemetry itself took 2.7 % of a core (limit 1 %): a longer")
 
 
 @pytest.mark.slow
@@ -581,18 +581,18 @@ def test_a_run_is_the_same_to_the_bit_with_telemetry_and_without(tmp_path, libra
     assert len(join.read(seen / "telemetry.csv")) == sum(summary["num_samples"].values()) > 2
     assert 0 < summary["num_timed_samples"] <= sum(summary["num_samples"].values())
     assert run["metrics"]["energy_j"] is None
-    assert not any(one["instrument"] == "telemetry" for one in run.get("warnings", ()))
+    assert not any(warning["instrument"] == "telemetry" for warning in run.get("warnings", ()))
 
 
 def test_a_killed_sampler_is_a_warning_and_closing_it_is_no_error(tmp_path):
     settings = {"interval_ms": 100, "host_interval_ms": 100}
-    one = sampling.Sampling(tmp_path / "telemetry.csv", settings, [], 0, os.getpid())
-    one.wait()
-    one.start()
-    one._process.kill()
-    one._process.wait()
-    assert one.stop()["report"]["warnings"]
-    one.close()  # the word that nobody took is gone: it fails no second time
+    sampler = sampling.Sampling(tmp_path / "telemetry.csv", settings, [], 0, os.getpid())
+    sampler.wait()
+    sampler.start()
+    sampler._process.kill()
+    sampler._process.wait()
+    assert sampler.stop()["report"]["warnings"]
+    sampler.close()  # the word that nobody took is gone: it fails no second time
 
 
 @pytest.mark.slow

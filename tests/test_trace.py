@@ -33,15 +33,15 @@ def test_the_temporal_breakdown_of_a_real_trace_is_exact(key):
     name, number = key.split("/")
     rank = next(rank for rank in shared(name) if rank.rank == int(number))
     rows = window.device_rows(rank)
-    found = device_time.breakdown(rank, rows, device_time.types(rank, rows))
+    times = device_time.breakdown(rank, rows, device_time.types(rank, rows))
     exact = EXACT[key]["exact"]
     for part, ours in (("span",) * 2, ("idle",) * 2, ("compute",) * 2, ("noncompute", "non_compute"), ("comm",) * 2):
-        assert found[f"{ours}_us"] == pytest.approx(exact[part], abs=0.5), part
+        assert times[f"{ours}_us"] == pytest.approx(exact[part], abs=0.5), part
     for part, ours in (("idle",) * 2, ("compute",) * 2, ("noncompute", "non_compute"), ("overlap",) * 2):
         theirs = exact[f"{part}_pct"]
-        assert found[f"{ours}_pct"] == (None if theirs is None else pytest.approx(theirs, abs=0.01)), part
+        assert times[f"{ours}_pct"] == (None if theirs is None else pytest.approx(theirs, abs=0.01)), part
     assert len(rows) == exact["n"]
-    assert found["idle_us"] + found["compute_us"] + found["non_compute_us"] == pytest.approx(found["span_us"], abs=1e-6)
+    assert times["idle_us"] + times["compute_us"] + times["non_compute_us"] == pytest.approx(times["span_us"], abs=1e-6)
 
 
 # ---- by hand
@@ -58,24 +58,24 @@ def two_streams():
 
 
 def test_two_streams_by_hand(tmp_path):
-    found = rank_of(tmp_path, two_streams())
+    rank = rank_of(tmp_path, two_streams())
     times = {"span_us": 65.0, "idle_us": 10.0, "compute_us": 30.0, "non_compute_us": 25.0}
-    assert {name: found["temporal"][name] for name in times} == times
-    assert found["overlap_pct"] == pytest.approx(100 * 15 / 35)  # 105-110 and 130-140
-    assert found["exposed_comm_us"] == 20.0
-    assert {line["type"]: line["sum_us"] for line in found["kernel_types"]} == {
+    assert {name: rank["temporal"][name] for name in times} == times
+    assert rank["overlap_pct"] == pytest.approx(100 * 15 / 35)  # 105-110 and 130-140
+    assert rank["exposed_comm_us"] == 20.0
+    assert {line["type"]: line["sum_us"] for line in rank["kernel_types"]} == {
         "COMPUTATION": 15.0,
         "COMMUNICATION": 20.0,
         "MEMORY": 5.0,
         "COMPUTATION overlapping COMMUNICATION": 15.0,
     }
-    gemm = next(line for line in found["kernels"] if line["name"] == "gemm")
+    gemm = next(line for line in rank["kernels"] if line["name"] == "gemm")
     assert gemm["count"] == 2 and gemm["std_us"] == pytest.approx(50**0.5)
     assert [gemm[f"{name}_us"] for name in ("sum", "mean", "min", "max")] == [30.0, 15.0, 10.0, 20.0]
-    assert found["idle"][0] == {"device": 0, "stream": 7, "host_wait_us": 10.0, "kernel_wait_us": 20.0, "other_us": 0.0}
-    (copy,) = found["copies"]
+    assert rank["idle"][0] == {"device": 0, "stream": 7, "host_wait_us": 10.0, "kernel_wait_us": 20.0, "other_us": 0.0}
+    (copy,) = rank["copies"]
     assert copy["gib"] == pytest.approx(5 / 1024) and copy["gib_per_s"] == pytest.approx(5 / 1024 / 5e-6)
-    path = found["critical_path"]
+    path = rank["critical_path"]
     assert sum(path[f"{kind}_us"] for kind in critical.KINDS) == path["span_us"] == 65.0
     # the copy was called at 155, the rest ended at 150
     assert [path[f"{kind}_us"] for kind in ("memory", "host", "launch")] == [5.0, 5.0, 5.0]
@@ -87,8 +87,8 @@ def test_queue_length_and_launch_delay_by_hand(tmp_path):
     rows = window.device_rows(rank)
     (queue,) = launches.queues(rank, rows)
     assert (queue["max"], queue["mean"]) == (2, pytest.approx((10 * 1 + 10 * 2 + 30 * 1) / 50))
-    found = launches.statistics(rank, rows)
-    assert found["delay_us_mean"] == pytest.approx((18 + 38) / 2) and found["num_launches"] == 2
+    figures = launches.statistics(rank, rows)
+    assert figures["delay_us_mean"] == pytest.approx((18 + 38) / 2) and figures["num_launches"] == 2
 
 
 def test_each_step_has_a_critical_path_of_what_its_host_launched(tmp_path):
@@ -114,9 +114,9 @@ def collectives_of(folder, rows_by_rank):
 
 def test_the_late_rank_is_the_one_with_the_shortest_collective(tmp_path):
     rows = [launched("ncclDevKernel_AllReduce", start, dur, 90, 1) for start, dur in ((100, 50), (140, 10))]
-    found = collectives_of(tmp_path, rows)
-    assert found["waits"] == [{"rank": 0, "wait_us": 40.0, "num_last": 0}, {"rank": 1, "wait_us": 0.0, "num_last": 1}]
-    assert found["worst"][0]["late_rank"] == 1
+    answer = collectives_of(tmp_path, rows)
+    assert answer["waits"] == [{"rank": 0, "wait_us": 40.0, "num_last": 0}, {"rank": 1, "wait_us": 0.0, "num_last": 1}]
+    assert answer["worst"][0]["late_rank"] == 1
 
 
 @pytest.mark.parametrize("numbers_of", ["kernels", "operators"])
@@ -127,14 +127,14 @@ def test_collectives_of_a_trace_whose_first_ones_are_cut_meet_by_their_sequence_
         ranks.append([])
         for seq, dur in by_seq.items():
             message = {"Collective name": "allreduce", "Process Group Name": "0", "Seq": seq}
-            of_kernel = message if numbers_of == "kernels" else {"External id": seq}
-            ranks[-1] += launched("ncclDevKernel_AllReduce", 100 * seq, dur, 100 * seq - 9, seq, **of_kernel)
+            args = message if numbers_of == "kernels" else {"External id": seq}
+            ranks[-1] += launched("ncclDevKernel_AllReduce", 100 * seq, dur, 100 * seq - 9, seq, **args)
             ranks[-1].append(
                 event("cpu_op", "record_param_comms", 100 * seq - 10, 5, **message, **{"External id": seq})
             )
-    found = collectives_of(tmp_path, ranks)
-    assert (found["num_matched"], found["num_unmatched"]) == (2, 4)  # by their order 4 would be, each with another
-    worst = [(line["call"], line["late_rank"], line["longest_wait_us"]) for line in found["worst"]]
+    answer = collectives_of(tmp_path, ranks)
+    assert (answer["num_matched"], answer["num_unmatched"]) == (2, 4)  # by their order 4 would be, each with another
+    worst = [(line["call"], line["late_rank"], line["longest_wait_us"]) for line in answer["worst"]]
     assert worst == [(13, 0, 20.0), (14, 1, 15.0)]
 
 
@@ -142,17 +142,17 @@ def test_sends_and_receives_and_names_that_one_rank_does_not_number_meet_in_thei
     ranks = []
     for rank, (number, name) in enumerate(((7, "send"), (9, "recv"))):
         rows = launched("ncclDevKernel_SendRecv", 100, 10 + rank, 90, 1, **{"Collective name": name, "Seq": number})
-        more = {"Collective name": "allreduce", "Seq": 3} if rank else {}
-        ranks.append(rows + launched("ncclDevKernel_AllReduce", 200, 10, 190, 2, **more))
-    found = collectives_of(tmp_path, ranks)
-    assert (found["num_matched"], found["num_unmatched"]) == (2, 0)
-    assert {line["call"] for line in found["worst"]} == {0}
+        args = {"Collective name": "allreduce", "Seq": 3} if rank else {}
+        ranks.append(rows + launched("ncclDevKernel_AllReduce", 200, 10, 190, 2, **args))
+    answer = collectives_of(tmp_path, ranks)
+    assert (answer["num_matched"], answer["num_unmatched"]) == (2, 0)
+    assert {line["call"] for line in answer["worst"]} == {0}
 
 
 def test_two_devices_of_one_process_have_timelines_of_their_own(tmp_path):
     calls = [launched("gemm", 10 * n, 10, 2 * n, n + 1, device=n % 2) for n in range(4)]
-    found = rank_of(tmp_path, sum(calls, []))["devices"]
-    assert [found[device]["idle_us"] for device in ("0", "1")] == [10.0, 10.0]
+    devices = rank_of(tmp_path, sum(calls, []))["devices"]
+    assert [devices[device]["idle_us"] for device in ("0", "1")] == [10.0, 10.0]
 
 
 # ---- intervals against a picture of every nanosecond
@@ -197,8 +197,8 @@ def test_the_innermost_range_is_that_of_a_brute_force(seed, tmp_path):
     rank = load(write(tmp_path / "a.json", ops))
     nested = Nest(rank, np.flatnonzero(rank.is_kind(events.CPU_OP)))
     times, wanted = np.arange(0, 210_000, 500), rank.names_that("op1".__eq__)
-    for name, found in ((None, nested.innermost(times)), ("op1", nested.innermost(times, wanted))):
-        for time, row in zip(times, found):
+    for name, innermost in ((None, nested.innermost(times)), ("op1", nested.innermost(times, wanted))):
+        for time, row in zip(times, innermost):
             ends = (num for num, (start, end) in enumerate(ranges) if start * 1000 <= time < end * 1000)
             around = [ranges[num][1] - ranges[num][0] for num in ends if name in (None, f"op{num % 3}")]
             assert (None if row < 0 else int(rank.dur[row]) // 1000) == min(around, default=None)
@@ -218,9 +218,9 @@ def test_braces_quotes_and_foreign_letters_in_names_do_not_matter(tmp_path):
 
 
 def test_a_cpu_trace_has_operators_and_says_nothing_of_a_device(tmp_path):
-    found = rank_of(tmp_path, [event("cpu_op", "aten::mm", 0, 10), step(1, 0, 20)])
-    assert found["temporal"]["span_us"] is None and found["overlap_pct"] is None and found["advice"] == []
-    assert found["operators"][0]["cpu_us"] == 10.0
+    rank = rank_of(tmp_path, [event("cpu_op", "aten::mm", 0, 10), step(1, 0, 20)])
+    assert rank["temporal"]["span_us"] is None and rank["overlap_pct"] is None and rank["advice"] == []
+    assert rank["operators"][0]["cpu_us"] == 10.0
     assert "no device rows" in read_as_text(traces.analysed([tmp_path / "a.json"]))
 
 
@@ -229,9 +229,9 @@ def test_a_cut_file_is_read_as_far_as_it_goes_and_says_so(tmp_path):
     whole = write(tmp_path / "a.json", rows).read_bytes()
     (tmp_path / "a.json").write_bytes(whole[: len(whole) * 3 // 4])
     answer = traces.analysed([tmp_path / "a.json"])
-    found = answer["ranks"]["0"]
-    assert found["cut"] == "the file ends in the middle of the events" and 140 <= found["num_device_rows"] <= 151
-    assert found["cut"] in read_as_text(answer)
+    rank = answer["ranks"]["0"]
+    assert rank["cut"] == "the file ends in the middle of the events" and 140 <= rank["num_device_rows"] <= 151
+    assert rank["cut"] in read_as_text(answer)
     (tmp_path / "b.json.gz").write_bytes(gzip.compress(whole)[:-200])
     assert load(tmp_path / "b.json.gz").cut == "the compressed data end early"
     (tmp_path / "c.json.gz").write_bytes(gzip.compress(random.Random(0).randbytes(1000).hex().encode() + whole)[:200])
@@ -258,10 +258,10 @@ def test_a_damaged_file_is_refused_or_read_but_never_breaks_anything(tmp_path, s
             data += b" "
     (tmp_path / "a.json").write_bytes(bytes(data))
     try:
-        found = traces.analysed([tmp_path / "a.json"])
+        answer = traces.analysed([tmp_path / "a.json"])
     except source.NoTrace:
         return
-    json.dumps(found), read_as_text(found)
+    json.dumps(answer), read_as_text(answer)
 
 
 @pytest.mark.parametrize("text", ["", "hello", "{}", '{"a": 1}', "\x00\x01\x02", '{"traceEvents'])

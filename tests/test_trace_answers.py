@@ -16,8 +16,8 @@ BF16, SDPA = "c10::BFloat16", "aten::_scaled_dot_product"
 H100 = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
 
 
-def op(name, ts, dur, *dims, kind="float", **more):
-    return event("cpu_op", name, ts, dur, **{"Input Dims": list(dims), "Input type": [kind] * len(dims)}, **more)
+def op(name, ts, dur, *dims, kind="float", **args):
+    return event("cpu_op", name, ts, dur, **{"Input Dims": list(dims), "Input type": [kind] * len(dims)}, **args)
 
 
 # ---- FLOPs
@@ -117,14 +117,14 @@ def test_rates_of_a_cpu_trace_count_each_product_once(tmp_path):
         op("aten::mm", 60, 20, [10, 10], [10, 10]),
         event("cpu_op", "aten::add", 80, 20),
     ]
-    found = rank_of(tmp_path, rows)
-    rates = [(line["name"], line["flop"], line["time_us"], line["pct_of_peak"]) for line in found["achieved"]]
+    rank = rank_of(tmp_path, rows)
+    rates = [(line["name"], line["flop"], line["time_us"], line["pct_of_peak"]) for line in rank["achieved"]]
     assert rates == [("aten::mm", 2_000_000, 40.0, None), ("aten::mm", 2000, 20.0, None)]
-    assert found["achieved"][0]["tflop_per_s"] == pytest.approx(2e6 / 40e-6 / 1e12)
+    assert rank["achieved"][0]["tflop_per_s"] == pytest.approx(2e6 / 40e-6 / 1e12)
     whole = {"of": "cpu", "flop": 2_002_000, "time_us": 60.0, "known_frac": 0.6}
-    assert found["achieved_whole"] == whole | {"tflop_per_s": pytest.approx(2_002_000 / 60e-6 / 1e12)}
-    words = "GFLOP/s of matrix products and attention, from their shapes: 33.4 over the 60 % of the operators' time"
-    assert f"{words} on the CPU" in read_as_text(traces.analysed([tmp_path / "a.json"]))
+    assert rank["achieved_whole"] == whole | {"tflop_per_s": pytest.approx(2_002_000 / 60e-6 / 1e12)}
+    sentence = "GFLOP/s of matrix products and attention, from their shapes: 33.4 over the 60 % of the operators' time"
+    assert f"{sentence} on the CPU" in read_as_text(traces.analysed([tmp_path / "a.json"]))
 
 
 def test_rates_of_a_device_are_of_its_own_kernels_and_its_own_peak(tmp_path):
@@ -133,11 +133,11 @@ def test_rates_of_a_device_are_of_its_own_kernels_and_its_own_peak(tmp_path):
     for kind, peak, precision, flop_per_byte in ((BF16, 989, "bfloat16", size / 3), ("float", 494, "tf32", size / 6)):
         product = op("aten::mm", 0, 20, [size, size], [size, size], kind=kind)
         rows = [product, *launched("nvjet", 30, 20, 5, 1), *launched("add", 50, 20, 25, 2)]  # no operator launched add
-        found = rank_of(tmp_path, rows, **H100)
-        (line,) = found["achieved"]
+        rank = rank_of(tmp_path, rows, **H100)
+        (line,) = rank["achieved"]
         assert (line["precision"], line["tflop_per_s"]) == (precision, pytest.approx(2 * size**3 / 20e-6 / 1e12))
         assert line["pct_of_peak"] == pytest.approx(100 * line["tflop_per_s"] / peak, rel=0.01)
-        assert found["flop_known_frac"] == 0.5 and found["achieved_whole"]["of"] == "device"
+        assert rank["flop_known_frac"] == 0.5 and rank["achieved_whole"]["of"] == "device"
         assert (line["flop_per_byte"], line["bound"]) == (pytest.approx(flop_per_byte), "compute")
     tall = [op("aten::mm", 0, 20, [size, 1], [1, size], kind="float"), *launched("gemv", 30, 20, 5, 1)]
     assert rank_of(tmp_path, tall, **H100)["achieved"][0]["bound"] == "memory"
@@ -145,8 +145,8 @@ def test_rates_of_a_device_are_of_its_own_kernels_and_its_own_peak(tmp_path):
 
 def test_kernels_that_are_linked_to_no_operator_give_no_rates_of_the_host(tmp_path):
     unlinked = launched("gemm", 30, 20, 0, 9)[1]
-    found = rank_of(tmp_path, [op("aten::mm", 0, 20, [64, 64], [64, 64]), unlinked])
-    assert found["achieved"] == [] and found["flop_known_frac"] == 0.0
+    rank = rank_of(tmp_path, [op("aten::mm", 0, 20, [64, 64], [64, 64]), unlinked])
+    assert rank["achieved"] == [] and rank["flop_known_frac"] == 0.0
     assert rank_of(tmp_path, launched("gemm", 0, 10, 0, 1))["operators"] == []
 
 
@@ -170,29 +170,29 @@ def test_a_kernel_belongs_to_the_operator_annotation_phase_module_and_line_aroun
         event("cuda_runtime", "cudaLaunchKernel", 115, 2, tid=2, correlation=2),
         launched("gemm", 150, 20, 0, 2)[1],
     ]
-    found = rank_of(tmp_path, rows)
+    rank = rank_of(tmp_path, rows)
     names = ("operator", "annotation", "module", "source", "count", "device_us")
-    assert [[line[name] for name in names] for line in found["launchers"]] == [
+    assert [[line[name] for name in names] for line in rank["launchers"]] == [
         ["aten::mm", "backward", None, None, 1, 20.0],
         ["aten::addmm", "forward", "Block_3", "train.py(12): step", 1, 10.0],
     ]
-    by_op = {line["name"]: line for line in found["operators"]}
+    by_op = {line["name"]: line for line in rank["operators"]}
     assert [by_op[f"aten::{name}"]["device_us"] for name in ("addmm", "linear", "mm")] == [10.0, 0.0, 20.0]
     assert (by_op["aten::linear"]["self_cpu_us"], by_op["aten::linear"]["cpu_us"]) == (10.0, 30.0)
     assert by_op["aten::addmm"]["flop"] == 2 * 8 * 16 * 4
     assert by_op["aten::addmm"]["bytes"] == 4 * (8 * 16 + 16 * 4 + 8 * 4)
-    assert found["flop_known_frac"] == 1.0 and found["achieved"][0]["tflop_per_s"] == pytest.approx(1024 / 20e-6 / 1e12)
-    phases = {line["phase"]: (line["device_us"], line["num_kernels"]) for line in found["phases"]}
+    assert rank["flop_known_frac"] == 1.0 and rank["achieved"][0]["tflop_per_s"] == pytest.approx(1024 / 20e-6 / 1e12)
+    phases = {line["phase"]: (line["device_us"], line["num_kernels"]) for line in rank["phases"]}
     assert phases == {"forward": (10.0, 1), "backward": (20.0, 1)}
     for key, name in (("module", "Block_3"), ("source", "train.py(12): step")):
-        assert {line[key]: line["device_us"] for line in found[f"{key}s"]} == {name: 10.0, "unknown": 20.0}
+        assert {line[key]: line["device_us"] for line in rank[f"{key}s"]} == {name: 10.0, "unknown": 20.0}
 
 
 def test_modules_of_a_cpu_trace_have_their_own_time(tmp_path):
     modules = (("Net_0", 0, 100), ("Linear_0", 10, 30), ("Linear_1", 50, 40))
     rows = [event("python_function", f"nn.Module: {name}", ts, dur) for name, ts, dur in modules]
-    found = rank_of(tmp_path, [*rows, event("cpu_op", "aten::mm", 12, 5)])["modules"]
-    assert [(line["module"], line["cpu_us"], line["num_calls"]) for line in found] == [
+    lines = rank_of(tmp_path, [*rows, event("cpu_op", "aten::mm", 12, 5)])["modules"]
+    assert [(line["module"], line["cpu_us"], line["num_calls"]) for line in lines] == [
         ("Linear_1", 40.0, 1),
         ("Net_0", 30.0, 1),
         ("Linear_0", 30.0, 1),
@@ -205,10 +205,10 @@ def test_the_last_step_is_left_out_of_everything_alike(tmp_path):
         rows += [event("user_annotation", "forward", start + 1, 90), event("cpu_op", "aten::mm", start + 2, 50)]
     path = write(tmp_path / "a.json", rows)
     for options, host_us, steps in (({}, 90.0, [1]), ({"include_last_step": True}, 180.0, [1, 2])):
-        found = traces.analysed([path], **options)["ranks"]["0"]
-        assert (found["phases"][0]["host_us"], found["operators"][0]["count"]) == (host_us, len(steps))
-        assert found["profiler_steps"] == [line["step"] for line in found["steps"]] == steps
-        counts = {line["name"]: line["count"] for line in found["annotations"]}
+        rank = traces.analysed([path], **options)["ranks"]["0"]
+        assert (rank["phases"][0]["host_us"], rank["operators"][0]["count"]) == (host_us, len(steps))
+        assert rank["profiler_steps"] == [line["step"] for line in rank["steps"]] == steps
+        counts = {line["name"]: line["count"] for line in rank["annotations"]}
         assert counts == {"forward": len(steps)} | {f"ProfilerStep#{number}": 1 for number in steps}
 
 
@@ -216,8 +216,8 @@ def test_operators_that_lead_by_any_measure_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(analysis, "MAX_OPERATORS", 1)
     times = (("slow", 10, 50), ("gpu", 60, 5), ("neither", 80, 20))
     rows = [op("aten::mm", 0, 10, [9, 9], [9, 9]), *launched("k", 90, 30, 61, 1)]
-    found = rank_of(tmp_path, rows + [event("cpu_op", *ranged) for ranged in times])
-    assert [line["name"] for line in found["operators"]] == ["gpu", "slow", "aten::mm"]
+    rank = rank_of(tmp_path, rows + [event("cpu_op", *ranged) for ranged in times])
+    assert [line["name"] for line in rank["operators"]] == ["gpu", "slow", "aten::mm"]
 
 
 # ---- advice
@@ -260,7 +260,7 @@ def copied(ts, name):
 def test_advice_has_its_figure_and_there_is_none_without_need(tmp_path, rows, sentences):
     advice = rank_of(tmp_path, rows)["advice"]
     assert len(advice) == len(sentences)
-    assert all(sentence in said for sentence, said in zip(sentences, advice))
+    assert all(sentence in line for sentence, line in zip(sentences, advice))
 
 
 def test_advice_on_item_counts_only_reads_of_the_device(tmp_path):
@@ -269,9 +269,9 @@ def test_advice_on_item_counts_only_reads_of_the_device(tmp_path):
     for num, ts in enumerate((100, 300)):
         rows += launched("Memcpy DtoH (Device -> Pageable)", ts + 50, 2, ts + 5, num + 2, cat="gpu_memcpy")
     rows += [event("cpu_op", read, ts, dur) for ts, dur in ((100, 100), (300, 100), (600, 9))]
-    found = rank_of(tmp_path, rows)
-    assert found["items"] == {"count": 2, "sum_us": 200.0}
-    (advice,) = (sentence for sentence in found["advice"] if "The host read 2 values from the device" in sentence)
+    rank = rank_of(tmp_path, rows)
+    assert rank["items"] == {"count": 2, "sum_us": 200.0}
+    (advice,) = (sentence for sentence in rank["advice"] if "The host read 2 values from the device" in sentence)
     assert "0.20 ms" in advice
 
 
@@ -296,8 +296,8 @@ def test_several_files_are_the_ranks_of_one_job_and_several_folders_are_several(
         folder.mkdir()
         write(folder / "x.json", launched(folder.name, 0, 10, 0, 1))
     assert analyze.main([*map(str, folders), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [found[str(folder)]["ranks"]["0"]["kernels"][0]["name"] for folder in folders] == ["a", "b"]
+    answers = json.loads(capsys.readouterr().out)
+    assert [answers[str(folder)]["ranks"]["0"]["kernels"][0]["name"] for folder in folders] == ["a", "b"]
 
 
 @traces.needs_shared
@@ -365,5 +365,5 @@ def test_of_several_ranks_the_late_one_is_named_in_the_text(tmp_path):
         events += launched("ncclDevKernel_AllReduce", 1 + own_us, 40 - own_us, 0.6, 2, call_dur=0.2)
         facts = {"rank": rank, "world_size": 2}
         paths.append(write(tmp_path / f"rank{rank}.json", events, distributedInfo=facts))
-    words = "Rank 1 comes last to 1 collective: the others waited 0.01 ms in theirs, 37.5 % of its time"
-    assert words in read_as_text(traces.analysed(paths))
+    sentence = "Rank 1 comes last to 1 collective: the others waited 0.01 ms in theirs, 37.5 % of its time"
+    assert sentence in read_as_text(traces.analysed(paths))

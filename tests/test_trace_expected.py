@@ -47,10 +47,10 @@ def as_hta_reads(rank):
         return rank
     start_us = rank.ts // 1000 + rank.ts % 1000 / 1000
     end_us = start_us + (rank.dur // 1000 + rank.dur % 1000 / 1000)
-    found = copy.copy(rank)
-    found.ts, found.end = (side.astype(np.int64) * 1000 for side in (np.ceil(start_us), np.floor(end_us)))
-    found.dur = found.end - found.ts
-    return found
+    rounded = copy.copy(rank)
+    rounded.ts, rounded.end = (side.astype(np.int64) * 1000 for side in (np.ceil(start_us), np.floor(end_us)))
+    rounded.dur = rounded.end - rounded.ts
+    return rounded
 
 
 @functools.cache
@@ -64,7 +64,7 @@ def chosen(name, mode):
         yield number, rank, rows, device_time.types(rank, rows)
 
 
-def of_rank(lines, number):
+def rank_lines(lines, number):
     return [line for line in lines or () if line["rank"] == number]
 
 
@@ -89,14 +89,14 @@ def test_times_types_and_kernels_are_htas_to_the_last_digit(name, mode):
     expected = EXPECTED[name][mode]
     by_type, table = {}, {}
     for number, rank, rows, kinds in chosen(name, mode):
-        found = device_time.breakdown(rank, rows, kinds)
+        breakdown = device_time.breakdown(rank, rows, kinds)
         if name in CRASHES:
             assert expected["temporal_breakdown"] == {"error": "AssertionError: "}
         else:
-            same_times(found, of_rank(expected["temporal_breakdown"], number)[0])
-        (overlap,) = of_rank(expected["comm_comp_overlap"], number)
+            same_times(breakdown, rank_lines(expected["temporal_breakdown"], number)[0])
+        (overlap,) = rank_lines(expected["comm_comp_overlap"], number)
         theirs_pct = overlap["comp_comm_overlap_pctg"]
-        assert found["overlap_pct"] == (None if theirs_pct is None else pytest.approx(theirs_pct, abs=0.00501))
+        assert breakdown["overlap_pct"] == (None if theirs_pct is None else pytest.approx(theirs_pct, abs=0.00501))
         for line in device_time.by_type(rank, rows, kinds):
             by_type[line["type"]] = by_type.get(line["type"], 0) + line["sum_us"]
         table |= {(number, line["name"], line["type"]): line for line in device_time.by_name(rank, rows, kinds)}
@@ -134,13 +134,13 @@ def test_where_hta_counts_rows_of_the_host_as_device_time(name, tmp_path):
     """Turned into rows of the device in a copy of the file, they give HTA's numbers: nothing else is different."""
     (path,) = find(traces.SHARED / "files" / name)
     rows, steps = [], []
-    for one in raw_events(path):
-        args = one.get("args", {})
-        if one.get("cat") == "cpu_op" and "stream" in args:  # HTA shows them by their host name, as kernels
-            one = one | {"cat": "kernel", "args": args | {"device": 0}}
-        elif one.get("cat") == "cuda_sync" and int(args.get("stream", -1)) != -1:  # and these as no computation
-            one = one | {"cat": "gpu_memset", "args": args | {"device": 0}}
-        (steps if "ProfilerStep" in one["name"] else rows).append(one)
+    for row in raw_events(path):
+        args = row.get("args", {})
+        if row.get("cat") == "cpu_op" and "stream" in args:  # HTA shows them by their host name, as kernels
+            row = row | {"cat": "kernel", "args": args | {"device": 0}}
+        elif row.get("cat") == "cuda_sync" and int(args.get("stream", -1)) != -1:  # and these as no computation
+            row = row | {"cat": "gpu_memset", "args": args | {"device": 0}}
+        (steps if "ProfilerStep" in row["name"] else rows).append(row)
     rank = as_hta_reads(load(traces.write(tmp_path / "a.json", rows)))
     rows, expected = window.device_rows(rank), EXPECTED[name]["exclude_last_step"]
     kinds = device_time.types(rank, rows)
@@ -156,7 +156,7 @@ def idle_as_hta_does(rank, rows, first_event_ns):
     """Its three faults: the gap is counted from the row before, however long an earlier one ran, so it can be
     negative; a row whose launch was not recorded has the start of the file's first event for one; host rows count
     (above)."""
-    found = {}
+    idle = {}
     calls = window.launches(rank, rows)
     for track in np.unique(rank.track[rows]):
         mine = rank.track[rows] == track
@@ -166,8 +166,8 @@ def idle_as_hta_does(rank, rows, first_event_ns):
         is_host = np.where(call >= 0, rank.ts[call], first_event_ns)[1:] > rank.end[on][:-1]
         is_kernel = ~is_host & (gap < device_time.KERNEL_WAIT_BELOW_NS)
         sums = {"host_wait": gap[is_host], "kernel_wait": gap[is_kernel], "other": gap[~is_host & ~is_kernel]}
-        found[rank.tracks[track][2]] = {word: int(values.sum()) / 1000 for word, values in sums.items()}
-    return found
+        idle[rank.tracks[track][2]] = {word: int(values.sum()) / 1000 for word, values in sums.items()}
+    return idle
 
 
 IDLE_DIFFERS = {
@@ -181,8 +181,8 @@ IDLE_DIFFERS |= {("param_dlrm_8rank", number): [(7, "host_wait"), (7, "kernel_wa
 def test_idle_time_by_stream_is_htas_but_for_its_faults(name, mode):
     for number, rank, rows, _ in chosen(name, mode):
         path = rank.path if rank.path.is_absolute() else traces.SHARED / "files" / name / rank.path.name
-        timed = (one for one in raw_events(path) if one.get("dur") is not None)
-        first = next(one for one in timed if one.get("cat") not in (None, "Trace"))
+        timed = (row for row in raw_events(path) if row.get("dur") is not None)
+        first = next(row for row in timed if row.get("cat") not in (None, "Trace"))
         reference = idle_as_hta_does(rank, rows, int(np.ceil(first["ts"])) * 1000)
         ours = {line["stream"]: line for line in device_time.idle(rank, rows)}
         differ = []
@@ -201,7 +201,7 @@ def test_launches_and_queues_are_htas_for_the_calls_it_knows(name, mode):
     for number, rank, rows, _ in chosen(name, mode):
         calls = window.launches(rank, rows)
         called = np.array([rank.names[rank.name[call]] if call >= 0 else "" for call in calls])
-        found = launches.statistics(rank, rows[np.isin(called, STATISTICS_OF)])
+        statistics = launches.statistics(rank, rows[np.isin(called, STATISTICS_OF)])
         theirs = EXPECTED[name][mode]["launch_stats"][str(number)]
         pairs = {
             "num_launches": "n",
@@ -214,7 +214,7 @@ def test_launches_and_queues_are_htas_for_the_calls_it_knows(name, mode):
             "num_slow_calls": "runtime_outliers",
             "num_long_delays": "launch_delay_outliers",
         }
-        assert {key: found[key] or 0 for key in pairs} == {key: theirs[word] or 0 for key, word in pairs.items()}
+        assert {key: statistics[key] or 0 for key in pairs} == {key: theirs[word] or 0 for key, word in pairs.items()}
         longest = {line["stream"]: line["max"] for line in launches.queues(rank, rows[np.isin(called, QUEUES_OF)])}
         theirs = EXPECTED[name][mode]["queue_length_summary"][str(number)] or ()
         assert longest == {line["stream"]: line["queue_length_max"] for line in theirs}
@@ -231,15 +231,15 @@ def test_annotations_are_htas_to_the_last_digit(name, mode, where):
     kind = events.ANNOTATION if where == "cpu" else events.GPU_ANNOTATION
     for number, rank, _, _ in chosen(name, mode):
         ours = {line["name"]: line for line in device_time.annotations(rank, kind, window.until(rank, MODES[mode]))}
-        theirs = of_rank(EXPECTED[name][mode][f"{where}_user_annotation_breakdown"], number)
+        theirs = rank_lines(EXPECTED[name][mode][f"{where}_user_annotation_breakdown"], number)
         lagging = where == "gpu" and (name, mode) == LAGGING
         assert set(ours) == {line["name"] for line in theirs}
         for line in theirs:
-            one = ours[line["name"]]
-            if lagging and one["sum_us"] != line["sum (us)"]:
-                assert one["sum_us"] > line["sum (us)"] and line["name"] in LAGGING_NAMES
+            own = ours[line["name"]]
+            if lagging and own["sum_us"] != line["sum (us)"]:
+                assert own["sum_us"] > line["sum (us)"] and line["name"] in LAGGING_NAMES
             else:
-                same_durations(one, line)
+                same_durations(own, line)
 
 
 @pytest.mark.parametrize("name, mode", CASES)

@@ -20,16 +20,16 @@ GPUS, LAPTOP = schema.Machine(8, 64), schema.Machine(0, 2)
 SPEEDRUNS = ("gpt2_small", "gpt2_medium", "gpt2_short")
 
 
-def asked(*words, machine=GPUS, vocab_size=50257):
-    return resolve.resolve(compose.compose(list(words), machine), machine, vocab_size)
+def resolved(*overrides, machine=GPUS, vocab_size=50257):
+    return resolve.resolve(compose.compose(list(overrides), machine), machine, vocab_size)
 
 
 @pytest.mark.parametrize("track", SPEEDRUNS)
 def test_a_speedrun_may_change_steps_batch_sequence_schedule_and_shards(track):
     """modded-nanogpt's rule 1: just don't change the underlying streams of tokens."""
-    words = ["goal.num_steps=3250", "goal.val_every_steps=50", "data.batch_tokens=262144", "data.seq_len=2048"]
-    words += ["data.num_train_shards=9", "model=gpt2", "optim=adamw", "optim/schedule=cosine"]
-    assert deviations_of(asked(f"track={track}", *words)) == []
+    overrides = ["goal.num_steps=3250", "goal.val_every_steps=50", "data.batch_tokens=262144", "data.seq_len=2048"]
+    overrides += ["data.num_train_shards=9", "model=gpt2", "optim=adamw", "optim/schedule=cosine"]
+    assert deviations_of(resolved(f"track={track}", *overrides)) == []
 
 
 @pytest.mark.parametrize("track", [*SPEEDRUNS, "steps"])
@@ -38,19 +38,19 @@ def test_a_speedrun_may_change_steps_batch_sequence_schedule_and_shards(track):
     ["data=finewebedu10B", "data.revision=null", "goal.val_tokens=1048576", "goal.target_val_loss=3.5", "goal=target"],
 )
 def test_a_speedrun_may_not_change_tokens_validation_or_target(track, word):
-    more = ["goal.target_val_loss=4.0"] if word == "goal=target" else []
-    assert deviations_of(asked(f"track={track}", word, *more))
+    target = ["goal.target_val_loss=4.0"] if word == "goal=target" else []
+    assert deviations_of(resolved(f"track={track}", word, *target))
 
 
 @pytest.mark.parametrize("word", ["data.batch_tokens=262144", "data.seq_len=2048", "model=gpt2", "model.num_layers=6"])
 def test_the_steps_track_keeps_batch_and_architecture(word):
-    assert deviations_of(asked("track=steps", "data.num_train_shards=9", "goal.num_steps=3000", "optim=adamw")) == []
-    assert deviations_of(asked("track=steps", word))
+    assert deviations_of(resolved("track=steps", "data.num_train_shards=9", "goal.num_steps=3000", "optim=adamw")) == []
+    assert deviations_of(resolved("track=steps", word))
 
 
 def test_every_track_composes_unchanged():
     for track in [track for track in compose.choices("track") if track != "nanochat"]:  # only scripts print CORE
-        assert deviations_of(asked(f"track={track}")) == [], track
+        assert deviations_of(resolved(f"track={track}")) == [], track
     assert deviations_of(compose.compose(["track=nanochat"])) == []
 
 
@@ -63,26 +63,26 @@ def test_the_published_runs_keep_their_id_and_division():
 
 
 def test_how_often_a_run_is_repeated_changes_no_config_id():
-    once, often = (asked("track=cpu_nano", f"track.repeats={n}", machine=LAPTOP, vocab_size=257) for n in (1, 7))
+    once, often = (resolved("track=cpu_nano", f"track.repeats={n}", machine=LAPTOP, vocab_size=257) for n in (1, 7))
     assert identity.config_id(once) == identity.config_id(often) == "91fa142f"
 
 
 def test_a_run_that_is_repeated_more_or_less_often_still_counts():
-    assert deviations_of(asked("track=gpt2_small", "track.repeats=1")) == []
+    assert deviations_of(resolved("track=gpt2_small", "track.repeats=1")) == []
 
 
 def test_a_record_takes_as_many_runs_as_speedrun_makes():
     """One number: no track file has a second one."""
     for track in compose.choices("track"):
-        found = yaml.safe_load((REPO / f"conf/track/{track}.yaml").read_text())["track"]
-        assert "num_runs" not in found.get("rules", {})
-        asks_one = found.get("rules", {}).get("statistic") == "z" or track == "nanochat"  # upstream's own rules
-        assert found["repeats"] >= (1 if asks_one else 3)
+        facts = yaml.safe_load((REPO / f"conf/track/{track}.yaml").read_text())["track"]
+        assert "num_runs" not in facts.get("rules", {})
+        asks_one = facts.get("rules", {}).get("statistic") == "z" or track == "nanochat"  # upstream's own rules
+        assert facts["repeats"] >= (1 if asks_one else 3)
     assert [claims.track_rules(track).repeats for track in ("gpt2_small", "cpu_nano", "steps")] == [10, 3, 1]
 
 
 def test_an_older_config_with_num_runs_among_its_rules_is_read():
-    values = schema.to_dict(asked("track=cpu_nano", machine=LAPTOP, vocab_size=257))
+    values = schema.to_dict(resolved("track=cpu_nano", machine=LAPTOP, vocab_size=257))
     values["track"]["rules"]["num_runs"] = 3
     assert "num_runs" not in schema.upgraded(values)["track"]["rules"]
 
@@ -99,9 +99,9 @@ def results(tmp_path, monkeypatch):
     return claimed.Results(tmp_path / "results")
 
 
-def three(results, train_s, num_steps, source="41", **more):
+def three(results, train_s, num_steps, source="41", **changes):
     def change(run):
-        run.update(more)
+        run.update(changes)
 
     for seed in range(3):
         folder = results.add(seed, train_s=train_s, val_loss=2.7 + 0.01 * seed, source=source, change=change)
@@ -111,18 +111,18 @@ def three(results, train_s, num_steps, source="41", **more):
 
 
 def board(results):
-    found = leaderboard.by_track(store.read_rows([results.folder]))["cpu_nano"]
-    records = leaderboard.progression(found, claims.track_rules("cpu_nano"), judge=lambda entry: None)
-    return records, sorted(found, key=lambda entry: entry.rows[0]["started_at"])
+    entries = leaderboard.by_track(store.read_rows([results.folder]))["cpu_nano"]
+    records = leaderboard.progression(entries, claims.track_rules("cpu_nano"), judge=lambda entry: None)
+    return records, sorted(entries, key=lambda entry: entry.rows[0]["started_at"])
 
 
 def test_fewer_steps_make_a_record_however_long_they_take(results):
     three(results, 10, 120, source="11")
     three(results, 90, 100, source="22", validity="suspect", validity_reasons=["other programs"])
     three(results, 1, 120, source="33")
-    records, found = board(results)
+    records, entries = board(results)
     assert [entry.score for entry, _, _ in records] == [120, 100]
-    assert [entry.status for entry in found] == ["was a record", "record", "no fewer steps than the record"]
+    assert [entry.status for entry in entries] == ["was a record", "record", "no fewer steps than the record"]
     assert records[1][2] == {"change_pct": pytest.approx(-100 / 6), "measured": "in steps"}
 
 
@@ -153,9 +153,9 @@ def test_judge_counts_suspect_runs_where_steps_are_judged(results):
 def test_a_candidate_that_is_only_faster_does_not_win_where_steps_are_judged(results, monkeypatch):
     results.race(monkeypatch, pct=-20)
     raced = [path.parent for path in sorted(results.folder.glob("cpu_nano/*/run.json"))]
-    of_b = [path for path in raced if json.loads((path / "run.json").read_text())["race"]["arm"] == "B"]
+    b_runs = [path for path in raced if json.loads((path / "run.json").read_text())["race"]["arm"] == "B"]
     (rule,) = [
-        one for one in rulebook.check(claims.from_folders(of_b)) if one["rule"] == "it is faster than its baseline"
+        rule for rule in rulebook.check(claims.from_folders(b_runs)) if rule["rule"] == "it is faster than its baseline"
     ]
     assert not rule["passed"] and rule["evidence"].endswith(": 120 steps, its baseline 120")
 

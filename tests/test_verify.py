@@ -112,7 +112,7 @@ def test_an_unrecorded_file_is_found(folder):
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "rule", "words"),
+    ("file", "old", "new", "rule", "evidence"),
     [
         ("config.yaml", "lr: 0.003", "lr: 0.004", "config id is that of the config", ""),
         ("config.yaml", "seed: 0", "seed: 5", "names agree", "seed: 5, but the record says 0"),  # no part of config_id
@@ -122,11 +122,11 @@ def test_an_unrecorded_file_is_found(folder):
         ("steps.csv", ",4.5,", ",nan,", "losses are finite", "not finite at steps [2]"),
     ],
 )
-def test_a_change_is_found_although_the_files_are_listed_again(folder, file, old, new, rule, words):
+def test_a_change_is_found_although_the_files_are_listed_again(folder, file, old, new, rule, evidence):
     replace_in(folder / file, old, new)
     listed_again(folder)
-    found = failed_rules(folder)
-    assert list(found) == [rule] and words in found[rule]
+    failed = failed_rules(folder)
+    assert list(failed) == [rule] and evidence in failed[rule]
 
 
 def test_environment_json_has_every_gpu_of_the_machine_and_the_record_those_of_the_run(folder):
@@ -150,25 +150,25 @@ def test_a_record_that_breaks_the_schema_is_found(folder):
 
 
 @pytest.mark.parametrize(
-    ("status", "words"), [("running", "status aborted, launcher_killed"), ("failed", "status failed, x")]
+    ("status", "evidence"), [("running", "status aborted, launcher_killed"), ("failed", "status failed, x")]
 )
-def test_a_run_that_is_not_complete_fails(folder, status, words):
+def test_a_run_that_is_not_complete_fails(folder, status, evidence):
     failure = {"kind": "x", "rank": None, "step": None, "signal": None, "exit_code": None, "message": "", "hint": ""}
     edit(
         folder, status=status, failure=failure if status == "failed" else None, heartbeat_at="2020-01-01T00:00:00.000Z"
     )
-    assert failed_rules(folder)["is complete"] == words
+    assert failed_rules(folder)["is complete"] == evidence
 
 
 @pytest.mark.parametrize(
-    "change, words",
+    "change, evidence",
     [(lambda lines: lines[:2] + lines[3:], "lacking [1]"), (lambda lines: [*lines, lines[-1]], "repeated")],
 )
-def test_a_step_that_is_missing_or_there_twice_is_found(folder, change, words):
+def test_a_step_that_is_missing_or_there_twice_is_found(folder, change, evidence):
     path = folder / "steps.csv"
     path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
     listed_again(folder)
-    assert words in failed_rules(folder)["steps are without gaps"]
+    assert evidence in failed_rules(folder)["steps are without gaps"]
 
 
 def test_a_better_loss_in_the_record_alone_is_found(folder):
@@ -208,12 +208,12 @@ def test_a_clock_that_ran_too_slowly_is_found(folder):
 def two_ranks_take_turns(folder, step_ms=(0.5, 9.5)):
     """At odd steps rank 0 is the slower one, at even steps rank 1, as on a busy machine."""
     rows = step_files.read(folder)
-    of_ranks = [{row["step"]: step_ms[(row["step"] + rank) % 2] for row in rows[1:]} for rank in range(2)]
+    ms_by_rank = [{row["step"]: step_ms[(row["step"] + rank) % 2] for row in rows[1:]} for rank in range(2)]
     for row in rows[1:]:
-        row["step_ms"] = max(of_rank[row["step"]] for of_rank in of_ranks)
+        row["step_ms"] = max(rank_ms[row["step"]] for rank_ms in ms_by_rank)
     step_files.write(folder, rows)
-    step_files.write_by_rank(folder, {"step_ms": of_ranks})
-    train_s = 1.001 * max(sum(of_rank.values()) for of_rank in of_ranks) / 1e3
+    step_files.write_by_rank(folder, {"step_ms": ms_by_rank})
+    train_s = 1.001 * max(sum(rank_ms.values()) for rank_ms in ms_by_rank) / 1e3
     edit(folder, measured__train_s_by_rank=[train_s, train_s])
     with_its_metrics(folder)
     return verification.steps_fit_into_the_time(RunFiles(folder), run_folder.read_raw(folder))
@@ -230,16 +230,16 @@ def test_each_ranks_steps_fit_into_its_time_and_a_step_is_as_long_as_its_slowest
     assert checked() == (False, "not the slowest rank's at steps [3]")
     by_rank[1] = {step: 2 * step_ms for step, step_ms in by_rank[1].items()}
     step_files.write_by_rank(folder, {"step_ms": by_rank})
-    passed, words = checked()
-    assert not passed and words.startswith("those of rank 1 add up to")
+    passed, evidence = checked()
+    assert not passed and evidence.startswith("those of rank 1 add up to")
 
 
 def test_a_run_that_ended_before_its_first_step_needs_no_steps(folder):
     (folder / "steps.csv").unlink()
     run = run_folder.read_raw(folder)
-    run["artifacts"] = [one for one in run["artifacts"] if one["path"] != "steps.csv"]
-    passed, words = verification.nothing_is_unrecorded(RunFiles(folder), run)
-    assert not passed and "steps.csv is not listed" in words
+    run["artifacts"] = [artifact for artifact in run["artifacts"] if artifact["path"] != "steps.csv"]
+    passed, evidence = verification.nothing_is_unrecorded(RunFiles(folder), run)
+    assert not passed and "steps.csv is not listed" in evidence
     assert verification.nothing_is_unrecorded(RunFiles(folder), run | {"status": "aborted"})[0]
 
 
@@ -291,9 +291,9 @@ def test_a_loss_below_the_floor_that_is_called_valid_is_found(folder):
 def test_a_record_with_holes_fails_rules_and_ends_none_of_them(folder):
     (folder / "config.yaml").unlink()
     (folder / "steps.csv").unlink()
-    found = verification.report(folder)["rules"]
-    assert len(found) == len(verification.RULES + verification.RULES_OF_A_COMPLETE_RUN)
-    assert any("cannot be checked: Missing" in rule["evidence"] for rule in found)
+    rules = verification.report(folder)["rules"]
+    assert len(rules) == len(verification.RULES + verification.RULES_OF_A_COMPLETE_RUN)
+    assert any("cannot be checked: Missing" in rule["evidence"] for rule in rules)
 
 
 def test_json_lists_every_run_with_its_rules(folder, capsys):

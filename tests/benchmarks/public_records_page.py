@@ -118,27 +118,27 @@ def against(a_rows, b_rows, **options):
 def page(facts, remarks):
     """The Markdown of docs/reference/public-records.md."""
     given = remarks["records"]
-    one, two = (
+    track_1, track_2 = (
         [
             Record(track, claim, before, facts, given.get(f"{track}/{claim['number']}", {}))
             for before, claim in zip([None, *facts["tracks"][track]], facts["tracks"][track])
         ]
         for track in ("1", "2")
     )
-    runs = {str(number): found for number, *_, found in track3.kept()}
+    runs = {str(number): run for number, *_, run in track3.kept()}
     results = [
         Result(claim, given.get(f"3/{claim['number']}", {}), runs[claim["number"]]) for claim in facts["tracks"]["3"]
     ]
-    words = {"commit": facts["commit"][:8], "date": facts["date"], "newest": one[-1].date}
-    words |= {"p_since": P_SINCE, "baseline_since": BASELINE_SINCE} | summary(one, results)
-    for name, records in (("1", one), ("2", two)):
+    fields = {"commit": facts["commit"][:8], "date": facts["date"], "newest": track_1[-1].date}
+    fields |= {"p_since": P_SINCE, "baseline_since": BASELINE_SINCE} | summary(track_1, results)
+    for name, records in (("1", track_1), ("2", track_2)):
         known = known_codes(records)
-        words[f"track_{name}"] = table_rows(cells(record, known) for record in records)
-        words[f"notes_{name}"] = notes(records, known)
-    words |= {"track_3": table_rows(map(result_cells, results)), "notes_3": notes(results)}
-    words["session_drift_pct"] = f"{effects.SESSION_DRIFT_PCT:g}"
+        fields[f"track_{name}"] = table_rows(cells(record, known) for record in records)
+        fields[f"notes_{name}"] = notes(records, known)
+    fields |= {"track_3": table_rows(map(result_cells, results)), "notes_3": notes(results)}
+    fields["session_drift_pct"] = f"{effects.SESSION_DRIFT_PCT:g}"
     template = string.Template((kept.HERE / "public_records.md").read_text())
-    return template.substitute(words | sessions(one, facts) | neighbours(one))
+    return template.substitute(fields | sessions(track_1, facts) | neighbours(track_1))
 
 
 def summary(records, results):
@@ -147,7 +147,7 @@ def summary(records, results):
     timed = [record for record in records if record.timed]
     printed = [record for record in timed if record.printed]
     bare = [record for record in timed if record not in paired + printed]
-    asked = [record for record in records if record.date >= P_SINCE and record.test]
+    tested = [record for record in records if record.date >= P_SINCE and record.test]
     numbers = [record for record in paired if record.compared["time"]["change_pct"] is not None]
     late = [record for record in paired if record.compared["verdict"] == "not_interleaved"]
     counts = {
@@ -163,10 +163,10 @@ def summary(records, results):
         "bare": bare,
         "recent": [record for record in bare if record.date >= BASELINE_SINCE],
         "off": [record for record in timed if abs(record.off_pct) > 1],
-        "tested": [record for record in asked if record.test["p"] is not None],
-        "below": [record for record in asked if record.test["below"]],
-        "unshown": [record for record in asked if record.is_unshown],
-        "single": [record for record in asked if record.test["p"] is None],
+        "tested": [record for record in tested if record.test["p"] is not None],
+        "below": [record for record in tested if record.test["below"]],
+        "unshown": [record for record in tested if record.is_unshown],
+        "single": [record for record in tested if record.test["p"] is None],
         "results": results,
         "agreeing": [result for result in results if result.is_as_claimed],
         "passing": [result for result in results if result.passes],
@@ -175,11 +175,11 @@ def summary(records, results):
     by_verdict = collections.defaultdict(list)
     for record in paired:
         by_verdict[word(record.compared["verdict"])].append(record)
-    found = sorted(by_verdict.items())
-    words = {"verdicts": "; ".join(f"{len(group)} {name}" for name, group in found)}
-    words["by_verdict"] = table_rows([f"- {name}", str(len(group)), numbers_of(group)] for name, group in found)
-    words |= {f"which_{name}": numbers_of(group) for name, group in counts.items()}
-    return words | {f"num_{name}": str(len(group)) for name, group in counts.items()}
+    verdicts = sorted(by_verdict.items())
+    fields = {"verdicts": "; ".join(f"{len(group)} {name}" for name, group in verdicts)}
+    fields["by_verdict"] = table_rows([f"- {name}", str(len(group)), numbers_of(group)] for name, group in verdicts)
+    fields |= {f"which_{name}": numbers_of(group) for name, group in counts.items()}
+    return fields | {f"num_{name}": str(len(group)) for name, group in counts.items()}
 
 
 def numbers_of(records):
@@ -306,8 +306,8 @@ def sessions(records, facts):
     for name in facts["arms"]:
         rows = [row for row in kept.decoded(name, facts) if eligibility.is_timed(row)]
         for code in sorted({row["source_sha256"] for row in rows} - {None}):
-            of_code = [row for row in rows if row["source_sha256"] == code]
-            by_code[code, gpus_of(of_code), of_code[0]["num_steps"]].append((name, of_code))
+            code_rows = [row for row in rows if row["source_sha256"] == code]
+            by_code[code, gpus_of(code_rows), code_rows[0]["num_steps"]].append((name, code_rows))
     lines, changes = [], []
     for (name, first), *others in by_code.values():
         seen = {row["started_at"] for row in first}
@@ -318,12 +318,12 @@ def sessions(records, facts):
             time = against(first, other, force=True)["time"]
             differing = [eligibility.SETTINGS[key] for key in eligibility.differing_settings(first + other)]
             changes.append(abs(time["change_pct"]))
-            found = [arm_text(name, first), arm_text(other_name, other), interval_text(time)]
-            lines.append([*found, ", ".join(differing) or "nothing in the logs"])
+            fields = [arm_text(name, first), arm_text(other_name, other), interval_text(time)]
+            lines.append([*fields, ", ".join(differing) or "nothing in the logs"])
     gains = [-record.claimed_pct for record in records if int(record.number.rstrip("bc")) >= 28]
     numbers = {"median": statistics.median(changes), "largest": max(changes), "gain": statistics.median(gains)}
-    found = {f"{name}_pct": f"{value:.2f}" for name, value in numbers.items()}
-    return found | {"num_sessions": str(len(lines)), "sessions": table_rows(lines)}
+    fields = {f"{name}_pct": f"{value:.2f}" for name, value in numbers.items()}
+    return fields | {"num_sessions": str(len(lines)), "sessions": table_rows(lines)}
 
 
 def arm_text(name, rows):
@@ -342,10 +342,10 @@ def neighbours(records):
             allowed.append(f"- {record.number} after {before.number}: {verdict_text(compared)} ({claimed})")
         reasons["apart"] += any("hours apart" in reason for reason in compared["reasons"])
         reasons.update(eligibility.differing_settings(before.timed + record.timed))
-    words = {name: str(reasons[name]) for name in ("apart", "driver", "torch", "gpus")}
-    words["of_65"] = next(interval_text(record.printed) for record in records if record.number == "65")
-    words |= {"num_pairs": str(len(pairs)), "num_refused": str(len(pairs) - len(allowed))}
-    return words | {"allowed": "\n".join(allowed)}
+    fields = {name: str(reasons[name]) for name in ("apart", "driver", "torch", "gpus")}
+    fields["of_65"] = next(interval_text(record.printed) for record in records if record.number == "65")
+    fields |= {"num_pairs": str(len(pairs)), "num_refused": str(len(pairs) - len(allowed))}
+    return fields | {"allowed": "\n".join(allowed)}
 
 
 # ---- text

@@ -43,11 +43,11 @@ def measure(folder):
     folder = Path(folder)
     honest, changed = {}, {}
     for dtype in outcomes.INSTRUCTION_SETS:
-        for config, words in CONFIGS.items():
+        for config, overrides in CONFIGS.items():
             for seed in SEEDS.get(config, (0,)):
-                honest[dtype, config, seed] = {at: losses(folder, dtype, words, seed, at) for at in levels(dtype)}
-        for change, words in CHANGES.items():
-            changed[dtype, change] = losses(folder, dtype, words, 0, "native")
+                honest[dtype, config, seed] = {at: losses(folder, dtype, overrides, seed, at) for at in levels(dtype)}
+        for change, overrides in CHANGES.items():
+            changed[dtype, change] = losses(folder, dtype, overrides, 0, "native")
     kept = {
         dtype: first_frac(runs for (of, _, _), runs in honest.items() if of == dtype)
         for dtype in outcomes.INSTRUCTION_SETS
@@ -65,10 +65,10 @@ def _rows(honest, changed):
             if of == dtype
             for at, recorded in runs.items()
         ]
-        found = [one for of_run in shares for one in of_run]
-        yield f"{dtype}: honest records that were replayed elsewhere", len(found), ">=", 1
-        yield f"{dtype}: the farthest of them, in multiples of rounding", max(found), "<=", outcomes.REFUSED_SHARE
-        yield f"{dtype}: of them held", sum(one <= outcomes.HOLDS_SHARE for one in found) / len(found), ">=", 0.8
+        flat = [value for run_shares in shares for value in run_shares]
+        yield f"{dtype}: honest records that were replayed elsewhere", len(flat), ">=", 1
+        yield f"{dtype}: the farthest of them, in multiples of rounding", max(flat), "<=", outcomes.REFUSED_SHARE
+        yield f"{dtype}: of them held", sum(value <= outcomes.HOLDS_SHARE for value in flat) / len(flat), ">=", 0.8
         for change in CHANGES:
             near = min(share(honest[dtype, "gpt2", 0], changed[dtype, change], None, dtype))
             sign, target = (">=", outcomes.REFUSED_SHARE) if dtype == "float32" else SEEN[change]
@@ -84,7 +84,7 @@ def share(runs, recorded, at, dtype):
             continue
         pairs = [outcomes.fracs_between(*pair) for pair in itertools.combinations([replay, *others], 2)]
         moved = outcomes.moved_by_rounding(outcomes.fracs_between(recorded, replay), pairs, outcomes.first_frac(dtype))
-        yield max(one.share for one in moved)
+        yield max(window.share for window in moved)
 
 
 def levels(dtype):
@@ -96,22 +96,22 @@ def levels(dtype):
 
 def first_frac(groups):
     """{kind of loss: the largest difference of any pair before any update, and not less than float32's last place}."""
-    result = dict.fromkeys(outcomes.LOSSES, 2.0**-23)
+    largest = dict.fromkeys(outcomes.LOSSES, 2.0**-23)
     for runs in groups:
         for pair in itertools.combinations(runs.values(), 2):
             for (step, what), frac in outcomes.fracs_between(*pair).items():
-                result[what] = max(result[what], frac if step <= 1 else 0.0)
-    return {what: float(f"{frac:.3g}") for what, frac in result.items()}
+                largest[what] = max(largest[what], frac if step <= 1 else 0.0)
+    return {what: float(f"{frac:.3g}") for what, frac in largest.items()}
 
 
-def losses(folder, dtype, words, seed, at):
+def losses(folder, dtype, extra, seed, at):
     """{(step, kind of loss): loss} of a run, made if it is not there."""
-    words = [*words, f"seed={seed}", f"hardware.dtype={dtype}", f"hardware.num_threads={1 if at == THREADS else 2}"]
-    results = folder / "-".join([at, *words]).replace("/", "_")
+    extra = [*extra, f"seed={seed}", f"hardware.dtype={dtype}", f"hardware.num_threads={1 if at == THREADS else 2}"]
+    results = folder / "-".join([at, *extra]).replace("/", "_")
     if not list(results.glob("cpu_nano/*/run.json")):
-        print(f"training {at} {' '.join(words)} ...", file=sys.stderr, flush=True)
+        print(f"training {at} {' '.join(extra)} ...", file=sys.stderr, flush=True)
         env = os.environ | levels(dtype)[at] | {"SPEEDRUN_RESULTS": str(results)}
-        command = [sys.executable, "-m", "bench", "run", "track=cpu_nano", "hardware.device=cpu", *words]
+        command = [sys.executable, "-m", "bench", "run", "track=cpu_nano", "hardware.device=cpu", *extra]
         subprocess.run(command, cwd=REPO, env=env, check=True, stdout=subprocess.DEVNULL)
     (run,) = results.glob("cpu_nano/*/run.json")
     rows = step_files.read(run.parent, strict=True)

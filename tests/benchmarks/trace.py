@@ -70,21 +70,21 @@ def measure():
         int(os.environ.get(f"SPEEDRUN_BENCH_{name}", value))
         for name, value in (("MB", 400), ("RANKS", 8), ("LARGE_MB", 1500), ("ROUNDS", 2), ("HTA_ROUNDS", 1))
     )
-    python, found = hta_python(), []
+    python, figures = hta_python(), []
     with tempfile.TemporaryDirectory() as folder:
         _check_room(folder, mb, num_ranks, large_mb)
         paths = _repeated(SHARED, mb, max(num_ranks, NUM_HTA_RANKS), folder)
-        found += _processes(paths[:num_ranks], mb, num_rounds)
-        found += _packed(paths[0], mb, num_rounds)
-        found += _beside_hta(paths[:NUM_HTA_RANKS], mb, python, hta_rounds, "stamps in ns")
+        figures += _processes(paths[:num_ranks], mb, num_rounds)
+        figures += _packed(paths[0], mb, num_rounds)
+        figures += _beside_hta(paths[:NUM_HTA_RANKS], mb, python, hta_rounds, "stamps in ns")
         paths = _repeated(WHOLE_US, mb, NUM_HTA_RANKS, folder)
-        found += _beside_hta(paths, mb, python, hta_rounds, "in whole us")
+        figures += _beside_hta(paths, mb, python, hta_rounds, "in whole us")
         if large_mb:
             (path,) = _repeated(SHARED, large_mb, 1, folder)
             _say(f"one file of {large_mb} MB")
             what = f"one file of {large_mb} MB: peak memory of all processes, MiB"
-            found.append((what, _run([*FULL, str(path)]).all_mib, "<=", MAX_LARGE_MIB))
-    return found
+            figures.append((what, _run([*FULL, str(path)]).all_mib, "<=", MAX_LARGE_MIB))
+    return figures
 
 
 def _check_room(folder, mb, num_ranks, large_mb):
@@ -109,33 +109,33 @@ def _repeated(real, mb, number, folder):
     return paths
 
 
-def _say(words):
-    print(f"  {time.strftime('%H:%M:%S')} {words} ...", file=sys.stderr, flush=True)
+def _say(message):
+    print(f"  {time.strftime('%H:%M:%S')} {message} ...", file=sys.stderr, flush=True)
 
 
 def _processes(paths, mb, num_rounds):
     """The whole analysis by one process and by two."""
-    one, two = [], []
+    solo, pair = [], []
     for number in range(num_rounds):
         _say(f"{len(paths)} ranks, by one process and by two, round {number + 1} of {num_rounds}")
-        one.append(_run([*FULL, *map(str, paths)], num_cores=1))
-        two.append(_run([*FULL, *map(str, paths)], num_cores=2))
-    one, two = map(_median, (one, two))
+        solo.append(_run([*FULL, *map(str, paths)], num_cores=1))
+        pair.append(_run([*FULL, *map(str, paths)], num_cores=2))
+    solo, pair = map(_median, (solo, pair))
     what = f"{len(paths)} ranks of {mb} MB"
-    took = f"{one.longest_cpu_s:.1f} s, {two.longest_cpu_s:.1f} s; wall {one.wall_s:.1f} s, {two.wall_s:.1f} s"
-    yield f"{what}: speed-up from 1 to 2 processes ({took})", one.longest_cpu_s / two.longest_cpu_s, ">=", SPEED_UP
-    yield f"{what}: the same of wall time", one.wall_s / two.wall_s, None, None
-    largest_mib = max(one.process_mib, two.process_mib)
+    took = f"{solo.longest_cpu_s:.1f} s, {pair.longest_cpu_s:.1f} s; wall {solo.wall_s:.1f} s, {pair.wall_s:.1f} s"
+    yield f"{what}: speed-up from 1 to 2 processes ({took})", solo.longest_cpu_s / pair.longest_cpu_s, ">=", SPEED_UP
+    yield f"{what}: the same of wall time", solo.wall_s / pair.wall_s, None, None
+    largest_mib = max(solo.process_mib, pair.process_mib)
     yield f"{what}: peak memory of the largest process, MiB", largest_mib, "<=", MAX_PROCESS_MIB
 
 
 def _beside_hta(paths, mb, python, num_rounds, stamps):
-    ours, theirs, words = [], [], [str(path) for path in paths]
+    ours, theirs, arguments = [], [], [str(path) for path in paths]
     for number in range(num_rounds):
         _say(f"HTA on {len(paths)} ranks, {stamps}, round {number + 1} of {num_rounds}: minutes")
-        ours.append(_run([*FOUR, *words]))
-        theirs.append(_run([python, "-c", THEIRS, *words]))
-        ours.append(_run([*FOUR, *words]))
+        ours.append(_run([*FOUR, *arguments]))
+        theirs.append(_run([python, "-c", THEIRS, *arguments]))
+        ours.append(_run([*FOUR, *arguments]))
     ours, theirs = map(_median, (ours, theirs))
     what = f"{len(paths)} ranks of {mb} MB, {stamps}: HTA's"
     took = f"({theirs.wall_s:.1f} s, {ours.wall_s:.2f} s)"
@@ -190,9 +190,9 @@ def _sample(process, peak, cpu):
     """Update {process: its largest resident set} and {process: CPU seconds so far} -> all sets together, bytes."""
     total = 0
     try:
-        for one in [process, *process.children(recursive=True)]:
-            resident, times = one.memory_info().rss, one.cpu_times()
-            peak[one.pid], cpu[one.pid] = max(peak.get(one.pid, 0), resident), times.user + times.system
+        for member in [process, *process.children(recursive=True)]:
+            resident, times = member.memory_info().rss, member.cpu_times()
+            peak[member.pid], cpu[member.pid] = max(peak.get(member.pid, 0), resident), times.user + times.system
             total += resident
     except psutil.Error:  # it just ended
         pass
@@ -207,10 +207,10 @@ def repeat(real, path, mb):
     start = raw.index(b"[", raw.index(b'"traceEvents"')) + 1
     source = Source(real)
     body = b",\n  ".join(source.chunks()).strip().rstrip(b",")
-    stamps = [int(found) for found in re.findall(rb'"ts":\s*(\d+)', body)]
+    stamps = [int(digits) for digits in re.findall(rb'"ts":\s*(\d+)', body)]
     spans = sorted(stamps)[len(stamps) // 100 :]  # without the metadata's stamps of 0
     span = spans[-1] - spans[0] + 1_000_000
-    steps = [int(found) for found in re.findall(rb"ProfilerStep#(\d+)", body)]
+    steps = [int(digits) for digits in re.findall(rb"ProfilerStep#(\d+)", body)]
     num_steps = max(steps) - min(steps) + 1 if steps else 0
     with open(path, "wb") as file:
         file.write(raw[:start])
@@ -222,7 +222,7 @@ def repeat(real, path, mb):
 
 def _shifted(body, number, span, num_steps):
     def by(offset):
-        return lambda found: found[1] + str(int(found[2]) + offset).encode()
+        return lambda match: match[1] + str(int(match[2]) + offset).encode()
 
     body = re.sub(rb'("ts":\s*)(\d+)', by(number * span), body)
     body = re.sub(rb'("(?:correlation|External id|id)":\s*)(\d+)', by(number * 10_000_000), body)
@@ -239,8 +239,8 @@ def hta_python():
             file=sys.stderr,
         )
         venv.create(folder, with_pip=True, clear=True)
-        for words in (["--no-deps", "traceinsight==0.6.1"], list(HTA_PINS)):
-            done = subprocess.run([python, "-m", "pip", "install", "-q", *words], capture_output=True, text=True)
+        for packages in (["--no-deps", "traceinsight==0.6.1"], list(HTA_PINS)):
+            done = subprocess.run([python, "-m", "pip", "install", "-q", *packages], capture_output=True, text=True)
             if done.returncode:
                 raise ValueError(
                     f"benchmarks trace: HTA could not be installed: {done.stderr.strip().splitlines()[-1][:200]}"
