@@ -415,7 +415,7 @@ def test_a_race_is_known_to_run_where_the_file_system_has_no_flock(tmp_path, mon
     lock.write_text(json.dumps(processes.identity(os.getpid()) | {"start_ticks": 1}))  # it was killed
     assert not state.is_running(tmp_path)
     lock.write_text(json.dumps(elsewhere))
-    with pytest.raises(leases.Busy, match=r"another machine.*sign of life is \d s old"), state.locked(tmp_path):
+    with pytest.raises(leases.Busy, match=r"another machine.*sign of life is \d+ s old"), state.locked(tmp_path):
         pass
     os.utime(lock, (0, 0))
     assert not state.is_running(tmp_path)

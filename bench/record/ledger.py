@@ -389,8 +389,9 @@ def runs_of(lines: Iterable[Line]) -> dict[str, StartedRun]:
             if before and before.get("run_json_sha256") != end.get("run_json_sha256"):
                 end["run_json_sha256"] = None  # run.json was written again after its end: nothing vouches for either
             runs[line["run"]]["end"] = end
-        elif line["event"] == "resume" and line.get("run", "") in runs:
-            runs[line["run"]]["end"] = None
+        elif line["event"] == "resume" and (name := line.get("run", "")) in runs:
+            before = runs[name]["end"]
+            runs[name]["end"] = before if before and before["status"] == "complete" else None  # which is not resumed
     return runs
 
 
