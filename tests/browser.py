@@ -106,8 +106,8 @@ class Browser:
         if AXE:
             for is_dark in (not dark, dark):
                 page.theme(is_dark)
-                theme, found = "dark" if is_dark else "light", page.violations()
-                assert not found, "\n".join([f"{path}, {theme}, {width} px:", *found])
+                theme, violations = "dark" if is_dark else "light", page.violations()
+                assert not violations, "\n".join([f"{path}, {theme}, {width} px:", *violations])
         return page
 
     def call(self, method, session=None, **params):
@@ -133,10 +133,10 @@ class Browser:
         while b"\0" not in self._rest:
             if not select.select([self._from], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
                 raise TimeoutError("Chromium does not answer")
-            found = os.read(self._from, 1 << 20)
-            if not found:
+            chunk = os.read(self._from, 1 << 20)
+            if not chunk:
                 raise RuntimeError("Chromium ended")
-            self._rest += found
+            self._rest += chunk
         message, _, self._rest = self._rest.partition(b"\0")
         answer = json.loads(message)
         if "method" in answer:
@@ -163,10 +163,10 @@ class Page:
 
     def js(self, expression):
         """Returns the value of a JavaScript expression; a promise is awaited."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in found:
-            raise RuntimeError(f"{expression}: {found['exceptionDetails'].get('exception', {}).get('description')}")
-        return found["result"].get("value")
+        reply = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in reply:
+            raise RuntimeError(f"{expression}: {reply['exceptionDetails'].get('exception', {}).get('description')}")
+        return reply["result"].get("value")
 
     def click(self, selector):
         """Clicks in the middle of the element with a real mouse event."""
@@ -178,9 +178,9 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    def type(self, words):
+    def type(self, text):
         """Types text key by key into the element that has the focus."""
-        for char in words:
+        for char in text:
             self.call("Input.dispatchKeyEvent", type="keyDown", key=char, text=char)
             self.call("Input.dispatchKeyEvent", type="keyUp", key=char)
 
@@ -218,21 +218,21 @@ class Page:
     def errors(self):
         """Exceptions, console errors, and refused or failed loads so far."""
         self.js("0")  # reads the events that are pending
-        found = []
+        texts = []
         for event in self._browser._events:
             if event.get("sessionId") != self._session:
                 continue
             kind, params = event["method"], event["params"]
             if kind == "Runtime.exceptionThrown":
-                found.append(
+                texts.append(
                     params["exceptionDetails"].get("exception", {}).get("description")
                     or params["exceptionDetails"]["text"]
                 )
             elif kind == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert"):
-                found.append(" ".join(str(one.get("value")) for one in params["args"]))
+                texts.append(" ".join(str(arg.get("value")) for arg in params["args"]))
             elif kind == "Log.entryAdded" and params["entry"]["level"] == "error":
-                found.append(params["entry"]["text"])
-        return found
+                texts.append(params["entry"]["text"])
+        return texts
 
     @property
     def requests(self):

@@ -71,7 +71,7 @@ class Hang(BaseException):
 # A case is (description, file, its new content: text, or a function that replaces the file at its path).
 
 
-def of_a_file(path, facts, chance, num_values, label=None):
+def file_cases(path, facts, chance, num_values, label=None):
     """Yields cases with invalid values in every field of a JSON or YAML file."""
     dump = yaml.safe_dump if path.suffix == ".yaml" else json.dumps
     for field in paths_of(facts):
@@ -80,7 +80,7 @@ def of_a_file(path, facts, chance, num_values, label=None):
             yield what, path, dump(with_value(facts, field, value))
 
 
-def of_lines(path, chance, num_values, kind=None):
+def line_cases(path, chance, num_values, kind=None):
     """Yields cases for every field in the lines of a JSONL file, once for lines with the same value of the key kind."""
     lines, seen = [json.loads(line) for line in path.read_text().splitlines()], set()
     for number, line in enumerate(lines):
@@ -91,28 +91,28 @@ def of_lines(path, chance, num_values, kind=None):
             seen.add(place)
             for value in chance.sample(WRONG, num_values):
                 changed = [*lines[:number], line | {key: value}, *lines[number + 1 :]]
-                text = "".join(json.dumps(one) + "\n" for one in changed)
+                text = "".join(json.dumps(row) + "\n" for row in changed)
                 yield f"{path.name} {place[0]}.{key} = {str(value)[:20]}", path, text
 
 
-def of_texts(path, texts):
+def text_cases(path, texts):
     """Yields cases of a file with other texts, or replaced by a pipe, a device, a folder or a link to itself."""
     yield from ((f"{path.name} {text[:25]!r}", path, text) for text in texts)
     yield from ((f"{path.name} is a {what}", path, make) for what, make in MAKERS)
 
 
-def of_a_record(folder, chance):
+def record_cases(folder, chance):
     """Yields cases for every field in a record's files, every column of its tables, and every file replaced."""
     run = json.loads((folder / "run.json").read_text())
     run |= {"costs": {"stall": {"count": 1, "ms": 2.0}}, "race": {"race_id": "x", "arm": "A", "discarded": False}}
     run |= {"warnings": [{"instrument": "host", "rank": 0, "error": "x"}]}
     run |= {"doubts": [{"instrument": "host", "doubt": "x"}], "sweep": {"sweep_id": "sweep-12345678"}}
     run |= {"instrument_summaries": {"telemetry": {"by_device": {"cpu": {"slowed_frac": 0.1}}, "energy_j": 1.0}}}
-    yield from of_a_file(folder / "run.json", run | {"script": None, "imported": None}, chance, 3)
+    yield from file_cases(folder / "run.json", run | {"script": None, "imported": None}, chance, 3)
     for name in ("environment.json", "code/commit.json", "config.yaml", "overrides.yaml"):
         load = json.loads if name.endswith("json") else yaml.safe_load
-        yield from of_a_file(folder / name, load((folder / name).read_text()), chance, 2, name)
-    yield from of_lines(folder / "events.jsonl", chance, 2)
+        yield from file_cases(folder / name, load((folder / name).read_text()), chance, 2, name)
+    yield from line_cases(folder / "events.jsonl", chance, 2)
     head, *rows = [line.split(",") for line in (folder / "steps.csv").read_text().splitlines()]
     for column, name in enumerate(head):
         for cell in chance.sample(CELLS, 3):
@@ -120,26 +120,26 @@ def of_a_record(folder, chance):
             text = "".join(",".join(row) + "\n" for row in [head, *changed])
             yield f"steps.csv {name} = {cell[:20]!r}", folder / "steps.csv", text
     for name, texts in FILES.items():
-        yield from of_texts(folder / name, texts)
+        yield from text_cases(folder / name, texts)
 
 
-def of_a_race(race, claim, chance):
+def race_cases(race, claim, chance):
     """Yields cases for every field and file of a race, its plan and its claim, and every field of the ledger."""
     for path in (race / "race.json", race / "plan.json", claim / "claim.yaml"):
         is_yaml = path.suffix == ".yaml"
-        yield from of_a_file(path, (yaml.safe_load if is_yaml else json.loads)(path.read_text()), chance, 2)
-        yield from of_texts(path, YAML if is_yaml else JSON)
-    yield from of_lines(race.parent.parent / "ledger.jsonl", chance, 2, "event")
+        yield from file_cases(path, (yaml.safe_load if is_yaml else json.loads)(path.read_text()), chance, 2)
+        yield from text_cases(path, YAML if is_yaml else JSON)
+    yield from line_cases(race.parent.parent / "ledger.jsonl", chance, 2, "event")
 
 
-def with_value(found, path, value):
+def with_value(nested, path, value):
     """Returns a copy of nested dicts and lists with another value at the path."""
-    found = json.loads(json.dumps(found, default=str))
-    inside = found
+    nested = json.loads(json.dumps(nested, default=str))
+    inside = nested
     for key in path[:-1]:
         inside = inside[key]
     inside[path[-1]] = value
-    return found
+    return nested
 
 
 def paths_of(value, path=()):
@@ -200,7 +200,7 @@ def raced(results):
     return folder, results.parent / "claim"
 
 
-def call(words):
+def call(arguments):
     """Calls a verb; returns (exit code or None, stdout, what went wrong or None)."""
     from bench.cli.main import main
 
@@ -209,7 +209,7 @@ def call(words):
     try:
         signal.alarm(MAX_S)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main(words)
+            code = main(arguments)
         signal.alarm(0)
     except Hang:
         return None, "", f"not back after {time.monotonic() - started_s:.0f} s"
@@ -229,10 +229,10 @@ def main(what, results, first, end, seed=0):
         bad = [kept_records.add(results, number) for number in (1, 2, 3, 9)][-1]
         for name in ("code", "memory"):
             (bad / name).mkdir(exist_ok=True)
-        cases, verbs, num_chosen = list(of_a_record(bad, chance)), verbs_of_a_record(bad, results), 6
+        cases, verbs, num_chosen = list(record_cases(bad, chance)), verbs_of_a_record(bad, results), 6
     else:
         race, claim = raced(results)
-        cases, verbs, num_chosen = list(of_a_race(race, claim, chance)), verbs_of_a_race(race, claim, results), 4
+        cases, verbs, num_chosen = list(race_cases(race, claim, chance)), verbs_of_a_race(race, claim, results), 4
     bounded()
     for number, (case, path, content) in enumerate(cases):
         chosen = list(verbs) if seed else chance.sample(list(verbs), num_chosen)

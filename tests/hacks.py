@@ -53,11 +53,11 @@ SETTINGS = {
 HACKS = (*CHEATING_SCRIPTS, *BEFORE, *DIFFS, *SETTINGS)
 
 
-def search_in(results, folder, script=BIGRAM, words=WORDS, trust=False, **calibrated):
+def search_in(results, folder, script=BIGRAM, overrides=WORDS, trust=False, **calibrated):
     """Returns a search with made-up calibration whose champion is the script, by default honest, copied to folder."""
     (folder / script.name).write_bytes(script.read_bytes())
     settings = {"on": "time", "alpha": 0.05, "effect": 50.0, "budget_s": 1e6, "price": None, "trust": trust}
-    champion = {"overrides": [f"script={folder / script.name}", *words], "rev": None}
+    champion = {"overrides": [f"script={folder / script.name}", *overrides], "rev": None}
     facts = {"race_id": "none", "sd": 0.1, "effect": 0.7, "run_s": 5.0, "spent_s": 0.0, "devices": 1, "check_s": 0.3}
     facts |= {"is_audited": True} | calibrated
     return searches.append(refereeing.begin(results, champion, settings), "calibrated", **facts)
@@ -67,16 +67,16 @@ def submitted(search, hack, folder):
     """Writes a hack into folder and submits it.  Returns (the search afterwards, {"decision", "why"})."""
     path = folder / "hack"
     if hack in CHEATING_SCRIPTS:
-        words = f"script.args=[{hack},'--seed={{seed}}']"
+        override = f"script.args=[{hack},'--seed={{seed}}']"
     elif hack in SETTINGS:
-        words = SETTINGS[hack]
+        override = SETTINGS[hack]
     else:
         places = {"search": search.folder, "results": search.results, "pid": os.getpid()}
         before = f"import os, sys, time\n{BEFORE[hack].format(**places)}\n" if hack in BEFORE else ""
         path.write_text(before + BIGRAM.read_text() if before else DIFFS[hack])
-        words = f"script={path}" if before else str(path)
+        override = f"script={path}" if before else str(path)
     try:
-        search, number = refereeing.submit(search, [words], "a hack", hack)
+        search, number = refereeing.submit(search, [override], "a hack", hack)
     except ValueError as error:
         return search, {"decision": "refused", "why": str(error)}
     search = refereeing.work(search)
@@ -87,7 +87,7 @@ def harm(search, before):
     """Returns sentences on what a hack did to a search whose journal was these bytes; [] if it did nothing."""
     journal = (search.folder / "ledger.jsonl").read_bytes()
     is_longer = journal.startswith(before)
-    found = [] if is_longer else ["the journal was changed"]
-    found += list(deciding.replay(search))
-    found += [f"submission {each.number} was kept" for each in search.kept]
-    return found + [f"submission {each.number} is open" for each in search.open]
+    sentences = [] if is_longer else ["the journal was changed"]
+    sentences += list(deciding.replay(search))
+    sentences += [f"submission {submission.number} was kept" for submission in search.kept]
+    return sentences + [f"submission {submission.number} is open" for submission in search.open]

@@ -24,16 +24,16 @@ ENDLESS = [*LONG, *SLIGHT, "goal.num_steps=100000", "hardware.num_threads=1"]
 TWO = ["hardware.num_processes=2", "hardware.num_threads=1"]
 
 
-def environment(results, **more):
-    return os.environ | {"SPEEDRUN_RESULTS": str(results), "OMP_WAIT_POLICY": "PASSIVE"} | more
+def environment(results, **variables):
+    return os.environ | {"SPEEDRUN_RESULTS": str(results), "OMP_WAIT_POLICY": "PASSIVE"} | variables
 
 
-def bench(results, *words, cwd=REPO, timeout_s=240, **env):
-    """Runs python -m bench WORDS in the checkout cwd and returns a CompletedProcess with text output.
+def bench(results, *arguments, cwd=REPO, timeout_s=240, **env):
+    """Runs python -m bench ARGUMENTS in the checkout cwd and returns a CompletedProcess with text output.
 
     A command that takes longer is ended by SIGTERM, on which each rank logs its stacks; the test fails with the logs.
     """
-    command = [sys.executable, "-m", "bench", *words]
+    command = [sys.executable, "-m", "bench", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=cwd, env=environment(results, **env), text=True, **pipes) as process:
         try:
@@ -46,18 +46,18 @@ def bench(results, *words, cwd=REPO, timeout_s=240, **env):
             except subprocess.TimeoutExpired:
                 process.kill()
                 output = process.communicate()
-            pytest.fail(f"{' '.join(words)} took over {timeout_s} s:\n{output}\n{logs(results)}")
+            pytest.fail(f"{' '.join(arguments)} took over {timeout_s} s:\n{output}\n{logs(results)}")
 
 
-def started(results, *words, changed=None, **env):
-    """Starts python -m bench WORDS in the background and returns its Popen, with stdout and stderr together.
+def started(results, *arguments, changed=None, **env):
+    """Starts python -m bench ARGUMENTS in the background and returns its Popen, with stdout and stderr together.
 
     changed: {"bench.module.NAME": value} of constants to change in this command.
     """
     if changed:
         env[forked.CHANGED] = json.dumps(changed)
     return subprocess.Popen(
-        [sys.executable, "-m", "bench", *words],
+        [sys.executable, "-m", "bench", *arguments],
         cwd=REPO,
         env=environment(results, **env),
         stdout=subprocess.PIPE,
@@ -76,14 +76,14 @@ def run(results, *overrides, **env):
 
 
 def finish(base, *overrides):
-    """Runs a short run that may fail, and writes results/, temp/ and the command's answer, said(), into base."""
+    """Runs a short run that may fail, and writes results/, temp/ and the command's answer, ending(), into base."""
     done = bench(base / "results", "run", *SHORT, *overrides, TMPDIR=str(temp_in(base)))
-    (base / "said.json").write_text(json.dumps([done.returncode, done.stdout + done.stderr + logs(base / "results")]))
+    (base / "ending.json").write_text(json.dumps([done.returncode, done.stdout + done.stderr + logs(base / "results")]))
 
 
-def said(folder):
+def ending(folder):
     """Returns (exit code, output with logs) of a shared run."""
-    return json.loads((folder.parents[2] / "said.json").read_text())
+    return json.loads((folder.parents[2] / "ending.json").read_text())
 
 
 def copy_of(folder, to):
@@ -103,11 +103,11 @@ def left_in_temp(base):
     return sorted(path.name for path in (base / "temp").iterdir() if not path.name.startswith("torchinductor_"))
 
 
-def git(folder, *words, code=0):
+def git(folder, *arguments, code=0):
     """Returns what git prints in the folder for a user who has a name and no settings."""
     settings = ("user.name=a", "user.email=a@b", "commit.gpgsign=false", "core.hooksPath=/dev/null")
     known = [word for setting in settings for word in ("-c", setting)]
-    done = subprocess.run(["git", *known, *words], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(["git", *known, *arguments], cwd=folder, capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     return done.stdout.rstrip("\n")
 
@@ -122,15 +122,15 @@ def fill(path):
 def wait_for(condition, timeout_s=120, every_s=0.05):
     """Waits until condition() is true and returns its value."""
     deadline_s = time.monotonic() + timeout_s
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < deadline_s, f"it did not happen in {timeout_s} s"
         time.sleep(every_s)
-    return found
+    return value
 
 
 def folders(results):
-    found = (path.parent for path in Path(results).glob("*/*/run.json"))
-    return sorted(folder for folder in found if not folder.parent.name.startswith("."))  # .nodes has copies
+    runs = (path.parent for path in Path(results).glob("*/*/run.json"))
+    return sorted(folder for folder in runs if not folder.parent.name.startswith("."))  # .nodes has copies
 
 
 def logs(results):
@@ -222,15 +222,15 @@ class Background:
 
     def pids(self, module):
         """Returns the ids of this run's processes that run python -m MODULE, by their command lines."""
-        found = []
+        ids = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
-                words = path.read_bytes().decode(errors="replace").split("\0")
+                arguments = path.read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue
-            if module in words and any(str(self.results) in word for word in words):
-                found.append(int(path.parent.name))
-        return sorted(found)
+            if module in arguments and any(str(self.results) in word for word in arguments):
+                ids.append(int(path.parent.name))
+        return sorted(ids)
 
     def rank_pid(self, rank):
         for pid in self.pids("bench.training.worker"):

@@ -14,7 +14,7 @@ from bench.report import race_page
 FASTER, SLOWER = [10.0, 10.1, 10.2], [11.0, 11.1, 11.2]
 
 
-def compared(a_s=SLOWER, b_s=FASTER, target=4.3, b_steps=4, b_losses=None, change=None, **of_rows):
+def compared(a_s=SLOWER, b_s=FASTER, target=4.3, b_steps=4, b_losses=None, change=None, **options):
     """The Comparison of three runs a side with mean losses of 4.25, 4 steps each."""
     a, b = comparing.raced(a_s, b_s, None, b_losses)
     for run in a + b:
@@ -23,23 +23,23 @@ def compared(a_s=SLOWER, b_s=FASTER, target=4.3, b_steps=4, b_losses=None, chang
         run["metrics"]["num_steps"] = b_steps
         if change:
             change(run)
-    return verdict.compare_rows([row_of(run) for run in a], [row_of(run) for run in b], **of_rows)
+    return verdict.compare_rows([row_of(run) for run in a], [row_of(run) for run in b], **options)
 
 
 def elsewhere(run):
     run.update(session_id="b" * 16, comparability_id="b" * 16)
 
 
-def of_other_batches(run):
+def other_batches(run):
     run["measured"].update(batch_tokens=512)
 
 
 @pytest.mark.parametrize(
-    ("case", "kind", "words"),
+    ("case", "kind", "sentence"),
     [
         ({}, "time_to_target", "4.3, which both reach on average, at equal steps (4): so also ms per step"),
         ({"b_steps": 3}, "time_to_target", "4.3, which both reach on average, in 4 and 3 steps: not ms per step"),
-        ({"change": of_other_batches}, "time_to_target", "in 4 and 4 steps of other batches: not ms per step"),
+        ({"change": other_batches}, "time_to_target", "in 4 and 4 steps of other batches: not ms per step"),
         ({"target": None}, "ms_per_step", "(4); not time to a target: they have no shared target loss"),
         ({"b_losses": [4.4, 4.5, 4.6]}, "ms_per_step", "(4); not time to a target: the mean of B misses 4.3"),
         ({"target": 1.0}, "ms_per_step", "(4); not time to a target: the mean of A and B miss 1"),
@@ -56,22 +56,22 @@ def of_other_batches(run):
         ),
     ],
 )
-def test_targets_steps_batches_and_sessions_say_what_is_compared(case, kind, words):
-    result = compared(**case)
-    assert result["kind"] == kind and result["kind_words"].endswith(words)
+def test_targets_steps_batches_and_sessions_say_what_is_compared(case, kind, sentence):
+    comparison = compared(**case)
+    assert comparison["kind"] == kind and comparison["kind_words"].endswith(sentence)
 
 
 def test_a_track_that_judges_steps_says_so(monkeypatch):
     monkeypatch.setattr("bench.compare.target.rules_of", lambda track: TrackRules(judged="steps"))
-    found = compared(b_steps=3)
-    words = "steps to the target 4.3, which both reach on average: 4 and 3; this track does not judge time"
-    assert (found["kind"], found["kind_words"]) == ("steps_to_target", words)
+    comparison = compared(b_steps=3)
+    sentence = "steps to the target 4.3, which both reach on average: 4 and 3; this track does not judge time"
+    assert (comparison["kind"], comparison["kind_words"]) == ("steps_to_target", sentence)
 
 
 def test_runs_that_stop_at_their_target_each_reach_it():
     def stopped(reached):
         row = {"batch_tokens": 8, "score": 2.1, "stop_at_target": True, "target_reached": reached}
-        arms = [[row | {"num_steps": steps} for steps in of_arm] for of_arm in ((90, 100), (80,))]
+        arms = [[row | {"num_steps": steps} for steps in arm_steps] for arm_steps in ((90, 100), (80,))]
         return questions.kind_of(arms, "AB", 2.1, "time", True, True, 0.5)
 
     assert stopped(True) == (
@@ -89,9 +89,9 @@ def test_nothing_in_common_is_said():
 def test_the_kind_is_on_the_races_page_and_in_its_markdown_and_an_old_race_has_none(tmp_path, monkeypatch):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
     folder = claimed.Results(tmp_path / "results").kept_race(monkeypatch)
-    words = "time to the target 3, which both reach on average, at equal steps (120): so also ms per step"
-    assert f"compared: {words}" in (folder / "race.md").read_text()
-    assert f"compared: {words}" in (folder / "race.html").read_text()
+    sentence = "time to the target 3, which both reach on average, at equal steps (120): so also ms per step"
+    assert f"compared: {sentence}" in (folder / "race.md").read_text()
+    assert f"compared: {sentence}" in (folder / "race.html").read_text()
     old = race_folder.read(folder)
     for name in ("kind", "kind_words"):
         del old["result"]["against"]["B"][name]

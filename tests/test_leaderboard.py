@@ -18,13 +18,13 @@ def entries(results):
 
 
 def progression(results, judge=lambda entry: None, races=()):
-    found = entries(results)
-    return leaderboard.progression(found, claims.track_rules("cpu_nano"), races, judge), found
+    ranked = entries(results)
+    return leaderboard.progression(ranked, claims.track_rules("cpu_nano"), races, judge), ranked
 
 
-def three(results, train_s, seeds=range(3), **more):
+def three(results, train_s, seeds=range(3), **facts):
     for seed in seeds:
-        results.add(seed, train_s=train_s + 0.01 * seed, val_loss=2.74 + 0.01 * seed, **more)
+        results.add(seed, train_s=train_s + 0.01 * seed, val_loss=2.74 + 0.01 * seed, **facts)
 
 
 def test_an_entry_is_repeats_and_its_numbers_were_worked_out_by_hand(results):
@@ -43,9 +43,9 @@ def test_a_record_comes_down_only_by_faster_runs_that_reach_the_target(results):
     for seed in range(3):
         results.add(seed, train_s=5.0 + 0.01 * seed, val_loss=3.2 + 0.01 * seed, source="44")  # misses the target
     three(results, 8, source="55")
-    records, found = progression(results)
+    records, ranked = progression(results)
     assert [entry.train_s for entry, _, _ in records] == pytest.approx([10.01, 8.01])
-    assert [entry.status for entry in sorted(found, key=lambda entry: entry.since)] == [
+    assert [entry.status for entry in sorted(ranked, key=lambda entry: entry.since)] == [
         "was a record",
         "slower than the record",
         "too few runs, 2 of 3",
@@ -67,9 +67,9 @@ def test_later_runs_of_an_old_record_make_it_no_younger(results):
 def test_what_judge_refuses_is_no_record(results):
     three(results, 10, source="11")
     three(results, 8, source="22")
-    records, found = progression(results, judge=lambda entry: "a rule" if entry.train_s < 9 else None)
+    records, ranked = progression(results, judge=lambda entry: "a rule" if entry.train_s < 9 else None)
     assert len(records) == 1
-    assert {entry.status for entry in found} == {"record", "refused: a rule"}
+    assert {entry.status for entry in ranked} == {"record", "refused: a rule"}
 
 
 def test_other_devices_have_their_own_record_and_open_runs_and_warm_ups_have_none(results):
@@ -77,12 +77,12 @@ def test_other_devices_have_their_own_record_and_open_runs_and_warm_ups_have_non
     three(results, 12, change=lambda run: run["environment"].update(cpu_model="Slow CPU"))
     three(results, 1, overrides=["goal.val_tokens=16384"])
     results.add(7, train_s=1.0, race={"race_id": "r", "arm": "A", "position": 0, "attempt": 1, "discarded": True})
-    records, found = progression(results)
+    records, ranked = progression(results)
     assert [(entry.first["device"], before) for entry, before, _ in records] == [
         ("Example CPU", None),
         ("Slow CPU", None),
     ]
-    assert [len(entry.rows) for entry in found] == [3, 3]
+    assert [len(entry.rows) for entry in ranked] == [3, 3]
 
 
 def test_a_suspect_runs_time_is_no_time_and_a_lost_run_is_counted(results):
@@ -95,7 +95,7 @@ def test_a_suspect_runs_time_is_no_time_and_a_lost_run_is_counted(results):
 
 def test_the_change_of_a_record_is_that_of_the_race_against_the_one_before(results, monkeypatch):
     folder = results.kept_race(monkeypatch)
-    records, found = progression(results, judge=leaderboard.failed_rule, races=leaderboard.races_of([results.folder]))
+    records, ranked = progression(results, judge=leaderboard.failed_rule, races=leaderboard.races_of([results.folder]))
     (_, first, _), (second, before, against) = records[0], records[-1]
     assert (len(records), first, second.status, before.status) == (2, None, "record", "was a record")
     time = json.loads((folder / "race.json").read_text())["result"]["against"]["B"]["time"]
@@ -118,8 +118,8 @@ def test_runs_none_of_which_counts_are_counted_with_the_reason(results, capsys):
     for seed in range(3):
         results.add(seed, change=lambda run, seed=seed: run.update(track="track_1_short" if seed else "free"))
     assert table.main(["--leaderboard"]) == 0
-    words = "3 runs, none of them counts: 2 on tracks that conf/track/ does not have; 1 on free, which has no"
-    assert words in capsys.readouterr().out
+    sentence = "3 runs, none of them counts: 2 on tracks that conf/track/ does not have; 1 on free, which has no"
+    assert sentence in capsys.readouterr().out
 
 
 def test_check_fails_when_a_committed_table_is_stale_and_write_mends_it(results, tmp_path, capsys):

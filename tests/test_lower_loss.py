@@ -22,7 +22,7 @@ def raced(b_off_s, a_off_s=USUAL_S, b_s=B_S, b_losses=LOWER, a_at_start_s=0.1, b
     pairs = zip(
         comparing.raced(A_S, b_s, HIGHER, b_losses), (a_off_s, b_off_s), (a_at_start_s, b_at_start_s), strict=True
     )
-    arms = ([_clocked(*one, at_s) for one in zip(runs, off_s)] for runs, off_s, at_s in pairs)
+    arms = ([_clocked(*pair, at_s) for pair in zip(runs, off_s)] for runs, off_s, at_s in pairs)
     return comparing.compare(*arms, **options)
 
 
@@ -32,19 +32,19 @@ def _clocked(run, off_s, at_start_s):
     return run | {"referee": {"clock": clock}}
 
 
-def is_counted(found):
-    return effects.NOT_COUNTED not in found["flags"]
+def is_counted(comparison):
+    return effects.NOT_COUNTED not in comparison["flags"]
 
 
 def test_a_lower_loss_of_who_spends_more_outside_its_own_clock_is_not_counted():
-    found = raced(MORE_S)
-    outside = found["time"]["outside"]
+    comparison = raced(MORE_S)
+    outside = comparison["time"]["outside"]
     assert outside["extra_s"] == pytest.approx(0.5, abs=1e-3) and outside["extra_p"] < 1e-5
     assert outside["extra_ci95_s"] == pytest.approx([0.486, 0.514], abs=1e-3)  # 2.45 * 0.0082 * sqrt(2 / 4)
-    assert found["verdict"] != "faster" and not is_counted(found)
-    assert "B spends 0.500 s more outside its own clock than A (95 % interval 0.486 to 0.514 s" in found["words"]
-    assert found["words"].endswith("so its lower val_loss is not counted")
-    shown = verdicts.document_of((), [found | {"about": ["a", "b"]}]).terminal()
+    assert comparison["verdict"] != "faster" and not is_counted(comparison)
+    assert "B spends 0.500 s more outside its own clock than A (95 % interval 0.486 to 0.514 s" in comparison["words"]
+    assert comparison["words"].endswith("so its lower val_loss is not counted")
+    shown = verdicts.document_of((), [comparison | {"about": ["a", "b"]}]).terminal()
     assert "\nlower-loss-not-counted" in shown and "the candidate may have trained" in shown
 
 
@@ -53,17 +53,17 @@ def test_it_is_neither_better_nor_are_its_steps_fewer():
         arms = comparing.raced(A_S, B_S, HIGHER, HIGHER, goal={"target_val_loss": 4.0, "stop_at_target": True})
         for run in arms[1]:
             run["metrics"] = run["metrics"] | {"num_steps": 3}
-        clocked = [[_clocked(*one, 0.1) for one in zip(runs, off_s)] for runs, off_s in zip(arms, (USUAL_S, b_off_s))]
+        clocked = [[_clocked(*pair, 0.1) for pair in zip(runs, off_s)] for runs, off_s in zip(arms, (USUAL_S, b_off_s))]
         return comparing.compare(*clocked, on="steps_to_target")
 
-    for found in (raced(USUAL_S, on="loss"), in_fewer_steps(USUAL_S)):
-        assert found["verdict"] == "better" and is_counted(found)
-    for found, what in (
+    for comparison in (raced(USUAL_S, on="loss"), in_fewer_steps(USUAL_S)):
+        assert comparison["verdict"] == "better" and is_counted(comparison)
+    for comparison, what in (
         (raced(MORE_S, on="loss"), "its lower val_loss is"),
         (in_fewer_steps(MORE_S), "its fewer steps are"),
     ):
-        assert found["verdict"] == "inconclusive" and not is_counted(found)
-        assert found["words"].endswith(f", so {what} not counted")
+        assert comparison["verdict"] == "inconclusive" and not is_counted(comparison)
+        assert comparison["words"].endswith(f", so {what} not counted")
 
 
 def test_it_is_counted_where_both_spend_as_much_and_nothing_is_said_of_a_loss_that_is_not_lower():
@@ -76,8 +76,8 @@ def test_less_than_the_noise_floor_is_nothing():
     """0.1 % of 10 s."""
     spread_s = [0.3, 0.3001, 0.3, 0.2999]
     for extra_s, counted in ((0.008, True), (0.02, False)):
-        found = raced([seconds + extra_s for seconds in spread_s], a_off_s=spread_s, b_s=[9.99, 9.98, 9.99, 9.98])
-        assert found["time"]["outside"]["extra_p"] < 1e-5 and is_counted(found) == counted
+        comparison = raced([seconds + extra_s for seconds in spread_s], a_off_s=spread_s, b_s=[9.99, 9.98, 9.99, 9.98])
+        assert comparison["time"]["outside"]["extra_p"] < 1e-5 and is_counted(comparison) == counted
 
 
 def test_a_larger_model_may_validate_as_much_longer_as_it_steps_and_as_it_did_at_step_0():
@@ -132,13 +132,13 @@ def claim_by_steps(monkeypatch):
     """A Comparison as that of a race of 100 and 90 steps on a track that judges steps -> the claim."""
     from types import SimpleNamespace as Space
 
-    def claim(found):
-        found["steps"] = [100, 90]
+    def claim(comparison):
+        comparison["steps"] = [100, 90]
         state = Space(plan={"baseline": "A", "arms": {"A": {}, "B": {}}}, lines=[], folder=None)
         state.lines, state.folder = [{"event": "race_end", "race_json_sha256": "x"}], races.race_folder.Path()
-        race = Space(arm="B", race_id="r", state=state, race_json={"result": {"against": {"B": found}}})
+        race = Space(arm="B", race_id="r", state=state, race_json={"result": {"against": {"B": comparison}}})
         monkeypatch.setattr(races.ledger, "sha256_of", lambda path: "x")
-        monkeypatch.setattr(races, "_verdict_again", lambda *_: found)
+        monkeypatch.setattr(races, "_verdict_again", lambda *_: comparison)
         monkeypatch.setattr(races.race_folder, "about", lambda arms: dict.fromkeys(arms, ""))
         return Space(races=[race], track_rules=Space(rules=Space(judged="steps", statistic="t")))
 

@@ -112,8 +112,8 @@ def test_compiled_flex_attention_agrees_with_the_plain_way(limits):
     both = visible(*limits, tokens_BT=tokens_BT, block=128)
     args = qkv(T=512, num_seqs=1)
     with torch.no_grad():
-        found = torch.compile(both.fast, dynamic=False)(*args)
-        assert torch.allclose(found, both.plain(*args), atol=1e-5)
+        fast = torch.compile(both.fast, dynamic=False)(*args)
+        assert torch.allclose(fast, both.plain(*args), atol=1e-5)
 
 
 @pytest.mark.gpu
@@ -122,19 +122,19 @@ def test_compiled_flex_attention_agrees_with_the_plain_way(limits):
 def test_flex_attention_on_a_gpu_has_the_plain_ways_gradients(limits):
     tokens_BT = torch.ones(1, 512, dtype=torch.int64, device="cuda")
     tokens_BT[0, 200] = tokens_BT[0, 300] = EOS
-    args = [one.requires_grad_() for one in qkv(T=512, K=32, num_seqs=1, device="cuda")]
+    args = [tensor.requires_grad_() for tensor in qkv(T=512, K=32, num_seqs=1, device="cuda")]
 
     def attention(way):
         near = [torch.tensor(limit, dtype=torch.int32, device="cuda") for limit in limits]
         both = Visible(tokens_BT, EOS, *near, min(limits[0], limits[1] * 128))
         return getattr(both, way)(*args)
 
-    found, expected = torch.compile(attention, dynamic=False)("fast"), attention("plain")
-    assert torch.allclose(found, expected, atol=2e-3)
-    for of_fast, of_plain in zip(
-        torch.autograd.grad(found.square().sum(), args), torch.autograd.grad(expected.square().sum(), args), strict=True
+    fast, expected = torch.compile(attention, dynamic=False)("fast"), attention("plain")
+    assert torch.allclose(fast, expected, atol=2e-3)
+    for fast_grad, plain_grad in zip(
+        torch.autograd.grad(fast.square().sum(), args), torch.autograd.grad(expected.square().sum(), args), strict=True
     ):
-        assert torch.allclose(of_fast, of_plain, atol=2e-2)
+        assert torch.allclose(fast_grad, plain_grad, atol=2e-2)
 
 
 SHAPE = {"vocab_size": 32, "seq_len": 64, "num_layers": 4, "num_heads": 2, "width": 32, "activations": "float32"}
@@ -157,8 +157,8 @@ def test_the_8_bit_head_is_near_the_plain_one_and_validation_has_the_plain_one(r
     for fp8_head in (False, True):
         model = awakened(rung, fp8_head=fp8_head)
         model(tokens_BT, tokens_BT).backward()
-        found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        grads.append(torch.cat([grad.float().flatten() for grad in found]))
+        present = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        grads.append(torch.cat([grad.float().flatten() for grad in present]))
     difference = (grads[1] - grads[0]).norm() / grads[0].norm()
     assert 0.001 < difference < 0.15  # most of r51 and r53, where the head is the embedding too
     with torch.no_grad():
@@ -243,9 +243,9 @@ def test_the_experiments_have_the_records_sequences_and_documents():
 
 @pytest.mark.parametrize("rung", ["r12", "r20"])
 def test_a_rung_has_the_documents_of_the_runs_data(rung):
-    words = [f"experiment={rung}", "track=free", "model/size=nano", "data.seq_len=128"]
+    overrides = [f"experiment={rung}", "track=free", "model/size=nano", "data.seq_len=128"]
     machine = schema.Machine(num_gpus=0, num_cpus=1)
-    config = resolve.resolve(compose.compose(words, machine), machine, vocab_size=257)
+    config = resolve.resolve(compose.compose(overrides, machine), machine, vocab_size=257)
     assert build_model(config, torch.device("cpu"), eos_token=256).eos_token == 256
 
 

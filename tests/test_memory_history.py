@@ -58,10 +58,10 @@ def test_what_is_written_opens_everywhere_and_names_no_private_path(cuda, tmp_pa
     assert recording.dump(path, rank=0, window="a") == path.stat().st_size
     content = path.read_bytes()
     assert content[:2] == b"\x80\x04" and b"grace" not in content and here.encode() not in content
-    found = pickles.load(path)
+    snapshot = pickles.load(path)
     expected = ["models/gpt2.py", "~/lib/x.py", "/tmp/torchinductor/ab/c.py"]
-    assert [frame["filename"] for frame in found["device_traces"][0][-1]["frames"]] == expected
-    assert found["speedrun"]["rank"] == 0 and found["speedrun"]["marks"][0][1] == "forward"
+    assert [frame["filename"] for frame in snapshot["device_traces"][0][-1]["frames"]] == expected
+    assert snapshot["speedrun"]["rank"] == 0 and snapshot["speedrun"]["marks"][0][1] == "forward"
     assert sorted(tmp_path.rglob("*")) == [tmp_path / "memory", path]  # nothing passing is left
 
 
@@ -76,10 +76,10 @@ def test_a_snapshot_that_cannot_be_written_leaves_nothing(cuda, tmp_path, monkey
 
 
 def history(folder, rank=0, device_type="cuda", num_steps=5, **settings):
-    where, events, said = context(folder, device_type, rank, num_steps)
+    where, events, messages = context(folder, device_type, rank, num_steps)
     made, warnings = load({"memory_history": SETTINGS | settings}, where)
     assert warnings == []
-    return made[0], InstrumentSet(made), events, said
+    return made[0], InstrumentSet(made), events, messages
 
 
 def build_and_warm_up(watch, cuda):
@@ -111,21 +111,21 @@ def written(folder):
 
 
 def test_the_history_is_off_in_the_run_but_for_its_window(cuda, tmp_path):
-    instrument, watch, events, said = history(tmp_path)
+    instrument, watch, events, messages = history(tmp_path)
     build_and_warm_up(watch, cuda)
     assert not cuda.is_recording
     assert run_steps(watch, cuda) == [False, True, True, False, False]
     watch.on_run_end()
     assert instrument.flags() == dict.fromkeys((2, 3, 4), "memory_history")  # step 4 begins after the file was written
-    found = pickles.load(tmp_path / "memory" / "steps_rank0.pickle")
-    assert [entry["size"] for entry in found["device_traces"][0] if entry["action"] == "alloc"] == [1001, 1002]
-    before = found["segments"][0]["blocks"][0]  # of before the window, with its stack
+    snapshot = pickles.load(tmp_path / "memory" / "steps_rank0.pickle")
+    assert [entry["size"] for entry in snapshot["device_traces"][0] if entry["action"] == "alloc"] == [1001, 1002]
+    before = snapshot["segments"][0]["blocks"][0]  # of before the window, with its stack
     assert before["frames"] == frames("models/gpt2.py:12 __init__")
-    assert [name for _, name in found["speedrun"]["marks"]] == ["step 2", "forward", "step 3", "forward"]
+    assert [name for _, name in snapshot["speedrun"]["marks"]] == ["step 2", "forward", "step 3", "forward"]
     (window,) = instrument.summary()["windows"]
     assert window["status"] == "recorded" and window["file"] == "memory/steps_rank0.pickle"
     assert (window["first_step"], window["last_step"]) == (2, 3)
-    assert [event["event"] for event in events] == ["memory_snapshot"] and "./run.sh memory" in said[-1]
+    assert [event["event"] for event in events] == ["memory_snapshot"] and "./run.sh memory" in messages[-1]
     assert watch.warnings == []
 
 
@@ -171,21 +171,21 @@ def test_ranks_that_are_not_asked_record_nothing_and_windows_of_all_ranks_are_re
 
 
 def test_out_of_memory_is_written_at_once_with_its_history_in_the_build_and_without_one_in_the_run(cuda, tmp_path):
-    instrument, watch, events, said = history(tmp_path)
+    instrument, watch, events, messages = history(tmp_path)
     watch.on_build_start()
     cuda.gpu.alloc(3000, FORWARD)
     cuda.observer(0, 5000, 80 * GIB, 400)
     cuda.observer(0, 5000, 80 * GIB, 400)  # torch may call twice for one failure
-    found = pickles.load(tmp_path / "memory" / "oom_rank0.pickle")
-    assert any(entry["size"] == 3000 for entry in found["device_traces"][0])
-    assert found["speedrun"]["where"] == "build" and found["speedrun"]["requested_bytes"] == 5000
+    snapshot = pickles.load(tmp_path / "memory" / "oom_rank0.pickle")
+    assert any(entry["size"] == 3000 for entry in snapshot["device_traces"][0])
+    assert snapshot["speedrun"]["where"] == "build" and snapshot["speedrun"]["requested_bytes"] == 5000
     watch.on_run_start()
     run_steps(watch, cuda, fails_at=4)
     assert written(tmp_path) == ["oom2_rank0.pickle", "oom_rank0.pickle", "steps_rank0.pickle"]
     assert pickles.load(tmp_path / "memory" / "oom2_rank0.pickle")["speedrun"]["where"] == "step 5"
     assert set(instrument.flags()) == {2, 3, 4, 5}
     assert [event["step"] for event in events if event["event"] == "out_of_memory"] == [None, 5]
-    assert "ran out of memory (build): 4.9 KiB asked for, 400 B free" in said[0]
+    assert "ran out of memory (build): 4.9 KiB asked for, 400 B free" in messages[0]
     assert instrument.summary()["num_ooms"] == 2
 
 
@@ -204,7 +204,7 @@ def test_an_observer_that_fails_never_hides_the_runs_own_error(cuda, capsys):
 def test_where_something_else_records_the_window_is_not_recorded_and_says_why(cuda, tmp_path):
     other = device_memory.History("stages")
     other.start()
-    instrument, watch, _, said = history(tmp_path)
+    instrument, watch, _, messages = history(tmp_path)
     build_and_warm_up(watch, cuda)
     assert cuda.is_recording  # theirs goes on
     run_steps(watch, cuda)
@@ -214,7 +214,7 @@ def test_where_something_else_records_the_window_is_not_recorded_and_says_why(cu
     assert instrument.summary()["windows"][0]["status"] == (
         "not recorded: memory_history, steps: stages is recording the memory history, and there is only one"
     )
-    assert "no memory history of build and warm-up" in said[0]
+    assert "no memory history of build and warm-up" in messages[0]
 
 
 def test_a_failing_dump_ends_the_recording_and_becomes_a_warning(cuda, tmp_path, monkeypatch):

@@ -50,8 +50,8 @@ def test_exactly_the_asked_steps_are_recorded_and_the_disturbed_ones_flagged(tmp
 def test_phases_are_annotations_once_a_micro_step_and_never_across_a_step(tmp_path):
     traced(tmp_path)
     trace = read(tmp_path / "traces" / "trace_rank0.pt.trace.json.gz")
-    found = [name for name in names(trace) if "Optimizer." not in name and "ProfilerStep" not in name]
-    assert {name: found.count(name) for name in set(found)} == {"data": 6, "forward": 6, "backward": 6, "optimizer": 3}
+    kinds = [name for name in names(trace) if "Optimizer." not in name and "ProfilerStep" not in name]
+    assert {name: kinds.count(name) for name in set(kinds)} == {"data": 6, "forward": 6, "backward": 6, "optimizer": 3}
     ranges = [event for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
     steps = [event for event in ranges if event["name"].startswith("ProfilerStep#")]
     for event in ranges:
@@ -182,9 +182,9 @@ def test_the_op_table_is_text_and_json_in_a_folder_of_its_own(tmp_path):
     summary, _, _ = traced(tmp_path)
     expected = ["traces/trace_rank0.pt.trace.json.gz", "traces/ops/trace_rank0.txt", "traces/ops/trace_rank0.json"]
     assert summary["trace"]["files"] == expected
-    found = json.loads((tmp_path / "traces" / "ops" / "trace_rank0.json").read_text())
-    assert (found["window"], found["rank"], found["steps"]) == ("trace", 0, [5, 7])
-    table = found["ranks"]["0"]["operators"]
+    ops = json.loads((tmp_path / "traces" / "ops" / "trace_rank0.json").read_text())
+    assert (ops["window"], ops["rank"], ops["steps"]) == ("trace", 0, [5, 7])
+    table = ops["ranks"]["0"]["operators"]
     (forward,) = [row for row in table if row["name"] == "aten::addmm" and row["shapes"][1] == [8, 16]]
     assert forward["count"] == 6  # 3 steps of 2 micro-steps, the last step too
     assert forward["allocated_bytes"] == 6 * 8 * 32 * 4
@@ -238,7 +238,7 @@ def test_what_is_of_least_use_is_left_out_first():
     events += [event("f.py(1): f", "python_function", "x" * 500)]
     events += [event(f"aten::{num}", "cpu_op", "y" * 100) for num in range(5)]
     events += [event("g.py(1): g", "python_function", "x" * 500)]
-    size = sum(len(one) + 2 for one in events)  # with a comma and a line end
+    size = sum(len(line) + 2 for line in events)  # with a comma and a line end
     assert files.shrunk(events, size) == (events, {})
     assert files.shrunk(events, size - 1) == (events[:-1], {"python_function": 1})
     f, operator = len(events[2]) + 2, len(events[3]) + 2
@@ -279,9 +279,9 @@ def test_two_profilers_at_once_are_refused_instead_of_crashing():
 
 
 def test_a_profiler_of_somebody_else_is_seen():
-    words = "a profiler of another program is recording, and two torch profilers at once crash"
+    sentence = "a profiler of another program is recording, and two torch profilers at once crash"
     cpu = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=cpu), pytest.raises(RuntimeError, match=words):
+    with torch.profiler.profile(activities=cpu), pytest.raises(RuntimeError, match=sentence):
         Recording("mine", Options(), "cpu", 0, 1).start()
 
 
@@ -306,13 +306,13 @@ def test_ranges_close_from_the_inside_out():
         ranges.close(down_to=1)
         ranges.open("second")
         ranges.close()
-    found = {one.name: one.time_range for one in profile.events()}
+    times = {event.name: event.time_range for event in profile.events()}
     assert (
-        found["innermost"].end
-        <= found["inner"].end
-        <= found["second"].start
-        <= found["second"].end
-        <= found["outer"].end
+        times["innermost"].end
+        <= times["inner"].end
+        <= times["second"].start
+        <= times["second"].end
+        <= times["outer"].end
     )
 
 
@@ -324,7 +324,7 @@ def test_what_cannot_be_recorded_here_is_said():
 
 
 def test_what_ranks_recorded_of_a_window_is_reported_together():
-    def one(rank, **more):
+    def recorded(rank, **changes):
         return {
             "status": "recorded",
             "steps": [3, 4],
@@ -333,15 +333,15 @@ def test_what_ranks_recorded_of_a_window_is_reported_together():
             "num_bytes": 5,
             "dropped": {"cpu_op": rank},
             "flush_ms": float(rank),
-        } | more
+        } | changes
 
     merged = lambda summaries: Profiling.merge(None, summaries)  # noqa: E731
     bare = {"status": "recorded", "steps": [3, 4]}
-    found = merged([{"a": one(0), "b": bare}, {"a": one(1), "b": one(1)}, {}])
-    assert found["a"]["files"] == ["traces/a_rank0.json", "traces/a_rank1.json"]
-    assert (found["a"]["num_events"], found["a"]["num_bytes"]) == (20, 10)
-    assert (found["a"]["flush_ms"], found["a"]["dropped"]) == (1.0, {"cpu_op": 1})
-    assert found["b"] == one(1)
+    merged_windows = merged([{"a": recorded(0), "b": bare}, {"a": recorded(1), "b": recorded(1)}, {}])
+    assert merged_windows["a"]["files"] == ["traces/a_rank0.json", "traces/a_rank1.json"]
+    assert (merged_windows["a"]["num_events"], merged_windows["a"]["num_bytes"]) == (20, 10)
+    assert (merged_windows["a"]["flush_ms"], merged_windows["a"]["dropped"]) == (1.0, {"cpu_op": 1})
+    assert merged_windows["b"] == recorded(1)
     assert merged([{"a": bare}, {"a": bare}]) == {"a": bare}
 
 

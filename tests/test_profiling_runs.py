@@ -26,8 +26,8 @@ def run_with(tmp_path_factory):
     def of(recipe):
         if recipe not in folders:
             results = tmp_path_factory.mktemp("results")
-            words = {"plain": (), "stages": ("--enable_profiling=True",)}.get(recipe, (f"profile={recipe}",))
-            folders[recipe] = real_runs.run(results, *COMMON, *words)
+            overrides = {"plain": (), "stages": ("--enable_profiling=True",)}.get(recipe, (f"profile={recipe}",))
+            folders[recipe] = real_runs.run(results, *COMMON, *overrides)
         return folders[recipe]
 
     return of
@@ -54,17 +54,17 @@ def test_the_modded_recipe_traces_every_rank_and_changes_no_loss(run_with):
         assert {"data", "forward", "backward", "optimizer"} <= set(names(trace))
         assert (folder / "traces" / "ops" / f"modded_rank{rank}.json").exists()
     run, summary = recipe_of(folder, "trace")
-    found = summary["modded"]
-    assert (found["status"], found["steps"], found["num_events"] > 50) == ("recorded", [11, 14], True)
-    assert found["profiled_step_ms"] > 0 and found["other_step_ms"] > 0 and found["cost_pct"] is not None
+    window = summary["modded"]
+    assert (window["status"], window["steps"], window["num_events"] > 50) == ("recorded", [11, 14], True)
+    assert window["profiled_step_ms"] > 0 and window["other_step_ms"] > 0 and window["cost_pct"] is not None
     assert flagged(folder) == list(range(6, 16))  # warm-up from 6; in 15 the ranks may still wait for each other
     assert run["metrics"]["num_flagged_steps"] == 10
     assert {file["role"] for file in run["artifacts"] if file["path"].startswith("traces/")} == {"trace"}
 
 
 def test_a_speedrun_under_a_profiler_is_one_run_that_stops_after_its_window(run_with, tmp_path):
-    words = ["speedrun", *real_runs.SHORT, *COMMON, "profile=modded", "profile.stop_after_window=true"]
-    done = real_runs.bench(tmp_path, *words, "seed=0")
+    arguments = ["speedrun", *real_runs.SHORT, *COMMON, "profile=modded", "profile.stop_after_window=true"]
+    done = real_runs.bench(tmp_path, *arguments, "seed=0")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "one profiled run, which is not eligible" in done.stdout and "verdict" not in done.stdout
     (folder,) = real_runs.folders(tmp_path)
@@ -81,15 +81,15 @@ def test_a_speedrun_under_a_profiler_is_one_run_that_stops_after_its_window(run_
 
 def test_the_traces_of_both_ranks_are_analysed(run_with):
     folder = run_with("modded")
-    found = traces.analysed(load.find(folder))
-    assert set(found["ranks"]) == {"0", "1"} and found["overall"]["missing_ranks"] == []
-    for rank in found["ranks"].values():
+    answer = traces.analysed(load.find(folder))
+    assert set(answer["ranks"]) == {"0", "1"} and answer["overall"]["missing_ranks"] == []
+    for rank in answer["ranks"].values():
         assert (rank["profiler_steps"], rank["profiler_steps_excluded"]) == ([11, 12, 13], [14]) and rank["cut"] is None
         assert rank["num_bad_events"] == 0
         phases = {line["phase"]: line["host_us"] for line in rank["phases"]}
         assert phases["backward"] > phases["data"] > 0
         assert rank["operators"][0]["self_cpu_us"] == max(line["self_cpu_us"] for line in rank["operators"])
-    assert "aten::mm" in document(found, "x").terminal() and "no device rows" in document(found, "x").terminal()
+    assert "aten::mm" in document(answer, "x").terminal() and "no device rows" in document(answer, "x").terminal()
 
 
 def test_kempners_window_writes_its_summary_and_changes_no_loss(run_with):
@@ -102,8 +102,8 @@ def test_kempners_window_writes_its_summary_and_changes_no_loss(run_with):
         assert len(trace["traceEvents"]) > 50 and outside_of_steps(trace) == []
     summary = (traces / "summary.md").read_text()
     assert "# Profiling Summary" in summary and "| MatMul/GEMM |" in summary and "| aten::mm |" in summary
-    run, found = recipe_of(folder, "window")
-    assert found["window"]["steps"] == [6, 8] and len(found["window"]["breakdown"]) == 13
+    run, windows = recipe_of(folder, "window")
+    assert windows["window"]["steps"] == [6, 8] and len(windows["window"]["breakdown"]) == 13
     assert flagged(folder) == [5, 6, 7, 8, 9]
     assert run["instruments"]["window"]["start_step"] == 5
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
@@ -122,8 +122,8 @@ def test_nanochats_stages_leave_their_files_and_change_no_loss(run_with):
         html = (stages / f"{stage}_memory_timeline.html").read_text()
         assert '<script type="application/json" id="charts">' in html
         assert "default-src 'none'" in html  # it opens offline: nothing is fetched
-    _, found = recipe_of(folder, "stages")
-    assert {phase: one["status"] for phase, one in found.items()} == dict.fromkeys(
+    _, summary = recipe_of(folder, "stages")
+    assert {phase: entry["status"] for phase, entry in summary.items()} == dict.fromkeys(
         ("model_init", "eval_bpb", "training_microsteps", "optimizer_step"), "recorded"
     )
     log = (folder / "logs" / "rank0.log").read_text()

@@ -38,10 +38,10 @@ def test_each_stage_has_its_files_under_nanochats_names(staged):
         assert json.loads((folder / f"{stage}_trace.json").read_text())["traceEvents"]
         assert (folder / f"{stage}_memory_timeline.html").read_text().startswith("<!DOCTYPE html>")
         assert (folder / "ops" / f"{stage}.json").exists()
-        found = summary[stage.split("-")[1]]
-        assert found["status"] == "recorded"
-        assert f"traces/20261121_042547/{stage}_trace.json" in found["files"]
-        assert found["mem_pickle"].startswith("not available: torch keeps a memory history of CUDA only")
+        entry = summary[stage.split("-")[1]]
+        assert entry["status"] == "recorded"
+        assert f"traces/20261121_042547/{stage}_trace.json" in entry["files"]
+        assert entry["mem_pickle"].startswith("not available: torch keeps a memory history of CUDA only")
     assert not list(folder.glob("*.pickle"))
 
 
@@ -50,13 +50,13 @@ def test_each_stage_holds_what_it_is_called(staged):
     init, evaluation, micro_steps, optimizer = (read(folder / f"{stage}_trace.json") for stage in STAGES)
     assert "aten::uniform_" in names(init, "cpu_op")  # nn.Linear's weights are drawn
     assert names(evaluation).count("validation") == 1 and "aten::gelu" in names(evaluation, "cpu_op")
-    found = names(micro_steps)
+    ranges = names(micro_steps)
     expected = {"ProfilerStep#2": 1, "data": 2, "forward": 2, "backward": 2}
-    assert {name: found.count(name) for name in ("ProfilerStep#2", "data", "forward", "backward")} == expected
-    assert "optimizer" not in found and not any("AdamW" in name for name in found)
-    found = names(optimizer)
-    assert "optimizer" in found and "forward" not in found
-    assert any("AdamW.step" in name for name in found) and any("zero_grad" in name for name in found)
+    assert {name: ranges.count(name) for name in ("ProfilerStep#2", "data", "forward", "backward")} == expected
+    assert "optimizer" not in ranges and not any("AdamW" in name for name in ranges)
+    ranges = names(optimizer)
+    assert "optimizer" in ranges and "forward" not in ranges
+    assert any("AdamW.step" in name for name in ranges) and any("zero_grad" in name for name in ranges)
     for trace in (init, evaluation, micro_steps, optimizer):
         assert any(event.get("cat") == "python_function" for event in trace["traceEvents"])  # with_stack, as there
         assert trace["record_shapes"] == trace["profile_memory"] == trace["with_stack"] == 1
@@ -67,14 +67,14 @@ def test_only_the_profiled_step_is_flagged(staged):
 
 
 def test_a_stage_is_written_before_the_next_begins_and_says_so_without_escapes(staged):
-    said = [re.fullmatch(r"\[PROFILER:(\w+)\] (.*)", line).groups() for line in staged[3].said]
-    phases = [phase for phase, text in said if text == "recording"]
+    lines = [re.fullmatch(r"\[PROFILER:(\w+)\] (.*)", line).groups() for line in staged[3].said]
+    phases = [phase for phase, text in lines if text == "recording"]
     assert phases == ["model_init", "eval_bpb", "training_microsteps", "optimizer_step"]
     for phase in phases:
-        mine = [text for of, text in said if of == phase]
+        mine = [text for of, text in lines if of == phase]
         assert mine[1].startswith("Exporting Chrome trace to traces/20261121_042547/stage")
         assert mine[2].startswith("Exporting memory timeline to") and mine[3].startswith("Trace export complete")
-    assert [of for of, _ in said] == sorted((of for of, _ in said), key=phases.index)
+    assert [of for of, _ in lines] == sorted((of for of, _ in lines), key=phases.index)
 
 
 def test_a_stage_that_is_not_reached_says_so(tmp_path):
@@ -82,7 +82,7 @@ def test_a_stage_that_is_not_reached_says_so(tmp_path):
     watch = watch_of(tmp_path, {"stages": {"step": 50, "gzip": True, "with_stack": False}}, spy=spy)
     train_under(watch)
     summary = watch.collect("summary")["stages"]
-    assert {phase: found["status"] for phase, found in summary.items()} == {
+    assert {phase: entry["status"] for phase, entry in summary.items()} == {
         "model_init": "recorded",
         "eval_bpb": "recorded",
         "training_microsteps": "not reached",
@@ -96,7 +96,7 @@ def test_a_stage_that_is_not_reached_says_so(tmp_path):
 def test_a_rank_above_0_records_only_if_asked_and_has_its_number_in_the_names(tmp_path):
     watch = watch_of(tmp_path, {"stages": {}}, rank=1, world_size=2)
     train_under(watch)
-    assert {found["status"] for found in watch.collect("summary")["stages"].values()} == {"not this rank: ranks=[0]"}
+    assert {entry["status"] for entry in watch.collect("summary")["stages"].values()} == {"not this rank: ranks=[0]"}
     assert sorted(watch.collect("flags")["stages"]) == [1, 2]  # in step 2 it waits for rank 0's files
     watch = watch_of(tmp_path, {"stages": {"ranks": None}}, rank=1, world_size=2)
     train_under(watch)
@@ -155,7 +155,7 @@ def test_the_page_names_what_was_alive_and_runs_no_script_of_the_snapshot():
     assert "at most 3.0 MiB" in text and "<td>a.py(1): f</td>" in text
     assert '<td class="number">7</td><td class="number">3.0</td>' in text
     (drawn,) = json.loads(re.search(r'id="charts">(.*?)</script>', text)[1])
-    alive = {one["name"]: one["y"] for one in drawn["series"]}
+    alive = {series["name"]: series["y"] for series in drawn["series"]}
     assert drawn["x"][-1] == 1.0 and max(value for value in alive["forward"] if value is not None) == 3.0
     assert alive["forward"][-1] is None and alive[allocations.NO_PHASE][-1] == 0.0
     assert "Nothing was allocated" in allocations.page_of("empty", "", {}, [])
@@ -202,6 +202,6 @@ def test_on_a_gpu_the_memory_history_is_on_in_a_stage_off_after_it_and_its_snaps
     first, second = sorted(tmp_path.rglob("*_mem.pickle"))
     assert (first.name, second.name) == ("stage1-model_init_mem.pickle", "stage2-eval_bpb_mem.pickle")
     assert str(REPO).encode() not in first.read_bytes()
-    found = pickles.load(first)
-    assert found["speedrun"]["what"] == "CUDA memory while model_init was recorded"
-    assert [entry["size"] for entry in found["device_traces"][0] if entry["action"] == "alloc"] == [MIB]
+    snapshot = pickles.load(first)
+    assert snapshot["speedrun"]["what"] == "CUDA memory while model_init was recorded"
+    assert [entry["size"] for entry in snapshot["device_traces"][0] if entry["action"] == "alloc"] == [MIB]

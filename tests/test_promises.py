@@ -40,24 +40,24 @@ def test_an_invalid_run_enters_no_number_of_a_comparison(results, capsys):
         write(results.folder, run)
     without = compared(capsys)
     write(results.folder, a_run("B", 1.0, 10, val_loss=0.5, **INVALID))
-    found = compared(capsys)
-    assert found["started"] == [5, 6]
-    assert (found["time"], found["val_loss"], found["verdict"]) == (without["time"], without["val_loss"], "slower")
+    judged = compared(capsys)
+    assert judged["started"] == [5, 6]
+    assert (judged["time"], judged["val_loss"], judged["verdict"]) == (without["time"], without["val_loss"], "slower")
 
 
 def test_an_invalid_run_enters_no_number_of_a_race(results, monkeypatch):
     """The third run of B takes 1 s and is invalid: with it B would be faster."""
-    of_b = iter([10.5, 10.51, 1.0, 10.49, 10.52])  # the first is the discarded warm-up
-    of_a = iter([10.0, 10.01, 9.99, 10.02, 9.98])
+    b_times_s = iter([10.5, 10.51, 1.0, 10.49, 10.52])  # the first is the discarded warm-up
+    a_times_s = iter([10.0, 10.01, 9.99, 10.02, 9.98])
     spoil = lambda run: run.update(INVALID) if run["measured"]["train_s_by_rank"] == [1.0] else None  # noqa: E731
     results.add = functools.partial(results.add, change=spoil)
-    claimed.Racers(results, lambda arm, seed: next(of_b if arm == "B" else of_a)).install(monkeypatch)
+    claimed.Racers(results, lambda arm, seed: next(b_times_s if arm == "B" else a_times_s)).install(monkeypatch)
     race.main(["A=", "B=optim.beta2=0.99", "n=4"])
     (path,) = (results.folder / "races").glob("*/race.json")
-    found = json.loads(path.read_text())["result"]["against"]["B"]
-    assert (found["verdict"], found["started"]) == ("slower", [4, 4])
-    assert found["time"]["n"] == found["val_loss"]["n"] == [4, 3]
-    assert found["time"]["change_pct"] == pytest.approx(5, abs=0.5)
+    comparison = json.loads(path.read_text())["result"]["against"]["B"]
+    assert (comparison["verdict"], comparison["started"]) == ("slower", [4, 4])
+    assert comparison["time"]["n"] == comparison["val_loss"]["n"] == [4, 3]
+    assert comparison["time"]["change_pct"] == pytest.approx(5, abs=0.5)
 
 
 def test_an_invalid_run_reaches_no_target(results, capsys):
@@ -85,8 +85,8 @@ def test_every_track_asks_p_below_one_in_a_hundred(track):
 def test_a_claim_whose_p_lies_between_001_and_005_does_not_reach_the_target(results, capsys, spread, passed, p):
     """Three losses, 0.05 nats below the target on average: t = -4.33 and -8.66 with 2 degrees of freedom."""
     folders = [results.add(seed, val_loss=TARGET - 0.05 + spread * (seed - 1)) for seed in range(3)]
-    found, evidence = judged(folders, capsys)
-    assert found is passed
+    is_below, evidence = judged(folders, capsys)
+    assert is_below is passed
     assert p in evidence and "needed p<0.01" in evidence
 
 
@@ -96,9 +96,9 @@ def test_a_comparison_calls_a_mean_below_the_target_only_at_p_below_001(results,
     for arm in raced(FAST, SLOW, *losses, goal={"target_val_loss": TARGET, "target_gap_nats": None}):
         for run in arm:
             write(results.folder, run)
-    found = compared(capsys)["val_loss"]
-    assert found["p_target"] == [pytest.approx(0.0237, abs=1e-3), pytest.approx(0.0005, abs=1e-4)]
-    assert found["below_target"] == [False, True]
+    val_loss = compared(capsys)["val_loss"]
+    assert val_loss["p_target"] == [pytest.approx(0.0237, abs=1e-3), pytest.approx(0.0005, abs=1e-4)]
+    assert val_loss["below_target"] == [False, True]
 
 
 # ---- a run that the ledger does not know is not there
@@ -136,8 +136,8 @@ def test_the_message_of_a_failed_run_names_no_private_path(tmp_path):
     home.mkdir()
     for name in ("train", "val"):
         shards.write(home / f"{name}.bin", [token % 256 for token in range(20000)])
-    words = [f"data.train_glob={home}/train.bin", f"data.val_glob={home}/val.bin", "data.vocab_size=257"]
-    with real_runs.Background(tmp_path / "results", "data=shards", *words, HOME=str(home)) as run:
+    overrides = [f"data.train_glob={home}/train.bin", f"data.val_glob={home}/val.bin", "data.vocab_size=257"]
+    with real_runs.Background(tmp_path / "results", "data=shards", *overrides, HOME=str(home)) as run:
         run.wait_for_record()
         (home / "train.bin").unlink()
         code, out = run.end()

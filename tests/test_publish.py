@@ -52,17 +52,17 @@ def results(house):
     return claimed.Results(house / "results")
 
 
-def three(results, seeds=range(3), **more):
-    return [results.add(seed, train_s=10 + 0.01 * seed, val_loss=2.74 + 0.01 * seed, **more) for seed in seeds]
+def three(results, seeds=range(3), **facts):
+    return [results.add(seed, train_s=10 + 0.01 * seed, val_loss=2.74 + 0.01 * seed, **facts) for seed in seeds]
 
 
 def published(house):
     return sorted(path.name for path in (house / "results" / "published").iterdir())
 
 
-def rows_of(capsys, *words):
+def rows_of(capsys, *options):
     capsys.readouterr()
-    assert table.main(["--json", *words]) == 0
+    assert table.main(["--json", *options]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -100,7 +100,7 @@ def test_published_runs_verify_and_are_judged_as_they_were_and_nothing_else_went
     for name in ("logs/rank0.log", "report.html", ".run.json.7.tmp", "notes.txt"):
         (folders[0] / name).write_text("mine")
     run = run_folder.read(folders[1])
-    (losses_sha256,) = [one["sha256"] for one in run["artifacts"] if one["path"] == "steps.csv"]
+    (losses_sha256,) = [file["sha256"] for file in run["artifacts"] if file["path"] == "steps.csv"]
     kept = min((Path(__file__).parent.parent / "results" / "published").glob("*/cpu_nano/*/certificate.json"))
     certificate = json.loads(kept.read_text()) | {"outcome": "identical", "record": f"cpu_nano/{folders[1].name}"}
     certificate |= {"losses_sha256": losses_sha256, "made_at": "2026-11-22T00:00:00Z"}
@@ -168,10 +168,10 @@ def test_the_name_without_one_is_that_of_the_first_run_without_its_seed(house, r
 # ---- what is refused, with nothing written
 
 
-def refused(house, capsys, *words):
+def refused(house, capsys, *arguments):
     before = published(house)
     capsys.readouterr()
-    assert bench(["publish", *map(str, words)]) == 2
+    assert bench(["publish", *map(str, arguments)]) == 2
     assert published(house) == before
     return capsys.readouterr().err
 
@@ -375,8 +375,8 @@ def test_git_does_not_see_a_machines_own_results_nor_pages_of_published_ones_and
 
 def test_runs_races_pages_and_tables_leave_git_clean_and_publishing_shows(house, results, raced):
     three(results)
-    for words in ([], [raced.name], [str(next(run_folder.find_runs([results.folder])))]):
-        assert bench(["report", *words]) == 0
+    for arguments in ([], [raced.name], [str(next(run_folder.find_runs([results.folder])))]):
+        assert bench(["report", *arguments]) == 0
     assert git(house, "status", "--porcelain") == ""
     assert publish.main([raced.name, "--name", "raced"]) == 0
     assert git(house, "status", "--porcelain").splitlines() == [
@@ -389,13 +389,13 @@ def test_runs_races_pages_and_tables_leave_git_clean_and_publishing_shows(house,
     assert {
         path.relative_to(house).as_posix() for path in (house / "results" / "published").rglob("*") if path.is_file()
     } <= seen
-    for words in (
+    for arguments in (
         ["results/published"],
         ["results/published/raced"],
         [f"results/published/raced/races/{raced.name}"],
         [str(next(run_folder.find_runs([house / "results/published"])))],
     ):
-        assert bench(["report", *words]) == 0
+        assert bench(["report", *arguments]) == 0
     assert git(house, "status", "--porcelain") == ""
 
 
@@ -407,7 +407,7 @@ def test_files_of_nodes_and_of_instruments_go_along_if_the_record_lists_them(res
 
     folder = results.add(0, change=with_more)
     (folder / "notes.txt").write_text("mine")
-    leaving = {one.group: one.reason for one in publication.files_of_run(results.folder, f"cpu_nano/{folder.name}")}
+    leaving = {file.group: file.reason for file in publication.files_of_run(results.folder, f"cpu_nano/{folder.name}")}
     assert leaving["telemetry.node1.csv"] == "measured" and leaving["count.txt"] == publication.OF_INSTRUMENT
     assert "environment.node1.json" in leaving and "notes.txt" not in leaving
 

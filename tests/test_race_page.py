@@ -50,7 +50,7 @@ def race(tmp_path):
     shutil.copytree(RECORDS, results / "cpu_nano")
     runs = [add(results, seed, metrics={"train_s": 5.0 + seed / 10, "val_loss": 4.0}) for seed in range(7)]
     names = [f"cpu_nano/{run.name}" for run in runs]
-    found = {
+    race_json = {
         "race_id": EVIL,
         "status": "complete",
         "why": None,
@@ -72,7 +72,7 @@ def race(tmp_path):
     }
     folder = results / "races" / "some-race"
     folder.mkdir(parents=True)
-    (folder / "race.json").write_text(json.dumps(found))
+    (folder / "race.json").write_text(json.dumps(race_json))
     return folder
 
 
@@ -89,8 +89,8 @@ def test_its_curves_are_each_arms_without_its_warm_up_and_its_points_say_their_r
 
 def test_it_begins_with_the_verdict_then_the_arms_and_the_picture(race):
     times = race_page.document(race).charts[0]
-    of_arms = [[5.0, None, None, 5.3, None, None], [None, 5.1, 5.2, None, None, None]]
-    assert [one["y"] for one in times["series"]][:2] == of_arms
+    expected = [[5.0, None, None, 5.3, None, None], [None, 5.1, 5.2, None, None, None]]
+    assert [line["y"] for line in times["series"]][:2] == expected
     cli.main([str(race)])
     html = (race / "race.html").read_text()
     order = ("B is slower by 5 %", "<dt>A</dt>", "what differs (1 of config)", "<svg", "+4.00 to +6.00 %", "data-chart")
@@ -151,22 +151,22 @@ def test_values_that_differ_are_cut_one_by_one_and_never_until_they_look_alike()
 
 
 def test_a_race_without_a_verdict_says_its_unplanned_looks_too(race):
-    found = race_folder.read(race) | {"result": None, "why": "it was abandoned"}
-    words = "Interim looks that were not planned: 1."
-    for shown in (race_page.document_of(found).markdown(), race_page.document_of(found, race).html()):
-        assert "no verdict: it was abandoned" in shown and words in shown
+    race_json = race_folder.read(race) | {"result": None, "why": "it was abandoned"}
+    sentence = "Interim looks that were not planned: 1."
+    for shown in (race_page.document_of(race_json).markdown(), race_page.document_of(race_json, race).html()):
+        assert "no verdict: it was abandoned" in shown and sentence in shown
 
 
 @pytest.mark.parametrize("missing", ["n", "looks", "alpha", "runs", "comparable", "steps", "time", None])
 def test_an_older_race_that_lacks_a_key_is_drawn(race, missing):
-    found = race_folder.read(race)
-    found["plan"] = {"n": 2, "looks": [2], "alpha": 0.05}
-    found["order"] = [{"arm": "A", "discarded": False}]
-    for one in found["result"]["against"].values():
-        one |= {"started": [2, 2], "steps": [4, 4], "comparable": True}
-        one.pop(missing, None)
-    found["arms"]["A"].pop(missing, None), found["plan"].pop(missing, None)
-    shown = race_page.document_of(found).markdown()
+    race_json = race_folder.read(race)
+    race_json["plan"] = {"n": 2, "looks": [2], "alpha": 0.05}
+    race_json["order"] = [{"arm": "A", "discarded": False}]
+    for answer in race_json["result"]["against"].values():
+        answer |= {"started": [2, 2], "steps": [4, 4], "comparable": True}
+        answer.pop(missing, None)
+    race_json["arms"]["A"].pop(missing, None), race_json["plan"].pop(missing, None)
+    shown = race_page.document_of(race_json).markdown()
     assert ("planned 2 runs an arm" in shown) == (missing != "n") and "started " in shown
     assert ("alpha 0.05" in shown, "looks at 2" in shown) == (missing != "alpha", missing != "looks")
     assert ("2 runs, 4 steps" in shown) == (missing != "steps")

@@ -84,7 +84,7 @@ def test_an_interrupt_is_a_clean_end(tmp_path, number):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(diverged_run):
-    folder, (code, text) = diverged_run, real_runs.said(diverged_run)
+    folder, (code, text) = diverged_run, real_runs.ending(diverged_run)
     assert code == 1
     failure = real_runs.run_json(folder)["failure"]
     assert failure["kind"] == "non_finite_loss"

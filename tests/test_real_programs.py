@@ -104,11 +104,11 @@ def edited(root, file, old, new):
     return mine
 
 
-def raced(tmp_path, root, mine, *words):
+def raced(tmp_path, root, mine, *overrides):
     """The race's verdict on B, a comparable one."""
     arms = [f"A=script.root={root}", f"B=script.root={mine}"]
     results = tmp_path / "results"
-    done = real_runs.bench(results, "race", *arms, *RUN, *words, "n=2", "--json", "--anyway", timeout_s=1500)
+    done = real_runs.bench(results, "race", *arms, *RUN, *overrides, "n=2", "--json", "--anyway", timeout_s=1500)
     assert done.returncode == 0, done.stdout + done.stderr + real_runs.logs(results)
     against = json.loads(done.stdout)["result"]["against"]["B"]
     assert against["comparable"], against
@@ -116,9 +116,9 @@ def raced(tmp_path, root, mine, *words):
     return against
 
 
-def stopped(tmp_path, root, *words):
+def stopped(tmp_path, root, *overrides):
     """A run that fails, as it must without a GPU -> the last lines of rank 0's log."""
-    done = real_runs.bench(tmp_path / "results", "run", *RUN, f"script.root={root}", *words)
+    done = real_runs.bench(tmp_path / "results", "run", *RUN, f"script.root={root}", *overrides)
     assert done.returncode == 1, done.stdout + done.stderr
     (folder,) = real_runs.folders(tmp_path / "results")
     assert real_runs.run_json(folder)["failure"]["kind"] == "exception"
@@ -155,8 +155,8 @@ def test_nanochats_base_train_races_an_edit_of_its_optimizer_in_bits_per_byte(tm
         root, "scripts/base_train.py", '"--warmup-steps", type=int, default=40', '"--warmup-steps", type=int, default=1'
     )
     variables = f"script.env={{NANOCHAT_BASE_DIR:{base},TORCHDYNAMO_DISABLE:1}}"
-    words = ["script.module=scripts.base_train", BARE, variables, f"script.args={NANOCHAT}", "goal.metric=val_bpb"]
-    against = raced(tmp_path, root, mine, *words)
+    overrides = ["script.module=scripts.base_train", BARE, variables, f"script.args={NANOCHAT}", "goal.metric=val_bpb"]
+    against = raced(tmp_path, root, mine, *overrides)
     assert against["val_loss"]["mean"][1] < against["val_loss"]["mean"][0] < 4  # bits per byte
 
 
@@ -175,8 +175,8 @@ def test_llm_cs_train_gpt2_py_races_an_edit_of_its_betas(tmp_path):
         header[:3] = 20240520, 1, len(tokens)
         (data / f"tiny_shakespeare_{split}.bin").write_bytes(header.tobytes() + tokens.tobytes())
     mine = edited(root, "train_gpt2.py", "betas=(0.9, 0.95)", "betas=(0.8, 0.95)")
-    words = ["script=train_gpt2.py", BARE, f"script.args={LLM_C}", f"script.env={{TIKTOKEN_CACHE_DIR:{cache}}}"]
-    assert raced(tmp_path, root, mine, *words)["val_loss"]["change"] != 0
+    overrides = ["script=train_gpt2.py", BARE, f"script.args={LLM_C}", f"script.env={{TIKTOKEN_CACHE_DIR:{cache}}}"]
+    assert raced(tmp_path, root, mine, *overrides)["val_loss"]["change"] != 0
 
 
 def test_kempnerforge_stops_at_set_device_and_races_where_that_does_nothing(tmp_path):
@@ -185,13 +185,13 @@ def test_kempnerforge_stops_at_set_device_and_races_where_that_does_nothing(tmp_
     for split in ("train", "eval"):
         (root / "data" / split).mkdir(parents=True)
         np.save(root / "data" / split / "tokens.npy", np.frombuffer(text(8000).encode(), np.uint8).astype(np.uint16))
-    words = ["script=scripts/train.py", BARE, f"script.args={KEMPNERFORGE}"]
-    log = stopped(tmp_path / "stopped", root, *words)
+    overrides = ["script=scripts/train.py", BARE, f"script.args={KEMPNERFORGE}"]
+    log = stopped(tmp_path / "stopped", root, *overrides)
     assert "work/kempnerforge/distributed/setup.py" in log and "torch.cuda.set_device(0)" in log
     shim.mkdir()
     (shim / "sitecustomize.py").write_text(NO_GPU)
     mine = edited(root, "configs/train/debug.toml", "warmup_steps = 10", "warmup_steps = 1")
-    against = raced(tmp_path, root, mine, *words, f"script.env={{PYTHONPATH:{shim}}}")
+    against = raced(tmp_path, root, mine, *overrides, f"script.env={{PYTHONPATH:{shim}}}")
     assert against["val_loss"]["change"] < 0
 
 

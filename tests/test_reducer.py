@@ -46,37 +46,37 @@ def trainer_of(ranks, job):
 
 def trained(ranks, job):
     """Of a warmed-up trainer: validation losses before and after three steps, its weights, the size of its state."""
-    one = trainer_of(ranks, job)
-    one.warm_up()
-    losses = [one.evaluate()]
+    trainer = trainer_of(ranks, job)
+    trainer.warm_up()
+    losses = [trainer.evaluate()]
     for step in range(3):
-        one._instruments.on_step_start(step)
-        one.step(step)
-        losses.append(one.evaluate())
-    held = sum(value.numel() for value in staged.tensors(one.optimizer.state_dict()) if value.ndim)
-    weights = [parameter.detach().clone() for parameter in one.model.parameters()]
-    one.close()
+        trainer._instruments.on_step_start(step)
+        trainer.step(step)
+        losses.append(trainer.evaluate())
+    held = sum(value.numel() for value in staged.tensors(trainer.optimizer.state_dict()) if value.ndim)
+    weights = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    trainer.close()
     return {"losses": losses, "weights": weights, "num_state_elements": held}
 
 
 def prepared(world_size):
     """{(optim, kind): job}."""
-    words = {(optim, kind): [*OPTIMIZERS[optim], f"hardware.reducer={kind}"] for optim in OPTIMIZERS for kind in KINDS}
-    return {key: job_of(world_size, *some) for key, some in words.items()}
+    cases = {(optim, kind): [*OPTIMIZERS[optim], f"hardware.reducer={kind}"] for optim in OPTIMIZERS for kind in KINDS}
+    return {key: job_of(world_size, *some) for key, some in cases.items()}
 
 
 def rank_program(jobs):
     lazy_dynamo.install()  # as a rank of a run on CPUs does
     ranks = distributed.start("cpu", 60)
-    found = {key: trained(ranks, job) for key, job in jobs.items()}
+    by_job = {key: trained(ranks, job) for key, job in jobs.items()}
     distributed.stop()
-    return found
+    return by_job
 
 
 @pytest.fixture(scope="module")
 def alone():
-    one = distributed.Ranks(0, 1, torch.device("cpu"))
-    return {optim: trained(one, job_of(1, *words)) for optim, words in OPTIMIZERS.items()}
+    ranks = distributed.Ranks(0, 1, torch.device("cpu"))
+    return {optim: trained(ranks, job_of(1, *overrides)) for optim, overrides in OPTIMIZERS.items()}
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
@@ -87,9 +87,9 @@ def ranks(request, tmp_path_factory):
 @pytest.mark.parametrize("optim", OPTIMIZERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_losses_are_those_of_one_process(alone, ranks, optim, kind):
-    found, most = ranks[0][optim, kind]["losses"], 2e-5 if optim == "adamw" else 2e-3
-    assert found == pytest.approx(alone[optim]["losses"], rel=most)
-    assert found[0] - found[-1] > 0.02  # it learns
+    losses, most = ranks[0][optim, kind]["losses"], 2e-5 if optim == "adamw" else 2e-3
+    assert losses == pytest.approx(alone[optim]["losses"], rel=most)
+    assert losses[0] - losses[-1] > 0.02  # it learns
 
 
 @pytest.mark.parametrize("optim", OPTIMIZERS)
@@ -132,15 +132,15 @@ def test_a_rank_keeps_the_state_of_its_share_alone(alone, ranks):
 
 
 def test_one_process_has_nothing_to_reduce_and_keeps_its_config_id():
-    def made(*words):
-        config = compose.compose([*SMALL, *BATCH, "hardware=cpu", *words])
+    def made(*overrides):
+        config = compose.compose([*SMALL, *BATCH, "hardware=cpu", *overrides])
         return resolve(config, Machine(0, 4), 257)
 
     assert made("hardware.reducer=shard").hardware.reducer is None
     assert identity.config_id(made("hardware.reducer=shard")) == identity.config_id(made())
     two = [made("hardware.num_processes=2", f"hardware.reducer={kind}") for kind in KINDS]
-    assert [one.hardware.reducer for one in two] == [None, "plain", "shard"]
-    assert len({identity.config_id(one) for one in two}) == 3
+    assert [resolved.hardware.reducer for resolved in two] == [None, "plain", "shard"]
+    assert len({identity.config_id(resolved) for resolved in two}) == 3
 
 
 @pytest.mark.slow

@@ -27,9 +27,9 @@ def only_folder(results):
     return folder
 
 
-def segment(results, *words, at=0, end=None):
+def segment(results, *overrides, at=0, end=None):
     """The command as its user types it, ended by a signal once a run has made so many steps -> its exit code."""
-    with real_runs.started(results, "run", *WORDS, "resume=auto", *words) as process:
+    with real_runs.started(results, "run", *WORDS, "resume=auto", *overrides) as process:
         if end is not None:
             real_runs.wait_for(lambda: any(step_of(folder) >= at for folder in real_runs.folders(results)))
             if end == signal.SIGKILL:  # of a launcher whose last checkpoint is in the ledger
@@ -47,11 +47,11 @@ def known_steps(results):
     return max((line["step"] for line in ledger.read(results).lines if line["event"] == "checkpoint"), default=0)
 
 
-def broken_thrice(results, *words):
-    for at, end, more in ((100, signal.SIGUSR1, ()), (400, signal.SIGKILL, (OFTEN,)), (700, signal.SIGTERM, ())):
-        code, out = segment(results, *words, *more, at=at, end=end)
+def broken_thrice(results, *overrides):
+    for at, end, extra in ((100, signal.SIGUSR1, ()), (400, signal.SIGKILL, (OFTEN,)), (700, signal.SIGTERM, ())):
+        code, out = segment(results, *overrides, *extra, at=at, end=end)
         assert code == (-9 if end == signal.SIGKILL else 1), out
-    code, out = segment(results, *words)
+    code, out = segment(results, *overrides)
     assert code == 0, out
     return only_folder(results)
 
@@ -150,39 +150,39 @@ def test_a_checkpoint_that_was_changed_is_refused(warned):
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("overrides", "why"),
     [
         (("resume={run_id}", "goal.num_steps=1201"), "another config id"),
         (("resume={run_id}", "seed=1"), "another seed"),
         (("resume=nobodys",), "no such run"),
     ],
 )
-def test_what_is_another_run_does_not_go_on(warned, words, why):
+def test_what_is_another_run_does_not_go_on(warned, overrides, why):
     run_id = only_folder(warned).name
-    done = real_runs.bench(warned, "run", *WORDS, *(word.format(run_id=run_id) for word in words))
+    done = real_runs.bench(warned, "run", *WORDS, *(word.format(run_id=run_id) for word in overrides))
     assert done.returncode == 2 and why in done.stderr, done.stdout + done.stderr
     assert len(real_runs.folders(warned)) == 1
 
 
-def job(*words):
-    return prepare([*WORDS, *words], say=lambda text: None, check_own=False)
+def job(*overrides):
+    return prepare([*WORDS, *overrides], say=lambda text: None, check_own=False)
 
 
 def test_settings_of_checkpoints_change_no_config_id():
-    ids = {job(*words).config_id for words in ((), ("resume=auto",), ("checkpoint.every_min=5",))}
+    ids = {job(*overrides).config_id for overrides in ((), ("resume=auto",), ("checkpoint.every_min=5",))}
     assert len(ids) == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("overrides", "why"),
     [
         (("hardware.nodes=2", "hardware.num_processes=2", "hardware.rendezvous=h:1"), "only runs on one node"),
         (("+instruments=trace",), "disturbs the run"),
     ],
 )
-def test_a_run_that_could_not_go_on_is_refused_before_it_begins(words, why):
+def test_a_run_that_could_not_go_on_is_refused_before_it_begins(overrides, why):
     with pytest.raises(ValueError, match=why):
-        job("resume=auto", *words)
+        job("resume=auto", *overrides)
 
 
 def test_a_job_that_slurm_starts_again_knows_that_its_earlier_start_has_ended(monkeypatch):
@@ -197,14 +197,14 @@ def test_a_job_that_slurm_starts_again_knows_that_its_earlier_start_has_ended(mo
 
 
 def test_a_loop_that_goes_on_validates_no_step_twice():
-    said = []
+    calls = []
 
     class Instruments:
         def __getattr__(self, name):
-            return lambda *args: said.append((name, args[0])) if name == "on_validation" else None
+            return lambda *args: calls.append((name, args[0])) if name == "on_validation" else None
 
     def checkpoint(step, next_stop):
-        said.append(("save", step, next_stop))
+        calls.append(("save", step, next_stop))
         return step == 4
 
     steps = iter(range(100))
@@ -213,11 +213,11 @@ def test_a_loop_that_goes_on_validates_no_step_twice():
     saves = (lambda step: step in (2, 4), checkpoint)
     clock = Clock(lambda: None, lambda: None)
     assert train(*loop, clock, Instruments(), checkpoints=saves) == (4, None)
-    assert said == [("on_validation", 0), ("save", 2, 4), ("on_validation", 4), ("save", 4, 8)]
-    said.clear()
+    assert calls == [("on_validation", 0), ("save", 2, 4), ("on_validation", 4), ("save", 4, 8)]
+    calls.clear()
     again = Clock(lambda: None, lambda: None, train_s=7.0)
     assert train(*loop, again, Instruments(), begin=(4, 8)) == (8, 1.0)
-    assert said == [("on_validation", 8)] and again.train_s > 7.0
+    assert calls == [("on_validation", 8)] and again.train_s > 7.0
 
 
 def test_pauses_for_checkpoints_are_no_training_time_and_no_validation():

@@ -25,7 +25,7 @@ def results(tmp_path_factory):
 
 def test_a_run_leaves_a_complete_record(finished_run):
     run = real_runs.run_json(finished_run)
-    assert real_runs.said(finished_run)[0] == 0, real_runs.said(finished_run)[1]
+    assert real_runs.ending(finished_run)[0] == 0, real_runs.said(finished_run)[1]
     assert (run["status"], run["failure"], run["seed"], run["track"]) == ("complete", None, 5, "free")
     assert finished_run.name == run["run_id"]
     assert re.fullmatch(r"\d{8}T\d{6}Z-gpt2-adamw-[0-9a-f]{8}-s5-m[0-9a-f]{6}", run["run_id"])
@@ -93,7 +93,7 @@ def test_lines_are_those_of_modded_nanogpt(results, finished_run):
     assert re.fullmatch(rf"step:6/6 val_loss:{number} train_time:{number}ms step_avg:{number}ms", lines[-1])
     step_avg = f"{real_runs.run_json(finished_run)['metrics']['step_avg_ms']:.2f}"
     assert lines[-1].endswith(f" step_avg:{step_avg}ms")  # the record's is the last one printed
-    assert f", step_avg {step_avg} ms" in real_runs.said(finished_run)[1]
+    assert f", step_avg {step_avg} ms" in real_runs.ending(finished_run)[1]
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(results, finished_run):

@@ -38,9 +38,9 @@ def test_every_setting_has_a_meaning_and_says_what_it_may_be(key):
     assert setting.allowed
 
 
-@pytest.mark.parametrize("words", COMPOSITIONS, ids=" ".join)
-def test_every_value_comes_from_where_it_is_said_to_come_from(words):
-    values, origins = dict(leaves(schema.to_dict(requested_config(words)))), explain.Origins(words)
+@pytest.mark.parametrize("overrides", COMPOSITIONS, ids=" ".join)
+def test_every_value_comes_from_where_it_is_said_to_come_from(overrides):
+    values, origins = dict(leaves(schema.to_dict(requested_config(overrides)))), explain.Origins(overrides)
     for key, setting in meanings.settings().items():
         if key not in values:
             continue
@@ -53,11 +53,11 @@ def test_every_value_comes_from_where_it_is_said_to_come_from(words):
 
 def _value_in(name, key):
     """The value of the last part of a key in a yaml that has it only once at that place."""
-    found = yaml.safe_load((CONF.parent / name).read_text())
+    config = yaml.safe_load((CONF.parent / name).read_text())
     parts = key.split(".")
     for start in range(len(parts)):
         try:
-            return typed.get(found, ".".join(parts[start:]))
+            return typed.get(config, ".".join(parts[start:]))
         except (KeyError, TypeError):
             continue
     raise AssertionError(f"{name} has no {key}")
@@ -70,11 +70,11 @@ def test_what_is_typed_wins_over_every_file():
     assert origins.of("optim.beta1")[0] == "conf/optim/adamw.yaml"
 
 
-@pytest.mark.parametrize("words", COMPOSITIONS, ids=" ".join)
-def test_the_commented_config_reads_as_the_plain_one(words, capsys):
-    assert run.main([*words, "--cfg", "job"]) == 0
+@pytest.mark.parametrize("overrides", COMPOSITIONS, ids=" ".join)
+def test_the_commented_config_reads_as_the_plain_one(overrides, capsys):
+    assert run.main([*overrides, "--cfg", "job"]) == 0
     text = capsys.readouterr().out
-    assert yaml.safe_load(text) == schema.to_dict(requested_config(words))
+    assert yaml.safe_load(text) == schema.to_dict(requested_config(overrides))
     assert max(map(len, text.splitlines())) <= 125
 
 
@@ -168,11 +168,11 @@ def test_the_cluster_has_help_and_its_values_are_checked():
     text = " ".join(explain.help_of("time_min", ["cluster=slurm", "cluster.time_min=30"]).split())
     assert "now 30, from cluster.time_min=30 on the command line" in text
     text = explain.help_of("cluster", [])
-    assert all(f"cluster.{one.name}, only with cluster=slurm" in text for one in dataclasses.fields(overrides.Cluster))
+    assert all(f"cluster.{key.name}, only with cluster=slurm" in text for key in dataclasses.fields(overrides.Cluster))
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["cluster=slurm", "cluster.time_min=abc"], "cluster.time_min=abc: use a whole number above 0, or null"),
         (["cluster=slurm", "cluster.tim=3"], "unknown setting cluster.tim=3: cluster has partition, account, nodes"),
@@ -180,13 +180,13 @@ def test_the_cluster_has_help_and_its_values_are_checked():
         (["cluster=k8s"], "cluster=k8s: choose slurm, or remove it"),
     ],
 )
-def test_words_of_a_cluster_that_cannot_be_are_refused(words, message):
+def test_words_of_a_cluster_that_cannot_be_are_refused(overrides, message):
     with pytest.raises(ValueError, match=message):
-        job.request_from(words)
+        job.request_from(overrides)
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("command", "message"),
     [
         ("run -m seed=0,1 --budget soon", "--budget soon"),
         ("run --nope", "--nope: there is no such option"),
@@ -197,31 +197,31 @@ def test_words_of_a_cluster_that_cannot_be_are_refused(words, message):
         ("doctor hardware.devic=cpu", "unknown setting hardware.devic=cpu"),
     ],
 )
-def test_wrong_words_are_refused_before_a_job_is_submitted(words, message, monkeypatch, capsys):
+def test_wrong_words_are_refused_before_a_job_is_submitted(command, message, monkeypatch, capsys):
     monkeypatch.setattr(job, "go", lambda verb, want: pytest.fail("a job was submitted"))
-    assert program.main([*words.split(), "cluster=slurm"]) == 2
+    assert program.main([*command.split(), "cluster=slurm"]) == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "words", ["run -m seed=0,1", "speedrun", "race A= B=optim=muon", "ladder", "calibrate", "doctor"]
+    "command", ["run -m seed=0,1", "speedrun", "race A= B=optim=muon", "ladder", "calibrate", "doctor"]
 )
-def test_what_can_run_is_submitted(words, monkeypatch):
+def test_what_can_run_is_submitted(command, monkeypatch):
     submitted = []
     monkeypatch.setattr(job, "go", lambda verb, want: submitted.append([verb, *want.arguments]) or 0)
-    assert program.main([*words.split(), "cluster=slurm"]) == 0 and submitted == [words.split()]
+    assert program.main([*command.split(), "cluster=slurm"]) == 0 and submitted == [command.split()]
 
 
 def test_what_sbatch_is_asked_for():
-    words = ["A=x hardware.nodes=2", "cluster=slurm", "cluster.requeue=false", "cluster.gpus_per_node=h100:8"]
-    found = job.request_from([*words, "cluster.options=--exclusive --qos=high"])
-    assert found.arguments == words[:1] and found.num_nodes == 2
-    assert found.options == [
+    arguments = ["A=x hardware.nodes=2", "cluster=slurm", "cluster.requeue=false", "cluster.gpus_per_node=h100:8"]
+    request = job.request_from([*arguments, "cluster.options=--exclusive --qos=high"])
+    assert request.arguments == arguments[:1] and request.num_nodes == 2
+    assert request.options == [
         *("--job-name=speedrun", "--gpus-per-node=h100:8", "--no-requeue", "--exclusive", "--qos=high")
     ]
-    assert job.request_from([*words, "cluster.nodes=3"]).num_nodes == 3 and job.request_from(words[:1]) is None
+    assert job.request_from([*arguments, "cluster.nodes=3"]).num_nodes == 3 and job.request_from(arguments[:1]) is None
     options = {f"cluster.{name}" for name in [*job.SBATCH, "nodes", "requeue", "options"]}
-    assert options == {f"cluster.{one.name}" for one in dataclasses.fields(overrides.Cluster)}
+    assert options == {f"cluster.{field.name}" for field in dataclasses.fields(overrides.Cluster)}
 
 
 def test_help_beside_a_cluster_submits_nothing(monkeypatch, capsys):

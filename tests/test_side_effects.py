@@ -48,7 +48,7 @@ def checked(model):
     return side_effects.check(loss_of, iter(batches), losses, {"model": model, "optimizer": optimizer}, 3)
 
 
-def ruled(found):
+def ruled(evaluation):
     run = {
         "status": "complete",
         "metrics": {"val_loss": 3.0},
@@ -56,7 +56,7 @@ def ruled(found):
         "hardware": {"device": "cuda"},
         "measured": {},
         "track": "cpu_nano",
-        "referee": {"causality": {"end": {"found": "causal", "why": None}}, "evaluation": found},
+        "referee": {"causality": {"end": {"found": "causal", "why": None}}, "evaluation": evaluation},
     }
     return validity.validity(run)
 
@@ -77,19 +77,19 @@ def keeps_a_table_of_shapes(model, tokens_BT, targets_BT, loss):
 
 @pytest.mark.parametrize("evaluated", [None, as_before, keeps_its_last_loss, keeps_a_table_of_shapes])
 def test_an_evaluation_that_leaves_nothing_behind_is_not_accused(evaluated):
-    found = checked(Net(evaluated))
-    assert (found["trained"], found["changed"], found["num_batches"]) == ([], [], 2)
-    assert found["first_nats"] == found["repeated_nats"]
-    assert ruled(found) == ("valid", [])
+    facts = checked(Net(evaluated))
+    assert (facts["trained"], facts["changed"], facts["num_batches"]) == ([], [], 2)
+    assert facts["first_nats"] == facts["repeated_nats"]
+    assert ruled(facts) == ("valid", [])
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "modern", "windowed", "r21", "r53"])
 def test_our_models_leave_nothing_behind(arch):
     model = models.load(arch)(vocab_size=64, seq_len=16, num_layers=4, num_heads=2, width=32)
     model.init_weights(torch.Generator().manual_seed(0))
-    found = checked(model)
-    assert (found["trained"], found["changed"]) == ([], [])
-    assert found["first_nats"] == found["repeated_nats"]
+    facts = checked(model)
+    assert (facts["trained"], facts["changed"]) == ([], [])
+    assert facts["first_nats"] == facts["repeated_nats"]
 
 
 def test_a_model_that_trains_while_it_is_evaluated_makes_the_run_invalid():
@@ -100,12 +100,12 @@ def test_a_model_that_trains_while_it_is_evaluated_makes_the_run_invalid():
         model.table.weight.data -= 10 * grad
         return loss.detach()
 
-    found = checked(Net(trains))
-    assert found["trained"] == ["model.table.weight"] and found["repeated_nats"] < found["first_nats"] - 0.01
-    judged, (reason, *_) = ruled(found)
+    facts = checked(Net(trains))
+    assert facts["trained"] == ["model.table.weight"] and facts["repeated_nats"] < facts["first_nats"] - 0.01
+    judged, (reason, *_) = ruled(facts)
     assert judged == "invalid"
-    assert f"was {found['first_nats']:.7f} in the last validation and {found['repeated_nats']:.7f} when" in reason
-    hidden = found | {"repeated_nats": found["first_nats"]}  # by less than rounding
+    assert f"was {facts['first_nats']:.7f} in the last validation and {facts['repeated_nats']:.7f} when" in reason
+    hidden = facts | {"repeated_nats": facts["first_nats"]}  # by less than rounding
     assert ruled(hidden)[1] == ["evaluating the model changes its weights or its optimizer: model.table.weight"]
 
 
@@ -157,15 +157,15 @@ KEPT = {
 
 @pytest.mark.parametrize("evaluated", KEPT)
 def test_what_is_kept_from_one_evaluation_to_the_next_is_a_doubt(evaluated):
-    found = checked(Net(evaluated))
-    assert KEPT[evaluated] in found["changed"] and not found["trained"]
-    judged, (reason,) = ruled(found)
+    facts = checked(Net(evaluated))
+    assert KEPT[evaluated] in facts["changed"] and not facts["trained"]
+    judged, (reason,) = ruled(facts)
     assert judged == "suspect" and reason.startswith("evaluating the model changes state that outlives it: ")
 
 
 def test_random_numbers_in_an_evaluation_are_seen():
-    found = checked(Net(lambda model, tokens_BT, targets_BT, loss: loss + 0.01 * torch.rand(())))
-    assert found["changed"] == ["torch's random state"] and ruled(found)[0] == "invalid"
+    facts = checked(Net(lambda model, tokens_BT, targets_BT, loss: loss + 0.01 * torch.rand(())))
+    assert facts["changed"] == ["torch's random state"] and ruled(facts)[0] == "invalid"
 
 
 def test_what_could_not_be_asked_is_a_doubt_and_older_records_have_none():
@@ -175,8 +175,8 @@ def test_what_could_not_be_asked_is_a_doubt_and_older_records_have_none():
 
 
 def test_a_loss_that_is_no_number_when_repeated_makes_the_run_invalid():
-    found = checked(Net(as_before)) | {"repeated_nats": None, "rounding_nats": None}  # nan, as JSON has it
-    judged, (reason, *_) = ruled(found)
+    facts = checked(Net(as_before)) | {"repeated_nats": None, "rounding_nats": None}  # nan, as JSON has it
+    judged, (reason, *_) = ruled(facts)
     assert judged == "invalid" and "None when repeated" in reason
 
 
@@ -192,5 +192,5 @@ def test_a_checksum_sees_one_bit_a_swap_and_any_type():
         zeros = torch.zeros(3 * side_effects.CHUNK // 2).to(dtype)
         at_0, at_end = zeros.clone(), zeros.clone()
         at_0[0], at_end[-1] = 1, 1
-        found = [side_effects._checksum(tensor, 5) for tensor in (zeros, at_0, at_end, zeros.clone())]
-        assert len(set(found)) == 3 and found[0] == found[3]
+        checksums = [side_effects._checksum(tensor, 5) for tensor in (zeros, at_0, at_end, zeros.clone())]
+        assert len(set(checksums)) == 3 and checksums[0] == checksums[3]

@@ -25,8 +25,8 @@ from bench.web import forest
 
 def write(results, out=None):
     """As the verb does."""
-    found = site.read(results)
-    return site.write(found, out or results / "site", lambda: leaderboard_views.standing(found.runs, [results]))
+    contents = site.read(results)
+    return site.write(contents, out or results / "site", lambda: leaderboard_views.standing(contents.runs, [results]))
 
 
 def columns(results):
@@ -68,8 +68,8 @@ def test_a_warm_up_run_of_a_race_is_called_so_and_counts_nowhere(results):
 
 def test_a_copy_of_a_run_is_shown_once_and_said(results):
     shutil.copytree(results / "cpu_nano", results / "copied" / "cpu_nano")
-    found = site.read(results)
-    assert (len(found.runs), found.num_copies) == (2, 2)
+    contents = site.read(results)
+    assert (len(contents.runs), contents.num_copies) == (2, 2)
     assert "2 copies of a run not shown" in write(results).read_text()
 
 
@@ -168,8 +168,8 @@ def test_a_damaged_record_has_a_row_that_says_why_and_all_else_is_written(result
     assert why in html.replace("&#x27;", "'") and str(results) not in html
     data = json.loads(re.search(r'id="runs-data">(.*?)</script>', html)[1])["columns"]
     rows = {
-        name: [one["values"][code] for code in one.get("codes", range(len(one["values"])))]
-        for name, one in data.items()
+        name: [table["values"][code] for code in table.get("codes", range(len(table["values"])))]
+        for name, table in data.items()
     }
     place = rows["run_id"].index(damaged.name)
     assert rows["status"][place] == "damaged" and rows["page"][place] is None and len(rows["run_id"]) == 3
@@ -198,7 +198,7 @@ def test_a_damaged_ledger_or_config_stops_no_site(raced, name):
 
 
 def test_where_the_leaderboard_cannot_be_made_the_site_says_so(results, monkeypatch):
-    def damaged(found, paths):
+    def damaged(runs, paths):
         raise TypeError("'<' not supported")
 
     monkeypatch.setattr(leaderboard_views, "standing", damaged)
@@ -237,13 +237,13 @@ def test_many_pages_are_made_when_they_are_wanted(elsewhere, results):
 def raced_once(tmp_path_factory):
     """Two records and a slower entry on one device, too few runs on another."""
     base, chance = tmp_path_factory.mktemp("raced"), random.Random(1)
-    found, times = claimed.Results(base / "results"), {"A": 10.0, "B": 9.0, "C": 11.0}
+    results, times = claimed.Results(base / "results"), {"A": 10.0, "B": 9.0, "C": 11.0}
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("XDG_STATE_HOME", str(base / "state"))
-        claimed.Racers(found, lambda arm, seed: times[arm] * (1 + chance.gauss(0, 0.002))).install(monkeypatch)
+        claimed.Racers(results, lambda arm, seed: times[arm] * (1 + chance.gauss(0, 0.002))).install(monkeypatch)
         assert race.main(["A=", "B=optim.beta2=0.99", "C=optim.beta1=0.8", "n=3"]) == 0
-        found.add(50, train_s=1.0, change=lambda run: run["environment"].update(cpu_model="Fast CPU"))
-    return found.folder
+        results.add(50, train_s=1.0, change=lambda run: run["environment"].update(cpu_model="Fast CPU"))
+    return results.folder
 
 
 @pytest.fixture
@@ -256,14 +256,14 @@ def raced(raced_once, tmp_path, monkeypatch):
 def test_the_leaderboard_is_that_of_the_table_by_device(raced, capsys):
     capsys.readouterr()
     assert table.main(["--leaderboard"]) == 0
-    words = capsys.readouterr().out
+    text = capsys.readouterr().out
     (board,) = leaderboard.boards(store.read_rows([raced]), [raced])
     html = write(raced).read_text()
     assert [entry.number for entry, *_ in board.records] == [1, 2]
     for entry, *_ in board.records:
-        assert re.search(rf"^ *{entry.number} .*{entry.train_s:,.3f}", words, re.M) and f"{entry.train_s:,.3f}" in html
+        assert re.search(rf"^ *{entry.number} .*{entry.train_s:,.3f}", text, re.M) and f"{entry.train_s:,.3f}" in html
     for entry in board.entries:
-        assert entry.status in words and entry.status in html
+        assert entry.status in text and entry.status in html
     assert "<h3>cpu_nano on Example CPU</h3>" in html and "No record yet." in html.split("cpu_nano on Fast CPU")[1]
     assert html.count("<h3>cpu_nano on ") == 2 and html.count('data-chart="records-') == 1
     assert ">the first<" in html and ": optim.beta2 0.95 → 0.99" in html
@@ -373,8 +373,8 @@ def test_at_400_px_a_run_is_a_card_and_the_page_does_not_scroll_sideways(browser
     page = browser.open(many, width=400)
     page.until("document.querySelectorAll('.card').length > 3")
     assert page.js("document.documentElement.scrollWidth") == 400
-    words = page.js("document.querySelector('.card').innerText")
-    assert all(name in words for name in ("val_loss", "train_s", "step_avg_ms", "tokens_per_s")) and "6.10" in words
+    text = page.js("document.querySelector('.card').innerText")
+    assert all(name in text for name in ("val_loss", "train_s", "step_avg_ms", "tokens_per_s")) and "6.10" in text
     page.js(
         "(() => { const s = document.getElementById('sort'); s.value = 'train_s';"
         " s.dispatchEvent(new Event('change')); })()"

@@ -84,16 +84,16 @@ def test_who_held_what_when_memory_was_fullest():
     for address in kept:
         gpu.free(address)
     gpu.alloc(1 * MIB, LOGITS)
-    found = snapshots.held(gpu.snapshot())
-    assert found.peak_bytes == 16 * MIB and found.peak_entry == 2
-    assert found.at_peak == {
+    held = snapshots.held(gpu.snapshot())
+    assert held.peak_bytes == 16 * MIB and held.peak_entry == 2
+    assert held.at_peak == {
         "models/gpt2.py:12 __init__": 6 * MIB,
         "models/gpt2.py:45 forward": 5 * MIB,
         "models/gpt2.py:70 forward": 5 * MIB,
     }
-    assert found.initial == {"models/gpt2.py:12 __init__": 6 * MIB}
-    assert found.end_bytes == 7 * MIB and found.unexplained_bytes == 0
-    assert found.allocated == {"models/gpt2.py:45 forward": [2, 5 * MIB], "models/gpt2.py:70 forward": [2, 6 * MIB]}
+    assert held.initial == {"models/gpt2.py:12 __init__": 6 * MIB}
+    assert held.end_bytes == 7 * MIB and held.unexplained_bytes == 0
+    assert held.allocated == {"models/gpt2.py:45 forward": [2, 5 * MIB], "models/gpt2.py:70 forward": [2, 6 * MIB]}
 
 
 def test_what_was_freed_without_having_been_allocated_was_there_before():
@@ -104,18 +104,18 @@ def test_what_was_freed_without_having_been_allocated_was_there_before():
     gpu.recording = True
     gpu.alloc(1 * MIB, FORWARD)
     gpu.free(old)
-    found = snapshots.held(gpu.snapshot())
-    assert found.initial == {lives.BEFORE: 4 * MIB, "models/gpt2.py:12 __init__": 100}
-    assert (found.peak_bytes, found.end_bytes) == (5 * MIB + 100, 1 * MIB + 100)
+    held = snapshots.held(gpu.snapshot())
+    assert held.initial == {lives.BEFORE: 4 * MIB, "models/gpt2.py:12 __init__": 100}
+    assert (held.peak_bytes, held.end_bytes) == (5 * MIB + 100, 1 * MIB + 100)
 
 
 def test_a_history_whose_beginning_was_overwritten_still_adds_up():
     whole = snapshots.training()
     for lost in (1, 7, 40, 100):
         cut = whole | {"device_traces": [whole["device_traces"][0][lost:]]}
-        found, all_of_it = snapshots.held(cut), snapshots.held(whole)
-        assert found.end_bytes == all_of_it.end_bytes and found.unexplained_bytes == 0
-        assert found.lives.reserved_initial + sum(change for _, change in found.lives.reserved_changes) == 60 * MIB
+        held, all_of_it = snapshots.held(cut), snapshots.held(whole)
+        assert held.end_bytes == all_of_it.end_bytes and held.unexplained_bytes == 0
+        assert held.lives.reserved_initial + sum(change for _, change in held.lives.reserved_changes) == 60 * MIB
 
 
 def test_memory_that_waits_for_another_stream_is_still_held():
@@ -131,9 +131,9 @@ def test_memory_that_waits_for_another_stream_is_still_held():
 def test_without_segments_as_from_a_cpu_profiler_it_begins_at_nothing():
     actions = (("alloc", 1.0), ("free_completed", 2.0))
     trace = [{"action": action, "addr": 1, "size": 10, "time_us": time_us} for action, time_us in actions]
-    found = snapshots.held({"segments": [], "device_traces": [trace]})
-    assert (found.initial, found.peak_bytes, found.end_bytes, found.unexplained_bytes) == ({}, 10, 0, 0)
-    assert found.at_peak == {lives.NO_STACK: 10}
+    held = snapshots.held({"segments": [], "device_traces": [trace]})
+    assert (held.initial, held.peak_bytes, held.end_bytes, held.unexplained_bytes) == ({}, 10, 0, 0)
+    assert held.at_peak == {lives.NO_STACK: 10}
 
 
 def test_a_snapshot_that_contradicts_itself_is_reported():
@@ -152,13 +152,13 @@ def test_sampling_keeps_the_peak_and_the_sums():
     for number in range(500):
         size = (300 if number == 321 else 1 + number % 7) * MIB // 64
         gpu.free(gpu.alloc(size, FORWARD if number % 2 else LOGITS))
-    found = snapshots.held(gpu.snapshot())
-    points = lives.sampled(found, ["models/gpt2.py:45 forward"], 40)
+    memory = snapshots.held(gpu.snapshot())
+    points = lives.sampled(memory, ["models/gpt2.py:45 forward"], 40)
     assert len(points) <= 40 + 2
-    assert max(total for _, _, total, _ in points) == found.peak_bytes == 300 * MIB // 64
+    assert max(total for _, _, total, _ in points) == memory.peak_bytes == 300 * MIB // 64
     assert all(sum(held.values()) == total for _, held, total, _ in points)
     assert [entry for entry, *_ in points] == sorted(entry for entry, *_ in points)
-    assert points[-1][2] == found.end_bytes == 0
+    assert points[-1][2] == memory.end_bytes == 0
 
 
 def test_fullness_separates_rounding_gaps_and_whole_free_segments():
@@ -169,11 +169,11 @@ def test_fullness_separates_rounding_gaps_and_whole_free_segments():
     gpu.alloc(3 * MIB + 100)
     gpu.free(gpu.alloc(15 * MIB))
     gpu.free(gap)
-    found = lives.segment_totals(gpu.snapshot(), 0)
+    totals = lives.segment_totals(gpu.snapshot(), 0)
     tail = 20 * MIB - 19 * MIB - 512
     expected = {"num_segments": 2, "reserved": 40 * MIB, "used": 15 * MIB + 100, "rounding": 412, "waiting": 0}
     expected |= {"free": 24 * MIB + tail, "in_gaps": 4 * MIB + tail, "largest_gap": 4 * MIB}
-    assert found == expected | {"largest_free": 20 * MIB}
+    assert totals == expected | {"largest_free": 20 * MIB}
 
 
 def test_torchs_own_reader_takes_these_snapshots_and_finds_the_same_sums():
@@ -265,9 +265,9 @@ def test_the_page_opens_offline_in_light_and_dark_and_shows_the_peak_and_its_pla
 def test_the_verb_prints_the_largest_holders_and_as_json_the_bytes(tmp_path, capsys):
     path = saved(tmp_path, snapshots.training())
     assert cli.main([str(path), "--out", str(tmp_path / "out" / "page.html")]) == 0
-    said = capsys.readouterr().out
-    assert "device 0: largest 42.0 MiB, reserved 60.0 MiB" in said
-    assert re.search(r"models/gpt2.py:12 __init__ +18.00", said)
+    output = capsys.readouterr().out
+    assert "device 0: largest 42.0 MiB, reserved 60.0 MiB" in output
+    assert re.search(r"models/gpt2.py:12 __init__ +18.00", output)
     assert (tmp_path / "out" / "page.html").read_text().startswith("<!DOCTYPE html>")
     with pytest.raises(ValueError, match="--out x.html with --json: JSON is printed"):
         cli.main([str(path), "--json", "--out", "x.html"])

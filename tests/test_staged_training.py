@@ -60,8 +60,8 @@ def test_one_stage_is_a_run_without_stages_to_the_bit():
 
 
 def test_parts_are_updated_when_they_are_due_on_the_sum_of_their_gradients(monkeypatch):
-    words = ["optim=groups", "stages=[{momenta:{matrices:0.5,embedding:0.7},update_every_steps:{matrices:2}}]"]
-    trainer, _, _ = trainer_of(*SMALL, *words)
+    overrides = ["optim=groups", "stages=[{momenta:{matrices:0.5,embedding:0.7},update_every_steps:{matrices:2}}]"]
+    trainer, _, _ = trainer_of(*SMALL, *overrides)
     embedding, matrix = next(trainer.model.parameters()), trainer.model.hidden_matrices()[0]
     parts = trainer.optimizer.parts
     used, step_of = [], trainer.optimizer.step
@@ -143,18 +143,18 @@ def test_an_embedding_parts_as_the_head_is_and_what_is_frozen_rests(monkeypatch)
 def test_a_run_whose_embedding_parts_is_the_same_on_several_ranks(tmp_path):
     losses, embeddings = [], []
     for world_size, reducer in ((1, "null"), (2, "null"), (2, "plain"), (4, "shard")):
-        words = [f"hardware.num_processes={world_size}", f"name=w{world_size}-{reducer}", "checkpoint.save=true"]
-        words.append(f"hardware.reducer={reducer}")
-        folder = real_runs.run(tmp_path, *PARTING, "track=free", *words)
+        overrides = [f"hardware.num_processes={world_size}", f"name=w{world_size}-{reducer}", "checkpoint.save=true"]
+        overrides.append(f"hardware.reducer={reducer}")
+        folder = real_runs.run(tmp_path, *PARTING, "track=free", *overrides)
         assert [fault for fault in verification.report(folder)["rules"] if _is_fault(fault)] == []
         rows = real_runs.steps(folder)
         losses.append([float(row["train_loss"]) for row in rows[1:]] + [float(rows[-1]["val_loss"])])
         embeddings.append(saved_weights.read(folder / saved_weights.FILE)["embedding.weight"])
     assert losses[1] == pytest.approx(losses[0], rel=2e-4) and losses[2] == pytest.approx(losses[1], rel=2e-6)
     assert losses[3] == pytest.approx(losses[0], rel=2e-4)
-    one, *others = embeddings  # in no loss before it parts, so that its gradient is reduced by itself
+    first, *others = embeddings  # in no loss before it parts, so that its gradient is reduced by itself
     for two in others:
-        assert (two - one).abs().mean() < 6e-6  # 7e-7; 4e-5 with the gradients of a rank's own tokens alone
+        assert (two - first).abs().mean() < 6e-6  # 7e-7; 4e-5 with the gradients of a rank's own tokens alone
 
 
 def test_the_warm_up_warms_every_stage_and_leaves_no_trace(monkeypatch):
@@ -174,7 +174,7 @@ def test_the_warm_up_warms_every_stage_and_leaves_no_trace(monkeypatch):
     assert trainer.loader.state_dict() == {"step": 0, "micro_step": 0}
     assert trainer.model.window_tokens == 32
     state = [
-        value for part in trainer.optimizer.parts.values() for one in part.state.values() for value in one.values()
+        value for part in trainer.optimizer.parts.values() for slot in part.state.values() for value in slot.values()
     ]
     assert state and not any(value.any() for value in state)
     seen.clear()
@@ -215,32 +215,32 @@ def test_without_a_window_of_its_own_validation_has_that_of_the_next_step(monkey
     )
     trainer.warm_up()
     windows.clear()
-    found = []
+    seen = []
     for step in range(6):
         trainer.evaluate()
-        found.append(trainer.model.window_tokens)
+        seen.append(trainer.model.window_tokens)
         trainer.step(step)
     trainer.evaluate()
-    assert [*found, trainer.model.window_tokens] == [16, 16, 16, 32, 32, 48, 64]
+    assert [*seen, trainer.model.window_tokens] == [16, 16, 16, 32, 32, 48, 64]
     assert windows == [32, 48, 64]  # it is called where the window changes and not else
     trainer.close()
 
 
 @pytest.mark.slow
 def test_the_losses_are_those_of_every_world_size_and_each_record_verifies(tmp_path):
-    words = ["experiment=stages", "model.num_layers=1", "model.width=32", "model.num_heads=2", "data.bos_aligned=true"]
-    words += ["data.seq_len=128", "data.batch_tokens=1024", "goal.val_tokens=4096"]
-    found = []
+    base = ["experiment=stages", "model.num_layers=1", "model.width=32", "model.num_heads=2", "data.bos_aligned=true"]
+    base += ["data.seq_len=128", "data.batch_tokens=1024", "goal.val_tokens=4096"]
+    curves = []
     for world_size in (1, 2, 8):
         folder = real_runs.run(
-            tmp_path, *words, f"hardware.num_processes={world_size}", "hardware.num_threads=1", f"name=w{world_size}"
+            tmp_path, *base, f"hardware.num_processes={world_size}", "hardware.num_threads=1", f"name=w{world_size}"
         )
         assert [fault for fault in verification.report(folder)["rules"] if _is_fault(fault)] == []
         rows = real_runs.steps(folder)
         assert [int(row["tokens"]) for row in rows] == [0, 512, 1024, 2048, 3072, 5120, 7168]
-        found.append([float(row["train_loss"]) for row in rows[1:]] + [float(rows[-1]["val_loss"])])
-    for losses in found[1:]:
-        assert losses == pytest.approx(found[0], rel=2e-4)
+        curves.append([float(row["train_loss"]) for row in rows[1:]] + [float(rows[-1]["val_loss"])])
+    for losses in curves[1:]:
+        assert losses == pytest.approx(curves[0], rel=2e-4)
 
 
 def _is_fault(rule):

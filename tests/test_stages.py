@@ -102,7 +102,7 @@ def test_parts_of_the_optimizer_are_checked_together():
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["stages=[{window_tokens:64}]"], r"stages\[0\].window_tokens=64: model.arch=gpt2 has no windows"),
         (["stages=[{until_step:2},{untied:true}]"], r"stages\[1\].untied=True: .*gpt2 has no embedding that"),
@@ -113,9 +113,9 @@ def test_parts_of_the_optimizer_are_checked_together():
         ),
     ],
 )
-def test_a_window_that_the_model_cannot_have_is_refused(words, message):
+def test_a_window_that_the_model_cannot_have_is_refused(overrides, message):
     with pytest.raises(ValueError, match=message):
-        trainer_of(*SMALL, *words)
+        trainer_of(*SMALL, *overrides)
 
 
 def test_a_model_without_windows_is_refused_before_its_run_is_started():
@@ -138,7 +138,7 @@ def test_stages_are_part_of_the_id_and_what_they_leave_open_is_not():
     first, second = (resolved(*SMALL, f"stages=[{{{grows}{word}}}]") for word in ("", ",window_rounding:down"))
     assert identity.config_id(first) == identity.config_id(second)
     first, second = (resolved(*SMALL, f"stages=[{{until_step:{end},batch_tokens:512}},{{}}]") for end in (2, 3))
-    assert len({identity.config_id(one) for one in (plain, first, second)}) == 3
+    assert len({identity.config_id(config) for config in (plain, first, second)}) == 3
     assert schema.build(schema.Config, schema.to_dict(first)) == first  # as a worker reads it
     text = "".join(map(str, schema.to_dict(first)["stages"]))
     assert "None" in text  # of what a later version adds a null must not be hashed either
@@ -164,14 +164,14 @@ def test_a_micro_batch_has_as_many_tokens_in_every_stage():
 
 
 def test_a_stage_that_changes_what_the_track_fixes_is_a_deviation():
-    def of(*words):
-        return deviations_of(resolve.resolve(compose.compose([*words], CPU), CPU, vocab_size=257))
+    def deviations(*overrides):
+        return deviations_of(resolve.resolve(compose.compose([*overrides], CPU), CPU, vocab_size=257))
 
     nano = ["track=cpu_nano", "hardware=cpu"]
-    assert of(*nano, "stages=[{lr_frac:1.5}]") == []
-    (words,) = of(*nano, "stages=[{until_frac:0.5,batch_tokens:512},{}]")
-    assert words == "stages[0].batch_tokens=512 in the place of data.batch_tokens, which the track fixes"
-    assert len(of(*nano, "goal.val_seq_len=256")) == 1
+    assert deviations(*nano, "stages=[{lr_frac:1.5}]") == []
+    (deviation,) = deviations(*nano, "stages=[{until_frac:0.5,batch_tokens:512},{}]")
+    assert deviation == "stages[0].batch_tokens=512 in the place of data.batch_tokens, which the track fixes"
+    assert len(deviations(*nano, "goal.val_seq_len=256")) == 1
 
 
 # ---- the record
@@ -234,9 +234,9 @@ def test_windowed_counts_the_pairs_in_its_window():
 
 
 def test_the_parameters_that_are_named_are_bfloat16_and_so_is_the_state_of_adam():
-    words = ["model=modern", "hardware.dtype=bfloat16", "model.bfloat16_params=[embedding,blocks.0.mlp.*]"]
-    trainer, log, _ = trainer_of(*SMALL, *words)
-    narrow = {name for name, one in trainer.model.named_parameters() if one.dtype == torch.bfloat16}
+    overrides = ["model=modern", "hardware.dtype=bfloat16", "model.bfloat16_params=[embedding,blocks.0.mlp.*]"]
+    trainer, log, _ = trainer_of(*SMALL, *overrides)
+    narrow = {name for name, parameter in trainer.model.named_parameters() if parameter.dtype == torch.bfloat16}
     assert narrow == {"embedding.weight", "blocks.0.mlp.up.weight", "blocks.0.mlp.proj.weight"}
     losses, _ = trained(trainer, log)
     assert losses[-1] < losses[0]
@@ -245,9 +245,9 @@ def test_the_parameters_that_are_named_are_bfloat16_and_so_is_the_state_of_adam(
 
 
 def test_a_name_that_means_no_parameter_is_refused():
-    words = ["model=modern", "hardware.dtype=bfloat16", "model.bfloat16_params=[embeding]"]
+    overrides = ["model=modern", "hardware.dtype=bfloat16", "model.bfloat16_params=[embeding]"]
     with pytest.raises(ValueError, match="model.bfloat16_params=embeding: no parameter of that name"):
-        trainer_of(*SMALL, *words)
+        trainer_of(*SMALL, *overrides)
 
 
 # ---- what sources say of documents

@@ -52,10 +52,10 @@ def store_file(results):
 
 def reads(monkeypatch):
     """Names of the folders that are really read."""
-    found = []
+    folders = []
     original = row_reader.read
-    monkeypatch.setattr(row_reader, "read", lambda place: found.append(place[1]) or original(place))
-    return found
+    monkeypatch.setattr(row_reader, "read", lambda place: folders.append(place[1]) or original(place))
+    return folders
 
 
 def forge(path, statement):
@@ -128,13 +128,13 @@ def _read_by_several_users(folder, monkeypatch, base):
     def losses():
         monkeypatch.setenv("XDG_CACHE_HOME", f"{base}/cache-{os.geteuid()}")
         read_again = reads(monkeypatch)
-        found = read_by_name(folder)
-        return [len(read_again), sorted(row["val_loss"] for row in found.values())]
+        rows = read_by_name(folder)
+        return [len(read_again), sorted(row["val_loss"] for row in rows.values())]
 
-    num_read, of_owner = as_user(12345, losses)
+    num_read, owner_reads = as_user(12345, losses)
     assert num_read == NUM_RUNS and store_file(folder).stat().st_uid == 12345
     made = store_file(folder).read_bytes()
-    assert as_user(23456, losses) == [0, of_owner]
+    assert as_user(23456, losses) == [0, owner_reads]
     for number in range(30):  # what the second user reads is kept in a cache of theirs
         settle(write(folder, a_run("B", 5.0, 100 + number)))
     assert as_user(23456, losses)[0] == 30
@@ -153,12 +153,12 @@ def _read_by_several_users(folder, monkeypatch, base):
     ],
 )
 def test_what_no_column_can_hold_excludes_its_record_alone(results, record, config, why):
-    folder, said = write(results, a_run("A", 10.0, 70) | record), []
+    folder, messages = write(results, a_run("A", 10.0, 70) | record), []
     with open(folder / "config.yaml", "a") as file:
         file.write(config)
-    found = read_by_name(results, said.append)
-    assert (folder.name in found, len(found)) == (why is None, NUM_RUNS + (why is None))
-    assert [line.startswith(f"{folder}: {why}") for line in said] == [True] * (why is not None)
+    rows = read_by_name(results, messages.append)
+    assert (folder.name in rows, len(rows)) == (why is None, NUM_RUNS + (why is None))
+    assert [line.startswith(f"{folder}: {why}") for line in messages] == [True] * (why is not None)
 
 
 def test_a_store_is_its_owners_alone_to_write_whatever_the_umask(results):
@@ -222,10 +222,10 @@ def test_new_and_removed_runs_are_seen(results):
         path.unlink()
     gone.rmdir()
     new = write(results, a_run("B", 5.0, 100))
-    found = read_by_name(results)
-    assert gone.name not in found
-    assert found[new.name]["train_s"] == 5.0
-    assert len(found) == NUM_RUNS
+    rows = read_by_name(results)
+    assert gone.name not in rows
+    assert rows[new.name]["train_s"] == 5.0
+    assert len(rows) == NUM_RUNS
 
 
 def test_a_running_run_is_read_every_time(results, monkeypatch):
@@ -364,7 +364,7 @@ def change(folder, **changes):
     atomic.write_json(folder / "run.json", run | changes, durable=False)
 
 
-def found(results, condition):
+def matching(results, condition):
     return {os.path.basename(folder) for folder in store.opened([results]).rows(condition)}
 
 
@@ -373,10 +373,10 @@ def test_a_run_that_was_resumed_is_found_by_a_condition_that_its_kept_row_does_n
     ledger.append(results, "end", run=ledger.name_of(results, folder))
     change(folder, status="failed")
     read_by_name(results)
-    assert found(results, "status = 'failed'") == {folder.name}
+    assert matching(results, "status = 'failed'") == {folder.name}
     change(folder, status="complete")
     ledger.append(results, "end", run=ledger.name_of(results, folder))
-    assert len(found(results, "status = 'complete'")) == NUM_RUNS
+    assert len(matching(results, "status = 'complete'")) == NUM_RUNS
 
 
 def test_a_changed_ledger_makes_every_row_be_compared(results):
@@ -384,10 +384,10 @@ def test_a_changed_ledger_makes_every_row_be_compared(results):
     ledger.append(results, "plan")
     read_by_name(results)
     change(folder, status="failed")
-    assert found(results, "status = 'failed'") == set()  # nobody said so
-    assert len(found(results, "status = 'complete'")) == NUM_RUNS - 1  # and yet no row is shown that is not true
+    assert matching(results, "status = 'failed'") == set()  # nobody said so
+    assert len(matching(results, "status = 'complete'")) == NUM_RUNS - 1  # and yet no row is shown that is not true
     (results / ledger.NAME).write_text((results / ledger.NAME).read_text().replace("plan", "look"))
-    assert found(results, "status = 'failed'") == {folder.name}
+    assert matching(results, "status = 'failed'") == {folder.name}
 
 
 @pytest.mark.parametrize("what", ["", "cpu_nano"])
@@ -400,7 +400,7 @@ def test_a_copy_in_the_place_of_the_folder_makes_every_row_be_compared(results, 
     change(folder, status="failed")
     (results / what).rename(other.parent / "old")
     other.rename(results / what)
-    assert found(results, "status = 'failed'") == {folder.name}
+    assert matching(results, "status = 'failed'") == {folder.name}
 
 
 def test_settings_are_columns_with_types(results):

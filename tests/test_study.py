@@ -50,19 +50,19 @@ class Bench:
 
         monkeypatch.setattr(arm_process, "facts", with_row)
         monkeypatch.setattr(study.planning, "refuse_incomparable", lambda facts, measured: None)
-        monkeypatch.setattr(Points, "all", lambda points, *more: self.all(points, *more))
+        monkeypatch.setattr(Points, "all", lambda points, *args: self.all(points, *args))
         self.racers = racers
 
-    def all(self, points, words_of_each, first, settings):
-        for number, words in enumerate(words_of_each):
+    def all(self, points, points_overrides, first, settings):
+        for number, overrides in enumerate(points_overrides):
             if len(self.trials) == self.end_after:
                 self.end_after = None
                 raise Interrupted("SIGINT")
-            values = sweep.values(words)
+            values = sweep.values(overrides)
             self.trials.append((values["optim"], values["optim.lr"], values["seed"]))
-            own = [word for word in words if not word.startswith("seed=")]
+            own = [word for word in overrides if not word.startswith("seed=")]
             folder = self.results.add(values["seed"], 10.0, lost(values["optim"], values["optim.lr"]), own)
-            sweep.keep(points.folder, first + number, words, {"folder": folder})
+            sweep.keep(points.folder, first + number, overrides, {"folder": folder})
 
 
 def folder_of(bench):
@@ -133,13 +133,13 @@ def test_a_budget_of_tokens_holds_the_race_too(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_duration_leaves_time_for_the_race_and_arms_have_as_many_trials(tmp_path, monkeypatch):
     bench = Bench(tmp_path, monkeypatch, end_after=3)  # a run takes 30 s
-    words = [*WORDS[:2], *WORDS[3:], f"budget={2 * 30 * (4 + 1) + 2 * 30 * 4 + 20}s"]
-    assert cli.main(words) == 1 and len(bench.trials) == 3  # one arm is a trial ahead
-    assert cli.main(words) == 0
+    arguments = [*WORDS[:2], *WORDS[3:], f"budget={2 * 30 * (4 + 1) + 2 * 30 * 4 + 20}s"]
+    assert cli.main(arguments) == 1 and len(bench.trials) == 3  # one arm is a trial ahead
+    assert cli.main(arguments) == 0
     assert [sum(name == arm for arm, *_ in bench.trials) for name in BEST_LR] == [4, 4]
     assert sweep.read_study(folder_of(bench))["num_trials"] == 4
     with pytest.raises(ValueError, match="budget=5m: a trial of each arm and the race with its warm-ups are 12 runs"):
-        cli.main([*words[:-1], "budget=5m"])  # by the runs that are known: before anything is trained
+        cli.main([*arguments[:-1], "budget=5m"])  # by the runs that are known: before anything is trained
     assert len(bench.trials) == 8
     assert study.num_trials({"n": 4, "arms": {"A": [], "B": []}}, "9h", 99.0) == study.MAX_TRIALS
 
@@ -150,19 +150,19 @@ def test_a_best_at_the_edge_is_said_and_a_run_that_diverges_is_the_worst(tmp_pat
     assert cli.main(["budget=2trials" if word.startswith("budget") else word for word in WORDS]) == 0
     assert "The best optim.lr of Adamw and Muon is at the edge of what was tried" in capsys.readouterr().out
     folder, facts = folder_of(bench), sweep.read_study(folder_of(bench))
-    words = ["track=cpu_nano", "optim=adamw", "optim.lr=0.5", "seed=0"]
-    sweep.keep(folder, 9, words, {"folder": bench.results.add(0, overrides=words[1:3], status="failed")})
+    overrides = ["track=cpu_nano", "optim=adamw", "optim.lr=0.5", "seed=0"]
+    sweep.keep(folder, 9, overrides, {"folder": bench.results.add(0, overrides=overrides[1:3], status="failed")})
     assert sweep.trials(folder, facts)["Adamw"][0.5] == math.inf
     record = bench.results.add(0, overrides=["optim=adamw", "optim.lr=0.6"], status="failed")
     text = (record / "run.json").read_text()
     (record / "run.json").write_text(text.replace('"kind": "non_finite_loss"', '"kind": "out_of_memory"'))
-    sweep.keep(folder, 10, [*words[:2], "optim.lr=0.6", "seed=0"], {"folder": record})
+    sweep.keep(folder, 10, [*overrides[:2], "optim.lr=0.6", "seed=0"], {"folder": record})
     with pytest.raises(ValueError, match="^Adamw: its trial .* has no val_loss to compare: an example"):
         sweep.trials(folder, facts)
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["optim=adamw,mion", *WORDS[1:]], "there is no optim 'mion'; did you mean muon"),
         (["optim=adamw", *WORDS[1:]], "no arms: give the arms as one setting with several values"),
@@ -178,10 +178,10 @@ def test_a_best_at_the_edge_is_said_and_a_run_that_diverges_is_the_worst(tmp_pat
         ([*WORDS[:3], "n=auto:3-9", WORDS[4]], "a study's race has a fixed number of runs: give n=5"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_trained(tmp_path, monkeypatch, words, message):
+def test_bad_input_is_refused_before_anything_is_trained(tmp_path, monkeypatch, arguments, message):
     bench = Bench(tmp_path, monkeypatch)
     with pytest.raises(ValueError) as refused:
-        cli.main(words)
+        cli.main(arguments)
     assert message in str(refused.value) and not bench.trials and not (bench.results.folder / "sweeps").exists()
 
 
@@ -242,16 +242,16 @@ def answers(chance, n=5, sd_nats=0.02, b_faster=1.0, reuse=False):
             curves[f"{arm}{place}"] = curve(loss, train_s)
         arms.append(rows)
     race = verdict.compare_rows(*arms, plan={"n": n, "alpha": 0.025, "on": "loss"}, floor_pct=0.1)
-    of_time = same_loss.compared(arms, curves, 0.025, race, {"n": n, "on": "loss"})
-    return race["answers"]["loss"]["verdict"], of_time["verdict"]
+    time_answer = same_loss.compared(arms, curves, 0.025, race, {"n": n, "on": "loss"})
+    return race["answers"]["loss"]["verdict"], time_answer["verdict"]
 
 
 @pytest.mark.slow
 def test_the_luck_of_a_search_decides_no_more_often_than_alpha(monkeypatch):
     monkeypatch.setattr(effects, "secondary", lambda *args: {name: {} for name in effects.SECONDARY})
     chance, num = random.Random(1), 200
-    found = [answers(chance) for _ in range(num)]
-    num_wrong = sum(loss in ("better", "worse") or time in ("faster", "slower") for loss, time in found)
+    verdicts = [answers(chance) for _ in range(num)]
+    num_wrong = sum(loss in ("better", "worse") or time in ("faster", "slower") for loss, time in verdicts)
     assert num_wrong <= 0.05 * num + 2 * math.sqrt(0.05 * 0.95 * num), num_wrong
     cheated = [answers(chance, reuse=True)[0] for _ in range(40)]
     assert cheated.count("better") > 4  # with the search's own luck it would

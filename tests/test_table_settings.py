@@ -75,9 +75,9 @@ def test_the_settings_are_those_of_the_yaml(path):
     """The reader takes groups apart; a plain reading of the whole, upgraded, says the same."""
     values = schema.upgraded(yaml.safe_load(path.read_text()))
     plain = {key: value for key, value in typed.leaves(values) if key not in ("name", "seed") and value != {}}
-    found = configs.settings(configs.read(str(path.parent)))
-    assert {key: found[key] for key in plain} == plain
-    assert all(value is True for key, value in found.items() if key not in plain)  # instruments that are on
+    settings = configs.settings(configs.read(str(path.parent)))
+    assert {key: settings[key] for key in plain} == plain
+    assert all(value is True for key, value in settings.items() if key not in plain)  # instruments that are on
 
 
 def test_yaml_with_an_alias_is_read_as_a_whole():
@@ -90,9 +90,9 @@ def test_yaml_with_an_alias_is_read_as_a_whole():
 def test_todays_config_is_found_whole(results):
     config = claimed_config()
     text = yaml.safe_dump(schema.to_dict(config), sort_keys=False)
-    found = configs.settings(configs.parse(text))
-    assert (found["optim.lr"], found["model.num_layers"]) == (config.optim.lr, config.model.num_layers)
-    assert found["instruments.telemetry"] is True and "exporters" not in found
+    settings = configs.settings(configs.parse(text))
+    assert (settings["optim.lr"], settings["model.num_layers"]) == (config.optim.lr, config.model.num_layers)
+    assert settings["instruments.telemetry"] is True and "exporters" not in settings
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_sort_takes_settings_and_reverse_turns_it_round(grid, capsys):
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "sentence"),
     [
         (["--where", "lr<1"], "there is no column lr; did you mean optim.lr? choose from run_id"),
         (["--where", "optim.lr<low"], "optim.lr is a number and 'low' is not: give a number"),
@@ -184,8 +184,8 @@ def test_sort_takes_settings_and_reverse_turns_it_round(grid, capsys):
         (["--sweep", "nothing"], "there is no such sweep; choose from none"),
     ],
 )
-def test_a_wrong_question_says_what_to_try(grid, capsys, argv, words):
-    assert words in shown(capsys, *argv, code=2)
+def test_a_wrong_question_says_what_to_try(grid, capsys, argv, sentence):
+    assert sentence in shown(capsys, *argv, code=2)
 
 
 def test_other_columns_say_size_epochs_power_and_throttling(results, capsys):
@@ -207,17 +207,17 @@ def test_other_columns_say_size_epochs_power_and_throttling(results, capsys):
 
 
 def test_a_baseline_run_gives_each_change_without_an_interval(grid, capsys):
-    found = rows(capsys, "--baseline", "20261121T050000Z", "--where", "seed=0")
-    assert [row["train_s_change_pct"] for row in found] == [None, pytest.approx(100.0), 0.0, pytest.approx(100.0)]
-    assert [row["score_change"] for row in found] == [None, *map(pytest.approx, (0.3, -0.2, 0.5))]
-    assert {row["train_s_ci95_pct"] for row in found} == {None}
+    table_rows = rows(capsys, "--baseline", "20261121T050000Z", "--where", "seed=0")
+    assert [row["train_s_change_pct"] for row in table_rows] == [None, pytest.approx(100.0), 0.0, pytest.approx(100.0)]
+    assert [row["score_change"] for row in table_rows] == [None, *map(pytest.approx, (0.3, -0.2, 0.5))]
+    assert {row["train_s_ci95_pct"] for row in table_rows} == {None}
 
 
 def test_a_baseline_of_repeats_gives_the_interval_of_compare(grid, capsys):
     """val_loss 4.0, 4.2 against 3.8, 4.0: -0.2, se sqrt(0.02/2 + 0.02/2) = 0.1414, df 2, t(0.975, 2) = 4.3027."""
-    found = rows(capsys, "--group", "--baseline", "optim.lr=0.001", "model.num_layers=2")
-    (other,) = [row for row in found if (row["optim.lr"], row["model.num_layers"]) == (0.003, 2)]
-    assert found[0]["score_change"] is None and found[0]["optim.lr"] == 0.001
+    table_rows = rows(capsys, "--group", "--baseline", "optim.lr=0.001", "model.num_layers=2")
+    (other,) = [row for row in table_rows if (row["optim.lr"], row["model.num_layers"]) == (0.003, 2)]
+    assert table_rows[0]["score_change"] is None and table_rows[0]["optim.lr"] == 0.001
     assert other["score_change"] == pytest.approx(-0.2)
     half_width = 4.302652729696142 * 0.02**0.5
     assert other["score_ci95"] == pytest.approx([-0.2 - half_width, -0.2 + half_width])
@@ -249,15 +249,15 @@ def test_a_pivot_of_one_key_says_what_its_means_are_over(grid, capsys):
     out = shown(capsys, "--pivot", "optim.lr", "--value", "train_s")
     assert out.splitlines()[2].split()[:2] == ["0.001", "15.15"]  # (10 + 10.2 + 20 + 20.4) / 4
     assert out.splitlines()[-1] == "train_s: mean, sd, n; over seed, model.num_layers"
-    found = rows(capsys, "--pivot", "optim.lr")
+    table_rows = rows(capsys, "--pivot", "optim.lr")
     expected = [(0.001, pytest.approx(4.2), 4, True), (0.003, pytest.approx(4.25), 4, False)]
-    assert [(row["optim.lr"], row["val_loss_mean"], row["n"], row["best"]) for row in found] == expected
+    assert [(row["optim.lr"], row["val_loss_mean"], row["n"], row["best"]) for row in table_rows] == expected
     assert shown(capsys, "--pivot", "optim.lr", "--csv").startswith(
         "optim.lr,val_loss_mean,val_loss_sd,n,num_lost,best"
     )
 
 
-@pytest.mark.parametrize("words", [["--group"], ["--sort", "seed"], ["--baseline", "x"], ["--columns", "seed"]])
-def test_what_a_pivot_cannot_do_is_refused(grid, words):
-    with pytest.raises(ValueError, match=f"{words[0]} with --pivot: they cannot be combined"):
-        table.main(["--pivot", "optim.lr", *words])
+@pytest.mark.parametrize("options", [["--group"], ["--sort", "seed"], ["--baseline", "x"], ["--columns", "seed"]])
+def test_what_a_pivot_cannot_do_is_refused(grid, options):
+    with pytest.raises(ValueError, match=f"{options[0]} with --pivot: they cannot be combined"):
+        table.main(["--pivot", "optim.lr", *options])

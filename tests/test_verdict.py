@@ -17,7 +17,7 @@ from bench.record.rows import row_of
 
 
 def run(val_loss=1.95, **changes):
-    found = {
+    facts = {
         "status": "complete",
         "validity": "valid",
         "metrics": {"val_loss": val_loss, "num_steps": 100, "target_reached": None},
@@ -26,12 +26,12 @@ def run(val_loss=1.95, **changes):
         "goal": {"val_tokens": 65536, "stop_at_target": False, "target_val_loss": 3.30, "target_gap_nats": None},
         "measured": {"foreign_cpu_cores": 0.0},
     }
-    return found | changes
+    return facts | changes
 
 
 def test_chance_may_bring_a_loss_a_little_below_the_floor():
-    found = run(1.9177 - 0.9 * floor_slack_nats(65536), data={"floor_nats": 1.9177})
-    assert validity.validity(found) == ("valid", [])
+    record = run(1.9177 - 0.9 * floor_slack_nats(65536), data={"floor_nats": 1.9177})
+    assert validity.validity(record) == ("valid", [])
 
 
 def test_steps_that_took_no_time_were_timed_by_a_clock_that_stood_still():
@@ -40,8 +40,8 @@ def test_steps_that_took_no_time_were_timed_by_a_clock_that_stood_still():
 
 
 def row(val_loss=1.95, **changes):
-    found = {"status": "complete", "validity": "valid", "score": val_loss, "num_steps": 100}
-    return found | {"target": 3.30, "stop_at_target": False, "target_reached": None} | changes
+    facts = {"status": "complete", "validity": "valid", "score": val_loss, "num_steps": 100}
+    return facts | {"target": 3.30, "stop_at_target": False, "target_reached": None} | changes
 
 
 def to_target(reached):
@@ -66,20 +66,20 @@ def test_the_p_of_the_target_and_the_margin_of_equivalence_are_the_tracks(monkey
     monkeypatch.setattr(groups, "CONF", tmp_path)
     target.track_settings.cache_clear()
     tracks = ("strict", "track_1_short", None, "../strict")
-    found = [(target.p_value_of(track), target.rules_of(track).equivalence_margin_pct) for track in tracks]
+    rules = [(target.p_value_of(track), target.rules_of(track).equivalence_margin_pct) for track in tracks]
     target.track_settings.cache_clear()
-    assert found == [(0.001, 0.2), (0.02, 0.5), (0.02, 0.5), (0.02, 0.5)]
+    assert rules == [(0.001, 0.2), (0.02, 0.5), (0.02, 0.5), (0.02, 0.5)]
 
 
 def test_a_gap_is_a_target_above_the_floor():
-    found = row_of(
+    row = row_of(
         run_folder.read(COMPLETE) | {"goal": {"target_gap_nats": 0.25}, "data": {"floor_nats": 2.0, "source": "x"}}
     )
-    assert found["target"] == 2.25
+    assert row["target"] == 2.25
 
 
 @pytest.mark.parametrize(
-    ("rows", "passed", "words"),
+    ("rows", "passed", "sentence"),
     [
         ([row(3.0)], None, "one run has no spread and gives no verdict"),
         ([row(3.0), row(3.0), row(None, status="failed")], False, "1 of 3 runs did not complete"),
@@ -88,9 +88,9 @@ def test_a_gap_is_a_target_above_the_floor():
         ([to_target(True), to_target(False)], False, "1 of 2 runs reached the target, after 260 steps"),
     ],
 )
-def test_what_decides_without_a_test(rows, passed, words):
+def test_what_decides_without_a_test(rows, passed, sentence):
     answer = target.decide(rows, 0.01)
-    assert answer["passed"] is passed and answer["words"].startswith(words)
+    assert answer["passed"] is passed and answer["words"].startswith(sentence)
 
 
 def test_runs_of_one_seed_or_one_trajectory_count_once_against_the_target():
@@ -102,8 +102,8 @@ def test_runs_of_one_seed_or_one_trajectory_count_once_against_the_target():
     assert target.decide(rows, 0.2, [None, "y", "y"])["n"] == 2
     assert target.decide(rows, 0.2)["n"] == 3
     assert target.decide([row(3.26, seed=0), row(3.27, seed=1), row(3.28, seed=0)], 0.2, ["x", "y", "y"])["n"] == 1
-    one = target.decide(rows, 0.2, ["x"] * 3)
-    assert (one["passed"], one["n"]) == (False, 1)
+    judged = target.decide(rows, 0.2, ["x"] * 3)
+    assert (judged["passed"], judged["n"]) == (False, 1)
 
 
 def test_an_interval_at_the_lower_edge_of_the_margin_is_that_edge():
@@ -136,11 +136,11 @@ def test_a_speedrun_says_that_a_claim_is_judged_by_more_runs_than_its_own(tmp_pa
 
     first = ended(0, 1, 2)
     assert speedrun._judged(first) == (3, "")
-    number, words = speedrun._judged(ended(3, 4, 5))
-    assert number == 6 and words.startswith("a claim is judged by all 6 runs of this config and code, not by these 3")
-    assert words.endswith(f"./run.sh judge {first[0]['config_id']}")
+    number, text = speedrun._judged(ended(3, 4, 5))
+    assert number == 6 and text.startswith("a claim is judged by all 6 runs of this config and code, not by these 3")
+    assert text.endswith(f"./run.sh judge {first[0]['config_id']}")
     ((_, claim),) = judging.claims_of([run["folder"] for run in first])
     assert run_rules.no_run_was_left_out(claim)[0] is False  # judge says so, too
     results.add(9, source="42")
-    number, words = speedrun._judged(first)
-    assert number == 6 and words.endswith(f"./run.sh judge {first[0]['run_id']} names the others")
+    number, text = speedrun._judged(first)
+    assert number == 6 and text.endswith(f"./run.sh judge {first[0]['run_id']} names the others")

@@ -193,18 +193,18 @@ def measure(rehearse: bool = False) -> list[tuple]:
         print("gpu: skipped, this machine shows no NVIDIA GPU; --rehearse runs it on a CPU", file=sys.stderr)
         return []
     size, where = (_nano(), "rehearsal on a CPU") if rehearse else (_small(gpus[0]), gpus[0]["name"])
-    of_reducers = _reducers(size, where, rehearse)  # first: what this process has on a GPU would be in its way
+    reducer_rows = _reducers(size, where, rehearse)  # first: what this process has on a GPU would be in its way
     started_s = time.perf_counter()
     with Contest(size) as contest:
-        result = contest.rounds(2 if rehearse else MAX_ROUNDS, started_s + 60 * MOST_MINUTES)
-        rows = [_ratio(result, *ratio, where, rehearse) for ratio in RATIOS if {*ratio[:2]} <= result.keys()]
+        times_s = contest.rounds(2 if rehearse else MAX_ROUNDS, started_s + 60 * MOST_MINUTES)
+        rows = [_ratio(times_s, *ratio, where, rehearse) for ratio in RATIOS if {*ratio[:2]} <= times_s.keys()]
         peak = None if rehearse else peak_flops(where, "bfloat16")
         if peak is None and not rehearse:
             print(f"gpu: no peak is known for {where}, so no MFU", file=sys.stderr)
-        rows += _rates(contest, result, peak, where)
+        rows += _rates(contest, times_s, peak, where)
         rows += contest.snapshot_rows(where)
-    print(f"gpu: {len(result['gpt2'])} rounds, {(time.perf_counter() - started_s) / 60:.1f} minutes", file=sys.stderr)
-    return rows + of_reducers
+    print(f"gpu: {len(times_s['gpt2'])} rounds, {(time.perf_counter() - started_s) / 60:.1f} minutes", file=sys.stderr)
+    return rows + reducer_rows
 
 
 def _reducers(size, where, rehearse):
@@ -252,7 +252,7 @@ class Contest:
         fast = ours("model=modern", "optim=muon", *heads, f"optim.muon_batched={size.muon}")
         self.plain = {"nanoGPT's loop": self._nanogpt(), "track 3's loop": self._track3()}
         self._history = History("benchmarks")
-        silent = InstrumentSet([one for one in gpt2.instrumented.instruments if not hasattr(one, "pause")])
+        silent = InstrumentSet([part for part in gpt2.instrumented.instruments if not hasattr(part, "pause")])
         self.blocks: dict[str, Callable[[], float]] = {
             "gpt2": lambda: gpt2.train(gpt2.instrumented),
             "gpt2 without instruments": lambda: gpt2.train(gpt2.plain),
@@ -337,15 +337,15 @@ class Contest:
         return Track3(of.num_layers, of.width, of.vocab_size, self._setting())
 
 
-def _ratio(result, name, other, target, where, rehearse):
-    return overhead.ratio(f"{name} / {other} ({where})", result[name], result[other], None if rehearse else target)
+def _ratio(times_s, name, other, target, where, rehearse):
+    return overhead.ratio(f"{name} / {other} ({where})", times_s[name], times_s[other], None if rehearse else target)
 
 
-def _rates(contest, result, peak, where):
+def _rates(contest, times_s, peak, where):
     """Milliseconds a step of each contestant, and its MFU where the GPU's peak is known."""
     size, rows = contest.size, []
     num_tokens = size.num_micro_steps * size.num_seqs * size.seq_len
-    for name, seconds in result.items():
+    for name, seconds in times_s.items():
         rows.append(gpu_ranks.step_ms(name, seconds, NUM_BLOCK_STEPS, where))
         if peak is not None and name in contest.models:
             mfu = contest.models[name].flops_per_token(size.seq_len) * num_tokens / (rows[-1][1] / 1e3) / peak

@@ -150,25 +150,25 @@ def baseline_of(runs, claim, given):
     return matching(runs, "/".join([*PurePosixPath(claim["link"]).parts[:2], "*baseline*", "*"]))
 
 
-def matching(runs, words):
+def matching(runs, pattern):
     """'FOLDER/GLOB' or 'FOLDER/GLOB@CODE', the beginning of its sha256 -> those runs, copies of a log once."""
-    glob, _, code = words.partition("@")
-    found = [run for run in runs if PurePosixPath(run.path).match(glob)]
-    found = [run for run in found if (run.row["source_sha256"] or "").startswith(code)]
-    return [found[number] for number in eligibility.index_of_runs([run.row for run in found])]
+    glob, _, code = pattern.partition("@")
+    matched = [run for run in runs if PurePosixPath(run.path).match(glob)]
+    matched = [run for run in matched if (run.row["source_sha256"] or "").startswith(code)]
+    return [matched[number] for number in eligibility.index_of_runs([run.row for run in matched])]
 
 
-def printed_times(path, own_s, words=PRINTED):
+def printed_times(path, own_s, pattern=PRINTED):
     """The times of the record before that a README prints, in seconds; None: none, or none beside own_s.
 
-    own_s: the times of the record's logs.  Where the README prints others, the logs are of another day.  words: after
+    own_s: the times of the record's logs.  Where the README prints others, the logs are of another day.  pattern: after
     which the times stand.
     """
     text = path.read_text() if path.is_file() else ""
     numbers = {float(number) for number in re.findall(r"\d+\.\d+", text)}
     is_theirs = 2 * sum(round(time_s or 0, 3) in numbers for time_s in own_s) >= len(own_s)
-    for found in re.finditer(words, text) if is_theirs else ():
-        for times in TIMES.findall(text[found.end() : found.end() + 500]):
+    for match in re.finditer(pattern, text) if is_theirs else ():
+        for times in TIMES.findall(text[match.end() : match.end() + 500]):
             numbers = [float(time) for time in times.split(",") if time.strip()]
             if min(numbers) > MIN_TIME_S:
                 return numbers

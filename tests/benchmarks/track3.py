@@ -45,12 +45,12 @@ class Result(NamedTuple):
 
 def results(readme: str) -> list[Result]:
     """Upstream's README of the track -> its results, the oldest first."""
-    found = []
+    entries = []
     for number, step, mean, n, link in ROW.findall(readme):
         folder = link.split("/")[0]
         logs = LOGS.get(int(number), f"{folder}/**/*.txt" if "/" in link else folder)
-        found.append(Result(int(number), int(step), float(mean), int(n), logs))
-    return found
+        entries.append(Result(int(number), int(step), float(mean), int(n), logs))
+    return entries
 
 
 def rows_of(clone: Path, result: Result) -> Iterator[tuple[object, ...]]:
@@ -78,13 +78,13 @@ def kept() -> Iterator[tuple[int, int, float, int, list[dict[str, Any]]]]:
     with gzip.open(OUT, "rt") as file:
         rows = list(csv.DictReader(file))
     for number, group in itertools.groupby(rows, lambda row: int(row["result"])):
-        of_result, found = list(group), []
-        for _, lines in itertools.groupby(of_result, lambda row: row["run"]):
-            of_run = list(lines)
-            curve = {int(row["at"]): float(row["val_loss"]) for row in of_run}
-            found.append({"seed": of_run[0]["seed"] or None, "code": of_run[0]["code"], "curve": curve})
-        first = of_result[0]
-        yield number, int(first["step"]), float(first["mean"]), int(first["n"]), found
+        result_rows, runs = list(group), []
+        for _, lines in itertools.groupby(result_rows, lambda row: row["run"]):
+            run_rows = list(lines)
+            curve = {int(row["at"]): float(row["val_loss"]) for row in run_rows}
+            runs.append({"seed": run_rows[0]["seed"] or None, "code": run_rows[0]["code"], "curve": curve})
+        first = result_rows[0]
+        yield number, int(first["step"]), float(first["mean"]), int(first["n"]), runs
 
 
 def main(argv: list[str]) -> int:
@@ -95,11 +95,11 @@ def main(argv: list[str]) -> int:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    found = results(readme.read_text())
-    for result in found:
+    entries = results(readme.read_text())
+    for result in entries:
         writer.writerows(rows_of(Path(argv[0]), result))
     OUT.write_bytes(gzip.compress(text.getvalue().encode(), 9, mtime=0))
-    print(f"{OUT}: {len(found)} results, {OUT.stat().st_size:,} bytes")
+    print(f"{OUT}: {len(entries)} results, {OUT.stat().st_size:,} bytes")
     return 0
 
 
