@@ -191,8 +191,8 @@ class Page:
     def press_key(self, key):
         """Presses Enter or space as a person does: Enter clicks the button or link that has the focus."""
         code = {"Enter": 13, " ": 32}[key]
-        more = {"key": key, "windowsVirtualKeyCode": code, "text": "\r" if key == "Enter" else key}
-        self.call("Input.dispatchKeyEvent", type="keyDown", **more)
+        event = {"key": key, "windowsVirtualKeyCode": code, "text": "\r" if key == "Enter" else key}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **event)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
     def until(self, expression, timeout_s=10):

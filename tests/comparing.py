@@ -82,11 +82,11 @@ def compare(a_runs, b_runs, **options):
 
 def compare_arms(arms, **options):
     """Returns {candidate: Comparison} from {name: records}, the baseline first."""
-    found = [
+    tabled = [
         Arm(name, [row_of(run) for run in runs], [None] * len(runs), {run["run_id"]: run for run in runs})
         for name, runs in arms.items()
     ]
-    return dict(comparison.compare_arms(found, diagnose=False, **options))
+    return dict(comparison.compare_arms(tabled, diagnose=False, **options))
 
 
 @pytest.fixture

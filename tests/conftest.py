@@ -167,8 +167,8 @@ def every_instrument_run(shared_run):
     every = sorted(path.stem for path in (real_runs.REPO / "conf" / "instruments").glob("*.yaml"))
     chosen = [name for name in every if name not in OTHER_PROFILERS]
     trace = ["instruments.trace.first_step=3", "instruments.trace.warmup_steps=1", "instruments.trace.active_steps=2"]
-    words = [f"instruments=[{','.join(chosen)}]", *trace, "instruments.memory_history.first_step=3"]
-    return shared_run("every_instrument", "seed=5", *words)
+    overrides = [f"instruments=[{','.join(chosen)}]", *trace, "instruments.memory_history.first_step=3"]
+    return shared_run("every_instrument", "seed=5", *overrides)
 
 
 @pytest.fixture(scope="session")

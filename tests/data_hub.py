@@ -74,13 +74,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._send(
                 200, json.dumps(self.hub.info()).encode(), {"Content-Type": "application/json"}, with_body
             )
-        asked = re.fullmatch(rf"/datasets/{REPO}/resolve/(\w+)/(.+)", path)
-        if not asked or asked[1] != self.hub.commit or asked[2] not in self.hub.files:
+        match = re.fullmatch(rf"/datasets/{REPO}/resolve/(\w+)/(.+)", path)
+        if not match or match[1] != self.hub.commit or match[2] not in self.hub.files:
             return self._send(404, b"", {"X-Error-Code": "EntryNotFound"}, with_body)
         if with_body and self.hub.cut_next == 0:
             return self._send(403, b"", {}, with_body)
-        body = self.hub.files[asked[2]]
-        headers = {"ETag": f'"{self.hub.stated[asked[2]]}"', "X-Repo-Commit": self.hub.commit, "Accept-Ranges": "bytes"}
+        body = self.hub.files[match[2]]
+        headers = {"ETag": f'"{self.hub.stated[match[2]]}"', "X-Repo-Commit": self.hub.commit, "Accept-Ranges": "bytes"}
         start = int(self.headers["Range"].split("=")[1].split("-")[0]) if "Range" in self.headers else 0
         if start:
             headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"

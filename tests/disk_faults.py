@@ -104,7 +104,7 @@ class Workshop:
         """Returns the operations of an undisturbed command, and records its time in lasts_s."""
         self._begin(scenario)
         began_s = time.monotonic()
-        done = self._ended(self._start(self.project, scenario.words, self._faulty(0, "")))
+        done = self._ended(self._start(self.project, scenario.command, self._faulty(0, "")))
         assert done.returncode == 0, done.stdout
         self.lasts_s[scenario.name] = time.monotonic() - began_s
         return operations(self.state)
@@ -112,7 +112,7 @@ class Workshop:
     def first(self, scenario, what, path):
         """Returns the number of the first such operation of an undisturbed command, and ends the command there."""
         self._begin(scenario)
-        process = self._start(self.project, scenario.words, self._faulty(0, ""))
+        process = self._start(self.project, scenario.command, self._faulty(0, ""))
         numbers = []
         while not numbers:
             is_over = process.poll() is not None
@@ -126,7 +126,7 @@ class Workshop:
     def fault(self, scenario, number, kind):
         """Runs a command whose operation `number` fails in this way.  Returns an Outcome with all that is wrong."""
         self._begin(scenario)
-        done = self._ended(self._start(self.project, scenario.words, self._faulty(number, kind)))
+        done = self._ended(self._start(self.project, scenario.command, self._faulty(number, kind)))
         hits = [line for line in operations(self.state) if line[0] == number]
         where = f"{hits[0][2]} {hits[0][3]} by {hits[0][1]}" if hits else "was not reached"
         outcome = Outcome(f"{scenario.name}, operation {number}, {kind}: {where}", done.returncode, done.stdout)
@@ -142,7 +142,7 @@ class Workshop:
             self.count(scenario)
         self._begin(scenario)
         began_s = time.monotonic()
-        process = self._start(self.project, scenario.words, self._faulty(0, ""))
+        process = self._start(self.project, scenario.command, self._faulty(0, ""))
         while role and process.poll() is None and not self._in_role(role):
             time.sleep(0.01)
         passed_s = time.monotonic() - began_s
@@ -153,7 +153,7 @@ class Workshop:
         what = "was over"
         if victims:
             victim = chance.choice(victims)
-            what = self.words_of(victim)
+            what = self.command_of(victim)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
         done = self._ended(process)
@@ -172,9 +172,9 @@ class Workshop:
         return sorted(pids)
 
     def _in_role(self, role):
-        return [pid for pid in self.alive() if role in self.words_of(pid)]
+        return [pid for pid in self.alive() if role in self.command_of(pid)]
 
-    def words_of(self, pid):
+    def command_of(self, pid):
         """Returns a short name of a process."""
         try:
             return _short(Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " "))

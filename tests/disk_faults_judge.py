@@ -47,7 +47,7 @@ def _of_the_command(shop, outcome, is_kill):
     while (left := shop.alive()) and time.monotonic() < until_s:
         time.sleep(0.1)
     if left:
-        yield f"still alive after {GONE_S:.0f} s: {', '.join(map(shop.words_of, left))}"
+        yield f"still alive after {GONE_S:.0f} s: {', '.join(map(shop.command_of, left))}"
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -90,13 +90,13 @@ def _next_words(shop, scenario, results):
 
 def _records(results, wrong):
     """Returns {folder: record as it is shown}, and appends records that cannot be read to wrong."""
-    found = {}
+    records = {}
     for folder in real_runs.folders(results) + real_runs.folders(results / "published" / "mine"):
         try:
-            found[folder] = run_folder.read(folder)
+            records[folder] = run_folder.read(folder)
         except ValueError as error:
             wrong.append(f"unreadable: {error}")
-    return found
+    return records
 
 
 def _of_records(records, statuses_before, outcome, scenario, is_kill):
@@ -139,7 +139,7 @@ def _of_a_failure(folder, run, name, is_kill):
     if written["status"] == "running":
         return  # no process was left to finish it
     pages = {"report.html"}  # written when a race ends
-    if [one for one in run_folder.listed(folder) if one["path"] not in pages] != written["artifacts"]:
+    if [artifact for artifact in run_folder.listed(folder) if artifact["path"] not in pages] != written["artifacts"]:
         yield f"{name}: its files are not those that it lists"
     if left := [path.name for path in folder.iterdir() if path.name.startswith(".")]:
         yield f"{name}: temporary files stayed: {left}"

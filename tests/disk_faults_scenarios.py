@@ -34,7 +34,7 @@ class Scenario:
     """A command, and the command that a user types next."""
 
     name: str
-    words: tuple[str, ...]
+    command: tuple[str, ...]
     again: tuple[str, ...]
     num_runs: int = 0  # number of runs that the command trains
     quick: tuple[str, ...] | None = None  # replaces `again` after three faults of four; trains nothing
@@ -54,5 +54,5 @@ IMPORT = Scenario("import", IMPORT_LOG, IMPORT_LOG)
 PUBLISH = Scenario(
     "publish", ("publish", "results/free", "--name", "mine"), ("publish", "results/free", "--name", "again")
 )
-SCENARIOS = {one.name: one for one in (RUN, PAIR, SCRIPT_RUN, SWEEP, RACE, RESUME, IMPORT, PUBLISH)}
+SCENARIOS = {scenario.name: scenario for scenario in (RUN, PAIR, SCRIPT_RUN, SWEEP, RACE, RESUME, IMPORT, PUBLISH)}
 OF_A_RACE = ("race", "resume")

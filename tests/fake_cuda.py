@@ -78,9 +78,9 @@ class Events(list):
 
 
 def context(folder, device_type="cuda", rank=0, num_steps=5, peaks=None):
-    events, said = Events(), []
+    events, messages = Events(), []
     return (
-        Context(Path(folder), rank, 2, device_type, num_steps, HostMarks(), 0, events, said.append, peaks),
+        Context(Path(folder), rank, 2, device_type, num_steps, HostMarks(), 0, events, messages.append, peaks),
         events,
-        said,
+        messages,
     )

@@ -216,8 +216,8 @@ def _enter(namespace, hostname):
     """Enters a network namespace as `ip netns exec` does, including /sys, and sets the host name as `unshare -u`."""
     libc = ctypes.CDLL(None, use_errno=True)
 
-    def call(name, *words):
-        if getattr(libc, name)(*words):
+    def call(name, *args):
+        if getattr(libc, name)(*args):
             raise OSError(ctypes.get_errno(), name)
 
     opened = os.open(f"/run/netns/{namespace}", os.O_RDONLY)

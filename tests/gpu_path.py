@@ -50,10 +50,10 @@ class Backend:
         def run(*args):
             with torch.no_grad():
                 expected = graph(*args)
-            found = compiled(*args)
-            for one, other in zip(found, expected, strict=True):
-                assert torch.allclose(one, other, rtol=1e-4, atol=1e-5), (one - other).abs().max()
-            return found
+            outputs = compiled(*args)
+            for output, other in zip(outputs, expected, strict=True):
+                assert torch.allclose(output, other, rtol=1e-4, atol=1e-5), (output - other).abs().max()
+            return outputs
 
         return run
 

@@ -18,8 +18,8 @@ import real_runs
 NUMBERS = itertools.count(1)
 
 
-def ip(*words):
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+def ip(*arguments):
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 
 
 class Pair:
@@ -70,8 +70,8 @@ class Pair:
     def results(self, host):
         return self.base / f"results{host}"
 
-    def start(self, host, *words, repo=real_runs.REPO, changed=None, **env):
-        """Starts python -m WORDS on a host.  changed: as in real_runs.started()."""
+    def start(self, host, *arguments, repo=real_runs.REPO, changed=None, **env):
+        """Starts python -m ARGUMENTS on a host.  changed: as in real_runs.started()."""
         hostname = f"speedrun-test-{'ab'[host]}"
         if repo == real_runs.REPO and fork_server.fits(env):
             enter, env = [], env | {fork_server.HOST: json.dumps([self.names[host], hostname])}
@@ -81,7 +81,7 @@ class Pair:
             enter = ["ip", "netns", "exec", self.names[host], "unshare", "-u", "sh", "-c"]
             enter += [f'hostname {hostname}; exec "$@"', "sh"]
         self.processes[host] = subprocess.Popen(
-            [*enter, sys.executable, "-m", *words],
+            [*enter, sys.executable, "-m", *arguments],
             cwd=repo,
             env=real_runs.environment(self.results(host), **env),
             stdout=subprocess.PIPE,
@@ -112,11 +112,11 @@ class Pair:
 
     def workers(self):
         """Returns the ids of all processes on both hosts."""
-        found = []
+        pids = []
         for name in self.names:
-            asked = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
-            found += [int(word) for word in asked.stdout.split()]
-        return found
+            listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+            pids += [int(word) for word in listed.stdout.split()]
+        return pids
 
     def all_gone(self, timeout_s=30):
         return real_runs.wait_for(lambda: not self.workers(), timeout_s, every_s=0.2)

@@ -30,11 +30,11 @@ COPIED = (*RUN, *RACE, "RACE/race.md", *LEDGER)
 class Verb(NamedTuple):
     """A command and its inputs.
 
-    words: those in capitals stand for paths.  reads: every file that it opens and others may have written.  home: a
+    command: its capitals stand for paths.  reads: every file that it opens and others may have written.  home: a
     folder of the World.
     """
 
-    words: str
+    command: str
     reads: tuple[str, ...]
     home: str = "results"
 
@@ -124,7 +124,7 @@ VERDICTS = ("verify", "judge", "judge CLAIM", "judge --claim", "collect")
 
 def _another(path, world):
     """Replaces a file by that of another run."""
-    others = [one for one in path.parent.parent.glob(f"*/{path.name}") if one.parent != path.parent]
+    others = [other for other in path.parent.parent.glob(f"*/{path.name}") if other.parent != path.parent]
     shutil.copy(others[0] if others else world.made / "a.log", path)
 
 

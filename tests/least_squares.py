@@ -52,11 +52,11 @@ def _model(values, slots):
 def plain(values, slots):
     """Returns the fit by ordinary least squares."""
     x, y = _model(values, slots)
-    found, _, rank, _ = np.linalg.lstsq(x, y, rcond=None)
+    solution, _, rank, _ = np.linalg.lstsq(x, y, rcond=None)
     assert rank == x.shape[1]
-    residuals, df = y - x @ found, len(y) - rank
+    residuals, df = y - x @ solution, len(y) - rank
     covariance = np.linalg.inv(x.T @ x) * (residuals @ residuals / df)
-    return Solved(float(found[-1]), math.sqrt(covariance[-1, -1]), df, float(found[-2]), residuals)
+    return Solved(float(solution[-1]), math.sqrt(covariance[-1, -1]), df, float(solution[-2]), residuals)
 
 
 def clipped(values, slots, sds=HUBER_SDS):
@@ -66,8 +66,8 @@ def clipped(values, slots, sds=HUBER_SDS):
     df = num - num_parameters
     for _ in range(10_000):
         root = np.sqrt(weights)
-        found = np.linalg.lstsq(x * root[:, None], y * root, rcond=None)[0]
-        residuals = y - x @ found
+        solution = np.linalg.lstsq(x * root[:, None], y * root, rcond=None)[0]
+        residuals = y - x @ solution
         limit = sds * 1.4826 * np.median(np.abs(residuals)) * math.sqrt(num / df)
         before, weights = weights, np.minimum(1.0, limit / np.maximum(np.abs(residuals), 1e-300))
         if np.max(np.abs(weights - before)) < 1e-14:
@@ -77,7 +77,7 @@ def clipped(values, slots, sds=HUBER_SDS):
     inside = 1 - num_clipped / num
     k = 1 + num_parameters / num * (1 - inside) / inside
     se = k / inside * math.sqrt(psi @ psi / df * np.linalg.inv(x.T @ x)[-1, -1])
-    return Solved(float(found[-1]), se, max(1, df - num_clipped), float(found[-2]), residuals, num_clipped)
+    return Solved(float(solution[-1]), se, max(1, df - num_clipped), float(solution[-2]), residuals, num_clipped)
 
 
 def mde(solved, alpha, floor=0.0):
@@ -85,5 +85,5 @@ def mde(solved, alpha, floor=0.0):
     from scipy import optimize, stats
 
     t = stats.t.ppf(1 - alpha / 2, solved.df)
-    found = optimize.brentq(lambda shift: stats.nct.sf(t, solved.df, shift) - 0.8, 1e-9, 1000.0) * solved.se
-    return max(found, floor + stats.t.ppf(0.8, solved.df) * solved.se) if floor else found
+    difference = optimize.brentq(lambda shift: stats.nct.sf(t, solved.df, shift) - 0.8, 1e-9, 1000.0) * solved.se
+    return max(difference, floor + stats.t.ppf(0.8, solved.df) * solved.se) if floor else difference

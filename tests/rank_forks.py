@@ -24,12 +24,12 @@ ENDS_WITHIN_S = 240
 def ranks_of(module, world_size, folder):
     import torch
 
-    words = [sys.executable, "-W", "error", __file__, module, str(world_size), str(folder)]
+    command = [sys.executable, "-W", "error", __file__, module, str(world_size), str(folder)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
-    process = subprocess.Popen(words, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
     try:
-        said, _ = process.communicate(timeout=ENDS_WITHIN_S)
-        assert process.returncode == 0, said
+        output, _ = process.communicate(timeout=ENDS_WITHIN_S)
+        assert process.returncode == 0, output
     finally:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)  # its ranks too
@@ -44,9 +44,9 @@ def _saved(folder, rank):
 def _main(name, world_size, folder):
     module = import_module(name)
     prepared = module.prepared(world_size)
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
     gc.freeze()
     ranks = {_fork(module, prepared, rank, folder) for rank in range(world_size)}

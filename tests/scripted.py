@@ -34,9 +34,9 @@ def odd(results, what, *overrides, expect=0):
 @contextlib.contextmanager
 def hanging(results, *overrides):
     """Runs a script that trains for ten minutes and has a child in another session; yields (launcher, run folder)."""
-    words = [sys.executable, "-m", "bench", "run", *TRACK, f"script={ODD}", "script.args=[hangs]", *overrides]
+    argv = [sys.executable, "-m", "bench", "run", *TRACK, f"script={ODD}", "script.args=[hangs]", *overrides]
     launcher = subprocess.Popen(
-        words, cwd=real_runs.REPO, env=real_runs.environment(results), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        argv, cwd=real_runs.REPO, env=real_runs.environment(results), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     try:
         deadline_s = time.monotonic() + 60
@@ -61,23 +61,23 @@ def _step(results):
 
 def pids(results):
     """Returns the ids of living processes of runs in this results folder, by their arguments or working folder."""
-    found, launcher = [], b"bench\0run\0"
+    ids, launcher = [], b"bench\0run\0"
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            words = (path / "cmdline").read_bytes()
-            names_it = str(results) in os.readlink(path / "cwd") or str(results).encode() in words
-            if names_it and launcher not in words and _lives(path):
-                found.append(int(path.name))
-    return found
+            command = (path / "cmdline").read_bytes()
+            names_it = str(results) in os.readlink(path / "cwd") or str(results).encode() in command
+            if names_it and launcher not in command and _lives(path):
+                ids.append(int(path.name))
+    return ids
 
 
 def is_worker(pid):
     """Returns whether a process is a rank's worker, not one that watches it."""
-    stat, words = (Path(f"/proc/{pid}/{name}").read_text() for name in ("stat", "cmdline"))
+    stat, command = (Path(f"/proc/{pid}/{name}").read_text() for name in ("stat", "cmdline"))
     parent = int(stat.rpartition(")")[2].split()[1])
     starters = ("bench.launch.guard", "torch.distributed.run")
     begun_by = Path(f"/proc/{parent}/cmdline").read_text()
-    return "script_worker" in words and any(name in begun_by for name in starters)
+    return "script_worker" in command and any(name in begun_by for name in starters)
 
 
 def _lives(process):

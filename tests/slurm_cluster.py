@@ -93,10 +93,10 @@ class Cluster:
         self.run("scancel", "--user=root", "--full", "--signal=KILL")
         self._stack.close()
 
-    def run(self, *words, timeout_s=60, **env):
+    def run(self, *command, timeout_s=60, **env):
         """Runs a command of SLURM and returns a CompletedProcess with text output."""
         env = os.environ | self.variables | env
-        return subprocess.run(words, env=env, capture_output=True, text=True, timeout=timeout_s)
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s)
 
     def _start_all(self):
         at = self.folder
@@ -112,10 +112,10 @@ class Cluster:
                 raise RuntimeError(f"SLURM's nodes did not come up in 60 s: {at}/log")
             time.sleep(0.5)
 
-    def _start(self, program, *words):
+    def _start(self, program, *args):
         env = os.environ | self.variables
         with open(self.folder / "log" / f"{program}.out", "ab") as log:
-            process = subprocess.Popen([shutil.which(program, path=_path()), *words], env=env, stdout=log, stderr=log)
+            process = subprocess.Popen([shutil.which(program, path=_path()), *args], env=env, stdout=log, stderr=log)
         self._stack.callback(_end, process)
 
 
@@ -134,8 +134,8 @@ def _path():
 
 def _free_ports(count):
     with contextlib.ExitStack() as stack:
-        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in taken]
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [free.getsockname()[1] for free in sockets]
 
 
 if __name__ == "__main__":

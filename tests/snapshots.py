@@ -11,12 +11,12 @@ STEP_US = 1000.0
 
 def frames(*lines):
     """Converts lines such as "models/gpt2.py:45 forward" to frames in torch's format."""
-    found = []
+    stack = []
     for line in lines:
         place, _, name = line.rpartition(" ")
         filename, _, number = place.rpartition(":")
-        found.append({"filename": filename, "line": int(number), "name": name})
-    return found
+        stack.append({"filename": filename, "line": int(number), "name": name})
+    return stack
 
 
 FORWARD = frames(

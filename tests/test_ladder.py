@@ -121,14 +121,14 @@ def made(rung, **args):
 
 def summary(tensors):
     """{kind of tensor: (norm, projection on a fixed direction)}."""
-    found = {}
+    sums = {}
     for k, name in enumerate(sorted(tensors)):
         flat = tensors[name].detach().double().flatten()
         direction = torch.cos(torch.arange(flat.numel(), dtype=torch.float64) + k)
-        squares, projection = found.get(kind := re.sub(r"^blocks\.\d+\.", "blocks.*.", name), (0.0, 0.0))
+        squares, projection = sums.get(kind := re.sub(r"^blocks\.\d+\.", "blocks.*.", name), (0.0, 0.0))
         squares += flat.square().sum().item()
-        found[kind] = squares, projection + (flat @ direction).item() / max(1, flat.numel() / 2) ** 0.5
-    return {kind: (squares**0.5, projection) for kind, (squares, projection) in found.items()}
+        sums[kind] = squares, projection + (flat @ direction).item() / max(1, flat.numel() / 2) ** 0.5
+    return {kind: (squares**0.5, projection) for kind, (squares, projection) in sums.items()}
 
 
 def is_single(tensors, kind):
@@ -140,12 +140,12 @@ def gradient_tolerance(tensors):
     return lambda kind: SINGLE_GRADIENT_FRAC if is_single(tensors, kind) else GRADIENT_FRAC
 
 
-def assert_near(found, expected, tolerance_of):
-    assert found.keys() == expected.keys()
+def assert_near(actual, expected, tolerance_of):
+    assert actual.keys() == expected.keys()
     for kind, (norm, projection) in expected.items():
         tolerance = tolerance_of(kind)
-        assert found[kind][0] == pytest.approx(norm, rel=tolerance), kind
-        assert found[kind][1] == pytest.approx(projection, abs=tolerance * norm), kind
+        assert actual[kind][0] == pytest.approx(norm, rel=tolerance), kind
+        assert actual[kind][1] == pytest.approx(projection, abs=tolerance * norm), kind
 
 
 @pytest.mark.parametrize("rung", GOLDEN)
@@ -228,12 +228,12 @@ def test_record_53s_loss_of_several_tokens_and_its_own_embedding_are_the_records
 @pytest.mark.parametrize("rung", WITH_WINDOWS)
 def test_a_rung_has_its_records_loss_in_every_window(rung):
     model = made(rung, **FLOAT32[rung])[0]
-    found = {}
+    losses = {}
     for window in WINDOWS[rung]:
         model.set_window(window)
-        found[str(window)] = model(*batch(rung)).item()
-    assert found == pytest.approx(GOLDEN[rung]["loss_by_window"], abs=LOSS_NATS)
-    assert len({round(loss, 4) for loss in found.values()}) == 3
+        losses[str(window)] = model(*batch(rung)).item()
+    assert losses == pytest.approx(GOLDEN[rung]["loss_by_window"], abs=LOSS_NATS)
+    assert len({round(loss, 4) for loss in losses.values()}) == 3
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -245,8 +245,8 @@ def test_the_fast_attention_of_a_rung_gives_its_records_loss_too(rung, monkeypat
     for window in WINDOWS[rung]:
         model.set_window(window)
         with torch.no_grad():  # it has no backward pass on a CPU
-            found = model(*batch(rung)).item()
-        assert found == pytest.approx(GOLDEN[rung]["loss_by_window"][str(window)], abs=1e-5)
+            loss = model(*batch(rung)).item()
+        assert loss == pytest.approx(GOLDEN[rung]["loss_by_window"][str(window)], abs=1e-5)
     assert len(used) == 3 * sum(block.attention is not None for block in model.blocks)
 
 
@@ -343,8 +343,8 @@ CPU = [
 
 def job_of(rung):
     one_stage = ["stages=[{window_tokens:128}]"] if rung in WITH_WINDOWS and rung >= "r29" else []
-    words = [f"experiment={rung}", "model/size=nano", "model.vocab_size=null", *CPU, *one_stage]
-    return prepare(words, say=lambda line: None, check_own=False)
+    overrides = [f"experiment={rung}", "model/size=nano", "model.vocab_size=null", *CPU, *one_stage]
+    return prepare(overrides, say=lambda line: None, check_own=False)
 
 
 @pytest.mark.parametrize("rungs", [TURNS, pytest.param(RUNGS, marks=pytest.mark.slow)])
@@ -367,5 +367,5 @@ def test_a_rung_trains_at_nano_size_on_a_cpu_and_its_loss_is_the_referees(rung):
     facts = referee.at_end(2)
     trainer.close()
     assert validity.faults(facts) == ([], [])
-    for one in (*facts["checked"], facts["random_tokens"], facts["held_out"]):
-        assert one["claimed_nats"] == pytest.approx(one["from_logits_nats"], abs=5e-6)
+    for check in (*facts["checked"], facts["random_tokens"], facts["held_out"]):
+        assert check["claimed_nats"] == pytest.approx(check["from_logits_nats"], abs=5e-6)

@@ -57,6 +57,6 @@ def test_an_optimizer_does_not_import_the_compiler_and_trains_the_same_and_compi
     assert plain["after training"] == [True, True] and plain["called early"] == [True]
     assert lazy["after training"] == [False, False] and lazy["called early"] == []
     assert lazy["weights"] == plain["weights"]
-    for found in (plain, lazy):
-        assert (found["compiled"], found["graphs"]) == ([2.0, 2.0], 1)
-        assert found["at the end"] == [True, True, [True], False]
+    for facts in (plain, lazy):
+        assert (facts["compiled"], facts["graphs"]) == ([2.0, 2.0], 1)
+        assert facts["at the end"] == [True, True, [True], False]

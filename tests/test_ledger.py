@@ -90,11 +90,11 @@ def test_a_destroyed_ledger_is_said_by_who_shows_its_runs_and_before_the_next(re
     kept_records.add(results, 0)
     fill(results, 3)
     commands = (["table"], ["report", str(results)], ["run", "--dry-run", "track=free", "experiment=smoke"])
-    for words in commands:
-        assert program.main(words) == 0 and "ledger" not in capsys.readouterr().err
+    for command in commands:
+        assert program.main(command) == 0 and "ledger" not in capsys.readouterr().err
     path.unlink() if how == "is gone" else path.write_bytes(b"")
-    for words in commands:
-        assert program.main(words) == 0
+    for command in commands:
+        assert program.main(command) == 0
         (line,) = [line for line in capsys.readouterr().err.splitlines() if "ledger" in line]
         assert f"ledger.jsonl: {how}, and had 3 lines: restore it" in line
     fill(results, 1)
@@ -233,12 +233,12 @@ for number in range(25):
 
 @pytest.mark.parametrize("file_system", ["with locks", "without locks"])
 def test_launchers_at_once_take_turns_and_lose_no_line(tmp_path, repo, file_system):
-    words = [sys.executable, "-c", APPENDING, str(tmp_path)]
-    writers = [subprocess.Popen([*words, str(number), file_system], cwd=repo) for number in range(4)]
+    command = [sys.executable, "-c", APPENDING, str(tmp_path)]
+    writers = [subprocess.Popen([*command, str(number), file_system], cwd=repo) for number in range(4)]
     assert [writer.wait(120) for writer in writers] == [0] * 4
-    found = ledger.read(tmp_path)
-    assert found.faults == [] and len(found.runs) == 100
-    assert [line["prev"] for line in found.lines[1:]] == [line["sha256"] for line in found.lines[:-1]]  # no fork
+    lines = ledger.read(tmp_path)
+    assert lines.faults == [] and len(lines.runs) == 100
+    assert [line["prev"] for line in lines.lines[1:]] == [line["sha256"] for line in lines.lines[:-1]]  # no fork
     assert {path.name for path in tmp_path.iterdir()} == {ledger.NAME, line_count.NAME}
 
 

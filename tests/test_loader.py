@@ -263,10 +263,10 @@ def test_a_gpu_gets_the_same_batches(counting, open_loader):
     for _ in range(50):
         kept.append((on_cpu.next(), on_gpu.next()))
         busy = busy @ busy  # compute that a copy must not wait for, nor be overtaken by
-    for expected, found in kept:
-        assert all(tensor.device == device for tensor in found)
-        assert torch.equal(torch.stack(expected), torch.stack(found).cpu())
-    for expected, found in zip(
+    for expected, batch in kept:
+        assert all(tensor.device == device for tensor in batch)
+        assert torch.equal(torch.stack(expected), torch.stack(batch).cpu())
+    for expected, batch in zip(
         *(val_batches(counting, 48, 3, 4, 0, 1, where) for where in ("cpu", device)), strict=True
     ):
-        assert torch.equal(torch.stack(expected), torch.stack(found).cpu())
+        assert torch.equal(torch.stack(expected), torch.stack(batch).cpu())

@@ -47,8 +47,8 @@ def losses(folder):
 def pair(tmp_path_factory):
     """(a run without a look, the same with one)."""
     results = tmp_path_factory.mktemp("results")
-    words = ["hardware.num_threads=1", SAVED, "seed=4"]
-    return real_runs.run(results, *words, "look=off"), real_runs.run(results, *words, "look=on")
+    overrides = ["hardware.num_threads=1", SAVED, "seed=4"]
+    return real_runs.run(results, *overrides, "look=off"), real_runs.run(results, *overrides, "look=on")
 
 
 def test_a_look_leaves_a_trace_tables_a_memory_page_and_an_account(pair):
@@ -135,11 +135,11 @@ def test_what_ends_the_ranks_in_the_look_is_a_warning_unless_it_speaks_of_the_ru
         return {"look": {"status": status, "began_s": 1.0}, "warnings": []}
 
     stop = failures.failure("interrupted", "the launcher got SIGINT", None, 6, "SIGINT")
-    of_workers = measured()
-    assert after_race.spared(of_workers, stop) is None
-    assert of_workers["look"] == {"status": "not finished", "began_s": 1.0, "interrupted_by": "SIGINT"}
-    assert "the launcher got SIGINT" in of_workers["warnings"][0]["error"]
-    assert failures.interrupted_by({"failure": None, "look": of_workers["look"]}) == "SIGINT"
+    written = measured()
+    assert after_race.spared(written, stop) is None
+    assert written["look"] == {"status": "not finished", "began_s": 1.0, "interrupted_by": "SIGINT"}
+    assert "the launcher got SIGINT" in written["warnings"][0]["error"]
+    assert failures.interrupted_by({"failure": None, "look": written["look"]}) == "SIGINT"
     bad = failures.failure("bad_data", "changed")
     assert after_race.spared(measured(), bad) is bad and after_race.spared({}, stop) is stop
     assert after_race.spared(measured("recorded"), stop) is stop
@@ -148,8 +148,8 @@ def test_what_ends_the_ranks_in_the_look_is_a_warning_unless_it_speaks_of_the_ru
 def ended_in_its_look(folder, number):
     """A run whose launcher gets that signal in the look -> (record, what it printed, folder)."""
     (folder / "net.py").write_text(ENDING.format(end="print('looking', flush=True), time.sleep(60)"))
-    words = [*real_runs.SHORT, "model.arch=net.py:Net", "look=on"]
-    process = real_runs.started(folder / "results", "run", *words, SPEEDRUN_CWD=str(folder))
+    overrides = [*real_runs.SHORT, "model.arch=net.py:Net", "look=on"]
+    process = real_runs.started(folder / "results", "run", *overrides, SPEEDRUN_CWD=str(folder))
     until_s = time.monotonic() + 120
     while "looking" not in real_runs.logs(folder / "results") and time.monotonic() < until_s:
         time.sleep(0.1)
@@ -205,15 +205,15 @@ def test_a_series_looks_once_and_on_a_cpu_without_being_told(tmp_path):
 
 
 def test_a_disk_that_fills_in_the_look_leaves_what_was_measured(tmp_path, monkeypatch):
-    result = tmp_path / run_folder.RESULT
-    result.write_text(json.dumps({"look": {"status": "begun", "began_s": 1.0}, "warnings": [], "train_s": 2.5}))
+    path = tmp_path / run_folder.RESULT
+    path.write_text(json.dumps({"look": {"status": "begun", "began_s": 1.0}, "warnings": [], "train_s": 2.5}))
 
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(gather_result.atomic, "write_json", full)
     gather_result.add_look(tmp_path, {"status": "recorded"}, [[]])
-    measured = json.loads(result.read_text())
+    measured = json.loads(path.read_text())
     assert after_race.spared(measured, None) is None and measured["train_s"] == 2.5
     assert measured["look"]["status"] == "not finished" and "could not be written" in measured["warnings"][0]["error"]
 
@@ -244,18 +244,18 @@ def test_a_scripts_window_begins_and_ends_at_its_lines_without_a_validation(line
 @pytest.fixture(scope="module")
 def scripted_look(tmp_path_factory):
     """A script of two ranks, which is looked at."""
-    words = ["look=on", "script.args=[40]", "hardware.num_processes=2", "hardware.num_threads=1"]
-    return scripted.run(tmp_path_factory.mktemp("results"), scripted.MODDED, *words)
+    overrides = ["look=on", "script.args=[40]", "hardware.num_processes=2", "hardware.num_threads=1"]
+    return scripted.run(tmp_path_factory.mktemp("results"), scripted.MODDED, *overrides)
 
 
 @pytest.mark.slow
 def test_a_script_is_looked_at_in_a_second_run(scripted_look):
     run, look = real_runs.run_json(scripted_look), real_runs.run_json(scripted_look)["look"]
     assert (run["status"], look["status"], look["steps"], run["warnings"]) == ("complete", "recorded", [13, 15], [])
-    of_ranks = [f"traces/look_rank{rank}.pt.trace.json.gz" for rank in range(2)]
+    looks = [f"traces/look_rank{rank}.pt.trace.json.gz" for rank in range(2)]
     tables = [f"traces/ops/look_{name}" for name in ("rank0.json", "rank1.txt", "account.json", "account.txt")]
     memory = [f"memory/look_rank{rank}.html" for rank in range(2)]
-    assert {file["path"] for file in run["artifacts"]} >= {*of_ranks, *tables, *memory}
+    assert {file["path"] for file in run["artifacts"]} >= {*looks, *tables, *memory}
     assert "train_gpt.py(9" in look["next"][0]["place"] and "sleep" in look["next"][0]["place"]  # it is planted there
     assert "aten::_log_softmax" in (scripted_look / tables[1]).read_text()
     for path in memory:

@@ -106,11 +106,11 @@ def test_each_phase_has_its_own_peak_and_the_peak_of_the_run_stays_known(cuda, t
     where, events, _ = context(tmp_path, peaks=CudaPeaks(0))
     instrument = memory.INSTRUMENT(where)
     run_phases(instrument, cuda, train_gib=3, val_gib=5)
-    found = instrument.summary()
-    assert found["what"] == "CUDA allocator" and found["total_gib"] == 80.0
-    peaks = {phase: found[f"{phase}_peak_allocated_gib"] for phase in ("build", "warmup", "train", "validation")}
+    summary = instrument.summary()
+    assert summary["what"] == "CUDA allocator" and summary["total_gib"] == 80.0
+    peaks = {phase: summary[f"{phase}_peak_allocated_gib"] for phase in ("build", "warmup", "train", "validation")}
     assert peaks == {"build": 1.0, "warmup": 9.0, "train": 4.0, "validation": 5.0}
-    assert found["train_num_alloc_retries"] == 0 and events == []
+    assert summary["train_num_alloc_retries"] == 0 and events == []
     assert where.peaks.whole_gib()["allocated"] == 5.0  # of the run: what run.py records, without the warm-up
 
 
@@ -144,10 +144,10 @@ def test_a_retry_in_a_step_that_was_not_slow_is_reported_without_a_step(cuda, tm
 
 def test_over_ranks_the_largest_and_the_smallest_peak_are_reported_and_counts_added_up(cuda, tmp_path):
     instrument = memory.INSTRUMENT(context(tmp_path)[0])
-    of_rank = {"what": "CUDA allocator", "total_gib": 80.0, "train_num_ooms": 1}
-    ranks = [{**of_rank, "train_peak_allocated_gib": gib} for gib in (3.0, 5.0, 4.0)]
+    shared = {"what": "CUDA allocator", "total_gib": 80.0, "train_num_ooms": 1}
+    ranks = [{**shared, "train_peak_allocated_gib": gib} for gib in (3.0, 5.0, 4.0)]
     peaks = {"train_peak_allocated_gib": 5.0, "train_peak_allocated_gib_min": 3.0, "fullest_rank": 1}
-    assert instrument.merge([*ranks, {}]) == of_rank | {"train_num_ooms": 3} | peaks
+    assert instrument.merge([*ranks, {}]) == shared | {"train_num_ooms": 3} | peaks
     assert instrument.merge([{}, {}]) == {}
 
 
@@ -181,10 +181,10 @@ def test_on_two_cpu_ranks_both_are_recorded_and_no_loss_changes(results_dir, two
     folder = real_runs.run(results_dir, "seed=5", *TWO, "instruments=[memory,memory_history]")
     run = run_json(folder)
     assert [row["train_loss"] for row in steps(folder)] == [row["train_loss"] for row in steps(two_rank_run)]
-    found = run["instrument_summaries"]["memory"]
-    assert found["what"] == "resident set of the process" and found["fullest_rank"] in (0, 1)
+    summary = run["instrument_summaries"]["memory"]
+    assert summary["what"] == "resident set of the process" and summary["fullest_rank"] in (0, 1)
     for phase in ("build", "warmup", "train", "validation"):
-        least, most = found[f"{phase}_peak_rss_gib_min"], found[f"{phase}_peak_rss_gib"]
+        least, most = summary[f"{phase}_peak_rss_gib_min"], summary[f"{phase}_peak_rss_gib"]
         assert 0 < least <= most <= run["metrics"]["peak_mem_gib"] + 1e-3
     (window,) = run["instrument_summaries"]["memory_history"]["windows"]
     assert window["ranks"] == [0, 1] and window["status"] == "recorded"

@@ -46,10 +46,10 @@ def trained(with_marks, backward=()):
 def test_each_piece_of_memory_is_counted_under_its_use(with_marks, backward):
     snapshot = trained(with_marks, backward)
     (device,) = lives.devices(snapshot)
-    found = lives.from_snapshot(snapshot, device)
-    held = lives.held_by(found, uses.Uses(found).of)
-    asked = {use: num_bytes / MIB for use, (_, num_bytes) in held.allocated.items()}
-    assert asked == {"parameters": 8, "activations": 6, "gradients": 8, "optimizer state": 16, "temporary": 1 + 2 + 3}
+    allocations = lives.from_snapshot(snapshot, device)
+    held = lives.held_by(allocations, uses.Uses(allocations).of)
+    mib = {use: num_bytes / MIB for use, (_, num_bytes) in held.allocated.items()}
+    assert mib == {"parameters": 8, "activations": 6, "gradients": 8, "optimizer state": 16, "temporary": 1 + 2 + 3}
     assert held.peak_bytes == (8 + 8 + 16 + 3) * MIB  # activations are gone when the optimizer works
     expected = {"parameters": 8, "gradients": 8, "optimizer state": 16, "temporary": 3}
     assert {use: num_bytes / MIB for use, num_bytes in held.at_peak.items()} == expected
@@ -61,8 +61,8 @@ def test_weights_and_state_of_before_the_recording_are_known_by_the_stacks_of_th
     gpu.alloc(4 * MIB, BUILD), gpu.alloc(5 * MIB, STATE), gpu.alloc(MIB)
     gpu.recording = True
     gpu.free(gpu.alloc(MIB, FORWARD))
-    found = lives.from_snapshot(gpu.snapshot(), 0)
-    held = lives.held_by(found, uses.Uses(found).of)
+    allocations = lives.from_snapshot(gpu.snapshot(), 0)
+    held = lives.held_by(allocations, uses.Uses(allocations).of)
     initial = {"parameters": 4 * MIB, "optimizer state": 5 * MIB, "other": MIB}  # the last has no stack: not guessed
     assert held.initial == initial
 

@@ -31,28 +31,28 @@ def on_gpus(run, *names, dtype="bfloat16"):
 
 def test_the_numbers_of_a_run_on_two_ranks(run, steps):
     """4 steps of 1,024 tokens; the ranks' clocks say 0.218 and 0.22 s; steps took 50, 52, 60 (flagged) and 56 ms."""
-    found = metrics(run, steps)
-    assert found["num_steps"] == 4
-    assert found["train_s"] == 0.22  # the slowest rank
-    assert found["num_flagged_steps"] == 1
-    assert found["step_avg_ms"] == pytest.approx(160 / 3)  # (220 - 60) / 3: a disturbed step is in no timing statistic
-    assert found["step_ms_p50"] == 52.0  # of 50, 52, 56
-    assert found["step_ms_p95"] == pytest.approx(55.6)  # 52 + 0.9 * 4
-    assert found["tokens_per_s"] == pytest.approx(3072 / 0.16)
-    assert found["val_loss"] == 4.25
-    assert (found["peak_mem_gib"], found["peak_mem_gib_min"]) == (0.5, 0.375)
-    assert found["goodput_frac"] == pytest.approx(0.05)  # 0.22 of 4.4 s
-    assert found["target_reached"] is True  # 4.25 <= 4.5
-    assert found["gap_nats"] is None  # no known floor
-    assert (found["mfu"], found["mfu_causal"], found["tokens_per_s_per_gpu"]) == (None, None, None)  # of a CPU
+    numbers = metrics(run, steps)
+    assert numbers["num_steps"] == 4
+    assert numbers["train_s"] == 0.22  # the slowest rank
+    assert numbers["num_flagged_steps"] == 1
+    assert numbers["step_avg_ms"] == pytest.approx(160 / 3)  # (220 - 60) / 3: no timing statistic has a disturbed step
+    assert numbers["step_ms_p50"] == 52.0  # of 50, 52, 56
+    assert numbers["step_ms_p95"] == pytest.approx(55.6)  # 52 + 0.9 * 4
+    assert numbers["tokens_per_s"] == pytest.approx(3072 / 0.16)
+    assert numbers["val_loss"] == 4.25
+    assert (numbers["peak_mem_gib"], numbers["peak_mem_gib_min"]) == (0.5, 0.375)
+    assert numbers["goodput_frac"] == pytest.approx(0.05)  # 0.22 of 4.4 s
+    assert numbers["target_reached"] is True  # 4.25 <= 4.5
+    assert numbers["gap_nats"] is None  # no known floor
+    assert (numbers["mfu"], numbers["mfu_causal"], numbers["tokens_per_s_per_gpu"]) == (None, None, None)  # of a CPU
 
 
 def test_mfu_is_against_all_gpus_together(run, steps):
     """900,000 FLOP a token * 19,200 tokens/s = 1.728e10 FLOP/s, of 2 * 989e12."""
-    found = metrics(on_gpus(run, "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"), steps)
-    assert found["mfu"] == pytest.approx(900_000 * 3072 / 0.16 / (2 * 989e12), rel=1e-12)
-    assert found["mfu_causal"] == pytest.approx(found["mfu"] * 8 / 9, rel=1e-12)
-    assert found["tokens_per_s_per_gpu"] == pytest.approx(1536 / 0.16)
+    numbers = metrics(on_gpus(run, "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"), steps)
+    assert numbers["mfu"] == pytest.approx(900_000 * 3072 / 0.16 / (2 * 989e12), rel=1e-12)
+    assert numbers["mfu_causal"] == pytest.approx(numbers["mfu"] * 8 / 9, rel=1e-12)
+    assert numbers["tokens_per_s_per_gpu"] == pytest.approx(1536 / 0.16)
 
 
 def test_mfu_is_against_the_dtype_that_ran_and_there_is_none_of_an_unknown_gpu(run, steps):
@@ -68,16 +68,16 @@ def test_gpu_memory_is_what_was_allocated(run, steps):
         "active": [32.0, 33.0],
         "reserved": [40.0, 41.0],
     }
-    found = metrics(run, steps)
-    assert (found["peak_mem_gib"], found["peak_mem_gib_min"]) == (31.0, 30.0)
+    numbers = metrics(run, steps)
+    assert (numbers["peak_mem_gib"], numbers["peak_mem_gib_min"]) == (31.0, 30.0)
 
 
 def test_the_gap_is_above_the_known_floor(run, steps):
     run["data"]["floor_nats"] = 4.0
     run["goal"] = {"target_val_loss": None, "target_gap_nats": 0.2}
-    found = metrics(run, steps)
-    assert found["gap_nats"] == 0.25
-    assert found["target_reached"] is False
+    numbers = metrics(run, steps)
+    assert numbers["gap_nats"] == 0.25
+    assert numbers["target_reached"] is False
 
 
 def test_the_target_itself_counts_as_reached_and_without_one_there_is_no_answer():
@@ -92,9 +92,9 @@ def test_a_run_that_did_not_finish_has_what_is_known_and_None_for_the_rest(run, 
     run["measured"] = {"wall_s": 3.0}
     run["model"] = {"arch": "gpt2"}
     del run["goal"]
-    found = metrics(run, steps[:3])
-    assert (found["num_steps"], found["val_loss"]) == (2, 4.75)
-    rest = {name: value for name, value in found.items() if name not in ("num_steps", "val_loss")}
+    numbers = metrics(run, steps[:3])
+    assert (numbers["num_steps"], numbers["val_loss"]) == (2, 4.75)
+    rest = {name: value for name, value in numbers.items() if name not in ("num_steps", "val_loss")}
     assert set(rest.values()) == {None}
 
 

@@ -129,13 +129,13 @@ def test_parameters_and_flops_of_the_small_sizes_are_those_worked_out_by_hand():
 
 @pytest.mark.parametrize("arch", MODELS)
 def test_init_depends_on_the_generator_alone(arch):
-    one, other = made(arch, seed=3), models.load(arch)(**tiny(arch))
+    first, other = made(arch, seed=3), models.load(arch)(**tiny(arch))
     for parameter in other.parameters():
         torch.nn.init.constant_(parameter, float("nan"))  # whatever was there before, all of it is replaced
     torch.manual_seed(123)
     other.init_weights(torch.Generator().manual_seed(3))
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-    assert not torch.equal(made(arch, seed=4).hidden_matrices()[0], one.hidden_matrices()[0])
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
+    assert not torch.equal(made(arch, seed=4).hidden_matrices()[0], first.hidden_matrices()[0])
 
 
 def test_init_refills_the_rotary_table_of_a_model_built_without_memory():
@@ -239,13 +239,13 @@ def test_activation_checkpointing_changes_no_bit_and_keeps_less(arch):
     losses, weights, kept_bytes = trained(arch, recomputes_blocks=False)
     same_losses, same_weights, fewer_bytes = trained(arch, recomputes_blocks=True)
     assert losses == same_losses
-    assert all(torch.equal(one, other) for one, other in zip(weights, same_weights, strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(weights, same_weights, strict=True))
     # per block at most its input and what all blocks share; outside of blocks as before
     assert 0 < fewer_bytes < kept_bytes / 3
 
 
 def test_the_trainer_builds_what_the_setting_says():
-    words = ["track=cpu_nano", "hardware=cpu", "model=modern"]
-    config = compose.compose([*words, "model.activation_checkpointing=true", "model.vocab_size=256"])
+    overrides = ["track=cpu_nano", "hardware=cpu", "model=modern"]
+    config = compose.compose([*overrides, "model.activation_checkpointing=true", "model.vocab_size=256"])
     assert build_model(config, torch.device("cpu"), None).recomputes_blocks is True
     assert not modern.Modern.recomputes_blocks

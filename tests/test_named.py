@@ -45,7 +45,7 @@ def test_several_runs_are_a_folder_a_glob_a_config_id_or_a_comma_list(results):
 def test_a_race_is_its_folder_its_race_json_or_its_id_and_an_arm_is_named_after_it(results):
     folder = results / "races" / "r1"
     for word in ("races/r1", "races/r1/race.json", "r1"):
-        assert [(one.race, one.arm) for one in named.find([word, f"{word}:B"])] == [(folder, None), (folder, "B")]
+        assert [(arm.race, arm.arm) for arm in named.find([word, f"{word}:B"])] == [(folder, None), (folder, "B")]
 
 
 def test_a_claim_and_a_log_are_found_by_path(results):
@@ -62,14 +62,14 @@ def test_a_whole_run_id_wins_over_a_longer_one_that_begins_with_it(results):
 
 
 def test_every_verb_refuses_an_unknown_word_in_the_same_words(results, capsys):
-    words = (
+    sentence = (
         "nothing-like-it: is not a path, a glob that matches, or part of the id of a run, a race or a sweep: ./run.sh"
     )
     for verb in (judge.main, lambda argv: race.main(["--resume", *argv]), lambda argv: named.folder(*argv)):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=sentence):
             verb(["nothing-like-it"])
     assert (verify.main(["nothing-like-it"]), table.main(["nothing-like-it"])) == (2, 2)
-    assert capsys.readouterr().err.count(words) == 2
+    assert capsys.readouterr().err.count(sentence) == 2
 
 
 @pytest.mark.parametrize("word", ["", "031500Z,", ",031500Z"])
@@ -105,10 +105,10 @@ def raced(results):
 
 def test_part_of_a_race_id_means_the_race_and_after_a_colon_its_arm(results, raced):
     for word in (raced[0], "race-aaaa1111", "aaaa1111", "20261101T01"):
-        (one,) = named.find([word])
-        assert (one.race.name, one.arm) == (raced[0], None)
-        (one,) = named.find([f"{word}:B"])
-        assert (one.race.name, one.arm) == (raced[0], "B")
+        (arm,) = named.find([word])
+        assert (arm.race.name, arm.arm) == (raced[0], None)
+        (arm,) = named.find([f"{word}:B"])
+        assert (arm.race.name, arm.arm) == (raced[0], "B")
     with pytest.raises(ValueError, match="20261101: is part of 2 race ids: .*aaaa1111, .*bbbb2222"):
         named.find(["20261101"])
 
@@ -124,6 +124,6 @@ def test_where_a_verb_wants_runs_a_race_gives_those_of_its_arms(results, raced):
 
 def test_a_race_and_its_arm_are_understood_by_the_verbs_that_take_runs(results, raced, capsys):
     assert verify.main(["aaaa1111:A", "--json"]) in (0, 1)
-    assert [one["run_id"] for one in json.loads(capsys.readouterr().out)] == [COMPLETE.name]
+    assert [record["run_id"] for record in json.loads(capsys.readouterr().out)] == [COMPLETE.name]
     assert table.main(["aaaa1111", "--json"]) == 0
     assert {row["run_id"] for row in json.loads(capsys.readouterr().out)} == {COMPLETE.name, FAILED.name}

@@ -83,16 +83,16 @@ def test_parameter_golfs_results_are_those_of_their_logs_to_the_digit(name):
 def test_parameter_golfs_logs_are_judged_by_size_and_time(results):
     claim = golf(results, "2026-04-09_SP8192_3LayerRecur_ParResid_QK525_LegalTTT")
     assert rules.the_artifact_is_small_enough(claim) == (True, "at most 15,993,232 of 16,000,000 bytes")
-    passed, words = rules.every_run_has_a_score_within_its_budget(claim)
-    assert passed and words == "val_bpb 1.08103, 1.08079, 1.08118 within 600 s"
-    passed, words = rules.the_artifact_is_small_enough(golf(results, next(iter(TOO_LARGE))))
-    assert passed is False and "16,059,704 bytes" in words
+    passed, evidence = rules.every_run_has_a_score_within_its_budget(claim)
+    assert passed and evidence == "val_bpb 1.08103, 1.08079, 1.08118 within 600 s"
+    passed, evidence = rules.the_artifact_is_small_enough(golf(results, next(iter(TOO_LARGE))))
+    assert passed is False and "16,059,704 bytes" in evidence
 
 
 def test_a_log_that_ends_after_its_ten_minutes_has_no_score(results):
     slow = claim_of(results, "parameter-golf", "parameter_golf", [golf_log(1, 9000, 2.0, 1.2, 15_000_000, 640.0)])
-    passed, words = rules.every_run_has_a_score_within_its_budget(slow)
-    assert passed is False and "it was not validated within 600 s" in words
+    passed, evidence = rules.every_run_has_a_score_within_its_budget(slow)
+    assert passed is False and "it was not validated within 600 s" in evidence
 
 
 def test_a_record_of_parameter_golf_must_be_better_by_5_millinats(results):
@@ -100,12 +100,12 @@ def test_a_record_of_parameter_golf_must_be_better_by_5_millinats(results):
     old = golf(results, "2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072")
     new = golf(results, "2026-04-08_SP8192_ParallelResid_ScoreFirstTTT")
     new.against = old
-    passed, words = rules.it_is_better_than_the_other(new)
-    assert passed is True and words.startswith("mean val_bpb 1.08218 (n=3) against 1.11474 (n=3): p = ")
+    passed, evidence = rules.it_is_better_than_the_other(new)
+    assert passed is True and evidence.startswith("mean val_bpb 1.08218 (n=3) against 1.11474 (n=3): p = ")
     last = golf(results, "2026-04-09_SP8192_3LayerRecur_ParResid_QK525_LegalTTT")  # 0.0012 bits per byte better
     last.against = new
-    passed, words = rules.it_is_better_than_the_other(last)
-    assert passed is False and "better by 0.005 nats a token, 0.00194 bits per byte here, needed p < 0.01" in words
+    passed, evidence = rules.it_is_better_than_the_other(last)
+    assert passed is False and "better by 0.005 nats a token, 0.00194 bits per byte here, needed p < 0.01" in evidence
 
 
 @pytest.mark.parametrize(("hours", "val_bpb", "core"), NANOCHAT)
@@ -126,8 +126,8 @@ def test_slowruns_records_are_within_their_budgets(track, results):
     text = "step 00001 (0.50%) | loss: 9.1 | dt: 812.30ms | tok/sec: 645,280 | bf16_mfu: 40.00%\n"
     text += f"Step 00001 | Epoch 12 | Val BPB: 1.0 | Val Loss: {val_loss}\nTotal training time: {minutes:.2f}m\n"
     for spent, passes in ((minutes, True), (130.0, False)):
-        one = text.replace(f"time: {minutes:.2f}", f"time: {spent:.2f}").replace("12", "12" if passes else "13")
-        claim = claim_of(results, "slowrun", track, [one])
+        log = text.replace(f"time: {minutes:.2f}", f"time: {spent:.2f}").replace("12", "12" if passes else "13")
+        claim = claim_of(results, "slowrun", track, [log])
         assert (rules.every_run_has_a_score_within_its_budget(claim)[0]) is passes
     assert compose.compose([f"track={track}"]).goal.budget["time_s"] >= 60 * minutes
 

@@ -45,7 +45,7 @@ SETTINGS = {
 POLAR = {"ns_steps": 5, "coefficients": polar_coefficients()}
 
 
-def one(matrix, lr=1.0, weight_decay=0.0, beta2=None, cautious=False):
+def optimizer_of(matrix, lr=1.0, weight_decay=0.0, beta2=None, cautious=False):
     return NorMuon([matrix], beta2, cautious, lr=lr, momentum=0.0, weight_decay=weight_decay, **POLAR)
 
 
@@ -64,8 +64,8 @@ def moves(lr, **settings):
 
 @pytest.mark.parametrize("record", GOLDEN)
 def test_four_steps_are_the_records(record):
-    found = summary({str(k): move for k, move in enumerate(moves(**SETTINGS[record]))})
-    assert_near(found, GOLDEN[record], lambda kind: 0.01)  # bfloat16
+    sums = summary({str(k): move for k, move in enumerate(moves(**SETTINGS[record]))})
+    assert_near(sums, GOLDEN[record], lambda kind: 0.01)  # bfloat16
 
 
 def test_matrices_stacked_together_move_as_one_by_one():
@@ -82,7 +82,7 @@ def test_polar_express_comes_nearer_to_orthogonal_than_newton_schulz():
 
 def test_cautious_weight_decay_leaves_weights_that_the_step_makes_larger():
     matrix = torch.nn.Parameter(torch.tensor([[2.0, -2.0], [2.0, -2.0]]))
-    optimizer = one(matrix, lr=0.1, weight_decay=3.0, cautious=True)
+    optimizer = optimizer_of(matrix, lr=0.1, weight_decay=3.0, cautious=True)
     with torch.no_grad():
         optimizer._move(matrix, torch.tensor([[0.5, 0.5], [-0.5, -0.5]]), optimizer.param_groups[0])
     # a weight of 2 with an update of 0.5: 2 - 0.1 * (0.5 + 0.1 * 3 * 2) = 1.89; with one of -0.5 it grows to 2.05

@@ -37,8 +37,8 @@ def nsys(tmp_path, monkeypatch):
     return tmp_path / "said"
 
 
-def settings(*words):
-    return requested_config(["track=cpu_nano", "profile=nsys", *words]).instruments
+def settings(*overrides):
+    return requested_config(["track=cpu_nano", "profile=nsys", *overrides]).instruments
 
 
 def test_each_rank_runs_within_nsys_with_a_report_of_its_own(nsys, tmp_path):
@@ -66,7 +66,7 @@ def test_without_nsys_or_a_gpu_it_is_refused_with_a_remedy(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("words", "remedy"),
+    ("overrides", "remedy"),
     [
         (["instruments.nsys.first_step=0"], "instruments.nsys.first_step=0: use a whole number of 1 or more"),
         (["instruments.nsys.name=a/b"], "instruments.nsys.name=a/b: use letters, .* part of a file's name"),
@@ -74,9 +74,9 @@ def test_without_nsys_or_a_gpu_it_is_refused_with_a_remedy(tmp_path, monkeypatch
         (["+instruments=trace"], "two torch profilers at once crash"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(words, remedy):
+def test_settings_that_cannot_be_are_refused(overrides, remedy):
     with pytest.raises(ValueError, match=remedy):
-        settings(*words)
+        settings(*overrides)
 
 
 # ---- the calls, on a CUDA that is none

@@ -164,14 +164,14 @@ def table(**rows):
 
 def test_a_later_group_takes_tensors_from_an_earlier_one_by_name():
     model, _ = made("gpt2")
-    one = GROUPS["embedding"] | {"tensors": ["*"]}
+    whole = GROUPS["embedding"] | {"tensors": ["*"]}
     projections = GROUPS["matrices"] | {"tensors": ["blocks.*.proj.weight"]}
-    found = table(all=one, none=None, projections=projections, empty=one | {"tensors": ["head"]}).tensors_of(model)
-    assert list(found) == ["all", "projections"]
-    assert list(map(id, found["projections"])) == [
+    groups = table(all=whole, none=None, projections=projections, empty=whole | {"tensors": ["head"]}).tensors_of(model)
+    assert list(groups) == ["all", "projections"]
+    assert list(map(id, groups["projections"])) == [
         id(part.proj.weight) for block in model.blocks for part in (block.attention, block.mlp)
     ]
-    assert len(found["all"]) + 4 == len(list(model.parameters()))
+    assert len(groups["all"]) + 4 == len(list(model.parameters()))
 
 
 def test_a_tensor_in_no_group_is_refused_by_its_name():
@@ -201,7 +201,7 @@ def test_a_row_of_the_table_is_checked_like_any_setting(word, message):
 
 
 def test_a_row_of_the_table_is_part_of_the_config_and_its_id(tmp_path):
-    config, other = (compose.compose(["optim=groups", *words]) for words in ([], ["optim.groups.head.lr=0.004"]))
+    config, other = (compose.compose(["optim=groups", *extra]) for extra in ([], ["optim.groups.head.lr=0.004"]))
     assert identity.config_id(config) != identity.config_id(other)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(schema.to_dict(other)))
     assert schema.read(tmp_path) == other and other.optim.groups["head"].lr == 0.004
@@ -215,11 +215,11 @@ def test_muons_momentum_rises_in_a_line_and_stays(name):
     changed = {"muon": {"muon_momentum_warmup_frac": 0.25}, "groups": {"groups": groups}}
     config = schema.build(optimizers.Config, SETTINGS[name] | changed[name])
     optimizer = config.build(models.load("modern")(**SHAPE), 0, 1, "cpu")
-    found = []
+    momenta = []
     for step in (0, 5, 10, 39):  # of 40: the first 10 are a quarter
         config.set_step(optimizer, step, 40)
-        found.append(optimizer.param_groups[-1]["momentum"])
-    assert found == pytest.approx([0.85, 0.90, 0.95, 0.95])
+        momenta.append(optimizer.param_groups[-1]["momentum"])
+    assert momenta == pytest.approx([0.85, 0.90, 0.95, 0.95])
     plain = schema.build(optimizers.Config, SETTINGS[name])
     plain.set_step(optimizer, 0, 40)
     assert optimizer.param_groups[-1]["momentum"] == 0.95

@@ -43,11 +43,11 @@ def test_a_plain_loop_learns(setting, name):
 def test_a_round_runs_all_forwards_and_backwards_and_stops_at_its_time():
     calls, seconds = [], {"a": 1.0, "b": 2.0}
     contest = types.SimpleNamespace(blocks=seconds, _seconds_of=lambda name: calls.append(name) or seconds[name])
-    found = gpu.Contest.rounds(contest, max_rounds=9, until_s=0.0)
-    assert found == {"a": [2.0] * 5, "b": [4.0] * 5}
+    times_s = gpu.Contest.rounds(contest, max_rounds=9, until_s=0.0)
+    assert times_s == {"a": [2.0] * 5, "b": [4.0] * 5}
     assert calls[:4] == ["a", "b", "b", "a"]
-    assert gpu._ratio(found, "a", "b", 0.95, "X", False)[:4] == ("a / b (X)", 0.5, "<=", 0.95)
-    assert gpu._ratio(found, "a", "b", 0.95, "X", True)[2:4] == (None, None)
+    assert gpu._ratio(times_s, "a", "b", 0.95, "X", False)[:4] == ("a / b (X)", 0.5, "<=", 0.95)
+    assert gpu._ratio(times_s, "a", "b", 0.95, "X", True)[2:4] == (None, None)
 
 
 @pytest.mark.parametrize("memory_gib, num_seqs", [(140, 64), (80, 64), (40, 32), (24, 8), (None, 64)])
@@ -66,8 +66,8 @@ def test_the_rehearsal_measures_everything_and_judges_nothing():
     command = [sys.executable, "tests/benchmarks", "gpu", "--rehearse", "--json"]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
-    found = {row["what"]: row for row in json.loads(done.stdout)}
-    assert all("rehearsal on a CPU" in what and row["target"] is None for what, row in found.items())
-    assert all(row["measured"] > 0 for row in found.values())
-    assert len(found) == 6 + 8 + 4 + 6  # ratios and rates of one process; of two that reduce gradients
+    rows = {row["what"]: row for row in json.loads(done.stdout)}
+    assert all("rehearsal on a CPU" in what and row["target"] is None for what, row in rows.items())
+    assert all(row["measured"] > 0 for row in rows.values())
+    assert len(rows) == 6 + 8 + 4 + 6  # ratios and rates of one process; of two that reduce gradients
     assert "failed" not in done.stderr

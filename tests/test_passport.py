@@ -76,12 +76,12 @@ def test_a_product_is_two_flop_a_multiplication_and_a_copy_is_read_and_written()
 def test_what_a_device_cannot_do_is_none_and_a_lost_one_an_error():
     class Fails(MadeUp):
         def seconds(self, work, num_calls):
-            raise RuntimeError(self.words)
+            raise RuntimeError(self.message)
 
     failing, case = Fails(1.0), works.Case("copy", num_bytes=1024)
-    failing.words = "not implemented for this type"
+    failing.message = "not implemented for this type"
     assert works.values(case, torch.device("cpu"), failing) is None
-    failing.words = "CUDA error: an illegal memory access was encountered"
+    failing.message = "CUDA error: an illegal memory access was encountered"
     with pytest.raises(RuntimeError, match="CUDA error"):
         works.values(case, torch.device("cpu"), failing)
 

@@ -43,14 +43,14 @@ def sections():
 
 def pins(lines):
     """Name -> exact version."""
-    found = {}
+    versions = {}
     for line in lines:
         requirement = Requirement(line.split("#")[0])
         (pin,) = requirement.specifier
         assert pin.operator == "==" and "*" not in pin.version, f"{line}: not an exact version"
-        assert requirement.name not in found, f"{line}: pinned twice"
-        found[canonicalize_name(requirement.name)] = pin.version
-    return found
+        assert requirement.name not in versions, f"{line}: pinned twice"
+        versions[canonicalize_name(requirement.name)] = pin.version
+    return versions
 
 
 def declared():
@@ -91,13 +91,13 @@ def test_every_other_pin_is_needed_by_what_its_comment_says():
         (name,) = pins([pin])
         for user in reason.split(", and to build")[0].split(","):
             needs = map(Requirement, importlib.metadata.requires(user.strip()) or [])
-            assert name in {canonicalize_name(found.name) for found in needs}, f"{user} does not need {name}"
+            assert name in {canonicalize_name(need.name) for need in needs}, f"{user} does not need {name}"
 
 
 @inside_venv
 def test_the_environment_holds_the_pins_and_nothing_else():
     installed = {
-        canonicalize_name(found.name): found.version for found in importlib.metadata.distributions(path=[SITE])
+        canonicalize_name(package.name): package.version for package in importlib.metadata.distributions(path=[SITE])
     }
     build = importlib.metadata.version("torch").partition("+")[2]  # "cpu", or nothing: the registry's CUDA build
     installed["torch"] = importlib.metadata.version("torch").partition("+")[0]
@@ -108,7 +108,7 @@ def test_the_environment_holds_the_pins_and_nothing_else():
 
 
 def test_the_code_imports_only_what_is_declared():
-    modules = {group: {module(found.name) for found in found_in_group} for group, found_in_group in declared().items()}
+    modules = {group: {module(need.name) for need in found_in_group} for group, found_in_group in declared().items()}
     program = {"bench", "models"}.union(
         sys.stdlib_module_names, *(modules[group] for group in modules if group != "test")
     )

@@ -31,8 +31,8 @@ def server():
         os.chown(base, owner.pw_uid, owner.pw_gid)
         user = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []} if is_root else {}
 
-        def call(program, *words):
-            command = [bin_folder / program, "-D", f"{base}/data", *words]
+        def call(program, *arguments):
+            command = [bin_folder / program, "-D", f"{base}/data", *arguments]
             subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL, cwd=base, **user)
 
         call("initdb", "-A", "trust", "-U", "lab", "--no-sync", "-E", "UTF8", "--locale", "C")
@@ -56,15 +56,15 @@ def database(server):
 
     def query(text):
         with psycopg.connect(url) as db:
-            found = db.execute(text)
-            return found.fetchall() if found.description else None
+            cursor = db.execute(text)
+            return cursor.fetchall() if cursor.description else None
 
     query.url = url
     return query
 
 
-def exported(database, *words):
-    return export.main([*map(str, words), "--to", "postgres", "--out", database.url])
+def exported(database, *arguments):
+    return export.main([*map(str, arguments), "--to", "postgres", "--out", database.url])
 
 
 def types(database, table="runs"):
@@ -75,10 +75,10 @@ def types(database, table="runs"):
 def test_settings_are_typed_columns_and_metrics_a_view(six_runs, database, capsys):
     assert exported(database, six_runs, "--steps") == 0
     assert capsys.readouterr().out.startswith("database lab: 7 runs (7 new), 3")
-    found = database(
+    rows = database(
         "SELECT \"optim.lr\", avg(val_loss), count(*) FROM runs WHERE status = 'complete' GROUP BY 1 ORDER BY 1"
     )
-    assert found == [(0.003, pytest.approx(4.27), 3), (0.006, pytest.approx(4.28), 3)]
+    assert rows == [(0.003, pytest.approx(4.27), 3), (0.006, pytest.approx(4.28), 3)]
     assert database("SELECT sum(value) FROM metrics WHERE metric = 'train_s'") == [(75.0,)]
     assert database("SELECT count(DISTINCT run_id), max(step) FROM steps WHERE val_loss IS NOT NULL") == [(7, 4)]
     names = ("optim.lr", "target_reached", "seed", "model", "instruments.telemetry.rate_hz", "machine_doubts")

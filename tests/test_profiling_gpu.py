@@ -28,11 +28,11 @@ def test_a_window_holds_the_kernels_of_its_steps_and_changes_no_loss(results, lo
     first = min(event["ts"] for event in trace["traceEvents"] if event["name"] == "ProfilerStep#6")
     assert len(kernels) > 50 and min(kernel["ts"] for kernel in kernels) >= first
     assert set(names(trace, "gpu_user_annotation")) >= {"forward", "optimizer"}
-    found = real_runs.run_json(folder)["instrument_summaries"]["window"]["window"]
+    window = real_runs.run_json(folder)["instrument_summaries"]["window"]["window"]
     busy = ("kernel", "gpu_memcpy", "gpu_memset")
     busy_us = sum(event["dur"] for event in trace["traceEvents"] if event.get("cat") in busy)
-    assert found["breakdown"]["total_cuda_time_us"] == pytest.approx(busy_us, rel=0.01)  # each kernel once
-    assert found["breakdown"]["matmul_time_us"] > 0
+    assert window["breakdown"]["total_cuda_time_us"] == pytest.approx(busy_us, rel=0.01)  # each kernel once
+    assert window["breakdown"]["matmul_time_us"] > 0
 
 
 def test_the_stages_have_cudas_memory_history(results, losses):

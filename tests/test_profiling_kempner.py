@@ -64,14 +64,14 @@ STEP = [
 
 
 def test_each_kernel_counts_once():
-    found = kempner.figures(STEP, peak_tflops=989.0)
+    figures = kempner.figures(STEP, peak_tflops=989.0)
     # 6000 communication, 4000 matmul, 200 copies, 1000 + 500 + 300 others: 12000
-    assert found["total_cuda_time_us"] == 12_000
-    assert (found["comm_time_us"], found["matmul_time_us"]) == (6_000, 4_000)
-    assert (found["memory_time_us"], found["other_time_us"]) == (200, 1_800)
-    assert (found["comm_pct"], found["other_pct"]) == (50.0, 15.0)
-    assert found["achieved_tflops"] == pytest.approx(2.0 / 0.012)  # 2 TFLOP in 12 ms
-    assert found["kernel_efficiency_pct"] == pytest.approx(100 * 2.0 / 0.012 / 989)
+    assert figures["total_cuda_time_us"] == 12_000
+    assert (figures["comm_time_us"], figures["matmul_time_us"]) == (6_000, 4_000)
+    assert (figures["memory_time_us"], figures["other_time_us"]) == (200, 1_800)
+    assert (figures["comm_pct"], figures["other_pct"]) == (50.0, 15.0)
+    assert figures["achieved_tflops"] == pytest.approx(2.0 / 0.012)  # 2 TFLOP in 12 ms
+    assert figures["kernel_efficiency_pct"] == pytest.approx(100 * 2.0 / 0.012 / 989)
     assert {name: us for name, us in kempner.by_category(STEP).items() if us} == {
         "matmul": 4_000,
         "attention": 1_000,
@@ -83,11 +83,11 @@ def test_each_kernel_counts_once():
 
 
 def test_kempner_v0_counts_as_the_published_reports_do():
-    found = kempner.figures(STEP, classifier="kempner_v0")
-    assert found["comm_time_us"] == 12_000  # the range and the kernel
-    assert found["matmul_time_us"] == 6_000 + 4_000 + 4_000 + 1_000  # "comms", the operator, its kernel, "cutlass"
-    assert found["total_cuda_time_us"] == 28_000
-    assert found["kernel_efficiency_pct"] is None  # no peak is known: nothing is guessed
+    figures = kempner.figures(STEP, classifier="kempner_v0")
+    assert figures["comm_time_us"] == 12_000  # the range and the kernel
+    assert figures["matmul_time_us"] == 6_000 + 4_000 + 4_000 + 1_000  # "comms", the operator, its kernel, "cutlass"
+    assert figures["total_cuda_time_us"] == 28_000
+    assert figures["kernel_efficiency_pct"] is None  # no peak is known: nothing is guessed
 
 
 def test_the_13b_report_of_kempnerforge_turns_from_balanced_to_bound_by_communication():
@@ -142,8 +142,8 @@ def test_the_summary_has_kempnerforges_headings_tables_and_rows(tmp_path, capsys
 def test_nothing_recorded_is_zeros_and_a_warning(tmp_path, caplog):
     prof = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
     with caplog.at_level(logging.WARNING):
-        found = print_profiler_summary(prof, tmp_path)
-    assert found["total_cuda_time_us"] == 0 and found["other_pct"] == 0
+        figures = print_profiler_summary(prof, tmp_path)
+    assert figures["total_cuda_time_us"] == 0 and figures["other_pct"] == 0
     assert "nothing was recorded" in caplog.text
 
 
@@ -152,14 +152,14 @@ def test_the_window_instrument_writes_the_summary_on_rank_0(tmp_path, capfd):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train_under(watch)
-        found = watch.collect("summary")["window"]["window"]
+        figures = watch.collect("summary")["window"]["window"]
     assert not watch.warnings
     folder = tmp_path / "traces" / "profiler_traces"
     expected = ["ProfilerStep#6", "ProfilerStep#7", "ProfilerStep#8"]
     assert step_names(read(folder / "window_rank0.pt.trace.json.gz")) == expected
     assert sorted(watch.collect("flags")["window"]) == [5, 6, 7, 8]
-    assert found["steps"] == [6, 8] and set(found["breakdown"]) == KEYS and found["classifier"] == "fixed"
-    assert found["files"][-1] == "traces/profiler_traces/summary.md"
+    assert figures["steps"] == [6, 8] and set(figures["breakdown"]) == KEYS and figures["classifier"] == "fixed"
+    assert figures["files"][-1] == "traces/profiler_traces/summary.md"
     summary = (folder / "summary.md").read_text()
     assert "## CPU Time Breakdown" in summary and "| aten::addmm |" in summary  # no GPU here: its operators instead
     assert "TOP CUDA KERNELS (by FLOPS)" in capfd.readouterr().out

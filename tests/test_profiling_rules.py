@@ -80,7 +80,7 @@ def test_every_profile_composes_with_all_settings_of_its_instrument(profile):
 
 
 @pytest.mark.parametrize(
-    ("words", "spelled"),
+    ("typed", "spelled"),
     [
         (["--enable_profiling=True", "seed=3"], ["profile=stages", "seed=3"]),
         (["enable_profiling=true"], ["profile=stages"]),
@@ -89,8 +89,8 @@ def test_every_profile_composes_with_all_settings_of_its_instrument(profile):
         (["model=modern"], ["model=modern"]),
     ],
 )
-def test_nanochats_word_is_understood(words, spelled):
-    assert overrides.spelled(words) == spelled
+def test_nanochats_word_is_understood(typed, spelled):
+    assert overrides.spelled(typed) == spelled
 
 
 def test_nanochats_word_is_not_quietly_overruled():
@@ -184,7 +184,7 @@ def test_checking_any_instrument_needs_no_torch(repo):
 
 
 @pytest.mark.parametrize(
-    ("words", "step"),
+    ("overrides", "step"),
     [
         (["profile=modded"], 14),
         (["profile=window", "instruments.window.end_step=9"], 9),
@@ -192,11 +192,11 @@ def test_checking_any_instrument_needs_no_torch(repo):
         (["profile=memory", "+instruments=trace"], 13),
     ],
 )
-def test_what_is_looked_at_ends_with_the_last_window(words, step):
-    assert registry.last_step(composed(*words)) == step
+def test_what_is_looked_at_ends_with_the_last_window(overrides, step):
+    assert registry.last_step(composed(*overrides)) == step
 
 
 def test_a_run_without_a_window_cannot_stop_after_it():
-    words = ["track=cpu_nano", "profile.stop_after_window=true"]
+    overrides = ["track=cpu_nano", "profile.stop_after_window=true"]
     with pytest.raises(ValueError, match="stop_after_window=true: no chosen instrument has a window of steps: choose"):
-        requested_config(words)
+        requested_config(overrides)

@@ -28,8 +28,8 @@ STARTS = {
 }
 
 
-def run(results, root, *words, expect=0, **env):
-    done = real_runs.bench(results, "run", *FREE, f"script.root={root}", *words, **env)
+def run(results, root, *overrides, expect=0, **env):
+    done = real_runs.bench(results, "run", *FREE, f"script.root={root}", *overrides, **env)
     assert done.returncode == expect, done.stdout + done.stderr + real_runs.logs(results)
     (folder,) = real_runs.folders(results)
     return folder
@@ -53,7 +53,7 @@ def test_a_program_runs_as_its_author_starts_it(started, start):
     assert (record["status"], record["script"]["dialect"], record["world_size"]) == ("complete", "nanogpt", 1)
     assert [row["step"] for row in rows] == list(range(1 if start == "command" else 0, 8))
     machine = ("telemetry", "machine", "outside clock")
-    assert [one for one in record["doubts"] if one["instrument"] not in machine and "machine" not in one["doubt"]] == []
+    assert [row for row in record["doubts"] if row["instrument"] not in machine and "machine" not in row["doubt"]] == []
     assert [rule for rule in verification.report(started(start))["rules"] if not rule["passed"]] == []
     arch = {"module": "scripts.base_train", "path": "base_train.py", "command": "train.sh"}[start]
     assert record["model"] == {"arch": arch} and record["data"]["source"] == "script"
@@ -92,7 +92,7 @@ def test_an_edit_below_the_root_is_another_identity_and_what_runs_wrote_is_none(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("settings", "message"),
     [
         (["script.module=scripts.base_train"], "script.module: give script.root=DIR"),
         (["script.root=ROOT"], "there is no script: give script=PATH/train_gpt.py, or script.root=DIR with"),
@@ -115,9 +115,9 @@ def test_an_edit_below_the_root_is_another_identity_and_what_runs_wrote_is_none(
         ),
     ],
 )
-def test_what_cannot_be_started_is_refused_in_one_sentence(tmp_path, monkeypatch, capsys, words, message):
+def test_what_cannot_be_started_is_refused_in_one_sentence(tmp_path, monkeypatch, capsys, settings, message):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
-    assert program.main(["run", *FREE, *[word.replace("ROOT", str(PACKAGE)) for word in words]]) == 2
+    assert program.main(["run", *FREE, *[word.replace("ROOT", str(PACKAGE)) for word in settings]]) == 2
     shown = " ".join(capsys.readouterr().err.split())
     assert message.replace("ROOT", str(PACKAGE)) in shown and "Traceback" not in shown
     assert real_runs.folders(tmp_path) == []
@@ -154,8 +154,8 @@ def repository(tmp_path_factory):
     root = tmp_path_factory.mktemp("programs") / "package"
     shutil.copytree(PACKAGE, root)
 
-    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"], ["tag", "v1"]):
-        real_runs.git(root, *words)
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"], ["tag", "v1"]):
+        real_runs.git(root, *command)
     (root / "engine" / "data" / "__init__.py").write_text("VAL_LOSS = 5.9")
     real_runs.git(root, "commit", "-qam", "second")
     (root / "data").mkdir()
@@ -181,8 +181,8 @@ def test_an_earlier_revision_of_a_program_runs_beside_its_prepared_data(tmp_path
 
 @pytest.mark.slow
 def test_two_revisions_of_a_program_race(tmp_path, repository):
-    words = ["A.rev=v1", "B.rev=HEAD", f"script.root={repository}", *STARTS["module"], *FREE, "n=2", "--json"]
-    done = real_runs.bench(tmp_path / "results", "race", *words, "--anyway", timeout_s=600)
+    arguments = ["A.rev=v1", "B.rev=HEAD", f"script.root={repository}", *STARTS["module"], *FREE, "n=2", "--json"]
+    done = real_runs.bench(tmp_path / "results", "race", *arguments, "--anyway", timeout_s=600)
     assert done.returncode == 0, done.stdout + done.stderr
     against = json.loads(done.stdout)["result"]["against"]["B"]
     assert against["comparable"] and against["val_loss"]["change"] == pytest.approx(-0.1)

@@ -30,10 +30,10 @@ class Screen:
     are_live = True
 
     def __init__(self):
-        self.words = []
+        self.texts = []
 
-    def draw(self, name, num_done, num_all, words):
-        self.words.append(words)
+    def draw(self, name, num_done, num_all, text):
+        self.texts.append(text)
 
 
 def write_log(folder, num_steps, val_every_steps=None):
@@ -78,13 +78,13 @@ def test_of_a_run_in_a_series_only_validations_are_printed(tmp_path, capsys):
 def test_the_bar_of_a_race_shows_the_step_and_nothing_that_is_measured(tmp_path, capsys):
     write_log(tmp_path, 40)
     progress = {"step": 12, "num_steps": 40, "step_avg_ms": 123.0, "tokens_per_s": 8192.0, "mfu": 0.4}
-    for blind, words in ((True, "step 12/40"), (False, "step 12/40, step_avg 123.00 ms, 8,192 tokens/s, MFU 40.0 %")):
+    for blind, text in ((True, "step 12/40"), (False, "step 12/40, step_avg 123.00 ms, 8,192 tokens/s, MFU 40.0 %")):
         screen = Screen()
         seen = Progress(tmp_path, None if blind else 40, screen, blind=blind)
         seen.show()
         (tmp_path / ".progress.tmp").write_text(json.dumps(progress))
         seen.show()
-        assert screen.words == ["loading, warming up (0 s)", words]
+        assert screen.texts == ["loading, warming up (0 s)", text]
         assert ("val_loss" in capsys.readouterr().out) is not blind
         (tmp_path / ".progress.tmp").unlink()
 
@@ -105,8 +105,8 @@ def test_the_time_left_worked_by_hand(monkeypatch, capsys):
         assert runs.end() == ", about 42 s to go"  # a 12, b 30
         for _ in range(2):
             runs.begin()
-            words = runs.end()
-        assert words == ""
+            text = runs.end()
+        assert text == ""
     assert capsys.readouterr().out == "    plan  4 runs, about 40 s\n     run  1 of 4: seed 0, about 40 s to go\n"
 
 
@@ -156,7 +156,7 @@ def test_a_busy_machine_is_said_and_asked_about(monkeypatch, capsys, checks, any
 )
 def test_only_a_busy_machine_that_nobody_was_asked_about_is_to_be_tried_again(monkeypatch, checks, answer, exit_code):
     monkeypatch.setattr(ready, "confirmed", lambda question: answer)
-    monkeypatch.setattr(race, "main", lambda words: ready.agree(checks, False, "the verdict"))
+    monkeypatch.setattr(race, "main", lambda argv: ready.agree(checks, False, "the verdict"))
     assert program.main(["race"]) == exit_code
 
 

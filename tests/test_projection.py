@@ -89,15 +89,15 @@ def test_a_passport_has_collectives_as_bus_bandwidth(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "word, said",
+    "word, sentence",
     [
         ("nvlink9", "neither a file nor one of nvlink3"),
         ("ib400", "one link in a node"),
         ("nvlink3,nvlink4", "one link in a node"),
     ],
 )
-def test_a_link_that_is_none_is_refused(word, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_link_that_is_none_is_refused(word, sentence):
+    with pytest.raises(ValueError, match=sentence):
         links.read(word, 2)
 
 
@@ -243,7 +243,7 @@ def test_a_record_says_what_it_takes_for_granted_and_has_no_interval(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    "options, sentence",
     [
         (["--gpus", "8"], "a run on a CPU has no such link"),
         (["--gpus", "3", "--nodes", "2"], "as many in each"),
@@ -251,9 +251,9 @@ def test_a_record_says_what_it_takes_for_granted_and_has_no_interval(tmp_path):
         ([], "--gpus N"),
     ],
 )
-def test_what_cannot_be_projected_is_one_sentence(words, said, capsys):
-    assert main.main(["project", str(published()), *words]) == 2
-    assert said in capsys.readouterr().err
+def test_what_cannot_be_projected_is_one_sentence(options, sentence, capsys):
+    assert main.main(["project", str(published()), *options]) == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_a_batch_must_divide(tmp_path):
@@ -287,12 +287,12 @@ def test_an_option_that_would_have_no_effect_is_refused(tmp_path, capsys):
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "rank0.json").write_text("{}")
     run, trace = str(tmp_path), str(tmp_path / "rank0.json")
-    for words, why in (
+    for arguments, why in (
         ([run, "--gpus", "8", "--include-last-step"], "--include-last-step: is for traces"),
         ([trace, "--gpus", "8", "--usd-per-gpu-hour", "3"], "--usd-per-gpu-hour: a trace does not say"),
         (["--errors", run], "--errors: shows all pairs"),
     ):
-        assert main.main(["project", *words]) == 2
+        assert main.main(["project", *arguments]) == 2
         assert why in capsys.readouterr().err
 
 

@@ -18,7 +18,7 @@ def passport(at, *rates):
         | {"value": rate, "low": 0.99 * rate, "high": 1.01 * rate}
         for rate in rates
     ]
-    devices = [{"id": f"id-{n}", "name": "GPU", "index": n, "figures": [one]} for n, one in enumerate(figures)]
+    devices = [{"id": f"id-{n}", "name": "GPU", "index": n, "figures": [figure]} for n, figure in enumerate(figures)]
     facts = {"schema_version": 1, "at": f"2026-11-0{at}T00:00:00.000Z", "took_s": 1.0, "device": "cuda"}
     return facts | {"environment": {}, "devices": devices, "collectives": [], "omitted": []}
 
@@ -102,8 +102,8 @@ def test_a_machine_that_cannot_be_measured_is_no_reason_against_a_race(race, mon
 
 
 def test_few_figures_are_those_that_the_race_uses():
-    of_gpu = works.few(works.cases_of_device("cuda", has_float8=True), ["bfloat16"])
-    assert [case.what for case in of_gpu] == [
+    cases = works.few(works.cases_of_device("cuda", has_float8=True), ["bfloat16"])
+    assert [case.what for case in cases] == [
         "clock",
         "copy 2.0 GiB",
         "launch kernel, host time",

@@ -16,7 +16,7 @@ from bench.base.reading.damage import Damaged, Missing, reading_record
 from bench.record import ledger, shape
 
 ALIASES = [(name, ",".join(f"*{before}" for _ in range(9))) for before, name in pairwise("abcdefgh")]
-BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{name}: &{name} [{words}]\n" for name, words in ALIASES)
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{name}: &{name} [{aliases}]\n" for name, aliases in ALIASES)
 
 
 @pytest.fixture(params=["pipe", "device", "folder", "loop"])
@@ -53,7 +53,7 @@ def test_a_file_that_is_not_there_is_missing_and_one_that_is_too_large_is_refuse
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "sentence"),
     [
         ("[" * 50_000, "nested more than 64 deep"),
         ("[" * 66 + "]" * 66, "nested more than 64 deep"),
@@ -66,9 +66,9 @@ def test_a_file_that_is_not_there_is_missing_and_one_that_is_too_large_is_refuse
         ("[1]", "expected object, got array"),
     ],
 )
-def test_json_is_bounded_and_typed_and_the_field_is_named(text, words):
+def test_json_is_bounded_and_typed_and_the_field_is_named(text, sentence):
     started_s = time.monotonic()
-    with pytest.raises(Damaged, match=words):
+    with pytest.raises(Damaged, match=sentence):
         json_file.parsed(text, "x, line 3", _Seed if "seed" in text else dict[str, object])
     assert time.monotonic() - started_s < 5
 
@@ -121,11 +121,11 @@ def test_the_type_of_a_record_is_its_schema():
     schema, fields = shape.schema(), shape.record().__annotations__
     assert set(fields) == set(schema["properties"])
     assert shape.record().__required_keys__ == shape.Record.__required_keys__ == set(schema["required"])
-    of_checker = get_type_hints(shape.Record)
+    checked = get_type_hints(shape.Record)
     later = {"doubts", "warnings", "instrument_summaries", "foreign_programs"}  # not in the first records
-    assert set(of_checker) - set(fields) == later
+    assert set(checked) - set(fields) == later
     for name, kind in fields.items():
-        assert kinds(of_checker[name]) == kinds(kind), name
+        assert kinds(checked[name]) == kinds(kind), name
 
 
 def kinds(hint):
@@ -156,13 +156,13 @@ def test_a_string_without_an_end_and_a_moment_without_bound_are_read_in_linear_t
     assert source._end_of_array(b'{"name":"' + b'\\"' * 2_000_000) is None
     assert source._end_of_array(b'{"name":"a\\"]"}]') == 15
     assert time.process_time() - started_s < 5
-    found = events.nanoseconds([msgspec.Raw(b"1.5"), msgspec.Raw(b"1" + b"0" * 400)])
-    assert (found[0], found[1]) == (1500, events.BAD)
+    times_ns = events.nanoseconds([msgspec.Raw(b"1.5"), msgspec.Raw(b"1" + b"0" * 400)])
+    assert (times_ns[0], times_ns[1]) == (1500, events.BAD)
 
 
 def test_a_snapshot_whose_numbers_have_no_bound_or_whose_devices_share_a_list_is_refused():
-    def refused(words, segments=(), traces=()):
-        with pytest.raises(ValueError, match=words):
+    def refused(sentence, segments=(), traces=()):
+        with pytest.raises(ValueError, match=sentence):
             pickles.checked({"segments": list(segments), "device_traces": list(traces)})
 
     refused("segment 0 has no total_size", [{"total_size": 10**400, "blocks": []}])

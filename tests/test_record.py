@@ -83,7 +83,7 @@ def test_an_old_record_passes_through_every_upgrade(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "sentence"),
     [
         ("", "not valid JSON"),
         ('{"schema_version": 1, "run_id"', "not valid JSON"),
@@ -98,9 +98,9 @@ def test_an_old_record_passes_through_every_upgrade(folder, monkeypatch):
         ('{"schema_version": 1, "run_id": "x", "metrics": {"val_loss": "3.2"}}', "metrics.val_loss: expected"),
     ],
 )
-def test_what_is_no_record_is_refused_by_name(folder, content, words):
+def test_what_is_no_record_is_refused_by_name(folder, content, sentence):
     (folder / "run.json").write_text(content)
-    with pytest.raises(ValueError, match=words) as refusal:
+    with pytest.raises(ValueError, match=sentence) as refusal:
         run_folder.read(folder)
     assert str(folder) in str(refusal.value)
 
@@ -207,8 +207,8 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path):
         time.sleep(0.013 * attempt)
         writer.send_signal(signal.SIGKILL)
         writer.wait()
-        found = json.loads((tmp_path / "run.json").read_text())
-        assert found["n"] == found["last"] > 0
+        record = json.loads((tmp_path / "run.json").read_text())
+        assert record["n"] == record["last"] > 0
         (tmp_path / "run.json").unlink()
 
 
@@ -262,14 +262,14 @@ def test_artifacts_are_all_files_but_the_record_and_what_passes(tmp_path):
     for name in ("run.json", ".run.json.12.tmp", "steps.csv", "odd.bin"):
         (tmp_path / name).write_text("")
     atomic.reserve(tmp_path)
-    found = run_folder.listed(tmp_path)
-    assert [(one["path"], one["role"], one["num_bytes"]) for one in found] == [
+    files = run_folder.listed(tmp_path)
+    assert [(file["path"], file["role"], file["num_bytes"]) for file in files] == [
         ("code/untracked/.hidden.py", "code", 0),
         ("logs/rank0.log", "log", 3),
         ("odd.bin", "other", 0),
         ("steps.csv", "steps", 0),
     ]
-    assert found[1]["sha256"] == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, "abc"
+    assert files[1]["sha256"] == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, "abc"
     run_folder.remove_temporary(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["code", "logs", "odd.bin", "run.json", "steps.csv"]
     run_folder.remove_temporary(tmp_path / "gone")  # no error, which would make a complete record a failed one

@@ -66,7 +66,7 @@ def test_a_window_changes_in_thirds_as_in_the_record(rung):
     assert config.goal.num_steps == num_steps
     timeline = Timeline(config.stages, num_steps, window_block=128)
     blocks = [(3, 7, 11)[int(3 * k / num_scheduled)] if k < num_scheduled else tail for k in range(num_steps)]
-    assert [timeline.at(step).window_tokens for step in range(num_steps)] == [128 * one for one in blocks]
+    assert [timeline.at(step).window_tokens for step in range(num_steps)] == [128 * block for block in blocks]
     assert timeline.window_after(num_steps) == 128 * end
 
 
@@ -77,7 +77,7 @@ def test_batch_and_learning_rate_grow_at_their_own_steps(rung):
     timeline = Timeline(config.stages, num_steps, window_block=128)
     batches = [(8, 16, 24)[int(3 * k / num_scheduled)] if k < num_scheduled else 24 for k in range(num_steps)]
     num_tokens = [timeline.at(step).stage.batch_tokens for step in range(num_steps)]
-    assert num_tokens == [2048 * 8 * one for one in batches]
+    assert num_tokens == [2048 * 8 * batch for batch in batches]
     # the record sums over a rank's tokens, with an epsilon of 1e-8: both divided by 32,768 here, all along
     in_sums = [(timeline.at(step).stage.loss_scale or 1.0) / (tokens / 8) for step, tokens in enumerate(num_tokens)]
     assert set(in_sums) == {1 / 32768}
@@ -92,8 +92,8 @@ def test_batch_and_learning_rate_grow_at_their_own_steps(rung):
         return peak * left + 0.1 * (1 - left)
 
     schedule = config.optim.schedule
-    found = [schedule.lr_frac(k, num_steps) for k in range(num_steps)]
-    assert found == pytest.approx([lr(k) for k in range(num_steps)], rel=1e-9)
+    fracs = [schedule.lr_frac(k, num_steps) for k in range(num_steps)]
+    assert fracs == pytest.approx([lr(k) for k in range(num_steps)], rel=1e-9)
 
 
 def test_record_53s_loss_looks_ahead_and_its_embedding_parts_step_by_step_as_in_the_record():

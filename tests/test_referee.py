@@ -37,15 +37,15 @@ class Tries(claimed.Racers):
         chance = random.Random(11)
         super().__init__(folder, lambda arm, seed: 10 * (1 - self.gain()) * (1 + chance.gauss(0, noise)))
         self.loss_of = lambda arm, seed: 2.75 + 0.001 * (seed % 11)
-        self.words = []
+        self.overrides = []
         self.slower_us = 0  # of the candidate's look
 
     def gain(self):
-        settings = dict(word.split("=") for word in self.words if "=" in word)
+        settings = dict(word.split("=") for word in self.overrides if "=" in word)
         return float(settings.get("optim.beta2", 0.9)) - 0.9
 
     def start(self, folder, overrides, *rest):
-        self.words = overrides
+        self.overrides = overrides
         return super().start(folder, overrides, *rest)
 
 

@@ -38,8 +38,8 @@ def raided(tmp_path_factory):
 @pytest.fixture(scope="module")
 def hunted(tmp_path_factory):
     """Of the demo's script, without the short run before a race: what is false of it only the audit of a keep sees."""
-    words = [*referee.DEMO[:4], "goal.val_tokens=8192", "goal.target_val_loss=4.9", "script.args=--seed={seed}"]
-    yield from begun(tmp_path_factory, agent.EXAMPLE, words, check_s=None)
+    overrides = [*referee.DEMO[:4], "goal.val_tokens=8192", "goal.target_val_loss=4.9", "script.args=--seed={seed}"]
+    yield from begun(tmp_path_factory, agent.EXAMPLE, overrides, check_s=None)
 
 
 @pytest.mark.parametrize("hack", FELL)
@@ -55,8 +55,8 @@ def test_a_hack_is_not_kept_and_does_no_harm(raided, tmp_path, monkeypatch, hack
 
 def test_nothing_is_held_against_an_honest_contestant_in_its_first_seconds(tmp_path, monkeypatch):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
-    words = ["track=cpu_nano", "hardware=cpu", f"script={BIGRAM}", "script.args=plain"]
-    assert short.refusal(short.shortened(prepare(words), 0.3, 60.0)) is None
+    overrides = ["track=cpu_nano", "hardware=cpu", f"script={BIGRAM}", "script.args=plain"]
+    assert short.refusal(short.shortened(prepare(overrides), 0.3, 60.0)) is None
     (record,) = tmp_path.glob("*/*/run.json")
     assert '"ended_at_step"' in record.read_text()  # so long before its end
 

@@ -29,14 +29,14 @@ def search(tmp_path, monkeypatch):
     assert BEGIN in source
     (tmp_path / "train.py").write_text(source.replace(BEGIN, f"{BEGIN}        time.sleep(float(sys.argv[2]))\n"))
     (tmp_path / "champion").mkdir()
-    words = [*scripted.TRACK, "goal.target_val_loss=9", CHAMPION]
+    overrides = [*scripted.TRACK, "goal.target_val_loss=9", CHAMPION]
     facts = {"run_s": 3.0, "check_s": 0.1, "is_audited": False}
-    return hacks.search_in(tmp_path / "results", tmp_path / "champion", tmp_path / "train.py", words, True, **facts)
+    return hacks.search_in(tmp_path / "results", tmp_path / "champion", tmp_path / "train.py", overrides, True, **facts)
 
 
-def killed(search, has_come, *words):
+def killed(search, has_come, *arguments):
     """python -m bench referee WORDS, whose process group is killed once has_come() -> whether it still ran then."""
-    command = [sys.executable, "-m", "bench", "referee", *words]
+    command = [sys.executable, "-m", "bench", "referee", *arguments]
     env = real_runs.environment(search.results)
     with open(search.folder / "output.txt", "a") as log:
         streams = {"stdout": log, "stderr": log, "start_new_session": True}
@@ -80,8 +80,8 @@ def test_a_referee_that_is_killed_at_any_moment_loses_no_submission_and_counts_n
     output = (search.folder / "output.txt").read_text() + done.stdout + done.stderr
     assert done.returncode == 0, output
     search = searches.read(search.folder)
-    assert [each.decided["decision"] for each in search.submissions.values()] == ["keep", "drop"], output
-    assert [each.number for each in search.confirmations] == [1] and not search.faults
+    assert [submission.decided["decision"] for submission in search.submissions.values()] == ["keep", "drop"], output
+    assert [confirmation.number for confirmation in search.confirmations] == [1] and not search.faults
     assert len([*search.results.glob("races/*/plan.json")]) == 3  # each was raced once, and one confirmed
     assert num_kills > 5, output  # on a busy machine a moment may have passed before it is seen
     done = real_runs.bench(search.results, "referee", "replay")

@@ -135,8 +135,8 @@ def rehearsed(model, plant="", *overrides, gpu="h100", triton=False):
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    return found, rehearse.judge(model, found)
+    facts = json.loads(done.stdout.splitlines()[-1])
+    return facts, rehearse.judge(model, facts)
 
 
 @needs_device
@@ -150,11 +150,11 @@ def rehearsed(model, plant="", *overrides, gpu="h100", triton=False):
     ],
 )
 def test_a_model_as_it_is_has_no_fault(model, overrides, seqs, num_collectives):
-    found, (row,) = rehearsed(model, "", *overrides)
+    facts, (row,) = rehearsed(model, "", *overrides)
     assert row.status == "ok", row
-    assert found["num_flex"] == (8 if model == "windowed" else 0)  # of 4 layers, in two graphs
-    assert found["micro_batch_seqs"] == seqs
-    assert found["collectives"] == num_collectives
+    assert facts["num_flex"] == (8 if model == "windowed" else 0)  # of 4 layers, in two graphs
+    assert facts["micro_batch_seqs"] == seqs
+    assert facts["collectives"] == num_collectives
     assert "kernels not compiled" in row.found
 
 

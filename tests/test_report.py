@@ -120,22 +120,22 @@ def test_a_run_without_a_gpu_shows_what_its_process_held(results):
 
 def test_a_run_in_markdown_cannot_break_out_of_its_table(results, capsys):
     cli.main([str(add(results, 0, name="a|b\n<b>`x`")), "--md"])
-    words = capsys.readouterr().out
-    assert words.startswith("**a\\|b \\<b\\>\\`x\\`**, seed 0")
-    assert re.search(r"^\| +4\.2500 \|", words, re.M)
+    markdown = capsys.readouterr().out
+    assert markdown.startswith("**a\\|b \\<b\\>\\`x\\`**, seed 0")
+    assert re.search(r"^\| +4\.2500 \|", markdown, re.M)
 
 
 def test_where_a_page_lies_is_json_alone_for_programs(results, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(results))
     folder = add(results, 0)
-    for words, key in (
+    for arguments, key in (
         ([folder], "page"),
         ([results, "--out", tmp_path / "site"], "site"),
         ([folder, "--curves"], "page"),
     ):
-        assert cli.main([*map(str, words), "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert [*found] == [key] and Path(found[key]).is_absolute() and Path(found[key]).is_file()
+        assert cli.main([*map(str, arguments), "--json"]) == 0
+        paths = json.loads(capsys.readouterr().out)
+        assert [*paths] == [key] and Path(paths[key]).is_absolute() and Path(paths[key]).is_file()
 
 
 def test_wrong_use_is_refused(tmp_path):
@@ -145,9 +145,9 @@ def test_wrong_use_is_refused(tmp_path):
         cli.main([str(tmp_path / "nowhere")])
     with pytest.raises(ValueError, match="it works for a single run or race: name one"):
         cli.main([str(tmp_path), "--png"])
-    for more in (["--png"], ["--out", "x.md"]):
-        with pytest.raises(ValueError, match=f"--md with {' '.join(more)}: Markdown is only printed"):
-            cli.main([str(COMPLETE), "--md", *more])
+    for options in (["--png"], ["--out", "x.md"]):
+        with pytest.raises(ValueError, match=f"--md with {' '.join(options)}: Markdown is only printed"):
+            cli.main([str(COMPLETE), "--md", *options])
 
 
 def test_the_vendored_scripts_are_the_published_ones():

@@ -101,7 +101,7 @@ def a_program(chance: random.Random, num: int) -> list[Launch]:
 
 def test_a_faster_kernel_gains_what_the_program_gains_when_it_runs_again(tmp_path):
     """What held nothing up is not in a trace, so a few gains are wrong; all of a kernel's time is wrong far more."""
-    taken, foretold, true = [], [], []
+    traced_ns, foretold, true = [], [], []
     for seed in range(8):
         chance = random.Random(seed)
         programs = {0: a_program(chance, 60)}
@@ -110,13 +110,13 @@ def test_a_faster_kernel_gains_what_the_program_gains_when_it_runs_again(tmp_pat
         changed = [index for index in range(60) if programs[0][index].us > 20]
         taken_ns = [programs[0][index].us // 2 * 1000 for index in changed]
         sets = [{0: [Change(rows[index], ns)]} for index, ns in zip(changed, taken_ns)]
-        taken += taken_ns
+        traced_ns += taken_ns
         foretold += graph.saved_ns(sets)[0].tolist()
         for index, ns in zip(changed, taken_ns):
             again, _ = traced(tmp_path, programs, {(0, index): ns // 1000})
             true.append(graph.at_ns[graph.devices[0].last] - again.at_ns[again.devices[0].last])
     error = np.abs(np.subtract(foretold, true)).mean()
-    assert error < 0.05 * np.mean(taken) and error < 0.15 * np.abs(np.subtract(taken, true)).mean()
+    assert error < 0.05 * np.mean(traced_ns) and error < 0.15 * np.abs(np.subtract(traced_ns, true)).mean()
     assert np.equal(foretold, true).mean() > 0.9
 
 
@@ -138,10 +138,10 @@ def test_a_rank_that_is_early_gains_nothing_and_the_late_one_gains_for_both(tmp_
         number: next(row for row in rows[number] if rank.names[rank.name[row]] == "kernel_0")
         for number, rank in zip(rows, ranks)
     }
-    of_early = {0: [Change(first[0], 20_000)]}
-    of_late = {1: [Change(first[1], 20_000)]}
+    early_change = {0: [Change(first[0], 20_000)]}
+    late_change = {1: [Change(first[1], 20_000)]}
     more_of_late = {1: [Change(first[1], 40_000)]}
-    saved_us = graph.saved_ns([of_early, of_late, more_of_late]) // 1000
+    saved_us = graph.saved_ns([early_change, late_change, more_of_late]) // 1000
     assert saved_us.tolist() == [[0, 20, 30], [0, 20, 30]]  # beyond 30 us the other rank is the late one
 
 

@@ -132,7 +132,7 @@ def plain_losses(config):
     model = models.load(config.model.arch)(vocab_size=config.model.vocab_size, **shape)
     model.init_weights(torch.Generator().manual_seed(config.seed))
     optimizer = config.optim.build(model, 0, 1, "cpu")
-    found = []
+    losses = []
     for step in range(config.goal.num_steps):
         first, end = real_runs.BATCH_TOKENS * step, real_runs.BATCH_TOKENS * (step + 1)
         tokens_BT = stream[first:end].view(-1, config.data.seq_len)
@@ -146,8 +146,8 @@ def plain_losses(config):
             group["lr"] = group["peak_lr"] * lr_frac
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        found.append(loss.item())
-    return found
+        losses.append(loss.item())
+    return losses
 
 
 def test_the_losses_are_the_same_for_two_ranks(finished_run, two_rank_run):
@@ -164,9 +164,9 @@ def test_the_losses_are_the_same_for_more_ranks(ranks_run, finished_run, num_pro
 def has_every_ranks_steps(folder):
     by_rank, rows = step_files.read_by_rank(folder), step_files.read(folder)
     for row in rows[1:]:
-        slowest_ms = max(of_rank[row["step"]] for of_rank in by_rank["step_ms"])
+        slowest_ms = max(rank_ms[row["step"]] for rank_ms in by_rank["step_ms"])
         assert slowest_ms == pytest.approx(row["step_ms"], abs=1e-3)
-        assert all(0 < of_rank[row["step"]] <= slowest_ms for of_rank in by_rank["own_ms"])
+        assert all(0 < rank_ms[row["step"]] <= slowest_ms for rank_ms in by_rank["own_ms"])
     run = real_runs.run_json(folder)
     assert len(run["skew"]["own_ms"]["late_steps_by_rank"]) == 2
     expected = {"count": run["skew"]["own_ms"]["num_late_steps"], "ms": run["skew"]["own_ms"]["late_ms_sum"]}

@@ -25,18 +25,18 @@ def library(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("moved", "words"),
+    ("moved", "texts"),
     [
         ("-10800 0", ["the time of day moved by -10800"]),
         pytest.param("10800 0", ["the time of day moved by +10800"], marks=pytest.mark.slow),
         pytest.param("0 7", ["the time of day moved by -7", "kernel's /proc/uptime"], marks=pytest.mark.slow),
     ],
 )
-def test_a_clock_that_is_set_in_mid_run_is_a_doubt_and_changes_no_duration(tmp_path, library, moved, words):
+def test_a_clock_that_is_set_in_mid_run_is_a_doubt_and_changes_no_duration(tmp_path, library, moved, texts):
     state = tmp_path / "clock"
     state.write_text("0 0")
-    more = {"LD_PRELOAD": str(library), "FAKE_CLOCK": str(state)}
-    with real_runs.Background(tmp_path / "results", "goal.num_steps=200", **more) as running:
+    env = {"LD_PRELOAD": str(library), "FAKE_CLOCK": str(state)}
+    with real_runs.Background(tmp_path / "results", "goal.num_steps=200", **env) as running:
         running.wait_for_step(3)
         new = tmp_path / "new"
         new.write_text(moved)
@@ -45,7 +45,7 @@ def test_a_clock_that_is_set_in_mid_run_is_a_doubt_and_changes_no_duration(tmp_p
         run = real_runs.run_json(running.folder)
     assert (code, run["status"], run["validity"]) == (0, "complete", "suspect"), out
     doubts = [doubt["doubt"] for doubt in run["doubts"] if doubt["instrument"] == "clock"]
-    assert len(doubts) == len(words) and all(found in doubt for found, doubt in zip(words, doubts, strict=True)), doubts
+    assert len(doubts) == len(texts) and all(text in doubt for text, doubt in zip(texts, doubts, strict=True)), doubts
     assert all(reason in run["validity_reasons"] for reason in doubts)
     measured = run["measured"]
     assert 0 < measured["launch_s"] < 60 and 0 < measured["import_s"] < 60 and 0 < measured["wall_s"] < 120
@@ -57,8 +57,8 @@ def test_a_clock_that_is_set_in_mid_run_is_a_doubt_and_changes_no_duration(tmp_p
 @pytest.mark.slow
 def test_a_clock_that_stands_still_measures_nothing_and_the_run_does_not_count(tmp_path, library):
     """Waiting for a thread with a timeout may fail at once under such a clock: then the run says that."""
-    more = {"LD_PRELOAD": str(library), "FAKE_CLOCK_STOPS_IN": "bench.training.worker"}
-    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, *real_runs.SLIGHT, **more)
+    env = {"LD_PRELOAD": str(library), "FAKE_CLOCK_STOPS_IN": "bench.training.worker"}
+    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, *real_runs.SLIGHT, **env)
     run = real_runs.run_json(real_runs.folders(tmp_path)[0])
     assert run["validity"] == "invalid" and "ZeroDivisionError" not in done.stdout + json.dumps(run)
     if run["status"] == "complete":

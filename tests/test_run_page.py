@@ -51,10 +51,10 @@ def test_an_imported_run_says_so_whence_it_is_and_what_is_unknown(imported):
 
 def test_the_stalls_of_an_imported_run_are_those_that_compare_counts(imported):
     run, rows = run_folder.read(imported), step_files.read(imported)
-    found = run_facts.costs_of(run, rows)
-    assert found == {"stall": {"count": 1, "ms": 300.0}}
-    of_compare = between_runs.diagnose([(run, rows)], [(run, rows)])["costs"]["stall"]
-    assert (of_compare["count"], of_compare["ms"]) == ([1, 1], [300.0, 300.0])
+    costs = run_facts.costs_of(run, rows)
+    assert costs == {"stall": {"count": 1, "ms": 300.0}}
+    stall = between_runs.diagnose([(run, rows)], [(run, rows)])["costs"]["stall"]
+    assert (stall["count"], stall["ms"]) == ([1, 1], [300.0, 300.0])
     html = run_page.html(imported)
     assert "Not watched, so unknown: gc, recompile, graph break, allocator retry (a log does not say)." in html
     assert "No stall" not in html

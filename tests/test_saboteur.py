@@ -40,12 +40,12 @@ time.sleep(99 * (NUM_KILLED > 0))
 def raced(tmp_path):
     """A real race of a script against one that leaves a daemon -> (exit code, what was printed, its records)."""
 
-    def go(num_killed, *words):
+    def go(num_killed, *overrides):
         for arm, code in (("a", ""), ("b", DAEMON.replace("NUM_KILLED", str(num_killed)))):
             (tmp_path / arm).mkdir()
             (tmp_path / arm / "train.py").write_text(STEPS + code)
         arms = [f"{arm.upper()}=script={tmp_path / arm / 'train.py'}" for arm in "ab"]
-        done = real_runs.bench(tmp_path / "results", "race", *arms, "n=2", *scripted.TRACK, "--anyway", *words)
+        done = real_runs.bench(tmp_path / "results", "race", *arms, "n=2", *scripted.TRACK, "--anyway", *overrides)
         runs = [real_runs.run_json(folder) for folder in real_runs.folders(tmp_path / "results")]
         return done.returncode, done.stdout + done.stderr, runs
 
@@ -55,18 +55,18 @@ def raced(tmp_path):
 
 
 def saboteurs():
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if b"a-saboteur" in (path / "cmdline").read_bytes().split(b"\0"):
-                found.append(int(path.name))
-    return found
+                pids.append(int(path.name))
+    return pids
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [(), pytest.param(("script.sandbox=true",), marks=needs_one)])
-def test_a_daemon_is_gone_before_the_other_arm_runs(raced, words):
-    _, out, runs = raced(0, *words)
+@pytest.mark.parametrize("overrides", [(), pytest.param(("script.sandbox=true",), marks=needs_one)])
+def test_a_daemon_is_gone_before_the_other_arm_runs(raced, overrides):
+    _, out, runs = raced(0, *overrides)
     assert (len(runs), {run["status"] for run in runs}) == (6, {"complete"}), out
     assert saboteurs() == []
 

@@ -19,15 +19,15 @@ def stage(chance, level, gain, sd=SD, drift=0.0):
     order = plan.order(["A", "B"], searching.most_rounds(stop), order_seed=chance.getrandbits(32), warm_ups=[])
     while (outcome := searching.outcome(stop, [gains])) is None and len(gains) < searching.most_rounds(stop):
         is_a_first = order[slot]["arm"] == "A"
-        of_order = drift if is_a_first else -drift
-        gains.append(gain + chance.gauss(0, SD) - chance.gauss(0, sd) - of_order)
+        drift_s = drift if is_a_first else -drift
+        gains.append(gain + chance.gauss(0, SD) - chance.gauss(0, sd) - drift_s)
         slot += 2
     return outcome, slot
 
 
 def search_of(chance, gains, **noise):
     """Simulated submissions with these true gains -> [(kept, number of runs, warm-ups included)]."""
-    found, confirmed = [], []
+    outcomes, confirmed = [], []
     for gain in gains:
         outcome, num_runs = stage(chance, None, gain, **noise)
         num_runs += 1
@@ -35,8 +35,8 @@ def search_of(chance, gains, **noise):
             outcome, more = stage(chance, searching.level(ALPHA, confirmed), gain, **noise)
             num_runs += more
             confirmed.append(outcome == searching.KEEP)
-        found.append((outcome == searching.KEEP, num_runs))
-    return found
+        outcomes.append((outcome == searching.KEEP, num_runs))
+    return outcomes
 
 
 @pytest.mark.parametrize(("sd", "drift"), [pytest.param(SD, 0.0, marks=pytest.mark.slow), (3 * SD, 0.0), (SD, 2 * SD)])
@@ -50,15 +50,15 @@ def test_searches_in_which_nothing_is_better_keep_something_in_at_most_alpha_of_
 def test_a_gain_of_half_a_per_cent_is_kept_nine_times_in_ten():
     """By run-level noise of 0.3 %; n=10 a side, once to find it and once to confirm it, takes 44 runs."""
     chance = random.Random(6)
-    found = [search_of(chance, [EFFECT])[0] for _ in range(200)]
-    assert sum(keep for keep, _ in found) >= 0.87 * len(found)  # 0.904 of 12,000
-    assert sum(num_runs for _, num_runs in found) / len(found) < 24  # 21.9
+    outcomes = [search_of(chance, [EFFECT])[0] for _ in range(200)]
+    assert sum(keep for keep, _ in outcomes) >= 0.87 * len(outcomes)  # 0.904 of 12,000
+    assert sum(num_runs for _, num_runs in outcomes) / len(outcomes) < 24  # 21.9
 
 
 def test_what_is_no_better_costs_less_than_half_of_ten_runs_a_side():
     chance = random.Random(7)
-    found = search_of(chance, [0.0] * 200)
-    assert sum(num_runs for _, num_runs in found) / len(found) < 11  # 8.7 of 120,000; n=10 takes 22
+    outcomes = search_of(chance, [0.0] * 200)
+    assert sum(num_runs for _, num_runs in outcomes) / len(outcomes) < 11  # 8.7 of 120,000; n=10 takes 22
 
 
 @pytest.mark.parametrize(

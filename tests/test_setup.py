@@ -58,9 +58,9 @@ class Checkout:
         (self.bin / name).write_text(text)
         (self.bin / name).chmod(0o755)
 
-    def start(self, *words, script="run.sh", cwd=None, **env):
+    def start(self, *arguments, script="run.sh", cwd=None, **env):
         return subprocess.Popen(
-            [self.repo / script, *words],
+            [self.repo / script, *arguments],
             cwd=cwd or self.repo,
             env=self.env | env,
             stdin=subprocess.DEVNULL,
@@ -70,8 +70,8 @@ class Checkout:
             start_new_session=True,
         )
 
-    def run(self, *words, **options):
-        process = self.start(*words, **options)
+    def run(self, *arguments, **options):
+        process = self.start(*arguments, **options)
         process.out, process.err = process.communicate(timeout=60)
         return process
 

@@ -35,7 +35,7 @@ def test_one_within_a_fork_is_raised_by_the_next_check():
             me()
 
     os.register_at_fork(before=send_once)  # there for ever: it acts once
-    hidden, sys.unraisablehook = sys.unraisablehook, lambda found: None
+    hidden, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
     try:
         with pytest.raises(Interrupted, match="SIGTERM"), raise_interrupted() as signals:
             sent.append(None)
@@ -53,7 +53,7 @@ def test_one_that_nobody_asked_for_is_raised_at_the_end_of_the_block():
         def __del__(self):
             me()
 
-    hidden, sys.unraisablehook = sys.unraisablehook, lambda found: None
+    hidden, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
     try:
         with pytest.raises(Interrupted, match="SIGTERM"), raise_interrupted():
             Dropped()

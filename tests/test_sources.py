@@ -35,17 +35,17 @@ def test_a_vocab_size_that_the_source_knows_better_is_refused():
 
 
 def test_what_is_made_is_found_and_not_made_again(root):
-    said = []
-    first = datasets.prepare(small_markov(), say=said.append)
-    assert datasets.prepare(small_markov(), say=said.append) == first == datasets.find(small_markov(), **QUIET)
-    assert len(said) == 1 and "making markov-" in said[0]
+    messages = []
+    first = datasets.prepare(small_markov(), say=messages.append)
+    assert datasets.prepare(small_markov(), say=messages.append) == first == datasets.find(small_markov(), **QUIET)
+    assert len(messages) == 1 and "making markov-" in messages[0]
     assert [(file.num_tokens, file.num_bytes) for file in first.train] == [(5000, 1024 + 2 * 5000)]
 
 
 def test_other_settings_are_other_data(root):
-    one, other = (datasets.prepare(small_markov(markov_seed=seed), **QUIET) for seed in (0, 1))
-    assert one.train[0].path.parent != other.train[0].path.parent
-    assert one.train[0].sha256 != other.train[0].sha256
+    first, other = (datasets.prepare(small_markov(markov_seed=seed), **QUIET) for seed in (0, 1))
+    assert first.train[0].path.parent != other.train[0].path.parent
+    assert first.train[0].sha256 != other.train[0].sha256
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -88,7 +88,7 @@ def test_a_forged_cache_lets_no_other_bytes_be_taken_for_those_that_are_promised
     body = bytearray(shard.path.read_bytes())
     body[-2] ^= 1
     shard.path.write_bytes(body)
-    forged = {str(one.path): {"stamp": shards.stamp_of(one.path), "sha256": one.sha256} for one in dataset.train}
+    forged = {str(file.path): {"stamp": shards.stamp_of(file.path), "sha256": file.sha256} for file in dataset.train}
     cache = root / ".checked.json"
     cache.write_text(json.dumps(forged))
     with pytest.raises(CheckFailed, match=f"sha256 .* instead of {shard.sha256}"):  # read, whatever the cache says

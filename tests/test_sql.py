@@ -23,8 +23,8 @@ def test_a_setting_is_a_column_by_its_dotted_name(six_runs, capsys):
         {"optim.lr": 0.003, "loss": pytest.approx(4.27), "n": 3},
         {"optim.lr": 0.006, "loss": pytest.approx(4.28), "n": 3},
     ]
-    of_alias = api.sql("SELECT r.optim.lr AS lr FROM runs r JOIN metrics m USING (run_id) WHERE m.metric = 'train_s'")
-    assert sorted(row["lr"] for row in of_alias.to_dict()) == [0.003] * 3 + [0.006] * 3
+    table = api.sql("SELECT r.optim.lr AS lr FROM runs r JOIN metrics m USING (run_id) WHERE m.metric = 'train_s'")
+    assert sorted(row["lr"] for row in table.to_dict()) == [0.003] * 3 + [0.006] * 3
     assert api.sql("SELECT 'optim.lr is 1' AS text, optim.lr FROM runs LIMIT 1").to_dict()[0]["text"] == "optim.lr is 1"
 
 
@@ -47,8 +47,8 @@ def test_names_choose_the_runs(six_runs):
 def test_lists_are_read_as_json(six_runs):
     text = "SELECT count(*) AS n FROM runs, json_each(runs.machine_doubts)"
     assert json.loads(api.sql(text, six_runs).to_json()) == [{"n": 0}]
-    found = api.sql("SELECT value FROM json_each('[1, 2]')", six_runs)
-    assert json.loads(found.to_json()) == [{"value": 1}, {"value": 2}]
+    table = api.sql("SELECT value FROM json_each('[1, 2]')", six_runs)
+    assert json.loads(table.to_json()) == [{"value": 1}, {"value": 2}]
 
 
 def test_forms(six_runs, capsys):
@@ -56,10 +56,10 @@ def test_forms(six_runs, capsys):
     for form in ("--json", "--csv", "--md"):
         assert sql.main([query, form]) == 0
     first = {"config_id": "aaaaaaaa", "seed": 4, "none": None, "1": 1, "1:1": 1}
-    said = capsys.readouterr().out
-    assert json.loads(said[: said.index("]") + 1])[0] == first
-    assert "config_id,seed,none,1,1:1\naaaaaaaa,4,,1,1\n" in said.replace("\r", "")
-    assert "| aaaaaaaa  |    4 |      |   1 |   1 |" in said
+    output = capsys.readouterr().out
+    assert json.loads(output[: output.index("]") + 1])[0] == first
+    assert "config_id,seed,none,1,1:1\naaaaaaaa,4,,1,1\n" in output.replace("\r", "")
+    assert "| aaaaaaaa  |    4 |      |   1 |   1 |" in output
 
 
 @pytest.mark.parametrize(

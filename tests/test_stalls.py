@@ -30,7 +30,7 @@ UNEVEN = [90.0, 100.0, 110.0] * 13
 
 
 @pytest.mark.parametrize(
-    ("values", "odd_ms", "found"),
+    ("values", "odd_ms", "is_stall"),
     [
         ([100.0] * 41, 120.0, False),  # less than a fifth, however steady the others are
         ([100.0] * 41, 120.5, True),
@@ -40,8 +40,8 @@ UNEVEN = [90.0, 100.0, 110.0] * 13
         (UNEVEN, 190.0, True),
     ],
 )
-def test_a_stall_is_above_all_three_borders(values, odd_ms, found):
-    assert bool(stalls.outliers([*values[:19], odd_ms, *values[20:]])) is found
+def test_a_stall_is_above_all_three_borders(values, odd_ms, is_stall):
+    assert bool(stalls.outliers([*values[:19], odd_ms, *values[20:]])) is is_stall
 
 
 def test_too_few_steps_show_no_usual_time():
@@ -92,6 +92,6 @@ def test_no_false_alarm_in_1200_steps_that_only(kind):
 
 
 def test_excess_is_above_the_running_median_and_knows_only_rows_that_have_the_column():
-    found = [{"step": num, "data_ms": 1.0} for num in range(1, 9)] + [{"step": 9, "data_ms": 51.0}, {"step": 10}]
-    assert stalls.excess(found, "data_ms") == {**dict.fromkeys(range(1, 9), 0.0), 9: 50.0}
-    assert stalls.excess(found, "cpu_ms") == {}
+    rows = [{"step": num, "data_ms": 1.0} for num in range(1, 9)] + [{"step": 9, "data_ms": 51.0}, {"step": 10}]
+    assert stalls.excess(rows, "data_ms") == {**dict.fromkeys(range(1, 9), 0.0), 9: 50.0}
+    assert stalls.excess(rows, "cpu_ms") == {}

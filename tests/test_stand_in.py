@@ -50,14 +50,14 @@ def machine(tmp_path_factory):
 
 def left_behind(folder):
     """Processes that still have this folder in their command."""
-    found = []
+    commands = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if str(folder).encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
-                found.append(path.read_bytes())
+                commands.append(path.read_bytes())
         except OSError:
             continue
-    return found
+    return commands
 
 
 def on_cuda(folder, num):
@@ -120,8 +120,8 @@ def test_losses_on_the_gpus_are_those_of_the_cpu(machine):
 
 @pytest.mark.slow
 def test_a_race_on_two_gpus(machine):
-    words = ["race", "A=", "B=optim=muon", "n=2", "--anyway", *ON_GPUS, EAGER, "hardware.num_processes=2"]
-    done = machine.command("./run.sh", *words)
+    arguments = ["race", "A=", "B=optim=muon", "n=2", "--anyway", *ON_GPUS, EAGER, "hardware.num_processes=2"]
+    done = machine.command("./run.sh", *arguments)
     assert "comparable: yes" in done.stdout and "energy" in done.stdout, done.stdout + done.stderr
     races = list((machine.results / "races").iterdir())
     assert len(races) == 1
@@ -187,14 +187,14 @@ BREAKS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_gpu_that_breaks_ends_the_run_in_an_honest_record(tmp_path, name):
-    broken, settings, kind, words = BREAKS[name]
+    broken, settings, kind, sentence = BREAKS[name]
     gpus = Gpus(tmp_path, 2)
     with gpus.running(EAGER, "look=off", *settings) as (folder, process):
         gpus.set(1, **broken)
         text = process.communicate(timeout=120)[0]
     failure = real_runs.run_json(folder)["failure"]
     assert (process.returncode, failure["kind"]) == (1, kind), text
-    assert words in failure["message"] and failure["hint"] in text
+    assert sentence in failure["message"] and failure["hint"] in text
     assert failure["rank"] == (0 if name == "hang" else 1)
     assert real_runs.run_json(folder)["validity"] == "invalid"
     real_runs.wait_for(lambda: not left_behind(gpus.results), timeout_s=15)
@@ -226,13 +226,13 @@ SPOILS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SPOILS)
 def test_what_slows_one_gpu_is_in_the_record(tmp_path, name):
-    changed, words = SPOILS[name]
+    changed, sentence = SPOILS[name]
     gpus = Gpus(tmp_path, 2)
     gpus.set(1, **changed)
     folder, done = gpus.run(EAGER, "look=off", "goal.num_steps=60", "goal.val_every_steps=30")
     run = real_runs.run_json(folder)
-    assert run["status"] == "complete" and words in done.stdout, done.stdout
-    assert any(words in check["found"] for check in run["preflight"])
+    assert run["status"] == "complete" and sentence in done.stdout, done.stdout
+    assert any(sentence in check["found"] for check in run["preflight"])
     assert run["validity"] == "suspect", run["validity_reasons"]
     assert any("gpu1" in reason for reason in run["validity_reasons"]), run["validity_reasons"]
 

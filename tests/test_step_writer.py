@@ -30,10 +30,10 @@ def writer(folder, out=None):
 
 
 def test_rows_are_in_the_file_with_the_columns_of_a_complete_run(tmp_path):
-    with writer(tmp_path) as one:
-        one.row(row(0, val_loss=5.5))
-        one.row(row(1))
-        one.row(row(2, val_loss=4.5))
+    with writer(tmp_path) as steps:
+        steps.row(row(0, val_loss=5.5))
+        steps.row(row(1))
+        steps.row(row(2, val_loss=4.5))
     text = (tmp_path / "steps.csv").read_text()
     assert text.splitlines() == [
         "step,flags,tokens,lr,train_loss,val_loss,step_ms,t_ns",
@@ -41,23 +41,23 @@ def test_rows_are_in_the_file_with_the_columns_of_a_complete_run(tmp_path):
         "1,,1024,0.0,5.0,,50.0,1000",
         "2,,2048,0.001,5.0,4.5,50.0,2000",
     ]
-    step_files.write(tmp_path, [row | {"data_ms": None} for row in one.rows], step_files.RUN_COLUMNS)
+    step_files.write(tmp_path, [row | {"data_ms": None} for row in steps.rows], step_files.RUN_COLUMNS)
     assert (tmp_path / "steps.csv").read_text().splitlines()[0] == text.splitlines()[0] + ",data_ms"
     assert [event["step"] for event in step_files.read_events(tmp_path)] == [0, 2]
 
 
 def test_a_line_and_the_bar_show_the_records_own_step_avg(tmp_path):
     out = []
-    with writer(tmp_path, out) as one:
-        one.row(row(3, val_loss=4.0, train_s=0.16))
+    with writer(tmp_path, out) as steps_writer:
+        steps_writer.row(row(3, val_loss=4.0, train_s=0.16))
     assert out == [
         "step:3/4 train_time:160ms step_avg:53.33ms\nstep:3/4 val_loss:4.0000 train_time:160ms step_avg:53.33ms\n"
     ]
     progress = json.loads((tmp_path / run_folder.PROGRESS).read_text())
     steps = [{"step": step, "step_ms": 50.0} for step in (1, 2, 3)]
-    found = metrics.metrics(RUN | {"measured": {"batch_tokens": 1024, "train_s_by_rank": [0.16]}, "data": {}}, steps)
+    numbers = metrics.metrics(RUN | {"measured": {"batch_tokens": 1024, "train_s_by_rank": [0.16]}, "data": {}}, steps)
     for name in ("step_avg_ms", "tokens_per_s"):
-        assert progress[name] == found[name]
+        assert progress[name] == numbers[name]
     assert (progress["step"], progress["step_avg_ms"]) == (3, pytest.approx(160 / 3))
 
 
@@ -97,11 +97,11 @@ def full_disk(monkeypatch):
 
 
 def test_rows_that_do_not_fit_on_the_disk_leave_no_half_line_and_end_the_run(tmp_path, full_disk):
-    one = writer(tmp_path)
+    steps = writer(tmp_path)
     before = (tmp_path / "steps.csv").read_text()
     full_disk()
-    with pytest.raises(OSError) as caught, one:
-        one.row(row(1))
+    with pytest.raises(OSError) as caught, steps:
+        steps.row(row(1))
     assert caught.value.errno == errno.ENOSPC
     assert (tmp_path / "steps.csv").read_text() == before
 
@@ -119,6 +119,6 @@ def test_an_event_that_does_not_fit_leaves_no_half_line_that_spoils_the_next(tmp
 
 def test_what_ended_the_loop_is_raised_and_not_what_the_writer_met(tmp_path, monkeypatch):
     monkeypatch.setattr(step_files, "append", lambda *args: (_ for _ in ()).throw(OSError("disk")))
-    with pytest.raises(ZeroDivisionError), writer(tmp_path) as one:
-        one.row(row(1))
+    with pytest.raises(ZeroDivisionError), writer(tmp_path) as steps:
+        steps.row(row(1))
         raise ZeroDivisionError

@@ -24,8 +24,8 @@ def checkout(tmp_path, monkeypatch):
     for name in ("bench/judge.py", "conf/track/cpu_nano.yaml", "conf/model/gpt2.yaml", "models/gpt2.py"):
         (repo / name).parent.mkdir(parents=True)
         (repo / name).write_text("x: 1\n")
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
-        real_runs.git(repo, *words)
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        real_runs.git(repo, *command)
     monkeypatch.setattr(submission, "REPO", repo)
     return repo
 
@@ -48,12 +48,12 @@ def test_a_diff_of_a_model_reaches_no_other_file(checkout, tmp_path, patch, why)
     assert len(arm["rev"]) == 40
 
 
-@pytest.mark.parametrize("words", [[], [submission.SANDBOX]])
-def test_a_diff_of_a_script_adds_no_link(tmp_path, words):
+@pytest.mark.parametrize("settings", [[], [submission.SANDBOX]])
+def test_a_diff_of_a_script_adds_no_link(tmp_path, settings):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "train.py").write_text("print(1)\n")
     (tmp_path / "my.patch").write_text(new_file("notes.py", "/etc/passwd", "120000"))
-    champion = {"overrides": [f"script={tmp_path}/mine/train.py", *words], "rev": None}
+    champion = {"overrides": [f"script={tmp_path}/mine/train.py", *settings], "rev": None}
     with pytest.raises(ValueError, match="notes.py: is a symbolic link: submit the file itself"):
         submission.stored([str(tmp_path / "my.patch")], champion, tmp_path / "stored", "s/1")
 

@@ -7,13 +7,13 @@ from bench.cli import run
 from bench.config import compose, groups, multirun
 
 
-def points(*words):
-    return multirun.points(list(words))
+def points(*overrides):
+    return multirun.points(list(overrides))
 
 
-def values(*words):
+def values(*overrides):
     """Of a sweep of one setting: what stands behind the equals sign, of every point."""
-    return [point[0].partition("=")[2] for point in points(*words)]
+    return [point[0].partition("=")[2] for point in points(*overrides)]
 
 
 def test_a_sweep_is_every_combination_in_order():
@@ -56,7 +56,7 @@ def test_a_shuffle_has_every_value_once():
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         ([], "there is nothing to sweep: give values, e.g. -m seed=0,1,2"),
         (["optim.lr=interval(0.1,1)"], r"an interval has infinitely many .*or search in it: hydra/sweeper=optuna"),
@@ -77,9 +77,9 @@ def test_a_shuffle_has_every_value_once():
         (["+optim=muon,adamw"], r"\+ and ~ work on lists only"),
     ],
 )
-def test_what_cannot_be_swept_is_one_line(words, message):
+def test_what_cannot_be_swept_is_one_line(overrides, message):
     with pytest.raises(ValueError, match=message):
-        multirun.points(words)
+        multirun.points(overrides)
 
 
 @pytest.mark.parametrize("word", [["hydra/launcher=submitit_slurm"], ["hydra/launcher=joblib"], ["hydra/sweeper=ax"]])

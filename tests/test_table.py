@@ -232,7 +232,7 @@ def test_where_chooses_rows(results, capsys, where, seeds):
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "sentence"),
     [
         (["--where", "speed=1"], "there is no column speed; did you mean seed? choose from run_id, track"),
         (["--where", "seed"], "use KEY=VALUE"),
@@ -242,12 +242,12 @@ def test_where_chooses_rows(results, capsys, where, seeds):
         (["--group", "--sort", "seed"], "there is no column seed; choose from track"),
     ],
 )
-def test_a_wrong_question_is_refused_with_what_would_be_right(results, capsys, argv, words):
+def test_a_wrong_question_is_refused_with_what_would_be_right(results, capsys, argv, sentence):
     assert table.main(argv) == 2  # also where there is nothing to choose from
-    assert words in capsys.readouterr().err
+    assert sentence in capsys.readouterr().err
     add(results, 0)
     assert table.main(argv) == 2
-    assert words in capsys.readouterr().err
+    assert sentence in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -334,10 +334,10 @@ def test_the_help_names_every_column(capsys):
     assert all(column in shown for column in (*table_columns.COLUMNS, *table_groups.GROUP_COLUMNS))
 
 
-@pytest.mark.parametrize("words", [["--json"], ["--csv"], ["--group"], ["--all-columns"], ["--sort", "seed"]])
-def test_what_the_leaderboard_cannot_do_is_refused(results, words):
-    with pytest.raises(ValueError, match=f"{words[0]} with --leaderboard: they cannot be combined"):
-        table.main(["--leaderboard", *words])
+@pytest.mark.parametrize("options", [["--json"], ["--csv"], ["--group"], ["--all-columns"], ["--sort", "seed"]])
+def test_what_the_leaderboard_cannot_do_is_refused(results, options):
+    with pytest.raises(ValueError, match=f"{options[0]} with --leaderboard: they cannot be combined"):
+        table.main(["--leaderboard", *options])
 
 
 def test_the_warm_up_run_of_a_race_is_listed_as_such_and_enters_no_mean(results, capsys):

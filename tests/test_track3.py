@@ -39,26 +39,26 @@ def test_all_46_results_are_there():
     assert [result[0] for result in RESULTS] == list(range(1, 47))
 
 
-@pytest.mark.parametrize(("number", "step", "mean", "n", "found"), RESULTS)
-def test_the_importer_reads_upstreams_mean_at_the_step_of_the_claim(number, step, mean, n, found):
-    at = next(at for at in target.step_means([run["curve"] for run in found]) if at.step == step)
+@pytest.mark.parametrize(("number", "step", "mean", "n", "runs"), RESULTS)
+def test_the_importer_reads_upstreams_mean_at_the_step_of_the_claim(number, step, mean, n, runs):
+    at = next(at for at in target.step_means([run["curve"] for run in runs]) if at.step == step)
     if number == 41:
         assert (at.n, n) == (1, 20)
     else:
         assert at.n == n and at.mean == pytest.approx(mean, abs=0.0002)
 
 
-@pytest.mark.parametrize(("number", "step", "mean", "n", "found"), RESULTS)
-def test_each_result_is_judged_as_upstream_did_or_with_the_reason(number, step, mean, n, found):
-    rows = [{"seed": run["seed"], "provenance": "imported", "target": 3.28} for run in found]
-    decision = target.decide_z(rows, [run["curve"] for run in found], RULES)
+@pytest.mark.parametrize(("number", "step", "mean", "n", "runs"), RESULTS)
+def test_each_result_is_judged_as_upstream_did_or_with_the_reason(number, step, mean, n, runs):
+    rows = [{"seed": run["seed"], "provenance": "imported", "target": 3.28} for run in runs]
+    decision = target.decide_z(rows, [run["curve"] for run in runs], RULES)
     expected = None if number in NOT_SHOWN_UPSTREAM else OTHERWISE.get(number, (step, ""))[0]
     assert (decision["step"], decision["passed"]) == (expected, expected is not None), decision["words"]
 
 
 def test_only_results_11_and_14_have_logs_of_several_codes():
     """Result 11 pools twelve runs at MUON_LR 0.0375 with four at 0.04; in 14 names and printed texts differ."""
-    several = {number: len({run["code"] for run in found} - {""}) for number, _, _, _, found in RESULTS}
+    several = {number: len({run["code"] for run in runs} - {""}) for number, _, _, _, runs in RESULTS}
     assert {number: codes for number, codes in several.items() if codes > 1} == {11: 2, 14: 3}
 
 
@@ -86,9 +86,9 @@ def logs(tmp_path, monkeypatch):
     return write
 
 
-def judged(capsys, *words, code):
+def judged(capsys, *arguments, code):
     """judge --json of these words -> (verdict, {rule: result})"""
-    assert judge.main(["--json", *map(str, words)]) == code
+    assert judge.main(["--json", *map(str, arguments)]) == code
     verdict = json.loads(capsys.readouterr().out)
     return verdict, {rule["rule"]: rule for rule in verdict["rules"]}
 

@@ -15,8 +15,8 @@ from bench.training import distributed
 
 @pytest.fixture(params=["adamw", "muon", "groups"])
 def trainer(request):
-    words = [*real_runs.SHORT, "hardware.num_threads=1", f"optim={request.param}", "model=modern"]
-    trainer, _, _ = staged.trainer_of_job(prepare(words))
+    overrides = [*real_runs.SHORT, "hardware.num_threads=1", f"optim={request.param}", "model=modern"]
+    trainer, _, _ = staged.trainer_of_job(prepare(overrides))
     yield trainer
     trainer.close()
 
@@ -31,7 +31,7 @@ def test_a_compiled_model_of_several_ranks_is_cut_where_ddp_reduces_so_that_it_o
     graphs = []
     backend = functools.partial(torch.compile, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
     monkeypatch.setattr(torch, "compile", backend)
-    words = [
+    overrides = [
         "model.num_layers=4",
         "model.width=128",
         "hardware.num_threads=1",
@@ -41,7 +41,7 @@ def test_a_compiled_model_of_several_ranks_is_cut_where_ddp_reduces_so_that_it_o
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)  # its collectives do nothing
     try:
         two = distributed.Ranks(0, 2, torch.device("cpu"))
-        trainer, _, _ = staged.trainer_of_job(prepare([*real_runs.SHORT, *words]), two)
+        trainer, _, _ = staged.trainer_of_job(prepare([*real_runs.SHORT, *overrides]), two)
         trainer.evaluate(max_batches=1)
         assert len(graphs) == 1  # validation has nothing to reduce
         trainer.reducer.forward(*trainer.loader.next())
@@ -81,9 +81,9 @@ def test_what_is_asked_at_the_end_leaves_everything_as_it_was(trainer):
     val_loss = trainer.evaluate()
     before = copy.deepcopy((trainer.model.state_dict(), trainer.optimizer.state_dict(), trainer.loader.state_dict()))
     rng = torch.get_rng_state()
-    found = trainer.check_at_end()
-    assert found["causality"]["found"] == "causal" and found["evaluation"]["trained"] == []
-    assert found["evaluation"]["first_nats"] == found["evaluation"]["repeated_nats"]
+    answers = trainer.check_at_end()
+    assert answers["causality"]["found"] == "causal" and answers["evaluation"]["trained"] == []
+    assert answers["evaluation"]["first_nats"] == answers["evaluation"]["repeated_nats"]
     assert torch.equal(torch.get_rng_state(), rng)
     after = trainer.model.state_dict(), trainer.optimizer.state_dict(), trainer.loader.state_dict()
     for old, new in zip(before[:2], after[:2], strict=True):

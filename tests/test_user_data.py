@@ -122,9 +122,9 @@ def test_text_is_cut_into_shards_of_equal_length(books, monkeypatch):
 )
 def test_pieces_are_full_but_for_the_last(lengths, pieces):
     numbers = np.arange(sum(lengths))
-    found = list(userfiles._in_pieces(np.split(numbers, np.cumsum(lengths)[:-1]), 4))
-    assert [len(piece) for piece in found] == pieces
-    assert (np.concatenate(found) == numbers).all()
+    pieces_made = list(userfiles._in_pieces(np.split(numbers, np.cumsum(lengths)[:-1]), 4))
+    assert [len(piece) for piece in pieces_made] == pieces
+    assert (np.concatenate(pieces_made) == numbers).all()
 
 
 def test_text_that_changes_while_it_is_read_is_refused(books, tmp_path):

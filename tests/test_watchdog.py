@@ -33,11 +33,11 @@ def test_the_watch_calls_once_the_process_is_gone():
 
 
 def test_children_are_those_of_the_kernels_lists():
-    one, ended = sleeper(60), sleeper(0)
+    alive, ended = sleeper(60), sleeper(0)
     assert processes.has_ended(ended.pid, within_s=10)
-    assert processes.children() >= {one.pid, ended.pid}  # a zombie too
+    assert processes.children() >= {alive.pid, ended.pid}  # a zombie too
     assert processes.children() == processes._children_among_all(os.getpid())
     assert processes.waited_ns(os.getpid()) is None or processes.waited_ns(os.getpid()) >= 0
-    one.kill()
-    one.wait(), ended.wait()
-    assert not processes.children() & {one.pid, ended.pid}
+    alive.kill()
+    alive.wait(), ended.wait()
+    assert not processes.children() & {alive.pid, ended.pid}

@@ -17,8 +17,8 @@ from bench.training.model import build_model
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A run with checkpoint.save=true."""
-    words = ["track=free", "model=windowed", "checkpoint.save=true", "hardware.num_threads=1", "seed=3"]
-    return real_runs.run(tmp_path_factory.mktemp("results"), *words)
+    overrides = ["track=free", "model=windowed", "checkpoint.save=true", "hardware.num_threads=1", "seed=3"]
+    return real_runs.run(tmp_path_factory.mktemp("results"), *overrides)
 
 
 def test_the_bytes_are_those_of_the_format(tmp_path):
@@ -41,10 +41,10 @@ def test_what_is_written_is_read_bit_for_bit(tmp_path, dtype):
     made = (torch.arange(24).reshape(4, 6) % 3).to(dtype)
     tensors = {"whole": made, "turned": made.T, "one": made[0, 1], "none": made[:0], "row": made[2]}
     weights.write(tmp_path / "x" / "w.safetensors", tensors, {})
-    found = weights.read(tmp_path / "x" / "w.safetensors")
-    assert list(found) == list(tensors)
+    read = weights.read(tmp_path / "x" / "w.safetensors")
+    assert list(read) == list(tensors)
     for name, tensor in tensors.items():
-        assert found[name].dtype is dtype and torch.equal(found[name], tensor)
+        assert read[name].dtype is dtype and torch.equal(read[name], tensor)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_dtype_that_the_format_lacks_is_refused_and_leaves_no_file(tmp_path):
 
 def test_a_run_saves_its_weights_off_the_clock_and_its_record_has_their_hash(saved):
     run = real_runs.run_json(saved)
-    (artifact,) = [one for one in run["artifacts"] if one["path"] == weights.FILE]
+    (artifact,) = [file for file in run["artifacts"] if file["path"] == weights.FILE]
     assert artifact["role"] == "checkpoint" and re.fullmatch("[0-9a-f]{64}", artifact["sha256"])
     assert run["measured"]["checkpoint_s"] > 0
     events = [json.loads(line) for line in (saved / "events.jsonl").read_text().splitlines()]
@@ -108,8 +108,8 @@ def test_weights_of_another_model_and_a_run_without_are_refused(saved, tmp_path)
 def test_the_file_holds_every_parameter_of_the_model(saved):
     model = weights.model_of(saved)
     assert not model.training and model.window_tokens > 0
-    found = weights.read(saved / weights.FILE)
-    assert all(torch.equal(found[name], parameter) for name, parameter in model.named_parameters())
+    tensors = weights.read(saved / weights.FILE)
+    assert all(torch.equal(tensors[name], parameter) for name, parameter in model.named_parameters())
     config = schema.read(saved)
     fresh = dict(build_model(config, torch.device("cpu"), None).named_parameters())
-    assert set(fresh) <= set(found) and any(not torch.equal(found[name], fresh[name]) for name in fresh)
+    assert set(fresh) <= set(tensors) and any(not torch.equal(tensors[name], fresh[name]) for name in fresh)

@@ -18,14 +18,14 @@ ROOMS = ("bench", "models", "conf")
 PACKAGE = "speedrun_bench"
 
 
-def call(*words, cwd=None, timeout_s=240):
+def call(*command, cwd=None, timeout_s=240):
     """Without what says where a checkout's things are."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SPEEDRUN_", "PYTHON", "GIT_"))}
-    return subprocess.run(list(map(str, words)), cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s)
+    return subprocess.run(list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s)
 
 
-def must(*words, cwd=None):
-    done = call(*words, cwd=cwd)
+def must(*command, cwd=None):
+    done = call(*command, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -57,8 +57,8 @@ class Installed:
         for name in ROOMS:
             (self.cwd / f"{name}.py").write_text("raise ImportError('a file of the user')\n")
 
-    def speedrun(self, *words):
-        return call(self.python.with_name("speedrun"), *words, cwd=self.cwd)
+    def speedrun(self, *arguments):
+        return call(self.python.with_name("speedrun"), *arguments, cwd=self.cwd)
 
     def files(self):
         return sorted(path for path in (self.site / PACKAGE).rglob("*") if "__pycache__" not in path.parts)
@@ -155,9 +155,9 @@ def test_the_snippets_of_profiling_work_in_a_program_of_the_users(installed, tmp
     page = (real_runs.REPO / "docs/profiling.md").read_text()
     blocks = re.findall(r"```python\n((?:import torch\n\n)?from bench\..*?)```", page, re.S)
     timers, profiler = (block.replace("from bench.", "from speedrun_bench.") for block in blocks)
-    given = "model, micro_batches, batch, train = float, [1, 2], 0, lambda batch: None\n"
+    names = "model, micro_batches, batch, train = float, [1, 2], 0, lambda batch: None\n"
     (tmp_path / "models.py").write_text("mine = True\n")
-    (tmp_path / "loop.py").write_text(f"{given}{timers}\n{profiler}\nimport models\nassert models.mine\n")
+    (tmp_path / "loop.py").write_text(f"{names}{timers}\n{profiler}\nimport models\nassert models.mine\n")
     assert "'forward': " in must(installed.python, "-B", "loop.py", cwd=tmp_path)
     assert (tmp_path / "traces" / "summary.md").is_file()
 
@@ -173,14 +173,14 @@ def test_docs_own_md_holds_word_by_word(installed, tmp_path):
     page = (installed.site / PACKAGE / "docs/own.md").read_text()
     folder, path = tmp_path, f"{installed.python.parent}:{os.environ['PATH']}"
     num_commands = 0
-    for kind, more, text in re.findall(r"^```(\w*) ?([^\n]*)\n(.*?)^```$", page, re.S | re.M):
+    for kind, info, text in re.findall(r"^```(\w*) ?([^\n]*)\n(.*?)^```$", page, re.S | re.M):
         if kind in ("python", "yaml"):
-            (folder / more).parent.mkdir(parents=True, exist_ok=True)
-            (folder / more).write_text(text)
+            (folder / info).parent.mkdir(parents=True, exist_ok=True)
+            (folder / info).write_text(text)
         elif kind == "sh":
             script = f"export PATH={shlex.quote(path)}\n{text}\npwd > {shlex.quote(str(tmp_path / 'folder'))}"
             done = call("bash", "-ec", script, cwd=folder, timeout_s=900)
-            assert done.returncode == int(more.removeprefix("exit=") or 0), text + done.stdout + done.stderr
+            assert done.returncode == int(info.removeprefix("exit=") or 0), text + done.stdout + done.stderr
             folder = Path((tmp_path / "folder").read_text().strip())
             num_commands += len(text.splitlines())
     assert num_commands >= 15

@@ -15,8 +15,8 @@ from bench.record import run_folder, step_files
 
 def torchrun(folder):
     """As a user types it, but on a free port."""
-    words = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "bench.training.worker"]
-    return started(*words, str(folder), TMPDIR=str(real_runs.temp_in(folder.parent)))
+    arguments = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "bench.training.worker"]
+    return started(*arguments, str(folder), TMPDIR=str(real_runs.temp_in(folder.parent)))
 
 
 def worker(folder, **env):
@@ -24,9 +24,9 @@ def worker(folder, **env):
     return started("bench.training.worker", str(folder), **env)
 
 
-def started(*words, **env):
+def started(*arguments, **env):
     return subprocess.run(
-        [sys.executable, "-m", *words],
+        [sys.executable, "-m", *arguments],
         cwd=real_runs.REPO,
         env=os.environ | env,
         capture_output=True,
@@ -101,8 +101,8 @@ def test_another_shard_under_the_same_name_is_refused(two_rank_run, tmp_path, mo
         (tmp_path / file["file"]).parent.mkdir(exist_ok=True)
         shutil.copy(data_root() / file["file"], tmp_path / file["file"])
     monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path))
-    found = datasets.recorded(data)
-    assert [shard.num_tokens for shard in found["val"]] == [file["num_tokens"] for file in data["val"]]
+    shards = datasets.recorded(data)
+    assert [shard.num_tokens for shard in shards["val"]] == [file["num_tokens"] for file in data["val"]]
     path = tmp_path / data["val"][0]["file"]
     changed = bytearray(path.read_bytes())
     changed[-1] ^= 1

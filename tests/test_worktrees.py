@@ -67,6 +67,6 @@ def test_a_data_lock_that_a_revision_lacks_is_lent_to_it(two_commits):
     (locks / "a.lock.json").write_text("newer")
     (locks / "b.lock.json").write_text("fetched")
     with worktrees.checked_out(two_commits, {"new": worktrees.commit_of(two_commits, "HEAD")}) as paths:
-        found = {path.name: path.read_text() for path in (paths["new"] / "conf" / "data").iterdir()}
-        assert found == {"a.lock.json": "committed", "b.lock.json": "fetched"}
+        files = {path.name: path.read_text() for path in (paths["new"] / "conf" / "data").iterdir()}
+        assert files == {"a.lock.json": "committed", "b.lock.json": "fetched"}
         assert code_state.state(paths["new"])["dirty"] is False

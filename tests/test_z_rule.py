@@ -11,8 +11,8 @@ from bench.compare.target import StepMean
 
 
 def passing_step(*curves):
-    found = target.first_passing(curves, 3.28, 0.004)
-    return found and found.step
+    passing = target.first_passing(curves, 3.28, 0.004)
+    return passing and passing.step
 
 
 def test_the_first_step_counts_at_which_the_mean_of_all_runs_passes():

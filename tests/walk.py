@@ -103,13 +103,13 @@ class World:
 
     # ---- one command
 
-    def _words(self, verb, words=None):
+    def _arguments(self, verb, command=None):
         home = self.here / READS[verb].home
         race = next(iter(home.glob("races/*")), home)
         kept = {"QUERY": "SELECT * FROM runs", "NAME": race.name, "OUT": self.here / "out", "RACE:B": f"{race}:B"}
         kept |= {"RUN": self._run(verb), "RACE": race, "RESULTS": home, "CLAIM": self.here / "claim"}
         kept |= {name: self.here / file for file, name in OTHERS.items()}
-        return [str(kept.get(word, word)) for word in (words or READS[verb].words).split()]
+        return [str(kept.get(word, word)) for word in (command or READS[verb].command).split()]
 
     def _run(self, verb):
         """Returns the second run of arm B, which is no warm-up and is listed, compared and judged."""
@@ -133,7 +133,7 @@ class World:
         with contextlib.suppress(ValueError):
             parts = Path(path).relative_to(self.here).parts
             place = parts[0] if parts else ""
-            if place in ("results", "open", "search", "claim") and not any(one.endswith(".tmp") for one in parts):
+            if place in ("results", "open", "search", "claim") and not any(part.endswith(".tmp") for part in parts):
                 for kind, folder in (("RUN", "cpu_nano"), ("RACE", "races"), ("SEARCH", "searches")):
                     if parts[1:2] == (folder,) and len(parts) > 3 and parts[3] == "checks":
                         return f"RUN/{'/'.join(parts[7:])}" if len(parts) > 7 else None  # run made by a check
@@ -155,8 +155,8 @@ class World:
             ignore=lambda folder, names: others if Path(folder) == self.made else (),
         )
 
-    def call(self, verb, listener=None, words=None):
-        """Calls a verb, or words if given.  Returns (exit code, None if it hung or raised; stdout; all output)."""
+    def call(self, verb, listener=None, command=None):
+        """Calls a verb, or a command if given.  Returns (exit code, None if it hung or raised; stdout; all output)."""
         out, err, code = io.StringIO(), io.StringIO(), 2
         home = READS[verb].home
         with contextlib.ExitStack() as stack:
@@ -175,7 +175,7 @@ class World:
             signal.setitimer(signal.ITIMER_PROF, WITHIN_CPU_S)
             self._listener = listener
             try:
-                code = bench(self._words(verb, words))
+                code = bench(self._arguments(verb, command))
             except (Late, Exception) as error:
                 code = None
                 late = f"over {WITHIN_S} s, or {WITHIN_CPU_S} s of processor time"
@@ -246,7 +246,7 @@ class World:
             wrong.append("it wrote through a link")
         if is_other and code == 0 and verb in VERDICTS and name in OF_RECORDS and phase == "before":
             wrong.append("a verdict on a record that is not as it was recorded")
-        is_judging = READS[verb].words.split()[0] in JUDGING and not plain_file.LIVE.search(str(path))
+        is_judging = READS[verb].command.split()[0] in JUDGING and not plain_file.LIVE.search(str(path))
         if is_other and is_judging and "changed" in times and phase == "while" and str(path) in self._reopened:
             wrong.append(f"read, changed, and read again (exit code {code})")
         return code, [*wrong, *self._written(verb, code)]
@@ -274,14 +274,14 @@ class World:
 
     def shown(self, output, name, field):
         """Makes an output with EVIL in a field; returns (whether it is in the output, sentences on its effects)."""
-        verb, words, medium = WRITES[output]
+        verb, command, medium = WRITES[output]
         self.restored(verb)
         path = self.path(verb, name)
         is_json = path.suffix == ".json"
         facts = json.loads(path.read_text()) if is_json else yaml.safe_load(path.read_text())
         facts = fuzzing.with_value(facts, field, EVIL)
         path.write_text(json.dumps(facts) if is_json else yaml.safe_dump(facts, sort_keys=False))
-        code, out, text = self.call(verb, words=words)
+        code, out, text = self.call(verb, command=command)
         wrong = [*_of_answer(code, text)]
         files = list(self.here.rglob("*.html")) if medium == "HTML" else []
         files += [self.here / "out/README.md"] if output == "judge --claim" else []
@@ -310,8 +310,8 @@ def _of_answer(code, text):
         yield f"exit code {code}: {text[-400:]}"
     if "Traceback" in text:
         yield text[-400:]
-    if found := escape.CONTROL.search(text):
-        yield f"{found[0]!r} on the terminal"
+    if match := escape.CONTROL.search(text):
+        yield f"{match[0]!r} on the terminal"
 
 
 class _Clock:

@@ -67,11 +67,11 @@ HONEST = {
 }  # fmt: skip
 
 
-def main(kind="cheats", *words):
+def main(kind="cheats", *arguments):
     with tempfile.TemporaryDirectory() as results:
         if kind == "cheats":
-            return _cheats(results, words or CHEATS)
-        return _honest(results, int(words[0]) if words else len(HONEST))
+            return _cheats(results, arguments or CHEATS)
+        return _honest(results, int(arguments[0]) if arguments else len(HONEST))
 
 
 def _cheats(results, names):
@@ -118,10 +118,10 @@ def examined(results, overrides, audits=True, disturbed=None):
         return f"{run['status']}: {run['failure']['message'][:140]}"
     if run["validity"] == "invalid":
         return f"invalid: {run['validity_reasons'][0][:140]}"
-    of_machine = rows.row_of(run)["machine_doubts"]
+    disturbances = rows.row_of(run)["machine_doubts"]
     if disturbed is not None:
-        disturbed.update(["disturbed"] * bool(of_machine))
-    doubts = [reason for reason in run["validity_reasons"] if reason not in of_machine]
+        disturbed.update(["disturbed"] * bool(disturbances))
+    doubts = [reason for reason in run["validity_reasons"] if reason not in disturbances]
     if doubts:
         return f"doubted: {doubts[0][:140]}"
     if (verified := _bench(results, "verify", str(folder))).returncode:
@@ -143,25 +143,25 @@ def wins_nothing(results, name):
     return refused_win(json.loads(done.stdout)["result"]["against"]["B"])
 
 
-def refused_win(found):
+def refused_win(race):
     """A Comparison with the honest script -> why neither time nor loss of the cheat is a win; None: one may be.
 
     That the race shows no difference is not enough: the time that the cheat does not count must be shown.
     """
     from bench.compare import effects
 
-    time, change = found["time"], found["val_loss"]["change"] or 0.0
-    if found["verdict"] == "faster" or not effects.spends_more_outside(time):
+    time, change = race["time"], race["val_loss"]["change"] or 0.0
+    if race["verdict"] == "faster" or not effects.spends_more_outside(time):
         return None
-    if change < 0 and effects.NOT_COUNTED not in found["flags"]:
+    if change < 0 and effects.NOT_COUNTED not in race["flags"]:
         return None
     outside = time["outside"]
     clocks = f"{time['change_pct']:+.2f} % by its own clock, {outside['change_pct']:+.2f} % by the launcher's"
     extra = f"{outside['extra_s']:.3f} s more outside its own (p = {outside['extra_p']:.1g})"
     loss = f", loss {change:+.3f} nats{' not counted' * (change < 0)}"
-    return f"race: {found['verdict']}: {clocks}, {extra}{loss}"
+    return f"race: {race['verdict']}: {clocks}, {extra}{loss}"
 
 
-def _bench(results, *words):
+def _bench(results, *args):
     env = os.environ | {"SPEEDRUN_RESULTS": str(results), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    return subprocess.run([sys.executable, "-m", "bench", *words], cwd=REPO, env=env, capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-m", "bench", *args], cwd=REPO, env=env, capture_output=True, text=True)

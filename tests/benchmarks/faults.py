@@ -35,26 +35,26 @@ def measure(num_places="all", num_kills=NUM_KILLS, seed="0", commands=""):
     with tempfile.TemporaryDirectory() as folder, disk_faults.Workshop(folder) as shop:
         if num_places != "0":
             for name in commands:
-                outcomes += _places(shop, name, chance, num_places, sum(SHARES[one] for one in commands))
+                outcomes += _places(shop, name, chance, num_places, sum(SHARES[command] for command in commands))
         kills = [(name, role) for name in commands for role in ROLES.get(name, ())]
         for name, role in itertools.islice(itertools.cycle(kills), int(num_kills)):
             outcomes.append(_shown(shop.kill(SCENARIOS[name], chance, role)))
-    hits = [one for one in outcomes if one.hit]
-    wrong = [one for one in hits if one.wrong]
+    hits = [outcome for outcome in outcomes if outcome.hit]
+    wrong = [outcome for outcome in hits if outcome.wrong]
     return [
         ("places and kills that hit", len(hits), ">=", 1),
         ("of them that left something lost or false", len(wrong), "<=", 0),
-        ("records that were looked at", sum(one.num_records for one in hits), ">=", 1),
+        ("records that were looked at", sum(outcome.num_records for outcome in hits), ">=", 1),
     ]
 
 
-def _places(shop, name, chance, num_places, of_shares):
+def _places(shop, name, chance, num_places, all_shares):
     scenario, operations = SCENARIOS[name], shop.count(SCENARIOS[name])
     print(f"{name}: {len(operations)} operations", file=sys.stderr, flush=True)
     if num_places == "all":
-        chosen = [place for one in operations for place in disk_faults.every_place(one)]
+        chosen = [place for operation in operations for place in disk_faults.every_place(operation)]
     else:
-        wanted = len(operations) if num_places == "each" else round(int(num_places) * SHARES[name] / of_shares)
+        wanted = len(operations) if num_places == "each" else round(int(num_places) * SHARES[name] / all_shares)
         chosen = disk_faults.places(operations, chance, wanted)
     for number, kind in chosen:
         yield _shown(shop.fault(scenario, number, kind))

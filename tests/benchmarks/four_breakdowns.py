@@ -8,7 +8,7 @@ import sys
 from bench.analysis.trace import device_time, load, window
 
 
-def of_file(path):
+def breakdown(path):
     """-> {"idle_pct", "overlap_pct", "num_kernels", "num_types", "num_streams"} of a trace."""
     rank = load.load(path)
     rows = window.device_rows(rank)
@@ -23,5 +23,5 @@ def of_file(path):
 
 
 if __name__ == "__main__":
-    for answer in load.over_files(of_file, sys.argv[1:]):
+    for answer in load.over_files(breakdown, sys.argv[1:]):
         print(answer)

@@ -276,8 +276,8 @@ class Contest:
 
     def __exit__(self, *exc_info):
         self._history.stop()
-        for one in self._ours:
-            one.close()
+        for ours in self._ours:
+            ours.close()
         self._folder.cleanup()
 
     def rounds(self, max_rounds: int, until_s: float) -> dict[str, list[float]]:
@@ -309,8 +309,8 @@ class Contest:
             self._history.stop()
 
     def _seconds_of(self, name):
-        for one in self._ours:  # each has a sampler of its own, which its own block lets go on
-            one.sample(False)
+        for ours in self._ours:  # each has a sampler of its own, which its own block lets go on
+            ours.sample(False)
         return self.blocks[name]()
 
     def _plain_block(self, loop):

@@ -38,10 +38,10 @@ def measure(overrides: list[str], world_size: int, max_rounds: int, most_s: floa
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "seconds.json"
-        words = [str(path), str(world_size), str(max_rounds), str(most_s), *overrides]
+        arguments = [str(path), str(world_size), str(max_rounds), str(most_s), *overrides]
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
         torchrun += [f"--log-dir={folder}"]  # else it leaves one of its own in the temp directory
-        command = [sys.executable, *torchrun, "-m", "benchmarks.gpu_ranks", *words]
+        command = [sys.executable, *torchrun, "-m", "benchmarks.gpu_ranks", *arguments]
         env = {"OMP_NUM_THREADS": "1"} | os.environ  # as torchrun would set it, after six lines of stars
         env["PYTHONPATH"] = os.pathsep.join((str(REPO), str(REPO / "tests")))
         done = subprocess.run(command, cwd=REPO, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
@@ -52,13 +52,13 @@ def measure(overrides: list[str], world_size: int, max_rounds: int, most_s: floa
 
 def rows(seconds_by_name: dict[str, list[float]], where: str) -> list[tuple]:
     """{name: seconds of both blocks of each round} -> rows as of gpu.measure(), without targets."""
-    result = []
+    ratios = []
     for model in MODELS:
         base_s = seconds_by_name[f"{model}, DDP"]
         for reducer in [name for name in REDUCERS if name != "DDP"]:
             ours = seconds_by_name[f"{model}, {reducer}"]
-            result.append(overhead.ratio(f"{model}, {reducer} / DDP ({where})", ours, base_s))
-    return result + [step_ms(name, found_s, NUM_BLOCK_STEPS, where) for name, found_s in seconds_by_name.items()]
+            ratios.append(overhead.ratio(f"{model}, {reducer} / DDP ({where})", ours, base_s))
+    return ratios + [step_ms(name, found_s, NUM_BLOCK_STEPS, where) for name, found_s in seconds_by_name.items()]
 
 
 def step_ms(name: str, seconds: list[float], num_block_steps: int, where: str) -> tuple:
@@ -68,9 +68,9 @@ def step_ms(name: str, seconds: list[float], num_block_steps: int, where: str) -
 
 def main(path: str, world_size: str, max_rounds: str, most_s: str, *overrides: str) -> None:
     """One rank: build and warm all contestants, run the rounds; rank 0 writes {name: seconds} to path."""
-    words = ["track=free", f"hardware.num_processes={world_size}", *overrides]
+    shared = ["track=free", f"hardware.num_processes={world_size}", *overrides]
     jobs = {
-        f"{model}, {reducer}": prepare([*words, *settings, f"hardware.reducer={kind}"])
+        f"{model}, {reducer}": prepare([*shared, *settings, f"hardware.reducer={kind}"])
         for model, settings in MODELS.items()
         for reducer, kind in REDUCERS.items()
     }
@@ -93,9 +93,9 @@ def main(path: str, world_size: str, max_rounds: str, most_s: str, *overrides: s
         return bool(distributed.from_first(by_first).item())
 
     blocks = {name: lambda trainer=trainer: _block_s(trainer) for name, trainer in trainers.items()}
-    result = overhead.measured(blocks, int(max_rounds), is_spent)
+    seconds = overhead.measured(blocks, int(max_rounds), is_spent)
     if ranks.is_first:
-        Path(path).write_text(json.dumps(result))
+        Path(path).write_text(json.dumps(seconds))
     for trainer in trainers.values():
         trainer.close()
     distributed.stop()

@@ -23,9 +23,9 @@ def main(*names):
         for name in names or hacks.HACKS:
             before, began_s = (search.folder / "ledger.jsonl").read_bytes(), time.monotonic()
             search, decided = hacks.submitted(search, name, Path(folder))
-            found = hacks.harm(search, before)
-            num_harmful += bool(found)
+            harms = hacks.harm(search, before)
+            num_harmful += bool(harms)
             line = f"{name:36} {decided['decision']:9} {time.monotonic() - began_s:4.0f} s  {decided['why'][:110]}"
-            print(line + "".join(f"\n    HARM: {sentence}" for sentence in found), flush=True)
+            print(line + "".join(f"\n    HARM: {sentence}" for sentence in harms), flush=True)
     print(f"{len(names or hacks.HACKS)} hacks, {len(search.kept)} kept, {num_harmful} did harm")
     return 1 if num_harmful else 0

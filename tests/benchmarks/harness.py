@@ -64,13 +64,13 @@ def startup(num_repeats: int = 7) -> list[tuple]:
 
 def run_of_one_step(num_rounds: int = 5) -> list[tuple]:
     """CPU seconds of all processes of a run, and of a bare program that does as much; the launcher's peak in MiB."""
-    words = ["run", "track=free", "experiment=smoke", "look=off", "goal.num_steps=1", "hardware.num_threads=1"]
+    arguments = ["run", "track=free", "experiment=smoke", "look=off", "goal.num_steps=1", "hardware.num_threads=1"]
     run_s, bare_s = [], []
     with tempfile.TemporaryDirectory() as folder:
-        _bench(*words, SPEEDRUN_RESULTS=folder)  # the first copies and compiles the code
+        _bench(*arguments, SPEEDRUN_RESULTS=folder)  # the first copies and compiles the code
         for _ in range(num_rounds):
             marks_s = [sum(os.times()[2:4])]  # CPU seconds of the processes that have ended, and of theirs
-            _bench(*words, SPEEDRUN_RESULTS=folder)
+            _bench(*arguments, SPEEDRUN_RESULTS=folder)
             marks_s.append(sum(os.times()[2:4]))
             subprocess.run([sys.executable, "-c", BARE], check=True)
             run_s.append(marks_s[1] - marks_s[0])
@@ -85,6 +85,6 @@ def run_of_one_step(num_rounds: int = 5) -> list[tuple]:
     ]
 
 
-def _bench(*words, **env):
-    words = [sys.executable, "-m", "bench", *words]
-    subprocess.run(words, cwd=REPO, env=os.environ | env, check=True, stdout=subprocess.DEVNULL)
+def _bench(*arguments, **env):
+    arguments = [sys.executable, "-m", "bench", *arguments]
+    subprocess.run(arguments, cwd=REPO, env=os.environ | env, check=True, stdout=subprocess.DEVNULL)

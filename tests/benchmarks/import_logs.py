@@ -14,7 +14,7 @@ TARGET_MB_PER_S = 15
 
 def measure(num_rounds=5):
     """[(what, measured, sign, target)]"""
-    found = []
+    figures = []
     for what, code_frac in (("logs of modded-nanogpt read", CODE_FRAC), ("the same without the code in them", 0)):
         data = _log(code_frac)
         rates = []
@@ -23,8 +23,8 @@ def measure(num_rounds=5):
             for _ in range(NUM_LOGS):
                 modded_nanogpt.read(data)
             rates.append(NUM_LOGS * len(data) / 1e6 / (time.perf_counter() - started))
-        found.append((f"{what}, MB/s ({len(data) // 1000} kB each)", statistics.median(rates), ">=", TARGET_MB_PER_S))
-    return found
+        figures.append((f"{what}, MB/s ({len(data) // 1000} kB each)", statistics.median(rates), ">=", TARGET_MB_PER_S))
+    return figures
 
 
 def _log(code_frac):

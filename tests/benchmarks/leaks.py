@@ -25,7 +25,7 @@ def seen_frac(
     """The share of audits of so many random tokens that find the leak; with leak_frac 0 that of false alarms."""
     ln_v = math.log(vocab_size)
     nats = (_mean_nats(num_tokens, ln_v, excess_nats, leak_frac, rng) for _ in range(repeats))
-    return sum(stats.log_e_value(ln_v, one, num_tokens) >= stats.MIN_LOG_E_VALUE for one in nats) / repeats
+    return sum(stats.log_e_value(ln_v, mean_nats, num_tokens) >= stats.MIN_LOG_E_VALUE for mean_nats in nats) / repeats
 
 
 def smallest_leak_frac(num_tokens: int, vocab_size: int, excess_nats: float, rng, repeats: int = REPEATS) -> float:
@@ -33,8 +33,8 @@ def smallest_leak_frac(num_tokens: int, vocab_size: int, excess_nats: float, rng
     low, high = 0.0, 1.0
     for _ in range(20):
         middle = (low + high) / 2
-        found = seen_frac(num_tokens, vocab_size, excess_nats, middle, rng, repeats) >= POWER
-        low, high = (low, middle) if found else (middle, high)
+        is_enough = seen_frac(num_tokens, vocab_size, excess_nats, middle, rng, repeats) >= POWER
+        low, high = (low, middle) if is_enough else (middle, high)
     return high
 
 
@@ -45,12 +45,12 @@ def _mean_nats(num_tokens, ln_v, excess_nats, leak_frac, rng):
     return (kept * (ln_v + excess_nats) - luck) / num_tokens
 
 
-def main(*words: str) -> None:
+def main(*numbers: str) -> None:
     """A line for each number of tokens and each of SHOWN."""
     import numpy as np
 
     rng = np.random.default_rng(0)
-    for num_tokens in map(int, words) if words else DEFAULT_TOKENS:
+    for num_tokens in map(int, numbers) if numbers else DEFAULT_TOKENS:
         for vocab_size, excess_nats in SHOWN:
             leak = smallest_leak_frac(num_tokens, vocab_size, excess_nats, rng)
             least = stats.least_nats(math.log(vocab_size), num_tokens)

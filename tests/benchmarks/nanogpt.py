@@ -90,21 +90,21 @@ def measure_here(clone, num_threads):
     """Print ratios of wall and CPU time of the two, of this process."""
     from benchmarks import overhead
 
-    words = ["track=cpu_nano", "hardware=cpu", f"optim.lr={LR}", "model.args={gelu: none}"]
-    words.append(f"hardware.num_threads={num_threads}")
-    with contextlib.closing(overhead.Loops(words, NUM_BLOCK_STEPS)) as loops:
+    overrides = ["track=cpu_nano", "hardware=cpu", f"optim.lr={LR}", "model.args={gelu: none}"]
+    overrides.append(f"hardware.num_threads={num_threads}")
+    with contextlib.closing(overhead.Loops(overrides, NUM_BLOCK_STEPS)) as loops:
         model, data = loops.config.model, loops.config.data
         sizes = (model.num_layers, model.num_heads, model.width)
         num_seqs = data.batch_tokens // data.seq_len
         theirs = Theirs(clone, loops.tokens, loops.trainer.vocab_size, num_seqs, data.seq_len, *sizes)
         cpu_s = {"ours": 0.0, "theirs": 0.0}
-        of_rounds = {name: [] for name in cpu_s}
+        rounds_s = {name: [] for name in cpu_s}
 
         def timed(name, block):
             started_s, started_cpu_s = time.perf_counter(), time.process_time()
             block()
             cpu_s[name] = time.process_time() - started_cpu_s
-            of_rounds[name].append(cpu_s[name])
+            rounds_s[name].append(cpu_s[name])
             return time.perf_counter() - started_s
 
         def block_of_theirs():
@@ -118,7 +118,7 @@ def measure_here(clone, num_threads):
         }
         num_rounds = int(os.environ.get("SPEEDRUN_BENCH_ROUNDS", 40))
         wall = overhead.measured(blocks, num_rounds)
-        cpu = {name: [a + b for a, b in zip(all_s[::2], all_s[1::2], strict=True)] for name, all_s in of_rounds.items()}
+        cpu = {name: [a + b for a, b in zip(all_s[::2], all_s[1::2], strict=True)] for name, all_s in rounds_s.items()}
         for what, seconds in (("wall time", wall), ("CPU time", cpu)):
             _, ratio, _, _, (low, high) = overhead.ratio(what, seconds["ours"], seconds["theirs"])
             median_ms = sorted(seconds["ours"])[len(seconds["ours"]) // 2] / (2 * NUM_BLOCK_STEPS) * 1e3

@@ -18,12 +18,12 @@ def main(num="60"):
     cases += [("one in ten gains 0.5 %", 0.1, 100, {}), ("a gain of 0.5 %, at the first try", 1.0, 1, {})]
     for about, share, num_tries, noise in cases:
         num_searches = int(num) * (100 if num_tries == 1 else 1)
-        chance, found = random.Random(about), []
+        chance, searches = random.Random(about), []
         for _ in range(num_searches):
             gains = [EFFECT if chance.random() < share else 0.0 for _ in range(num_tries)]
-            found.append(list(zip(gains, search_of(chance, gains, **noise), strict=True)))
-        tries = [each for of_search in found for each in of_search]
-        false = [any(keep and not gain for gain, (keep, _) in of_search) for of_search in found]
+            searches.append(list(zip(gains, search_of(chance, gains, **noise), strict=True)))
+        tries = [outcome for search in searches for outcome in search]
+        false = [any(keep and not gain for gain, (keep, _) in search) for search in searches]
         keeps = sum(keep for _, (keep, _) in tries)
         true = [(keep, num_runs) for gain, (keep, num_runs) in tries if gain]
         wrong = sum(keep and not gain for gain, (keep, _) in tries)

@@ -30,28 +30,28 @@ def measure(num_cold=3, num_warm=7):
 
     Python's bytecode is kept, as after any call of the user's.
     """
-    found = []
+    figures = []
     with tempfile.TemporaryDirectory() as folder:
         make_runs(Path(folder))
         time.sleep(row_reader.SETTLED_S + 1)  # younger files are read anew by rule
         env = os.environ | {"SPEEDRUN_RESULTS": folder, "PYTHONPYCACHEPREFIX": f"{folder}/.bytecode"}
         env.pop("PYTHONDONTWRITEBYTECODE", None)
-        for words in (["table"], ["compare", "aaaaaaaa", "bbbbbbbb"]):
+        for arguments in (["table"], ["compare", "aaaaaaaa", "bbbbbbbb"]):
             seconds = {"cold": [], "warm": []}
             for number in range(num_cold + num_warm):
                 kind = "cold" if number < num_cold else "warm"
                 if kind == "cold":
                     (Path(folder) / store.NAME).unlink(missing_ok=True)
                 started_s = time.perf_counter()
-                command = [sys.executable, "-m", "bench", *words]
+                command = [sys.executable, "-m", "bench", *arguments]
                 subprocess.run(command, cwd=REPO, env=env, check=True, stdout=subprocess.DEVNULL)
                 seconds[kind].append(time.perf_counter() - started_s)
             for kind, target_s in (("cold", COLD_TARGET_S), ("warm", WARM_TARGET_S)):
-                what = f"{words[0]} over {NUM_RUNS:,} run folders, {kind}, s"
-                found.append((what, statistics.median(seconds[kind]), "<=", target_s))
+                what = f"{arguments[0]} over {NUM_RUNS:,} run folders, {kind}, s"
+                figures.append((what, statistics.median(seconds[kind]), "<=", target_s))
         add_steps(Path(folder))
-        found += _site(folder, env)
-    return found
+        figures += _site(folder, env)
+    return figures
 
 
 def _site(folder, env):
@@ -94,8 +94,8 @@ def make_runs(folder, num_runs=NUM_RUNS, num_rates=2):
         home = folder / run["track"] / run["run_id"]
         home.mkdir(parents=True)
         (home / "run.json").write_text(json.dumps(run, indent=1))
-        of_run = config.replace("seed: 0\n", f"seed: {seed}\n").replace("lr: 0.003", f"lr: {0.003 * (1 + rate)}")
-        (home / "config.yaml").write_text(of_run)
+        text = config.replace("seed: 0\n", f"seed: {seed}\n").replace("lr: 0.003", f"lr: {0.003 * (1 + rate)}")
+        (home / "config.yaml").write_text(text)
         if seed < NUM_STEPS_FILES:
             (home / "steps.csv").write_text(steps)
 

@@ -38,19 +38,19 @@ def measure(num_rounds=3, with_site=True):
         env.pop("PYTHONDONTWRITEBYTECODE", None)
         for _ in range(num_rounds):
             for size, home in homes.items():
-                of_size = env | {"SPEEDRUN_RESULTS": str(home)}
+                size_env = env | {"SPEEDRUN_RESULTS": str(home)}
                 (home / store.NAME).unlink(missing_ok=True)
-                costs[size, "where, cold"].append(_cost(of_size, *WHERE))
-                costs[size, "where, warm"].append(_cost(of_size, *WHERE))
-                costs[size, "table, warm"].append(_cost(of_size, "table"))
+                costs[size, "where, cold"].append(_cost(size_env, *WHERE))
+                costs[size, "where, warm"].append(_cost(size_env, *WHERE))
+                costs[size, "table, warm"].append(_cost(size_env, "table"))
                 if os.geteuid() == 0:  # who reads is then neither the folder's owner nor the file's
                     for path in (home, home / store.NAME):
                         os.chown(path, OTHER_USER, -1)
-                    another = of_size | {"XDG_CACHE_HOME": tempfile.mkdtemp(dir=base)}
+                    another = size_env | {"XDG_CACHE_HOME": tempfile.mkdtemp(dir=base)}
                     costs[size, "where, another user"].append(_cost(another, *WHERE))
         for size, home in homes.items() if with_site else ():
             costs[size, "site"].append(_cost(env | {"SPEEDRUN_RESULTS": str(home)}, "report", str(home)))
-    rows, best = [], {key: min(found[1:] or found) for key, found in costs.items() if found}
+    rows, best = [], {key: min(seconds[1:] or seconds) for key, seconds in costs.items() if seconds}
     targets = {"where, cold": COLD_TARGET_S, "where, warm": WHERE_TARGET_S, "where, another user": WHERE_TARGET_S}
     for (size, kind), (cpu_s, peak_mib) in best.items():
         rows.append((f"{kind}, {size:,} runs, CPU s", cpu_s, "<=" if kind in targets else None, targets.get(kind)))
@@ -60,11 +60,11 @@ def measure(num_rounds=3, with_site=True):
     return rows + [(f"{kind}, {large:,} against {small:,}, times", times[kind], "<=", MAX_TIMES) for kind in times]
 
 
-def _cost(env, *words):
+def _cost(env, *arguments):
     """(CPU s of it and its children, MiB of the largest of them)."""
-    command = [sys.executable, "-m", "bench", *words]
+    command = [sys.executable, "-m", "bench", *arguments]
     process = subprocess.Popen(command, cwd=results.REPO, env=env, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0, words
+    assert process.returncode == 0, arguments
     return used.ru_utime + used.ru_stime, used.ru_maxrss * KIB / MIB

