@@ -96,8 +96,8 @@ def newton_schulz_stacked(
 
 def _each(coefficients: Coefficients, ns_steps: int) -> Sequence[Triple]:
     """Returns a triple of coefficients for each iteration."""
-    given = coefficients if isinstance(coefficients[0], tuple) else (coefficients,) * ns_steps
-    triples = cast("Sequence[Triple]", given)  # quoted: dynamo (torch 2.13) breaks its graph at a type's subscript
+    per_step = coefficients if isinstance(coefficients[0], tuple) else (coefficients,) * ns_steps
+    triples = cast("Sequence[Triple]", per_step)  # quoted: dynamo (torch 2.13) breaks its graph at a type's subscript
     assert len(triples) == ns_steps, (len(triples), ns_steps)
     return triples
 

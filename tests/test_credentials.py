@@ -40,7 +40,7 @@ HEX = "0123456789abcdef0123456789abcdef01234567"
 )
 def test_a_credential_is_taken_out_and_nothing_beside_it(text, clean):
     assert credentials.redacted(text) == clean
-    assert credentials.redacted(clean) == clean and not credentials.found(clean)
+    assert credentials.redacted(clean) == clean and not credentials.find(clean)
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,14 @@ def test_a_credential_is_taken_out_and_nothing_beside_it(text, clean):
     ],
 )
 def test_what_programs_and_records_are_made_of_is_no_credential(text):
-    assert credentials.found(text) == []
+    assert credentials.find(text) == []
 
 
 def test_the_sources_and_the_records_of_this_repository_hold_none(repo):
     folders = [repo / name for name in ("bench", "models", "conf", "results/published", "docs")]
     paths = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".png"]
     wrong = {
-        path.name: [one.kind for one in credentials.found(path.read_text(errors="replace"))]
+        path.name: [one.kind for one in credentials.find(path.read_text(errors="replace"))]
         for path in paths
         if path.suffix != ".pyc" and path.name != "credentials.py" and path.parent.name != "assets"  # others' programs
     }
@@ -84,7 +84,7 @@ def test_values_are_credentials_by_their_names_and_stay_where_they_are():
 
 def test_the_value_of_a_secret_variable_is_found_anywhere_and_short_or_harmless_ones_are_not():
     environ = {"MY_TOKEN": "correct-horse", "OTHER_KEY": "true", "A_SECRET": "ab", "PATH": "/usr/bin:/bin"}
-    kinds = [one.kind for one in credentials.found("it said correct-horse, true, ab, /usr/bin:/bin", environ)]
+    kinds = [one.kind for one in credentials.find("it said correct-horse, true, ab, /usr/bin:/bin", environ)]
     assert kinds == ["the value of $MY_TOKEN"]
 
 
@@ -96,7 +96,7 @@ def test_the_value_of_a_secret_variable_is_found_anywhere_and_short_or_harmless_
 )
 def test_no_text_takes_long(text):
     started_s = time.process_time()
-    credentials.found(text, {})
+    credentials.find(text, {})
     assert time.process_time() - started_s < 10  # quadratic: minutes
 
 
@@ -105,11 +105,11 @@ def test_any_text_can_be_searched():
     pieces = [*"@:='\" \n/é\0", "://", "token", "--", "sk-", "password", "-----BEGIN "]
     for _ in range(2000):
         text = "".join(chance.choices(pieces, k=30))
-        edges = [edge for one in credentials.found(text) for edge in (one.start, one.end)]
+        edges = [edge for one in credentials.find(text) for edge in (one.start, one.end)]
         assert edges == sorted(edges) and all(0 <= edge <= len(text) for edge in edges)
 
 
 @pytest.mark.parametrize("text", [HEX[:20] + "\n" + HEX[20:], "d2FuZGJfYXBpX2tleT1odW50ZXIyMg==", "colour=hunter22"])
 def test_a_secret_in_two_lines_encoded_or_under_a_harmless_name_is_not_found(text):
     """The limit that docs/reference/guarantees.md states."""
-    assert credentials.found(text) == []
+    assert credentials.find(text) == []

@@ -27,7 +27,7 @@ def answer():
         Section("For a page", [Lines(["page only"])], is_page_only=True),
         Hint("--why shows more"),
     ]
-    verdict = Verdict("B is 2 % faster than A", "faster", more=["seen before"])
+    verdict = Verdict("B is 2 % faster than A", "faster", notes=["seen before"])
     return Document("B against A", [verdict], blocks, {"n": 5})
 
 

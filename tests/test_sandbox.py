@@ -338,7 +338,7 @@ def test_what_a_script_in_a_sandbox_gets_of_the_validation_shards_ends_with_val_
     val = tuple(datasets.ShardFile(shard.path, 6, shard.num_bytes, "", 40) for shard in val)
     dataset = datasets.Dataset("mine", 257, val, val)
     script = SimpleNamespace(raw_data=False, sandbox=True)
-    paths = work_folder.given(script, dataset, "val", val_tokens=8)
+    paths = work_folder.shard_paths(script, dataset, "val", val_tokens=8)
     kept = [*range(10, 16), 20, 21, 22]
     tokens = [shards.check(path).tokens().tolist() for path in paths]
     assert tokens == [kept[:6], [20, 21, 22, 10, 11, 12], kept[:6]] and paths[0] == val[0].path
@@ -346,11 +346,11 @@ def test_what_a_script_in_a_sandbox_gets_of_the_validation_shards_ends_with_val_
     assert {path.parent for path in paths[1:]} == {made_in}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(OSError, match="SPEEDRUN_DATA=/path") if root != "data" else contextlib.nullcontext():
-        assert work_folder.given(script, dataset, "val", val_tokens=8) == paths
-    assert work_folder.given(script, dataset, "train", 8) == [shard.path for shard in val]
+        assert work_folder.shard_paths(script, dataset, "val", val_tokens=8) == paths
+    assert work_folder.shard_paths(script, dataset, "train", 8) == [shard.path for shard in val]
     audited = dataclasses.replace(dataset, is_audit=True)
-    assert work_folder.given(script, audited, "val", 8) == [shard.path for shard in val]
-    assert work_folder.given(script, dataset, "val", val_tokens=17) == [shard.path for shard in val]
+    assert work_folder.shard_paths(script, audited, "val", 8) == [shard.path for shard in val]
+    assert work_folder.shard_paths(script, dataset, "val", val_tokens=17) == [shard.path for shard in val]
 
 
 @pytest.mark.slow

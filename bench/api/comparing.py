@@ -98,10 +98,10 @@ def compare(
     sides = [names_of(arm) for arm in arms]
     if not sides:
         raise ValueError("compare() has no arms: give two, the baseline first, or a race")
-    words = [word for side in sides for word in (selection.SEPARATOR, *side)][1:]
+    arguments = [word for side in sides for word in (selection.SEPARATOR, *side)][1:]
     if all(len(side) == 1 for side in sides):
-        words = [name for (name,) in sides]
-    chosen = selection.arms_from_words(words, report)
+        arguments = [name for (name,) in sides]
+    chosen = selection.arms_from_words(arguments, report)
     for arm in chosen:
         for race_id in selection.open_races(arm):  # interim looks must be recorded in the ledger
             raise ValueError(

@@ -47,9 +47,9 @@ def judge(*runs: Named, track: str | None = None, against: Named | None = None, 
     with tempfile.TemporaryDirectory() as folder:
         names = [name for part in runs for name in names_of(part)]
         others = names_of(against) if against is not None else []
-        (judged, *more) = judgements(names, track, others, replayed, Path(folder))
-    if more:
-        raise ValueError(f"{names[0]}: a race of {1 + len(more)} candidates: judge one of them, RACE:ARM")
+        (judged, *further) = judgements(names, track, others, replayed, Path(folder))
+    if further:
+        raise ValueError(f"{names[0]}: a race of {1 + len(further)} candidates: judge one of them, RACE:ARM")
     return Judgement(judged[1])
 
 
@@ -81,8 +81,8 @@ def claims_of(
     names: Sequence[str], track: str | None = None, folder: Path | None = None
 ) -> list[tuple[str, claims.Claim]]:
     """Returns [(name, Claim)] for what the user named.  folder: where logs become records; None: logs are refused."""
-    if len(names) == 1 and len(found := named.find(names)) == 1:
-        chosen = found[0]
+    if len(names) == 1 and len(matches := named.find(names)) == 1:
+        chosen = matches[0]
         if chosen.race:  # a claim of the named arm, or of every arm that was raced against the baseline
             book = ledger.read(chosen.race.parent.parent)
             race, race_id = state.read(chosen.race, book=book), chosen.race.name

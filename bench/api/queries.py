@@ -83,8 +83,8 @@ def sql(query: str, *names: Named) -> Table:
 
 
 def _add_tables(store: Store, with_steps: bool) -> None:
-    each = "SELECT run_id, '{0}' AS metric, {0} AS value FROM runs WHERE {0} NOTNULL"
-    store.db.execute(f"CREATE TEMP VIEW metrics AS {' UNION ALL '.join(map(each.format, rows.METRICS))}")
+    metric_query = "SELECT run_id, '{0}' AS metric, {0} AS value FROM runs WHERE {0} NOTNULL"
+    store.db.execute(f"CREATE TEMP VIEW metrics AS {' UNION ALL '.join(map(metric_query.format, rows.METRICS))}")
     kinds = {("runs", name): kind for name, kind in (KINDS | store.settings).items()}
     kinds |= {("metrics", "run_id"): "TEXT", ("metrics", "metric"): "TEXT", ("metrics", "value"): "REAL"}
     step_types = {name: "INTEGER" if name in step_files.INT_COLUMNS else "REAL" for name in step_files.CORE_COLUMNS}
@@ -117,12 +117,12 @@ def _with_settings(query: str, store: Store) -> str:
     Raises ValueError for a quoted name that does not exist, which SQLite would take for a string literal.
     """
     known = {name.lower(): name for name in (*KINDS, *store.settings)}
-    taken = {*known, *TABLES, *(alias.lower() for alias in ALIAS.findall(query))}
+    known_names = {*known, *TABLES, *(alias.lower() for alias in ALIAS.findall(query))}
     columns = {name for (name,) in store.db.execute("SELECT lower(name) FROM columns")}
 
     def spelled(match: re.Match[str]) -> str:
         word, name = match[0], match[1]
-        if name is not None and name.lower() not in taken | columns:
+        if name is not None and name.lower() not in known_names | columns:
             remedy = "a text stands in single quotes"
             raise ValueError(f'{_short(query)}: there is no column "{name}"; {_near(name, [*known.values()])}{remedy}')
         before, _, rest = word.partition(".")

@@ -181,5 +181,5 @@ def html(rows: Sequence[TableRow], columns: Sequence[str]) -> str:
     first = rows[:SHOWN_IN_NOTEBOOKS]
     names = table_text.filled(first, columns)
     cells = [[table_text.cell(row, name) for name in names] for row in first]
-    more = len(rows) - len(first)
-    return str(page.table(names, cells)) + (str(page.text(f"and {more} more")) if more else "")
+    num_omitted = len(rows) - len(first)
+    return str(page.table(names, cells)) + (str(page.text(f"and {num_omitted} more")) if num_omitted else "")

@@ -118,7 +118,7 @@ def _jobs_of_side(name: str) -> list[Job]:
 def _race_step_ms(names: Sequence[str]) -> list[float] | None:
     """Returns the mean time of a step in two arms of one race, or None if these are none or an arm has no times."""
     meant = [named.find([name])[0] for name in names]
-    if len(meant) != 2 or not all(each.arm for each in meant) or meant[0].race != meant[1].race:
+    if len(meant) != 2 or not all(match.arm for match in meant) or meant[0].race != meant[1].race:
         return None
     arms = [selection.arm_from_each([name])[0] for name in names]
     timed = [[(row["train_s"], row["num_steps"]) for row in arm.rows] for arm in arms]

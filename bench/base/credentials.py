@@ -1,6 +1,6 @@
 """Finds credentials in text: tokens of a known shape, logins in URLs, and values whose name says what they are.
 
-redacted(text) removes them from what is recorded; found(text) applies the same rules to what is to be published.  A
+redacted(text) removes them from what is recorded; find(text) applies the same rules to what is to be published.  A
 secret that is split over two lines, encoded (base64) or has a harmless name is not found.
 
 detect-secrets 1.5.0 was measured for this on 2026-11-23: without its entropy plugins, which flag every sha256, it found
@@ -95,14 +95,14 @@ _known: set[str] = set()
 
 def remember(value: str) -> None:
     """Adds a text that contains a credential, and the credential alone, to what this process finds."""
-    spans = found(value, {})
+    spans = find(value, {})
     login = [word for span in spans if span.shown == LOGIN for word in value[span.start : span.end].split(":", 1)[1:]]
     for word in (value, *login, *(value[span.start : span.end] for span in spans)):
         if len(word) >= MIN_KNOWN_CHARS and not HARMLESS.fullmatch(word):
             _known.add(word)
 
 
-def found(text: str, environ: Mapping[str, str] | None = None) -> list[Found]:
+def find(text: str, environ: Mapping[str, str] | None = None) -> list[Found]:
     """Returns the credentials in a text, in order and without overlaps.
 
     environ: variables whose secret values are also searched for; None: those of this process at the first call.
@@ -127,7 +127,7 @@ def found(text: str, environ: Mapping[str, str] | None = None) -> list[Found]:
 def redacted(text: str) -> str:
     """Returns the text with SECRET, or in a URL USER:PASSWORD, in place of each credential."""
     parts, end = [], 0
-    for span in found(text):
+    for span in find(text):
         parts += [text[end : span.start], span.shown]
         end = span.end
     return "".join([*parts, text[end:]]) if parts else text

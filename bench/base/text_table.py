@@ -107,8 +107,8 @@ def counted(number: int, word: str) -> str:
 
 def some(texts: Sequence[str], num_shown: int = 3, separator: str = ", ") -> str:
     """Joins the first texts and says how many more there are: "a, b, c and 2 more"."""
-    more = len(texts) - num_shown
-    return separator.join(texts[:num_shown]) + f"{separator.rstrip().rstrip(',')} and {more} more" * (more > 0)
+    num_more = len(texts) - num_shown
+    return separator.join(texts[:num_shown]) + f"{separator.rstrip().rstrip(',')} and {num_more} more" * (num_more > 0)
 
 
 def middle(text: str, max_chars: int) -> str:

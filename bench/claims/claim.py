@@ -244,11 +244,11 @@ def from_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = Non
     kinds = {run.is_log for run in runs}
     if len(kinds) > 1:
         raise ValueError("records and logs cannot be judged together: name them in separate commands")
-    found = {groups.UPSTREAM_TRACKS.get(run.record["track"], run.record["track"]) for run in runs}
-    found = {track} if track and kinds == {True} else found
-    if len(found) > 1:
-        raise ValueError(f"runs of {len(found)} tracks, {', '.join(sorted(found))}: name runs of one track")
-    track = found.pop()
+    tracks = {groups.UPSTREAM_TRACKS.get(run.record["track"], run.record["track"]) for run in runs}
+    tracks = {track} if track and kinds == {True} else tracks
+    if len(tracks) > 1:
+        raise ValueError(f"runs of {len(tracks)} tracks, {', '.join(sorted(tracks))}: name runs of one track")
+    track = tracks.pop()
     if kinds == {True} and track not in (known := groups.choices("track")):
         raise ValueError(f"a log does not name its track: add --track and one of {', '.join(known)}")
     runs = [run.with_goal(standard(track).goal) if run.is_log else run for run in runs]

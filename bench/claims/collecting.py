@@ -158,8 +158,8 @@ def _ledgers(place: Place, into: Path) -> tuple[bytes, Ledger]:
         raise ValueError(f"{place}: {fault}: nothing was collected from it; restore it there")
     if names := joining.clashes(own, theirs):
         both = f"{place}/{names[0]} and {shown(into / names[0])} have the same name but differ"
-        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-        raise ValueError(f"{both}{more}: nothing was collected from it; collect it --into another folder")
+        others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        raise ValueError(f"{both}{others}: nothing was collected from it; collect it --into another folder")
     return content, theirs
 
 

@@ -97,11 +97,11 @@ class Gated:
     dry_run: bool = False  # show and check the files, but write nothing
 
 
-def content_of(words: Sequence[str]) -> Content:
+def content_of(arguments: Sequence[str]) -> Content:
     """Returns the content of run folders or ids, or of one race.  Raises ValueError for no run or several ledgers."""
-    if len(words) == 1 and (race := named.find(words)[0].race):
+    if len(arguments) == 1 and (race := named.find(arguments)[0].race):
         return Content(ledger.read(race.parent.parent), [], [race.name], race.name)
-    folders = [run.absolute() for run in named.runs(words)]
+    folders = [run.absolute() for run in named.runs(arguments)]
     book = ledger.read(claims.home(folders))
     names = [ledger.name_of(book.results, folder) for folder in folders]
     races = [(run_folder.read(folder).get("race") or {}).get("race_id") for folder in folders]
@@ -258,9 +258,9 @@ def search_files(folder: Path, paths: Iterable[str], allowed: Sequence[str] = ()
             text = plain_file.text(folder / path, plain_file.MAX_LINES_BYTES, errors="replace")
             refused += dict.fromkeys(_faults(path, text))
     if refused:
-        more = f"; and {len(refused) - MAX_SHOWN} more" if len(refused) > MAX_SHOWN else ""
+        omitted = f"; and {len(refused) - MAX_SHOWN} more" if len(refused) > MAX_SHOWN else ""
         remedy = "run again without it and publish that run, or pass --allow FILE once you have checked it"
-        raise ValueError(f"{'; '.join(refused[:MAX_SHOWN])}{more}: nothing was written: {remedy}")
+        raise ValueError(f"{'; '.join(refused[:MAX_SHOWN])}{omitted}: nothing was written: {remedy}")
 
 
 def _faults(path: str, text: str) -> Iterator[str]:
@@ -268,7 +268,7 @@ def _faults(path: str, text: str) -> Iterator[str]:
     shown = private.redact(path, REPO, user="")
     if shown != path:
         yield f"{shown}: the name of the file holds a credential or names this machine"
-    for credential in credentials.found(text):
+    for credential in credentials.find(text):
         yield f"{shown}, line {text.count(chr(10), 0, credential.start) + 1}: holds {credential.kind}"
     clean = credentials.redacted(text)
     redacted = private.redact(clean, REPO, user="")  # user="": the user's name may be an ordinary word

@@ -80,18 +80,18 @@ def sides_of(
         why = "every log is a baseline's by its name or its code"
         raise ValueError(f"{why}: --candidate GLOB names the pull request's own")
     own.sort(key=lambda kind: list(likeliness(kind).values()), reverse=True)
-    found = _Kind(candidate) if candidate else own[0]
+    chosen = _Kind(candidate) if candidate else own[0]
     choice, rivals = "", [shlex.join(["--candidate", sides[kind].name]) for kind in own[1:]]
     if rivals and not candidate:
         pairs = zip(likeliness(own[0]).items(), likeliness(own[1]).values(), strict=True)
         why = next((reason for (reason, value), other in pairs if value != other), "")
-        choice = f"{len(own)} groups of logs could be the candidate: {sides[found].name} was chosen by {why}, and "
+        choice = f"{len(own)} groups of logs could be the candidate: {sides[chosen].name} was chosen by {why}, and "
         choice += f"{some(rivals, 6, ' or ')} judges another."
-    device = sides[found].rows[0]["device"]
+    device = sides[chosen].rows[0]["device"]
     bases = [_Kind(base)] if base else [kind for kind in bases if kind.device == device]
     bases.sort(key=lambda kind: (not sides[kind].known_as, -kind.steps, -len(sides[kind].logs)))
-    others = [side for kind, side in sides.items() if kind != found and kind not in bases]
-    return sides[found], [sides[kind] for kind in bases], others, choice
+    others = [side for kind, side in sides.items() if kind != chosen and kind not in bases]
+    return sides[chosen], [sides[kind] for kind in bases], others, choice
 
 
 class _Kind(NamedTuple):
@@ -155,15 +155,15 @@ def _verdict(pull: PullRequest, answers: Mapping[str, Answer]) -> Verdict:
         gain, is_more = pull_requests.gain_of(pull), pull_requests.gain_of(pull).startswith("-")
         way = ("faster than", "slower than") if pull.is_same_pr else ("below", "above")
         what += f", {gain.removeprefix('-')} {way[is_more]} {pull.baseline.name}"
-    more = [sentence for sentence in (pull.choice, _which_script(pull), _unproven(pull)) if sentence]
+    notes = [sentence for sentence in (pull.choice, _which_script(pull), _unproven(pull)) if sentence]
     if names[FAIL]:
-        return Verdict(f"{what}: not met: {', '.join(names[FAIL])}", "refused", more=more)
+        return Verdict(f"{what}: not met: {', '.join(names[FAIL])}", "refused", notes=notes)
     if names[NOT_SHOWN]:
-        return Verdict(f"{what}: not shown: {', '.join(names[NOT_SHOWN])}", "not_shown", more=more)
+        return Verdict(f"{what}: not shown: {', '.join(names[NOT_SHOWN])}", "not_shown", notes=notes)
     left = f"; a reader must decide: {', '.join(names[READER])}" if names[READER] else ""
     if time.get("drift_pct"):
-        more.append("The runs were not interleaved: that it is faster rests on a machine that did not drift.")
-    return Verdict(f"{what}: the rules that logs can answer are met{left}", "meets_the_rules", more=more)
+        notes.append("The runs were not interleaved: that it is faster rests on a machine that did not drift.")
+    return Verdict(f"{what}: the rules that logs can answer are met{left}", "meets_the_rules", notes=notes)
 
 
 def _which_script(pull: PullRequest) -> str:
@@ -184,7 +184,7 @@ def _unproven(pull: PullRequest) -> str:
 
 def missing(pull: PullRequest, answers: Mapping[str, Answer]) -> list[str]:
     """Returns sentences on what would answer the open rules, with the commands for it."""
-    remedies, word = [], f"./run.sh pr {pull.words}"
+    remedies, word = [], f"./run.sh pr {pull.arguments}"
     time = (pull.compared or {}).get("time") or {}
     if answers.get("same_hardware", (PASS,))[0] != PASS or time.get("drift_pct"):
         remedies.append(f"an interleaved race of both on one node: {word} --rerun FOLDER")

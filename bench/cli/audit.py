@@ -64,11 +64,11 @@ def main(argv: list[str]) -> int:
 def _clock(args: argparse.Namespace) -> int:
     """Audits every contestant, and prints what each does outside its clock beyond the first. Returns the exit code."""
     accounts: dict[str, off_clock.Account] = {}
-    more: dict[str, list[str]] = {}
+    findings: dict[str, list[str]] = {}
     with console.output(args.quiet, args.json):
         for folder in auditing.contestants(named.runs(args.runs)):
             accounts[folder.name] = account = auditing.audit_clock(folder, say)
-            more[folder.name] = off_clock.beyond(account, next(iter(accounts.values())))
+            findings[folder.name] = off_clock.beyond(account, next(iter(accounts.values())))
             say(
                 "clock",
                 f"{folder.name}: phases by {account['by']}" + (f": {account['doubt']}" if account["doubt"] else ""),
@@ -82,15 +82,15 @@ def _clock(args: argparse.Namespace) -> int:
                 for each in lines
             ]
             print(text_table.render(heads, rows, [False, True, True, True, True, False]), flush=True)
-            for sentence in more[folder.name]:
+            for sentence in findings[folder.name]:
                 say("clock", sentence, always=True)
         if len(accounts) == 1:
             say("clock", "nothing to compare with: name a baseline's run first, or a race", always=True)
-        elif not any(more.values()):
+        elif not any(findings.values()):
             say("clock", f"no contestant does more outside its clock than {next(iter(accounts))}", always=True)
     if args.json:
-        print(json.dumps({"accounts": accounts, "beyond": more}, indent=1))
-    return 1 if any(more.values()) else 0
+        print(json.dumps({"accounts": accounts, "beyond": findings}, indent=1))
+    return 1 if any(findings.values()) else 0
 
 
 def _numbers(used: off_clock.Used) -> list[str]:

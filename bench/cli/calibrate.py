@@ -68,9 +68,9 @@ def keep(noise: dict[str, Any]) -> Path:
     return path
 
 
-def _n_and_overrides(given: Sequence[str]) -> tuple[int, list[str]]:
+def _n_and_overrides(arguments: Sequence[str]) -> tuple[int, list[str]]:
     n, overrides = DEFAULT_N, []
-    for word in given:
+    for word in arguments:
         if word.startswith("n="):
             if not word[2:].isdigit() or int(word[2:]) < 2:
                 raise ValueError(f"{word}: use 2 or more runs per side")

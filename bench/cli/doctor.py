@@ -28,9 +28,9 @@ def main(argv: list[str]) -> int:
     """Exit codes: 0 fit, perhaps with warnings; 1 a check failed, or nothing could be measured; 2 usage error."""
     args = _parser().parse_intermixed_args(argv)
     if args.rehearse_gpu is not None:
-        words = [*args.rehearse_gpu, *args.overrides]
-        settings = [word for word in words if "=" in word]
-        names = [word for word in words if word not in settings]
+        arguments = [*args.rehearse_gpu, *args.overrides]
+        settings = [word for word in arguments if "=" in word]
+        names = [word for word in arguments if word not in settings]
         return rehearsal(names, settings, args.gpu, 0 if args.full else rehearse.NUM_LAYERS, args.json)
     if not args.timeout_s > 0:
         raise ValueError(f"--timeout-s={args.timeout_s:g}: use a number of seconds above 0")

@@ -44,8 +44,8 @@ def main(argv: list[str]) -> int:
     if len(forms) > 1 or args.to not in FORMS:
         return _to_dashboards(forms, args)
     if args.set or args.json:
-        given = f"--set {args.set[0]}" if args.set else "--json"
-        raise ValueError(f"{given} with --to {args.to}: it is for {', '.join(dashboards.names())}: omit it")
+        option = f"--set {args.set[0]}" if args.set else "--json"
+        raise ValueError(f"{option} with --to {args.to}: it is for {', '.join(dashboards.names())}: omit it")
     if args.to == POSTGRES:
         return _to_postgres(args)
     folders = named.runs(args.run)
@@ -92,8 +92,8 @@ def _to_dashboards(names: Sequence[str], args: argparse.Namespace) -> int:
         if sentence := dashboards.missing(name):
             raise ValueError(f"--to {name}: {sentence}")
     if args.steps or args.out:
-        given = "--steps" if args.steps else f"--out {args.out}"
-        raise ValueError(f"{given} with --to {args.to}: it is for {', '.join(FORMS)}: omit it")
+        option = "--steps" if args.steps else f"--out {args.out}"
+        raise ValueError(f"{option} with --to {args.to}: it is for {', '.join(FORMS)}: omit it")
     done = []
     for folder in named.runs(args.run):
         for name in names:

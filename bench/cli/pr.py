@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="speedrun-pr-") as scratch:
         folder, name = _folder(args, Path(scratch))
         pull = _read(args, folder, name, Path(scratch))
-    pull.words = shlex.join(word for word in argv if word not in ("--json", "--out", args.out))
+    pull.arguments = shlex.join(word for word in argv if word not in ("--json", "--out", args.out))
     document = pull_request.document_of(pull)
     if args.out:
         atomic.write_out(user_path(args.out), document.markdown() + "\n", "--out")
@@ -84,7 +84,7 @@ def _read(args: argparse.Namespace, folder: Path, name: str, scratch: Path) -> P
         raise ValueError(f"{shown(folder)}: it holds no log of a complete run: a pull request brings logs ({SUFFIX})")
     own, is_own = _own_sources(folder, scratch)
     names = {tuple(log.sources) for log in logs if log.sources}
-    own_keys = {modded_nanogpt.code_key({name: own.get(name, "") for name in each}) for each in names}
+    own_keys = {modded_nanogpt.code_key({name: own.get(name, "") for name in file_names}) for file_names in names}
     earlier = list(_earlier(folder))
     known = {key: record.name for record, files in reversed(earlier) for key in [modded_nanogpt.code_key(files)]}
     rules = standard.track.rules
@@ -100,9 +100,9 @@ def _read(args: argparse.Namespace, folder: Path, name: str, scratch: Path) -> P
     )
     if pull.baseline is None and earlier:
         before, files = earlier[0]
-        found, _ = _logs(before, track, standard.goal.target_val_loss)
-        found = [log for log in found if log.code_key == modded_nanogpt.code_key(files)]
-        pull.baseline = Side(before.name, found, before.name) if found else None
+        base_logs, _ = _logs(before, track, standard.goal.target_val_loss)
+        base_logs = [log for log in base_logs if log.code_key == modded_nanogpt.code_key(files)]
+        pull.baseline = Side(before.name, base_logs, before.name) if base_logs else None
     pull.choice = choice
     _take_scripts(pull, folder, scratch if folder.is_relative_to(scratch) else folder, args.script)
     if is_own and candidate.logs[0].sources:
@@ -167,7 +167,7 @@ def _take_scripts(pull: PullRequest, folder: Path, root: Path, named: str | None
         homes = [path for path in (folder / side.logs[0].path).parents if path.is_relative_to(root)]
         if side is pull.baseline:
             homes = [path for path in homes[:1] if path != (folder / pull.candidate.logs[0].path).parent]
-        scripts = next((found for home in homes if (found := sorted(home.glob("*.py")))), [])
+        scripts = next((files_here for home in homes if (files_here := sorted(home.glob("*.py")))), [])
         scripts = [path for path in scripts if path.name == SCRIPT] or scripts
         scripts = [script] if script and side is pull.candidate else scripts
         names = [path.relative_to(root).as_posix() if path.is_relative_to(root) else shown(path) for path in scripts]
@@ -251,7 +251,7 @@ def _exported(clone: Path, number: str, scratch: Path) -> Path:
         parts = [PurePosixPath(name).parts for name in added if name.endswith(SUFFIX)]
         folders = sorted(
             {"/".join(part[:3]) for part in parts if len(part) > 3},
-            key=lambda name: -sum(name in each for each in added),
+            key=lambda name: -sum(name in path for path in added),
         )
         if not folders:
             why = f"the pull request adds no log ({SUFFIX}) below records/"

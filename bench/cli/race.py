@@ -61,8 +61,8 @@ def check(argv: list[str]) -> None:
     """
     args, results = _parser().parse_intermixed_args(argv), results_root().absolute()
     compare.conditions(args.fail_on)
-    if given := [word for word in (args.resume, args.look, args.abandon) if word is not None]:
-        _chosen(results, given[0])
+    if race_ids := [word for word in (args.resume, args.look, args.abandon) if word is not None]:
+        _chosen(results, race_ids[0])
         return
     request = plan.parse_request(_requested(args))
     planning.check(request)
@@ -122,7 +122,7 @@ def _raced(args: argparse.Namespace, results: Path) -> tuple[Path, Race]:
 
 def _requeued(results: Path) -> Path | None:
     """Returns the unfinished race of this SLURM job if it was requeued, else None."""
-    job = allocation.found()
+    job = allocation.current()
     if job is None or not job.num_restarts:
         return None
     for folder in state.unfinished(results):
@@ -144,10 +144,10 @@ def _requested(args: argparse.Namespace) -> list[str]:
             raise ValueError("no arms are given: write A=... B=..., for example ./run.sh race A= B='optim=muon' n=5")
         return _with_ranges(args.arguments)
     folder = named.sweep_folder(args.from_sweep).absolute()
-    given = [word for word in args.arguments if word[:1].isupper() and word[1:2] in ("=", ".")]
-    if given:
+    own_arms = [word for word in args.arguments if word[:1].isupper() and word[1:2] in ("=", ".")]
+    if own_arms:
         remedy = "write key=value for all of them, or no --from-sweep"
-        raise ValueError(f"{given[0]}: --from-sweep makes the arms: {remedy}")
+        raise ValueError(f"{own_arms[0]}: --from-sweep makes the arms: {remedy}")
     arms = points.winning_arms(folder, args.top)
     for arm in arms:
         console.say("race", f"from {folder.name}: {arm}")
@@ -155,13 +155,13 @@ def _requested(args: argparse.Namespace) -> list[str]:
 
 
 def _with_ranges(words: list[str]) -> list[str]:
-    """Returns the words with each range A..B replaced by its commits."""
+    """Returns the arguments with each range A..B replaced by its commits."""
     repo = user_path(plan.root_of_script(words) or REPO)
     is_range = [".." in word and "=" not in word for word in words]
-    each = (
+    expanded = (
         worktrees.commits_between(repo, word) if many else [word] for word, many in zip(words, is_range, strict=True)
     )
-    return [word for commits in each for word in commits]
+    return [word for commits in expanded for word in commits]
 
 
 def _chosen(results: Path, word: str) -> Path:

@@ -92,8 +92,8 @@ def _calibrated(search: Search) -> Search:
 def _demo(args: argparse.Namespace, results: Path) -> int:
     """Runs a search by an agent without a model."""
     began_s = time.monotonic()
-    given = {word.partition("=")[0] for word in args.words}
-    args.words = [word for word in DEMO if word.partition("=")[0] not in given] + args.words
+    typed_keys = {word.partition("=")[0] for word in args.words}
+    args.words = [word for word in DEMO if word.partition("=")[0] not in typed_keys] + args.words
     arm, settings = _settings(args)
     with tempfile.TemporaryDirectory(prefix="speedrun-demo-") as folder:  # alone: the sandbox shows what is beside it
         script = shutil.copy(agent.EXAMPLE, folder)
@@ -109,14 +109,14 @@ def _demo(args: argparse.Namespace, results: Path) -> int:
 
 
 def _settings(args: argparse.Namespace) -> tuple[searches.Arm, dict[str, Any]]:
-    given = {key: value for key, _, value in (word.partition("=") for word in args.words) if key in OURS}
+    values = {key: value for key, _, value in (word.partition("=") for word in args.words) if key in OURS}
     overrides = [word for word in args.words if word.partition("=")[0] not in OURS]
-    overrides += shlex.split(given.get("champion", ""))
-    if "budget" not in given:
+    overrides += shlex.split(values.get("champion", ""))
+    if "budget" not in values:
         raise ValueError("budget is not set: use e.g. ./run.sh referee start track=cpu_nano budget=1h")
-    numbers = {key: _number(key, given[key], 0.5 if key == "alpha" else 99.0) for key in NUMBERS if key in given}
-    settings = {"on": given.get("on"), "alpha": numbers.get("alpha", ALPHA), "effect": numbers.get("effect")}
-    settings |= {"budget_s": seconds_of(given["budget"]), "price": numbers.get("price"), "trust": args.trust}
+    numbers = {key: _number(key, values[key], 0.5 if key == "alpha" else 99.0) for key in NUMBERS if key in values}
+    settings = {"on": values.get("on"), "alpha": numbers.get("alpha", ALPHA), "effect": numbers.get("effect")}
+    settings |= {"budget_s": seconds_of(values["budget"]), "price": numbers.get("price"), "trust": args.trust}
     return {"overrides": overrides, "rev": None}, settings
 
 
@@ -167,7 +167,7 @@ def _replay(args: argparse.Namespace, results: Path) -> int:
     faults = list(deciding.replay(search))
     for fault in faults:
         say("replay", fault, always=True)
-    decided = [each for each in search.submissions.values() if each.decided]
+    decided = [submission for submission in search.submissions.values() if submission.decided]
     say("replay", f"{len(decided)} decisions, {len(faults)} faults", always=True)
     return 1 if faults else 0
 
@@ -181,13 +181,13 @@ def _print(args: argparse.Namespace, search: Search, numbers: list[int]) -> None
         "ended": search.has_ended,
         "champion": search.champion,
         "champion_replayed": replayed,
-        "kept": [each.number for each in search.kept],
-        "open": [each.number for each in search.open],
+        "kept": [submission.number for submission in search.kept],
+        "open": [submission.number for submission in search.open],
         "num_submissions": len(search.submissions),
         "budget_left_s": left_s,
     }
     if args.json:
-        answers = [deciding.answer(search, each) for each in chosen]
+        answers = [deciding.answer(search, submission) for submission in chosen]
         answer = answers[0] if args.action == "submit" else state | {"submissions": answers}
         print(json.dumps(answer, indent=1), file=args.out)
         return
@@ -196,7 +196,7 @@ def _print(args: argparse.Namespace, search: Search, numbers: list[int]) -> None
     print(f"page: {shown(search.folder / page.NAME)}")
     replay = "" if replayed is None else f" ({replayed})"
     print(f"champion: {race_folder.what(search.champion)}{replay}")
-    if rows := [_row(search, each) for each in chosen]:
+    if rows := [_row(search, submission) for submission in chosen]:
         heads = ["", "decision", "gain", "spent", "author", "submitted", "why"]
         print(text_table.render(heads, rows, [True, False, True, True, False, False, False]))
 

@@ -103,11 +103,11 @@ def _cost(job: Job, overrides: Sequence[str]) -> str:
     """Returns what all runs together take, except for the time, as a sentence."""
     goal, repeats = job.config.goal, _num_runs(job, overrides)
     most = "at most " * goal.stop_at_target
-    each = f"{most}{goal.num_steps:,} steps, {job.num_tokens:,} tokens ({job.epochs:.2f} epochs)"
+    run_cost = f"{most}{goal.num_steps:,} steps, {job.num_tokens:,} tokens ({job.epochs:.2f} epochs)"
     if _is_one_look(job, overrides):
         all_of_them = f"without a profiler {job.config.track.repeats} are made and judged"
-        return f"one profiled run, which is not eligible ({all_of_them}): {each}"
-    return f"{each} a run" + "; track.repeats=1 makes one run" * (repeats > 1)
+        return f"one profiled run, which is not eligible ({all_of_them}): {run_cost}"
+    return f"{run_cost} a run" + "; track.repeats=1 makes one run" * (repeats > 1)
 
 
 def _judged(runs: list[dict[str, Any]]) -> tuple[int, str]:
@@ -129,8 +129,8 @@ def fresh_seeds(job: Job, overrides: Sequence[str]) -> range:
     if not any(override.startswith("seed=") for override in overrides):
         folder = results_root() / job.config.track.name
         runs = store.opened([folder]).rows("config_id = ?", [job.config_id]) if folder.is_dir() else {}
-        taken = [row["seed"] or 0 for row in runs.values()]
-        first = max(taken, default=-1) + 1
+        used_seeds = [row["seed"] or 0 for row in runs.values()]
+        first = max(used_seeds, default=-1) + 1
     return range(first, first + _num_runs(job, overrides))
 
 

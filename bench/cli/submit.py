@@ -36,20 +36,20 @@ def main(argv: list[str]) -> int:
         raise ValueError("--json: it works only with --list: omit it")
     if args.cancel:
         entry = queue.cancel(args.cancel)
-        if all(each.id != entry.id for each in queue.taken()):  # it was waiting; the agent of a running entry ends it
+        if all(item.id != entry.id for item in queue.taken()):  # it was waiting; the agent of a running entry ends it
             end_cancelled(queue, entry)
         return 0
-    verb, *words = command or args.command or [""]
+    verb, *arguments = command or args.command or [""]
     if verb not in QUEUED:
         raise ValueError(f"{verb or 'no command'}: {did_you_mean(verb, QUEUED)}choose from {', '.join(QUEUED)}")
     if args.gpus < 0:
         raise ValueError(f"--gpus {args.gpus}: use 0 or more")
-    for word, following in itertools.pairwise([*words, "-"]):
+    for word, following in itertools.pairwise([*arguments, "-"]):
         is_of_race = word[2:] and any(option.startswith(word) for option in ("--resume", "--look", "--abandon"))
         if verb == "race" and is_of_race and following.startswith("-"):
             raise ValueError(f"{word}: the latest race may be another one by then: name the race, {word} RACE")
-    module_of(verb).check(words)
-    id = queue.submit([verb, *words], args.gpus)
+    module_of(verb).check(arguments)
+    id = queue.submit([verb, *arguments], args.gpus)
     say("queue", f"{id}, log {shown(queue.folder / 'logs' / f'{id}.log')}", always=True)
     for entry in queue.waiting():
         if entry.id == id and (why := shares.over_budget(shares.recent(queue), shares.budgets(queue), entry.user)):
@@ -67,9 +67,9 @@ def _list(queue: Queue, as_json: bool) -> None:
     ending = [entry for entry in taken if queue.cancelled(entry)]
     running = [entry for entry in taken if entry not in ending]
     states = [(running, "runs"), (ending, "being cancelled"), (ahead, "waits"), (kept, "over budget")]
-    cells = [(each.id, each.user, each.num_gpus, state, each.command) for found, state in states for each in found]
+    cells = [(item.id, item.user, item.num_gpus, state, item.command) for group, state in states for item in group]
     recent = shares.recent(queue)
-    users = sorted({each["user"] for each in recent})
+    users = sorted({item["user"] for item in recent})
     if as_json:
         rows = [dict(zip(COLUMNS, row, strict=True)) for row in cells]
         had = {user: shares.spent(recent, user) | {"at_least": shares.is_at_least(recent, user)} for user in users}

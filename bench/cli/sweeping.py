@@ -100,9 +100,9 @@ def _end(folder: Path, why: str | None) -> list[dict[str, Any]]:
 
 def beside(args: argparse.Namespace) -> int:
     """Makes one of several concurrent runs for bench/plans/sweep/packing.py. Returns the exit code."""
-    given = json.loads(args.beside)
-    runs, answer = Points(Path(given.pop("folder")), given.pop("command")), Path(given.pop("answer"))
+    request = json.loads(args.beside)
+    runs, answer = Points(Path(request.pop("folder")), request.pop("command")), Path(request.pop("answer"))
     with console.output(args.quiet):
-        run = runs.beside(args.overrides, packing.slot_of(given))
+        run = runs.beside(args.overrides, packing.slot_of(request))
     answer.write_text(run["folder"])
     return 0 if run["status"] == "complete" else 1

@@ -81,14 +81,14 @@ def _table(args: argparse.Namespace) -> None:
 
 
 def _pivot(args: argparse.Namespace) -> None:
-    given = f"--pivot {' '.join(args.pivot)}"
+    option = f"--pivot {' '.join(args.pivot)}"
     if len(args.pivot) > 2:
-        raise ValueError(f"{given}: give one or two keys, for the rows and the columns")
+        raise ValueError(f"{option}: give one or two keys, for the rows and the columns")
     rows, _ = tables.rows_of(args.folder, args.where, args.sweep)
     shared = {row["metric"] for row in rows}
     goal = METRICS.get(*shared) if len(shared) == 1 else None  # rows do not have the direction of a user's own metric
     columns, value = Columns(rows), args.value or ("val_loss" if goal in (None, VAL_LOSS) else "score")
-    keys = columns.named(args.pivot, given)
+    keys = columns.named(args.pivot, option)
     (value,) = columns.named([value], f"--value {value}")
     pivot = table_groups.pivot_of(rows, keys, value, goal)
     if args.json or args.csv:
@@ -103,8 +103,8 @@ def _nothing(args: argparse.Namespace) -> str:
     if args.where:
         return f"no run matches --where {' '.join(args.where)}: omit it to see all"
     where = " ".join(args.folder) or f"{paths.shown(paths.results_root())}/"
-    more = "" if args.folder else f"; ./run.sh table results/{PUBLISHED} shows the published ones"
-    return f"no runs in {where} yet: make one with ./run.sh run, or start with ./speedrun.sh{more}"
+    hint = "" if args.folder else f"; ./run.sh table results/{PUBLISHED} shows the published ones"
+    return f"no runs in {where} yet: make one with ./run.sh run, or start with ./speedrun.sh{hint}"
 
 
 def _joined(argv: list[str]) -> list[str]:

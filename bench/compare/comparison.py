@@ -66,8 +66,8 @@ def _compared(
     if is_one_race and b.reported:  # the floor when the race ended: a later calibration must not change its verdict
         floor_pct = None if "uncalibrated" in b.reported["flags"] else b.reported["time"]["floor_pct"]
         kept = b.reported.get("calibration")
-    elif all(timed) and (found := calibration.find_for_rows(timed[0] + timed[1])):
-        kept, floor_pct = dict(found), calibration.floor_for(found, *map(len, timed))
+    elif all(timed) and (floor := calibration.find_for_rows(timed[0] + timed[1])):
+        kept, floor_pct = dict(floor), calibration.floor_for(floor, *map(len, timed))
     earlier = earlier_races(a, b) if is_one_race and (diagnose or "earlier_weight" not in options) else None
     weight = earlier.weight if earlier else 1.0
     if is_one_race and b.reported:  # as with the floor
@@ -136,7 +136,7 @@ def earlier_races(a: Arm, b: Arm) -> Earlier | None:
     plan, folder = a.plan or {}, a.folders[0] if a.folders else None
     if a.in_race is None or b.in_race is None or not plan.get("arms") or not folder:
         return None
-    results, found, weight = Path(folder).parent.parent, collections.Counter[str](), 1.0
+    results, num_by_verdict, weight = Path(folder).parent.parent, collections.Counter[str](), 1.0
     planned = [plan["arms"][name] for name, _ in (a.in_race, b.in_race)]
     wanted = [(arm.get("config_id"), arm.get("source_sha256")) for arm in planned]
     for line in ledger.lines_with(results, re.compile(rb'"event":"plan"')):
@@ -153,10 +153,10 @@ def earlier_races(a: Arm, b: Arm) -> Earlier | None:
                 verdict_then = race_folder.verdicts_of(race)[names[0]]
                 ended = str(verdict_then["verdict"])
                 log_e = log_e if verdict_then["time"].get("log_e") is None else verdict_then["time"]["log_e"]
-            found[ended if ended in VERDICTS else "none"] += 1
+            num_by_verdict[ended if ended in VERDICTS else "none"] += 1
             weight *= math.exp(min(0.0, log_e))
-    counts = {name: found[name] for name in (*VERDICTS, "none") if found[name]}
-    return Earlier(counts, weight) if found else None
+    counts = {name: num_by_verdict[name] for name in (*VERDICTS, "none") if num_by_verdict[name]}
+    return Earlier(counts, weight) if num_by_verdict else None
 
 
 def _history(a: Arm, b: Arm) -> list[Row]:

@@ -85,8 +85,8 @@ class Fit(NamedTuple):
             return None
         if not self.is_sequential:
             return stats.detectable(test.se, test.df, alpha)
-        found = _e_quantile(alpha, test.df, self.shrinkage) * test.se + self.spare(stats.WANTED_POWER)
-        return found if math.isfinite(found) else None
+        difference = _e_quantile(alpha, test.df, self.shrinkage) * test.se + self.spare(stats.WANTED_POWER)
+        return difference if math.isfinite(difference) else None
 
     def interval_pct(self, confidence: float = 0.95) -> list[float] | None:
         """Returns the interval() of logs as changes in %, or None without a test or if it is unbounded."""

@@ -40,7 +40,7 @@ def steps_to(arms: Arms, loss: effects.Loss, alpha: float) -> Steps:
     For runs that stop at the target, the steps are counted.  For runs of a fixed length, the mean val_loss of each arm
     must be shown to be below the target.
     """
-    taken = [[row["num_steps"] or 0 for row in rows] for rows in arms]
+    steps_by_arm = [[row["num_steps"] or 0 for row in rows] for rows in arms]
     why = None
     if loss["target"] is None:
         why = "the arms have no common target"
@@ -50,12 +50,12 @@ def steps_to(arms: Arms, loss: effects.Loss, alpha: float) -> Steps:
     elif loss["below_target"] != [True, True]:
         metric = metric_of([*arms[0], *arms[1]])
         why = f"the mean {metric.name} of both arms is not shown to be {metric.better} the target {loss['target']:g}"
-    elif any(len(set(steps)) > 1 for steps in taken):
+    elif any(len(set(steps)) > 1 for steps in steps_by_arm):
         why = "the runs of an arm took different numbers of steps"
-    if why is None and min(map(len, taken)) < 2:
+    if why is None and min(map(len, steps_by_arm)) < 2:
         why = "one run has no spread"
-    test = stats.welch(*taken) if all(taken) else None
-    means = [stats.mean(steps) if steps else None for steps in taken]
+    test = stats.welch(*steps_by_arm) if all(steps_by_arm) else None
+    means = [stats.mean(steps) if steps else None for steps in steps_by_arm]
     return {"mean": means, "p": test.p if test else None, "alpha": alpha, "why": why}
 
 

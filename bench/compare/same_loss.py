@@ -61,7 +61,7 @@ def compared(
     ways = [[way(curves[row["run_id"]], loss, metric, interpolate=True) for row in rows] for rows in arms]
 
     def reached(axis: Literal[0, 1]) -> list[list[float]]:
-        return [[cast(float, each[axis]) for each in arm_ways] for arm_ways in ways]
+        return [[cast(float, point[axis]) for point in arm_ways] for arm_ways in ways]
 
     a_rows, b_rows = arms
     floor_pct, margin_pct = race["time"]["floor_pct"], race["time"]["margin_pct"]

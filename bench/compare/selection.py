@@ -51,25 +51,25 @@ class Arm:
             return []
 
 
-def arms_from_words(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
+def arms_from_words(arguments: Sequence[str], on_error: OnError = None) -> list[Arm]:
     """Turns command-line arguments into arms, the baseline first.
 
     Each word is an arm, a race alone stands for all its arms, and "vs" separates arms of several words each.  What
     cannot be read is skipped and reported to on_error(message).  Raises ValueError if there is nothing to compare.
     """
-    sides: list[list[str]] = [[]] if SEPARATOR in words else [[word] for word in words]
-    for word in words if SEPARATOR in words else ():
+    sides: list[list[str]] = [[]] if SEPARATOR in arguments else [[word] for word in arguments]
+    for word in arguments if SEPARATOR in arguments else ():
         sides.append([]) if word == SEPARATOR else sides[-1].append(word)
     if not all(sides):
-        raise ValueError(f"{' '.join(words)}: write runs on both sides of {SEPARATOR}")
+        raise ValueError(f"{' '.join(arguments)}: write runs on both sides of {SEPARATOR}")
     selected = _Selected(sides, on_error)
     if len(sides) == 1:
-        found, *others = selected.groups[0]
-        if others or found.race is None:
-            raise ValueError(f"{words[0]}: this is a single group of runs: name two, A B, or a race")
-        return selected.arms_of_race(found)
+        only, *others = selected.groups[0]
+        if others or only.race is None:
+            raise ValueError(f"{arguments[0]}: this is a single group of runs: name two, A B, or a race")
+        return selected.arms_of_race(only)
     arms = [selected.arm(group) for group in selected.groups]
-    if len(arms) > 2 and SEPARATOR not in words and all(len(arm.rows) == 1 for arm in arms):
+    if len(arms) > 2 and SEPARATOR not in arguments and all(len(arm.rows) == 1 for arm in arms):
         raise ValueError(
             f"each of these {len(arms)} words is one run, and one run has no spread: "
             "put quotes around a glob ('results/*/*-s?'), or write A1 A2 A3 vs B1 B2 B3"
@@ -77,12 +77,12 @@ def arms_from_words(words: Sequence[str], on_error: OnError = None) -> list[Arm]
     return arms
 
 
-def arm_from_each(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
+def arm_from_each(names: Sequence[str], on_error: OnError = None) -> list[Arm]:
     """Turns each word into an arm, or a race into arms RACE:ARM, for commands that show runs without comparing them.
 
     What cannot be read is skipped and reported to on_error(message).  Raises ValueError if there is no run.
     """
-    selected, arms = _Selected([[word] for word in words], on_error), list[Arm]()
+    selected, arms = _Selected([[word] for word in names], on_error), list[Arm]()
     for group in selected.groups:
         if len(group) == 1 and group[0].race and group[0].arm is None:
             of_race = _arms_of_race(group[0].race, on_error)
@@ -90,7 +90,7 @@ def arm_from_each(words: Sequence[str], on_error: OnError = None) -> list[Arm]:
         else:
             arms.append(selected.arm(group))
     if not any(arm.rows for arm in arms):
-        raise ValueError(f"{' '.join(words)}: no run of it is there: ./run.sh table lists the runs")
+        raise ValueError(f"{' '.join(names)}: no run of it is there: ./run.sh table lists the runs")
     return arms
 
 
@@ -119,16 +119,16 @@ class _Selected:
 
     def __init__(self, sides: Iterable[Sequence[str]], on_error: OnError) -> None:
         lookup = named.Lookup()
-        self.groups, self._on_error = [lookup.each(side) for side in sides], on_error
+        self.groups, self._on_error = [lookup.find_all(side) for side in sides], on_error
         paths = dict[Path, None]()
-        for found in (found for group in self.groups for found in group if not found.race):
+        for match in (match for group in self.groups for match in group if not match.race):
             # for runs found by id, their parent folders, which the store answers fastest
-            paths |= dict.fromkeys((path.parent for path in found.paths) if found.by_id else found.holders)
+            paths |= dict.fromkeys((path.parent for path in match.paths) if match.by_id else match.holders)
         self._rows: dict[str, Row] = dict(store.read_rows(list(paths), on_error, logs_too=True))
 
     def arm(self, group: Sequence[named.Named]) -> Arm:
         """Returns everything that group names as one arm.  Raises ValueError if it has no run."""
-        parts = [self._part(found) for found in group]
+        parts = [self._part(match) for match in group]
         if len(parts) == 1:
             return parts[0]
         rows = [row for part in parts for row in part.rows]

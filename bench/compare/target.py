@@ -214,31 +214,31 @@ def decide_z(
     """
     by_row = {id(row): curve for row, curve in zip(rows, curves, strict=True)}
     groups = independent(rows, losses_ids, lambda row: bool(by_row[id(row)]))
-    each = [{at.step: at.mean for at in step_means([by_row[id(row)] for row in group])} for group in groups]
-    target_val_loss, means = rows[0]["target"], step_means(each)
-    if fault := _z_fault(rows, curves, each, target_val_loss):
+    mean_curves = [{at.step: at.mean for at in step_means([by_row[id(row)] for row in group])} for group in groups]
+    target_val_loss, means = rows[0]["target"], step_means(mean_curves)
+    if fault := _z_fault(rows, curves, mean_curves, target_val_loss):
         nothing: LossTest = {"n": len(groups), "mean": None, "sd": None, "t": None, "p": None, "below": None}
         return {**nothing, "passed": None if target_val_loss is None else False, "words": fault, "step": None}
     assert target_val_loss is not None
-    found = first_passing(each, target_val_loss, rules.z_margin_nats)
-    at = found or max(means, key=lambda mean: mean.margin_nats(target_val_loss))
-    margin_nats, losses = at.margin_nats(target_val_loss), [curve[at.step] for curve in each]
+    passing = first_passing(mean_curves, target_val_loss, rules.z_margin_nats)
+    at = passing or max(means, key=lambda mean: mean.margin_nats(target_val_loss))
+    margin_nats, losses = at.margin_nats(target_val_loss), [curve[at.step] for curve in mean_curves]
     sd = stats.sd(losses)
     sd_text = f"sd {sd:.4f}, assumed {rules.z_sd_nats:g}" if sd is not None else f"assumed sd {rules.z_sd_nats:g}"
     p = z_p(margin_nats, rules.z_sd_nats)
-    first = f"step {at.step} is the first" if found else f"step {at.step} comes closest, and none is"
+    first = f"step {at.step} is the first" if passing else f"step {at.step} comes closest, and none is"
     copies = f"{len(rows)} runs count as {len(groups)} by their seeds and losses; " * (len(rows) > len(groups))
     sentence = (
         f"{copies}{first} at which the mean of all runs is below {target_val_loss:g} by the z rule: mean val_loss "
         f"{at.mean:.5f} ({sd_text}, n={at.n}), ({target_val_loss:g} - mean) * sqrt(n) = {margin_nats:.5f}, "
         f"needed {rules.z_margin_nats:g}"
     )
-    tested: LossTest = {"n": at.n, "mean": at.mean, "sd": sd, "t": None, "p": p, "below": found is not None}
-    return {**tested, "passed": found is not None, "words": sentence, "step": found and found.step}
+    tested: LossTest = {"n": at.n, "mean": at.mean, "sd": sd, "t": None, "p": p, "below": passing is not None}
+    return {**tested, "passed": passing is not None, "words": sentence, "step": passing and passing.step}
 
 
 def _z_fault(
-    rows: Sequence[Row], curves: Sequence[Curve], each: Sequence[Curve], target_val_loss: float | None
+    rows: Sequence[Row], curves: Sequence[Curve], mean_curves: Sequence[Curve], target_val_loss: float | None
 ) -> str | None:
     """Returns why the z rule cannot be applied to these runs, or None if it can."""
     if target_val_loss is None:
@@ -256,7 +256,7 @@ def _z_fault(
             f"{lacking} of {len(rows)} runs lack the validation at step {uneven[0]} that others have: a mean is of all "
             "runs, so all must be validated at the same steps"
         )
-    return None if step_means(each) else "the runs have no validated step in common"
+    return None if step_means(mean_curves) else "the runs have no validated step in common"
 
 
 def decide(rows: Sequence[Row], p_value: float, losses_ids: Sequence[str | None] | None = None) -> Decision:

@@ -302,10 +302,10 @@ def _check_script(composed: Values, overrides: list[str]) -> None:
     """Refuses script settings without a script, and a model or an optimizer of ours with one."""
     started = [key for key in schema.SCRIPT_STARTS if composed["script"][key] is not None]
     if not started:
-        given = next((word for word in overrides if word.startswith("script.")), None)
-        if given:
+        setting = next((word for word in overrides if word.startswith("script.")), None)
+        if setting:
             others = "or script.root=DIR with script.module=NAME or script.command='WORDS'"
-            raise ValueError(f"{given}: there is no script: give script=PATH/train_gpt.py, {others}")
+            raise ValueError(f"{setting}: there is no script: give script=PATH/train_gpt.py, {others}")
         composed["script"] = None
         return
     if started[1:]:

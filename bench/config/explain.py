@@ -30,8 +30,8 @@ class Origins:
 
     def of(self, key: str) -> tuple[str, str] | None:
         """Returns (the override or file that sets the key, the file's comment on it); None if it has its default."""
-        for given, word in self._override_of.items():
-            if key == given or key.startswith(f"{given}."):
+        for overridden, word in self._override_of.items():
+            if key == overridden or key.startswith(f"{overridden}."):
                 return f"{word} on the command line", ""
         for group, name in self._files:
             path, place = path_of(group, name), group.replace("/", ".")

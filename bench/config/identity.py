@@ -99,8 +99,8 @@ def _without_floats(value: Any, path: str, floats: dict[str, float]) -> Any:
     if isinstance(value, list):
         return [_without_floats(inner, f"{path}.{number:04}", floats) for number, inner in enumerate(value)]
     if isinstance(value, str):
-        for number, found in enumerate(FLOAT.findall(value)):
-            floats[f"{path}.{number:04}"] = float(found)
+        for number, digits in enumerate(FLOAT.findall(value)):
+            floats[f"{path}.{number:04}"] = float(digits)
         return FLOAT.sub("", value)
     if isinstance(value, float):
         floats[path] = value

@@ -97,8 +97,8 @@ class Task:
 def go(arguments: list[str], runner: Runner, folder: Path, machine: schema.Machine | None = None) -> None:
     """Runs a sweep to its end. Hydra and its plugins write into folder. Raises ValueError if an argument is wrong."""
     hydra_overrides, swept = overrides.split_sweep(arguments)
-    given = {word.lstrip("+").partition("=")[0] for word in hydra_overrides}
-    quiet = [f"{group}={choice}" for group, choice in QUIET.items() if group not in given]
+    typed_keys = {word.lstrip("+").partition("=")[0] for word in hydra_overrides}
+    quiet = [f"{group}={choice}" for group, choice in QUIET.items() if group not in typed_keys]
     hydra_overrides = [*quiet, f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=.", *hydra_overrides]
     with compose.refusals(arguments), _importable():
         config, _ = _checked(hydra_overrides, swept, machine)

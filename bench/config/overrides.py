@@ -111,8 +111,8 @@ def split_sweep(overrides: list[str]) -> tuple[list[str], list[str]]:
     for word in hydra_overrides:
         key = word.lstrip("+~").partition("=")[0].replace("/", ".")
         if not key.startswith(SWEEP_KEYS):
-            taken = ", ".join(SWEEP_KEYS)
-            raise ValueError(f"{word}: of Hydra's settings a sweep takes only {taken}; output folders are fixed")
+            allowed = ", ".join(SWEEP_KEYS)
+            raise ValueError(f"{word}: of Hydra's settings a sweep takes only {allowed}; output folders are fixed")
     run_overrides = [word for word in overrides if word not in hydra_overrides]
     for word in run_overrides:
         _parsed(word)

@@ -93,8 +93,8 @@ def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -
     if hardware.num_processes % num_nodes:
         refuse("hardware.num_processes", hardware.num_processes, f"as many on each of hardware.nodes={num_nodes}")
     if on_gpu and hardware.ranks_of_node > machine.num_gpus:
-        each = "each machine" if num_nodes > 1 else "this machine"
-        remedy = f"{each} has {machine.num_gpus} GPU(s), one process each"
+        machine_text = "each machine" if num_nodes > 1 else "this machine"
+        remedy = f"{machine_text} has {machine.num_gpus} GPU(s), one process each"
         refuse("hardware.num_processes", hardware.num_processes, remedy)
     _check_hardware(hardware, on_gpu)
     if hardware.rendezvous is not None:

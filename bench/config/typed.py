@@ -180,12 +180,12 @@ def checked(where: str, value: typing.Any, hint: typing.Any) -> typing.Any:
         return None
     if dataclasses.is_dataclass(plain) and isinstance(value, dict):
         return build(typing.cast(type, plain), value, f"{where}.")
-    kind, given = typing.get_origin(plain) or plain, value
+    kind, original = typing.get_origin(plain) or plain, value
     if (kind, type(value)) in ((float, int), (str, int), (str, float)):
         value = kind(value)
     is_kind = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
     if not is_kind or (kind is float and not math.isfinite(value)) or not all(limit.holds(value) for limit in ranges):
-        raise ValueError(f"{where}={given}: use {allowed(hint)}")
+        raise ValueError(f"{where}={original}: use {allowed(hint)}")
     if kind is list and typing.get_args(plain):
         (item,) = typing.get_args(plain)
         is_group = dataclasses.is_dataclass(item)

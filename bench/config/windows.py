@@ -80,7 +80,7 @@ class Window:
         return self.ranks is None or rank in self.ranks
 
 
-def each(where: str, settings: dict[str, Any], fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def entries(where: str, settings: dict[str, Any], fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields (dotted key, all settings) for each entry of an instrument's windows, or once if it lists none."""
     listed = settings.get("windows") or [{}]
     example = "give a list, e.g. [{name:early,first_step:5},{name:late,first_step:90}]"
@@ -216,7 +216,7 @@ def _check_clock(where: str, values: dict[str, Any]) -> None:
 def trace_windows(settings: dict[str, Any]) -> list[ProfilerWindow]:
     """Returns the windows of the instrument trace: one, or those listed in its setting windows."""
     windows = []
-    for where, values in each("instruments.trace", settings, TRACE_FIELDS):
+    for where, values in entries("instruments.trace", settings, TRACE_FIELDS):
         check(where, values)
         _check_clock(where, values)
         if values["first_step"] <= values["warmup_steps"]:
@@ -271,7 +271,7 @@ def stage_options(settings: dict[str, Any]) -> Options:
 
 def check_profilers(windows_by_instrument: dict[str, list[ProfilerWindow] | None]) -> None:
     """Raises ValueError if two profilers of {instrument: its windows, None: at any time} meet or share a name."""
-    profiling = [name for name, given in windows_by_instrument.items() if given is None or given]
+    profiling = [name for name, own in windows_by_instrument.items() if own is None or own]
     alone = next((name for name in profiling if windows_by_instrument[name] is None), None)
     beside = [name for name in profiling if name != alone]
     if alone and beside:
@@ -332,7 +332,7 @@ def memory_windows(settings: dict[str, Any]) -> list[MemoryWindow]:
     """Returns the windows of the instrument memory_history in order: one, or those listed."""
     where = "instruments.memory_history"
     windows = []
-    for here, values in each(where, settings, MEMORY_FIELDS):
+    for here, values in entries(where, settings, MEMORY_FIELDS):
         check(here, values)
         if values["name"].startswith(TAKEN_NAME) or "." in values["name"]:
             remedy = f"file names begin with it: no dot in it, and no {TAKEN_NAME} in front"

@@ -58,7 +58,7 @@ class Allocation:
         return {"by": "slurm", "job_id": self.job_id, "num_restarts": self.num_restarts, **array}
 
 
-def found(environ: Mapping[str, str] = os.environ) -> Allocation | None:
+def current(environ: Mapping[str, str] = os.environ) -> Allocation | None:
     """Returns the allocation of this process, or None outside a SLURM job."""
     if "SLURM_JOB_ID" not in environ:
         return None
@@ -81,7 +81,7 @@ class Ending:
 
 def ending(environ: Mapping[str, str] = os.environ) -> Ending:
     """Returns how SLURM is ending the job of this process; nothing is known outside a job."""
-    job = found(environ)
+    job = current(environ)
     if job is None:
         return Ending(False, "")
     facts = dict(
@@ -117,7 +117,7 @@ def signalled_when_preempted() -> Iterator[None]:
                 return
 
     thread = threading.Thread(target=watch, name="preemption", daemon=True)
-    if found():
+    if current():
         thread.start()
     try:
         yield

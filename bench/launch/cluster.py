@@ -60,8 +60,8 @@ def request_from(arguments: list[str]) -> Request | None:
     if not cluster_overrides:
         return None
     wanted = overrides.cluster_of(cluster_overrides)
-    given = {option: getattr(wanted, name) for name, option in SBATCH.items()}
-    options = [f"--{option}={value}" for option, value in given.items() if value is not None]
+    values = {option: getattr(wanted, name) for name, option in SBATCH.items()}
+    options = [f"--{option}={value}" for option, value in values.items() if value is not None]
     if wanted.requeue is not None:
         options.append("--requeue" if wanted.requeue else "--no-requeue")
     # the largest number that any run of the command needs, including those of sweeps and arms

@@ -68,8 +68,8 @@ class _Orders:
         while self.is_open and b"\n" not in data and data != GOODBYE:
             chunk = os.read(0, 1 << 16)
             self.is_open, data = bool(chunk), data + chunk
-        line, newline, more = data.partition(b"\n")
-        self._take(more if newline else data[:1])
+        line, newline, rest = data.partition(b"\n")
+        self._take(rest if newline else data[:1])
         return line if newline else b""
 
     def wait(self, timeout_s: float | None) -> None:

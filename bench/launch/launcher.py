@@ -137,7 +137,7 @@ class _Launch:
         self._run: Run = initial_record.record_of(job, self._env, command) | dict(plan)
         if leader:
             self._run |= leader.record_facts()
-        elif slurm := allocation.found():
+        elif slurm := allocation.current():
             self._run |= {"launched_by": slurm.facts()}
         self._guard: ranks.Guard | None = None
         self._watched: Watched | None = None
@@ -293,7 +293,7 @@ class _Launch:
 
     def _ask_for_requeue(self) -> None:
         """Asks SLURM to requeue a job that it preempts or warns, which would otherwise end as failed."""
-        own, ending, signal_name = allocation.found(), allocation.ending(), self._run["failure"]["signal"]
+        own, ending, signal_name = allocation.current(), allocation.ending(), self._run["failure"]["signal"]
         warned = ending.is_preempted or signal_name in ("SIGUSR1", "SIGUSR2")
         if own and warned and ending.can_requeue and self._job.config.resume == resume.AUTO:
             say("slurm", f"job {own.job_id} starts again, and resumes {self._run['run_id']}", always=True)

@@ -153,8 +153,8 @@ def faults_of(question: Mapping[str, Any]) -> list[str]:
         with torch.device("meta"):
             model = model_class(**shape, **args)
     except Exception as error:
-        given = ", ".join(f"{name}={value}" for name, value in (shape | args).items())
-        return faults + _fault(error, f"it cannot be made with {given}")
+        arguments = ", ".join(f"{name}={value}" for name, value in (shape | args).items())
+        return faults + _fault(error, f"it cannot be made with {arguments}")
     try:
         return faults or list(_faults_of_forward(model, shape["seq_len"], shape["vocab_size"], question["methods"]))
     except Exception as error:
@@ -272,8 +272,8 @@ def _faults_of_steps(config: optimizers.Config, model: Any, num_steps: int) -> l
 
 
 def _some(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more
+    omitted = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + omitted
 
 
 if __name__ == "__main__":

@@ -41,10 +41,10 @@ MATMUL_REPEATS = 50
 
 @dataclass(frozen=True)
 class Answers:
-    """What ranks answered.  found, failed: answers and failures, in rank order; exit_code: None after a timeout."""
+    """What ranks answered.  received, failed: answers and failures, in rank order; exit_code: None after a timeout."""
 
     num_ranks: int
-    found: list[dict[str, Any]]
+    received: list[dict[str, Any]]
     failed: list[dict[str, Any]]
     exit_code: int | None
     output: str
@@ -64,7 +64,7 @@ class Answers:
         if "timed out" in why.lower() or "timeout" in why.lower():
             why_not = "is a firewall, a dead rank or a broken NVLink between them?"
             hint = f"{why_not} --timeout-s={2 * timeout_s:g} waits longer"
-        return Check("collective", "fail", f"{len(self.found)} of {self.num_ranks} ranks answered; {why}", hint)
+        return Check("collective", "fail", f"{len(self.received)} of {self.num_ranks} ranks answered; {why}", hint)
 
 
 def answers_of_ranks(
@@ -93,11 +93,11 @@ def answers_of_ranks(
             output = plain_file.text(folder / "logs" / ranks.LOG, plain_file.MAX_LINES_BYTES, errors="replace")
         except ranks.CannotStart as error:
             exit_code, output = 1, str(error)
-        found, failed = (
+        received, failed = (
             [left for rank in range(num_ranks) if (left := atomic.read_json(folder / f"{name.format(rank)}.json"))]
             for name in ("rank{}.answer", "logs/rank{}.failure")  # an unfinished file is left out
         )
-    return Answers(num_ranks, found, failed, exit_code, output)
+    return Answers(num_ranks, received, failed, exit_code, output)
 
 
 def answer(folder: str, of: Callable[[Path, dict[str, Any]], dict[str, Any]]) -> None:
@@ -105,8 +105,8 @@ def answer(folder: str, of: Callable[[Path, dict[str, Any]], dict[str, Any]]) ->
     path, rank = Path(folder), int(os.environ.get("RANK", 0))
     flight_recorder.enable_stack_dumps(path)
     try:
-        given = of(path, json.loads((path / "asked.json").read_text()))
-        (path / f"rank{rank}.answer.json").write_text(json.dumps(given))
+        content = of(path, json.loads((path / "asked.json").read_text()))
+        (path / f"rank{rank}.answer.json").write_text(json.dumps(content))
     except BaseException as error:
         failures.write(path, rank, None, error)
         raise
@@ -121,9 +121,9 @@ def probe(hardware: HardwareConfig, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> 
 
     question = {"device": hardware.device, "timeout_s": timeout_s}
     answers = answers_of_ranks("bench.launch.probe", question, hardware, num_ranks, 1, wait)
-    if len(answers.found) < num_ranks:
+    if len(answers.received) < num_ranks:
         return [answers.why_missing(timeout_s)]
-    return judge(hardware.device, answers.found)
+    return judge(hardware.device, answers.received)
 
 
 def judge(device: str, answers: list[dict[str, Any]]) -> list[Check]:

@@ -53,8 +53,8 @@ class Confined(Protocol):
 
     notes: Path  # the folder that the ranks see as the run's folder
 
-    def command(self, words: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-        """Returns (words, env) that run the command in the sandbox."""
+    def command(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+        """Returns (argv, env) that run the command in the sandbox."""
 
 
 class CannotStart(OSError):
@@ -113,18 +113,18 @@ class Place:
         TORCHELASTIC_USE_AGENT_STORE, because there is no agent, and flight_recorder.variables()."""
         if self.by_torchrun or self.is_bare:
             return {}
-        given: dict[str, int | str] = {
+        values: dict[str, int | str] = {
             "RANK": self.first_rank,
             "LOCAL_RANK": self.local_rank,
             "ROLE_RANK": self.first_rank,
         }
-        given |= dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), self.world_size)
-        given |= {"GROUP_RANK": self.node, "GROUP_WORLD_SIZE": self.num_nodes, "ROLE_NAME": "default"}
+        values |= dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), self.world_size)
+        values |= {"GROUP_RANK": self.node, "GROUP_WORLD_SIZE": self.num_nodes, "ROLE_NAME": "default"}
         if self.master:
-            given |= {"MASTER_ADDR": self.master[0], "MASTER_PORT": self.master[1]}
-            given |= {"TORCHELASTIC_RUN_ID": uuid.uuid4().hex}
-            given |= dict.fromkeys(("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), 0)
-        return {name: str(value) for name, value in given.items()}
+            values |= {"MASTER_ADDR": self.master[0], "MASTER_PORT": self.master[1]}
+            values |= {"TORCHELASTIC_RUN_ID": uuid.uuid4().hex}
+            values |= dict.fromkeys(("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), 0)
+        return {name: str(value) for name, value in values.items()}
 
 
 @contextlib.contextmanager

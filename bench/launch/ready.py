@@ -34,8 +34,8 @@ def epochs(job: Job) -> preflight.Check:
     found = f"{job.epochs:.2f} epochs of {text_table.counted(num_shards, 'training shard')}"
     if job.epochs <= 1:
         return preflight.Check("epochs", "ok", found)
-    more = f", or data.num_train_shards={math.ceil(num_shards * job.epochs)}" if num_chosen else ""
-    return preflight.Check("epochs", "warn", f"{found}: tokens are seen again", f"fewer steps{more}")
+    or_shards = f", or data.num_train_shards={math.ceil(num_shards * job.epochs)}" if num_chosen else ""
+    return preflight.Check("epochs", "warn", f"{found}: tokens are seen again", f"fewer steps{or_shards}")
 
 
 def show_odd(checks: Iterable[preflight.Check]) -> list[preflight.Check]:

@@ -90,16 +90,16 @@ def go_on(job: Job, run: Section, results: Path) -> tuple[Earlier, Section] | No
             before: Any = run_folder.effective(_ended_if_own(run_folder.read_raw(folder)))
             if before["status"] == "complete" and word == AUTO:
                 return None
-            found = None
+            newest = None
             if not (why := _hindrance(before, run)):
-                found = _newest(folder, results)
-                why = None if found else "it has no checkpoint that the ledger knows"
-            if found is None:
+                newest = _newest(folder, results)
+                why = None if newest else "it has no checkpoint that the ledger knows"
+            if newest is None:
                 if word != AUTO:
                     raise ValueError(f"resume={word}: {why}: start another run without resume=")
                 say("resume", f"not {folder.name}: {why}")
                 continue
-            earlier = Earlier(folder, before, *found)
+            earlier = Earlier(folder, before, *newest)
             record = earlier.record(run)
             _begin(earlier, record, results)
             say("resume", f"{folder.name} goes on after step {earlier.state['step']}", always=True)
@@ -112,13 +112,13 @@ def go_on(job: Job, run: Section, results: Path) -> tuple[Earlier, Section] | No
 def _candidates(track: Path, job: Job, word: str) -> list[Path]:
     """Returns the folders of runs that may be resumed, the newest first."""
     names = f"*-{job.config_id}-s{job.config.seed}*" if word == AUTO else word
-    found = [path.parent for path in track.glob(f"{names}/run.json")] if "/" not in word else []
-    return sorted(found, key=lambda folder: folder.name, reverse=True)
+    folders = [path.parent for path in track.glob(f"{names}/run.json")] if "/" not in word else []
+    return sorted(folders, key=lambda folder: folder.name, reverse=True)
 
 
 def _ended_if_own(run: Any) -> Any:
     """Marks a run of an earlier start of this SLURM job as ended, whatever its heartbeat: starts do not overlap."""
-    own, launched_by = allocation.found(), run.get("launched_by") or {}
+    own, launched_by = allocation.current(), run.get("launched_by") or {}
     is_earlier = own and launched_by.get("job_id") == own.job_id and launched_by["num_restarts"] < own.num_restarts
     return run | {"heartbeat_at": "1970-01-01T00:00:00Z", "launcher": {}} if is_earlier else run
 

@@ -54,8 +54,8 @@ def outcome_text(run: Mapping[str, Any]) -> str:
         ended = f"{run['status']}: {failure['kind']}{where}: {failure['message']}\n       try: {failure['hint']}"
     # what instruments could not do, one line each: the run went on, and its author should know
     known = list(dict.fromkeys(f"{warning['instrument']}: {warning['error']}" for warning in run.get("warnings") or ()))
-    more = [f"and {len(known) - MAX_WARNINGS} more warnings in run.json"] if len(known) > MAX_WARNINGS else []
-    warned = "".join(f"\n       warning: {warning}" for warning in known[:MAX_WARNINGS] + more)
+    omitted = [f"and {len(known) - MAX_WARNINGS} more warnings in run.json"] if len(known) > MAX_WARNINGS else []
+    warned = "".join(f"\n       warning: {warning}" for warning in known[:MAX_WARNINGS] + omitted)
     looked = f"\n       {line}" if (line := after_race.line(run)) else ""
     return f"{ended}\n       {shown(run['folder'])}{looked}{warned}"
 

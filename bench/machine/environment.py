@@ -101,8 +101,8 @@ def numerical_libraries(config_text: str) -> list[str]:
     """Parses torch.__config__.show() into ["MKL 2024.2", "oneDNN v3.12.0"], as far as it names them."""
     patterns = {"MKL": r"Math Kernel Library Version (\S+?)-", "oneDNN": r"(?:MKL-DNN|oneDNN) (v[\d.]+)"}
     patterns |= {"OpenBLAS": r"OpenBLAS ([\d.]+)"}
-    found = {name: re.search(pattern, config_text) for name, pattern in patterns.items()}
-    return [f"{name} {match[1]}" for name, match in found.items() if match]
+    matches = {name: re.search(pattern, config_text) for name, pattern in patterns.items()}
+    return [f"{name} {match[1]}" for name, match in matches.items() if match]
 
 
 # ---- ids
@@ -150,12 +150,12 @@ def cpu_details() -> str | None:
     """
     text = text_of("/proc/cpuinfo") or ""
     keys = ("vendor_id", "cpu family", "model", "stepping", "flags")
-    found = {key: match[1].strip() for key in keys if (match := re.search(rf"^{key}\s*:(.*)$", text, re.M))}
-    if len(found) < len(keys):
+    facts = {key: match[1].strip() for key in keys if (match := re.search(rf"^{key}\s*:(.*)$", text, re.M))}
+    if len(facts) < len(keys):
         return None
-    flags = hashlib.sha256(" ".join(sorted(found.pop("flags").split())).encode()).hexdigest()[:8]
+    flags = hashlib.sha256(" ".join(sorted(facts.pop("flags").split())).encode()).hexdigest()[:8]
     caches = "/".join(text_of(path) or "?" for path in sorted(Path(CACHES).glob("index*/size")))
-    return f"{found.pop('vendor_id')} " + " ".join(found.values()) + f", flags {flags}, caches {caches}"
+    return f"{facts.pop('vendor_id')} " + " ".join(facts.values()) + f", flags {flags}, caches {caches}"
 
 
 def usable_cpus() -> int:
@@ -166,14 +166,14 @@ def usable_cpus() -> int:
 def _cgroups(controller: str) -> list[Path]:
     """Returns folders of the control groups that limit this process's use of cpu or memory: its own, a container's, a
     systemd scope's or a SLURM step's, and those around it; of cgroup v2 and v1 (cgroups(7)).  Some may not exist."""
-    found = []
+    folders = []
     for line in (text_of("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers or controller in controllers.split(","):
             tops = [CGROUPS / controllers, CGROUPS / controller] if controllers else [CGROUPS, CGROUPS / "unified"]
             below = Path(path.lstrip("/"))
-            found += [top / group for top in tops for group in (below, *below.parents)]
-    return found
+            folders += [top / group for top in tops for group in (below, *below.parents)]
+    return folders
 
 
 def cpu_quota_cores() -> float | None:

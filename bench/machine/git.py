@@ -17,9 +17,9 @@ class Failed(Exception):
 
 
 def run(
-    repo: Path | str, *arguments: str, given: bytes | None = None, errors: str = "surrogateescape", **env: str
+    repo: Path | str, *arguments: str, stdin: bytes | None = None, errors: str = "surrogateescape", **env: str
 ) -> str:
-    """Returns the output of `git ARGUMENTS` in this folder as text.  given: its standard input; env: further variables.
+    """Returns the output of `git ARGUMENTS` in this folder as text.  stdin: its standard input; env: further variables.
 
     errors: how bytes that are not UTF-8 are decoded.  Raises Failed, also for the folder of an installed harness,
     because a repository around it, such as that of its venv, is another project's.
@@ -28,9 +28,9 @@ def run(
         raise Failed("the installed program has no repository: use a clone")
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | env
     settings = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "log.showSignature=false")  # run no program of it
-    words = ["git", *(word for setting in settings for word in ("-c", setting)), *arguments]
+    command = ["git", *(word for setting in settings for word in ("-c", setting)), *arguments]
     try:
-        done = subprocess.run(words, cwd=repo, env=env, input=given, capture_output=True, timeout=TIMEOUT_S)
+        done = subprocess.run(command, cwd=repo, env=env, input=stdin, capture_output=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise Failed(f"git {' '.join(arguments)[:40]} timed out after {TIMEOUT_S:g} s") from None
     except OSError as error:
@@ -93,4 +93,4 @@ class FolderView:
 
     def _ask(self, *arguments: str) -> str:
         options = ("-c", "core.fileMode=false")
-        return run(self._repo, *options, *arguments, given=None, errors="surrogateescape", **self._env)
+        return run(self._repo, *options, *arguments, stdin=None, errors="surrogateescape", **self._env)

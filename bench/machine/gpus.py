@@ -63,14 +63,14 @@ class Device(NamedTuple):
 
 def devices() -> list[Device]:
     """Returns the visible GPUs in CUDA's order; [] without driver or GPU."""
-    requested, found = os.environ.get("CUDA_VISIBLE_DEVICES", ""), []
+    requested, listed = os.environ.get("CUDA_VISIBLE_DEVICES", ""), []
     with contextlib.suppress(Unavailable), _opened() as (nvml, handles, visible):
         for number, index in enumerate(visible):
             facts, handle = _gpu(nvml, handles[index]), handles[index]
             name = requested if requested.startswith("MIG-") else nvml.nvmlDeviceGetUUID(handle)
             memory_use = facts["memory_gib"], facts["num_compute_processes"]
-            found.append(Device(number, name, *memory_use, _cpus_near(nvml, handle), facts["used_memory_gib"]))
-    return found
+            listed.append(Device(number, name, *memory_use, _cpus_near(nvml, handle), facts["used_memory_gib"]))
+    return listed
 
 
 class Unavailable(Exception):
@@ -147,8 +147,8 @@ def nvml_facts() -> Facts:
     try:
         with _opened() as (nvml, handles, visible):
             places = [{"visible": visible.index(num) if num in visible else None} for num in range(len(handles))]
-            found = [_gpu(nvml, handle) | place for handle, place in zip(handles, places, strict=True)]
-            return {"driver": nvml.nvmlSystemGetDriverVersion(), "nvml": None, "gpus": found}
+            gpu_facts = [_gpu(nvml, handle) | place for handle, place in zip(handles, places, strict=True)]
+            return {"driver": nvml.nvmlSystemGetDriverVersion(), "nvml": None, "gpus": gpu_facts}
     except Unavailable as why:
         return {"driver": None, "nvml": str(why), "gpus": []}
 

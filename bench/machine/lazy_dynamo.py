@@ -36,7 +36,7 @@ class StandIn(ModuleType):
 def _stand_in() -> StandIn:
     """Returns what torch.optim, DistributedDataParallel, a process group's start and models/fp8.py call uncompiled."""
 
-    def nothing(*args: Any, **more: Any) -> None:
+    def nothing(*args: Any, **kwargs: Any) -> None:
         pass
 
     def assume_constant_result(fn: Any) -> Any:  # as the real one does

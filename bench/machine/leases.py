@@ -75,8 +75,8 @@ def _is_inherited(name: str) -> bool:
 
 def _inherited(text: str | None = None) -> dict[str, str]:
     """Returns {name of a GPU: inode of the socket that was its lease}, by INHERITED or another text of its form."""
-    words = (os.environ.get(INHERITED, "") if text is None else text).split()
-    return {name: inode for name, _, inode in (word.rpartition("@") for word in words)}
+    entries = (os.environ.get(INHERITED, "") if text is None else text).split()
+    return {name: inode for name, _, inode in (word.rpartition("@") for word in entries)}
 
 
 def _tell(inodes: Mapping[str, str]) -> None:
@@ -100,7 +100,7 @@ def held_elsewhere(names_and_inodes: str) -> Iterator[None]:
 def release(name: str) -> None:
     """Releases a GPU that this process has leased."""
     _held.pop(name).close()
-    _tell({each: inode for each, inode in _inherited().items() if each != name})
+    _tell({other: inode for other, inode in _inherited().items() if other != name})
 
 
 def taken(device: gpus.Device) -> str | None:
@@ -145,8 +145,8 @@ def free(number: int) -> Iterator[list[gpus.Device] | None]:
     """Context that leases `number` visible GPUs with free memory and yields them, or None if there are not enough."""
     before = set(_held)
     try:
-        found = list(itertools.islice((device for device in gpus.devices() if not taken(device)), number))
-        yield found if len(found) == number else None
+        leased = list(itertools.islice((device for device in gpus.devices() if not taken(device)), number))
+        yield leased if len(leased) == number else None
     finally:
         for name in _held.keys() - before:
             release(name)

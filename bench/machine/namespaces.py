@@ -40,7 +40,7 @@ LEAST_PIDS = 302  # the least that the kernel accepts, plus one
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def main(mounts: list[tuple[str, str, str]], folder: str, num_processes: int | None, words: list[str]) -> int:
+def main(mounts: list[tuple[str, str, str]], folder: str, num_processes: int | None, argv: list[str]) -> int:
     uid, gid = os.getuid(), os.getgid()
     _call("unshare", ALL)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
@@ -81,7 +81,7 @@ def main(mounts: list[tuple[str, str, str]], folder: str, num_processes: int | N
     child = os.fork()
     if child == 0:
         os.setsid()
-        os.execvp(words[0], words)
+        os.execvp(argv[0], argv)
     while True:  # the first process of a namespace inherits all orphans
         pid, status = os.wait()
         if pid == child:

@@ -80,14 +80,14 @@ def machine_limits(wall_s: float | None = None) -> Limits:
 
 def kind() -> str:
     """Returns BUBBLEWRAP or NAMESPACES, whichever works here.  Raises Refused if neither does."""
-    found, why = _tried()
-    if found is None:
+    usable, why = _tried()
+    if usable is None:
         remedy = "apt-get install bubblewrap (dnf, pacman: the same name)"
         if shutil.which("bwrap"):
             remedy = "allow user namespaces (sysctl kernel.apparmor_restrict_unprivileged_userns=0, user.max_user_nam"
             remedy += "espaces=10000; of a container: --security-opt seccomp=unconfined)"
         raise Refused(f"no sandbox can be made here ({why}): {remedy}")
-    return found
+    return usable
 
 
 @functools.cache
@@ -97,8 +97,8 @@ def _tried() -> tuple[str | None, str]:
     for name in _kinds():
         if name == BUBBLEWRAP and not shutil.which("bwrap"):
             continue
-        words, env = command(["/bin/sh", "-c", ":"], {"PATH": os.environ.get("PATH", os.defpath)}, using=name)
-        done = subprocess.run(words, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        argv, env = command(["/bin/sh", "-c", ":"], {"PATH": os.environ.get("PATH", os.defpath)}, using=name)
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode == 0:
             return name, ""
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -115,7 +115,7 @@ def _kinds() -> tuple[str, ...]:
 
 
 def command(
-    words: Sequence[str],
+    argv: Sequence[str],
     env: Mapping[str, str],
     readable: Iterable[Path | str] = (),
     writable: Mapping[Path, Path] | None = None,
@@ -123,7 +123,7 @@ def command(
     cwd: Path | str = "/",
     using: str | None = None,
 ) -> tuple[list[str], dict[str, str]]:
-    """Returns (words, env) that run the command in a sandbox, with its exit code, or 128 + a signal's number.
+    """Returns (argv, env) that run the command in a sandbox, with its exit code, or 128 + a signal's number.
 
     env: all variables that it gets, but with the sandbox's folders; environment.passed() removes tokens.  readable:
     files and folders, which keep their absolute paths; writable: {absolute path inside: its source}, which may be in a
@@ -131,33 +131,33 @@ def command(
     """
     using, limits = using or kind(), limits or Limits()
     half = "" if limits.memory_gib is None else str(int(limits.memory_gib * GIB / 2))
-    found = {path: ("link", os.readlink(path)) for path in SYSTEM if os.path.islink(path)}
-    found |= {path: ("ro", path) for path in SYSTEM if os.path.isdir(path) and not os.path.islink(path)}
-    found |= {path: ("ro", os.path.realpath(path)) for name in ETC if os.path.exists(path := f"/etc/{name}")}
-    found |= {"/proc": ("proc", ""), "/dev": ("dev", ""), SHARED: ("tmpfs", half)}
-    found |= {TEMPORARY: ("tmpfs", half), HOME: ("dir", "")}
-    found |= {path: ("device", path) for pattern in DEVICES for path in sorted(glob.glob(pattern))}
-    given = [env[name] for name in PASSED_DATA if os.path.isdir(env.get(name, ""))] + [*readable]
-    whole = {os.path.realpath(path) for path in given}
-    found |= {path: ("ro", path) for path in whole}
-    for path in map(os.path.abspath, given):  # links; those inside readable folders exist already
+    by_path = {path: ("link", os.readlink(path)) for path in SYSTEM if os.path.islink(path)}
+    by_path |= {path: ("ro", path) for path in SYSTEM if os.path.isdir(path) and not os.path.islink(path)}
+    by_path |= {path: ("ro", os.path.realpath(path)) for name in ETC if os.path.exists(path := f"/etc/{name}")}
+    by_path |= {"/proc": ("proc", ""), "/dev": ("dev", ""), SHARED: ("tmpfs", half)}
+    by_path |= {TEMPORARY: ("tmpfs", half), HOME: ("dir", "")}
+    by_path |= {path: ("device", path) for pattern in DEVICES for path in sorted(glob.glob(pattern))}
+    readable_paths = [env[name] for name in PASSED_DATA if os.path.isdir(env.get(name, ""))] + [*readable]
+    whole = {os.path.realpath(path) for path in readable_paths}
+    by_path |= {path: ("ro", path) for path in whole}
+    for path in map(os.path.abspath, readable_paths):  # links; those inside readable folders exist already
         if not whole & {path, *map(str, Path(path).parents)}:
-            found[path] = "link" if os.path.islink(path) and os.path.isfile(path) else "ro", os.path.realpath(path)
+            by_path[path] = "link" if os.path.islink(path) and os.path.isfile(path) else "ro", os.path.realpath(path)
     for inside, source in (writable or {}).items():
-        found[str(inside)] = "rw", os.path.realpath(source)
-    mounts = [(what, source, path) for path, (what, source) in sorted(found.items(), key=lambda item: Path(item[0]))]
-    words = [*_rlimits(limits), *words]
+        by_path[str(inside)] = "rw", os.path.realpath(source)
+    mounts = [(what, source, path) for path, (what, source) in sorted(by_path.items(), key=lambda item: Path(item[0]))]
+    argv = [*_rlimits(limits), *argv]
     env = {name: value for name, value in env.items() if not name.startswith("XDG_")}
     env |= {"HOME": HOME, "TMPDIR": TEMPORARY}
     helper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("namespaces.py"))]
     if using == BUBBLEWRAP:
-        return [*helper, "null", *_bubblewrap(mounts), "--chdir", str(cwd), "--", *words], env
-    return [*helper, json.dumps([mounts, str(cwd), limits.num_processes]), *words], env
+        return [*helper, "null", *_bubblewrap(mounts), "--chdir", str(cwd), "--", *argv], env
+    return [*helper, json.dumps([mounts, str(cwd), limits.num_processes]), *argv], env
 
 
 def _rlimits(limits: Limits) -> list[str]:
-    given = {"nproc": limits.num_processes, "cpu": limits.cpu_s, "fsize": limits.disk_gib and limits.disk_gib * GIB}
-    options = [f"--{name}={int(number)}" for name, number in given.items() if number is not None]
+    values = {"nproc": limits.num_processes, "cpu": limits.cpu_s, "fsize": limits.disk_gib and limits.disk_gib * GIB}
+    options = [f"--{name}={int(number)}" for name, number in values.items() if number is not None]
     return [shutil.which("prlimit") or "prlimit", "--core=0", *options, "--"]
 
 
@@ -185,17 +185,17 @@ def python_files(python: str) -> list[str]:
 
     Such a link may lie in ~/.local/bin, whose neighbours hold keyrings, so only the link itself is passed on.
     """
-    found, path = set[str](), os.path.abspath(python)
+    paths, path = set[str](), os.path.abspath(python)
     while os.path.islink(path):
         folder = os.path.dirname(os.path.dirname(path))
         if os.path.isfile(f"{folder}/pyvenv.cfg"):
-            found.add(folder)
+            paths.add(folder)
         elif not path.startswith(tuple(f"{system}/" for system in SYSTEM)):
-            found.add(path)
+            paths.add(path)
         path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
-    found.add(os.path.dirname(os.path.dirname(path)))
+    paths.add(os.path.dirname(os.path.dirname(path)))
     whole = {"/", os.path.expanduser("~"), *SYSTEM}
-    return sorted(path for path in found if path not in whole and os.path.exists(path))
+    return sorted(path for path in paths if path not in whole and os.path.exists(path))
 
 
 class Watch:

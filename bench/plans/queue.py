@@ -102,7 +102,7 @@ class Queue:
     def submit(self, command: list[str], num_gpus: int) -> str:
         """Adds a command and returns its id. Raises ValueError for a credential, OSError if the folder is read-only."""
         for word in command:
-            if credentials.found(word):
+            if credentials.find(word):
                 raise ValueError(f"{word.partition('=')[0]}: looks like a credential, and others can read the queue")
         kept = {"SPEEDRUN_CWD": working_folder()}
         kept |= {name: os.environ[name] for name in (groups.VARIABLE, groups.NAME_VARIABLE) if name in os.environ}
@@ -142,18 +142,18 @@ class Queue:
         return self._entries("taken")
 
     def outcomes(self) -> list[Outcome]:
-        found = []
+        outcomes = []
         for path in sorted((self.folder / "ended").glob("*.json")):
             with contextlib.suppress(*BAD):
-                found.append(cast(Outcome, json_file.read(path, Outcome)))
-        return found
+                outcomes.append(cast(Outcome, json_file.read(path, Outcome)))
+        return outcomes
 
     def _entries(self, state: str) -> list[Entry]:
-        found = []
+        entries = []
         for path in sorted((self.folder / state).glob("*.json")):
             with contextlib.suppress(Damaged):  # it was taken a moment ago, or is not an entry
-                found.append(_entry(path))
-        return found
+                entries.append(_entry(path))
+        return entries
 
     def unreadable(self) -> list[str]:
         """Returns why files of waiting/ cannot be read as entries, one sentence per file."""
@@ -244,7 +244,7 @@ class Queue:
         """
         lost = []
         for entry in self._silent(at_once):
-            num_lost = sum(each["id"] == entry.id and each["why"] == "its agent was lost" for each in self.outcomes())
+            num_lost = sum(past["id"] == entry.id and past["why"] == "its agent was lost" for past in self.outcomes())
             if self.end(entry, 1 if num_lost + 1 >= MAX_LOST else None, "its agent was lost"):
                 lost.append(entry)
         return lost

@@ -18,25 +18,25 @@ def order(queue: Queue) -> list[Entry]:
     Raises ValueError if budgets.yaml is malformed.
     """
     had, limits = recent(queue), budgets(queue)
-    within = [each for each in queue.waiting() if not over_budget(had, limits, each.user)]
+    within = [entry for entry in queue.waiting() if not over_budget(had, limits, entry.user)]
     return fair(within, queue.taken(), had)
 
 
 def recent(queue: Queue) -> list[Outcome]:
     """Returns the outcomes of the last budgets()["days"] days, and the usage so far of entries that agents have now."""
     since_s = datetime.now(UTC).timestamp() - 86400 * budgets(queue)["days"]
-    ended = [each for each in queue.outcomes() if each["ended_s"] > since_s]
+    ended = [outcome for outcome in queue.outcomes() if outcome["ended_s"] > since_s]
     return [*ended, *map(queue.so_far, queue.taken())]
 
 
 def budgets(queue: Queue) -> dict[str, Any]:
     """Returns "days", limits of every user, and "users": {name: own limits}. Raises ValueError if malformed."""
     path = queue.folder / "budgets.yaml"
-    given = yaml_file.read(path) if path.exists() else {}
-    users = {} if given.get("users") is None else given["users"]
+    content = yaml_file.read(path) if path.exists() else {}
+    users = {} if content.get("users") is None else content["users"]
     if not isinstance(users, dict) or not all(isinstance(limits, dict) for limits in users.values()):
         raise ValueError(f"{path}: users: {users}: write limits by name: users: {{ann: {{gpu_hours: 100}}}}")
-    common = {name: value for name, value in given.items() if name != "users"}
+    common = {name: value for name, value in content.items() if name != "users"}
     for table, names in ((common, ("days", *LIMITS)), *((limits, LIMITS) for limits in users.values())):
         for name, value in table.items():
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -53,21 +53,21 @@ def fair(waiting: Iterable[Entry], taken: Iterable[Entry], recent: Iterable[Outc
     at_work, hours = Counter[str](), dict[str, float]()
     for entry in taken:
         at_work[entry.user] += max(1, entry.num_gpus)
-    for each in recent:
-        hours[each["user"]] = hours.get(each["user"], 0.0) + max(1, each["num_gpus"]) * each["hours"]
-    return sorted(waiting, key=lambda each: (at_work[each.user], hours.get(each.user, 0.0), each.id))
+    for outcome in recent:
+        hours[outcome["user"]] = hours.get(outcome["user"], 0.0) + max(1, outcome["num_gpus"]) * outcome["hours"]
+    return sorted(waiting, key=lambda outcome: (at_work[outcome.user], hours.get(outcome.user, 0.0), outcome.id))
 
 
 def spent(outcomes: Iterable[Outcome], user: str) -> dict[str, float]:
     """Returns what a user has used, by the names of LIMITS; a lower bound if is_at_least()."""
-    own = [each for each in outcomes if each["user"] == user]
-    gpu_hours = sum(each["num_gpus"] * each["hours"] for each in own)
-    return {"gpu_hours": gpu_hours, "usd": sum(each["usd"] or 0.0 for each in own)}
+    own = [outcome for outcome in outcomes if outcome["user"] == user]
+    gpu_hours = sum(outcome["num_gpus"] * outcome["hours"] for outcome in own)
+    return {"gpu_hours": gpu_hours, "usd": sum(outcome["usd"] or 0.0 for outcome in own)}
 
 
 def is_at_least(outcomes: Iterable[Outcome], user: str) -> bool:
     """Returns whether a user may have used more than spent(): an agent was lost, or is still at work."""
-    return any(each.get("at_least", False) for each in outcomes if each["user"] == user)
+    return any(outcome.get("at_least", False) for outcome in outcomes if outcome["user"] == user)
 
 
 def over_budget(recent: Sequence[Outcome], budgets: Mapping[str, Any], user: str) -> str | None:

@@ -57,9 +57,9 @@ def next_values(start: float, tried: Mapping[float, float], metric: Metric = VAL
 # ---- the request
 
 
-def begin(words: Sequence[str], command: list[str], results: Path, anyway: bool) -> tuple[Path, float | None]:
+def begin(arguments: Sequence[str], command: list[str], results: Path, anyway: bool) -> tuple[Path, float | None]:
     """Makes the study's folder. Returns it and the budget's seconds, if it has any. Raises ValueError before a run."""
-    study, budget = _parsed(words)
+    study, budget = _parsed(arguments)
     arms = {name: [*study["common"], *arm] for name, arm in study["arms"].items()}
     equal = f"{study['tune']}={next(iter(study['starts'].values()))}"  # arms that differ only in this are the same
     both = arms | {f"{name} with {equal}": [*arm, equal] for name, arm in arms.items()}
@@ -77,7 +77,7 @@ def begin(words: Sequence[str], command: list[str], results: Path, anyway: bool)
     if (metric := metric_of([row])) != VAL_LOSS:
         study["metric"] = [metric.name, metric.unit, metric.direction]
     study["tokens"] = row["num_steps"] * row["batch_tokens"]
-    what = [sorted(words), [known["source_sha256"] for known in facts.values()]]
+    what = [sorted(arguments), [known["source_sha256"] for known in facts.values()]]
     sweep_id = f"study-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]}"
     if (results / sweep.FOLDER / sweep_id / sweep.STUDY).exists():
         study = sweep.read_study(results / sweep.FOLDER / sweep_id)
@@ -91,21 +91,21 @@ def begin(words: Sequence[str], command: list[str], results: Path, anyway: bool)
     return folder, budget_s
 
 
-def _parsed(words: Sequence[str]) -> tuple[sweep.Study, str]:
+def _parsed(arguments: Sequence[str]) -> tuple[sweep.Study, str]:
     """Returns (study.json without its tokens and trials, the budget as typed)."""
-    given = {key: value for key, _, value in (word.partition("=") for word in words)}
+    typed = {key: value for key, _, value in (word.partition("=") for word in arguments)}
     for key in ("tune", "budget"):
-        if not given.get(key):
+        if not typed.get(key):
             raise ValueError(f"{key} is not given: {EXAMPLE}")
-    if "on" in given:
-        raise ValueError(f"on={given['on']}: a study always asks for loss and time to the same loss: omit it")
-    rest = [word for word in words if word.partition("=")[0] not in OURS]
+    if "on" in typed:
+        raise ValueError(f"on={typed['on']}: a study always asks for loss and time to the same loss: omit it")
+    rest = [word for word in arguments if word.partition("=")[0] not in OURS]
     axes = [word for word in rest if not overrides.plain(word)]
     if len(axes) != 1:
         raise ValueError(f"{' '.join(axes) or 'no arms'}: give the arms as one setting with several values: {EXAMPLE}")
-    race = plan.parse_request(["A=", "B=", *(f"{key}={given[key]}" for key in ("n", "alpha", "seed") if key in given)])
+    race = plan.parse_request(["A=", "B=", *(f"{key}={typed[key]}" for key in ("n", "alpha", "seed") if key in typed)])
     if race.get("sequential"):
-        raise ValueError(f"n={given['n']}: a study's race has a fixed number of runs: give n={plan.N}")
+        raise ValueError(f"n={typed['n']}: a study's race has a fixed number of runs: give n={plan.N}")
     planning.check(race)
     common = [word for word in rest if word != axes[0]]
     points = multirun.points([axes[0]], this_machine()) or []
@@ -116,8 +116,8 @@ def _parsed(words: Sequence[str]) -> tuple[sweep.Study, str]:
         "schema_version": 1,
         "arms": arms,
         "common": common,
-        "tune": given["tune"],
-        "starts": {name: _start([*common, *arm], arm[0], given["tune"]) for name, arm in arms.items()},
+        "tune": typed["tune"],
+        "starts": {name: _start([*common, *arm], arm[0], typed["tune"]) for name, arm in arms.items()},
         "seed": race.get("first_seed", 0),
         "n": race.get("n", plan.N),
         "alpha": race.get("alpha", ALPHA),
@@ -125,7 +125,7 @@ def _parsed(words: Sequence[str]) -> tuple[sweep.Study, str]:
         "num_trials": None,
         "race_id": None,
     }
-    return study, given["budget"]
+    return study, typed["budget"]
 
 
 def _name(word: str) -> str:
@@ -136,9 +136,9 @@ def _name(word: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _start(words: list[str], arm: str, tune: str) -> float:
+def _start(arguments: list[str], arm: str, tune: str) -> float:
     """Returns the value of the tuned setting at which an arm's search begins."""
-    settings = dict(leaves(schema.to_dict(requested_config(words))))
+    settings = dict(leaves(schema.to_dict(requested_config(arguments))))
     if tune not in settings:
         near = groups.did_you_mean(tune, settings)
         raise ValueError(f"tune={tune}: {arm} has no such setting; {near}choose one that every arm has")
@@ -150,14 +150,14 @@ def _start(words: list[str], arm: str, tune: str) -> float:
 
 def _budget_s(study: sweep.Study, budget: str) -> float | None:
     """Returns the budget in seconds; None for trials or tokens, which set study["num_trials"]. Raises ValueError."""
-    found = BUDGET.fullmatch(budget)
-    if found is None:
+    match = BUDGET.fullmatch(budget)
+    if match is None:
         try:
             return seconds_of(budget)
         except ValueError:
             raise ValueError(f"budget={budget}: write 2h or 45m, 8trials (of each arm) or 500Mtokens") from None
-    num_rounds = float(found[2] or 0) * UNITS[found[3] or ""] / (len(study["arms"]) * study["tokens"])
-    study["num_trials"] = int(found[1]) if found[1] else num_trials(study, budget, num_rounds)
+    num_rounds = float(match[2] or 0) * UNITS[match[3] or ""] / (len(study["arms"]) * study["tokens"])
+    study["num_trials"] = int(match[1]) if match[1] else num_trials(study, budget, num_rounds)
     if not study["num_trials"]:
         raise ValueError(f"budget={budget}: give each arm a trial or more")
     return None
@@ -220,8 +220,8 @@ def _search(
     tried, num_arms = sweep.trials(folder, study), len(study["arms"])
     if not (num_left := sum(max(0, number - len(losses)) for losses in tried.values())):
         return tried
-    each = f"{counted(number, 'trial')} of each arm, {study['tokens']:,} tokens each"
-    say("study", f"{each}, by {study['tune']}; then a race with {study['n']} fresh seeds of the best of each")
+    amount = f"{counted(number, 'trial')} of each arm, {study['tokens']:,} tokens each"
+    say("study", f"{amount}, by {study['tune']}; then a race with {study['n']} fresh seeds of the best of each")
     before_s, began_s = sum(_walls_s(folder)), time.monotonic()
     with runs.searching(num_left):
         while (fewest := min(map(len, tried.values()))) < number:

@@ -75,7 +75,7 @@ def newly_untimed(candidate: Sequence[Line], baseline: Sequence[Line]) -> list[t
 
 
 def _simple(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    return (each for each in statements if not hasattr(each, "body"))
+    return (node for node in statements if not hasattr(node, "body"))
 
 
 def _definitions(tree: ast.Module) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
@@ -132,7 +132,7 @@ def _reach(
         for node in definitions[name]:
             inner = _names(list(_flat(getattr(node, "body"))))  # noqa: B009
             if isinstance(node, ast.ClassDef):  # an instance runs __init__; other methods run where they are named
-                inner = {"__init__"} & {each.name for each in node.body if isinstance(each, DEFINED)}
+                inner = {"__init__"} & {part.name for part in node.body if isinstance(part, DEFINED)}
             waiting += [other for other in inner if other in definitions]
 
 
@@ -152,9 +152,9 @@ def _edges(statements: Iterable[ast.stmt]) -> dict[int, bool]:
             reads.setdefault(target.id, []).append(node.lineno)
         elif "approx" not in ast.unparse(target):
             inner = (
-                each for each in ast.walk(node.value) if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Sub)
+                part for part in ast.walk(node.value) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Sub)
             )
-            differences += [(node, each) for each in inner]
+            differences += [(node, part) for part in inner]
     starts, stops = set[int](), set[int]()
     for node, difference in differences:
         earlier, later = getattr(difference.right, "id", None), getattr(difference.left, "id", None)
@@ -174,7 +174,7 @@ def _phases(statements: Sequence[ast.stmt]) -> list[str]:
     edges = _edges(_simple(statements))
     last = max((line for line, is_start in edges.items() if not is_start), default=0)
     ends = (
-        each.end_lineno or 0 for each in statements if isinstance(each, (ast.For, ast.While)) and each.lineno < last
+        loop.end_lineno or 0 for loop in statements if isinstance(loop, (ast.For, ast.While)) and loop.lineno < last
     )
     end = max((end for end in ends if end >= last), default=last)  # the end of the loop with the last stop of the clock
     phases, phase = [], BEFORE

@@ -124,8 +124,8 @@ def bad_data(changed: list[str], led_to: Section | None) -> Section:
     message = "; ".join(changed)
     if led_to is None:
         return failure("bad_data", message)
-    more = {"kind": "bad_data", "message": f"{message}; then: {led_to['message']}", "hint": HINTS["bad_data"]}
-    return led_to | more
+    cause = {"kind": "bad_data", "message": f"{message}; then: {led_to['message']}", "hint": HINTS["bad_data"]}
+    return led_to | cause
 
 
 def is_interrupt(failure_of_run: Section | None) -> bool:

@@ -104,9 +104,9 @@ class Lookup:
             f"{question}./run.sh table lists the runs{_known_sweeps()}"
         )
 
-    def each(self, words: Iterable[str]) -> list[Named]:
+    def find_all(self, names: Iterable[str]) -> list[Named]:
         """Resolves names and lists of names with commas.  Raises ValueError if nothing has one of the names."""
-        lists = (word.split(",") if "," in word and not _paths(word) else [word] for word in words)
+        lists = (word.split(",") if "," in word and not _paths(word) else [word] for word in names)
         return [self.find(part) for parts in lists for part in parts]
 
     @functools.cached_property
@@ -118,9 +118,9 @@ class Lookup:
         return _runs_below(published_root())
 
 
-def find(words: Iterable[str]) -> list[Named]:
-    """Resolves names as Lookup.each() does."""
-    return Lookup().each(words)
+def find(names: Iterable[str]) -> list[Named]:
+    """Resolves names as Lookup.find_all() does."""
+    return Lookup().find_all(names)
 
 
 def folder(word: str) -> Path:
@@ -139,10 +139,10 @@ def sweep_folder(word: str) -> Path:
     return folder
 
 
-def runs(words: Iterable[str]) -> list[Path]:
+def runs(names: Iterable[str]) -> list[Path]:
     """Returns the run folders in and below what names mean, without duplicates.  Raises ValueError if one has none."""
     folders: list[Path] = []
-    for named in find(words):
+    for named in find(names):
         below = list(run_folder.find_runs(named.holders))
         if not below:
             raise ValueError(f"{named.word}: there is no run.json in or below it: ./run.sh table lists the runs")
@@ -189,8 +189,8 @@ def _one_with(word: str, folders: Iterable[Path], kind: str) -> Path | None:
 
 def _known_sweeps() -> str:
     names = [folder.name for folder in sorted(sweep.folders(), key=lambda folder: folder.stat().st_mtime)]
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return f"; sweeps: {', '.join(names[-MAX_LISTED:])}{more}" if names else ""
+    omitted = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return f"; sweeps: {', '.join(names[-MAX_LISTED:])}{omitted}" if names else ""
 
 
 def _runs_of_race(word: str, folder: Path, arm: str | None) -> list[Path]:
@@ -225,16 +225,16 @@ def report_excluded(verb: str, message: str) -> None:
     print(f"{verb}: excluded: {escape.line(message)}", file=sys.stderr)
 
 
-def store_of(words: Iterable[str]) -> store.Store:
+def store_of(names: Iterable[str]) -> store.Store:
     """Opens the runs that names mean, or without names those of results/, as a database.  Reports unreadable runs."""
     root = results_root()
-    folders = [path for named in find(words) for path in named.holders] or ([root] if root.is_dir() else [])
+    folders = [path for named in find(names) for path in named.holders] or ([root] if root.is_dir() else [])
     return store.opened(folders, functools.partial(report_excluded, "table"))
 
 
-def rows_of_words(words: Iterable[str]) -> list[rows.ListedRow]:
+def rows_of_words(names: Iterable[str]) -> list[rows.ListedRow]:
     """Returns the rows of the runs that names mean (see store_of), sorted by track and time."""
-    return listed(store_of(words).rows())
+    return listed(store_of(names).rows())
 
 
 def listed(row_by_folder: Mapping[str, rows.Row]) -> list[rows.ListedRow]:

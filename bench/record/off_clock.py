@@ -61,13 +61,13 @@ def account(
     a printed line arrived, whether it is that of a validation)] in order; train_s: the training time that it prints.
     Raises ValueError if the samples do not reach the end of the script.
     """
-    taken, chains = _read(samples)
-    if stamps_ns and stamps_ns[-1][0] - taken[-1][0] > MAX_UNSEEN_S * 1e9:
+    readings, chains = _read(samples)
+    if stamps_ns and stamps_ns[-1][0] - readings[-1][0] > MAX_UNSEEN_S * 1e9:
         raise ValueError("it printed lines after its last sample: it ended its sampler, or replaced its process")
     lines = clock_lines.lines_of(sources.get(file, "")) or []
     main = [line for line in lines if not line.definition]
-    by_source = _phases_by_source(taken, chains, file, main)
-    timed_s = sum(spent[0] for spent, phase in zip(_spent(taken), by_source) if phase == TIMED) / 1e9
+    by_source = _phases_by_source(readings, chains, file, main)
+    timed_s = sum(spent[0] for spent, phase in zip(_spent(readings), by_source) if phase == TIMED) / 1e9
     doubt = None
     if not main:
         doubt = f"{file} starts no clock that can be read in its main part"
@@ -75,19 +75,19 @@ def account(
         doubt = (
             f"the lines inside its clock took {timed_s:.2f} s, it prints {train_s:.2f} s: not the clock that it prints"
         )
-    phases = by_source if doubt is None else _phases_by_stamps(taken, stamps_ns)
+    phases = by_source if doubt is None else _phases_by_stamps(readings, stamps_ns)
     totals: dict[Key, list[int]] = {}
-    for spent, phase, sample in zip(_spent(taken), phases, taken[1:]):
+    for spent, phase, sample in zip(_spent(readings), phases, readings[1:]):
         chain = chains[sample[4]]
         place = _main_frame(chain, file, main)
         for key in ((phase, NOWHERE, NOWHERE), *([(phase, place[:2], chain[0][:2])] if place else [])):
-            totals[key] = [total + more for total, more in zip(totals.get(key, [0] * 4), spent)]
+            totals[key] = [total + added for total, added in zip(totals.get(key, [0] * 4), spent)]
     texts = {name: text.splitlines() for name, text in sources.items()}
     used = [_used(key, total, texts) for key, total in totals.items()]
-    at_lines = [each for each in used if each["file"]]
+    at_lines = [usage for usage in used if usage["file"]]
     order = (BEFORE, TIMED, PAUSE, AFTER)
     return {
-        "phases": sorted((each for each in used if not each["file"]), key=lambda each: order.index(each["phase"])),
+        "phases": sorted((usage for usage in used if not usage["file"]), key=lambda usage: order.index(usage["phase"])),
         "lines": sorted(at_lines, key=cpu_s, reverse=True),
         "by": "the source" if doubt is None else "the printed lines",
         "doubt": doubt,
@@ -147,7 +147,7 @@ def _by_text(account: Account) -> dict[tuple[str, str, str], tuple[float, int, U
 
 def _read(samples: Iterable[str]) -> tuple[list[list[int]], list[Chain]]:
     """Returns (samples in order of time, stacks), without unfinished lines.  ValueError for fewer than two samples."""
-    taken: list[list[int]] = []
+    readings: list[list[int]] = []
     chains: list[Chain] = []
     for text in samples:
         try:
@@ -157,15 +157,15 @@ def _read(samples: Iterable[str]) -> tuple[list[list[int]], list[Chain]]:
         if len(line) == 1:
             chains.append([(file, number, name) for file, number, name in line[0]])
         else:
-            taken.append(line)
-    if len(taken) < 2:
+            readings.append(line)
+    if len(readings) < 2:
         raise ValueError("the script was not sampled: it replaced its process, or ended before its first line")
-    return sorted(taken), chains
+    return sorted(readings), chains
 
 
-def _spent(taken: Sequence[Sequence[int]]) -> list[list[int]]:
+def _spent(readings: Sequence[Sequence[int]]) -> list[list[int]]:
     """Returns the differences between consecutive samples: [wall ns, CPU ns, CPU ns of child processes, bytes read]."""
-    return [[max(0, new - old) for old, new in zip(a[:4], b[:4])] for a, b in zip(taken, taken[1:])]
+    return [[max(0, new - old) for old, new in zip(a[:4], b[:4])] for a, b in zip(readings, readings[1:])]
 
 
 def _main_frame(chain: Chain, file: str, main: Sequence[clock_lines.Line]) -> Frame | None:
@@ -175,23 +175,23 @@ def _main_frame(chain: Chain, file: str, main: Sequence[clock_lines.Line]) -> Fr
 
 
 def _phases_by_source(
-    taken: Sequence[Sequence[int]], chains: Sequence[Chain], file: str, main: Sequence[clock_lines.Line]
+    readings: Sequence[Sequence[int]], chains: Sequence[Chain], file: str, main: Sequence[clock_lines.Line]
 ) -> list[str]:
     """Returns the phases of all samples but the first: of their line in the main part, or of the sample before."""
     numbers, phases, phase = [line.number for line in main], [], BEFORE
-    for sample in taken[1:]:
+    for sample in readings[1:]:
         frame = _main_frame(chains[sample[4]], file, main)
         if frame and main and frame[2] == main[0].main and (number := bisect.bisect(numbers, frame[1])):
             phase = main[number - 1].phase
-        phases.append(phase if frame or sample is not taken[-1] else AFTER)
+        phases.append(phase if frame or sample is not readings[-1] else AFTER)
     return phases
 
 
-def _phases_by_stamps(taken: Sequence[Sequence[int]], stamps_ns: Sequence[tuple[int, bool]]) -> list[str]:
+def _phases_by_stamps(readings: Sequence[Sequence[int]], stamps_ns: Sequence[tuple[int, bool]]) -> list[str]:
     """Returns phases by printed lines: BEFORE the first, AFTER the last, PAUSE before a validation's, else TIMED."""
     times = [t_ns for t_ns, _ in stamps_ns]
     phases = []
-    for sample in taken[1:]:
+    for sample in readings[1:]:
         number = bisect.bisect_left(times, sample[0])
         is_edge = number in (0, len(times))
         phases.append(

@@ -161,9 +161,9 @@ def _claimed(clock: Clock) -> Iterator[tuple[str, str]]:
         return
     limit_s = tolerance_s(claimed_s, len(clock["validations_s"]), clock["reader_late_s"])
     if abs(outside_s - claimed_s) > limit_s:
-        more = "less" if claimed_s < outside_s else "more"
+        less_or_more = "less" if claimed_s < outside_s else "more"
         both = f"it counts {claimed_s:.3f} s of training, but {outside_s:.3f} s passed by the launcher's clock"
-        yield CLOCK, f"its clock counts {more} time than passed: {both} (tolerance {limit_s:.3f} s)"
+        yield CLOCK, f"its clock counts {less_or_more} time than passed: {both} (tolerance {limit_s:.3f} s)"
 
 
 def _validations(clock: Clock, max_growth: float) -> Iterator[tuple[str, str]]:

@@ -104,8 +104,8 @@ def all_series(rows: Iterable[ListedRow], commits: Sequence[Commit], measure: st
         is_doubtful = measure != "val_loss" and row["script_doubt"] is not None  # its clock cannot be trusted
         if sha in order and row[measure] is not None and not is_doubtful:  # type: ignore[literal-required]
             groups.setdefault(_key(row), []).append((order[sha], row))
-    found = (_series(runs, commits, measure) for runs in groups.values())
-    return sorted((series for series in found if len(series.points) > 1), key=lambda series: -len(series.points))
+    candidates = (_series(runs, commits, measure) for runs in groups.values())
+    return sorted((series for series in candidates if len(series.points) > 1), key=lambda series: -len(series.points))
 
 
 def _commit_of(row: ListedRow) -> str | None:
@@ -154,9 +154,9 @@ def document(series: Sequence[Series], where: str) -> Document:
     """Returns the page of a repository.  where: its name and revision.  Raises ValueError if there is no series."""
     if not series:
         raise ValueError(f"{where}: no two commits have runs yet: ./run.sh race HEAD~1 HEAD script=... measures them")
-    verdicts = [verdict for each in series for verdict in _verdicts(each)]
-    blocks = [block for number, each in enumerate(series) for block in _blocks(each, number)]
-    data = [_data(each) for each in series]
+    verdicts = [verdict for curve in series for verdict in _verdicts(curve)]
+    blocks = [block for number, curve in enumerate(series) for block in _blocks(curve, number)]
+    data = [_data(curve) for curve in series]
     return Document(f"Speed of {where}", verdicts, [*blocks, Section("Method", [Lines(METHOD)])], data)
 
 

@@ -152,7 +152,7 @@ def _verdicts(race: race_folder.Race, against: Against) -> list[Verdict]:
     *most, last = verdicts.verdicts(against) or [none]
     if race.get("unplanned_look") and num:
         doubt = f"Interim looks that were not planned: {num}. The verdict is not evidence."
-        last = replace(last, more=[*last.more, doubt])
+        last = replace(last, notes=[*last.notes, doubt])
     return [*most, last]
 
 

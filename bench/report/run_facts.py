@@ -42,10 +42,10 @@ def device(environment: Mapping[str, Any]) -> str | None:
     return f"{len(gpus)} x {gpus[0].get('name')}" if gpus else environment.get("cpu_model")
 
 
-def _facts(title: str, facts: Mapping[str, object], *more: Block) -> Section:
+def _facts(title: str, facts: Mapping[str, object], *blocks: Block) -> Section:
     """Returns a section with a line for each fact that is not None."""
     lines = [[key, value] for key, value in facts.items() if value is not None]
-    return Section(title, [Table((), lines, style="facts"), *more])
+    return Section(title, [Table((), lines, style="facts"), *blocks])
 
 
 def where(folder: Path, run: Record, at: Path) -> Section:
@@ -107,9 +107,9 @@ def stages(run: Record) -> Section:
         "at its end": "end_ahead_weights",
         "untied": "untied",
     }
-    given = {head: key for head, key in columns.items() if any(row.get(key) is not None for row in rows)}
-    lines = [[_joined(row.get(key)) for key in given.values()] for row in rows]
-    return Section("Stages", [Table(tuple(given), lines)] if rows else [])
+    shown = {head: key for head, key in columns.items() if any(row.get(key) is not None for row in rows)}
+    lines = [[_joined(row.get(key)) for key in shown.values()] for row in rows]
+    return Section("Stages", [Table(tuple(shown), lines)] if rows else [])
 
 
 def _joined(value: Any) -> Any:
@@ -332,5 +332,5 @@ def _plain_number(value: float | None) -> str | None:
 
 def _files_written(of: dict[str, Any]) -> str | None:
     names = of.get("files_written") or []
-    more = of.get("num_files_written", len(names)) - len(names)
-    return ", ".join([*names, *([f"{more:,} more"] if more else [])]) or None
+    num_omitted = of.get("num_files_written", len(names)) - len(names)
+    return ", ".join([*names, *([f"{num_omitted:,} more"] if num_omitted else [])]) or None

@@ -208,6 +208,6 @@ def memory_of_run(folder: Path) -> Section:
         except (OSError, ValueError) as error:
             why = f"It cannot be read: {str(error).replace(str(path), path.name)}"
             parts.append(Section(path.name, [Lines([why], is_soft=True)]))
-    more = [f"Not shown: {len(paths) - MAX_SHOWN} more in the folder."] if len(paths) > MAX_SHOWN else []
-    more.append("./run.sh memory RUN gives each snapshot a page of its own, with stacks and segments.")
-    return Section("Memory", [*parts, Lines(more, is_soft=True)] if paths else [])
+    notes = [f"Not shown: {len(paths) - MAX_SHOWN} more in the folder."] if len(paths) > MAX_SHOWN else []
+    notes.append("./run.sh memory RUN gives each snapshot a page of its own, with stacks and segments.")
+    return Section("Memory", [*parts, Lines(notes, is_soft=True)] if paths else [])

@@ -60,12 +60,12 @@ def document(folder: Path | str, at: Path | str | None = None) -> Document:
     same = _same_loss(arms, race, against, study)
     baseline, *others = arms
     metric = sweep.metric_of(study)
-    verdict, *more = race_page.document_of(race).verdicts
+    verdict, *rest = race_page.document_of(race).verdicts
     if edges := [name for name, tried in trials.items() if not min(tried) < sweep.best_of(tried, metric) < max(tried)]:
         doubt = (
             f"The best {study['tune']} of {and_(edges)} is at the edge of what was tried: a larger budget tries more."
         )
-        verdict = replace(verdict, more=[*verdict.more, doubt])
+        verdict = replace(verdict, notes=[*verdict.notes, doubt])
     timed = [Verdict(_sentence(name, baseline, times, metric), times["verdict"], name) for name, times in same.items()]
     rows = _rows(study, trials, arms, against, same)
     tuned = chart_of_arms(
@@ -86,7 +86,7 @@ def document(folder: Path | str, at: Path | str | None = None) -> Document:
     title = f"Study: {and_(others)} against {baseline}, {study['tune']} tuned"
     way = link(race["race_id"], quote(os.path.relpath(race_path / race_page.NAME, Path(at or folder).absolute())))
     data = {"study": study, "trials": trials, "same_loss": same, "table": rows, "race": race}
-    return Document(title, [verdict, *more, *timed], blocks, data, about=[f"track {race['track']}", folder.name, way])
+    return Document(title, [verdict, *rest, *timed], blocks, data, about=[f"track {race['track']}", folder.name, way])
 
 
 def _heads(study: sweep.Study) -> list[str]:

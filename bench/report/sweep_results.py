@@ -335,8 +335,8 @@ def again(results: Results) -> str:
 
 
 def _first(lines: list[str]) -> list[str]:
-    more = len(lines) - MAX_LOST
-    return lines[:MAX_LOST] + ([f"and {more} more"] if more > 0 else [])
+    num_omitted = len(lines) - MAX_LOST
+    return lines[:MAX_LOST] + ([f"and {num_omitted} more"] if num_omitted > 0 else [])
 
 
 def _lost(results: Results, row: TableRow) -> str:

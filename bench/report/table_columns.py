@@ -25,7 +25,7 @@ TableRow = MutableMapping[str, Any]  # a run (bench/record/rows.py), or a group 
 class Condition(NamedTuple):
     """A condition on a row, such as val_loss<4."""
 
-    words: str  # as the user typed it
+    typed: str  # what the user typed
     key: str
     sign: str
     wanted: str | None  # the value, or alternatives separated by commas; None for an empty cell
@@ -48,9 +48,9 @@ class Columns:
         """The names of all settings that any row has."""
         return configs.keys(self._rows)
 
-    def named(self, words: Iterable[str], option: str) -> list[str]:
+    def named(self, patterns: Iterable[str], option: str) -> list[str]:
         """Returns the columns of names and globs, and adds them to the rows.  Raises ValueError for an unknown name."""
-        names = list(dict.fromkeys(name for word in words for name in self._named(word, option)))
+        names = list(dict.fromkeys(name for word in patterns for name in self._named(word, option)))
         configs.add(self._rows, [name for name in names if name not in self._fixed])
         return names
 
@@ -81,24 +81,24 @@ class Columns:
         configs.add(self._rows, self.settings)
         return [*self._fixed, *self.settings]
 
-    def condition(self, words: str, option: str = "") -> Condition:
+    def condition(self, typed: str, option: str = "") -> Condition:
         """Parses what a user typed; an empty value and null become None.  Raises ValueError if it is no condition."""
-        match = CONDITION.fullmatch(words)
+        match = CONDITION.fullmatch(typed)
         if not match:
-            raise ValueError(f"--where {words}: use KEY=VALUE, or one of != < <= > >= instead of =")
+            raise ValueError(f"--where {typed}: use KEY=VALUE, or one of != < <= > >= instead of =")
         key, sign, wanted = match.groups()
         if not wanted and sign not in ("=", "!="):
-            raise ValueError(f"--where {words}: a value must follow {sign}")
-        key, *_ = self.named([key], option or f"--where {words}")
-        return Condition(words, key, sign, None if wanted in ("", "null") else wanted)
+            raise ValueError(f"--where {typed}: a value must follow {sign}")
+        key, *_ = self.named([key], option or f"--where {typed}")
+        return Condition(typed, key, sign, None if wanted in ("", "null") else wanted)
 
-    def orders(self, words: str | None, is_reverse: bool) -> list[tuple[str, bool]]:
+    def orders(self, typed: str | None, is_reverse: bool) -> list[tuple[str, bool]]:
         """Parses --sort "val_loss,-train_s" into (column, largest first) pairs.  is_reverse: reverse each of them."""
-        keys = [word.strip() for word in (words or "").split(",") if word.strip(" +-")]
+        keys = [word.strip() for word in (typed or "").split(",") if word.strip(" +-")]
         return [
             (column, key.startswith("-") != is_reverse)
             for key in keys
-            for column in self.named([key.lstrip("-+")], f"--sort {words}")
+            for column in self.named([key.lstrip("-+")], f"--sort {typed}")
         ]
 
 
@@ -108,7 +108,7 @@ def in_sql(condition: Condition, kind: str) -> tuple[str, list[Any]]:
     An empty cell equals only the empty value and is neither less nor greater than anything; numbers equal only numbers.
     Raises ValueError if a number or a boolean is compared with another word.
     """
-    words, key, sign, wanted = condition
+    typed, key, sign, wanted = condition
     name = database.quoted(key)
     if key == "status" and wanted in ("valid", "suspect", "invalid"):  # the terminal shows validity in this column
         return f"(status = 'complete' AND validity {sign} ?)", [wanted]
@@ -116,10 +116,10 @@ def in_sql(condition: Condition, kind: str) -> tuple[str, list[Any]]:
         return {"=": f"{name} IS NULL", "!=": f"{name} IS NOT NULL"}.get(sign, "0"), []
     alternatives = wanted.split(",") if sign in ("=", "!=") else [wanted]
     if kind in ("INTEGER", "REAL") and any(_number(word) is None for word in alternatives):
-        raise ValueError(f"--where {words}: {key} is a number and {wanted!r} is not: give a number")
+        raise ValueError(f"--where {typed}: {key} is a number and {wanted!r} is not: give a number")
     if kind == "BOOLEAN":
         if any(word.lower() not in BOOLEANS for word in alternatives):
-            raise ValueError(f"--where {words}: {key} is yes or no")
+            raise ValueError(f"--where {typed}: {key} is yes or no")
         alternatives = [str(int(BOOLEANS[word.lower()])) for word in alternatives]
     if sign not in ("=", "!="):
         compared = f"CASE typeof({name}) WHEN 'text' THEN {name} {sign} ? ELSE {name} {sign} ? END"

@@ -118,13 +118,13 @@ def _group(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 # ---- against a baseline
 
 
-def find_baseline(rows: Sequence[TableRow], words: Sequence[str], columns: Columns) -> TableRow:
+def find_baseline(rows: Sequence[TableRow], terms: Sequence[str], columns: Columns) -> TableRow:
     """Returns the row that a user names by part of its run id, config_id or name, or by settings (optim.lr=0.001).
 
     Raises ValueError if no row or several rows match.
     """
-    matching, option = list(rows), f"--baseline {' '.join(words)}"
-    for word in words:
+    matching, option = list(rows), f"--baseline {' '.join(terms)}"
+    for word in terms:
         if table_columns.CONDITION.fullmatch(word):
             condition = columns.condition(word, option)
             if condition.sign != "=":
@@ -190,9 +190,9 @@ class Pivot:
     cells: dict[tuple[Any, ...], Cell]  # {value of each key: cell}
     over: list[str]  # settings that vary within a cell
 
-    def text(self, number: float | None, more: int = 0) -> str:
-        """Returns a mean or standard deviation as text with more additional decimals; "" for None."""
-        return "" if number is None else number_text(self.value, number, more)
+    def text(self, number: float | None, extra_decimals: int = 0) -> str:
+        """Returns a mean or standard deviation as text, with extra_decimals more than its column; "" for None."""
+        return "" if number is None else number_text(self.value, number, extra_decimals)
 
 
 def pivot_of(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], value: str, goal: Metric | None = None) -> Pivot:

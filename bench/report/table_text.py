@@ -144,9 +144,9 @@ def print_csv(rows: Rows, columns: Sequence[str]) -> None:
     print(escape.csv_text([columns, *cells]), end="")
 
 
-def number_text(column: str, value: float, more: int = 0) -> str:
-    """Returns a number with the decimals of its column, plus more additional ones."""
-    return f"{value:,.{_decimals(column) + more}f}"
+def number_text(column: str, value: float, extra_decimals: int = 0) -> str:
+    """Returns a number with the decimals of its column plus extra_decimals."""
+    return f"{value:,.{_decimals(column) + extra_decimals}f}"
 
 
 def value_text(value: object) -> str:

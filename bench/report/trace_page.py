@@ -180,9 +180,9 @@ def _steps(rank: Answer, which: str, id: str) -> Panels:
 def _ranked(id: str, title: str, about: str, lines: Iterable[Ranked], names: Sequence[tuple[str, str]] = ()) -> Panels:
     """Yields a panel with a bar for each of the lines, the longest first."""
     lanes = []
-    for label, us, pct, more, colour in lines:
+    for label, us, pct, detail, colour in lines:
         share = "" if pct is None else f", {pct:.1f} %"
-        lanes.append(Lane(label, f"{ms_from_us(us):.3f} ms{share}{more}", [Bar(0.0, ms_from_us(us), colour, label)]))
+        lanes.append(Lane(label, f"{ms_from_us(us):.3f} ms{share}{detail}", [Bar(0.0, ms_from_us(us), colour, label)]))
     yield Panel(id, title, about, "ms", lanes, names)
 
 
@@ -206,8 +206,8 @@ def _host(rank: Answer, which: str, id: str) -> Panels:
         lines = []
         for o in by_time[:NUM_LINES]:
             shapes = f", {plain(o['shapes'], 40)}" if o["shapes"] else ""
-            more = f", {o['count']:,} times{shapes}"
-            lines.append((plain(o["name"]), o["self_cpu_us"], 100 * o["self_cpu_us"] / total_us, more, COMPUTE))
+            detail = f", {o['count']:,} times{shapes}"
+            lines.append((plain(o["name"]), o["self_cpu_us"], 100 * o["self_cpu_us"] / total_us, detail, COMPUTE))
         yield from _ranked(f"{id}operators", "Operators by their own time", which, lines)
     lines = []
     for phase in rank["phases"]:

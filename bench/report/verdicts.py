@@ -82,7 +82,7 @@ def document_of(
     return Document(title, verdicts(against), blocks, page_title=f"Comparison: {title}")
 
 
-def before_numbers(who: document.Arms, more: Sequence[Block], against: Against, options: Options) -> list[Block]:
+def before_numbers(who: document.Arms, extra: Sequence[Block], against: Against, options: Options) -> list[Block]:
     """Returns the blocks above the numbers: arms and what the verdicts rest on, then the picture of the changes."""
     baseline, *_ = (name for name, *_ in who.arms)
     folded = [
@@ -92,7 +92,7 @@ def before_numbers(who: document.Arms, more: Sequence[Block], against: Against, 
     ]
     drawn = panels(against, [name for name, *_ in who.arms])
     picture = document.Drawn("verdict", "Verdict", forest.plot(drawn), forest.height_px(drawn))
-    sides = [Section("Arms", [who, *more, *folded]), Section("What the verdict rests on", basis(against))]
+    sides = [Section("Arms", [who, *extra, *folded]), Section("What the verdict rests on", basis(against))]
     return [Columns(sides), *([document.Picture(picture)] if drawn else [])]
 
 
@@ -140,7 +140,7 @@ def counts(against: Against, name: str) -> str:
         comparison.get("steps"),
         comparison.get("certificates"),
     )
-    started, timed, num_steps, certificate = (each[index] if each else None for each in known)
+    started, timed, num_steps, certificate = (values[index] if values else None for values in known)
     if started is None:  # in an older race.json
         return ""
     text = counted(started, "run")
@@ -257,9 +257,9 @@ def differences(baseline: str, name: str, comparison: Mapping[str, Any], patch: 
         return [Lines([f"{name} against {baseline}: nothing in the records differs"], is_soft=True)]
     kinds = Counter(difference["kind"] for difference in differing)
     title = f"{name} against {baseline}: what differs ({', '.join(f'{num} of {kind}' for kind, num in kinds.items())})"
-    rows = [[each["kind"], code(each["what"]), *_values(each["a"], each["b"])] for each in differing]
-    more = " differences: --json has all"
-    listed = Table(("", "what", baseline, name), rows, [False] * 4, "", MAX_DIFFERENCES, more)
+    rows = [[fact["kind"], code(fact["what"]), *_values(fact["a"], fact["b"])] for fact in differing]
+    suffix = " differences: --json has all"
+    listed = Table(("", "what", baseline, name), rows, [False] * 4, "", MAX_DIFFERENCES, suffix)
     return [Section(title, [listed, *source(comparison.get("code_change"), patch)], is_folded=True)]
 
 

@@ -325,7 +325,7 @@ class _Watch(TorchFunctionMode):
         with self:
             loss = call(tokens_BT, targets_BT)
         prints = (self._in_order(calls, targets_BT) for calls in self._found.values())
-        return _Seen(loss.detach(), next((found for found in prints if found is not None), None))
+        return _Seen(loss.detach(), next((fingerprint for fingerprint in prints if fingerprint is not None), None))
 
     def _in_order(self, calls: list[tuple[torch.Tensor, Any]], targets_BT: torch.Tensor) -> torch.Tensor | None:
         """Concatenates the prints of calls; None unless their targets show that they are in the order of the tokens."""
@@ -380,13 +380,13 @@ def _backend(
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    **more: Any,
+    **kwargs: Any,
 ) -> str:
     """Returns the name of the backend that torch uses for these arguments: flash_attention, math ..."""
     kind = query.device.type
     if torch.is_autocast_enabled(kind):
         query, key, value = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (query, key, value))
-    number = torch._fused_sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, **more)
+    number = torch._fused_sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
     names = {int(backend): name.lower() for name, backend in SDPBackend.__members__.items()}
     return names.get(number, str(number))
 

@@ -67,14 +67,14 @@ def _watch(torch: Any) -> None:
         return
     make, compile_graph = wrapper.__init__, wrapper.__call__
 
-    def noted_make(self: Any, *args: Any, **more: Any) -> None:
-        make(self, *args, **more)
+    def noted_make(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
         for name, value in (getattr(self, "config", None) or {}).items():
             _seen.setdefault(f"compile.{name}", _plain(value))
 
-    def noted_call(self: Any, *args: Any, **more: Any) -> Any:
+    def noted_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         changed()
-        return compile_graph(self, *args, **more)
+        return compile_graph(self, *args, **kwargs)
 
     wrapper.__init__, wrapper.__call__, wrapper.notes_flags = noted_make, noted_call, True
 
@@ -88,8 +88,8 @@ def _value_and_default(module: Any, name: str, entry: Any) -> tuple[Any, Any]:
     own = getattr(entry, "user_override", UNSET)
     if hasattr(own, "get") and hasattr(own, "reset"):  # a ContextVar (per thread) in later versions
         own = own.get()
-    given = (getattr(entry, "env_value_force", UNSET), own, getattr(entry, "env_value_default", UNSET))
-    return next((value for value in given if type(value) is not object), entry.default), entry.default
+    candidates = (getattr(entry, "env_value_force", UNSET), own, getattr(entry, "env_value_default", UNSET))
+    return next((value for value in candidates if type(value) is not object), entry.default), entry.default
 
 
 def _plain(value: Any) -> Any:

@@ -98,7 +98,7 @@ def _memory_pages(made: list[Instrument], context: Context) -> Iterator[str]:
     """Writes memory/look_rankN.html, the page of allocations in the trace, and yields its path."""
     from bench.training.profiling import allocations
 
-    for shot in (shot for each in made if isinstance(each, Trace) for shot in each.shots):
+    for shot in (shot for instrument in made if isinstance(instrument, Trace) for shot in instrument.shots):
         if shot.saved is None:
             continue
         what = f"memory while {windows.described(shot.window)} were recorded, after the race"

@@ -37,8 +37,8 @@ def chart(
     keep = thin(envelope, MAX_POINTS)
     if keep is not None:
         x = [x[num] for num in keep]
-        each = ("y", "labels", "links")
-        series = [line | {key: [line[key][num] for num in keep] for key in each if key in line} for line in series]
+        keys = ("y", "labels", "links")
+        series = [line | {key: [line[key][num] for num in keep] for key in keys if key in line} for line in series]
         caption = "; ".join([*([caption] if caption else []), f"{len(x)} points drawn, extremes kept"])
     about = {"id": id, "title": title, "caption": caption, "x_label": x_label, "y_label": y_label}
     series = [line | {"y": short(line["y"])} for line in series]

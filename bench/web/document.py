@@ -95,7 +95,7 @@ class Verdict:
     sentence: str
     word: str  # faster, not_comparable, ...; "" for none
     about: str = ""  # what the verdict is about, shown before a sentence that does not begin with it
-    more: Sequence[str] = ()  # lines below the verdict
+    notes: Sequence[str] = ()  # lines below the verdict
     badges: Sequence[Shown] = ()  # shown before the sentence if word is ""
 
     def text(self, is_md: bool) -> str:
@@ -103,20 +103,20 @@ class Verdict:
         if not self.word:
             whom = "" if is_md or not self.about else f"{escape.line(self.about)}: "
             state = f"{', '.join(self.badges)}: " if self.badges else ""
-            return Lines([f"{whom}{state}{self.sentence}", *(f"  {line}" for line in self.more)]).text(is_md)
+            return Lines([f"{whom}{state}{self.sentence}", *(f"  {line}" for line in self.notes)]).text(is_md)
         word = escape.escaped(badge(self.word).upper(), is_md)
         whom = escape.escaped(self._whom(), is_md)
         if sentence.startswith(NO_VERDICT):
             word, sentence = "NO VERDICT", sentence.removeprefix(NO_VERDICT)
         first = f"verdict: {f'**{word}**' if is_md else text_table.coloured(word)}  {whom}{sentence}"
-        return "\n".join([first, *(f"{' ' * len('verdict: ')}{escape.escaped(line, is_md)}" for line in self.more)])
+        return "\n".join([first, *(f"{' ' * len('verdict: ')}{escape.escaped(line, is_md)}" for line in self.notes)])
 
     def html(self) -> Safe:
         if not self.word:
             return join(
-                [tag("p", *map(marked_up, self.badges), self.sentence, class_="verdict"), *map(soft, self.more)]
+                [tag("p", *map(marked_up, self.badges), self.sentence, class_="verdict"), *map(soft, self.notes)]
             )
-        whom, doubts = self._whom(), [tag("p", doubt, class_="doubt") for doubt in self.more]
+        whom, doubts = self._whom(), [tag("p", doubt, class_="doubt") for doubt in self.notes]
         parts = [tag("b", whom) if whom else "", badge(self.word).markup, self._after_badge()]
         return join([tag("p", *parts, class_="verdict"), *doubts])
 

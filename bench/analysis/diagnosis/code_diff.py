@@ -129,7 +129,7 @@ def _tree(ask: Callable[..., str], folder: Path) -> str:
     ask("read-tree", commit)
     try:
         if patch.strip():
-            ask("apply", "--cached", "--whitespace=nowarn", "-", given=patch)
+            ask("apply", "--cached", "--whitespace=nowarn", "-", stdin=patch)
     except git.Failed:
         raise Unknown(f"the patch of {folder.name} does not fit its commit") from None
     for name in untracked:
@@ -142,5 +142,5 @@ def _add(ask: Callable[..., str], folder: Path, name: object) -> None:
     path = (root / str(name)).resolve()
     if not path.is_relative_to(root) or not path.is_file():
         raise Unknown(f"{folder.name} does not hold its untracked source {name}")
-    blob = ask("hash-object", "-w", "--stdin", given=plain_file.content(path)).strip()
+    blob = ask("hash-object", "-w", "--stdin", stdin=plain_file.content(path)).strip()
     ask("update-index", "--add", "--cacheinfo", f"100644,{blob},{name}")

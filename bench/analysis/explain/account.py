@@ -209,8 +209,8 @@ def _more(mine: Pieces, others: Sequence[Pieces], name_of: Callable[[Piece], Any
         return None if piece.part in (parts.WAITING, parts.EXPOSED) else name_of(piece)
 
     theirs = [other.ms_by(own) for other in others]
-    more = {name: ms - statistics.median(other[name] for other in theirs) for name, ms in mine.ms_by(own).items()}
-    return {name: more[name] for name in sorted(more, key=lambda name: -more[name]) if more[name] > 0}
+    more_ms = {name: ms - statistics.median(other[name] for other in theirs) for name, ms in mine.ms_by(own).items()}
+    return {name: more_ms[name] for name in sorted(more_ms, key=lambda name: -more_ms[name]) if more_ms[name] > 0}
 
 
 # ---- the difference of two accounts

@@ -55,10 +55,10 @@ def operators(rank: Rank, rows: np.ndarray, others: Sequence[Rank] = ()) -> dict
     for graph in graphs:
         names = tuple(rank.names[name] for name in rank.name[graph])
         if names not in fits:
-            fits[names] = [(capture, found) for capture in captures if (found := _fitted(capture, names))]
+            fits[names] = [(capture, pairs) for capture in captures if (pairs := _fitted(capture, names))]
         if fits[names]:
-            capture, found = fits[names][seen[names] % len(fits[names])]
-            known |= {row: Operator(capture.rank, *of) for row, of in zip(graph.tolist(), found) if of[0] >= 0}
+            capture, pairs = fits[names][seen[names] % len(fits[names])]
+            known |= {row: Operator(capture.rank, *of) for row, of in zip(graph.tolist(), pairs) if of[0] >= 0}
         seen[names] += 1
     return known
 

@@ -178,11 +178,11 @@ class Operators:
         kernel: the name of a kernel that a call launched, which may tell what its arguments do not.
         """
         if key not in self._facts:
-            name, extra, more = key
+            name, extra, evidence = key
             facts = operators.facts_of(self._rank, name, extra)
             facts["moved_bytes"] = traffic.moved_bytes(facts, kernel)
-            if more is not None:
-                facts["flop"], facts["moved_bytes"] = more.needs(facts)
+            if evidence is not None:
+                facts["flop"], facts["moved_bytes"] = evidence.needs(facts)
             self._facts[key] = facts
         return self._facts[key]
 
@@ -197,10 +197,10 @@ class Operators:
         facts = self.facts(key, kernel)
         if facts["flop"]:
             return key if self._is_leaf[row] else None
-        more: serving.Evidence | None = lengths if lengths and serving.is_attention(facts) else None
-        more = more or self._inside.experts(row, call, kernel, facts)
-        if more and more.needs(facts)[1]:
-            key = (*key[:2], more)
+        evidence: serving.Evidence | None = lengths if lengths and serving.is_attention(facts) else None
+        evidence = evidence or self._inside.experts(row, call, kernel, facts)
+        if evidence and evidence.needs(facts)[1]:
+            key = (*key[:2], evidence)
         num_bytes = self.facts(key, kernel)["moved_bytes"]
         return key if num_bytes and self.ceilings.bandwidth(num_bytes) else None
 

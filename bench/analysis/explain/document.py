@@ -180,9 +180,9 @@ def _lateness(answer: dict[str, Any]) -> Iterator[Block]:
         )
         waited = f"rank {line['rank']}: the others wait {line['wait_ms']:.3f} for it (median), in {collectives}"
         yield Lines([f"{waited}; without that their step would be {line['without_ms']:.3f}"])
-        more = ", ".join(f"{part} {ms:.3f}" for part, ms in list(line["more"].items())[:3])
+        excesses = ", ".join(f"{part} {ms:.3f}" for part, ms in list(line["more"].items())[:3])
         reasons = [f"{reason['ms']:.3f} more of: {reason['part']}: {_place(reason)}" for reason in line["reasons"][:3]]
-        have = f"it has more than the median of the others of: {more or 'nothing that was recorded'}"
+        have = f"it has more than the median of the others of: {excesses or 'nothing that was recorded'}"
         yield Bullets([have, *reasons])
 
 
@@ -217,7 +217,7 @@ def _verdict_of_difference(title: str, difference: dict[str, Any]) -> Verdict:
         measured = f"a step of {format_ms(race_ms[0])} in A and of {format_ms(race_ms[1])} in B"
         doubt = [f"The race itself shows the opposite, {measured}, so its looks do not explain it."]
     steps = f"a step takes {format_ms(a_ms)} in A and {format_ms(b_ms)} in B: {change}"
-    return Verdict(f"{plain(brief(title), MAX_TITLE_CHARS)}: {steps}", "", more=[*doubt, *_causes(difference)])
+    return Verdict(f"{plain(brief(title), MAX_TITLE_CHARS)}: {steps}", "", notes=[*doubt, *_causes(difference)])
 
 
 def difference_blocks(difference: dict[str, Any]) -> list[Block]:

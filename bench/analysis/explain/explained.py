@@ -96,10 +96,10 @@ def difference_of_runs(a_folders: Sequence[Path | str], b_folders: Sequence[Path
     files = same[0] if same else (a_files[0], b_files[0])
     try:
         answers = [account.explain_ranks(load.load_all([file])) for file in files]
-        found = account.difference(*answers)
+        difference = account.difference(*answers)
     except ValueError:  # a file is no trace or holds nothing that took time, or the two are of different kinds
         return None
-    return found | {"files": ["/".join(file.parts[-3:]) for file in files]}
+    return difference | {"files": ["/".join(file.parts[-3:]) for file in files]}
 
 
 def first_traced(folders: Iterable[Path | str]) -> Path | None:

@@ -117,8 +117,8 @@ class Thread:
                 return row
             row = self._within[row]
         index = self._index.get(row, -1)
-        found = self._nearest_of(wanted)[index] if index >= 0 else -1
-        return int(self.nest.rows[found]) if found >= 0 else -1
+        place = self._nearest_of(wanted)[index] if index >= 0 else -1
+        return int(self.nest.rows[place]) if place >= 0 else -1
 
     def operators(self, row: int) -> Iterator[int]:
         """Yields the rows of the CPU operators around a range, the range itself included, the innermost first."""

@@ -113,12 +113,12 @@ class Graph:
         previous: int | None = None
         for at_ns, is_return, call in sorted(moments):
             if is_return:
-                found = bisect.bisect_right(ended, at_ns, key=lambda entry: entry[0])
+                num_ended = bisect.bisect_right(ended, at_ns, key=lambda entry: entry[0])
                 node = self._node(at_ns, [(begun[call], 0)])
                 if call in blocked:
                     self.needs[node].append((device.starts[blocked[call]], 0))
-                elif found:
-                    self.needs[node].append((device.ends[ended[found - 1][1]], 0))
+                elif num_ended:
+                    self.needs[node].append((device.ends[ended[num_ended - 1][1]], 0))
                 self.begin_of_return[node] = begun[call]
             else:
                 node = self._node(at_ns)
@@ -210,13 +210,13 @@ class Graph:
 
     def ends_ns(self, changes: Sequence[Mapping[int, Iterable[Change]]]) -> np.ndarray:
         """Returns when each rank's last step ends with each set of changes, {rank: changes}: int64 ns [rank, set]."""
-        taken: dict[int, np.ndarray] = collections.defaultdict(lambda: np.zeros(len(changes), np.int64))
+        shortened_ns: dict[int, np.ndarray] = collections.defaultdict(lambda: np.zeros(len(changes), np.int64))
         for column, by_rank in enumerate(changes):
             for number, rank_changes in by_rank.items():
                 for change in rank_changes:
                     node = self._changed(self.devices[number], change)
                     if node is not None:
-                        taken[node][column] += change.ns
+                        shortened_ns[node][column] += change.ns
         assert self.order is not None
         times = np.zeros((len(self.needs), len(changes)), np.int64)
         for node in self.order:
@@ -224,7 +224,7 @@ class Graph:
             if not needs:
                 times[node] = self.at_ns[node]
                 continue
-            (first, delay), less = needs[0], taken.get(node)
+            (first, delay), less = needs[0], shortened_ns.get(node)
             moment = times[first] + delay
             if less is None:
                 for need, delay in needs[1:]:

@@ -47,12 +47,12 @@ class Lengths(NamedTuple):
 
     def needs(self, facts: dict[str, Any]) -> Needs:
         """Returns FLOPs and bytes; a token sees the cache and new ones up to it, sq * sk - sq * (sq - 1) / 2 pairs."""
-        found = [tensor for tensor in traffic.tensors(facts["shapes"], facts["types"]) if len(tensor.dims) > 2]
-        query = next((tensor for tensor in found if len(tensor.dims) == 3), None)
+        tensors = [tensor for tensor in traffic.tensors(facts["shapes"], facts["types"]) if len(tensor.dims) > 2]
+        query = next((tensor for tensor in tensors if len(tensor.dims) == 3), None)
         if query is None or query.dims[0] < self.sq:
             return None, None
         size = query.dims[-1]
-        keys = [tensor for tensor in found if tensor.dims[-1] == size and tensor.dims != query.dims] or [query]
+        keys = [tensor for tensor in tensors if tensor.dims[-1] == size and tensor.dims != query.dims] or [query]
         key, value = keys[0], keys[min(1, len(keys) - 1)]
         num_pairs = self.sqsk - (self.sqsq - self.sq) // 2
         cached_bytes = self.sk * (key.bytes // math.prod(key.dims[:-2]) + value.bytes // math.prod(value.dims[:-2]))

@@ -51,7 +51,7 @@ class Lives:
     num_entries: int
     times_us: list[float] | None  # of each entry; None if the snapshot has no times
     marks_us: list[tuple[float, str]] = field(default_factory=list)  # (time, phase) each; empty without times
-    found: list[Life] = field(default_factory=list)
+    all: list[Life] = field(default_factory=list)
     reserved_initial: int = 0
     reserved_changes: list[tuple[int, int]] = field(default_factory=list)  # (entry, bytes)
     ooms: list[dict[str, Any]] = field(default_factory=list)  # {"entry", "size", "device_free", "stack"}
@@ -81,8 +81,8 @@ def from_snapshot(snapshot: dict[str, Any], device: int) -> Lives:
     lives.marks_us = _marks(about(snapshot).get("marks")) if has_times else []
     alive = _walk(entries, lives)
     blocks, reserved = _final(snapshot, device)
-    lives.found += [Life(size, BEFORE_ALL, None, frames) for at, (size, frames) in blocks.items() if at not in alive]
-    lives.found += alive.values()
+    lives.all += [Life(size, BEFORE_ALL, None, frames) for at, (size, frames) in blocks.items() if at not in alive]
+    lives.all += alive.values()
     lives.reserved_initial = reserved - sum(change for _, change in lives.reserved_changes)
     lives.final_bytes = sum(size for size, _ in blocks.values()) if snapshot["segments"] else None
     return lives
@@ -131,7 +131,7 @@ def _walk(entries: list[dict[str, Any]], lives: Lives) -> dict[int | None, Life]
 
     def end(life: Life, number: int) -> None:
         life.stop = number
-        lives.found.append(life)
+        lives.all.append(life)
 
     for number, entry in enumerate(entries):
         action, size, address = entry["action"], entry["size"], entry.get("addr")
@@ -226,7 +226,7 @@ def by_place(sites: Sites) -> Callable[[Life], str]:
 def held_by(lives: Lives, name_of: Callable[[Life], str]) -> Timeline:
     """Returns the timeline of lives that name_of() names."""
     held = Timeline(lives)
-    for life in lives.found:
+    for life in lives.all:
         name = name_of(life)
         if life.start == BEFORE_ALL:
             held.initial[name] = held.initial.get(name, 0) + life.size

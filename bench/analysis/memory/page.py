@@ -105,10 +105,10 @@ class _Device:
 
 def _devices(snapshot: dict[str, Any], sites: Sites) -> Iterator[_Device]:
     for number in lives.devices(snapshot):
-        found = lives.from_snapshot(snapshot, number)
-        judged, full = uses.Uses(found), lives.segment_totals(snapshot, number)
-        held = held_by(found, lives.by_place(sites))
-        yield _Device(number, found, held, full, judged, held_by(found, judged.of))
+        device_lives = lives.from_snapshot(snapshot, number)
+        judged, full = uses.Uses(device_lives), lives.segment_totals(snapshot, number)
+        held = held_by(device_lives, lives.by_place(sites))
+        yield _Device(number, device_lives, held, full, judged, held_by(device_lives, judged.of))
 
 
 def _verdict(device: _Device) -> Verdict:
@@ -156,7 +156,7 @@ def _ooms(device: _Device) -> Iterator[Block]:
 
 
 def _uses(device: _Device, id: str) -> list[Block]:
-    if not device.lives.found:
+    if not device.lives.all:
         return []
     has_marks = device.judged.has_marks
     how = "the recording's phases" if has_marks else "the stacks alone, as the recording marks no phases"
@@ -198,9 +198,9 @@ def _places(held: Timeline, max_rows: int = MAX_ROWS) -> Table:
         share = f"{100 * size / held.peak_bytes:.1f}" if held.peak_bytes else None
         rows.append([place, _mib(size), share, _mib(end.get(place, 0)), str(count), _mib(requested_bytes)])
     heads = ("place", "at the largest moment, MiB", "%", "at the end, MiB", "allocations", "asked for in all, MiB")
-    more = f", the first {max_rows} of {len(requests)}" if len(requests) > max_rows else ""
+    limit_note = f", the first {max_rows} of {len(requests)}" if len(requests) > max_rows else ""
     right = [False] + [True] * (len(heads) - 1)
-    return Table(heads, rows, right, "Places in the code" + more, NUM_SHOWN, "; --json has all")
+    return Table(heads, rows, right, "Places in the code" + limit_note, NUM_SHOWN, "; --json has all")
 
 
 def _notes(held: Timeline) -> Lines:
@@ -283,7 +283,7 @@ def _drawn(
 
     Held bytes stay the same until they change, so each point is preceded by one with the values before it.
     """
-    found, points = held.lives, list[Point]()
+    device_lives, points = held.lives, list[Point]()
     for point in lives.sampled(held, names, MAX_POINTS):
         if points and point[0] > points[-1][0]:
             points.append((point[0], *points[-1][1:]))
@@ -292,14 +292,14 @@ def _drawn(
     scale = GIB if is_large else MIB
     shown = [(name, name) for name in names] + [(None, lives.OTHER)] * any(sizes[None] for _, sizes, _, _ in points)
     areas = [series_of(label, [sizes[name] / scale for _, sizes, _, _ in points], "area") for name, label in shown]
-    lines = [mark_of(where, label, "validation") for where, label in found.marks]
-    lines += [mark_of(found.x[oom["entry"]], "out of memory", "stall") for oom in found.ooms]
+    lines = [mark_of(where, label, "validation") for where, label in device_lives.marks]
+    lines += [mark_of(device_lives.x[oom["entry"]], "out of memory", "stall") for oom in device_lives.ooms]
     common = {
-        "x_label": "event" if found.times_us is None else "ms since the recording's first event",
+        "x_label": "event" if device_lives.times_us is None else "ms since the recording's first event",
         "y_label": "GiB" if is_large else "MiB",
-        "x": [found.x[entry] for entry, *_ in points],
+        "x": [device_lives.x[entry] for entry, *_ in points],
         "marks": lines,
-        "sync": f"{id}-{found.device}",
+        "sync": f"{id}-{device_lives.device}",
     }
     return points, areas, scale, common
 

@@ -43,7 +43,7 @@ class Uses:
             self._edges = [(bisect.bisect_left(lives.x, at_ms), name) for at_ms, name in marks]
         else:
             begun = sorted(
-                ((life.start, life.frames) for life in lives.found if life.start >= 0), key=lambda item: item[0]
+                ((life.start, life.frames) for life in lives.all if life.start >= 0), key=lambda item: item[0]
             )
             phases = [(entry, self._phase_of_stack(frames or [])) for entry, frames in begun]
             self._edges = [next(group) for _, group in itertools.groupby(phases, key=lambda item: item[1])]

@@ -121,10 +121,10 @@ def _verdict(answer: dict[str, Any]) -> Verdict:
         f"{format_ms(before['step_ms'])} on {before['gpus']}.  Perfect scaling: {format_ms(answer['perfect_ms'])}."
     )
     if answer["checked"]:
-        more = f"The interval is the largest error, {answer['worst_error_pct']:.1f} %, on {answer['checked_by']}."
+        note = f"The interval is the largest error, {answer['worst_error_pct']:.1f} %, on {answer['checked_by']}."
     else:
-        more = f"Not checked, so without an interval: {answer['checked_by']}."
-    return Verdict(sentence, "", more=[more])
+        note = f"Not checked, so without an interval: {answer['checked_by']}."
+    return Verdict(sentence, "", notes=[note])
 
 
 def _blocks(answer: dict[str, Any]) -> Iterator[Block]:
@@ -172,4 +172,4 @@ def table_of_errors() -> Document:
     names = [head.replace("_pct", " %").replace("_", " ") for head in heads]
     table = Table(names, rows, [True, True, False, True, True, False])
     title = "Errors of projections, the worst first"
-    return Document(title, [Verdict(sentences[0], "", more=sentences[1:])], [table], data)
+    return Document(title, [Verdict(sentences[0], "", notes=sentences[1:])], [table], data)

@@ -172,15 +172,15 @@ def _nccl_tests_rows(text: str) -> Iterator[tuple[str, int, float, float]]:
     """Yields (collective, GPUs, bytes, seconds out of place) of each row of the tables in a log."""
     name, num_gpus, column = "all_reduce", 0, None
     for line in text.splitlines():
-        if found := NAME.search(line):
-            name = found[1]
+        if match := NAME.search(line):
+            name = match[1]
         if "Using devices" in line:
             num_gpus = 0
         elif RANK.search(line):
             num_gpus += 1
         elif "algbw" in line and "size" in line:
-            words = line[line.index("size") :].split()
-            column = words.index("time") if "time" in words else None
+            headers = line[line.index("size") :].split()
+            column = headers.index("time") if "time" in headers else None
         elif column is not None and num_gpus > 1 and (row := ROW.match(line)):
             cells = row[1].split()
             try:

@@ -176,7 +176,7 @@ def scaling_of(kind: Kind) -> Scaling:
 
 def errors(pairs: Sequence[Pair] = PAIRS) -> list[Error]:
     """Returns the error of each pair, the worst first."""
-    found = []
+    pair_errors = []
     for pair in pairs:
         scaling, projected_ms, exposed_frac = scaling_of(pair.kind), pair.projected_ms, 0.0
         if projected_ms is None:
@@ -186,8 +186,8 @@ def errors(pairs: Sequence[Pair] = PAIRS) -> list[Error]:
         share = pair.step.num_gpus / pair.num_gpus if scaling == "strong" else 1.0
         error_pct, baseline_pct = (100 * (ms / pair.measured_ms - 1) for ms in (projected_ms, pair.step.ms * share))
         baseline = None if pair.kind == "trace" else baseline_pct
-        found.append(Error(pair, projected_ms, error_pct, baseline, exposed_frac))
-    return sorted(found, key=lambda error: -abs(error.error_pct))
+        pair_errors.append(Error(pair, projected_ms, error_pct, baseline, exposed_frac))
+    return sorted(pair_errors, key=lambda error: -abs(error.error_pct))
 
 
 def checked(

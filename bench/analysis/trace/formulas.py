@@ -271,5 +271,5 @@ def _value(concrete: list[Any] | None, number: int) -> Any:
 
 def _list(concrete: list[Any] | None, number: int) -> list[int] | None:
     """Returns an argument that is a non-empty list of integers or booleans, None for any other."""
-    found = _value(concrete, number)
-    return found if isinstance(found, list) and found and all(type(item) in (int, bool) for item in found) else None
+    value = _value(concrete, number)
+    return value if isinstance(value, list) and value and all(type(item) in (int, bool) for item in value) else None

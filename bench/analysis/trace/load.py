@@ -65,21 +65,21 @@ def grouped(made: Iterable[Made], rank_of: Callable[[Made], Rank]) -> dict[str |
 
 def number(ranks: Iterable[Rank]) -> list[Rank]:
     """Sorts by rank; files that do not say their rank, or say one that is taken, get the next free one."""
-    taken: set[int | None] = set()
+    used_ranks: set[int | None] = set()
     ordered = sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.path.name))
     for rank in ordered:
-        if rank.rank is None or rank.rank in taken:
-            rank.rank = next(free for free in itertools.count() if free not in taken)
-        taken.add(rank.rank)
+        if rank.rank is None or rank.rank in used_ranks:
+            rank.rank = next(free for free in itertools.count() if free not in used_ranks)
+        used_ranks.add(rank.rank)
     return sorted(ordered, key=lambda rank: rank.rank)
 
 
-def over_files(work: Callable[..., Made], paths: Sequence[str | Path], *given: Any) -> Iterator[Made]:
-    """Yields work(path, *given) of each file in order, in several processes if the files are large.
+def over_files(work: Callable[..., Made], paths: Sequence[str | Path], *extra_arguments: Any) -> Iterator[Made]:
+    """Yields work(path, *extra_arguments) of each file in order, in several processes if the files are large.
 
     work: a function of a module, so that processes can import it.
     """
-    num_processes, arguments = min(usable_cpus(), len(paths)), (paths, *map(itertools.repeat, given))
+    num_processes, arguments = min(usable_cpus(), len(paths)), (paths, *map(itertools.repeat, extra_arguments))
     if num_processes == 1 or sum(map(_num_bytes, paths)) < PARALLEL_BYTES:
         yield from map(work, *arguments)
         return
@@ -104,8 +104,8 @@ def find(word: str | Path) -> list[Path]:
     if not path.is_dir():
         raise NoTrace(f"{word}: no such file or folder")
     for folder in filter(os.path.isdir, (path, path / "traces")):
-        found = (Path(entry.path) for entry in plain_file.entries_below(folder) if entry.name.endswith(SUFFIXES))
-        files = sorted(file for file in found if _looks_like_a_trace(file))
+        candidates = (Path(entry.path) for entry in plain_file.entries_below(folder) if entry.name.endswith(SUFFIXES))
+        files = sorted(file for file in candidates if _looks_like_a_trace(file))
         if files:
             return files
     raise NoTrace(f"{word}: it holds no trace (.json, .json.gz); a run records traces with look=on or profile=window")

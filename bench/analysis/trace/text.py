@@ -219,13 +219,13 @@ def _kernels(analysis: Line) -> Iterator[Block]:
 def _operators(analysis: Line) -> Iterator[Block]:
     times = [("device ms", "device_us", MS)] * bool(analysis["num_device_rows"]) + [("own CPU ms", "self_cpu_us", MS)]
     memory = [("MiB", "allocated_bytes", MIB3), ("net MiB", "net_bytes", MIB3)]
-    for title, key, more in (
+    for title, key, extra in (
         ("device time", "device_us", []),
         ("own CPU time", "self_cpu_us", []),
         ("memory asked for", "allocated_bytes", memory),
     ):
         leading = sorted((line for line in analysis["operators"] if line[key]), key=lambda line: -line[key])
-        columns = [("operator", "name", plain), ("shapes", "shapes", plain40), *times, *more, ("count", "count", str)]
+        columns = [("operator", "name", plain), ("shapes", "shapes", plain40), *times, *extra, ("count", "count", str)]
         yield _part(f"Operators by {title}", leading, *columns)
 
 

@@ -87,14 +87,14 @@ class PullRequest:
     controls: list[tuple[Side, Mapping[str, Any]]] = field(default_factory=list)  # comparisons with other baselines
     choice: str = ""  # which other logs could be the candidate, or ""
     scripts: list[str] = field(default_factory=list)  # several beside candidate's logs that embed no code
-    words: str = ""  # the arguments of this call, for the commands that are proposed
+    arguments: str = ""  # of this call, for the commands that are proposed
 
     @functools.cached_property
     def statements(self) -> tuple[list[clock_lines.Line], list[clock_lines.Line]] | None:
         """The statements of both scripts; None if a source is unknown, not Python, or without a clock."""
         sides = (self.candidate, self.baseline) if self.baseline else ()
-        found = [clock_lines.lines_of(side.sources[SCRIPT]) if side.sources else None for side in sides]
-        return (found[0], found[1]) if len(found) == 2 and found[0] and found[1] else None
+        lines = [clock_lines.lines_of(side.sources[SCRIPT]) if side.sources else None for side in sides]
+        return (lines[0], lines[1]) if len(lines) == 2 and lines[0] and lines[1] else None
 
 
 def streams(pull: PullRequest) -> Answer:
@@ -118,19 +118,19 @@ def streams(pull: PullRequest) -> Answer:
 def mean_loss(pull: PullRequest) -> Answer:
     """Checks that the mean val_loss is below the target by the track's test, and the runs repeat one code."""
     results = {rule["rule"]: rule for rule in pull.judged}
-    found = results["the target is reached"]
+    target_rule = results["the target is reached"]
     least = pull.track.rules.implausible_val_loss or -math.inf
     if any(row["val_loss"] is not None and row["val_loss"] < least for row in pull.candidate.rows):
-        return FAIL, found["evidence"]
+        return FAIL, target_rule["evidence"]
     starts_nats = _starts_nats(pull.candidate)
     if trained := [nats for nats in starts_nats if nats is not None and validity.is_trained(nats, VOCAB_SIZE)]:
         return FAIL, validity.start_doubt(min(trained), VOCAB_SIZE)
     if None in starts_nats and pull.baseline and None not in _starts_nats(pull.baseline):
         return NOT_SHOWN, "a log has no val_loss of step 0, which the baseline's have: was it trained before?"
     shares_code = results["the runs share config and code"]
-    if found["passed"] and shares_code["passed"] is False:
-        return NOT_SHOWN, f"{found['evidence']}; but the runs are no repeats: {shares_code['evidence']}"
-    return (PASS if found["passed"] else NOT_SHOWN), found["evidence"]
+    if target_rule["passed"] and shares_code["passed"] is False:
+        return NOT_SHOWN, f"{target_rule['evidence']}; but the runs are no repeats: {shares_code['evidence']}"
+    return (PASS if target_rule["passed"] else NOT_SHOWN), target_rule["evidence"]
 
 
 def _starts_nats(side: Side) -> list[float | None]:
@@ -163,11 +163,11 @@ def flags(pull: PullRequest) -> Answer:
         return READER, "its logs embed no source"
     base = flags_of(pull.baseline.sources) if pull.baseline else {}
     own, allowed = flags_of(pull.candidate.sources), pull.track.rules.compile_flags or ["*"]
-    more = {name: line for name, line in own.items() if not any(fnmatchcase(name, a) for a in allowed)}
-    extra = [f"{name} (line {line})" for name, line in more.items() if name not in base]
-    if extra:
-        return FAIL, f"its source sets {some(extra, 4)}"
-    kept = f"; {some(sorted(more), 3)} as in the baseline" if more else ""
+    not_allowed = {name: line for name, line in own.items() if not any(fnmatchcase(name, a) for a in allowed)}
+    unexpected = [f"{name} (line {line})" for name, line in not_allowed.items() if name not in base]
+    if unexpected:
+        return FAIL, f"its source sets {some(unexpected, 4)}"
+    kept = f"; {some(sorted(not_allowed), 3)} as in the baseline" if not_allowed else ""
     return PASS, f"its source sets {'no other' if own else 'none'}{kept}; what it sets unseen, a rerun shows"
 
 

@@ -188,7 +188,7 @@ def _verdict_again(claim: Claim, race: ClaimedRace, known: State, reported: Mapp
     folders = {run.name: run.folder for run in claim.all_runs}
     runs = {name: [folders[run] for run in known.runs(name) if run in folders] for name in known.plan["arms"]}
     raced: Any = {"plan": known.plan, "race": race.race_id}
-    arms = [selection.arm_from_folders(name, found, in_race=(name, ""), **raced) for name, found in runs.items()]
+    arms = [selection.arm_from_folders(name, paths, in_race=(name, ""), **raced) for name, paths in runs.items()]
     kept = {"floor_pct": reported["time"]["floor_pct"], "earlier_weight": reported.get("earlier_weight", 1.0)}
     kept["not_as_recorded"] = ()  # every_record_matches_the_ledger() reports it
     return dict(comparison.compare_arms(arms, diagnose=False, **kept))[race.arm]

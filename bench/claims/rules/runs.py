@@ -219,7 +219,7 @@ def the_artifact_is_small_enough(claim: Claim) -> Judged:
     if (most := claim.track_rules.rules.max_artifact_bytes) is None:
         return None, f"track {claim.track} limits no artifact"
     sizes = {run.name: step_files.validations(run.folder, ARTIFACT_BYTES.name) for run in claim.runs}
-    last = {name: max(found.values()) for name, found in sizes.items() if found}
+    last = {name: max(bytes_by_step.values()) for name, bytes_by_step in sizes.items() if bytes_by_step}
 
     def fault_of(run: Run) -> str | None:
         size = last.get(run.name)
@@ -261,10 +261,10 @@ def it_is_better_than_the_other(claim: Claim) -> Judged:
         return _gain(claim, claim.against, rules.min_gain_nats)
     if rules.statistic != "z" or claim.against is None:
         return False, f"track {claim.track} has no rule for two results: race them, ./run.sh race A=... B=..."
-    for name, found in (("this", claim.decision), ("the other", claim.against.decision)):
-        if found["step"] is None or found["mean"] is None:
-            return False, f"{name} result does not reach the target: {found['words']}"
-        steps.append(target.StepMean(found["step"], found["n"], found["mean"]))
+    for name, decision in (("this", claim.decision), ("the other", claim.against.decision)):
+        if decision["step"] is None or decision["mean"] is None:
+            return False, f"{name} result does not reach the target: {decision['words']}"
+        steps.append(target.StepMean(decision["step"], decision["n"], decision["mean"]))
     new, old = steps
     margin_nats = target.pairwise_margin_nats(new, old, rules.nats_per_100_steps)
     return target.is_enough(margin_nats, rules.z_margin_nats), (
@@ -355,8 +355,8 @@ def only_what_may_be_untimed_was_untimed(claim: Claim) -> Judged:
         protocol = run.record["timing_protocol"]
         if protocol["id"] != first:
             return f"timing protocol {protocol['id']}, the first run's is {first}"
-        more = [what for what in protocol["excluded"] if allowed is not None and what not in allowed]
-        return f"{', '.join(more)} not timed" if more else None
+        not_allowed = [what for what in protocol["excluded"] if allowed is not None and what not in allowed]
+        return f"{', '.join(not_allowed)} not timed" if not_allowed else None
 
     return judge_each(claim.all_runs, fault_of, f"protocol {first}")
 
@@ -385,8 +385,8 @@ def only_allowed_flags_of_torch_compile_were_set(claim: Claim) -> Judged:
 
     def fault_of(run: Run) -> str | None:
         set_flags = (flags_by_run[run.name] or {}).items()
-        more = [f"{name}={value}" for name, value in set_flags if not any(fnmatchcase(name, a) for a in allowed)]
-        return f"it set {some(more, 4)}" if more else None
+        not_allowed = [f"{name}={value}" for name, value in set_flags if not any(fnmatchcase(name, a) for a in allowed)]
+        return f"it set {some(not_allowed, 4)}" if not_allowed else None
 
     passed, evidence = judge_each(claim.runs, fault_of, "none set" if not any(flags_by_run.values()) else "all allowed")
     if passed and unknown:

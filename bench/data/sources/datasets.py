@@ -135,8 +135,8 @@ def _find(origin: Source, say: Callable[[str], None]) -> Dataset:
         train, val = (
             tuple(_check(origin, expected, facts, say) for expected in files[split]) for split in ("train", "val")
         )
-    for split, found in (("train", train), ("val", val)):
-        if not found:
+    for split, files_of_split in (("train", train), ("val", val)):
+        if not files_of_split:
             raise CheckFailed(f"data={origin.name} has no {split} shards: {origin.remedy(split)}")
     fullest = max(train + val, key=lambda file: file.max_token)
     if origin.vocab_size is None:

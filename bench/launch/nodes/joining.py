@@ -119,7 +119,7 @@ def lead_nodes(overrides: list[str]) -> Leader | None:
 
     It listens from now on, so that it hears of nodes that are ready earlier, or that refuse.
     """
-    rendezvous, num_nodes = is_node_of(overrides), store.words_of(overrides, "hardware.nodes")[0]
+    rendezvous, num_nodes = is_node_of(overrides), store.values_of(overrides, "hardware.nodes")[0]
     if rendezvous is None or num_nodes is None:
         return None
     host, port = typed.host_and_port(rendezvous)
@@ -134,7 +134,7 @@ def lead_nodes(overrides: list[str]) -> Leader | None:
 
 def is_node_of(overrides: list[str]) -> str | None:
     """Returns the address of hardware.rendezvous, or None if the overrides lack it or hardware.nodes."""
-    rendezvous, num_nodes = store.words_of(overrides, "hardware.rendezvous", "hardware.nodes")
+    rendezvous, num_nodes = store.values_of(overrides, "hardware.rendezvous", "hardware.nodes")
     return None if rendezvous == "null" or not (num_nodes or "").isdecimal() else rendezvous
 
 
@@ -201,7 +201,7 @@ def _leases_of(srun: subprocess.Popen[bytes], out: IO[bytes], num_others: int) -
 def _srun_each(num_nodes: int) -> list[str]:
     """Returns the beginning of a command that starts a program on each other node of this process's allocation.  Raises
     ValueError if there is no allocation, or it has too few nodes."""
-    own, others = allocation.found(), num_nodes - 1
+    own, others = allocation.current(), num_nodes - 1
     if own is None:
         what = f"hardware.nodes={num_nodes}"
         raise ValueError(f"{what}: several runs span nodes within a SLURM job: cluster=slurm submits one")

@@ -158,7 +158,7 @@ class Leader:
 
     def record_facts(self) -> dict[str, Any]:
         """Returns "launched_by" and "nodes" of run.json: who started the ranks, and each node's clock and network."""
-        size, slurm = self._job.config.hardware.ranks_of_node, allocation.found()
+        size, slurm = self._job.config.hardware.ranks_of_node, allocation.current()
         own = facts.facts_of(self._job) | {"fabric": facts.network(self._interface())}
         known = {0: (own, None)} | {peer.node: (peer.facts or {}, peer.clock) for peer in self._nodes}
         rows = [

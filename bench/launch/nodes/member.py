@@ -19,7 +19,7 @@ from bench.config import schema, typed
 from bench.launch import ranks
 from bench.launch.allocation import Adopted
 from bench.launch.nodes import carried, facts, leader
-from bench.launch.nodes.store import GONE, MemberStore, words_of
+from bench.launch.nodes.store import GONE, MemberStore, values_of
 from bench.launch.prepare import Job, frozen, prepare
 from bench.machine import code_copy, leases
 from bench.machine.signals import Interrupted, Signals, raise_interrupted
@@ -60,7 +60,7 @@ def follow_adopted(adopted: Adopted, prepared: Callable[[], Job]) -> int:
 
 def follow_nodes(overrides: list[str], prepared: Callable[[], Job]) -> int:
     """Takes part as a node that does not have the address of hardware.rendezvous; returns the exit code."""
-    rendezvous, timeout = words_of(overrides, "hardware.rendezvous", "hardware.rendezvous_timeout_s")
+    rendezvous, timeout = values_of(overrides, "hardware.rendezvous", "hardware.rendezvous_timeout_s")
     host, port = typed.host_and_port(rendezvous)
     timeout_s = leader.RENDEZVOUS_S
     with contextlib.suppress(ValueError):

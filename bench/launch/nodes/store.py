@@ -66,19 +66,19 @@ def _quiet_torch() -> Iterator[Any]:
             del os.environ[name]
 
 
-def _opened(host: str, port: int, key: str, **more: Any) -> tuple[Any, Any]:
+def _opened(host: str, port: int, key: str, **kwargs: Any) -> tuple[Any, Any]:
     """Returns (TCPStore, the part of it for the run whose processes alone know this key)."""
     prefix = hashlib.sha256(f"speedrun-bench:{key}".encode()).hexdigest()[:32]
     with _quiet_torch() as distributed:
         timeout = datetime.timedelta(seconds=CALL_S)
-        store = distributed.TCPStore(host, port, wait_for_workers=False, timeout=timeout, **more)
+        store = distributed.TCPStore(host, port, wait_for_workers=False, timeout=timeout, **kwargs)
         return store, distributed.PrefixStore(f"speedrun/{prefix}", store)
 
 
-def words_of(overrides: Sequence[str], *keys: str) -> list[str | None]:
+def values_of(overrides: Sequence[str], *keys: str) -> list[str | None]:
     """Returns the values that overrides give these settings, before anything is composed; None for those not given."""
-    given = {key: value for key, _, value in (word.partition("=") for word in overrides)}
-    return [given.get(key) for key in keys]
+    values = {key: value for key, _, value in (word.partition("=") for word in overrides)}
+    return [values.get(key) for key in keys]
 
 
 def listen(host: str | None, ports: Sequence[int]) -> socket.socket:

@@ -45,10 +45,10 @@ def noted(folder: Path, rank: int) -> Iterator[Opened]:
 class OpenedFiles:
     """Which data a script opened, and whether these are the track's.
 
-    given: true paths of the shards of each split that its work/ had when it began.
+    work_shards: true paths of the shards of each split that its work/ had when it began.
     """
 
-    def __init__(self, folder: Path, job: Job, opened: Sequence[Opened], given: Mapping[str, Sequence[str]]):
+    def __init__(self, folder: Path, job: Job, opened: Sequence[Opened], work_shards: Mapping[str, Sequence[str]]):
         assert job.script is not None
         self._script, self._work = job.script, (folder / work_folder.WORK).absolute()
         self._opened = opened
@@ -56,7 +56,7 @@ class OpenedFiles:
         self._real = {file["real"] for file in self._data}
         shards = {"train": job.dataset.train, "val": job.dataset.val}
         self._ours = {
-            split: {*given[split], *(os.path.realpath(shard.path) for shard in shards[split])} for split in shards
+            split: {*work_shards[split], *(os.path.realpath(shard.path) for shard in shards[split])} for split in shards
         }
         self.read = [file["real"] for file in opened if not file["writes"]]
         self.are_fixed = any(key.split(".")[0] == "data" for key in job.config.track.fixed)  # by its track
@@ -78,8 +78,8 @@ class OpenedFiles:
         if not self.are_own_data:
             others = self._real - self._ours["train"] - self._ours["val"] - written
             if foreign := sorted(path for path in others if not _is_cache(path)):
-                more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-                doubts.append(f"it opened data that are not the track's: {self._short(foreign[0])}{more}")
+                rest = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+                doubts.append(f"it opened data that are not the track's: {self._short(foreign[0])}{rest}")
             for split, so in (
                 ("train", "it trained on others (track=free allows that)"),
                 ("val", "its val_loss is not of the track's tokens"),
@@ -114,15 +114,15 @@ class OpenedFiles:
         """
         steps = sorted((row["line_t_ns"], row["step"]) for row in rows if row["line_t_ns"] is not None)
         validated_ns = sorted(row["val_line_t_ns"] for row in rows if row["val_line_t_ns"] is not None)
-        early_ns, found = round(1e9 * (READER_LATE_TIMES * reader_late_s + PRINTED_LATE_S)), []
+        early_ns, fault_steps = round(1e9 * (READER_LATE_TIMES * reader_late_s + PRINTED_LATE_S)), []
         for open_ns in self._validation_opens_ns():
             next_ns = next((t_ns for t_ns in validated_ns if t_ns > open_ns), None)
             before_ns = [t_ns for t_ns, _ in steps if next_ns is not None and t_ns <= next_ns]
             if steps and before_ns and steps[0][0] < open_ns < before_ns[-1] - early_ns:
-                found.append(next(step for t_ns, step in steps if t_ns > open_ns))
-        if not found:
+                fault_steps.append(next(step for t_ns, step in steps if t_ns > open_ns))
+        if not fault_steps:
             return []
-        where = f"at {len(set(found))} steps, first at step {found[0]}"
+        where = f"at {len(set(fault_steps))} steps, first at step {fault_steps[0]}"
         return [f"it opened the track's validation shards while it trained, {where}"]
 
     def _validation_opens_ns(self) -> list[int]:

@@ -76,19 +76,19 @@ def write(
     output: Output,
     telemetry_of: Callable[[list[StepRow]], Section],
     waits_ns: Iterable[tuple[int, int]],
-    given: Mapping[str, Sequence[str]],
+    work_shards: Mapping[str, Sequence[str]],
 ) -> Section | None:
     """Writes steps.csv, events and .result.tmp; adds "script" and the timing protocol to run.  Returns any failure.
 
     output: closed; telemetry_of(rows): {"summary", "doubts", "warnings"} of the launcher's sampler; waits_ns: as in
-    PrintedTimes.clock(); given: as in OpenedFiles.
+    PrintedTimes.clock(); work_shards: as in OpenedFiles.
     """
     assert job.script is not None
     goal, script, num_ranks = job.config.goal, job.script, job.config.hardware.num_processes or 1
     dialect = script.dialect or dialects.detect(text for _, text in output.lines)
     shown = dialect if dialect is None or dialect in dialects.NAMES else private.redact(dialect, REPO)
     facts = [_facts(folder / f".rank{rank}.facts.tmp") for rank in range(num_ranks)]
-    opened = OpenedFiles(folder, job, [file for rank in range(num_ranks) for file in noted(folder, rank)], given)
+    opened = OpenedFiles(folder, job, [file for rank in range(num_ranks) for file in noted(folder, rank)], work_shards)
     used = work_folder.keep_used(folder, script, opened.read)
     run["script"] |= {"dialect": shown, "num_unkept_lines": output.num_unkept_lines, "opened": opened.names()}
     run["script"] |= {"used": used}
@@ -138,8 +138,8 @@ def write(
     if not rows[-1]["step"]:
         return failures.failure("no_metric_lines", NO_STEPS)
     if printed.step_past_budget(goal) == (first := next(row["step"] for row in rows if row["step"])):
-        asked = f"token_budget={goal.token_budget}" if goal.token_budget else f"time_budget_s={goal.time_budget_s:g}"
-        return failures.failure("bad_setting", TOO_SHORT.format(f"goal.{asked}", first))
+        budget = f"token_budget={goal.token_budget}" if goal.token_budget else f"time_budget_s={goal.time_budget_s:g}"
+        return failures.failure("bad_setting", TOO_SHORT.format(f"goal.{budget}", first))
     if goal.token_budget is not None and foreign.batch_tokens is None:
         return failures.failure("no_metric_lines", NO_TOKENS.format(goal.token_budget)) | {"hint": BY_TIME}
     if any(row.get(goal.of.name) is not None for row in rows):
@@ -328,8 +328,8 @@ def _write_result(
     if telemetry.get("foreign_cpu_cores") is not None:
         measured["foreign_cpu_cores"] = telemetry["foreign_cpu_cores"]
     # the script's torch; each None if it ended well without importing torch; {} if nothing is known
-    given = cast(Mapping[str, Any], first.get("torch") or {})
-    torch_facts: dict[str, Any] = {name: given[name] for name in TorchFacts.__annotations__ if name in given}
+    reported = cast(Mapping[str, Any], first.get("torch") or {})
+    torch_facts: dict[str, Any] = {name: reported[name] for name in TorchFacts.__annotations__ if name in reported}
     if not torch_facts and "python" in first:
         torch_facts = dict.fromkeys(TorchFacts.__annotations__)
     summaries = {"telemetry": telemetry["summary"]} if telemetry["summary"] else {}

@@ -278,10 +278,10 @@ def _python(word: str | None, root: Path | None) -> str:
     if word is None:
         project_python = root and root / ".venv" / "bin" / "python"  # as uv creates it
         return str(project_python) if project_python and project_python.exists() else sys.executable
-    found = shutil.which(os.path.expanduser(word)) or shutil.which(str(user_path(word)))
-    if found is None:
+    path = shutil.which(os.path.expanduser(word)) or shutil.which(str(user_path(word)))
+    if path is None:
         raise ValueError(f"script.python={word}: there is no such interpreter: give e.g. ~/other/.venv/bin/python")
-    return str(Path(found).absolute())
+    return str(Path(path).absolute())
 
 
 def _value(name: str, value: object) -> str:
@@ -297,8 +297,8 @@ def _value(name: str, value: object) -> str:
 def dumped(script: Script, work: Path, seed: int, pipes: list[str], profile: dict[str, Any] | None) -> dict[str, Any]:
     """Returns the part of the launch file that bench/training/script_worker.py reads."""
 
-    def filled(words: Sequence[str]) -> list[str]:
-        return [word.replace("{seed}", str(seed)) for word in words]
+    def filled(arguments: Sequence[str]) -> list[str]:
+        return [word.replace("{seed}", str(seed)) for word in arguments]
 
     return {
         "path": str(work / script.file),

@@ -61,7 +61,7 @@ class Confined:
         self._limits = sandbox.machine_limits(job.config.hardware.wall_timeout_s)
         self._watch: sandbox.Watch | None = None
 
-    def command(self, words: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    def command(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
         """Returns sandbox.command() for the ranks."""
         work = self._folder / work_folder.WORK
         launch = atomic.read_json(self._folder / run_folder.LAUNCH) | {"launcher_pid": None, "shards": {}}
@@ -79,7 +79,7 @@ class Confined:
         readable = {self._job.code, *work_folder.linked(self._script, work)}
         for python in (sys.executable, self._script.python):
             readable.update(map(Path, sandbox.python_files(python)))
-        return sandbox.command(words, env, readable, writable, self._limits, self._job.code, self.kind)
+        return sandbox.command(argv, env, readable, writable, self._limits, self._job.code, self.kind)
 
     def watch(self, guard_pid: int) -> None:
         """Starts to check the limits of the ranks, which run below this process."""

@@ -42,18 +42,18 @@ def make(folder: Path, script: Script, dataset: Dataset, val_tokens: int) -> Pat
     data.mkdir(parents=True, exist_ok=True)
     for split in ("train", "val"):
         links = shard_links(script, dataset, split, work)
-        for link, path in zip(links, given(script, dataset, split, val_tokens), strict=True):
+        for link, path in zip(links, shard_paths(script, dataset, split, val_tokens), strict=True):
             link.symlink_to(path)
     return work
 
 
 def shard_links(script: Script, dataset: Dataset, split: str, work: Path) -> list[Path]:
-    """Returns the paths in work/ that link to what given() returns."""
+    """Returns the paths in work/ that link to what shard_paths() returns."""
     names = shard_names([shard.path for shard in getattr(dataset, split)], split, script.data.name)
     return [work / script.data / name for name in ([f"{split}.bin"] if script.raw_data else names)]
 
 
-def given(script: Script, dataset: Dataset, split: str, val_tokens: int) -> list[Path]:
+def shard_paths(script: Script, dataset: Dataset, split: str, val_tokens: int) -> list[Path]:
     """Returns the true paths of the shards of a split that a script gets."""
     shards: tuple[ShardFile, ...] = getattr(dataset, split)
     if script.raw_data:
@@ -65,13 +65,13 @@ def given(script: Script, dataset: Dataset, split: str, val_tokens: int) -> list
 
 def linked(script: Script, work: Path) -> list[Path]:
     """Returns the targets of links in work/ that a sandboxed script may read: shards, and files in its own folder."""
-    root, found = os.path.realpath(script.root), []
+    root, targets = os.path.realpath(script.root), []
     for entry in plain_file.entries_below(work):
         if entry.is_symlink():
             is_inside = os.path.realpath(entry.path).startswith(root + os.sep)
             if is_inside or Path(entry.path).parent == work / script.data:
-                found.append(Path(os.readlink(entry.path)))
-    return found
+                targets.append(Path(os.readlink(entry.path)))
+    return targets
 
 
 def shard_names(files: Sequence[Path], split: str, folder_name: str) -> list[str]:
@@ -111,11 +111,11 @@ def _without_held_out(shards: Sequence[ShardFile], num_kept: int) -> list[Path]:
         def write(path: Path, shard: ShardFile = shard, own: int = own) -> None:
             import numpy as np
 
-            kept = np.concatenate([each.tokens()[:num_kept] for each in shards])[:num_kept]
+            kept = np.concatenate([other.tokens()[:num_kept] for other in shards])[:num_kept]
             rest = np.resize(kept, shard.num_tokens - own)
             shard_files.write(path, np.concatenate([shard.tokens()[:own], rest]))
 
-        paths.append(made_copies.made_of([each.path for each in shards], f"val-{num_kept}-{len(paths)}", write))
+        paths.append(made_copies.made_of([other.path for other in shards], f"val-{num_kept}-{len(paths)}", write))
     return paths
 
 
@@ -159,14 +159,14 @@ def changed(script: Script, work: Path) -> list[str]:
 
 def doubts(script: Script, work: Path, opened: Iterable[str]) -> list[str]:
     """Returns sentences: a source changed, or a source ran that is not its copy.  opened: as in keep_used()."""
-    found = [f"{name} changed while it ran" for name in changed(script, work)]
+    sentences = [f"{name} changed while it ran" for name in changed(script, work)]
     root = os.path.realpath(script.root)
     names = {os.path.relpath(path, root) for path in opened if path.startswith(root + os.sep)}
     names = {name for name in names if name.endswith(".py") and f"script/{name}" in script.sources}
     if script.is_rooted and names:
         installed = "as where it is installed in place (pip install -e): no copy of the run's own"
-        found.append(f"it ran {min(names)} of script.root itself, {installed}")
-    return found
+        sentences.append(f"it ran {min(names)} of script.root itself, {installed}")
+    return sentences
 
 
 def _sha256(path: Path) -> str | None:
@@ -187,9 +187,9 @@ def tidy(script: Script, work: Path) -> dict[str, Any]:
         return {"files_written": []}
     start = len(os.path.join(work, ""))
     entries = list(plain_file.entries_below(work))
-    kept, found = set(changed(script, work)), {entry.path[start:] for entry in entries}  # not reached through links
+    kept, present = set(changed(script, work)), {entry.path[start:] for entry in entries}  # not reached through links
     for name in script.sha256_by_name:
-        if name not in kept and name.removeprefix("script/") in found:
+        if name not in kept and name.removeprefix("script/") in present:
             with contextlib.suppress(OSError):  # the script made it immutable
                 (work / name.removeprefix("script/")).unlink(missing_ok=True)
     run_folder.remove_links(work)

@@ -213,7 +213,7 @@ def ceilings_of_run(run: Mapping[str, Any], rank: int = 0) -> Ceilings | None:
         return None
     started_s = utc.seconds(run.get("started_at") or utc.now())
     passport, device = min(
-        fitting, key=lambda found: (_foreign_cores(found[0]) > 0, abs(utc.seconds(found[0]["at"]) - started_s))
+        fitting, key=lambda pair: (_foreign_cores(pair[0]) > 0, abs(utc.seconds(pair[0]["at"]) - started_s))
     )
     return ceilings(passport, device, None if gpus else env.get("num_threads"))
 

@@ -132,15 +132,15 @@ class Xids:
 
     def new(self) -> list[str]:
         """Returns a sentence for each error since the last call, without waiting."""
-        found: list[str] = []
+        sentences: list[str] = []
         if self._events is not None:
             nvml = self._gpus[0].nvml
             with contextlib.suppress(nvml.NVMLError):  # a timeout: there are no more
-                while len(found) < MOST_XIDS:
+                while len(sentences) < MOST_XIDS:
                     event = nvml.nvmlEventSetWait_v2(self._events, 0)
                     names = [gpu.name for gpu in self._gpus if _address(gpu.handle) == _address(event.device)]
-                    found += [f"{name} had Xid {event.eventData}" for name in names]
-        return found
+                    sentences += [f"{name} had Xid {event.eventData}" for name in names]
+        return sentences
 
 
 def _address(handle: Any) -> int | None:

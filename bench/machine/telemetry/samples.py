@@ -135,8 +135,8 @@ def _unequal_limits(devices: Mapping[str, Row]) -> list[str]:
             return [f"the power limit of {name} was changed in the run, between {ends}"]
     limits_w = {name: device["min_power_limit_w"] for name, device in limited.items()}
     if limits_w and max(limits_w.values()) - min(limits_w.values()) > LIMIT_SLACK_W:
-        each = ", ".join(f"{name} {limit_w:.0f} W" for name, limit_w in limits_w.items())
-        return [f"the GPUs have unequal power limits: {each}"]
+        limits = ", ".join(f"{name} {limit_w:.0f} W" for name, limit_w in limits_w.items())
+        return [f"the GPUs have unequal power limits: {limits}"]
     return []
 
 
@@ -200,9 +200,9 @@ def columns(samples: list[Row], steps: dict[int, Span], joined: Row) -> dict[str
         if len(joules) == len(steps) and (total_j := sum(joules.values())) > 0:
             values["energy_j"] = {row: joined["energy_j"] / total_j * energy_j for row, energy_j in joules.items()}
     for column in ("sm_clock_mhz", "cpu_freq_mhz"):
-        values[column] = _by_row(samples, column, steps, Curve.mean, lambda each: round(sum(each) / len(each), 3))
+        values[column] = _by_row(samples, column, steps, Curve.mean, lambda means: round(sum(means) / len(means), 3))
     slowed = [row | {"slowed": slows(row)} for row in samples]
-    values["slowed_frac"] = _by_row(slowed, "slowed", steps, Curve.mean, lambda each: round(max(each), 3))
+    values["slowed_frac"] = _by_row(slowed, "slowed", steps, Curve.mean, lambda means: round(max(means), 3))
     return {column: by_row for column, by_row in values.items() if by_row}
 
 

@@ -48,22 +48,22 @@ def audit(folder: Path, kinds: Sequence[str], say: Say) -> certificates.Audit:
     run = cast(Run, run_folder.read(folder))
     refuse(folder, run)
     job = job_of(folder, run, say)
-    found = list[Any]()
+    audits = list[Any]()
     for kind in kinds:
-        looks = job.script is not None and "look=off" not in job.overrides and not any(audit["run"] for audit in found)
-        found.append({"kind": kind} | _audit_run(kind, job.with_look(looks), run, say))
-        say("audit", f"{kind.replace('_', ' ')}: {found[-1]['outcome'].upper()}: {found[-1]['why']}")
+        looks = job.script is not None and "look=off" not in job.overrides and not any(audit["run"] for audit in audits)
+        audits.append({"kind": kind} | _audit_run(kind, job.with_look(looks), run, say))
+        say("audit", f"{kind.replace('_', ' ')}: {audits[-1]['outcome'].upper()}: {audits[-1]['why']}")
     audited: certificates.Audit = {
         "run": f"{run['track']}/{run['run_id']}",
         "config_id": run["config_id"],
         "source_sha256": run["code"]["source_sha256"],
         "at": utc.now(),
         "claimed_nats": run["metrics"]["val_loss"],
-        "outcome": outcome_of([verdict["outcome"] for verdict in found]),
+        "outcome": outcome_of([verdict["outcome"] for verdict in audits]),
         "unnoticed_nats": min(
-            (verdict["unnoticed_nats"] for verdict in found if "unnoticed_nats" in verdict), default=None
+            (verdict["unnoticed_nats"] for verdict in audits if "unnoticed_nats" in verdict), default=None
         ),
-        "audits": found,
+        "audits": audits,
     }
     certificates.write_audit(folder, audited)
     return audited
@@ -92,11 +92,11 @@ def audit_clock(folder: Path, say: Say) -> off_clock.Account:
         name.removeprefix("script/"): path.read_text(errors="replace") for name, path in job.script.sources.items()
     }
     try:
-        found = off_clock.account(lines, job.script.file, sources, stamps_ns, audited["metrics"]["train_s"])
+        account = off_clock.account(lines, job.script.file, sources, stamps_ns, audited["metrics"]["train_s"])
     except ValueError as error:
         raise ValueError(f"{folder.name}: {error}") from None
-    atomic.write_json(folder / CLOCK_FILE, found)
-    return found
+    atomic.write_json(folder / CLOCK_FILE, account)
+    return account
 
 
 def _launched(job: Job, about: Mapping[str, Any], folders: Mapping[str, Path]) -> Run:

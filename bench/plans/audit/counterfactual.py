@@ -171,13 +171,13 @@ def _judge_held_out(facts: Mapping[str, Any], claimed_nats: float, last: float) 
         spread_nats = HELD_OUT_SE * float(facts["sd_of_blocks_nats"]) * math.sqrt(2 / num_blocks)
         return spread_nats + HELD_OUT_FRAC * claimed_nats + max(0.0, facts["harder_nats"])
 
-    num_blocks, more = max(1, facts["val_tokens"] // BLOCK_TOKENS), last - claimed_nats
+    num_blocks, rise = max(1, facts["val_tokens"] // BLOCK_TOKENS), last - claimed_nats
     finding = f"its loss is {last:.4f} on a held-out slice, and it claims {claimed_nats:.4f} on the validation data"
-    if more <= limit(num_blocks):
+    if rise <= limit(num_blocks):
         why = f"{finding}: within the limit of {limit(num_blocks):.4f} that two slices may differ by"
         return _verdict(PASSED, why, last)
-    outcome = FAILED if more > limit(min(4, num_blocks)) else DOUBTED
-    return _verdict(outcome, f"{finding}, {more:.4f} higher; two slices may differ by {limit(num_blocks):.4f}", last)
+    outcome = FAILED if rise > limit(min(4, num_blocks)) else DOUBTED
+    return _verdict(outcome, f"{finding}, {rise:.4f} higher; two slices may differ by {limit(num_blocks):.4f}", last)
 
 
 # ---- files

@@ -64,10 +64,10 @@ def refusal(job: Job) -> str | None:
     return verdict["why"] if verdict["outcome"] == FAILED else None
 
 
-def main(seconds: str, most_s: str, *words: str) -> int:
+def main(seconds: str, most_s: str, *overrides: str) -> int:
     """Prints the refusal as JSON. Returns the exit code: 0, or 2 if the contestant cannot be checked."""
     try:
-        job = prepare(list(words), say=lambda text: print(text, file=sys.stderr), check_own=False)
+        job = prepare(list(overrides), say=lambda text: print(text, file=sys.stderr), check_own=False)
         why = refusal(shortened(job, float(seconds), float(most_s)))
     except ValueError as error:  # a plan has accepted these settings before
         print(error, file=sys.stderr)

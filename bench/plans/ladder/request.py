@@ -51,8 +51,8 @@ def parse(arguments: Sequence[str]) -> tuple[Size, list[Fitted], dict[str, Any]]
     runnable = [fit for fit in fitted if fit.fault is None]
     excluded = {fit.rung.name: fit.fault for fit in fitted if fit.fault}
     if excluded and (names or len(runnable) < 2):
-        (name, fault), *more = excluded.items()
-        others = f"; {len(more)} others cannot either" if more else ""
+        (name, fault), *further = excluded.items()
+        others = f"; {len(further)} others cannot either" if further else ""
         what = f"{name} cannot run at size={size.name}: {fault}{others}"
         raise ValueError(f"{what}; name other rungs, or another size: {', '.join(sizes.SIZES)}")
     kept = {  # kept in the plan, so that the page does not depend on today's yamls
@@ -77,9 +77,9 @@ def check(arguments: Sequence[str]) -> None:
 
 def _parsed(arguments: Sequence[str]) -> tuple[list[str], Size | None, dict[str, Any]]:
     """Returns (names of rungs, the size if one is given, the race's settings). Raises ValueError."""
-    given = [word for word in arguments if word.startswith(f"{SIZE}=")]
-    named_sizes = [sizes.named(word.partition("=")[2]) for word in given]
-    settings = plan.parse_request([word for word in arguments if "=" in word and word not in given])
+    size_words = [word for word in arguments if word.startswith(f"{SIZE}=")]
+    named_sizes = [sizes.named(word.partition("=")[2]) for word in size_words]
+    settings = plan.parse_request([word for word in arguments if "=" in word and word not in size_words])
     if "on" in settings:
         raise ValueError(f"on={settings['on']}: a ladder always asks for the time to its own target: omit it")
     if "sequential" in settings:
@@ -130,7 +130,7 @@ def forecast_text(forecast: Mapping[str, Any]) -> str:
     names_by_time: dict[str, list[str]] = {}
     for name, rung in rungs.items():
         names_by_time.setdefault(format_about_s(rung["run_s"]), []).append(name)
-    each = ", ".join(f"{about} ({spans(names, list(rungs))})" for about, names in names_by_time.items())
+    times = ", ".join(f"{about} ({spans(names, list(rungs))})" for about, names in names_by_time.items())
     source = f"by earlier runs of {num_known} of {len(rungs)} rungs, the rest is a guess"
     if num_known in (0, len(rungs)):
         source = "by earlier runs here" if num_known else "a guess: none has run here"
@@ -138,7 +138,7 @@ def forecast_text(forecast: Mapping[str, Any]) -> str:
         f"size {forecast['size']}: {forecast['about']}",
         f"{forecast['num_runs']} runs: {forecast['n']} of each of {len(rungs)} rungs after a warm-up each",
         f"{format_about_s(forecast['all_s'])} in all, {source}",
-        f"a run: {each}",
+        f"a run: {times}",
         *(f"{name} cannot run: {why}" for name, why in forecast["excluded"].items()),
         "",
         f"{KEPT}  Changed:",

@@ -166,20 +166,20 @@ def named(name: str) -> Size:
     return SIZES[name]
 
 
-def fitted(rungs: Iterable[Rung], size: Size, given: Sequence[str]) -> list[Fitted]:
-    """Returns each rung at this size. given: the user's overrides of every rung, which win over the size's."""
-    pairs = [_fitted(rung, size, given) for rung in rungs]
+def fitted(rungs: Iterable[Rung], size: Size, user_overrides: Sequence[str]) -> list[Fitted]:
+    """Returns each rung at this size. user_overrides: of every rung; they win over the size's."""
+    pairs = [_fitted(rung, size, user_overrides) for rung in rungs]
     faults = iter(own_model.faults_of_configs([config for _, config in pairs if config is not None]))
     return [fit if config is None else replace(fit, fault="; ".join(next(faults)) or None) for fit, config in pairs]
 
 
-def _fitted(rung: Rung, size: Size, given: Sequence[str]) -> tuple[Fitted, schema.Config | None]:
+def _fitted(rung: Rung, size: Size, user_overrides: Sequence[str]) -> tuple[Fitted, schema.Config | None]:
     """Returns a Fitted and the config that it makes, or None if it is not valid."""
     own = [f"{GROUP}={rung.name}"]
     try:
         record = _composed(own)
-        own += _derived(rung, record, size, given)
-        overrides = [*size.all_overrides, *own, *given]
+        own += _derived(rung, record, size, user_overrides)
+        overrides = [*size.all_overrides, *own, *user_overrides]
         config = prepare.prepare(overrides, fetch=False, say=lambda text: None, check_own=False).config
         changed = _changed(record, _composed(overrides))
     except ValueError as error:
@@ -191,28 +191,28 @@ def _composed(overrides: list[str]) -> schema.Config:
     return compose.compose(overrides, prepare.this_machine())
 
 
-def _derived(rung: Rung, record: schema.Config, size: Size, given: Sequence[str]) -> list[str]:
+def _derived(rung: Rung, record: schema.Config, size: Size, user_overrides: Sequence[str]) -> list[str]:
     """Returns the rung's own overrides besides the size's and the user's. record: its config as the yaml has it."""
-    sized = _composed([*size.all_overrides, f"{GROUP}={rung.name}", *given])
-    wanted = {} if size.batch_tokens is None else _scaled(rung, record, sized, size, given)
+    sized = _composed([*size.all_overrides, f"{GROUP}={rung.name}", *user_overrides])
+    wanted = {} if size.batch_tokens is None else _scaled(rung, record, sized, size, user_overrides)
     if size.shape is not None:  # a rung's yaml sets the model for the record's size alone
         shape = yaml.safe_load(groups.path_of("model/size", size.shape).read_text())
         wanted |= {f"model.{key}": shape[key] for key in SHAPE}
         if sized.model and sized.model.vocab_size is not None:
             wanted["model.vocab_size"] = None  # the data has other tokens than the record's: as many, padded
-    own, before = {override.partition("=")[0] for override in given}, settings_of(sized)
+    own, before = {override.partition("=")[0] for override in user_overrides}, settings_of(sized)
     return [f"{key}={word(value)}" for key, value in wanted.items() if key not in own and before.get(key) != value]
 
 
 def _scaled(
-    rung: Rung, record: schema.Config, sized: schema.Config, size: Size, given: Sequence[str]
+    rung: Rung, record: schema.Config, sized: schema.Config, size: Size, user_overrides: Sequence[str]
 ) -> dict[str, Any]:
     """Returns {setting: value} of scaled settings. record: the config as the rung's yaml has it; sized: at the size."""
     assert size.batch_tokens is not None
     batch_frac = size.batch_tokens / (RECORD_BATCH_TOKENS if rung.track else record.data.batch_tokens)
     row_frac = 1.0 if size.seq_len is None else size.seq_len / (RECORD_SEQ_LEN if rung.track else record.data.seq_len)
     num_ranks = sized.hardware.num_processes or 1
-    is_own = any(override.startswith("data.batch_tokens=") for override in given)
+    is_own = any(override.startswith("data.batch_tokens=") for override in user_overrides)
     batch = sized.data.batch_tokens if is_own else round(record.data.batch_tokens * batch_frac)
 
     def row(tokens: int, batch_tokens: int) -> int:

@@ -99,8 +99,8 @@ class Measurement:
         missing = [case for case in [*alone, *together] if not values.get(case)]
         return {
             "rank": self._ranks.rank,
-            "figures": [works.figure(case, found) for case in alone if (found := values.get(case))],
-            "collectives": [works.figure(case, found) for case in together if (found := values.get(case))],
+            "figures": [works.figure(case, rounds) for case in alone if (rounds := values.get(case))],
+            "collectives": [works.figure(case, rounds) for case in together if (rounds := values.get(case))],
             "under_load": self._under_load,
             "omitted": [f"{case.what}: {CANNOT if case in values else NO_TIME}" for case in missing],
             "torch_facts": facts,
@@ -120,10 +120,10 @@ class Measurement:
             before = values.get(case, [])
             if before is not None:
                 if case.kind == "collective":
-                    more: list[float] | None = works.collective(case, self._ranks, self._timer)
+                    new_values: list[float] | None = works.collective(case, self._ranks, self._timer)
                 else:
-                    more = self._alone(case) if measures else None
-                values[case] = None if more is None else before + more
+                    new_values = self._alone(case) if measures else None
+                values[case] = None if new_values is None else before + new_values
             if self._ranks.is_first:
                 with open(self._folder / "progress", "a") as file:
                     file.write(f"{number}/{NUM_ROUNDS * len(cases)} {case.what}\n")

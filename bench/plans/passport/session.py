@@ -47,9 +47,9 @@ def measure(
         return _follow(group, folder / "progress", probe.START_S + 1.5 * limit_s, say)
 
     answers = probe.answers_of_ranks(RANK, question, hardware, num_ranks, num_threads[-1], wait)
-    if len(answers.found) < num_ranks:
+    if len(answers.received) < num_ranks:
         raise NotMeasured(f"{answers.why_missing(WHOLE_S).found}: ./run.sh doctor says more")
-    first = answers.found[0]
+    first = answers.received[0]
     if not first["figures"]:
         raise NotMeasured(f"its processes took more than {WHOLE_S:.0f} s to start: end other programs, and try again")
     if hardware.device == "cpu":
@@ -57,8 +57,8 @@ def measure(
     else:
         names = [(gpu["uuid_hash"], gpu["name"]) for gpu in gpus.used_by_run(env["gpus"], hardware)]
     devices: list[kept.Device] = [
-        {"id": id, "name": name, "index": index, "figures": found["figures"], "under_load": found["under_load"]}
-        for index, ((id, name), found) in enumerate(zip(names, answers.found))
+        {"id": id, "name": name, "index": index, "figures": answer["figures"], "under_load": answer["under_load"]}
+        for index, ((id, name), answer) in enumerate(zip(names, answers.received))
     ]
     for device in devices:
         _refuse_beyond_sheet(device)

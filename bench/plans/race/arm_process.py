@@ -66,7 +66,7 @@ def facts_of_arms(arms: Mapping[str, tuple[Path, Sequence[str]]], results: Path 
             if refusal := facts_of[name].get("refused"):
                 raise ValueError(refusal)
             # Older revisions do not report which settings are credentials.
-            typed = [word.partition("=")[0] for word in overrides if credentials.found(word)]
+            typed = [word.partition("=")[0] for word in overrides if credentials.find(word)]
             if hidden := facts_of[name].get("redacted") or typed:
                 remedy = "log in (wandb login, hf auth login) so that the arm needs none"
                 raise ValueError(f"{hidden[0]} looks like a credential, and a plan records all settings: {remedy}")
@@ -91,12 +91,12 @@ def ask(
     folder: Path | str,
     arguments: Sequence[str],
     env: Mapping[str, str],
-    given: str | None = None,
+    stdin: str | None = None,
     confined: Confined | None = None,
 ) -> Any:
     """Returns the answer of print_facts() of the code in this folder; None if that code is too old to have it.
 
-    given is standard input; confined wraps the command in a sandbox. Raises ValueError for a refusal.
+    stdin: text for its standard input; confined wraps the command in a sandbox. Raises ValueError for a refusal.
     """
     paths = {name: Path(folder) / f"{name.replace('.', '/')}.py" for name in FACTS_MODULES}
     module = next((name for name, path in paths.items() if path.exists()), None)
@@ -104,7 +104,7 @@ def ask(
         return None
     command = [sys.executable, "-m", module, *arguments]
     command, env = confined(command, env) if confined else (command, env)
-    done = subprocess.run(command, cwd=folder, env=env, input=given, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, env=env, input=stdin, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(done.stderr.strip().removeprefix("race: ") or f"exit code {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])

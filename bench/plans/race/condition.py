@@ -49,12 +49,12 @@ def measure(folder: Path, results: Path, arms: Mapping[str, Mapping[str, Any]], 
     mode: of MODES; when: before or after. Raises ValueError for faults before the race if the mode is refuse.
     """
     machine = schema.Machine(gpus.num_visible(), environment.usable_cpus())
-    hardware = [found for arm in arms.values() if (found := _hardware(arm, machine)) is not None]
-    is_on_gpu = any(found.device == "cuda" for found in hardware)
+    hardware = [setup for arm in arms.values() if (setup := _hardware(arm, machine)) is not None]
+    is_on_gpu = any(setup.device == "cuda" for setup in hardware)
     if not hardware or mode == "off" or mode == "auto" and not is_on_gpu:
         return
-    first = next((found for found in hardware if found.device == "cuda"), hardware[0])
-    precisions = {found.dtype or DTYPE[found.device] for found in hardware} | {"tf32" for arm in hardware if arm.tf32}
+    first = next((setup for setup in hardware if setup.device == "cuda"), hardware[0])
+    precisions = {setup.dtype or DTYPE[setup.device] for setup in hardware} | {"tf32" for arm in hardware if arm.tf32}
     try:
         env = environment.environment()
         passport = session.measure(first, env, lambda line: None, LIMIT_S[first.device], sorted(precisions))

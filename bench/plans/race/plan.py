@@ -119,10 +119,10 @@ def _with_revisions(arguments: list[str]) -> list[str]:
     return [*others, *(f"{name}.rev={rev}" for name, rev in zip(letters, revisions, strict=True))]
 
 
-def root_of_script(words: Iterable[str]) -> str | None:
+def root_of_script(overrides: Iterable[str]) -> str | None:
     """Returns the repository whose revisions these settings are raced at: a script's script.root, else the user's
     folder; None without a script, for the harness's."""
-    settings = {key: value for key, _, value in (word.partition("=") for word in words)}
+    settings = {key: value for key, _, value in (word.partition("=") for word in overrides)}
     is_script = any(settings.get(key) for key in ("script", "script.path", "script.module", "script.command"))
     return settings.get("script.root") or ("." if is_script else None)
 
@@ -150,30 +150,30 @@ def make(
     stores of its rungs (bench/plans/ladder/request.py); None for other races, whose plans do not have it.
     """
     assert settings.keys() <= DEFAULTS.keys(), settings
-    given = DEFAULTS | settings
-    if sequential := given["sequential"]:
-        first, looks = sequential["first"], given["looks"]
+    chosen = DEFAULTS | settings
+    if sequential := chosen["sequential"]:
+        first, looks = sequential["first"], chosen["looks"]
         if looks:
             why = f"n=auto:{first}-{n} looks after every round: leave it out"
             raise ValueError(f"looks={','.join(map(str, looks))}: {why}")
         if not (1 if "stop" in sequential else 2) <= first < n:
             raise ValueError(f"n=auto:{first}-{n}: give a first look, 2 or more, and a larger last one: auto:3-20")
-        given["looks"] = list(range(first, n + 1))
+        chosen["looks"] = list(range(first, n + 1))
     else:
-        given["looks"] = sorted({*(given["looks"] or ()), n})
-    _check(list(arms), n, given)
-    metric, margin = given.pop("metric"), given.pop("margin")
+        chosen["looks"] = sorted({*(chosen["looks"] or ()), n})
+    _check(list(arms), n, chosen)
+    metric, margin = chosen.pop("metric"), chosen.pop("margin")
     margin = metric.margin or 0.0 if margin is None else margin
     if metric == VAL_LOSS:  # the key that plans have always had
-        given |= {"loss_margin_nats": margin}
+        chosen |= {"loss_margin_nats": margin}
     else:
-        given |= {"margin": margin, "metric": [metric.name, metric.unit, metric.direction]}
-    plan = {"schema_version": SCHEMA_VERSION, "made_at": made_at, "baseline": next(iter(arms)), "n": n} | given
+        chosen |= {"margin": margin, "metric": [metric.name, metric.unit, metric.direction]}
+    plan = {"schema_version": SCHEMA_VERSION, "made_at": made_at, "baseline": next(iter(arms)), "n": n} | chosen
     plan |= {"arms": arms, "rules": RULES} | ({} if ladder is None else {"ladder": ladder})
-    seeds = {key: given[key] for key in ("first_seed", "order_seed", "compilations")}
-    plan["order"] = order(list(arms), n, **seeds, warm_ups=(given["sequential"] or {}).get("warm_ups"))
+    seeds = {key: chosen[key] for key in ("first_seed", "order_seed", "compilations")}
+    plan["order"] = order(list(arms), n, **seeds, warm_ups=(chosen["sequential"] or {}).get("warm_ups"))
     stamp = made_at.replace("-", "").replace(":", "").split(".")[0].rstrip("Z")
-    return {"race_id": f"{stamp}Z-{given['name']}-{sha256(plan)[:8]}", **plan}
+    return {"race_id": f"{stamp}Z-{chosen['name']}-{sha256(plan)[:8]}", **plan}
 
 
 def fewest_compilations(n: int, is_sequential: bool) -> int:
@@ -185,12 +185,12 @@ def fewest_compilations(n: int, is_sequential: bool) -> int:
     return n if is_sequential or not divisors else divisors[0]
 
 
-def _check(arms: list[str], n: int, given: Mapping[str, Any]) -> None:
-    looks, alpha, margin, first_seed = (given[key] for key in ("looks", "alpha", "margin", "first_seed"))
+def _check(arms: list[str], n: int, chosen: Mapping[str, Any]) -> None:
+    looks, alpha, margin, first_seed = (chosen[key] for key in ("looks", "alpha", "margin", "first_seed"))
     usual = f"{VAL_LOSS.margin:g} nats of val_loss"
-    m = given["compilations"]
+    m = chosen["compilations"]
     near = m * max(1, round(n / m)) if m > 0 else n
-    give, least = "give numbers of runs from", 1 if "stop" in (given["sequential"] or {}) else 2
+    give, least = "give numbers of runs from", 1 if "stop" in (chosen["sequential"] or {}) else 2
     if len(arms) < 2:
         raise ValueError(f"{', '.join(arms) or 'no arm'}: a race needs two arms or more: A=... B=...")
     for name in arms:

@@ -23,9 +23,9 @@ def commit_of(repo: Path | str, rev: str) -> str:
     return commit.strip()
 
 
-def commits_between(repo: Path | str, words: str) -> list[str]:
+def commits_between(repo: Path | str, commit_range: str) -> list[str]:
     """Returns A of A..B and the commits after it up to B, by first parents, oldest first. Raises ValueError."""
-    first, _, last = words.partition("..")
+    first, _, last = commit_range.partition("..")
     ends = [commit_of(repo, rev or "HEAD") for rev in (first, last)]
     return [ends[0], *git.run(repo, "rev-list", "--first-parent", "--reverse", f"{ends[0]}..{ends[1]}").split()]
 

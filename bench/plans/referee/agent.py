@@ -19,10 +19,10 @@ AUTHOR = "random mutations"
 
 def mutated(source: str, chance: random.Random) -> tuple[str, str]:
     """Returns (what was changed, the script with one constant times a factor). Raises ValueError if it has none."""
-    found = list(CONSTANT.finditer(source))
-    if not found:
+    constants = list(CONSTANT.finditer(source))
+    if not constants:
         raise ValueError("the script has no constants to change: write NAME = 3 at the beginning of a line")
-    constant, factor = chance.choice(found), chance.choice(FACTORS)
+    constant, factor = chance.choice(constants), chance.choice(FACTORS)
     before = constant[2]
     after = f"{float(before) * factor:.4g}" if "." in before else str(max(1, round(int(before) * factor)))
     start, end = constant.span(2)

@@ -122,7 +122,7 @@ class Raced:
             nats = [(loss.get("held_out") or {}).get("from_logits_nats") for loss in losses]
             if not nats or None in nats:
                 return None
-            means.append(math.fsum(each for each in nats if each is not None) / len(nats))
+            means.append(math.fsum(loss_nats for loss_nats in nats if loss_nats is not None) / len(nats))
         return means[0] - means[1]
 
 
@@ -214,11 +214,11 @@ def replayed(search: Search, submission: Submission) -> str | None:
     """Summarizes the certificates of the candidate's runs in the confirmation of a keep; None if it was not kept."""
     if submission.decided is None or submission.decided["decision"] != "keep":
         return None
-    folder, found = folder_of(search, f"{submission.number}-{CONFIRMATION}"), None
+    folder, summary = folder_of(search, f"{submission.number}-{CONFIRMATION}"), None
     with contextlib.suppress(ValueError):  # race.json is damaged or missing: its runs are not known
         runs = race_folder.read(folder or search.folder)["arms"]["B"]["runs"] or ()
-        found = certificates.summarized(certificates.sentence(search.results / run) for run in runs)
-    return f"replayed: {found}" if found else "not replayed"
+        summary = certificates.summarized(certificates.sentence(search.results / run) for run in runs)
+    return f"replayed: {summary}" if summary else "not replayed"
 
 
 def answer(search: Search, submission: Submission) -> dict[str, Any]:

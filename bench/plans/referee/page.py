@@ -29,28 +29,28 @@ def write(search: Search) -> None:
 def document(search: Search) -> Document:
     """Returns the document of the whole search, with its submissions in the order of their arrival."""
     tries, kept = list(search.submissions.values()), search.kept
-    lucky = [each for each in tries if _was_luck(each)]
+    lucky = [entry for entry in tries if _was_luck(entry)]
     sentence = f"{len(kept)} of {len(tries)} submissions were kept"
-    total = math.fsum(_gain(each) for each in kept)
+    total = math.fsum(_gain(entry) for entry in kept)
     sentence += f": {search.shown(total)} together" if kept else ""
     sentence += f", {len(search.open)} open" * bool(search.open)
-    more = [f"{len(lucky)} more looked good in the race but not in the confirmation: luck."] * bool(lucky)
+    notes = [f"{len(lucky)} more looked good in the race but not in the confirmation: luck."] * bool(lucky)
     cost, dollars = f"{search.cost(search.spent_s)} in all", search.dollars(search.spent_s)
     if dollars is not None and total > 0 and search.settings["on"] != "loss":
         cost += f", ${dollars / (100 * -math.expm1(-total)):.2f} for each per cent"
     blocks: list[Block] = [Lines([f"{cost}; this includes the calibration and what was dropped."])]
     if kept:
         blocks.append(Section("The champion", [Picture(_staircase(search))]))
-    rows = [_row(search, each) for each in tries]
+    rows = [_row(search, entry) for entry in tries]
     blocks.append(Section("Submissions", [Table(HEADS, rows, RIGHT, style="facts")]))
     before = search.settings["champion"]
-    for each in kept:
-        title = f"Submission {each.number} against the champion before it"
-        blocks.append(Section(title, [Verbatim(submission.diff(before, each.arm), "diff")], is_folded=True))
-        before = each.arm
+    for entry in kept:
+        title = f"Submission {entry.number} against the champion before it"
+        blocks.append(Section(title, [Verbatim(submission.diff(before, entry.arm), "diff")], is_folded=True))
+        before = entry.arm
     blocks.append(Section("Method", [Lines(_method(search))]))
-    data = {"search": search.name, "submissions": [deciding.answer(search, each) for each in tries]}
-    return Document(f"Search {search.name}", [Verdict(f"{sentence}.", "", more=more)], blocks, data)
+    data = {"search": search.name, "submissions": [deciding.answer(search, entry) for entry in tries]}
+    return Document(f"Search {search.name}", [Verdict(f"{sentence}.", "", notes=notes)], blocks, data)
 
 
 def _gain(submission: Submission) -> float:
@@ -66,24 +66,24 @@ def _staircase(search: Search) -> Safe:
     """Plots the time that is left after each keep, or the total gain of the metric."""
     is_loss, total = search.settings["on"] == "loss", 0.0
     rows = [stairs.Row("start", "", 0.0 if is_loss else 100.0)]
-    for each in search.kept:
-        total += _gain(each)
+    for entry in search.kept:
+        total += _gain(entry)
         value = total if is_loss else 100 * math.exp(-total)
-        rows.append(stairs.Row(str(each.number), text_table.middle(each.note or each.about, MAX_CHARS), value))
+        rows.append(stairs.Row(str(entry.number), text_table.middle(entry.note or entry.about, MAX_CHARS), value))
     unit = "better than at the start" if is_loss else "% of the time at the start"
     return stairs.plot([stairs.Panel("After each keep", unit, rows)])
 
 
-def _row(search: Search, each: Submission) -> list[object]:
-    decided: Any = each.decided or {"decision": "open", "why": "", "spent_s": 0.0}
+def _row(search: Search, entry: Submission) -> list[object]:
+    decided: Any = entry.decided or {"decision": "open", "why": "", "spent_s": 0.0}
     word = decided["decision"]
-    about = each.note or _without_folders(private.redact(each.about, REPO))
-    author = f", by {each.author}" * bool(each.author)
-    reasons = deciding.reasons(search, each)
+    about = entry.note or _without_folders(private.redact(entry.about, REPO))
+    author = f", by {entry.author}" * bool(entry.author)
+    reasons = deciding.reasons(search, entry)
     lines = [f"<b>{html.escape(about)}</b>{html.escape(author)}", *map(html.escape, reasons)]
     submitted = Shown(f"{about}{author}: {'; '.join(reasons)}", Safe("<br>".join(lines)))
     return [
-        coloured(f"{each.number} {word}{', luck' * _was_luck(each)}", f"badge {COLOURS[word]}"),
+        coloured(f"{entry.number} {word}{', luck' * _was_luck(entry)}", f"badge {COLOURS[word]}"),
         submitted,
         _numbers(search, decided.get("gain"), decided.get("ci95")),
         f"{search.device_s(decided['spent_s']):.0f}",

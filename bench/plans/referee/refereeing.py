@@ -147,7 +147,7 @@ def _refuse_blind(search: Search) -> None:
         raise ValueError(f"{why}, and {left_s:.0f} s are left, in which this machine can show {what}: {remedy}")
 
 
-def submit(search: Search, words: Sequence[str], author: str, note: str) -> tuple[Search, int]:
+def submit(search: Search, arguments: Sequence[str], author: str, note: str) -> tuple[Search, int]:
     """Accepts a submission, which is on disk on return. Raises ValueError if it is refused, which costs nothing."""
     if search.has_ended:
         raise ValueError(f"{search.name}: this search has ended: ./run.sh referee start begins another")
@@ -160,11 +160,11 @@ def submit(search: Search, words: Sequence[str], author: str, note: str) -> tupl
             break
         number += 1
     is_held = search.settings["trust"] or submissions.SANDBOX in search.champion["overrides"]
-    if submissions.is_code(words) and not is_held:
+    if submissions.is_code(arguments) and not is_held:
         why = "code of our own models runs as you do, in no sandbox: read it, and begin the search with --trust"
-        raise ValueError(f"{' '.join(words)}: {why}")
-    arm = submissions.stored(words, search.champion, folder, f"{search.name}/{number}")
-    about = " ".join(words)
+        raise ValueError(f"{' '.join(arguments)}: {why}")
+    arm = submissions.stored(arguments, search.champion, folder, f"{search.name}/{number}")
+    about = " ".join(arguments)
     facts = {"submission": number, "author": author, "note": note, "about": about, "arm": arm}
     return searches.append(search, "submitted", **facts), number
 
@@ -297,8 +297,8 @@ def _refuse(search: Search, submission: Submission) -> None:
         if (was := goals[0].get(name)) != (now := goals[1].get(name)):
             raise Refused(f"{name} is {now}, and {was} of the champion: a submission does not change the goal")
     deviations = [set(made["arms"][name]["deviations"]) for name in "AB"]
-    if more := sorted(deviations[1] - deviations[0]):
-        raise Refused(f"the track does not allow it: {more[0]}")
+    if new_deviations := sorted(deviations[1] - deviations[0]):
+        raise Refused(f"the track does not allow it: {new_deviations[0]}")
     assert search.calibration is not None
     check_s, run_s = search.calibration.get("check_s"), search.calibration["run_s"]
     if check_s and (why := _short_run(search, str(submission.number), submission.arm, check_s, run_s)):

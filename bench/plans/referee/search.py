@@ -113,7 +113,7 @@ class Search:
     @property
     def kept(self) -> list[Submission]:
         """The keeps, in order: the last is the champion."""
-        return [each for each in self.submissions.values() if each.decided and each.decided["decision"] == "keep"]
+        return [entry for entry in self.submissions.values() if entry.decided and entry.decided["decision"] == "keep"]
 
     @property
     def champion(self) -> Arm:
@@ -122,13 +122,13 @@ class Search:
 
     @property
     def open(self) -> list[Submission]:
-        return [each for each in self.submissions.values() if each.decided is None]
+        return [entry for entry in self.submissions.values() if entry.decided is None]
 
     @property
     def spent_s(self) -> float:
         """Wall time of all runs, including the calibration's."""
         own = self.calibration["spent_s"] if self.calibration else 0.0
-        return own + math.fsum(each.decided["spent_s"] for each in self.submissions.values() if each.decided)
+        return own + math.fsum(entry.decided["spent_s"] for entry in self.submissions.values() if entry.decided)
 
     def device_s(self, spent_s: float) -> float:
         """Returns the device-seconds of a wall time: times the number of devices of a run."""
@@ -150,7 +150,7 @@ class Search:
 
     def next_level(self) -> float:
         """Returns the level of the next confirmation, which depends on those before it, ended or not."""
-        ended = [bool(each.decided and each.decided["decision"] == "keep") for each in self.confirmations]
+        ended = [bool(entry.decided and entry.decided["decision"] == "keep") for entry in self.confirmations]
         return searching.level(self.settings["alpha"], ended)
 
     def shown(self, gain: float) -> str:

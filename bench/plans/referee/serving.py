@@ -49,18 +49,18 @@ class Request(Numbered):
     author: str | None = None
 
 
-async def call(search: Search, tool: str, given: Mapping[str, Any]) -> Any:
-    """Returns the answer of a tool, or {"error": a sentence}. given: words, diff, note, author of a submission."""
+async def call(search: Search, tool: str, fields: Mapping[str, Any]) -> Any:
+    """Returns the answer of a tool, or {"error": a sentence}. fields: words, diff, note, author of a submission."""
     if tool not in TOOLS:
         return {"error": f"{tool}: there is no such tool: choose from {', '.join(TOOLS)}"}
     with tempfile.TemporaryDirectory(prefix="speedrun-referee-") as folder:
-        words = list(given.get("words") or ())
-        if diff := given.get("diff"):
+        words = list(fields.get("words") or ())
+        if diff := fields.get("diff"):
             words = [str(Path(folder, "submitted.patch"))]
             Path(words[0]).write_bytes(diff.encode())
         command = [sys.executable, "-m", "bench", "referee", tool, "--search", search.name, "--json"]
         if tool == "submit":
-            command += [f"--note={given.get('note') or ''}", f"--author={given.get('author') or ''}", "--", *words]
+            command += [f"--note={fields.get('note') or ''}", f"--author={fields.get('author') or ''}", "--", *words]
         env = os.environ | {"SPEEDRUN_RESULTS": str(search.results)}
         pipe = asyncio.subprocess.PIPE
         nothing = asyncio.subprocess.DEVNULL
@@ -124,10 +124,10 @@ async def _answered(search: Search, line: bytes) -> dict[str, Any]:
     """Returns {"id", "answer"} or {"id", "error"} for a line."""
     number = None
     try:
-        given = json.loads(line)
-        number = msgspec.convert(given, Numbered).id
-        json.dumps(given, ensure_ascii=False).encode()  # ValueError: half of a surrogate pair, which no file can hold
-        request = msgspec.convert(given, Request)
+        message = json.loads(line)
+        number = msgspec.convert(message, Numbered).id
+        json.dumps(message, ensure_ascii=False).encode()  # ValueError: half of a surrogate pair, which no file can hold
+        request = msgspec.convert(message, Request)
         answer = await call(search, request.tool, msgspec.to_builtins(request))
     except (ValueError, RecursionError) as error:  # also for a NUL, which cannot be passed to a command
         return {"id": number, "error": f'{error}: a request is a JSON object a line: {{"id": 1, "tool": "status"}}'}

@@ -60,11 +60,11 @@ def frozen(arm: Arm, folder: Path) -> Arm:
     return _with_program(arm, program._replace(root=_copied(program, arm, folder)))
 
 
-def is_code(words: Sequence[str]) -> bool:
+def is_code(arguments: Sequence[str]) -> bool:
     """Returns whether a submission is more than settings. model.arch=mine.py:Net is code too. Raises ValueError."""
-    if any("=" not in word or word.startswith(OF_PROGRAM) for word in words):
+    if any("=" not in word or word.startswith(OF_PROGRAM) for word in arguments):
         return True
-    waiting = [overrides.parsed(word).value() for word in words if word.startswith(OF_OURS)]
+    waiting = [overrides.parsed(word).value() for word in arguments if word.startswith(OF_OURS)]
     while waiting:
         value = waiting.pop()
         if user_code.is_import_path(value):  # also an interpolation with a resolver
@@ -73,16 +73,16 @@ def is_code(words: Sequence[str]) -> bool:
     return False
 
 
-def stored(words: Sequence[str], champion: Arm, folder: Path, ref: str) -> Arm:
-    """Returns the arm of words of ./run.sh referee submit. Copies what they name into folder. Raises ValueError.
+def stored(arguments: Sequence[str], champion: Arm, folder: Path, ref: str) -> Arm:
+    """Returns the arm of a submission. Copies what its arguments name into folder. Raises ValueError.
 
     ref: the name below REFS that keeps the commit of a diff of this repository.
     """
-    if not words:
+    if not arguments:
         raise ValueError("nothing was submitted: name a diff, a folder, script=PATH or key=value")
-    typed, is_script = words[0], words[0].startswith(OF_PROGRAM[:2])
-    if len(words) > 1 or "=" in typed and not is_script:
-        return _arm_from_settings(words, champion)
+    typed, is_script = arguments[0], arguments[0].startswith(OF_PROGRAM[:2])
+    if len(arguments) > 1 or "=" in typed and not is_script:
+        return _arm_from_settings(arguments, champion)
     path = user_path(typed.partition("=")[2] if is_script else typed).absolute()
     if not path.is_file() and (is_script or not path.is_dir()):
         remedy = "give the path of a script" if is_script else "submit a diff, a folder or key=value"
@@ -104,14 +104,14 @@ def stored(words: Sequence[str], champion: Arm, folder: Path, ref: str) -> Arm:
     return _with_program(champion, program._replace(root=root))
 
 
-def _arm_from_settings(words: Sequence[str], champion: Arm) -> Arm:
-    for word in words:
+def _arm_from_settings(settings: Sequence[str], champion: Arm) -> Arm:
+    for word in settings:
         key, equals, _ = word.partition("=")
         if not equals or not any(key == name or key.startswith((f"{name}.", f"{name}/")) for name in ALLOWED):
             raise ValueError(f"{word}: a submission can change only {', '.join(ALLOWED)}")
-    keys = {word.partition("=")[0] for word in words}
+    keys = {word.partition("=")[0] for word in settings}
     kept = [word for word in champion["overrides"] if word.partition("=")[0] not in keys]
-    return {**champion, "overrides": [*kept, *words]}
+    return {**champion, "overrides": [*kept, *settings]}
 
 
 def _arm_from_patch(path: Path, champion: Arm, folder: Path, ref: str) -> Arm:
@@ -124,7 +124,7 @@ def _arm_from_patch(path: Path, champion: Arm, folder: Path, ref: str) -> Arm:
             return {**champion, "rev": _commit_of(patch, champion, ref)}
         root = _copied(program, champion, folder, is_final=False)
         before = _links(root)
-        git.run(root, "apply", "-", given=patch, GIT_CEILING_DIRECTORIES=str(root.parent))
+        git.run(root, "apply", "-", stdin=patch, GIT_CEILING_DIRECTORIES=str(root.parent))
         if added := sorted(_links(root) - before):
             raise ValueError(f"{added[0].relative_to(root)}: is a symbolic link: submit the file itself")
     except git.Failed as error:
@@ -145,7 +145,7 @@ def _commit_of(patch: bytes, champion: Arm, ref: str) -> str:
     with tempfile.TemporaryDirectory(prefix="speedrun-git-") as temporary:
         index = os.path.join(temporary, "index")
         git.run(REPO, "read-tree", base, GIT_INDEX_FILE=index)
-        git.run(REPO, "apply", "--cached", "-", given=patch, GIT_INDEX_FILE=index)
+        git.run(REPO, "apply", "--cached", "-", stdin=patch, GIT_INDEX_FILE=index)
         tree = git.run(REPO, "write-tree", GIT_INDEX_FILE=index).strip()
     changed = git.run(REPO, "diff-tree", "-r", "-z", "--no-renames", base, tree).split("\0")  # a moved file is two
     for facts, name in zip(changed[::2], changed[1::2], strict=False):
@@ -205,9 +205,9 @@ def diff(before: Arm, after: Arm) -> str:
     programs = program_of(before), program_of(after)
     if programs[0] and programs[1] and programs[0] != programs[1]:
         texts = [
-            {name: path.read_text(errors="replace") for name, path in _sources(each).items()}
-            for each in programs
-            if each
+            {name: path.read_text(errors="replace") for name, path in _sources(program).items()}
+            for program in programs
+            if program
         ]
         for name in sorted({*texts[0], *texts[1]}):
             a, b = (text.get(name, "").splitlines(keepends=True) for text in texts)

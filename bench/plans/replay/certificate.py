@@ -77,7 +77,7 @@ def from_replays(record: Recorded, replayed: Sequence[Recorded], outcome: Outcom
         unsaid = unrecorded(record.environment, first.environment)
         cause = likeliest_cause(fields, unsaid, bool(record.config["hardware"].get("deterministic")))
         why += f"; likeliest cause: {cause}" * (outcome.word == outcomes.ROUNDED)
-    found: Any = {
+    content: Any = {
         "outcome": outcome.word,
         "why": why,
         "replays": [replay.name for replay in replayed],
@@ -89,7 +89,7 @@ def from_replays(record: Recorded, replayed: Sequence[Recorded], outcome: Outcom
         "facts": outcome.facts if outcome.share is None else {"share_of_rounding": outcome.share},
         "time": dataclasses.asdict(time),
     }
-    return impossible(record, why) | found
+    return impossible(record, why) | content
 
 
 def holds(certificate: Certificate) -> bool:

@@ -102,11 +102,11 @@ def from_losses(
     differing = _differing(theirs, ours)
     if not differing:
         return Outcome(IDENTICAL, f"all {len(theirs)} losses are the same, bit for bit", len(theirs), len(theirs))
-    more, where = [_losses(rows) for rows in (*twins, *perturbed)], _where(differing[0], theirs, ours)
+    others, where = [_losses(rows) for rows in (*twins, *perturbed)], _where(differing[0], theirs, ours)
     if conditions.is_same:
-        outcome = _on_the_same_machine(where, ours, more[: len(twins)])
+        outcome = _on_the_same_machine(where, ours, others[: len(twins)])
     else:
-        outcome = _elsewhere(where, theirs, [ours, *more], conditions, len(perturbed))
+        outcome = _elsewhere(where, theirs, [ours, *others], conditions, len(perturbed))
     num_equal = list(theirs).index(differing[0]) if differing[0] in theirs else len(theirs)
     return replace(outcome, num_equal_losses=num_equal, num_losses=len(theirs))
 

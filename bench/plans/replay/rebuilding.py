@@ -57,7 +57,7 @@ def checkout(recorded: Recorded) -> Iterator[Checkout]:
                 shutil.copytree(source, target, dirs_exist_ok=True, ignore=links)  # before the patch can make links
         if code["diff_sha256"]:
             try:
-                git.run(paths[name], "apply", "--binary", "--whitespace=nowarn", "-", given=recorded.patch())
+                git.run(paths[name], "apply", "--binary", "--whitespace=nowarn", "-", stdin=recorded.patch())
             except git.Failed as error:
                 raise ValueError(f"{recorded.name}: code/diff.patch does not apply to its commit: {error}") from None
         yield Checkout(paths[name], Path(own), Path(temp))
@@ -113,10 +113,10 @@ class Sandbox:
         if not has_data:  # the run makes its data
             self.variables["SPEEDRUN_DATA"] = str(made.temp / "data")
 
-    def command(self, words: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    def command(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
         """Returns the command and its variables in the sandbox, as sandbox.command() does."""
         made, env = self._made, {**env, **self.variables}
-        return sandbox.command(words, env, self._readable, {made.temp: made.temp}, self._limits, made.code)
+        return sandbox.command(argv, env, self._readable, {made.temp: made.temp}, self._limits, made.code)
 
     def tick(self) -> None:
         """Kills the processes if they have exceeded a limit."""
@@ -146,10 +146,10 @@ def overrides_of(recorded: Recorded, own: Path) -> list[str]:
 
     own: the Checkout's folder of the user's code.
     """
-    hardware, kept, given = recorded.config["hardware"], list[str](), set[str]()
+    hardware, kept, own_keys = recorded.config["hardware"], list[str](), set[str]()
     for word in recorded.overrides:
         key, is_set, value = word.partition("=")
-        given.add(key.lstrip("+~"))
+        own_keys.add(key.lstrip("+~"))
         is_script = key.lstrip("+") in ("script", "script.path") and not recorded.config["script"].get("root")
         if is_set and is_script and value not in ("null", ""):
             word = f"script={own / Path(value).name}"
@@ -160,7 +160,7 @@ def overrides_of(recorded: Recorded, own: Path) -> list[str]:
         ):  # a replay exports and saves nothing
             kept.append(word)
     pinned: dict[str, Any] = {f"hardware.{key}": hardware.get(key) for key in OF_THE_MACHINE}
-    pinned = {key: value for key, value in pinned.items() if value is not None and key not in given}
+    pinned = {key: value for key, value in pinned.items() if value is not None and key not in own_keys}
     if recorded.run.get("script"):
         pinned = {"hardware.num_processes": hardware["num_processes"], "hardware.device": hardware["device"]}
     return kept + [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in pinned.items()]

@@ -101,15 +101,15 @@ def with_secrets(recorded: Recorded, values: Sequence[str]) -> Recorded:
     if len(names) != len(values):
         what = f"it was recorded without {', '.join(names)}" if names else "it lacks no setting"
         raise ValueError(f"{recorded.name}: {what}, and --fill gives {len(values)} of {len(names)} values")
-    given, overrides = dict(zip(names, values, strict=True)), []
+    remaining, overrides = dict(zip(names, values, strict=True)), []
     for word in recorded.overrides:
         key = word.partition("=")[0].lstrip("+")
-        hidden = [name for name in given if name.startswith(key)] if PLACEHOLDER.search(word) else []
-        texts = iter([given.pop(name) for name in hidden])
+        hidden = [name for name in remaining if name.startswith(key)] if PLACEHOLDER.search(word) else []
+        texts = iter([remaining.pop(name) for name in hidden])
         overrides.append(PLACEHOLDER.sub(lambda match, texts=texts: next(texts, match[0]), word))  # type: ignore[misc]
-    if given:
+    if remaining:
         where = "it came from a yaml that the record does not hold"
-        raise ValueError(f"{recorded.name}: {', '.join(given)} was not typed on the command line: {where}")
+        raise ValueError(f"{recorded.name}: {', '.join(remaining)} was not typed on the command line: {where}")
     return dataclasses.replace(recorded, overrides=overrides)
 
 

@@ -105,8 +105,8 @@ def _runs(record: Recorded, options: Options, say: Say, is_confined: bool) -> It
             return
         replayed = [trained(seed, "run 1", {})]
         yield replayed[0]
-        while more := further(record, replayed):
-            why, perturbation = more
+        while next_run := further(record, replayed):
+            why, perturbation = next_run
             replayed.append(trained(seed, f"run {len(replayed) + 1}, {why}", perturbation))
             yield replayed[-1]
 

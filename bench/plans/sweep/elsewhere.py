@@ -212,8 +212,8 @@ def _ended(folder: Path) -> dict[tuple[str, ...], Path]:
 
 def _runs(folder: Path) -> list[tuple[Path, Record]]:
     """Returns the runs of the sweep, including running ones: (folder, record)."""
-    found = [(path, atomic.read_json(path / "run.json", {})) for path in run_folder.find_runs([folder.parent.parent])]
-    return [(path, run) for path, run in found if (run.get("sweep") or {}).get("sweep_id") == folder.name]
+    records = [(path, atomic.read_json(path / "run.json", {})) for path in run_folder.find_runs([folder.parent.parent])]
+    return [(path, run) for path, run in records if (run.get("sweep") or {}).get("sweep_id") == folder.name]
 
 
 def finish_gone(folder: Path, is_gone: Callable[[Record], bool], why: str) -> None:

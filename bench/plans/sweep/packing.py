@@ -105,8 +105,8 @@ def _core_places(cores: Sequence[Core], num_wanted: int | None, cores_per_run: i
     at_least = next((num for num in range(1, len(cores) + 1) if sum(map(len, cores[:num])) >= cores_per_run), 0)
     most = len(cores) // at_least if at_least else 0
     number = min(num_wanted or most, most)
-    each = len(cores) // number if number else 0
-    return [(None, sum(cores[slot * each : (slot + 1) * each], ())) for slot in range(number)]
+    cores_each = len(cores) // number if number else 0
+    return [(None, sum(cores[slot * cores_each : (slot + 1) * cores_each], ())) for slot in range(number)]
 
 
 def _gpu_places(devices: Sequence[gpus.Device], cores: Sequence[Core], num_wanted: int | None) -> list[Place]:
@@ -118,25 +118,25 @@ def _gpu_places(devices: Sequence[gpus.Device], cores: Sequence[Core], num_wante
     for device in devices:
         near = [core for core in cores if device.cpus.issuperset(core)] or cores
         groups.setdefault(frozenset(near), []).append(device)
-    shares, taken = dict[int, Core](), set[Core]()
+    shares, used_cores = dict[int, Core](), set[Core]()
     for near_cores, members in sorted(groups.items(), key=lambda group: len(group[0])):
-        left = sorted(near_cores - taken)
-        each = max(1, len(left) // len(members))  # if there are fewer cores than GPUs, the last GPUs get none
+        left = sorted(near_cores - used_cores)
+        cores_each = max(1, len(left) // len(members))  # if there are fewer cores than GPUs, the last GPUs get none
         for place, device in enumerate(members):
-            own = left[place * each : (place + 1) * each]
-            taken.update(own)
+            own = left[place * cores_each : (place + 1) * cores_each]
+            used_cores.update(own)
             shares[device.number] = sum(own, ())
-    found: list[Place] = []
+    places: list[Place] = []
     for device in sorted(devices, key=lambda device: (device.num_processes or 0, device.number)):
-        if len(found) == num_wanted:
+        if len(places) == num_wanted:
             break
         if not shares[device.number]:
             continue
         if why := leases.taken(device):
             say("sweep", f"GPU {device.number} is left out: {why}")
         else:
-            found.append((device, shares[device.number]))
-    return found
+            places.append((device, shares[device.number]))
+    return places
 
 
 def pin(slot: Slot) -> None:
@@ -198,8 +198,8 @@ def run_all(
                 files = all_of_them.enter_context(contextlib.ExitStack())
                 log, answer = logs / f"{number}.log", logs / f"{number}.folder"
                 out = files.enter_context(open(log, "wb"))
-                given = json.dumps(asdict(slot) | facts | {"answer": str(answer)})
-                program = [sys.executable, "-m", "bench", "run", *points[number], "--quiet", OPTION, given]
+                request = json.dumps(asdict(slot) | facts | {"answer": str(answer)})
+                program = [sys.executable, "-m", "bench", "run", *points[number], "--quiet", OPTION, request]
                 process = files.enter_context(processes.child(program, REPO, environment(slot), out, END_WITHIN_S))
                 running.append(_Running(number, slot, process, files, log, answer, time.monotonic()))
             for ended in [run for run in running if run.process.poll() is not None]:

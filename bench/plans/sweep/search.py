@@ -166,7 +166,7 @@ def opened(settings: Settings, overrides: Iterable[Any], folder: Path) -> Search
         raise ValueError(ABSENT) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    what = json.dumps([settings.objective, sorted(fixed), sorted(str(each.input_line) for each in swept.values())])
+    what = json.dumps([settings.objective, sorted(fixed), sorted(str(space.input_line) for space in swept.values())])
     name = settings.study_name or f"search-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
     storage: Any = settings.storage
     if storage is None:

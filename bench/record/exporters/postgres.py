@@ -137,10 +137,10 @@ def _fitted(db: Any, table: str, kinds: Mapping[str, str]) -> dict[str, str]:
         ]
         db.execute(f"ALTER TABLE {table} {', '.join(parts)}")
         if table == "runs":
-            each = ", ".join(f"('{name}', r.{name}::{_number(kinds[name])})" for name in rows.METRICS)
+            metric_values = ", ".join(f"('{name}', r.{name}::{_number(kinds[name])})" for name in rows.METRICS)
             db.execute(
                 "CREATE OR REPLACE VIEW metrics AS SELECT r.run_id, m.metric, m.value FROM runs r, "
-                f"LATERAL (VALUES {each}) AS m (metric, value) WHERE m.value IS NOT NULL"
+                f"LATERAL (VALUES {metric_values}) AS m (metric, value) WHERE m.value IS NOT NULL"
             )
     return known | changes
 

@@ -124,7 +124,7 @@ def install(gpu: SimpleNamespace) -> None:
         "get_device_properties": lambda device=None: gpu,
         "get_device_name": lambda device=None: gpu.name,
         "get_arch_list": lambda: [f"sm_{gpu.major}{gpu.minor}"],
-        "is_bf16_supported": lambda *args, **more: True,
+        "is_bf16_supported": lambda *args, **kwargs: True,
         "is_current_stream_capturing": lambda: False,
         "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": lambda state, device=None: None,

@@ -111,9 +111,9 @@ class Watch:
         if len(self.collectives) < 2:
             return None
         (first, ours), (other, theirs) = self.collectives.items()
-        for number, (one, another) in enumerate(itertools.zip_longest(ours, theirs, fillvalue="none"), 1):
-            if one != another:
-                return f"collective {number} is {one} on rank {first} and {another} on rank {other}"
+        for number, (our_call, their_call) in enumerate(itertools.zip_longest(ours, theirs, fillvalue="none"), 1):
+            if our_call != their_call:
+                return f"collective {number} is {our_call} on rank {first} and {their_call} on rank {other}"
         return None
 
     def too_large(self) -> list[dict[str, Any]]:
@@ -142,10 +142,10 @@ class Watch:
         compiled = lowering.compile_to_module
 
         @functools.wraps(compiled)
-        def counted(graph: Any, *args: Any, **more: Any) -> Any:
+        def counted(graph: Any, *args: Any, **kwargs: Any) -> Any:
             kind = "backward" if graph.is_backward else "inference" if graph.is_inference else "forward"
             self._saw_graph(kind, graph.module)
-            return compiled(graph, *args, **more)
+            return compiled(graph, *args, **kwargs)
 
         lowering.compile_to_module = counted
 
@@ -187,14 +187,14 @@ class Watch:
         tuner: Any = CachingAutotuner
         compile_one = tuner._precompile_config
 
-        def precompile(kernel: Any, *args: Any, **more: Any) -> None:
+        def precompile(kernel: Any, *args: Any, **kwargs: Any) -> None:
             tried = self.kernels.setdefault(kernel.fn.src, [])
             for config in kernel.configs if not tried else ():  # a GPU times all that fit; here the first is enough
                 tried.append(_compiled(compile_one, kernel, config))
                 if self._fits(tried[-1]):
                     break
 
-        def run(kernel: Any, *args: Any, **more: Any) -> None:
+        def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
             self.launches[self.phase] += 1
 
         tuner.precompile, tuner.run = precompile, run
