@@ -256,6 +256,7 @@ def test_of_a_scripts_facts_none_but_those_of_its_torch_are_of_its_environment(t
         "python": "3.11",
         "torch": "2.13.0",
     }
+    assert json.loads((tmp_path / "environment.json").read_text()) == {"packages": {}, "python": "3.11"}
 
 
 TIMES = [  # printed at steps 1 to 4, where each took 30 ms -> those that count, what is said

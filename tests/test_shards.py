@@ -95,4 +95,5 @@ def test_of_the_files_made_of_shards_those_used_last_are_kept_and_all_in_use(tmp
     for path in made[1:]:  # the first, the oldest, stays in use
         made_copies._used.pop(path).close()
     os.utime(made[1], (2**32, 0))
+    (tmp_path / "raw-0123456789ab.bin").symlink_to("gone")  # as if another process had removed it while this one looks
     assert [path.exists() for path in [make("raw"), *made]] == [True, True, True, False, False]

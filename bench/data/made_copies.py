@@ -65,8 +65,11 @@ def _use(path: Path) -> bool:
 
 
 def _prune(folder: Path) -> None:
-    made = [path for path in folder.iterdir() if NAME.fullmatch(path.name)]
-    for path in sorted(made, key=lambda path: -path.stat().st_atime_ns)[KEPT:]:
+    used_ns = {}
+    for path in [path for path in folder.iterdir() if NAME.fullmatch(path.name)]:
+        with contextlib.suppress(OSError):  # another process has just removed it
+            used_ns[path] = path.stat().st_atime_ns
+    for path in sorted(used_ns, key=lambda path: -used_ns[path])[KEPT:]:
         with contextlib.suppress(OSError), open(path, "rb") as file:  # a process uses it
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()

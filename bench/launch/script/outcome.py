@@ -343,7 +343,7 @@ def _write_result(
         "warnings": telemetry["warnings"],
     }
     atomic.write_json(folder / run_folder.RESULT, result)
-    if first.get("packages"):  # those of the script's interpreter
+    if "python" in first:  # the script's interpreter, which may have no packages
         env = atomic.read_json(folder / "environment.json", {})
-        packages = dict(sorted((name, version) for name, version in first["packages"].items() if name))
+        packages = dict(sorted((name, version) for name, version in first.get("packages", {}).items() if name))
         atomic.write_json(folder / "environment.json", env | {"packages": packages, "python": first["python"]})
