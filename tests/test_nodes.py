@@ -590,7 +590,7 @@ def test_a_rendezvous_that_never_completes_says_so(pair, host):
     pair.start(host, *command(pair, 2, "hardware.rendezvous_timeout_s=3"))
     code, out = pair.end(host)
     assert code == 2
-    wanted = ("1 of 2 nodes joined within 3 s", "no run has waited there for 3 s")[host]
+    wanted = ("1 of 2 nodes joined within 3 s", "no run answered there within 3 s")[host]
     assert wanted in out
     assert not pair.results(0).exists() or not real_runs.folders(pair.results(0))
     assert pair.all_gone()

@@ -65,7 +65,7 @@ def follow_nodes(overrides: list[str], prepared: Callable[[], Job]) -> int:
     timeout_s = leader.RENDEZVOUS_S
     with contextlib.suppress(ValueError):
         timeout_s = float(timeout or "null")
-    what = f"hardware.rendezvous={rendezvous}: no run has waited there for {timeout_s:g} s"
+    what = f"hardware.rendezvous={rendezvous}: no run answered there within {timeout_s:g} s"
     what = f"{what}: start the same command on the node that has this address"
     return _take_part(functools.partial(MemberStore, host, [port], str(rendezvous)), timeout_s, what, prepared, {})
 
