@@ -450,4 +450,4 @@ def test_steps_before_the_first_line_must_count_what_as_many_after_it_take():
     for named_ms, num_doubts in ((1000, 0), (3000, 0), (20, 1)):
         doubts, _ = judge_rows([row | {"train_time_ms": row["train_time_ms"] + named_ms - 1000} for row in rows])
         assert len(doubts) == num_doubts
-    assert doubts[0].startswith("its first line is of step 20 and names 0.02 s, 0.98 s less than as many of the follow")
+    assert doubts[0].startswith("its first line is of step 20 and names 0.02 s, 0.98 s less than as many of the next s")

@@ -211,7 +211,7 @@ class PrintedTimes:
         if (unseen_s := self._unseen_before_s()) > limit_s + UNNAMED_STEPS * step_s:
             first = self._lines[0]
             named = f"its first line is of step {first.step} and names {first.time_ms / 1e3:.2f} s"
-            sentences.append(f"{named}, {unseen_s:.2f} s less than as many of the following steps take")
+            sentences.append(f"{named}, {unseen_s:.2f} s less than as many of the next steps take: print step 0 too")
         unnamed = [portion for portion in self._unnamed_s() if portion[0] > limit_s + UNNAMED_STEPS * step_s]
         sentences += [f"{passed_s:.2f} s passed uncounted {where}" for passed_s, where in unnamed]
         sentences += self._untimed()
