@@ -33,6 +33,18 @@ def test_a_full_buffer_or_another_dtype_begins_a_new_one():
     assert [len(layout.slots) for layout in layouts] == [2, 1, 1]
 
 
+def test_a_gradient_in_a_buffer_has_its_tensors_strides_as_fused_adamw_needs(pretended):
+    weight = nn.Parameter(torch.ones(3, 2).T)
+    optimizer = torch.optim.AdamW([weight], lr=0.1, weight_decay=0.0, fused=True)
+    bucket = buckets.Reduced(buckets.packed([weight], 2, 100)[0], pretended)
+    weight.grad = torch.tensor([[1.0, -1.0, 1.0], [1.0, 1.0, -1.0]])
+    bucket.launch(), bucket.wait()
+    optimizer.step()
+    assert weight.flatten().tolist() == pytest.approx([0.9, 1.1, 0.9, 0.9, 0.9, 1.1])
+    with_gaps = nn.Parameter(torch.ones(3, 4)[:, :2])
+    assert buckets.Slot(with_gaps, 1).of(torch.arange(8.0)).tolist() == [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+
+
 def test_owned_tensors_lie_in_their_ranks_part_one_of_each_rank_side_by_side():
     six = parameters(64, 128, 64, 64, 128, 64)
     layouts = buckets.owned(six, [[1, 0, 3], [4, 2]], most_bytes=10_000)
@@ -115,11 +127,8 @@ R53 = ["model=r53", "model.num_layers=4", "model.args={activations:float32,block
 
 
 def test_an_embedding_that_rests_is_not_sent_to_the_other_ranks(pretended, monkeypatch):
-    trainer, sent, publish = (
-        trainer_of(pretended, job_of(2, *R53, "hardware.reducer=shard")),
-        [],
-        buckets.Sliced.publish,
-    )
+    trainer = trainer_of(pretended, job_of(2, *R53, "hardware.reducer=shard"))
+    sent, publish = [], buckets.Sliced.publish
     monkeypatch.setattr(buckets.Sliced, "publish", lambda bucket: sent.append(bucket) or publish(bucket))
     trainer.step(0)
     assert sent and trainer.reducer._bucket_of[trainer.model.embedding.weight] not in sent

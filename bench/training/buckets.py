@@ -28,8 +28,9 @@ class Slot:
     start: int
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """Returns a view of the tensor's elements in flat, in the tensor's shape."""
-        return flat[self.start : self.start + self.parameter.numel()].view(self.parameter.shape)
+        """Returns a view of the tensor's elements in flat, with its shape and strides: fused AdamW needs equal ones."""
+        strides = torch.empty_like(self.parameter, device="meta").stride()  # the tensor itself may have gaps
+        return flat[self.start : self.start + self.parameter.numel()].as_strided(self.parameter.shape, strides)
 
 
 @dataclass(frozen=True)
@@ -191,12 +192,12 @@ class Owned(_Scattered):
         super().__init__(layout, ranks)
         first = self.own.start
         mine = [slot for slot in layout.slots if self.own.start <= slot.start < self.own.stop]
-        self._mine = [Slot(slot.parameter, slot.start - first) for slot in mine]
+        self._mine = [(slot.parameter, Slot(slot.parameter, slot.start - first).of(self.part)) for slot in mine]
 
     def own_grads(self) -> list[torch.Tensor]:
-        return [slot.parameter.grad for slot in self._mine]
+        return [parameter.grad for parameter, _ in self._mine]
 
     def _hand_over(self) -> None:
         distributed.as_mean(self.part, self.ranks)
-        for slot in self._mine:
-            slot.parameter.grad = slot.of(self.part)
+        for parameter, place in self._mine:
+            parameter.grad = place
