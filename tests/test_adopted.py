@@ -177,7 +177,7 @@ def test_a_rank_of_torchrun_that_fails_is_the_failure_of_the_one_record(tmp_path
 
 
 def test_torchrun_takes_no_options_from_the_environment(tmp_path):
-    """PET_MAX_RESTARTS=1 would start a killed rank again, and the run would be complete."""
+    """With PET_MAX_RESTARTS=1 torchrun would restart a killed rank, and the run would count as complete."""
     place = ranks.Place(2, 2, master=("127.0.0.1", 29500), by_torchrun=True)
     guarded = type("Guarded", (), {"pid": 0, "cpu_s": None})
     group = ranks.Group(guarded, place, tmp_path, {"PET_MAX_RESTARTS": "1", "PET_RDZV_BACKEND": "c10d", "KEPT": "1"})

@@ -30,8 +30,8 @@ def raced(results):
     return [[str(comparing.write(results, run)) for run in runs] for runs in arms]
 
 
-def printed(main, capsys, *words):
-    main([str(word) for word in words])
+def printed(main, capsys, *arguments):
+    main([str(word) for word in arguments])
     return capsys.readouterr().out
 
 
@@ -50,12 +50,12 @@ def test_runs_are_rows_of_the_table_with_settings_steps_and_records(raced, capsy
 
 
 def test_a_table_is_that_of_the_command(raced, capsys):
-    words = {"where": ["val_loss<9"], "group": True, "sort": "-train_s_mean"}
-    table = api.table(*raced[0], *map(Path, raced[1]), **words)
+    options = {"where": ["val_loss<9"], "group": True, "sort": "-train_s_mean"}
+    table = api.table(*raced[0], *map(Path, raced[1]), **options)
     given = [*raced[0], *raced[1], "--where", "val_loss<9", "--group", "--sort", "-train_s_mean"]
     assert f"{table}\n" == printed(table_cli.main, capsys, *given)
     assert table.to_dict() == json.loads(printed(table_cli.main, capsys, *given, "--json"))
-    assert api.table(api.load(), **words).to_dict() == table.to_dict()  # Runs are names too
+    assert api.table(api.load(), **options).to_dict() == table.to_dict()  # Runs are names too
     assert len(api.sql("SELECT 1 FROM runs", api.load()[:3])) == len(api.load(api.load()[:3])) == 3
     with pytest.raises(ValueError, match="there is no run in this list"):
         api.table(api.load()[:0])
@@ -92,10 +92,10 @@ def test_polars_reads_the_same(raced):
 def test_a_comparison_says_what_the_command_prints(raced, capsys, tmp_path):
     a, b = raced
     compared = api.compare(a, b)
-    words = *a, "vs", *b
-    assert compared.to_dict() == json.loads(printed(compare_cli.main, capsys, *words, "--json"))
-    assert str(compared) == printed(compare_cli.main, capsys, *words).rstrip("\n")
-    assert compared.to_markdown() == printed(compare_cli.main, capsys, *words, "--md").rstrip("\n")
+    arguments = *a, "vs", *b
+    assert compared.to_dict() == json.loads(printed(compare_cli.main, capsys, *arguments, "--json"))
+    assert str(compared) == printed(compare_cli.main, capsys, *arguments).rstrip("\n")
+    assert compared.to_markdown() == printed(compare_cli.main, capsys, *arguments, "--md").rstrip("\n")
     assert compared.verdict in compared.sentence.replace(" ", "_") or compared.verdict == "faster"
     low, high = compared.ci95_pct
     assert low < compared.change_pct < high < 0

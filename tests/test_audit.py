@@ -29,7 +29,7 @@ NANO = ["script.raw_data=true", "script.data=data/toy", "script.args=['--seed={s
 
 
 def audited(results, folder, *options, code=0):
-    """./run.sh audit of a run -> {kind: what was found}."""
+    """Runs ./run.sh audit on a run -> {kind: its audit}."""
     done = real_runs.bench(results, "audit", str(folder), "--json", *options)
     assert done.returncode == code, done.stdout + done.stderr + real_runs.logs(results)
     (certificate,) = json.loads(done.stdout)
@@ -71,7 +71,7 @@ def test_an_honest_script_passes_and_no_audit_run_counts(tmp_path, script, overr
 
 
 def _judged(folder):
-    """The rule of judge on a claim of this run alone, on a track that fixes the data."""
+    """Applies judge's rule to a claim of this run alone, on a track that fixes the data -> (passed, evidence)."""
     run = SimpleNamespace(name=folder.name, folder=folder, record=run_folder.read(folder))
     rules, book = SimpleNamespace(fixed=["data", "goal"]), ledger.read(folder.parent.parent)
     return records.the_contestant_was_audited(SimpleNamespace(runs=[run], track_rules=rules, ledger=book))
@@ -215,7 +215,7 @@ def test_other_sources_than_the_records_are_refused(tmp_path):
 
 @pytest.fixture
 def dataset(tmp_path):
-    """Two training files and one of validation, of 64 tokens; its first 4,096 are the validation."""
+    """Two training files and a validation file with a vocabulary of 64; the validation is its first 4,096 tokens."""
     rng = np.random.default_rng(1)
 
     def file(name, num):
@@ -246,7 +246,7 @@ def test_files_keep_their_names_and_sizes(dataset, tmp_path, kind):
 
 @pytest.mark.parametrize(("kind", "num"), [("random_tokens", 63), ("few_tokens", 8)])
 def test_random_tokens_are_uniform_but_for_the_ends_of_documents(dataset, tmp_path, kind, num):
-    """Of a vocabulary of 64; its token 7 is one of 35 in the data, more than a hundredth."""
+    """The vocabulary has 64 tokens; token 7 is one of 35 in the data, more than one of 100."""
     substitute = made(kind, dataset, tmp_path)
     assert (substitute.facts["num_alphabet"], substitute.facts["eos_frac"]) == (num, 0.01)
     for part in tokens_of(substitute.dataset.train + substitute.dataset.val):

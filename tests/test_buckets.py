@@ -115,7 +115,7 @@ def test_a_tensor_without_a_gradient_is_named(pretended, kind):
 
 
 def test_gradients_that_are_kept_over_a_step_are_refused(sharded):
-    """A share would count this rank's part of them alone."""
+    """Sharding would count only this rank's part of them."""
     one_pass(sharded, is_last=True)
     sharded.reducer.clip(None)
     sharded.reducer.step()

@@ -89,7 +89,7 @@ def test_it_is_found_by_its_session_the_newest_of_comparable_runs_first(results)
 
 @pytest.fixture
 def calibrated(results, monkeypatch, capsys):
-    """(times, those of disturbed runs, *options) -> exit code and output of a calibration whose runs take so long."""
+    """Calibrates with runs that take these times: (times, disturbed times, *options) -> (exit code, output)."""
 
     def of(times_s, busy_s, *options):
         records = [
@@ -156,7 +156,7 @@ def test_the_floor_of_more_runs_is_lower_and_of_uneven_groups_in_between():
 
 
 def test_it_races_a_warm_up_run_and_then_both_sides_alternately_with_fresh_seeds(results, monkeypatch, capsys):
-    """The launcher is played: what matters here is what it is asked for."""
+    """The launcher is a stand-in: what matters here is what it is asked for."""
     launched = []
 
     def launch(job, command, series, plan, *sweep):
@@ -178,7 +178,7 @@ def test_it_races_a_warm_up_run_and_then_both_sides_alternately_with_fresh_seeds
 
 
 def play(monkeypatch, launch, *checks):
-    """Jobs of track cpu_nano without any data; launch instead of the launcher; checks as the machine's state."""
+    """Prepares jobs of cpu_nano without data, launches them by `launch`, and gives `checks` as the machine's state."""
     job = lambda overrides, say: prepare.Job(claimed.config(7), None, overrides, [])  # noqa: E731
     monkeypatch.setattr(calibrate, "prepare", job)
     monkeypatch.setattr(calibrate.launcher, "launch", launch)
@@ -248,7 +248,7 @@ def test_only_repeats_of_one_code_on_one_machine_show_a_drift():
 
 
 def test_arms_one_after_the_other_are_as_uncertain_as_the_history_of_their_track_is(results, capsys):
-    """Repeats of another config in the same folder drifted by 1 %: so may these."""
+    """Repeats of another config in the same folder drifted by 1 %, so these may drift too."""
     for number, time_s in enumerate([10.0, 10.0, 10.1, 10.1]):
         write(results, a_run("C", time_s, number))
     for arm, first, scale in (("A", 10, 1.0), ("B", 30, 1.1)):

@@ -1,4 +1,4 @@
-"""Secrets planted in every input of a run come out of nothing that leaves; what a run needs goes along, and replays."""
+"""Secrets planted in every input of a run are in nothing that is published; what a run needs is, and it replays."""
 
 import hashlib
 import os
@@ -93,7 +93,7 @@ def trained(checkout):
 
 
 def holding(folder):
-    """Files in folder, or their names, that hold a canary."""
+    """The files in folder that hold a canary in their content or name."""
     paths = [path for path in Path(folder).rglob("*") if path.is_file()]
     return [str(path) for path in paths if CANARY in str(path) or CANARY.encode() in path.read_bytes()]
 

@@ -12,7 +12,7 @@ from bench.analysis.trace.categories import ANNOTATION_RULES, CATEGORIES, RULES,
 def test_every_rule_gives_its_example_its_category(rule):
     """By this rule, not by an earlier one: a rule that never gets its turn is a broken window."""
     assert category(rule.example) == rule.category
-    first = next(one for one in RULES if categories._match(one.pattern, (rule.example, rule.example.lower())))
+    first = next(other for other in RULES if categories._match(other.pattern, (rule.example, rule.example.lower())))
     assert first is rule, f"{first.pattern} takes what {rule.pattern} is for"
 
 

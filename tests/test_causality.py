@@ -165,7 +165,7 @@ def test_a_leak_from_some_call_on_is_found_when_it_is_asked_again():
 
 
 def honest_beside(logits_NV, targets_N):
-    """Shows logits to a loss that is not the one it gives."""
+    """Shows its logits to a loss other than the one it returns."""
     F.cross_entropy(torch.zeros_like(logits_NV), targets_N)
     return (logits_NV.logsumexp(-1) - logits_NV.gather(1, targets_N[:, None])[:, 0]).mean()
 
@@ -196,7 +196,7 @@ def test_an_honest_loss_of_another_kind_is_not_accused():
 @pytest.mark.parametrize("rung", test_ladder.some(test_ladder.GOLDEN))
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_rung_is_accused(rung, seed):
-    """In float32 with the first seed, in its own activations, bfloat16 where it has them, with the second."""
+    """The first seed is in float32; the second keeps the rung's own activations, which are bfloat16 in some."""
     few_layers = {"num_layers": 4} if rung in test_ladder.WITH_WINDOWS else {}
     model = test_ladder.made(rung, **few_layers, **(test_ladder.FLOAT32[rung] if seed == 1 else {}))[0]
     answer = checked(model, num_rows=4, seq_len=48 if few_layers else 12, vocab_size=40, seed=seed)

@@ -37,8 +37,8 @@ def test_a_collection_in_the_step_is_named_with_its_milliseconds():
 
 
 def test_events_of_several_ranks_count_once_by_the_rank_that_lost_most():
-    found = [event("gc", 30.0, rank=0), event("gc", 20.0, rank=1), event("gc", 25.0, rank=1)]
-    assert explained(rows_of(200.0, cpu_ms=190.0), *found)["causes"][1] == {"what": "gc", "ms": 45.0}
+    events = [event("gc", 30.0, rank=0), event("gc", 20.0, rank=1), event("gc", 25.0, rank=1)]
+    assert explained(rows_of(200.0, cpu_ms=190.0), *events)["causes"][1] == {"what": "gc", "ms": 45.0}
 
 
 def test_an_event_without_a_step_is_joined_by_time():
@@ -103,8 +103,8 @@ def test_the_skew_of_a_run_says_who_was_late_how_often():
     """Late by 7, 1, 0 and 30 ms on 12, 10, 10 and 10 ms: more than 1 ms and a tenth are the first and the last."""
     ranks_ms = ((10.0, 10.0, 10.0, 10.0), (12.0, 11.0, 10.0, 40.0), (19.0, 10.0, 10.0, 10.0))
     own = [dict(enumerate(rank_ms, 1)) for rank_ms in ranks_ms]
-    found = stalls.skew_summary({"own_ms": own})["own_ms"]
-    assert (found["late_ms_p50"], found["late_ms_max"], found["late_ms_sum"]) == (4.0, 30.0, 38.0)
-    assert (found["num_late_steps"], found["late_steps_by_rank"]) == (2, [0, 1, 1])
+    summary = stalls.skew_summary({"own_ms": own})["own_ms"]
+    assert (summary["late_ms_p50"], summary["late_ms_max"], summary["late_ms_sum"]) == (4.0, 30.0, 38.0)
+    assert (summary["num_late_steps"], summary["late_steps_by_rank"]) == (2, [0, 1, 1])
     assert stalls.skew_summary({"own_ms": own[:1]}) is None
     assert stalls.skew_summary({}) is None

@@ -18,9 +18,9 @@ def moved(compiled, cut=None, still=True, num_steps=6):
     parameters = [torch.nn.Parameter(tensor) for tensor in tensors]
     row = {"params": parameters, "peak_lr": 0.1}
     optimizer = CautiousAdam([row], 0.1, (0.7, 0.95), 1e-8, 0.05, still, compiled)
-    for step, of_step in enumerate(grads):
+    for step, step_grads in enumerate(grads):
         optimizer.param_groups[0].update(lr=0.1 / (1 + step), betas=(0.7 + 0.02 * step, 0.95))
-        for parameter, grad in zip(parameters, of_step, strict=True):
+        for parameter, grad in zip(parameters, step_grads, strict=True):
             grad[0] = 0  # a row that stays
             parameter.grad = grad if cut is None else grad.flatten()[cut].clone()
         optimizer.step()
@@ -40,7 +40,7 @@ def test_a_part_of_the_elements_moves_as_in_the_whole(still):
     whole = moved(False, still=still)
     for cut in (slice(0, 100), slice(100, 192)):
         part = moved(False, cut=cut, still=still)
-        assert all(torch.equal(of_part, all_of[cut]) for of_part, all_of in zip(part, map(torch.flatten, whole)))
+        assert all(torch.equal(piece, flat[cut]) for piece, flat in zip(part, map(torch.flatten, whole)))
 
 
 @pytest.mark.slow

@@ -45,11 +45,11 @@ def test_commits_uncommitted_changes_and_untracked_sources_are_all_in_it(repo, t
     (repo / "results" / "x").write_text("y")
     b = run_of(repo, tmp_path, "b")
     objects = sorted(path.name for path in (repo / ".git").rglob("*"))
-    found = code_diff.diff_folders(a, b, repo)
-    assert found["unknown"] is None
+    change = code_diff.diff_folders(a, b, repo)
+    assert change["unknown"] is None
     expected = [{"path": "models/a.py", "added": 2, "removed": 2}, {"path": "models/new.py", "added": 1, "removed": 0}]
-    assert found["files"] == expected
-    assert "-two = 2\n-three = 3\n+two = 22\n+three = 33\n" in found["patch"] and "+new = True\n" in found["patch"]
+    assert change["files"] == expected
+    assert "-two = 2\n-three = 3\n+two = 22\n+three = 33\n" in change["patch"] and "+new = True\n" in change["patch"]
     assert sorted(path.name for path in (repo / ".git").rglob("*")) == objects  # nothing was written there
     back = code_diff.diff_folders(b, a, repo)
     assert back["files"][1] == {"path": "models/new.py", "added": 0, "removed": 1}
@@ -60,8 +60,8 @@ def test_a_long_change_is_cut_at_a_line(repo, tmp_path, monkeypatch):
     (repo / "models" / "a.py").write_text("\n".join(f"line = {num}" for num in range(100)))
     b = run_of(repo, tmp_path, "b")
     monkeypatch.setattr(code_diff, "MAX_PATCH_CHARS", 300)
-    found = code_diff.diff_folders(a, b, repo)
-    assert found["is_cut"] and len(found["patch"]) <= 300 and found["patch"].endswith("\n")
+    change = code_diff.diff_folders(a, b, repo)
+    assert change["is_cut"] and len(change["patch"]) <= 300 and change["patch"].endswith("\n")
 
 
 def changed(folder, **facts):
@@ -95,9 +95,9 @@ def test_a_patch_that_does_not_fit_and_a_run_without_code_are_said(repo, tmp_pat
 def test_in_words_the_files_come_with_their_lines_and_the_patch_on_request():
     files = [{"path": "models/a.py", "added": 2, "removed": 1}, {"path": "x.bin", "added": None, "removed": None}]
     change = {"files": files, "patch": "+a\x1b[31m\n-b\n", "is_cut": False, "unknown": None}
-    words = Columns(verdicts.source(change, patch=False)).text(False)
+    text = Columns(verdicts.source(change, patch=False)).text(False)
     expected = ["models/a.py      +2       -1", "x.bin        binary   binary", "", "--diff shows the lines"]
-    assert words.splitlines()[2:] == expected
+    assert text.splitlines()[2:] == expected
     shown = Columns(verdicts.source(change))
     assert shown.text(False).endswith("\n\n+a\\x1b[31m\n-b\n")  # no escape sequence reaches the terminal
     assert "````diff\n+a\\x1b[31m" in shown.text(True) and '<pre tabindex="0">+a' in shown.html()

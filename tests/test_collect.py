@@ -323,18 +323,18 @@ def replayed(results, folder, replays, monkeypatch):
     run = run_folder.read(folder)
     replay = replays.add(run["seed"], train_s=11.0)
     record = SimpleNamespace(name=certificates.name_of(run), run=run)
-    found = certificate.impossible(record, "") | {"outcome": "identical"}
-    found["replays"] = [certificates.name_of(run_folder.read(replay))]
+    issued = certificate.impossible(record, "") | {"outcome": "identical"}
+    issued["replays"] = [certificates.name_of(run_folder.read(replay))]
     with unittest.mock.patch.object(utc, "now", lambda: replays.now):
-        certificate.write(found, [folder, replay])
+        certificate.write(issued, [folder, replay])
     assert certificates.outcome(folder) == "identical"
 
 
 def audited(results, folder):
     """As ./run.sh audit leaves it: a run in results/.audits, audit.json beside the record."""
     run = run_folder.read(folder)
-    of_audit = claimed.Results(results.folder / certificates.AUDITS_FOLDER).add(run["seed"], train_s=12.0)
-    kind = {"kind": "random_tokens", "outcome": "passed", "why": "", "run": f"cpu_nano/{of_audit.name}"}
+    audit_run = claimed.Results(results.folder / certificates.AUDITS_FOLDER).add(run["seed"], train_s=12.0)
+    kind = {"kind": "random_tokens", "outcome": "passed", "why": "", "run": f"cpu_nano/{audit_run.name}"}
     about = {"run": folder.name, "config_id": run["config_id"], "source_sha256": run["code"]["source_sha256"]}
     audit = about | {"at": "", "claimed_nats": 2.75, "outcome": "passed", "audits": [kind]}
     certificates.write_audit(folder, audit)
@@ -442,9 +442,9 @@ def test_what_no_machine_shows_alone_is_a_record_of_their_union(machines, monkey
     a, b, into = machines
 
     def statuses(folder):
-        found = leaderboard.by_track(store.read_rows([folder]))["cpu_nano"]
-        leaderboard.progression(found, claim.track_rules("cpu_nano"), (), lambda entry: None)
-        return [entry.status for entry in found]
+        entries = leaderboard.by_track(store.read_rows([folder]))["cpu_nano"]
+        leaderboard.progression(entries, claim.track_rules("cpu_nano"), (), lambda entry: None)
+        return [entry.status for entry in entries]
 
     assert collected(into, a, b) == 0
     assert statuses(a.folder) == ["too few runs, 2 of 3"] and statuses(b.folder) == ["too few runs, 1 of 3"]
@@ -460,12 +460,12 @@ def killed_at(number, into, *places):
         left = itertools.count(1)
 
         def mortal(step):
-            def taken(*args, **more):
+            def counted(*args, **more):
                 if next(left) == number:
                     os.kill(os.getpid(), signal.SIGKILL)
                 return step(*args, **more)
 
-            return taken
+            return counted
 
         for name in ("fsync", "rename", "replace", "mkdir"):
             setattr(os, name, mortal(getattr(os, name)))

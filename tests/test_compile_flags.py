@@ -69,10 +69,10 @@ def test_modes_and_options_of_torch_compile_and_variables_are_flags():
     body = (
         "torch.compile(lambda x: x, mode='max-autotune')\ntorch.compile(lambda x: x, options={'shape_padding': False})"
     )
-    found = changed_by(body, TORCHINDUCTOR_COORDINATE_DESCENT_TUNING="1", TORCHINDUCTOR_CACHE_DIR="/tmp/cache")
-    assert found["compile.max_autotune"] is True and found["compile.shape_padding"] is False
-    assert found["env.TORCHINDUCTOR_COORDINATE_DESCENT_TUNING"] == "1"
-    assert not any("CACHE_DIR" in name for name in found)
+    flags = changed_by(body, TORCHINDUCTOR_COORDINATE_DESCENT_TUNING="1", TORCHINDUCTOR_CACHE_DIR="/tmp/cache")
+    assert flags["compile.max_autotune"] is True and flags["compile.shape_padding"] is False
+    assert flags["env.TORCHINDUCTOR_COORDINATE_DESCENT_TUNING"] == "1"
+    assert not any("CACHE_DIR" in name for name in flags)
 
 
 @pytest.fixture
@@ -80,9 +80,9 @@ def judged():
     def of(track, *flags):
         settings = yaml.safe_load((real_runs.REPO / f"conf/track/{track}.yaml").read_text())["track"]
         rules = schema.build(schema.TrackRules, settings["rules"])
-        measured = [{} if of_run is None else {"compile_flags": of_run} for of_run in flags]
+        measured = [{} if run_flags is None else {"compile_flags": run_flags} for run_flags in flags]
         records = [
-            SimpleNamespace(name=f"run{number}", record={"measured": of_run}) for number, of_run in enumerate(measured)
+            SimpleNamespace(name=f"run{number}", record={"measured": facts}) for number, facts in enumerate(measured)
         ]
         claim = SimpleNamespace(track=track, track_rules=SimpleNamespace(rules=rules), runs=records)
         return runs.only_allowed_flags_of_torch_compile_were_set(claim)

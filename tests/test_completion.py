@@ -70,9 +70,9 @@ def test_tab_offers_what_fits(tab, line, offered):
     word = line.rpartition(" ")[2]
     if word.count("=") == 1 and word[0].isupper():
         word = word.partition("=")[2]
-    found = tab(line)
-    assert offered <= found
-    assert all(name.startswith(word.rpartition("=")[2]) for name in found)
+    offers = tab(line)
+    assert offered <= offers
+    assert all(name.startswith(word.rpartition("=")[2]) for name in offers)
 
 
 @pytest.mark.parametrize("line", ["run.sh explain nothing-such", "run.sh nonsense x", "run.sh run seed="])
@@ -98,9 +98,9 @@ def test_fish_offers_what_fits_and_files_where_nothing_does(tmp_path, capsys):
         "./run.sh run model=gp": ["model=gpt2"],
         "./run.sh verify READ": ["README.md"],
     }
-    asked = "; ".join(f"complete -C '{line}'; echo ." for line in lines)
+    commands = "; ".join(f"complete -C '{line}'; echo ." for line in lines)
     done = subprocess.run(
-        ["fish", "-c", f"source {script}; {asked}"], cwd=REPO, env=ENV, capture_output=True, text=True
+        ["fish", "-c", f"source {script}; {commands}"], cwd=REPO, env=ENV, capture_output=True, text=True
     )
     assert done.stderr == "" and [part.split() for part in done.stdout.split("\n.\n")[:-1]] == [*lines.values()]
 
@@ -134,5 +134,5 @@ def test_every_verb_completes_its_options():
 @pytest.mark.parametrize("word", ["--version", "-V", "version"])
 def test_the_version_says_what_decides_how_it_runs(word, capsys):
     assert main_module.main([word]) == 0
-    words = capsys.readouterr().out
-    assert words.startswith(f"speedrun {__version__}") and words.endswith(f"torch {metadata.version('torch')}\n")
+    output = capsys.readouterr().out
+    assert output.startswith(f"speedrun {__version__}") and output.endswith(f"torch {metadata.version('torch')}\n")

@@ -37,16 +37,16 @@ def test_a_kind_is_there_only_if_it_was_measured(folder):
 
 
 def test_a_cost_is_that_of_the_rank_that_lost_most_by_its_own_total_where_it_wrote_one(folder):
-    found = stalls.event_costs(folder, run("garbage", "recompiles"), rows())["costs"]
-    assert found["gc"] == {"count": 700, "ms": 31.0}
-    assert found["recompile"] == {"count": 0, "ms": 0.0}
-    assert found["graph_break"] == {"count": 0, "ms": None}
+    costs = stalls.event_costs(folder, run("garbage", "recompiles"), rows())["costs"]
+    assert costs["gc"] == {"count": 700, "ms": 31.0}
+    assert costs["recompile"] == {"count": 0, "ms": 0.0}
+    assert costs["graph_break"] == {"count": 0, "ms": None}
 
 
 def test_stalls_are_counted_and_written_with_their_time(folder):
-    found = stalls.event_costs(folder, run(), rows())
-    assert found["costs"]["stall"] == {"count": 1, "ms": 50.0}
-    (event,) = found["events"]
+    tally = stalls.event_costs(folder, run(), rows())
+    assert tally["costs"]["stall"] == {"count": 1, "ms": 50.0}
+    (event,) = tally["events"]
     assert (event["event"], event["step"], event["t_ns"], event["what"]) == ("stall", 7, 7000 * MS, "unknown")
     assert event["utc"] == "2026-11-21T03:00:07.000Z"  # 6.5 s after the start
     assert stalls.event_costs(folder, run(), rows(100.0))["events"] == []
@@ -55,10 +55,10 @@ def test_stalls_are_counted_and_written_with_their_time(folder):
 def test_late_ranks_cost_what_the_others_waited(folder):
     own = [dict.fromkeys(range(1, 12), 10.0), {num: 35.0 if num == 7 else 11.0 for num in range(1, 12)}]
     step_files.write_by_rank(folder, {"step_ms": own, "own_ms": own})
-    found = stalls.event_costs(folder, run(), rows())
-    assert found["costs"]["late_rank"] == {"count": 1, "ms": 35.0}  # 10 * 1 ms that are below the threshold, and 25 ms
-    assert found["skew"]["own_ms"]["late_steps_by_rank"] == [0, 1]
-    stall, late = found["events"]
+    tally = stalls.event_costs(folder, run(), rows())
+    assert tally["costs"]["late_rank"] == {"count": 1, "ms": 35.0}  # 10 * 1 ms that are below the threshold, and 25 ms
+    assert tally["skew"]["own_ms"]["late_steps_by_rank"] == [0, 1]
+    stall, late = tally["events"]
     assert (stall["rank"], stall["what"]) == (1, "late_rank")
     assert (late["event"], late["late_ms_max"], late["t_ns"]) == ("rank_skew", 25.0, 11_000 * MS)
 
@@ -77,5 +77,5 @@ def test_steps_that_a_profiler_disturbed_make_no_rank_late(folder):
     own = [dict.fromkeys(range(1, 12), 10.0), {num: 900.0 if num == 7 else 11.0 for num in range(1, 12)}]
     step_files.write_by_rank(folder, {"step_ms": own, "own_ms": own})
     flagged = [row | ({"flags": "profiled"} if row["step"] == 7 else {}) for row in rows()]
-    found = stalls.event_costs(folder, run(), flagged)
-    assert found["costs"]["late_rank"] == {"count": 0, "ms": 10.0} and found["skew"]["step_ms"]["late_ms_max"] == 1.0
+    tally = stalls.event_costs(folder, run(), flagged)
+    assert tally["costs"]["late_rank"] == {"count": 0, "ms": 10.0} and tally["skew"]["step_ms"]["late_ms_max"] == 1.0

@@ -62,7 +62,7 @@ def test_the_sources_and_the_records_of_this_repository_hold_none(repo):
     folders = [repo / name for name in ("bench", "models", "conf", "results/published", "docs")]
     paths = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".png"]
     wrong = {
-        path.name: [one.kind for one in credentials.find(path.read_text(errors="replace"))]
+        path.name: [secret.kind for secret in credentials.find(path.read_text(errors="replace"))]
         for path in paths
         if path.suffix != ".pyc" and path.name != "credentials.py" and path.parent.name != "assets"  # others' programs
     }
@@ -84,7 +84,7 @@ def test_values_are_credentials_by_their_names_and_stay_where_they_are():
 
 def test_the_value_of_a_secret_variable_is_found_anywhere_and_short_or_harmless_ones_are_not():
     environ = {"MY_TOKEN": "correct-horse", "OTHER_KEY": "true", "A_SECRET": "ab", "PATH": "/usr/bin:/bin"}
-    kinds = [one.kind for one in credentials.find("it said correct-horse, true, ab, /usr/bin:/bin", environ)]
+    kinds = [secret.kind for secret in credentials.find("it said correct-horse, true, ab, /usr/bin:/bin", environ)]
     assert kinds == ["the value of $MY_TOKEN"]
 
 
@@ -105,7 +105,7 @@ def test_any_text_can_be_searched():
     pieces = [*"@:='\" \n/é\0", "://", "token", "--", "sk-", "password", "-----BEGIN "]
     for _ in range(2000):
         text = "".join(chance.choices(pieces, k=30))
-        edges = [edge for one in credentials.find(text) for edge in (one.start, one.end)]
+        edges = [edge for secret in credentials.find(text) for edge in (secret.start, secret.end)]
         assert edges == sorted(edges) and all(0 <= edge <= len(text) for edge in edges)
 
 

@@ -18,9 +18,9 @@ def root(tmp_path, monkeypatch):
     return tmp_path
 
 
-def call(capsys, *words):
+def call(capsys, *arguments):
     """(exit code, stdout, stderr)"""
-    code = data_cli.main(list(words))
+    code = data_cli.main(list(arguments))
     out, err = capsys.readouterr()
     return code, out, err
 
@@ -73,7 +73,7 @@ def test_a_damaged_file_is_exit_code_1(capsys, root):
 
 
 @pytest.mark.parametrize(
-    "words, complaint",
+    "arguments, complaint",
     [
         (["make", "nonsense"], "nonsense: unknown data; choose from fineweb10B, finewebedu10B, markov"),
         (["make"], "name one of fineweb10B"),
@@ -90,17 +90,17 @@ def test_a_damaged_file_is_exit_code_1(capsys, root):
         (["show", "notes.txt"], "notes.txt: a file, and not a .bin of tokens; choose from"),
     ],
 )
-def test_wrong_use_is_exit_code_2(capsys, root, words, complaint):
+def test_wrong_use_is_exit_code_2(capsys, root, arguments, complaint):
     (root / "notes.txt").write_text("no tokens")
-    code, out, err = call(capsys, *words)
+    code, out, err = call(capsys, *arguments)
     assert (code, out) == (2, "")
     assert complaint in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [[], ["nonsense"]])
-def test_a_verb_that_does_not_exist_is_refused(words):
+@pytest.mark.parametrize("arguments", [[], ["nonsense"]])
+def test_a_verb_that_does_not_exist_is_refused(arguments):
     with pytest.raises(ValueError, match="VERB"):
-        data_cli.main(words)
+        data_cli.main(arguments)
 
 
 def test_without_network_fetch_is_exit_code_1_and_one_line(capsys, monkeypatch, root):

@@ -57,4 +57,4 @@ def test_the_harness_sees_a_write_that_is_lost(shop):
     operations = shop.count(IMPORT)
     (number,) = [number for number, _, what, path in operations if what == "write" and ".run.json." in path]
     outcome = shop.fault(IMPORT, number, "lost")
-    assert any("unreadable" in one for one in outcome.wrong), outcome
+    assert any("unreadable" in sentence for sentence in outcome.wrong), outcome

@@ -85,11 +85,11 @@ def made(tmp_path_factory):
     """A folder with what a reader has by then: a run with a look and its memory, a race, folders of traces."""
     folder = tmp_path_factory.mktemp("docs")
     results = folder / "results"
-    for words in (
+    for arguments in (
         ["run", "look=on", "instruments=[regions,memory_history]"],
         ["race", "A=", "B=optim=muon", "n=2", "look=on", "--anyway"],
     ):
-        done = real_runs.bench(results, *words, *real_runs.SHORT)
+        done = real_runs.bench(results, *arguments, *real_runs.SHORT)
         assert done.returncode == 0, done.stderr
     first = min((results / "free").iterdir())
     for to in ("traces", "traces/before", "traces/after"):
@@ -109,13 +109,13 @@ def test_a_line_of_the_docs_does_its_work(line, made):
     folder, meant = made
     if "judge" in line or "verify" in line or "publish" in line:
         meant = meant | {"RUN": meant["A"]}
-    words = [part for word in shlex.split(line)[1:] for part in meant.get(word, [word])]
-    if DRY.match(line) and line not in ARE_SHORT and "--dry-run" not in words:
-        words += ["--dry-run", *["--anyway"] * ("HEAD" in words)]  # commits may differ in documentation alone
-    done = real_runs.bench(folder / "results", *words, SPEEDRUN_CWD=str(folder))
+    arguments = [part for word in shlex.split(line)[1:] for part in meant.get(word, [word])]
+    if DRY.match(line) and line not in ARE_SHORT and "--dry-run" not in arguments:
+        arguments += ["--dry-run", *["--anyway"] * ("HEAD" in arguments)]  # commits may differ in documentation alone
+    done = real_runs.bench(folder / "results", *arguments, SPEEDRUN_CWD=str(folder))
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stdout + done.stderr
     assert done.stdout + done.stderr
-    assert all((folder / word).exists() for word in words if word.endswith((".html", ".svg")))
+    assert all((folder / word).exists() for word in arguments if word.endswith((".html", ".svg")))
 
 
 def hatch_metadata():
@@ -155,13 +155,13 @@ def test_every_page_that_shows_output_is_compared():
 def test_a_command_of_the_documentation_is_understood(page, line):
     """Its verb and options are known, and the settings of a run can be composed."""
     command = re.split(r"  +(?=\S)|;|\s#|\[or", line)[0].rstrip("\\ ")
-    _, verb, *words = shlex.split(command.partition(" -- ")[0])
+    _, verb, *arguments = shlex.split(command.partition(" -- ")[0])
     if verb in CHECKOUT_VERBS or verb.startswith("-"):
         return
     assert verb in VERBS, verb
     parser = module_of(verb)._parser()
-    if verb == "data" or "--help" in words:
+    if verb == "data" or "--help" in arguments:
         return
-    given = parser.parse_intermixed_args(overrides.spelled(words))
-    if verb == "run" and not given.multirun and not OF_USER.search(line):
-        requested_config(given.overrides)
+    parsed = parser.parse_intermixed_args(overrides.spelled(arguments))
+    if verb == "run" and not parsed.multirun and not OF_USER.search(line):
+        requested_config(parsed.overrides)

@@ -77,13 +77,13 @@ def test_a_missing_driver_is_a_failure_where_gpus_are_wanted():
 def test_a_visit_starts_ranks_lets_them_talk_and_says_fit(tmp_path):
     temp = str(real_runs.temp_in(tmp_path))
     done = real_runs.bench(tmp_path / "results", "doctor", "hardware=cpu", "--json", TMPDIR=temp)
-    found = json.loads(done.stdout)
+    report = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert found["fit"] is True
-    checks = {check["name"]: check for check in found["checks"]}
+    assert report["fit"] is True
+    checks = {check["name"]: check for check in report["checks"]}
     assert checks["software"]["found"].startswith("torch 2.")
     assert checks["collective"]["found"].startswith("2 ranks agree; all-reduce of 1 MiB")
-    assert all(bool(check["remedy"]) == (check["status"] != "ok") for check in found["checks"])
+    assert all(bool(check["remedy"]) == (check["status"] != "ok") for check in report["checks"])
     assert real_runs.left_in_temp(tmp_path) == []
 
 
@@ -104,15 +104,15 @@ def test_ranks_that_hang_end_within_the_timeout_and_leave_nothing(tmp_path, monk
 
 
 def _running(module):
-    found = []
+    pids = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as file:
                 if module.encode() in file.read().split(b"\0"):
-                    found.append(int(pid))
+                    pids.append(int(pid))
         except OSError:
             continue
-    return found
+    return pids
 
 
 def test_a_quick_visit_starts_nothing(tmp_path, monkeypatch, capsys):

@@ -59,8 +59,8 @@ def test_its_pictures_are_found_however_deep_they_lie(answer):
 def test_no_verdict_and_several():
     none = Document("x", [Verdict("no verdict: it was abandoned", "")], [])
     assert none.terminal() == "no verdict: it was abandoned" and 'class="badge' not in none.html()
-    of_c = Verdict("inconclusive: C is +1 %", "inconclusive", "C")
-    both = Document("x", [of_c, Verdict("no verdict: n is 1", "inconclusive", "D")], [])
+    c_verdict = Verdict("inconclusive: C is +1 %", "inconclusive", "C")
+    both = Document("x", [c_verdict, Verdict("no verdict: n is 1", "inconclusive", "D")], [])
     assert both.terminal().splitlines()[1] == "verdict: NO VERDICT  D: n is 1"  # of which of the two
     assert "verdict: **NO VERDICT**  D: n is 1" in both.markdown()
     assert "C: " not in both.terminal()  # the sentence says it

@@ -17,8 +17,8 @@ from bench.base.paths import REPO
 EVIL = "a\x1b[2J\x1b]8;;http://evil\x07b\r\n\u202ec\udcff"
 
 
-def program(words, **options):
-    return subprocess.run([sys.executable, "-m", "bench", *words], cwd=REPO, stdin=subprocess.DEVNULL, **options)
+def program(arguments, **options):
+    return subprocess.run([sys.executable, "-m", "bench", *arguments], cwd=REPO, stdin=subprocess.DEVNULL, **options)
 
 
 def test_a_line_shows_what_a_terminal_would_obey():
@@ -110,15 +110,15 @@ ANSWERS = (  # of a command whose output is its work, with its exit code otherwi
 )
 
 
-@pytest.mark.parametrize("words", ANSWERS, ids=" ".join)
-def test_what_is_only_printed_fails_on_a_full_disk_and_a_reader_that_left_ends_nothing(words):
+@pytest.mark.parametrize("arguments", ANSWERS, ids=" ".join)
+def test_what_is_only_printed_fails_on_a_full_disk_and_a_reader_that_left_ends_nothing(arguments):
     with open("/dev/full", "w") as full:
-        ended = program(words, stdout=full, stderr=subprocess.PIPE, text=True)
+        ended = program(arguments, stdout=full, stderr=subprocess.PIPE, text=True)
     assert ended.returncode == 1
     assert ended.stderr.endswith("standard output: No space left on device: the rest was not printed\n")
     reader, writer = os.pipe()
     os.close(reader)
-    ended = program(words, stdout=writer, stderr=subprocess.PIPE, text=True)
+    ended = program(arguments, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert ended.returncode == 0 and "standard output" not in ended.stderr
 

@@ -102,7 +102,7 @@ def doubled(numbers):
 @pytest.mark.parametrize(
     "slow, part",
     [(sleeps, parts.HOST), (collects, parts.GARBAGE), (waits, parts.SYNC), (recompiles, parts.COMPILATION)],
-    ids=lambda one: getattr(one, "__name__", one),
+    ids=lambda value: getattr(value, "__name__", value),
 )
 def test_a_slowdown_of_the_host_is_the_first_line(tmp_path, slow, part):
     for attempt in range(NUM_ATTEMPTS):

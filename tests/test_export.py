@@ -63,17 +63,17 @@ def test_mllog_lines_are_json_with_the_keys_of_mlperf(tmp_path):
 def test_a_log_says_nothing_that_a_terminal_obeys(tmp_path):
     folder = copy_with(tmp_path / "run", environment={"cpu_model": "\x1b]0;owned\x07"})
     (folder / "code" / "diff.patch").write_text("+\tlr = 1\x07\n")
-    found = formats.modded_nanogpt_log(folder)
-    assert "\x1b" not in found and "\x07" not in found and "\\x1b]0;owned\\x07" in found
-    assert "# +\tlr = 1\\x07\n" in found
+    log = formats.modded_nanogpt_log(folder)
+    assert "\x1b" not in log and "\x07" not in log and "\\x1b]0;owned\\x07" in log
+    assert "# +\tlr = 1\\x07\n" in log
 
 
 def test_mllog_has_the_times_of_the_events(capsys):
     assert export.main([str(COMPLETE), "--to", "mllog"]) == 0
-    found = [json.loads(line.removeprefix(":::MLLOG ")) for line in capsys.readouterr().out.splitlines()]
-    at_ms = {event["key"]: event["time_ms"] for event in found}
+    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in capsys.readouterr().out.splitlines()]
+    at_ms = {event["key"]: event["time_ms"] for event in events}
     assert [at_ms[key] - at_ms["init_start"] for key in ("init_stop", "run_start", "run_stop")] == [1000, 1000, 2000]
-    last = [event for event in found if event["key"] == "eval_accuracy"][-1]
+    last = [event for event in events if event["key"] == "eval_accuracy"][-1]
     assert last["metadata"]["step_num"] == 4
     assert last["metadata"]["samples_count"] == step_files.read(COMPLETE)[-1]["tokens"]
 

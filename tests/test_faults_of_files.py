@@ -35,9 +35,9 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_at_once(tmp_path, blo
         for _ in range(300):
             file.write(block)
         file.write(b"]}")
-    words = [sys.executable, "-m", "bench", "analyze", str(path)]
+    command = [sys.executable, "-m", "bench", "analyze", str(path)]
     bounds = {"preexec_fn": lambda: _within(5, 500 * MIB), "env": real_runs.environment(tmp_path)}
-    done = subprocess.run(words, cwd=real_runs.REPO, capture_output=True, text=True, **bounds)
+    done = subprocess.run(command, cwd=real_runs.REPO, capture_output=True, text=True, **bounds)
     assert done.returncode == 2, done  # neither 5 s of CPU nor 500 MiB
     assert re.search("unpack to more than .* times as many, as no trace does", done.stderr), done.stderr
 

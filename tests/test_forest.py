@@ -12,12 +12,12 @@ TIME = Panel("Train time", "%", [Row("B", -0.5, -0.73, -0.27, 1)], (-0.5, 0.5), 
 
 def marks(panel):
     """{class, and series: [attributes as a dict]} of the drawing's shapes."""
-    found = {}
+    by_class = {}
     for attributes in re.findall(r"<(?:rect|line|circle|polyline) ([^>]*)>", forest.plot([panel])):
         named = dict(re.findall(r'([\w-]+)="([^"]*)"', attributes))
         series = re.findall(r"series-\d", named.get("style", ""))
-        found.setdefault(" ".join([named["class"], *series]), []).append(named)
-    return found
+        by_class.setdefault(" ".join([named["class"], *series]), []).append(named)
+    return by_class
 
 
 def test_a_change_and_its_interval_lie_where_the_scale_puts_them():
@@ -41,16 +41,16 @@ def test_what_is_drawn_is_said_in_words_too():
 def test_an_interval_that_leaves_the_drawing_ends_in_an_arrow_and_keeps_its_numbers():
     wide = Panel("Train time", "%", [Row("B", 5.0, -40.0, 4000.0, 1), Row("C", 3.0, 2.0, 4.0, 2)])
     drawn = marks(wide)
-    edges = [one["points"].split() for one in drawn["interval series-1"] if "points" in one]
+    edges = [mark["points"].split() for mark in drawn["interval series-1"] if "points" in mark]
     assert all(points[0].split(",")[0] != points[1].split(",")[0] for points in edges)  # two arrows
-    inside = [float(one["x2"]) - float(one["x1"]) for one in drawn["interval series-2"] if "x1" in one]
+    inside = [float(mark["x2"]) - float(mark["x1"]) for mark in drawn["interval series-2"] if "x1" in mark]
     assert inside[0] > 15  # the other interval can still be seen
     assert "[-40.00, +4000.00]" in forest.plot([wide])
 
 
 def test_without_an_interval_a_point_remains_and_without_rows_nothing():
-    one = Panel("val_loss", "nats per token", [Row("B", 0.01)], decimals=4)
-    assert "interval" not in " ".join(marks(one)) and "+0.0100 nats per token, no interval" in forest.plot([one])
+    panel = Panel("val_loss", "nats per token", [Row("B", 0.01)], decimals=4)
+    assert "interval" not in " ".join(marks(panel)) and "+0.0100 nats per token, no interval" in forest.plot([panel])
     assert forest.plot([Panel("Energy", "%", [])]) == ""
     assert marks(Panel("Train time", "%", [Row("B", 0.0, 0.0, 0.0)]))["point series-0"]  # nothing to scale by
 

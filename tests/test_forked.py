@@ -21,14 +21,14 @@ forks = []
 os.register_at_fork(before=lambda: forks.append(1))
 signal.signal(signal.SIGTERM, lambda *args: None)
 os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
-words = [sys.executable, "-m", "bench.launch.guard", "FOLDER"]
+command = [sys.executable, "-m", "bench.launch.guard", "FOLDER"]
 env = {name: value for name, value in os.environ.items() if name != "ROOM"}
-env |= {"SPEEDRUN_IN_RUN": "1"} | dict(one.split("=") for one in more)
-with subprocess.Popen(words, cwd=repo, env=env, stdin=subprocess.PIPE, start_new_session=True) as child:
+env |= {"SPEEDRUN_IN_RUN": "1"} | dict(pair.split("=") for pair in more)
+with subprocess.Popen(command, cwd=repo, env=env, stdin=subprocess.PIPE, start_new_session=True) as child:
     about, wanted = Path(f"/proc/{child.pid}"), sorted(f"{name}={value}" for name, value in env.items())
     while sorted((about / "environ").read_bytes().rstrip(b"\\0").decode().split("\\0")) != wanted:
         assert child.poll() is None
-    assert (about / "cmdline").read_bytes().rstrip(b"\\0").decode().split("\\0") == words
+    assert (about / "cmdline").read_bytes().rstrip(b"\\0").decode().split("\\0") == command
     until_s = time.monotonic() + 30  # an interpreter that starts has the module open that it reads
     while (fds := sorted(path.name for path in (about / "fd").iterdir())) != ["0", "1", "2"]:
         assert time.monotonic() < until_s, fds
@@ -38,8 +38,8 @@ with subprocess.Popen(words, cwd=repo, env=env, stdin=subprocess.PIPE, start_new
     assert not int(status["SigCgt"], 16) & 1 << signal.SIGTERM - 1
     child.communicate(goodbye)
     assert child.returncode == 0
-words[2:] = ["bench.launch.own_model"]
-refused = subprocess.run(words, cwd=repo, env=env, input="?", capture_output=True, text=True)
+command[2:] = ["bench.launch.own_model"]
+refused = subprocess.run(command, cwd=repo, env=env, input="?", capture_output=True, text=True)
 assert refused.returncode == 1 and "Expecting value" in refused.stderr and not refused.stdout
 print(len(forks))
 """
@@ -48,9 +48,9 @@ print(len(forks))
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize(("more", "num_forks"), [((), 2), (("PYTHONHASHSEED=0",), 0)])
 def test_a_fork_is_a_child_as_popen_makes_it_and_another_interpreter_is_none(more, num_forks):
-    words = [sys.executable, "-c", PARENT, str(forked.REPO), guard.GOODBYE.decode(), *more, forked.ROOM]
+    command = [sys.executable, "-c", PARENT, str(forked.REPO), guard.GOODBYE.decode(), *more, forked.ROOM]
     env = os.environ | {"ROOM": forked.ROOM}
-    done = subprocess.run(words, cwd=forked.REPO, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=forked.REPO, env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, f"{num_forks}\n"), done.stderr
 
 
@@ -82,8 +82,8 @@ print(stuck)
 @pytest.mark.skipif(not Path("/etc/resolv.conf").exists(), reason="what glibc locks is not there")
 def test_a_fork_beside_a_thread_that_looks_up_names_can_look_up_names():
     def stuck(make):
-        words = [sys.executable, "-W", "ignore", "-c", LOOKS_UP, str(forked.REPO), make]
-        return subprocess.run(words, capture_output=True, text=True, timeout=240, check=True).stdout
+        command = [sys.executable, "-W", "ignore", "-c", LOOKS_UP, str(forked.REPO), make]
+        return subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
 
     assert stuck("forked.fork") == "0\n"
     assert stuck("fork") == "1\n"  # or the test shows nothing

@@ -48,9 +48,9 @@ def test_instruments_change_no_bit(results):
 
 def test_the_doctor_finds_this_machine_fit(results):
     done = real_runs.bench(results, "doctor", "--json", timeout_s=300)
-    found = json.loads(done.stdout)
-    assert (done.returncode, found["fit"]) == (0, True), done.stdout + done.stderr
-    checks = {check["name"]: check["found"] for check in found["checks"]}
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["fit"]) == (0, True), done.stdout + done.stderr
+    checks = {check["name"]: check["found"] for check in report["checks"]}
     assert "NCCL" in checks["software"] and "None" not in checks["software"]
     assert {"driver", "gpus alike", "persistence", "power limit", "clocks", "ecc", "pcie", "gpu speed"} <= set(checks)
 

@@ -35,16 +35,16 @@ def test_a_real_snapshot_adds_up_as_torchs_own_reader_says_and_names_the_line_th
     freed = torch.empty(80 * MIB, dtype=torch.uint8, device="cuda")
     del freed
     recording.dump(tmp_path / "a.pickle", rank=0)
-    found = pickles.load(tmp_path / "a.pickle")
-    line = snapshots.held(found, torch.cuda.current_device())
+    snapshot = pickles.load(tmp_path / "a.pickle")
+    line = snapshots.held(snapshot, torch.cuda.current_device())
     assert line.unexplained_bytes == 0
     assert line.peak_bytes >= 128 * MIB and line.end_bytes >= 48 * MIB
     assert any("test_gpu_memory.py" in place for place in line.at_peak)
-    full = lives.segment_totals(found, torch.cuda.current_device())
-    assert f"total_allocated: {_memory_viz._format_size(full['used'])}" in _memory_viz.segsum(found)
+    full = lives.segment_totals(snapshot, torch.cuda.current_device())
+    assert f"total_allocated: {_memory_viz._format_size(full['used'])}" in _memory_viz.segsum(snapshot)
     assert full["reserved"] == torch.cuda.memory_reserved() and held.numel() == 48 * MIB
     first_us = line.lives.times_us[0]
-    assert abs(first_us - found["speedrun"]["marks"][0][0]) < 1e6  # one clock: the marks stand where they belong
+    assert abs(first_us - snapshot["speedrun"]["marks"][0][0]) < 1e6  # one clock: the marks stand where they belong
     assert abs(first_us / 1e6 - time.time()) < 600
 
 
@@ -58,8 +58,8 @@ def test_blocks_keep_their_stacks_when_the_recording_ends(recording, tmp_path):
     torch.empty(1 * MIB, dtype=torch.uint8, device="cuda")
     recording.dump(tmp_path / "a.pickle")
     line = snapshots.held(pickles.load(tmp_path / "a.pickle"), torch.cuda.current_device())
-    of_test = [size for place, size in line.initial.items() if "test_gpu_memory.py" in place]
-    assert sum(of_test) >= weights.numel()
+    own_bytes = [size for place, size in line.initial.items() if "test_gpu_memory.py" in place]
+    assert sum(own_bytes) >= weights.numel()
 
 
 def test_out_of_memory_is_seen_before_anything_is_given_back(recording, tmp_path):
@@ -76,11 +76,11 @@ def test_out_of_memory_is_seen_before_anything_is_given_back(recording, tmp_path
     held = [torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")]
     with pytest.raises(torch.OutOfMemoryError):
         held.append(torch.empty(2**46, dtype=torch.uint8, device="cuda"))
-    found = pickles.load(tmp_path / "oom.pickle")
-    line = snapshots.held(found, torch.cuda.current_device())
+    snapshot = pickles.load(tmp_path / "oom.pickle")
+    line = snapshots.held(snapshot, torch.cuda.current_device())
     assert seen[0][0] >= 2**46 and line.lives.ooms[-1]["size"] >= 2**46
     assert line.end_bytes >= 32 * MIB
-    assert "Out of memory: 65536.0 GiB" in page.document_of_snapshot(found, "oom").html()
+    assert "Out of memory: 65536.0 GiB" in page.document_of_snapshot(snapshot, "oom").html()
 
 
 def test_a_run_records_its_phases_and_leaves_a_snapshot_with_the_models_lines(results_dir):
@@ -88,9 +88,9 @@ def test_a_run_records_its_phases_and_leaves_a_snapshot_with_the_models_lines(re
     folder = real_runs.run(results_dir, *on_gpu, "instruments=[memory,memory_history]")
     run = run_json(folder)
     assert run["warnings"] == []
-    found = run["instrument_summaries"]["memory"]
-    assert found["what"] == "CUDA allocator" and found["train_num_ooms"] == 0
-    build_gib, train_gib = found["build_peak_allocated_gib"], found["train_peak_allocated_gib"]
+    summary = run["instrument_summaries"]["memory"]
+    assert summary["what"] == "CUDA allocator" and summary["train_num_ooms"] == 0
+    build_gib, train_gib = summary["build_peak_allocated_gib"], summary["train_peak_allocated_gib"]
     assert 0 < build_gib < train_gib <= run["metrics"]["peak_mem_gib"] + 1e-9
     assert [bool(row["flags"]) for row in steps(folder)] == [False, False, False, True, True, True, False]
     line = snapshots.held(pickles.load(folder / "memory" / "steps_rank0.pickle"), 0)

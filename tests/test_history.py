@@ -77,9 +77,9 @@ def test_a_stretch_that_is_reported_holds_a_true_change_in_95_of_100_series():
     for seed in range(300):
         chance = random.Random(seed)
         values = [chance.gauss(0, 1) + 6 * (number >= 9) - 4 * (number >= 21) for number in range(30)]
-        found = change_points.find(values)
-        assert found
-        num_wrong += any(not (c.before < 9 <= c.after or c.before < 21 <= c.after) for c in found)
+        changes = change_points.find(values)
+        assert changes
+        num_wrong += any(not (c.before < 9 <= c.after or c.before < 21 <= c.after) for c in changes)
     assert num_wrong <= 15
 
 
@@ -106,8 +106,8 @@ def planted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("planted")
     repo, results = folder / "repo", folder / "results"
     commits = repository(repo, [1] * 20)
-    words = [*SETTINGS, f"script.root={repo}", f"script.rev={commits[0]}"]
-    done = real_runs.bench(results, "run", *words)
+    overrides = [*SETTINGS, f"script.root={repo}", f"script.rev={commits[0]}"]
+    done = real_runs.bench(results, "run", *overrides)
     assert done.returncode == 0, done.stdout + done.stderr
     (first,) = real_runs.folders(results)
     chance = random.Random(0)
@@ -125,9 +125,9 @@ def planted(tmp_path_factory):
     return repo, commits, results
 
 
-def shown(planted, *words):
+def shown(planted, *arguments):
     repo, _, results = planted
-    done = real_runs.bench(results, "history", *words, SPEEDRUN_CWD=str(repo))
+    done = real_runs.bench(results, "history", *arguments, SPEEDRUN_CWD=str(repo))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -185,7 +185,7 @@ def steps(inputs, github):
         known = {f"inputs.{name}": value for name, value in (defaults | inputs).items()}
         known |= {f"github.{name}": value for name, value in github.items()}
         known |= {f"steps.race.outputs.{name}": value for name, value in outputs.items()}
-        return re.sub(r"\$\{\{ (.*?) \}\}", lambda found: known[found[1]], str(text))
+        return re.sub(r"\$\{\{ (.*?) \}\}", lambda match: known[match[1]], str(text))
 
     return [step for step in action["runs"]["steps"] if "run" in step], filled
 

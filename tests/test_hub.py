@@ -184,9 +184,9 @@ def test_what_the_lock_does_not_have_is_refused(hub, values, error, message):
 
 
 def test_a_hub_that_answers_with_another_commit_is_refused(hub, tmp_path):
-    asked = "a" * 40
-    with pytest.raises(CheckFailed, match=f"data.revision={asked}: the hub returned commit {COMMIT}"):
-        fetch(hub, revision=asked)
+    revision = "a" * 40
+    with pytest.raises(CheckFailed, match=f"data.revision={revision}: the hub returned commit {COMMIT}"):
+        fetch(hub, revision=revision)
     assert not (tmp_path / "locks" / LOCK).exists()
 
 

@@ -18,23 +18,23 @@ GROUPS = (
 @pytest.mark.parametrize(("a", "b"), GROUPS)
 def test_welch_agrees_with_scipy(a, b):
     expected = pytest.importorskip("scipy.stats").ttest_ind(b, a, equal_var=False)
-    found = stats.welch(a, b)
-    assert (found.t, found.p, found.df) == pytest.approx((expected.statistic, expected.pvalue, expected.df), rel=1e-9)
+    test = stats.welch(a, b)
+    assert (test.t, test.p, test.df) == pytest.approx((expected.statistic, expected.pvalue, expected.df), rel=1e-9)
     for confidence in (0.9, 0.95, 0.99):
         edges = tuple(expected.confidence_interval(confidence))
-        assert stats.interval(found, confidence) == pytest.approx(edges, rel=1e-9)
+        assert stats.interval(test, confidence) == pytest.approx(edges, rel=1e-9)
 
 
 @pytest.mark.parametrize(("a", "b"), GROUPS)
 def test_one_sided_tests_agree_with_scipy(a, b):
     """Non-inferiority by a margin is the one-sided test of b - margin; TOST is the worse of two of them."""
     ttest_ind = pytest.importorskip("scipy.stats").ttest_ind
-    found = stats.welch(a, b)
+    test = stats.welch(a, b)
     for margin in (0.001, 0.3, 2.0):
         worse = ttest_ind([value - margin for value in b], a, equal_var=False, alternative="less").pvalue
         better = ttest_ind([value + margin for value in b], a, equal_var=False, alternative="greater").pvalue
-        assert stats.non_inferiority_p(found, margin) == pytest.approx(worse, rel=1e-9, abs=1e-12)
-        assert stats.equivalence_p(found, -margin, margin) == pytest.approx(max(worse, better), rel=1e-9, abs=1e-12)
+        assert stats.non_inferiority_p(test, margin) == pytest.approx(worse, rel=1e-9, abs=1e-12)
+        assert stats.equivalence_p(test, -margin, margin) == pytest.approx(max(worse, better), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize(("a", "b"), [([1.0], [2.0]), ([1.0], [2.0, 3.0, 4.0]), ([1.0, 2.0], [2.0])])
@@ -91,9 +91,9 @@ def test_noncentral_t_agrees_with_scipy():
 )
 def test_the_smallest_change_that_n_runs_show(cv_pct, n, mde_pct):
     """80 % power, 5 % two-sided: the figures of a survey of 830 public runs, to two digits."""
-    found = stats.smallest_difference((cv_pct, cv_pct), (n, n))
-    assert found == pytest.approx(mde_pct, abs=0.006)
-    assert stats.power(found, (cv_pct, cv_pct), (n, n)) == pytest.approx(0.8, abs=1e-9)
+    difference_pct = stats.smallest_difference((cv_pct, cv_pct), (n, n))
+    assert difference_pct == pytest.approx(mde_pct, abs=0.006)
+    assert stats.power(difference_pct, (cv_pct, cv_pct), (n, n)) == pytest.approx(0.8, abs=1e-9)
 
 
 def test_power_agrees_with_the_noncentral_t_of_scipy():

@@ -83,8 +83,8 @@ def test_globs_are_understood_and_folders_without_logs_refused(logs, capsys):
     (logs / "a").mkdir()
     (logs / "a" / "one.out").write_text(LOG)
     assert import_logs.main(["modded-nanogpt", "*.txt", "**/*.out", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["files"], found["runs"], found["duplicates"]) == (2, 2, 1)
+    counts = json.loads(capsys.readouterr().out)
+    assert (counts["files"], counts["runs"], counts["duplicates"]) == (2, 2, 1)
     (logs / "none").mkdir()
     (logs / "none" / "read.me").write_text(LOG)
     for word, what in (("none", "it holds no log"), ("*.csv", "no such file"), ("missing", "no such file")):
@@ -103,8 +103,8 @@ def test_two_files_of_one_run_are_reported_and_count_once(logs, capsys):
     (logs / "console.log").write_text(f"[Gloo] hello\n{LOG}PASS\n")
     assert import_logs.main(["modded-nanogpt", "console.log", "whole.txt", "--json"]) == 0
     out, err = capsys.readouterr()
-    said = f"import: {logs}/whole.txt: its run (val_loss 9 to 3.2 at step 1 after 100 ms) is also in "
-    assert err == f"{said}{logs}/console.log: compare and table --group count it once\n"
+    complaint = f"import: {logs}/whole.txt: its run (val_loss 9 to 3.2 at step 1 after 100 ms) is also in "
+    assert err == f"{complaint}{logs}/console.log: compare and table --group count it once\n"
     assert (json.loads(out)["runs"], json.loads(out)["duplicates"]) == (2, 0)
     rows = [row | {"name": "x"} for row in named.rows_of_words([str(logs / "results")])]
     (group,) = table_groups.groups(rows)
@@ -112,8 +112,8 @@ def test_two_files_of_one_run_are_reported_and_count_once(logs, capsys):
     (arm, _) = selection.arms_from_words([str(logs / "results" / "imported")] * 2)
     assert len(arm.rows) == 1
     (logs / "whole.txt").write_text(f"Running PyTorch 2.10.0 compiled for CUDA 12.8\nUsing seed=7\n{LOG}")
-    for words in ([str(logs / "*.*")] * 2, [f"{logs}/console.log,{logs}/whole.txt"] * 2):
-        (arm, _) = selection.arms_from_words(words)
+    for names in ([str(logs / "*.*")] * 2, [f"{logs}/console.log,{logs}/whole.txt"] * 2):
+        (arm, _) = selection.arms_from_words(names)
         assert [row["seed"] for row in arm.rows] == [7]  # the file that says more
 
 
@@ -125,7 +125,7 @@ def test_logs_without_code_or_a_track_are_grouped_by_name(logs):
 
 
 @pytest.mark.parametrize(
-    "text, words",
+    "text, reason",
     [
         (
             "step: 3/9 | val_loss:3.2 | train_time:38.6s\n",
@@ -134,10 +134,10 @@ def test_logs_without_code_or_a_track_are_grouped_by_name(logs):
         ("[METRICS] step: 269  |  loss: 4.01\n", "it has no step lines of modded-nanogpt"),
     ],
 )
-def test_a_log_of_a_program_that_is_not_known_says_so(logs, capsys, text, words):
+def test_a_log_of_a_program_that_is_not_known_says_so(logs, capsys, text, reason):
     (logs / "foreign.txt").write_text(text)
     import_logs.main(["modded-nanogpt", "foreign.txt"])
-    assert f"{logs}/foreign.txt: no run: {words}\n" in capsys.readouterr().err
+    assert f"{logs}/foreign.txt: no run: {reason}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

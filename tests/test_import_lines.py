@@ -129,10 +129,10 @@ def test_a_line_that_comes_twice_in_a_row_is_one_line():
 
 @pytest.mark.parametrize("num_ranks", [2, 8])
 def test_the_lines_of_other_ranks_are_reported_and_make_no_runs(num_ranks):
-    def of_rank(line, rank):
-        return re.sub(r"train_time:(\d+)ms", lambda found: f"train_time:{int(found[1]) + rank}ms", line)
+    def as_rank(line, rank):
+        return re.sub(r"train_time:(\d+)ms", lambda match: f"train_time:{int(match[1]) + rank}ms", line)
 
-    lines_of_all = [of_rank(line, rank) for line in run_lines().splitlines(True) for rank in range(num_ranks)]
+    lines_of_all = [as_rank(line, rank) for line in run_lines().splitlines(True) for rank in range(num_ranks)]
     (run,), facts = read(HEAD + "".join(lines_of_all))
     assert (run.num_steps, run.train_time_ms) == (4, 400.0)
     assert (run.complete, len(facts["unmatched"])) == (True, 6 * (num_ranks - 1))
@@ -246,9 +246,9 @@ def test_steps_that_the_clock_left_out_are_in_no_average():
     )
     (run,), _ = read(text + "step:40/40 val_loss:3.2 train_time:1500ms step_avg:50.00ms\n")
     record, rows = record_of(run)
-    found = record["metrics"]
-    assert (found["train_s"], found["step_avg_ms"]) == (1.5, 50.0)
-    assert (found["num_flagged_steps"], found["step_ms_p95"]) == (0, 50.0)
+    metrics = record["metrics"]
+    assert (metrics["train_s"], metrics["step_avg_ms"]) == (1.5, 50.0)
+    assert (metrics["num_flagged_steps"], metrics["step_ms_p95"]) == (0, 50.0)
     assert {row["flags"] for row in rows if 0 < row["step"] <= 10} == {"untimed"}
     assert rows[1]["train_time_ms"] == 18000.0
 
@@ -382,19 +382,19 @@ def test_every_line_that_looks_like_a_metric_line_is_in_the_columns_or_reported(
         values |= {name: draw.random() for name in ("small", "norm", "avg")}
         word = draw.choice(FORMATS).format(**values)
         text.append(mangled(word.encode(), draw).replace(b"\n", b""))
-    found, texts, _ = lines.read(b"\n".join(text) + b"\n")
-    kept = dict(zip(found.line_numbers.tolist(), range(len(found))))
-    reported = {number for number, _ in found.unmatched}
-    assert not reported & set(kept) and len(found.unmatched) == len(reported)
+    parsed, texts, _ = lines.read(b"\n".join(text) + b"\n")
+    kept = dict(zip(parsed.line_numbers.tolist(), range(len(parsed))))
+    reported = {number for number, _ in parsed.unmatched}
+    assert not reported & set(kept) and len(parsed.unmatched) == len(reported)
     for number, line in enumerate(texts):
         if number in kept:
-            in_columns = {name: float(found.columns[name][kept[number]]) for name in set(NAMES.values())}
+            in_columns = {name: float(parsed.columns[name][kept[number]]) for name in set(NAMES.values())}
             recorded = {name: value for name, value in in_columns.items() if not np.isnan(value)}
             assert recorded == values_of(line), line
         elif looks_like_a_metric_line(line) and not line.startswith(b"tailavg"):
             assert number in reported, line
     num_tails = sum(line.startswith(b"tailavg step:") for line in texts)
-    assert len(found.tails) + sum(text.startswith("tailavg step:") for _, text in found.unmatched) == num_tails
+    assert len(parsed.tails) + sum(text.startswith("tailavg step:") for _, text in parsed.unmatched) == num_tails
 
 
 @pytest.mark.parametrize("seed", range(20))

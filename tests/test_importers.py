@@ -35,7 +35,7 @@ def read_console(data, form):
     return consoles.FORMS[form]().read(data)
 
 
-def one(data):
+def run_of(data):
     runs, facts = modded_nanogpt.read(data)
     assert len(runs) == 1 and facts["unmatched"] == []
     return runs[0]
@@ -57,7 +57,7 @@ def test_a_public_log_is_read_as_expected(row):
     if not runs:
         return
     run, count = runs[-1], lambda name: int((~np.isnan(runs[-1].columns[name])).sum())
-    found = {
+    values = {
         "n_steps": run.num_steps,
         "declared_total": run.declared_steps,
         "final_val_step": run.val_step,
@@ -71,7 +71,7 @@ def test_a_public_log_is_read_as_expected(row):
         "n_gpus": run.facts["num_gpus"],
         "world_size_logged": run.facts["world_size"],
     }
-    for name, value in found.items():
+    for name, value in values.items():
         assert value == (float(row[name]) if row[name] else None), name
     assert (run.step_avg_meaning or "") == row["step_avg_semantics"]
     assert (run.facts["gpu_name"] or "") == row["gpu_name"] and str(run.complete) == row["complete"]
@@ -103,7 +103,7 @@ def test_milliseconds_and_what_the_head_says():
         "step:2/2 val_loss:3.2777 train_time:498ms step_avg:249.00ms",
         "peak memory allocated: 31262 MiB reserved: 46000 MiB",
     ]
-    run = one(log(*lines))
+    run = run_of(log(*lines))
     assert (run.num_steps, run.declared_steps) == (2, 2)
     assert (run.complete, run.val_loss, run.train_time_ms) == (True, 3.2777, 498.0)
     assert run.step_avg_meaning == modded_nanogpt.MEANINGS[0]
@@ -114,7 +114,7 @@ def test_milliseconds_and_what_the_head_says():
 
 
 def test_a_headline_that_is_not_val_loss_is_reported_and_not_swapped_in():
-    run = one(
+    run = run_of(
         log("step:5/5 val_loss:3.28243 val_avg_loss:3.28 val_ema_loss:3.27834 train_time:9.0s step_avg:1800.00ms")
     )
     assert run.val_loss == 3.28243 and run.headline == {"val_ema_loss": "3.27834"}
@@ -129,17 +129,17 @@ def test_the_three_meanings_of_step_avg_are_distinguished(which, averages):
         f"step:{step}/200 val_loss:4.0000 train_time:{ms}ms step_avg:{average:.2f}ms"
         for step, ms, average in zip((50, 100, 200), (5000, 10000, 24000), averages)
     ]
-    run = one(log(*lines))
+    run = run_of(log(*lines))
     assert run.step_avg_meaning == modded_nanogpt.MEANINGS[which]
 
 
 def test_a_step_avg_that_no_meaning_fits_has_none():
-    assert one(log("step:100/100 val_loss:4.0000 train_time:5000ms step_avg:77.00ms")).step_avg_meaning is None
+    assert run_of(log("step:100/100 val_loss:4.0000 train_time:5000ms step_avg:77.00ms")).step_avg_meaning is None
 
 
 def test_llm_c_has_no_time_and_none_is_made_up():
     lines = ["s:0 tel:11.0092", "s:0 trl:11.0091 lr:0.000001 norm:15.37", "s:1 trl:10.9598 lr:0.000002 norm:15.24"]
-    run = one(log(*lines, "s:1 tel:10.9", head=""))
+    run = run_of(log(*lines, "s:1 tel:10.9", head=""))
     assert (run.train_time_ms, run.val_loss, run.complete, run.declared_steps) == (None, 10.9, True, None)
 
 
@@ -257,9 +257,9 @@ def test_nanochats_bits_per_byte_are_its_headline_and_no_loss():
     assert run.facts == {"gpu_name": "NVIDIA H100 80GB HBM3", "world_size": 8, "peak_mib": 75422.02}
     assert run.batch_tokens == 524_288
     assert run.train_time_ms == pytest.approx(511 + 512 + 513)  # steps 0 to 10 are not timed
-    found = records.record_of(run, "x.log", "nanochat", FACTS | facts)[0]["metrics"]
-    assert found["step_avg_ms"] == pytest.approx(512) and found["tokens_per_s"] == pytest.approx(524_288 / 0.512)
-    assert (found["num_steps"], found["num_flagged_steps"], found["step_ms_p50"]) == (14, 0, 512.0)
+    metrics = records.record_of(run, "x.log", "nanochat", FACTS | facts)[0]["metrics"]
+    assert metrics["step_avg_ms"] == pytest.approx(512) and metrics["tokens_per_s"] == pytest.approx(524_288 / 0.512)
+    assert (metrics["num_steps"], metrics["num_flagged_steps"], metrics["step_ms_p50"]) == (14, 0, 512.0)
     assert facts["unmatched"] == []
 
 

@@ -94,21 +94,21 @@ def parsed(path):
 
 @functools.cache
 def rooms():
-    found = {}
+    by_room = {}
     for path in sorted((REPO / "bench").rglob("*.py")):
         if path.parent.name != "bench" or path.stem != "__init__":
-            found.setdefault(room_of(path), []).append(path)
-    return found
+            by_room.setdefault(room_of(path), []).append(path)
+    return by_room
 
 
 @functools.cache
 def paths_by_module():
     """Dotted name of each module of ours: its file."""
-    found = {}
+    by_module = {}
     for path in (path for paths in rooms().values() for path in paths):
         parts = path.relative_to(REPO).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        by_module[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return by_module
 
 
 @functools.cache
@@ -207,19 +207,19 @@ ANSWER = """
 import json, sys
 from bench.cli.main import main
 answered, large = json.loads(sys.argv[1])
-for words in answered:
+for line in answered:
     try:
-        code = main(words.split())
+        code = main(line.split())
     except SystemExit as ended:
         code = ended.code
-    assert not code and not sys.modules.keys() & large, (words, code, sys.modules.keys() & large)
+    assert not code and not sys.modules.keys() & large, (line, code, sys.modules.keys() & large)
 """
 
 
 def test_answers_without_importing_torch():
     """One process gives them all."""
-    words = [sys.executable, "-c", ANSWER, json.dumps([ANSWERED, LARGE])]
-    done = subprocess.run(words, cwd=REPO, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", ANSWER, json.dumps([ANSWERED, LARGE])]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr[-500:]
     assert "usage" in done.stdout.lower() and "arch: gpt2" in done.stdout and "pysource" in done.stdout
 

@@ -42,7 +42,7 @@ def test_a_verb_that_runs_something_opens_what_the_table_says(world, verb):
 
 
 def test_every_verb_is_in_the_table():
-    assert {words.split()[0] for words in READS} | set(ELSEWHERE) == set(program.VERBS)
+    assert {command.split()[0] for command in READS} | set(ELSEWHERE) == set(program.VERBS)
     assert {name for verb in READS.values() for name in verb.reads} == set(BELIEVED)
 
 

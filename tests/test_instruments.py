@@ -129,7 +129,7 @@ def test_answers_that_the_record_cannot_hold_are_left_out_with_a_warning(context
 
 
 @pytest.mark.parametrize(
-    "what, answer, words",
+    "what, answer, sentence",
     [
         ("columns", {"odd_ms": [1.0]}, "Expected `object`, got `array`"),
         ("columns", {"odd_ms": {1: "late"}}, "Expected `int | float | null`, got `str`"),
@@ -140,11 +140,11 @@ def test_answers_that_the_record_cannot_hold_are_left_out_with_a_warning(context
         ("doubts", [5], "Expected `str`, got `int`"),
     ],
 )
-def test_an_answer_of_another_shape_is_left_out_with_a_warning(context, what, answer, words):
+def test_an_answer_of_another_shape_is_left_out_with_a_warning(context, what, answer, sentence):
     odd = Odd(context)
     setattr(odd, what, lambda: answer)
     watch = InstrumentSet([odd])
-    assert watch.collect(what) == {} and words in watch.warnings[0]["error"]
+    assert watch.collect(what) == {} and sentence in watch.warnings[0]["error"]
 
 
 def test_a_column_of_another_instrument_is_not_overwritten(context):
@@ -165,9 +165,9 @@ def test_means_leave_out_the_steps_that_another_instrument_disturbed(context, ha
         watch.on_step_end(step)
     watch.on_run_end()
     watch.collect("flags")
-    found = watch.collect("summary")
+    summary = watch.collect("summary")
     undisturbed_ms = [ms for row, ms in seen[1].columns()["cpu_ms"].items() if row != 2]
-    assert found["regions"]["forward_ms"] == 15.0 and found["host"]["cpu_ms"] == pytest.approx(sum(undisturbed_ms))
+    assert summary["regions"]["forward_ms"] == 15.0 and summary["host"]["cpu_ms"] == pytest.approx(sum(undisturbed_ms))
 
 
 def test_a_dropped_instrument_is_closed_once_and_what_it_flagged_stays_flagged(context):

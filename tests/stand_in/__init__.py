@@ -55,7 +55,7 @@ ON_GPUS = ["track=free", "hardware=cuda", *SMALL, *SHORT]
 
 
 def write(path, gpus):
-    """gpus: {UUID: {key: number}} -> the file that both libraries read, replaced whole."""
+    """Replaces the file that both libraries read.  gpus: {UUID: {key: number}}."""
     lines = (
         f"{uuid} {' '.join(f'{key}={number}' for key, number in (USUAL | gpu).items())}\n" for uuid, gpu in gpus.items()
     )
@@ -65,7 +65,7 @@ def write(path, gpus):
 
 
 def compiled(name, *options, compiler=("gcc", "cc")):
-    """source's library, made once for these options and kept among this user's temporary files -> its path."""
+    """Compiles a source of this folder once with these options; the library stays among temporary files -> its path."""
     source, program = FOLDER / name, next(filter(None, map(shutil.which, compiler)), None)
     if program is None or not sys.platform.startswith("linux"):
         pytest.skip(f"a stand-in for GPUs needs Linux and a compiler: {' or '.join(compiler)}")
@@ -84,7 +84,7 @@ def compiled(name, *options, compiler=("gcc", "cc")):
 
 
 def device():
-    """The library of device.cpp for this torch: half a minute the first time."""
+    """Returns the library of device.cpp for this torch; compiling it takes half a minute the first time."""
     import torch
 
     if torch.version.cuda is not None:
@@ -102,7 +102,7 @@ def device():
 
 
 class Gpus:
-    """num GPUs, each as USUAL but for what changed says; results and the GPUs' file are in folder."""
+    """A machine with num GPUs, each as USUAL except for `changed`; folder holds its results and the GPUs' file."""
 
     def __init__(self, folder, num=8, **changed):
         self.results, self._path = folder / "results", folder / "gpus.txt"
@@ -121,19 +121,19 @@ class Gpus:
         }
 
     def set(self, *numbers, **changed):
-        """Of these GPUs, of all where none is named."""
+        """Changes these GPUs, or all of them if none is named."""
         for uuid in [self.uuids[number] for number in numbers] or self.uuids:
             self._gpus[uuid] |= changed
         write(self._path, self._gpus)
 
     def command(self, *argv, timeout_s=400, **env):
-        """A command as its user types it, in the repository -> CompletedProcess."""
+        """Runs a command in the repository, as a user types it -> CompletedProcess."""
         env = real_runs.environment(self.results, **self.env, **env)
         how = {"cwd": real_runs.REPO, "capture_output": True, "text": True}
         return subprocess.run(argv, env=env, timeout=timeout_s, **how)
 
     def run(self, *overrides, **env):
-        """./run.sh run of a small model -> (its folder, CompletedProcess)."""
+        """Runs ./run.sh run with a small model -> (its folder, CompletedProcess)."""
         before = set(real_runs.folders(self.results))
         done = self.command("./run.sh", "run", *ON_GPUS, *overrides, **env)
         (folder,) = set(real_runs.folders(self.results)) - before
@@ -141,7 +141,7 @@ class Gpus:
 
     @contextlib.contextmanager
     def running(self, *overrides, **env):
-        """Within it a long run is under way and has begun its steps -> (its folder, Popen)."""
+        """A context in which a long run has begun its steps -> (its folder, Popen)."""
         argv = ["./run.sh", "run", *ON_GPUS, "goal.num_steps=100000", "goal.val_every_steps=100000", *overrides]
         env = real_runs.environment(self.results, **self.env, **env)
         how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

@@ -17,7 +17,7 @@ KEYS = ("total", "others", "allocated", "reserved", "peak_allocated", "peak_rese
 
 
 def lines():
-    """[(UUID, {key: number})] of the file that STAND_IN_GPUS names."""
+    """Reads the file that STAND_IN_GPUS names -> [(UUID, {key: number})]."""
     gpus = []
     for line in Path(os.environ["STAND_IN_GPUS"]).read_text().splitlines():
         uuid, *fields = line.split()
@@ -26,7 +26,7 @@ def lines():
 
 
 def visible(gpus):
-    """Which lines CUDA_VISIBLE_DEVICES shows, in its order, as the CUDA programming guide has it."""
+    """The lines that CUDA_VISIBLE_DEVICES shows, in its order, by the rules of the CUDA programming guide."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     numbers = []
     for word in [str(num) for num in range(len(gpus))] if wanted is None else wanted.split(","):
@@ -39,7 +39,7 @@ def visible(gpus):
 
 
 class Memory:
-    """The history, while it is recorded, as torch.cuda.memory._snapshot() gives it."""
+    """The allocator's history while it is recorded, in the form of torch.cuda.memory._snapshot()."""
 
     def __init__(self, library):
         self._library, self._trace, self._live, self.recording, self.observers = library, [], {}, None, []
@@ -101,7 +101,7 @@ def stats_of(library, device):
 
 
 def memory_stats(library, device):
-    """Nested, as torch._C._cuda_memoryStats() gives it."""
+    """The allocator's statistics, nested as torch._C._cuda_memoryStats() returns them."""
     now = stats_of(library, device)
 
     def kind(current, peak):
@@ -154,14 +154,14 @@ class Stream:
 
 
 def aot_eager(graph, inputs):
-    """What inductor would compile for the GPU, taken through AOTAutograd and then interpreted."""
+    """Takes what inductor would compile for the GPU through AOTAutograd and interprets it."""
     from torch._dynamo.backends.registry import lookup_backend
 
     return lookup_backend("aot_eager")(graph, inputs)
 
 
 def install(library):
-    """library: ctypes' handle of device.cpp.  Once, after torch was imported."""
+    """Call it once, after torch was imported.  library: the ctypes handle of device.cpp."""
     import torch
     import torch.distributed.distributed_c10d as c10d
 

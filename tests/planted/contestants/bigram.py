@@ -98,7 +98,7 @@ late_lines = queue.Queue()
 
 
 def print_late():
-    """Each line 30 ms after it was said, in their order, from a thread of its own."""
+    """Prints each line 30 ms after it was given, in order, from a thread of its own."""
     while True:
         said_s, text = late_lines.get()
         time.sleep(max(0.0, said_s + 0.03 - time.perf_counter()))

@@ -25,7 +25,7 @@ class ScaledLoss(GPT2):
 
 
 class ScaledAtTheEnd(GPT2):
-    """The same from its seventieth call on, so that step 0 is honest."""
+    """Does the same from its seventieth call on, so that step 0 is honest."""
 
     calls = 0
 
@@ -81,7 +81,7 @@ class RemembersValidation(GPT2):
 
 
 class TrainsInEvaluation(GPT2):
-    """A step of gradient descent on every batch that it is validated on."""
+    """Takes a step of gradient descent on every batch that it is validated on."""
 
     def forward(self, tokens_BT, targets_BT):
         if self.training:
@@ -94,7 +94,7 @@ class TrainsInEvaluation(GPT2):
 
 
 class SeesTheNext(GPT2):
-    """Every token but the last two of a row sees the next one."""
+    """Lets every token but the last two of a row see the next one."""
 
     def logits(self, tokens_BT):
         logits_BTV = super().logits(tokens_BT)
@@ -104,7 +104,7 @@ class SeesTheNext(GPT2):
 
 
 class SeesTheNextLater(SeesTheNext):
-    """The same from its two-hundredth call on."""
+    """Does the same from its two-hundredth call on."""
 
     calls = 0
 
@@ -125,7 +125,7 @@ class SeesOtherRows(GPT2):
 
 
 class SeesItsBlock(GPT2):
-    """Blocks of 24 tokens, which do not divide a row of 128, see each other."""
+    """Lets the tokens of a block see each other; blocks of 24 do not divide a row of 128."""
 
     def logits(self, tokens_BT):
         logits_BTV = super().logits(tokens_BT)
@@ -136,7 +136,7 @@ class SeesItsBlock(GPT2):
 
 
 class TrainsInItsInit(GPT2):
-    """Sixty steps before any clock, on data that it opens by itself."""
+    """Trains for sixty steps before any clock starts, on data that it opens by itself."""
 
     def init_weights(self, generator):
         super().init_weights(generator)
@@ -159,7 +159,7 @@ class TrainsInItsInit(GPT2):
 
 
 class SlowsTheClock(GPT2):
-    """Every clock of this process runs at half its speed."""
+    """Makes every clock of this process run at half its speed."""
 
     def __init__(self, **sizes):
         super().__init__(**sizes)
@@ -175,6 +175,6 @@ class SlowsTheClock(GPT2):
         time.perf_counter_ns = slow_ns
         defaults = clock.Clock.__init__.__defaults__
         clock.Clock.__init__.__defaults__ = (slow_ns, *defaults[1:])
-        for thing in gc.get_objects():
-            if type(thing).__name__ == "HostMarks":
-                thing.mark = slow_ns
+        for instance in gc.get_objects():
+            if type(instance).__name__ == "HostMarks":
+                instance.mark = slow_ns

@@ -1,4 +1,4 @@
-"""Beside the script, imported by it: part of its identity."""
+"""A module that the script imports, and which is therefore part of its identity."""
 
 import torch.nn as nn
 

@@ -1,4 +1,4 @@
-"""Scripts that no torch is needed for, good and bad: python train.py WHAT.  For tests/test_scripts.py."""
+"""Scripts that need no torch, good and bad: python train.py WHAT.  For tests/test_scripts.py."""
 
 import glob
 import os
@@ -25,7 +25,7 @@ def say(step, train_s, val_loss=None):
 
 
 def train(first_loss=6.0, num_steps=NUM_STEPS, counted_frac=1.0, compile_s=0.0):
-    """Steps of whose time counted_frac is counted, and validations and a compilation whose time is not."""
+    """Takes steps of which counted_frac is counted, validates and compiles outside of its clock."""
     train_s = 0.0
     for step in range(num_steps + 1):
         if step % VAL_EVERY == 0:
@@ -40,7 +40,7 @@ def train(first_loss=6.0, num_steps=NUM_STEPS, counted_frac=1.0, compile_s=0.0):
 
 
 def train_on_val():
-    """One look at the training shards; after that each step reads the validation shard, and only half of it counts."""
+    """Looks once at the training shards; then each step reads the validation shard, and only half of it counts."""
     step_s = 1.0  # so long that no late reader explains either
     for step in range(NUM_STEPS + 1):
         if step % VAL_EVERY == 0:
@@ -55,7 +55,7 @@ def train_on_val():
 
 
 def validates_longer():
-    """Validations of 0.1 s at step 0 and of 1.2 s once it trains; each opens the shard, as modded-nanogpt's do."""
+    """Validates for 0.1 s at step 0 and 1.2 s once it trains; opens the shard each time, as modded-nanogpt does."""
     train_s = 0.0
     for step in range(13):
         if step % 4 == 0:
@@ -89,7 +89,7 @@ def untimed_first_steps():
 
 
 def leave_what_no_record_can_hold():
-    """Beside its lines: holes of 4 TiB, pipes, folders without end, a name that is not UTF-8, a device."""
+    """Leaves holes of 4 TiB, pipes, folders without end, a name that is not UTF-8 and a device beside its lines."""
     for name in ("work/holes.bin", "logs/holes.log"):
         with open(f"../{name}", "wb") as file:
             file.truncate(2**42)
