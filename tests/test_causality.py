@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 def ways_of(model, num_rows=2, seq_len=16, autocast=contextlib.nullcontext, call=None):
-    """As the trainer gives them."""
+    """The ways of evaluation and training, as the trainer passes them."""
 
     @contextlib.contextmanager
     def entered(mode):

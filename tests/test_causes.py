@@ -1,4 +1,4 @@
-"""What happened in a stalled step: events, columns, ranks and telemetry joined to it, and which of them is named."""
+"""Causes of a stalled step: events, columns, ranks and telemetry are joined to it, and one of them is named."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def row(step, step_ms=100.0, **columns):
 
 
 def rows_of(odd_ms, **odd):
-    """Steps 1 to 20 of 100 ms and their columns; step 10 takes odd_ms, its columns are given."""
+    """Steps 1 to 20 of 100 ms with their columns, but step 10 takes odd_ms and has the columns that are given."""
     usual = {"data_ms": 1.0, "forward_ms": 39.0, "backward_ms": 50.0, "optimizer_ms": 10.0, "cpu_ms": 90.0}
     usual |= {"runqueue_ms": 0.0}
     made = [row(step, **usual) for step in range(1, 21)]
@@ -100,7 +100,7 @@ def test_a_late_rank_is_named_where_its_own_work_took_longer():
 
 
 def test_the_skew_of_a_run_says_who_was_late_how_often():
-    """Late by 7, 1, 0 and 30 ms on 12, 10, 10 and 10 ms: more than 1 ms and a tenth are the first and the last."""
+    """Late by 7, 1, 0 and 30 ms on 12, 10, 10 and 10 ms; the first and the last exceed both 1 ms and a tenth."""
     ranks_ms = ((10.0, 10.0, 10.0, 10.0), (12.0, 11.0, 10.0, 40.0), (19.0, 10.0, 10.0, 10.0))
     own = [dict(enumerate(rank_ms, 1)) for rank_ms in ranks_ms]
     summary = stalls.skew_summary({"own_ms": own})["own_ms"]

@@ -1,4 +1,4 @@
-"""The Adam of records 50 to 53: compiled as one by one, in parts as whole, by numbers worked out by hand."""
+"""The Adam of records 50 to 53: compiled and uncompiled, in parts and whole, and by numbers worked out by hand."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ SHAPES = [(40, 24), (8, 24)]
 
 
 def moved(compiled, cut=None, still=True, num_steps=6):
-    """The tensors after steps whose learning rate and beta1 change; cut: only these elements of each, flat."""
+    """The tensors after steps whose learning rate and beta1 change.  cut: only these elements of each, flattened."""
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(shape, generator=generator) for shape in SHAPES]
     grads = [[1e-3 * torch.randn(shape, generator=generator) for shape in SHAPES] for _ in range(num_steps)]

@@ -76,7 +76,7 @@ def test_fewer_compilations_than_the_track_asks_are_refused(results, monkeypatch
 
 @pytest.mark.parametrize(("cache", "is_refused"), [("cold", False), (None, False), ("warm", True)])
 def test_a_compilation_that_found_compiled_code_is_refused(results, monkeypatch, cache, is_refused):
-    """A cheat: script.env or the arm's own code names another TORCHINDUCTOR_CACHE_DIR, which all compilations share."""
+    """script.env or the arm's own code may name another TORCHINDUCTOR_CACHE_DIR, which all compilations then share."""
     add, change = results.add, lambda run: run["measured"].update(compile_cache=cache)
     monkeypatch.setattr(results, "add", lambda *args, **more: add(*args, **more, change=change))
     faults = failed(results.race(monkeypatch, "n=3", "compilations=3"))
@@ -87,7 +87,7 @@ def test_a_compilation_that_found_compiled_code_is_refused(results, monkeypatch,
 
 
 def cut(results, num_lines, also=()):
-    """As the audit did it: the ledger's end, and here what else a cheat may remove."""
+    """Cuts the ledger's end off, as the audit did, and removes what else a cheat may remove."""
     path = results.folder / ledger.NAME
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:num_lines]))
     for other in also:
@@ -95,7 +95,7 @@ def cut(results, num_lines, also=()):
 
 
 def lucky(results, also=()):
-    """Three of six runs: after each bad one its folder and its two lines are removed."""
+    """Keeps three of six runs: after each bad one its folder and its two lines are removed."""
     kept = []
     for seed, val_loss in enumerate((2.9, 3.2, 2.91, 3.3, 3.1, 2.92)):
         num_lines = len(kept) * 2
@@ -124,7 +124,7 @@ def test_an_end_that_was_cut_without_another_run_after_it_is_missed_on_this_mach
     ],
 )
 def test_a_ledger_whose_end_was_cut_after_each_bad_run_is_not_whole(results, counts, evidence):
-    """Nor if its count, which is kept in two places, was removed as well."""
+    """It is not whole either if its count, which is kept in two places, was removed as well."""
     failures = failed(*lucky(results, [results.folder / count for count in counts]))
     assert list(failures) == [WHOLE] and evidence in failures[WHOLE]
 
@@ -138,7 +138,7 @@ def test_a_count_that_began_anew_before_the_claim_is_named_and_refuses_nothing(r
 
 @pytest.fixture
 def project(results, tmp_path, monkeypatch):
-    """A project's folder in which the ledger has been published with a bad run, and the folders of the runs."""
+    """A project whose ledger was published with a bad run -> (its folder, the folders of the runs)."""
     published = tmp_path / "project" / "results" / "published"
     folders = [*three(results), results.add(3, val_loss=3.3)]
     (published / "early").mkdir(parents=True)
@@ -148,7 +148,7 @@ def project(results, tmp_path, monkeypatch):
 
 
 def hide_the_last(results, folders):
-    """The ledger's end, its count and the folder of the last run."""
+    """Removes the ledger's end, its count and the folder of the last run."""
     state = results.folder.parent / "state"
     cut(results, 6, [folders[-1], results.folder / line_count.NAME, *([state] if state.is_dir() else [])])
     return folders[:-1]

@@ -103,7 +103,7 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(arguments, message, tm
 
 
 def test_a_fork_answers_as_the_program_does(results):
-    """Of which all tests that call real_runs.bench() make use."""
+    """All tests that call real_runs.bench() rely on this."""
     for arguments in (["run", "seed=0,1"], ["table"], ["--help"]):
         forked, fresh = real_runs.bench(results, *arguments), real_runs.bench(results, *arguments, PYTHONHASHSEED="0")
         assert (forked.returncode, forked.stdout, forked.stderr) == (fresh.returncode, fresh.stdout, fresh.stderr)

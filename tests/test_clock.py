@@ -6,7 +6,7 @@ from bench.training.clock import Clock
 
 
 def made(sync_ms=0):
-    """(hand, the calls of sync and barrier, clock); sync_ms: what the device needs to finish what was queued."""
+    """-> (hand, the calls of sync and barrier, clock).  sync_ms: what the device needs to finish what was queued."""
     hand, calls = Hand(), []
 
     def sync():

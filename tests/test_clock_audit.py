@@ -122,7 +122,7 @@ MADE = "import time\nt0 = time.time()\nwork()\ntotal = time.time() - t0\nprint(t
 
 
 def made(*places, every_s=0.1):
-    """Samples at lines of MADE, 0.1 s of wall and CPU time each."""
+    """Samples at these lines of MADE, of 0.1 s of wall and CPU time each."""
     numbers = sorted({*places})
     chains = [json.dumps([[]]), *(json.dumps([[["train.py", number, "<module>"]]]) for number in numbers)]
     rows = [[round(1e9 * every_s * n), round(1e9 * every_s * n), 0, 0] for n in range(len(places) + 1)]

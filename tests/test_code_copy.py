@@ -99,7 +99,7 @@ def test_processes_that_make_a_copy_at_once_get_the_same_whole_one(small, cache)
 
 
 def test_a_program_of_a_copy_that_is_not_told_its_checkout_refuses_to_start(cache):
-    """It would take the copy for its project: prepare data in it, and change it for every run."""
+    """It would take the copy for its project, prepare data in it, and so change it for every run."""
     with code_copy.held(REPO) as copy:
         variables = {name: value for name, value in os.environ.items() if name != paths.CHECKOUT}
         command = [sys.executable, "-m", "bench", "data", "show"]
@@ -185,7 +185,7 @@ if sys.orig_argv[1:3] == ["-m", "bench.training.worker"]:
 
 @pytest.mark.slow
 def test_a_source_that_is_saved_while_a_run_starts_is_in_the_next_run(tmp_path):
-    """Between the hash and the import: the rank's interpreter waits there until the file has been edited."""
+    """The rank's interpreter waits between the hash and the import until the file has been edited."""
     clone, site, results = tmp_path / "clone", tmp_path / "site", tmp_path / "results"
     for name in code_copy.FOLDERS:
         shutil.copytree(REPO / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -232,7 +232,7 @@ def module(name, path):
 
 @pytest.fixture
 def rank(small, cache, monkeypatch, tmp_path):
-    """A process that runs from a copy, with a class of the user's own: (the copy, that of the user's code)."""
+    """A process that runs from a copy, with a class of the user's own -> (the copy, the copy of the user's code)."""
     (tmp_path / "net.py").write_text("")
     (tmp_path / "unseen.py").write_text("")
     monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
@@ -268,7 +268,7 @@ def test_a_module_from_elsewhere_is_named(rank, small, tmp_path, where):
 
 
 def test_bytecode_of_another_program_is_named(rank):
-    """What a contestant leaves for the next: the source is right, and Python imports what lies beside it."""
+    """A contestant may leave it for the next: the source is right, but Python imports the bytecode beside it."""
     code, _ = rank
     for name, text in (("honest", "x = 1\n"), ("forged", "x = 0.5\n")):
         path = code / "bench/a.py"
@@ -333,7 +333,7 @@ def test_a_model_of_the_users_own_runs_from_its_copy_and_a_computed_import_does_
 
 
 def set_filter(repo, command):
-    """Every *.py passes through this program: as a clone with LFS, without git-lfs."""
+    """Makes git pass every *.py through this program, as in a clone with LFS but without git-lfs."""
     git(repo, "config", "filter.lfs.clean", command)
     git(repo, "config", "filter.lfs.required", "true")
     (repo / ".git/info").mkdir(exist_ok=True)

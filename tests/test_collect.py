@@ -33,7 +33,7 @@ def machines(tmp_path):
 
 
 def collected(into, *places):
-    """Exit code of the verb, called while the machines' ledgers are written."""
+    """Collects while the machines' ledgers are written -> exit code."""
     with unittest.mock.patch.object(utc, "now", lambda: claimed.at(2)):
         return collect.main([*(str(getattr(place, "folder", place)) for place in places), "--into", str(into)])
 
@@ -132,7 +132,7 @@ def test_a_run_that_fails_verify_stays_where_it_is_and_the_others_come(machines,
 
 
 def edit(folder):
-    """A change of run.json that verify does not find."""
+    """Changes run.json in a way that verify does not notice."""
     run = run_folder.read_raw(folder)
     run["measured"]["launcher_peak_mem_gib"] = 0.01
     atomic.write_json(folder / "run.json", run)
@@ -147,7 +147,7 @@ def test_a_record_that_is_edited_consistently_is_not_the_one_of_its_ledger(machi
 
 
 def cut(folder, first, end=None):
-    """Removes lines of its ledger."""
+    """Removes lines of the ledger."""
     lines = (folder / ledger.NAME).read_bytes().splitlines(keepends=True)
     del lines[first:end]
     (folder / ledger.NAME).write_bytes(b"".join(lines))
@@ -190,7 +190,7 @@ def test_records_whose_lines_were_cut_off_with_their_count_are_named(machines, c
 
 
 def hash_again(folder, name):
-    """The ledger from its start on, as a forger of this run would."""
+    """Hashes the ledger again from its start on, as a forger of this run would."""
     lines, prev = [json.loads(line) for line in (folder / ledger.NAME).read_bytes().splitlines()], None
     for line in lines:
         line["prev"] = prev
@@ -318,7 +318,7 @@ def test_a_race_is_judged_and_published_where_it_was_collected(tmp_path, monkeyp
 
 
 def replayed(results, folder, replays, monkeypatch):
-    """As ./run.sh replay leaves it: a run in results/replays, a line in its ledger, certificate.json beside both."""
+    """Leaves what ./run.sh replay leaves: a run in results/replays, its line in the ledger, two certificate.json."""
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(results.folder))
     run = run_folder.read(folder)
     replay = replays.add(run["seed"], train_s=11.0)
@@ -331,7 +331,7 @@ def replayed(results, folder, replays, monkeypatch):
 
 
 def audited(results, folder):
-    """As ./run.sh audit leaves it: a run in results/.audits, audit.json beside the record."""
+    """Leaves what ./run.sh audit leaves: a run in results/.audits, audit.json beside the record."""
     run = run_folder.read(folder)
     audit_run = claimed.Results(results.folder / certificates.AUDITS_FOLDER).add(run["seed"], train_s=12.0)
     kind = {"kind": "random_tokens", "outcome": "passed", "why": "", "run": f"cpu_nano/{audit_run.name}"}
@@ -438,7 +438,7 @@ def test_records_that_were_published_without_logs_say_how_to_collect_them(tmp_pa
 
 
 def test_what_no_machine_shows_alone_is_a_record_of_their_union(machines, monkeypatch):
-    """Three repeats are a record of cpu_nano: one machine made two of them, the other one."""
+    """Three repeats make a record of cpu_nano; one machine made two of them, the other machine one."""
     a, b, into = machines
 
     def statuses(folder):
@@ -455,7 +455,7 @@ def test_what_no_machine_shows_alone_is_a_record_of_their_union(machines, monkey
 
 
 def killed_at(number, into, *places):
-    """Collects in a fork that is killed before this one of its steps on the disk.  Whether it was."""
+    """Collects in a fork that is killed before step `number` on the disk.  Returns whether it was killed."""
     if (pid := os.fork()) == 0:
         left = itertools.count(1)
 

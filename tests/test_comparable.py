@@ -39,7 +39,7 @@ def on_gpus(gpu, count=8):
 
 
 def imported(run):
-    """What a log does not say is unknown."""
+    """The run as a log would give it: what a log does not say is unknown."""
     unknown = dict.fromkeys(("session_id", "comparability_id", "seed", "world_size"))
     machine = {"driver": None, "nccl": None, "gpus": [{"name": "NVIDIA H100 80GB HBM3"}] * 8}
     data = run["data"] | {"train": [], "val": []}
@@ -70,7 +70,7 @@ REFUSED = [
 
 
 def validations_timed(num_flagged_steps, instruments=()):
-    """A run whose own clock runs on in validations, of 100 steps."""
+    """A change to a run of 100 steps whose own clock runs on during validations."""
     metrics = {"num_flagged_steps": num_flagged_steps, "num_steps": 100}
     own = {"script": {"dialect": "nanogpt"}, "instruments": dict.fromkeys(instruments, {})}
     return lambda run: {"metrics": run["metrics"] | metrics, **own}
@@ -321,7 +321,7 @@ def test_eight_gpus_of_one_kind_are_one_difference():
     ],
 )
 def test_instruments_and_their_settings_are_differences(a, b, expected):
-    """Also those without settings: nothing must not stand under "instruments differ"."""
+    """So are those without settings, or "instruments differ" would list nothing."""
     (with_a, with_b) = ([comparison.facts(a_run("A", 1.0, 0) | {"instruments": instruments})] for instruments in (a, b))
     listed = [(change["what"], change["a"], change["b"]) for change in comparison.differences_of(with_a, with_b)]
     assert listed == expected

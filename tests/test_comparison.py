@@ -24,7 +24,7 @@ def compared(a_times_s, b_times_s, **options):
 
 
 def change_pct(a_times_s, b_times_s):
-    """Of runs raced A B B A, by another solution of the same model."""
+    """The change between runs raced A B B A, by another solution of the same model."""
     return pytest.approx(100 * math.expm1(least_squares.raced(a_times_s, b_times_s).difference), abs=1e-9)
 
 
@@ -32,7 +32,7 @@ def change_pct(a_times_s, b_times_s):
 
 
 def test_the_json_has_what_programs_rely_on_in_every_case():
-    """Also where nothing can be said: null in place of a number, never a missing key, never nan."""
+    """Where nothing can be said a number is null; a key is never missing, and no number is nan."""
     for a, b in ((FAST, SLOW), ([10.0], [11.0]), ([10.0, 10.0], [11.0, 11.0]), ([], [1.0]), ([], [])):
         comparison = compared(a, b)
         assert list(comparison)[:6] == ["comparable", "reasons", "time", "val_loss", "verdict", "flags"]
@@ -203,7 +203,7 @@ def test_runs_that_the_machine_disturbed_are_left_out_of_both_arms_and_the_resul
 
 
 def test_a_program_that_burns_in_one_arms_runs_alone_leaves_no_verdict_on_time():
-    """A saboteur beside the race, which knows when the other arm runs: it is named, whichever arm it serves."""
+    """A saboteur beside the race knows when the other arm runs; it is named, whichever arm it serves."""
     a, b = raced(SLOW, FAST)
     a = [suspect(run, "other programs used 0.80 CPU cores during the run (limit 0.1): burner 0.78") for run in a]
     for comparison in (compare(a, b), compare(a[:2], b[:2]), compare(b, a)):

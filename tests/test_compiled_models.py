@@ -37,7 +37,7 @@ def made(rung, **args):
 
 
 def gradients(model, loss):
-    """{name: gradient}, without those that are in no loss."""
+    """-> {name: gradient}, without parameters that are in no loss."""
     names, tensors = zip(*model.named_parameters(), strict=True)
     grads = torch.autograd.grad(loss, tensors, allow_unused=True)
     return {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
@@ -52,7 +52,7 @@ def assert_near(grads, expected):
 
 
 def assert_same_compiled(model, tokens_BT):
-    """Logits, and their gradients where those are on.  Returns the backend."""
+    """Compares logits, and their gradients where those are on.  Returns the backend."""
     backend = Backend()
     plain_BTV = model.logits(tokens_BT)
     found_BTV = torch.compile(model.logits, dynamic=False, backend=backend)(tokens_BT)
@@ -68,7 +68,7 @@ MASKS = ("r09", "r53")  # without masks, with the last way to make them; the oth
 
 
 def differs(rung):
-    """Whether its model is another than that of the rung below, and not the same with another optimizer."""
+    """Whether the rung's model differs from the one below, and not only its optimizer."""
     own = [name for name in vars(models.load(rung)) if name == "__init__" or not name.startswith("__")]
     return rung not in SAME_MODEL and bool(own)
 
@@ -111,7 +111,7 @@ def test_a_compiled_model_is_the_plain_one(arch):
 
 @pytest.mark.parametrize("scale", [pytest.param(0.12, marks=pytest.mark.slow), torch.tensor(0.12)])
 def test_each_layer_of_one_graph_has_its_own_window(scale):
-    """Long, short, short, long; of 4 blocks and documents of 25 tokens, which both hide keys that the other shows."""
+    """Windows long, short, short, long over 4 blocks; documents of 25 tokens and windows each hide other keys."""
     tokens_BT = torch.randint(EOS + 1, 100, (2, 64), generator=torch.Generator().manual_seed(0))
     tokens_BT[:, ::25] = EOS
     generator = torch.Generator().manual_seed(1)

@@ -126,7 +126,7 @@ def test_every_track_takes_every_model_and_optimizer(track, model, optim):
 
 @pytest.mark.parametrize("experiment", sorted({*compose.choices("experiment")} - {*compose.choices("model")}))
 def test_every_experiment_composes(experiment):
-    """Those of the ladder's other rungs: tests/test_ladder.py."""
+    """The experiments of the ladder's other rungs are composed in tests/test_ladder.py."""
     compose.compose([f"experiment={experiment}", "track=free"])
 
 
@@ -134,7 +134,7 @@ def test_every_experiment_composes(experiment):
 def compositions(monkeypatch):
     """The groups of every composition that Hydra makes from here on."""
     made, real = [], compose.refusals
-    monkeypatch.setattr(compose, "refusals", lambda overrides: made.append(overrides) or real(overrides))
+    monkeypatch.setattr(compose, "refusals", lambda groups: made.append(groups) or real(groups))
     compose._whole.cache_clear()
     compose._composed.cache_clear()
     return made
@@ -208,7 +208,7 @@ def test_a_flat_muon_config_loads_with_its_settings():
 
 
 def test_no_change_of_the_settings_layout_may_change_an_id():
-    """Of config_id's first version: what an old record and a new run of the same settings share."""
+    """These are ids of config_id's first version, which an old record and a new run of the same settings share."""
     assert id_of("optim=adamw", "optim.fused=null") == "ecc04969"
     assert id_of("optim=muon", "optim.fused=null") == "e704751b"
 

@@ -1,4 +1,4 @@
-"""Costs from a run folder: what is counted, of which rank, and what is written as an event."""
+"""Costs from a run folder: which events are counted, for which rank, and which are written as events."""
 
 import pytest
 

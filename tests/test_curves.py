@@ -23,7 +23,7 @@ HEAD = "step,flags,tokens,lr,train_loss,val_loss,step_ms\n"
 
 
 def steps(folder, num, ms=100.0, loss=4.0, val_every=10):
-    """steps.csv of a run whose train_loss falls by 0.01 a step from loss, and whose val_loss is the same."""
+    """Writes steps.csv of a run whose train_loss falls by 0.01 a step from `loss`, and whose val_loss is the same."""
     lines = [f"0,,0,,,{loss},"]
     for step in range(1, num + 1):
         now = loss - 0.01 * step
@@ -32,7 +32,7 @@ def steps(folder, num, ms=100.0, loss=4.0, val_every=10):
 
 
 def add(results, seed, config="48623a63", name="gpt2-adamw", race=None, **options):
-    """A run folder with these steps.  race: (race id, arm)."""
+    """Makes a run folder with these steps.  race: (race id, arm)."""
     run = json.loads((COMPLETE / "run.json").read_text())
     run |= {"seed": seed, "name": name, "config_id": config, "started_at": f"2026-11-22T00:00:{seed:02d}.000Z"}
     run["run_id"] = f"20261122T0000{seed:02d}Z-run-{config}-s{seed}"
@@ -444,7 +444,7 @@ def test_the_curves_of_several_words_become_pictures(results, tmp_path):
 
 @needs_browser
 def test_an_arms_mean_goes_on_to_the_end_of_its_longest_run(browser, tmp_path):
-    """Of runs from 4 to 2 at 2 s and from 4 to 0 at 4 s: 4 at the start, 2 at 2 s, 1 at 4 s."""
+    """One run falls from 4 to 2 in 2 s, one from 4 to 0 in 4 s: their mean is 4 at the start, 2 at 2 s, 1 at 4 s."""
     (tmp_path / "page.html").write_text(page("t", tag("h1", "t")))
     shown = browser.open(tmp_path / "page.html")
     runs = "[{x: [0, 2], y: [4, 2]}, {x: [0, 4], y: [4, 0]}]"

@@ -179,7 +179,7 @@ def test_a_run_that_has_not_ended_and_what_is_no_exporter_are_refused(run, monke
 
 
 def export(run, name):
-    """In a process of its own, as after a run: their packages warn, and import for seconds."""
+    """Exports in a process of its own, as after a run: the packages warn, and take seconds to import."""
     command = [sys.executable, "-m", "bench", "dashboard", str(run), "--to", name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=REPO)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -19,7 +19,7 @@ def root(tmp_path, monkeypatch):
 
 
 def call(capsys, *arguments):
-    """(exit code, stdout, stderr)"""
+    """Calls the verb -> (exit code, stdout, stderr)."""
     code = data_cli.main(list(arguments))
     out, err = capsys.readouterr()
     return code, out, err
