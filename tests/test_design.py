@@ -26,7 +26,7 @@ def in_order(order, **changes):
 
 
 def rounds_of(order, **changes):
-    """Which runs are a round, by their minutes."""
+    """The runs of each round, by their minutes -> [(minute of A, minute of B)], or None."""
     pairs = design.rounds(*in_order(order, **changes))
     return pairs and [tuple(int(row["started_at"][14:16]) for row in pair) for pair in pairs]
 
@@ -116,7 +116,7 @@ def test_the_fit_is_that_of_least_squares(unclipped, order, num_rounds):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_runs_that_are_missing_are_left_out_of_the_same_model(unclipped, seed):
-    """Also a round without either run, and a block with one run, which says nothing."""
+    """A round may lack both runs, and a block of one run says nothing."""
     rng = np.random.default_rng(seed)
     slots = least_squares.in_turns(9, order="ABBABAAB")
     kept = [sorted(rng.choice(arm_slots, size, replace=False).tolist()) for arm_slots, size in zip(slots, (8, 7))]
@@ -244,7 +244,7 @@ def test_the_sentence_names_a_sign_flip_test_that_disagrees():
 @pytest.mark.parametrize("t", [0.0, 0.7, -2.5, 6.0])
 @pytest.mark.parametrize(("df", "variance"), [(3, 0.5), (8, 0.3), (30, 0.05)])
 def test_the_e_value_is_the_bayes_factor_by_integration(t, df, variance):
-    """Of t where the difference over a run's sd is normal with PRIOR_SDS, against t where there is none."""
+    """The density of t where the difference over a run's sd is normal with PRIOR_SDS, over that where there is none."""
     spread = design.PRIOR_SDS / math.sqrt(variance)  # of the noncentrality
     by_prior, _ = integrate.quad(
         lambda shift: scipy_stats.nct.pdf(t, df, shift) * scipy_stats.norm.pdf(shift, 0, spread),
@@ -314,7 +314,7 @@ def test_the_smallest_difference_of_such_a_plan_is_found_in_four_of_five_races()
 
 
 def test_compilations_are_the_sample_where_their_runs_share_something():
-    """Six rounds of three compilations: the means of two differences each, by Student's test with two degrees."""
+    """Six rounds of three compilations give three means of two differences, and Student's test two degrees."""
     rng = np.random.default_rng(0)
     slots = least_squares.in_turns(6)
     lottery = np.repeat([0.0, 0.01, -0.004], 2)
@@ -353,7 +353,7 @@ def test_a_plan_says_which_rounds_share_a_compilation():
 
 
 def test_a_lottery_of_compilations_is_judged_with_its_own_error():
-    """0.4 % either way a compilation: by rounds alone 1 % is sure, by three compilations it is not."""
+    """A compilation shifts times by 0.4 % either way: 1 % is certain by rounds alone, but not by three compilations."""
     a = [10.0, 10.002, 9.999, 10.001, 10.0, 10.001]
     b = [value * (1.01 + shift) for value, shift in zip(a, (0.008, 0.008, -0.008, -0.008, 0.004, 0.004))]
     plan = {"race_id": "r", "n": 6, "on": "time"}
@@ -391,7 +391,7 @@ def four_races(tmp_path_factory):
     ],
 )
 def test_each_earlier_race_multiplies_alpha_by_its_e_value(four_races, monkeypatch, log_es, expected):
-    """1 at most; half where it has none: it was abandoned, is gone, or was judged by Welch's test."""
+    """At most 1, and half for a race without an e-value: it was abandoned, is gone, or was judged by Welch's test."""
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(four_races[0].parent.parent))
     for folder, log_e in zip(four_races, log_es, strict=False):
         path = folder / "race.json"

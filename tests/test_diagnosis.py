@@ -1,4 +1,4 @@
-"""Where the time went: regions, stretches, ranks, stalls, telemetry, by hand-made steps."""
+"""Where the time went, by regions, stretches, ranks, stalls and telemetry of made-up steps."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from bench.analysis.diagnosis import between_runs
 
 
 def run(steps_ms, forward=0.25, flags=(), **record):
-    """A record and its steps: 2 ms data, this share forward, the rest backward; flags by step."""
+    """A record and its steps: 2 ms of data, this share of the time forward, the rest backward.  flags: by step."""
     rows = [{"step": 0, "flags": ""} | dict.fromkeys(("step_ms", "data_ms", "forward_ms", "backward_ms", "cpu_ms"))]
     for step, ms in enumerate(steps_ms, 1):
         parts = {"data_ms": 2.0, "forward_ms": forward * ms, "backward_ms": ms - 2.0 - forward * ms, "cpu_ms": 77.0}
@@ -37,7 +37,7 @@ def test_time_outside_of_all_regions_is_named_too():
 
 
 def test_one_stalled_run_moves_no_region_and_is_reported_as_a_stall():
-    """Medians over the runs, step by step: 200 ms lost in one step of one of three runs."""
+    """Regions are medians over the runs, step by step: here one of three runs stalls for 200 ms in one step."""
     stalled = [40.0] * 20 + [240.0] + [40.0] * 19
     diagnosis = between_runs.diagnose([run([40.0] * 40)] * 3, [run([40.0] * 40), run(stalled), run([40.0] * 40)])
     assert diagnosis["regions"]["step_ms"]["change_ms"] == 0.0

@@ -30,7 +30,7 @@ def timeout_of_group():
 
 
 def test_collectives_wait_as_long_as_they_were_last_given(alone):
-    """A run gives them WARMUP_TIMEOUT_S at least until its warm-up ends, doctor its own seconds."""
+    """A run sets at least WARMUP_TIMEOUT_S until its warm-up ends; doctor sets its own timeout."""
     distributed.start("cpu", distributed.WARMUP_TIMEOUT_S)
     assert alone["timeout"] == timeout_of_group() == datetime.timedelta(seconds=600)
     distributed.set_timeout(120.0)

@@ -1,4 +1,4 @@
-"""The doctor: what the probe's answers mean, what a person and a program read, and one whole visit."""
+"""The doctor: what the probe's answers mean, what people and programs read, and a whole visit."""
 
 import json
 import os
@@ -19,7 +19,7 @@ def answer(**facts):
 
 
 def test_ranks_that_answer_report_software_and_bandwidth():
-    """Four ranks, 64 MiB in the slowest rank's 2 ms: 2 * 3/4 * 64 MiB / 2 ms, or 0.09375 GiB / 0.002 s."""
+    """Four ranks reduce 64 MiB in the slowest rank's 2 ms: 2 * 3/4 * 64 MiB / 2 ms, or 0.09375 GiB / 0.002 s."""
     software, collective, speed = probe.judge("cuda", [answer(all_reduce_ms=ms) for ms in (1.0, 2.0, 1.5, 1.0)])
     assert software.found == "torch 2.13.0, CUDA 13.0, cuDNN 92000, NCCL 2.29.7"
     assert collective.found == "4 ranks agree; all-reduce of 64 MiB 2.00 ms, 46.9 GiB/s a rank"
@@ -35,7 +35,7 @@ def test_a_gpu_more_than_three_percent_below_the_median_is_slow(rate, status):
 
 
 def test_a_rate_that_no_data_sheet_allows_is_no_measurement():
-    """989 TFLOP/s dense in bfloat16: 700 are 71 % of it, and boards clock higher than their sheet, to a quarter."""
+    """Of 989 TFLOP/s dense in bfloat16, 700 are 71 %; boards may clock up to a quarter above their data sheet."""
     names = 2 * ["NVIDIA H100 80GB HBM3"]
     speed = probe.gpu_speed([690.0, 700.0], names)
     assert speed.found == "690 to 700 TFLOP/s bfloat16, at most 71 % of the data sheet's"

@@ -196,7 +196,7 @@ class Net(GPT2):
 
 
 def sleeping(mark):
-    """Pids of what sleeps for so many seconds, a number that this test alone uses."""
+    """The pids of programs that sleep for this many seconds, a number that only this test uses."""
     return [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if _words(path)[1:2] == [str(mark)]]
 
 

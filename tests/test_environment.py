@@ -82,7 +82,7 @@ def fake_nvml(names, fails=(), init_error=None, mig=False, processes=0):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """machine(names, ...) puts these GPUs into this machine; machine(visible="1") sets CUDA_VISIBLE_DEVICES."""
+    """A function: machine(names, ...) puts these GPUs into this machine; visible="1" sets CUDA_VISIBLE_DEVICES."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def build(names=(), visible=None, **how):
@@ -330,7 +330,7 @@ def meter(wall_s, busy_s, own_s):
 
 
 def test_foreign_load_is_what_is_busy_and_not_ours():
-    """3 busy CPU seconds in 2 s, of which 1.8 are ours: (3 - 1.8) / 2 cores."""
+    """Of 3 busy CPU seconds in 2 s 1.8 are ours, which leaves (3 - 1.8) / 2 cores."""
     assert meter(2.0, 3.0, 1.8).foreign_cpu_cores() == pytest.approx(0.6)
     assert meter(2.0, 3.0, 0.9).foreign_cpu_cores(own_cpu_s=2.8) == pytest.approx(0.1)  # all ranks together
 
@@ -342,7 +342,7 @@ def test_foreign_load_is_never_negative_and_unknown_without_proc():
 
 @pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="needs /proc")
 def test_our_own_work_is_not_foreign():
-    """0.3 s of work: of what /proc/stat sees of it, own_cpu_s takes away as much."""
+    """Works for 0.3 s: own_cpu_s subtracts as much as /proc/stat adds."""
     seconds = iter(range(3))  # a held clock: a busy machine stretches the wall time, not the work
     meter = CpuMeter(now_ns=lambda: min(next(seconds), 1) * 10**9)
     while meter.own_cpu_s() < 0.3:
@@ -357,7 +357,7 @@ def test_our_own_work_is_not_foreign():
 
 @pytest.fixture
 def repo(tmp_path):
-    """A tiny repository: one commit with bench/a.py and models/b.py."""
+    """A tiny repository with one commit of bench/a.py and models/b.py."""
     for name, text in (("bench/a.py", "a = 1\n"), ("models/b.py", "b = 1\n"), ("results/.keep", "")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -461,7 +461,7 @@ def test_peak_memory_is_this_programs_own_and_not_its_parents():
 
 
 def test_of_a_package_that_is_installed_twice_the_first_on_the_path_counts(tmp_path, monkeypatch):
-    """What setuptools brings along for itself, and torch's compiler adds to the path by importing it, does not."""
+    """Packages that setuptools vendors, which torch's compiler adds to the path by importing it, do not count."""
     for folder, version in (("_vendor", "0.1"), ("first", "1.9.0"), ("second", "2.0.0")):
         info = tmp_path / folder / "twice-1.dist-info"
         info.mkdir(parents=True)

@@ -36,7 +36,7 @@ def context(tmp_path, emitted):
 
 @pytest.fixture
 def collecting():
-    """The collector off, so that only what a test asks for is collected; as before afterwards."""
+    """Turns the collector off, so that only what a test asks for is collected, and restores it afterwards."""
     gc.collect()
     gc.disable()
     yield
@@ -50,7 +50,7 @@ def made(context, **chosen):
 
 
 def run(watch, *works, between=lambda: None):
-    """A run of a step for each of these functions, and one to be called between the steps."""
+    """Runs a step for each of these functions, and calls `between` after each step."""
     watch.on_run_start()
     for step, work in enumerate(works):
         watch.on_step_start(step)

@@ -1,4 +1,4 @@
-"""Accounts of steps: they add up, parts are those worked out by hand, and planted slowdowns come out on top."""
+"""Accounts of steps: they add up, their parts were worked out by hand, and planted slowdowns come out on top."""
 
 import functools
 import json
@@ -27,7 +27,7 @@ SMALL = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
 
 
 def one_step():
-    """A step of 100 us of an H100 with something of nearly everything in it."""
+    """A step of 100 us on an H100 with nearly every kind of part in it."""
     return [
         step(1, 0, 100),
         event("cpu_op", "aten::mm", 10, 4, **MM),

@@ -22,7 +22,7 @@ NUM_ATTEMPTS = 4  # another program may take the core within a step, and that ti
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """On a machine that others use, threads that wait for each other take many times as long."""
+    """Uses one thread: on a machine that others use, threads that wait for each other take many times as long."""
     import torch
 
     before = torch.get_num_threads()
@@ -117,7 +117,7 @@ def test_a_slowdown_of_the_host_is_the_first_line(tmp_path, slow, part):
 
 
 def test_a_product_split_into_small_ones_is_the_first_line_with_what_the_split_costs(tmp_path):
-    """64 rows by a matrix at once, and again row by row: the whole matrix is read for each of them."""
+    """Multiplies 64 rows by a matrix at once, then row by row, which reads the whole matrix for each row."""
     import torch
 
     rows, matrix = torch.ones(64, 1024), torch.ones(1024, 2048)
@@ -142,7 +142,7 @@ def test_a_product_split_into_small_ones_is_the_first_line_with_what_the_split_c
 
 
 def traced_loop(path, batches, num_products, make_optimizer, between, with_stack=True):
-    """Steps of a loader, products and an optimizer, as a training script has them."""
+    """Traces steps of a loader, products and an optimizer, as a training script has them."""
     import torch
 
     weights = [torch.nn.Parameter(torch.ones(32, 32)) for _ in range(40)]
@@ -208,7 +208,7 @@ def nothing(number):
 
 
 def change_of(a, b):
-    """The first three lines that ./run.sh explain A B prints."""
+    """Returns the first three lines that ./run.sh explain A B prints."""
     return "\n".join(str(traces.explain(a, b)).splitlines()[:3])
 
 
@@ -275,7 +275,7 @@ def test_the_first_three_lines_name_what_a_device_waited_for(tmp_path, b, named)
 
 @pytest.mark.slow
 def test_a_rank_that_sleeps_is_whom_the_others_wait_for(tmp_path):
-    """A real run of two ranks, of which the second sleeps 150 ms in each step before its backward pass."""
+    """In a real run of two ranks the second sleeps 150 ms in each step before its backward pass."""
     planted = str(real_runs.REPO / "tests" / "planted")
     tiny = ["model.num_layers=1", "model.width=32", "model.num_heads=2", "data.batch_tokens=256"]
     folder = real_runs.run(tmp_path / "results", *tiny, *real_runs.TWO, PYTHONPATH=planted)

@@ -1,4 +1,4 @@
-"""Records for other programs: what is written is what they read."""
+"""Records exported for other programs, which read what was written."""
 
 import csv
 import io
@@ -28,7 +28,7 @@ def test_csv_has_a_line_a_run_or_a_step(capsys):
 
 
 def test_a_pipe_that_is_named_is_written_to_and_not_replaced():
-    """As >(program) of bash names it; /dev/full was a file after --out /dev/full of root."""
+    """bash names such a pipe for >(program).  Root's --out /dev/full once replaced the device by a file."""
     reading, writing = os.pipe()
     assert export.main([str(COMPLETE), "--to", "csv", "--out", f"/dev/fd/{writing}"]) == 0
     assert COMPLETE.name.encode() in os.read(reading, 2**16)
@@ -126,7 +126,7 @@ def test_an_imported_log_is_not_written_again(tmp_path):
 
 
 def copy_with(to, **changes):
-    """A copy of the record with these facts; environment=: changed in place."""
+    """Copies the record with these facts -> its folder.  environment: only these of its facts change."""
     shutil.copytree(COMPLETE, to)
     run = json.loads((COMPLETE / "run.json").read_text())
     changes["environment"] = run["environment"] | changes.get("environment", {})

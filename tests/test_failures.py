@@ -1,4 +1,4 @@
-"""From what ranks and agent left behind to one cause."""
+"""What ranks and the agent left behind is classified as one cause."""
 
 import errno
 import json

@@ -81,7 +81,7 @@ def test_a_validation_shard_that_is_removed_stays_open_until_the_run_has_ended(t
 
 
 def _disturbed(tmp_path, hurt):
-    """A run of twice the tokens that there are, of which hurt(its folder of shards) disturbs step 3 -> (code, ...)."""
+    """Runs for twice the tokens that there are; hurt(its folder of shards) disturbs step 3 -> (code, ...)."""
     for name in ("train", "val"):
         shards.write(tmp_path / f"{name}.bin", [token % 256 for token in range(200_000)])
     overrides = [f"data.train_glob={tmp_path}/train.bin", f"data.val_glob={tmp_path}/val.bin", "data.vocab_size=257"]
@@ -118,7 +118,7 @@ def test_logs_lose_their_private_paths_a_block_at_a_time_and_what_is_no_text_sta
 
 
 def held(path):
-    """The constants of a launcher whose ranks begin when this file is gone."""
+    """Constants that make a launcher's ranks begin only when this file is gone."""
     wait = f'while [ -e "{path}" ]; do sleep 0.05; done; exec "$0" "$@"'
     path.touch()
     return {"bench.launch.ranks.WORKER": ["sh", "-c", wait, sys.executable, "-m", "bench.training.worker"]}

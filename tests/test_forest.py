@@ -11,7 +11,7 @@ TIME = Panel("Train time", "%", [Row("B", -0.5, -0.73, -0.27, 1)], (-0.5, 0.5), 
 
 
 def marks(panel):
-    """{class, and series: [attributes as a dict]} of the drawing's shapes."""
+    """The shapes of the drawing -> {"class series": [attributes as a dict]}."""
     by_class = {}
     for attributes in re.findall(r"<(?:rect|line|circle|polyline) ([^>]*)>", forest.plot([panel])):
         named = dict(re.findall(r'([\w-]+)="([^"]*)"', attributes))

@@ -28,7 +28,7 @@ def test_a_damaged_race_or_claim_is_refused_in_a_sentence(tmp_path):
 
 
 def fuzzed(what, folder):
-    """All cases, which are drawn with a fixed seed."""
+    """Tries all cases, which are drawn with a fixed seed -> what fuzzing.py prints."""
     results = folder / "results"
     results.mkdir()
     env = os.environ | {"SPEEDRUN_RESULTS": str(results), "SPEEDRUN_CWD": str(results)}
@@ -43,7 +43,7 @@ def fuzzed(what, folder):
 
 
 def called(monkeypatch, capsys, results, *arguments):
-    """(exit code, all that was printed) of a verb in this process."""
+    """Calls a verb in this process -> (exit code, all that was printed)."""
     from bench.cli.main import main
 
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(results))

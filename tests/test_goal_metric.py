@@ -324,7 +324,7 @@ def test_two_patterns_of_a_dialect_that_match_one_line_read_neither(tmp_path):
 
 
 def clocked(step_s, budget_s, val_every_steps=1000, slower_from=None):
-    """Steps after which a run of this pace is validated, and what its schedule was told."""
+    """Runs at this pace -> (steps at which it is validated, what its schedule was told, train_s)."""
     goal = schema.GoalConfig(num_steps=10_000, val_tokens=1, val_every_steps=val_every_steps, time_budget_s=budget_s)
     stops, horizons, train_s = [0], [], 0.0
     line = FinishLine(goal, 1.0, 1, lambda own_s: own_s, lambda *known: horizons.append(known))

@@ -1,4 +1,4 @@
-"""The same road on a GPU: compiled, bfloat16, timed by CUDA events.  Each has a CPU sister in test_run.py."""
+"""Runs on a GPU: compiled, in bfloat16, timed by CUDA events.  Each test has a CPU sister in test_run.py."""
 
 import json
 

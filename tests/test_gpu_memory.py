@@ -1,4 +1,4 @@
-"""On a real GPU: the history that torch keeps is what the reader takes it for, out of memory included."""
+"""Memory history of a real GPU is what the reader takes it for, also when memory runs out."""
 
 import time
 

@@ -119,6 +119,6 @@ def test_faster_precisions_are_not_slower():
     ],
 )
 def test_the_peak_holds_at_its_clock(name, num_sms, flop_per_clock):
-    """Streaming multiprocessors, and the dense half-precision FLOP that each does a clock with FP32 accumulation."""
+    """Each streaming multiprocessor does this many dense half-precision FLOP per clock with FP32 accumulation."""
     computed = num_sms * flop_per_clock * peak_rates.peak_clock_mhz(name) * 1e6
     assert computed == pytest.approx(peak_rates.peak_flops(name, "fp16"), rel=0.005)

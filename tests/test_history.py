@@ -33,7 +33,7 @@ SETTINGS = ["script=train.py", "script.torchrun=false", "track=free", "hardware=
 
 
 def repository(folder, step_ms_by_commit):
-    """A git repository with a commit for each time of a step -> the commits, oldest first."""
+    """Makes a git repository with a commit for each step time -> the commits, oldest first."""
     folder.mkdir()
     git(folder, "init", "-q", "-b", "main")
     (folder / "train.py").write_text(TRAIN)
@@ -66,7 +66,7 @@ def test_a_small_step_has_a_wide_stretch_and_a_series_of_seven_has_none():
 
 @pytest.mark.parametrize(("draw", "most"), [("normal", 0.05), ("t5", 0.12)])
 def test_steady_series_seldom_have_changes(draw, most):
-    """Normal noise in at most one series of twenty; with the heavier tails of t with 5 degrees of freedom in more."""
+    """Normal noise shows one in at most one of twenty series; the heavier tails of t with 5 degrees in more of them."""
     chance = np.random.default_rng(5)
     series = chance.standard_normal((300, 30)) if draw == "normal" else chance.standard_t(5, (300, 30))
     assert sum(bool(change_points.find(list(map(float, values)))) for values in series) <= 300 * most
@@ -85,7 +85,7 @@ def test_a_stretch_that_is_reported_holds_a_true_change_in_95_of_100_series():
 
 @pytest.mark.parametrize("num", [10, 14, 100])
 def test_the_threshold_is_above_the_simulated_quantile(num):
-    """Of the largest |sum| / sqrt(length) / sigma over all stretches of independent normal values."""
+    """The quantile of the largest |sum| / sqrt(length) / sigma over all stretches of independent normal values."""
     values = np.random.default_rng(num).standard_normal((8000, num))
     sums = np.concatenate([np.zeros((8000, 1)), np.cumsum(values, 1)], 1)
     largest = np.max([np.abs(sums[:, k:] - sums[:, :-k]).max(1) / math.sqrt(k) for k in range(1, num + 1)], axis=0)
@@ -177,7 +177,7 @@ def test_a_folder_without_git_or_without_runs_is_refused(planted, tmp_path):
 
 
 def steps(inputs, github):
-    """The Action's own steps in their order, their expressions filled in: [(name, script, env)]."""
+    """The Action's own steps in order, with their expressions filled in -> [(name, script, env)]."""
     action = yaml.safe_load((REPO / ".ci" / "action.yml").read_text())
     defaults = {name: facts["default"] for name, facts in action["inputs"].items() if "default" in facts}
 
@@ -192,7 +192,7 @@ def steps(inputs, github):
 
 @pytest.mark.slow  # six runs of a script
 def test_the_actions_steps_race_a_slower_head_comment_and_fail(tmp_path):
-    """Step by step as a runner does, with a gh that keeps what it is given."""
+    """Runs step by step as a runner does, with a gh that keeps what it is given."""
     repo, temp = tmp_path / "repo", tmp_path / "runner"
     base, head = repository(repo, [5, 20])
     temp.mkdir()

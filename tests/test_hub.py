@@ -23,7 +23,7 @@ LOCK = "tiny10B.lock.json"
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A hub with two train shards of 80,000 tokens and one of val; data root and locks are the test's own."""
+    """A hub with two train shards of 80,000 tokens and a val shard; data root and locks are the test's own."""
     import huggingface_hub.constants
 
     monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path / "data"))
@@ -51,7 +51,7 @@ def fetch(hub, **values):
 
 
 def fetched(hub):
-    """Names of the files that were asked for, in order."""
+    """The names of the files that were requested, in order."""
     return [path.split("/")[-1] for command, path, _ in hub.requests if command == "GET" and "/resolve/" in path]
 
 
@@ -245,7 +245,7 @@ def test_chosen_shards_are_fetched_and_read_in_the_order_given(hub):
 
 
 def test_a_checkout_without_the_lock_finds_what_was_fetched_before(hub, tmp_path, monkeypatch):
-    """As the worktree of a revision that a race adds, where a lock that is not committed is not."""
+    """Such is the worktree of a revision that a race adds: a lock that is not committed is not in it."""
     fetch(hub)
     monkeypatch.setattr(hub_source, "LOCKS", tmp_path / "another checkout")
     dataset = datasets.prepare(settings(), say=hub.said.append)

@@ -1,4 +1,4 @@
-"""Two samples against each other, and what n of them can show: hand-worked numbers and scipy."""
+"""Tests of two samples, and what n runs can show, against numbers worked out by hand and scipy."""
 
 import math
 
@@ -72,7 +72,7 @@ def test_holm_worked_by_hand():
 
 
 def test_noncentral_t_agrees_with_scipy():
-    """Where scipy itself gives a number: far tails of its own are nan."""
+    """Compared where scipy gives a number: far out in the tails it gives nan."""
     nct = pytest.importorskip("scipy.stats").nct
     compared = 0
     for df in (1, 1.3, 4, 8, 18, 100, 9998):
@@ -90,7 +90,7 @@ def test_noncentral_t_agrees_with_scipy():
     [(0.08, 3, 0.25), (0.08, 5, 0.16), (0.08, 8, 0.12), (0.08, 10, 0.11), (0.26, 5, 0.53), (0.26, 10, 0.34)],
 )
 def test_the_smallest_change_that_n_runs_show(cv_pct, n, mde_pct):
-    """80 % power, 5 % two-sided: the figures of a survey of 830 public runs, to two digits."""
+    """At 80 % power and 5 % two-sided they are the figures of a survey of 830 public runs, to two digits."""
     difference_pct = stats.smallest_difference((cv_pct, cv_pct), (n, n))
     assert difference_pct == pytest.approx(mde_pct, abs=0.006)
     assert stats.power(difference_pct, (cv_pct, cv_pct), (n, n)) == pytest.approx(0.8, abs=1e-9)

@@ -74,18 +74,18 @@ def code(tmp_path):
 
 
 def with_code(code):
-    """change(run) that makes a record one of the code in this folder, which is in no git."""
+    """A change(run) that makes it a record of the code in this folder, which is in no repository."""
     known = {name: value for name, value in code_state.state(code).items() if value is not None}
     return lambda run: run["code"].update(known)
 
 
 def add(results, code, seed, **more):
-    """One run of the code in this folder -> its folder."""
+    """Adds a run of the code in this folder -> its folder."""
     return results.add(seed, change=with_code(code), **more)
 
 
 def three(results, code):
-    """Runs that reach the target, of seeds that nothing else here has."""
+    """Adds three runs that reach the target, with seeds that nothing else here has."""
     return [add(results, code, seed, val_loss=2.74 + 0.01 * seed) for seed in range(5, 8)]
 
 
@@ -207,7 +207,7 @@ def test_a_deep_expression_is_written_at_any_depth_of_the_caller():
 
 
 def test_every_python_writes_the_same_syntax():
-    """Found with 3.11.7, 3.12.1 and 3.13.0."""
+    """The hash is that of 3.11.7, 3.12.1 and 3.13.0."""
     expected = "6082ef46ad4b5ce12acdde348501ae330dd0294bb9fe8f5d619e0890e9a4bc03"
     assert hashlib.sha256(code_state.normalised(SAMPLE)).hexdigest() == expected
 
@@ -237,7 +237,7 @@ def test_all_that_a_rank_imports_is_raced_or_excluded_with_a_reason():
 
 
 def _imports(path):
-    """Our files that this one imports, inside functions too, and the packages they lie in."""
+    """Our files that this file imports, also inside functions, and the packages that they are in."""
     modules = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -252,7 +252,7 @@ def _imports(path):
 
 
 def _has_code(path):
-    """Not a room's __init__ that is a docstring alone."""
+    """False for the __init__ of a room that is only a docstring."""
     return len(ast.parse(path.read_text()).body) > 1
 
 

@@ -1,4 +1,4 @@
-"""./run.sh import: what a person sees of logs that are whole, odd, unreadable or none."""
+"""./run.sh import: what it says of logs that are whole, odd, unreadable or missing."""
 
 import json
 import os

@@ -17,7 +17,7 @@ VAL = "step:{step}/{total} val_loss:{loss:.4f} train_time:{ms}ms step_avg:100.00
 
 
 def run_lines(total=4, loss=3.2793):
-    """Validations at 0 and at the end, 100 ms a step."""
+    """The lines of a run with validations at step 0 and at the end, and 100 ms a step."""
     steps = [TRAIN.format(step=step, total=total, ms=100 * step) for step in range(1, total + 1)]
     first = VAL.format(step=0, total=total, loss=10.8258, ms=0)
     return "".join([first, *steps, VAL.format(step=total, total=total, loss=loss, ms=100 * total)])
@@ -215,7 +215,7 @@ def test_a_table_of_nvidia_smi_that_stands_there_twice_is_of_the_same_gpus():
 
 
 def test_a_drivers_summary_of_a_run_is_no_other_run_and_one_that_began_like_it_is():
-    """It prints the validations again after each run; a run that broke off has another last line."""
+    """A driver prints the validations again after each run; a run that broke off has another last line."""
     first, second = run_lines(loss=3.1), run_lines(loss=3.2)
     again = [text.splitlines(True)[0] + text.splitlines(True)[-1] for text in (first, second)]
     printed = f"BEGIN 1\n{first}peak memory allocated: 5 MiB\n{again[0]}PASS 1\n"
@@ -348,7 +348,7 @@ NAMES = {
 
 
 def looks_like_a_metric_line(line):
-    """Written apart from the importer: a metric line's beginning, or its words anywhere."""
+    """A second opinion beside the importer's: a metric line's beginning, or its words anywhere."""
     return bool(re.match(rb"step:\d|s:\d|tailavg step:\d", line) or re.search(rb"\btrain_time:\d|\bstep_avg:\d", line))
 
 
@@ -366,7 +366,7 @@ def values_of(line):
 
 
 def mangled(line, draw):
-    """The line cut, with a byte too many or another one, or with another line in its middle."""
+    """Cuts the line, adds or changes a byte, or puts another line in its middle."""
     at = draw.randrange(len(line) + 1)
     before, after = line[:at], line[at:]
     more, other = (draw.choice(some).to_bytes() for some in (b"0 :./-xs", b" :9m\xff\x00"))

@@ -124,7 +124,7 @@ def test_a_headline_that_is_not_val_loss_is_reported_and_not_swapped_in():
     "which, averages", [(0, (100, 100, 120)), (1, (125, 10000 / 90, 24000 / 190)), (2, (100, 100, 140))]
 )
 def test_the_three_meanings_of_step_avg_are_distinguished(which, averages):
-    """Validations at 50, 100, 200: train time 5, 10, 24 s.  By hand: t/step; t/(step - 10); since the last."""
+    """Validations at steps 50, 100, 200 at 5, 10, 24 s.  By hand: t/step; t/(step - 10); since the last one."""
     lines = [
         f"step:{step}/200 val_loss:4.0000 train_time:{ms}ms step_avg:{average:.2f}ms"
         for step, ms, average in zip((50, 100, 200), (5000, 10000, 24000), averages)
@@ -282,7 +282,7 @@ def test_kempnerforges_evaluations_are_validations_and_its_colours_are_taken_off
 
 
 def test_nanochats_fine_tuning_numbers_from_one_and_says_no_total():
-    """chat_sft.py of 2026: steps 11 and 12 are timed, 20 + 30 ms; it is done when it says so."""
+    """In the chat_sft.py of 2026 steps 11 and 12 are timed, 20 + 30 ms; it is complete when it says so."""
     text = "".join(
         f"step {num:05d} ({num}.00%) | loss: 1.5 | lrm: 1.00 | dt: "
         f"{10.0 * (num - 9) if num > 10 else 900.0:.2f}ms | tok/sec: 5 | mfu: 1.00 | epoch: 1 | total time: "

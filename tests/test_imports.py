@@ -88,7 +88,7 @@ def room_of(path):
 
 @functools.cache
 def parsed(path):
-    """A file's syntax tree, parsed once for all tests."""
+    """The syntax tree of a file, parsed once for all tests."""
     return ast.parse(path.read_text())
 
 
@@ -103,7 +103,7 @@ def rooms():
 
 @functools.cache
 def paths_by_module():
-    """Dotted name of each module of ours: its file."""
+    """-> {dotted name of each module of ours: its file}."""
     by_module = {}
     for path in (path for paths in rooms().values() for path in paths):
         parts = path.relative_to(REPO).with_suffix("").parts
@@ -113,13 +113,13 @@ def paths_by_module():
 
 @functools.cache
 def modules():
-    """Dotted name of each module of ours: its room."""
+    """-> {dotted name of each module of ours: its room}."""
     return {module: room_of(path) for module, path in paths_by_module().items()}
 
 
 @functools.cache
 def imports(path, lazily_too=True):
-    """Dotted names that a file imports."""
+    """The dotted names that a file imports."""
     tree, names = parsed(path), []
     for node in ast.walk(tree) if lazily_too else _outside_functions(tree):
         if isinstance(node, ast.Import):
@@ -217,7 +217,7 @@ for line in answered:
 
 
 def test_answers_without_importing_torch():
-    """One process gives them all."""
+    """One process gives all the answers."""
     command = [sys.executable, "-c", ANSWER, json.dumps([ANSWERED, LARGE])]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr[-500:]
@@ -228,7 +228,7 @@ def test_answers_without_importing_torch():
 
 
 def _functions():
-    """(module, name) -> the node of every public function of ours."""
+    """-> {(module, name): the node of every public function of ours}."""
     return {
         (module, node.name): node
         for module, path in paths_by_module().items()

@@ -1,6 +1,6 @@
-"""What each verb reads and writes, by the table in tests/inputs.py: nothing else, and never what it should not.
+"""Each verb reads and writes what the table in tests/inputs.py says, and nothing else.
 
-A sample of the walk each time, another one with SPEEDRUN_INPUTS_SEED=WORD; all of it by `tests/benchmarks inputs`.
+Each time a sample is tried; SPEEDRUN_INPUTS_SEED=WORD draws another, and `tests/benchmarks inputs` tries everything.
 """
 
 import os

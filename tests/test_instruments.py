@@ -1,4 +1,4 @@
-"""The instrument contract: they look, they are dropped when they fail, and cost nothing where they do nothing."""
+"""The contract of instruments: they only watch, are dropped when they fail, and cost nothing where they do nothing."""
 
 import sys
 from pathlib import Path
@@ -100,7 +100,7 @@ def test_an_instrument_that_cannot_start_is_a_warning(context, monkeypatch):
 
 
 class Odd(Seeing):
-    """Answers that a record cannot hold, and flags on what it disturbed."""
+    """Gives answers that a record cannot hold, and flags what it disturbed."""
 
     name = "odd"
     closed = 0
@@ -193,7 +193,7 @@ def test_every_instrument_has_a_yaml_and_every_yaml_an_instrument(repo):
 
 @pytest.mark.parametrize("name", compose.choices("instruments"))
 def test_an_instrument_that_works_while_the_clock_runs_says_at_what(name, repo):
-    """And docs/race.md says it to the reader."""
+    """docs/race.md tells the reader the same."""
     kind = registry.kind(name)
     assert kind.is_in_timed_region() == bool(kind.in_timed_region)
     assert f"| `{name}` | {kind.in_timed_region} |" in (repo / "docs/race.md").read_text()
@@ -202,7 +202,7 @@ def test_an_instrument_that_works_while_the_clock_runs_says_at_what(name, repo):
 def test_only_what_works_while_the_clock_runs_is_part_of_the_timing_protocol(monkeypatch):
     class Later(Instrument):
         def on_run_end(self):
-            """Nothing before it."""
+            """Does nothing before it."""
 
     monkeypatch.setattr(registry, "kind", lambda name, settings: Later if name == "later" else regions.Regions)
     assert registry.in_timed_region({"regions": {}, "later": {}}) == ["regions"]

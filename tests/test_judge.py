@@ -22,7 +22,7 @@ from bench.record import certificates, ledger, run_folder
 
 
 def runs_of(results, race):
-    """Folders of the runs of B."""
+    """The folders of B's runs."""
     return [results.folder / run for run in json.loads((race / "race.json").read_text())["arms"]["B"]["runs"]]
 
 
@@ -160,7 +160,7 @@ def a_gpu(name):
 
 
 def test_another_gpu_model_is_refused(results, monkeypatch):
-    """On the track that names one; and among runs of which one differs."""
+    """It is refused on a track that names its GPU, and among runs of which one differs."""
     rule, h100, h200 = "the hardware is that of the track", "NVIDIA H100 80GB HBM3", "NVIDIA H200"
     folders = three(results, change=a_gpu(h200))
     assert "it ran on cuda, the track's device is cpu" in failed(*folders)[rule]
@@ -249,7 +249,7 @@ def won(results, monkeypatch):
 
 @pytest.fixture
 def lost(results, monkeypatch):
-    """The same, 5 % slower."""
+    """The folder of a race in which B is 5 % slower than A."""
     return results.kept_race(monkeypatch, pct=5)
 
 
