@@ -42,7 +42,7 @@ def other_batches(run):
         ({"change": other_batches}, "time_to_target", "in 4 and 4 steps of other batches: not ms per step"),
         ({"target": None}, "ms_per_step", "(4); not time to a target: they have no shared target loss"),
         ({"b_losses": [4.4, 4.5, 4.6]}, "ms_per_step", "(4); not time to a target: the mean of B misses 4.3"),
-        ({"target": 1.0}, "ms_per_step", "(4); not time to a target: the mean of A and B miss 1"),
+        ({"target": 1.0}, "ms_per_step", "(4); not time to a target: the means of A and B miss 1"),
         ({"change": elsewhere}, "loss_at_equal_steps", "loss at equal steps (4); not times"),
         (
             {"a_s": FASTER, "target": None, "b_steps": 8},

@@ -370,7 +370,7 @@ def matching(results, condition):
 
 def test_a_run_that_was_resumed_is_found_by_a_condition_that_its_kept_row_does_not_meet(results):
     folder = sorted((results / "cpu_nano").glob("2026*"))[4]
-    ledger.append(results, "end", run=ledger.name_of(results, folder))
+    ledger.append(results, "start", run=ledger.name_of(results, folder))
     change(folder, status="failed")
     read_by_name(results)
     assert matching(results, "status = 'failed'") == {folder.name}
