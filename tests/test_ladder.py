@@ -120,7 +120,7 @@ def made(rung, **args):
 
 
 def summary(tensors):
-    """{kind of tensor: (norm, projection on a fixed direction)}."""
+    """Returns {kind of tensor: (norm, projection on a fixed direction)}."""
     sums = {}
     for k, name in enumerate(sorted(tensors)):
         flat = tensors[name].detach().double().flatten()
@@ -159,7 +159,7 @@ def test_a_rung_has_its_records_loss_and_gradients(rung):
 
 
 def losses_rounded_once(model, rung):
-    """Of every window of WINDOWS, or the only one."""
+    """Returns the losses of every window of WINDOWS, or of the only one."""
     losses = []
     for window in WINDOWS.get(rung, [None]):
         if window is not None:

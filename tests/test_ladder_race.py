@@ -46,7 +46,7 @@ def tried_here(monkeypatch):
 
 @pytest.fixture
 def raced(tmp_path, monkeypatch):
-    """raced(losses, ...) -> (exit code, Racers): a ladder of planted runs; LOSSES, unless some are given.
+    """raced(losses, ...) races a ladder of planted runs, by default of LOSSES, and returns (exit code, Racers).
 
     The third run of a rung is as its first.
     """
@@ -104,7 +104,7 @@ def test_a_rung_says_what_its_record_reached():
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """own(name, text): an experiment in a folder of the user's."""
+    """own(name, text) writes an experiment into a folder of the user's."""
     monkeypatch.setenv("SPEEDRUN_CONFIG_DIR", str(tmp_path / "conf"))
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     return lambda name, text: (tmp_path / "conf" / "experiment" / f"{name}.yaml").write_text(text)
@@ -347,7 +347,7 @@ def test_a_failed_run_reached_nothing_and_is_noted(raced, tmp_path):
 
 @pytest.mark.parametrize(("n", "num_timed", "says"), [(3, 2, "are excluded from times"), (2, 2, "still count")])
 def test_disturbed_runs_are_in_no_time_where_two_others_are_left(raced, tmp_path, monkeypatch, n, num_timed, says):
-    """Of each rung the first run is disturbed; its loss and its steps count whatever happens."""
+    """The first run of each rung is disturbed; its loss and its steps count whatever happens."""
     raced(overrides=[f"n={n}"])
     read = staircase.selection.arm_from_folders
 
@@ -466,7 +466,7 @@ def test_the_staircase_can_be_read_on_a_screen_and_on_a_phone(raced, tmp_path, w
 
 @pytest.mark.slow
 def test_rungs_are_raced_for_real(tmp_path):
-    """By the command, as a user: the first rung and the last that the planted races have, two runs each, four steps."""
+    """The user's command races the first and the last rung of the planted races, two runs each of four steps."""
     arguments = ["r01", "r11", "n=2", "size=nano", "goal.num_steps=4", "goal.val_every_steps=2"]
     arguments += ["goal.val_tokens=1024", "instruments=[]", "hardware=cpu", "--anyway", "--json"]
     done = real_runs.bench(tmp_path / "results", "ladder", *arguments, timeout_s=900)

@@ -48,7 +48,7 @@ def test_what_runs_in_a_folder_that_was_moved_away_begins_no_other_ledger_there(
 
 @pytest.mark.parametrize("what", ["link", "pipe"])
 def test_nothing_is_written_through_a_link_or_into_a_pipe(tmp_path, what):
-    """Of a results folder that came from somewhere else."""
+    """A results folder that came from somewhere else may have either in the ledger's place."""
     (tmp_path / "victim").write_text("mine")
     path = tmp_path / "ledger.jsonl"
     path.symlink_to("victim") if what == "link" else os.mkfifo(path)
@@ -190,7 +190,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
 
 
 def test_a_ledger_that_is_replaced_while_a_writer_waits_gets_its_line(tmp_path):
-    """As by a join that took so long that its turn was taken away."""
+    """A join that took so long that its turn was taken away would replace it."""
     first = ledger.append(tmp_path, "start", run="t/1", race=None)
     path = tmp_path / ledger.NAME
     with open(path, "ab") as held:

@@ -120,7 +120,7 @@ SHAPES = [BatchShape(3, 24, 3, 1), BatchShape(2, 48, 6, 1), BatchShape(None, 16,
 
 
 def reference_steps(shapes, num_steps):
-    """(step, its shape) of each step."""
+    """Returns [(step, its shape)] of all steps."""
     shape_of_step = [shape for shape in shapes for _ in range(shape.num_steps or num_steps)]
     return list(enumerate(shape_of_step[:num_steps]))
 

@@ -146,7 +146,7 @@ def test_what_ends_the_ranks_in_the_look_is_a_warning_unless_it_speaks_of_the_ru
 
 
 def ended_in_its_look(folder, number):
-    """A run whose launcher gets that signal in the look -> (record, what it printed, folder)."""
+    """Sends that signal to a run's launcher in the look.  Returns (record, what it printed, folder)."""
     (folder / "net.py").write_text(ENDING.format(end="print('looking', flush=True), time.sleep(60)"))
     overrides = [*real_runs.SHORT, "model.arch=net.py:Net", "look=on"]
     process = real_runs.started(folder / "results", "run", *overrides, SPEEDRUN_CWD=str(folder))

@@ -18,7 +18,7 @@ USUAL_S, MORE_S = [0.3, 0.31, 0.3, 0.29], [0.8, 0.81, 0.8, 0.79]  # outside its 
 
 
 def raced(b_off_s, a_off_s=USUAL_S, b_s=B_S, b_losses=LOWER, a_at_start_s=0.1, b_at_start_s=0.1, **options):
-    """Seconds of each run outside its own clock -> the Comparison."""
+    """Returns the Comparison of runs that spend so many seconds outside their own clocks."""
     pairs = zip(
         comparing.raced(A_S, b_s, HIGHER, b_losses), (a_off_s, b_off_s), (a_at_start_s, b_at_start_s), strict=True
     )
@@ -129,7 +129,7 @@ def test_who_spends_more_outside_its_own_clock_has_no_fewer_steps(claim_by_steps
 
 @pytest.fixture
 def claim_by_steps(monkeypatch):
-    """A Comparison as that of a race of 100 and 90 steps on a track that judges steps -> the claim."""
+    """claim(comparison) makes it that of a race of 100 and 90 steps on a track that judges steps."""
     from types import SimpleNamespace as Space
 
     def claim(comparison):

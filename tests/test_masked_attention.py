@@ -25,7 +25,7 @@ def visible(near_tokens=NO_LIMIT, near_blocks=NO_LIMIT, tokens_BT=TOKENS_BT, eos
 
 
 def by_the_rules(near_tokens, near_blocks, tokens_BT=TOKENS_BT, block=8):
-    """[B, T, T], pair by pair in Python."""
+    """Returns the mask [B, T, T], worked out pair by pair in Python."""
     B, T = tokens_BT.shape
     seen_BTT = torch.zeros(B, T, T, dtype=torch.bool)
     for b in range(B):
@@ -65,7 +65,7 @@ def test_chunks_of_queries_change_nothing(limits, monkeypatch):
 
 
 def as_pairs(counts_B1N, order_B1NN, block):
-    """Listed blocks -> [B, T, T]."""
+    """Returns listed blocks as a mask [B, T, T]."""
     B, _, N = counts_B1N.shape
     listed_BNN = torch.zeros(B, N, N, dtype=torch.bool)
     for b in range(B):

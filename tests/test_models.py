@@ -103,7 +103,7 @@ def test_flops_per_token_is_what_torch_counts(arch):
 
 @pytest.mark.parametrize("rung", ["r08", "r12", "r21", "r53"])
 def test_logits_of_a_long_row_are_computed_in_parts_without_gradients(rung, monkeypatch):
-    """As the referee asks for them: of 256K tokens, r21's formula would take 150 GiB at once."""
+    """The referee requests them so: for 256K tokens, r21's formula would take 150 GiB at once."""
     model = awakened(rung, **({} if rung == "r08" else {"activations": "float32"})).eval()
     tokens_BT = torch.arange(SEQ_LEN)[None] % VOCAB
     whole_BTV, sizes, to_logits = model.logits(tokens_BT), [], model.to_logits
@@ -211,7 +211,7 @@ def test_every_model_of_conf_has_its_file():
 
 
 def trained(arch, recomputes_blocks, num_steps=3):
-    """(losses, weights, bytes that the last forward pass kept for its backward pass)."""
+    """Returns (losses, weights, bytes that the last forward pass kept for its backward pass)."""
     model = awakened(arch, num_layers=4)
     model.recomputes_blocks = recomputes_blocks
     optimizer = ADAMW.build(model, rank=0, world_size=1, device_type="cpu")

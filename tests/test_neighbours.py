@@ -47,7 +47,7 @@ def golf_log(seed, steps, val_loss, val_bpb, num_bytes, train_s):
 
 
 def claim_of(results, form, track, texts):
-    """Logs of these texts -> a claim of them on this track."""
+    """Imports logs of these texts and returns the claim that they make on this track."""
     logs = results / "logs" / track
     logs.mkdir(parents=True, exist_ok=True)
     before = set(results.glob("*/*/run.json"))

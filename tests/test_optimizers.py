@@ -59,7 +59,7 @@ def weights(model):
 
 @pytest.fixture(autouse=True, scope="module")
 def on_one_thread():
-    """As the ranks of rank_forks.py are: several threads add in another order."""
+    """Uses one thread, as the ranks of rank_forks.py do: several threads add in another order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -288,7 +288,7 @@ def test_matrices_of_all_shapes_come_back_from_the_other_ranks_whole(ranks):
 
 
 def assert_close(ours, theirs, most_frac=0.01):
-    """Within what the order of adding moves a bfloat16 Newton-Schulz by; bfloat16 itself moves it by 1 to 2 %."""
+    """Allows what the order of adding moves a bfloat16 Newton-Schulz by; bfloat16 itself moves it by 1 to 2 %."""
     for shape, our_change, their_change in zip(SHAPES, ours, theirs, strict=True):
         assert (our_change - their_change).norm() <= most_frac * their_change.norm(), shape
 
@@ -346,7 +346,7 @@ class Config(optimizers.Config):
 
 
 def test_a_new_optimizer_is_one_file_and_one_yaml(tmp_path):
-    """In a copy, in a process of its own: composed, its settings checked without torch, then it makes a step."""
+    """A process in a copy composes it, checks its settings without torch and makes a step."""
     for name in ("bench", "conf", "models"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "models" / "optimizers" / "mixed.py").write_text(SIGN_SGD)

@@ -21,7 +21,7 @@ MS = 1_000_000
 
 
 def edges(*segments_ms, late_ms=()):
-    """[training, validation, training, ... in ms], the first validation after the first segment -> edges."""
+    """Returns the edges of segments in ms: training, validation, training and so on."""
     t_ns, marks = 0, [(0, 0, "start")]
     for number, segment_ms in enumerate(segments_ms):
         t_ns += segment_ms * MS
@@ -173,7 +173,7 @@ def test_a_reader_that_was_stopped_knows_it_and_how_late_it_was(tmp_path):
 
 
 def lines(*steps, val_every=5):
-    """(wall ms, counted ms, ms that its line came late) of each step, validations of 100 ms -> rows of steps.csv.
+    """Returns rows of steps.csv.  Each step: (wall ms, counted ms, ms that its line came late); validations: 100 ms.
 
     A script whose line is late was kept from printing it, and its clock ran on meanwhile.
     """
@@ -274,7 +274,7 @@ def with_clock(run, outside_s, validations_s=1.0, **changes):
 
 
 def raced(a_s, b_s, a_validations_s, b_validations_s):
-    """Claimed seconds and seconds in validations of each run -> the Comparison."""
+    """Returns the Comparison of runs with these claimed seconds and seconds in validations."""
     pairs = zip(comparing.raced(a_s, b_s), ((a_s, a_validations_s), (b_s, b_validations_s)), strict=True)
     arms = [
         [with_clock(run, own_s + val_s, val_s) for run, own_s, val_s in zip(runs, *arm_times_s, strict=True)]
@@ -362,7 +362,7 @@ CLOCKS = str(real_runs.REPO / "tests" / "planted" / "clocks")
 
 
 def own(tmp_path, arch, *overrides, steps=60, **env):
-    """A run of a class in tests/planted/clocks -> (its folder, its record)."""
+    """Runs a class of tests/planted/clocks and returns (its folder, its record)."""
     few = ["data.batch_tokens=256", "model.num_layers=1", "model.width=32", "model.num_heads=1"]
     settings = [*few, f"goal.num_steps={steps}", f"goal.val_every_steps={steps // 4}", f"model.arch={arch}", *overrides]
     folder = real_runs.run(tmp_path, *settings, SPEEDRUN_CWD=CLOCKS, **env)
@@ -402,7 +402,7 @@ def test_a_class_that_lets_its_clock_run_at_half_speed_is_caught(tmp_path):
 
 @pytest.mark.slow
 def test_a_class_that_trains_in_its_validations_takes_no_less_time_by_the_launchers_clock(tmp_path):
-    """As long as some steps in each validation but the first: its own clock does not see them."""
+    """Each validation but the first takes as long as some steps, which its own clock does not see."""
     _, run = own(tmp_path, "in_validations.py:Mine", "hardware.num_threads=1", steps=60)
     clock = run["referee"]["clock"]
     assert clock["outside_validations_s"] > 3 and clock["outside_s"] > clock["claimed_train_s"] + 3

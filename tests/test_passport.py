@@ -42,7 +42,7 @@ def gemm(precision, shape, value, spread=0.0, **facts):
 
 
 def passport(*devices, at="2026-11-22T10:00:00.000Z", collectives=(), **more):
-    """devices: lists of figures, of a GPU each."""
+    """Returns a passport.  devices: a list of figures for each GPU."""
     made = [
         {"id": f"id-{index}", "name": "NVIDIA H100 80GB HBM3", "index": index, "figures": list(own), "under_load": {}}
         for index, own in enumerate(devices)

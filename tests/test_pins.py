@@ -42,7 +42,7 @@ def sections():
 
 
 def pins(lines):
-    """Name -> exact version."""
+    """Returns {name: exact version}."""
     versions = {}
     for line in lines:
         requirement = Requirement(line.split("#")[0])
@@ -54,7 +54,7 @@ def pins(lines):
 
 
 def declared():
-    """Group -> requirements, from pyproject.toml; the group without which nothing runs is 'core'."""
+    """Returns {group: requirements} of pyproject.toml; the group without which nothing runs is 'core'."""
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     groups = {"core": project["dependencies"]} | project["optional-dependencies"]
     return {group: [Requirement(text) for text in texts] for group, texts in groups.items()}

@@ -20,7 +20,7 @@ ONE = {"first_step": 5, "warmup_steps": 2, "active_steps": 3}
 
 
 def traced(folder, settings=ONE, instrument="trace", **kwargs):
-    """Race under one instrument -> (its summary, its flags, Spy)."""
+    """Runs a race under one instrument and returns (its summary, its flags, Spy)."""
     spy = Spy()
     watch = watch_of(folder, {instrument: dict(settings)}, spy=spy)
     train_under(watch, **kwargs)
@@ -178,7 +178,7 @@ def test_what_ranks_waited_for_each_other_is_not_taken_off_twice():
 
 
 def test_the_op_table_is_text_and_json_in_a_folder_of_its_own(tmp_path):
-    """Of its own: HolisticTraceAnalysis takes every .json beside a trace for a trace."""
+    """HolisticTraceAnalysis takes every .json beside a trace for a trace."""
     summary, _, _ = traced(tmp_path)
     expected = ["traces/trace_rank0.pt.trace.json.gz", "traces/ops/trace_rank0.txt", "traces/ops/trace_rank0.json"]
     assert summary["trace"]["files"] == expected

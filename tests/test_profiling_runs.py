@@ -20,7 +20,7 @@ STAGES = ("stage1-model_init", "stage2-eval_bpb", "stage3-training_microsteps", 
 
 @pytest.fixture(scope="module")
 def run_with(tmp_path_factory):
-    """recipe -> the folder of its run, made when it is first asked for."""
+    """run_with(recipe) returns the folder of its run, which is made when it is first requested."""
     folders = {}
 
     def of(recipe):
@@ -144,7 +144,7 @@ print(sorted(analysis.t.traces), steps, min(map(len, analysis.t.traces.values())
 
 
 def test_holistic_trace_analysis_loads_the_traces_of_all_ranks(run_with):
-    """With the Python in SPEEDRUN_HTA_PYTHON, or this one: it needs traceinsight, the library's name on PyPI."""
+    """The Python in SPEEDRUN_HTA_PYTHON, or this one, needs traceinsight, the library's name on PyPI."""
     python = os.environ.get("SPEEDRUN_HTA_PYTHON", sys.executable)
     if subprocess.run([python, "-W", "ignore", "-c", "import hta"], capture_output=True).returncode:
         pytest.skip("needs traceinsight: name a Python that has it in SPEEDRUN_HTA_PYTHON")

@@ -27,7 +27,7 @@ def composed(*overrides):
 
 
 def windows_of(settings):
-    """Settings of the instrument trace that differ from its yaml -> its windows."""
+    """Returns the windows of the instrument trace with settings that differ from its yaml."""
     chosen = {"trace": settings}
     compose._check_settings("instruments", chosen)
     registry.check(chosen)
@@ -217,7 +217,7 @@ def timed(**settings):
 
 
 def decided(window, folder, clock, num_steps, rank=0, world_size=1):
-    """[(the step at whose start it was known, name, first step, last step)]"""
+    """Returns [(the step at whose start it was known, name, first step, last step)]."""
     clock.row, windows = 1, []
     watch = trace.ByTheClock(window, folder, rank, world_size, "cpu")
     for clock.row in range(1, num_steps + 1):

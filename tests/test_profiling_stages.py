@@ -20,7 +20,7 @@ MIB = 2**20
 
 @pytest.fixture(scope="module")
 def staged(tmp_path_factory):
-    """A training under the instrument -> (folder of the stages, summary, flags, Spy)."""
+    """Trains under the instrument and returns (folder of the stages, summary, flags, Spy)."""
     folder = tmp_path_factory.mktemp("run") / "20261121T042547Z-gpt2-adamw-b95d24bb-s0"
     folder.mkdir()
     spy = Spy()

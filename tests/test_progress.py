@@ -207,7 +207,7 @@ print("the end")
 
 
 def on_a_terminal(**env):
-    """DRAWS on a pseudo-terminal of 80 columns -> all that it wrote there."""
+    """Runs DRAWS on a pseudo-terminal of 80 columns and returns all that it wrote there."""
     reader, writer = pty.openpty()
     env = os.environ | {"COLUMNS": "80", "TERM": "xterm"} | env
     process = subprocess.Popen([sys.executable, "-c", DRAWS], cwd=real_runs.REPO, stdout=writer, env=env)

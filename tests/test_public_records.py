@@ -75,7 +75,7 @@ def test_the_page_tells_of_every_run_that_is_kept(facts):
     ],
 )
 def test_changes_against_a_baseline_are_those_worked_out_apart(number, change):
-    """With scipy, from the logs."""
+    """scipy worked them out from the logs."""
     assert line_of(number)["against its baseline [95 %]"] == change
 
 

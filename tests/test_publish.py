@@ -159,7 +159,7 @@ def test_a_claim_is_published_as_its_author_wrote_it_and_judged_there(house, res
 
 
 def test_the_name_without_one_is_that_of_the_first_run_without_its_seed(house, results):
-    """Also of runs that claim nothing."""
+    """This holds for runs that claim nothing, too."""
     folders = [*three(results), results.add(0, overrides=["goal.val_tokens=16384"], status="failed")]
     assert publish.main([folder.name for folder in folders]) == 0
     assert published(house) == [folders[0].name.partition("-s0")[0]]

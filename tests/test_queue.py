@@ -68,7 +68,7 @@ def started(results, code, *arguments):
 
 
 def ended(process, within_s=300):
-    """(exit code, what it printed) of a process that ends by itself."""
+    """Returns (exit code, what it printed) of a process that ends by itself."""
     out, _ = process.communicate(timeout=within_s)
     return process.returncode, out
 

@@ -12,7 +12,7 @@ ARMS = {"A": {"overrides": ["hardware.device=cpu", "hardware.num_processes=1", "
 
 
 def passport(at, *rates):
-    """Of devices whose copy reaches these rates, with samples 1 % around them."""
+    """Returns a passport of devices whose copy reaches these rates, with samples 1 % around them."""
     figures = [
         {"what": "copy 2.0 GiB", "kind": "copy", "unit": "GiB/s", "num_bytes": 2**31, "num_samples": 9}
         | {"value": rate, "low": 0.99 * rate, "high": 1.01 * rate}
@@ -25,7 +25,7 @@ def passport(at, *rates):
 
 @pytest.fixture
 def race(tmp_path, monkeypatch):
-    """(folder, results, measure(mode, when, *rates))."""
+    """Returns (folder, results, measure(mode, when, *rates))."""
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
     folder = tmp_path / "races" / "mine"
     folder.mkdir(parents=True)

@@ -31,14 +31,14 @@ NOISE = 0.002  # sd of log run time, of one machine in one session; public logs 
 
 
 def noisy(seed, **change_pct):
-    """time_of(arm, seed): 10 s with noise; an arm named in change_pct differs by so many per cent."""
+    """Returns time_of(arm, seed): 10 s with noise, in an arm of change_pct so many per cent more."""
     chance = random.Random(seed)
     return lambda arm, _: 10.0 * (1 + change_pct.get(arm, 0) / 100) * (1 + chance.gauss(0, NOISE))
 
 
 @pytest.fixture
 def go(results, monkeypatch):
-    """go(*ARGUMENTS, time_of, ...): ./run.sh race ARGUMENTS --anyway, its arms cost no time -> (exit code, Racers)."""
+    """go(*ARGUMENTS) races arms that cost no time, by ./run.sh race ARGUMENTS --anyway -> (exit code, Racers)."""
 
     def run(*arguments, time_of=None, **options):
         arms = claimed.Racers(results, time_of or noisy(1), **options)

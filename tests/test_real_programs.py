@@ -117,7 +117,7 @@ def raced(tmp_path, root, mine, *overrides):
 
 
 def stopped(tmp_path, root, *overrides):
-    """A run that fails, as it must without a GPU -> the last lines of rank 0's log."""
+    """Runs what must fail without a GPU and returns the last lines of rank 0's log."""
     done = real_runs.bench(tmp_path / "results", "run", *RUN, f"script.root={root}", *overrides)
     assert done.returncode == 1, done.stdout + done.stderr
     (folder,) = real_runs.folders(tmp_path / "results")

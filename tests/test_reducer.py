@@ -45,7 +45,7 @@ def trainer_of(ranks, job):
 
 
 def trained(ranks, job):
-    """Of a warmed-up trainer: validation losses before and after three steps, its weights, the size of its state."""
+    """Warms a trainer up and takes three steps.  Returns its losses before and after, weights and size of its state."""
     trainer = trainer_of(ranks, job)
     trainer.warm_up()
     losses = [trainer.evaluate()]
@@ -60,7 +60,7 @@ def trained(ranks, job):
 
 
 def prepared(world_size):
-    """{(optim, kind): job}."""
+    """Returns {(optim, kind): job}."""
     cases = {(optim, kind): [*OPTIMIZERS[optim], f"hardware.reducer={kind}"] for optim in OPTIMIZERS for kind in KINDS}
     return {key: job_of(world_size, *some) for key, some in cases.items()}
 
@@ -102,7 +102,7 @@ def test_the_reference_is_what_torchs_own_reducer_does(ranks, optim):
 
 @pytest.mark.parametrize("optim", OPTIMIZERS)
 def test_shares_make_the_whole_update(ranks, optim):
-    """Without clipping to the bit where a sum over ranks has one order; the norm of all gradients is added up anew."""
+    """Without clipping it is exact if a sum over ranks has one order; the norm of all gradients is added up again."""
     whole, share = (ranks[0][optim, kind] for kind in ("plain", "shard"))
     if optim != "adamw" and len(ranks) == 2:
         assert share["losses"] == whole["losses"]

@@ -37,7 +37,7 @@ def raided(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def hunted(tmp_path_factory):
-    """Of the demo's script, without the short run before a race: what is false of it only the audit of a keep sees."""
+    """Begins a search without the short run before a race: what is false only the audit of a keep sees."""
     overrides = [*referee.DEMO[:4], "goal.val_tokens=8192", "goal.target_val_loss=4.9", "script.args=--seed={seed}"]
     yield from begun(tmp_path_factory, agent.EXAMPLE, overrides, check_s=None)
 

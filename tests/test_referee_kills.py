@@ -35,7 +35,7 @@ def search(tmp_path, monkeypatch):
 
 
 def killed(search, has_come, *arguments):
-    """python -m bench referee WORDS, whose process group is killed once has_come() -> whether it still ran then."""
+    """Kills the process group of python -m bench referee ARGUMENTS once has_come().  Returns whether it still ran."""
     command = [sys.executable, "-m", "bench", "referee", *arguments]
     env = real_runs.environment(search.results)
     with open(search.folder / "output.txt", "a") as log:

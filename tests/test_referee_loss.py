@@ -21,7 +21,7 @@ STEPS = 6
 
 
 def judged(trainer, log, is_required=True):
-    """A run of six steps with the referee around it -> (its facts, (invalid, doubts))."""
+    """Takes six steps with the referee around them and returns (its facts, (invalid, doubts))."""
     loss = RefereeLoss(trainer, is_required)
     loss.at_start()
     loss.evaluate()
@@ -38,7 +38,7 @@ def judged(trainer, log, is_required=True):
 
 
 def judged_gpt2(monkeypatch=None, *overrides, is_required=True, **methods):
-    """The same of a small gpt2 some of whose methods are others."""
+    """Returns judged() of a small gpt2 some of whose methods are replaced."""
     for name, method in methods.items():
         monkeypatch.setattr(models.load("gpt2"), name, method)
     trainer, log, _ = staged.trainer_of(*staged.SMALL, *overrides)

@@ -31,7 +31,7 @@ from bench.report import run_page, table_groups, verdicts
 
 
 def replayed(results, *arguments, expect=0, **env):
-    """./run.sh replay ARGUMENTS --json -> (the certificates, its standard error)."""
+    """Runs ./run.sh replay ARGUMENTS --json and returns (the certificates, its standard error)."""
     done = real_runs.bench(results, "replay", *map(str, arguments), "--json", **env)
     assert done.returncode == expect, done.stdout + done.stderr + real_runs.logs(results)
     return json.loads(done.stdout or "null"), done.stderr
@@ -126,7 +126,7 @@ def test_on_the_same_machine_and_software_nothing_but_identical_holds():
 
 
 def test_a_run_that_differs_from_itself_is_no_cheat():
-    """As with a GPU's atomic additions: the record may be honest, and nobody can tell here."""
+    """A GPU's atomic additions do that: the record may be honest, and nobody can tell here."""
     answer = outcomes.from_losses(RECORDED, FAR, SAME, twins=[rows(5.0, 4.6, 4.2, 4.13, 4.07)])
     assert (
         answer.word == "undecided"
@@ -144,7 +144,7 @@ def test_a_run_that_differs_from_itself_is_no_cheat():
 
 
 def test_a_run_that_rounding_scatters_is_not_certified_by_it():
-    """With too high a learning rate: a loss lowered by a tenth of a nat would lie within what rounding does."""
+    """With too high a learning rate, a loss lowered by a tenth of a nat would lie within what rounding does."""
     answer = outcomes.from_losses(RECORDED, FAR, ELSEWHERE, perturbed=[rows(5.0, 4.4, 4.3, 4.1, 4.0, val=4.3)])
     assert (answer.word, answer.needs) == ("undecided", None)
     assert "rounding alone moves the losses of this run by 7.5 %" in answer.why
@@ -165,7 +165,7 @@ AT = {"float32": ("native", ["default"]), "bfloat16": ("native", ["core", "atend
 
 
 def kept_rows(name):
-    """Of a kept run: rows of steps.csv."""
+    """Returns the rows of a kept run's steps.csv."""
     validated = {int(step): loss for step, loss in KEPT[name]["val_loss"].items()}
     trained = [None, *KEPT[name]["train_loss"]]
     return [{"step": step, "train_loss": loss, "val_loss": validated.get(step)} for step, loss in enumerate(trained)]
@@ -206,7 +206,7 @@ def test_another_setting_is_not_rounding(changed, in_float32, in_bfloat16):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_last_loss_that_was_lowered_is_not_rounding(dtype):
-    """By 0.012 nats, which an assumed bound once took for rounding in bfloat16."""
+    """It is 0.012 nats, which an assumed bound once took for rounding in bfloat16."""
     recorded = kept_rows(f"gpt2-{dtype}-s0-{'avx2' if dtype == 'float32' else 'threads1'}")
     recorded[-1]["val_loss"] -= 0.012
     answer = across(recorded, dtype)
@@ -319,7 +319,7 @@ def test_a_record_replays_identical_and_both_hold_the_certificate(finished_run, 
 
 
 def came_again(folder):
-    """judge --replayed of one run: (passed, evidence) of the rule."""
+    """Returns (passed, evidence) of the rule that judge --replayed adds, for one run."""
     rules = rulebook.check(claims.from_folders([folder]), replayed=True)
     (rule,) = [rule for rule in rules if rule["rule"] == "every run was reproduced"]
     return rule["passed"], rule["evidence"]

@@ -28,7 +28,7 @@ def only_folder(results):
 
 
 def segment(results, *overrides, at=0, end=None):
-    """The command as its user types it, ended by a signal once a run has made so many steps -> its exit code."""
+    """Runs the command, ended by a signal once a run has made so many steps.  Returns (exit code, output)."""
     with real_runs.started(results, "run", *WORDS, "resume=auto", *overrides) as process:
         if end is not None:
             real_runs.wait_for(lambda: any(step_of(folder) >= at for folder in real_runs.folders(results)))

@@ -36,7 +36,7 @@ class Launch(NamedTuple):
 
 
 def played(programs: Mapping[int, list[Launch]], faster: dict[tuple[int, int], int]) -> dict[int, list[dict]]:
-    """{rank: program} -> {rank: events}.  faster: {(rank, launch): us that are taken off its kernel}."""
+    """Returns {rank: events} of {rank: program}.  faster: {(rank, launch): us that are taken off its kernel}."""
     events = {rank: [] for rank in programs}
     host = dict.fromkeys(programs, 10)
     free: dict[tuple[int, int], int] = {}

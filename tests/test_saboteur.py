@@ -38,7 +38,7 @@ time.sleep(99 * (NUM_KILLED > 0))
 
 @pytest.fixture
 def raced(tmp_path):
-    """A real race of a script against one that leaves a daemon -> (exit code, what was printed, its records)."""
+    """raced() races a script against one that leaves a daemon.  Returns (exit code, what was printed, its records)."""
 
     def go(num_killed, *overrides):
         for arm, code in (("a", ""), ("b", DAEMON.replace("NUM_KILLED", str(num_killed)))):
@@ -84,7 +84,7 @@ def test_what_kills_its_guard_and_its_launcher_leaves_nothing_and_ends_its_race(
 
 
 def test_what_burns_in_one_arms_runs_alone_is_named_and_times_are_not_compared(tmp_path, capsys):
-    """By a program that no run has started, which none of them can end: systemd-run, at, ssh localhost."""
+    """A program burns there that no run has started and none can end: systemd-run, at, ssh localhost."""
     results = claimed.Results(tmp_path / "results")
 
     def burdened(run):

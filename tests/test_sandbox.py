@@ -38,7 +38,7 @@ needs_one = pytest.mark.skipif(not works(BUBBLEWRAP) and not works(NAMESPACES), 
 
 @pytest.fixture(params=[BUBBLEWRAP, NAMESPACES])
 def confined(request, tmp_path):
-    """confined(code, limits): a Python program in a sandbox where it may write to work/ -> (exit code, output, why)."""
+    """confined(code, limits) runs code in a sandbox where it may write to work/.  Returns (exit code, output, why)."""
     if not works(request.param):
         pytest.skip(f"{request.param} does not work here")
     work = tmp_path / "work"
@@ -102,7 +102,7 @@ print(libc.unshare(0x10000000), libc.mount(b"none", b"/tmp", b"tmpfs", 0, None),
 
 
 def test_of_a_link_to_an_interpreter_only_the_link_is_seen(confined, tmp_path):
-    """As uv puts them into ~/.local/bin, beside ~/.local/share/keyrings."""
+    """uv puts such links into ~/.local/bin, beside ~/.local/share/keyrings."""
     link, key = tmp_path / "home/.local/bin/python3", tmp_path / "home/.local/share/keyrings/login"
     for path in (link, key):
         path.parent.mkdir(parents=True)
@@ -178,7 +178,7 @@ def test_what_takes_too_much_is_named(confined, code, limits, sentence):
 
 
 def test_what_leaves_the_machine_no_memory_is_ended(confined, monkeypatch):
-    """As closed files of memfd_create() do that wait in a socket."""
+    """Closed files of memfd_create() that wait in a socket do so."""
     monkeypatch.setattr("bench.machine.environment.meminfo_gib", lambda name: 0.4)
     _, _, why = confined("import time; time.sleep(99)", Limits(memory_gib=10))
     assert why == "less than 0.5 GiB of this machine's memory are left"

@@ -13,7 +13,7 @@ NUM_SEARCHES, NUM_TRIES = 5, 200
 
 
 def stage(chance, level, gain, sd=SD, drift=0.0):
-    """One race or confirmation on made-up run times, in the order of a race's plan -> (its outcome, number of runs)."""
+    """Simulates a race or confirmation in the order of a race's plan.  Returns (its outcome, number of runs)."""
     stop = {"sd": SD, "effect": EFFECT, "level": level}
     gains, slot = [], 0
     order = plan.order(["A", "B"], searching.most_rounds(stop), order_seed=chance.getrandbits(32), warm_ups=[])
@@ -26,7 +26,7 @@ def stage(chance, level, gain, sd=SD, drift=0.0):
 
 
 def search_of(chance, gains, **noise):
-    """Simulated submissions with these true gains -> [(kept, number of runs, warm-ups included)]."""
+    """Simulates submissions with these true gains.  Returns [(kept, number of runs, warm-ups included)]."""
     outcomes, confirmed = [], []
     for gain in gains:
         outcome, num_runs = stage(chance, None, gain, **noise)
@@ -48,7 +48,7 @@ def test_searches_in_which_nothing_is_better_keep_something_in_at_most_alpha_of_
 
 
 def test_a_gain_of_half_a_per_cent_is_kept_nine_times_in_ten():
-    """By run-level noise of 0.3 %; n=10 a side, once to find it and once to confirm it, takes 44 runs."""
+    """Runs have a noise of 0.3 %; n=10 a side, once to find it and once to confirm it, takes 44 runs."""
     chance = random.Random(6)
     outcomes = [search_of(chance, [EFFECT])[0] for _ in range(200)]
     assert sum(keep for keep, _ in outcomes) >= 0.87 * len(outcomes)  # 0.904 of 12,000

@@ -79,7 +79,7 @@ def test_the_commented_config_reads_as_the_plain_one(overrides, capsys):
 
 
 def test_the_commented_config_can_be_fed_back(tmp_path, capsys, monkeypatch):
-    """As an experiment, after the line that says where its settings belong."""
+    """It can be an experiment, after the line that says where its settings belong."""
     run.main(["optim=muon", "track=free", "optim.lr=0.5", "--cfg", "job"])
     text = capsys.readouterr().out
     assert (

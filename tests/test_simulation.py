@@ -93,7 +93,7 @@ def test_identical_code_is_called_different_in_at_most_7_of_100_tests_at_5_pct(n
 
 
 def test_the_verdict_itself_cries_wolf_less_often_than_the_test(deciding_alone):
-    """With ten times the noise: of less, what differs by chance is inside the margin, and equivalent."""
+    """The noise is ten times as large: with less, what differs by chance is inside the margin, and equivalent."""
     times_s = simulated_s(numpy.random.default_rng(1), 400, 2, 5)
     answers = [verdict(a, b) for a, b in times_s]
     assert numpy.mean([kind in ("faster", "slower") for kind in answers]) <= 0.02 and answers.count("equivalent") > 350
@@ -104,7 +104,7 @@ def test_the_verdict_itself_cries_wolf_less_often_than_the_test(deciding_alone):
 
 @pytest.mark.parametrize(("n", "promised"), [(5, 0.80), (10, 0.80), (3, 0.70)])
 def test_a_change_as_small_as_the_detectable_one_is_found_in_80_of_100(n, promised):
-    """With 3 a side in 70: Welch's degrees of freedom are then themselves a guess, as base/stats.py says."""
+    """With 3 a side it is found in 70: Welch's degrees of freedom are then a guess, as base/stats.py says."""
     rng = numpy.random.default_rng(10 + n)
     change = stats.smallest_difference((TOTAL_CV, TOTAL_CV), (n, n))
     times_s = simulated_s(rng, 1500, 2, n)
@@ -142,7 +142,7 @@ def test_no_kind_of_verdict_is_wrong_more_often_than_its_level_whatever_the_nois
 
 @pytest.mark.slow
 def test_the_table_of_wrong_verdicts_in_the_docs_is_what_the_simulation_says(deciding_alone):
-    """One block of it: all of them take minutes."""
+    """Only one block of it is checked: all of them take minutes."""
     simulated = verdicts.simulated(verdicts.NUM_RACES, sds_pct := (0.2,))
     docs = {cells_of(line) for line in (REPO / "docs/reference/statistics.md").read_text().splitlines()}
     rows = verdicts.table(simulated, sds_pct).splitlines()[2:]

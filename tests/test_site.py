@@ -24,7 +24,7 @@ from bench.web import forest
 
 
 def write(results, out=None):
-    """As the verb does."""
+    """Writes the site as the verb does."""
     contents = site.read(results)
     return site.write(contents, out or results / "site", lambda: leaderboard_views.standing(contents.runs, [results]))
 

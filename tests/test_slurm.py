@@ -76,7 +76,7 @@ def test_a_job_over_two_nodes_is_submitted_followed_and_collected(slurm, tmp_pat
 
 
 def submitted(slurm, results, *overrides, run=real_runs.ENDLESS):
-    """A job of a long run that has begun to train -> (the process that follows it, its id)."""
+    """Submits a long run and waits until it trains.  Returns (the process that follows the job, the job's id)."""
     process = started(slurm, results, "run", *run, *NODES, "cluster=slurm", *overrides)
     real_runs.wait_for(lambda: list(results.glob("*/*/.progress.tmp")))
     return process, records(results)[0]["launched_by"]["job_id"]
@@ -84,7 +84,7 @@ def submitted(slurm, results, *overrides, run=real_runs.ENDLESS):
 
 @pytest.fixture(scope="module")
 def requeued(slurm, tmp_path_factory):
-    """A job that was requeued -> (the process that follows it, its id, results).
+    """Returns (the process that follows it, its id, results) of a job that was requeued.
 
     SLURM starts it again after 20 s at least: tests that leave the nodes as they are name it to run meanwhile.
     """
@@ -131,7 +131,7 @@ def test_a_requeued_job_leaves_the_run_that_it_lost_and_the_one_that_it_made(req
 
 
 def test_a_preempted_job_writes_a_checkpoint_is_requeued_and_ends_as_one_record(slurm, tmp_path):
-    """With GraceTime, in which SLURM sends SIGTERM; by itself the job would end as failed and not start again."""
+    """In GraceTime SLURM sends SIGTERM, at which the job would end as failed and not start again by itself."""
     overrides = ["goal.num_steps=6000", "goal.val_every_steps=2000", "resume=auto"]
     script = tmp_path / "job.sh"
     command = [sys.executable, "-m", "bench", "run", *real_runs.ENDLESS, *overrides]
@@ -176,7 +176,7 @@ def test_a_sweep_by_submitit_is_collected_and_its_table_printed(slurm, tmp_path)
 
 @contextlib.contextmanager
 def sweep_by_submitit(slurm, results, *overrides, num_running=2):
-    """-> the process of a sweep, so many runs of which have begun to train."""
+    """Yields the process of a sweep, so many runs of which have begun to train."""
     command = ["run", "-m", *real_runs.LONG, "hardware.num_threads=1", *overrides, *LAUNCHER]
     with started(slurm, results, *command) as process:
         real_runs.wait_for(lambda: len(list(results.glob("*/*/.progress.tmp"))) >= num_running)
@@ -275,7 +275,7 @@ def followers(results):
 
 
 def test_a_race_whose_run_loses_a_node_runs_it_again(slurm, tmp_path):
-    """As far as its second attempt; then it is interrupted, to be resumed."""
+    """It goes as far as its second attempt and is interrupted then, to be resumed."""
     arguments = ["race", "A=optim.lr=0.001", "B=optim.lr=0.002", "n=2", "--anyway", *real_runs.SHORT, *NODES]
     arguments += ["goal.num_steps=150", "goal.val_every_steps=150"]  # seconds, in which the loss is noticed
     with started(slurm, tmp_path, *arguments, before=("salloc", "-N2")) as process:

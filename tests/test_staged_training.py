@@ -83,7 +83,7 @@ def test_parts_are_updated_when_they_are_due_on_the_sum_of_their_gradients(monke
 
 
 def _gradient_alone(trainer, step):
-    """Of the first hidden matrix, of one step's tokens and the weights as they are."""
+    """Returns the gradient of the first hidden matrix for one step's tokens and the weights as they are."""
     model = copy.deepcopy(trainer.model)
     model.zero_grad()
     trainer.loader.load_state_dict({"step": step, "micro_step": 0})

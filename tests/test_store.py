@@ -96,7 +96,7 @@ def test_a_store_that_somebody_else_may_have_forged_is_not_believed_and_made_ane
 
 
 def as_user(uid, work):
-    """work() in a process of that user's -> what it returns."""
+    """Calls work() in a process of that user's and returns its value."""
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
@@ -404,7 +404,7 @@ def test_a_copy_in_the_place_of_the_folder_makes_every_row_be_compared(results, 
 
 
 def test_settings_are_columns_with_types(results):
-    """Of an int and a float a number, of a number and a word both, and what no run has is no column."""
+    """An int and a float make a number, a number and a word both, and what no run has is no column."""
     for number, (lr, betas, compiled) in enumerate([("1", "[0.9, 0.95]", "true"), ("auto", "[0.8, 0.95]", "max")]):
         folder = write(results, a_run("B", 5.0, 100 + number))
         text = (folder / "config.yaml").read_text().replace("lr: 0.003", f"lr: {lr}\n  mine: {betas}")
@@ -440,7 +440,7 @@ def test_runs_of_two_results_folders_are_one_database(results, tmp_path_factory)
 
 
 def test_a_store_that_nobody_holds_closes_its_connection_at_once(tmp_path):
-    """Without the garbage collector, from which row_reader keeps all that exists when rows have been read."""
+    """It does not wait for the garbage collector, from which row_reader keeps all that exists once rows are read."""
     write(tmp_path, a_run("A", 10.0, 0))
     opened = store.opened([tmp_path])
     connection, gone = opened.db, weakref.ref(opened)

@@ -25,7 +25,7 @@ FLOOR = {"adamw": 2.8, "muon": 2.7}
 
 
 def lost(name, lr):
-    """val_loss above its floor: a parabola in log lr."""
+    """Returns val_loss above its floor, a parabola in log lr."""
     return FLOOR[name] + 0.1 * math.log(lr / BEST_LR[name]) ** 2
 
 
@@ -217,7 +217,7 @@ def curve(loss, train_s):
 
 
 def answers(chance, n=5, sd_nats=0.02, b_faster=1.0, reuse=False):
-    """(loss verdict, time verdict) of a study of two equal arms, each with the luckiest of 8 trials.
+    """Returns (loss verdict, time verdict) of a study of two equal arms, each with the luckiest of 8 trials.
 
     reuse: the cheat, the race's runs of B have the seed of the lucky trial and so its luck.
     """

@@ -22,7 +22,7 @@ def point(lr, layers, seed):
 
 
 def make(results, grid=GRID, not_run=(), why=None, **changes):
-    """A sweep over the grid, each of whose runs is there but those of not_run -> its folder."""
+    """Makes a sweep over the grid with all its runs but those of not_run, and returns its folder."""
     sweep_id = sweep.id_of(WORDS, "s")
     folder = sweep.begin(results, sweep_id, ["run", "-m", *WORDS], [point(*at) for at in grid], None)
     for number, (at, (val_loss, train_s)) in enumerate(grid.items()):

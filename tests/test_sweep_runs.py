@@ -213,7 +213,7 @@ def test_two_runs_at_a_time_are_pinned_and_marked(tmp_path):
 
 
 def curve(folder, losses):
-    """steps.csv with a validation at each step of {step: val_loss}; a step takes half a second."""
+    """Writes a steps.csv with a validation at each step of {step: val_loss}; a step takes half a second."""
     empty = dict.fromkeys(step_files.CORE_COLUMNS)
     rows = [
         empty | {"step": step, "val_loss": losses.get(step), "step_ms": 500.0 if step else None, "flags": ""}
@@ -329,7 +329,7 @@ needs_joblib = pytest.mark.skipif(not has("joblib"), reason="joblib is not insta
 
 @contextlib.contextmanager
 def sweep_by_joblib(results):
-    """-> the process of a sweep of three runs, two of which train."""
+    """Yields the process of a sweep of three runs, two of which train."""
     overrides = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=0,1,2", "hardware.num_threads=1", "--anyway"]
     command = [sys.executable, "-m", "bench", "run", "-m", *real_runs.LONG, *overrides]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

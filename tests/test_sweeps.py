@@ -12,7 +12,7 @@ def points(*overrides):
 
 
 def values(*overrides):
-    """Of a sweep of one setting: what stands behind the equals sign, of every point."""
+    """Returns what stands behind the equals sign in every point of a sweep of one setting."""
     return [point[0].partition("=")[2] for point in points(*overrides)]
 
 

@@ -36,7 +36,7 @@ def library():
 
 @pytest.fixture(scope="session")
 def old_library():
-    """Of a driver that lacks the functions' newest versions and names."""
+    """The library of a driver that lacks the functions' newest versions and names."""
     return stand_in.compiled("nvml.c", "-DOLD_DRIVER").parent
 
 
@@ -93,7 +93,7 @@ class Sampling:
 
 
 def sampled(tmp_path, library, gpus, num_rows=20, **options):
-    """-> (rows, what the record would say)."""
+    """Samples so many rows and returns (rows, what the record would say)."""
     with Sampling(tmp_path, library, gpus, **options) as sampling:
         started = sampling.ask("start")
         sampling.wait_for_rows(num_rows)

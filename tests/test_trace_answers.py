@@ -154,7 +154,7 @@ def test_kernels_that_are_linked_to_no_operator_give_no_rates_of_the_host(tmp_pa
 
 
 def test_a_kernel_belongs_to_the_operator_annotation_phase_module_and_line_around_its_launch(tmp_path):
-    """In backward autograd's thread launches; the annotation is that in which the main thread stands then."""
+    """In backward, autograd's thread launches; the annotation is that in which the main thread is then."""
     rows = [
         step(1, 0, 300),
         event("user_annotation", "forward", 0, 100),

@@ -42,7 +42,7 @@ def raw_events(path):
 
 
 def as_hta_reads(rank):
-    """The same rows with HTA's stamps: starts rounded up and ends down to microseconds, added as doubles."""
+    """Returns the rows with HTA's stamps: starts rounded up and ends down to microseconds, added as doubles."""
     if not (rank.ts % 1000).any():
         return rank
     start_us = rank.ts // 1000 + rank.ts % 1000 / 1000

@@ -67,7 +67,7 @@ def test_only_results_11_and_14_have_logs_of_several_codes():
 
 @pytest.fixture
 def logs(tmp_path, monkeypatch):
-    """logs("a", {step: val_loss}) -> the path of a log."""
+    """logs("a", {step: val_loss}) writes a log and returns its path."""
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
     folder = tmp_path / "logs"
     folder.mkdir()
@@ -87,7 +87,7 @@ def logs(tmp_path, monkeypatch):
 
 
 def judged(capsys, *arguments, code):
-    """judge --json of these words -> (verdict, {rule: result})"""
+    """Runs judge --json with these arguments.  Returns (verdict, {rule: result})."""
     assert judge.main(["--json", *map(str, arguments)]) == code
     verdict = json.loads(capsys.readouterr().out)
     return verdict, {rule["rule"]: rule for rule in verdict["rules"]}

@@ -38,12 +38,12 @@ def edit(folder, **changes):
 
 
 def listed_again(folder):
-    """As a forger would: the files' hashes brought up to date, so that only the content can betray the change."""
+    """Updates the files' hashes as a forger would, so that only the content can betray the change."""
     edit(folder, artifacts=run_folder.listed(folder))
 
 
 def with_its_metrics(folder):
-    """As a forger would: the metrics derived again, so that only the facts can betray the change."""
+    """Derives the metrics again as a forger would, so that only the facts can betray the change."""
     edit(folder, metrics=verification.metrics(run_folder.read_raw(folder), step_files.read(folder)))
 
 

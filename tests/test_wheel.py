@@ -19,7 +19,7 @@ PACKAGE = "speedrun_bench"
 
 
 def call(*command, cwd=None, timeout_s=240):
-    """Without what says where a checkout's things are."""
+    """Runs a command without the variables that say where a checkout's things are."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SPEEDRUN_", "PYTHON", "GIT_"))}
     return subprocess.run(list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s)
 
@@ -71,7 +71,7 @@ def installed(tmp_path_factory, wheel):
 
 @pytest.fixture(scope="module")
 def run(installed):
-    """A run by the installed command -> (its folder, what was printed); nothing was written beside the code."""
+    """Runs the installed command, which writes nothing beside the code.  Returns (its folder, what was printed)."""
     before = installed.files()
     done = installed.speedrun("run", "track=free", "experiment=smoke", "hardware=cpu")
     assert done.returncode == 0, done.stdout + done.stderr + real_runs.logs(installed.cwd / "results")

@@ -14,13 +14,13 @@ from bench.record import run_folder, step_files
 
 
 def torchrun(folder):
-    """As a user types it, but on a free port."""
+    """Runs torchrun as a user types it, but on a free port."""
     arguments = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "bench.training.worker"]
     return started(*arguments, str(folder), TMPDIR=str(real_runs.temp_in(folder.parent)))
 
 
 def worker(folder, **env):
-    """As the one process that torchrun would start, for what is refused before there is more than one."""
+    """Runs the worker as the only process of torchrun, for what is refused before there is more than one."""
     return started("bench.training.worker", str(folder), **env)
 
 

@@ -104,7 +104,7 @@ def _honest(results, num_runs):
 
 
 def examined(results, overrides, audits=True, disturbed=None):
-    """Run, verify and audit one contestant -> what is held against it, None for nothing."""
+    """Runs, verifies and audits one contestant.  Returns what is held against it; None: nothing is."""
     from bench.record import rows
 
     before = {path.parent for path in Path(results).glob("*/*/run.json")}
@@ -132,7 +132,7 @@ def examined(results, overrides, audits=True, disturbed=None):
 
 
 def wins_nothing(results, name):
-    """A race of a script that no check caught with the honest one -> why it wins nothing, None where it may win."""
+    """Races a script that no check caught against the honest one.  Returns why it wins nothing; None: it may win."""
     if name not in WITHIN_TOLERANCES:
         return None
     script = f"script={BIGRAM} \"script.args=[{{}},'--seed={{{{seed}}}}']\""
@@ -144,7 +144,7 @@ def wins_nothing(results, name):
 
 
 def refused_win(race):
-    """A Comparison with the honest script -> why neither time nor loss of the cheat is a win; None: one may be.
+    """Returns why neither time nor loss of a Comparison with the honest script is the cheat's win; None: one may be.
 
     That the race shows no difference is not enough: the time that the cheat does not count must be shown.
     """

@@ -30,7 +30,7 @@ SHARES = {"run": 9, "pair": 3, "script": 2, "sweep": 3, "race": 1, "resume": 3, 
 
 
 def measure(num_places="all", num_kills=NUM_KILLS, seed="0", commands=""):
-    """[(what, number, sign, target)]"""
+    """Returns [(what, number, sign, target)]."""
     chance, outcomes, commands = random.Random(seed), [], commands.split(",") if commands else list(SHARES)
     with tempfile.TemporaryDirectory() as folder, disk_faults.Workshop(folder) as shop:
         if num_places != "0":

@@ -9,7 +9,7 @@ from bench.analysis.trace import device_time, load, window
 
 
 def breakdown(path):
-    """-> {"idle_pct", "overlap_pct", "num_kernels", "num_types", "num_streams"} of a trace."""
+    """Returns {"idle_pct", "overlap_pct", "num_kernels", "num_types", "num_streams"} of a trace."""
     rank = load.load(path)
     rows = window.device_rows(rank)
     kinds = device_time.types(rank, rows)

@@ -46,7 +46,7 @@ class Setting:
     autocast: Callable[[], AbstractContextManager]
 
     def compiled(self, function: Callable) -> Callable:
-        """function by torch.compile, where the setting asks for it."""
+        """Returns the function, compiled by torch.compile where the setting asks for it."""
         return torch.compile(function, dynamic=False) if self.compile else function
 
     def on_device(self, tokens_BT: torch.Tensor) -> torch.Tensor:
@@ -177,7 +177,7 @@ RATIOS = (  # (faster, slower, target): seconds of the one over those of the oth
 
 @dataclass(frozen=True)
 class Size:
-    """overrides of all our contestants; of a step: num_micro_steps times num_seqs of seq_len tokens."""
+    """The size of all our contestants, by overrides.  A step has num_micro_steps times num_seqs of seq_len tokens."""
 
     overrides: list[str]
     num_seqs: int
@@ -187,7 +187,7 @@ class Size:
 
 
 def measure(rehearse: bool = False) -> list[tuple]:
-    """(what, measured, sign, target, interval) of each figure: rows.Row.  [] without an NVIDIA GPU and a rehearsal."""
+    """Returns a rows.Row (what, measured, sign, target, interval) of each figure; [] without GPU and rehearsal."""
     gpus = [gpu for gpu in nvml_facts()["gpus"] if gpu["visible"] == 0]  # CUDA's device 0, which the run takes
     if not gpus and not rehearse:
         print("gpu: skipped, this machine shows no NVIDIA GPU; --rehearse runs it on a CPU", file=sys.stderr)
@@ -281,7 +281,7 @@ class Contest:
         self._folder.cleanup()
 
     def rounds(self, max_rounds: int, until_s: float) -> dict[str, list[float]]:
-        """overhead.measured() of all, until time.perf_counter() is until_s."""
+        """Returns overhead.measured() of all contestants; it stops once time.perf_counter() is until_s."""
         blocks = {name: lambda name=name: self._seconds_of(name) for name in self.blocks}
         return overhead.measured(blocks, max_rounds, lambda: time.perf_counter() > until_s)
 

@@ -51,7 +51,7 @@ def measure(overrides: list[str], world_size: int, max_rounds: int, most_s: floa
 
 
 def rows(seconds_by_name: dict[str, list[float]], where: str) -> list[tuple]:
-    """{name: seconds of both blocks of each round} -> rows as of gpu.measure(), without targets."""
+    """Returns rows as gpu.measure() does, without targets.  seconds_by_name: of both blocks of each round."""
     ratios = []
     for model in MODELS:
         base_s = seconds_by_name[f"{model}, DDP"]

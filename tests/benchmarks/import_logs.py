@@ -13,7 +13,7 @@ TARGET_MB_PER_S = 15
 
 
 def measure(num_rounds=5):
-    """[(what, measured, sign, target)]"""
+    """Returns [(what, measured, sign, target)]."""
     figures = []
     for what, code_frac in (("logs of modded-nanogpt read", CODE_FRAC), ("the same without the code in them", 0)):
         data = _log(code_frac)

@@ -32,7 +32,7 @@ BLOCK = re.compile(r"(<!-- inputs: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
 
 
 def measure(num_steps="all", seed="0"):
-    """[(what, number, sign, target)]"""
+    """Returns [(what, number, sign, target)]"""
     chance, tried, num_wrong, num_shown = random.Random(seed), [], 0, 0
     with tempfile.TemporaryDirectory() as folder, World(folder) as world:
         steps = WALK if num_steps == "all" else evenly(chance)[: int(num_steps)]

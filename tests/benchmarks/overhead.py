@@ -36,7 +36,7 @@ MIN_ROUNDS = 5
 def measured(
     blocks: Mapping[str, Callable[[], float]], max_rounds: int, is_spent: Callable[[], bool] = lambda: False
 ) -> dict[str, list[float]]:
-    """{name: seconds of its two blocks, of each round}; after MIN_ROUNDS it stops once is_spent()."""
+    """Returns {name: seconds of its two blocks, of each round}; after MIN_ROUNDS it stops once is_spent()."""
     seconds_of: dict[str, list[float]] = {name: [] for name in blocks}
     for number in range(max_rounds):
         if is_spent() and number >= MIN_ROUNDS:

@@ -112,7 +112,7 @@ def read_runs(folder):
 
 
 def claims_of(text, track):
-    """A README's table of records -> [{"number", "date", "link", "pull", and what it claims}].  21b: the second 21."""
+    """Returns [{"number", "date", "link", "pull", and what it claims}] of a README's table.  21b is the second 21."""
     claims = []
     for number, claimed, rest in ROW.findall(text):
         link, pull, date = LINK.search(rest), PULL.search(rest), DATE.search(f"|{rest}")
@@ -151,7 +151,7 @@ def baseline_of(runs, claim, given):
 
 
 def matching(runs, pattern):
-    """'FOLDER/GLOB' or 'FOLDER/GLOB@CODE', the beginning of its sha256 -> those runs, copies of a log once."""
+    """Returns the runs of FOLDER/GLOB, or FOLDER/GLOB@CODE (the beginning of its sha256); copies of a log once."""
     glob, _, code = pattern.partition("@")
     matched = [run for run in runs if PurePosixPath(run.path).match(glob)]
     matched = [run for run in matched if (run.row["source_sha256"] or "").startswith(code)]
@@ -179,7 +179,7 @@ def printed_times(path, own_s, pattern=PRINTED):
 
 
 def encoded(rows, facts):
-    """Rows -> {"common": {column: value}, "columns", "runs": [[value of each column]]}; settings are kept once."""
+    """Returns rows as {"common": {column: value}, "columns", "runs": [[value of each column]]}."""
     rows = [{column: row[column] for column in KEPT} for row in rows]
     for row in rows:
         setting = json.loads(row["setting"])

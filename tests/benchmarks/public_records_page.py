@@ -142,7 +142,7 @@ def page(facts, remarks):
 
 
 def summary(records, results):
-    """{"num_NAME", "which_NAME": of the records or results that are so; "verdicts", "by_verdict"}"""
+    """Returns {"num_NAME" and "which_NAME" of the records or results that are so, "verdicts", "by_verdict"}."""
     paired = [record for record in records if record.compared]
     timed = [record for record in records if record.timed]
     printed = [record for record in timed if record.printed]
@@ -220,7 +220,7 @@ def cells(record, known):
 
 
 def known_codes(records):
-    """{code: whose it is}: of a record's own logs, or of the first baseline that has it."""
+    """Returns {code: whose it is}: that of the record whose own logs have it, or of the first baseline that has it."""
     known = {row["source_sha256"]: f"{record.number}'s code" for record in reversed(records) for row in record.timed}
     for record in records:
         for row in record.baseline:
@@ -238,7 +238,7 @@ def short(gpus):
 
 
 def notes(records, *known):
-    """Records or results -> a list of those that have something to say."""
+    """Returns a list of the records or results that have something to say."""
     lines = []
     for record in records:
         sentences = [*record.sentences(*known), *filter(None, [record.given.get("remark")])]
@@ -366,7 +366,7 @@ def verdict_text(compared):
 
 
 def interval_text(change):
-    """A Change -> "-0.50 % [-0.73, -0.27]", what the runs' own spread gives; "" where there is none."""
+    """Returns "-0.50 % [-0.73, -0.27]" of a Change, as the runs' own spread gives it; "" where there is none."""
     if change["change_pct"] is None:
         return ""
     drift_pct = change.get("drift_pct") or 0.0  # by which the harness has widened the interval

@@ -9,7 +9,7 @@ from bench.base import text_table
 
 
 def main(num="60"):
-    """Prints the table -> exit code."""
+    """Prints the table and returns the exit code."""
     from test_searching import EFFECT, SD, search_of
 
     rows = []

@@ -26,7 +26,7 @@ NUM_STEPS_FILES = 20  # of each arm: compare looks into the steps of some runs
 
 
 def measure(num_cold=3, num_warm=7):
-    """[(what, median seconds, sign, target)]; cold: the store was deleted, the files are in the page cache.
+    """Returns [(what, median seconds, sign, target)].  cold: without a store, the files in the page cache.
 
     Python's bytecode is kept, as after any call of the user's.
     """

@@ -39,7 +39,7 @@ SEEN = {  # in bfloat16; in float32 all are refused
 
 
 def measure(folder):
-    """[(what, number, sign, target)]"""
+    """Returns [(what, number, sign, target)]."""
     folder = Path(folder)
     honest, changed = {}, {}
     for dtype in outcomes.INSTRUCTION_SETS:
@@ -88,14 +88,14 @@ def share(runs, recorded, at, dtype):
 
 
 def levels(dtype):
-    """{name: variables}: as the machine is, the perturbed ones, and with one thread."""
+    """Returns {name: variables} of the machine as it is, of the perturbed ones, and of one thread."""
     return (
         {"native": {}} | {f"level{n}": env for n, env in enumerate(outcomes.INSTRUCTION_SETS[dtype], 1)} | {THREADS: {}}
     )
 
 
 def first_frac(groups):
-    """{kind of loss: the largest difference of any pair before any update, and not less than float32's last place}."""
+    """Returns {kind of loss: the largest difference of a pair before any update, or float32's last place if more}."""
     largest = dict.fromkeys(outcomes.LOSSES, 2.0**-23)
     for runs in groups:
         for pair in itertools.combinations(runs.values(), 2):
@@ -105,7 +105,7 @@ def first_frac(groups):
 
 
 def losses(folder, dtype, extra, seed, at):
-    """{(step, kind of loss): loss} of a run, made if it is not there."""
+    """Returns {(step, kind of loss): loss} of a run, which is made if it is not there."""
     extra = [*extra, f"seed={seed}", f"hardware.dtype={dtype}", f"hardware.num_threads={1 if at == THREADS else 2}"]
     results = folder / "-".join([at, *extra]).replace("/", "_")
     if not list(results.glob("cpu_nano/*/run.json")):

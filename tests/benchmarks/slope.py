@@ -27,7 +27,7 @@ MAX_PEAK_MIB = 4096.0  # of the larger, and never more than it by far: rows are 
 
 
 def measure(num_rounds=3, with_site=True):
-    """[(what, measured, sign, target)]"""
+    """Returns [(what, measured, sign, target)]."""
     costs = {(size, kind): [] for kind in KINDS for size in SIZES}
     with tempfile.TemporaryDirectory() as base:
         homes = {size: Path(base) / str(size) for size in SIZES}
@@ -61,7 +61,7 @@ def measure(num_rounds=3, with_site=True):
 
 
 def _cost(env, *arguments):
-    """(CPU s of it and its children, MiB of the largest of them)."""
+    """Runs a command and returns (CPU s of it and its children, MiB of the largest of them)."""
     command = [sys.executable, "-m", "bench", *arguments]
     process = subprocess.Popen(command, cwd=results.REPO, env=env, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)

@@ -19,7 +19,7 @@ TARGET_PCT = 3
 
 
 def measure(num_fake=8, interval_ms=100, host_interval_ms=1000, seconds=8.0):
-    """(what, measured, sign, target) of each."""
+    """Returns (what, measured, sign, target) of each figure."""
     from bench.machine.gpus import num_visible
 
     rows = []

@@ -54,7 +54,7 @@ if __name__ == "__main__":
 
 
 class Cost(NamedTuple):
-    """Of a command: wall time, CPU time of all its processes, of its first and its busiest other; resident sets."""
+    """A command's wall time; the CPU time of all its processes, its first and its busiest other; resident sets."""
 
     wall_s: float
     cpu_s: float
@@ -64,8 +64,8 @@ class Cost(NamedTuple):
 
 
 def measure():
-    """[(what, measured, sign, target)].  Raises ValueError without traces to repeat, without HTA, and where disk or
-    memory do not suffice."""
+    """Returns [(what, measured, sign, target)].  Raises ValueError without traces to repeat, without HTA, and where
+    disk or memory do not suffice."""
     mb, num_ranks, large_mb, num_rounds, hta_rounds = (
         int(os.environ.get(f"SPEEDRUN_BENCH_{name}", value))
         for name, value in (("MB", 400), ("RANKS", 8), ("LARGE_MB", 1500), ("ROUNDS", 2), ("HTA_ROUNDS", 1))
@@ -187,7 +187,7 @@ def _run(command, num_cores=None):
 
 
 def _sample(process, peak, cpu):
-    """Update {process: its largest resident set} and {process: CPU seconds so far} -> all sets together, bytes."""
+    """Updates each process's largest resident set and CPU seconds so far.  Returns all sets together, in bytes."""
     total = 0
     try:
         for member in [process, *process.children(recursive=True)]:

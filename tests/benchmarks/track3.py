@@ -44,7 +44,7 @@ class Result(NamedTuple):
 
 
 def results(readme: str) -> list[Result]:
-    """Upstream's README of the track -> its results, the oldest first."""
+    """Returns the results in upstream's README of the track, the oldest first."""
     entries = []
     for number, step, mean, n, link in ROW.findall(readme):
         folder = link.split("/")[0]
@@ -54,7 +54,7 @@ def results(readme: str) -> list[Result]:
 
 
 def rows_of(clone: Path, result: Result) -> Iterator[tuple[object, ...]]:
-    """Of each run of the result once, what it validated near the claimed step."""
+    """Yields what each run of the result validated near the claimed step, each run once."""
     runs: list[tuple[str | None, int | None, dict[int, float]]] = []
     for path in sorted((clone / FOLDER / "results").glob(result.logs)):
         for record, rows in dialects.read_file(path)[0]:
