@@ -296,8 +296,8 @@ class Racers:
         status = {"interrupt": "aborted", "kill": "killed", "fail": "failed", None: "complete"}[what]
         facts = overrides, self.shares_of(arm), dict(place), status
         losses = self.losses_of(arm, seed)
-        more = {"losses": losses} if losses else {}
-        self.results.add(seed, self.time_of(arm, seed), self.loss_of(arm, seed), *facts, **more)
+        options = {"losses": losses} if losses else {}
+        self.results.add(seed, self.time_of(arm, seed), self.loss_of(arm, seed), *facts, **options)
         if what in ("interrupt", "kill"):
             raise Interrupted("SIGINT")
         return ""

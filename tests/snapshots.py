@@ -60,7 +60,7 @@ class Allocator:
     def oom(self, size, device_free, stack=()):
         self._say("oom", None, size, stack, device_free=device_free)
 
-    def snapshot(self, **more):
+    def snapshot(self, **fields):
         for segment in self._segments:
             used = [block for block in segment["blocks"] if block["state"] == "active_allocated"]
             segment["allocated_size"] = sum(block["size"] for block in used)
@@ -74,14 +74,14 @@ class Allocator:
             "device_traces": traces,
             "allocator_settings": settings,
             "external_annotations": [],
-            **more,
+            **fields,
         }
 
     @property
     def now_us(self):
         return self._now_us
 
-    def _say(self, action, address, size, stack=(), **more):
+    def _say(self, action, address, size, stack=(), **fields):
         if self.recording:
             entry = {
                 "action": action,
@@ -92,7 +92,7 @@ class Allocator:
                 "user_metadata": "",
                 "pool_id": (0, 0),
                 "frames": list(stack),
-                **more,
+                **fields,
             }
             self.trace.append(entry | ({} if address is None else {"addr": address}))
         self._now_us += STEP_US

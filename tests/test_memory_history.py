@@ -66,7 +66,7 @@ def test_what_is_written_opens_everywhere_and_names_no_private_path(cuda, tmp_pa
 
 
 def test_a_snapshot_that_cannot_be_written_leaves_nothing(cuda, tmp_path, monkeypatch):
-    monkeypatch.setattr(pickle, "dump", lambda *args, **more: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr(pickle, "dump", lambda *args, **options: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):
         device_memory.History().dump(tmp_path / "a.pickle")
     assert list(tmp_path.iterdir()) == []
@@ -223,7 +223,7 @@ def test_a_failing_dump_ends_the_recording_and_becomes_a_warning(cuda, tmp_path,
     (tmp_path / "memory").write_text("in the way")
     run_steps(watch, cuda, 4)
     assert not cuda.is_recording
-    assert [(one["edge"], one["error"].split(":")[0]) for one in watch.warnings] == [("on_step_end", "FileExistsError")]
+    assert [(row["edge"], row["error"].split(":")[0]) for row in watch.warnings] == [("on_step_end", "FileExistsError")]
 
 
 # ---- settings

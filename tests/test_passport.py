@@ -41,14 +41,14 @@ def gemm(precision, shape, value, spread=0.0, **facts):
     return figure("gemm", f"gemm {precision} {shape}", value, spread, precision=precision, shape=list(shape), **facts)
 
 
-def passport(*devices, at="2026-11-22T10:00:00.000Z", collectives=(), **more):
+def passport(*devices, at="2026-11-22T10:00:00.000Z", collectives=(), **fields):
     """Returns a passport.  devices: a list of figures for each GPU."""
     made = [
         {"id": f"id-{index}", "name": "NVIDIA H100 80GB HBM3", "index": index, "figures": list(own), "under_load": {}}
         for index, own in enumerate(devices)
     ]
     facts = {"schema_version": 1, "at": at, "took_s": 60.0, "device": "cuda", "environment": {}, "omitted": []}
-    return facts | {"devices": made, "collectives": list(collectives)} | more
+    return facts | {"devices": made, "collectives": list(collectives)} | fields
 
 
 # ---- measuring
@@ -198,9 +198,9 @@ def run_on(uuid_hash, started_at):
 A_CPU = {"cpu_model": "A CPU", "num_cpus": 4, "memory_gib": 15.9, "gpus": []}
 
 
-def cpus_passport(figures, **more):
+def cpus_passport(figures, **fields):
     device = {"id": kept.cpu_id(A_CPU), "name": "A CPU", "index": 0, "figures": figures, "under_load": {}}
-    return passport(**more) | {"device": "cpu", "devices": [device]}
+    return passport(**fields) | {"device": "cpu", "devices": [device]}
 
 
 def ceilings_on_a_cpu(num_threads, started_at=None):

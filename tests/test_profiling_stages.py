@@ -131,8 +131,8 @@ def test_what_is_alive_is_followed_and_the_peak_is_taken_apart(tmp_path):
             passing = allocate(2)
             del passing
         with torch.profiler.record_function("backward"):
-            more = allocate(4)
-        del kept, more, before
+            later = allocate(4)
+        del kept, later, before
     profile.export_chrome_trace(str(tmp_path / "trace.json"))
     timelines, phases = allocations.read((tmp_path / "trace.json").read_bytes())
     timeline = timelines["cpu"]

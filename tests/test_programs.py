@@ -248,9 +248,9 @@ def test_facts_of_another_kind_than_a_worker_writes_are_not_believed(tmp_path, f
 
 
 def test_of_a_scripts_facts_none_but_those_of_its_torch_are_of_its_environment(tmp_path):
-    more = {"cpu_model": "fake", "gpus": [{"name": "H200"}], "driver": "1"}
+    rest = {"cpu_model": "fake", "gpus": [{"name": "H200"}], "driver": "1"}
     path = tmp_path / "facts"
-    path.write_text(json.dumps({"python": "3.11", "torch": {"torch": "2.13.0"} | more, "environment": more} | more))
+    path.write_text(json.dumps({"python": "3.11", "torch": {"torch": "2.13.0"} | rest, "environment": rest} | rest))
     outcome._write_result(tmp_path, [outcome._facts(path)], {}, [], {"summary": {}, "doubts": [], "warnings": []}, {})
     assert json.loads((tmp_path / run_folder.RESULT).read_text())["torch_facts"] == {
         "python": "3.11",

@@ -247,11 +247,11 @@ def test_a_pipe_gets_no_bar():
     assert (done.stdout.count("\n"), "\x1b" in done.stdout, "━" in done.stdout) == (2, False, False)
 
 
-def last_line(step_avg_ms=100.0, num_flagged_steps=0, **more):
+def last_line(step_avg_ms=100.0, num_flagged_steps=0, **fields):
     metrics = {"val_loss": 3.0, "train_s": 2.0, "num_steps": 20}
     metrics |= {"step_avg_ms": step_avg_ms, "num_flagged_steps": num_flagged_steps}
     run = {"status": "complete", "validity": "valid", "folder": "f", "instruments": {"trace": {}, "regions": {}}}
-    return summary.outcome_text(run | {"metrics": metrics} | more).splitlines()[0]
+    return summary.outcome_text(run | {"metrics": metrics} | fields).splitlines()[0]
 
 
 def test_the_last_line_says_which_steps_its_step_avg_leaves_out():

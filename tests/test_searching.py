@@ -32,8 +32,8 @@ def search_of(chance, gains, **noise):
         outcome, num_runs = stage(chance, None, gain, **noise)
         num_runs += 1
         if outcome == searching.PROMISING:
-            outcome, more = stage(chance, searching.level(ALPHA, confirmed), gain, **noise)
-            num_runs += more
+            outcome, num_more = stage(chance, searching.level(ALPHA, confirmed), gain, **noise)
+            num_runs += num_more
             confirmed.append(outcome == searching.KEEP)
         outcomes.append((outcome == searching.KEEP, num_runs))
     return outcomes

@@ -569,9 +569,9 @@ def test_a_run_is_the_same_to_the_bit_with_telemetry_and_without(tmp_path, libra
     """A run on the CPU stays one where NVML shows GPUs that torch does not see."""
     scenario = tmp_path / "gpus.txt"
     stand_in.write(scenario, {f"GPU-{name}": PROBED for name in "ab"})
-    more = {"LD_LIBRARY_PATH": str(library), "STAND_IN_GPUS": str(scenario)}
+    env = {"LD_LIBRARY_PATH": str(library), "STAND_IN_GPUS": str(scenario)}
     seen = real_runs.run(
-        tmp_path, "seed=5", "instruments=[regions,telemetry]", "instruments.telemetry.host_interval_ms=10", **more
+        tmp_path, "seed=5", "instruments=[regions,telemetry]", "instruments.telemetry.host_interval_ms=10", **env
     )
     assert real_runs.losses(bare_run) == real_runs.losses(seen)
     run = real_runs.run_json(seen)

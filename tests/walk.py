@@ -94,10 +94,10 @@ class World:
         tries.install(self._patch)
         begun(tries)
 
-    def _racers(self, home, **more):
+    def _racers(self, home, **options):
         results, is_search = claimed.Results(self.here / home), home == "search"
         times = lambda arm, seed: 10 - 0.5 * (arm == "B")  # noqa: E731
-        racers = Tries(results.folder) if is_search else claimed.Racers(results, times, **more)
+        racers = Tries(results.folder) if is_search else claimed.Racers(results, times, **options)
         racers.pages = True  # to watch what a verb reads and writes for pages too
         return racers
 

@@ -40,8 +40,8 @@ CHEATING_MODELS = (
 )  # fmt: skip
 
 
-def _script(variant, *more):
-    return (*ON_TRACK, f"script={BIGRAM}", f"script.args=[{variant},'--seed={{seed}}']", *more)
+def _script(variant, *overrides):
+    return (*ON_TRACK, f"script={BIGRAM}", f"script.args=[{variant},'--seed={{seed}}']", *overrides)
 
 
 def _own(name):

@@ -65,10 +65,10 @@ class Memory:
         else:
             self._live.pop(address, None)
 
-    def _entry(self, device, action, size, stack, **more):
+    def _entry(self, device, action, size, stack, **fields):
         facts = {"stream": 0, "compile_context": "N/A", "user_metadata": "", "pool_id": (0, 0)}
         clock = {"time_us": time.time_ns() // 1000, "device": device}
-        return {"action": action, "size": size, "frames": stack, **facts, **clock, **more}
+        return {"action": action, "size": size, "frames": stack, **facts, **clock, **fields}
 
     def out_of_memory(self, device, size, total, free):
         if self.recording:
@@ -138,7 +138,7 @@ class Event:
 class Stream:
     cuda_stream = 0
 
-    def __init__(self, device=None, priority=0, **more):
+    def __init__(self, device=None, priority=0, **options):
         self.device = device
 
     def record_event(self, event=None):
